@@ -1,0 +1,1 @@
+//! The node agent: control API, files, certificates, metrics; embeds the transport.

@@ -1,0 +1,1 @@
+//! The control API between operator and agents; generated code only.

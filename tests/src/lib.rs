@@ -1,0 +1,1 @@
+//! What needs more than one crate: faults, benchmarks.

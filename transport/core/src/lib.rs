@@ -1,0 +1,1 @@
+//! The sans-IO transport: wire format, paths, congestion, recovery, connections.

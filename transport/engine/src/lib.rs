@@ -1,0 +1,1 @@
+//! Workers, memory regions and requests over a link; used by messages only.

@@ -1,0 +1,1 @@
+//! How chunks leave the machine: UDP with GSO and GRO.

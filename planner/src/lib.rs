@@ -1,1 +1,25 @@
-//! Turns a manifest, nodes and links into a transfer plan; pure, no I/O.
+//! Turns what is to be sent (a [`Manifest`]), where it can flow (a [`Topology`]) and who asks for it
+//! (a [`Request`]) into a [`Plan`]: who sends to whom, what that puts on every link, and how long it
+//! will take.
+//!
+//! The planner is a pure function. It does no I/O, reads no clock, draws no randomness and knows
+//! nothing of Kubernetes: the same input gives the same plan, byte for byte, in the operator, in
+//! `weft play`, in `weft plan` and in a test.
+//!
+//! Units are in the names: `_bytes` are bytes, `_bps` bits per second on the wire, `_ns`
+//! nanoseconds, and every `seconds` is an `f64` of seconds.
+
+mod estimate;
+mod manifest;
+mod names;
+mod plan;
+mod strategy;
+mod topology;
+
+pub use estimate::{CHECK_BYTES_PER_SECOND, HOP_LATENCY_NS, PAYLOAD_SHARE};
+pub use manifest::{DirectoryEntry, FileEntry, Manifest, ManifestError};
+pub use plan::{
+    Alternative, LinkLoad, Part, Plan, PlanError, Request, SEGMENT_BYTES, Seconds, plan,
+};
+pub use strategy::{Strategy, UnknownStrategy};
+pub use topology::{Node, Topology, TopologyError, Uplink};

@@ -1,0 +1,439 @@
+//! The request, the plan, and the one function between them.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::estimate::{Cost, HOP_LATENCY_NS, PAYLOAD_SHARE, cost, walk};
+use crate::names;
+use crate::strategy::Strategy;
+use crate::topology::{Node, Topology, TopologyError};
+
+/// Default [`Request::segment_bytes`]: 1 MiB, the block that a receiver checks before it forwards it
+/// (the design's BLAKE3 blocks).
+pub const SEGMENT_BYTES: u64 = 1 << 20;
+
+/// What is asked of the planner.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// Name of the node that has the data.
+    pub source: String,
+    /// Names of the nodes that shall have it, each once, without the source; their order is of no
+    /// account.
+    pub destinations: Vec<String>,
+    /// Bytes to deliver to every destination.
+    pub bytes: u64,
+    /// Who sends to whom.
+    #[serde(default)]
+    pub strategy: Strategy,
+    /// A relay forwards after this many bytes.
+    #[serde(default = "default_segment_bytes")]
+    pub segment_bytes: u64,
+    /// Part of the line rate that is payload, above 0 and at most 1.
+    #[serde(default = "default_payload_share")]
+    pub payload_share: f64,
+    /// Time from the last byte sent to the last byte seen by the receiving agent, nanoseconds.
+    #[serde(default = "default_hop_latency_ns")]
+    pub hop_latency_ns: u64,
+}
+
+fn default_segment_bytes() -> u64 {
+    SEGMENT_BYTES
+}
+
+fn default_payload_share() -> f64 {
+    PAYLOAD_SHARE
+}
+
+fn default_hop_latency_ns() -> u64 {
+    HOP_LATENCY_NS
+}
+
+impl Request {
+    /// A request with everything that has a default at its default.
+    pub fn new(source: impl Into<String>, destinations: Vec<String>, bytes: u64) -> Self {
+        Self {
+            source: source.into(),
+            destinations,
+            bytes,
+            strategy: Strategy::Auto,
+            segment_bytes: SEGMENT_BYTES,
+            payload_share: PAYLOAD_SHARE,
+            hop_latency_ns: HOP_LATENCY_NS,
+        }
+    }
+}
+
+/// Who sends to whom, and what that costs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// The strategy in force; never [`Strategy::Auto`].
+    pub strategy: Strategy,
+    /// Why this one: its estimate beside those of the others.
+    pub why: String,
+    /// A relay forwards after this many bytes.
+    pub segment_bytes: u64,
+    /// One part per node, the source first, a sender always before its receivers.
+    pub parts: Vec<Part>,
+    /// Every link that carries something, the slowest first.
+    pub links: Vec<LinkLoad>,
+    /// The link that takes longest: the first of `links`.
+    pub bottleneck: LinkLoad,
+    /// Time until the last destination has the last byte, seconds.
+    pub estimate_seconds: f64,
+    /// What the other strategies would take, the fastest first.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// One node's part of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part {
+    /// Name of the node.
+    pub node: String,
+    /// Who sends to it; `None` for the source.
+    pub receives_from: Option<String>,
+    /// To whom it sends, in the order in which every segment goes out.
+    pub sends_to: Vec<String>,
+    /// Hops from the source; 0 for the source itself.
+    pub depth: u32,
+}
+
+/// What a plan puts on one direction of one link.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkLoad {
+    /// From where to where, as `leaf0->spine1`.
+    pub name: String,
+    /// Payload bytes.
+    pub bytes: u64,
+    /// Line rate, bits per second.
+    pub rate_bps: u64,
+    /// `bytes × 8 ÷ (rate_bps × payload_share)`.
+    pub seconds: f64,
+}
+
+/// A strategy that was not chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Alternative {
+    /// The strategy; never [`Strategy::Auto`].
+    pub strategy: Strategy,
+    /// What it would take, seconds.
+    pub estimate_seconds: f64,
+}
+
+/// Why there is no plan. Every text names the field or the node and what to do.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum PlanError {
+    /// The topology itself is wrong.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// There is nobody to send to.
+    #[error("destinations is empty: name at least one node other than the source")]
+    NoDestinations,
+    /// A name that no node has.
+    #[error("{field} names {name:?}, which is not a node: use one of {known}")]
+    UnknownNode {
+        /// Which field, as `destinations[2]`.
+        field: String,
+        /// The name as given.
+        name: String,
+        /// The nodes there are.
+        known: String,
+    },
+    /// The source is asked to send to itself.
+    #[error("destinations[{index}] {name:?} is the source: leave it out")]
+    SourceIsDestination {
+        /// Index of the destination.
+        index: usize,
+        /// The source.
+        name: String,
+    },
+    /// A destination is named twice.
+    #[error("destinations[{index}] {name:?} is named twice: name it once")]
+    DuplicateDestination {
+        /// Index of the second mention.
+        index: usize,
+        /// The destination.
+        name: String,
+    },
+    /// A segment of no bytes.
+    #[error("segment_bytes is 0: give at least 1, {SEGMENT_BYTES} is usual")]
+    ZeroSegment,
+    /// A share that is none.
+    #[error("payload_share is {value}: give a number above 0 and at most 1")]
+    BadPayloadShare {
+        /// The value as given.
+        value: f64,
+    },
+    /// The bytes of all copies do not fit 64 bits.
+    #[error("bytes is {bytes}, and {destinations} copies of that exceed 2^64: check the size")]
+    TooManyBytes {
+        /// Bytes per destination.
+        bytes: u64,
+        /// How many destinations.
+        destinations: usize,
+    },
+    /// Two leaves that must talk have no spine in common.
+    #[error(
+        "no spine joins leaf {from:?} (node {from_node:?}) and leaf {to:?} (node {to_node:?}): add uplinks of both to one spine"
+    )]
+    NoPath {
+        /// Leaf of the sender.
+        from: String,
+        /// The sender.
+        from_node: String,
+        /// Leaf of the receiver.
+        to: String,
+        /// The receiver.
+        to_node: String,
+    },
+}
+
+impl PlanError {
+    /// A short stable name, for conditions, events and metric labels.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Topology(error) => error.reason(),
+            Self::NoDestinations => "PlanNoDestinations",
+            Self::UnknownNode { .. } => "PlanUnknownNode",
+            Self::SourceIsDestination { .. } => "PlanSourceIsDestination",
+            Self::DuplicateDestination { .. } => "PlanDuplicateDestination",
+            Self::ZeroSegment => "PlanZeroSegment",
+            Self::BadPayloadShare { .. } => "PlanBadPayloadShare",
+            Self::TooManyBytes { .. } => "PlanTooManyBytes",
+            Self::NoPath { .. } => "PlanNoPath",
+        }
+    }
+}
+
+/// Estimates within this part of the lowest count as equal to it, and fewer hops decide.
+const TIE: f64 = 1e-9;
+
+/// A tree over the line of nodes, and what it costs.
+struct Candidate {
+    strategy: Strategy,
+    sends_to: Vec<Vec<usize>>,
+    cost: Cost,
+}
+
+impl Candidate {
+    fn bottleneck(&self) -> &LinkLoad {
+        self.cost
+            .links
+            .first()
+            .expect("a tree has an edge, and an edge loads two links")
+    }
+}
+
+/// Plans a transfer.
+///
+/// The plan depends on names, leaves and rates, and not on the order in which nodes, uplinks or
+/// destinations are listed. With [`Strategy::Auto`] a strategy that would need a path where there is
+/// none is passed over.
+pub fn plan(request: &Request, topology: &Topology) -> Result<Plan, PlanError> {
+    topology.validate()?;
+    let line = line_up(request, topology)?;
+
+    let mut candidates = Vec::new();
+    let mut no_path = None;
+    for (strategy, tree) in Strategy::TREES {
+        let sends_to = tree(line.len());
+        match cost(request, topology, &line, &sends_to) {
+            Ok(cost) => candidates.push(Candidate {
+                strategy,
+                sends_to,
+                cost,
+            }),
+            Err(error) if strategy == request.strategy => return Err(error),
+            Err(error) => no_path = Some(error),
+        }
+    }
+
+    let lowest = candidates
+        .iter()
+        .map(|c| c.cost.seconds)
+        .fold(f64::INFINITY, f64::min);
+    let chosen = candidates
+        .iter()
+        .position(|candidate| match request.strategy {
+            // `Strategy::TREES`, and so this list, has the fewest hops first.
+            Strategy::Auto => candidate.cost.seconds <= lowest * (1.0 + TIE),
+            asked => candidate.strategy == asked,
+        });
+    match (chosen, no_path) {
+        (Some(index), _) => {
+            let chosen = candidates.remove(index);
+            candidates.sort_by(|a, b| a.cost.seconds.total_cmp(&b.cost.seconds));
+            Ok(build(request, &line, chosen, &candidates))
+        }
+        (None, Some(error)) => Err(error),
+        (None, None) => unreachable!("a strategy is a candidate or has no path"),
+    }
+}
+
+/// Checks the request and lines the nodes up: the source, the rest of its leaf, then leaf by leaf.
+///
+/// A chain along this line enters every other leaf once, which is as seldom as it can be.
+fn line_up<'a>(request: &Request, topology: &'a Topology) -> Result<Vec<&'a Node>, PlanError> {
+    if request.segment_bytes == 0 {
+        return Err(PlanError::ZeroSegment);
+    }
+    if !(request.payload_share > 0.0 && request.payload_share <= 1.0) {
+        return Err(PlanError::BadPayloadShare {
+            value: request.payload_share,
+        });
+    }
+    let find = |field: &dyn Fn() -> String, name: &str| {
+        topology.node(name).ok_or_else(|| PlanError::UnknownNode {
+            field: field(),
+            name: name.to_owned(),
+            known: known_nodes(topology),
+        })
+    };
+    let source = find(&|| "source".to_owned(), &request.source)?;
+    if request.destinations.is_empty() {
+        return Err(PlanError::NoDestinations);
+    }
+    let mut seen = BTreeSet::new();
+    let mut line = Vec::with_capacity(request.destinations.len() + 1);
+    for (index, name) in request.destinations.iter().enumerate() {
+        if *name == request.source {
+            return Err(PlanError::SourceIsDestination {
+                index,
+                name: name.clone(),
+            });
+        }
+        line.push(find(&|| format!("destinations[{index}]"), name)?);
+        if !seen.insert(name) {
+            return Err(PlanError::DuplicateDestination {
+                index,
+                name: name.clone(),
+            });
+        }
+    }
+    if request.bytes.checked_mul(line.len() as u64).is_none() {
+        return Err(PlanError::TooManyBytes {
+            bytes: request.bytes,
+            destinations: line.len(),
+        });
+    }
+    line.sort_by(|a, b| {
+        let far = |node: &Node| node.leaf != source.leaf;
+        far(a)
+            .cmp(&far(b))
+            .then_with(|| names::compare(&a.leaf, &b.leaf))
+            .then_with(|| names::compare(&a.name, &b.name))
+    });
+    line.insert(0, source);
+    Ok(line)
+}
+
+/// The names there are, the first few where there are many.
+fn known_nodes(topology: &Topology) -> String {
+    const SHOWN: usize = 8;
+    let mut names: Vec<&str> = topology
+        .nodes
+        .iter()
+        .map(|node| node.name.as_str())
+        .collect();
+    names.sort_by(|a, b| names::compare(a, b));
+    let more = names.len().saturating_sub(SHOWN);
+    names.truncate(SHOWN);
+    let shown = names.join(", ");
+    if more == 0 {
+        shown
+    } else {
+        format!("{shown} and {more} more")
+    }
+}
+
+fn build(request: &Request, line: &[&Node], chosen: Candidate, others: &[Candidate]) -> Plan {
+    let mut parts: Vec<Part> = line
+        .iter()
+        .zip(&chosen.sends_to)
+        .map(|(node, receivers)| Part {
+            node: node.name.clone(),
+            receives_from: None,
+            sends_to: receivers.iter().map(|&to| line[to].name.clone()).collect(),
+            depth: 0,
+        })
+        .collect();
+    let order = walk(&chosen.sends_to);
+    for &at in &order {
+        for &to in &chosen.sends_to[at] {
+            parts[to].receives_from = Some(line[at].name.clone());
+            parts[to].depth = parts[at].depth + 1;
+        }
+    }
+    Plan {
+        strategy: chosen.strategy,
+        why: why(request.strategy, &chosen, others),
+        segment_bytes: request.segment_bytes,
+        parts: order.iter().map(|&at| parts[at].clone()).collect(),
+        bottleneck: chosen.bottleneck().clone(),
+        links: chosen.cost.links,
+        estimate_seconds: chosen.cost.seconds,
+        alternatives: others
+            .iter()
+            .map(|other| Alternative {
+                strategy: other.strategy,
+                estimate_seconds: other.cost.seconds,
+            })
+            .collect(),
+    }
+}
+
+fn why(asked: Strategy, chosen: &Candidate, others: &[Candidate]) -> String {
+    let cost = |candidate: &Candidate| {
+        let estimate = Seconds(candidate.cost.seconds);
+        format!(
+            "{} {estimate} (limited by {})",
+            candidate.strategy,
+            candidate.bottleneck().name
+        )
+    };
+    let (rival, because) = match (asked, others.first()) {
+        (Strategy::Auto, None) => ("", "is the only one that has a path"),
+        (Strategy::Auto, Some(other))
+            if other.cost.seconds <= chosen.cost.seconds * (1.0 + TIE) =>
+        {
+            ("; ", "has the lowest estimate and the fewest hops")
+        }
+        (Strategy::Auto, Some(_)) => ("; ", "has the lowest estimate"),
+        (_, None) => ("", "was asked for"),
+        (_, Some(_)) => ("; ", "was asked for"),
+    };
+    let others: Vec<String> = others.iter().map(cost).collect();
+    format!(
+        "{} {because}: {}{rival}{}",
+        chosen.strategy,
+        cost(chosen),
+        others.join(", ")
+    )
+}
+
+/// A time for people to read: three digits and a unit.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct Seconds(pub f64);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (value, unit) = match self.0 {
+            s if s >= 0.9995 || s == 0.0 => (s, "s"),
+            s if s >= 0.999_5e-3 => (s * 1e3, "ms"),
+            s => (s * 1e6, "µs"),
+        };
+        let decimals = match value {
+            v if v >= 99.95 => 0,
+            v if v >= 9.995 => 1,
+            _ => 2,
+        };
+        write!(f, "{value:.decimals$} {unit}")
+    }
+}

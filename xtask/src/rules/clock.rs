@@ -1,0 +1,58 @@
+//! No clock where time is an argument.
+
+use super::{Finding, Rule, Weight};
+use crate::tree::Tree;
+
+pub(super) const RULE: Rule = Rule {
+    id: "clock",
+    says: "`std::time::Instant` and `SystemTime` are not named in transport/core and planner.",
+    why: "Time is an argument there: a run is a function of its seed, in the simulator as on the \
+          wire.",
+    weight: Weight::Error,
+    check,
+};
+
+const PURE: &[&str] = &["transport/core/", "planner/"];
+const CLOCKS: &[&str] = &["Instant", "SystemTime"];
+
+fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (file, source) in tree.rust() {
+        if !PURE
+            .iter()
+            .any(|directory| file.path.starts_with(directory))
+        {
+            continue;
+        }
+        for clock in CLOCKS {
+            findings.extend(source.words(clock).map(|at| {
+                let message = format!("`{clock}` is a clock; take the time as an argument");
+                Finding::at(&file.path, source.line(at), message)
+            }));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_in_the_core_is_found_and_one_in_the_agent_is_not() {
+        let text = "//! Instant\nuse std::time::Instant;\n";
+        let tree = Tree::of([
+            ("transport/core/src/a.rs", text),
+            ("node-agent/src/a.rs", text),
+        ]);
+        let findings = check(&tree);
+        assert_eq!(findings.len(), 1);
+        assert_eq!(
+            findings[0]
+                .to_string()
+                .split_once(": ")
+                .map(|(place, _)| place),
+            Some("transport/core/src/a.rs:2")
+        );
+    }
+}

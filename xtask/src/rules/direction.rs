@@ -1,0 +1,192 @@
+//! Which crate may use which.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Finding, Rule, Weight};
+use crate::tree::Tree;
+
+pub(super) const DIRECTION: Rule = Rule {
+    id: "crate-direction",
+    says: "Our crates depend on each other in one direction: engine → link → core, agent → engine \
+           and proto, cli → planner and proto.",
+    why: "Crates are split by what they must not know; one edge the wrong way and the split is a \
+          matter of folders.",
+    weight: Weight::Error,
+    check: direction,
+};
+
+pub(super) const PURITY: Rule = Rule {
+    id: "crate-purity",
+    says: "transport/core and planner reach no runtime, socket or source of randomness, and no \
+           crate below the operator reaches Kubernetes.",
+    why: "A pure crate runs in the simulator and on wasm32; an agent without a Kubernetes client \
+          needs no Kubernetes credentials.",
+    weight: Weight::Error,
+    check: purity,
+};
+
+/// What each crate may name for its product or its build. A crate is added here before it is built.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("weft-planner", &[]),
+    ("weft-proto", &[]),
+    ("weft-core", &[]),
+    ("weft-link", &["weft-core"]),
+    ("weft-engine", &["weft-core", "weft-link"]),
+    ("weft-sim", &["weft-core"]),
+    (
+        "weft-agent",
+        &["weft-core", "weft-link", "weft-engine", "weft-proto"],
+    ),
+    ("weft-cli", &["weft-planner", "weft-proto"]),
+    (
+        "weft-tests",
+        &[
+            "weft-planner",
+            "weft-proto",
+            "weft-core",
+            "weft-link",
+            "weft-engine",
+            "weft-sim",
+            "weft-agent",
+            "weft-cli",
+        ],
+    ),
+    ("xtask", &[]),
+];
+
+const PURE: &[&str] = &["weft-core", "weft-planner"];
+const IMPURE: &[&str] = &[
+    "tokio",
+    "mio",
+    "nix",
+    "rustix",
+    "socket2",
+    "quinn-udp",
+    "crossbeam-channel",
+    "rand",
+    "getrandom",
+    "tempfile",
+    "time",
+];
+const KUBERNETES: &[&str] = &["kube", "kube-client", "k8s-openapi"];
+/// Nothing that is built here today may speak to an API server; the operator will be the first.
+const SPEAK_KUBERNETES: &[&str] = &[];
+
+fn direction(tree: &Tree) -> Vec<Finding> {
+    let allowed: BTreeMap<&str, BTreeSet<&str>> = MAY_USE
+        .iter()
+        .map(|(name, uses)| (*name, uses.iter().copied().collect()))
+        .collect();
+    let mut findings = Vec::new();
+    for (name, member) in &tree.crates().members {
+        let Some(allowed) = allowed.get(name.as_str()) else {
+            findings.push(Finding::of(
+                name,
+                "a new crate; say in MAY_USE what it may use",
+            ));
+            continue;
+        };
+        findings.extend(
+            member
+                .ours
+                .iter()
+                .filter(|used| !allowed.contains(used.as_str()))
+                .map(|used| Finding::of(name, format!("may not depend on {used}"))),
+        );
+    }
+    findings
+}
+
+fn purity(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (name, member) in &tree.crates().members {
+        let pure = PURE.contains(&name.as_str()).then_some(IMPURE);
+        let plain = (!SPEAK_KUBERNETES.contains(&name.as_str())).then_some(KUBERNETES);
+        let forbidden = pure.into_iter().chain(plain).flatten();
+        findings.extend(
+            forbidden
+                .filter(|crate_name| member.reaches.contains(**crate_name))
+                .map(|reached| Finding::of(name, format!("may not reach {reached}"))),
+        );
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crates::{Crates, Member};
+
+    fn tree(members: &[(&str, &[&str], &[&str])]) -> Tree {
+        let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let members = members
+            .iter()
+            .map(|(name, ours, reaches)| {
+                (
+                    (*name).to_owned(),
+                    Member {
+                        ours: set(ours),
+                        reaches: set(reaches),
+                    },
+                )
+            })
+            .collect();
+        Tree::of([]).with_crates(Crates {
+            members,
+            foreign: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn an_edge_the_wrong_way_is_found() {
+        let tree = tree(&[
+            ("weft-link", &["weft-core"], &[]),
+            ("weft-core", &["weft-link"], &[]),
+            ("weft-cli", &["weft-agent"], &[]),
+        ]);
+        let found: Vec<String> = direction(&tree).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            found,
+            [
+                "weft-cli: may not depend on weft-agent",
+                "weft-core: may not depend on weft-link"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_crate_that_nobody_placed_is_found() {
+        assert_eq!(direction(&tree(&[("weft-new", &[], &[])])).len(), 1);
+    }
+
+    #[test]
+    fn no_edge_in_the_table_leads_back() {
+        let uses: BTreeMap<&str, &[&str]> = MAY_USE.iter().copied().collect();
+        for (name, _) in MAY_USE {
+            let mut left = uses[name].to_vec();
+            let mut seen = BTreeSet::new();
+            while let Some(next) = left.pop() {
+                assert_ne!(next, *name, "{name} reaches itself");
+                if seen.insert(next) {
+                    left.extend(uses[next]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_runtime_in_the_core_is_found_and_one_in_the_agent_is_not() {
+        let tree = tree(&[
+            ("weft-core", &[], &["tokio"]),
+            ("weft-agent", &[], &["tokio", "kube"]),
+        ]);
+        let found: Vec<String> = purity(&tree).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            found,
+            [
+                "weft-agent: may not reach kube",
+                "weft-core: may not reach tokio"
+            ]
+        );
+    }
+}

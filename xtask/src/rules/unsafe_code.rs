@@ -1,0 +1,88 @@
+//! Where `unsafe` may stand, and what must stand beside it.
+
+use super::{Finding, Rule, Weight};
+use crate::tree::Tree;
+
+pub(super) const RULE: Rule = Rule {
+    id: "unsafe",
+    says: "`unsafe` stands only in the listed files, each use beside a comment that starts with \
+           SAFETY.",
+    why: "The compiler checks nothing there, so a person must; few places, each with its argument.",
+    weight: Weight::Error,
+    check,
+};
+
+/// A file, and why it cannot do without.
+const PLACES: &[(&str, &str)] = &[];
+
+/// How far above a use its SAFETY comment may begin.
+const REACH: usize = 6;
+
+fn check(tree: &Tree) -> Vec<Finding> {
+    check_with(tree, PLACES)
+}
+
+fn check_with(tree: &Tree, places: &[(&str, &str)]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (file, source) in tree.rust() {
+        let place = places.iter().find(|(path, _)| *path == file.path);
+        let lines: Vec<&str> = file.text.lines().collect();
+        let mut uses = source.words("unsafe").map(|at| source.line(at)).peekable();
+        match place {
+            None => {
+                findings.extend(uses.map(|line| {
+                    Finding::at(&file.path, line, "no `unsafe` outside the listed files")
+                }));
+            }
+            Some(_) if uses.peek().is_none() => {
+                findings.push(Finding::of(
+                    &file.path,
+                    "has no `unsafe` any more; unlist it",
+                ));
+            }
+            Some(_) => {
+                findings.extend(
+                    uses.filter(|line| {
+                        let above = &lines[line.saturating_sub(REACH + 1)..*line];
+                        !above
+                            .iter()
+                            .any(|text| text.contains("SAFETY") || text.contains("# Safety"))
+                    })
+                    .map(|line| Finding::at(&file.path, line, "no SAFETY comment above")),
+                );
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACES: &[(&str, &str)] = &[("a/ring.rs", "shared memory")];
+
+    #[test]
+    fn a_use_outside_the_listed_files_is_found() {
+        let tree = Tree::of([("b.rs", "// unsafe\nfn a() { unsafe { b() } }")]);
+        assert_eq!(check_with(&tree, PLACES)[0].line, Some(2));
+    }
+
+    #[test]
+    fn a_use_needs_its_argument() {
+        let tree = Tree::of([("a/ring.rs", "unsafe { a() }")]);
+        assert_eq!(check_with(&tree, PLACES).len(), 1);
+        let tree = Tree::of([("a/ring.rs", "// SAFETY: one writer.\nunsafe { a() }")]);
+        assert_eq!(check_with(&tree, PLACES), []);
+    }
+
+    #[test]
+    fn a_listed_file_without_a_use_is_found() {
+        assert_eq!(check_with(&Tree::of([("a/ring.rs", "")]), PLACES).len(), 1);
+    }
+
+    #[test]
+    fn every_listed_file_has_a_reason() {
+        assert!(super::PLACES.iter().all(|(_, why)| why.len() > 10));
+    }
+}

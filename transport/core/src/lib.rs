@@ -1,1 +1,19 @@
-//! The sans-IO transport: wire format, paths, congestion, recovery, connections.
+//! The sans-IO transport core.
+//!
+//! Decides which chunk goes on which path and when, what was lost, and what is complete. It never
+//! opens a socket, starts a thread, reads a clock or draws ambient randomness: time and a seeded
+//! generator are arguments, payload is placed through [`memory::Memory`] and gathered by the link.
+//! The engine's workers call it over sockets, the simulator calls it over virtual time.
+//!
+//! Modules, lowest first; a module uses only those above it:
+//! [`units`] · [`wire`] · [`drops`] · [`memory`] · [`path`] · [`congestion`] · [`recovery`] ·
+//! [`connection`].
+
+pub mod congestion;
+pub mod connection;
+pub mod drops;
+pub mod memory;
+pub mod path;
+pub mod recovery;
+pub mod units;
+pub mod wire;

@@ -1,0 +1,507 @@
+//! One connection between two NICs: writes go in, chunks come out; packets go in, acknowledgements
+//! and events come out.
+//!
+//! Full duplex: each end may write to the other. The order of calls, per worker and turn:
+//! [`Connection::handle_packets`] for everything that has arrived, then [`Connection::poll_event`],
+//! [`Connection::handle_timeout`] when [`Connection::poll_timeout`] is due, then
+//! [`Connection::poll_control`] and [`Connection::poll_chunk`] until they yield nothing. Receiving
+//! comes before timers, so that an answer that lies in the socket is never overtaken by a timeout.
+//! `now` never runs backwards within a connection.
+
+use crate::congestion::{AckSample, Congestion};
+use crate::drops::{DropReason, Drops};
+use crate::memory::Memory;
+use crate::path::PathSet;
+use crate::units::{ConnectionId, Key, Nanos, PathId, Rng, Time, WIRE_CLOCK_SHIFT};
+use crate::wire::{self, Kind, Seal};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+mod chunk;
+mod config;
+mod receive;
+mod saved;
+mod transmit;
+
+pub use chunk::Chunk;
+pub use config::{ConnectionConfig, Settings, SettingsError};
+pub use saved::RestoreError;
+
+use receive::Receive;
+use transmit::Transmit;
+
+/// Writes that one connection queues at most; further ones are refused.
+pub const WRITES_MAX: usize = 1024;
+
+/// A one-sided write to a region of the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Write {
+    /// The caller's name for it: comes back in chunks and in the completion.
+    pub token: u64,
+    /// How many bytes; 0 is fine.
+    pub bytes: u64,
+    /// The key of the peer's region.
+    pub key: Key,
+    /// Where in that region, bytes.
+    pub offset: u64,
+    /// Counts at the peer once all bytes are placed.
+    pub immediate: Option<u32>,
+}
+
+/// Why a write was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PostError {
+    /// [`WRITES_MAX`] writes are not complete.
+    #[error("{WRITES_MAX} writes are not complete: wait for completions before posting more")]
+    QueueFull,
+    /// The write needs more than 2^24 chunks, or its end overflows the offset.
+    #[error("the write is too long for one message: split it")]
+    TooLong,
+    /// The connection has failed or was closed.
+    #[error("the connection is closed: connect again")]
+    Closed,
+}
+
+/// Why a connection ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, thiserror::Error, Serialize, Deserialize)]
+pub enum Failure {
+    /// Nothing was acknowledged for the stall timeout, on any path.
+    #[error("the peer acknowledged nothing for the stall timeout, on any path")]
+    Stalled,
+    /// The peer does not know the connection: it was restarted.
+    #[error("the peer does not know this connection: it was restarted")]
+    Reset,
+    /// Closed at this end.
+    #[error("the connection was closed at this end")]
+    Closed,
+}
+
+impl Failure {
+    /// A stable label.
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Failure::Stalled => "Stalled",
+            Failure::Reset => "PeerRestarted",
+            Failure::Closed => "Closed",
+        }
+    }
+}
+
+/// What the caller must know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Event {
+    /// Every byte of a write was placed at the peer, and its immediate counted.
+    Completed {
+        /// As in [`Write::token`].
+        token: u64,
+    },
+    /// A message of the peer with an immediate is here whole.
+    Immediate {
+        /// The immediate.
+        value: u32,
+        /// The key of the region that it went to.
+        key: Key,
+    },
+    /// The connection is over. No event follows, nothing is placed any more.
+    Failed(Failure),
+}
+
+/// Where and how a run of packets arrived.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arrival {
+    /// The path, as the link knows it (on UDP: from the ports).
+    pub path: PathId,
+    /// Whether the run bore Congestion Experienced (RFC 3168). GRO merges packets only when it is
+    /// the same in all.
+    pub ce: bool,
+}
+
+/// Packets received together: each `segment` bytes long, the last one maybe shorter.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    /// The datagrams, one after the other.
+    pub bytes: &'a [u8],
+    /// Bytes of each but the last.
+    pub segment: usize,
+}
+
+/// A control packet to be sent as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ControlPacket {
+    /// The path to send it on.
+    pub path: PathId,
+    /// How many bytes of the buffer are the packet.
+    pub bytes: usize,
+}
+
+/// Counters of one connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Stats {
+    /// Chunks sent for the first time.
+    pub chunks_sent: u64,
+    /// Chunks of which something was sent again.
+    pub chunks_resent: u64,
+    /// Packets sent, resends included.
+    pub packets_sent: u64,
+    /// Packets sent again.
+    pub packets_resent: u64,
+    /// Payload bytes acknowledged.
+    pub bytes_acked: u64,
+    /// Payload bytes placed.
+    pub bytes_placed: u64,
+    /// Packets placed.
+    pub packets_placed: u64,
+    /// Chunks of which only a part was lost.
+    pub chunks_partly_lost: u64,
+    /// Retransmission timeouts.
+    pub timeouts: u64,
+    /// Resends that were not needed.
+    pub spurious: u64,
+    /// Timers that were served so late that they were re-armed once.
+    pub late_timers: u64,
+    /// Acknowledgements sent.
+    pub acks_sent: u64,
+    /// Acknowledgements received.
+    pub acks_received: u64,
+    /// Probes sent.
+    pub probes_sent: u64,
+}
+
+/// One end of a connection. See the module's text for the order of calls.
+#[derive(Debug)]
+pub struct Connection {
+    config: ConnectionConfig,
+    send_seal: Seal,
+    receive_seal: Seal,
+    transmit: Transmit,
+    receive: Receive,
+    congestion: Box<dyn Congestion>,
+    events: VecDeque<Event>,
+    next_control: u64,
+    drops: Drops,
+    stats: Stats,
+    failed: Option<Failure>,
+    /// Echoes older than this were sent under another clock.
+    since: Time,
+}
+
+impl Connection {
+    /// A connection on which nothing was sent.
+    pub fn new(config: ConnectionConfig, now: Time) -> Connection {
+        let window = config.settings.window_chunks;
+        Connection {
+            send_seal: Seal::new(&config.send_secret),
+            receive_seal: Seal::new(&config.receive_secret),
+            transmit: Transmit::new(window),
+            receive: Receive::new(window),
+            congestion: config.congestion.build(config.settings.limits(), None),
+            events: VecDeque::with_capacity(WRITES_MAX),
+            next_control: wire::CONTROL_PACKET_NUMBERS,
+            drops: Drops::default(),
+            stats: Stats::default(),
+            failed: None,
+            since: now,
+            config,
+        }
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &ConnectionConfig {
+        &self.config
+    }
+
+    /// Takes a write in; its chunks come out of [`Connection::poll_chunk`].
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was queued.
+    pub fn post_write(&mut self, write: Write) -> Result<(), PostError> {
+        if self.failed.is_some() {
+            return Err(PostError::Closed);
+        }
+        self.transmit.post(write, &self.config.settings)
+    }
+
+    /// The next chunk to send, of at most `room` bytes on the wire (headers included), if the
+    /// window, the scoreboard and the paths let one through.
+    pub fn poll_chunk(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        rng: &mut Rng,
+        room: u32,
+    ) -> Option<Chunk> {
+        if self.failed.is_some() {
+            return None;
+        }
+        let window = self.congestion.window();
+        let out = transmit::Out {
+            settings: &self.config.settings,
+            remote: self.config.remote,
+            seal: self.send_seal,
+            window,
+            room,
+        };
+        self.transmit
+            .poll_chunk(now, paths, rng, &out, &mut self.stats)
+    }
+
+    /// Writes the next acknowledgement or probe into `out` ([`wire::CONTROL_BYTES_MAX`] bytes).
+    pub fn poll_control(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        out: &mut [u8],
+    ) -> Option<ControlPacket> {
+        if self.failed.is_some() {
+            return None;
+        }
+        let (seal, remote, number) = (self.send_seal, self.config.remote, self.next_control);
+        if let Some(packet) = self.receive.poll_ack(now, out, &seal, remote, number) {
+            self.next_control += 1;
+            self.stats.acks_sent += 1;
+            return Some(packet);
+        }
+        if !self.transmit.is_busy() {
+            return None;
+        }
+        let path = paths.poll_probe(now)?;
+        self.next_control += 1;
+        self.stats.probes_sent += 1;
+        let probe = wire::Probe {
+            sent_at: now.to_wire(),
+        };
+        Some(ControlPacket {
+            path,
+            bytes: probe.emit(out, &seal, path, remote, number),
+        })
+    }
+
+    /// Takes one received run in: every packet of it is checked, and its payload placed, before it
+    /// may be acknowledged.
+    ///
+    /// # Errors
+    /// The last packet's reason if any was dropped; all are counted in [`Connection::drops`].
+    pub fn handle_packets(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        arrival: Arrival,
+        run: Run<'_>,
+        memory: &mut impl Memory,
+    ) -> Result<(), DropReason> {
+        let mut result = Ok(());
+        for packet in run.bytes.chunks(run.segment.max(1)) {
+            if let Err(reason) = self.handle_packet(now, paths, arrival, packet, memory) {
+                self.drops.count(reason);
+                result = Err(reason);
+            }
+        }
+        result
+    }
+
+    fn handle_packet(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        arrival: Arrival,
+        packet: &[u8],
+        memory: &mut impl Memory,
+    ) -> Result<(), DropReason> {
+        if self.failed.is_some() {
+            return Err(DropReason::Closed);
+        }
+        let peek = wire::peek(packet)?;
+        if peek.connection != self.config.local {
+            return Err(DropReason::UnknownConnection);
+        }
+        match peek.kind {
+            Kind::Data => self.receive.handle_data(
+                now,
+                arrival,
+                packet,
+                &self.receive_seal,
+                memory,
+                &mut self.events,
+                &mut self.stats,
+            ),
+            Kind::Ack | Kind::Probe => self.handle_control(now, paths, arrival, packet),
+            Kind::Reset => Err(DropReason::Kind),
+        }
+    }
+
+    fn handle_control(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        arrival: Arrival,
+        packet: &[u8],
+    ) -> Result<(), DropReason> {
+        let control = wire::Control::open(&self.receive_seal, packet)?;
+        self.receive.check_control(control.packet_number)?;
+        match control.kind {
+            Kind::Ack => {
+                let ack = wire::AckReader::parse(control.body)?;
+                self.stats.acks_received += 1;
+                self.handle_ack(now, paths, &ack)
+            }
+            Kind::Probe => {
+                let probe = wire::Probe::parse(control.body)?;
+                self.receive.handle_probe(now, arrival, probe);
+                Ok(())
+            }
+            Kind::Data | Kind::Reset => Err(DropReason::Kind),
+        }
+    }
+
+    fn handle_ack(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        ack: &wire::AckReader<'_>,
+    ) -> Result<(), DropReason> {
+        let mut sample = AckSample {
+            in_flight: self.transmit.in_flight(),
+            ..Default::default()
+        };
+        for echo in ack.echoes() {
+            if !paths.contains(echo.path) {
+                continue;
+            }
+            let age = now.since_wire(echo.sent_at);
+            let lay = Nanos::new(u64::from(echo.delay) << WIRE_CLOCK_SHIFT);
+            let known = age <= now - self.since && lay <= age;
+            let rtt = known.then(|| Nanos::new(age.get() - lay.get()));
+            paths.on_answer(now, echo.path, rtt, echo.ce);
+            sample.packets += u64::from(echo.packets);
+            sample.ce += u64::from(echo.ce);
+            sample.rtt = match (sample.rtt, rtt) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        }
+        let out = self
+            .transmit
+            .handle_ack(now, ack, paths, &mut self.events, &mut self.stats)?;
+        sample.bytes = out.bytes;
+        self.congestion.on_ack(now, sample);
+        if out.spurious {
+            self.congestion.on_spurious_timeout();
+        }
+        let lost = out.packets_lost + self.transmit.detect_losses(now, paths, &mut self.stats);
+        if lost > 0 {
+            self.congestion.on_loss(now, lost);
+        }
+        Ok(())
+    }
+
+    /// The peer says that it does not know this connection. `token` proves that it is the peer.
+    ///
+    /// # Errors
+    /// [`DropReason::Seal`] when the token is not the peer's.
+    pub fn handle_reset(&mut self, token: u64) -> Result<(), DropReason> {
+        if token != self.config.reset_token {
+            self.drops.count(DropReason::Seal);
+            return Err(DropReason::Seal);
+        }
+        self.fail(Failure::Reset);
+        Ok(())
+    }
+
+    /// Serves the timers that are due.
+    pub fn handle_timeout(&mut self, now: Time, paths: &mut PathSet) {
+        if self.failed.is_some() {
+            return;
+        }
+        if self
+            .transmit
+            .stalled_at(self.config.stall_timeout)
+            .is_some_and(|at| at <= now)
+        {
+            self.fail(Failure::Stalled);
+            return;
+        }
+        let lost = self.transmit.detect_losses(now, paths, &mut self.stats);
+        if lost > 0 {
+            self.congestion.on_loss(now, lost);
+        }
+        let timeout = self.transmit.handle_timeout(now, paths, &mut self.stats);
+        if timeout.packets_lost > 0 {
+            self.congestion.on_loss(now, timeout.packets_lost);
+        }
+        if timeout.silence {
+            self.congestion.on_timeout(now);
+        }
+    }
+
+    /// When [`Connection::handle_timeout`] (or, for a probe, [`Connection::poll_control`]) has
+    /// something to do next.
+    pub fn poll_timeout(&self, paths: &PathSet) -> Option<Time> {
+        if self.failed.is_some() || !self.transmit.is_busy() {
+            return None;
+        }
+        let stall = self.transmit.stalled_at(self.config.stall_timeout);
+        let timers = [
+            self.transmit.poll_timeout(paths),
+            paths.poll_timeout(),
+            stall,
+        ];
+        timers.into_iter().flatten().min()
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Ends the connection at this end: nothing is sent or placed any more.
+    pub fn close(&mut self) {
+        if self.failed.is_none() {
+            self.failed = Some(Failure::Closed);
+        }
+    }
+
+    fn fail(&mut self, failure: Failure) {
+        self.failed = Some(failure);
+        self.events.push_back(Event::Failed(failure));
+    }
+
+    /// Why it ended, if it has.
+    pub fn failure(&self) -> Option<Failure> {
+        self.failed
+    }
+
+    /// What was dropped.
+    pub fn drops(&self) -> &Drops {
+        &self.drops
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Chunks sent and not acknowledged, counted from the oldest.
+    pub fn outstanding(&self) -> usize {
+        self.transmit.outstanding()
+    }
+
+    /// Bytes in flight, headers included.
+    pub fn in_flight(&self) -> u64 {
+        self.transmit.in_flight()
+    }
+
+    /// The congestion window, bytes.
+    pub fn window(&self) -> u64 {
+        self.congestion.window()
+    }
+
+    /// Whether every write is complete and nothing waits to be sent.
+    pub fn is_idle(&self) -> bool {
+        !self.transmit.is_busy() && !self.receive.ack_is_due()
+    }
+
+    /// The connection's name at this end.
+    pub fn id(&self) -> ConnectionId {
+        self.config.local
+    }
+}

@@ -1,0 +1,72 @@
+//! A chunk on its way out: which bytes, which path, and the headers.
+
+use crate::units::{ChunkNumber, PathId};
+use crate::wire::{DataHeader, HEADER_BYTES, Seal, TRAILER_BYTES};
+use core::ops::Range;
+
+/// A descriptor of one send: its packets, or those of them that are missing at the peer. The link
+/// gathers the payload; the core never touches it.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunk {
+    /// The path to send it on.
+    pub path: PathId,
+    /// Its number.
+    pub number: ChunkNumber,
+    /// The write that it is cut from ([`super::Write::token`]).
+    pub token: u64,
+    pub(super) first: DataHeader,
+    /// The packets to send.
+    pub(super) map: u64,
+    /// Where in the write the chunk's payload starts.
+    pub(super) start: u64,
+    /// The chunk's payload, bytes.
+    pub(super) length: u32,
+    pub(super) packet_payload: u16,
+    pub(super) seal: Seal,
+}
+
+impl Chunk {
+    /// How many datagrams it is now.
+    pub fn packets(&self) -> u32 {
+        self.map.count_ones()
+    }
+
+    /// The place in the chunk of the `i`-th datagram to send.
+    fn index(&self, i: u32) -> u32 {
+        if self.map & (self.map.wrapping_add(1)) == 0 {
+            return i;
+        }
+        let mut map = self.map;
+        for _ in 0..i {
+            map &= map.wrapping_sub(1);
+        }
+        map.trailing_zeros()
+    }
+
+    /// The bytes of the write that the `i`-th datagram carries.
+    pub fn payload(&self, i: u32) -> Range<u64> {
+        let step = u32::from(self.packet_payload);
+        let start = self.index(i) * step;
+        let end = (start + step).min(self.length);
+        self.start + u64::from(start)..self.start + u64::from(end)
+    }
+
+    /// The header of the `i`-th datagram.
+    pub fn header(&self, i: u32) -> [u8; HEADER_BYTES] {
+        let index = self.index(i);
+        let header = DataHeader {
+            packet: index as u8,
+            packet_number: self.first.packet_number + u64::from(i),
+            offset: self.first.offset + u64::from(index * u32::from(self.packet_payload)),
+            ..self.first
+        };
+        let mut out = [0u8; HEADER_BYTES];
+        header.emit(&mut out);
+        out
+    }
+
+    /// The trailer of a datagram with this header and payload.
+    pub fn trailer(&self, header: &[u8; HEADER_BYTES], payload: &[u8]) -> [u8; TRAILER_BYTES] {
+        self.seal.trailer(header, payload)
+    }
+}

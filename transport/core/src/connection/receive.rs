@@ -1,0 +1,229 @@
+//! The receiving half: scoreboard, echoes, acknowledgements.
+
+use super::{Arrival, ControlPacket, Event, Stats};
+use crate::drops::DropReason;
+use crate::memory::Memory;
+use crate::recovery::{MessageEnd, ReceiveBoard};
+use crate::units::{ConnectionId, PathId, Time, WIRE_CLOCK_SHIFT};
+use crate::wire::{
+    ACK_ECHOES_MAX, ACK_MAP_WORDS_MAX, ACK_PARTIALS_MAX, Ack, DataHeader, Echo, Flags,
+    HEADER_BYTES, Partial, Probe, Seal, TRAILER_BYTES, payload_crc,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+/// A duplicate this many packet numbers behind the newest is no answer to anything: it may be a
+/// replay, whose age would be taken for a round-trip time.
+const ECHO_NUMBERS: u64 = 4096;
+
+/// Control packets may overtake each other by this many.
+const CONTROL_WINDOW: u64 = 128;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Receive {
+    board: ReceiveBoard,
+    /// What arrived by path since the last acknowledgement, and when the newest did.
+    #[serde(skip)]
+    echoes: Vec<(Echo, Time)>,
+    /// The newest path, when an acknowledgement is due.
+    ack_due: Option<PathId>,
+    newest_packet: u64,
+    /// The newest control packet's number, and which of those before it were seen.
+    newest_control: u64,
+    controls: u128,
+}
+
+impl Receive {
+    pub(super) fn new(window: u16) -> Receive {
+        Receive {
+            board: ReceiveBoard::new(window),
+            echoes: Vec::with_capacity(ACK_ECHOES_MAX),
+            ack_due: None,
+            newest_packet: 0,
+            newest_control: 0,
+            controls: 0,
+        }
+    }
+
+    pub(super) fn ack_is_due(&self) -> bool {
+        self.ack_due.is_some()
+    }
+
+    #[allow(clippy::too_many_arguments)] // the halves of the connection that it borrows
+    pub(super) fn handle_data(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        packet: &[u8],
+        seal: &Seal,
+        memory: &mut impl Memory,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) -> Result<(), DropReason> {
+        let header = DataHeader::parse(packet)?;
+        let (front, trailer) = packet
+            .split_last_chunk::<TRAILER_BYTES>()
+            .ok_or(DropReason::Truncated)?;
+        let (head, payload) = front
+            .split_first_chunk::<HEADER_BYTES>()
+            .ok_or(DropReason::Truncated)?;
+        let crc = seal.open(head, trailer)?;
+        let wanted = self
+            .board
+            .check(header.chunk, header.packet, header.packets);
+        if wanted == Err(DropReason::Duplicate) {
+            // The peer does not know that we have it: tell it again.
+            self.ack_due = Some(arrival.path);
+            if header.packet_number + ECHO_NUMBERS > self.newest_packet {
+                self.echo(now, arrival, header.sent_at);
+            }
+        }
+        wanted?;
+        if payload_crc(payload) != crc {
+            return Err(DropReason::Checksum);
+        }
+        if !payload.is_empty() {
+            memory.place(header.key, header.offset, payload)?;
+        }
+        self.newest_packet = self.newest_packet.max(header.packet_number);
+        self.echo(now, arrival, header.sent_at);
+        self.ack_due = Some(arrival.path);
+        stats.packets_placed += 1;
+        stats.bytes_placed += payload.len() as u64;
+        if self.board.mark(header.chunk, header.packet, header.packets) {
+            self.whole_chunk(&header, events);
+        }
+        Ok(())
+    }
+
+    fn whole_chunk(&mut self, header: &DataHeader, events: &mut VecDeque<Event>) {
+        if header.flags.contains(Flags::LAST.with(Flags::IMMEDIATE)) {
+            self.board.end_message(MessageEnd {
+                first: header.chunk.minus(header.chunk_index),
+                last: header.chunk,
+                immediate: header.immediate,
+                key: header.key,
+            });
+        }
+        if self.board.waiting_messages() > 0 {
+            self.board.complete(|end| {
+                events.push_back(Event::Immediate {
+                    value: end.immediate,
+                    key: end.key,
+                });
+            });
+        }
+    }
+
+    fn echo(&mut self, now: Time, arrival: Arrival, sent_at: u32) {
+        let ce = u16::from(arrival.ce);
+        // A run arrives on one path: the newest entry is the likely one.
+        let known = self
+            .echoes
+            .iter_mut()
+            .rev()
+            .find(|(echo, _)| echo.path == arrival.path);
+        if let Some((echo, at)) = known {
+            echo.ce = echo.ce.saturating_add(ce);
+            echo.packets += 1;
+            echo.sent_at = sent_at;
+            *at = now;
+        } else {
+            let echo = Echo {
+                path: arrival.path,
+                ce,
+                packets: 1,
+                sent_at,
+                delay: 0,
+            };
+            self.echoes.push((echo, now));
+        }
+    }
+
+    pub(super) fn handle_probe(&mut self, now: Time, arrival: Arrival, probe: Probe) {
+        self.echo(now, arrival, probe.sent_at);
+        self.ack_due = Some(arrival.path);
+    }
+
+    /// Refuses a control packet that was seen before, or that is too old to tell.
+    pub(super) fn check_control(&mut self, number: u64) -> Result<(), DropReason> {
+        if number > self.newest_control {
+            let by = number - self.newest_control;
+            self.controls = if by >= CONTROL_WINDOW {
+                0
+            } else {
+                self.controls << by
+            };
+            self.controls |= 1;
+            self.newest_control = number;
+            return Ok(());
+        }
+        let behind = self.newest_control - number;
+        if behind >= CONTROL_WINDOW || self.controls >> behind & 1 == 1 {
+            return Err(DropReason::Duplicate);
+        }
+        self.controls |= 1 << behind;
+        Ok(())
+    }
+
+    /// Writes the acknowledgement that is due, on the newest path.
+    pub(super) fn poll_ack(
+        &mut self,
+        now: Time,
+        out: &mut [u8],
+        seal: &Seal,
+        remote: ConnectionId,
+        number: u64,
+    ) -> Option<ControlPacket> {
+        let path = self.ack_due?;
+        let mut map = [0u64; ACK_MAP_WORDS_MAX];
+        let words = self.board.map(&mut map);
+        let mut partials = [Partial::default(); ACK_PARTIALS_MAX];
+        let partly = self.board.take_partials(&mut partials);
+        let mut echoes = [Echo::default(); ACK_ECHOES_MAX];
+        let count = self.echoes.len().min(ACK_ECHOES_MAX);
+        for (slot, (echo, at)) in echoes.iter_mut().zip(self.echoes.drain(..count)) {
+            let lay = (now - at).get() >> WIRE_CLOCK_SHIFT;
+            *slot = Echo {
+                delay: u32::try_from(lay).unwrap_or(u32::MAX),
+                ..echo
+            };
+        }
+        if self.echoes.is_empty() {
+            self.ack_due = None;
+        }
+        let ack = Ack {
+            cumulative: self.board.cumulative(),
+            map: &map[..words],
+            partials: &partials[..partly],
+            echoes: &echoes[..count],
+        };
+        Some(ControlPacket {
+            path,
+            bytes: ack.emit(out, seal, path, remote, number),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::CONTROL_PACKET_NUMBERS;
+
+    #[test]
+    fn a_control_packet_is_taken_once_in_any_order() {
+        let mut receive = Receive::new(64);
+        let number = |n: u64| CONTROL_PACKET_NUMBERS + n;
+        for n in [0, 5, 3, 200, 199] {
+            assert_eq!(receive.check_control(number(n)), Ok(()), "{n}");
+        }
+        for n in [5, 3, 200, 199, 0, 72] {
+            assert_eq!(
+                receive.check_control(number(n)),
+                Err(DropReason::Duplicate),
+                "{n}"
+            );
+        }
+        assert_eq!(receive.check_control(number(73)), Ok(()));
+    }
+}

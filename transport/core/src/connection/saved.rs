@@ -1,0 +1,105 @@
+//! A connection as bytes: the data path outlives an upgrade of the program that runs it.
+//!
+//! Versioned: a program refuses what another version wrote rather than guess. What depends on the
+//! old program's clock (times of transmission, echoes) starts anew.
+
+use super::{Connection, ConnectionConfig, Drops, Event, Failure, Receive, Stats, Transmit};
+use crate::units::Time;
+use crate::wire::Seal;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+/// Changes whenever the layout does.
+const SAVED_VERSION: u16 = 1;
+
+#[derive(Serialize)]
+struct SavedRef<'a> {
+    config: &'a ConnectionConfig,
+    transmit: &'a Transmit,
+    receive: &'a Receive,
+    window: u64,
+    events: &'a VecDeque<Event>,
+    next_control: u64,
+    drops: &'a Drops,
+    stats: &'a Stats,
+    failed: Option<Failure>,
+}
+
+#[derive(Deserialize)]
+struct Saved {
+    config: ConnectionConfig,
+    transmit: Transmit,
+    receive: Receive,
+    window: u64,
+    events: VecDeque<Event>,
+    next_control: u64,
+    drops: Drops,
+    stats: Stats,
+    failed: Option<Failure>,
+}
+
+/// Why saved bytes are no connection.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// Written by another version.
+    #[error("the saved connection is of version {0}, this program reads {SAVED_VERSION}")]
+    Version(u16),
+    /// Cut off or damaged.
+    #[error("the saved connection is cut off or damaged: {0}")]
+    Damaged(String),
+}
+
+impl Connection {
+    /// The connection as bytes. Contains its secrets: hand it to nobody but the next program.
+    pub fn save(&self) -> Vec<u8> {
+        let saved = SavedRef {
+            config: &self.config,
+            transmit: &self.transmit,
+            receive: &self.receive,
+            window: self.congestion.window(),
+            events: &self.events,
+            next_control: self.next_control,
+            drops: &self.drops,
+            stats: &self.stats,
+            failed: self.failed,
+        };
+        let mut out = SAVED_VERSION.to_le_bytes().to_vec();
+        // Serialising plain data into a vector has no way to fail.
+        if let Ok(body) = postcard::to_allocvec(&saved) {
+            out.extend_from_slice(&body);
+        }
+        out
+    }
+
+    /// The connection that [`Connection::save`] wrote, under a new clock.
+    ///
+    /// # Errors
+    /// [`RestoreError`].
+    pub fn restore(bytes: &[u8], now: Time) -> Result<Connection, RestoreError> {
+        let cut = || RestoreError::Damaged("shorter than its version".to_owned());
+        let (version, body) = bytes.split_first_chunk().ok_or_else(cut)?;
+        let version = u16::from_le_bytes(*version);
+        if version != SAVED_VERSION {
+            return Err(RestoreError::Version(version));
+        }
+        let saved: Saved =
+            postcard::from_bytes(body).map_err(|error| RestoreError::Damaged(error.to_string()))?;
+        let mut transmit = saved.transmit;
+        transmit.rebase(now);
+        let limits = saved.config.settings.limits();
+        Ok(Connection {
+            send_seal: Seal::new(&saved.config.send_secret),
+            receive_seal: Seal::new(&saved.config.receive_secret),
+            congestion: saved.config.congestion.build(limits, Some(saved.window)),
+            transmit,
+            receive: saved.receive,
+            events: saved.events,
+            next_control: saved.next_control,
+            drops: saved.drops,
+            stats: saved.stats,
+            failed: saved.failed,
+            since: now,
+            config: saved.config,
+        })
+    }
+}

@@ -1,0 +1,560 @@
+//! The sending half: writes are cut into chunks, chunks are sent, acknowledged, or sent again.
+
+use super::{Chunk, Event, PostError, Settings, Stats, WRITES_MAX, Write};
+use crate::drops::DropReason;
+use crate::path::PathSet;
+use crate::recovery::{
+    DUPLICATE_THRESHOLD, OVERTAKEN_THRESHOLD, SendBoard, Sent, SentState, full_map,
+};
+use crate::units::{ChunkNumber, ConnectionId, Key, Nanos, Rng, Time};
+use crate::wire::{AckReader, CHUNK_INDEX_MAX, DataHeader, Flags, OVERHEAD_BYTES, Seal};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+/// Below this many full chunks in the window, chunks shrink so that the window still holds as many
+/// (UCCL, section 3.3: a small chunk size when the window is small).
+const CHUNKS_PER_WINDOW: u64 = 4;
+
+/// The retransmission timeout doubles at most this often while nothing comes back.
+const BACKOFF_MAX: u32 = 6;
+
+/// What [`Transmit::poll_chunk`] must know of the connection.
+pub(super) struct Out<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) remote: ConnectionId,
+    pub(super) seal: Seal,
+    pub(super) window: u64,
+    pub(super) room: u32,
+}
+
+/// What an acknowledgement brought.
+#[derive(Default)]
+pub(super) struct Acked {
+    /// Bytes that were in flight, headers included.
+    pub(super) bytes: u64,
+    /// Packets of partly arrived chunks that are taken for lost.
+    pub(super) packets_lost: u64,
+    /// A resend turned out not to have been needed.
+    pub(super) spurious: bool,
+}
+
+/// What a timeout brought.
+#[derive(Default)]
+pub(super) struct TimedOut {
+    pub(super) packets_lost: u64,
+    /// Nothing at all came back for a whole timeout.
+    pub(super) silence: bool,
+}
+
+/// A write that is not complete.
+#[derive(Debug, Serialize, Deserialize)]
+struct Posted {
+    token: u64,
+    bytes: u64,
+    key: Key,
+    offset: u64,
+    immediate: Option<u32>,
+    /// Bytes cut into chunks so far.
+    cut: u64,
+    /// Chunks cut so far.
+    chunks: u32,
+    /// Chunks not acknowledged.
+    outstanding: u32,
+    /// Whether its last chunk was cut.
+    done: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Transmit {
+    board: SendBoard,
+    /// A slab: chunks name their write by its place here.
+    posted: Vec<Option<Posted>>,
+    free: Vec<u32>,
+    /// Writes not cut to their end, in order.
+    queue: VecDeque<u32>,
+    /// Chunks taken for lost, in that order; entries acknowledged meanwhile are skipped.
+    lost: VecDeque<ChunkNumber>,
+    in_flight: u64,
+    next_packet: u64,
+    /// The newest transmission known to have arrived.
+    newest_acked: u64,
+    backoff: u32,
+    /// When an acknowledgement last brought something new, or work began.
+    progress: Time,
+    heard: Time,
+    /// A transmission whose timer was served late, and when it is due instead.
+    rearmed: Option<(u64, Time)>,
+    waiting: bool,
+}
+
+impl Transmit {
+    pub(super) fn new(window: u16) -> Transmit {
+        Transmit {
+            board: SendBoard::new(window),
+            posted: Vec::with_capacity(64),
+            free: Vec::with_capacity(64),
+            queue: VecDeque::with_capacity(64),
+            lost: VecDeque::with_capacity(window.into()),
+            in_flight: 0,
+            next_packet: 0,
+            newest_acked: 0,
+            backoff: 0,
+            progress: Time::ZERO,
+            heard: Time::ZERO,
+            rearmed: None,
+            waiting: false,
+        }
+    }
+
+    pub(super) fn outstanding(&self) -> usize {
+        self.board.outstanding()
+    }
+
+    pub(super) fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    /// Whether any write is not complete.
+    pub(super) fn is_busy(&self) -> bool {
+        self.free.len() < self.posted.len()
+    }
+
+    pub(super) fn post(&mut self, write: Write, settings: &Settings) -> Result<(), PostError> {
+        let smallest = u64::from(settings.packet_payload);
+        let chunks = write.bytes.div_ceil(smallest);
+        if chunks > u64::from(CHUNK_INDEX_MAX) || write.offset.checked_add(write.bytes).is_none() {
+            return Err(PostError::TooLong);
+        }
+        if self.posted.len() - self.free.len() >= WRITES_MAX {
+            return Err(PostError::QueueFull);
+        }
+        if !self.is_busy() {
+            self.waiting = true;
+        }
+        let posted = Some(Posted {
+            token: write.token,
+            bytes: write.bytes,
+            key: write.key,
+            offset: write.offset,
+            immediate: write.immediate,
+            cut: 0,
+            chunks: 0,
+            outstanding: 0,
+            done: false,
+        });
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.posted[at as usize] = posted;
+                at
+            }
+            None => {
+                self.posted.push(posted);
+                self.posted.len() as u32 - 1
+            }
+        };
+        self.queue.push_back(at);
+        Ok(())
+    }
+
+    pub(super) fn poll_chunk(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        rng: &mut Rng,
+        out: &Out<'_>,
+        stats: &mut Stats,
+    ) -> Option<Chunk> {
+        if self.waiting {
+            // Work begins: the stall timer counts from here.
+            self.waiting = false;
+            self.progress = now;
+            self.heard = now;
+        }
+        while let Some(&number) = self.lost.front() {
+            let sent = *self.board.get(number);
+            if !self.board.holds(number) || sent.state != SentState::Lost || sent.missing == 0 {
+                if self.board.holds(number) && sent.state == SentState::Lost {
+                    // Every packet arrived meanwhile, in parts: wait for the whole on its timer.
+                    self.board.resend(number, sent.path, now, 0);
+                }
+                self.lost.pop_front();
+                continue;
+            }
+            let bytes = wire_bytes(&sent, sent.missing, out.settings);
+            if !self.fits(bytes, out) {
+                return None;
+            }
+            let path = paths.choose(Some(sent.path), rng)?;
+            self.lost.pop_front();
+            self.board.resend(number, path, now, bytes);
+            self.in_flight += u64::from(bytes);
+            stats.chunks_resent += 1;
+            stats.packets_resent += u64::from(sent.missing.count_ones());
+            paths.on_sent(path);
+            let sent = Sent { path, ..sent };
+            return self.chunk(now, number, &sent, sent.missing, out, stats);
+        }
+        if !self.board.has_room() {
+            return None;
+        }
+        let &at = self.queue.front()?;
+        let posted = self.posted[at as usize].as_mut()?;
+        let payload = u64::from(out.settings.packet_payload);
+        let full = u64::from(out.settings.chunk_packets());
+        let per_chunk = (out.window / CHUNKS_PER_WINDOW / u64::from(out.settings.packet_bytes()))
+            .clamp(1, full);
+        let length = (posted.bytes - posted.cut).min(per_chunk * payload) as u32;
+        let packets = u64::from(length).div_ceil(payload).max(1) as u8;
+        let sent = Sent {
+            write: at,
+            index: posted.chunks,
+            start: posted.cut,
+            length,
+            packets,
+            sent_at: now,
+            ..Sent::default()
+        };
+        let bytes = wire_bytes(&sent, full_map(packets), out.settings);
+        let fits = bytes <= out.room
+            && (self.in_flight == 0 || self.in_flight + u64::from(bytes) <= out.window);
+        if !fits {
+            return None;
+        }
+        let path = paths.choose(None, rng)?;
+        posted.cut += u64::from(length);
+        posted.chunks += 1;
+        posted.outstanding += 1;
+        posted.done = posted.cut == posted.bytes;
+        if posted.done {
+            self.queue.pop_front();
+        }
+        let sent = Sent {
+            path,
+            in_flight: bytes,
+            ..sent
+        };
+        let number = self.board.push(sent);
+        self.in_flight += u64::from(bytes);
+        stats.chunks_sent += 1;
+        paths.on_sent(path);
+        self.chunk(now, number, &sent, full_map(packets), out, stats)
+    }
+
+    fn fits(&self, bytes: u32, out: &Out<'_>) -> bool {
+        bytes <= out.room
+            && (self.in_flight == 0 || self.in_flight + u64::from(bytes) <= out.window)
+    }
+
+    fn chunk(
+        &mut self,
+        now: Time,
+        number: ChunkNumber,
+        sent: &Sent,
+        map: u64,
+        out: &Out<'_>,
+        stats: &mut Stats,
+    ) -> Option<Chunk> {
+        let posted = self.posted[sent.write as usize].as_ref()?;
+        let mut flags = Flags::NONE;
+        let mut immediate = 0;
+        if sent.start + u64::from(sent.length) == posted.bytes {
+            flags = flags.with(Flags::LAST);
+            if let Some(value) = posted.immediate {
+                flags = flags.with(Flags::IMMEDIATE);
+                immediate = value;
+            }
+        }
+        if self.board.get(number).transmissions > 1 {
+            flags = flags.with(Flags::RETRANSMITTED);
+        }
+        let first = DataHeader {
+            path: sent.path,
+            packet: 0,
+            packets: sent.packets,
+            connection: out.remote,
+            packet_number: self.next_packet,
+            sent_at: now.to_wire(),
+            chunk: number,
+            chunk_index: sent.index,
+            flags,
+            immediate,
+            key: posted.key,
+            offset: posted.offset + sent.start,
+        };
+        let count = u64::from(map.count_ones());
+        self.next_packet += count;
+        stats.packets_sent += count;
+        Some(Chunk {
+            path: sent.path,
+            number,
+            token: posted.token,
+            first,
+            map,
+            start: sent.start,
+            length: sent.length,
+            packet_payload: out.settings.packet_payload,
+            seal: out.seal,
+        })
+    }
+
+    pub(super) fn handle_ack(
+        &mut self,
+        now: Time,
+        ack: &AckReader<'_>,
+        paths: &PathSet,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) -> Result<Acked, DropReason> {
+        let cumulative = ack.cumulative();
+        if cumulative.ahead_of(self.board.next()) > 0 {
+            return Err(DropReason::AckOfUnsent);
+        }
+        self.heard = now;
+        self.rearmed = None;
+        let mut acked = Acked::default();
+        let mut chunk = self.board.first();
+        while chunk.ahead_of(cumulative) < 0 {
+            self.ack_chunk(now, chunk, paths, events, stats, &mut acked);
+            chunk = chunk.plus(1);
+        }
+        let base = cumulative.minus(cumulative.0 % 64);
+        for (w, word) in ack.map().enumerate() {
+            let base = base.plus(64 * w as u32);
+            let mut news = self.board.news(base, word);
+            while news != 0 {
+                let chunk = base.plus(news.trailing_zeros());
+                news &= news - 1;
+                if self.board.holds(chunk) {
+                    self.ack_chunk(now, chunk, paths, events, stats, &mut acked);
+                } else if chunk.ahead_of(self.board.next()) >= 0 {
+                    return Err(DropReason::AckOfUnsent);
+                }
+            }
+        }
+        for partial in ack.partials() {
+            if self.board.holds(partial.chunk) {
+                acked.packets_lost += self.note_partial(partial.chunk, partial.packets, stats);
+            }
+        }
+        self.board.advance();
+        if acked.bytes > 0 {
+            self.progress = now;
+            self.backoff = 0;
+        }
+        Ok(acked)
+    }
+
+    fn ack_chunk(
+        &mut self,
+        now: Time,
+        chunk: ChunkNumber,
+        paths: &PathSet,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+        acked: &mut Acked,
+    ) {
+        let Some(sent) = self.board.ack(chunk) else {
+            return;
+        };
+        self.in_flight -= u64::from(sent.in_flight);
+        // A chunk that waited to be sent again, or whose resend was answered before it can have
+        // arrived, was not lost (after Eifel, RFC 3522).
+        let answered_too_soon = || {
+            let half = paths.srtt().unwrap_or(Nanos::ZERO).get() / 2;
+            (now - sent.sent_at).get() < half
+        };
+        let spurious = sent.state == SentState::Lost
+            || sent.transmissions > 1 && sent.arrived == 0 && answered_too_soon();
+        if spurious {
+            stats.spurious += 1;
+            acked.spurious = true;
+        } else {
+            self.newest_acked = self.newest_acked.max(sent.order);
+        }
+        acked.bytes += u64::from(sent.in_flight.max(1));
+        stats.bytes_acked += u64::from(sent.length);
+        let Some(posted) = self.posted[sent.write as usize].as_mut() else {
+            return;
+        };
+        posted.outstanding -= 1;
+        if posted.done && posted.outstanding == 0 {
+            events.push_back(Event::Completed {
+                token: posted.token,
+            });
+            self.posted[sent.write as usize] = None;
+            self.free.push(sent.write);
+        }
+    }
+
+    /// Some packets of a chunk have arrived. Those that enough later ones have overtaken, on the
+    /// one path that all took, are lost; what is behind the last arrival is still on its way, and
+    /// asked for when its own timer says so. Returns how many are lost.
+    fn note_partial(&mut self, chunk: ChunkNumber, packets: u64, stats: &mut Stats) -> u64 {
+        self.board.note_arrived(chunk, packets);
+        let sent = *self.board.get(chunk);
+        if sent.state != SentState::InFlight || sent.transmissions > 1 {
+            return 0;
+        }
+        let mut overtaking = sent.arrived;
+        for _ in 1..OVERTAKEN_THRESHOLD {
+            overtaking &= !highest_bit(overtaking);
+        }
+        let missing = !sent.arrived & highest_bit(overtaking).saturating_sub(1);
+        if missing == 0 {
+            return 0;
+        }
+        stats.chunks_partly_lost += 1;
+        self.in_flight -= u64::from(sent.in_flight);
+        self.board.lose(chunk, missing);
+        self.lost.push_back(chunk);
+        u64::from(missing.count_ones())
+    }
+
+    /// Takes for lost what later transmissions have overtaken by more than reordering explains:
+    /// [`DUPLICATE_THRESHOLD`] transmissions and the bound of a round trip on its path (RACK,
+    /// RFC 8985, with the variation over all paths as its reordering window). Returns the packets.
+    pub(super) fn detect_losses(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        stats: &mut Stats,
+    ) -> u64 {
+        let mut packets = 0;
+        while let Some((chunk, sent)) = self.board.oldest() {
+            match self.overtaken_at(sent, paths) {
+                Some(at) if at <= now => packets += self.lose(now, chunk, paths, stats),
+                _ => break,
+            }
+        }
+        packets
+    }
+
+    fn overtaken_at(&self, sent: &Sent, paths: &PathSet) -> Option<Time> {
+        let overtaken = self.newest_acked >= sent.order + DUPLICATE_THRESHOLD;
+        let bound = paths.round_trip_bound(sent.path)?;
+        overtaken.then(|| sent.sent_at + bound)
+    }
+
+    fn lose(
+        &mut self,
+        now: Time,
+        chunk: ChunkNumber,
+        paths: &mut PathSet,
+        stats: &mut Stats,
+    ) -> u64 {
+        let sent = *self.board.get(chunk);
+        let missing = full_map(sent.packets) & !sent.arrived;
+        if sent.arrived != 0 {
+            stats.chunks_partly_lost += 1;
+        }
+        self.in_flight -= u64::from(sent.in_flight);
+        self.board.lose(
+            chunk,
+            if missing == 0 {
+                full_map(sent.packets)
+            } else {
+                missing
+            },
+        );
+        self.lost.push_back(chunk);
+        paths.on_loss(now, sent.path, sent.sent_at);
+        u64::from(missing.count_ones())
+    }
+
+    fn timeout(&self, sent: &Sent, paths: &PathSet) -> Nanos {
+        paths.rto(sent.path).times(1 << self.backoff)
+    }
+
+    /// When the oldest transmission times out, or is known to be overtaken.
+    pub(super) fn poll_timeout(&self, paths: &PathSet) -> Option<Time> {
+        let (_, sent) = self.board.oldest()?;
+        let timeout = match self.rearmed {
+            Some((order, at)) if order == sent.order => at,
+            _ => sent.sent_at + self.timeout(sent, paths),
+        };
+        Some(
+            self.overtaken_at(sent, paths)
+                .map_or(timeout, |at| at.min(timeout)),
+        )
+    }
+
+    pub(super) fn handle_timeout(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        stats: &mut Stats,
+    ) -> TimedOut {
+        let mut out = TimedOut::default();
+        let Some((_, sent)) = self.board.oldest() else {
+            return out;
+        };
+        let rto = self.timeout(sent, paths);
+        let half = Nanos::new(rto.get() / 2);
+        match self.rearmed {
+            Some((order, at)) if order == sent.order => {
+                if at > now {
+                    return out;
+                }
+            }
+            _ => {
+                let due = sent.sent_at + rto;
+                if due > now {
+                    return out;
+                }
+                if now - due > half {
+                    // This end slept: give what lies in the socket a chance to be read first.
+                    self.rearmed = Some((sent.order, now + half));
+                    stats.late_timers += 1;
+                    return out;
+                }
+            }
+        }
+        self.rearmed = None;
+        stats.timeouts += 1;
+        out.silence = now - self.heard >= rto;
+        while let Some((chunk, sent)) = self.board.oldest() {
+            if sent.sent_at + rto > now {
+                break;
+            }
+            out.packets_lost += self.lose(now, chunk, paths, stats);
+        }
+        if out.silence {
+            self.backoff = (self.backoff + 1).min(BACKOFF_MAX);
+        }
+        out
+    }
+
+    /// When the connection counts as stalled.
+    pub(super) fn stalled_at(&self, timeout: Nanos) -> Option<Time> {
+        (self.is_busy() && !self.waiting).then(|| self.progress + timeout)
+    }
+
+    /// After a restore the old clock says nothing.
+    pub(super) fn rebase(&mut self, now: Time) {
+        self.board.rebase(now);
+        self.progress = now;
+        self.heard = now;
+        self.rearmed = None;
+    }
+}
+
+/// The highest set bit of a map, 0 for an empty one.
+fn highest_bit(map: u64) -> u64 {
+    if map == 0 {
+        0
+    } else {
+        1 << (63 - map.leading_zeros())
+    }
+}
+
+/// Bytes on the wire of the packets in `map`.
+fn wire_bytes(sent: &Sent, map: u64, settings: &Settings) -> u32 {
+    let payload = u32::from(settings.packet_payload);
+    let last = u32::from(sent.packets) - 1;
+    let full = map.count_ones() * (payload + OVERHEAD_BYTES as u32);
+    if map >> last & 1 == 1 {
+        full - payload + (sent.length - last * payload)
+    } else {
+        full
+    }
+}

@@ -1,0 +1,405 @@
+//! Path state and liveness.
+
+use super::{
+    Nanos, PATHS_MAX, PROBE_AFTER, PROBE_INTERVAL_MAX, PathId, PathPolicy, PathView, PolicyKind,
+    Rng, RttEstimator, TIMEOUTS_UNTIL_SUSPENDED, Time,
+};
+
+/// Whether data is sent on a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PathState {
+    /// Policies choose among these.
+    Live,
+    /// Something sent on it went unanswered. Probed at once; given data only when no path is live.
+    Suspect,
+    /// Three timeouts without an answer. Probed at growing intervals; given no data.
+    Suspended,
+}
+
+/// How many paths, which policy, which timeout floor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PathSetConfig {
+    /// 1..=256.
+    pub paths: u16,
+    /// Who chooses.
+    pub policy: PolicyKind,
+    /// The floor of the retransmission timeout: 250 µs where the worker busy-polls or the NIC
+    /// stamps time (STELLAR, section 7), 5 ms where a sleeping thread may wake late.
+    pub rto_min: Nanos,
+}
+
+/// One path's hot state; 32 B at most (DESIGN).
+#[derive(Clone, Copy, Debug)]
+struct Path {
+    /// When something sent on it was last known to have arrived.
+    answered: Time,
+    /// When to probe next, or when the probe under way counts as unanswered.
+    probe_at: Time,
+    /// The interval after the probe under way.
+    interval: Nanos,
+    state: PathState,
+    timeouts: u8,
+    probing: bool,
+}
+
+const _: () = assert!(size_of::<Path>() + size_of::<RttEstimator>() <= 40);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counters {
+    sent_chunks: u64,
+    lost_chunks: u64,
+    ce_packets: u64,
+    timeouts: u64,
+}
+
+/// What there is to tell about a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PathReport {
+    /// The path.
+    pub id: PathId,
+    /// Whether it is given data.
+    pub state: PathState,
+    /// Smoothed round-trip time, once measured.
+    pub srtt: Option<Nanos>,
+    /// Chunks sent on it, resends included.
+    pub sent_chunks: u64,
+    /// Chunks sent on it and declared lost.
+    pub lost_chunks: u64,
+    /// Packets that arrived with Congestion Experienced.
+    pub ce_packets: u64,
+    /// Timeouts, probes included.
+    pub timeouts: u64,
+}
+
+/// The paths between two NICs. Owned by a worker, lent to each connection's calls.
+#[derive(Debug)]
+pub struct PathSet {
+    policy: Box<dyn PathPolicy>,
+    rto_min: Nanos,
+    paths: Vec<Path>,
+    rtt: Vec<RttEstimator>,
+    counters: Vec<Counters>,
+    /// The live paths in order.
+    live: Vec<PathId>,
+    /// The suspect ones in order: what is left when none is live.
+    suspect: Vec<PathId>,
+    /// Over all paths: what bounds a round trip on a path not measured yet.
+    all: RttEstimator,
+}
+
+impl PathSet {
+    /// Paths that were never used, all live. A count outside 1..=256 is brought within.
+    pub fn new(config: &PathSetConfig) -> PathSet {
+        let count = config.paths.clamp(1, PATHS_MAX);
+        let path = Path {
+            answered: Time::ZERO,
+            probe_at: Time::ZERO,
+            interval: Nanos::ZERO,
+            state: PathState::Live,
+            timeouts: 0,
+            probing: false,
+        };
+        PathSet {
+            policy: config.policy.build(),
+            rto_min: config.rto_min,
+            paths: vec![path; count.into()],
+            rtt: vec![RttEstimator::default(); count.into()],
+            counters: vec![Counters::default(); count.into()],
+            live: (0..count).map(|p| PathId(p as u8)).collect(),
+            suspect: Vec::with_capacity(count.into()),
+            all: RttEstimator::default(),
+        }
+    }
+
+    /// How many paths there are.
+    pub fn count(&self) -> usize {
+        self.paths.len()
+    }
+
+    /// How many of them are live.
+    pub fn live(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Replaces the policy by one that is not listed in [`PolicyKind`].
+    pub fn set_policy(&mut self, policy: Box<dyn PathPolicy>) {
+        self.policy = policy;
+    }
+
+    /// The path of the next chunk; not `avoid` when there is another. `None` when every path is
+    /// suspended: then only probes are sent.
+    pub fn choose(&mut self, avoid: Option<PathId>, rng: &mut Rng) -> Option<PathId> {
+        let candidates = if self.live.is_empty() {
+            &self.suspect
+        } else {
+            &self.live
+        };
+        if candidates.is_empty() {
+            return None;
+        }
+        let view = PathView::new(candidates, &self.rtt);
+        let chosen = self.policy.choose(view, rng);
+        if avoid != Some(chosen) || candidates.len() == 1 {
+            return Some(chosen);
+        }
+        // A draw over the others, even: the one after the avoided path, a random distance on.
+        let at = candidates
+            .iter()
+            .position(|&path| path == chosen)
+            .unwrap_or(0);
+        let draw = u64::from(rand_core::Rng::next_u32(rng)) * (candidates.len() as u64 - 1);
+        let distance = 1 + (draw >> 32) as usize;
+        Some(candidates[(at + distance) % candidates.len()])
+    }
+
+    /// Whether `path` exists in this set.
+    pub fn contains(&self, path: PathId) -> bool {
+        (path.0 as usize) < self.paths.len()
+    }
+
+    /// A chunk was sent on `path`.
+    pub fn on_sent(&mut self, path: PathId) {
+        self.counters[path.0 as usize].sent_chunks += 1;
+    }
+
+    /// The peer has seen something sent on `path`, whose round trip took `rtt`.
+    pub fn on_answer(&mut self, now: Time, path: PathId, rtt: Option<Nanos>, ce_packets: u16) {
+        let index = path.0 as usize;
+        self.counters[index].ce_packets += u64::from(ce_packets);
+        if let Some(rtt) = rtt {
+            self.rtt[index].update(rtt);
+            self.all.update(rtt);
+        }
+        let state = &mut self.paths[index];
+        state.answered = now;
+        if state.state != PathState::Live {
+            let outage = self.live.is_empty();
+            *state = Path {
+                state: PathState::Live,
+                timeouts: 0,
+                probing: false,
+                ..*state
+            };
+            if outage {
+                // The first answer after a total outage: ask all others at once rather than when
+                // their intervals, grown during the outage, have passed.
+                for path in &mut self.paths {
+                    if path.state == PathState::Suspended {
+                        path.probe_at = now;
+                        path.interval = PROBE_AFTER;
+                    }
+                }
+            }
+            self.list();
+        }
+        self.paths[index].timeouts = 0;
+    }
+
+    /// A chunk sent on `path` at `sent_at` is taken for lost. Suspicious only when nothing sent on
+    /// that path was answered since.
+    pub fn on_loss(&mut self, now: Time, path: PathId, sent_at: Time) {
+        self.counters[path.0 as usize].lost_chunks += 1;
+        if self.paths[path.0 as usize].answered <= sent_at {
+            self.unanswered(now, path);
+        }
+    }
+
+    /// Something sent on `path` went unanswered.
+    fn unanswered(&mut self, now: Time, path: PathId) {
+        let index = path.0 as usize;
+        self.counters[index].timeouts += 1;
+        let path = &mut self.paths[index];
+        path.timeouts = path.timeouts.saturating_add(1);
+        match path.state {
+            PathState::Live => {
+                path.state = PathState::Suspect;
+                path.probe_at = now;
+                path.probing = false;
+                self.list();
+            }
+            PathState::Suspect if path.timeouts >= TIMEOUTS_UNTIL_SUSPENDED => {
+                path.state = PathState::Suspended;
+                path.probing = false;
+                path.interval = PROBE_AFTER;
+                path.probe_at = now + PROBE_AFTER;
+                self.list();
+            }
+            PathState::Suspect | PathState::Suspended => {}
+        }
+    }
+
+    /// The next path to send a probe on, if one is due. Counts the probe as sent.
+    pub fn poll_probe(&mut self, now: Time) -> Option<PathId> {
+        if self.live.len() == self.paths.len() {
+            return None;
+        }
+        for index in 0..self.paths.len() {
+            if self.paths[index].state == PathState::Live || self.paths[index].probe_at > now {
+                continue;
+            }
+            let path = PathId(index as u8);
+            if self.paths[index].state == PathState::Suspect && self.paths[index].probing {
+                self.paths[index].probing = false;
+                self.unanswered(now, path);
+                if self.paths[index].state == PathState::Suspended {
+                    continue;
+                }
+            }
+            let rto = self.rto(path);
+            let path_state = &mut self.paths[index];
+            path_state.probing = true;
+            match path_state.state {
+                PathState::Suspended => {
+                    path_state.interval = path_state.interval.times(2).min(PROBE_INTERVAL_MAX);
+                    path_state.probe_at = now + path_state.interval;
+                }
+                PathState::Live | PathState::Suspect => path_state.probe_at = now + rto,
+            }
+            return Some(path);
+        }
+        None
+    }
+
+    /// When [`PathSet::poll_probe`] has something to do next.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        if self.live.len() == self.paths.len() {
+            return None;
+        }
+        let waiting = self
+            .paths
+            .iter()
+            .filter(|path| path.state != PathState::Live);
+        waiting.map(|path| path.probe_at).min()
+    }
+
+    /// The retransmission timeout of something sent on `path`: max(rtoMin, srtt + 4·rttvar).
+    pub fn rto(&self, path: PathId) -> Nanos {
+        self.round_trip_bound(path)
+            .unwrap_or(self.rto_min.times(4))
+            .max(self.rto_min)
+    }
+
+    /// What a round trip on `path` rarely exceeds, once anything was measured: the larger of the
+    /// path's own bound and that over all paths.
+    pub fn round_trip_bound(&self, path: PathId) -> Option<Nanos> {
+        self.all.bound().max(self.rtt[path.0 as usize].bound())
+    }
+
+    /// The smoothed round-trip time over all paths.
+    pub fn srtt(&self) -> Option<Nanos> {
+        self.all.smoothed()
+    }
+
+    /// One report per path.
+    pub fn report(&self) -> impl Iterator<Item = PathReport> + '_ {
+        (0..self.paths.len()).map(|index| PathReport {
+            id: PathId(index as u8),
+            state: self.paths[index].state,
+            srtt: self.rtt[index].smoothed(),
+            sent_chunks: self.counters[index].sent_chunks,
+            lost_chunks: self.counters[index].lost_chunks,
+            ce_packets: self.counters[index].ce_packets,
+            timeouts: self.counters[index].timeouts,
+        })
+    }
+
+    fn list(&mut self) {
+        self.live.clear();
+        self.suspect.clear();
+        for (index, path) in self.paths.iter().enumerate() {
+            match path.state {
+                PathState::Live => self.live.push(PathId(index as u8)),
+                PathState::Suspect => self.suspect.push(PathId(index as u8)),
+                PathState::Suspended => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(paths: u16) -> PathSet {
+        let rto_min = Nanos::from_millis(5);
+        PathSet::new(&PathSetConfig {
+            paths,
+            policy: PolicyKind::Oblivious,
+            rto_min,
+        })
+    }
+
+    fn ms(n: u64) -> Time {
+        Time::from_nanos(n * 1_000_000)
+    }
+
+    #[test]
+    fn a_path_with_three_timeouts_is_suspended_and_probed_after_10_ms_doubling_to_1_s() {
+        let mut set = set(4);
+        let path = PathId(2);
+        set.on_answer(ms(0), path, Some(Nanos::from_micros(50)), 0);
+        set.on_loss(ms(1), path, ms(0) + Nanos::new(1));
+        assert_eq!(set.live(), 3);
+        assert_eq!(
+            set.poll_probe(ms(1)),
+            Some(path),
+            "a suspect path is probed at once"
+        );
+        assert_eq!(set.poll_probe(ms(1)), None);
+        assert_eq!(
+            set.poll_probe(ms(6)),
+            Some(path),
+            "and again when that goes unanswered"
+        );
+        assert_eq!(set.poll_probe(ms(11)), None, "the third timeout suspends");
+        assert_eq!(
+            set.report().nth(2).map(|r| r.state),
+            Some(PathState::Suspended)
+        );
+        let mut at = ms(21);
+        let mut interval = Nanos::from_millis(20);
+        for _ in 0..10 {
+            assert_eq!(set.poll_timeout(), Some(at));
+            assert_eq!(set.poll_probe(at), Some(path));
+            at = at + interval;
+            interval = interval.times(2).min(PROBE_INTERVAL_MAX);
+        }
+        set.on_answer(at, path, None, 0);
+        assert_eq!((set.live(), set.poll_timeout()), (4, None));
+    }
+
+    #[test]
+    fn a_loss_on_a_path_that_answered_since_is_no_suspicion() {
+        let mut set = set(2);
+        set.on_answer(ms(5), PathId(0), None, 0);
+        set.on_loss(ms(6), PathId(0), ms(4));
+        assert_eq!(set.live(), 2);
+    }
+
+    #[test]
+    fn the_first_answer_after_a_total_outage_has_all_paths_probed_at_once() {
+        let mut set = set(3);
+        for path in 0..3 {
+            for _ in 0..3 {
+                set.on_loss(ms(1), PathId(path), ms(1));
+            }
+        }
+        let mut rng = Rng::new(1);
+        assert_eq!(set.choose(None, &mut rng), None);
+        for at in [11, 31, 71, 151] {
+            while set.poll_probe(ms(at)).is_some() {}
+        }
+        set.on_answer(ms(152), PathId(1), None, 0);
+        assert_eq!(set.poll_probe(ms(152)), Some(PathId(0)));
+        assert_eq!(set.poll_probe(ms(152)), Some(PathId(2)));
+    }
+
+    #[test]
+    fn the_avoided_path_is_never_chosen_when_there_is_another() {
+        let mut set = set(2);
+        let mut rng = Rng::new(7);
+        for _ in 0..100 {
+            assert_eq!(set.choose(Some(PathId(0)), &mut rng), Some(PathId(1)));
+        }
+    }
+}

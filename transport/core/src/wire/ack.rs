@@ -1,0 +1,217 @@
+//! Acknowledgements.
+//!
+//! Body: cumulative chunk number u32 · map words u8 · partials u8 · echoes u8 · 0 · the map (u64
+//! words; bit i of word w is chunk base + 64·w + i, where base is cumulative rounded down to a
+//! multiple of 64, so that both ends compare whole words) · partials (chunk u32, 0 u32, packet map
+//! u64) · echoes (path u8, 0 u8, CE packets u16, packets u32, sent-at u32, delay u32 of 64 ns).
+
+use super::{
+    ChunkNumber, ConnectionId, DropReason, Kind, PREFIX_BYTES, PathId, Seal, TRAILER_BYTES,
+    get_u16, get_u32, get_u64, put_prefix, put_u16, put_u32, put_u64,
+};
+
+/// Words of the map at most: a ring of 1,024 chunks ([`crate::recovery::WINDOW_MAX`] + 64).
+pub(crate) const MAP_WORDS_MAX: usize = 16;
+/// Partly received chunks that one acknowledgement can tell of.
+pub(crate) const PARTIALS_MAX: usize = 16;
+/// Paths that one acknowledgement can echo.
+pub(crate) const ECHOES_MAX: usize = 32;
+
+const FIXED_BYTES: usize = 8;
+const PARTIAL_BYTES: usize = 16;
+const ECHO_BYTES: usize = 16;
+
+pub(super) const ACK_BYTES_MAX: usize = PREFIX_BYTES
+    + FIXED_BYTES
+    + MAP_WORDS_MAX * 8
+    + PARTIALS_MAX * PARTIAL_BYTES
+    + ECHOES_MAX * ECHO_BYTES
+    + TRAILER_BYTES;
+
+/// A chunk of which some packets have arrived.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Partial {
+    /// The chunk.
+    pub chunk: ChunkNumber,
+    /// Bit i: packet i has arrived.
+    pub packets: u64,
+}
+
+/// What arrived on one path since the last acknowledgement.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Echo {
+    /// The path.
+    pub path: PathId,
+    /// Packets that bore Congestion Experienced (RFC 3168).
+    pub ce: u16,
+    /// Packets in all.
+    pub packets: u32,
+    /// The newest packet's sent-at, as it stood there.
+    pub sent_at: u32,
+    /// How long it lay here before this acknowledgement, units of 64 ns.
+    pub delay: u32,
+}
+
+/// An acknowledgement to be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ack<'a> {
+    /// Every chunk before this one has arrived whole.
+    pub cumulative: ChunkNumber,
+    /// Bit i: chunk base + i has arrived whole; base is `cumulative` rounded down to a multiple
+    /// of 64. At most 16 words.
+    pub map: &'a [u64],
+    /// Partly received chunks, at most 16.
+    pub partials: &'a [Partial],
+    /// Echoes, at most 32.
+    pub echoes: &'a [Echo],
+}
+
+impl Ack<'_> {
+    /// Writes the sealed packet; returns its length. Lists beyond their limits are cut.
+    pub fn emit(
+        &self,
+        out: &mut [u8],
+        seal: &Seal,
+        path: PathId,
+        connection: ConnectionId,
+        packet_number: u64,
+    ) -> usize {
+        let map = &self.map[..self.map.len().min(MAP_WORDS_MAX)];
+        let partials = &self.partials[..self.partials.len().min(PARTIALS_MAX)];
+        let echoes = &self.echoes[..self.echoes.len().min(ECHOES_MAX)];
+        put_prefix(out, Kind::Ack, path, connection, packet_number);
+        let mut at = PREFIX_BYTES;
+        put_u32(out, at, self.cumulative.0);
+        out[at + 4] = map.len() as u8;
+        out[at + 5] = partials.len() as u8;
+        out[at + 6] = echoes.len() as u8;
+        out[at + 7] = 0;
+        at += FIXED_BYTES;
+        for word in map {
+            put_u64(out, at, *word);
+            at += 8;
+        }
+        for partial in partials {
+            put_u32(out, at, partial.chunk.0);
+            put_u32(out, at + 4, 0);
+            put_u64(out, at + 8, partial.packets);
+            at += PARTIAL_BYTES;
+        }
+        for echo in echoes {
+            out[at] = echo.path.0;
+            out[at + 1] = 0;
+            put_u16(out, at + 2, echo.ce);
+            put_u32(out, at + 4, echo.packets);
+            put_u32(out, at + 8, echo.sent_at);
+            put_u32(out, at + 12, echo.delay);
+            at += ECHO_BYTES;
+        }
+        seal.seal_control(out, at)
+    }
+}
+
+/// An acknowledgement as it arrived: checked once, read in place.
+#[derive(Clone, Copy, Debug)]
+pub struct AckReader<'a> {
+    cumulative: ChunkNumber,
+    map: &'a [u8],
+    partials: &'a [u8],
+    echoes: &'a [u8],
+}
+
+impl<'a> AckReader<'a> {
+    /// Checks the body of an acknowledgement.
+    ///
+    /// # Errors
+    /// [`DropReason::Malformed`] when counts and length do not agree.
+    pub fn parse(body: &'a [u8]) -> Result<AckReader<'a>, DropReason> {
+        if body.len() < FIXED_BYTES {
+            return Err(DropReason::Malformed);
+        }
+        let (words, partials, echoes) = (body[4] as usize, body[5] as usize, body[6] as usize);
+        let within = words <= MAP_WORDS_MAX && partials <= PARTIALS_MAX && echoes <= ECHOES_MAX;
+        let length = FIXED_BYTES + words * 8 + partials * PARTIAL_BYTES + echoes * ECHO_BYTES;
+        if !within || body.len() != length || body[7] != 0 {
+            return Err(DropReason::Malformed);
+        }
+        let (map, rest) = body[FIXED_BYTES..].split_at(words * 8);
+        let (partials, echoes) = rest.split_at(partials * PARTIAL_BYTES);
+        Ok(AckReader {
+            cumulative: ChunkNumber(get_u32(body, 0)),
+            map,
+            partials,
+            echoes,
+        })
+    }
+
+    /// Every chunk before this one has arrived whole.
+    pub fn cumulative(&self) -> ChunkNumber {
+        self.cumulative
+    }
+
+    /// The words of the map.
+    pub fn map(&self) -> impl Iterator<Item = u64> + 'a {
+        self.map.chunks_exact(8).map(|word| get_u64(word, 0))
+    }
+
+    /// The partly received chunks.
+    pub fn partials(&self) -> impl Iterator<Item = Partial> + 'a {
+        self.partials.chunks_exact(PARTIAL_BYTES).map(|p| Partial {
+            chunk: ChunkNumber(get_u32(p, 0)),
+            packets: get_u64(p, 8),
+        })
+    }
+
+    /// The echoes.
+    pub fn echoes(&self) -> impl Iterator<Item = Echo> + 'a {
+        self.echoes.chunks_exact(ECHO_BYTES).map(|e| Echo {
+            path: PathId(e[0]),
+            ce: get_u16(e, 2),
+            packets: get_u32(e, 4),
+            sent_at: get_u32(e, 8),
+            delay: get_u32(e, 12),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{CONTROL_BYTES_MAX, Control, Secret};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_emitted_is_parsed_back(
+            cumulative: u32,
+            map in prop::collection::vec(any::<u64>(), 0..=MAP_WORDS_MAX),
+            partials in prop::collection::vec(any::<(u32, u64)>(), 0..=PARTIALS_MAX),
+            echoes in prop::collection::vec(any::<(u8, u16, u32, u32, u32)>(), 0..=ECHOES_MAX),
+        ) {
+            let partials: Vec<_> = partials.into_iter()
+                .map(|(chunk, packets)| Partial { chunk: ChunkNumber(chunk), packets }).collect();
+            let echoes: Vec<_> = echoes.into_iter()
+                .map(|(path, ce, packets, sent_at, delay)|
+                    Echo { path: PathId(path), ce, packets, sent_at, delay }).collect();
+            let seal = Seal::new(&Secret([1; 32]));
+            let ack = Ack {
+                cumulative: ChunkNumber(cumulative), map: &map, partials: &partials, echoes: &echoes,
+            };
+            let mut out = [0u8; CONTROL_BYTES_MAX];
+            let length = ack.emit(&mut out, &seal, PathId(4), ConnectionId(6), 1);
+            let control = Control::open(&seal, &out[..length]).expect("sealed");
+            let read = AckReader::parse(control.body).expect("well formed");
+            prop_assert_eq!(read.cumulative(), ack.cumulative);
+            prop_assert_eq!(read.map().collect::<Vec<_>>(), map);
+            prop_assert_eq!(read.partials().collect::<Vec<_>>(), partials);
+            prop_assert_eq!(read.echoes().collect::<Vec<_>>(), echoes);
+        }
+
+        #[test]
+        fn no_bytes_make_parsing_panic(bytes in prop::collection::vec(any::<u8>(), 0..1200)) {
+            if let Ok(ack) = AckReader::parse(&bytes) {
+                let _ = (ack.map().count(), ack.partials().count(), ack.echoes().count());
+            }
+        }
+    }
+}

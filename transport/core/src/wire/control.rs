@@ -1,0 +1,170 @@
+//! Probes and resets.
+
+use super::{
+    ConnectionId, DropReason, Kind, PREFIX_BYTES, PathId, Seal, TRAILER_BYTES, get_u32, get_u64,
+    peek, put_prefix, put_u32,
+};
+
+/// The prefix of an authenticated control packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Control<'a> {
+    /// Its kind.
+    pub kind: Kind,
+    /// The path it was sent on.
+    pub path: PathId,
+    /// The packet's number; see [`super::CONTROL_PACKET_NUMBERS`].
+    pub packet_number: u64,
+    /// What follows the prefix, without the trailer.
+    pub body: &'a [u8],
+}
+
+impl<'a> Control<'a> {
+    /// Opens a sealed control packet.
+    ///
+    /// # Errors
+    /// [`DropReason::Truncated`], [`DropReason::Version`], [`DropReason::Kind`],
+    /// [`DropReason::Seal`] or [`DropReason::Malformed`].
+    pub fn open(seal: &Seal, packet: &'a [u8]) -> Result<Control<'a>, DropReason> {
+        let peek = peek(packet)?;
+        let opened = seal.open_control(packet)?;
+        if opened[2] != 0 || opened[3] != 0 {
+            return Err(DropReason::Malformed);
+        }
+        Ok(Control {
+            kind: peek.kind,
+            path: peek.path,
+            packet_number: get_u64(opened, 8),
+            body: &opened[PREFIX_BYTES..],
+        })
+    }
+}
+
+/// Asks whether a path is alive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Probe {
+    /// The sender's clock, units of 64 ns; comes back in an echo.
+    pub sent_at: u32,
+}
+
+impl Probe {
+    /// Bytes of a probe in all.
+    pub const BYTES: usize = PREFIX_BYTES + 8 + TRAILER_BYTES;
+
+    /// Writes a sealed probe; returns its length.
+    pub fn emit(
+        &self,
+        out: &mut [u8],
+        seal: &Seal,
+        path: PathId,
+        connection: ConnectionId,
+        packet_number: u64,
+    ) -> usize {
+        put_prefix(out, Kind::Probe, path, connection, packet_number);
+        put_u32(out, PREFIX_BYTES, self.sent_at);
+        put_u32(out, PREFIX_BYTES + 4, 0);
+        seal.seal_control(out, PREFIX_BYTES + 8)
+    }
+
+    /// Reads a probe's body.
+    ///
+    /// # Errors
+    /// [`DropReason::Malformed`].
+    pub fn parse(body: &[u8]) -> Result<Probe, DropReason> {
+        if body.len() != 8 || body[4..] != [0; 4] {
+            return Err(DropReason::Malformed);
+        }
+        Ok(Probe {
+            sent_at: get_u32(body, 0),
+        })
+    }
+}
+
+/// "I know no such connection": 16 B, authenticated by the token alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reset {
+    /// The path of the datagram that it answers.
+    pub path: PathId,
+    /// The unknown connection, as the datagram named it.
+    pub connection: ConnectionId,
+    /// HMAC(node key, connection): only the node that gave the id out can know it.
+    pub token: u64,
+}
+
+impl Reset {
+    /// Bytes of a reset.
+    pub const BYTES: usize = PREFIX_BYTES;
+
+    /// The reset as it stands in a datagram.
+    pub fn emit(&self) -> [u8; Reset::BYTES] {
+        let mut out = [0u8; Reset::BYTES];
+        put_prefix(
+            &mut out,
+            Kind::Reset,
+            self.path,
+            self.connection,
+            self.token,
+        );
+        out
+    }
+
+    /// Reads a reset.
+    ///
+    /// # Errors
+    /// [`DropReason::Truncated`], [`DropReason::Version`], [`DropReason::Kind`] or
+    /// [`DropReason::Malformed`].
+    pub fn parse(packet: &[u8]) -> Result<Reset, DropReason> {
+        let peek = peek(packet)?;
+        if peek.kind != Kind::Reset {
+            return Err(DropReason::Kind);
+        }
+        if packet.len() != Reset::BYTES || packet[2] != 0 || packet[3] != 0 {
+            return Err(DropReason::Malformed);
+        }
+        Ok(Reset {
+            path: peek.path,
+            connection: peek.connection,
+            token: get_u64(packet, 8),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{CONTROL_PACKET_NUMBERS, Secret};
+
+    #[test]
+    fn a_probe_is_read_back_and_a_flipped_bit_is_refused() {
+        let seal = Seal::new(&Secret([7; 32]));
+        let mut out = [0u8; 64];
+        let number = CONTROL_PACKET_NUMBERS + 3;
+        let length =
+            Probe { sent_at: 99 }.emit(&mut out, &seal, PathId(9), ConnectionId(5), number);
+        assert_eq!(length, Probe::BYTES);
+        let control = Control::open(&seal, &out[..length]).expect("a sealed probe opens");
+        assert_eq!((control.kind, control.path), (Kind::Probe, PathId(9)));
+        assert_eq!(Probe::parse(control.body), Ok(Probe { sent_at: 99 }));
+        for bit in 0..length * 8 {
+            let mut damaged = out;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(
+                Control::open(&seal, &damaged[..length]).is_err(),
+                "bit {bit} was not noticed"
+            );
+        }
+    }
+
+    #[test]
+    fn a_reset_is_read_back() {
+        let reset = Reset {
+            path: PathId(3),
+            connection: ConnectionId(77),
+            token: u64::MAX - 1,
+        };
+        assert_eq!(Reset::parse(&reset.emit()), Ok(reset));
+        assert_eq!(
+            Reset::parse(&reset.emit()[..15]),
+            Err(DropReason::Truncated)
+        );
+    }
+}

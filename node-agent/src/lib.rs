@@ -1,1 +1,3 @@
 //! The node agent: control API, files, certificates, metrics; embeds the transport.
+
+pub mod files;

@@ -1,0 +1,37 @@
+//! Files: roots, manifests, digests, and how a file leaves one node and appears on another.
+//!
+//! Blocking I/O only, and nothing else: no runtime, no transport, no control API. The transfer
+//! code calls it from threads that may block. Nothing here trusts a path, a manifest or a block
+//! that came from another node, and nothing half-written ever stands under its final name.
+//!
+//! ```text
+//! source       Manifest::scan -> Source::open -> read_block -> Blocks::digest -> FileTree
+//! destination  Destination::prepare -> open -> (rehash, confirm) -> Blocks::verify
+//!              -> write_block -> finish -> publish -> complete
+//! ```
+
+mod claim;
+mod destination;
+mod digest;
+mod error;
+mod manifest;
+mod partial;
+mod reservation;
+mod root;
+mod source;
+mod sweep;
+mod tree;
+
+pub use claim::JobUid;
+pub use destination::{Destination, DestinationConfig, Overwrite, Partials, Published};
+pub use digest::{
+    Algorithm, BLOCK_BYTES, BlockDigest, BlockFault, Blocks, Digest, DigestParseError,
+    MAX_FILE_BYTES, VerifiedBlock, directory_digest,
+};
+pub use error::{FileError, Place};
+pub use manifest::{Entry, EntryKind, Identity, MAX_DEPTH, MAX_ENTRIES, Manifest, Shape};
+pub use partial::DestinationFile;
+pub use root::{Access, Root, RootPath};
+pub use source::{Source, SourceFile};
+pub use sweep::sweep;
+pub use tree::FileTree;

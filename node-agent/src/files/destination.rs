@@ -1,0 +1,546 @@
+//! `Destination`: a job's files at one node, from the reservation to the names.
+//!
+//! Files are written beside their final names and renamed only when they are whole, verified and
+//! on disk. A restarted agent prepares the same job again and finds what it left; nothing else is
+//! remembered anywhere, and what is found is hashed before it counts.
+//!
+//! Durability in bulk: up to 32 finished files are synced one by one (`fsync`), more of them by one
+//! `syncfs` per file system; then all are renamed, then their directories synced. 10,000 files of
+//! 1 KiB on ext4 take seconds one by one and well under a second in bulk; but `syncfs` also waits for
+//! what other processes have written to that file system.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use rustix::fs::{self, AtFlags, Mode, RenameFlags};
+use rustix::io::Errno;
+
+use super::claim::{JobLock, JobUid};
+use super::digest::{Algorithm, Blocks, Digest, directory_digest};
+use super::error::FileError;
+use super::manifest::{Entry, EntryKind, Identity, Manifest, Shape};
+use super::partial::{DestinationFile, Finish};
+use super::reservation::{self, Made, OpenDirectory, Origin, Target};
+use super::root::{Access, Root, RootPath};
+
+/// From how many files or directories on one `syncfs` is cheaper than an `fsync` each.
+const BULK: usize = 33;
+
+/// What happens to a file that stands under a final name already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overwrite {
+    /// One with the same content stays as it is; another is replaced, and blocks that it shares
+    /// with the source are not sent again.
+    #[default]
+    IfDifferent,
+    /// One with the same content stays as it is; another is an error.
+    Never,
+    /// It is not looked at: the whole file is sent and replaces it. A job that is resumed then
+    /// sends again also what it had finished.
+    Always,
+}
+
+/// What becomes of the partial files of a job that ends early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Partials {
+    /// They stay for the next attempt.
+    Keep,
+    /// They are removed, with the directories that this attempt made and that are empty.
+    Remove,
+}
+
+/// What a destination is made from.
+#[derive(Clone, Debug)]
+pub struct DestinationConfig {
+    /// The root to write into.
+    pub root: Arc<Root>,
+    /// Where: for a directory, the directory that will hold its files; for a single file, its
+    /// final path, or with a slash at the end the directory to put it into under its own name.
+    pub path: RootPath,
+    /// The job; the same for every attempt.
+    pub job: JobUid,
+    /// What will come.
+    pub manifest: Arc<Manifest>,
+    /// How it is verified.
+    pub algorithm: Algorithm,
+    /// What happens to files that are there already.
+    pub overwrite: Overwrite,
+    /// The digest that the whole must have, if the job says so.
+    pub expect: Option<Digest>,
+}
+
+/// What [`Destination::publish`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Files that now stand under their final names and did not before the call.
+    pub files: u32,
+    /// Files that do not yet.
+    pub waiting: u32,
+}
+
+/// A job's files at this node. Holds the job's lock; dropping it gives that back and leaves the
+/// partial files for the next attempt.
+#[derive(Debug)]
+pub struct Destination {
+    config: DestinationConfig,
+    /// Where the manifest is put.
+    base: RootPath,
+    directories: Vec<RootPath>,
+    made: Made,
+    /// One per entry of the manifest.
+    slots: Mutex<Vec<Slot>>,
+    /// Held while files are synced and renamed: one call after the other.
+    publishing: Mutex<()>,
+    /// Last: given back after everything else.
+    _lock: JobLock,
+}
+
+#[derive(Debug)]
+struct Slot {
+    stage: Stage,
+    /// The file while somebody has it open: two users of a file share its state.
+    open: Weak<DestinationFile>,
+}
+
+/// How far an entry is.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// A directory: made by the reservation.
+    Directory,
+    /// Its blocks are still to come.
+    Waiting(Origin),
+    /// Whole and verified, not yet on disk for sure or not yet under its name.
+    Finished(Digest, Finish),
+    /// Under its final name, which is not yet on disk for sure.
+    Renamed(Digest),
+    /// Under its final name and on disk.
+    Published(Digest),
+}
+
+impl Destination {
+    /// Takes the job's lock, makes directories and partial files and takes space for everything.
+    /// Every fault of a destination shows here, before any byte is sent; then nothing of it stays.
+    pub fn prepare(config: DestinationConfig) -> Result<Self, FileError> {
+        let root = &config.root;
+        if root.access() != Access::ReadWrite {
+            return Err(FileError::RootReadOnly {
+                root: root.name().into(),
+            });
+        }
+        if let Some(expected) = config.expect
+            && expected.algorithm() != config.algorithm
+        {
+            let algorithm = config.algorithm;
+            return Err(FileError::BadExpect {
+                expected,
+                algorithm,
+            });
+        }
+        let base = match (config.manifest.shape(), config.manifest.entries()) {
+            (Shape::File, [file]) if config.path.names_directory() => {
+                config.path.join(&file.path)?
+            }
+            _ => config.path.clone(),
+        };
+        let mut files = Vec::new();
+        for (_, entry, bytes) in config.manifest.files() {
+            let path = config.manifest.path_of(&base, entry)?;
+            files.push((
+                Target::new(root, path, &config.job, config.overwrite)?,
+                bytes,
+            ));
+        }
+        let directories = reservation::directories(&config.manifest, &base)?;
+        let lock = JobLock::take(root, &config.job)?;
+        let mut made = Made::default();
+        let origins =
+            reservation::reserve(root, &base, &directories, &files, &config.job, &mut made)
+                .inspect_err(|_| made.undo(root))?;
+        let mut origins = origins.into_iter();
+        let slots = config.manifest.entries().iter().map(|entry| {
+            let stage = match entry.kind {
+                EntryKind::Directory => Stage::Directory,
+                EntryKind::File { .. } => {
+                    Stage::Waiting(origins.next().expect("one origin per file of the manifest"))
+                }
+            };
+            Slot {
+                stage,
+                open: Weak::new(),
+            }
+        });
+        let slots = Mutex::new(slots.collect());
+        Ok(Destination {
+            base,
+            directories,
+            made,
+            slots,
+            publishing: Mutex::new(()),
+            _lock: lock,
+            config,
+        })
+    }
+
+    /// What will come.
+    pub fn manifest(&self) -> &Arc<Manifest> {
+        &self.config.manifest
+    }
+
+    /// Opens the file with that index in the manifest; a file that is open already is shared. A
+    /// finished one is opened for reading only: it is hashed again, and every block is there.
+    /// Each open file takes a descriptor.
+    pub fn open(&self, index: u32) -> Result<Arc<DestinationFile>, FileError> {
+        let (target, entry, bytes) = self.file(index)?;
+        let blocks = Blocks::new(self.config.algorithm, bytes);
+        let mut slots = self.slots();
+        let slot = &mut slots[index as usize];
+        if let Some(open) = slot.open.upgrade() {
+            return Ok(open);
+        }
+        let (origin, finished) = match slot.stage {
+            Stage::Directory => return Err(not_a_file(entry)),
+            Stage::Waiting(origin) => (origin, None),
+            Stage::Finished(digest, Finish::Rename) => (Origin::Resumed, Some(digest)),
+            Stage::Finished(digest, Finish::Keep)
+            | Stage::Renamed(digest)
+            | Stage::Published(digest) => (Origin::Existing, Some(digest)),
+        };
+        let file = Arc::new(DestinationFile::open(target, index, blocks, origin)?);
+        if let Some(digest) = finished {
+            drop(slots);
+            file.confirm_all(&digest)?;
+            return Ok(file);
+        }
+        if origin == Origin::Fresh {
+            // Whoever opens it after this one may find blocks in it.
+            slot.stage = Stage::Waiting(Origin::Resumed);
+        }
+        slot.open = Arc::downgrade(&file);
+        Ok(file)
+    }
+
+    /// Takes the file as whole, if it is, and if it has the digest that the source sent.
+    pub fn finish(&self, file: &DestinationFile, digest: &Digest) -> Result<(), FileError> {
+        let index = file.index();
+        let (target, entry, _) = self.file(index)?;
+        let finish = file.check(digest)?;
+        if let (Shape::File, Some(expected)) = (self.manifest().shape(), self.config.expect)
+            && expected != *digest
+        {
+            let (place, found) = (target.place(), *digest);
+            return Err(FileError::ExpectMismatch {
+                place,
+                expected,
+                found,
+            });
+        }
+        file.set_mode(entry.mode)?;
+        let slot = &mut self.slots()[index as usize];
+        if let Stage::Waiting(_) = slot.stage {
+            slot.stage = Stage::Finished(*digest, finish);
+        }
+        Ok(())
+    }
+
+    /// Puts every finished file on disk and under its final name. Cheapest for many at once: call
+    /// it after a large file and every few hundred small ones. While a digest is expected of a
+    /// whole directory, nothing is published before all of it is finished and has that digest.
+    pub fn publish(&self) -> Result<Published, FileError> {
+        let _turn = self
+            .publishing
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut ready = Vec::new();
+        let mut renamed = Vec::new();
+        let mut waiting = 0;
+        {
+            let slots = self.slots();
+            for (index, slot) in (0..).zip(slots.iter()) {
+                match slot.stage {
+                    Stage::Directory | Stage::Published(_) => {}
+                    Stage::Waiting(_) => waiting += 1,
+                    Stage::Renamed(digest) => renamed.push((index, self.file(index)?.0, digest)),
+                    Stage::Finished(digest, finish) => {
+                        ready.push(Ready {
+                            index,
+                            target: self.file(index)?.0,
+                            digest,
+                            finish,
+                        });
+                    }
+                }
+            }
+            if let (Shape::Directory, Some(expected)) =
+                (self.manifest().shape(), self.config.expect)
+            {
+                if waiting > 0 {
+                    return Ok(Published {
+                        files: 0,
+                        waiting: waiting + ready.len() as u32,
+                    });
+                }
+                if let Some(found) = self.digest_of(&slots)
+                    && found != expected
+                {
+                    let place = self.config.root.place(&self.base);
+                    return Err(FileError::ExpectMismatch {
+                        place,
+                        expected,
+                        found,
+                    });
+                }
+            }
+        }
+        // Neighbours in the manifest may be in other directories.
+        ready.sort_by(|a, b| a.target.parent.cmp(&b.target.parent));
+        self.sync_files(&ready)?;
+        let mut open = OpenDirectory::new(&self.config.root);
+        for file in ready {
+            file.rename(&*open.at(&file.target.parent)?)?;
+            self.slots()[file.index as usize].stage = Stage::Renamed(file.digest);
+            renamed.push((file.index, file.target, file.digest));
+        }
+        let parents: BTreeSet<&RootPath> = renamed
+            .iter()
+            .map(|(_, target, _)| &target.parent)
+            .collect();
+        self.sync_directories(parents.into_iter())?;
+        for (index, _, digest) in &renamed {
+            self.slots()[*index as usize].stage = Stage::Published(*digest);
+        }
+        Ok(Published {
+            files: renamed.len() as u32,
+            waiting,
+        })
+    }
+
+    /// The digest of the whole, once every file is finished.
+    pub fn digest(&self) -> Option<Digest> {
+        self.digest_of(&self.slots())
+    }
+
+    /// Publishes what is left, gives directories their modes and puts everything on disk. After
+    /// it, and only after it, the destination is verified.
+    pub fn complete(self) -> Result<Digest, FileError> {
+        let waiting = self.publish()?.waiting;
+        let place = self.config.root.place(&self.base);
+        let Some(digest) = self.digest() else {
+            return Err(FileError::BlocksMissing {
+                place,
+                missing: u64::from(waiting),
+            });
+        };
+        if let Some(expected) = self.config.expect
+            && expected != digest
+        {
+            return Err(FileError::ExpectMismatch {
+                place,
+                expected,
+                found: digest,
+            });
+        }
+        let few = self.directories.len() < BULK;
+        // Deepest first: an outer one may forbid looking into it.
+        for entry in self.manifest().entries().iter().rev() {
+            if entry.kind == EntryKind::Directory {
+                self.seal_directory(entry, few)?;
+            }
+        }
+        let top = &self.directories[..1];
+        if !few {
+            self.sync_file_systems(top.iter())?;
+        }
+        // The top, and above it those in which a directory was made.
+        let mut above: BTreeSet<RootPath> = top.iter().cloned().collect();
+        let made = self.made.directories.iter().filter(|path| **path <= top[0]);
+        above.extend(made.filter_map(|path| Some(path.split()?.0)));
+        self.sync_directories(above.iter())?;
+        Ok(digest)
+    }
+
+    /// Ends the job without its files. What is published stays.
+    pub fn abort(self, partials: Partials) -> Result<(), FileError> {
+        if partials == Partials::Keep {
+            return Ok(());
+        }
+        let mut open = OpenDirectory::new(&self.config.root);
+        for (index, _, _) in self.manifest().files() {
+            let target = self.file(index)?.0;
+            target.remove_partial(&*open.at(&target.parent)?)?;
+        }
+        self.made.remove_directories(&self.config.root);
+        Ok(())
+    }
+
+    fn digest_of(&self, slots: &[Slot]) -> Option<Digest> {
+        let mut digests = Vec::new();
+        for (entry, slot) in self.manifest().entries().iter().zip(slots) {
+            match slot.stage {
+                Stage::Directory => {}
+                Stage::Waiting(_) => return None,
+                Stage::Finished(digest, _) | Stage::Renamed(digest) | Stage::Published(digest) => {
+                    digests.push((entry.path.as_str(), digest));
+                }
+            }
+        }
+        match (self.manifest().shape(), digests.as_slice()) {
+            (Shape::File, [(_, digest)]) => Some(*digest),
+            _ => Some(directory_digest(self.config.algorithm, digests.into_iter())),
+        }
+    }
+
+    fn file(&self, index: u32) -> Result<(Target, &Entry, u64), FileError> {
+        let config = &self.config;
+        let entry = config
+            .manifest
+            .entries()
+            .get(index as usize)
+            .ok_or_else(|| FileError::BadManifest {
+                path: index.to_string(),
+                fault: "is an index past its end",
+            })?;
+        let EntryKind::File { bytes } = entry.kind else {
+            return Err(not_a_file(entry));
+        };
+        let path = config.manifest.path_of(&self.base, entry)?;
+        Ok((
+            Target::new(&config.root, path, &config.job, config.overwrite)?,
+            entry,
+            bytes,
+        ))
+    }
+
+    fn sync_files(&self, ready: &[Ready]) -> Result<(), FileError> {
+        if ready.len() < BULK {
+            for file in ready {
+                let opened = match file.finish {
+                    Finish::Rename => file.target.open_partial()?,
+                    Finish::Keep => file.target.open_final()?.0,
+                };
+                fs::fsync(&opened).map_err(|cause| file.target.failed("fsync", cause, 0))?;
+            }
+            return Ok(());
+        }
+        self.sync_file_systems(ready.iter().map(|file| &file.target.parent))
+    }
+
+    fn sync_directories<'p>(
+        &self,
+        paths: impl ExactSizeIterator<Item = &'p RootPath>,
+    ) -> Result<(), FileError> {
+        if paths.len() >= BULK {
+            return self.sync_file_systems(paths);
+        }
+        let mut open = OpenDirectory::new(&self.config.root);
+        for path in paths {
+            fs::fsync(&*open.at(path)?).map_err(|cause| {
+                FileError::writing(self.config.root.place(path), "fsync", cause, 0)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// One `syncfs` for each file system that one of the directories is on.
+    fn sync_file_systems<'p>(
+        &self,
+        directories: impl Iterator<Item = &'p RootPath>,
+    ) -> Result<(), FileError> {
+        let mut open = OpenDirectory::new(&self.config.root);
+        let mut last: Option<&RootPath> = None;
+        let mut synced = BTreeSet::new();
+        for path in directories {
+            if last == Some(path) {
+                continue;
+            }
+            last = Some(path);
+            let failed = |operation, cause| {
+                FileError::writing(self.config.root.place(path), operation, cause, 0)
+            };
+            let opened = open.at(path)?;
+            let stat = fs::fstat(&*opened).map_err(|cause| failed("fstat", cause))?;
+            if synced.insert(Identity::of(&stat).dev) {
+                fs::syncfs(&*opened).map_err(|cause| failed("syncfs", cause))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a directory its mode and, on request, syncs it: not to be opened again after that.
+    fn seal_directory(&self, entry: &Entry, sync: bool) -> Result<(), FileError> {
+        let path = self.manifest().path_of(&self.base, entry)?;
+        let root = &self.config.root;
+        let failed = |operation, cause| FileError::writing(root.place(&path), operation, cause, 0);
+        let opened = root
+            .open_directory(&path)
+            .map_err(|cause| failed("open", cause))?;
+        fs::fchmod(&opened, Mode::from_raw_mode(entry.mode))
+            .map_err(|cause| failed("fchmod", cause))?;
+        if sync {
+            fs::fsync(&opened).map_err(|cause| failed("fsync", cause))?;
+        }
+        Ok(())
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
+        // A stage is set in one assignment, after what it says is true.
+        self.slots
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// A finished file on its way to its name.
+struct Ready {
+    index: u32,
+    target: Target,
+    digest: Digest,
+    finish: Finish,
+}
+
+impl Ready {
+    /// Gives the file its final name, or removes the claim of one that had it all along.
+    fn rename(&self, parent: &OwnedFd) -> Result<(), FileError> {
+        let target = &self.target;
+        if self.finish == Finish::Keep {
+            return target.remove_partial(parent);
+        }
+        let rename =
+            |flags| fs::renameat_with(parent, &target.partial, parent, &target.name, flags);
+        let flags = match target.overwrite {
+            Overwrite::Never => RenameFlags::NOREPLACE,
+            Overwrite::IfDifferent | Overwrite::Always => RenameFlags::empty(),
+        };
+        let answer = match rename(flags) {
+            // A file system without NOREPLACE: look, then rename.
+            Err(Errno::INVAL | Errno::NOSYS) if !flags.is_empty() => {
+                match fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW) {
+                    Ok(_) => Err(Errno::EXIST),
+                    Err(_) => rename(RenameFlags::empty()),
+                }
+            }
+            answer => answer,
+        };
+        match answer {
+            Ok(()) => Ok(()),
+            Err(Errno::EXIST) if target.overwrite == Overwrite::Never => target.may_replace(),
+            Err(Errno::ISDIR) => Err(FileError::DestinationExists {
+                place: target.place(),
+                found: "a directory that was made meanwhile",
+                remedy: "remove it or choose another path",
+            }),
+            // Somebody removed the partial file.
+            Err(Errno::NOENT) => Err(FileError::DestinationChanged {
+                place: target.place(),
+            }),
+            Err(cause) => Err(target.failed("rename", cause, 0)),
+        }
+    }
+}
+
+fn not_a_file(entry: &Entry) -> FileError {
+    FileError::BadManifest {
+        path: entry.path.clone(),
+        fault: "is a directory, not a file",
+    }
+}

@@ -1,0 +1,399 @@
+//! `FileError`: everything that can go wrong with a file, with its cause and remedy.
+//!
+//! Names the root and the path; the agent that reports it adds its node.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+
+use super::claim::JobUid;
+use super::digest::{Algorithm, BlockFault, Digest, MAX_FILE_BYTES};
+use super::manifest::{MAX_DEPTH, MAX_ENTRIES};
+use super::root::RootPath;
+
+/// A path within a root, as messages name it. Bytes that are not UTF-8 are shown escaped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The root's name.
+    pub root: String,
+    /// The path below it.
+    pub path: String,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = if self.path.is_empty() {
+            "."
+        } else {
+            &self.path
+        };
+        write!(f, "{path:?} in root {:?}", self.root)
+    }
+}
+
+/// Why a file could not be read, sent, reserved, written or published.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FileError {
+    /// A path that no root takes.
+    #[error("path {path:?} {fault}: give a path relative to a root, such as \"minilm/model.bin\"")]
+    BadPath {
+        /// The path as given, escaped where it is not UTF-8.
+        path: String,
+        /// What is wrong with it.
+        fault: &'static str,
+    },
+    /// A text that names no job.
+    #[error("{text:?} is not a job's UID: 1 to 64 letters, digits and dashes")]
+    BadJobUid {
+        /// What was given.
+        text: String,
+    },
+    /// A symbolic link on the way, or at the end of it.
+    #[error(
+        "{place}: {link:?} is a symbolic link to {target:?}; links are not followed in a root: put the file itself there or name its real path"
+    )]
+    SymlinkRefused {
+        /// What was asked for.
+        place: Place,
+        /// Path of the link, below the root.
+        link: String,
+        /// Where it points.
+        target: String,
+    },
+    /// The root's directory cannot be opened.
+    #[error("root {root:?} at {}: {cause}: create the directory or correct the root's path in the agent's configuration", path.display())]
+    RootMissing {
+        /// The root's name.
+        root: String,
+        /// Its directory on the node.
+        path: PathBuf,
+        /// The system's answer.
+        cause: Errno,
+    },
+    /// The root is configured read-only.
+    #[error(
+        "root {root:?} is ReadOnly: choose another root or set its access to ReadWrite in the agent's configuration"
+    )]
+    RootReadOnly {
+        /// The root's name.
+        root: String,
+    },
+    /// The kernel lacks `openat2`.
+    #[error(
+        "the kernel has no openat2(2), without which a root cannot be confined: Linux 5.6 or newer is needed, and seccomp must allow it"
+    )]
+    KernelTooOld,
+    /// The source is not there.
+    #[error("{place} does not exist: check the path and the root")]
+    SourceMissing {
+        /// What was asked for.
+        place: Place,
+    },
+    /// The source cannot be read.
+    #[error("{place} cannot be read: {cause}: make it readable for the agent")]
+    SourceUnreadable {
+        /// Which file or directory.
+        place: Place,
+        /// The system's answer.
+        cause: Errno,
+    },
+    /// The source is no longer what the manifest says.
+    #[error(
+        "{place} changed while it was being sent ({what}): start the job again once nothing writes to it"
+    )]
+    SourceChanged {
+        /// Which file or directory.
+        place: Place,
+        /// What differs.
+        what: &'static str,
+    },
+    /// The source got shorter while it was read.
+    #[error(
+        "{place} was cut to {found} bytes while it was being sent (it had {expected}): start the job again once nothing writes to it"
+    )]
+    SourceTruncated {
+        /// Which file.
+        place: Place,
+        /// Bytes it had at first.
+        expected: u64,
+        /// Bytes found.
+        found: u64,
+    },
+    /// Something that is neither a regular file nor a directory.
+    #[error(
+        "{place} is {kind}: only regular files and directories can be sent; take it out of the source"
+    )]
+    NotARegularFile {
+        /// Which.
+        place: Place,
+        /// What it is, with its article.
+        kind: &'static str,
+    },
+    /// A name that is not UTF-8.
+    #[error("{place} is not UTF-8: rename it (for example with convmv)")]
+    NameNotUtf8 {
+        /// Which, escaped.
+        place: Place,
+    },
+    /// A name that belongs to Weft's own partial files.
+    #[error("{place} has a name of Weft's own partial files (.weft-…): rename it")]
+    ReservedName {
+        /// Which.
+        place: Place,
+    },
+    /// Directories nested too deep.
+    #[error("{place} lies more than {MAX_DEPTH} directories deep: send an inner directory instead")]
+    TooDeep {
+        /// Which.
+        place: Place,
+    },
+    /// Too many files and directories.
+    #[error("{place} holds more than {MAX_ENTRIES} files and directories: send it in parts")]
+    TooManyFiles {
+        /// The source.
+        place: Place,
+    },
+    /// A file that is too large to send, or for the file system to hold.
+    #[error(
+        "{place} has {bytes} bytes, more than Weft ({MAX_FILE_BYTES}) or the file system can hold: split it"
+    )]
+    FileTooLarge {
+        /// Which.
+        place: Place,
+        /// Its size.
+        bytes: u64,
+    },
+    /// A manifest that no scan makes.
+    #[error("the manifest's entry {path:?} {fault}: the sender is faulty or hostile")]
+    BadManifest {
+        /// The entry.
+        path: String,
+        /// What is wrong with it.
+        fault: &'static str,
+    },
+    /// No space for it.
+    #[error(
+        "no space for {place}: {needed} bytes are needed and {available} are free: free space or choose another root"
+    )]
+    DiskFull {
+        /// Which file, or the whole destination.
+        place: Place,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes the file system has free for the agent.
+        available: u64,
+    },
+    /// No inodes for it.
+    #[error(
+        "no inodes for {place}: {needed} files are to be made and {available} can be: remove files or choose another root"
+    )]
+    InodesExhausted {
+        /// The destination.
+        place: Place,
+        /// Files and directories to be made.
+        needed: u64,
+        /// Inodes the file system has free.
+        available: u64,
+    },
+    /// The file system is mounted read-only.
+    #[error("{place}: the file system is read-only: mount it read-write or choose another root")]
+    DestinationReadOnly {
+        /// What was to be written.
+        place: Place,
+    },
+    /// The agent may not write there.
+    #[error("{place}: {cause}: give the agent's user write permission on the directory")]
+    DestinationDenied {
+        /// What was to be written.
+        place: Place,
+        /// The system's answer.
+        cause: Errno,
+    },
+    /// Something else is there and must not be replaced.
+    #[error("{place} exists as {found}: {remedy}")]
+    DestinationExists {
+        /// What is in the way.
+        place: Place,
+        /// What it is, with its article.
+        found: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Another job writes there.
+    #[error("{place} is being written by job {job}: wait for that job or cancel it")]
+    DestinationBusy {
+        /// What was to be written.
+        place: Place,
+        /// The job that holds it.
+        job: JobUid,
+    },
+    /// Somebody else wrote to it meanwhile.
+    #[error(
+        "{place} was changed by somebody else while it was being written: start the job again and keep others out"
+    )]
+    DestinationChanged {
+        /// Which.
+        place: Place,
+    },
+    /// Any other answer of the file system.
+    #[error(
+        "{place}: {operation} failed: {cause}: check the file system and the kernel log of the node"
+    )]
+    DestinationFailed {
+        /// What was to be written.
+        place: Place,
+        /// The system call.
+        operation: &'static str,
+        /// The system's answer.
+        cause: Errno,
+    },
+    /// A block that must not be used.
+    #[error(
+        "{place}: {fault}: it is refused; if that happens again, look for faulty memory or a faulty NIC on the sender"
+    )]
+    BlockRefused {
+        /// Which file.
+        place: Place,
+        /// What is wrong with the block.
+        fault: BlockFault,
+    },
+    /// The file was to be finished before all of it was there.
+    #[error("{place}: {missing} blocks have not arrived: the job must be resumed")]
+    BlocksMissing {
+        /// Which file, or the whole destination.
+        place: Place,
+        /// How many.
+        missing: u64,
+    },
+    /// The file differs from the source's.
+    #[error(
+        "{place} has digest {found} where the source has {expected}: it is not published; start the job again"
+    )]
+    DigestMismatch {
+        /// Which file.
+        place: Place,
+        /// The source's.
+        expected: Digest,
+        /// What arrived.
+        found: Digest,
+    },
+    /// The expected digest is of another algorithm than the job verifies with.
+    #[error(
+        "the job expects digest {expected}, which is not one of {algorithm}: give verification.expect and verification.algorithm of one kind"
+    )]
+    BadExpect {
+        /// What the job asks for.
+        expected: Digest,
+        /// What it verifies with.
+        algorithm: Algorithm,
+    },
+    /// The content is not what the job expects.
+    #[error(
+        "{place} has digest {found} where the job expects {expected}: it is not published; correct the source or verification.expect"
+    )]
+    ExpectMismatch {
+        /// The destination.
+        place: Place,
+        /// What the job asks for.
+        expected: Digest,
+        /// What arrived.
+        found: Digest,
+    },
+}
+
+impl FileError {
+    /// A stable word for conditions, events and metric labels.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            FileError::BadPath { .. } => "BadPath",
+            FileError::BadJobUid { .. } => "BadJobUid",
+            FileError::SymlinkRefused { .. } => "SymlinkRefused",
+            FileError::RootMissing { .. } => "RootMissing",
+            FileError::RootReadOnly { .. } => "RootReadOnly",
+            FileError::KernelTooOld => "KernelTooOld",
+            FileError::SourceMissing { .. } => "SourceMissing",
+            FileError::SourceUnreadable { .. } => "SourceUnreadable",
+            FileError::SourceChanged { .. } => "SourceChanged",
+            FileError::SourceTruncated { .. } => "SourceTruncated",
+            FileError::NotARegularFile { .. } => "NotARegularFile",
+            FileError::NameNotUtf8 { .. } => "NameNotUtf8",
+            FileError::ReservedName { .. } => "ReservedName",
+            FileError::TooDeep { .. } => "TooDeep",
+            FileError::TooManyFiles { .. } => "TooManyFiles",
+            FileError::FileTooLarge { .. } => "FileTooLarge",
+            FileError::BadManifest { .. } => "BadManifest",
+            FileError::DiskFull { .. } => "DiskFull",
+            FileError::InodesExhausted { .. } => "InodesExhausted",
+            FileError::DestinationReadOnly { .. } => "DestinationReadOnly",
+            FileError::DestinationDenied { .. } => "DestinationDenied",
+            FileError::DestinationExists { .. } => "DestinationExists",
+            FileError::DestinationBusy { .. } => "DestinationBusy",
+            FileError::DestinationChanged { .. } => "DestinationChanged",
+            FileError::DestinationFailed { .. } => "DestinationFailed",
+            FileError::BlockRefused { .. } => "BlockRefused",
+            FileError::BlocksMissing { .. } => "BlocksMissing",
+            FileError::DigestMismatch { .. } => "DigestMismatch",
+            FileError::BadExpect { .. } => "BadExpect",
+            FileError::ExpectMismatch { .. } => "ExpectMismatch",
+        }
+    }
+
+    /// What the system's answer to an operation on the source means.
+    pub(super) fn reading(place: Place, cause: Errno) -> Self {
+        match cause {
+            Errno::NOENT | Errno::NOTDIR => FileError::SourceMissing { place },
+            Errno::NOSYS => FileError::KernelTooOld,
+            cause => FileError::SourceUnreadable { place, cause },
+        }
+    }
+
+    /// What the system's answer to an operation on the destination means. `needed` is the size of
+    /// what was to be written, in bytes.
+    pub(super) fn writing(
+        place: Place,
+        operation: &'static str,
+        cause: Errno,
+        needed: u64,
+    ) -> Self {
+        match cause {
+            Errno::NOSPC | Errno::DQUOT => FileError::DiskFull {
+                place,
+                needed,
+                available: 0,
+            },
+            Errno::FBIG => FileError::FileTooLarge {
+                place,
+                bytes: needed,
+            },
+            Errno::ROFS => FileError::DestinationReadOnly { place },
+            Errno::ACCESS | Errno::PERM => FileError::DestinationDenied { place, cause },
+            Errno::NOTDIR => FileError::DestinationExists {
+                place,
+                found: "something below a regular file",
+                remedy: "remove the file or choose another path",
+            },
+            Errno::NOSYS => FileError::KernelTooOld,
+            cause => FileError::DestinationFailed {
+                place,
+                operation,
+                cause,
+            },
+        }
+    }
+}
+
+/// The system's error number in an `io::Error`; errors without one count as input/output errors.
+pub(super) fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+impl RootPath {
+    /// This path as messages about `root` name it.
+    pub(super) fn at(&self, root: &str) -> Place {
+        Place {
+            root: root.into(),
+            path: self.as_str().into(),
+        }
+    }
+}

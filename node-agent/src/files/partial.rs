@@ -1,0 +1,362 @@
+//! `DestinationFile`: one file on its way in.
+//!
+//! Its bytes are in a partial file beside its final name or, as long as every block proved to be
+//! there already, in the file under its final name. It never renames anything:
+//! [`Destination`](super::Destination) does, once the file is finished.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::fs::{self, SeekFrom};
+use rustix::io::Errno;
+
+use super::digest::{BLOCK_BYTES, BlockDigest, Blocks, Digest, VerifiedBlock};
+use super::error::{FileError, Place, errno};
+use super::manifest::Identity;
+use super::reservation::{Origin, Target};
+use super::tree::FileTree;
+
+/// One file of a destination while it is written, forwarded and finished. Every method may be
+/// called from any thread; two blocks are written at the same time.
+#[derive(Debug)]
+pub struct DestinationFile {
+    target: Target,
+    index: u32,
+    blocks: Blocks,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    tree: FileTree,
+    /// What `rehash` found, sorted by block: what we may have, as long as nobody confirms it.
+    claims: Vec<(u32, BlockDigest)>,
+    body: Body,
+}
+
+/// Where the bytes are.
+#[derive(Clone, Debug)]
+enum Body {
+    /// In a partial file that held nothing when it was opened.
+    Fresh(Arc<File>),
+    /// In a partial file that an earlier attempt left.
+    Resumed(Arc<File>),
+    /// In the file under its final name, of which no block is known to differ.
+    Existing(Existing),
+    /// In a partial file; claimed blocks are in the file under the final name and are copied.
+    Replacing {
+        partial: Arc<File>,
+        existing: Existing,
+    },
+}
+
+/// A file under its final name, and its state when it was opened.
+#[derive(Clone, Debug)]
+struct Existing {
+    file: Arc<File>,
+    identity: Identity,
+}
+
+/// How a finished file came to be complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Finish {
+    /// It is in its partial file and is to be renamed.
+    Rename,
+    /// The file under the final name is the one.
+    Keep,
+}
+
+impl DestinationFile {
+    /// Opens the file where its bytes are.
+    pub(super) fn open(
+        target: Target,
+        index: u32,
+        blocks: Blocks,
+        origin: Origin,
+    ) -> Result<Self, FileError> {
+        let body = match origin {
+            Origin::Fresh => Body::Fresh(Arc::new(target.open_partial()?)),
+            Origin::Resumed => Body::Resumed(Arc::new(target.open_partial()?)),
+            Origin::Existing => {
+                let (file, identity) = target.open_final()?;
+                Body::Existing(Existing {
+                    file: Arc::new(file),
+                    identity,
+                })
+            }
+        };
+        let state = State {
+            tree: FileTree::new(blocks),
+            claims: Vec::new(),
+            body,
+        };
+        let file = DestinationFile {
+            target,
+            index,
+            blocks,
+            state: Mutex::new(state),
+        };
+        let bytes = fs::fstat(&*file.lock().body.file())
+            .map_err(|cause| file.failed("fstat", cause))
+            .map(|stat| Identity::of(&stat).size)?;
+        if bytes != blocks.file_bytes() {
+            return Err(FileError::DestinationChanged {
+                place: file.place(),
+            });
+        }
+        Ok(file)
+    }
+
+    /// Its index in the manifest.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// How it is cut and hashed.
+    pub fn blocks(&self) -> Blocks {
+        self.blocks
+    }
+
+    /// Number of blocks that have neither arrived nor been confirmed.
+    pub fn missing(&self) -> u32 {
+        self.lock().tree.missing()
+    }
+
+    /// Hashes what is here already, from an earlier attempt or under the final name, and gives
+    /// the digest of each block that may be whole. Nothing counts as present before it is
+    /// [confirmed](Self::confirm). Fast for a fresh file: gives nothing and reads nothing.
+    /// `buffer` holds at least [`BLOCK_BYTES`].
+    ///
+    /// # Panics
+    ///
+    /// When `buffer` is shorter than a block of the file.
+    pub fn rehash(&self, buffer: &mut [u8]) -> Result<Vec<(u32, BlockDigest)>, FileError> {
+        let body = self.lock().body.clone();
+        // A hole in a partial file is what has not arrived; elsewhere it is content.
+        let (file, skip_holes) = match &body {
+            Body::Fresh(_) => return Ok(Vec::new()),
+            Body::Resumed(file) => (file, true),
+            Body::Existing(existing) | Body::Replacing { existing, .. } => (&existing.file, false),
+        };
+        let mut claims = Vec::new();
+        let mut next = 0;
+        while next < self.blocks.count() {
+            if skip_holes {
+                match fs::seek(file, SeekFrom::Data(self.blocks.range(next).start)) {
+                    Ok(data) => next = next.max((data / BLOCK_BYTES as u64) as u32),
+                    // No data from here to the end.
+                    Err(Errno::NXIO) => break,
+                    // A file system that does not tell holes: everything is data.
+                    Err(Errno::INVAL | Errno::OPNOTSUPP) => {}
+                    Err(cause) => return Err(self.failed("lseek", cause)),
+                }
+            }
+            let bytes = self.read(file, next, buffer)?;
+            claims.push((next, self.blocks.digest(next, &buffer[..bytes])));
+            next += 1;
+        }
+        self.lock().claims.clone_from(&claims);
+        Ok(claims)
+    }
+
+    /// Takes a block as present that the source has with this digest and did not send. True when
+    /// [`rehash`](Self::rehash) found exactly that; false when the source has to send it.
+    pub fn confirm(&self, block: u32, digest: &BlockDigest) -> Result<bool, FileError> {
+        let mut state = self.lock();
+        if let Some(present) = state.tree.get(block) {
+            return Ok(present == *digest);
+        }
+        let claimed = state
+            .claims
+            .binary_search_by_key(&block, |(index, _)| *index);
+        if !claimed.is_ok_and(|at| state.claims[at].1 == *digest) {
+            return Ok(false);
+        }
+        if let Body::Replacing { partial, existing } = &state.body {
+            self.copy(existing, partial, block, digest)?;
+        }
+        state.tree.set(block, *digest);
+        Ok(true)
+    }
+
+    /// Writes a block that is not here yet. False when it is: nothing is written then.
+    pub fn write_block(&self, block: &VerifiedBlock<'_>) -> Result<bool, FileError> {
+        if block.blocks() != self.blocks {
+            // Verified for another file: it must hold for this one.
+            self.blocks
+                .verify(block.index(), block.data(), &block.digest())
+                .map_err(|fault| FileError::BlockRefused {
+                    place: self.place(),
+                    fault,
+                })?;
+        }
+        let file = {
+            let mut state = self.lock();
+            if state.tree.get(block.index()).is_some() {
+                return Ok(false);
+            }
+            self.begin_replacing(&mut state)?;
+            state.body.file()
+        };
+        self.write(&file, block.index(), block.data())?;
+        self.lock().tree.set(block.index(), block.digest());
+        Ok(true)
+    }
+
+    /// Reads a block that is here into the start of `buffer` and gives its digest, for a relay
+    /// whose next node lags behind. `None` when it is not here yet.
+    ///
+    /// # Panics
+    ///
+    /// When `buffer` is shorter than the block.
+    pub fn read_block(
+        &self,
+        block: u32,
+        buffer: &mut [u8],
+    ) -> Result<Option<BlockDigest>, FileError> {
+        let (digest, file) = {
+            let state = self.lock();
+            let Some(digest) = state.tree.get(block) else {
+                return Ok(None);
+            };
+            (digest, state.body.file())
+        };
+        self.read(&file, block, buffer)?;
+        Ok(Some(digest))
+    }
+
+    /// Checks that the file is whole and has this digest and that nobody else wrote to it.
+    pub(super) fn check(&self, digest: &Digest) -> Result<Finish, FileError> {
+        let state = self.lock();
+        let Some(found) = state.tree.root() else {
+            let missing = u64::from(state.tree.missing());
+            return Err(FileError::BlocksMissing {
+                place: self.place(),
+                missing,
+            });
+        };
+        if found != *digest {
+            let (place, expected) = (self.place(), *digest);
+            return Err(FileError::DigestMismatch {
+                place,
+                expected,
+                found,
+            });
+        }
+        let stat = fs::fstat(&*state.body.file()).map_err(|cause| self.failed("fstat", cause))?;
+        let now = Identity::of(&stat);
+        let (unchanged, finish) = match &state.body {
+            Body::Existing(existing) => (existing.identity == now, Finish::Keep),
+            _ => (now.size == self.blocks.file_bytes(), Finish::Rename),
+        };
+        if unchanged {
+            Ok(finish)
+        } else {
+            Err(FileError::DestinationChanged {
+                place: self.place(),
+            })
+        }
+    }
+
+    /// Sets the permission bits of the file where its bytes are.
+    pub(super) fn set_mode(&self, mode: u32) -> Result<(), FileError> {
+        fs::fchmod(&*self.lock().body.file(), fs::Mode::from_raw_mode(mode))
+            .map_err(|cause| self.failed("fchmod", cause))
+    }
+
+    /// Takes all that is here as present: for a file that is finished and opened again.
+    pub(super) fn confirm_all(&self, digest: &Digest) -> Result<(), FileError> {
+        let mut buffer = vec![0; self.blocks.len(0)];
+        for (block, digest) in self.rehash(&mut buffer)? {
+            self.confirm(block, &digest)?;
+        }
+        self.check(digest).map(|_| ())
+    }
+
+    /// Before the first block that differs: a partial file with all that was confirmed so far.
+    fn begin_replacing(&self, state: &mut State) -> Result<(), FileError> {
+        let Body::Existing(existing) = &state.body else {
+            return Ok(());
+        };
+        let existing = existing.clone();
+        self.target.may_replace()?;
+        self.target.reserve(self.blocks.file_bytes())?;
+        let partial = Arc::new(self.target.open_partial()?);
+        for block in 0..self.blocks.count() {
+            if let Some(digest) = state.tree.get(block) {
+                self.copy(&existing, &partial, block, &digest)?;
+            }
+        }
+        state.body = Body::Replacing { partial, existing };
+        Ok(())
+    }
+
+    /// Copies a block from the existing file, if it is still what was hashed.
+    fn copy(
+        &self,
+        existing: &Existing,
+        partial: &File,
+        block: u32,
+        digest: &BlockDigest,
+    ) -> Result<(), FileError> {
+        let mut buffer = vec![0; self.blocks.len(block)];
+        self.read(&existing.file, block, &mut buffer)?;
+        if self.blocks.digest(block, &buffer) != *digest {
+            return Err(FileError::DestinationChanged {
+                place: self.place(),
+            });
+        }
+        self.write(partial, block, &buffer)
+    }
+
+    fn read(&self, file: &File, block: u32, buffer: &mut [u8]) -> Result<usize, FileError> {
+        let range = self.blocks.range(block);
+        let bytes = self.blocks.len(block);
+        file.read_exact_at(&mut buffer[..bytes], range.start)
+            .map_err(|error| {
+                if error.kind() == std::io::ErrorKind::UnexpectedEof {
+                    FileError::DestinationChanged {
+                        place: self.place(),
+                    }
+                } else {
+                    self.failed("pread", errno(&error))
+                }
+            })?;
+        Ok(bytes)
+    }
+
+    fn write(&self, file: &File, block: u32, data: &[u8]) -> Result<(), FileError> {
+        file.write_all_at(data, self.blocks.range(block).start)
+            .map_err(|error| {
+                let bytes = data.len() as u64;
+                FileError::writing(self.place(), "pwrite", errno(&error), bytes)
+            })
+    }
+
+    fn place(&self) -> Place {
+        self.target.place()
+    }
+
+    fn failed(&self, operation: &'static str, cause: Errno) -> FileError {
+        FileError::writing(self.place(), operation, cause, self.blocks.file_bytes())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing is left half-changed by a panic: the tree is set after the write.
+        self.state
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Body {
+    /// The file that holds the present blocks.
+    fn file(&self) -> Arc<File> {
+        match self {
+            Body::Fresh(file) | Body::Resumed(file) => file.clone(),
+            Body::Existing(existing) => existing.file.clone(),
+            Body::Replacing { partial, .. } => partial.clone(),
+        }
+    }
+}

@@ -1,0 +1,451 @@
+//! Before the first byte: directories, partial files and space at a destination.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::claim::{self, JobUid, PRIVATE};
+use super::destination::Overwrite;
+use super::error::{FileError, Place};
+use super::manifest::{Identity, Manifest};
+use super::root::{Root, RootPath, special};
+
+/// Mode of directories while a job fills them; the manifest's is set at the end.
+const WORKING_DIRECTORY: Mode = Mode::from_raw_mode(0o755);
+
+/// Where one file goes: its final path and its partial file beside it.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) root: Arc<Root>,
+    pub(super) path: RootPath,
+    pub(super) parent: RootPath,
+    pub(super) name: String,
+    pub(super) partial: String,
+    pub(super) overwrite: Overwrite,
+}
+
+/// Where a file's bytes are before the job writes any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Nowhere: the partial file is new.
+    Fresh,
+    /// Some may be in the partial file of an earlier attempt.
+    Resumed,
+    /// A file of the right size stands under the final name; the partial file only claims it.
+    Existing,
+}
+
+impl Target {
+    pub(super) fn new(
+        root: &Arc<Root>,
+        path: RootPath,
+        job: &JobUid,
+        overwrite: Overwrite,
+    ) -> Result<Self, FileError> {
+        let fault = "is the root itself, and a file cannot take its place";
+        let (parent, name) = path
+            .split()
+            .map(|(parent, name)| (parent, name.to_owned()))
+            .ok_or_else(|| FileError::BadPath {
+                path: path.to_string(),
+                fault,
+            })?;
+        if claim::is_reserved(&name) {
+            return Err(FileError::ReservedName {
+                place: root.place(&path),
+            });
+        }
+        let partial = claim::partial_name(job, &name);
+        Ok(Target {
+            root: root.clone(),
+            path,
+            parent,
+            name,
+            partial,
+            overwrite,
+        })
+    }
+
+    pub(super) fn place(&self) -> Place {
+        self.root.place(&self.path)
+    }
+
+    /// What the system's answer means for this file.
+    pub(super) fn failed(&self, operation: &'static str, cause: Errno, bytes: u64) -> FileError {
+        self.root
+            .symlink_on_the_way(&self.path, cause)
+            .unwrap_or_else(|| FileError::writing(self.place(), operation, cause, bytes))
+    }
+
+    /// Opens the partial file to read and write.
+    pub(super) fn open_partial(&self) -> Result<File, FileError> {
+        let parent = self
+            .root
+            .open_directory(&self.parent)
+            .map_err(|cause| self.failed("open", cause, 0))?;
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        match fs::openat(&parent, &self.partial, flags, Mode::empty()) {
+            Ok(file) => Ok(File::from(file)),
+            // Somebody removed it.
+            Err(Errno::NOENT) => Err(FileError::DestinationChanged {
+                place: self.place(),
+            }),
+            Err(cause) => Err(self.failed("open", cause, 0)),
+        }
+    }
+
+    /// Opens the file under the final name to read.
+    pub(super) fn open_final(&self) -> Result<(File, Identity), FileError> {
+        let opened = self
+            .root
+            .open_at(&self.path, OFlags::RDONLY | OFlags::NONBLOCK)
+            .map_err(|cause| match cause {
+                Errno::NOENT => FileError::DestinationChanged {
+                    place: self.place(),
+                },
+                cause => self.failed("open", cause, 0),
+            })?;
+        let stat = fs::fstat(&opened).map_err(|cause| self.failed("fstat", cause, 0))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(FileError::DestinationChanged {
+                place: self.place(),
+            });
+        }
+        Ok((File::from(opened), Identity::of(&stat)))
+    }
+
+    /// Fails when a file with another content must not be replaced.
+    pub(super) fn may_replace(&self) -> Result<(), FileError> {
+        match self.overwrite {
+            Overwrite::Never => Err(FileError::DestinationExists {
+                place: self.place(),
+                found: "a file with another content",
+                remedy: "remove it, choose another path, or set overwrite to IfDifferent",
+            }),
+            Overwrite::IfDifferent | Overwrite::Always => Ok(()),
+        }
+    }
+
+    /// Makes the partial file and takes space for it.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<(), FileError> {
+        let parent = self
+            .root
+            .open_directory(&self.parent)
+            .map_err(|cause| self.failed("open", cause, bytes))?;
+        self.reserve_in(&parent, bytes)
+    }
+
+    fn reserve_in(&self, parent: &OwnedFd, bytes: u64) -> Result<(), FileError> {
+        let flags =
+            OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let failed =
+            |operation, cause| match FileError::writing(self.place(), operation, cause, bytes) {
+                FileError::DiskFull { place, needed, .. } => {
+                    let available =
+                        fs::fstatvfs(parent).map_or(0, |free| free.f_bavail * free.f_frsize);
+                    FileError::DiskFull {
+                        place,
+                        needed,
+                        available,
+                    }
+                }
+                error => error,
+            };
+        let file = fs::openat(parent, &self.partial, flags, PRIVATE)
+            .map_err(|cause| failed("open", cause))?;
+        let stat = fs::fstat(&file).map_err(|cause| failed("fstat", cause))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(FileError::DestinationChanged {
+                place: self.place(),
+            });
+        }
+        if Identity::of(&stat).size != bytes {
+            // An earlier attempt's of another size: its bytes are rehashed as they are.
+            fs::ftruncate(&file, bytes).map_err(|cause| failed("ftruncate", cause))?;
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        loop {
+            match fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+                // Where it cannot be done, the check of free space before has to do.
+                Ok(()) | Err(Errno::OPNOTSUPP) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(cause) => return Err(failed("fallocate", cause)),
+            }
+        }
+    }
+
+    /// Removes the partial file, if there is one.
+    pub(super) fn remove_partial(&self, parent: &OwnedFd) -> Result<(), FileError> {
+        match fs::unlinkat(parent, &self.partial, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(cause) => Err(self.failed("unlink", cause, 0)),
+        }
+    }
+
+    /// What is there already, and how many bytes of disk the rest takes.
+    fn survey(&self, parent: &OwnedFd, bytes: u64) -> Result<(Origin, u64), FileError> {
+        let look = |name: &str| match fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(cause) => Err(self.failed("fstatat", cause, bytes)),
+        };
+        let same_size = match look(&self.name)? {
+            None => false,
+            Some(found) => self.replaceable(parent, &found, bytes)?,
+        };
+        let partial = look(&self.partial)?;
+        let whole = partial.is_some_and(|stat| bytes > 0 && Identity::of(&stat).size == bytes);
+        let existing = match self.overwrite {
+            Overwrite::Never => same_size,
+            Overwrite::IfDifferent => same_size && !whole,
+            Overwrite::Always => false,
+        };
+        if existing {
+            return Ok((Origin::Existing, 0));
+        }
+        match partial {
+            None => Ok((Origin::Fresh, bytes)),
+            Some(stat) => {
+                // 512 B: the unit of st_blocks (stat(2)).
+                #[allow(clippy::unnecessary_cast, reason = "differs between architectures")]
+                let there = stat.st_blocks as u64 * 512;
+                Ok((Origin::Resumed, bytes.saturating_sub(there)))
+            }
+        }
+    }
+
+    /// Whether what stands under the final name has the right size; an error when it is nothing
+    /// that a file may replace.
+    fn replaceable(&self, parent: &OwnedFd, found: &Stat, bytes: u64) -> Result<bool, FileError> {
+        let exists = |found| FileError::DestinationExists {
+            place: self.place(),
+            found,
+            remedy: "remove it or choose another path (to put a file into a directory, end its path with a slash)",
+        };
+        match FileType::from_raw_mode(found.st_mode) {
+            FileType::RegularFile => {}
+            FileType::Directory => return Err(exists("a directory")),
+            FileType::Symlink => {
+                let target = fs::readlinkat(parent, &self.name, Vec::new()).unwrap_or_default();
+                return Err(FileError::SymlinkRefused {
+                    place: self.place(),
+                    link: self.path.as_str().into(),
+                    target: target.as_bytes().escape_ascii().to_string(),
+                });
+            }
+            _ => return Err(exists(special(found).unwrap_or("something else"))),
+        }
+        let same_size = Identity::of(found).size == bytes;
+        if !same_size {
+            self.may_replace()?;
+        }
+        Ok(same_size)
+    }
+}
+
+/// The directory that was opened last: a manifest is sorted, so files of one directory follow
+/// each other, and one descriptor is enough for any number of directories.
+pub(super) struct OpenDirectory<'r> {
+    root: &'r Root,
+    last: Option<(RootPath, Rc<OwnedFd>)>,
+}
+
+impl<'r> OpenDirectory<'r> {
+    pub(super) fn new(root: &'r Root) -> Self {
+        OpenDirectory { root, last: None }
+    }
+
+    pub(super) fn at(&mut self, path: &RootPath) -> Result<Rc<OwnedFd>, FileError> {
+        if let Some((last, opened)) = &self.last
+            && last.as_str() == path.as_str()
+        {
+            return Ok(opened.clone());
+        }
+        let opened = self.root.open_directory(path).map_err(|cause| {
+            self.root
+                .symlink_on_the_way(path, cause)
+                .unwrap_or_else(|| FileError::writing(self.root.place(path), "open", cause, 0))
+        })?;
+        let opened = Rc::new(opened);
+        self.last = Some((path.clone(), opened.clone()));
+        Ok(opened)
+    }
+}
+
+/// What a reservation has made so far: undone when it fails.
+#[derive(Debug, Default)]
+pub(super) struct Made {
+    /// Directories that were not there, parents first.
+    pub(super) directories: Vec<RootPath>,
+    /// Partial files that were not there.
+    partials: Vec<Target>,
+}
+
+impl Made {
+    /// Removes what was made, as far as it can.
+    pub(super) fn undo(&self, root: &Root) {
+        let mut open = OpenDirectory::new(root);
+        for target in &self.partials {
+            if let Ok(parent) = open.at(&target.parent) {
+                let _ = target.remove_partial(&parent);
+            }
+        }
+        self.remove_directories(root);
+    }
+
+    /// Removes the directories that were made and are empty.
+    pub(super) fn remove_directories(&self, root: &Root) {
+        for path in self.directories.iter().rev() {
+            if let Some((parent, name)) = path.split()
+                && let Ok(parent) = root.open_directory(&parent)
+            {
+                let _ = fs::unlinkat(&parent, name, AtFlags::REMOVEDIR);
+            }
+        }
+    }
+
+    /// Makes the directory and those above it where they are missing.
+    fn directory(&mut self, root: &Root, path: &RootPath) -> Result<(), FileError> {
+        match root.open_directory(path) {
+            Ok(_) => return Ok(()),
+            Err(Errno::NOENT) => {}
+            Err(cause) => return Err(not_a_directory(root, path, cause)),
+        }
+        // The root itself is open, so what is missing has a parent.
+        let Some((parent, name)) = path.split() else {
+            return Ok(());
+        };
+        self.directory(root, &parent)?;
+        let opened = root
+            .open_directory(&parent)
+            .map_err(|cause| not_a_directory(root, path, cause))?;
+        match fs::mkdirat(&opened, name, WORKING_DIRECTORY) {
+            Ok(()) => self.directories.push(path.clone()),
+            Err(Errno::EXIST) => {}
+            Err(cause) => return Err(FileError::writing(root.place(path), "mkdir", cause, 0)),
+        }
+        root.open_directory(path)
+            .map(drop)
+            .map_err(|cause| not_a_directory(root, path, cause))
+    }
+}
+
+fn not_a_directory(root: &Root, path: &RootPath, cause: Errno) -> FileError {
+    if let Some(error) = root.symlink_on_the_way(path, cause) {
+        return error;
+    }
+    match cause {
+        Errno::NOTDIR => FileError::DestinationExists {
+            place: root.place(path),
+            found: "a file where a directory is needed",
+            remedy: "remove the file or choose another path",
+        },
+        cause => FileError::writing(root.place(path), "open", cause, 0),
+    }
+}
+
+/// Makes directories and partial files for a whole manifest and takes space for all of it, or
+/// fails and says why; what it made by then is in `made`.
+pub(super) fn reserve(
+    root: &Root,
+    base: &RootPath,
+    directories: &[RootPath],
+    files: &[(Target, u64)],
+    job: &JobUid,
+    made: &mut Made,
+) -> Result<Vec<Origin>, FileError> {
+    for path in directories {
+        made.directory(root, path)?;
+    }
+    let mut open = OpenDirectory::new(root);
+    let mut origins = Vec::with_capacity(files.len());
+    let mut needed = 0u64;
+    let mut inodes = 0u64;
+    for (target, bytes) in files {
+        let (origin, more) = target.survey(&*open.at(&target.parent)?, *bytes)?;
+        needed = needed.saturating_add(more);
+        inodes += u64::from(origin != Origin::Resumed);
+        origins.push(origin);
+    }
+    if let Some((target, _)) = files.first() {
+        check_space(root, base, &*open.at(&target.parent)?, needed, inodes)?;
+    }
+    for ((target, bytes), origin) in files.iter().zip(&origins) {
+        let parent = open.at(&target.parent)?;
+        if *origin != Origin::Resumed {
+            made.partials.push(target.clone());
+        }
+        // An existing file's partial file only claims the name: it takes no space.
+        target.reserve_in(
+            &parent,
+            if *origin == Origin::Existing {
+                0
+            } else {
+                *bytes
+            },
+        )?;
+    }
+    let mut looked: Option<&RootPath> = None;
+    for (target, _) in files {
+        if looked != Some(&target.parent) {
+            claim::refuse_rivals(root, &target.parent, open.at(&target.parent)?.as_fd(), job)?;
+            looked = Some(&target.parent);
+        }
+    }
+    Ok(origins)
+}
+
+/// Early and in whole, so that a job that cannot fit takes no space while it finds out.
+fn check_space(
+    root: &Root,
+    base: &RootPath,
+    directory: &OwnedFd,
+    needed: u64,
+    inodes: u64,
+) -> Result<(), FileError> {
+    let free = fs::fstatvfs(directory)
+        .map_err(|cause| FileError::writing(root.place(base), "fstatvfs", cause, needed))?;
+    // A total of 0 is how a file system says that it does not count.
+    let available = free.f_bavail.saturating_mul(free.f_frsize);
+    if free.f_blocks > 0 && needed > available {
+        return Err(FileError::DiskFull {
+            place: root.place(base),
+            needed,
+            available,
+        });
+    }
+    if free.f_files > 0 && inodes > free.f_favail {
+        let (place, available) = (root.place(base), free.f_favail);
+        return Err(FileError::InodesExhausted {
+            place,
+            needed: inodes,
+            available,
+        });
+    }
+    Ok(())
+}
+
+/// The directories a manifest needs at `base`, parents first.
+pub(super) fn directories(
+    manifest: &Manifest,
+    base: &RootPath,
+) -> Result<Vec<RootPath>, FileError> {
+    use super::manifest::{EntryKind, Shape};
+    let top = match manifest.shape() {
+        Shape::Directory => base.clone(),
+        Shape::File => base.split().map_or(RootPath::ROOT, |(parent, _)| parent),
+    };
+    let mut all = vec![top];
+    for entry in manifest.entries() {
+        if entry.kind == EntryKind::Directory {
+            all.push(manifest.path_of(base, entry)?);
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,225 @@
+//! `Source`: reading the blocks of a source and noticing when it is not what was announced.
+//!
+//! A file is compared with its manifest entry (device, inode, size, times) when it is opened and
+//! again at the end, so that bytes of two states of a file are never sent as one. What that
+//! cannot see: a write within the same tick of the kernel's clock as the scan (1–10 ms; since
+//! Linux 6.13 the common file systems time a change exactly once somebody has looked), and
+//! stores through a shared mapping that the kernel has not noticed yet. Digests are made of the
+//! bytes that were read, so a destination always gets exactly what was read.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use rustix::fs::{self, Advice, FileType, OFlags};
+use rustix::io::Errno;
+
+use super::digest::{Algorithm, BLOCK_BYTES, Blocks};
+use super::error::{FileError, errno};
+use super::manifest::{Entry, EntryKind, Identity, Manifest};
+use super::root::{Root, RootPath, special};
+
+/// A scanned source whose files can be opened.
+#[derive(Clone, Debug)]
+pub struct Source {
+    root: Arc<Root>,
+    path: RootPath,
+    manifest: Arc<Manifest>,
+}
+
+impl Source {
+    /// The file or directory `path` that `manifest` is a scan of.
+    pub fn new(root: Arc<Root>, path: RootPath, manifest: Arc<Manifest>) -> Self {
+        Source {
+            root,
+            path,
+            manifest,
+        }
+    }
+
+    /// Its manifest.
+    pub fn manifest(&self) -> &Arc<Manifest> {
+        &self.manifest
+    }
+
+    /// Opens the file with that index in the manifest.
+    pub fn open(&self, index: u32) -> Result<SourceFile, FileError> {
+        let (path, entry) = self.entry(index)?;
+        let EntryKind::File { bytes } = entry.kind else {
+            let place = self.root.place(&path);
+            return Err(FileError::NotARegularFile {
+                place,
+                kind: "a directory",
+            });
+        };
+        // O_NONBLOCK: should a pipe have taken its place, the open must not wait for a writer.
+        let opened = self
+            .root
+            .open_at(&path, OFlags::RDONLY | OFlags::NONBLOCK)
+            .map_err(|cause| self.failed(&path, cause))?;
+        let stat = fs::fstat(&opened).map_err(|cause| self.failed(&path, cause))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            let kind = special(&stat).unwrap_or("a directory");
+            return Err(FileError::NotARegularFile {
+                place: self.root.place(&path),
+                kind,
+            });
+        }
+        let file = SourceFile {
+            root: self.root.clone(),
+            path,
+            bytes,
+            identity: entry.identity,
+            file: File::from(opened),
+        };
+        file.compare(&Identity::of(&stat))?;
+        if bytes > BLOCK_BYTES as u64 {
+            // A hint for read-ahead; where it is refused, reading works all the same.
+            let _ = fs::fadvise(&file.file, 0, None, Advice::Sequential);
+        }
+        Ok(file)
+    }
+
+    /// Compares every file and directory with the manifest once more: after it, what was sent is
+    /// what the manifest announced. Files that were added since the scan are no part of that.
+    pub fn unchanged(&self) -> Result<(), FileError> {
+        for (index, _) in (0..).zip(self.manifest.entries()) {
+            let (path, entry) = self.entry(index)?;
+            let now = self.identity_now(&path)?;
+            let difference = match entry.kind {
+                EntryKind::File { .. } => entry.identity.difference(&now),
+                // Its times change with every file that comes or goes beside the listed ones.
+                EntryKind::Directory => entry.identity.replaced(&now),
+            };
+            if let Some(what) = difference {
+                return Err(FileError::SourceChanged {
+                    place: self.root.place(&path),
+                    what,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn identity_now(&self, path: &RootPath) -> Result<Identity, FileError> {
+        let opened = self
+            .root
+            .open_at(path, OFlags::PATH)
+            .map_err(|cause| self.failed(path, cause))?;
+        let stat = fs::fstat(&opened).map_err(|cause| self.failed(path, cause))?;
+        Ok(Identity::of(&stat))
+    }
+
+    fn entry(&self, index: u32) -> Result<(RootPath, &Entry), FileError> {
+        let entry =
+            self.manifest
+                .entries()
+                .get(index as usize)
+                .ok_or_else(|| FileError::BadManifest {
+                    path: index.to_string(),
+                    fault: "is an index past its end",
+                })?;
+        Ok((self.manifest.path_of(&self.path, entry)?, entry))
+    }
+
+    /// After the scan a file that is gone is a change, not a wrong path.
+    fn failed(&self, path: &RootPath, cause: Errno) -> FileError {
+        let place = self.root.place(path);
+        match cause {
+            Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV => FileError::SourceChanged {
+                place,
+                what: "it was removed or replaced by a link",
+            },
+            cause => FileError::reading(place, cause),
+        }
+    }
+}
+
+/// An open file of a source. Reads at any place from any thread.
+#[derive(Debug)]
+pub struct SourceFile {
+    root: Arc<Root>,
+    path: RootPath,
+    bytes: u64,
+    identity: Identity,
+    file: File,
+}
+
+impl SourceFile {
+    /// How it is cut and hashed.
+    pub fn blocks(&self, algorithm: Algorithm) -> Blocks {
+        Blocks::new(algorithm, self.bytes)
+    }
+
+    /// Reads block `block` into the start of `buffer` and gives its length in bytes: always the
+    /// whole block, or an error. `buffer` holds at least the block ([`BLOCK_BYTES`] do for any).
+    ///
+    /// # Panics
+    ///
+    /// When `buffer` is shorter than the block.
+    pub fn read_block(&self, block: u32, buffer: &mut [u8]) -> Result<usize, FileError> {
+        let range = Blocks::new(Algorithm::default(), self.bytes).range(block);
+        let wanted = (range.end - range.start) as usize;
+        let mut filled = 0;
+        while filled < wanted {
+            let offset = range.start + filled as u64;
+            match self.file.read_at(&mut buffer[filled..wanted], offset) {
+                Ok(0) => {
+                    return Err(FileError::SourceTruncated {
+                        place: self.root.place(&self.path),
+                        expected: self.bytes,
+                        found: offset,
+                    });
+                }
+                Ok(bytes) => filled += bytes,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    let place = self.root.place(&self.path);
+                    return Err(FileError::SourceUnreadable {
+                        place,
+                        cause: errno(&error),
+                    });
+                }
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// Compares the open file, and what now stands under its path, with the manifest.
+    pub fn unchanged(&self) -> Result<(), FileError> {
+        let place = || self.root.place(&self.path);
+        let stat = fs::fstat(&self.file).map_err(|cause| FileError::reading(place(), cause))?;
+        self.compare(&Identity::of(&stat))?;
+        let what = "it was removed or replaced by another file";
+        let changed = || FileError::SourceChanged {
+            place: place(),
+            what,
+        };
+        let named = self
+            .root
+            .open_at(&self.path, OFlags::PATH)
+            .map_err(|_| changed())?;
+        let stat = fs::fstat(&named).map_err(|_| changed())?;
+        self.compare(&Identity::of(&stat))
+    }
+
+    fn compare(&self, now: &Identity) -> Result<(), FileError> {
+        let place = || self.root.place(&self.path);
+        let same_file = (now.dev, now.ino) == (self.identity.dev, self.identity.ino);
+        if same_file && now.size < self.identity.size {
+            let (expected, found) = (self.identity.size, now.size);
+            return Err(FileError::SourceTruncated {
+                place: place(),
+                expected,
+                found,
+            });
+        }
+        match self.identity.difference(now) {
+            Some(what) => Err(FileError::SourceChanged {
+                place: place(),
+                what,
+            }),
+            None => Ok(()),
+        }
+    }
+}

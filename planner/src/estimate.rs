@@ -34,10 +34,10 @@ pub const PAYLOAD_SHARE: f64 = 1408.0 / 1538.0;
 /// round trips, halved); rounded up for the hand-over to the thread that forwards.
 pub const HOP_LATENCY_NS: u64 = 50_000;
 
-/// How fast a receiver checks a segment before it forwards it: 4.1 GB/s, BLAKE3 on one core as
-/// measured for the design. It delays the first segment by `S ÷ 4.1 GB/s` per hop; it is not taken
-/// for a limit of the rate, as segments are checked on several cores.
-pub const CHECK_BYTES_PER_SECOND: f64 = 4.1e9;
+/// How fast a receiver checks a segment before it forwards it: 8 GB/s, BLAKE3 on one core over cold
+/// memory (`docs/decisions/0004-blake3-or-xxh3.md`). It delays the first segment by `S ÷ 8 GB/s` per
+/// hop; it is not taken for a limit of the rate, as the hash has a thread of its own.
+pub const CHECK_BYTES_PER_SECOND: f64 = 8.0e9;
 
 /// One direction of one link. The order only serves to keep equal things together.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,6 +49,16 @@ enum Link<'a> {
 }
 
 impl Link<'_> {
+    /// How many links bytes have behind them that come here from another leaf.
+    fn links_before(&self) -> u8 {
+        match self {
+            Self::NodeToLeaf { .. } => 0,
+            Self::LeafToSpine { .. } => 1,
+            Self::SpineToLeaf { .. } => 2,
+            Self::LeafToNode { .. } => 3,
+        }
+    }
+
     fn name(&self) -> String {
         match self {
             Self::NodeToLeaf { node, leaf } => format!("{node}->{leaf}"),
@@ -163,20 +173,26 @@ pub(crate) fn cost(
         }
     }
 
-    let mut links: Vec<LinkLoad> = loads
+    let mut links: Vec<(u8, LinkLoad)> = loads
         .into_iter()
-        .map(|(link, load)| LinkLoad {
-            name: link.name(),
-            bytes: load.bytes,
-            rate_bps: load.rate_bps,
-            seconds: seconds(load.bytes as f64, load.rate_bps),
+        .map(|(link, load)| {
+            let load = LinkLoad {
+                name: link.name(),
+                bytes: load.bytes,
+                rate_bps: load.rate_bps,
+                seconds: seconds(load.bytes as f64, load.rate_bps),
+            };
+            (link.links_before(), load)
         })
         .collect();
-    links.sort_by(|a, b| {
+    // Of equally slow links the one nearest to a sender is named first: it holds up the others.
+    links.sort_by(|(before_a, a), (before_b, b)| {
         b.seconds
             .total_cmp(&a.seconds)
+            .then_with(|| before_a.cmp(before_b))
             .then_with(|| names::compare(&a.name, &b.name))
     });
+    let links: Vec<LinkLoad> = links.into_iter().map(|(_, load)| load).collect();
 
     let slowest = links.first().map_or(0.0, |link| link.seconds);
     let counted = if request.bytes == 0 {

@@ -75,6 +75,8 @@ pub struct Plan {
     pub strategy: Strategy,
     /// Why this one: its estimate beside those of the others.
     pub why: String,
+    /// Bytes delivered to every destination.
+    pub bytes: u64,
     /// A relay forwards after this many bytes.
     pub segment_bytes: u64,
     /// One part per node, the source first, a sender always before its receivers.
@@ -374,6 +376,7 @@ fn build(request: &Request, line: &[&Node], chosen: Candidate, others: &[Candida
     Plan {
         strategy: chosen.strategy,
         why: why(request.strategy, &chosen, others),
+        bytes: request.bytes,
         segment_bytes: request.segment_bytes,
         parts: order.iter().map(|&at| parts[at].clone()).collect(),
         bottleneck: chosen.bottleneck().clone(),
@@ -391,31 +394,22 @@ fn build(request: &Request, line: &[&Node], chosen: Candidate, others: &[Candida
 
 fn why(asked: Strategy, chosen: &Candidate, others: &[Candidate]) -> String {
     let cost = |candidate: &Candidate| {
-        let estimate = Seconds(candidate.cost.seconds);
-        format!(
-            "{} {estimate} (limited by {})",
-            candidate.strategy,
-            candidate.bottleneck().name
-        )
+        let limit = &candidate.bottleneck().name;
+        format!("{} (limited by {limit})", Seconds(candidate.cost.seconds))
     };
-    let (rival, because) = match (asked, others.first()) {
-        (Strategy::Auto, None) => ("", "is the only one that has a path"),
-        (Strategy::Auto, Some(other))
-            if other.cost.seconds <= chosen.cost.seconds * (1.0 + TIE) =>
-        {
-            ("; ", "has the lowest estimate and the fewest hops")
+    let because = match (asked, others.first()) {
+        (Strategy::Auto, None) => "is the only one that has a path",
+        (Strategy::Auto, Some(next)) if next.cost.seconds <= chosen.cost.seconds * (1.0 + TIE) => {
+            "has the lowest estimate and the fewest hops"
         }
-        (Strategy::Auto, Some(_)) => ("; ", "has the lowest estimate"),
-        (_, None) => ("", "was asked for"),
-        (_, Some(_)) => ("; ", "was asked for"),
+        (Strategy::Auto, Some(_)) => "has the lowest estimate",
+        _ => "was asked for",
     };
-    let others: Vec<String> = others.iter().map(cost).collect();
-    format!(
-        "{} {because}: {}{rival}{}",
-        chosen.strategy,
-        cost(chosen),
-        others.join(", ")
-    )
+    let mut text = format!("{} {because}: {}", chosen.strategy, cost(chosen));
+    for other in others {
+        text += &format!("; {} {}", other.strategy, cost(other));
+    }
+    text
 }
 
 /// A time for people to read: three digits and a unit.
@@ -425,7 +419,8 @@ pub struct Seconds(pub f64);
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (value, unit) = match self.0 {
-            s if s >= 0.9995 || s == 0.0 => (s, "s"),
+            0.0 => return f.write_str("0 s"),
+            s if s >= 0.9995 => (s, "s"),
             s if s >= 0.999_5e-3 => (s * 1e3, "ms"),
             s => (s * 1e6, "µs"),
         };

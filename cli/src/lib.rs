@@ -1,1 +1,4 @@
 //! weft: play, plan.
+
+pub mod plan;
+pub mod quantity;

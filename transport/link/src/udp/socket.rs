@@ -1,0 +1,121 @@
+//! One socket of the range: its options, what the kernel granted, and whether it does GSO.
+
+use std::io;
+use std::net::{SocketAddrV4, UdpSocket};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use quinn_udp::{UdpSockRef, UdpSocketState};
+use socket2::SockRef;
+
+use super::UdpConfig;
+use crate::error::LinkError;
+
+/// The ECN field's ECT(0): "this transport reacts to congestion marks" (RFC 3168, section 5).
+const ECT_0: u8 = 0b10;
+
+/// Bytes that a socket's two buffers hold, as the kernel counts them (payload and its overhead).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketBuffers {
+    /// Received, not yet read.
+    pub receive: usize,
+    /// Sent, not yet taken by the device.
+    pub send: usize,
+}
+
+impl Default for SocketBuffers {
+    /// 8 MiB hold every window of this transport (256 chunks of 64 KiB on 16 ports, twice that for
+    /// the kernel's overhead) while a worker is off its core; 1 MiB of unsent data is 8 ms of
+    /// 1 Gbit/s and enough for 100 Gbit/s at the wake-up latency of a worker.
+    fn default() -> Self {
+        Self {
+            receive: 8 << 20,
+            send: 1 << 20,
+        }
+    }
+}
+
+/// A bound socket.
+pub(super) struct Port {
+    pub(super) socket: UdpSocket,
+    pub(super) state: UdpSocketState,
+    pub(super) buffers: SocketBuffers,
+    /// Whether a send may hold many datagrams. False once the kernel or the device has refused.
+    pub(super) gso: bool,
+}
+
+impl Port {
+    /// From now on each datagram of this socket is its own send.
+    pub(super) fn stop_gso(&mut self) {
+        self.gso = false;
+        // Refused at worst, and then single datagrams are shorter than the size anyway.
+        let _ = setsockopt(&self.socket, sockopt::UdpGsoSegment, &0);
+    }
+}
+
+/// Binds and sets up one port of the range.
+pub(super) fn bind_port(config: &UdpConfig, port: u16) -> Result<Port, LinkError> {
+    let address = config.address;
+    let failed = |call: &'static str| {
+        move |source: io::Error| LinkError::System {
+            call,
+            address,
+            source,
+        }
+    };
+    let socket = UdpSocket::bind(SocketAddrV4::new(address, port)).map_err(|source| {
+        let ports = config.ports;
+        match source.kind() {
+            io::ErrorKind::AddrInUse => LinkError::PortTaken {
+                address,
+                port,
+                ports,
+            },
+            io::ErrorKind::AddrNotAvailable => LinkError::AddressNotHere { address },
+            io::ErrorKind::PermissionDenied => LinkError::NotPermitted { address, ports },
+            _ => LinkError::System {
+                call: "bind",
+                address,
+                source,
+            },
+        }
+    })?;
+    let state =
+        UdpSocketState::new(UdpSockRef::from(&socket)).map_err(failed("UDP socket set-up"))?;
+    // quinn-udp 0.6.3 has room for 96 bytes of control messages and switches the receive timestamp
+    // on, which makes 112 of them on a GRO run: the ECN field would be cut off without a word.
+    setsockopt(&socket, sockopt::ReceiveTimestampns, &false)
+        .map_err(|errno| failed("setsockopt SO_TIMESTAMPNS")(errno.into()))?;
+    SockRef::from(&socket)
+        .set_tos_v4(u32::from(config.dscp) << 2 | u32::from(ECT_0))
+        .map_err(failed("setsockopt IP_TOS"))?;
+    // A kernel older than 4.18 has no UDP GSO: every datagram is its own send.
+    let gso = setsockopt(
+        &socket,
+        sockopt::UdpGsoSegment,
+        &i32::from(config.datagram_bytes),
+    )
+    .is_ok();
+    let buffers = grant_buffers(&socket, config.buffers).map_err(failed("setsockopt SO_RCVBUF"))?;
+    Ok(Port {
+        socket,
+        state,
+        buffers,
+        gso,
+    })
+}
+
+/// Asks for the buffers with the privilege, then without it, and says what the kernel granted.
+/// (The kernel doubles what is asked, for its own overhead.)
+fn grant_buffers(socket: &UdpSocket, wanted: SocketBuffers) -> io::Result<SocketBuffers> {
+    let options = SockRef::from(socket);
+    if setsockopt(socket, sockopt::RcvBufForce, &(wanted.receive / 2)).is_err() {
+        options.set_recv_buffer_size(wanted.receive / 2)?;
+    }
+    if setsockopt(socket, sockopt::SndBufForce, &(wanted.send / 2)).is_err() {
+        options.set_send_buffer_size(wanted.send / 2)?;
+    }
+    Ok(SocketBuffers {
+        receive: options.recv_buffer_size()?,
+        send: options.send_buffer_size()?,
+    })
+}

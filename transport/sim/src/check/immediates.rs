@@ -1,0 +1,89 @@
+//! Immediates after their payload, exactly once.
+
+use std::collections::BTreeMap;
+
+use super::Checker;
+use crate::observation::{Message, Observation};
+
+/// An immediate is reported once, at the end that was written to, when every byte of its message has
+/// been placed, and with that message's key; and before its message completes at the writer.
+#[derive(Default)]
+pub(super) struct ImmediateAfterPayload {
+    open: BTreeMap<u32, State>,
+}
+
+struct State {
+    message: Message,
+    missing: u64,
+    signalled: bool,
+}
+
+impl Checker for ImmediateAfterPayload {
+    fn name(&self) -> &'static str {
+        "immediates after their payload, once"
+    }
+
+    fn observe(&mut self, _now: u64, what: &Observation<'_>) -> Result<(), String> {
+        match *what {
+            Observation::Posted { message } => {
+                if let Some(value) = message.immediate {
+                    let state = State {
+                        message: *message,
+                        missing: message.bytes,
+                        signalled: false,
+                    };
+                    self.open.insert(value, state);
+                }
+            }
+            Observation::Placed {
+                message: Some(message),
+                payload,
+                ..
+            } => {
+                if let Some(state) = message
+                    .immediate
+                    .and_then(|value| self.open.get_mut(&value))
+                {
+                    state.missing = state.missing.saturating_sub(payload.len() as u64);
+                }
+            }
+            Observation::Signalled { reader, value, key } => {
+                let Some(state) = self.open.get_mut(&value) else {
+                    return Err(format!(
+                        "immediate {value} was never sent, or came after its end"
+                    ));
+                };
+                let Message { id, writer, .. } = state.message;
+                if state.signalled {
+                    return Err(format!("immediate {value} of message {id} came twice"));
+                }
+                if writer != reader.peer() {
+                    return Err(format!(
+                        "immediate {value} of message {id} came at {reader:?}"
+                    ));
+                }
+                if state.missing > 0 {
+                    return Err(format!(
+                        "immediate {value} of message {id} came before {} of its bytes",
+                        state.missing
+                    ));
+                }
+                if key != state.message.key {
+                    return Err(format!("immediate {value} of message {id} names {key:?}"));
+                }
+                state.signalled = true;
+            }
+            Observation::Completed { token, .. } => {
+                if let Some(state) = self.open.remove(&(token as u32))
+                    && !state.signalled
+                {
+                    return Err(format!(
+                        "message {token} completed at the writer, its immediate never came"
+                    ));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

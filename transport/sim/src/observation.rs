@@ -1,0 +1,93 @@
+//! What checkers see of a run: one enum, told in order of virtual time.
+
+use weft_core::connection::Connection;
+use weft_core::drops::DropReason;
+use weft_core::units::Key;
+
+/// One end of one incarnation of a connection. Ends come in pairs; see [`End::peer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct End(pub usize);
+
+impl End {
+    /// The end that this one talks to.
+    pub const fn peer(self) -> End {
+        End(self.0 ^ 1)
+    }
+}
+
+/// One write: its number in the run is its token, and names its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Its number in the run, its token and the name of its content.
+    pub id: u64,
+    /// The end that writes it.
+    pub writer: End,
+    /// The region at the other end.
+    pub key: Key,
+    /// Where in the region.
+    pub offset: u64,
+    /// How long; may be 0 with an immediate.
+    pub bytes: u64,
+    /// What it signals.
+    pub immediate: Option<u32>,
+    /// Payload bytes of a full packet; only the message's last one is shorter.
+    pub packet_payload: u64,
+}
+
+/// Why a connection has a reason to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Excuse {
+    /// Both ends' hosts have kept their state: it has none.
+    None,
+    /// The peer's host has lost its state.
+    PeerDied,
+}
+
+/// Something that happened.
+#[expect(missing_docs, reason = "each variant's text says what its fields are")]
+#[derive(Debug)]
+pub enum Observation<'a> {
+    /// A connection between two hosts is made.
+    Connected { ends: [End; 2] },
+    /// A message was accepted.
+    Posted { message: &'a Message },
+    /// The core had payload placed at `reader`; `message` is the one that owns the place.
+    Placed {
+        reader: End,
+        message: Option<&'a Message>,
+        key: Key,
+        offset: u64,
+        payload: &'a [u8],
+    },
+    /// The core reports an immediate at `reader`.
+    Signalled { reader: End, value: u32, key: Key },
+    /// The core reports a message as complete at `writer`.
+    Completed { writer: End, token: u64 },
+    /// The core gives up a connection.
+    Failed {
+        end: End,
+        excuse: Excuse,
+        reason: &'static str,
+    },
+    /// Packets of one run were dropped. `tampered`: the run was damaged or made up; no end: before
+    /// its connection was known.
+    Dropped {
+        end: Option<End>,
+        reason: DropReason,
+        tampered: bool,
+    },
+    /// A worker has had its turn with a connection.
+    Turned {
+        end: End,
+        connection: &'a Connection,
+        events: usize,
+    },
+    /// A connection was saved.
+    Saved { end: End, bytes: usize },
+    /// The host of an end has lost its state, or the connection was closed with its failed peer.
+    Lost { end: End },
+    /// The host of an end is gone for good.
+    Orphaned { end: End },
+    /// From now on the network is fair and nothing goes wrong.
+    Healed,
+}

@@ -1,0 +1,424 @@
+//! The shape of a run, drawn from its seed: who talks to whom, over what, and what goes wrong.
+
+use std::fmt;
+
+use weft_core::congestion::CongestionKind;
+use weft_core::connection::Settings;
+use weft_core::path::{PathSetConfig, PolicyKind};
+use weft_core::units::Nanos;
+use weft_core::wire::OVERHEAD_BYTES;
+
+use crate::draw::Draw;
+
+/// The most bytes of datagrams that one chunk may hold (one GSO send).
+const CHUNK_DATAGRAM_BYTES: u64 = 65_507;
+/// The most packets of one chunk (one bit each in a packet map).
+const CHUNK_PACKETS: u64 = 64;
+/// The most payload bytes that a run writes in all: keeps a run within tens of milliseconds.
+const RUN_BYTES: u64 = 24 << 20;
+/// The most packets that a run writes in all, for the same reason.
+const RUN_PACKETS: u64 = 4_000;
+/// The longest time with faults; stalls are declared after [`Scenario::stall_timeout`] only, so
+/// that a connection between two live nodes never has a reason to fail.
+const FAULTY_MAX: Nanos = Nanos::from_secs(2);
+/// No connection whose peer lives may stall: longer than any fault plus the slowest probe (1 s) and
+/// the longest time between two resends.
+const STALL_TIMEOUT_MIN: Nanos = Nanos::from_secs(6);
+
+/// Chances of what the network does to one packet, in millionths, and how long it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weather {
+    /// Lost without a trace.
+    pub loss: u32,
+    /// Delivered twice, the copy up to `straggle` later.
+    pub duplicate: u32,
+    /// Held back for up to `straggle`.
+    pub reorder: u32,
+    /// A few bits flipped, or cut short, somewhere in header, payload or trailer.
+    pub corrupt: u32,
+    /// Marked congestion-experienced for no reason.
+    pub mark: u32,
+    /// Kept and delivered again much later: a replay.
+    pub replay: u32,
+    /// Accompanied by a datagram that someone made up for the same connection.
+    pub forge: u32,
+    /// The longest that a packet is held back.
+    pub straggle: Nanos,
+}
+
+impl Weather {
+    /// A network that loses and changes nothing.
+    pub const FAIR: Weather = Weather {
+        loss: 0,
+        duplicate: 0,
+        reorder: 0,
+        corrupt: 0,
+        mark: 0,
+        replay: 0,
+        forge: 0,
+        straggle: Nanos::ZERO,
+    };
+}
+
+/// The network between every two hosts: `lanes` disjoint lanes that the paths hash onto.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fabric {
+    /// Disjoint ways between two hosts (spines).
+    pub lanes: u16,
+    /// Nanoseconds that one lane needs for one byte, in 1/1024.
+    pub byte_time_1024: u64,
+    /// Propagation delay of a lane, one way.
+    pub delay: Nanos,
+    /// How much longer the slowest lane's delay is.
+    pub delay_spread: Nanos,
+    /// What a lane queues before it drops, in bytes.
+    pub queue_bytes: u64,
+    /// The queue length from which on a lane marks.
+    pub mark_bytes: u64,
+}
+
+/// What one end writes to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// Messages per direction.
+    pub messages: u64,
+    /// The longest message, in bytes.
+    pub message_bytes: u64,
+    /// Messages in flight at a time: slots of the receiver's region.
+    pub slots: u16,
+    /// How many of a million messages carry an immediate.
+    pub immediate: u32,
+    /// How many of a million messages are empty (and carry an immediate).
+    pub empty: u32,
+    /// Whether the second end writes as well.
+    pub both_ways: bool,
+}
+
+/// Something that happens to a part of the run at a drawn time.
+#[expect(missing_docs, reason = "each variant's text says what its fields are")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mishap {
+    /// One lane between two hosts drops everything, both ways or one way, carrier up.
+    LaneDown {
+        from: usize,
+        to: usize,
+        lane: u16,
+        both_ways: bool,
+        heals_after: Nanos,
+    },
+    /// Every lane between two hosts drops everything.
+    Blackout {
+        from: usize,
+        to: usize,
+        heals_after: Nanos,
+    },
+    /// All lanes of a host are slower by this much.
+    Spike {
+        host: usize,
+        extra: Nanos,
+        heals_after: Nanos,
+    },
+    /// A host loses all of its state; it comes back, or never does.
+    Death {
+        host: usize,
+        returns_after: Option<Nanos>,
+    },
+    /// A host's process is replaced: connections are saved, and restored after a while.
+    /// `new_process`: with a clock of its own and without memory of the paths.
+    Upgrade {
+        host: usize,
+        takes: Nanos,
+        new_process: bool,
+    },
+    /// A host does not run for a while: its timers are served late.
+    Pause { host: usize, takes: Nanos },
+}
+
+/// A whole run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scenario {
+    /// The seed it was drawn from.
+    pub seed: u64,
+    /// Hosts, each with one core.
+    pub hosts: usize,
+    /// The pairs of hosts that have a connection; a pair may come several times.
+    pub pairs: Vec<(usize, usize)>,
+    /// What both ends of every connection share.
+    pub settings: Settings,
+    /// How paths are chosen.
+    pub policy: PolicyKind,
+    /// The least retransmission timeout.
+    pub rto_min: Nanos,
+    /// The window's algorithm.
+    pub congestion: CongestionKind,
+    /// When a connection without progress fails.
+    pub stall_timeout: Nanos,
+    /// The network's form.
+    pub fabric: Fabric,
+    /// What it does to packets until it heals.
+    pub weather: Weather,
+    /// What the ends write.
+    pub workload: Workload,
+    /// What happens when, in order of time.
+    pub mishaps: Vec<(Nanos, Mishap)>,
+    /// When the weather turns fair and everything that can heal has healed.
+    pub heals_at: Nanos,
+    /// How long a host needs from a packet's arrival to its worker's turn, at most.
+    pub turn_delay: Nanos,
+    /// Whether adjacent datagrams of a connection and path are handed over as one run (GRO).
+    pub coalesce: bool,
+    /// Chunks that a worker may send in one turn.
+    pub chunks_per_turn: u32,
+}
+
+impl Scenario {
+    /// Draws the scenario of `seed`.
+    pub fn draw(seed: u64) -> Scenario {
+        let mut draw = Draw::new(seed, 0);
+        let hosts = draw.pick(&[2, 2, 2, 3, 3, 4, 5, 8]);
+        let pairs = draw_pairs(&mut draw, hosts);
+        let settings = draw_settings(&mut draw);
+        let fabric = draw_fabric(&mut draw, &settings);
+        let workload = draw_workload(&mut draw, &settings, pairs.len() as u64);
+        let heals_at = draw_heals_at(&mut draw, &workload, &fabric);
+        let weather = draw_weather(&mut draw, &fabric);
+        let mishaps = draw_mishaps(&mut draw, hosts, &pairs, fabric.lanes, heals_at);
+        let congestion = if draw.coin() {
+            CongestionKind::EcnRtt
+        } else {
+            let chunk = u64::from(settings.chunk_bytes);
+            CongestionKind::Fixed {
+                bytes: draw.magnitude(chunk, chunk * 256) as u32,
+            }
+        };
+        Scenario {
+            seed,
+            hosts,
+            pairs,
+            settings,
+            policy: draw.pick(&[
+                PolicyKind::Single,
+                PolicyKind::RoundRobin,
+                PolicyKind::Oblivious,
+                PolicyKind::TwoChoices,
+            ]),
+            rto_min: Nanos::from_micros(draw.pick(&[250, 1_000, 5_000])),
+            congestion,
+            stall_timeout: STALL_TIMEOUT_MIN + Nanos::from_secs(draw.within(0, 10)),
+            fabric,
+            weather,
+            workload,
+            mishaps,
+            heals_at,
+            turn_delay: Nanos::new(draw.magnitude(1, 100_000)),
+            coalesce: draw.coin(),
+            chunks_per_turn: draw.magnitude(1, 64) as u32,
+        }
+    }
+
+    /// What the path sets are made from.
+    pub fn path_set(&self) -> PathSetConfig {
+        PathSetConfig {
+            paths: self.settings.paths,
+            policy: self.policy,
+            rto_min: self.rto_min,
+        }
+    }
+}
+
+fn draw_pairs(draw: &mut Draw, hosts: usize) -> Vec<(usize, usize)> {
+    let most = draw.magnitude(1, 2 * hosts as u64);
+    (0..most)
+        .map(|_| {
+            let from = draw.within(0, hosts as u64 - 1) as usize;
+            let to = (from + draw.within(1, hosts as u64 - 1) as usize) % hosts;
+            (from, to)
+        })
+        .collect()
+}
+
+fn draw_settings(draw: &mut Draw) -> Settings {
+    let packet_payload = draw.pick(&[1_024, 1_408, 4_032, 8_192, 8_896, 1_000, 1_337]);
+    let most = (CHUNK_DATAGRAM_BYTES / (packet_payload + OVERHEAD_BYTES as u64)).min(CHUNK_PACKETS);
+    let packets = if draw.chance(250_000) {
+        1
+    } else {
+        draw.within(1, most)
+    };
+    Settings {
+        paths: if draw.chance(100_000) {
+            1
+        } else {
+            draw.magnitude(1, 256) as u16
+        },
+        packet_payload: packet_payload as u16,
+        chunk_bytes: (packets * (packet_payload + OVERHEAD_BYTES as u64)) as u32,
+        window_chunks: draw.magnitude(1, 960) as u16,
+    }
+}
+
+fn draw_fabric(draw: &mut Draw, settings: &Settings) -> Fabric {
+    let chunk = u64::from(settings.chunk_bytes);
+    let queue_bytes = draw.magnitude(2 * chunk, 256 * chunk);
+    Fabric {
+        lanes: draw.magnitude(1, 16) as u16,
+        // 100 Mbit/s … 100 Gbit/s: 80 … 0.08 ns a byte.
+        byte_time_1024: draw.magnitude(82, 81_920),
+        delay: Nanos::new(draw.magnitude(1_000, 2_000_000)),
+        delay_spread: Nanos::new(draw.magnitude(1, 500_000)),
+        queue_bytes,
+        mark_bytes: draw.magnitude(chunk, queue_bytes),
+    }
+}
+
+fn draw_workload(draw: &mut Draw, settings: &Settings, pairs: u64) -> Workload {
+    let both_ways = draw.coin();
+    let packets = RUN_PACKETS.min(RUN_BYTES / u64::from(settings.packet_payload));
+    // What one direction of one connection may write.
+    let packets = (packets / pairs / if both_ways { 2 } else { 1 }).max(4);
+    let packets = draw.magnitude(packets.div_ceil(50), packets);
+    let total = packets * u64::from(settings.packet_payload);
+    let messages = draw.magnitude(1, 200);
+    Workload {
+        messages,
+        message_bytes: (total * 2 / messages).max(1),
+        slots: draw.magnitude(1, 64) as u16,
+        immediate: draw.pick(&[0, 500_000, 1_000_000]),
+        empty: draw.pick(&[0, 0, 10_000, 200_000]),
+        both_ways,
+    }
+}
+
+/// About when the work is done: faults that come later than it ends would hit nothing.
+fn draw_heals_at(draw: &mut Draw, workload: &Workload, fabric: &Fabric) -> Nanos {
+    let bytes = workload.messages * workload.message_bytes;
+    let serialise = bytes * fabric.byte_time_1024 / 1024 / u64::from(fabric.lanes);
+    let round_trips = 2 * (fabric.delay + fabric.delay_spread).get() * workload.messages
+        / u64::from(workload.slots);
+    let most = (4 * (serialise + round_trips)).clamp(200_000, FAULTY_MAX.get());
+    Nanos::new(draw.magnitude(100_000, most))
+}
+
+fn draw_weather(draw: &mut Draw, fabric: &Fabric) -> Weather {
+    if draw.chance(150_000) {
+        return Weather::FAIR;
+    }
+    Weather {
+        loss: draw.rate(300_000),
+        duplicate: draw.rate(200_000),
+        reorder: draw.rate(500_000),
+        corrupt: draw.rate(200_000),
+        mark: draw.rate(500_000),
+        replay: draw.rate(50_000),
+        forge: draw.rate(50_000),
+        straggle: Nanos::new(draw.magnitude(1_000, 20 * fabric.delay.get())),
+    }
+}
+
+fn draw_mishaps(
+    draw: &mut Draw,
+    hosts: usize,
+    pairs: &[(usize, usize)],
+    lanes: u16,
+    heals_at: Nanos,
+) -> Vec<(Nanos, Mishap)> {
+    if draw.chance(250_000) {
+        return Vec::new();
+    }
+    let count = draw.magnitude(1, 12);
+    let mut mishaps: Vec<(Nanos, Mishap)> = (0..count)
+        .map(|_| {
+            let at = draw.within(0, heals_at.get() - 1);
+            let left = heals_at.get() - at;
+            let span = Nanos::new(draw.magnitude(1, left));
+            let host = draw.within(0, hosts as u64 - 1) as usize;
+            let (from, to) = draw.pick(pairs);
+            let (from, to) = if draw.coin() { (from, to) } else { (to, from) };
+            let lane = draw.within(0, u64::from(lanes) - 1) as u16;
+            let mishap = match draw.within(0, 99) {
+                0..30 => Mishap::LaneDown {
+                    from,
+                    to,
+                    lane,
+                    both_ways: draw.coin(),
+                    heals_after: span,
+                },
+                30..40 => Mishap::Blackout {
+                    from,
+                    to,
+                    heals_after: span,
+                },
+                40..55 => Mishap::Spike {
+                    host,
+                    extra: Nanos::new(draw.magnitude(1_000, 50_000_000)),
+                    heals_after: span,
+                },
+                55..60 => Mishap::Death {
+                    host,
+                    returns_after: None,
+                },
+                60..72 => Mishap::Death {
+                    host,
+                    returns_after: Some(span),
+                },
+                72..90 => Mishap::Upgrade {
+                    host,
+                    takes: if draw.coin() { Nanos::new(1) } else { span },
+                    new_process: draw.coin(),
+                },
+                _ => Mishap::Pause {
+                    host,
+                    takes: Nanos::new(draw.magnitude(1_000, 50_000_000)),
+                },
+            };
+            (Nanos::new(at), mishap)
+        })
+        .collect();
+    mishaps.sort_by_key(|(at, _)| *at);
+    mishaps
+}
+
+/// One line that says what kind of run it is.
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = &self.settings;
+        write!(
+            f,
+            "{} hosts, {} connections, {} paths {}, chunks of {} × {} B, window {}, {:?}, {} × ≤{} B a way, \
+             {} mishaps, faults for {} us",
+            self.hosts,
+            self.pairs.len(),
+            s.paths,
+            self.policy,
+            s.chunk_packets(),
+            s.packet_payload,
+            s.window_chunks,
+            self.congestion,
+            self.workload.messages,
+            self.workload.message_bytes,
+            self.mishaps.len(),
+            self.heals_at.get() / 1_000,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_seed_draws_a_scenario_within_the_limits_of_the_core() {
+        for seed in 0..2_000 {
+            let scenario = Scenario::draw(seed);
+            assert!((2..=8).contains(&scenario.hosts));
+            assert_eq!(scenario.settings.validate(), Ok(()));
+            assert!(scenario.pairs.iter().all(|(from, to)| from != to));
+            assert!(
+                scenario
+                    .mishaps
+                    .iter()
+                    .all(|(at, _)| *at < scenario.heals_at)
+            );
+        }
+    }
+}

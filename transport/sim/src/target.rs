@@ -1,0 +1,102 @@
+//! What one end may be written to, and the messages that it expects there.
+
+use weft_core::drops::DropReason;
+use weft_core::memory::Memory;
+use weft_core::units::Key;
+
+use crate::check::Checkers;
+use crate::observation::{End, Message, Observation};
+
+/// Regions of an end: messages of one connection go to several.
+pub const REGIONS: usize = 3;
+
+/// The regions of one end, cut into slots; a slot holds one message under way.
+#[derive(Debug)]
+pub struct Target {
+    keys: [Key; REGIONS],
+    slot_bytes: u64,
+    /// By slot: slot s lies in region s mod REGIONS at place s / REGIONS.
+    slots: Vec<Option<Message>>,
+}
+
+impl Target {
+    /// Empty regions with `slots` slots in all.
+    pub fn new(keys: [Key; REGIONS], slots: u16, slot_bytes: u64) -> Target {
+        Target {
+            keys,
+            slot_bytes,
+            slots: vec![None; slots.into()],
+        }
+    }
+
+    /// A slot in which no message is under way.
+    pub fn free_slot(&self) -> Option<usize> {
+        self.slots.iter().position(Option::is_none)
+    }
+
+    /// The key and the first byte of a slot.
+    pub fn place_of(&self, slot: usize) -> (Key, u64) {
+        (
+            self.keys[slot % REGIONS],
+            (slot / REGIONS) as u64 * self.slot_bytes,
+        )
+    }
+
+    /// From now on `slot` belongs to `message`.
+    pub fn expect(&mut self, slot: usize, message: Message) {
+        self.slots[slot] = Some(message);
+    }
+
+    /// The message has ended: its slot is free.
+    pub fn release(&mut self, token: u64) {
+        for slot in &mut self.slots {
+            if slot.is_some_and(|message| message.id == token) {
+                *slot = None;
+            }
+        }
+    }
+
+    /// Messages under way.
+    pub fn expected(&self) -> usize {
+        self.slots.iter().flatten().count()
+    }
+
+    fn find(&self, key: Key, offset: u64, length: u64) -> Result<Option<&Message>, DropReason> {
+        let region = self
+            .keys
+            .iter()
+            .position(|&known| known == key)
+            .ok_or(DropReason::Key)?;
+        let slots = self.slots.len().saturating_sub(region).div_ceil(REGIONS) as u64;
+        weft_core::memory::check_bounds(slots * self.slot_bytes, offset, length)?;
+        let slot = (offset / self.slot_bytes) as usize * REGIONS + region;
+        Ok(self.slots.get(slot).and_then(Option::as_ref))
+    }
+}
+
+/// A target lent to the core for one run, with those who watch.
+pub struct Watched<'a> {
+    /// Virtual nanoseconds.
+    pub now: u64,
+    /// The end that receives.
+    pub reader: End,
+    /// Its regions.
+    pub target: &'a Target,
+    /// Who watches.
+    pub checkers: &'a mut Checkers,
+}
+
+impl Memory for Watched<'_> {
+    fn place(&mut self, key: Key, offset: u64, payload: &[u8]) -> Result<(), DropReason> {
+        let message = self.target.find(key, offset, payload.len() as u64)?;
+        let placed = Observation::Placed {
+            reader: self.reader,
+            message,
+            key,
+            offset,
+            payload,
+        };
+        self.checkers.observe(self.now, &placed);
+        Ok(())
+    }
+}

@@ -1,0 +1,466 @@
+//! A worker's turn: the order of calls that the core asks for, with everything seen told to the
+//! checkers.
+
+use weft_core::connection::{Arrival, Connection, Event, PostError, Run, Write};
+use weft_core::drops::DropReason;
+use weft_core::units::{PathId, Time};
+use weft_core::wire::{self, CONTROL_BYTES_MAX, Kind, OVERHEAD_BYTES, Reset};
+
+use crate::endpoint::EndState;
+use crate::network::Packet;
+use crate::observation::{End, Excuse, Message, Observation};
+use crate::pattern;
+use crate::simulation::{Simulation, WEIGHED_EVERY, reset_token};
+use crate::target::Watched;
+
+/// Packets that GRO merges at most (64 KiB of the smallest that the scenarios draw).
+const RUN_PACKETS_MAX: usize = 64;
+/// Control packets that one connection sends in one turn at most: an acknowledgement for every 32
+/// echoes, a probe for every path twice over.
+const CONTROLS_PER_TURN_MAX: usize = 600;
+/// Turns of one host in a row in which nothing happened but a timer that is still due.
+const IDLE_TURNS_MAX: u32 = 1_000;
+/// How long two hosts need to agree on a new connection, at most.
+const RECONNECT_NANOS: u64 = 5_000_000;
+
+impl Simulation {
+    /// One turn of a host's worker.
+    pub(crate) fn turn(&mut self, host: usize) {
+        self.turns += 1;
+        let received = self.receive(host);
+        let ends: Vec<End> = self.hosts[host].ends.values().copied().collect();
+        let mut sent = 0;
+        let mut more = false;
+        for end in ends {
+            let events = self.take_events(end);
+            let EndState::Open(_) = self.ends[end.0].state else {
+                continue;
+            };
+            self.post(end);
+            sent += self.send_control(host, end);
+            let (chunks, cut_short) = self.send_chunks(host, end);
+            sent += chunks;
+            more |= cut_short;
+            let late = self.take_events(end);
+            let EndState::Open(connection) = &self.ends[end.0].state else {
+                continue;
+            };
+            let connection: &Connection = connection;
+            self.checkers.observe(
+                self.now,
+                &Observation::Turned {
+                    end,
+                    connection,
+                    events: events + late,
+                },
+            );
+            if self.turns.is_multiple_of(WEIGHED_EVERY) {
+                let bytes = connection.save().len();
+                self.checkers
+                    .observe(self.now, &Observation::Saved { end, bytes });
+            }
+        }
+        self.plan_turn(host, received + sent > 0, more);
+    }
+
+    /// Plans the host's next turn: for the earliest timer, or at once for what did not fit in.
+    fn plan_turn(&mut self, host: usize, busy: bool, more: bool) {
+        let mut next: Option<Time> = None;
+        for end in self.hosts[host].ends.values() {
+            if let EndState::Open(connection) = &self.ends[end.0].state {
+                let paths = &self.hosts[host].paths[self.ends[end.0].peer_host];
+                next = next.into_iter().chain(connection.poll_timeout(paths)).min();
+            }
+        }
+        let clock = self.hosts[host].clock(self.now);
+        if !busy && next.is_some_and(|at| at <= clock) {
+            self.hosts[host].idle_turns += 1;
+            if self.hosts[host].idle_turns > IDLE_TURNS_MAX {
+                let text =
+                    format!("host {host}: a timer is due in turn after turn, and nothing happens");
+                self.checkers.violated("everything ends", self.now, text);
+            }
+        } else {
+            self.hosts[host].idle_turns = 0;
+        }
+        if more {
+            self.agenda
+                .turn(self.now + 1_000, host, &mut self.hosts[host]);
+        } else if let Some(at) = next {
+            let at = self.hosts[host].run_time(at).max(self.now + 1);
+            // A worker that sleeps is woken a little late.
+            let late = self.work.within(0, self.scenario.turn_delay.get() / 4);
+            self.agenda.turn(at + late, host, &mut self.hosts[host]);
+        }
+    }
+
+    /// Hands everything that has arrived to its connection. Returns how many packets.
+    fn receive(&mut self, host: usize) -> usize {
+        let mut inbox = std::mem::take(&mut self.hosts[host].inbox);
+        let count = inbox.len();
+        let mut at = 0;
+        while at < count {
+            at += self.receive_run(host, &inbox[at..]);
+        }
+        for packet in inbox.drain(..) {
+            self.network.recycle(packet.bytes);
+        }
+        if self.hosts[host].inbox.is_empty() {
+            self.hosts[host].inbox = inbox;
+        }
+        count
+    }
+
+    /// Takes as many of `packets` as make one run. Returns how many.
+    fn receive_run(&mut self, host: usize, packets: &[Packet]) -> usize {
+        let first = &packets[0];
+        let peek = match wire::peek(&first.bytes) {
+            Ok(peek) => peek,
+            Err(reason) => {
+                let what = Observation::Dropped {
+                    end: None,
+                    reason,
+                    tampered: first.tampered,
+                };
+                self.checkers.observe(self.now, &what);
+                return 1;
+            }
+        };
+        if peek.kind == Kind::Reset {
+            self.receive_reset(host, first);
+            return 1;
+        }
+        let Some(&end) = self.hosts[host].ends.get(&peek.connection) else {
+            let token = reset_token(self.scenario.seed, host, peek.connection);
+            let reset = Reset {
+                path: peek.path,
+                connection: peek.connection,
+                token,
+            };
+            self.send(host, first.from, peek.path, &reset.emit());
+            return 1;
+        };
+        let segment = first.bytes.len();
+        let mut run = std::mem::take(&mut self.run);
+        run.clear();
+        run.extend_from_slice(&first.bytes);
+        let mut tampered = first.tampered;
+        let mut taken = 1;
+        if self.scenario.coalesce && peek.kind == Kind::Data {
+            for packet in packets[1..].iter().take(RUN_PACKETS_MAX - 1) {
+                let alike = packet.from == first.from
+                    && packet.path == first.path
+                    && packet.ce == first.ce
+                    && packet.bytes.len() <= segment
+                    && wire::peek(&packet.bytes)
+                        .is_ok_and(|p| p.kind == Kind::Data && p.connection == peek.connection);
+                if !alike {
+                    break;
+                }
+                run.extend_from_slice(&packet.bytes);
+                tampered |= packet.tampered;
+                taken += 1;
+                if packet.bytes.len() < segment {
+                    break;
+                }
+            }
+        }
+        self.hand_over(host, end, first, &run, segment, tampered);
+        self.run = run;
+        taken
+    }
+
+    fn hand_over(
+        &mut self,
+        host: usize,
+        end: End,
+        first: &Packet,
+        run: &[u8],
+        segment: usize,
+        tampered: bool,
+    ) {
+        let Simulation {
+            ends,
+            hosts,
+            checkers,
+            totals,
+            now,
+            ..
+        } = self;
+        let endpoint = &mut ends[end.0];
+        let EndState::Open(connection) = &mut endpoint.state else {
+            return;
+        };
+        let clock = hosts[host].clock(*now);
+        let paths = &mut hosts[host].paths[endpoint.peer_host];
+        let before = connection.drops().clone();
+        let mut memory = Watched {
+            now: *now,
+            reader: end,
+            target: &endpoint.target,
+            checkers,
+        };
+        let arrival = Arrival {
+            path: PathId(first.path),
+            ce: first.ce,
+        };
+        let result = connection.handle_packets(
+            clock,
+            paths,
+            arrival,
+            Run {
+                bytes: run,
+                segment,
+            },
+            &mut memory,
+        );
+        let after = connection.drops();
+        if result.is_ok() && *after == before {
+            return;
+        }
+        for &reason in DropReason::ALL {
+            for _ in before.get(reason)..after.get(reason) {
+                let what = Observation::Dropped {
+                    end: Some(end),
+                    reason,
+                    tampered,
+                };
+                totals.drops.count(reason);
+                checkers.observe(*now, &what);
+            }
+        }
+    }
+
+    fn receive_reset(&mut self, host: usize, packet: &Packet) {
+        let reset = match Reset::parse(&packet.bytes) {
+            Ok(reset) => reset,
+            Err(reason) => {
+                let what = Observation::Dropped {
+                    end: None,
+                    reason,
+                    tampered: packet.tampered,
+                };
+                self.checkers.observe(self.now, &what);
+                return;
+            }
+        };
+        let Some(&end) = self.hosts[host].ends_by_remote.get(&reset.connection) else {
+            return;
+        };
+        let EndState::Open(connection) = &mut self.ends[end.0].state else {
+            return;
+        };
+        if let Err(reason) = connection.handle_reset(reset.token) {
+            let what = Observation::Dropped {
+                end: Some(end),
+                reason,
+                tampered: packet.tampered,
+            };
+            self.checkers.observe(self.now, &what);
+        }
+    }
+
+    /// Serves the end's timers and takes its events. Returns how many events there were.
+    fn take_events(&mut self, end: End) -> usize {
+        let mut count = 0;
+        loop {
+            let endpoint = &mut self.ends[end.0];
+            let EndState::Open(connection) = &mut endpoint.state else {
+                return count;
+            };
+            let Some(event) = connection.poll_event() else {
+                break;
+            };
+            count += 1;
+            match event {
+                Event::Completed { token } => {
+                    self.checkers
+                        .observe(self.now, &Observation::Completed { writer: end, token });
+                    self.totals.completed += 1;
+                    self.ends[end.0].open = self.ends[end.0].open.saturating_sub(1);
+                    self.ends[end.peer().0].target.release(token);
+                }
+                Event::Immediate { value, key } => {
+                    let what = Observation::Signalled {
+                        reader: end,
+                        value,
+                        key,
+                    };
+                    self.checkers.observe(self.now, &what);
+                }
+                Event::Failed(failure) => {
+                    self.fail(end, failure.reason());
+                    return count;
+                }
+            }
+        }
+        let Simulation {
+            ends, hosts, now, ..
+        } = self;
+        let endpoint = &mut ends[end.0];
+        if let EndState::Open(connection) = &mut endpoint.state {
+            let host = &mut hosts[endpoint.host];
+            let clock = host.clock(*now);
+            let paths = &mut host.paths[endpoint.peer_host];
+            if connection.poll_timeout(paths).is_some_and(|at| at <= clock) {
+                connection.handle_timeout(clock, paths);
+            }
+        }
+        count
+    }
+
+    /// The core has given a connection up: its hosts will agree on a new one if both still can.
+    fn fail(&mut self, end: End, reason: &'static str) {
+        let excuse = if self.ends[end.0].peer_died {
+            Excuse::PeerDied
+        } else {
+            Excuse::None
+        };
+        self.checkers.observe(
+            self.now,
+            &Observation::Failed {
+                end,
+                excuse,
+                reason,
+            },
+        );
+        self.totals.failed += 1;
+        self.close(end);
+        let after = self.work.within(1, RECONNECT_NANOS);
+        self.agenda
+            .reconnect(self.now + after, self.ends[end.0].pair);
+    }
+
+    /// Posts writes while the peer has a place for them.
+    fn post(&mut self, end: End) {
+        let (pair, side) = (self.ends[end.0].pair, end.0 % 2);
+        let workload = self.scenario.workload;
+        while self.pairs[pair].left[side] > 0 {
+            let peer = end.peer();
+            let Some(slot) = self.ends[peer.0].target.free_slot() else {
+                return;
+            };
+            let id = self.totals.posted;
+            let empty = self.work.chance(workload.empty);
+            let most = workload.message_bytes;
+            let bytes = match (empty, self.work.coin()) {
+                (true, _) => 0,
+                (false, true) => most,
+                (false, false) => self.work.magnitude(1, most),
+            };
+            let signals = empty || self.work.chance(workload.immediate);
+            let (key, start) = self.ends[peer.0].target.place_of(slot);
+            let message = Message {
+                id,
+                writer: end,
+                key,
+                offset: start + self.work.within(0, workload.message_bytes - bytes),
+                bytes,
+                immediate: signals.then_some(id as u32),
+                packet_payload: self.scenario.settings.packet_payload.into(),
+            };
+            let EndState::Open(connection) = &mut self.ends[end.0].state else {
+                return;
+            };
+            let write = Write {
+                token: id,
+                bytes,
+                key,
+                offset: message.offset,
+                immediate: message.immediate,
+            };
+            match connection.post_write(write) {
+                Ok(()) => {}
+                Err(PostError::QueueFull) => return,
+                Err(error) => {
+                    let text = format!("{end:?} refuses a write: {error}");
+                    self.checkers.violated("writes are taken", self.now, text);
+                    return;
+                }
+            }
+            self.totals.posted += 1;
+            self.totals.bytes += bytes;
+            self.pairs[pair].left[side] -= 1;
+            self.ends[end.0].open += 1;
+            self.ends[peer.0].target.expect(slot, message);
+            self.checkers
+                .observe(self.now, &Observation::Posted { message: &message });
+        }
+    }
+
+    /// Sends what the core has to acknowledge or to ask. Returns how many packets.
+    fn send_control(&mut self, host: usize, end: End) -> usize {
+        let mut buffer = [0; CONTROL_BYTES_MAX];
+        for count in 0..CONTROLS_PER_TURN_MAX {
+            let endpoint = &mut self.ends[end.0];
+            let EndState::Open(connection) = &mut endpoint.state else {
+                return count;
+            };
+            let peer_host = endpoint.peer_host;
+            let clock = self.hosts[host].clock(self.now);
+            let paths = &mut self.hosts[host].paths[peer_host];
+            let Some(control) = connection.poll_control(clock, paths, &mut buffer) else {
+                return count;
+            };
+            self.send(host, peer_host, control.path, &buffer[..control.bytes]);
+        }
+        let text =
+            format!("{end:?} sends more than {CONTROLS_PER_TURN_MAX} control packets a turn");
+        self.checkers.violated("bounded memory", self.now, text);
+        CONTROLS_PER_TURN_MAX
+    }
+
+    /// Sends chunks while the core has any. Returns how many, and whether there may be more.
+    fn send_chunks(&mut self, host: usize, end: End) -> (usize, bool) {
+        let room = self.scenario.settings.chunk_bytes;
+        for count in 0..self.scenario.chunks_per_turn as usize {
+            let Simulation {
+                ends, hosts, now, ..
+            } = self;
+            let endpoint = &mut ends[end.0];
+            let EndState::Open(connection) = &mut endpoint.state else {
+                return (count, false);
+            };
+            let peer_host = endpoint.peer_host;
+            let worker = &mut hosts[host];
+            let clock = worker.clock(*now);
+            let paths = &mut worker.paths[peer_host];
+            let Some(chunk) = connection.poll_chunk(clock, paths, &mut worker.rng, room) else {
+                return (count, false);
+            };
+            for i in 0..chunk.packets() {
+                let range = chunk.payload(i);
+                let length = (range.end - range.start) as usize;
+                let header = chunk.header(i);
+                let payload = pattern::slice(chunk.token, range.start, length);
+                let mut bytes = self.network.buffer();
+                bytes.reserve(OVERHEAD_BYTES + length);
+                bytes.extend_from_slice(&header);
+                bytes.extend_from_slice(payload);
+                bytes.extend_from_slice(&chunk.trailer(&header, payload));
+                self.send_buffer(host, peer_host, chunk.path, bytes);
+            }
+        }
+        (self.scenario.chunks_per_turn as usize, true)
+    }
+
+    fn send(&mut self, from: usize, to: usize, path: PathId, datagram: &[u8]) {
+        let mut bytes = self.network.buffer();
+        bytes.extend_from_slice(datagram);
+        self.send_buffer(from, to, path, bytes);
+    }
+
+    fn send_buffer(&mut self, from: usize, to: usize, path: PathId, bytes: Vec<u8>) {
+        let packet = Packet {
+            from,
+            to,
+            path: path.0,
+            ce: false,
+            tampered: false,
+            bytes,
+        };
+        let agenda = &mut self.agenda;
+        self.network
+            .send(self.now, packet, |at, packet| agenda.arrival(at, packet));
+    }
+}

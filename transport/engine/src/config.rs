@@ -1,0 +1,268 @@
+//! What an engine is started with, checked before anything is opened.
+
+use std::net::Ipv4Addr;
+
+use weft_core::congestion::CongestionKind;
+use weft_core::connection::Settings;
+use weft_core::path::PolicyKind;
+use weft_core::recovery::WINDOW_MAX;
+use weft_core::units::Nanos;
+use weft_core::wire::{CHUNK_PACKETS_MAX, OVERHEAD_BYTES, Secret};
+use weft_link::PortRange;
+
+use crate::error::EngineError;
+use crate::identity::WORKERS_MAX;
+
+/// IPv4 and UDP headers.
+const IP_UDP_BYTES: u16 = 20 + 8;
+
+/// The smallest MTU: IPv6's, and enough for every control packet.
+const MTU_MIN: u16 = 1280;
+
+/// Most bytes of one UDP send, all its datagrams together: 65,535 less IP and UDP headers.
+const SEND_BYTES_MAX: usize = 65_507;
+
+/// Who runs the workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// So many threads. Each has an equal part of the ports and the protection domains whose number
+    /// leaves its index when divided by the number of threads.
+    Threads(usize),
+    /// The caller, by [`crate::Engine::poll`].
+    Inline,
+}
+
+/// Everything that an engine must be told.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// The NIC's address.
+    pub address: Ipv4Addr,
+    /// Its ports.
+    pub ports: PortRange,
+    /// Bytes of the largest IP packet, 1280 or more; both ends must agree.
+    pub mtu: u16,
+    /// Paths used between this NIC and another, 1 to 256; both ends must agree.
+    pub paths: u16,
+    /// Who chooses among them.
+    pub policy: PolicyKind,
+    /// Who sets the window.
+    pub congestion: CongestionKind,
+    /// Floor of the retransmission timeout.
+    pub rto_min: Nanos,
+    /// Most bytes of one chunk on the wire, headers included; both ends must agree. Cut to whole
+    /// packets (one at least), to 64 of them and to what one UDP send carries.
+    pub chunk_bytes: u32,
+    /// Most chunks in flight in one direction of a connection; both ends must agree.
+    pub window_chunks: u16,
+    /// A connection with something in flight that hears nothing for this long fails.
+    pub stall_timeout: Nanos,
+    /// Who runs the workers.
+    pub progress: Progress,
+    /// Differentiated services code point of everything sent, 0 to 63.
+    pub dscp: u8,
+    /// How long a worker polls before it blocks when there is nothing to do. Longer saves the
+    /// wake-up (some 10 µs) in an exchange of small messages, and costs the core it polls on.
+    pub spin: Nanos,
+    /// Secret of the node, the same after each restart: peers believe a Reset by it.
+    pub node_key: Secret,
+    /// Of the path policies' draws.
+    pub seed: u64,
+}
+
+impl EngineConfig {
+    /// The defaults, each explained at its line.
+    pub fn new(address: Ipv4Addr, ports: PortRange, node_key: Secret) -> Self {
+        Self {
+            address,
+            ports,
+            // What every Ethernet carries.
+            mtu: 1500,
+            // STELLAR, section 7: little is gained above 128 paths.
+            paths: 128.min(ports.count.saturating_mul(ports.count).max(1)),
+            policy: PolicyKind::TwoChoices,
+            congestion: CongestionKind::EcnRtt,
+            // A worker that blocks may wake 6 ms late on a busy machine (DESIGN: RTO).
+            rto_min: Nanos::from_millis(5),
+            // One whole GSO send: the kernel's cost is by send, not by packet.
+            chunk_bytes: 65_536,
+            // 16 MiB in flight: 100 Gbit/s over 1.3 ms.
+            window_chunks: 256,
+            // Ten times the longest interval between the probes of a dead path.
+            stall_timeout: Nanos::from_secs(10),
+            progress: Progress::Threads(1),
+            dscp: 0,
+            spin: Nanos::from_micros(20),
+            node_key,
+            seed: 1,
+        }
+    }
+
+    /// The number of workers.
+    pub(crate) fn workers(&self) -> usize {
+        match self.progress {
+            Progress::Threads(workers) => workers,
+            Progress::Inline => 1,
+        }
+    }
+
+    /// Payload bytes of a full packet: what the MTU leaves, down to a multiple of 8.
+    fn packet_payload(&self) -> u16 {
+        let datagram = usize::from(self.mtu - IP_UDP_BYTES).min(SEND_BYTES_MAX);
+        (datagram - OVERHEAD_BYTES) as u16 & !7
+    }
+
+    /// Bytes of a full datagram.
+    pub(crate) fn datagram_bytes(&self) -> u16 {
+        self.packet_payload() + OVERHEAD_BYTES as u16
+    }
+
+    /// What both ends of a connection must share.
+    pub(crate) fn settings(&self) -> Settings {
+        let packet = usize::from(self.datagram_bytes());
+        let packets = (self.chunk_bytes as usize).min(SEND_BYTES_MAX) / packet;
+        Settings {
+            paths: self.paths,
+            packet_payload: self.packet_payload(),
+            chunk_bytes: (packets.clamp(1, CHUNK_PACKETS_MAX) * packet) as u32,
+            window_chunks: self.window_chunks,
+        }
+    }
+
+    /// Checks every field; the error names the first that is wrong.
+    pub(crate) fn check(&self) -> Result<(), EngineError> {
+        self.ports.check()?;
+        let workers = self.workers();
+        let count = usize::from(self.ports.count);
+        let within = |field, value: u64, allowed: std::ops::RangeInclusive<u64>| {
+            if allowed.contains(&value) {
+                return Ok(());
+            }
+            let (least, most) = (*allowed.start(), *allowed.end());
+            Err(EngineError::OutOfRange {
+                field,
+                value,
+                least,
+                most,
+            })
+        };
+        within("mtu", self.mtu.into(), MTU_MIN.into()..=u16::MAX.into())?;
+        within("dscp", self.dscp.into(), 0..=63)?;
+        within(
+            "progress.threads",
+            workers as u64,
+            1..=count.min(WORKERS_MAX) as u64,
+        )?;
+        if count % workers != 0 {
+            return Err(EngineError::UnevenWorkers {
+                workers,
+                ports: self.ports,
+            });
+        }
+        let pairs = (count / workers).pow(2).min(256) as u64;
+        within("paths", self.paths.into(), 1..=pairs)?;
+        within(
+            "windowChunks",
+            self.window_chunks.into(),
+            1..=WINDOW_MAX.into(),
+        )?;
+        within("chunkBytes", self.chunk_bytes.into(), 1..=65_536)?;
+        within("stallTimeout (ns)", self.stall_timeout.get(), 1..=u64::MAX)?;
+        within(
+            "rtoMin (ns)",
+            self.rto_min.get(),
+            1..=self.stall_timeout.get(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> EngineConfig {
+        let ports = PortRange {
+            first: 4000,
+            count: 16,
+        };
+        EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([0; 32]))
+    }
+
+    #[test]
+    fn a_chunk_is_one_udp_send_at_every_mtu() {
+        for mtu in [1280, 1500, 4096, 9000, 16_384, 65_535] {
+            let config = EngineConfig { mtu, ..config() };
+            config.check().unwrap();
+            config.settings().validate().unwrap();
+            assert!(config.datagram_bytes() <= mtu - IP_UDP_BYTES);
+        }
+        assert_eq!(config().settings().packet_payload, 1408);
+        assert_eq!(config().settings().chunk_bytes, 44 * 1472);
+    }
+
+    #[test]
+    fn a_field_out_of_range_is_named_with_its_range() {
+        let table: [(&str, EngineConfig); 7] = [
+            (
+                "mtu",
+                EngineConfig {
+                    mtu: 1000,
+                    ..config()
+                },
+            ),
+            (
+                "dscp",
+                EngineConfig {
+                    dscp: 64,
+                    ..config()
+                },
+            ),
+            (
+                "paths",
+                EngineConfig {
+                    paths: 257,
+                    ..config()
+                },
+            ),
+            (
+                "progress.threads",
+                EngineConfig {
+                    progress: Progress::Threads(0),
+                    ..config()
+                },
+            ),
+            (
+                "progress.threads",
+                EngineConfig {
+                    progress: Progress::Threads(17),
+                    ..config()
+                },
+            ),
+            (
+                "chunkBytes",
+                EngineConfig {
+                    chunk_bytes: 0,
+                    ..config()
+                },
+            ),
+            (
+                "rtoMin",
+                EngineConfig {
+                    rto_min: Nanos::from_secs(60),
+                    ..config()
+                },
+            ),
+        ];
+        for (field, config) in table {
+            let error = config.check().unwrap_err();
+            assert_eq!(error.reason(), "SettingOutOfRange");
+            assert!(error.to_string().starts_with(field), "{error}");
+        }
+        let error = EngineConfig {
+            progress: Progress::Threads(3),
+            ..config()
+        }
+        .check()
+        .unwrap_err();
+        assert_eq!(error.reason(), "UnevenWorkers");
+    }
+}

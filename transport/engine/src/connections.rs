@@ -1,0 +1,662 @@
+//! The connections of one worker: where packets belong, what has happened, when to look again.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
+use std::net::Ipv4Addr;
+
+use crossbeam_channel::Sender;
+use rand_core::SeedableRng;
+use weft_core::connection::{
+    self, Arrival, Chunk, Connection, ConnectionConfig, PostError, Run, Write,
+};
+use weft_core::drops::{DropReason, Drops};
+use weft_core::path::{PathSet, PathSetConfig};
+use weft_core::units::{ConnectionId, Rng, Time};
+use weft_core::wire::{Kind, Reset, Secret, peek};
+use weft_link::{PortRange, ReceivedRun};
+
+use crate::command::Outgoing;
+use crate::config::EngineConfig;
+use crate::engine::RemoteEnd;
+use crate::event::{Event, Failure};
+use crate::regions::{DomainId, KeyHasher, Regions, Taken};
+use crate::resets::{PendingReset, Resets};
+use crate::snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
+use crate::turns::{Account, Turns};
+
+type ById<T> = HashMap<ConnectionId, T, BuildHasherDefault<KeyHasher>>;
+
+/// Another NIC, and the paths to it.
+struct Peer {
+    address: Ipv4Addr,
+    ports: PortRange,
+    generation: u64,
+    paths: PathSet,
+    connections: usize,
+}
+
+/// A chunk that its port did not take whole.
+#[derive(Clone, Copy)]
+pub(crate) struct Stalled {
+    pub(crate) chunk: Chunk,
+    /// The first packet of it that is not sent.
+    pub(crate) next: usize,
+}
+
+/// A connection that sends and receives.
+pub(crate) struct Open {
+    domain: DomainId,
+    peer: usize,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) ports: PortRange,
+    remote: ConnectionId,
+    core: Connection,
+    /// By token, in which they were posted.
+    writes: HashMap<u64, Outgoing, BuildHasherDefault<KeyHasher>>,
+    /// Not taken by the core yet, in order.
+    waiting: VecDeque<u64>,
+    next_token: u64,
+    events: Sender<Event>,
+    pub(crate) account: Account,
+    pub(crate) stalled: Option<Stalled>,
+    /// The earliest entry for it in the timers.
+    timer: Option<Time>,
+    touched: bool,
+}
+
+enum End {
+    Allocated {
+        domain: DomainId,
+        receive_secret: Secret,
+    },
+    Open(Box<Open>),
+    /// Failed, and not closed by its user.
+    Over {
+        events: Sender<Event>,
+    },
+}
+
+/// All of them, with what they share.
+pub(crate) struct Connections {
+    config: EngineConfig,
+    ends: ById<End>,
+    peers: Vec<Option<Peer>>,
+    pub(crate) regions: Regions,
+    pub(crate) resets: Resets,
+    pub(crate) turns: Turns,
+    rng: Rng,
+    /// Those with something to look at before the turn is over.
+    touched: Vec<ConnectionId>,
+    /// Entries may be older than what their connection now wants; never later.
+    timers: BinaryHeap<Reverse<(Time, ConnectionId)>>,
+    /// Dropped packets that were no live connection's.
+    drops: Drops,
+    ended: connection::Stats,
+}
+
+impl Connections {
+    pub(crate) fn new(config: EngineConfig, worker: usize) -> Self {
+        Self {
+            rng: Rng::seed_from_u64(config.seed.wrapping_add(worker as u64)),
+            config,
+            ends: HashMap::default(),
+            peers: Vec::new(),
+            regions: Regions::default(),
+            resets: Resets::default(),
+            turns: Turns::default(),
+            touched: Vec::new(),
+            timers: BinaryHeap::new(),
+            drops: Drops::default(),
+            ended: connection::Stats::default(),
+        }
+    }
+
+    /// The open connection `id`, the paths to its peer, and the generator.
+    pub(crate) fn open(&mut self, id: ConnectionId) -> Option<(&mut Open, &mut PathSet, &mut Rng)> {
+        let Some(End::Open(open)) = self.ends.get_mut(&id) else {
+            return None;
+        };
+        let peer = self.peers[open.peer].as_mut()?;
+        Some((open, &mut peer.paths, &mut self.rng))
+    }
+
+    /// Queues `id` to send, behind the others.
+    pub(crate) fn join_turns(&mut self, id: ConnectionId) {
+        if let Some(End::Open(open)) = self.ends.get_mut(&id) {
+            self.turns.join(id, &mut open.account);
+        }
+    }
+
+    pub(crate) fn allocate(&mut self, id: ConnectionId, domain: DomainId, receive_secret: Secret) {
+        self.ends.insert(
+            id,
+            End::Allocated {
+                domain,
+                receive_secret,
+            },
+        );
+    }
+
+    pub(crate) fn connect(
+        &mut self,
+        now: Time,
+        id: ConnectionId,
+        remote: RemoteEnd,
+        events: Sender<Event>,
+    ) {
+        // The handle lets only an allocated end be connected, and once.
+        let Some(End::Allocated {
+            domain,
+            receive_secret,
+        }) = self.ends.remove(&id)
+        else {
+            return;
+        };
+        let peer = self.peer(&remote);
+        let core = Connection::new(
+            ConnectionConfig {
+                settings: self.config.settings(),
+                local: id,
+                remote: remote.id,
+                send_secret: remote.send_secret,
+                receive_secret,
+                congestion: self.config.congestion,
+                stall_timeout: self.config.stall_timeout,
+                reset_token: remote.reset_token,
+            },
+            now,
+        );
+        let open = Open {
+            domain,
+            peer,
+            address: remote.address,
+            ports: remote.ports,
+            remote: remote.id,
+            core,
+            writes: HashMap::default(),
+            waiting: VecDeque::new(),
+            next_token: 0,
+            events,
+            account: Account::default(),
+            stalled: None,
+            timer: None,
+            touched: false,
+        };
+        self.ends.insert(id, End::Open(Box::new(open)));
+    }
+
+    /// The peer's place; one of another life of its engine ends what is left of the last.
+    fn peer(&mut self, remote: &RemoteEnd) -> usize {
+        let same = |peer: &Peer| peer.address == remote.address && peer.ports == remote.ports;
+        let known = self
+            .peers
+            .iter()
+            .position(|peer| peer.as_ref().is_some_and(same));
+        if let Some(known) = known {
+            let restarted = self.peers[known].as_mut().is_some_and(|peer| {
+                peer.connections += 1;
+                std::mem::replace(&mut peer.generation, remote.generation) != remote.generation
+            });
+            if restarted {
+                for id in self.ids_of_peer(known) {
+                    self.fail(id, Failure::PeerRestarted);
+                }
+            }
+            return known;
+        }
+        let paths = PathSet::new(&PathSetConfig {
+            paths: self.config.paths,
+            policy: self.config.policy,
+            rto_min: self.config.rto_min,
+        });
+        let peer = Some(Peer {
+            address: remote.address,
+            ports: remote.ports,
+            generation: remote.generation,
+            paths,
+            connections: 1,
+        });
+        match self.peers.iter().position(Option::is_none) {
+            Some(free) => {
+                self.peers[free] = peer;
+                free
+            }
+            None => {
+                self.peers.push(peer);
+                self.peers.len() - 1
+            }
+        }
+    }
+
+    fn ids_of_peer(&self, peer: usize) -> Vec<ConnectionId> {
+        let of_peer = |end: &End| matches!(end, End::Open(open) if open.peer == peer);
+        self.ends
+            .iter()
+            .filter(|(_, end)| of_peer(end))
+            .map(|(&id, _)| id)
+            .collect()
+    }
+
+    pub(crate) fn write(&mut self, id: ConnectionId, write: Outgoing) {
+        // A connection that failed meanwhile has told its user so.
+        let Some(End::Open(open)) = self.ends.get_mut(&id) else {
+            return;
+        };
+        let token = open.next_token;
+        open.next_token += 1;
+        open.writes.insert(token, write);
+        open.waiting.push_back(token);
+        open.post_waiting();
+        self.turns.join(id, &mut open.account);
+        touch(&mut self.touched, id, open);
+    }
+
+    pub(crate) fn close(&mut self, id: ConnectionId) {
+        let events = match self.ends.remove(&id) {
+            Some(End::Open(open)) => self.retire(*open),
+            Some(End::Over { events }) => events,
+            Some(End::Allocated { .. }) | None => return,
+        };
+        // A user who has dropped the receiver does not want to know.
+        let _ = events.send(Event::Closed { connection: id });
+    }
+
+    fn fail(&mut self, id: ConnectionId, failure: Failure) {
+        match self.ends.remove(&id) {
+            Some(End::Open(open)) => {
+                tracing::warn!(
+                    connection = %id, peer = %open.address, reason = failure.reason(),
+                    "connection failed"
+                );
+                let events = self.retire(*open);
+                let _ = events.send(Event::Failed {
+                    connection: id,
+                    failure,
+                });
+                self.ends.insert(id, End::Over { events });
+            }
+            Some(other) => {
+                self.ends.insert(id, other);
+            }
+            None => {}
+        }
+    }
+
+    /// Keeps what a connection had counted, and lets go of its peer.
+    fn retire(&mut self, open: Open) -> Sender<Event> {
+        self.drops.add(open.core.drops());
+        crate::snapshot::add_stats(&mut self.ended, open.core.stats());
+        if let Some(peer) = &mut self.peers[open.peer] {
+            peer.connections -= 1;
+            if peer.connections == 0 {
+                self.peers[open.peer] = None;
+            }
+        }
+        open.events
+    }
+
+    /// Takes a received run in. GRO merges by ports only, so several connections may share a run:
+    /// it is handed on in pieces of one connection, path and kind each.
+    pub(crate) fn arrive(&mut self, now: Time, run: ReceivedRun<'_>) {
+        let mut rest = run.bytes;
+        while !rest.is_empty() {
+            let piece = leading_piece(rest, run.segment);
+            let (bytes, behind) = rest.split_at(piece);
+            rest = behind;
+            self.arrive_piece(now, &run, bytes);
+        }
+    }
+
+    fn arrive_piece(&mut self, now: Time, run: &ReceivedRun<'_>, bytes: &[u8]) {
+        let packets = bytes.len().div_ceil(run.segment);
+        let peek = match peek(bytes) {
+            Ok(peek) => peek,
+            Err(reason) => return self.count(reason, packets),
+        };
+        if peek.kind == Kind::Reset {
+            return self.arrive_reset(run, bytes);
+        }
+        let id = peek.connection;
+        match self.ends.get_mut(&id) {
+            Some(End::Open(open)) => {
+                let Some(peer) = &mut self.peers[open.peer] else {
+                    return;
+                };
+                let arrival = Arrival {
+                    path: peek.path,
+                    ce: run.ce,
+                };
+                let run = Run {
+                    bytes,
+                    segment: run.segment,
+                };
+                let mut memory = self.regions.of(open.domain);
+                // The connection has counted what it dropped.
+                let _ = open
+                    .core
+                    .handle_packets(now, &mut peer.paths, arrival, run, &mut memory);
+                touch(&mut self.touched, id, open);
+            }
+            // The peer was quicker than the control channel: it will send again.
+            Some(End::Allocated { .. }) => self.count(DropReason::UnknownConnection, packets),
+            end => {
+                let known = end.is_some();
+                let reason = if known {
+                    DropReason::Closed
+                } else {
+                    DropReason::UnknownConnection
+                };
+                self.count(reason, packets);
+                let reset = PendingReset {
+                    local: run.local,
+                    to: run.from,
+                    path: peek.path,
+                    connection: id,
+                };
+                self.resets.answer(now, reset);
+            }
+        }
+    }
+
+    fn arrive_reset(&mut self, run: &ReceivedRun<'_>, bytes: &[u8]) {
+        for packet in bytes.chunks(run.segment) {
+            let reset = match Reset::parse(packet) {
+                Ok(reset) => reset,
+                Err(reason) => {
+                    self.count(reason, 1);
+                    continue;
+                }
+            };
+            let from = *run.from.ip();
+            let named = self.ends.iter_mut().find_map(|(&id, end)| match end {
+                End::Open(open) if open.remote == reset.connection && open.address == from => {
+                    Some((id, open))
+                }
+                _ => None,
+            });
+            match named {
+                // The connection checks the token, and counts a wrong one.
+                Some((id, open)) => {
+                    let _ = open.core.handle_reset(reset.token);
+                    touch(&mut self.touched, id, open);
+                }
+                None => self.count(DropReason::UnknownConnection, 1),
+            }
+        }
+    }
+
+    fn count(&mut self, reason: DropReason, packets: usize) {
+        for _ in 0..packets {
+            self.drops.count(reason);
+        }
+    }
+
+    /// Serves the timers that are due.
+    pub(crate) fn serve_timers(&mut self, now: Time) -> bool {
+        let mut served = false;
+        while let Some(&Reverse((due, id))) = self.timers.peek() {
+            if due > now {
+                break;
+            }
+            self.timers.pop();
+            let Some(End::Open(open)) = self.ends.get_mut(&id) else {
+                continue;
+            };
+            if open.timer != Some(due) {
+                continue;
+            }
+            open.timer = None;
+            let Some(peer) = &mut self.peers[open.peer] else {
+                continue;
+            };
+            if open
+                .core
+                .poll_timeout(&peer.paths)
+                .is_some_and(|due| due <= now)
+            {
+                open.core.handle_timeout(now, &mut peer.paths);
+                served = true;
+            }
+            touch(&mut self.touched, id, open);
+        }
+        served
+    }
+
+    /// When a timer is due next.
+    pub(crate) fn next_timer(&self) -> Option<Time> {
+        self.timers.peek().map(|Reverse((due, _))| *due)
+    }
+
+    /// The connections with something to look at; the caller gives the list back empty.
+    pub(crate) fn take_touched(&mut self) -> Vec<ConnectionId> {
+        std::mem::take(&mut self.touched)
+    }
+
+    pub(crate) fn give_back(&mut self, mut list: Vec<ConnectionId>) {
+        list.clear();
+        self.touched = list;
+    }
+
+    /// Tells the user what has happened on a touched connection, and queues it to send.
+    pub(crate) fn tell(&mut self, id: ConnectionId) {
+        loop {
+            let Some(End::Open(open)) = self.ends.get_mut(&id) else {
+                return;
+            };
+            let Some(event) = open.core.poll_event() else {
+                open.post_waiting();
+                if open.stalled.is_none() {
+                    self.turns.join(id, &mut open.account);
+                }
+                return;
+            };
+            match event {
+                connection::Event::Completed { token } => {
+                    if let Some(write) = open.writes.remove(&token) {
+                        let (context, source) = (write.context, write.source);
+                        let _ = open.events.send(Event::Written {
+                            connection: id,
+                            context,
+                            source,
+                        });
+                    }
+                }
+                connection::Event::Immediate {
+                    value: immediate,
+                    key,
+                } => {
+                    if key == crate::SIGNAL {
+                        let _ = open.events.send(Event::Signal {
+                            connection: id,
+                            immediate,
+                        });
+                        continue;
+                    }
+                    match self.regions.take(open.domain, key) {
+                        Taken::Buffer(buffer) => {
+                            let event = Event::Delivered {
+                                connection: id,
+                                immediate,
+                                key,
+                                buffer,
+                            };
+                            let _ = open.events.send(event);
+                        }
+                        Taken::Gone => self.drops.count(DropReason::Key),
+                        Taken::NotArmed => self.fail(id, Failure::RegionOverrun { key }),
+                    }
+                }
+                connection::Event::Failed(failure) => self.fail(id, failure.into()),
+            }
+        }
+    }
+
+    /// Ends the turn of a touched connection: it is looked at again when its timer is due.
+    pub(crate) fn rest(&mut self, id: ConnectionId) {
+        let Some(End::Open(open)) = self.ends.get_mut(&id) else {
+            return;
+        };
+        open.touched = false;
+        let Some(peer) = &self.peers[open.peer] else {
+            return;
+        };
+        let Some(due) = open.core.poll_timeout(&peer.paths) else {
+            return;
+        };
+        // An earlier entry will look again when it is due; most never get that far.
+        if open.timer.is_none_or(|timer| due < timer) {
+            open.timer = Some(due);
+            self.timers.push(Reverse((due, id)));
+        }
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let mut snapshot = Snapshot {
+            drops: self.drops.clone(),
+            ended: self.ended,
+            regions: self.regions.counts(),
+            resets_sent: self.resets.sent(),
+            resets_withheld: self.resets.withheld(),
+            ..Snapshot::default()
+        };
+        for (&id, end) in &self.ends {
+            let End::Open(open) = end else { continue };
+            snapshot.drops.add(open.core.drops());
+            snapshot.connections.push(ConnectionSnapshot {
+                id,
+                peer: open.address,
+                stats: *open.core.stats(),
+                drops: open.core.drops().clone(),
+                outstanding_chunks: open.core.outstanding(),
+                writes: open.writes.len(),
+            });
+        }
+        for peer in self.peers.iter().flatten() {
+            snapshot.peers.push(PeerSnapshot {
+                address: peer.address,
+                ports: peer.ports,
+                live_paths: peer.paths.live(),
+                paths: peer.paths.report().collect(),
+            });
+        }
+        snapshot
+    }
+}
+
+impl Open {
+    /// The next chunk to send.
+    pub(crate) fn poll_chunk(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        rng: &mut Rng,
+    ) -> Option<Chunk> {
+        // A chunk is one send whatever its size, so there is always room for one.
+        self.core.poll_chunk(now, paths, rng, u32::MAX)
+    }
+
+    /// The next acknowledgement or probe, and on which path.
+    pub(crate) fn poll_control(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        out: &mut [u8],
+    ) -> Option<connection::ControlPacket> {
+        self.core.poll_control(now, paths, out)
+    }
+
+    /// What a chunk's packets carry, unless its write was completed meanwhile.
+    pub(crate) fn source(&self, chunk: &Chunk) -> Option<&[u8]> {
+        self.writes.get(&chunk.token).map(|write| &write.source[..])
+    }
+
+    /// Hands waiting writes to the core for as long as it takes them.
+    fn post_waiting(&mut self) {
+        while let Some(&token) = self.waiting.front() {
+            let Some(write) = self.writes.get(&token) else {
+                self.waiting.pop_front();
+                continue;
+            };
+            let posted = self.core.post_write(Write {
+                token,
+                bytes: write.bytes,
+                key: write.key,
+                offset: write.offset,
+                immediate: write.immediate,
+            });
+            match posted {
+                Ok(()) => {
+                    self.waiting.pop_front();
+                }
+                Err(PostError::QueueFull) => return,
+                // Failed: its event is on the way. (The handle has checked the length.)
+                Err(PostError::Closed | PostError::TooLong) => {
+                    self.waiting.pop_front();
+                }
+            }
+        }
+    }
+}
+
+fn touch(touched: &mut Vec<ConnectionId>, id: ConnectionId, open: &mut Open) {
+    if !open.touched {
+        open.touched = true;
+        touched.push(id);
+    }
+}
+
+/// Bytes at the front of a run that belong together: equal version, kind, path and connection.
+fn leading_piece(run: &[u8], segment: usize) -> usize {
+    let name = |packet: &[u8]| -> Option<([u8; 2], [u8; 4])> {
+        let head: &[u8; 8] = packet.first_chunk()?;
+        Some(([head[0], head[1]], [head[4], head[5], head[6], head[7]]))
+    };
+    let mut packets = run.chunks(segment);
+    let Some(first) = packets.next() else {
+        return 0;
+    };
+    let same = packets
+        .take_while(|packet| name(packet) == name(first))
+        .map(<[u8]>::len);
+    first.len() + same.sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_cut_where_the_connection_the_path_or_the_kind_changes() {
+        let packet = |kind: u8, path: u8, id: u8| {
+            let mut packet = [0; 20];
+            (packet[0], packet[1], packet[4]) = (kind, path, id);
+            packet
+        };
+        let packets = [
+            packet(1, 0, 1),
+            packet(1, 0, 1),
+            packet(1, 0, 2),
+            packet(17, 0, 2),
+            packet(17, 3, 2),
+            packet(17, 3, 2),
+        ];
+        let mut run = packets.concat();
+        // The last one of a run may be shorter.
+        run.truncate(6 * 20 - 4);
+        let mut pieces = Vec::new();
+        let mut rest = &run[..];
+        while !rest.is_empty() {
+            let piece = leading_piece(rest, 20);
+            pieces.push(piece);
+            rest = &rest[piece..];
+        }
+        assert_eq!(pieces, [40, 20, 20, 36]);
+    }
+
+    #[test]
+    fn a_run_shorter_than_a_name_is_one_piece() {
+        assert_eq!(leading_piece(&[0; 5], 20), 5);
+        assert_eq!(leading_piece(&[1, 2, 3, 4, 5], 2), 5);
+    }
+}

@@ -1,0 +1,418 @@
+//! The handle: checks what is asked, names things, and passes commands on.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Sender, bounded, unbounded};
+use weft_core::connection::Settings;
+use weft_core::units::{ConnectionId, Key};
+use weft_core::wire::Secret;
+use weft_link::{PortRange, check_mtu};
+
+use crate::command::{Command, Outgoing};
+use crate::config::{EngineConfig, Progress};
+use crate::doze::Doze;
+use crate::error::EngineError;
+use crate::event::Event;
+use crate::identity::{Names, ResetTokens, worker_of_connection, worker_of_key};
+use crate::regions::DomainId;
+use crate::snapshot::Snapshot;
+use crate::worker::Worker;
+
+/// Chunks of one message: the wire numbers them with 24 bits, and a chunk may be one packet.
+const MESSAGE_CHUNKS_MAX: u64 = (1 << 24) - 1;
+
+/// This end of a connection to be: what the other end must be told.
+#[derive(Debug, Clone)]
+pub struct LocalEnd {
+    /// What the peer puts into its packets.
+    pub id: ConnectionId,
+    /// What both ends must share.
+    pub settings: Settings,
+    /// Where the peer sends to.
+    pub address: Ipv4Addr,
+    /// The ports of the worker that holds this end.
+    pub ports: PortRange,
+    /// Tells this life of the engine from others.
+    pub generation: u64,
+    /// By which the peer will believe a Reset.
+    pub reset_token: u64,
+}
+
+/// The other end of a connection: what its [`LocalEnd`] said, and the secret it receives under.
+#[derive(Debug, Clone)]
+pub struct RemoteEnd {
+    /// The peer's id for the connection.
+    pub id: ConnectionId,
+    /// The peer's address.
+    pub address: Ipv4Addr,
+    /// The peer's ports.
+    pub ports: PortRange,
+    /// The secret under which we send.
+    pub send_secret: Secret,
+    /// The peer's settings, compared with ours.
+    pub settings: Settings,
+    /// The peer engine's life.
+    pub generation: u64,
+    /// The token of its Resets.
+    pub reset_token: u64,
+}
+
+/// A one-sided write.
+#[derive(Debug, Clone)]
+pub struct WriteRequest {
+    /// On which connection.
+    pub connection: ConnectionId,
+    /// Where the bytes lie. Shared, so that one block can be on its way to several peers.
+    pub source: Arc<Box<[u8]>>,
+    /// How many of them, from the first.
+    pub bytes: u64,
+    /// The peer's region; [`crate::SIGNAL`] for an immediate without bytes.
+    pub key: Key,
+    /// Where in it.
+    pub offset: u64,
+    /// Tells the peer that the message is there.
+    pub immediate: Option<u32>,
+    /// Comes back in [`Event::Written`].
+    pub context: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Allocated,
+    Connected,
+}
+
+struct Handle {
+    commands: Sender<Command>,
+    doze: Arc<Doze>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A running engine. Dropping it ends its workers and its connections; peers notice by a Reset
+/// from the next engine on these ports, or by silence.
+pub struct Engine {
+    config: EngineConfig,
+    settings: Settings,
+    names: Names,
+    tokens: ResetTokens,
+    workers: Vec<Handle>,
+    /// The only worker, when the caller runs it. The lock is for `snapshot`: `poll` has it alone.
+    inline: Option<Mutex<Box<Worker>>>,
+    /// The ends there are, so that a wrong id is refused at once.
+    ends: Mutex<BTreeMap<ConnectionId, Stage>>,
+}
+
+impl Engine {
+    /// Binds the ports and starts the workers.
+    pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
+        config.check()?;
+        let settings = config.settings();
+        let names = Names::draw()?;
+        let tokens = ResetTokens::new(&config.node_key);
+        let count = config.workers();
+        // All ports are bound before any thread runs: a taken one leaves nothing behind.
+        let mut made = Vec::with_capacity(count);
+        for index in 0..count {
+            let ports = config.ports.part(index as u16, count as u16);
+            let (commands, queue) = unbounded();
+            let worker = Worker::new(index, ports, &config, tokens.clone(), queue)?;
+            made.push((worker, commands));
+        }
+        let mut engine = Self {
+            settings,
+            names,
+            tokens,
+            workers: Vec::with_capacity(count),
+            inline: None,
+            ends: Mutex::new(BTreeMap::new()),
+            config,
+        };
+        for (index, (worker, commands)) in made.into_iter().enumerate() {
+            let doze = worker.doze();
+            let thread = match engine.config.progress {
+                Progress::Inline => {
+                    engine.inline = Some(Mutex::new(Box::new(worker)));
+                    None
+                }
+                Progress::Threads(_) => Some(
+                    std::thread::Builder::new()
+                        .name(format!("weft-worker-{index}"))
+                        .spawn(move || worker.run())
+                        .map_err(|source| EngineError::System {
+                            call: "spawn thread",
+                            source,
+                        })?,
+                ),
+            };
+            engine.workers.push(Handle {
+                commands,
+                doze,
+                thread,
+            });
+        }
+        tracing::info!(
+            address = %engine.config.address,
+            ports = %engine.config.ports,
+            workers = count,
+            packet_payload = engine.settings.packet_payload,
+            chunk_bytes = engine.settings.chunk_bytes,
+            "engine started"
+        );
+        Ok(engine)
+    }
+
+    /// What the engine was started with.
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    /// What the peer of every connection must share.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Makes one end of a connection. `receive_secret` is drawn by the caller from the operating
+    /// system's randomness and told to the peer only. Packets that arrive before `connect` are
+    /// dropped, and resent by the peer.
+    pub fn allocate(&self, domain: DomainId, receive_secret: Secret) -> LocalEnd {
+        let worker = self.worker_of_domain(domain);
+        let id = {
+            let mut ends = self.ends();
+            // 24 bits of ids come round again: one that is still in use is passed over.
+            let id = std::iter::repeat_with(|| self.names.connection(worker))
+                .find(|id| !ends.contains_key(id))
+                .unwrap_or_default();
+            ends.insert(id, Stage::Allocated);
+            id
+        };
+        self.command(
+            worker,
+            Command::Allocate {
+                id,
+                domain,
+                receive_secret,
+            },
+        );
+        let workers = self.workers.len() as u16;
+        LocalEnd {
+            id,
+            settings: self.settings,
+            address: self.config.address,
+            ports: self.config.ports.part(worker as u16, workers),
+            generation: self.names.generation,
+            reset_token: self.tokens.of(id),
+        }
+    }
+
+    /// Joins an allocated end to the peer's. Events go to `events`, which must be unbounded: a
+    /// worker that had to wait for its reader would stop every other connection.
+    pub fn connect(
+        &self,
+        local: ConnectionId,
+        remote: RemoteEnd,
+        events: Sender<Event>,
+    ) -> Result<(), EngineError> {
+        remote.ports.check()?;
+        if let Some(difference) = self.settings.difference(&remote.settings) {
+            return Err(EngineError::SettingsDiffer {
+                peer: remote.address,
+                difference,
+            });
+        }
+        let worker = worker_of_connection(local);
+        let ports = self.config.ports.part(0, self.workers.len() as u16);
+        let pairs = ports.paths_to(remote.ports);
+        if u32::from(self.config.paths) > pairs {
+            return Err(EngineError::TooFewPairs {
+                peer: remote.address,
+                local: ports,
+                remote: remote.ports,
+                pairs,
+                paths: self.config.paths,
+            });
+        }
+        check_mtu(self.config.address, remote.address, self.config.mtu)?;
+        match self.ends().get_mut(&local) {
+            None => return Err(EngineError::UnknownConnection { id: local }),
+            Some(Stage::Connected) => return Err(EngineError::AlreadyConnected { id: local }),
+            Some(stage) => *stage = Stage::Connected,
+        }
+        self.command(
+            worker,
+            Command::Connect {
+                id: local,
+                remote: Box::new(remote),
+                events,
+            },
+        );
+        Ok(())
+    }
+
+    /// Makes a region of `buffer`, open to the connections of `domain` that know the key.
+    pub fn register(&self, domain: DomainId, buffer: Box<[u8]>) -> Key {
+        let worker = self.worker_of_domain(domain);
+        let key = self.names.key(worker);
+        self.command(
+            worker,
+            Command::Register {
+                key,
+                domain,
+                buffer,
+            },
+        );
+        key
+    }
+
+    /// Gives a region whose buffer was delivered a buffer to receive into again. What the old one
+    /// of an armed region held is dropped; a deregistered region stays so.
+    pub fn arm(&self, key: Key, buffer: Box<[u8]>) {
+        self.command(worker_of_key(key), Command::Arm { key, buffer });
+    }
+
+    /// Closes a region and drops its buffer.
+    pub fn deregister(&self, key: Key) {
+        self.command(worker_of_key(key), Command::Deregister { key });
+    }
+
+    /// Posts a write. The engine queues without limit: the caller bounds what it has under way
+    /// (by slots and credits, say). The end is reported by [`Event::Written`] or
+    /// [`Event::Failed`].
+    pub fn write(&self, request: WriteRequest) -> Result<(), EngineError> {
+        let WriteRequest {
+            connection: id,
+            source,
+            bytes,
+            key,
+            offset,
+            immediate,
+            context,
+        } = request;
+        if bytes > source.len() as u64 {
+            return Err(EngineError::BeyondSource {
+                bytes,
+                source_bytes: source.len() as u64,
+            });
+        }
+        if bytes == 0 && immediate.is_none() {
+            return Err(EngineError::EmptyWrite);
+        }
+        let most = u64::from(self.settings.packet_payload) * MESSAGE_CHUNKS_MAX;
+        if bytes > most {
+            return Err(EngineError::TooLong { bytes, most });
+        }
+        match self.ends().get(&id) {
+            None => return Err(EngineError::UnknownConnection { id }),
+            Some(Stage::Allocated) => return Err(EngineError::NotConnected { id }),
+            Some(Stage::Connected) => {}
+        }
+        let write = Outgoing {
+            source,
+            bytes,
+            key,
+            offset,
+            immediate,
+            context,
+        };
+        self.command(worker_of_connection(id), Command::Write { id, write });
+        Ok(())
+    }
+
+    /// Ends a connection at once, whatever is under way; [`Event::Closed`] confirms it. An end that
+    /// was never connected is forgotten without an event.
+    pub fn close(&self, connection: ConnectionId) {
+        if self.ends().remove(&connection).is_some() {
+            self.command(
+                worker_of_connection(connection),
+                Command::Close { id: connection },
+            );
+        }
+    }
+
+    /// What was counted. Waits for each worker's answer, some microseconds; an inline worker's
+    /// counters are read as they are.
+    pub fn snapshot(&self) -> Snapshot {
+        if let Some(worker) = &self.inline {
+            return worker
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .snapshot();
+        }
+        let mut whole: Option<Snapshot> = None;
+        for worker in 0..self.workers.len() {
+            let (answer, snapshot) = bounded(1);
+            self.command(worker, Command::Snapshot { answer });
+            if let Ok(part) = snapshot.recv() {
+                match &mut whole {
+                    Some(whole) => whole.add(part),
+                    None => whole = Some(part),
+                }
+            }
+        }
+        whole.unwrap_or_default()
+    }
+
+    /// Runs the worker of a `Progress::Inline` engine: serves what is there, and when that is
+    /// nothing, waits at most `wait` for something. Answers whether anything was done.
+    pub fn poll(&mut self, wait: Duration) -> Result<bool, EngineError> {
+        let worker = self.inline.as_mut().ok_or(EngineError::NotInline)?;
+        let worker = worker.get_mut().unwrap_or_else(PoisonError::into_inner);
+        worker.poll(wait).map_err(|source| EngineError::System {
+            call: "poll",
+            source,
+        })
+    }
+
+    fn worker_of_domain(&self, domain: DomainId) -> usize {
+        domain.0 as usize % self.workers.len()
+    }
+
+    fn command(&self, worker: usize, command: Command) {
+        // A key or an id that is not ours may name a worker that there is not.
+        let Some(handle) = self.workers.get(worker) else {
+            return;
+        };
+        // The queue is gone only when the worker has ended: in the drop of the engine.
+        if handle.commands.send(command).is_ok() {
+            handle.doze.wake();
+        }
+    }
+
+    fn ends(&self) -> MutexGuard<'_, BTreeMap<ConnectionId, Stage>> {
+        // Nothing under this lock can panic half-way.
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        for worker in 0..self.workers.len() {
+            self.command(worker, Command::Stop);
+        }
+        for handle in &mut self.workers {
+            if let Some(thread) = handle.thread.take() {
+                // A worker that panicked has aborted the process.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// Shows what it is, never a secret.
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("address", &self.config.address)
+            .field("ports", &self.config.ports)
+            .field("workers", &self.workers.len())
+            .finish_non_exhaustive()
+    }
+}
+
+const _: () = {
+    const fn shared_between_threads<T: Send + Sync>() {}
+    shared_between_threads::<Engine>();
+};

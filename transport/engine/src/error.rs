@@ -1,0 +1,136 @@
+//! What the engine refuses at once; each error names the field and the remedy.
+
+use std::net::Ipv4Addr;
+
+use weft_core::units::ConnectionId;
+use weft_link::{LinkError, PortRange};
+
+/// Why a call was refused. Nothing was begun.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A setting is outside of what it may be.
+    #[error("{field} is {value}: it must be {least} to {most}")]
+    OutOfRange {
+        /// The setting as the configuration file names it.
+        field: &'static str,
+        /// What it was set to.
+        value: u64,
+        /// The least allowed.
+        least: u64,
+        /// The most allowed.
+        most: u64,
+    },
+    /// The ports cannot be shared out evenly.
+    #[error(
+        "progress.threads is {workers} and the range {ports} has {} ports: \
+         set threads to a divisor of ports.count",
+        ports.count
+    )]
+    UnevenWorkers {
+        /// Threads asked for.
+        workers: usize,
+        /// The ports to share.
+        ports: PortRange,
+    },
+    /// The link could not be opened or cannot reach the peer.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The two ends were set up differently.
+    #[error("{peer} was set up differently: {difference}; give both ends the same value")]
+    SettingsDiffer {
+        /// The peer.
+        peer: Ipv4Addr,
+        /// The settings that differ, with both values.
+        difference: String,
+    },
+    /// The peer's ports and ours make fewer pairs than paths are wanted.
+    #[error(
+        "ports {local} here and {remote} at {peer} make {pairs} pairs, paths is {paths}: \
+         lower paths or widen the ranges"
+    )]
+    TooFewPairs {
+        /// The peer.
+        peer: Ipv4Addr,
+        /// Our range.
+        local: PortRange,
+        /// The peer's range.
+        remote: PortRange,
+        /// Pairs they make.
+        pairs: u32,
+        /// Paths wanted.
+        paths: u16,
+    },
+    /// The id was not given out by `allocate`, or its connection was closed.
+    #[error("{id} is no end of a connection here: allocate one, and do not use it after close")]
+    UnknownConnection {
+        /// The id.
+        id: ConnectionId,
+    },
+    /// `connect` was called twice for one end.
+    #[error("{id} is connected already: allocate an end for each connection")]
+    AlreadyConnected {
+        /// The id.
+        id: ConnectionId,
+    },
+    /// A write was posted to an end that is allocated but not connected.
+    #[error("{id} is not connected yet: call connect with the peer's answer first")]
+    NotConnected {
+        /// The id.
+        id: ConnectionId,
+    },
+    /// A write asks for more bytes than its source has.
+    #[error("the write asks for {bytes} bytes and its source has {source_bytes}")]
+    BeyondSource {
+        /// Asked for.
+        bytes: u64,
+        /// There.
+        source_bytes: u64,
+    },
+    /// A write with neither bytes nor an immediate would do nothing.
+    #[error("a write without bytes needs an immediate: it would do nothing else")]
+    EmptyWrite,
+    /// A message longer than the wire can number.
+    #[error("the write has {bytes} bytes; one message carries at most {most}: cut it")]
+    TooLong {
+        /// Asked for.
+        bytes: u64,
+        /// The most that one message carries with these settings.
+        most: u64,
+    },
+    /// `poll` on an engine that runs its own threads.
+    #[error("this engine runs its own threads: start it with Progress::Inline to poll it")]
+    NotInline,
+    /// The operating system gave no random bytes.
+    #[error("the operating system gave no random bytes: region keys cannot be drawn safely")]
+    NoRandomness,
+    /// A thread or an event queue could not be made, or waiting failed.
+    #[error("{call} failed ({source}): check the limits on threads and open files (`ulimit -a`)")]
+    System {
+        /// The call that failed.
+        call: &'static str,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+}
+
+impl EngineError {
+    /// A stable name for conditions and metric labels.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::OutOfRange { .. } => "SettingOutOfRange",
+            Self::UnevenWorkers { .. } => "UnevenWorkers",
+            Self::Link(error) => error.reason(),
+            Self::SettingsDiffer { .. } => "SettingsDiffer",
+            Self::TooFewPairs { .. } => "TooFewPairs",
+            Self::UnknownConnection { .. } => "UnknownConnection",
+            Self::AlreadyConnected { .. } => "AlreadyConnected",
+            Self::NotConnected { .. } => "NotConnected",
+            Self::BeyondSource { .. } => "BeyondSource",
+            Self::EmptyWrite => "EmptyWrite",
+            Self::TooLong { .. } => "TooLong",
+            Self::NotInline => "NotInline",
+            Self::NoRandomness => "NoRandomness",
+            Self::System { .. } => "SystemCallFailed",
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What only this engine can make: keys, connection ids, reset tokens.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ring::hmac;
+use ring::rand::{SecureRandom, SystemRandom};
+use weft_core::units::{ConnectionId, Key};
+use weft_core::wire::Secret;
+
+use crate::error::EngineError;
+
+/// The low bits of keys and connection ids that name the worker.
+const WORKER_BITS: u32 = 8;
+
+/// Most workers of an engine.
+pub(crate) const WORKERS_MAX: usize = 1 << WORKER_BITS;
+
+/// Computes the token by which a peer believes a Reset: HMAC-SHA256 of the connection's id under
+/// the node's key, cut to 64 bits. The key outlives the engine, so that the next one can speak for
+/// connections of the last.
+#[derive(Clone)]
+pub(crate) struct ResetTokens(hmac::Key);
+
+impl ResetTokens {
+    pub(crate) fn new(node_key: &Secret) -> Self {
+        Self(hmac::Key::new(hmac::HMAC_SHA256, &node_key.0))
+    }
+
+    pub(crate) fn of(&self, connection: ConnectionId) -> u64 {
+        cut(
+            &self.0,
+            &[b"weft reset".as_slice(), &connection.0.to_le_bytes()].concat(),
+        )
+    }
+}
+
+fn cut(key: &hmac::Key, message: &[u8]) -> u64 {
+    let tag = hmac::sign(key, message);
+    let mut word = [0; 8];
+    word.copy_from_slice(&tag.as_ref()[..8]);
+    u64::from_le_bytes(word)
+}
+
+/// Gives out region keys and connection ids of one engine's life.
+pub(crate) struct Names {
+    /// Drawn at each start and never told: region keys are its HMACs, so that nobody guesses one.
+    secret: hmac::Key,
+    keys: AtomicU64,
+    ids: AtomicU64,
+    /// Tells this life of the engine from the node's others.
+    pub(crate) generation: u64,
+}
+
+impl Names {
+    pub(crate) fn draw() -> Result<Self, EngineError> {
+        let mut random = [0; 48];
+        SystemRandom::new()
+            .fill(&mut random)
+            .map_err(|_| EngineError::NoRandomness)?;
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&random[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        Ok(Self {
+            secret: hmac::Key::new(hmac::HMAC_SHA256, &random[..32]),
+            keys: AtomicU64::new(0),
+            // A random start: a packet for a connection of the last life should meet none of this.
+            ids: AtomicU64::new(word(32)),
+            generation: word(40),
+        })
+    }
+
+    /// A key that nobody can guess: 56 random bits and the worker that holds the region.
+    pub(crate) fn key(&self, worker: usize) -> Key {
+        let count = self.keys.fetch_add(1, Ordering::Relaxed);
+        let word = cut(&self.secret, &count.to_le_bytes());
+        let key = word >> WORKER_BITS << WORKER_BITS | worker as u64;
+        // 0 is no region's key; 1 in 2^56 keys would be.
+        if key == crate::SIGNAL.0 {
+            self.key(worker)
+        } else {
+            Key(key)
+        }
+    }
+
+    /// The next connection id. It comes round again after 2^24 connections.
+    pub(crate) fn connection(&self, worker: usize) -> ConnectionId {
+        let count = self.ids.fetch_add(1, Ordering::Relaxed) as u32;
+        ConnectionId(count << WORKER_BITS | worker as u32)
+    }
+}
+
+/// The worker that a key names.
+pub(crate) fn worker_of_key(key: Key) -> usize {
+    key.0 as usize % WORKERS_MAX
+}
+
+/// The worker that a connection id names.
+pub(crate) fn worker_of_connection(id: ConnectionId) -> usize {
+    id.0 as usize % WORKERS_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_ids_name_their_worker_and_never_repeat() {
+        let names = Names::draw().unwrap();
+        let keys: std::collections::BTreeSet<u64> = (0..1000).map(|_| names.key(3).0).collect();
+        assert_eq!(keys.len(), 1000);
+        assert!(keys.iter().all(|&key| worker_of_key(Key(key)) == 3));
+        let (a, b) = (names.connection(7), names.connection(7));
+        assert_ne!(a, b);
+        assert_eq!(worker_of_connection(a), 7);
+    }
+
+    #[test]
+    fn the_reset_token_depends_on_the_node_key_and_the_id_only() {
+        let (mine, other) = (Secret([1; 32]), Secret([2; 32]));
+        let id = ConnectionId(5);
+        assert_eq!(
+            ResetTokens::new(&mine).of(id),
+            ResetTokens::new(&mine).of(id)
+        );
+        assert_ne!(
+            ResetTokens::new(&mine).of(id),
+            ResetTokens::new(&other).of(id)
+        );
+        assert_ne!(
+            ResetTokens::new(&mine).of(id),
+            ResetTokens::new(&mine).of(ConnectionId(6))
+        );
+    }
+}

@@ -1,0 +1,196 @@
+//! The memory that peers may write to.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use weft_core::drops::DropReason;
+use weft_core::memory::{Memory, check_bounds};
+use weft_core::units::Key;
+
+use crate::snapshot::RegionCounts;
+
+/// A protection domain: a region can be written to by connections of its own domain only. Given
+/// by the engine's user, one for each tenant or transfer; all of a domain lives on one worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct DomainId(pub u32);
+
+struct Region {
+    domain: DomainId,
+    /// `None` while the buffer is with its owner.
+    buffer: Option<Box<[u8]>>,
+}
+
+/// The regions of one worker.
+#[derive(Default)]
+pub(crate) struct Regions {
+    by_key: HashMap<Key, Region, BuildHasherDefault<KeyHasher>>,
+}
+
+/// What the engine found when it took a buffer for delivery.
+pub(crate) enum Taken {
+    Buffer(Box<[u8]>),
+    /// The key opens no region of the connection's domain: it was deregistered meanwhile.
+    Gone,
+    /// Its buffer is already with its owner: two messages were sent into one arming.
+    NotArmed,
+}
+
+impl Regions {
+    pub(crate) fn register(&mut self, key: Key, domain: DomainId, buffer: Box<[u8]>) {
+        self.by_key.insert(
+            key,
+            Region {
+                domain,
+                buffer: Some(buffer),
+            },
+        );
+    }
+
+    /// Gives a region a buffer to receive into; a deregistered one stays so.
+    pub(crate) fn arm(&mut self, key: Key, buffer: Box<[u8]>) {
+        if let Some(region) = self.by_key.get_mut(&key) {
+            region.buffer = Some(buffer);
+        }
+    }
+
+    pub(crate) fn deregister(&mut self, key: Key) {
+        self.by_key.remove(&key);
+    }
+
+    /// Takes the buffer out for its owner.
+    pub(crate) fn take(&mut self, domain: DomainId, key: Key) -> Taken {
+        match self.by_key.get_mut(&key) {
+            Some(region) if region.domain == domain => match region.buffer.take() {
+                Some(buffer) => Taken::Buffer(buffer),
+                None => Taken::NotArmed,
+            },
+            _ => Taken::Gone,
+        }
+    }
+
+    /// The regions as a connection of `domain` sees them.
+    pub(crate) fn of(&mut self, domain: DomainId) -> DomainMemory<'_> {
+        DomainMemory {
+            regions: self,
+            domain,
+        }
+    }
+
+    pub(crate) fn counts(&self) -> RegionCounts {
+        let mut counts = RegionCounts::default();
+        for region in self.by_key.values() {
+            match &region.buffer {
+                Some(buffer) => {
+                    counts.armed += 1;
+                    counts.armed_bytes += buffer.len() as u64;
+                }
+                None => counts.taken += 1,
+            }
+        }
+        counts
+    }
+}
+
+/// The one copy between the socket and the reader's memory.
+pub(crate) struct DomainMemory<'a> {
+    regions: &'a mut Regions,
+    domain: DomainId,
+}
+
+impl Memory for DomainMemory<'_> {
+    fn place(&mut self, key: Key, offset: u64, payload: &[u8]) -> Result<(), DropReason> {
+        let region = match self.regions.by_key.get_mut(&key) {
+            // A foreign region looks like none: a peer learns nothing by trying.
+            Some(region) if region.domain == self.domain => region,
+            _ => return Err(DropReason::Key),
+        };
+        let buffer = region.buffer.as_mut().ok_or(DropReason::NotArmed)?;
+        check_bounds(buffer.len() as u64, offset, payload.len() as u64)?;
+        let at = offset as usize;
+        buffer[at..at + payload.len()].copy_from_slice(payload);
+        Ok(())
+    }
+}
+
+/// Keys are random already, and only this engine chooses which of them are in the table.
+#[derive(Default)]
+pub(crate) struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        // The low byte of a key is its worker; the table indexes by the low bits.
+        self.0 = word.rotate_left(32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Key = Key(0x1234_5600);
+    const MINE: DomainId = DomainId(1);
+
+    fn regions() -> Regions {
+        let mut regions = Regions::default();
+        regions.register(KEY, MINE, vec![0; 10].into());
+        regions
+    }
+
+    #[test]
+    fn bytes_land_where_they_belong_and_nowhere_else() {
+        let mut regions = regions();
+        assert_eq!(regions.of(MINE).place(KEY, 4, &[1, 2, 3]), Ok(()));
+        assert_eq!(
+            regions.of(MINE).place(KEY, 8, &[9, 9, 9]),
+            Err(DropReason::Bounds)
+        );
+        assert_eq!(
+            regions.of(MINE).place(KEY, u64::MAX, &[9]),
+            Err(DropReason::Bounds)
+        );
+        assert_eq!(
+            regions.of(MINE).place(Key(1), 0, &[9]),
+            Err(DropReason::Key)
+        );
+        let Taken::Buffer(buffer) = regions.take(MINE, KEY) else {
+            panic!("the region is armed")
+        };
+        assert_eq!(*buffer, [0, 0, 0, 0, 1, 2, 3, 0, 0, 0]);
+    }
+
+    #[test]
+    fn another_domain_finds_no_region() {
+        let mut regions = regions();
+        assert_eq!(
+            regions.of(DomainId(2)).place(KEY, 0, &[1]),
+            Err(DropReason::Key)
+        );
+        assert!(matches!(regions.take(DomainId(2), KEY), Taken::Gone));
+    }
+
+    #[test]
+    fn a_taken_region_refuses_until_it_is_armed_again() {
+        let mut regions = regions();
+        assert!(matches!(regions.take(MINE, KEY), Taken::Buffer(_)));
+        assert!(matches!(regions.take(MINE, KEY), Taken::NotArmed));
+        assert_eq!(
+            regions.of(MINE).place(KEY, 0, &[1]),
+            Err(DropReason::NotArmed)
+        );
+        regions.arm(KEY, vec![0; 4].into());
+        assert_eq!(regions.of(MINE).place(KEY, 0, &[1]), Ok(()));
+        regions.deregister(KEY);
+        regions.arm(KEY, vec![0; 4].into());
+        assert_eq!(regions.of(MINE).place(KEY, 0, &[1]), Err(DropReason::Key));
+    }
+}

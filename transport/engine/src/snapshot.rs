@@ -1,0 +1,117 @@
+//! The engine's counters at one moment, for metrics and for `weft status`.
+
+use std::net::Ipv4Addr;
+
+use weft_core::connection::Stats;
+use weft_core::drops::Drops;
+use weft_core::path::PathReport;
+use weft_core::units::ConnectionId;
+use weft_link::{Counters, PortRange, SocketBuffers};
+
+/// Everything that is counted, of all workers together.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    /// The connections there are.
+    pub connections: Vec<ConnectionSnapshot>,
+    /// The NICs that they lead to.
+    pub peers: Vec<PeerSnapshot>,
+    /// What the connections that are over had counted; with the live ones' it only grows.
+    pub ended: Stats,
+    /// Arriving packets that were not used, of all connections, live or over, and of none.
+    pub drops: Drops,
+    /// What the sockets did.
+    pub link: Counters,
+    /// The socket buffers that the kernel granted: the smallest of all ports.
+    pub buffers: SocketBuffers,
+    /// The regions.
+    pub regions: RegionCounts,
+    /// Resets sent to peers with packets for no connection.
+    pub resets_sent: u64,
+    /// Resets not sent because too many had been of late.
+    pub resets_withheld: u64,
+}
+
+/// One connection.
+#[derive(Debug, Clone)]
+pub struct ConnectionSnapshot {
+    /// Its id here.
+    pub id: ConnectionId,
+    /// The peer's address.
+    pub peer: Ipv4Addr,
+    /// Its counters.
+    pub stats: Stats,
+    /// Its packets that were not used.
+    pub drops: Drops,
+    /// Chunks in flight.
+    pub outstanding_chunks: usize,
+    /// Writes posted and not yet acknowledged whole.
+    pub writes: usize,
+}
+
+/// The paths to one NIC.
+#[derive(Debug, Clone)]
+pub struct PeerSnapshot {
+    /// Its address.
+    pub address: Ipv4Addr,
+    /// Its ports.
+    pub ports: PortRange,
+    /// Paths that carry data.
+    pub live_paths: usize,
+    /// Each path.
+    pub paths: Vec<PathReport>,
+}
+
+/// How many regions there are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RegionCounts {
+    /// Ready to receive.
+    pub armed: usize,
+    /// Bytes of those.
+    pub armed_bytes: u64,
+    /// With their owners.
+    pub taken: usize,
+}
+
+impl Snapshot {
+    /// Adds what another worker counted.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.connections.extend(other.connections);
+        self.peers.extend(other.peers);
+        add_stats(&mut self.ended, &other.ended);
+        self.drops.add(&other.drops);
+        self.link.add(&other.link);
+        self.buffers.receive = self.buffers.receive.min(other.buffers.receive);
+        self.buffers.send = self.buffers.send.min(other.buffers.send);
+        self.regions.armed += other.regions.armed;
+        self.regions.armed_bytes += other.regions.armed_bytes;
+        self.regions.taken += other.regions.taken;
+        self.resets_sent += other.resets_sent;
+        self.resets_withheld += other.resets_withheld;
+    }
+
+    /// The counters of all connections, live and over.
+    pub fn stats(&self) -> Stats {
+        let mut sum = self.ended;
+        for connection in &self.connections {
+            add_stats(&mut sum, &connection.stats);
+        }
+        sum
+    }
+}
+
+pub(crate) fn add_stats(sum: &mut Stats, other: &Stats) {
+    sum.chunks_sent += other.chunks_sent;
+    sum.chunks_resent += other.chunks_resent;
+    sum.packets_sent += other.packets_sent;
+    sum.packets_resent += other.packets_resent;
+    sum.bytes_acked += other.bytes_acked;
+    sum.bytes_placed += other.bytes_placed;
+    sum.packets_placed += other.packets_placed;
+    sum.chunks_partly_lost += other.chunks_partly_lost;
+    sum.timeouts += other.timeouts;
+    sum.spurious += other.spurious;
+    sum.late_timers += other.late_timers;
+    sum.acks_sent += other.acks_sent;
+    sum.acks_received += other.acks_received;
+    sum.probes_sent += other.probes_sent;
+}

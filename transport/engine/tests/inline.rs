@@ -1,0 +1,571 @@
+//! Two inline engines over 127.0.0.1: what a user of the engine may rely on.
+
+mod pair;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pair::{PATIENCE, Pair, pattern, remote, secret, start};
+use weft_engine::{
+    DomainId, DropReason, Event, Failure, Nanos, PortRange, Progress, SIGNAL, WriteRequest,
+};
+
+const DOMAIN: DomainId = DomainId(1);
+
+impl Pair {
+    /// Runs both inline workers until `done`.
+    fn drive(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !done(self) {
+            assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+            let busy = self.a.poll(Duration::ZERO) | self.b.poll(Duration::ZERO);
+            if !busy {
+                self.a.poll(Duration::from_micros(200));
+            }
+        }
+    }
+
+    /// Runs both until `a` or `b` has an event, and answers it.
+    fn next_a(&mut self) -> Event {
+        self.drive("an event at a", |pair| !pair.a.events.is_empty());
+        self.a.events.try_recv().expect("it is there")
+    }
+
+    fn next_b(&mut self) -> Event {
+        self.drive("an event at b", |pair| !pair.b.events.is_empty());
+        self.b.events.try_recv().expect("it is there")
+    }
+
+    /// Runs both for some turns, for what must not happen.
+    fn turns(&mut self, turns: usize) {
+        for _ in 0..turns {
+            self.a.poll(Duration::ZERO);
+            self.b.poll(Duration::ZERO);
+        }
+    }
+}
+
+impl pair::Side {
+    fn poll(&mut self, wait: Duration) -> bool {
+        self.engine.poll(wait).expect("an inline engine polls")
+    }
+}
+
+#[test]
+fn writes_of_every_size_arrive_byte_exact() {
+    let mut pair = Pair::new(|_| {});
+    let payload = usize::from(pair.a.engine.settings().packet_payload);
+    let sizes = [
+        1,
+        7,
+        payload - 1,
+        payload,
+        payload + 1,
+        44 * payload,
+        44 * payload + 1,
+        65_536,
+        1 << 20,
+        (1 << 20) + 65_536,
+        8 << 20,
+    ];
+    for (round, &size) in sizes.iter().enumerate() {
+        let offset = round * 3;
+        let source = pattern(size, round as u64);
+        let key = pair
+            .b
+            .engine
+            .register(DOMAIN, vec![0xAA; size + offset + 5].into());
+        let request = WriteRequest {
+            key,
+            offset: offset as u64,
+            immediate: Some(round as u32),
+            context: 77 + round as u64,
+            ..pair.a.write(&source)
+        };
+        pair.a.engine.write(request).unwrap();
+        let Event::Delivered {
+            connection,
+            immediate,
+            key: into,
+            buffer,
+        } = pair.next_b()
+        else {
+            panic!("a delivery was expected")
+        };
+        assert_eq!(
+            (connection, immediate, into),
+            (pair.b.id, round as u32, key)
+        );
+        assert!(
+            buffer[..offset].iter().all(|&b| b == 0xAA),
+            "bytes before the write changed"
+        );
+        assert!(
+            buffer[offset..offset + size] == source[..],
+            "{size} bytes differ"
+        );
+        assert!(
+            buffer[offset + size..].iter().all(|&b| b == 0xAA),
+            "bytes behind it changed"
+        );
+        let Event::Written {
+            connection,
+            context,
+            source: back,
+        } = pair.next_a()
+        else {
+            panic!("a completion was expected")
+        };
+        assert_eq!((connection, context), (pair.a.id, 77 + round as u64));
+        assert!(Arc::ptr_eq(&back, &source));
+        pair.b.engine.deregister(key);
+    }
+    let snapshot = pair.b.engine.snapshot();
+    assert_eq!(snapshot.drops.total(), 0, "{:?}", snapshot.drops);
+    assert_eq!(
+        snapshot.stats().bytes_placed,
+        sizes.iter().sum::<usize>() as u64
+    );
+}
+
+#[test]
+fn an_immediate_without_bytes_arrives_as_a_signal_in_both_directions() {
+    let mut pair = Pair::new(|_| {});
+    let nothing = pattern(0, 0);
+    let signal = |side: &pair::Side, immediate| WriteRequest {
+        immediate: Some(immediate),
+        ..side.write(&nothing)
+    };
+    pair.a.engine.write(signal(&pair.a, 5)).unwrap();
+    pair.b.engine.write(signal(&pair.b, 6)).unwrap();
+    assert!(matches!(
+        pair.next_b(),
+        Event::Signal { immediate: 5, .. } | Event::Written { .. }
+    ));
+    assert!(matches!(
+        pair.next_a(),
+        Event::Signal { immediate: 6, .. } | Event::Written { .. }
+    ));
+    pair.next_a();
+    pair.next_b();
+}
+
+#[test]
+fn the_immediate_counts_only_when_the_payload_is_there() {
+    let mut pair = Pair::new(|config| config.paths = 256);
+    for round in 0..50u32 {
+        let source = pattern(300_000, round.into());
+        let key = pair.b.engine.register(DOMAIN, vec![0; source.len()].into());
+        pair.a
+            .engine
+            .write(WriteRequest {
+                key,
+                immediate: Some(round),
+                ..pair.a.write(&source)
+            })
+            .unwrap();
+        let Event::Delivered {
+            immediate, buffer, ..
+        } = pair.next_b()
+        else {
+            panic!("a delivery was expected")
+        };
+        assert_eq!(immediate, round);
+        assert!(buffer == *source);
+        pair.next_a();
+    }
+}
+
+#[test]
+fn packets_for_a_taken_region_are_dropped_and_sent_again_once_it_is_armed() {
+    let mut pair = Pair::new(|_| {});
+    let source = pattern(10_000, 3);
+    let key = pair.b.engine.register(DOMAIN, vec![0; source.len()].into());
+    let write = |pair: &Pair, immediate| {
+        let request = WriteRequest {
+            key,
+            immediate: Some(immediate),
+            ..pair.a.write(&source)
+        };
+        pair.a.engine.write(request).unwrap();
+    };
+    write(&pair, 1);
+    let Event::Delivered { buffer, .. } = pair.next_b() else {
+        panic!("a delivery was expected")
+    };
+    assert!(matches!(pair.next_a(), Event::Written { .. }));
+    write(&pair, 2);
+    pair.drive("packets for the taken region", |pair| {
+        pair.b.engine.snapshot().drops.get(DropReason::NotArmed) > 0
+    });
+    assert!(pair.b.events.is_empty() && pair.a.events.is_empty());
+    pair.b.engine.arm(key, vec![0; buffer.len()].into());
+    let Event::Delivered {
+        immediate: 2,
+        buffer,
+        ..
+    } = pair.next_b()
+    else {
+        panic!("the second delivery was expected")
+    };
+    assert!(buffer == *source);
+    assert!(matches!(pair.next_a(), Event::Written { .. }));
+    assert!(pair.a.engine.snapshot().stats().chunks_resent > 0);
+}
+
+#[test]
+fn a_region_of_another_domain_is_refused() {
+    let mut pair = Pair::new(|config| config.stall_timeout = Nanos::from_millis(200));
+    let source = pattern(5_000, 4);
+    let key = pair
+        .b
+        .engine
+        .register(DomainId(2), vec![0; source.len()].into());
+    pair.a
+        .engine
+        .write(WriteRequest {
+            key,
+            immediate: Some(1),
+            ..pair.a.write(&source)
+        })
+        .unwrap();
+    let event = pair.next_a();
+    let Event::Failed { failure, .. } = event else {
+        panic!("{event:?}")
+    };
+    assert_eq!(failure.reason(), "Stalled");
+    assert!(pair.b.engine.snapshot().drops.get(DropReason::Key) > 0);
+    assert!(pair.b.events.is_empty());
+    assert_eq!(pair.b.engine.snapshot().regions.armed, 1);
+}
+
+#[test]
+fn a_write_beyond_its_region_changes_nothing() {
+    let mut pair = Pair::new(|config| config.stall_timeout = Nanos::from_millis(200));
+    let source = pattern(100, 4);
+    let key = pair.b.engine.register(DOMAIN, vec![0; 150].into());
+    let request = WriteRequest {
+        key,
+        offset: 51,
+        immediate: Some(1),
+        ..pair.a.write(&source)
+    };
+    pair.a.engine.write(request).unwrap();
+    assert!(matches!(pair.next_a(), Event::Failed { .. }));
+    assert!(pair.b.engine.snapshot().drops.get(DropReason::Bounds) > 0);
+}
+
+#[test]
+fn a_restarted_peer_is_known_within_one_round_trip() {
+    let mut pair = Pair::new(|_| {});
+    // The next life of b: same node key, same ports, no connections.
+    let config = pair.b.engine.config().clone();
+    let other = start(|_| {});
+    drop(std::mem::replace(&mut pair.b.engine, other));
+    pair.b.engine = weft_engine::Engine::start(config).unwrap();
+    let source = pattern(100_000, 5);
+    let begun = Instant::now();
+    pair.a
+        .engine
+        .write(WriteRequest {
+            immediate: Some(1),
+            ..pair.a.write(&source)
+        })
+        .unwrap();
+    let Event::Failed { failure, .. } = pair.next_a() else {
+        panic!("a failure was expected")
+    };
+    assert_eq!(failure.reason(), "PeerRestarted");
+    // The stall timeout is 20 s, and nothing was resent: the first packets' answer did it.
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    let (a, b) = (pair.a.engine.snapshot(), pair.b.engine.snapshot());
+    assert_eq!(a.stats().timeouts, 0);
+    assert!(b.resets_sent > 0 && b.drops.get(DropReason::UnknownConnection) > 0);
+}
+
+#[test]
+fn a_reset_from_a_node_with_another_key_is_not_believed() {
+    let mut pair = Pair::new(|config| config.stall_timeout = Nanos::from_millis(300));
+    let mut config = pair.b.engine.config().clone();
+    config.node_key = secret(10);
+    let other = start(|_| {});
+    drop(std::mem::replace(&mut pair.b.engine, other));
+    pair.b.engine = weft_engine::Engine::start(config).unwrap();
+    let source = pattern(1_000, 5);
+    pair.a
+        .engine
+        .write(WriteRequest {
+            immediate: Some(1),
+            ..pair.a.write(&source)
+        })
+        .unwrap();
+    let Event::Failed { failure, .. } = pair.next_a() else {
+        panic!("a failure was expected")
+    };
+    assert_eq!(failure.reason(), "Stalled");
+    assert!(pair.a.engine.snapshot().drops.get(DropReason::Seal) > 0);
+}
+
+#[test]
+fn a_connection_to_a_newer_life_of_the_peer_ends_the_older_one() {
+    let mut pair = Pair::new(|_| {});
+    let config = pair.b.engine.config().clone();
+    let other = start(|_| {});
+    drop(std::mem::replace(&mut pair.b.engine, other));
+    let b = weft_engine::Engine::start(config).unwrap();
+    let (a_end, b_end) = (
+        pair.a.engine.allocate(DOMAIN, secret(3)),
+        b.allocate(DOMAIN, secret(4)),
+    );
+    pair.a
+        .engine
+        .connect(a_end.id, remote(&b_end, secret(4)), pair.a.sender.clone())
+        .unwrap();
+    pair.b.engine = b;
+    let Event::Failed {
+        connection,
+        failure,
+    } = pair.next_a()
+    else {
+        panic!("a failure was expected")
+    };
+    assert_eq!((connection, failure), (pair.a.id, Failure::PeerRestarted));
+}
+
+#[test]
+fn packets_before_connect_wait_for_it_and_meet_no_reset() {
+    let (mut a, b) = (start(|_| {}), start(|_| {}));
+    let (a_end, b_end) = (a.allocate(DOMAIN, secret(1)), b.allocate(DOMAIN, secret(2)));
+    let (sender, events) = crossbeam_channel::unbounded();
+    a.connect(a_end.id, remote(&b_end, secret(2)), sender)
+        .unwrap();
+    let source = pattern(1000, 1);
+    let mut b = b;
+    a.write(WriteRequest {
+        connection: a_end.id,
+        source,
+        bytes: 1000,
+        key: SIGNAL,
+        offset: 0,
+        immediate: Some(3),
+        context: 0,
+    })
+    .unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while b.snapshot().drops.get(DropReason::UnknownConnection) == 0 {
+        assert!(Instant::now() < deadline);
+        a.poll(Duration::ZERO).unwrap();
+        b.poll(Duration::ZERO).unwrap();
+    }
+    assert_eq!(b.snapshot().resets_sent, 0);
+    assert!(events.is_empty());
+}
+
+#[test]
+fn close_is_confirmed_and_no_byte_lands_after_it() {
+    let mut pair = Pair::new(|_| {});
+    let source = pattern(8 << 20, 6);
+    let key = pair.b.engine.register(DOMAIN, vec![0; source.len()].into());
+    pair.a
+        .engine
+        .write(WriteRequest {
+            key,
+            immediate: Some(1),
+            ..pair.a.write(&source)
+        })
+        .unwrap();
+    pair.drive("the first bytes", |pair| {
+        pair.b.engine.snapshot().stats().bytes_placed > 0
+    });
+    pair.b.engine.close(pair.b.id);
+    assert!(matches!(pair.next_b(), Event::Closed { connection } if connection == pair.b.id));
+    let placed = pair.b.engine.snapshot().stats().bytes_placed;
+    assert!(
+        placed < source.len() as u64,
+        "the whole write landed before the close"
+    );
+    pair.turns(200);
+    assert_eq!(pair.b.engine.snapshot().stats().bytes_placed, placed);
+    assert!(pair.b.events.is_empty());
+    // The peer learns it at once: its packets meet no connection.
+    let Event::Failed { failure, .. } = pair.next_a() else {
+        panic!("a failure was expected")
+    };
+    assert_eq!(failure.reason(), "PeerRestarted");
+    // What failed is closed like any other; afterwards its id is none.
+    pair.a.engine.close(pair.a.id);
+    assert!(matches!(pair.next_a(), Event::Closed { .. }));
+    let error = pair.a.engine.write(pair.a.write(&source)).unwrap_err();
+    assert_eq!(error.reason(), "UnknownConnection");
+}
+
+#[test]
+fn more_writes_than_the_core_queues_complete_all() {
+    let mut pair = Pair::new(|_| {});
+    let source = pattern(64, 7);
+    for context in 0..3000 {
+        let request = WriteRequest {
+            immediate: Some(1),
+            bytes: 0,
+            context,
+            ..pair.a.write(&source)
+        };
+        pair.a.engine.write(request).unwrap();
+    }
+    let (mut signals, mut written) = (0, Vec::new());
+    pair.drive("3000 signals and completions", |pair| {
+        signals += pair.b.events.try_iter().count();
+        written.extend(pair.a.events.try_iter().map(|event| match event {
+            Event::Written { context, .. } => context,
+            other => panic!("{other:?}"),
+        }));
+        signals == 3000 && written.len() == 3000
+    });
+    written.sort_unstable();
+    assert!(written.iter().copied().eq(0..3000));
+}
+
+#[test]
+fn connections_share_the_sender_fairly() {
+    let mut pair = Pair::new(|_| {});
+    let source = pattern(4 << 20, 8);
+    let mut keys = Vec::new();
+    let mut ids = vec![pair.a.id];
+    for byte in 10..13 {
+        let (a, b) = (
+            pair.a.engine.allocate(DOMAIN, secret(byte)),
+            pair.b.engine.allocate(DOMAIN, secret(byte + 10)),
+        );
+        pair.a
+            .engine
+            .connect(a.id, remote(&b, secret(byte + 10)), pair.a.sender.clone())
+            .unwrap();
+        pair.b
+            .engine
+            .connect(b.id, remote(&a, secret(byte)), pair.b.sender.clone())
+            .unwrap();
+        ids.push(a.id);
+    }
+    for &connection in &ids {
+        let key = pair.b.engine.register(DOMAIN, vec![0; source.len()].into());
+        keys.push(key);
+        let request = WriteRequest {
+            connection,
+            key,
+            immediate: Some(1),
+            ..pair.a.write(&source)
+        };
+        pair.a.engine.write(request).unwrap();
+    }
+    pair.drive("half of everything", |pair| {
+        pair.a.engine.snapshot().stats().bytes_acked > 2 * source.len() as u64
+    });
+    let snapshot = pair.a.engine.snapshot();
+    let acked = snapshot.connections.iter().map(|c| c.stats.bytes_acked);
+    let (least, most) = (acked.clone().min().unwrap(), acked.max().unwrap());
+    assert!(most <= 2 * least, "{least} to {most} bytes");
+    for _ in 0..keys.len() {
+        assert!(matches!(pair.next_b(), Event::Delivered { buffer, .. } if buffer == *source));
+    }
+}
+
+#[test]
+fn a_taken_port_range_is_refused_by_its_ports() {
+    let first = start(|_| {});
+    let ports = first.config().ports;
+    let mut config = first.config().clone();
+    config.ports = PortRange {
+        first: ports.first - 8,
+        count: 16,
+    };
+    let error = weft_engine::Engine::start(config).err().unwrap();
+    assert_eq!(error.reason(), "PortTaken");
+    assert!(
+        error.to_string().contains(&ports.first.to_string()),
+        "{error}"
+    );
+    // Nothing is left behind: the free half can be had.
+    let mut config = first.config().clone();
+    config.ports = PortRange {
+        first: ports.first - 8,
+        count: 8,
+    };
+    config.paths = 64;
+    drop(weft_engine::Engine::start(config).unwrap());
+}
+
+#[test]
+fn ends_that_are_set_up_differently_are_refused_by_the_difference() {
+    let (a, b) = (start(|_| {}), start(|config| config.chunk_bytes = 16_384));
+    let (a_end, b_end) = (a.allocate(DOMAIN, secret(1)), b.allocate(DOMAIN, secret(2)));
+    let (sender, _events) = crossbeam_channel::unbounded();
+    let error = a
+        .connect(a_end.id, remote(&b_end, secret(2)), sender)
+        .unwrap_err();
+    assert_eq!(error.reason(), "SettingsDiffer");
+    let text = error.to_string();
+    assert!(
+        text.contains("chunk_bytes") && text.contains("64768"),
+        "{text}"
+    );
+}
+
+#[test]
+fn wrong_calls_are_refused_at_once() {
+    let (mut a, b) = (start(|_| {}), start(|_| {}));
+    let (a_end, b_end) = (a.allocate(DOMAIN, secret(1)), b.allocate(DOMAIN, secret(2)));
+    let (sender, _events) = crossbeam_channel::unbounded();
+    let peer = remote(&b_end, secret(2));
+    let request = WriteRequest {
+        connection: a_end.id,
+        source: pattern(10, 1),
+        bytes: 10,
+        key: SIGNAL,
+        offset: 0,
+        immediate: None,
+        context: 0,
+    };
+    let refused = |result: Result<(), weft_engine::EngineError>| result.unwrap_err().reason();
+    assert_eq!(refused(a.write(request.clone())), "NotConnected");
+    assert_eq!(
+        refused(a.connect(b_end.id, peer.clone(), sender.clone())),
+        "UnknownConnection"
+    );
+    let narrow = PortRange {
+        count: 2,
+        ..b_end.ports
+    };
+    let few = weft_engine::RemoteEnd {
+        ports: narrow,
+        ..peer.clone()
+    };
+    assert_eq!(
+        refused(a.connect(a_end.id, few, sender.clone())),
+        "TooFewPairs"
+    );
+    a.connect(a_end.id, peer.clone(), sender.clone()).unwrap();
+    assert_eq!(
+        refused(a.connect(a_end.id, peer, sender)),
+        "AlreadyConnected"
+    );
+    assert_eq!(
+        refused(a.write(WriteRequest {
+            bytes: 11,
+            ..request.clone()
+        })),
+        "BeyondSource"
+    );
+    assert_eq!(
+        refused(a.write(WriteRequest {
+            bytes: 0,
+            ..request
+        })),
+        "EmptyWrite"
+    );
+    assert!(a.poll(Duration::ZERO).is_ok());
+    let mut threads = start(|config| config.progress = Progress::Threads(1));
+    assert_eq!(
+        threads.poll(Duration::ZERO).unwrap_err().reason(),
+        "NotInline"
+    );
+}

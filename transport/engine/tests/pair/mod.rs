@@ -1,0 +1,127 @@
+//! Two engines over 127.0.0.1 and a connection between them, for both kinds of progress.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use weft_engine::{
+    ConnectionId, DomainId, Engine, EngineConfig, EngineError, Event, LocalEnd, Nanos, PortRange,
+    Progress, RemoteEnd, Secret, WriteRequest,
+};
+
+/// Nothing here takes a tenth of this on an idle machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One end: an engine, its connection's id, its events.
+pub(crate) struct Side {
+    pub(crate) engine: Engine,
+    pub(crate) id: ConnectionId,
+    pub(crate) end: LocalEnd,
+    pub(crate) sender: Sender<Event>,
+    pub(crate) events: Receiver<Event>,
+}
+
+/// Two ends of one connection.
+pub(crate) struct Pair {
+    pub(crate) a: Side,
+    pub(crate) b: Side,
+}
+
+pub(crate) fn secret(byte: u8) -> Secret {
+    Secret([byte; 32])
+}
+
+/// Every engine of a test process has its own ports; another process's are passed over.
+pub(crate) fn start(adapt: impl Fn(&mut EngineConfig)) -> Engine {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    for _ in 0..500 {
+        let step = u32::from(NEXT.fetch_add(1, Ordering::Relaxed)) + std::process::id();
+        let ports = PortRange {
+            first: 20_000 + (step % 380) as u16 * 32,
+            count: 16,
+        };
+        let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, secret(9));
+        config.progress = Progress::Inline;
+        config.stall_timeout = Nanos::from_secs(20);
+        adapt(&mut config);
+        match Engine::start(config) {
+            Ok(engine) => return engine,
+            Err(EngineError::Link(error)) if error.reason() == "PortTaken" => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("no free ports between 20000 and 32160");
+}
+
+/// What `end` must tell its peer, whose packets it will open with `receive_secret`.
+pub(crate) fn remote(end: &LocalEnd, receive_secret: Secret) -> RemoteEnd {
+    RemoteEnd {
+        id: end.id,
+        address: end.address,
+        ports: end.ports,
+        send_secret: receive_secret,
+        settings: end.settings,
+        generation: end.generation,
+        reset_token: end.reset_token,
+    }
+}
+
+impl Pair {
+    /// Engines set up alike, joined in domain 1 of each.
+    pub(crate) fn new(adapt: impl Fn(&mut EngineConfig)) -> Self {
+        Self::of(start(&adapt), start(&adapt))
+    }
+
+    pub(crate) fn of(a: Engine, b: Engine) -> Self {
+        let side = |engine: Engine, byte| {
+            let end = engine.allocate(DomainId(1), secret(byte));
+            let (sender, events) = unbounded();
+            Side {
+                engine,
+                id: end.id,
+                end,
+                sender,
+                events,
+            }
+        };
+        let (a, b) = (side(a, 1), side(b, 2));
+        a.engine
+            .connect(a.id, remote(&b.end, secret(2)), a.sender.clone())
+            .expect("a connects");
+        b.engine
+            .connect(b.id, remote(&a.end, secret(1)), b.sender.clone())
+            .expect("b connects");
+        Self { a, b }
+    }
+}
+
+impl Side {
+    /// A write of all of `source`.
+    pub(crate) fn write(&self, source: &Arc<Box<[u8]>>) -> WriteRequest {
+        WriteRequest {
+            connection: self.id,
+            source: Arc::clone(source),
+            bytes: source.len() as u64,
+            key: weft_engine::SIGNAL,
+            offset: 0,
+            immediate: None,
+            context: 0,
+        }
+    }
+}
+
+/// Bytes that differ at every place a chunk could be exchanged for another.
+pub(crate) fn pattern(bytes: usize, salt: u64) -> Arc<Box<[u8]>> {
+    let mut state = salt.wrapping_mul(2).wrapping_add(1);
+    let bytes: Vec<u8> = (0..bytes)
+        .map(|_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        })
+        .collect();
+    Arc::new(bytes.into())
+}

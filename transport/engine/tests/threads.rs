@@ -1,0 +1,181 @@
+//! Engines with threads of their own: the same promises, waited for on channels.
+
+mod pair;
+
+use pair::{PATIENCE, Pair, Side, pattern, remote, secret, start};
+use weft_engine::{DomainId, Event, Progress, WriteRequest};
+
+fn next(side: &Side) -> Event {
+    side.events
+        .recv_timeout(PATIENCE)
+        .expect("an event within the patience")
+}
+
+fn pair_with(workers: usize) -> Pair {
+    Pair::new(move |config| {
+        config.progress = Progress::Threads(workers);
+        config.paths = 16;
+    })
+}
+
+#[test]
+fn messages_cross_in_both_directions_while_slots_are_armed_again() {
+    let pair = pair_with(1);
+    let source = [pattern(1 << 20, 1), pattern(1 << 20, 2)];
+    let sides = [&pair.a, &pair.b];
+    let keys = sides.map(|side| side.engine.register(DomainId(1), vec![0; 1 << 20].into()));
+    const ROUNDS: u32 = 40;
+    std::thread::scope(|scope| {
+        for me in 0..2 {
+            let (side, peer_key, mine, theirs) =
+                (sides[me], keys[1 - me], &source[me], &source[1 - me]);
+            scope.spawn(move || {
+                let write = |immediate| {
+                    let request = WriteRequest {
+                        key: peer_key,
+                        immediate: Some(immediate),
+                        ..side.write(mine)
+                    };
+                    side.engine.write(request).expect("the connection is open");
+                };
+                let signal = |immediate| {
+                    let request = WriteRequest {
+                        bytes: 0,
+                        immediate: Some(immediate),
+                        ..side.write(mine)
+                    };
+                    side.engine.write(request).expect("the connection is open");
+                };
+                write(0);
+                // Done when all was delivered to us, credited by the peer, and acknowledged.
+                let (mut delivered, mut credited, mut written) = (0, 0, 0);
+                while delivered < ROUNDS || credited < ROUNDS || written < 2 * ROUNDS {
+                    match next(side) {
+                        Event::Delivered {
+                            immediate,
+                            key,
+                            buffer,
+                            ..
+                        } => {
+                            assert_eq!(immediate, delivered);
+                            assert!(buffer == **theirs, "message {immediate} differs");
+                            delivered += 1;
+                            side.engine.arm(key, vec![0; 1 << 20].into());
+                            signal(immediate);
+                        }
+                        Event::Signal { immediate, .. } => {
+                            assert_eq!(immediate, credited);
+                            credited += 1;
+                            if credited < ROUNDS {
+                                write(credited);
+                            }
+                        }
+                        Event::Written { .. } => written += 1,
+                        other => panic!("{other:?}"),
+                    }
+                }
+            });
+        }
+    });
+    for side in sides {
+        side.engine.close(side.id);
+        assert!(matches!(next(side), Event::Closed { .. }));
+        assert_eq!(side.engine.snapshot().connections.len(), 0);
+    }
+}
+
+#[test]
+fn every_worker_carries_its_own_domains() {
+    let pair = pair_with(4);
+    let source = pattern(200_000, 3);
+    let mut ends = Vec::new();
+    for domain in 0..8u32 {
+        let (a, b) = (
+            pair.a.engine.allocate(DomainId(domain), secret(20)),
+            pair.b.engine.allocate(DomainId(domain + 1), secret(21)),
+        );
+        let (sender, events) = crossbeam_channel::unbounded();
+        pair.a
+            .engine
+            .connect(a.id, remote(&b, secret(21)), sender.clone())
+            .unwrap();
+        pair.b
+            .engine
+            .connect(b.id, remote(&a, secret(20)), sender)
+            .unwrap();
+        let key = pair
+            .b
+            .engine
+            .register(DomainId(domain + 1), vec![0; source.len()].into());
+        let request = WriteRequest {
+            connection: a.id,
+            key,
+            immediate: Some(domain),
+            ..pair.a.write(&source)
+        };
+        pair.a.engine.write(request).unwrap();
+        ends.push((a, b, events));
+    }
+    for (domain, (a, b, events)) in ends.iter().enumerate() {
+        assert_eq!(a.ports.count, 4);
+        let mut done = (false, false);
+        while done != (true, true) {
+            match events.recv_timeout(PATIENCE).unwrap() {
+                Event::Delivered {
+                    connection,
+                    immediate,
+                    buffer,
+                    ..
+                } => {
+                    assert_eq!((connection, immediate), (b.id, domain as u32));
+                    assert!(buffer == *source);
+                    done.0 = true;
+                }
+                Event::Written { connection, .. } => {
+                    assert_eq!(connection, a.id);
+                    done.1 = true;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    let ports: std::collections::BTreeSet<u16> = ends.iter().map(|(a, ..)| a.ports.first).collect();
+    assert_eq!(
+        ports.len(),
+        4,
+        "the domains were not spread over the workers"
+    );
+    let snapshot = pair.a.engine.snapshot();
+    assert_eq!(snapshot.connections.len(), 9);
+    assert_eq!(snapshot.stats().bytes_acked, 8 * source.len() as u64);
+}
+
+#[test]
+fn dropping_an_engine_ends_its_threads_and_frees_its_ports() {
+    let engine = start(|config| {
+        config.progress = Progress::Threads(2);
+        config.paths = 64;
+    });
+    let config = engine.config().clone();
+    drop(engine);
+    drop(weft_engine::Engine::start(config).unwrap());
+}
+
+#[test]
+fn a_peer_that_goes_away_while_a_write_is_under_way_is_noticed() {
+    let Pair { a, b } = pair_with(1);
+    let config = b.engine.config().clone();
+    drop(b);
+    let _next_life = weft_engine::Engine::start(config).unwrap();
+    let source = pattern(1 << 20, 4);
+    a.engine
+        .write(WriteRequest {
+            immediate: Some(1),
+            ..a.write(&source)
+        })
+        .unwrap();
+    let Event::Failed { failure, .. } = next(&a) else {
+        panic!("a failure was expected")
+    };
+    assert_eq!(failure.reason(), "PeerRestarted");
+}

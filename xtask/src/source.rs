@@ -50,8 +50,13 @@ impl Source {
 
     /// The line, counted from 1, of a byte offset.
     pub(crate) fn line(&self, offset: usize) -> usize {
-        self.code[..offset].matches('\n').count() + 1
+        line_of(&self.code, offset)
     }
+}
+
+/// The line, counted from 1, of a byte offset of `text`.
+pub(crate) fn line_of(text: &str, offset: usize) -> usize {
+    text[..offset].matches('\n').count() + 1
 }
 
 /// Where `word` stands in `text` with no identifier character on either side.

@@ -1,8 +1,8 @@
 //! Words of unfinished work.
 
 use super::{Finding, Rule, Weight};
-use crate::source::words;
-use crate::tree::Tree;
+use crate::source::{line_of, words};
+use crate::tree::{File, Tree};
 
 pub(super) const RULE: Rule = Rule {
     id: "unfinished",
@@ -38,17 +38,24 @@ fn check(tree: &Tree) -> Vec<Finding> {
         if !READ.iter().any(|end| file.path.ends_with(end)) && !file.is_shell() {
             continue;
         }
-        for (number, line) in file.lines() {
-            for (first, second) in WORDS {
-                let word = [*first, *second].concat();
-                if words(line, &word).next().is_some() {
-                    let message = format!("\"{word}\": finish it, or say in an issue what is left");
-                    findings.push(Finding::at(&file.path, number, message));
-                }
+        for (first, second) in WORDS {
+            let word = [*first, *second].concat();
+            for at in words(&file.text, &word).filter(|&at| !is_syntax(file, at, &word)) {
+                let message = format!("\"{word}\": finish it, or say in an issue what is left");
+                findings.push(Finding::at(&file.path, line_of(&file.text, at), message));
             }
         }
     }
     findings
+}
+
+/// Whether the words at this place are code that only reads like a phrase: `for` and a variable.
+fn is_syntax(file: &File, at: usize, word: &str) -> bool {
+    word.contains(' ')
+        && file
+            .rust
+            .as_ref()
+            .is_some_and(|source| source.code()[at..].starts_with(word))
 }
 
 #[cfg(test)]
@@ -60,10 +67,12 @@ mod tests {
         let word = ["FIX", "ME"].concat();
         let comment = format!("let a = 1;\n// {word} b");
         let phrase = format!("Only udp {}.", ["for n", "ow"].concat());
+        let loop_over_time = format!("{} in 0..9 {{}}", ["for n", "ow"].concat());
         let tree = Tree::of([
             ("a.rs", &comment),
             ("a.md", &phrase),
             ("b.md", "for nowhere"),
+            ("b.rs", &loop_over_time),
             ("c.bin", &word),
         ]);
         let places: Vec<_> = check(&tree)

@@ -14,6 +14,7 @@ mod claim;
 mod destination;
 mod digest;
 mod error;
+mod filling;
 mod manifest;
 mod partial;
 mod reservation;
@@ -21,6 +22,9 @@ mod root;
 mod source;
 mod sweep;
 mod tree;
+
+#[cfg(test)]
+mod tests;
 
 pub use claim::JobUid;
 pub use destination::{Destination, DestinationConfig, Overwrite, Partials, Published};

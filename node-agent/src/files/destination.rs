@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use super::claim::{JobLock, JobUid};
 use super::digest::{Algorithm, Blocks, Digest, directory_digest};
 use super::error::FileError;
+use super::filling::Filling;
 use super::manifest::{Entry, EntryKind, Identity, Manifest, Shape};
 use super::partial::{DestinationFile, Finish};
 use super::reservation::{self, Made, OpenDirectory, Origin, Target};
@@ -92,6 +93,8 @@ pub struct Destination {
     slots: Mutex<Vec<Slot>>,
     /// Held while files are synced and renamed: one call after the other.
     publishing: Mutex<()>,
+    /// Takes space where that is slow.
+    filling: Filling,
     /// Last: given back after everything else.
     _lock: JobLock,
 }
@@ -154,7 +157,7 @@ impl Destination {
         let directories = reservation::directories(&config.manifest, &base)?;
         let lock = JobLock::take(root, &config.job)?;
         let mut made = Made::default();
-        let origins =
+        let (origins, unfilled) =
             reservation::reserve(root, &base, &directories, &files, &config.job, &mut made)
                 .inspect_err(|_| made.undo(root))?;
         let mut origins = origins.into_iter();
@@ -177,6 +180,7 @@ impl Destination {
             made,
             slots,
             publishing: Mutex::new(()),
+            filling: Filling::start(unfilled),
             _lock: lock,
             config,
         })
@@ -206,7 +210,13 @@ impl Destination {
             | Stage::Renamed(digest)
             | Stage::Published(digest) => (Origin::Existing, Some(digest)),
         };
-        let file = Arc::new(DestinationFile::open(target, index, blocks, origin)?);
+        let file = Arc::new(DestinationFile::open(
+            target,
+            index,
+            blocks,
+            origin,
+            self.filling.shortage().clone(),
+        )?);
         if let Some(digest) = finished {
             drop(slots);
             file.confirm_all(&digest)?;

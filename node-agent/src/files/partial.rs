@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::digest::{BLOCK_BYTES, BlockDigest, Blocks, Digest, VerifiedBlock};
 use super::error::{FileError, Place, errno};
+use super::filling::Shortage;
 use super::manifest::Identity;
 use super::reservation::{Origin, Target};
 use super::tree::FileTree;
@@ -25,6 +26,8 @@ pub struct DestinationFile {
     index: u32,
     blocks: Blocks,
     state: Mutex<State>,
+    /// Set when the job's space turns out not to be there.
+    shortage: Shortage,
 }
 
 #[derive(Debug)]
@@ -74,6 +77,7 @@ impl DestinationFile {
         index: u32,
         blocks: Blocks,
         origin: Origin,
+        shortage: Shortage,
     ) -> Result<Self, FileError> {
         let body = match origin {
             Origin::Fresh => Body::Fresh(Arc::new(target.open_partial()?)),
@@ -96,6 +100,7 @@ impl DestinationFile {
             index,
             blocks,
             state: Mutex::new(state),
+            shortage,
         };
         let bytes = fs::fstat(&*file.lock().body.file())
             .map_err(|cause| file.failed("fstat", cause))
@@ -190,6 +195,9 @@ impl DestinationFile {
                     place: self.place(),
                     fault,
                 })?;
+        }
+        if let Some(shortage) = self.shortage.get() {
+            return Err(shortage.clone());
         }
         let file = {
             let mut state = self.lock();

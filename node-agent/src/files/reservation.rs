@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::claim::{self, JobUid, PRIVATE};
 use super::destination::Overwrite;
 use super::error::{FileError, Place};
+use super::filling::{self, Unfilled};
 use super::manifest::{Identity, Manifest};
 use super::root::{Root, RootPath, special};
 
@@ -136,25 +137,15 @@ impl Target {
             .root
             .open_directory(&self.parent)
             .map_err(|cause| self.failed("open", cause, bytes))?;
-        self.reserve_in(&parent, bytes)
+        let file = self.make_partial(&parent, bytes)?;
+        self.take_space(&parent, &file, bytes)
     }
 
-    fn reserve_in(&self, parent: &OwnedFd, bytes: u64) -> Result<(), FileError> {
+    /// Makes the partial file, or finds it, and gives it its size.
+    fn make_partial(&self, parent: &OwnedFd, bytes: u64) -> Result<File, FileError> {
         let flags =
             OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let failed =
-            |operation, cause| match FileError::writing(self.place(), operation, cause, bytes) {
-                FileError::DiskFull { place, needed, .. } => {
-                    let available =
-                        fs::fstatvfs(parent).map_or(0, |free| free.f_bavail * free.f_frsize);
-                    FileError::DiskFull {
-                        place,
-                        needed,
-                        available,
-                    }
-                }
-                error => error,
-            };
+        let failed = |operation, cause| self.failed_to_reserve(parent, operation, cause, bytes);
         let file = fs::openat(parent, &self.partial, flags, PRIVATE)
             .map_err(|cause| failed("open", cause))?;
         let stat = fs::fstat(&file).map_err(|cause| failed("fstat", cause))?;
@@ -167,16 +158,44 @@ impl Target {
             // An earlier attempt's of another size: its bytes are rehashed as they are.
             fs::ftruncate(&file, bytes).map_err(|cause| failed("ftruncate", cause))?;
         }
+        Ok(File::from(file))
+    }
+
+    fn take_space(&self, parent: &OwnedFd, file: &File, bytes: u64) -> Result<(), FileError> {
         if bytes == 0 {
             return Ok(());
         }
         loop {
-            match fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+            match fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
                 // Where it cannot be done, the check of free space before has to do.
                 Ok(()) | Err(Errno::OPNOTSUPP) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(cause) => return Err(failed("fallocate", cause)),
+                Err(cause) => {
+                    return Err(self.failed_to_reserve(parent, "fallocate", cause, bytes));
+                }
             }
+        }
+    }
+
+    /// As [`Target::failed`], with the free space in what says that there is none.
+    fn failed_to_reserve(
+        &self,
+        parent: &OwnedFd,
+        operation: &'static str,
+        cause: Errno,
+        bytes: u64,
+    ) -> FileError {
+        match FileError::writing(self.place(), operation, cause, bytes) {
+            FileError::DiskFull { place, needed, .. } => {
+                let available =
+                    fs::fstatvfs(parent).map_or(0, |free| free.f_bavail * free.f_frsize);
+                FileError::DiskFull {
+                    place,
+                    needed,
+                    available,
+                }
+            }
+            error => error,
         }
     }
 
@@ -351,7 +370,8 @@ fn not_a_directory(root: &Root, path: &RootPath, cause: Errno) -> FileError {
 }
 
 /// Makes directories and partial files for a whole manifest and takes space for all of it, or
-/// fails and says why; what it made by then is in `made`.
+/// fails and says why; what it made by then is in `made`. Space that is slow to take is left to
+/// be taken.
 pub(super) fn reserve(
     root: &Root,
     base: &RootPath,
@@ -359,7 +379,8 @@ pub(super) fn reserve(
     files: &[(Target, u64)],
     job: &JobUid,
     made: &mut Made,
-) -> Result<Vec<Origin>, FileError> {
+) -> Result<(Vec<Origin>, Vec<Unfilled>), FileError> {
+    let mut unfilled = Vec::new();
     for path in directories {
         made.directory(root, path)?;
     }
@@ -382,14 +403,18 @@ pub(super) fn reserve(
             made.partials.push(target.clone());
         }
         // An existing file's partial file only claims the name: it takes no space.
-        target.reserve_in(
-            &parent,
-            if *origin == Origin::Existing {
-                0
-            } else {
-                *bytes
-            },
-        )?;
+        let bytes = if *origin == Origin::Existing {
+            0
+        } else {
+            *bytes
+        };
+        let file = target.make_partial(&parent, bytes)?;
+        if filling::is_slow(&file, bytes) {
+            let full = target.failed_to_reserve(&parent, "fallocate", Errno::NOSPC, bytes);
+            unfilled.push(Unfilled { file, bytes, full });
+        } else {
+            target.take_space(&parent, &file, bytes)?;
+        }
     }
     let mut looked: Option<&RootPath> = None;
     for (target, _) in files {
@@ -398,7 +423,7 @@ pub(super) fn reserve(
             looked = Some(&target.parent);
         }
     }
-    Ok(origins)
+    Ok((origins, unfilled))
 }
 
 /// Early and in whole, so that a job that cannot fit takes no space while it finds out.

@@ -212,7 +212,13 @@ impl Root {
 
     /// Opens `path` below the root.
     pub(super) fn open_at(&self, path: &RootPath, flags: OFlags) -> Result<OwnedFd, Errno> {
-        let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+        // openat2 refuses what O_PATH would ignore.
+        let no_terminal = if flags.contains(OFlags::PATH) {
+            OFlags::empty()
+        } else {
+            OFlags::NOCTTY
+        };
+        let flags = flags | OFlags::CLOEXEC | no_terminal;
         let resolve =
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let mut last = Errno::AGAIN;

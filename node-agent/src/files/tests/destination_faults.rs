@@ -1,0 +1,481 @@
+//! What a destination can get wrong.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+
+use super::alone::{Alone, alone, mount, this_test};
+use super::*;
+
+/// A source directory `m` of three files, five blocks and one empty directory.
+fn source_node() -> (Node, Source) {
+    let node = Node::new();
+    node.write("m/a", &content(3 * BLOCK_BYTES + 1, 1));
+    node.write("m/d/b", &content(100, 2))
+        .write("m/d/empty", b"");
+    fs::create_dir(node.path("m/hollow")).unwrap();
+    let source = node.source("m").unwrap();
+    (node, source)
+}
+
+#[test]
+fn what_is_in_the_way_is_refused_before_any_byte_and_stays_as_it_was() {
+    type Setup = fn(&Node);
+    use Overwrite::{Always, IfDifferent, Never};
+    let table: &[(&str, Overwrite, Setup, &str, &str)] = &[
+        (
+            "another size",
+            Never,
+            |node| _ = node.write("m/a", b"old"),
+            "DestinationExists",
+            "m/a",
+        ),
+        (
+            "a directory under a file's name",
+            Always,
+            |node| fs::create_dir_all(node.path("m/a")).unwrap(),
+            "DestinationExists",
+            "a directory",
+        ),
+        (
+            "a file under a directory's name",
+            Always,
+            |node| _ = node.write("m/d", b"old"),
+            "DestinationExists",
+            "m/d",
+        ),
+        (
+            "a file on the way",
+            Always,
+            |node| _ = node.write("m", b"old"),
+            "DestinationExists",
+            "\"m\"",
+        ),
+        (
+            "a link under a file's name",
+            IfDifferent,
+            |node| {
+                fs::create_dir(node.path("m")).unwrap();
+                symlink("/etc/passwd", node.path("m/a")).unwrap();
+            },
+            "SymlinkRefused",
+            "/etc/passwd",
+        ),
+        (
+            "a link under a directory's name",
+            Always,
+            |node| {
+                fs::create_dir(node.path("m")).unwrap();
+                symlink("/etc", node.path("m/d")).unwrap();
+            },
+            "SymlinkRefused",
+            "m/d",
+        ),
+        (
+            "a link on the way",
+            Always,
+            |node| symlink("/etc", node.path("m")).unwrap(),
+            "SymlinkRefused",
+            "\"m\"",
+        ),
+    ];
+    let (_node, source) = source_node();
+    for (fault, overwrite, setup, reason, named) in table {
+        let node = Node::new();
+        setup(&node);
+        let before = node.names();
+        let config = DestinationConfig {
+            overwrite: *overwrite,
+            ..node.config("m", &source)
+        };
+        let error = Destination::prepare(config)
+            .err()
+            .unwrap_or_else(|| panic!("{fault}: accepted"));
+        assert_fault(&error, reason, named);
+        assert_eq!(node.names(), before, "{fault}: something was left behind");
+    }
+}
+
+#[test]
+fn a_root_that_is_read_only_by_configuration_is_refused() {
+    let (_node, source) = source_node();
+    let node = Node::new();
+    let root = Root::open("models", node.directory.path(), Access::ReadOnly).unwrap();
+    let config = DestinationConfig {
+        root: Arc::new(root),
+        ..node.config("m", &source)
+    };
+    assert_fault(
+        &Destination::prepare(config).unwrap_err(),
+        "RootReadOnly",
+        "models",
+    );
+}
+
+#[test]
+fn a_full_disk_is_found_before_any_byte_and_nothing_stays() {
+    alone(
+        this_test!(a_full_disk_is_found_before_any_byte_and_nothing_stays),
+        Alone::Mounts,
+        || {
+            let (_node, source) = source_node();
+            let node = Node::new();
+            mount("tmpfs", "size=3m", node.directory.path());
+            let node = reopened(node);
+            let error = Destination::prepare(node.config("deep/m", &source)).unwrap_err();
+            assert_fault(&error, "DiskFull", "deep/m");
+            assert_eq!(node.names(), Vec::<String>::new());
+            // Enough space for all but the last block, taken by somebody else.
+            mount("tmpfs", "size=5m", node.directory.path());
+            let node = reopened(node);
+            node.write("other", &content(2 * BLOCK_BYTES, 9));
+            let error = Destination::prepare(node.config("m", &source)).unwrap_err();
+            assert_fault(&error, "DiskFull", "3145829 bytes");
+            fs::remove_file(node.path("other")).unwrap();
+            // What is reserved nobody else gets.
+            let destination = Destination::prepare(node.config("m", &source)).unwrap();
+            let greedy = fs::write(node.path("other"), content(4 * BLOCK_BYTES, 9));
+            assert_eq!(greedy.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+            for (index, _, _) in source.manifest().files() {
+                send_file(&source, &destination, index, u32::MAX, &mut Sent::default()).unwrap();
+            }
+            destination.complete().unwrap();
+            assert_eq!(node.read("m/a"), content(3 * BLOCK_BYTES + 1, 1));
+        },
+    );
+}
+
+#[test]
+fn replacing_a_file_on_a_full_disk_fails_and_leaves_the_old_one() {
+    alone(
+        this_test!(replacing_a_file_on_a_full_disk_fails_and_leaves_the_old_one),
+        Alone::Mounts,
+        || {
+            let (_node, source) = source_node();
+            let node = Node::new();
+            mount("tmpfs", "size=6m", node.directory.path());
+            let node = reopened(node);
+            // Of the same size: only the first block that differs shows that space is needed.
+            let old = content(3 * BLOCK_BYTES + 1, 8);
+            node.write("m/a", &old);
+            let error = send(&source, node.config("m", &source)).unwrap_err();
+            assert_fault(&error, "DiskFull", "m/a");
+            assert_eq!(node.read("m/a"), old);
+        },
+    );
+}
+
+#[test]
+fn a_file_system_out_of_inodes_is_found_before_any_byte() {
+    alone(
+        this_test!(a_file_system_out_of_inodes_is_found_before_any_byte),
+        Alone::Mounts,
+        || {
+            let (_node, source) = source_node();
+            let node = Node::new();
+            mount("tmpfs", "size=64m,nr_inodes=6", node.directory.path());
+            let node = reopened(node);
+            let error = Destination::prepare(node.config("m", &source)).unwrap_err();
+            assert_fault(&error, "InodesExhausted", "3 files");
+            assert_eq!(node.names(), Vec::<String>::new());
+        },
+    );
+}
+
+#[test]
+fn a_file_system_mounted_read_only_is_refused() {
+    alone(
+        this_test!(a_file_system_mounted_read_only_is_refused),
+        Alone::Mounts,
+        || {
+            let (_node, source) = source_node();
+            let node = Node::new();
+            mount("tmpfs", "size=64m,ro", node.directory.path());
+            let node = reopened(node);
+            let error = Destination::prepare(node.config("m", &source)).unwrap_err();
+            assert_fault(&error, "DestinationReadOnly", "models");
+        },
+    );
+}
+
+#[test]
+fn a_file_system_without_fallocate_holds_files_all_the_same() {
+    alone(
+        this_test!(a_file_system_without_fallocate_holds_files_all_the_same),
+        Alone::Mounts,
+        || {
+            let (_node, source) = source_node();
+            let node = Node::new();
+            mount("ramfs", "mode=755", node.directory.path());
+            let node = reopened(node);
+            send(&source, node.config("m", &source)).unwrap();
+            assert_eq!(node.read("m/a"), content(3 * BLOCK_BYTES + 1, 1));
+        },
+    );
+}
+
+#[test]
+fn a_directory_that_may_not_be_written_is_refused() {
+    alone(
+        this_test!(a_directory_that_may_not_be_written_is_refused),
+        Alone::Unprivileged,
+        || {
+            let (_node, source) = source_node();
+            let node = Node::new();
+            fs::create_dir_all(node.path("m/d")).unwrap();
+            for (path, named) in [
+                ("m/d", "m/d"),
+                ("m", "\"m/hollow\""),
+                ("", ".weft-job-1.lock"),
+            ] {
+                fs::set_permissions(node.path(path), Permissions::from_mode(0o500)).unwrap();
+                let error = Destination::prepare(node.config("m", &source)).unwrap_err();
+                assert_fault(&error, "DestinationDenied", named);
+                fs::set_permissions(node.path(path), Permissions::from_mode(0o700)).unwrap();
+                assert_eq!(node.names(), ["m/", "m/d/"]);
+            }
+        },
+    );
+}
+
+#[test]
+fn a_destination_that_another_job_writes_is_busy_and_names_that_job() {
+    let (_node, source) = source_node();
+    let node = Node::new();
+    let first = Destination::prepare(node.config("m", &source)).unwrap();
+    let second = DestinationConfig {
+        job: "job-2".parse().unwrap(),
+        ..node.config("m", &source)
+    };
+    let error = Destination::prepare(second.clone()).unwrap_err();
+    assert_fault(&error, "DestinationBusy", "job-1");
+    // The same job from another process.
+    let error = Destination::prepare(node.config("m", &source)).unwrap_err();
+    assert_fault(&error, "DestinationBusy", "job-1");
+    // Other files of the same directories are free.
+    let other = Node::new();
+    other.write("m/other", b"1");
+    let other = other.source("m").unwrap();
+    let beside = DestinationConfig {
+        job: "job-3".parse().unwrap(),
+        ..node.config("m", &other)
+    };
+    drop(Destination::prepare(beside).unwrap());
+    // What a dead job left is nobody's.
+    drop(first);
+    Destination::prepare(second)
+        .unwrap()
+        .abort(Partials::Remove)
+        .unwrap();
+    // And the first job still finds its own.
+    send(&source, node.config("m", &source)).unwrap();
+}
+
+#[test]
+fn another_content_under_overwrite_never_is_an_error_and_the_same_content_is_not() {
+    let (from, source) = source_node();
+    let node = Node::new();
+    let mut other = content(3 * BLOCK_BYTES + 1, 1);
+    other[BLOCK_BYTES + 5] ^= 1;
+    node.write("m/a", &other);
+    let never = DestinationConfig {
+        overwrite: Overwrite::Never,
+        ..node.config("m", &source)
+    };
+    let error = send(&source, never.clone()).unwrap_err();
+    assert_fault(&error, "DestinationExists", "m/a");
+    assert_eq!(node.read("m/a"), other);
+    node.write("m/a", &from.read("m/a"));
+    let (_, counts) = send(&source, never.clone()).unwrap();
+    assert_eq!(
+        counts,
+        Sent {
+            sent: 1,
+            confirmed: 4
+        }
+    );
+
+    // A file that appears while the job runs is not replaced, either.
+    let node = Node::new();
+    let never = DestinationConfig {
+        root: node.root.clone(),
+        ..never
+    };
+    let destination = Destination::prepare(never).unwrap();
+    for (index, _, _) in source.manifest().files() {
+        send_file(&source, &destination, index, u32::MAX, &mut Sent::default()).unwrap();
+    }
+    node.write("m/a", b"somebody else's");
+    assert_fault(
+        &destination.publish().unwrap_err(),
+        "DestinationExists",
+        "m/a",
+    );
+    assert_eq!(node.read("m/a"), b"somebody else's");
+}
+
+#[test]
+fn a_file_is_not_finished_before_it_is_whole_and_has_the_right_digest() {
+    let (_node, source) = source_node();
+    let node = Node::new();
+    let destination = Destination::prepare(node.config("m", &source)).unwrap();
+    let mut counts = Sent::default();
+    assert_eq!(
+        send_file(&source, &destination, 0, 2, &mut counts).unwrap(),
+        None
+    );
+    let digest: Digest = "0".repeat(64).parse().unwrap();
+    let file = destination.open(0).unwrap();
+    assert_eq!(
+        file.missing(),
+        4,
+        "what was written by an earlier user counts after a rehash only"
+    );
+    assert_fault(
+        &destination.finish(&file, &digest).unwrap_err(),
+        "BlocksMissing",
+        "4 blocks",
+    );
+    drop(file);
+    let right = send_file(&source, &destination, 0, 9, &mut counts)
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        counts,
+        Sent {
+            sent: 4,
+            confirmed: 2
+        }
+    );
+    let file = destination.open(0).unwrap();
+    let error = destination.finish(&file, &digest).unwrap_err();
+    assert_fault(&error, "DigestMismatch", &right.to_string());
+    assert_fault(&destination.complete().unwrap_err(), "BlocksMissing", "m");
+}
+
+#[test]
+fn a_corrupt_block_never_reaches_the_disk() {
+    let (_node, source) = source_node();
+    let node = Node::new();
+    let destination = Destination::prepare(node.config("m", &source)).unwrap();
+    let file = destination.open(0).unwrap();
+    let data = content(3 * BLOCK_BYTES + 1, 1);
+    let digest = file.blocks().digest(0, &data[..BLOCK_BYTES]);
+    let mut damaged = data[..BLOCK_BYTES].to_vec();
+    damaged[BLOCK_BYTES - 1] ^= 0x80;
+    let fault = file.blocks().verify(0, &damaged, &digest).unwrap_err();
+    assert_eq!(fault, BlockFault::Corrupt { index: 0 });
+    // Nor does one that was verified as a block of another file.
+    let elsewhere = Blocks::new(Algorithm::Blake3, BLOCK_BYTES as u64);
+    let root = elsewhere.digest(0, &data[..BLOCK_BYTES]);
+    let verified = elsewhere.verify(0, &data[..BLOCK_BYTES], &root).unwrap();
+    assert_fault(
+        &file.write_block(&verified).unwrap_err(),
+        "BlockRefused",
+        "m/a",
+    );
+    assert_eq!(file.missing(), 4);
+}
+
+#[test]
+fn a_digest_that_the_job_does_not_expect_publishes_nothing() {
+    let (from, source) = source_node();
+    let wrong = Some("1".repeat(64).parse().unwrap());
+    for path in ["m", "m/a"] {
+        let source = if path == "m" {
+            source.clone()
+        } else {
+            from.source(path).unwrap()
+        };
+        let node = Node::new();
+        let config = DestinationConfig {
+            expect: wrong,
+            ..node.config(path, &source)
+        };
+        let error = send(&source, config.clone()).unwrap_err();
+        assert_fault(&error, "ExpectMismatch", path);
+        assert!(
+            node.names()
+                .iter()
+                .all(|name| name.contains(".weft-") || name.ends_with('/'))
+        );
+        // With the right one nothing has to be sent again.
+        let (digest, _) = send(&source, Node::new().config(path, &source)).unwrap();
+        let (again, counts) = send(
+            &source,
+            DestinationConfig {
+                expect: Some(digest),
+                ..config
+            },
+        )
+        .unwrap();
+        assert_eq!((again, counts.sent), (digest, 0));
+    }
+    let node = Node::new();
+    let expect = Some("1".repeat(32).parse().unwrap());
+    let config = DestinationConfig {
+        expect,
+        ..node.config("m", &source)
+    };
+    assert_fault(
+        &Destination::prepare(config).unwrap_err(),
+        "BadExpect",
+        "Blake3",
+    );
+}
+
+#[test]
+fn files_that_others_touch_while_they_are_written_are_not_verified() {
+    let (from, source) = source_node();
+    type Meddle = fn(&Node);
+    let partial_a = || format!("m/{}", claim::partial_name(&"job-1".parse().unwrap(), "a"));
+    let table: &[(&str, bool, Meddle)] = &[
+        ("the partial file is removed", false, |node| {
+            let name = claim::partial_name(&"job-1".parse().unwrap(), "a");
+            fs::remove_file(node.path("m").join(name)).unwrap();
+        }),
+        ("the existing file is written to", true, |node| {
+            let file = fs::File::options()
+                .write(true)
+                .open(node.path("m/a"))
+                .unwrap();
+            file.write_all_at(b"x", 3).unwrap();
+        }),
+    ];
+    for (fault, existing, meddle) in table {
+        let node = Node::new();
+        if *existing {
+            node.write("m/a", &from.read("m/a"));
+        }
+        let destination = Destination::prepare(node.config("m", &source)).unwrap();
+        assert!(node.path(&partial_a()).exists());
+        let from = source.open(0).unwrap();
+        let to = destination.open(0).unwrap();
+        let mut buffer = vec![0; BLOCK_BYTES];
+        to.rehash(&mut buffer).unwrap();
+        let mut tree = FileTree::new(to.blocks());
+        for block in 0..4 {
+            let len = from.read_block(block, &mut buffer).unwrap();
+            let digest = to.blocks().digest(block, &buffer[..len]);
+            tree.set(block, digest);
+            if !to.confirm(block, &digest).unwrap() {
+                to.write_block(&to.blocks().verify(block, &buffer[..len], &digest).unwrap())
+                    .unwrap();
+            }
+        }
+        meddle(&node);
+        let finished = destination.finish(&to, &tree.root().unwrap());
+        let error = finished
+            .and_then(|()| destination.publish())
+            .expect_err(fault);
+        assert_fault(&error, "DestinationChanged", "m/a");
+    }
+}
+
+/// The same directory after something was mounted on it.
+fn reopened(node: Node) -> Node {
+    let root = Root::open("models", node.directory.path(), Access::ReadWrite).unwrap();
+    Node {
+        root: Arc::new(root),
+        directory: node.directory,
+    }
+}

@@ -1,0 +1,285 @@
+//! Attempts that end early and those that go on from there.
+
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn a_restarted_agent_goes_on_where_it_was() {
+    let from = Node::new();
+    from.write("m/a", &content(8 * BLOCK_BYTES + 3, 1))
+        .write("m/b", &content(10, 2));
+    let source = from.source("m").unwrap();
+    let node = Node::new();
+    for stop in [0, 3, 2, 1] {
+        let destination = Destination::prepare(node.config("m", &source)).unwrap();
+        let mut counts = Sent::default();
+        send_file(&source, &destination, 0, stop, &mut counts).unwrap();
+        assert_eq!(counts.sent, stop);
+        assert!(
+            !node.path("m/a").exists(),
+            "half a file under its final name"
+        );
+        drop(destination);
+    }
+    let (digest, counts) = send(&source, node.config("m", &source)).unwrap();
+    assert_eq!(
+        counts,
+        Sent {
+            sent: 4,
+            confirmed: 6
+        }
+    );
+    assert_eq!(node.names(), ["m/", "m/a", "m/b"]);
+    assert_eq!(node.read("m/a"), from.read("m/a"));
+    // And once it is done, doing it again changes nothing.
+    let inode = std::fs::metadata(node.path("m/a")).unwrap().ino();
+    let (again, counts) = send(&source, node.config("m", &source)).unwrap();
+    assert_eq!(
+        (again, counts),
+        (
+            digest,
+            Sent {
+                sent: 0,
+                confirmed: 10
+            }
+        )
+    );
+    assert_eq!(std::fs::metadata(node.path("m/a")).unwrap().ino(), inode);
+    assert_eq!(node.names(), ["m/", "m/a", "m/b"]);
+}
+
+#[test]
+fn a_damaged_partial_file_is_mended_and_not_believed() {
+    use std::os::unix::fs::FileExt;
+    let from = Node::new();
+    from.write("a", &content(4 * BLOCK_BYTES, 1));
+    let source = from.source("a").unwrap();
+    let node = Node::new();
+    let destination = Destination::prepare(node.config("a", &source)).unwrap();
+    send_file(&source, &destination, 0, 3, &mut Sent::default()).unwrap();
+    drop(destination);
+    let partial = node.path(&claim::partial_name(&"job-1".parse().unwrap(), "a"));
+    let file = std::fs::File::options().write(true).open(partial).unwrap();
+    file.write_all_at(b"torn", BLOCK_BYTES as u64 + 77).unwrap();
+    let (_, counts) = send(&source, node.config("a", &source)).unwrap();
+    assert_eq!(
+        counts,
+        Sent {
+            sent: 2,
+            confirmed: 2
+        }
+    );
+    assert_eq!(node.read("a"), from.read("a"));
+}
+
+#[test]
+fn a_file_that_differs_in_one_block_gets_one_block() {
+    let from = Node::new();
+    let new = content(5 * BLOCK_BYTES + 9, 1);
+    from.write("a", &new);
+    let source = from.source("a").unwrap();
+    for differs in [0, 2, 5] {
+        let node = Node::new();
+        let mut old = new.clone();
+        old[differs * BLOCK_BYTES] ^= 1;
+        node.write("a", &old);
+        let (_, counts) = send(&source, node.config("a", &source)).unwrap();
+        assert_eq!(
+            counts,
+            Sent {
+                sent: 1,
+                confirmed: 5
+            }
+        );
+        assert_eq!(node.read("a"), new);
+        assert_eq!(node.names(), ["a"]);
+    }
+    let node = Node::new();
+    node.write("a", &new);
+    let always = DestinationConfig {
+        overwrite: Overwrite::Always,
+        ..node.config("a", &source)
+    };
+    assert_eq!(
+        send(&source, always).unwrap().1,
+        Sent {
+            sent: 6,
+            confirmed: 0
+        }
+    );
+}
+
+#[test]
+fn an_attempt_whose_source_has_another_size_now_starts_from_what_fits() {
+    let from = Node::new();
+    let data = content(4 * BLOCK_BYTES, 1);
+    from.write("a", &data);
+    let node = Node::new();
+    let source = from.source("a").unwrap();
+    let destination = Destination::prepare(node.config("a", &source)).unwrap();
+    send_file(&source, &destination, 0, 3, &mut Sent::default()).unwrap();
+    drop(destination);
+    from.write("a", &data[..2 * BLOCK_BYTES + 5]);
+    let source = from.source("a").unwrap();
+    let (_, counts) = send(&source, node.config("a", &source)).unwrap();
+    assert_eq!(
+        counts,
+        Sent {
+            sent: 0,
+            confirmed: 3
+        }
+    );
+    assert_eq!(node.read("a"), data[..2 * BLOCK_BYTES + 5]);
+}
+
+#[test]
+fn an_abort_keeps_or_removes_what_is_partial_as_it_is_told() {
+    let from = Node::new();
+    from.write("m/d/a", &content(2 * BLOCK_BYTES, 1))
+        .write("m/b", b"1");
+    let source = from.source("m").unwrap();
+    let node = Node::new();
+    node.write("kept", b"");
+    let config = node.config("deep/m", &source);
+    let destination = Destination::prepare(config.clone()).unwrap();
+    let index = source
+        .manifest()
+        .files()
+        .find(|(_, entry, _)| entry.path == "d/a")
+        .unwrap()
+        .0;
+    send_file(&source, &destination, index, 1, &mut Sent::default()).unwrap();
+    destination.abort(Partials::Keep).unwrap();
+    assert_eq!(
+        node.names()
+            .iter()
+            .filter(|name| name.contains(".weft-"))
+            .count(),
+        2
+    );
+    let destination = Destination::prepare(config.clone()).unwrap();
+    let mut counts = Sent::default();
+    send_file(&source, &destination, index, 9, &mut counts).unwrap();
+    assert_eq!(
+        counts,
+        Sent {
+            sent: 1,
+            confirmed: 1
+        }
+    );
+    destination.abort(Partials::Remove).unwrap();
+    assert!(
+        !node.names().iter().any(|name| name.contains(".weft-")),
+        "{:?}",
+        node.names()
+    );
+    // One attempt only: its directories go, too.
+    let node = Node::new();
+    let config = DestinationConfig {
+        root: node.root.clone(),
+        ..config
+    };
+    Destination::prepare(config)
+        .unwrap()
+        .abort(Partials::Remove)
+        .unwrap();
+    assert_eq!(node.names(), Vec::<String>::new());
+}
+
+#[test]
+fn a_sweep_removes_what_is_old_and_nobodys_only() {
+    let from = Node::new();
+    from.write("m/a", &content(100, 1)).write("m/d/b", b"2");
+    let source = from.source("m").unwrap();
+    let node = Node::new();
+    let running = Destination::prepare(node.config("m", &source)).unwrap();
+    let left = DestinationConfig {
+        job: "job-2".parse().unwrap(),
+        ..node.config("n", &source)
+    };
+    drop(Destination::prepare(left).unwrap());
+    node.write("m/.weft-notes", b"a user's");
+    assert_eq!(
+        sweep(&node.root, Duration::from_secs(3600)).unwrap(),
+        0,
+        "too young"
+    );
+    assert_eq!(sweep(&node.root, Duration::ZERO).unwrap(), 2);
+    assert_eq!(
+        node.names()
+            .iter()
+            .filter(|name| name.contains(".weft-"))
+            .count(),
+        4
+    );
+    for (index, _, _) in source.manifest().files() {
+        send_file(&source, &running, index, 9, &mut Sent::default()).unwrap();
+    }
+    running.complete().unwrap();
+    assert_eq!(
+        node.names(),
+        ["m/", "m/.weft-notes", "m/a", "m/d/", "m/d/b", "n/", "n/d/"]
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_sizes_and_any_interruptions_end_with_the_same_files(
+        sizes in prop::collection::vec((0usize..3, -1200i64..1200), 1..4),
+        stops in prop::collection::vec(0u32..4, 0..4),
+        seed: u64,
+        xxh3: bool,
+        known: bool,
+    ) {
+        let from = Node::new();
+        for (number, (blocks, near)) in sizes.iter().enumerate() {
+            let len = ((blocks * BLOCK_BYTES) as i64 + near).max(0) as usize;
+            from.write(&format!("m/{}/f", number), &content(len, seed ^ number as u64));
+        }
+        let source = from.source("m").unwrap();
+        let node = Node::new();
+        let algorithm = if xxh3 { Algorithm::Xxh3 } else { Algorithm::Blake3 };
+        let mut config = DestinationConfig { algorithm, ..node.config("m", &source) };
+        if known {
+            let other = Node::new();
+            let elsewhere = DestinationConfig { root: other.root.clone(), ..config.clone() };
+            config.expect = Some(send(&source, elsewhere).unwrap().0);
+        }
+        let mut total = 0;
+        for stop in stops {
+            let destination = Destination::prepare(config.clone()).unwrap();
+            let mut counts = Sent::default();
+            for (index, _, _) in source.manifest().files() {
+                send_file(&source, &destination, index, stop, &mut counts).unwrap();
+            }
+            let published = destination.publish().unwrap();
+            let visible = node.names().iter().filter(|name| name.ends_with("/f")).count();
+            prop_assert!(visible + published.waiting as usize == sizes.len());
+            prop_assert!(!known || published.waiting == 0 || published.files == 0);
+            total += counts.sent;
+        }
+        let (digest, counts) = send(&source, config).unwrap();
+        let blocks = source.manifest().files().map(|(_, _, bytes)| Blocks::new(algorithm, bytes).count());
+        // Nothing that arrived was sent twice.
+        prop_assert_eq!(total + counts.sent, blocks.sum::<u32>());
+        prop_assert_eq!(node.names(), from.names());
+        for (_, entry, _) in source.manifest().files() {
+            let path = format!("m/{}", entry.path);
+            prop_assert_eq!(node.read(&path), from.read(&path));
+        }
+        if !xxh3 {
+            let lines: String = source.manifest().files().map(|(_, entry, _)| {
+                let hash = blake3::hash(&from.read(&format!("m/{}", entry.path)));
+                format!("{}  {}\n", hash.to_hex(), entry.path)
+            }).collect();
+            let expected = blake3::hash(lines.as_bytes());
+            prop_assert_eq!(digest.as_bytes(), expected.as_bytes());
+        }
+    }
+}

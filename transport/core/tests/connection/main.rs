@@ -1,0 +1,11 @@
+//! The connection from outside: two ends over virtual time, packet traces, and what may not be said
+//! to it. A fault is one visible line; a drop that a test did not announce fails it.
+
+mod drops;
+mod immediates;
+mod loss;
+mod pair;
+mod paths;
+mod properties;
+mod restore;
+mod trace;

@@ -1,0 +1,110 @@
+//! Liveness of paths, seen from the outside.
+
+use weft_core::path::PathState;
+use weft_core::units::{Nanos, Time};
+
+use crate::pair::{Pair, Side};
+
+/// Writes so that the connection is busy for `span`.
+fn keep_busy(pair: &mut Pair, span: Nanos, mut look: impl FnMut(&mut Pair) -> bool) -> bool {
+    let until = pair.now + span;
+    while pair.now < until {
+        if pair.a.connection.is_idle() {
+            pair.write(4_000);
+        }
+        if look(pair) {
+            return true;
+        }
+        if !pair.step(until) {
+            return false;
+        }
+    }
+    false
+}
+
+/// When probes were sent on path 1, in microseconds, as the trace tells it.
+fn probes(pair: &Pair) -> Vec<u64> {
+    let on_path = pair.trace().lines().filter(|l| l.contains("probe on 1"));
+    on_path
+        .filter_map(|l| l.split_whitespace().next()?.parse().ok())
+        .collect()
+}
+
+#[test]
+fn a_path_with_three_timeouts_is_suspended_and_probed_after_10_ms() {
+    let mut pair = Pair::new();
+    pair.start_trace();
+    pair.drop_all(|p| p.path.0 == 1);
+    let span = Nanos::from_millis(50);
+    let gone = keep_busy(&mut pair, span, |pair| {
+        pair.path_state(1) == PathState::Suspended
+    });
+    assert!(gone, "path 1 was never suspended");
+    assert_eq!(pair.path(1).timeouts, 3);
+    let suspended_at = pair.now.as_nanos() / 1_000;
+    let before = probes(&pair).len();
+    keep_busy(&mut pair, Nanos::from_millis(200), |_| false);
+    let after: Vec<u64> = probes(&pair)[before..]
+        .iter()
+        .map(|at| at - suspended_at)
+        .collect();
+    // 10 ms, then the interval doubles: 20, 40, 80 ms on.
+    assert_eq!(
+        after.iter().map(|us| us / 1_000).collect::<Vec<_>>(),
+        [10, 30, 70, 150]
+    );
+}
+
+#[test]
+fn no_chunk_goes_on_a_suspended_path() {
+    let mut pair = Pair::new();
+    pair.drop_all(|p| p.path.0 == 1);
+    let suspended = |pair: &mut Pair| pair.path_state(1) == PathState::Suspended;
+    assert!(keep_busy(&mut pair, Nanos::from_millis(50), suspended));
+    let sent = pair.path(1).sent_chunks;
+    keep_busy(&mut pair, Nanos::from_millis(100), |_| false);
+    assert_eq!(pair.path(1).sent_chunks, sent);
+    assert_eq!(pair.a.paths.live(), 3);
+}
+
+#[test]
+fn a_path_that_answers_a_probe_is_live_again() {
+    let mut pair = Pair::new();
+    pair.drop_all(|p| p.path.0 == 1);
+    let suspended = |pair: &mut Pair| pair.path_state(1) == PathState::Suspended;
+    assert!(keep_busy(&mut pair, Nanos::from_millis(50), suspended));
+    pair.heal();
+    let live = |pair: &mut Pair| pair.path_state(1) == PathState::Live;
+    assert!(keep_busy(&mut pair, Nanos::from_millis(50), live));
+    assert_eq!(pair.a.paths.live(), 4);
+}
+
+#[test]
+fn the_probe_interval_stops_growing_at_a_second() {
+    let mut pair = Pair::new();
+    pair.start_trace();
+    pair.drop_all(|p| p.path.0 == 1);
+    keep_busy(&mut pair, Nanos::from_secs(6), |_| false);
+    let at = probes(&pair);
+    let gaps: Vec<u64> = at.windows(2).map(|w| (w[1] - w[0]) / 1_000).collect();
+    assert_eq!(gaps[gaps.len() - 3..], [1_000, 1_000, 1_000]);
+}
+
+#[test]
+fn when_every_path_was_dead_one_answer_brings_all_of_them_back() {
+    let mut pair = Pair::new();
+    pair.drop_all(|_| true);
+    pair.write(100_000);
+    pair.run_for(Nanos::from_millis(500));
+    assert_eq!(pair.a.paths.live(), 0);
+    pair.heal();
+    let healed: Time = pair.now;
+    pair.run();
+    assert_eq!(pair.events(Side::A).len(), 1);
+    assert!(
+        pair.now - healed < Nanos::from_millis(1_100),
+        "{:?}",
+        pair.now - healed
+    );
+    pair.expect_drop(weft_core::drops::DropReason::Duplicate);
+}

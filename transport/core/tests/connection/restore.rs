@@ -1,0 +1,118 @@
+//! Save and restore: the connection outlives its program.
+
+use weft_core::connection::{Connection, Event, RestoreError};
+use weft_core::drops::DropReason;
+use weft_core::units::{Nanos, Time};
+
+use crate::pair::{Pair, Side, micros};
+
+#[test]
+fn restore_continues_where_save_left() {
+    for side in [Side::A, Side::B] {
+        for after in [0, 60, 110, 160, 300] {
+            let mut pair = Pair::new();
+            // What was in flight may be asked for again by an end that has forgotten its round trip.
+            pair.expect_drop(DropReason::Duplicate);
+            let token = pair.write_to(Side::A, 400_000, 0, Some(5));
+            pair.run_for(micros(after));
+            pair.restart(side);
+            pair.run();
+            assert_eq!(
+                pair.events(Side::A),
+                [Event::Completed { token }],
+                "{side:?} at {after}"
+            );
+            assert_eq!(pair.events(Side::B).len(), 1, "{side:?} at {after}");
+            assert_eq!(pair.b.memory.bytes[..400_000], *pair.source(token));
+            assert_eq!(pair.b.connection.stats().packets_placed, 400);
+        }
+    }
+}
+
+#[test]
+fn a_packet_received_before_save_is_a_duplicate_after_restore() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::Duplicate);
+    pair.write(4_000);
+    pair.run();
+    pair.restart(Side::B);
+    for packet in pair.arrived.clone().iter().filter(|p| p.is_data()) {
+        assert_eq!(
+            pair.inject(Side::B, &packet.bytes),
+            Err(DropReason::Duplicate)
+        );
+    }
+    pair.run();
+}
+
+#[test]
+fn events_not_taken_before_save_come_after_restore() {
+    let mut pair = Pair::new();
+    let token = pair.write(1_000);
+    pair.run_for(micros(60));
+    // The acknowledgement is on its way; it is taken by hand so that its event stays inside.
+    pair.run_for(micros(60));
+    let mut early = pair.events(Side::A);
+    pair.restart(Side::A);
+    early.extend(pair.events(Side::A));
+    assert_eq!(early, [Event::Completed { token }]);
+}
+
+#[test]
+fn packet_numbers_go_on_after_restore() {
+    let mut pair = Pair::new();
+    pair.write(4_000);
+    pair.run();
+    let last = |pair: &Pair| {
+        let data = pair.arrived.iter().filter(|p| p.is_data());
+        data.map(|p| p.header().packet_number).max()
+    };
+    let before = last(&pair);
+    pair.restart(Side::A);
+    pair.arrived.clear();
+    pair.write(4_000);
+    pair.run();
+    let numbers = pair
+        .arrived
+        .iter()
+        .filter(|p| p.is_data())
+        .map(|p| p.header().packet_number);
+    assert!(numbers.into_iter().all(|number| Some(number) > before));
+}
+
+#[test]
+fn a_new_programs_clock_may_start_anew() {
+    let mut pair = Pair::new();
+    pair.run_for(Nanos::from_secs(300));
+    pair.write(100_000);
+    pair.run_for(micros(30));
+    let saved = pair.a.connection.save();
+    let restored = Connection::restore(&saved, Time::ZERO).expect("what was saved is restored");
+    let due = restored
+        .poll_timeout(&pair.a.paths)
+        .expect("chunks are in flight");
+    assert!(
+        due < Time::from_nanos(Nanos::from_secs(1).get()),
+        "{due:?} is of the new clock"
+    );
+}
+
+#[test]
+fn what_is_no_saved_connection_is_refused_by_name() {
+    let pair = Pair::new();
+    let saved = pair.a.connection.save();
+    let mut newer = saved.clone();
+    newer[0] += 1;
+    let refused = |bytes: &[u8]| Connection::restore(bytes, Time::ZERO).map(|_| ());
+    assert_eq!(
+        refused(&newer),
+        Err(RestoreError::Version(u16::from(saved[0]) + 1))
+    );
+    assert!(matches!(refused(&[]), Err(RestoreError::Damaged(_))));
+    for length in 2..saved.len() {
+        assert!(
+            matches!(refused(&saved[..length]), Err(RestoreError::Damaged(_))),
+            "{length}"
+        );
+    }
+}

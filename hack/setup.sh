@@ -39,7 +39,7 @@ install_without_starting_daemons() {
     local status=0
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2 || status=$?
     if [ "$ours" = 1 ]; then rm -f "$policy"; fi
-    if [ "$status" = 0 ] && [[ " $* " == *" openssh-server "* ]] && [ -d /run/systemd/system ]; then
+    if [ "$status" = 0 ] && [[ " $* " == *" openssh-server "* ]] && command -v systemctl >/dev/null; then
         systemctl disable --quiet ssh.service
     fi
     return "$status"

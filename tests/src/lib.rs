@@ -1,1 +1,4 @@
-//! What needs more than one crate: faults, benchmarks.
+//! What needs more than one crate: benchmarks and the tests of whole fabrics.
+
+pub mod core_pair;
+pub mod report;

@@ -1,0 +1,34 @@
+//! Runs the core's two ends on one thread for so many chunks, and nothing else: what an instruction
+//! counter is pointed at (`hack/instructions.sh`).
+
+use clap::Parser;
+use std::io::Write as _;
+use weft_tests::core_pair::{Pair, PairConfig};
+
+/// Runs two connected cores for so many chunks.
+#[derive(Parser)]
+struct Args {
+    /// Chunks to send.
+    #[arg(long)]
+    chunks: u64,
+    /// Packets of a chunk.
+    #[arg(long, default_value_t = 1)]
+    packets: u32,
+}
+
+fn main() {
+    let args = Args::parse();
+    let config = PairConfig {
+        // Little payload: what is counted is the core's work, not copying and CRC32C.
+        payload: 64,
+        packets: args.packets,
+        paths: 128,
+        lost: 1_000,
+        reordered: 10_000,
+        seed: 1,
+    };
+    let mut pair = Pair::new(config);
+    pair.run(args.chunks);
+    // Whole writes only: a few more than asked for.
+    let _ = writeln!(std::io::stdout(), "chunks {}", pair.chunks());
+}

@@ -15,6 +15,7 @@ mod destination;
 mod digest;
 mod error;
 mod filling;
+mod gate;
 mod manifest;
 mod partial;
 mod reservation;

@@ -4,22 +4,23 @@
 //! on disk. A restarted agent prepares the same job again and finds what it left; nothing else is
 //! remembered anywhere, and what is found is hashed before it counts.
 //!
-//! Durability in bulk: up to 32 finished files are synced one by one (`fsync`), more of them by one
-//! `syncfs` per file system; then all are renamed, then their directories synced. 10,000 files of
-//! 1 KiB on ext4 take seconds one by one and well under a second in bulk; but `syncfs` also waits for
-//! what other processes have written to that file system.
+//! Durability in bulk: up to 32 finished files are synced one by one (`fsync`), more of them by
+//! one `syncfs` per file system; then all are renamed, then their directories synced. Measured
+//! with 2,000 files of 1 KiB on a busy ext4: `fsync` each 12–17 s, from eight threads 0.9–1.2 s,
+//! one `syncfs` 0.1–0.15 s. But `syncfs` also waits for what others have written there.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use rustix::fs::{self, AtFlags, Mode, RenameFlags};
+use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::claim::{JobLock, JobUid};
 use super::digest::{Algorithm, Blocks, Digest, directory_digest};
-use super::error::FileError;
+use super::error::{FileError, Place};
 use super::filling::Filling;
+use super::gate::Gate;
 use super::manifest::{Entry, EntryKind, Identity, Manifest, Shape};
 use super::partial::{DestinationFile, Finish};
 use super::reservation::{self, Made, OpenDirectory, Origin, Target};
@@ -80,8 +81,8 @@ pub struct Published {
     pub waiting: u32,
 }
 
-/// A job's files at this node. Holds the job's lock; dropping it gives that back and leaves the
-/// partial files for the next attempt.
+/// A job's files at this node. Holds the job's lock until it is completed, aborted or dropped;
+/// dropping it leaves the partial files for the next attempt.
 #[derive(Debug)]
 pub struct Destination {
     config: DestinationConfig,
@@ -93,8 +94,16 @@ pub struct Destination {
     slots: Mutex<Vec<Slot>>,
     /// Held while files are synced and renamed: one call after the other.
     publishing: Mutex<()>,
+    gate: Arc<Gate>,
+    /// Nothing once it has ended.
+    held: Mutex<Option<Held>>,
+}
+
+/// What a job holds for as long as it writes.
+#[derive(Debug)]
+struct Held {
     /// Takes space where that is slow.
-    filling: Filling,
+    _filling: Filling,
     /// Last: given back after everything else.
     _lock: JobLock,
 }
@@ -174,14 +183,20 @@ impl Destination {
             }
         });
         let slots = Mutex::new(slots.collect());
+        let filling = Filling::start(unfilled);
+        let gate = Arc::new(Gate::new(filling.shortage().clone()));
+        let held = Held {
+            _filling: filling,
+            _lock: lock,
+        };
         Ok(Destination {
             base,
             directories,
             made,
             slots,
             publishing: Mutex::new(()),
-            filling: Filling::start(unfilled),
-            _lock: lock,
+            gate,
+            held: Mutex::new(Some(held)),
             config,
         })
     }
@@ -205,7 +220,7 @@ impl Destination {
         let (origin, finished) = match slot.stage {
             Stage::Directory => return Err(not_a_file(entry)),
             Stage::Waiting(origin) => (origin, None),
-            Stage::Finished(digest, Finish::Rename) => (Origin::Resumed, Some(digest)),
+            Stage::Finished(digest, Finish::Rename) => (Origin::Finished, Some(digest)),
             Stage::Finished(digest, Finish::Keep)
             | Stage::Renamed(digest)
             | Stage::Published(digest) => (Origin::Existing, Some(digest)),
@@ -215,7 +230,7 @@ impl Destination {
             index,
             blocks,
             origin,
-            self.filling.shortage().clone(),
+            self.gate.clone(),
         )?);
         if let Some(digest) = finished {
             drop(slots);
@@ -234,6 +249,7 @@ impl Destination {
     pub fn finish(&self, file: &DestinationFile, digest: &Digest) -> Result<(), FileError> {
         let index = file.index();
         let (target, entry, _) = self.file(index)?;
+        let _pass = self.gate.pass(|| target.place())?;
         let finish = file.check(digest)?;
         if let (Shape::File, Some(expected)) = (self.manifest().shape(), self.config.expect)
             && expected != *digest
@@ -257,6 +273,11 @@ impl Destination {
     /// it after a large file and every few hundred small ones. While a digest is expected of a
     /// whole directory, nothing is published before all of it is finished and has that digest.
     pub fn publish(&self) -> Result<Published, FileError> {
+        let _pass = self.gate.pass(|| self.place())?;
+        self.publish_finished()
+    }
+
+    fn publish_finished(&self) -> Result<Published, FileError> {
         let _turn = self
             .publishing
             .lock()
@@ -293,7 +314,7 @@ impl Destination {
                 if let Some(found) = self.digest_of(&slots)
                     && found != expected
                 {
-                    let place = self.config.root.place(&self.base);
+                    let place = self.place();
                     return Err(FileError::ExpectMismatch {
                         place,
                         expected,
@@ -330,11 +351,12 @@ impl Destination {
         self.digest_of(&self.slots())
     }
 
-    /// Publishes what is left, gives directories their modes and puts everything on disk. After
-    /// it, and only after it, the destination is verified.
-    pub fn complete(self) -> Result<Digest, FileError> {
-        let waiting = self.publish()?.waiting;
-        let place = self.config.root.place(&self.base);
+    /// Publishes what is left, gives directories their modes and puts everything on disk; then the
+    /// job has ended here. After it, and only after it, the destination is verified.
+    pub fn complete(&self) -> Result<Digest, FileError> {
+        let pass = self.gate.pass(|| self.place())?;
+        let waiting = self.publish_finished()?.waiting;
+        let place = self.place();
         let Some(digest) = self.digest() else {
             return Err(FileError::BlocksMissing {
                 place,
@@ -366,11 +388,18 @@ impl Destination {
         let made = self.made.directories.iter().filter(|path| **path <= top[0]);
         above.extend(made.filter_map(|path| Some(path.split()?.0)));
         self.sync_directories(above.iter())?;
+        drop(pass);
+        self.end();
         Ok(digest)
     }
 
-    /// Ends the job without its files. What is published stays.
-    pub fn abort(self, partials: Partials) -> Result<(), FileError> {
+    /// Ends the job without its files: when it returns, no byte lands any more and another attempt
+    /// may begin. What is published stays. After an end it does nothing.
+    pub fn abort(&self, partials: Partials) -> Result<(), FileError> {
+        // Writers first: the lock is given back at the end of this function.
+        let Some(_held) = self.end() else {
+            return Ok(());
+        };
         if partials == Partials::Keep {
             return Ok(());
         }
@@ -381,6 +410,20 @@ impl Destination {
         }
         self.made.remove_directories(&self.config.root);
         Ok(())
+    }
+
+    /// Lets no further write through; what the job held is given back with the answer.
+    fn end(&self) -> Option<Held> {
+        self.gate.close();
+        self.held
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .take()
+    }
+
+    /// The destination as a whole, for messages.
+    fn place(&self) -> Place {
+        self.config.root.place(&self.base)
     }
 
     fn digest_of(&self, slots: &[Slot]) -> Option<Digest> {
@@ -425,7 +468,7 @@ impl Destination {
         if ready.len() < BULK {
             for file in ready {
                 let opened = match file.finish {
-                    Finish::Rename => file.target.open_partial()?,
+                    Finish::Rename => file.target.open_partial(OFlags::RDONLY)?,
                     Finish::Keep => file.target.open_final()?.0,
                 };
                 fs::fsync(&opened).map_err(|cause| file.target.failed("fsync", cause, 0))?;

@@ -266,6 +266,12 @@ pub enum FileError {
         /// How many.
         missing: u64,
     },
+    /// The job has been completed, cancelled or given up here.
+    #[error("{place}: the job has ended on this node: start it again if it is still wanted")]
+    JobEnded {
+        /// What was to be written.
+        place: Place,
+    },
     /// The file differs from the source's.
     #[error(
         "{place} has digest {found} where the source has {expected}: it is not published; start the job again"
@@ -333,6 +339,7 @@ impl FileError {
             FileError::DestinationFailed { .. } => "DestinationFailed",
             FileError::BlockRefused { .. } => "BlockRefused",
             FileError::BlocksMissing { .. } => "BlocksMissing",
+            FileError::JobEnded { .. } => "JobEnded",
             FileError::DigestMismatch { .. } => "DigestMismatch",
             FileError::BadExpect { .. } => "BadExpect",
             FileError::ExpectMismatch { .. } => "ExpectMismatch",

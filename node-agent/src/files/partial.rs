@@ -8,12 +8,12 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::{self, SeekFrom};
+use rustix::fs::{self, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::digest::{BLOCK_BYTES, BlockDigest, Blocks, Digest, VerifiedBlock};
 use super::error::{FileError, Place, errno};
-use super::filling::Shortage;
+use super::gate::Gate;
 use super::manifest::Identity;
 use super::reservation::{Origin, Target};
 use super::tree::FileTree;
@@ -26,8 +26,8 @@ pub struct DestinationFile {
     index: u32,
     blocks: Blocks,
     state: Mutex<State>,
-    /// Set when the job's space turns out not to be there.
-    shortage: Shortage,
+    /// Every write passes it.
+    gate: Arc<Gate>,
 }
 
 #[derive(Debug)]
@@ -77,11 +77,12 @@ impl DestinationFile {
         index: u32,
         blocks: Blocks,
         origin: Origin,
-        shortage: Shortage,
+        gate: Arc<Gate>,
     ) -> Result<Self, FileError> {
         let body = match origin {
-            Origin::Fresh => Body::Fresh(Arc::new(target.open_partial()?)),
-            Origin::Resumed => Body::Resumed(Arc::new(target.open_partial()?)),
+            Origin::Fresh => Body::Fresh(Arc::new(target.open_partial(OFlags::RDWR)?)),
+            Origin::Resumed => Body::Resumed(Arc::new(target.open_partial(OFlags::RDWR)?)),
+            Origin::Finished => Body::Resumed(Arc::new(target.open_partial(OFlags::RDONLY)?)),
             Origin::Existing => {
                 let (file, identity) = target.open_final()?;
                 Body::Existing(Existing {
@@ -100,7 +101,7 @@ impl DestinationFile {
             index,
             blocks,
             state: Mutex::new(state),
-            shortage,
+            gate,
         };
         let bytes = fs::fstat(&*file.lock().body.file())
             .map_err(|cause| file.failed("fstat", cause))
@@ -137,12 +138,22 @@ impl DestinationFile {
     ///
     /// When `buffer` is shorter than a block of the file.
     pub fn rehash(&self, buffer: &mut [u8]) -> Result<Vec<(u32, BlockDigest)>, FileError> {
+        // A hole in a partial file is what has not arrived (or zeros, on a file system that makes
+        // holes of them: these are sent again); elsewhere it is content.
+        let partial = matches!(self.lock().body, Body::Resumed(_));
+        self.hash_present(buffer, partial)
+    }
+
+    fn hash_present(
+        &self,
+        buffer: &mut [u8],
+        skip_holes: bool,
+    ) -> Result<Vec<(u32, BlockDigest)>, FileError> {
         let body = self.lock().body.clone();
-        // A hole in a partial file is what has not arrived; elsewhere it is content.
-        let (file, skip_holes) = match &body {
+        let file = match &body {
             Body::Fresh(_) => return Ok(Vec::new()),
-            Body::Resumed(file) => (file, true),
-            Body::Existing(existing) | Body::Replacing { existing, .. } => (&existing.file, false),
+            Body::Resumed(file) => file,
+            Body::Existing(existing) | Body::Replacing { existing, .. } => &existing.file,
         };
         let mut claims = Vec::new();
         let mut next = 0;
@@ -168,6 +179,7 @@ impl DestinationFile {
     /// Takes a block as present that the source has with this digest and did not send. True when
     /// [`rehash`](Self::rehash) found exactly that; false when the source has to send it.
     pub fn confirm(&self, block: u32, digest: &BlockDigest) -> Result<bool, FileError> {
+        let _pass = self.gate.pass(|| self.place())?;
         let mut state = self.lock();
         if let Some(present) = state.tree.get(block) {
             return Ok(present == *digest);
@@ -196,9 +208,7 @@ impl DestinationFile {
                     fault,
                 })?;
         }
-        if let Some(shortage) = self.shortage.get() {
-            return Err(shortage.clone());
-        }
+        let _pass = self.gate.pass(|| self.place())?;
         let file = {
             let mut state = self.lock();
             if state.tree.get(block.index()).is_some() {
@@ -276,8 +286,12 @@ impl DestinationFile {
     /// Takes all that is here as present: for a file that is finished and opened again.
     pub(super) fn confirm_all(&self, digest: &Digest) -> Result<(), FileError> {
         let mut buffer = vec![0; self.blocks.len(0)];
-        for (block, digest) in self.rehash(&mut buffer)? {
-            self.confirm(block, &digest)?;
+        let found = self.hash_present(&mut buffer, false)?;
+        {
+            let mut state = self.lock();
+            for (block, digest) in found {
+                state.tree.set(block, digest);
+            }
         }
         self.check(digest).map(|_| ())
     }
@@ -290,7 +304,7 @@ impl DestinationFile {
         let existing = existing.clone();
         self.target.may_replace()?;
         self.target.reserve(self.blocks.file_bytes())?;
-        let partial = Arc::new(self.target.open_partial()?);
+        let partial = Arc::new(self.target.open_partial(OFlags::RDWR)?);
         for block in 0..self.blocks.count() {
             if let Some(digest) = state.tree.get(block) {
                 self.copy(&existing, &partial, block, &digest)?;

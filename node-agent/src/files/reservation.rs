@@ -38,6 +38,8 @@ pub(super) enum Origin {
     Resumed,
     /// A file of the right size stands under the final name; the partial file only claims it.
     Existing,
+    /// All of them are in the partial file, which has its final mode: it can be read only.
+    Finished,
 }
 
 impl Target {
@@ -82,13 +84,13 @@ impl Target {
             .unwrap_or_else(|| FileError::writing(self.place(), operation, cause, bytes))
     }
 
-    /// Opens the partial file to read and write.
-    pub(super) fn open_partial(&self) -> Result<File, FileError> {
+    /// Opens the partial file. A finished one may not be writable any more.
+    pub(super) fn open_partial(&self, access: OFlags) -> Result<File, FileError> {
         let parent = self
             .root
             .open_directory(&self.parent)
             .map_err(|cause| self.failed("open", cause, 0))?;
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match fs::openat(&parent, &self.partial, flags, Mode::empty()) {
             Ok(file) => Ok(File::from(file)),
             // Somebody removed it.

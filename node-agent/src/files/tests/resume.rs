@@ -191,6 +191,48 @@ fn an_abort_keeps_or_removes_what_is_partial_as_it_is_told() {
 }
 
 #[test]
+fn after_the_end_no_byte_lands_and_another_attempt_may_begin() {
+    let from = Node::new();
+    let data = content(2 * BLOCK_BYTES, 1);
+    from.write("d/a", &data);
+    let source = from.source("d").unwrap();
+    let node = Node::new();
+    let config = node.config("d", &source);
+    for partials in [Partials::Keep, Partials::Remove] {
+        let destination = Destination::prepare(config.clone()).unwrap();
+        let file = destination.open(0).unwrap();
+        let blocks = file.blocks();
+        let digest = blocks.digest(0, &data[..BLOCK_BYTES]);
+        let block = blocks.verify(0, &data[..BLOCK_BYTES], &digest).unwrap();
+        destination.abort(partials).unwrap();
+        let before = node.names();
+        assert_fault(&file.write_block(&block).unwrap_err(), "JobEnded", "d/a");
+        assert_fault(&destination.publish().unwrap_err(), "JobEnded", "d");
+        assert_fault(&destination.complete().unwrap_err(), "JobEnded", "d");
+        assert_eq!(node.names(), before);
+        // While the old one is still held.
+        Destination::prepare(config.clone()).unwrap();
+    }
+    let destination = Destination::prepare(config.clone()).unwrap();
+    send_file(&source, &destination, 0, 9, &mut Sent::default()).unwrap();
+    destination.complete().unwrap();
+    // Too late to be aborted.
+    destination.abort(Partials::Remove).unwrap();
+    assert_eq!(node.names(), ["d/", "d/a"]);
+    // A relay may still read.
+    let mut buffer = vec![0; BLOCK_BYTES];
+    assert!(
+        destination
+            .open(0)
+            .unwrap()
+            .read_block(1, &mut buffer)
+            .unwrap()
+            .is_some()
+    );
+    assert_eq!(buffer, data[BLOCK_BYTES..]);
+}
+
+#[test]
 fn a_sweep_removes_what_is_old_and_nobodys_only() {
     let from = Node::new();
     from.write("m/a", &content(100, 1)).write("m/d/b", b"2");

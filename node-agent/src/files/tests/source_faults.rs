@@ -246,6 +246,7 @@ fn a_manifest_that_no_scan_makes_is_refused() {
     );
 
     type Damage = Box<dyn Fn(&mut Vec<Entry>)>;
+    type Fixed = fn(&mut Vec<Entry>);
     let reserved = claim::partial_name(&"j".parse().unwrap(), "a");
     let deep = "d/".repeat(MAX_DEPTH + 1) + "x";
     let mut table: Vec<(&str, Damage)> = Vec::new();
@@ -269,7 +270,7 @@ fn a_manifest_that_no_scan_makes_is_refused() {
         "deep",
         Box::new(move |entries| entries[1].path.clone_from(&deep)),
     ));
-    let others: [(&str, fn(&mut Vec<Entry>)); 3] = [
+    let others: [(&str, Fixed); 3] = [
         ("twice", |entries| entries[2].path = "a/x".into()),
         ("set-uid", |entries| entries[1].mode = 0o4755),
         ("huge", |entries| {

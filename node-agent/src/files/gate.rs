@@ -1,0 +1,46 @@
+//! `Gate`: whether a job may still write.
+//!
+//! Every write passes it, so that once a destination has ended no byte lands any more, whoever
+//! still holds one of its files open.
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+use super::error::{FileError, Place};
+use super::filling::Shortage;
+
+/// Open until the job ends.
+#[derive(Debug)]
+pub(super) struct Gate {
+    ended: RwLock<bool>,
+    shortage: Shortage,
+}
+
+/// The right to write; the job does not end while it is held.
+pub(super) type Pass<'g> = RwLockReadGuard<'g, bool>;
+
+impl Gate {
+    pub(super) fn new(shortage: Shortage) -> Self {
+        Gate {
+            ended: RwLock::new(false),
+            shortage,
+        }
+    }
+
+    /// Lets a write to `place` through, unless the job has ended or its space is not there.
+    pub(super) fn pass(&self, place: impl FnOnce() -> Place) -> Result<Pass<'_>, FileError> {
+        if let Some(shortage) = self.shortage.get() {
+            return Err(shortage.clone());
+        }
+        let pass = self.ended.read().unwrap_or_else(PoisonError::into_inner);
+        if *pass {
+            Err(FileError::JobEnded { place: place() })
+        } else {
+            Ok(pass)
+        }
+    }
+
+    /// Waits for writes under way, and lets no further one through.
+    pub(super) fn close(&self) {
+        *self.ended.write().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+}

@@ -1,4 +1,5 @@
 //! weft: play, plan.
 
+pub mod fabric;
 pub mod plan;
 pub mod quantity;

@@ -10,7 +10,7 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 use weft_core::connection::Settings;
 use weft_core::units::{ConnectionId, Key};
 use weft_core::wire::Secret;
-use weft_link::{PortRange, check_mtu};
+use weft_link::{PortRange, RouteProbe};
 
 use crate::command::{Command, Outgoing};
 use crate::config::{EngineConfig, Progress};
@@ -104,6 +104,8 @@ pub struct Engine {
     inline: Option<Mutex<Box<Worker>>>,
     /// The ends there are, so that a wrong id is refused at once.
     ends: Mutex<BTreeMap<ConnectionId, Stage>>,
+    /// Made where the ports were bound, so that it asks about the same network namespace.
+    routes: Mutex<RouteProbe>,
 }
 
 impl Engine {
@@ -129,6 +131,7 @@ impl Engine {
             workers: Vec::with_capacity(count),
             inline: None,
             ends: Mutex::new(BTreeMap::new()),
+            routes: Mutex::new(RouteProbe::bind(config.address)?),
             config,
         };
         for (index, (worker, commands)) in made.into_iter().enumerate() {
@@ -235,7 +238,7 @@ impl Engine {
                 paths: self.config.paths,
             });
         }
-        check_mtu(self.config.address, remote.address, self.config.mtu)?;
+        self.routes().check_mtu(remote.address, self.config.mtu)?;
         match self.ends().get_mut(&local) {
             None => return Err(EngineError::UnknownConnection { id: local }),
             Some(Stage::Connected) => return Err(EngineError::AlreadyConnected { id: local }),
@@ -379,6 +382,10 @@ impl Engine {
         if handle.commands.send(command).is_ok() {
             handle.doze.wake();
         }
+    }
+
+    fn routes(&self) -> MutexGuard<'_, RouteProbe> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ends(&self) -> MutexGuard<'_, BTreeMap<ConnectionId, Stage>> {

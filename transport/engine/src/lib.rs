@@ -25,6 +25,7 @@ mod engine;
 mod error;
 mod event;
 mod identity;
+pub mod rate;
 mod regions;
 mod resets;
 mod snapshot;

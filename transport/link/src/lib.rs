@@ -11,11 +11,11 @@ pub mod blaster;
 mod error;
 mod frame;
 mod ports;
+mod route;
 mod udp;
 
 pub use error::{LinkError, Refusal, Unsent};
 pub use frame::Frame;
 pub use ports::{PortPair, PortRange};
-pub use udp::{
-    Batch, Counters, ReceivedRun, SocketBuffers, UdpConfig, UdpLink, check_mtu, route_mtu,
-};
+pub use route::RouteProbe;
+pub use udp::{Batch, Counters, ReceivedRun, SocketBuffers, UdpConfig, UdpLink};

@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, SockaddrIn, sendmsg, sockopt};
+use nix::sys::socket::{MsgFlags, SockaddrIn, sendmsg};
 use std::os::fd::AsRawFd;
 
 use crate::error::{LinkError, Refusal, Unsent};
@@ -315,35 +315,4 @@ fn send_pieces(socket: &UdpSocket, pieces: &[IoSlice<'_>], to: &SockaddrIn) -> R
             Err(errno) => return Err(errno),
         }
     }
-}
-
-/// The largest IP packet that the kernel's route from `address` to `peer` carries, in bytes.
-/// Right in every network namespace, because it is the kernel that is asked.
-pub fn route_mtu(address: Ipv4Addr, peer: Ipv4Addr) -> Result<u32, LinkError> {
-    let ask = || -> io::Result<u32> {
-        let socket = UdpSocket::bind(SocketAddrV4::new(address, 0))?;
-        // Connecting a UDP socket sends nothing; the port (discard) is never used.
-        socket.connect(SocketAddrV4::new(peer, 9))?;
-        let mtu = nix::sys::socket::getsockopt(&socket, sockopt::IpMtu)?;
-        Ok(u32::try_from(mtu).unwrap_or(0))
-    };
-    ask().map_err(|source| LinkError::NoRoute {
-        address,
-        peer,
-        source,
-    })
-}
-
-/// Checks that IP packets of `mtu` bytes fit the route from `address` to `peer`.
-pub fn check_mtu(address: Ipv4Addr, peer: Ipv4Addr, mtu: u16) -> Result<(), LinkError> {
-    let route_mtu = route_mtu(address, peer)?;
-    if u32::from(mtu) > route_mtu {
-        return Err(LinkError::MtuTooBig {
-            address,
-            peer,
-            mtu,
-            route_mtu,
-        });
-    }
-    Ok(())
 }

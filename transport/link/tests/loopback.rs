@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use mio::{Events, Poll, Token};
 use weft_core::wire::{HEADER_BYTES, OVERHEAD_BYTES, TRAILER_BYTES};
 use weft_link::{
-    Batch, Frame, LinkError, PortPair, PortRange, SocketBuffers, UdpConfig, UdpLink, check_mtu,
+    Batch, Frame, LinkError, PortPair, PortRange, RouteProbe, SocketBuffers, UdpConfig, UdpLink,
 };
 
 const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
@@ -207,10 +207,13 @@ fn an_address_of_another_machine_is_refused_by_name() {
 
 #[test]
 fn an_mtu_that_the_route_does_not_carry_is_refused_with_the_one_it_does() {
-    check_mtu(HERE, HERE, 9000).unwrap();
+    let mut probe = RouteProbe::bind(HERE).unwrap();
+    probe.check_mtu(HERE, 9000).unwrap();
     // Loopback's own MTU is 65,536, more than an u16 can ask for, so every value fits.
-    check_mtu(HERE, HERE, u16::MAX).unwrap();
-    let error = check_mtu(HERE, Ipv4Addr::new(192, 0, 2, 1), 1500).unwrap_err();
+    assert_eq!(probe.mtu(HERE).unwrap(), 65_536);
+    let error = probe
+        .check_mtu(Ipv4Addr::new(192, 0, 2, 1), 1500)
+        .unwrap_err();
     assert_eq!(error.reason(), "NoRoute");
 }
 

@@ -1,0 +1,142 @@
+//! The engine's memory-to-memory rate against the raw UDP blaster's, interleaved:
+//! `cargo run --release -p weft-engine --example raw -- --rounds 7`.
+//!
+//! Over loopback, or between two network namespaces that are there already (`--netns a,b
+//! --addresses 10.0.0.1,10.0.0.2`, as root).
+
+use std::error::Error;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Parser;
+use nix::sched::{CloneFlags, setns};
+use weft_engine::rate::{Writes, write_rate};
+use weft_engine::{Engine, EngineConfig, Nanos, PortRange, Secret};
+use weft_link::blaster::{Blaster, BlasterConfig, Progress};
+
+#[derive(Parser)]
+struct Arguments {
+    /// Bytes of an IP packet.
+    #[arg(long, default_value_t = 1500)]
+    mtu: u16,
+    /// Rounds; each measures both.
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Writes of 1 MiB in a round.
+    #[arg(long, default_value_t = 1024)]
+    writes: u64,
+    /// Writes under way at a time.
+    #[arg(long, default_value_t = 8)]
+    outstanding: u64,
+    /// Paths of the engine.
+    #[arg(long, default_value_t = 128)]
+    paths: u16,
+    /// Microseconds that both poll before they block.
+    #[arg(long, default_value_t = 20)]
+    spin: u64,
+    /// Two network namespaces, by name.
+    #[arg(long, value_delimiter = ',')]
+    netns: Vec<String>,
+    /// The two addresses.
+    #[arg(long, value_delimiter = ',', default_values_t = [Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST])]
+    addresses: Vec<Ipv4Addr>,
+    /// `ours` or `theirs` alone, for a profiler.
+    #[arg(long)]
+    only: Option<String>,
+}
+
+/// Runs `make` in the namespace of end `end`, if one was named.
+fn within<T: Send>(
+    arguments: &Arguments,
+    end: usize,
+    make: impl FnOnce() -> T + Send,
+) -> Result<T, Box<dyn Error>> {
+    let Some(name) = arguments.netns.get(end) else {
+        return Ok(make());
+    };
+    let namespace = std::fs::File::open(Path::new("/run/netns").join(name))?;
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| setns(namespace, CloneFlags::CLONE_NEWNET).map(|()| make()));
+        Ok(made.join().map_err(|_| "a thread died")??)
+    })
+}
+
+const MESSAGE: usize = 1 << 20;
+
+fn theirs(arguments: &Arguments, datagram_bytes: u16) -> Result<f64, Box<dyn Error>> {
+    let end = |end: usize| {
+        let config = BlasterConfig {
+            local: SocketAddrV4::new(arguments.addresses[end], 19_000 + end as u16),
+            datagram_bytes,
+            spin: Duration::from_micros(arguments.spin),
+        };
+        within(arguments, end, move || Blaster::bind(config))
+    };
+    let (sender, mut receiver) = (end(0)??, end(1)??);
+    let peer = SocketAddrV4::new(arguments.addresses[1], 19_001);
+    let bytes = arguments.writes * MESSAGE as u64;
+    let message = vec![0x5A; MESSAGE];
+    let progress = Progress::default();
+    std::thread::scope(|scope| {
+        let receiving = scope.spawn(|| receiver.receive(bytes, Duration::from_secs(5), &progress));
+        sender.send(peer, &message, arguments.writes as usize, &progress)?;
+        let blasted = receiving.join().map_err(|_| "the receiver died")??;
+        let arrived = 100.0 * blasted.bytes as f64 / bytes as f64;
+        print!("{arrived:.1} % of the blast arrived; ");
+        Ok(blasted.bytes_per_second())
+    })
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments = Arguments::parse();
+    let engine = |end: usize| {
+        let ports = PortRange {
+            first: 19_100 + 100 * end as u16,
+            count: 16,
+        };
+        let mut config = EngineConfig::new(arguments.addresses[end], ports, Secret([9; 32]));
+        config.mtu = arguments.mtu;
+        config.paths = arguments.paths;
+        config.spin = Nanos::from_micros(arguments.spin);
+        within(&arguments, end, || Engine::start(config))
+    };
+    let (a, b) = (engine(0)??, engine(1)??);
+    let datagram_bytes = a.settings().packet_bytes() as u16;
+    let writes = Writes {
+        bytes: MESSAGE,
+        count: arguments.writes,
+        outstanding: arguments.outstanding,
+    };
+    let mut rows = Vec::new();
+    for _ in 0..arguments.rounds {
+        let (mut row, only) = ((0.0, 0.0), arguments.only.as_deref());
+        if only != Some("theirs") {
+            row.0 = write_rate(&a, &b, writes)? / 1e9;
+        }
+        if only != Some("ours") {
+            row.1 = theirs(&arguments, datagram_bytes)? / 1e9;
+        }
+        println!(
+            "ours {:.2} GB/s  blaster {:.2} GB/s  ratio {:.2}",
+            row.0,
+            row.1,
+            row.0 / row.1
+        );
+        rows.push(row);
+    }
+    let median = |of: fn(&(f64, f64)) -> f64| {
+        let mut values: Vec<f64> = rows.iter().map(of).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    println!(
+        "median: ours {:.2} GB/s, blaster {:.2} GB/s, ratio of pairs {:.2}",
+        median(|row| row.0),
+        median(|row| row.1),
+        median(|row| row.0 / row.1)
+    );
+    println!("sender {:?}\n{:?}", a.snapshot().stats(), a.snapshot().link);
+    println!("receiver {:?}\n{:?}", b.snapshot().drops, b.snapshot().link);
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! Memory-to-memory rate between two engines: the `raw` row of `make bench`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::unbounded;
+use weft_core::wire::Secret;
+
+use crate::engine::{Engine, LocalEnd, RemoteEnd, WriteRequest};
+use crate::error::EngineError;
+use crate::event::{Event, Failure};
+use crate::regions::DomainId;
+
+/// Nothing measured here takes as long for one message.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How the writes are made.
+#[derive(Debug, Clone, Copy)]
+pub struct Writes {
+    /// Bytes of each.
+    pub bytes: usize,
+    /// How many in all.
+    pub count: u64,
+    /// How many under way at a time.
+    pub outstanding: u64,
+}
+
+/// Why there is no rate.
+#[derive(Debug, thiserror::Error)]
+pub enum RateError {
+    /// The engines refused to work together.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The connection failed on the way.
+    #[error("the connection failed: {0}")]
+    Failed(Failure),
+    /// No write was acknowledged for a minute.
+    #[error("no write was acknowledged for {PATIENCE:?}")]
+    Silent,
+}
+
+/// Writes from the memory of `sender` to that of `receiver`, both with threads of their own, and
+/// answers payload bytes per second from the first write to the last acknowledgement.
+pub fn write_rate(sender: &Engine, receiver: &Engine, writes: Writes) -> Result<f64, RateError> {
+    let domain = DomainId(0);
+    // Both ends are ours and nobody else's data: the secrets need not be.
+    let secrets = [Secret([1; 32]), Secret([2; 32])];
+    let (near, far) = (
+        sender.allocate(domain, secrets[0].clone()),
+        receiver.allocate(domain, secrets[1].clone()),
+    );
+    let (events, arrivals) = unbounded();
+    let (peer_events, _peer_arrivals) = unbounded();
+    receiver.connect(far.id, other_end(&near, &secrets[0]), peer_events)?;
+    sender.connect(near.id, other_end(&far, &secrets[1]), events)?;
+    let key = receiver.register(domain, vec![0; writes.bytes].into());
+    let source: Arc<Box<[u8]>> = Arc::new(vec![0x5A; writes.bytes].into());
+    let request = WriteRequest {
+        connection: near.id,
+        source,
+        bytes: writes.bytes as u64,
+        key,
+        offset: 0,
+        immediate: None,
+        context: 0,
+    };
+    let begun = Instant::now();
+    let mut posted = 0;
+    let mut written = 0;
+    while written < writes.count {
+        while posted < writes.count && posted - written < writes.outstanding {
+            sender.write(request.clone())?;
+            posted += 1;
+        }
+        match arrivals.recv_timeout(PATIENCE) {
+            Ok(Event::Written { .. }) => written += 1,
+            Ok(Event::Failed { failure, .. }) => return Err(RateError::Failed(failure)),
+            Ok(_) => {}
+            Err(_) => return Err(RateError::Silent),
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    sender.close(near.id);
+    receiver.close(far.id);
+    receiver.deregister(key);
+    Ok((writes.bytes as u64 * writes.count) as f64 / seconds)
+}
+
+fn other_end(end: &LocalEnd, secret: &Secret) -> RemoteEnd {
+    RemoteEnd {
+        id: end.id,
+        address: end.address,
+        ports: end.ports,
+        send_secret: secret.clone(),
+        settings: end.settings,
+        generation: end.generation,
+        reset_token: end.reset_token,
+    }
+}

@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::Parser;
 use nix::sched::{CloneFlags, setns};
 use weft_engine::rate::{Writes, write_rate};
-use weft_engine::{Engine, EngineConfig, Nanos, PortRange, Secret};
+use weft_engine::{CongestionKind, Engine, EngineConfig, Nanos, PortRange, Secret};
 use weft_link::blaster::{Blaster, BlasterConfig, Progress};
 
 #[derive(Parser)]
@@ -35,6 +35,9 @@ struct Arguments {
     /// Microseconds that both poll before they block.
     #[arg(long, default_value_t = 20)]
     spin: u64,
+    /// Bytes of a window that never moves, instead of congestion control.
+    #[arg(long)]
+    window: Option<u32>,
     /// Two network namespaces, by name.
     #[arg(long, value_delimiter = ',')]
     netns: Vec<String>,
@@ -98,6 +101,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut config = EngineConfig::new(arguments.addresses[end], ports, Secret([9; 32]));
         config.mtu = arguments.mtu;
         config.paths = arguments.paths;
+        if let Some(bytes) = arguments.window {
+            config.congestion = CongestionKind::Fixed { bytes };
+        }
         config.spin = Nanos::from_micros(arguments.spin);
         within(&arguments, end, || Engine::start(config))
     };

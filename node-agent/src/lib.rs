@@ -1,3 +1,40 @@
 //! The node agent: control API, files, certificates, metrics; embeds the transport.
+//!
+//! An operator, or `weft play`, tells it what to do over mutually authenticated gRPC
+//! ([`service`]); what it then does for one attempt at a job is [`attempt`]: a source reads and
+//! hashes ([`supply`]) and sends ([`outlet`], [`fanout`]), a destination receives, checks and writes
+//! ([`intake`], [`shelf`]), and a relay does both. It knows nothing of Kubernetes.
+//!
+//! Control runs on a small runtime; whatever may block (files, hashing, waiting for the engine) runs
+//! on threads of its own, joined by channels.
 
+pub mod agent;
+pub mod attempt;
+pub mod config;
+pub mod config_values;
+mod convert;
+mod dial;
+mod fanout;
+pub mod fault;
+mod fence;
 pub mod files;
+mod guard;
+pub mod identity;
+mod intake;
+pub mod jobs;
+mod layout;
+mod link;
+mod message;
+mod metrics;
+mod outlet;
+mod peer;
+mod pool;
+pub mod record;
+mod service;
+mod shelf;
+mod signal;
+pub mod state;
+mod supply;
+pub mod ticket;
+pub mod tls;
+mod web;

@@ -1,0 +1,288 @@
+//! The agent as a whole: made from its configuration, stopped by its handle.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::Server;
+use weft_core::units::Nanos;
+use weft_core::wire::Secret;
+use weft_engine::{Engine, EngineConfig, EngineError, PortRange};
+use weft_proto::agent::v1::agent_server::AgentServer;
+
+use crate::config::{Config, LinkKind};
+use crate::dial::CONTROL_BYTES_MAX;
+use crate::fence::Fence;
+use crate::files::{self, FileError, Root};
+use crate::guard;
+use crate::jobs::{Jobs, JobsConfig};
+use crate::metrics;
+use crate::pool::Account;
+use crate::service::Service;
+use crate::tls::{Tls, TlsError};
+use crate::web;
+
+/// Partial files of jobs that nobody has taken up again for so long are removed.
+const SWEEP_AGE: Duration = Duration::from_secs(24 * 3600);
+/// How often that is looked at.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
+/// Calls that are still open when the agent stops are cut off after this.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Why an agent cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// A certificate.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// What TLS makes of the certificates together.
+    #[error(
+        "tls: {problem}: check that `tls.key` belongs to `tls.certificate` and that all three are PEM"
+    )]
+    TlsUnusable {
+        /// Its words.
+        problem: String,
+    },
+    /// A root.
+    #[error("roots: {0}")]
+    Root(#[from] FileError),
+    /// The transport.
+    #[error("data: {0}")]
+    Engine(#[from] EngineError),
+    /// An address to listen on.
+    #[error(
+        "{field}: cannot listen on {address}: {source}: is another agent running, or is the address not this node's?"
+    )]
+    Listen {
+        /// `control.listen` or `metrics.listen`.
+        field: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+/// A running agent.
+#[derive(Debug)]
+pub struct Agent {
+    control: SocketAddr,
+    metrics: SocketAddr,
+    jobs: Arc<Jobs>,
+    ready: watch::Sender<bool>,
+    stop: watch::Sender<bool>,
+    servers: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Agent {
+    /// Opens everything that the configuration names, and serves.
+    pub async fn start(config: &Config) -> Result<Self, AgentError> {
+        let tls = Tls::read(&config.tls, &config.node, &config.fabric)?;
+        let roots = roots(config)?;
+        let control = listen("control.listen", config.control.listen).await?;
+        let metrics_listener = listen("metrics.listen", config.metrics.listen).await?;
+        let engine = Arc::new(Engine::start(engine_config(config, &tls))?);
+        let account = Account::new(config.limits.memory.value.0);
+        let jobs = Jobs::new(JobsConfig {
+            node: config.node.clone(),
+            engine,
+            tls: tls.clone(),
+            roots: roots.clone(),
+            account: account.clone(),
+            slots: config.limits.slots.value,
+            lease: config.limits.lease.value.to_std(),
+            patience: config.transport.stall_timeout.value.to_std(),
+        });
+        let service = Service {
+            jobs: jobs.clone(),
+            fence: Arc::new(Fence::default()),
+            node: config.node.clone(),
+            fabric: config.fabric.clone(),
+            ticket_key: config.operator.ticket_key,
+        };
+        let server = Server::builder()
+            .tls_config(tls.server())
+            .map_err(|error| AgentError::TlsUnusable {
+                problem: error.to_string(),
+            })?;
+        let (ready, is_ready) = watch::channel(false);
+        let (stop, _) = watch::channel(false);
+        let mut agent = Self {
+            control: control.1,
+            metrics: metrics_listener.1,
+            jobs: jobs.clone(),
+            ready,
+            stop,
+            servers: Vec::new(),
+        };
+        agent.serve_control(server, service, control.0);
+        let routes = web::router(metrics::registry(jobs, account), is_ready);
+        agent.serve_metrics(routes, metrics_listener.0);
+        agent.sweep(roots);
+        agent.ready.send_replace(true);
+        tracing::info!(
+            node = %config.node, fabric = %config.fabric, control = %agent.control,
+            metrics = %agent.metrics, data = %config.data.address, "agent started"
+        );
+        Ok(agent)
+    }
+
+    /// Where the control API listens.
+    #[must_use]
+    pub fn control(&self) -> SocketAddr {
+        self.control
+    }
+
+    /// Where metrics are served.
+    #[must_use]
+    pub fn metrics(&self) -> SocketAddr {
+        self.metrics
+    }
+
+    /// Its jobs.
+    #[must_use]
+    pub fn jobs(&self) -> &Arc<Jobs> {
+        &self.jobs
+    }
+
+    /// Ends all jobs, tells their observers, and stops serving.
+    pub async fn stop(self) {
+        self.ready.send_replace(false);
+        self.jobs.shut_down().await;
+        self.stop.send_replace(true);
+        for mut server in self.servers {
+            if tokio::time::timeout(GRACE, &mut server).await.is_err() {
+                server.abort();
+            }
+        }
+    }
+
+    fn serve_control(&mut self, mut server: Server, service: Service, listener: TcpListener) {
+        let service = AgentServer::new(service)
+            .max_decoding_message_size(CONTROL_BYTES_MAX)
+            .max_encoding_message_size(CONTROL_BYTES_MAX);
+        let stopping = stopping(self.stop.subscribe());
+        self.serve("control", async move {
+            server
+                .add_service(service)
+                .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stopping)
+                .await
+                .map_err(|error| error.to_string())
+        });
+    }
+
+    fn serve_metrics(&mut self, routes: axum::Router, listener: TcpListener) {
+        let stopping = stopping(self.stop.subscribe());
+        self.serve("metrics", async move {
+            axum::serve(listener, routes)
+                .with_graceful_shutdown(stopping)
+                .await
+                .map_err(|error| error.to_string())
+        });
+    }
+
+    fn serve(
+        &mut self,
+        name: &'static str,
+        server: impl Future<Output = Result<(), String>> + Send + 'static,
+    ) {
+        self.servers.push(guard::task(name, async move {
+            if let Err(error) = server.await {
+                tracing::error!(server = name, "a server has ended: {error}");
+            }
+        }));
+    }
+
+    /// Removes what abandoned jobs have left, now and every hour.
+    fn sweep(&mut self, roots: Vec<Arc<Root>>) {
+        let mut stop = self.stop.subscribe();
+        self.servers.push(guard::task("sweep", async move {
+            let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
+            loop {
+                tokio::select! {
+                    _ = ticks.tick() => {}
+                    _ = stop.wait_for(|stop| *stop) => return,
+                }
+                for root in roots.clone() {
+                    if root.access() == files::Access::ReadWrite {
+                        guard::blocking("sweep", move || sweep(&root)).await;
+                    }
+                }
+            }
+        }));
+    }
+}
+
+fn sweep(root: &Root) {
+    match files::sweep(root, SWEEP_AGE) {
+        Ok(0) => {}
+        Ok(removed) => tracing::info!(
+            root = root.name(),
+            removed,
+            "abandoned partial files removed"
+        ),
+        Err(error) => tracing::warn!(root = root.name(), reason = error.reason(), "{error}"),
+    }
+}
+
+async fn stopping(mut stop: watch::Receiver<bool>) {
+    // A sender that is gone means the same.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+async fn listen(
+    field: &'static str,
+    address: SocketAddr,
+) -> Result<(TcpListener, SocketAddr), AgentError> {
+    let failed = |source| AgentError::Listen {
+        field,
+        address,
+        source,
+    };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
+fn roots(config: &Config) -> Result<Vec<Arc<Root>>, FileError> {
+    config
+        .roots
+        .iter()
+        .map(|root| Root::open(&root.name.value, &root.path.value, root.access).map(Arc::new))
+        .collect()
+}
+
+fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
+    let ports = config.data.ports.value;
+    let ports = PortRange {
+        first: ports.first,
+        count: ports.count,
+    };
+    let transport = &config.transport;
+    // The only link of this build, and so the best that both ends have.
+    let (LinkKind::Auto | LinkKind::Udp) = transport.link;
+    EngineConfig {
+        mtu: config.data.mtu.value,
+        paths: config.paths(),
+        policy: transport.policy,
+        congestion: transport.congestion.0,
+        rto_min: Nanos::new(transport.rto_min.nanos()),
+        // At most 64 KiB: checked with the configuration.
+        chunk_bytes: transport.chunk.value.0 as u32,
+        stall_timeout: transport.stall_timeout.value.to_core(),
+        ..EngineConfig::new(config.data.address, ports, Secret(tls.node_key()))
+    }
+}
+
+impl Config {
+    /// Everything that [`Agent::start`] checks without opening ports: certificates and roots.
+    pub fn check_files(&self) -> Result<(), AgentError> {
+        Tls::read(&self.tls, &self.node, &self.fabric)?;
+        roots(self)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,227 @@
+use super::*;
+
+const GOOD: &str = "\
+node: node0
+fabric: play
+control: {listen: 127.0.0.1:7400}
+metrics: {listen: 127.0.0.1:7401}
+data:
+  address: 127.0.0.1
+  ports: {first: 7410, count: 16}
+operator:
+  ticketKey: 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f
+tls: {ca: ca.pem, certificate: node.pem, key: node.key}
+roots:
+  - name: models
+    path: /srv/models
+    access: ReadWrite
+transport:
+  policy: two-choices
+  congestion: fixed:1MiB
+  rtoMin: 250us
+limits: {memory: 64MiB}
+";
+
+#[test]
+fn a_good_file_is_read_and_the_rest_is_default() {
+    let config = parse(GOOD).unwrap();
+    assert_eq!(config.node.as_str(), "node0");
+    assert_eq!(
+        config.data.ports.value,
+        Ports {
+            first: 7410,
+            count: 16
+        }
+    );
+    assert_eq!(config.paths(), 128);
+    assert_eq!(config.operator.ticket_key.0[31], 0x1f);
+    assert_eq!(config.roots[0].access, Access::ReadWrite);
+    assert_eq!(config.transport.rto_min.nanos(), 250_000);
+    assert_eq!(config.transport.chunk.value.0, 64 << 10);
+    assert_eq!(config.limits.memory.value.0, 64 << 20);
+    assert_eq!(config.limits.slots.value, DEFAULT_SLOTS);
+    assert!(matches!(
+        config.transport.congestion.0,
+        CongestionKind::Fixed { bytes: 1_048_576 }
+    ));
+}
+
+#[test]
+fn an_error_names_line_and_field_and_what_would_be_right() {
+    let table = [
+        (
+            "node: node0",
+            "node: Node_0",
+            1,
+            "node",
+            "is not a node name",
+        ),
+        (
+            "fabric: play",
+            "fabric: a.b",
+            2,
+            "fabric",
+            "is not a fabric name",
+        ),
+        ("fabric: play\n", "", 0, "", "fabric"),
+        ("count: 16", "count: 17", 7, "data.ports.count", "1 to 16"),
+        (
+            "first: 7410",
+            "first: 0",
+            7,
+            "data.ports.first",
+            "1 or more",
+        ),
+        (
+            "first: 7410",
+            "first: 65530",
+            7,
+            "data.ports",
+            "beyond port 65535",
+        ),
+        ("first: 7410", "first: 70000", 7, "ports", "70000"),
+        (
+            "address: 127.0.0.1\n",
+            "address: localhost\n",
+            6,
+            "address",
+            "IPv4",
+        ),
+        (
+            "  ports:",
+            "  mtu: 100\n  ports:",
+            7,
+            "data.mtu",
+            "1280 to 65535",
+        ),
+        ("1d1e1f", "1d1e1", 9, "ticketKey", "64 hexadecimal"),
+        ("1d1e1f", "1d1exx", 9, "ticketKey", "64 hexadecimal"),
+        (
+            "name: models",
+            "name: Models",
+            12,
+            "roots[0].name",
+            "[a-z0-9-]",
+        ),
+        (
+            "path: /srv/models",
+            "path: srv",
+            13,
+            "roots[0].path",
+            "must be absolute",
+        ),
+        (
+            "access: ReadWrite",
+            "access: rw",
+            14,
+            "access",
+            "ReadOnly or ReadWrite",
+        ),
+        (
+            "policy: two-choices",
+            "policy: best",
+            16,
+            "policy",
+            "two-choices",
+        ),
+        (
+            "congestion: fixed:1MiB",
+            "congestion: cubic",
+            17,
+            "congestion",
+            "ecn-rtt",
+        ),
+        (
+            "rtoMin: 250us",
+            "rtoMin: 250",
+            18,
+            "rtoMin",
+            "not a duration",
+        ),
+        ("rtoMin: 250us", "rtomin: 250us", 18, "rtomin", "rtoMin"),
+        (
+            "rtoMin: 250us",
+            "paths: 257",
+            18,
+            "transport.paths",
+            "1 to 256",
+        ),
+        (
+            "rtoMin: 250us",
+            "chunk: 1MiB",
+            18,
+            "transport.chunk",
+            "512 to 64KiB",
+        ),
+        (
+            "rtoMin: 250us",
+            "stallTimeout: 1ms",
+            18,
+            "transport.stallTimeout",
+            "100ms",
+        ),
+        ("rtoMin: 250us", "link: tcp", 18, "link", "udp"),
+        (
+            "memory: 64MiB",
+            "memory: 1MiB",
+            19,
+            "limits.memory",
+            "16MiB or more",
+        ),
+        ("memory: 64MiB", "memory: lots", 19, "limits", "not a size"),
+        ("memory: 64MiB", "slots: 1", 19, "limits.slots", "2 to 64"),
+        (
+            "memory: 64MiB",
+            "lease: 0s",
+            19,
+            "limits.lease",
+            "1s or more",
+        ),
+        ("control: {", "control: {{", 3, "", ""),
+    ];
+    for (good, bad, line, field, hint) in table {
+        assert!(GOOD.contains(good), "{good}");
+        let error = parse(&GOOD.replacen(good, bad, 1)).expect_err(bad);
+        let text = error.to_string();
+        if line > 0 {
+            assert_eq!(error.line, line, "{bad}: {text}");
+        }
+        assert!(error.field.contains(field), "{bad}: {text}");
+        assert!(text.contains(hint), "{bad}: {text}");
+    }
+}
+
+#[test]
+fn roots_have_names_of_their_own_and_lie_apart() {
+    let second = |name: &str, path: &str| {
+        let root = format!("  - {{name: {name}, path: {path}, access: ReadOnly}}\ntransport:");
+        parse(&GOOD.replacen("transport:", &root, 1))
+    };
+    assert!(second("data", "/srv/data").is_ok());
+    let error = second("models", "/srv/data").unwrap_err();
+    assert_eq!((error.line, error.field.as_str()), (15, "roots[1].name"));
+    assert!(error.message.contains("taken by line 12"), "{error}");
+    let error = second("inner", "/srv/models/inner").unwrap_err();
+    assert_eq!(error.field, "roots[1].path");
+}
+
+#[test]
+fn no_text_makes_the_parser_panic() {
+    for end in 0..GOOD.len() {
+        if GOOD.is_char_boundary(end) {
+            let _ = parse(&GOOD[..end]);
+            let _ = parse(&GOOD[end..]);
+        }
+    }
+    for text in [
+        "",
+        "\0",
+        "[]",
+        "&a [*a]",
+        "node: !!binary x",
+        "\u{feff}node: x",
+        "{{{{{{",
+    ] {
+        assert!(parse(text).is_err(), "{text}");
+    }
+}

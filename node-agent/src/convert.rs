@@ -1,0 +1,249 @@
+//! Between the control API's messages and the types that the agent works with. Everything that
+//! comes from outside is checked here, once; the error names the field.
+
+use weft_core::connection::Settings;
+use weft_core::units::ConnectionId;
+use weft_core::wire::Secret;
+use weft_engine::{LocalEnd, PortRange, RemoteEnd};
+use weft_proto::agent::v1 as proto;
+
+use crate::fault::Fault;
+use crate::files::{
+    Algorithm, Digest, Entry, EntryKind, Identity, JobUid, Manifest, Overwrite, Shape,
+};
+
+/// A field that must be there.
+pub(crate) fn given<T>(field: Option<T>, name: &str) -> Result<T, Fault> {
+    field.ok_or_else(|| Fault::bad(name, "is missing"))
+}
+
+/// A job's reference.
+pub(crate) fn job(job: Option<proto::JobRef>) -> Result<proto::JobRef, Fault> {
+    let job = given(job, "job")?;
+    uid(&job)?;
+    if job.attempt == 0 {
+        return Err(Fault::bad("job.attempt", "must be 1 or more"));
+    }
+    Ok(job)
+}
+
+/// A job's UID as file names carry it.
+pub(crate) fn uid(job: &proto::JobRef) -> Result<JobUid, Fault> {
+    job.uid
+        .parse()
+        .map_err(|error| Fault::bad("job.uid", format!("{error}")))
+}
+
+/// A manifest as the files module scans it.
+pub(crate) fn manifest_to_proto(manifest: &Manifest) -> proto::Manifest {
+    let mut out = proto::Manifest {
+        directory: manifest.shape() == Shape::Directory,
+        ..proto::Manifest::default()
+    };
+    for entry in manifest.entries() {
+        let (path, mode) = (entry.path.clone(), entry.mode);
+        let identity = Some(proto::FileIdentity {
+            device: entry.identity.dev,
+            inode: entry.identity.ino,
+            modified_ns: entry.identity.mtime_ns,
+            changed_ns: entry.identity.ctime_ns,
+            size: entry.identity.size,
+        });
+        match entry.kind {
+            EntryKind::File { bytes } => {
+                out.files.push(proto::File {
+                    path,
+                    size: bytes,
+                    mode,
+                    identity,
+                });
+            }
+            EntryKind::Directory => out.directories.push(proto::Directory {
+                path,
+                mode,
+                identity,
+            }),
+        }
+    }
+    out
+}
+
+/// A manifest from outside, checked.
+pub(crate) fn manifest(manifest: Option<proto::Manifest>) -> Result<Manifest, Fault> {
+    let manifest = given(manifest, "manifest")?;
+    let identity = |identity: Option<proto::FileIdentity>| {
+        identity.map_or_else(Identity::default, |identity| Identity {
+            dev: identity.device,
+            ino: identity.inode,
+            size: identity.size,
+            mtime_ns: identity.modified_ns,
+            ctime_ns: identity.changed_ns,
+        })
+    };
+    let files = manifest.files.into_iter().map(|file| Entry {
+        path: file.path,
+        kind: EntryKind::File { bytes: file.size },
+        mode: file.mode,
+        identity: identity(file.identity),
+    });
+    let directories = manifest.directories.into_iter().map(|directory| Entry {
+        path: directory.path,
+        kind: EntryKind::Directory,
+        mode: directory.mode,
+        identity: identity(directory.identity),
+    });
+    let entries = files.chain(directories).collect();
+    let shape = if manifest.directory {
+        Shape::Directory
+    } else {
+        Shape::File
+    };
+    Ok(Manifest::from_entries(shape, entries)?)
+}
+
+/// What two ends compare: the manifest without what only the source knows.
+#[must_use]
+pub(crate) fn manifest_digest(manifest: &Manifest) -> Vec<u8> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&[u8::from(manifest.shape() == Shape::Directory)]);
+    for entry in manifest.entries() {
+        hasher.update(&(entry.path.len() as u64).to_le_bytes());
+        hasher.update(entry.path.as_bytes());
+        hasher.update(&entry.mode.to_le_bytes());
+        let bytes = match entry.kind {
+            EntryKind::File { bytes } => bytes,
+            // No file is this long.
+            EntryKind::Directory => u64::MAX,
+        };
+        hasher.update(&bytes.to_le_bytes());
+    }
+    hasher.finalize().as_bytes().to_vec()
+}
+
+/// A hash algorithm.
+pub(crate) fn algorithm(value: proto::Algorithm) -> Result<Algorithm, Fault> {
+    match value {
+        proto::Algorithm::Blake3 => Ok(Algorithm::Blake3),
+        proto::Algorithm::Xxh3 => Ok(Algorithm::Xxh3),
+        proto::Algorithm::Unspecified => Err(Fault::bad(
+            "verification.algorithm",
+            "must be BLAKE3 or XXH3",
+        )),
+    }
+}
+
+/// A hash algorithm, for the API.
+#[must_use]
+pub(crate) fn algorithm_to_proto(value: Algorithm) -> proto::Algorithm {
+    match value {
+        Algorithm::Blake3 => proto::Algorithm::Blake3,
+        Algorithm::Xxh3 => proto::Algorithm::Xxh3,
+    }
+}
+
+/// How to verify, and the digest that is expected, if one is.
+pub(crate) fn verification(
+    value: Option<proto::Verification>,
+) -> Result<(Algorithm, Option<Digest>), Fault> {
+    let value = given(value, "verification")?;
+    let algorithm = algorithm(value.algorithm())?;
+    if value.expect.is_empty() {
+        return Ok((algorithm, None));
+    }
+    let digest: Digest = value
+        .expect
+        .parse()
+        .map_err(|error| Fault::bad("verification.expect", format!("{error}")))?;
+    if digest.algorithm() != algorithm {
+        let problem = format!("is not a digest of {algorithm}, which verification.algorithm says");
+        return Err(Fault::bad("verification.expect", problem));
+    }
+    Ok((algorithm, Some(digest)))
+}
+
+/// What to do with files that are there.
+pub(crate) fn overwrite(value: proto::Overwrite) -> Result<Overwrite, Fault> {
+    match value {
+        proto::Overwrite::IfDifferent => Ok(Overwrite::IfDifferent),
+        proto::Overwrite::Never => Ok(Overwrite::Never),
+        proto::Overwrite::Always => Ok(Overwrite::Always),
+        proto::Overwrite::Unspecified => Err(Fault::bad(
+            "overwrite",
+            "must be IF_DIFFERENT, NEVER or ALWAYS",
+        )),
+    }
+}
+
+/// One end of a connection, for its peer.
+#[must_use]
+pub(crate) fn endpoint_to_proto(end: &LocalEnd, secret: &Secret) -> proto::Endpoint {
+    proto::Endpoint {
+        connection: end.id.0,
+        secret: secret.0.to_vec(),
+        address: end.address.to_string(),
+        ports: Some(proto::Ports {
+            first: end.ports.first.into(),
+            count: end.ports.count.into(),
+        }),
+        settings: Some(proto::Settings {
+            paths: end.settings.paths.into(),
+            packet_payload: end.settings.packet_payload.into(),
+            chunk_bytes: end.settings.chunk_bytes,
+            window_chunks: end.settings.window_chunks.into(),
+        }),
+        settings_hash: end.settings.hash(),
+        generation: end.generation,
+        reset_token: end.reset_token,
+    }
+}
+
+/// The other end of a connection, as it describes itself; its settings must be ours.
+pub(crate) fn endpoint(end: Option<proto::Endpoint>, ours: &Settings) -> Result<RemoteEnd, Fault> {
+    let end = given(end, "endpoint")?;
+    let secret: [u8; 32] = end
+        .secret
+        .as_slice()
+        .try_into()
+        .map_err(|_| Fault::bad("endpoint.secret", "must be 32 bytes"))?;
+    let address = end.address.parse().map_err(|_| {
+        Fault::bad(
+            "endpoint.address",
+            format!("`{}` is not an IPv4 address", end.address),
+        )
+    })?;
+    let ports = given(end.ports, "endpoint.ports")?;
+    let ports = PortRange {
+        first: small(ports.first, "endpoint.ports.first")?,
+        count: small(ports.count, "endpoint.ports.count")?,
+    };
+    ports
+        .check()
+        .map_err(|error| Fault::bad("endpoint.ports", error.to_string()))?;
+    let settings = given(end.settings, "endpoint.settings")?;
+    let settings = Settings {
+        paths: small(settings.paths, "endpoint.settings.paths")?,
+        packet_payload: small(settings.packet_payload, "endpoint.settings.packet_payload")?,
+        chunk_bytes: settings.chunk_bytes,
+        window_chunks: small(settings.window_chunks, "endpoint.settings.window_chunks")?,
+    };
+    if let Some(difference) = ours.difference(&settings) {
+        return Err(Fault::SettingsDiffer { difference });
+    }
+    if end.settings_hash != ours.hash() {
+        let difference = "their hash, though each setting is the same".to_owned();
+        return Err(Fault::SettingsDiffer { difference });
+    }
+    Ok(RemoteEnd {
+        id: ConnectionId(end.connection),
+        address,
+        ports,
+        send_secret: Secret(secret),
+        settings,
+        generation: end.generation,
+        reset_token: end.reset_token,
+    })
+}
+
+fn small(value: u32, field: &str) -> Result<u16, Fault> {
+    u16::try_from(value).map_err(|_| Fault::bad(field, format!("{value} is above 65535")))
+}

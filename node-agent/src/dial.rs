@@ -1,0 +1,230 @@
+//! Dialing a child: agreeing on a data connection through its control API.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+use tokio::time::Instant;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use weft_core::units::Key;
+use weft_core::wire::{Secret, VERSION};
+use weft_engine::{DomainId, Engine, Event};
+use weft_proto::Message as _;
+use weft_proto::agent::v1::agent_client::AgentClient;
+use weft_proto::agent::v1::{Algorithm, Child, ConnectRequest, ConnectResponse, ErrorDetail};
+
+use crate::attempt::Attempt;
+use crate::convert;
+use crate::fanout::ChildIndex;
+use crate::fault::Fault;
+use crate::message::Held;
+use crate::outlet::{Feed, Link};
+use crate::peer::Peer;
+use crate::record::SLOT_BYTES;
+use crate::tls::Tls;
+
+/// Largest control message: the manifest of some 500,000 files, or the hashes of 1 TiB.
+pub(crate) const CONTROL_BYTES_MAX: usize = 64 << 20;
+/// Slots that a child may offer, at most.
+const SLOTS_MAX: usize = 64;
+/// Time for one try to reach a child.
+const TRY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Wait after the first failed try; it doubles.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+/// Longest wait between tries.
+const RETRY_MOST: Duration = Duration::from_secs(1);
+
+/// What a dialer works with.
+#[derive(Debug)]
+pub(crate) struct Dial {
+    /// The transport.
+    pub engine: Arc<Engine>,
+    /// What it works for.
+    pub attempt: Arc<Attempt>,
+    /// Whom to call.
+    pub child: Child,
+    /// Which of the outlet's children that is.
+    pub index: ChildIndex,
+    /// Its record.
+    pub peer: Arc<Peer>,
+    /// This node's certificate.
+    pub tls: Tls,
+    /// Of the child's slots: how many to use, at most.
+    pub slots: usize,
+    /// What both ends must mean.
+    pub manifest_digest: Vec<u8>,
+    /// How blocks are hashed.
+    pub algorithm: Algorithm,
+    /// Of this attempt's connections at this node.
+    pub domain: DomainId,
+    /// For how long to try.
+    pub patience: Duration,
+    /// Where the engine's events go.
+    pub events: Sender<Event>,
+    /// Where the result goes.
+    pub feed: Sender<Feed>,
+}
+
+impl Dial {
+    /// Calls until the child has agreed or refused, or patience is over; tells the outlet.
+    pub(crate) async fn run(self) {
+        let mut watch = self.attempt.watch();
+        let feed = tokio::select! {
+            result = self.connect() => match result {
+                Ok(link) => Feed::Connected(self.index, link),
+                Err(fault) => Feed::Refused(self.index, fault),
+            },
+            _ = watch.wait_for(|status| status.state.is_terminal()) => return,
+        };
+        if let Err(refused) = self.feed.send(feed)
+            && let Feed::Connected(_, link) = refused.0
+        {
+            self.engine.close(link.connection);
+        }
+    }
+
+    async fn connect(&self) -> Result<Link, Fault> {
+        let secret = draw_secret()?;
+        let local = self.engine.allocate(self.domain, secret.clone());
+        let request = ConnectRequest {
+            ticket: self.child.ticket.clone(),
+            wire_version: VERSION.into(),
+            endpoint: Some(convert::endpoint_to_proto(&local, &secret)),
+            manifest_digest: self.manifest_digest.clone(),
+            algorithm: self.algorithm.into(),
+        };
+        // An end that comes to nothing is forgotten by the engine.
+        let abandoned = |fault| {
+            self.engine.close(local.id);
+            fault
+        };
+        let response = self.call(request).await.map_err(abandoned)?;
+        let remote =
+            convert::endpoint(response.endpoint, self.engine.settings()).map_err(abandoned)?;
+        let faulty = |problem: &str| Fault::PeerFaulty {
+            node: self.child.node.clone(),
+            problem: problem.to_owned(),
+        };
+        let fits = |slots: &[weft_proto::agent::v1::Slot]| {
+            (1..=SLOTS_MAX).contains(&slots.len())
+                && slots.iter().all(|slot| slot.bytes as usize >= SLOT_BYTES)
+        };
+        if !fits(&response.slots) {
+            return Err(abandoned(faulty(
+                "slots that are too many, too few or too small",
+            )));
+        }
+        let held = Held::new(response.have).map_err(|problem| abandoned(faulty(problem)))?;
+        let address = remote.address;
+        self.engine
+            .connect(local.id, remote, self.events.clone())
+            .map_err(|error| {
+                abandoned(Fault::Engine {
+                    problem: error.to_string(),
+                })
+            })?;
+        self.peer.opened(local.id, address);
+        let slots = response
+            .slots
+            .iter()
+            .take(self.slots)
+            .map(|slot| Key(slot.key))
+            .collect();
+        Ok(Link {
+            connection: local.id,
+            slots,
+            held,
+        })
+    }
+
+    async fn call(&self, request: ConnectRequest) -> Result<ConnectResponse, Fault> {
+        let deadline = Instant::now() + self.patience;
+        let mut wait = RETRY_FIRST;
+        let channel = self.channel()?;
+        let mut client = AgentClient::new(channel).max_decoding_message_size(CONTROL_BYTES_MAX);
+        loop {
+            let fault =
+                match tokio::time::timeout(TRY_TIMEOUT, client.connect(request.clone())).await {
+                    Ok(Ok(response)) => return Ok(response.into_inner()),
+                    Ok(Err(status)) => self.fault(&status),
+                    Err(_) => self.unreachable(format!("no answer within {TRY_TIMEOUT:?}")),
+                };
+            if !fault.retriable() || Instant::now() + wait > deadline {
+                return Err(fault);
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(RETRY_MOST);
+        }
+    }
+
+    fn channel(&self) -> Result<Channel, Fault> {
+        let address = &self.child.control_address;
+        let bad = |problem: String| {
+            Fault::bad("sends_to.control_address", format!("`{address}` {problem}"))
+        };
+        Ok(Endpoint::from_shared(format!("https://{address}"))
+            .map_err(|error| bad(format!("is not HOST:PORT: {error}")))?
+            .tls_config(self.tls.client(&self.child.node))
+            .map_err(|error| bad(format!("cannot be used with TLS: {}", chain(&error))))?
+            .connect_timeout(TRY_TIMEOUT)
+            .connect_lazy())
+    }
+
+    fn fault(&self, status: &Status) -> Fault {
+        let detail = ErrorDetail::decode(status.details()).unwrap_or_default();
+        if !detail.reason.is_empty() {
+            return Fault::PeerRefused {
+                node: self.child.node.clone(),
+                reason: detail.reason,
+                message: status.message().to_owned(),
+                retriable: detail.retriable,
+            };
+        }
+        match status.code() {
+            Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded => {
+                self.unreachable(chain(status))
+            }
+            code => Fault::PeerRefused {
+                node: self.child.node.clone(),
+                reason: format!("{code:?}"),
+                message: status.message().to_owned(),
+                retriable: false,
+            },
+        }
+    }
+
+    fn unreachable(&self, problem: String) -> Fault {
+        Fault::PeerUnreachable {
+            node: self.child.node.clone(),
+            address: self.child.control_address.clone(),
+            problem,
+        }
+    }
+}
+
+/// A connection's secret for one direction.
+pub(crate) fn draw_secret() -> Result<Secret, Fault> {
+    use ring::rand::{SecureRandom as _, SystemRandom};
+    let mut secret = [0; 32];
+    SystemRandom::new()
+        .fill(&mut secret)
+        .map_err(|_| Fault::Engine {
+            problem: "the operating system gave no random bytes".to_owned(),
+        })?;
+    Ok(Secret(secret))
+}
+
+/// An error with its causes: what tonic says itself is only "transport error".
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = error.source();
+    }
+    text
+}

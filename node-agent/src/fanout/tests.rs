@@ -1,0 +1,152 @@
+use std::collections::VecDeque;
+
+use super::*;
+use crate::message::Builder;
+use crate::record::Record;
+
+const SLOTS: u16 = 4;
+
+/// A message whose one block carries its number.
+fn message(number: u32) -> Message {
+    let mut buffer = vec![0; 256].into_boxed_slice();
+    let mut builder = Builder::new(&mut buffer);
+    builder.record(&Record::Block {
+        file: 0,
+        block: number,
+        value: [0; 32],
+        data: &number.to_le_bytes(),
+    });
+    let bytes = builder.finish();
+    Message {
+        buffer: Arc::new(buffer),
+        bytes,
+    }
+}
+
+fn number_of(message: &Message) -> u32 {
+    match crate::record::Records::new(&message.buffer).next() {
+        Some(Ok(Record::Block { block, .. })) => block,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Carries out what the fanout asks for; children return credits when told to.
+struct Bench {
+    fanout: Fanout,
+    got: Vec<Vec<u32>>,
+    slots: Vec<VecDeque<u16>>,
+    built: Vec<u32>,
+}
+
+impl Bench {
+    fn new(messages: u32, children: usize, ready: u32) -> Self {
+        let mut bench = Self {
+            fanout: Fanout::new(messages, children, ready),
+            got: vec![Vec::new(); children],
+            slots: vec![VecDeque::new(); children],
+            built: Vec::new(),
+        };
+        for child in 0..children {
+            bench.fanout.connected(child, SLOTS, Held::default());
+        }
+        bench.settle();
+        bench
+    }
+
+    fn settle(&mut self) {
+        while let Some(action) = self.fanout.poll() {
+            match action {
+                Action::Build(number) => {
+                    self.built.push(number);
+                    self.fanout.built(number, message(number));
+                }
+                Action::Send {
+                    child,
+                    slot,
+                    message,
+                } => {
+                    self.got[child].push(number_of(&message));
+                    self.slots[child].push_back(slot);
+                }
+            }
+            let most = CACHE_MESSAGES + self.got.len();
+            assert!(self.fanout.cache.len() + self.fanout.building.len() <= most);
+        }
+        self.fanout.dropped().for_each(drop);
+    }
+
+    fn credit(&mut self, child: usize) -> bool {
+        let Some(slot) = self.slots[child].pop_front() else {
+            return false;
+        };
+        self.fanout.credit(child, slot.into()).unwrap();
+        self.settle();
+        true
+    }
+}
+
+#[test]
+fn every_child_gets_every_message_once_and_in_order() {
+    let mut bench = Bench::new(100, 3, 100);
+    while (0..3).any(|child| bench.credit(child)) {}
+    let all: Vec<u32> = (0..100).collect();
+    assert_eq!(bench.got, vec![all; 3]);
+    assert!(bench.fanout.is_over());
+}
+
+#[test]
+fn a_child_that_returns_no_credit_holds_nobody_up_and_is_caught_up_by_reading_again() {
+    let mut bench = Bench::new(100, 2, 100);
+    while bench.credit(0) {}
+    assert_eq!(bench.got[0].len(), 100);
+    assert_eq!(bench.got[1].len(), usize::from(SLOTS));
+    assert!(!bench.fanout.is_over());
+    while bench.credit(1) {}
+    assert_eq!(bench.got[1].len(), 100);
+    assert!(bench.fanout.is_over());
+    assert!(bench.built.len() > 100);
+}
+
+#[test]
+fn children_in_step_share_what_is_read_once() {
+    let mut bench = Bench::new(100, 3, 100);
+    loop {
+        let moved: Vec<bool> = (0..3).map(|child| bench.credit(child)).collect();
+        if !moved.contains(&true) {
+            break;
+        }
+    }
+    assert_eq!(bench.built.len(), 100);
+}
+
+#[test]
+fn a_relay_sends_only_what_it_has() {
+    let mut bench = Bench::new(10, 1, 0);
+    assert!(bench.got[0].is_empty());
+    bench.fanout.built(0, message(0));
+    bench.fanout.ready(1);
+    bench.settle();
+    assert_eq!(bench.got[0], [0]);
+    bench.fanout.ready(3);
+    bench.settle();
+    assert_eq!(bench.got[0], [0, 1, 2]);
+    assert_eq!(bench.built, [1, 2]);
+}
+
+#[test]
+fn a_failed_child_ends_for_itself_only() {
+    let mut bench = Bench::new(20, 2, 20);
+    bench.fanout.failed(0);
+    while bench.credit(1) {}
+    assert!(bench.fanout.is_over());
+    assert!(bench.fanout.is_done(1) && !bench.fanout.is_done(0));
+}
+
+#[test]
+fn a_credit_that_was_not_given_is_refused() {
+    let mut bench = Bench::new(3, 1, 3);
+    let slot = bench.slots[0][0];
+    assert!(bench.fanout.credit(0, 77).is_err());
+    assert!(bench.fanout.credit(0, slot.into()).is_ok());
+    assert!(bench.fanout.credit(0, slot.into()).is_err());
+}

@@ -1,0 +1,407 @@
+//! `Fault`: everything an agent answers or a job can end with, with its cause and remedy.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tonic::{Code, Status};
+use weft_proto::Message as _;
+use weft_proto::agent::v1::ErrorDetail;
+
+use crate::files::FileError;
+
+/// What a connection was doing when it failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Agreeing on a connection through the control API.
+    Connecting,
+    /// Moving blocks.
+    Moving,
+    /// All blocks were sent; waiting until the child has verified and published them.
+    Finishing,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stage::Connecting => "while connecting",
+            Stage::Moving => "while moving blocks",
+            Stage::Finishing => "while it verified and published",
+        })
+    }
+}
+
+/// Why a call was refused or an attempt failed. The node that says so is added by whoever reports.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Fault {
+    /// A file, a directory or a root.
+    #[error("{0}")]
+    File(#[source] Arc<FileError>),
+    /// The caller showed no certificate that names a role in this fabric.
+    #[error("the caller's certificate {problem}: use one with a URI SAN of this fabric")]
+    WrongCertificate {
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The caller may not make this call.
+    #[error("{call} is for {allowed} only and the caller is {caller}: use that certificate")]
+    NotAllowed {
+        /// The call.
+        call: &'static str,
+        /// Who may make it.
+        allowed: &'static str,
+        /// Who made it.
+        caller: String,
+    },
+    /// A command of an operator that has lost its lease.
+    #[error(
+        "leader epoch {given} is over, {seen} was seen: this operator is no longer the leader and must stop"
+    )]
+    StaleEpoch {
+        /// Of the command.
+        given: u64,
+        /// Highest seen here.
+        seen: u64,
+    },
+    /// A command about an attempt that a later one, or its own end, has overtaken.
+    #[error("attempt {given} of job {uid} is over: start attempt {next}")]
+    StaleAttempt {
+        /// The job.
+        uid: String,
+        /// What was asked for.
+        given: u32,
+        /// What may be started.
+        next: u32,
+    },
+    /// The same attempt was named with other contents.
+    #[error(
+        "{call} of attempt {attempt} of job {uid} was repeated with other contents: raise the attempt to change anything"
+    )]
+    Conflicting {
+        /// The call.
+        call: &'static str,
+        /// The job.
+        uid: String,
+        /// The attempt.
+        attempt: u32,
+    },
+    /// Nothing is known about this attempt.
+    #[error(
+        "attempt {attempt} of job {uid} is not known here: prepare or start it first (has the agent restarted?)"
+    )]
+    UnknownAttempt {
+        /// The job.
+        uid: String,
+        /// The attempt.
+        attempt: u32,
+    },
+    /// The attempt is not ready for this call.
+    #[error("attempt {attempt} of job {uid} is {state} here: {remedy}")]
+    NotReady {
+        /// The job.
+        uid: String,
+        /// The attempt.
+        attempt: u32,
+        /// What it is.
+        state: String,
+        /// What to call first.
+        remedy: &'static str,
+    },
+    /// A field of the request is missing or wrong.
+    #[error("{field} {problem}")]
+    BadRequest {
+        /// Dotted name of the field.
+        field: String,
+        /// What is wrong and what would be right.
+        problem: String,
+    },
+    /// A root that the configuration does not have.
+    #[error(
+        "there is no root {root:?} here: add it to `roots` in the agent's configuration, or name one of {known}"
+    )]
+    UnknownRoot {
+        /// As asked for.
+        root: String,
+        /// Those there are.
+        known: String,
+    },
+    /// A ticket that does not hold.
+    #[error("the ticket {0}")]
+    Ticket(#[from] crate::ticket::TicketFault),
+    /// The peer speaks another wire format.
+    #[error(
+        "the peer's wire version is {theirs} and this agent's is {ours}: run the same release of weft-agent on both nodes"
+    )]
+    WireVersion {
+        /// Of the peer.
+        theirs: u32,
+        /// Of this agent.
+        ours: u32,
+    },
+    /// What both ends must share differs.
+    #[error(
+        "the transport settings differ: {difference}: give both agents the same `transport`, `data.mtu` and `data.ports.count`"
+    )]
+    SettingsDiffer {
+        /// Which, and how.
+        difference: String,
+    },
+    /// The two ends have different manifests, or hash differently.
+    #[error(
+        "the two ends were given different {what} for the same attempt: the operator must send both the same"
+    )]
+    ManifestDiffers {
+        /// What differs.
+        what: &'static str,
+    },
+    /// A child's control API does not answer.
+    #[error(
+        "node {node} at {address} cannot be reached: {problem}: check that its agent runs and that the network lets this port through"
+    )]
+    PeerUnreachable {
+        /// The child.
+        node: String,
+        /// Its control address.
+        address: String,
+        /// What happened.
+        problem: String,
+    },
+    /// A child refused the connection.
+    #[error("node {node} refused the connection ({reason}): {message}")]
+    PeerRefused {
+        /// The child.
+        node: String,
+        /// Its reason.
+        reason: String,
+        /// Its words.
+        message: String,
+        /// Whether it said that trying again may help.
+        retriable: bool,
+    },
+    /// The data connection failed.
+    #[error(
+        "the connection with node {node} failed {stage}: {problem}: check that node and the paths to it; the next attempt resumes"
+    )]
+    PeerLost {
+        /// The peer.
+        node: String,
+        /// What it was doing.
+        stage: Stage,
+        /// What the transport says.
+        problem: String,
+        /// The transport's reason: PeerStalled or PeerReset.
+        reason: &'static str,
+    },
+    /// A peer has given the attempt up.
+    #[error(
+        "node {node} has given up this attempt: see that node's own state for the reason; the next attempt resumes"
+    )]
+    PeerGaveUp {
+        /// The peer.
+        node: String,
+    },
+    /// A block does not match its hash.
+    #[error(
+        "{path} from node {node}: {cause}: nothing of it was written; the next attempt sends it again"
+    )]
+    BlockRefused {
+        /// The peer.
+        node: String,
+        /// The file.
+        path: String,
+        /// Which block, and how.
+        cause: crate::files::BlockFault,
+    },
+    /// A peer sent what no agent sends.
+    #[error("node {node} sent {problem}: run the same release of weft-agent on both nodes")]
+    PeerFaulty {
+        /// The peer.
+        node: String,
+        /// What it sent.
+        problem: String,
+    },
+    /// Too little memory for one more transfer.
+    #[error(
+        "{needed} bytes of buffers are needed and {left} are left: wait for a job to end, or raise `limits.memory` in the agent's configuration"
+    )]
+    MemoryLimit {
+        /// For this transfer.
+        needed: u64,
+        /// Of the configured limit.
+        left: u64,
+    },
+    /// The operator cancelled the attempt.
+    #[error("the operator cancelled the attempt")]
+    Cancelled,
+    /// A later attempt has taken its place.
+    #[error("attempt {by} of the same job has taken its place")]
+    Superseded {
+        /// The later attempt.
+        by: u32,
+    },
+    /// No operator has asked about it for too long.
+    #[error(
+        "no operator has renewed the attempt for {seconds} s: check the operator, and start the next attempt"
+    )]
+    LeaseExpired {
+        /// The lease.
+        seconds: u64,
+    },
+    /// The agent is being stopped.
+    #[error("the agent is being stopped: start the next attempt once it is back")]
+    ShuttingDown,
+    /// The engine refused something.
+    #[error("the transport refused: {problem}")]
+    Engine {
+        /// Its words.
+        problem: String,
+    },
+}
+
+impl From<FileError> for Fault {
+    fn from(error: FileError) -> Self {
+        Fault::File(Arc::new(error))
+    }
+}
+
+impl Fault {
+    /// A data connection's failure, as the engine tells it.
+    pub(crate) fn lost(node: String, stage: Stage, failure: &weft_engine::Failure) -> Self {
+        let problem = failure.to_string();
+        match failure.reason() {
+            "RegionOverrun" => Fault::PeerFaulty { node, problem },
+            "PeerRestarted" => Fault::PeerLost {
+                node,
+                stage,
+                problem,
+                reason: "PeerRestarted",
+            },
+            _ => Fault::PeerLost {
+                node,
+                stage,
+                problem,
+                reason: "PeerStalled",
+            },
+        }
+    }
+
+    pub(crate) fn bad(field: &str, problem: impl Into<String>) -> Self {
+        Fault::BadRequest {
+            field: field.to_owned(),
+            problem: problem.into(),
+        }
+    }
+
+    /// Stable and machine-readable: a condition's reason, an event's, a metric's label.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Fault::File(error) => error.reason(),
+            Fault::WrongCertificate { .. } => "WrongCertificate",
+            Fault::NotAllowed { .. } => "NotAllowed",
+            Fault::StaleEpoch { .. } => "StaleEpoch",
+            Fault::StaleAttempt { .. } => "StaleAttempt",
+            Fault::Conflicting { .. } => "ConflictingRequest",
+            Fault::UnknownAttempt { .. } => "UnknownAttempt",
+            Fault::NotReady { .. } => "NotReady",
+            Fault::BadRequest { .. } => "BadRequest",
+            Fault::UnknownRoot { .. } => "UnknownRoot",
+            Fault::Ticket(fault) => fault.reason(),
+            Fault::WireVersion { .. } => "WireVersionDiffers",
+            Fault::SettingsDiffer { .. } => "SettingsDiffer",
+            Fault::ManifestDiffers { .. } => "ManifestDiffers",
+            Fault::PeerUnreachable { .. } => "PeerUnreachable",
+            Fault::PeerRefused { .. } => "PeerRefused",
+            Fault::PeerLost { reason, .. } => reason,
+            Fault::PeerGaveUp { .. } => "PeerGaveUp",
+            Fault::BlockRefused { .. } => "BlockRefused",
+            Fault::PeerFaulty { .. } => "PeerFaulty",
+            Fault::MemoryLimit { .. } => "MemoryLimit",
+            Fault::Cancelled => "Cancelled",
+            Fault::Superseded { .. } => "Superseded",
+            Fault::LeaseExpired { .. } => "LeaseExpired",
+            Fault::ShuttingDown => "ShuttingDown",
+            Fault::Engine { .. } => "EngineRefused",
+        }
+    }
+
+    /// The same call, or the next attempt, may succeed without anybody changing anything.
+    #[must_use]
+    pub fn retriable(&self) -> bool {
+        match self {
+            Fault::File(error) => matches!(error.reason(), "BlockRefused" | "DestinationBusy"),
+            Fault::PeerRefused { retriable, .. } => *retriable,
+            Fault::UnknownAttempt { .. }
+            | Fault::PeerUnreachable { .. }
+            | Fault::PeerLost { .. }
+            | Fault::PeerGaveUp { .. }
+            | Fault::BlockRefused { .. }
+            | Fault::MemoryLimit { .. }
+            | Fault::LeaseExpired { .. }
+            | Fault::ShuttingDown => true,
+            _ => false,
+        }
+    }
+
+    /// The gRPC code that comes closest.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Fault::File(error) => match error.reason() {
+                "SourceMissing" => Code::NotFound,
+                "DiskFull" | "InodesExhausted" => Code::ResourceExhausted,
+                "DestinationExists" => Code::AlreadyExists,
+                "DestinationBusy" => Code::Unavailable,
+                "BadPath" | "BadManifest" => Code::InvalidArgument,
+                "SourceUnreadable" | "DestinationDenied" | "RootReadOnly" => Code::PermissionDenied,
+                _ => Code::FailedPrecondition,
+            },
+            Fault::WrongCertificate { .. } => Code::Unauthenticated,
+            Fault::NotAllowed { .. } | Fault::Ticket(_) => Code::PermissionDenied,
+            Fault::BadRequest { .. } => Code::InvalidArgument,
+            Fault::UnknownRoot { .. } | Fault::UnknownAttempt { .. } => Code::NotFound,
+            Fault::MemoryLimit { .. } => Code::ResourceExhausted,
+            Fault::PeerUnreachable { .. } | Fault::PeerLost { .. } | Fault::ShuttingDown => {
+                Code::Unavailable
+            }
+            Fault::Cancelled | Fault::Superseded { .. } | Fault::LeaseExpired { .. } => {
+                Code::Aborted
+            }
+            Fault::Engine { .. } => Code::Internal,
+            _ => Code::FailedPrecondition,
+        }
+    }
+
+    /// The file, field or peer it is about; "" when there is none.
+    fn subject(&self) -> &str {
+        match self {
+            Fault::BadRequest { field, .. } => field,
+            Fault::UnknownRoot { root, .. } => root,
+            Fault::PeerUnreachable { node, .. }
+            | Fault::PeerRefused { node, .. }
+            | Fault::PeerLost { node, .. }
+            | Fault::PeerGaveUp { node }
+            | Fault::PeerFaulty { node, .. } => node,
+            Fault::StaleAttempt { uid, .. }
+            | Fault::Conflicting { uid, .. }
+            | Fault::UnknownAttempt { uid, .. }
+            | Fault::NotReady { uid, .. } => uid,
+            Fault::BlockRefused { path, .. } => path,
+            _ => "",
+        }
+    }
+
+    /// As the control API answers it: the message starts with the node.
+    #[must_use]
+    pub fn to_status(&self, node: &str) -> Status {
+        let message = format!("node {node}: {self}");
+        let remedy = message.rsplit_once(": ").map_or("", |(_, remedy)| remedy);
+        let detail = ErrorDetail {
+            reason: self.reason().to_owned(),
+            node: node.to_owned(),
+            subject: self.subject().to_owned(),
+            remedy: remedy.to_owned(),
+            retriable: self.retriable(),
+        };
+        Status::with_details(self.code(), message, detail.encode_to_vec().into())
+    }
+}

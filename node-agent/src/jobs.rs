@@ -1,0 +1,507 @@
+//! The attempts of this node and the commands on them. Idempotent by (UID, generation, attempt).
+//!
+//! Called by [`crate::service`], which has checked who is calling. What a command starts goes on
+//! whether or not its caller waits for the answer.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use weft_engine::{DomainId, Engine};
+use weft_proto::agent::v1::{
+    CancelResponse, JobRef, Location, PrepareRequest, PrepareResponse, StatResponse, State as Told,
+};
+
+use crate::attempt::Attempt;
+use crate::config_values::NodeName;
+use crate::convert;
+use crate::fault::Fault;
+use crate::files::{Destination, DestinationConfig, Manifest, Partials, Root, RootPath};
+use crate::guard;
+use crate::layout::Layout;
+use crate::pool::{Account, Share};
+use crate::shelf::Shelf;
+use crate::state::{Event, State, Step};
+use crate::tls::Tls;
+
+/// Attempts that are over and still answered for.
+const REMEMBERED: usize = 1024;
+
+/// What jobs work with.
+#[derive(Debug)]
+pub struct JobsConfig {
+    /// This node.
+    pub node: NodeName,
+    /// The transport.
+    pub engine: Arc<Engine>,
+    /// This node's certificate.
+    pub tls: Tls,
+    /// The directories that may be named.
+    pub roots: Vec<Arc<Root>>,
+    /// Bytes of buffers for all transfers.
+    pub account: Arc<Account>,
+    /// Receive slots per connection.
+    pub slots: u16,
+    /// Time after which an attempt that nobody asks about ends.
+    pub lease: Duration,
+    /// For how long a child is called.
+    pub patience: Duration,
+}
+
+/// All attempts.
+#[derive(Debug)]
+pub struct Jobs {
+    pub(crate) config: JobsConfig,
+    state: Mutex<Known>,
+    domains: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The latest attempt of each job.
+    runs: HashMap<String, Arc<Run>>,
+    /// Oldest first.
+    order: VecDeque<String>,
+    stopping: bool,
+}
+
+/// An attempt with what its commands have made.
+#[derive(Debug)]
+pub struct Run {
+    /// Its state.
+    pub attempt: Arc<Attempt>,
+    /// Its regions and connections in the engine.
+    pub(crate) domain: DomainId,
+    pub(crate) parts: Mutex<Parts>,
+}
+
+/// What the commands on an attempt have made.
+#[derive(Debug, Default)]
+pub(crate) struct Parts {
+    /// Hash of the Prepare that made `prepared`.
+    prepare: Option<blake3::Hash>,
+    /// Hash of the Start that was carried out.
+    pub(crate) start: Option<blake3::Hash>,
+    /// While the attempt goes on: it holds the destination's lock.
+    pub(crate) prepared: Option<Arc<Prepared>>,
+    response: Option<PrepareResponse>,
+    /// What was prepared, to be taken up again by a late wish to discard it.
+    discardable: Option<DestinationConfig>,
+    /// The intake's part of the account, until it is connected.
+    pub(crate) share: Option<Share>,
+    /// The parent named by Start.
+    pub(crate) receives_from: Option<String>,
+    pub(crate) connected: Option<crate::link::Connected>,
+}
+
+/// A prepared destination.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) shelf: Arc<Shelf>,
+    pub(crate) location: Location,
+    pub(crate) algorithm: crate::files::Algorithm,
+    pub(crate) manifest_digest: Vec<u8>,
+}
+
+impl Run {
+    pub(crate) fn parts(&self) -> MutexGuard<'_, Parts> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why the attempt is in no state for a call.
+    pub(crate) fn not_ready(&self, remedy: &'static str) -> Fault {
+        let status = self.attempt.status();
+        let job = &self.attempt.job;
+        match status.fault {
+            Some(fault) => fault,
+            None => Fault::NotReady {
+                uid: job.uid.clone(),
+                attempt: job.attempt,
+                state: status.state.to_string(),
+                remedy,
+            },
+        }
+    }
+
+    pub(crate) fn conflicting(&self, call: &'static str) -> Fault {
+        let job = &self.attempt.job;
+        Fault::Conflicting {
+            call,
+            uid: job.uid.clone(),
+            attempt: job.attempt,
+        }
+    }
+}
+
+impl Jobs {
+    /// None yet.
+    #[must_use]
+    pub fn new(config: JobsConfig) -> Arc<Self> {
+        Arc::new(Self {
+            config,
+            state: Mutex::default(),
+            domains: AtomicU32::new(1),
+        })
+    }
+
+    /// A root by its name.
+    pub fn root(&self, name: &str) -> Result<Arc<Root>, Fault> {
+        let roots = &self.config.roots;
+        roots
+            .iter()
+            .find(|root| root.name() == name)
+            .cloned()
+            .ok_or_else(|| {
+                let known: Vec<&str> = roots.iter().map(|root| root.name()).collect();
+                Fault::UnknownRoot {
+                    root: name.to_owned(),
+                    known: known.join(", "),
+                }
+            })
+    }
+
+    /// Lists what is under a root.
+    pub async fn stat(&self, location: Option<Location>) -> Result<StatResponse, Fault> {
+        let location = convert::given(location, "location")?;
+        let root = self.root(&location.root)?;
+        let path = RootPath::parse(&location.path)?;
+        let manifest = guard::blocking("stat", move || Manifest::scan(&root, &path)).await?;
+        Ok(StatResponse {
+            manifest: Some(convert::manifest_to_proto(&manifest)),
+        })
+    }
+
+    /// Makes a destination ready.
+    pub async fn prepare(
+        self: &Arc<Self>,
+        request: PrepareRequest,
+    ) -> Result<PrepareResponse, Fault> {
+        let job = convert::job(request.job.clone())?;
+        let hash = fingerprint(&PrepareRequest {
+            leader_epoch: 0,
+            ..request.clone()
+        });
+        let location = convert::given(request.location.clone(), "location")?;
+        let root = self.root(&location.root)?;
+        let path = RootPath::parse(&location.path)?;
+        let overwrite = convert::overwrite(request.overwrite())?;
+        let (algorithm, expect) = convert::verification(request.verification)?;
+        let manifest = Arc::new(convert::manifest(request.manifest)?);
+        let run = self.admit(&job).await?;
+        run.attempt.renew();
+        {
+            let mut parts = run.parts();
+            match parts.prepare {
+                None => parts.prepare = Some(hash),
+                Some(known) if known == hash => {}
+                Some(_) => return Err(run.conflicting("Prepare")),
+            }
+        }
+        match run.attempt.apply(Event::Prepare) {
+            Step::To(_) => {
+                let config = DestinationConfig {
+                    root,
+                    path,
+                    job: convert::uid(&job)?,
+                    manifest,
+                    algorithm,
+                    overwrite,
+                    expect,
+                };
+                self.begin_prepare(&run, config, location);
+            }
+            Step::Stay => {}
+            Step::Refuse => return Err(run.not_ready("cancel it and prepare the next attempt")),
+        }
+        self.prepared(&run).await
+    }
+
+    fn begin_prepare(&self, run: &Arc<Run>, config: DestinationConfig, location: Location) {
+        let (run, worker) = (run.clone(), run.attempt.worker());
+        let (account, slots) = (self.config.account.clone(), usize::from(self.config.slots));
+        guard::task("prepare", async move {
+            let _worker = worker;
+            let work = run.clone();
+            let result = guard::blocking("prepare", move || {
+                {
+                    let mut parts = work.parts();
+                    parts.share = Some(account.take(slots)?);
+                    parts.discardable = Some(config.clone());
+                }
+                prepare(&work.attempt, config, location)
+            })
+            .await;
+            match result {
+                Ok((prepared, response)) => {
+                    {
+                        let mut parts = run.parts();
+                        parts.prepared = Some(Arc::new(prepared));
+                        parts.response = Some(response);
+                    }
+                    run.attempt.apply(Event::Prepared);
+                }
+                Err(fault) => run.attempt.fail(fault),
+            }
+        });
+    }
+
+    async fn prepared(&self, run: &Run) -> Result<PrepareResponse, Fault> {
+        let mut watch = run.attempt.watch();
+        // The sender lives as long as `run`.
+        let _ = watch
+            .wait_for(|status| !matches!(status.state, State::Pending | State::Preparing))
+            .await;
+        if run.attempt.state() == State::Failed {
+            return Err(run.not_ready("prepare the next attempt"));
+        }
+        let response = run.parts().response;
+        response.ok_or_else(|| run.not_ready("it is a source: only destinations are prepared"))
+    }
+
+    /// Ends an attempt; the answer comes when nothing of it lands any more.
+    pub async fn cancel(
+        self: &Arc<Self>,
+        job: JobRef,
+        discard: bool,
+    ) -> Result<CancelResponse, Fault> {
+        let job = convert::job(Some(job))?;
+        let known = self.lock().runs.get(&job.uid).cloned();
+        let run = match known {
+            Some(run) if order(&run.attempt.job) > order(&job) => {
+                return Ok(CancelResponse {
+                    state: Told::Unspecified.into(),
+                });
+            }
+            Some(run) if order(&run.attempt.job) == order(&job) => run,
+            // Remembered, so that a Prepare or Start that is still on its way comes too late.
+            _ => {
+                let run = self.admit(&job).await?;
+                run.attempt.fail(Fault::Cancelled);
+                run.attempt.closed().await;
+                return Ok(CancelResponse {
+                    state: Told::Unspecified.into(),
+                });
+            }
+        };
+        if discard {
+            run.attempt.discard();
+        }
+        run.attempt.fail(Fault::Cancelled);
+        run.attempt.closed().await;
+        if discard && run.attempt.state() == State::Failed {
+            self.discard(&run).await?;
+        }
+        Ok(CancelResponse {
+            state: run.attempt.state().to_proto().into(),
+        })
+    }
+
+    /// Removes the partial files of an attempt that is over.
+    async fn discard(&self, run: &Run) -> Result<(), Fault> {
+        let config = run.parts().discardable.take();
+        if let Some(config) = config {
+            let discard = || Destination::prepare(config)?.abort(Partials::Remove);
+            guard::blocking("discard", discard).await?;
+        }
+        Ok(())
+    }
+
+    /// Exactly this attempt.
+    pub fn find(&self, job: &JobRef) -> Result<Arc<Run>, Fault> {
+        let known = self.lock().runs.get(&job.uid).cloned();
+        match known {
+            Some(run) if order(&run.attempt.job) == order(job) => Ok(run),
+            Some(run) if order(&run.attempt.job) > order(job) => Err(stale(&run, job)),
+            _ => Err(Fault::UnknownAttempt {
+                uid: job.uid.clone(),
+                attempt: job.attempt,
+            }),
+        }
+    }
+
+    /// This attempt, made if it is new. An earlier one of the same job is ended first.
+    pub(crate) async fn admit(self: &Arc<Self>, job: &JobRef) -> Result<Arc<Run>, Fault> {
+        loop {
+            let earlier = {
+                let mut known = self.lock();
+                if known.stopping {
+                    return Err(Fault::ShuttingDown);
+                }
+                match known.runs.get(&job.uid) {
+                    Some(run) if order(&run.attempt.job) == order(job) => return Ok(run.clone()),
+                    Some(run) if order(&run.attempt.job) > order(job) => {
+                        return Err(stale(run, job));
+                    }
+                    Some(run) if !run.attempt.status().closed => run.clone(),
+                    _ => return Ok(self.insert(&mut known, job)),
+                }
+            };
+            earlier.attempt.fail(Fault::Superseded { by: job.attempt });
+            earlier.attempt.closed().await;
+        }
+    }
+
+    fn insert(self: &Arc<Self>, known: &mut Known, job: &JobRef) -> Arc<Run> {
+        let attempt = Attempt::new(job.clone());
+        let domain = DomainId(self.domains.fetch_add(1, Ordering::Relaxed));
+        let run = Arc::new(Run {
+            attempt,
+            domain,
+            parts: Mutex::default(),
+        });
+        if known.runs.insert(job.uid.clone(), run.clone()).is_none() {
+            known.order.push_back(job.uid.clone());
+        }
+        let over = |run: Option<&Arc<Run>>| run.is_none_or(|run| run.attempt.status().closed);
+        while known.order.len() > REMEMBERED
+            && known
+                .order
+                .front()
+                .is_some_and(|uid| over(known.runs.get(uid)))
+        {
+            if let Some(uid) = known.order.pop_front() {
+                known.runs.remove(&uid);
+            }
+        }
+        guard::task("supervisor", supervise(run.clone(), self.config.lease));
+        run
+    }
+
+    /// All attempts that are known.
+    #[must_use]
+    pub fn runs(&self) -> Vec<Arc<Run>> {
+        self.lock().runs.values().cloned().collect()
+    }
+
+    /// Ends all attempts and refuses new ones.
+    pub async fn shut_down(&self) {
+        self.lock().stopping = true;
+        let runs = self.runs();
+        for run in &runs {
+            run.attempt.fail(Fault::ShuttingDown);
+        }
+        for run in &runs {
+            run.attempt.closed().await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn order(job: &JobRef) -> (u64, u32) {
+    (job.generation, job.attempt)
+}
+
+fn stale(run: &Run, job: &JobRef) -> Fault {
+    let next = run.attempt.job.attempt + 1;
+    Fault::StaleAttempt {
+        uid: job.uid.clone(),
+        given: job.attempt,
+        next,
+    }
+}
+
+/// Tells repetitions of a request from other requests.
+pub(crate) fn fingerprint(request: &impl weft_proto::Message) -> blake3::Hash {
+    blake3::hash(&request.encode_to_vec())
+}
+
+fn prepare(
+    attempt: &Attempt,
+    config: DestinationConfig,
+    location: Location,
+) -> Result<(Prepared, PrepareResponse), Fault> {
+    let algorithm = config.algorithm;
+    let manifest = config.manifest.clone();
+    attempt
+        .counters
+        .bytes_total
+        .store(manifest.bytes(), Ordering::Relaxed);
+    let destination = Arc::new(Destination::prepare(config)?);
+    let layout = Layout::new(&manifest, algorithm);
+    let filled = Shelf::fill(destination.clone(), layout, || {
+        if attempt.is_stopping() {
+            Err(Fault::Cancelled)
+        } else {
+            Ok(())
+        }
+    });
+    let shelf = match filled {
+        Ok(shelf) => shelf,
+        Err(fault) => {
+            destination.abort(partials(attempt))?;
+            return Err(fault);
+        }
+    };
+    let response = PrepareResponse {
+        blocks_have: shelf.have_blocks(),
+        blocks_total: shelf.layout.blocks(),
+        reserved_bytes: shelf.lacking_bytes(),
+    };
+    let prepared = Prepared {
+        shelf: Arc::new(shelf),
+        location,
+        algorithm,
+        manifest_digest: convert::manifest_digest(&manifest),
+    };
+    Ok((prepared, response))
+}
+
+/// What becomes of the partial files of an attempt that has failed.
+fn partials(attempt: &Attempt) -> Partials {
+    if attempt.is_discarded() {
+        Partials::Remove
+    } else {
+        Partials::Keep
+    }
+}
+
+/// Ends an attempt when nobody asks about it, and cleans up when it is over.
+async fn supervise(run: Arc<Run>, lease: Duration) {
+    let attempt = &run.attempt;
+    let mut watch = attempt.watch();
+    loop {
+        let over = watch.wait_for(|status| status.state.is_terminal() && status.workers == 0);
+        let left = lease.saturating_sub(attempt.idle());
+        match tokio::time::timeout(left, over).await {
+            Ok(_) => break,
+            Err(_) if attempt.idle() < lease => {}
+            Err(_) => {
+                // A relay that is verified but still serves ends too: its threads are told to stop.
+                attempt.fail(Fault::LeaseExpired {
+                    seconds: lease.as_secs(),
+                });
+                attempt.renew();
+            }
+        }
+    }
+    let prepared = {
+        let mut parts = run.parts();
+        parts.connected = None;
+        parts.share = None;
+        if attempt.state() == State::Verified || attempt.is_discarded() {
+            parts.discardable = None;
+        }
+        parts.prepared.take()
+    };
+    if let Some(prepared) = prepared {
+        let failed = attempt.state() == State::Failed;
+        let partials = partials(attempt);
+        let result = guard::blocking("abort", move || {
+            prepared.shelf.clear();
+            if failed {
+                prepared.shelf.destination.abort(partials)
+            } else {
+                Ok(())
+            }
+        })
+        .await;
+        if let Err(error) = result {
+            tracing::warn!(job = attempt.job.uid, reason = error.reason(), "{error}");
+        }
+    }
+    attempt.close();
+}

@@ -1,0 +1,374 @@
+//! Start and Connect: the commands that make an attempt's threads and connections.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crossbeam_channel::unbounded;
+use weft_core::wire::VERSION;
+use weft_proto::agent::v1::start_request::Part;
+use weft_proto::agent::v1::{
+    Child, ConnectRequest, ConnectResponse, Role, Slot, SourcePart, StartRequest, StartResponse,
+    Ticket,
+};
+
+use crate::config_values::NodeName;
+use crate::convert;
+use crate::dial::{Dial, draw_secret};
+use crate::fanout::CACHE_MESSAGES;
+use crate::fault::Fault;
+use crate::files::{Algorithm, RootPath, Source};
+use crate::guard;
+use crate::intake::{Intake, IntakeConfig};
+use crate::jobs::{Jobs, Prepared, Run, fingerprint};
+use crate::layout::Layout;
+use crate::outlet::{Outlet, OutletConfig, peers};
+use crate::peer::Peer;
+use crate::pool::Pool;
+use crate::record::SLOT_BYTES;
+use crate::state::{Event, State, Step};
+use crate::supply::{self, ShelfSupply, SourceSupply, Supply};
+use crate::ticket;
+
+/// Children of one agent, at most: what a binomial tree of 2⁶⁴ nodes would ask for.
+const CHILDREN_MAX: usize = 64;
+
+/// A connection that was agreed on with the parent.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    request: blake3::Hash,
+    parent: String,
+    response: ConnectResponse,
+}
+
+/// What an outlet sends.
+struct Cargo<S> {
+    supply: S,
+    layout: Arc<Layout>,
+    ready: u32,
+    is_source: bool,
+    pool: Arc<Pool>,
+    manifest_digest: Vec<u8>,
+    algorithm: Algorithm,
+}
+
+impl Jobs {
+    /// Gives this agent its part and starts it.
+    pub async fn start(self: &Arc<Self>, request: StartRequest) -> Result<StartResponse, Fault> {
+        let job = convert::job(request.job.clone())?;
+        let hash = fingerprint(&StartRequest {
+            leader_epoch: 0,
+            ..request.clone()
+        });
+        if request.sends_to.len() > CHILDREN_MAX {
+            return Err(Fault::bad(
+                "sends_to",
+                format!("has more than {CHILDREN_MAX} nodes"),
+            ));
+        }
+        match convert::given(request.part, "part")? {
+            Part::Source(part) => {
+                if request.sends_to.is_empty() {
+                    return Err(Fault::bad(
+                        "sends_to",
+                        "is empty at the source: name a node",
+                    ));
+                }
+                let run = self.admit(&job).await?;
+                if self.is_first_start(&run, hash)? {
+                    self.start_source(&run, part, request.sends_to)?;
+                }
+            }
+            Part::Destination(part) => {
+                let run = self.find(&job)?;
+                if self.is_first_start(&run, hash)? {
+                    self.start_destination(&run, part.receives_from, request.sends_to)?;
+                }
+            }
+        }
+        Ok(StartResponse {})
+    }
+
+    fn is_first_start(&self, run: &Run, hash: blake3::Hash) -> Result<bool, Fault> {
+        run.attempt.renew();
+        match run.parts().start {
+            None => Ok(true),
+            Some(known) if known != hash => Err(run.conflicting("Start")),
+            Some(_) if run.attempt.state() == State::Failed => {
+                Err(run.not_ready("start the next attempt"))
+            }
+            Some(_) => Ok(false),
+        }
+        .inspect(|first| {
+            if *first {
+                run.parts().start = Some(hash);
+            }
+        })
+    }
+
+    fn start_source(
+        &self,
+        run: &Arc<Run>,
+        part: SourcePart,
+        children: Vec<Child>,
+    ) -> Result<(), Fault> {
+        let location = convert::given(part.location, "source.location")?;
+        let root = self.root(&location.root)?;
+        let path = RootPath::parse(&location.path)?;
+        let (algorithm, _) = convert::verification(part.verification)?;
+        let manifest = Arc::new(convert::manifest(part.manifest)?);
+        let pool = self.pool(children.len())?;
+        if run.attempt.apply(Event::StartSource) == Step::Refuse {
+            return Err(run.not_ready("start the next attempt"));
+        }
+        run.attempt
+            .counters
+            .bytes_total
+            .store(manifest.bytes(), Ordering::Relaxed);
+        let layout = Arc::new(Layout::new(&manifest, algorithm));
+        let manifest_digest = convert::manifest_digest(&manifest);
+        let source = Source::new(root, path, manifest);
+        let cargo = Cargo {
+            supply: SourceSupply::new(source, layout.clone(), algorithm, run.attempt.clone()),
+            ready: layout.messages(),
+            layout,
+            is_source: true,
+            pool,
+            manifest_digest,
+            algorithm,
+        };
+        self.send(run, cargo, children)
+    }
+
+    fn start_destination(
+        &self,
+        run: &Arc<Run>,
+        receives_from: String,
+        children: Vec<Child>,
+    ) -> Result<(), Fault> {
+        let prepared = run.parts().prepared.clone();
+        let prepared = prepared.ok_or_else(|| run.not_ready("prepare it first"))?;
+        {
+            let mut parts = run.parts();
+            if parts
+                .connected
+                .as_ref()
+                .is_some_and(|link| link.parent != receives_from)
+            {
+                let problem = format!("is {receives_from}, and another node has connected");
+                return Err(Fault::bad("destination.receives_from", problem));
+            }
+            parts.receives_from = Some(receives_from);
+        }
+        if run.attempt.apply(Event::StartDestination) == Step::Refuse {
+            return Err(run.not_ready("prepare it first"));
+        }
+        if children.is_empty() {
+            return Ok(());
+        }
+        let pool = self.pool(children.len())?;
+        let shelf = &prepared.shelf;
+        let cargo = Cargo {
+            supply: ShelfSupply(shelf.clone()),
+            layout: shelf.layout.clone(),
+            ready: 0,
+            is_source: false,
+            pool,
+            manifest_digest: prepared.manifest_digest.clone(),
+            algorithm: prepared.algorithm,
+        };
+        self.send(run, cargo, children)
+    }
+
+    /// Buffers of an outlet: what its cache holds, and what is under way to each child.
+    fn pool(&self, children: usize) -> Result<Arc<Pool>, Fault> {
+        let each = usize::from(self.config.slots) + 1;
+        Pool::new(&self.config.account, CACHE_MESSAGES + children * each)
+    }
+
+    /// Makes the outlet's thread, its supply's, and a dialer for each child.
+    fn send<S: Supply + 'static>(
+        &self,
+        run: &Arc<Run>,
+        cargo: Cargo<S>,
+        children: Vec<Child>,
+    ) -> Result<(), Fault> {
+        let attempt = run.attempt.clone();
+        let (feed, fed) = unbounded();
+        let (events, happened) = unbounded();
+        let (wanted, asked) = unbounded();
+        let mut ready = cargo.ready;
+        if !cargo.is_source
+            && let Some(prepared) = &run.parts().prepared
+        {
+            prepared.shelf.join(feed.clone(), cargo.pool.clone());
+            ready = prepared.shelf.ready();
+        }
+        let peers = peers(children.iter().map(|child| child.node.as_str()));
+        for (index, child) in children.into_iter().enumerate() {
+            let peer = peers[index].clone();
+            attempt.add_peer(peer.clone());
+            let dial = Dial {
+                engine: self.config.engine.clone(),
+                attempt: attempt.clone(),
+                child,
+                index,
+                peer,
+                tls: self.config.tls.clone(),
+                slots: usize::from(self.config.slots),
+                manifest_digest: cargo.manifest_digest.clone(),
+                algorithm: convert::algorithm_to_proto(cargo.algorithm),
+                domain: run.domain,
+                patience: self.config.patience,
+                events: events.clone(),
+                feed: feed.clone(),
+            };
+            let worker = attempt.worker();
+            guard::task("dialer", async move {
+                let _worker = worker;
+                dial.run().await;
+            });
+        }
+        let outlet = Outlet::new(OutletConfig {
+            engine: self.config.engine.clone(),
+            attempt: attempt.clone(),
+            peers,
+            pool: cargo.pool.clone(),
+            messages: cargo.layout.messages(),
+            ready,
+            is_source: cargo.is_source,
+            wanted,
+            feed: fed,
+            events: happened,
+        });
+        let worker = attempt.worker();
+        thread("weft-outlet", move || {
+            let _worker = worker;
+            outlet.run();
+        })?;
+        let (worker, pool) = (attempt.worker(), cargo.pool);
+        thread("weft-supply", move || {
+            let _worker = worker;
+            supply::run(cargo.supply, &pool, &attempt, &asked, &feed);
+        })
+    }
+
+    /// Agrees on a connection with the parent.
+    pub fn connect(
+        &self,
+        parent: &NodeName,
+        ticket: &Ticket,
+        request: ConnectRequest,
+    ) -> Result<ConnectResponse, Fault> {
+        let job = convert::job(ticket.job.clone())?;
+        let run = self.find(&job)?;
+        let prepared = run.parts().prepared.clone();
+        let prepared = prepared.ok_or_else(|| run.not_ready("prepare it first"))?;
+        ticket::matches_destination(ticket, &run.attempt.job, &prepared.location)?;
+        if request.wire_version != u32::from(VERSION) {
+            let (theirs, ours) = (request.wire_version, u32::from(VERSION));
+            return Err(Fault::WireVersion { theirs, ours });
+        }
+        if request.manifest_digest != prepared.manifest_digest {
+            return Err(Fault::ManifestDiffers { what: "manifests" });
+        }
+        if request.algorithm() != convert::algorithm_to_proto(prepared.algorithm) {
+            return Err(Fault::ManifestDiffers {
+                what: "hash algorithms",
+            });
+        }
+        let hash = fingerprint(&request);
+        let remote = convert::endpoint(request.endpoint, self.config.engine.settings())?;
+        // One at a time: a repetition must find what the first has made.
+        let mut parts = run.parts();
+        if parts
+            .receives_from
+            .as_ref()
+            .is_some_and(|node| node != parent.as_str())
+        {
+            return Err(run.not_ready("only the node that Start named may connect"));
+        }
+        match &parts.connected {
+            Some(link) if link.request == hash => return Ok(link.response.clone()),
+            Some(_) => return Err(run.conflicting("Connect")),
+            None => {}
+        }
+        if run.attempt.apply(Event::Connect) == Step::Refuse {
+            return Err(run.not_ready("prepare the next attempt"));
+        }
+        let share = match parts.share.take() {
+            Some(share) => share,
+            None => self.config.account.take(usize::from(self.config.slots))?,
+        };
+        let response = self.receive(&run, &prepared, parent, remote, share)?;
+        parts.connected = Some(Connected {
+            request: hash,
+            parent: parent.to_string(),
+            response: response.clone(),
+        });
+        Ok(response)
+    }
+
+    /// Makes the regions, the connection's end and the intake's thread.
+    fn receive(
+        &self,
+        run: &Arc<Run>,
+        prepared: &Prepared,
+        parent: &NodeName,
+        remote: weft_engine::RemoteEnd,
+        share: crate::pool::Share,
+    ) -> Result<ConnectResponse, Fault> {
+        let engine = &self.config.engine;
+        let secret = draw_secret()?;
+        let local = engine.allocate(run.domain, secret.clone());
+        let (events, happened) = unbounded();
+        let peer = Arc::new(Peer::new(parent.to_string(), Role::Parent));
+        let address = remote.address;
+        engine.connect(local.id, remote, events).map_err(|error| {
+            engine.close(local.id);
+            Fault::Engine {
+                problem: error.to_string(),
+            }
+        })?;
+        peer.opened(local.id, address);
+        run.attempt.add_peer(peer.clone());
+        let slots: Vec<_> = (0..self.config.slots)
+            .map(|_| engine.register(run.domain, vec![0; SLOT_BYTES].into_boxed_slice()))
+            .collect();
+        let response = ConnectResponse {
+            endpoint: Some(convert::endpoint_to_proto(&local, &secret)),
+            slots: slots
+                .iter()
+                .map(|key| Slot {
+                    key: key.0,
+                    bytes: SLOT_BYTES as u32,
+                })
+                .collect(),
+            have: prepared.shelf.have.clone(),
+        };
+        let intake = Intake::new(IntakeConfig {
+            engine: engine.clone(),
+            attempt: run.attempt.clone(),
+            peer,
+            connection: local.id,
+            slots,
+            share,
+            shelf: prepared.shelf.clone(),
+            algorithm: prepared.algorithm,
+            events: happened,
+        });
+        let worker = run.attempt.worker();
+        thread("weft-intake", move || {
+            let _worker = worker;
+            intake.run();
+        })?;
+        Ok(response)
+    }
+}
+
+fn thread(name: &'static str, work: impl FnOnce() + Send + 'static) -> Result<(), Fault> {
+    guard::thread(name, work)
+        .map(drop)
+        .map_err(|error| Fault::Engine {
+            problem: format!("a thread could not be made: {error}; raise the limit on threads"),
+        })
+}

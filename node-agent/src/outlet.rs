@@ -1,0 +1,375 @@
+//! The outlet: a thread that sends one attempt's messages to this node's children.
+//!
+//! Carries out what [`crate::fanout`] decides. Owns the connections to the children from the moment
+//! they are agreed on until the engine has confirmed their end.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, select, tick};
+use weft_core::units::{ConnectionId, Key};
+use weft_engine::{Engine, Event, WriteRequest};
+use weft_proto::agent::v1::Role;
+
+use crate::attempt::Attempt;
+use crate::fanout::{Action, ChildIndex, Fanout};
+use crate::fault::{Fault, Stage};
+use crate::message::{Held, Message};
+use crate::peer::Peer;
+use crate::pool::Pool;
+use crate::signal::{self, FAREWELL, GIVEN_UP, PING, PING_INTERVAL};
+use crate::state;
+
+/// What an outlet is told by others than the engine.
+#[derive(Debug)]
+pub(crate) enum Feed {
+    /// A message: one that was asked for, or one that has just arrived.
+    Built(u32, Message),
+    /// Messages below this can be had.
+    Ready(u32),
+    /// A child has agreed on a connection, which is in the engine.
+    Connected(ChildIndex, Link),
+    /// A child could not be connected to.
+    Refused(ChildIndex, Fault),
+}
+
+/// An agreed connection to a child.
+#[derive(Debug)]
+pub(crate) struct Link {
+    /// In the engine.
+    pub connection: ConnectionId,
+    /// Where it receives.
+    pub slots: Vec<Key>,
+    /// What it has.
+    pub held: Held,
+}
+
+/// What an outlet works with.
+#[derive(Debug)]
+pub(crate) struct OutletConfig {
+    /// The transport.
+    pub engine: Arc<Engine>,
+    /// What it works for.
+    pub attempt: Arc<Attempt>,
+    /// One per child.
+    pub peers: Vec<Arc<Peer>>,
+    /// Where buffers go back to.
+    pub pool: Arc<Pool>,
+    /// Messages of the transfer.
+    pub messages: u32,
+    /// Messages that can be had from the start.
+    pub ready: u32,
+    /// Whether this node is the source: its state is then the outlet's to tell.
+    pub is_source: bool,
+    /// To the supply.
+    pub wanted: crossbeam_channel::Sender<u32>,
+    /// From the supply, the intake and the dialers.
+    pub feed: Receiver<Feed>,
+    /// From the engine.
+    pub events: Receiver<Event>,
+}
+
+#[derive(Debug)]
+struct Open {
+    child: ChildIndex,
+    connection: ConnectionId,
+    slots: Vec<Key>,
+    /// Writes whose end was not reported.
+    under_way: usize,
+    failed: bool,
+}
+
+/// The thread's state.
+#[derive(Debug)]
+pub(crate) struct Outlet {
+    config: OutletConfig,
+    fanout: Fanout,
+    open: Vec<Open>,
+}
+
+impl Outlet {
+    /// For a new attempt's children.
+    #[must_use]
+    pub(crate) fn new(config: OutletConfig) -> Self {
+        let fanout = Fanout::new(config.messages, config.peers.len(), config.ready);
+        Self {
+            config,
+            fanout,
+            open: Vec::new(),
+        }
+    }
+
+    /// Sends until every child has everything or has failed, or until told to stop.
+    pub(crate) fn run(mut self) {
+        let stopped = self.config.attempt.stopped();
+        let idle = tick(PING_INTERVAL);
+        let (feed, events) = (self.config.feed.clone(), self.config.events.clone());
+        let mut stopping = false;
+        while !self.fanout.is_over() && !stopping {
+            select! {
+                recv(events) -> event => match event {
+                    Ok(event) => self.event(event),
+                    Err(_) => stopping = true,
+                },
+                recv(feed) -> told => match told {
+                    Ok(told) => self.told(told),
+                    Err(_) => stopping = true,
+                },
+                recv(idle) -> _ => self.ping(),
+                recv(stopped) -> _ => stopping = true,
+            }
+            self.act();
+        }
+        if stopping {
+            self.farewell();
+        }
+        self.close();
+        self.config.pool.close();
+        if !stopping && self.config.is_source {
+            self.conclude();
+        }
+    }
+
+    /// The source's own end: verified when every child is.
+    fn conclude(&self) {
+        let attempt = &self.config.attempt;
+        match self.config.peers.iter().find_map(|peer| peer.fault()) {
+            Some(fault) => attempt.fail(fault),
+            None => {
+                attempt.apply(state::Event::Published);
+            }
+        }
+    }
+
+    fn told(&mut self, told: Feed) {
+        match told {
+            Feed::Built(number, message) => self.fanout.built(number, message),
+            Feed::Ready(ready) => self.fanout.ready(ready),
+            Feed::Connected(child, link) => {
+                // The child's answer was checked to have at most 64 slots.
+                let slots = link.slots.len() as u16;
+                self.open.push(Open {
+                    child,
+                    connection: link.connection,
+                    slots: link.slots,
+                    under_way: 0,
+                    failed: false,
+                });
+                self.fanout.connected(child, slots, link.held);
+            }
+            Feed::Refused(child, fault) => self.fail(child, fault),
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Written {
+                connection, source, ..
+            } => {
+                if let Some(open) = self.of(connection) {
+                    open.under_way -= 1;
+                }
+                self.config.pool.release(source);
+            }
+            Event::Signal {
+                connection,
+                immediate,
+            } => self.signal(connection, immediate),
+            Event::Failed {
+                connection,
+                failure,
+            } => {
+                let Some(open) = self.of(connection) else {
+                    return;
+                };
+                open.failed = true;
+                let child = open.child;
+                let stage = self.stage(child);
+                let node = self.config.peers[child].node.clone();
+                self.fail(child, Fault::lost(node, stage, &failure));
+            }
+            Event::Delivered { connection, .. } => {
+                // This end has no regions: the engine places nothing for it.
+                if let Some(open) = self.of(connection) {
+                    let child = open.child;
+                    self.faulty(child, "bytes to a node that only sends".to_owned());
+                }
+            }
+            Event::Closed { .. } => {}
+        }
+    }
+
+    fn signal(&mut self, connection: ConnectionId, immediate: u32) {
+        let Some(child) = self.of(connection).map(|open| open.child) else {
+            return;
+        };
+        match immediate {
+            PING => {}
+            GIVEN_UP => {
+                let node = self.config.peers[child].node.clone();
+                self.fail(child, Fault::PeerGaveUp { node });
+            }
+            slot => match self.fanout.credit(child, slot) {
+                Ok(bytes) => self.config.peers[child].moved(bytes),
+                Err(wrong) => self.faulty(child, wrong.to_string()),
+            },
+        }
+    }
+
+    fn act(&mut self) {
+        while let Some(action) = self.fanout.poll() {
+            match action {
+                Action::Build(number) => {
+                    // A supply that has gone has said why.
+                    let _ = self.config.wanted.send(number);
+                }
+                Action::Send {
+                    child,
+                    slot,
+                    message,
+                } => self.send(child, slot, message),
+            }
+        }
+        for buffer in self.fanout.dropped() {
+            self.config.pool.release(buffer);
+        }
+    }
+
+    fn send(&mut self, child: ChildIndex, slot: u16, message: Message) {
+        let Some(open) = self
+            .open
+            .iter_mut()
+            .find(|open| open.child == child && !open.failed)
+        else {
+            self.config.pool.release(message.buffer);
+            return;
+        };
+        let request = WriteRequest {
+            connection: open.connection,
+            source: message.buffer,
+            bytes: message.bytes as u64,
+            key: open.slots[usize::from(slot)],
+            offset: 0,
+            immediate: Some(slot.into()),
+            context: slot.into(),
+        };
+        match self.config.engine.write(request) {
+            Ok(()) => open.under_way += 1,
+            Err(error) => self.fail(
+                child,
+                Fault::Engine {
+                    problem: error.to_string(),
+                },
+            ),
+        }
+    }
+
+    /// Tries connections on which nothing is under way.
+    fn ping(&mut self) {
+        for open in &mut self.open {
+            let idle = open.under_way == 0 && !open.failed && !self.fanout.is_done(open.child);
+            if idle && signal::send(&self.config.engine, open.connection, PING) {
+                open.under_way += 1;
+            }
+        }
+    }
+
+    fn faulty(&mut self, child: ChildIndex, problem: String) {
+        let node = self.config.peers[child].node.clone();
+        self.fail(child, Fault::PeerFaulty { node, problem });
+    }
+
+    fn fail(&mut self, child: ChildIndex, fault: Fault) {
+        if self.fanout.is_done(child) {
+            return;
+        }
+        let peer = &self.config.peers[child];
+        tracing::warn!(
+            job = self.config.attempt.job.uid,
+            attempt = self.config.attempt.job.attempt,
+            child = peer.node,
+            reason = fault.reason(),
+            "{fault}"
+        );
+        peer.failed(fault);
+        self.fanout.failed(child);
+    }
+
+    fn stage(&self, child: ChildIndex) -> Stage {
+        if self.fanout.is_finishing(child) {
+            Stage::Finishing
+        } else {
+            Stage::Moving
+        }
+    }
+
+    fn of(&mut self, connection: ConnectionId) -> Option<&mut Open> {
+        self.open
+            .iter_mut()
+            .find(|open| open.connection == connection)
+    }
+
+    /// Tells the children that nothing more will come, and waits a little until they know.
+    fn farewell(&mut self) {
+        let deadline = Instant::now() + FAREWELL;
+        let mut left: Vec<ConnectionId> = Vec::new();
+        for open in &self.open {
+            let told = !open.failed && !self.fanout.is_done(open.child);
+            if told && signal::send(&self.config.engine, open.connection, GIVEN_UP) {
+                left.push(open.connection);
+            }
+        }
+        while !left.is_empty() {
+            match self.config.events.recv_deadline(deadline) {
+                Ok(Event::Written {
+                    connection,
+                    context: signal::CONTEXT,
+                    ..
+                })
+                | Ok(Event::Failed { connection, .. }) => left.retain(|id| *id != connection),
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Ends all connections; each end is confirmed by the engine.
+    fn close(&mut self) {
+        let snapshot = self.config.engine.snapshot();
+        for open in &self.open {
+            self.config.peers[open.child].closed(&snapshot);
+            self.config.engine.close(open.connection);
+        }
+        // Connections that were agreed on while this thread was ending.
+        for told in self.config.feed.try_iter() {
+            if let Feed::Connected(child, link) = told {
+                self.config.engine.close(link.connection);
+                let (connection, slots) = (link.connection, link.slots);
+                self.open.push(Open {
+                    child,
+                    connection,
+                    slots,
+                    under_way: 0,
+                    failed: true,
+                });
+            }
+        }
+        let mut left: Vec<ConnectionId> = self.open.drain(..).map(|open| open.connection).collect();
+        while !left.is_empty() {
+            match self.config.events.recv() {
+                Ok(Event::Closed { connection }) => left.retain(|id| *id != connection),
+                Ok(Event::Written { source, .. }) => self.config.pool.release(source),
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// The records of an outlet's children.
+#[must_use]
+pub(crate) fn peers<'a>(nodes: impl Iterator<Item = &'a str>) -> Vec<Arc<Peer>> {
+    nodes
+        .map(|node| Arc::new(Peer::new(node.to_owned(), Role::Child)))
+        .collect()
+}

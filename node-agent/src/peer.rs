@@ -1,0 +1,166 @@
+//! What is told about one connection of an attempt: to progress streams and to metrics.
+
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use weft_core::path::{PathReport, PathState};
+use weft_core::units::ConnectionId;
+use weft_engine::Snapshot;
+use weft_proto::agent::v1::{PathSummary, PeerProgress, Role};
+
+use crate::fault::Fault;
+
+/// Where a connection stands.
+#[derive(Debug, Clone)]
+enum Link {
+    /// Being agreed on.
+    Awaited,
+    /// In the engine.
+    Open { id: ConnectionId, address: Ipv4Addr },
+    /// Over, with what it had counted.
+    Closed(Counted),
+}
+
+/// What a connection has counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counted {
+    /// Chunks sent, resent ones included.
+    pub chunks_sent: u64,
+    /// Of these: again.
+    pub chunks_resent: u64,
+    /// Its paths.
+    pub paths: PathSummary,
+}
+
+/// One connection of an attempt. Written by the thread that holds the connection.
+#[derive(Debug)]
+pub struct Peer {
+    /// The node at the other end.
+    pub node: String,
+    /// Which side it is on.
+    pub role: Role,
+    bytes: AtomicU64,
+    state: Mutex<(Link, Option<Fault>)>,
+}
+
+impl Peer {
+    /// A connection to be.
+    #[must_use]
+    pub fn new(node: String, role: Role) -> Self {
+        Self {
+            node,
+            role,
+            bytes: AtomicU64::new(0),
+            state: Mutex::new((Link::Awaited, None)),
+        }
+    }
+
+    /// It is in the engine.
+    pub fn opened(&self, id: ConnectionId, address: Ipv4Addr) {
+        self.lock().0 = Link::Open { id, address };
+    }
+
+    /// It is about to leave the engine.
+    pub fn closed(&self, snapshot: &Snapshot) {
+        let counted = self.counted(snapshot);
+        self.lock().0 = Link::Closed(counted);
+    }
+
+    /// It failed; the first reason stays.
+    pub fn failed(&self, fault: Fault) {
+        self.lock().1.get_or_insert(fault);
+    }
+
+    /// Why it failed, if it has.
+    #[must_use]
+    pub fn fault(&self) -> Option<Fault> {
+        self.lock().1.clone()
+    }
+
+    /// Data bytes that reached the other end.
+    pub fn moved(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Data bytes so far.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// What it has counted by now.
+    #[must_use]
+    pub fn counted(&self, snapshot: &Snapshot) -> Counted {
+        match self.lock().0.clone() {
+            Link::Awaited => Counted::default(),
+            Link::Closed(counted) => counted,
+            Link::Open { id, address } => count(snapshot, id, address),
+        }
+    }
+
+    /// For a progress stream.
+    #[must_use]
+    pub fn to_proto(&self, node: &str, snapshot: &Snapshot) -> PeerProgress {
+        let counted = self.counted(snapshot);
+        let fault = self.fault();
+        let said = |text: fn(&Fault) -> String| fault.as_ref().map(text).unwrap_or_default();
+        PeerProgress {
+            node: self.node.clone(),
+            role: self.role.into(),
+            bytes: self.bytes(),
+            chunks_sent: counted.chunks_sent,
+            chunks_resent: counted.chunks_resent,
+            paths: Some(counted.paths),
+            failed: fault.is_some(),
+            reason: said(|fault| fault.reason().to_owned()),
+            message: match &fault {
+                Some(fault) => format!("node {node}: {fault}"),
+                None => String::new(),
+            },
+            retriable: fault.as_ref().is_some_and(Fault::retriable),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Link, Option<Fault>)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn count(snapshot: &Snapshot, id: ConnectionId, address: Ipv4Addr) -> Counted {
+    let stats = snapshot
+        .connections
+        .iter()
+        .find(|c| c.id == id)
+        .map(|c| &c.stats);
+    let paths = snapshot.peers.iter().find(|p| p.address == address);
+    Counted {
+        chunks_sent: stats.map_or(0, |s| s.chunks_sent + s.chunks_resent),
+        chunks_resent: stats.map_or(0, |s| s.chunks_resent),
+        paths: summary(paths.map_or(&[], |p| p.paths.as_slice())),
+    }
+}
+
+fn summary(paths: &[PathReport]) -> PathSummary {
+    let of = |state: fn(&PathState) -> bool| {
+        // At most 256 paths.
+        paths.iter().filter(|p| state(&p.state)).count() as u32
+    };
+    let mut srtts: Vec<u64> = paths
+        .iter()
+        .filter_map(|p| p.srtt)
+        .map(|t| t.get())
+        .collect();
+    srtts.sort_unstable();
+    PathSummary {
+        live: of(|state| matches!(state, PathState::Live)),
+        suspect: of(|state| matches!(state, PathState::Suspect)),
+        suspended: of(|state| matches!(state, PathState::Suspended)),
+        srtt_min_ns: srtts.first().copied().unwrap_or(0),
+        srtt_median_ns: srtts.get(srtts.len() / 2).copied().unwrap_or(0),
+        srtt_max_ns: srtts.last().copied().unwrap_or(0),
+        chunks_lost: paths.iter().map(|p| p.lost_chunks).sum(),
+        ce_packets: paths.iter().map(|p| p.ce_packets).sum(),
+        timeouts: paths.iter().map(|p| p.timeouts).sum(),
+    }
+}

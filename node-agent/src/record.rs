@@ -1,0 +1,169 @@
+//! Records: what a message between agents consists of.
+//!
+//! A message fills one receive slot from its start and is nothing but records: a 64-byte header,
+//! the data it announces, and zeros up to the next multiple of 8. Little endian.
+//!
+//! | byte | field |
+//! |---|---|
+//! | 0 | kind, u8: 1 block, 2 held, 3 file digest, 4 end |
+//! | 1…3 | 0 |
+//! | 4…7 | file: index of the manifest's entry, u32 |
+//! | 8…11 | block: index in the file, u32 |
+//! | 12…15 | bytes of data that follow, u32 |
+//! | 16…47 | block: its hash; file digest: the digest; both padded with zeros |
+//! | 48…63 | 0 |
+//!
+//! Decoding never panics and never allocates.
+
+use crate::files::BLOCK_BYTES;
+
+/// Bytes of a record's header.
+pub const HEADER_BYTES: usize = 64;
+/// Records start at multiples of this.
+pub const ALIGN_BYTES: usize = 8;
+/// Bytes of a slot: one whole block, and room for headers or for many small files.
+pub const SLOT_BYTES: usize = BLOCK_BYTES + (64 << 10);
+
+/// One record, as found in a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// A block of a file.
+    Block {
+        /// Entry.
+        file: u32,
+        /// Which block.
+        block: u32,
+        /// Its hash.
+        value: [u8; 32],
+        /// Its bytes.
+        data: &'a [u8],
+    },
+    /// A block that the receiver said it holds, and that the source has with this hash.
+    Held {
+        /// Entry.
+        file: u32,
+        /// Which block.
+        block: u32,
+        /// Its hash.
+        value: [u8; 32],
+    },
+    /// The source has read a whole file, found it unchanged, and this is its digest.
+    FileDigest {
+        /// Entry.
+        file: u32,
+        /// The digest, padded with zeros.
+        value: [u8; 32],
+    },
+    /// Everything was sent and the source as a whole is unchanged.
+    End,
+}
+
+/// What is wrong with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// A kind there is not.
+    #[error("a record of unknown kind {0}")]
+    Kind(u8),
+    /// It ends within a record.
+    #[error("a message that ends within a record")]
+    Cut,
+    /// Bytes that must be zero are not.
+    #[error("a record whose reserved bytes are not zero")]
+    Reserved,
+}
+
+/// Writes a header; `data` is the number of bytes that follow it.
+pub fn write_header(out: &mut [u8; HEADER_BYTES], record: &Record<'_>) {
+    let (kind, file, block, bytes, value) = match *record {
+        // A block is at most 1 MiB.
+        Record::Block {
+            file,
+            block,
+            value,
+            data,
+        } => (1, file, block, data.len() as u32, value),
+        Record::Held { file, block, value } => (2, file, block, 0, value),
+        Record::FileDigest { file, value } => (3, file, 0, 0, value),
+        Record::End => (4, 0, 0, 0, [0; 32]),
+    };
+    out.fill(0);
+    out[0] = kind;
+    out[4..8].copy_from_slice(&file.to_le_bytes());
+    out[8..12].copy_from_slice(&block.to_le_bytes());
+    out[12..16].copy_from_slice(&bytes.to_le_bytes());
+    out[16..48].copy_from_slice(&value);
+}
+
+/// Bytes that `data` bytes take up after a header.
+#[must_use]
+pub fn padded(data: usize) -> usize {
+    data.next_multiple_of(ALIGN_BYTES)
+}
+
+/// Goes through the records of a message. A header of zeros ends it: what is behind it in the slot
+/// was left by an earlier, longer message.
+#[derive(Debug, Clone)]
+pub struct Records<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Records<'a> {
+    /// Of a received slot.
+    #[must_use]
+    pub fn new(message: &'a [u8]) -> Self {
+        Self { rest: message }
+    }
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Result<Record<'a>, RecordError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() || self.rest.iter().take(HEADER_BYTES).all(|b| *b == 0) {
+            return None;
+        }
+        let found = take(&mut self.rest);
+        if found.is_err() {
+            self.rest = &[];
+        }
+        Some(found)
+    }
+}
+
+fn take<'a>(rest: &mut &'a [u8]) -> Result<Record<'a>, RecordError> {
+    let (header, behind) = rest
+        .split_first_chunk::<HEADER_BYTES>()
+        .ok_or(RecordError::Cut)?;
+    let word = |at: usize| {
+        let mut bytes = [0; 4];
+        bytes.copy_from_slice(&header[at..at + 4]);
+        u32::from_le_bytes(bytes)
+    };
+    if header[1..4].iter().chain(&header[48..]).any(|b| *b != 0) {
+        return Err(RecordError::Reserved);
+    }
+    let (kind, file, block) = (header[0], word(4), word(8));
+    let bytes = word(12) as usize;
+    let mut value = [0; 32];
+    value.copy_from_slice(&header[16..48]);
+    if kind != 1 && bytes != 0 {
+        return Err(RecordError::Reserved);
+    }
+    let record = match kind {
+        1 => {
+            let data = behind.get(..bytes).ok_or(RecordError::Cut)?;
+            Record::Block {
+                file,
+                block,
+                value,
+                data,
+            }
+        }
+        2 => Record::Held { file, block, value },
+        3 => Record::FileDigest { file, value },
+        4 => Record::End,
+        kind => return Err(RecordError::Kind(kind)),
+    };
+    *rest = behind.get(padded(bytes)..).unwrap_or_default();
+    Ok(record)
+}

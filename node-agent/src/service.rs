@@ -1,0 +1,288 @@
+//! The control API's server: who may call what, and the answers' form. Decides nothing else.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+use futures::Stream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+use weft_proto::agent::v1 as proto;
+use weft_proto::agent::v1::agent_server::Agent;
+
+use crate::config_values::{FabricName, NodeName, PublicKey};
+use crate::convert;
+use crate::fault::Fault;
+use crate::fence::Fence;
+use crate::guard;
+use crate::identity::{Caller, caller};
+use crate::jobs::{Jobs, Run};
+use crate::ticket::{self, Meeting};
+
+/// Interval between progress messages when the request names none.
+const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);
+
+/// The link that this build has, and why.
+const LINK: (&str, &str) = ("udp", "the only link in this build");
+
+/// The control API of one agent.
+#[derive(Debug, Clone)]
+pub(crate) struct Service {
+    /// Its jobs.
+    pub jobs: Arc<Jobs>,
+    /// Its fence.
+    pub fence: Arc<Fence>,
+    /// Its node.
+    pub node: NodeName,
+    /// Its fabric.
+    pub fabric: FabricName,
+    /// The operator's ticket key.
+    pub ticket_key: PublicKey,
+}
+
+impl Service {
+    fn status(&self, fault: &Fault) -> Status {
+        tracing::debug!(reason = fault.reason(), "refused: {fault}");
+        fault.to_status(self.node.as_str())
+    }
+
+    fn caller<T>(&self, request: &Request<T>) -> Result<Caller, Fault> {
+        let certificates = request.peer_certs();
+        let leaf = certificates.as_ref().and_then(|chain| chain.first());
+        let leaf = leaf.ok_or_else(|| Fault::WrongCertificate {
+            problem: "is missing".to_owned(),
+        })?;
+        caller(leaf, &self.fabric)
+    }
+
+    /// Lets the operator through, if it is still the leader.
+    fn operator<T>(
+        &self,
+        request: &Request<T>,
+        call: &'static str,
+        epoch: u64,
+    ) -> Result<(), Fault> {
+        match self.caller(request)? {
+            Caller::Operator => self.fence.pass(epoch),
+            other => Err(Fault::NotAllowed {
+                call,
+                allowed: "the operator",
+                caller: other.to_string(),
+            }),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Agent for Service {
+    async fn stat(
+        &self,
+        request: Request<proto::StatRequest>,
+    ) -> Result<Response<proto::StatResponse>, Status> {
+        let work = async {
+            self.operator(&request, "Stat", request.get_ref().leader_epoch)?;
+            self.jobs.stat(request.into_inner().location).await
+        };
+        work.await
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+
+    async fn prepare(
+        &self,
+        request: Request<proto::PrepareRequest>,
+    ) -> Result<Response<proto::PrepareResponse>, Status> {
+        let work = async {
+            self.operator(&request, "Prepare", request.get_ref().leader_epoch)?;
+            self.jobs.prepare(request.into_inner()).await
+        };
+        work.await
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+
+    async fn start(
+        &self,
+        request: Request<proto::StartRequest>,
+    ) -> Result<Response<proto::StartResponse>, Status> {
+        let work = async {
+            self.operator(&request, "Start", request.get_ref().leader_epoch)?;
+            self.jobs.start(request.into_inner()).await
+        };
+        work.await
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+
+    type ProgressStream =
+        Pin<Box<dyn Stream<Item = Result<proto::ProgressResponse, Status>> + Send>>;
+
+    async fn progress(
+        &self,
+        request: Request<proto::ProgressRequest>,
+    ) -> Result<Response<Self::ProgressStream>, Status> {
+        let begin = || {
+            self.operator(&request, "Progress", request.get_ref().leader_epoch)?;
+            let interval = match request.get_ref().interval_ms {
+                0 => INTERVAL_DEFAULT,
+                ms @ 50..=60_000 => Duration::from_millis(ms.into()),
+                ms => {
+                    return Err(Fault::bad(
+                        "interval_ms",
+                        format!("is {ms}: it must be 50 to 60000"),
+                    ));
+                }
+            };
+            let job = convert::job(request.get_ref().job.clone())?;
+            Ok((self.jobs.find(&job)?, interval))
+        };
+        let (run, interval) = begin().map_err(|fault| self.status(&fault))?;
+        let (tell, told) = mpsc::channel(4);
+        guard::task("progress", follow(self.clone(), run, interval, tell));
+        Ok(Response::new(Box::pin(ReceiverStream::new(told))))
+    }
+
+    async fn cancel(
+        &self,
+        request: Request<proto::CancelRequest>,
+    ) -> Result<Response<proto::CancelResponse>, Status> {
+        let work = async {
+            self.operator(&request, "Cancel", request.get_ref().leader_epoch)?;
+            let request = request.into_inner();
+            let job = convert::job(request.job)?;
+            self.jobs.cancel(job, request.discard).await
+        };
+        work.await
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+
+    async fn connect(
+        &self,
+        request: Request<proto::ConnectRequest>,
+    ) -> Result<Response<proto::ConnectResponse>, Status> {
+        let work = || {
+            let parent = match self.caller(&request)? {
+                Caller::Node(name) => name,
+                Caller::Operator => {
+                    return Err(Fault::NotAllowed {
+                        call: "Connect",
+                        allowed: "an agent",
+                        caller: Caller::Operator.to_string(),
+                    });
+                }
+            };
+            let request = request.into_inner();
+            let signed = convert::given(request.ticket.clone(), "ticket")?;
+            let ticket = ticket::verify(
+                &signed,
+                &Meeting {
+                    fabric: &self.fabric,
+                    here: &self.node,
+                    caller: &parent,
+                    key: &self.ticket_key,
+                    now: SystemTime::now(),
+                },
+            )?;
+            self.jobs.connect(&parent, &ticket, request)
+        };
+        work()
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+}
+
+/// Tells one observer about an attempt until it is over.
+async fn follow(
+    service: Service,
+    run: Arc<Run>,
+    interval: Duration,
+    tell: mpsc::Sender<Result<proto::ProgressResponse, Status>>,
+) {
+    let mut watch = run.attempt.watch();
+    let mut ticks = tokio::time::interval(interval);
+    let mut before: Option<(u64, u64)> = None;
+    loop {
+        run.attempt.renew();
+        let status = watch.borrow_and_update().clone();
+        let (engine, work, node) = (service.jobs.clone(), run.clone(), service.node.clone());
+        let mut told = guard::blocking("progress", move || describe(&engine, &work, &node)).await;
+        let now = (told.elapsed_ns, told.bytes);
+        told.rate = rate(before.unwrap_or((0, 0)), now);
+        if before.is_none_or(|(at, _)| now.0 > at) {
+            before = Some(now);
+        }
+        if tell.send(Ok(told)).await.is_err() || status.closed {
+            return;
+        }
+        tokio::select! {
+            _ = ticks.tick() => {}
+            changed = watch.changed() => if changed.is_err() { return },
+            () = tell.closed() => return,
+        }
+    }
+}
+
+/// Bytes per second between two moments, each (nanoseconds, bytes).
+fn rate(before: (u64, u64), now: (u64, u64)) -> u64 {
+    let nanos = now.0.saturating_sub(before.0).max(1);
+    let bytes = now.1.saturating_sub(before.1);
+    u64::try_from(u128::from(bytes) * 1_000_000_000 / u128::from(nanos)).unwrap_or(u64::MAX)
+}
+
+fn describe(jobs: &Jobs, run: &Run, node: &NodeName) -> proto::ProgressResponse {
+    let attempt = &run.attempt;
+    // Before the counters: a terminal state must come with its final numbers.
+    let status = attempt.status();
+    let snapshot = jobs.config.engine.snapshot();
+    let peers: Vec<_> = attempt
+        .peers()
+        .iter()
+        .map(|peer| peer.to_proto(node.as_str(), &snapshot))
+        .collect();
+    let counters = &attempt.counters;
+    let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    let (link, link_reason) = if peers.is_empty() { ("", "") } else { LINK };
+    let fault = status.fault.as_ref();
+    proto::ProgressResponse {
+        job: Some(attempt.job.clone()),
+        node: node.to_string(),
+        state: status.state.to_proto().into(),
+        reason: fault
+            .map(|fault| fault.reason().to_owned())
+            .unwrap_or_default(),
+        message: fault
+            .map(|fault| format!("node {node}: {fault}"))
+            .unwrap_or_default(),
+        retriable: fault.is_some_and(Fault::retriable),
+        bytes: count(&counters.bytes),
+        bytes_total: count(&counters.bytes_total),
+        bytes_resumed: count(&counters.bytes_resumed),
+        digest: status
+            .digest
+            .map(|digest| digest.to_string())
+            .unwrap_or_default(),
+        chunks_sent: peers.iter().map(|peer| peer.chunks_sent).sum(),
+        chunks_resent: peers.iter().map(|peer| peer.chunks_resent).sum(),
+        rate: 0,
+        link: link.to_owned(),
+        link_reason: link_reason.to_owned(),
+        peers,
+        elapsed_ns: attempt.elapsed_ns(),
+        serving: status.state.is_terminal() && status.workers > 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rate;
+
+    #[test]
+    fn a_rate_is_bytes_per_second_and_never_divides_by_nothing() {
+        assert_eq!(rate((0, 0), (2_000_000_000, 10)), 5);
+        assert_eq!(rate((7, 3), (7, 3)), 0);
+        assert_eq!(rate((9, 9), (1, 1)), 0);
+    }
+}

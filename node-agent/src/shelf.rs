@@ -1,0 +1,213 @@
+//! What a destination has of a transfer: shared by its intake, which fills it, and its outlet,
+//! which passes it on.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crossbeam_channel::Sender;
+use weft_proto::agent::v1::HaveRun;
+
+use crate::fault::Fault;
+use crate::files::{BLOCK_BYTES, Destination, DestinationFile, Digest};
+use crate::layout::Layout;
+use crate::outlet::Feed;
+use crate::pool::{Buffer, Pool};
+
+/// Files kept open though nobody needs them now: opening a finished one again hashes it again.
+const OPEN_FILES: usize = 64;
+
+/// Blocks that are told to a sender, at most: 32 MiB of hashes, which is half of what the control
+/// API takes in a message. What is left out is sent again.
+const HAVE_BLOCKS_MAX: usize = 1 << 20;
+
+/// A prepared destination.
+#[derive(Debug)]
+pub(crate) struct Shelf {
+    /// Its files.
+    pub destination: Arc<Destination>,
+    /// How the manifest is cut.
+    pub layout: Arc<Layout>,
+    /// What was found on disk.
+    pub have: Vec<HaveRun>,
+    /// Messages from the first that are complete here.
+    ready: AtomicU32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By entry; what the source said.
+    digests: Vec<Option<Digest>>,
+    /// Least recently used first.
+    open: VecDeque<(u32, Arc<DestinationFile>)>,
+    outlet: Option<(Sender<Feed>, Arc<Pool>)>,
+}
+
+impl Shelf {
+    /// Hashes what is on disk. `stop` is asked between files.
+    pub(crate) fn fill(
+        destination: Arc<Destination>,
+        layout: Layout,
+        stop: impl Fn() -> Result<(), Fault>,
+    ) -> Result<Self, Fault> {
+        let entries = destination.manifest().entries().len();
+        let files: Vec<u32> = destination
+            .manifest()
+            .files()
+            .map(|(index, ..)| index)
+            .collect();
+        let mut shelf = Self {
+            destination,
+            layout: Arc::new(layout),
+            have: Vec::new(),
+            ready: AtomicU32::new(0),
+            state: Mutex::new(State {
+                digests: vec![None; entries],
+                ..State::default()
+            }),
+        };
+        let mut buffer = vec![0; BLOCK_BYTES];
+        let mut blocks = 0;
+        for index in files {
+            stop()?;
+            let file = shelf.destination.open(index)?;
+            let found = file.rehash(&mut buffer)?;
+            if !found.is_empty() {
+                shelf.keep(index, file);
+            }
+            for (block, digest) in found {
+                if blocks == HAVE_BLOCKS_MAX {
+                    break;
+                }
+                blocks += 1;
+                match shelf.have.last_mut() {
+                    Some(run)
+                        if run.file == index
+                            && run.first_block as usize + run.values.len() / 32
+                                == block as usize =>
+                    {
+                        run.values.extend_from_slice(&digest.0);
+                    }
+                    _ => shelf.have.push(HaveRun {
+                        file: index,
+                        first_block: block,
+                        values: digest.0.to_vec(),
+                    }),
+                }
+            }
+        }
+        Ok(shelf)
+    }
+
+    /// Blocks that were found on disk.
+    #[must_use]
+    pub(crate) fn have_blocks(&self) -> u64 {
+        self.have
+            .iter()
+            .map(|run| (run.values.len() / 32) as u64)
+            .sum()
+    }
+
+    /// Bytes of the blocks that were not.
+    #[must_use]
+    pub(crate) fn lacking_bytes(&self) -> u64 {
+        let held = self.have.iter().filter_map(|run| {
+            let blocks = self.layout.file(run.file)?;
+            let end = run.first_block + (run.values.len() / 32) as u32;
+            Some(
+                (run.first_block..end)
+                    .map(|block| blocks.len(block) as u64)
+                    .sum::<u64>(),
+            )
+        });
+        self.layout.bytes().saturating_sub(held.sum())
+    }
+
+    /// A file, open; one that was open of late costs nothing.
+    pub(crate) fn file(&self, index: u32) -> Result<Arc<DestinationFile>, Fault> {
+        let kept = {
+            let state = &mut *self.lock();
+            let at = state.open.iter().position(|(kept, _)| *kept == index);
+            at.and_then(|at| state.open.remove(at))
+        };
+        let file = match kept {
+            Some((_, file)) => file,
+            None => self.destination.open(index)?,
+        };
+        self.keep(index, file.clone());
+        Ok(file)
+    }
+
+    fn keep(&self, index: u32, file: Arc<DestinationFile>) {
+        let dropped = {
+            let mut state = self.lock();
+            state.open.push_back((index, file));
+            if state.open.len() > OPEN_FILES {
+                state.open.pop_front()
+            } else {
+                None
+            }
+        };
+        // Closing a file may take long: not under the lock.
+        drop(dropped);
+    }
+
+    /// Lets all files go.
+    pub(crate) fn clear(&self) {
+        let open = std::mem::take(&mut self.lock().open);
+        drop(open);
+    }
+
+    /// What the source said about a file.
+    #[must_use]
+    pub(crate) fn digest(&self, index: u32) -> Option<Digest> {
+        self.lock().digests.get(index as usize).copied().flatten()
+    }
+
+    /// Remembers what the source said about a file.
+    pub(crate) fn set_digest(&self, index: u32, digest: Digest) {
+        if let Some(slot) = self.lock().digests.get_mut(index as usize) {
+            *slot = Some(digest);
+        }
+    }
+
+    /// Messages from the first that are complete here.
+    #[must_use]
+    pub(crate) fn ready(&self) -> u32 {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    /// More of them are; the outlet is told.
+    pub(crate) fn set_ready(&self, ready: u32) {
+        self.ready.fetch_max(ready, Ordering::AcqRel);
+        self.tell(Feed::Ready(ready));
+    }
+
+    /// Joins the outlet: from now on it is told what arrives. What was there before is in
+    /// [`Shelf::ready`], to be read afterwards.
+    pub(crate) fn join(&self, outlet: Sender<Feed>, pool: Arc<Pool>) {
+        self.lock().outlet = Some((outlet, pool));
+    }
+
+    /// A buffer in exchange for one that the outlet is given, if there is an outlet and it has one.
+    #[must_use]
+    pub(crate) fn spare(&self) -> Option<Buffer> {
+        self.lock()
+            .outlet
+            .as_ref()
+            .and_then(|(_, pool)| pool.try_take())
+    }
+
+    /// Tells the outlet, if there is one.
+    pub(crate) fn tell(&self, feed: Feed) {
+        if let Some((outlet, _)) = &self.lock().outlet {
+            // An outlet that is over needs nothing more.
+            let _ = outlet.send(feed);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

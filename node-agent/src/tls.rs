@@ -1,0 +1,124 @@
+//! The agent's certificate and its fabric's authority, as servers and clients need them.
+
+use std::path::{Path, PathBuf};
+
+use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+
+use crate::config::TlsFiles;
+use crate::config_values::{FabricName, NodeName};
+use crate::fault::Fault;
+use crate::identity::{self, Caller, server_name};
+
+/// A certificate file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// It cannot be read.
+    #[error("tls.{field}: {}: {source}: correct the path or make it readable", path.display())]
+    Unreadable {
+        /// Which of `ca`, `certificate`, `key`.
+        field: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// It holds no certificate.
+    #[error("tls.certificate: {}: no PEM certificate in it: give the node's certificate chain", path.display())]
+    NotPem {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is not this node's.
+    #[error("tls.certificate: {}: {problem}: issue one with URI SAN weft://{fabric}/node/{node}", path.display())]
+    NotOurs {
+        /// The file.
+        path: PathBuf,
+        /// What it is instead.
+        problem: String,
+        /// This fabric.
+        fabric: FabricName,
+        /// This node.
+        node: NodeName,
+    },
+}
+
+/// PEM material, read once.
+#[derive(Clone)]
+pub struct Tls {
+    authority: Certificate,
+    identity: Identity,
+    fabric: FabricName,
+    node_key: [u8; 32],
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls")
+            .field("fabric", &self.fabric)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tls {
+    /// Reads the files and checks that the certificate is this node's.
+    pub fn read(files: &TlsFiles, node: &NodeName, fabric: &FabricName) -> Result<Self, TlsError> {
+        let authority = read("ca", &files.ca)?;
+        let certificate = read("certificate", &files.certificate)?;
+        let key = read("key", &files.key)?;
+        let not_ours = |problem: String| TlsError::NotOurs {
+            path: files.certificate.clone(),
+            problem,
+            fabric: fabric.clone(),
+            node: node.clone(),
+        };
+        let (_, pem) =
+            x509_parser::pem::parse_x509_pem(&certificate).map_err(|_| TlsError::NotPem {
+                path: files.certificate.clone(),
+            })?;
+        match identity::caller(&pem.contents, fabric) {
+            Ok(Caller::Node(name)) if name == *node => {}
+            Ok(other) => return Err(not_ours(format!("it is of {other}"))),
+            Err(Fault::WrongCertificate { problem }) => {
+                return Err(not_ours(format!("it {problem}")));
+            }
+            Err(fault) => return Err(not_ours(fault.to_string())),
+        }
+        Ok(Self {
+            authority: Certificate::from_pem(authority),
+            node_key: blake3::derive_key("weft 2026 node key of the data path", &key),
+            identity: Identity::from_pem(certificate, key),
+            fabric: fabric.clone(),
+        })
+    }
+
+    /// What the data path derives reset tokens from: the same as long as the private key is.
+    #[must_use]
+    pub fn node_key(&self) -> [u8; 32] {
+        self.node_key
+    }
+
+    /// For the control API: a client certificate is required.
+    #[must_use]
+    pub fn server(&self) -> ServerTlsConfig {
+        ServerTlsConfig::new()
+            .identity(self.identity.clone())
+            .client_ca_root(self.authority.clone())
+    }
+
+    /// For calling another node's agent: whoever answers must be that node of this fabric.
+    #[must_use]
+    pub fn client(&self, node: &str) -> ClientTlsConfig {
+        ClientTlsConfig::new()
+            .ca_certificate(self.authority.clone())
+            .identity(self.identity.clone())
+            .domain_name(server_name(node, &self.fabric))
+    }
+}
+
+fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path).map_err(|source| TlsError::Unreadable {
+        field,
+        path: path.to_owned(),
+        source,
+    })
+}

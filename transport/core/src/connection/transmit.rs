@@ -306,7 +306,11 @@ impl Transmit {
         stats: &mut Stats,
     ) -> Result<Acked, DropReason> {
         let cumulative = ack.cumulative();
-        if cumulative.ahead_of(self.board.next()) > 0 {
+        let base = cumulative.minus(cumulative.0 % 64);
+        let words = || ack.map().enumerate().map(|(w, word)| (base.plus(64 * w as u32), word));
+        // Before anything of it counts: half an acknowledgement would leave the board half advanced.
+        let unsent = |base, word| beyond(word, self.board.next().ahead_of(base)) != 0;
+        if cumulative.ahead_of(self.board.next()) > 0 || words().any(|(b, word)| unsent(b, word)) {
             return Err(DropReason::AckOfUnsent);
         }
         self.heard = now;
@@ -317,17 +321,13 @@ impl Transmit {
             self.ack_chunk(now, chunk, paths, events, stats, &mut acked);
             chunk = chunk.plus(1);
         }
-        let base = cumulative.minus(cumulative.0 % 64);
-        for (w, word) in ack.map().enumerate() {
-            let base = base.plus(64 * w as u32);
+        for (base, word) in words() {
             let mut news = self.board.news(base, word);
             while news != 0 {
                 let chunk = base.plus(news.trailing_zeros());
                 news &= news - 1;
                 if self.board.holds(chunk) {
                     self.ack_chunk(now, chunk, paths, events, stats, &mut acked);
-                } else if chunk.ahead_of(self.board.next()) >= 0 {
-                    return Err(DropReason::AckOfUnsent);
                 }
             }
         }
@@ -544,6 +544,14 @@ fn highest_bit(map: u64) -> u64 {
         0
     } else {
         1 << (63 - map.leading_zeros())
+    }
+}
+
+/// The bits of `word` from bit `end` on.
+fn beyond(word: u64, end: i32) -> u64 {
+    match u32::try_from(end) {
+        Err(_) | Ok(0) => word,
+        Ok(end) => word.checked_shr(end).unwrap_or(0),
     }
 }
 

@@ -175,6 +175,30 @@ fn a_replayed_acknowledgement_is_dropped() {
 }
 
 #[test]
+fn an_acknowledgement_that_covers_unsent_chunks_acknowledges_nothing() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::AckOfUnsent);
+    let token = pair.write(4_000);
+    pair.run_for(weft_core::units::Nanos::from_micros(10));
+    // Chunk 0 was sent, chunk 1 was not.
+    let cumulative = ChunkNumber(0);
+    let ack = Ack {
+        cumulative,
+        map: &[0b11],
+        partials: &[],
+        echoes: &[],
+    };
+    let ack = pair.sealed_ack(&ack, 100);
+    assert_eq!(pair.inject(Side::A, &ack), Err(DropReason::AckOfUnsent));
+    assert_eq!(pair.events(Side::A), []);
+    assert_eq!(pair.a.connection.outstanding(), 1);
+    assert!(!pair.a.connection.is_idle());
+    pair.run();
+    assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
+    assert_eq!(pair.a.connection.outstanding(), 0);
+}
+
+#[test]
 fn a_forged_packet_is_dropped() {
     let mut pair = Pair::new();
     pair.expect_drop(DropReason::Seal);

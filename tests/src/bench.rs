@@ -1,0 +1,136 @@
+//! The rows of `make bench`, one file for each kind of work.
+//!
+//! Every row measures our program and, where there is one, its peer in turns (ours, theirs, ours,
+//! theirs, …) in one run on one fabric, and answers the median of the rounds; a ratio is made in
+//! each round from figures measured next to each other, and its median is what must hold. So that
+//! what else the machine does meets both alike.
+
+pub mod arrivals;
+pub mod blackhole;
+pub mod core;
+pub mod ends;
+pub mod raw;
+pub mod rounds;
+pub mod spray;
+
+use std::io;
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use weft_cli::fabric::isolation::IsolationError;
+use weft_cli::fabric::{Fabric, FabricError, Spec};
+use weft_engine::rate::RateError;
+use weft_engine::{EngineError, Failure};
+use weft_link::LinkError;
+
+use crate::report::Row;
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Work {
+    /// CPU time of both ends of the core per chunk of 1 and of 11 packets.
+    Core,
+    /// The engine against a UDP blaster, memory to memory.
+    Raw,
+    /// Four spines of 1 Gbit/s under three path policies.
+    #[value(name = "spray-4")]
+    Spray4,
+    /// One of four spines drops everything.
+    Blackhole,
+}
+
+/// What every row is told.
+#[derive(Debug)]
+pub struct Context {
+    /// Rounds of each row.
+    pub rounds: usize,
+    /// Smaller work, to try a row out: its figures mean little.
+    pub quick: bool,
+    /// Why this process has no namespaces of its own, if it has none.
+    pub refused: Option<IsolationError>,
+    /// Where large files may lie while a row runs.
+    pub scratch: PathBuf,
+}
+
+/// Why a row could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// There are no namespaces to build a fabric in.
+    #[error("this row needs a fabric of network namespaces: {0}")]
+    Isolation(String),
+    /// The fabric could not be built or changed.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// An engine refused.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// No rate could be measured.
+    #[error(transparent)]
+    Rate(#[from] RateError),
+    /// The blaster refused.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A connection failed.
+    #[error("the connection failed: {0}")]
+    Failed(Failure),
+    /// Nothing happened for too long.
+    #[error("{what}: nothing for {seconds} s; run again on a machine that does less else")]
+    Silent {
+        /// What was waited for.
+        what: &'static str,
+        /// For how long.
+        seconds: u64,
+    },
+    /// A thread of the benchmark panicked.
+    #[error("{0}: its thread panicked; the message stands above")]
+    Panicked(&'static str),
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    System {
+        /// What was being done.
+        what: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A program did not do its work.
+    #[error("{program}: {message}")]
+    Program {
+        /// Which.
+        program: String,
+        /// What it said.
+        message: String,
+    },
+}
+
+impl BenchError {
+    /// For `map_err` after a system call.
+    pub fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let what = what.into();
+        move |source| Self::System { what, source: source.into() }
+    }
+}
+
+impl Work {
+    /// Measures it.
+    ///
+    /// # Errors
+    /// [`BenchError`]: why there is no figure.
+    pub fn measure(self, context: &Context) -> Result<Vec<Row>, BenchError> {
+        match self {
+            Self::Core => core::measure(context),
+            Self::Raw => raw::measure(context),
+            Self::Spray4 => spray::measure(context),
+            Self::Blackhole => blackhole::measure(context),
+        }
+    }
+}
+
+impl Context {
+    /// Builds a fabric, or says why there is none.
+    fn fabric(&self, spec: &Spec) -> Result<Fabric, BenchError> {
+        if let Some(refused) = &self.refused {
+            return Err(BenchError::Isolation(refused.to_string()));
+        }
+        Ok(Fabric::build(spec)?)
+    }
+}

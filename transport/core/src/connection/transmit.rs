@@ -307,7 +307,11 @@ impl Transmit {
     ) -> Result<Acked, DropReason> {
         let cumulative = ack.cumulative();
         let base = cumulative.minus(cumulative.0 % 64);
-        let words = || ack.map().enumerate().map(|(w, word)| (base.plus(64 * w as u32), word));
+        let words = || {
+            ack.map()
+                .enumerate()
+                .map(|(w, word)| (base.plus(64 * w as u32), word))
+        };
         // Before anything of it counts: half an acknowledgement would leave the board half advanced.
         let unsent = |base, word| beyond(word, self.board.next().ahead_of(base)) != 0;
         if cumulative.ahead_of(self.board.next()) > 0 || words().any(|(b, word)| unsent(b, word)) {

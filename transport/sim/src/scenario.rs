@@ -84,6 +84,8 @@ pub struct Workload {
     pub messages: u64,
     /// The longest message, in bytes.
     pub message_bytes: u64,
+    /// How many of a million messages are of that length; the others are of any magnitude below.
+    pub longest: u32,
     /// Messages in flight at a time: slots of the receiver's region.
     pub slots: u16,
     /// How many of a million messages carry an immediate.
@@ -282,6 +284,7 @@ fn draw_workload(draw: &mut Draw, settings: &Settings, pairs: u64) -> Workload {
     Workload {
         messages,
         message_bytes: (total * 2 / messages).max(1),
+        longest: 500_000,
         slots: draw.magnitude(1, 64) as u16,
         immediate: draw.pick(&[0, 500_000, 1_000_000]),
         empty: draw.pick(&[0, 0, 10_000, 200_000]),

@@ -173,6 +173,8 @@ impl fmt::Display for Totals {
 pub struct Outcome {
     /// Virtual nanoseconds until everything had ended.
     pub lasted: u64,
+    /// Virtual nanoseconds until the last message was complete.
+    pub worked: u64,
     /// Things that happened.
     pub happenings: u64,
     /// What the network did.
@@ -203,6 +205,8 @@ pub struct Simulation {
     pub(crate) work: Draw,
     setup: Draw,
     pub(crate) totals: Totals,
+    /// When the last message was complete.
+    pub(crate) worked: u64,
     healed: bool,
     pub(crate) turns: u64,
     /// Emptied between uses.
@@ -240,6 +244,7 @@ impl Simulation {
             work: Draw::new(seed, 3),
             setup,
             totals: Totals::default(),
+            worked: 0,
             healed: false,
             turns: 0,
             run: Vec::new(),
@@ -295,6 +300,7 @@ impl Simulation {
         }
         let outcome = Outcome {
             lasted: self.now,
+            worked: self.worked,
             happenings,
             tally: self.network.tally(),
             totals: self.totals,

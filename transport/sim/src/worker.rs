@@ -277,6 +277,7 @@ impl Simulation {
                     self.checkers
                         .observe(self.now, &Observation::Completed { writer: end, token });
                     self.totals.completed += 1;
+                    self.worked = self.now;
                     self.ends[end.0].open = self.ends[end.0].open.saturating_sub(1);
                     self.ends[end.peer().0].target.release(token);
                 }
@@ -343,7 +344,7 @@ impl Simulation {
             let id = self.totals.posted;
             let empty = self.work.chance(workload.empty);
             let most = workload.message_bytes;
-            let bytes = match (empty, self.work.coin()) {
+            let bytes = match (empty, self.work.chance(workload.longest)) {
                 (true, _) => 0,
                 (false, true) => most,
                 (false, false) => self.work.magnitude(1, most),

@@ -90,19 +90,19 @@ impl Jobs {
 
     fn is_first_start(&self, run: &Run, hash: blake3::Hash) -> Result<bool, Fault> {
         run.attempt.renew();
-        match run.parts().start {
-            None => Ok(true),
+        // Locked once: looked up and written without letting go.
+        let mut parts = run.parts();
+        match parts.start {
+            None => {
+                parts.start = Some(hash);
+                Ok(true)
+            }
             Some(known) if known != hash => Err(run.conflicting("Start")),
             Some(_) if run.attempt.state() == State::Failed => {
                 Err(run.not_ready("start the next attempt"))
             }
             Some(_) => Ok(false),
         }
-        .inspect(|first| {
-            if *first {
-                run.parts().start = Some(hash);
-            }
-        })
     }
 
     fn start_source(

@@ -1,0 +1,155 @@
+//! The operator's part of a transfer: what to ask of which agent, and what to make of the answers.
+//!
+//! [`Job`] is pure: an answer goes in, commands come out; no clock, no network. [`Runner`] carries
+//! the commands to the agents. The order is always
+//!
+//! ```text
+//! Stat at the source → plan → Prepare at the destinations → Start at them, then at the source
+//!     → Progress until nobody can go further → all Verified, or Cancel and the next attempt
+//! ```
+//!
+//! An attempt goes on while any destination in it can still finish. What is left then gets another
+//! one: the same job, the next number, planned anew over those that are left, resumed from what they
+//! have. A destination that does not answer when an attempt is prepared is late: it is in the next.
+
+mod attempt;
+mod job;
+mod runner;
+
+pub use job::{DestinationView, Job, Standing};
+pub use runner::{Contact, Runner, RunnerError};
+
+use weft_planner::{Part, Strategy, Topology};
+use weft_proto::agent::v1::{Manifest, ProgressResponse};
+
+/// A file or directory at a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The node.
+    pub node: String,
+    /// A root of its configuration.
+    pub root: String,
+    /// Relative to the root.
+    pub path: String,
+}
+
+/// What is to be moved, and where.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// Names the job to the agents, through all attempts.
+    pub uid: String,
+    /// Where it is.
+    pub source: Place,
+    /// Where it shall be.
+    pub destinations: Vec<Place>,
+    /// What the plan is made from.
+    pub topology: Topology,
+    /// Who sends to whom.
+    pub strategy: Strategy,
+    /// Part of the line rate that is payload, above 0 and at most 1.
+    pub payload_share: f64,
+    /// Attempts in a row that may bring nothing before the job is given up.
+    pub backoff_limit: u32,
+}
+
+/// Something that an agent, or the way to it, refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// Who says so, or who could not be asked.
+    pub node: String,
+    /// Stable, for machines.
+    pub reason: String,
+    /// For people: cause and remedy.
+    pub message: String,
+    /// The next attempt may succeed without anybody changing anything.
+    pub retriable: bool,
+}
+
+/// What shall be done. Every command has one answer; [`Command::Follow`] has many.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Ask the source what there is.
+    Stat,
+    /// Make a destination ready.
+    Prepare {
+        /// Where.
+        node: String,
+        /// For which attempt.
+        attempt: u32,
+    },
+    /// Give a node its part.
+    Start {
+        /// Which attempt.
+        attempt: u32,
+        /// The part; it names the node.
+        part: Part,
+    },
+    /// Open a progress stream.
+    Follow {
+        /// Of which node.
+        node: String,
+        /// Of which attempt.
+        attempt: u32,
+    },
+    /// End an attempt at a node.
+    Cancel {
+        /// Where.
+        node: String,
+        /// Which.
+        attempt: u32,
+        /// The job is given up there: partial files go.
+        discard: bool,
+    },
+}
+
+/// What came of it.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    /// Of Stat.
+    Stat(Result<Manifest, Refusal>),
+    /// Of Prepare.
+    Prepared {
+        /// Where.
+        node: String,
+        /// For which attempt.
+        attempt: u32,
+        /// Whether it is ready.
+        result: Result<(), Refusal>,
+    },
+    /// Of Start.
+    Started {
+        /// Where.
+        node: String,
+        /// Which attempt.
+        attempt: u32,
+        /// Whether it was taken.
+        result: Result<(), Refusal>,
+    },
+    /// One message of a progress stream.
+    Progress {
+        /// From where.
+        node: String,
+        /// Of which attempt.
+        attempt: u32,
+        /// The message.
+        report: Box<ProgressResponse>,
+    },
+    /// A progress stream is over.
+    FollowEnded {
+        /// From where.
+        node: String,
+        /// Of which attempt.
+        attempt: u32,
+        /// An end, or what broke it.
+        result: Result<(), Refusal>,
+    },
+    /// Of Cancel: confirmed, or the agent is out of reach.
+    Cancelled {
+        /// Where.
+        node: String,
+        /// Which attempt.
+        attempt: u32,
+    },
+    /// The time of [`Job::wake_at`] has come.
+    Woken,
+}

@@ -1,0 +1,188 @@
+//! One attempt: the plan in force and how far each node is with its part.
+
+use std::collections::BTreeMap;
+
+use weft_planner::{Part, Plan};
+
+use super::Refusal;
+
+/// How far a node is with its part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Run {
+    /// Ready; Start was not sent.
+    Prepared,
+    /// Start was sent.
+    Starting,
+    /// At work.
+    Moving,
+    /// Done.
+    Verified,
+    /// Its sender has lost it; it may not know yet.
+    CutOff(Refusal),
+    /// It says that it failed, or it went away.
+    Stopped(Refusal),
+}
+
+/// A node of the plan.
+#[derive(Debug, Clone)]
+struct Member {
+    part: Part,
+    run: Run,
+    /// Its progress stream has ended: nothing more will be heard from it.
+    silent: bool,
+    /// It broke off, so that it serves nobody any more.
+    gone: bool,
+}
+
+impl Member {
+    fn can_go_on(&self) -> bool {
+        matches!(self.run, Run::Prepared | Run::Starting | Run::Moving)
+    }
+
+    fn can_serve(&self) -> bool {
+        self.can_go_on() || (self.run == Run::Verified && !self.gone)
+    }
+}
+
+/// The plan in force. Owned and written by the job.
+#[derive(Debug, Clone)]
+pub(super) struct Attempt {
+    source: String,
+    members: BTreeMap<String, Member>,
+}
+
+impl Attempt {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let source = plan
+            .parts
+            .first()
+            .map(|part| part.node.clone())
+            .unwrap_or_default();
+        let member = |part: &Part| {
+            (
+                part.node.clone(),
+                Member {
+                    part: part.clone(),
+                    run: Run::Prepared,
+                    silent: false,
+                    gone: false,
+                },
+            )
+        };
+        Self {
+            source,
+            members: plan.parts.iter().map(member).collect(),
+        }
+    }
+
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.members.keys().map(String::as_str)
+    }
+
+    pub(super) fn run(&self, node: &str) -> Option<&Run> {
+        self.members.get(node).map(|member| &member.run)
+    }
+
+    pub(super) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Destinations to start at once: receivers before their senders.
+    pub(super) fn start_destinations(&mut self) -> Vec<Part> {
+        let source = self.source.clone();
+        let mut parts = Vec::new();
+        for (_, member) in self.members.iter_mut().filter(|(node, _)| **node != source) {
+            member.run = Run::Starting;
+            parts.push(member.part.clone());
+        }
+        parts.sort_by_key(|part| std::cmp::Reverse(part.depth));
+        parts
+    }
+
+    /// The source's part, once, when every destination has taken or refused its own.
+    pub(super) fn start_source(&mut self) -> Option<Part> {
+        let waiting = self
+            .members
+            .iter()
+            .any(|(node, member)| *node != self.source && member.run == Run::Starting);
+        if waiting || !self.can_go_on() {
+            return None;
+        }
+        let source = self.members.get_mut(&self.source)?;
+        if source.run != Run::Prepared {
+            return None;
+        }
+        source.run = Run::Starting;
+        Some(source.part.clone())
+    }
+
+    pub(super) fn started(&mut self, node: &str) {
+        if let Some(member) = self.members.get_mut(node)
+            && matches!(member.run, Run::Starting)
+        {
+            member.run = Run::Moving;
+        }
+    }
+
+    pub(super) fn verified(&mut self, node: &str) {
+        if let Some(member) = self.members.get_mut(node) {
+            member.run = Run::Verified;
+        }
+    }
+
+    pub(super) fn stopped(&mut self, node: &str, refusal: Refusal) {
+        if let Some(member) = self.members.get_mut(node)
+            && member.run != Run::Verified
+        {
+            member.run = Run::Stopped(refusal);
+        }
+    }
+
+    /// What a sender says of its receiver; the receiver's own word counts more.
+    pub(super) fn cut_off(&mut self, node: &str, refusal: Refusal) {
+        if let Some(member) = self.members.get_mut(node)
+            && member.can_go_on()
+        {
+            member.run = Run::CutOff(refusal);
+        }
+    }
+
+    pub(super) fn silent(&mut self, node: &str, broken: bool) {
+        if let Some(member) = self.members.get_mut(node) {
+            member.silent = true;
+            member.gone |= broken;
+        }
+    }
+
+    /// Nothing more will be heard of this attempt.
+    pub(super) fn all_silent(&self) -> bool {
+        self.members.values().all(|member| member.silent)
+    }
+
+    /// Some destination can still finish: it and everyone between it and the source are well.
+    pub(super) fn can_go_on(&self) -> bool {
+        self.members.iter().any(|(node, member)| {
+            *node != self.source && member.can_go_on() && self.is_served(member)
+        })
+    }
+
+    fn is_served(&self, member: &Member) -> bool {
+        let mut at = member;
+        // A plan is a tree: as many steps as members lead to the source at the latest.
+        for _ in 0..self.members.len() {
+            let Some(sender) = at
+                .part
+                .receives_from
+                .as_ref()
+                .and_then(|s| self.members.get(s))
+            else {
+                return true;
+            };
+            if !sender.can_serve() {
+                return false;
+            }
+            at = sender;
+        }
+        false
+    }
+}

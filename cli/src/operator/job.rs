@@ -1,0 +1,757 @@
+//! A job from Stat to its end, as a pure step from an answer to commands.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use weft_planner::{Plan, Request};
+use weft_proto::agent::v1::{Manifest, PeerProgress, ProgressResponse, Role, State};
+
+use super::{
+    Answer, Command, Place, Refusal, Spec,
+    attempt::{Attempt, Run},
+};
+
+/// Wait before the next attempt; doubles with every attempt that brought nothing.
+const BACKOFF: Duration = Duration::from_millis(250);
+/// The doubling stops at 8 × [`BACKOFF`], 2 s: a person is watching.
+const BACKOFF_DOUBLINGS: u32 = 3;
+/// How long the last reports may take once everything is Verified: they only complete the counts.
+const SETTLE: Duration = Duration::from_secs(10);
+
+/// Where a destination stands in the job as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// In an attempt, or before the first.
+    Waiting,
+    /// Between two attempts, for this reason.
+    Troubled(Refusal),
+    /// Everything is there, checked and durable, so long after the first Start.
+    Verified {
+        /// Since the first Start.
+        after: Duration,
+    },
+    /// Given up.
+    Failed(Refusal),
+}
+
+impl Standing {
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Verified { .. } | Self::Failed(_))
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Destination {
+    place: Place,
+    standing: Standing,
+    /// The newest report, of whichever attempt.
+    report: ProgressResponse,
+    /// Most bytes that it ever had verified.
+    best: u64,
+}
+
+/// What a reader may see of a destination.
+#[derive(Debug)]
+pub struct DestinationView<'a> {
+    /// Where the data goes.
+    pub place: &'a Place,
+    /// Where it stands.
+    pub standing: &'a Standing,
+    /// The newest report; all zero before the first.
+    pub report: &'a ProgressResponse,
+    /// Most bytes that it ever had verified.
+    pub bytes: u64,
+}
+
+#[derive(Debug, Clone)]
+enum Phase {
+    /// Stat was sent.
+    Asking,
+    /// Before the next Stat or attempt.
+    Resting { until: Duration },
+    /// Prepare was sent to all that are left.
+    Preparing {
+        waiting: BTreeSet<String>,
+        ready: Vec<String>,
+    },
+    /// An attempt is on its way.
+    Running(Attempt),
+    /// It is being ended everywhere.
+    Cancelling {
+        attempt: Attempt,
+        waiting: BTreeSet<String>,
+    },
+    /// All is Verified; the last reports come in.
+    Settling { attempt: Attempt, until: Duration },
+    /// What failed is being removed.
+    Discarding { waiting: BTreeSet<String> },
+    /// Nothing will change any more.
+    Over,
+}
+
+/// A job. Owned by whoever plays the operator; see [`super`] for its course.
+///
+/// [`Job::begin`] gives the first commands; every answer goes into [`Job::step`], in any order, also
+/// late and repeated ones. When [`Job::wake_at`] is reached, [`Answer::Woken`] is due. Times are
+/// since any one moment.
+#[derive(Debug, Clone)]
+pub struct Job {
+    spec: Spec,
+    phase: Phase,
+    manifest: Option<Arc<Manifest>>,
+    destinations: BTreeMap<String, Destination>,
+    source: ProgressResponse,
+    /// Counts up from 1.
+    attempt: u32,
+    /// What [`Self::gained`] was when the attempt began.
+    mark: u64,
+    /// Attempts in a row that brought nothing.
+    vain: u32,
+    /// The first attempt's plan: the later ones only mend.
+    plan: Option<Plan>,
+    /// When the first Start was sent.
+    started: Option<Duration>,
+    /// The link in use and why, once an agent has said.
+    link: (String, String),
+    /// Chunks sent and resent, by node and attempt.
+    chunks: BTreeMap<(String, u32), (u64, u64)>,
+}
+
+impl Job {
+    /// A new job, and what to do first.
+    pub fn begin(spec: Spec) -> (Self, Vec<Command>) {
+        let destination = |place: &Place| {
+            let destination = Destination {
+                place: place.clone(),
+                standing: Standing::Waiting,
+                report: ProgressResponse::default(),
+                best: 0,
+            };
+            (place.node.clone(), destination)
+        };
+        let job = Self {
+            destinations: spec.destinations.iter().map(destination).collect(),
+            spec,
+            phase: Phase::Asking,
+            manifest: None,
+            source: ProgressResponse::default(),
+            attempt: 0,
+            mark: 0,
+            vain: 0,
+            plan: None,
+            started: None,
+            link: <(String, String)>::default(),
+            chunks: BTreeMap::new(),
+        };
+        (job, vec![Command::Stat])
+    }
+
+    /// Takes an answer; gives the next state and what to do now.
+    #[must_use]
+    pub fn step(mut self, now: Duration, answer: Answer) -> (Self, Vec<Command>) {
+        let mut commands = Vec::new();
+        self.take(now, answer, &mut commands);
+        (self, commands)
+    }
+
+    /// When [`Answer::Woken`] is due, if it is.
+    pub fn wake_at(&self) -> Option<Duration> {
+        match &self.phase {
+            Phase::Resting { until } | Phase::Settling { until, .. } => Some(*until),
+            _ => None,
+        }
+    }
+
+    /// Nothing will change any more.
+    pub fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over)
+    }
+
+    /// Every destination is Verified, and the source has nothing to object.
+    pub fn is_complete(&self) -> bool {
+        self.is_over()
+            && self.source_fault().is_none()
+            && self
+                .destinations
+                .values()
+                .all(|d| matches!(d.standing, Standing::Verified { .. }))
+    }
+
+    /// What it was made from.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// What the source said there is; empty before it did.
+    pub fn manifest(&self) -> Option<&Arc<Manifest>> {
+        self.manifest.as_ref()
+    }
+
+    /// Bytes of all files that the source said there are.
+    pub fn bytes(&self) -> u64 {
+        self.manifest
+            .iter()
+            .flat_map(|manifest| &manifest.files)
+            .map(|file| file.size)
+            .sum()
+    }
+
+    /// The plan of the first attempt, once there is one.
+    pub fn plan(&self) -> Option<&Plan> {
+        self.plan.as_ref()
+    }
+
+    /// The attempt, from 1; 0 before the first.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// When the first Start was sent.
+    pub fn started(&self) -> Option<Duration> {
+        self.started
+    }
+
+    /// The source's newest report; all zero before its first of this attempt.
+    pub fn source_report(&self) -> &ProgressResponse {
+        &self.source
+    }
+
+    /// The link in use and why; empty before an agent has said.
+    pub fn link(&self) -> (&str, &str) {
+        (&self.link.0, &self.link.1)
+    }
+
+    /// All destinations, in the order of the spec.
+    pub fn destinations(&self) -> impl Iterator<Item = DestinationView<'_>> {
+        self.spec.destinations.iter().filter_map(|place| {
+            self.destinations.get(&place.node).map(|d| DestinationView {
+                place: &d.place,
+                standing: &d.standing,
+                report: &d.report,
+                bytes: d.best,
+            })
+        })
+    }
+
+    /// Chunks sent, resent ones included, and of these the resent ones; all nodes and attempts.
+    pub fn chunks(&self) -> (u64, u64) {
+        let add = |(a, b): (u64, u64), (c, d): &(u64, u64)| (a + c, b + d);
+        self.chunks.values().fold((0, 0), add)
+    }
+
+    /// Bytes that are verified at the destinations.
+    pub fn bytes_moved(&self) -> u64 {
+        self.destinations.values().map(|d| d.best).sum()
+    }
+
+    /// The source's own failure, where no receiver of it explains it.
+    pub fn source_fault(&self) -> Option<Refusal> {
+        let failed = self.source.state() == State::Failed;
+        let explained = self.source.peers.iter().any(|peer| peer.failed);
+        let refusal = reported(&self.spec.source.node, &self.source);
+        (failed && !explained && !refusal.retriable && !is_ours(&refusal)).then_some(refusal)
+    }
+
+    fn take(&mut self, now: Duration, answer: Answer, commands: &mut Vec<Command>) {
+        match answer {
+            Answer::Stat(result) => self.on_stat(now, result, commands),
+            Answer::Prepared {
+                node,
+                attempt,
+                result,
+            } => {
+                if attempt == self.attempt {
+                    self.on_prepared(now, &node, result, commands);
+                }
+            }
+            Answer::Started {
+                node,
+                attempt,
+                result,
+            } => {
+                if attempt == self.attempt {
+                    self.on_started(now, &node, result, commands);
+                }
+            }
+            Answer::Progress {
+                node,
+                attempt,
+                report,
+            } => {
+                self.on_progress(now, &node, attempt, *report, commands);
+            }
+            Answer::FollowEnded {
+                node,
+                attempt,
+                result,
+            } => {
+                if attempt == self.attempt {
+                    self.on_follow_ended(now, &node, result, commands);
+                }
+            }
+            Answer::Cancelled { node, attempt } => {
+                if attempt == self.attempt {
+                    self.on_cancelled(now, &node, commands);
+                }
+            }
+            Answer::Woken => self.on_woken(now, commands),
+        }
+    }
+
+    fn on_stat(
+        &mut self,
+        now: Duration,
+        result: Result<Manifest, Refusal>,
+        commands: &mut Vec<Command>,
+    ) {
+        if !matches!(self.phase, Phase::Asking) {
+            return;
+        }
+        match result {
+            Ok(manifest) => {
+                self.manifest = Some(Arc::new(manifest));
+                self.vain = 0;
+                self.begin_attempt(commands);
+            }
+            Err(refusal) if refusal.retriable && self.vain < self.spec.backoff_limit => {
+                self.vain += 1;
+                self.phase = Phase::Resting {
+                    until: now + backoff(self.vain),
+                };
+            }
+            Err(refusal) => {
+                self.fail_remaining(&refusal);
+                self.phase = Phase::Over;
+            }
+        }
+    }
+
+    fn on_woken(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        match &self.phase {
+            Phase::Resting { until } if now >= *until => {
+                if self.manifest.is_some() {
+                    self.begin_attempt(commands);
+                } else {
+                    self.phase = Phase::Asking;
+                    commands.push(Command::Stat);
+                }
+            }
+            Phase::Settling { until, .. } if now >= *until => self.settle(commands),
+            _ => {}
+        }
+    }
+
+    fn remaining(&self) -> BTreeSet<String> {
+        let left = self
+            .destinations
+            .iter()
+            .filter(|(_, d)| !d.standing.is_final());
+        left.map(|(node, _)| node.clone()).collect()
+    }
+
+    fn begin_attempt(&mut self, commands: &mut Vec<Command>) {
+        self.attempt += 1;
+        self.mark = self.gained();
+        let waiting = self.remaining();
+        let prepare = |node: &String| Command::Prepare {
+            node: node.clone(),
+            attempt: self.attempt,
+        };
+        commands.extend(waiting.iter().map(prepare));
+        self.phase = Phase::Preparing {
+            waiting,
+            ready: Vec::new(),
+        };
+    }
+
+    /// Grows with every byte and with every destination that is through.
+    fn gained(&self) -> u64 {
+        let through = self
+            .destinations
+            .values()
+            .filter(|d| d.standing.is_final())
+            .count();
+        self.bytes_moved() + through as u64
+    }
+
+    fn on_prepared(
+        &mut self,
+        now: Duration,
+        node: &str,
+        result: Result<(), Refusal>,
+        commands: &mut Vec<Command>,
+    ) {
+        let Phase::Preparing { waiting, ready } = &mut self.phase else {
+            return;
+        };
+        if !waiting.remove(node) {
+            return;
+        }
+        let all_answered = waiting.is_empty();
+        match result {
+            Ok(()) => ready.push(node.to_owned()),
+            Err(refusal) => self.refused(node, refusal),
+        }
+        if all_answered {
+            self.start_attempt(now, commands);
+        }
+    }
+
+    fn refused(&mut self, node: &str, refusal: Refusal) {
+        if let Some(destination) = self.destinations.get_mut(node)
+            && !destination.standing.is_final()
+        {
+            destination.standing = if refusal.retriable {
+                Standing::Troubled(refusal)
+            } else {
+                Standing::Failed(refusal)
+            };
+        }
+    }
+
+    fn start_attempt(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        let Phase::Preparing { ready, .. } = &mut self.phase else {
+            return;
+        };
+        let ready = std::mem::take(ready);
+        if ready.is_empty() {
+            return self.next_attempt(now, commands);
+        }
+        for node in &ready {
+            if let Some(destination) = self.destinations.get_mut(node) {
+                destination.standing = Standing::Waiting;
+            }
+        }
+        let bytes = self.bytes();
+        let request = Request {
+            strategy: self.spec.strategy,
+            payload_share: self.spec.payload_share,
+            ..Request::new(&self.spec.source.node, ready, bytes)
+        };
+        match weft_planner::plan(&request, &self.spec.topology) {
+            Ok(plan) => {
+                let mut attempt = Attempt::new(&plan);
+                for part in attempt.start_destinations() {
+                    commands.push(Command::Start {
+                        attempt: self.attempt,
+                        part,
+                    });
+                }
+                self.plan.get_or_insert(plan);
+                self.source = ProgressResponse::default();
+                self.started.get_or_insert(now);
+                self.phase = Phase::Running(attempt);
+            }
+            Err(error) => {
+                self.fail_remaining(&Refusal {
+                    node: self.spec.source.node.clone(),
+                    reason: error.reason().to_owned(),
+                    message: error.to_string(),
+                    retriable: false,
+                });
+                self.discard(commands);
+            }
+        }
+    }
+
+    fn on_started(
+        &mut self,
+        now: Duration,
+        node: &str,
+        result: Result<(), Refusal>,
+        commands: &mut Vec<Command>,
+    ) {
+        let Phase::Running(attempt) = &mut self.phase else {
+            return;
+        };
+        match result {
+            Ok(()) => {
+                attempt.started(node);
+                commands.push(Command::Follow {
+                    node: node.to_owned(),
+                    attempt: self.attempt,
+                });
+            }
+            Err(refusal) => {
+                attempt.stopped(node, refusal);
+                attempt.silent(node, true);
+            }
+        }
+        self.look(now, commands);
+    }
+
+    fn on_progress(
+        &mut self,
+        now: Duration,
+        node: &str,
+        number: u32,
+        report: ProgressResponse,
+        commands: &mut Vec<Command>,
+    ) {
+        self.chunks.insert(
+            (node.to_owned(), number),
+            (report.chunks_sent, report.chunks_resent),
+        );
+        if !report.link.is_empty() {
+            self.link = (report.link.clone(), report.link_reason.clone());
+        }
+        if number != self.attempt {
+            return;
+        }
+        let since = now.saturating_sub(self.started.unwrap_or(now));
+        let state = report.state();
+        let refusal = reported(node, &report);
+        let of_child = |peer: &&PeerProgress| peer.failed && peer.role() == Role::Child;
+        let lost: Vec<Refusal> = report.peers.iter().filter(of_child).map(cut_off).collect();
+        if node == self.spec.source.node {
+            self.source = report;
+        } else if let Some(destination) = self.destinations.get_mut(node) {
+            destination.best = destination.best.max(report.bytes);
+            destination.report = report;
+            if state == State::Verified && !destination.standing.is_final() {
+                destination.standing = Standing::Verified { after: since };
+            }
+        }
+        if let Phase::Running(attempt)
+        | Phase::Cancelling { attempt, .. }
+        | Phase::Settling { attempt, .. } = &mut self.phase
+        {
+            match state {
+                State::Verified => attempt.verified(node),
+                State::Failed if !is_ours(&refusal) => attempt.stopped(node, refusal),
+                _ => {}
+            }
+            for refusal in lost {
+                let child = refusal.node.clone();
+                attempt.cut_off(&child, refusal);
+            }
+        }
+        self.look(now, commands);
+    }
+
+    fn on_follow_ended(
+        &mut self,
+        now: Duration,
+        node: &str,
+        result: Result<(), Refusal>,
+        commands: &mut Vec<Command>,
+    ) {
+        let (Phase::Running(attempt)
+        | Phase::Cancelling { attempt, .. }
+        | Phase::Settling { attempt, .. }) = &mut self.phase
+        else {
+            return;
+        };
+        attempt.silent(node, result.is_err());
+        if matches!(
+            attempt.run(node),
+            Some(Run::Starting | Run::Moving | Run::CutOff(_))
+        ) {
+            attempt.stopped(
+                node,
+                result.err().unwrap_or_else(|| Refusal {
+                    node: node.to_owned(),
+                    reason: "AgentStopped".to_owned(),
+                    message: format!("node {node}: its agent was stopped; start it again"),
+                    retriable: true,
+                }),
+            );
+        }
+        self.look(now, commands);
+    }
+
+    /// Goes on where the last answer made that possible.
+    fn look(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        match &mut self.phase {
+            Phase::Running(attempt) if attempt.can_go_on() => {
+                if let Some(part) = attempt.start_source() {
+                    commands.push(Command::Start {
+                        attempt: self.attempt,
+                        part,
+                    });
+                }
+            }
+            Phase::Running(attempt) => {
+                let attempt = attempt.clone();
+                let verified = |d: &Destination| matches!(d.standing, Standing::Verified { .. });
+                if self.destinations.values().all(verified) {
+                    self.phase = Phase::Settling {
+                        attempt,
+                        until: now + SETTLE,
+                    };
+                    return self.look(now, commands);
+                }
+                let waiting: BTreeSet<String> = attempt.nodes().map(str::to_owned).collect();
+                commands.extend(waiting.iter().map(|node| Command::Cancel {
+                    node: node.clone(),
+                    attempt: self.attempt,
+                    discard: false,
+                }));
+                self.phase = Phase::Cancelling { attempt, waiting };
+            }
+            Phase::Settling { attempt, .. } if attempt.all_silent() => self.settle(commands),
+            _ => {}
+        }
+    }
+
+    fn on_cancelled(&mut self, now: Duration, node: &str, commands: &mut Vec<Command>) {
+        match &mut self.phase {
+            Phase::Cancelling { attempt, waiting } => {
+                waiting.remove(node);
+                if waiting.is_empty() {
+                    let attempt = attempt.clone();
+                    self.close(&attempt);
+                    self.next_attempt(now, commands);
+                }
+            }
+            Phase::Discarding { waiting } => {
+                waiting.remove(node);
+                if waiting.is_empty() {
+                    self.phase = Phase::Over;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Books what an ended attempt left.
+    fn close(&mut self, attempt: &Attempt) {
+        for node in self.remaining() {
+            match attempt.run(&node) {
+                Some(Run::Stopped(refusal) | Run::CutOff(refusal)) => {
+                    self.refused(&node, refusal.clone());
+                }
+                Some(_) => {
+                    let sender = match attempt.run(attempt.source()) {
+                        Some(Run::Stopped(refusal)) => refusal.message.clone(),
+                        _ => "a node between it and the source failed".to_owned(),
+                    };
+                    self.refused(
+                        &node,
+                        Refusal {
+                            node: node.clone(),
+                            reason: "SenderLost".to_owned(),
+                            message: format!("node {node} has nobody to receive from: {sender}"),
+                            retriable: true,
+                        },
+                    );
+                }
+                // It was late.
+                None => {}
+            }
+        }
+        if let Some(fault) = self.source_fault() {
+            self.fail_remaining(&fault);
+        }
+        if let Some(Run::Stopped(refusal)) = attempt.run(attempt.source())
+            && self.source.state() != State::Failed
+            && !refusal.retriable
+        {
+            self.fail_remaining(&refusal.clone());
+        }
+    }
+
+    fn next_attempt(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        if self.gained() > self.mark {
+            self.vain = 0;
+        } else {
+            self.vain += 1;
+        }
+        if self.vain > self.spec.backoff_limit {
+            for destination in self.destinations.values_mut() {
+                if let Standing::Troubled(refusal) = &destination.standing {
+                    destination.standing = Standing::Failed(refusal.clone());
+                }
+            }
+        }
+        if self.remaining().is_empty() {
+            self.discard(commands);
+        } else {
+            self.phase = Phase::Resting {
+                until: now + backoff(self.vain),
+            };
+        }
+    }
+
+    fn fail_remaining(&mut self, refusal: &Refusal) {
+        for destination in self
+            .destinations
+            .values_mut()
+            .filter(|d| !d.standing.is_final())
+        {
+            destination.standing = Standing::Failed(refusal.clone());
+        }
+    }
+
+    /// Ends the job; what failed leaves no partial files.
+    fn discard(&mut self, commands: &mut Vec<Command>) {
+        let failed = self
+            .destinations
+            .iter()
+            .filter(|(_, d)| matches!(d.standing, Standing::Failed(_)));
+        let waiting: BTreeSet<String> = failed.map(|(node, _)| node.clone()).collect();
+        commands.extend(waiting.iter().map(|node| Command::Cancel {
+            node: node.clone(),
+            attempt: self.attempt,
+            discard: true,
+        }));
+        self.phase = if waiting.is_empty() {
+            Phase::Over
+        } else {
+            Phase::Discarding { waiting }
+        };
+    }
+
+    /// Compares the digests, as the last word on what was Verified.
+    fn settle(&mut self, commands: &mut Vec<Command>) {
+        let right = self.source.digest.clone();
+        for (node, destination) in &mut self.destinations {
+            let theirs = &destination.report.digest;
+            if !right.is_empty() && !theirs.is_empty() && *theirs != right {
+                destination.standing = Standing::Failed(Refusal {
+                    node: node.clone(),
+                    reason: "DigestMismatch".to_owned(),
+                    message: format!(
+                        "node {node} has digest {theirs} and the source {right}: run the same \
+                         release of weft-agent on both nodes, and report this as a bug"
+                    ),
+                    retriable: false,
+                });
+            }
+        }
+        self.discard(commands);
+    }
+}
+
+fn backoff(vain: u32) -> Duration {
+    BACKOFF * 2u32.pow(vain.saturating_sub(1).min(BACKOFF_DOUBLINGS))
+}
+
+/// How a stop that was asked for, or overtaken, is reported.
+fn is_ours(refusal: &Refusal) -> bool {
+    matches!(refusal.reason.as_str(), "Cancelled" | "Superseded")
+}
+
+fn reported(node: &str, report: &ProgressResponse) -> Refusal {
+    Refusal {
+        node: node.to_owned(),
+        reason: report.reason.clone(),
+        message: report.message.clone(),
+        retriable: report.retriable,
+    }
+}
+
+fn cut_off(peer: &PeerProgress) -> Refusal {
+    Refusal {
+        node: peer.node.clone(),
+        reason: peer.reason.clone(),
+        message: peer.message.clone(),
+        retriable: peer.retriable,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,500 @@
+use std::collections::VecDeque;
+
+use weft_planner::{Node, Strategy, Topology};
+use weft_proto::agent::v1::File;
+
+use super::*;
+
+const BYTES: u64 = 100;
+
+/// Agents that answer by the book. What goes wrong is one line in a test.
+struct World {
+    job: Job,
+    now: Duration,
+    dead: BTreeSet<String>,
+    /// Commands that were carried out since the last look.
+    log: Vec<String>,
+    pending: VecDeque<Command>,
+}
+
+fn name(node: u32) -> String {
+    format!("node{node}")
+}
+
+fn refusal(node: &str, reason: &str, retriable: bool) -> Refusal {
+    Refusal {
+        node: node.to_owned(),
+        reason: reason.to_owned(),
+        message: format!("node {node}: {reason}"),
+        retriable,
+    }
+}
+
+impl World {
+    /// A chain: node0 → node1 → … unless another strategy is asked for.
+    fn of(nodes: u32, strategy: Strategy) -> Self {
+        let place = |i| Place {
+            node: name(i),
+            root: "data".into(),
+            path: "x".into(),
+        };
+        let node = |i| Node {
+            name: name(i),
+            address: None,
+            leaf: "leaf0".into(),
+            rate_bps: 1_000_000_000,
+        };
+        let spec = Spec {
+            uid: "uid".into(),
+            source: place(0),
+            destinations: (1..nodes).map(place).collect(),
+            topology: Topology {
+                nodes: (0..nodes).map(node).collect(),
+                uplinks: Vec::new(),
+            },
+            strategy,
+            payload_share: 1.0,
+            backoff_limit: 3,
+        };
+        let (job, commands) = Job::begin(spec);
+        let mut world = Self {
+            job,
+            now: Duration::ZERO,
+            dead: BTreeSet::new(),
+            log: Vec::new(),
+            pending: commands.into(),
+        };
+        world.obey();
+        world
+    }
+
+    fn chain(nodes: u32) -> Self {
+        Self::of(nodes, Strategy::Chain)
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        let (job, commands) = self.job.clone().step(self.now, answer);
+        self.job = job;
+        self.pending.extend(commands);
+        self.obey();
+    }
+
+    fn obey(&mut self) {
+        while let Some(command) = self.pending.pop_front() {
+            let reach = |dead: &BTreeSet<String>, node: &str| {
+                if dead.contains(node) {
+                    Err(refusal(node, "NodeUnreachable", true))
+                } else {
+                    Ok(())
+                }
+            };
+            match command {
+                Command::Stat => {
+                    self.log.push("stat".into());
+                    let file = File {
+                        path: "x".into(),
+                        size: BYTES,
+                        ..File::default()
+                    };
+                    let manifest = Manifest {
+                        files: vec![file],
+                        ..Manifest::default()
+                    };
+                    let result = reach(&self.dead, "node0").map(|()| manifest);
+                    self.answer(Answer::Stat(result));
+                }
+                Command::Prepare { node, attempt } => {
+                    self.log.push(format!("prepare {node} #{attempt}"));
+                    let result = reach(&self.dead, &node);
+                    self.answer(Answer::Prepared {
+                        node,
+                        attempt,
+                        result,
+                    });
+                }
+                Command::Start { attempt, part } => {
+                    let to = part.sends_to.join(",");
+                    self.log
+                        .push(format!("start {} #{attempt} -> [{to}]", part.node));
+                    let result = reach(&self.dead, &part.node);
+                    self.answer(Answer::Started {
+                        node: part.node,
+                        attempt,
+                        result,
+                    });
+                }
+                Command::Follow { .. } => {}
+                Command::Cancel {
+                    node,
+                    attempt,
+                    discard,
+                } => {
+                    let how = if discard { "discard" } else { "cancel" };
+                    self.log.push(format!("{how} {node} #{attempt}"));
+                    self.answer(Answer::Cancelled { node, attempt });
+                }
+            }
+        }
+    }
+
+    fn reports(&mut self, node: u32, change: impl FnOnce(&mut ProgressResponse)) {
+        let mut report = ProgressResponse {
+            node: name(node),
+            state: State::Transferring.into(),
+            bytes_total: BYTES,
+            ..ProgressResponse::default()
+        };
+        change(&mut report);
+        let attempt = self.job.attempt();
+        self.answer(Answer::Progress {
+            node: name(node),
+            attempt,
+            report: Box::new(report),
+        });
+    }
+
+    fn verifies(&mut self, node: u32) {
+        self.reports(node, |report| {
+            report.state = State::Verified.into();
+            report.bytes = BYTES;
+            report.digest = "d1".into();
+        });
+    }
+
+    fn ends(&mut self, node: u32, result: Result<(), Refusal>) {
+        let attempt = self.job.attempt();
+        self.answer(Answer::FollowEnded {
+            node: name(node),
+            attempt,
+            result,
+        });
+    }
+
+    fn dies(&mut self, node: u32) {
+        self.dead.insert(name(node));
+        self.ends(node, Err(refusal(&name(node), "NodeUnreachable", true)));
+    }
+
+    fn all_verify(&mut self, nodes: std::ops::Range<u32>) {
+        for node in nodes.clone() {
+            self.verifies(node);
+        }
+        for node in nodes {
+            self.ends(node, Ok(()));
+        }
+    }
+
+    /// Waits as long as the job wants to; how long that was.
+    fn rests(&mut self) -> Duration {
+        let until = self.job.wake_at().expect("it wants to be woken");
+        let rest = until - self.now;
+        self.now = until;
+        self.answer(Answer::Woken);
+        rest
+    }
+
+    fn log(&mut self) -> String {
+        std::mem::take(&mut self.log).join("\n")
+    }
+
+    fn standing(&self, node: u32) -> &Standing {
+        self.job
+            .destinations()
+            .find(|d| d.place.node == name(node))
+            .expect("it is there")
+            .standing
+    }
+
+    fn reason(&self, node: u32) -> &str {
+        match self.standing(node) {
+            Standing::Failed(refusal) | Standing::Troubled(refusal) => &refusal.reason,
+            Standing::Waiting => "",
+            Standing::Verified { .. } => "Verified",
+        }
+    }
+}
+
+#[test]
+fn receivers_are_started_before_senders_and_the_source_last() {
+    let mut world = World::chain(4);
+    assert_eq!(
+        world.log(),
+        "stat\nprepare node1 #1\nprepare node2 #1\nprepare node3 #1\n\
+         start node3 #1 -> []\nstart node2 #1 -> [node3]\nstart node1 #1 -> [node2]\n\
+         start node0 #1 -> [node1]"
+    );
+    world.now = Duration::from_secs(2);
+    world.verifies(1);
+    world.now = Duration::from_secs(3);
+    world.verifies(2);
+    world.verifies(3);
+    assert!(
+        !world.job.is_over(),
+        "the source has not said its last word"
+    );
+    world.verifies(0);
+    (0..4).for_each(|node| world.ends(node, Ok(())));
+    assert!(world.job.is_complete());
+    assert_eq!(
+        *world.standing(1),
+        Standing::Verified {
+            after: Duration::from_secs(2)
+        }
+    );
+    assert_eq!(
+        *world.standing(3),
+        Standing::Verified {
+            after: Duration::from_secs(3)
+        }
+    );
+    assert_eq!(world.log(), "");
+}
+
+#[test]
+fn a_relay_that_dies_and_comes_back_is_in_the_next_attempt_of_the_same_job() {
+    let mut world = World::chain(4);
+    world.reports(1, |report| report.bytes = 40);
+    world.log();
+    world.dies(1);
+    assert_eq!(
+        world.log(),
+        "cancel node0 #1\ncancel node1 #1\ncancel node2 #1\ncancel node3 #1",
+        "nobody behind it can finish"
+    );
+    assert_eq!(
+        (world.reason(1), world.reason(2)),
+        ("NodeUnreachable", "SenderLost")
+    );
+    world.dead.clear();
+    assert_eq!(world.rests(), BACKOFF, "40 bytes were gained");
+    assert_eq!(
+        world.log(),
+        "prepare node1 #2\nprepare node2 #2\nprepare node3 #2\n\
+         start node3 #2 -> []\nstart node2 #2 -> [node3]\nstart node1 #2 -> [node2]\n\
+         start node0 #2 -> [node1]"
+    );
+    world.all_verify(0..4);
+    assert!(world.job.is_complete());
+}
+
+#[test]
+fn a_late_destination_does_not_hold_up_the_others_and_gets_an_attempt_of_its_own() {
+    let mut world = World::chain(4);
+    world.dies(2);
+    world.log();
+    // node1 is before it in the chain and goes on.
+    world.verifies(1);
+    assert!(world.log().starts_with("cancel node0 #1"));
+    world.rests();
+    assert_eq!(
+        world.log(),
+        "prepare node2 #2\nprepare node3 #2\nstart node3 #2 -> []\nstart node0 #2 -> [node3]",
+        "node2 is still away"
+    );
+    world.verifies(3);
+    world.dead.clear();
+    world.rests();
+    assert!(
+        world
+            .log()
+            .ends_with("prepare node2 #3\nstart node2 #3 -> []\nstart node0 #3 -> [node2]")
+    );
+    world.all_verify(0..4);
+    assert!(world.job.is_complete());
+}
+
+#[test]
+fn a_node_that_stays_away_is_given_up_after_the_backoff_limit() {
+    let mut world = World::chain(3);
+    world.verifies(1);
+    world.dies(2);
+    let mut rests = Vec::new();
+    while !world.job.is_over() {
+        rests.push(world.rests().as_millis());
+    }
+    assert_eq!(
+        rests,
+        [250, 250, 500, 1000],
+        "the first attempt brought node1 through"
+    );
+    assert!(!world.job.is_complete());
+    assert_eq!(
+        (world.reason(1), world.reason(2)),
+        ("Verified", "NodeUnreachable")
+    );
+    assert!(
+        world.log().ends_with("discard node2 #4"),
+        "a partial file is not left"
+    );
+}
+
+#[test]
+fn a_source_that_dies_is_waited_for_and_the_job_resumes() {
+    let mut world = World::chain(3);
+    world.reports(1, |report| report.bytes = 10);
+    world.dies(0);
+    world.rests();
+    assert_eq!(world.reason(1), "SenderLost");
+    world.dead.clear();
+    world.log();
+    assert_eq!(world.rests(), BACKOFF, "the second attempt brought nothing");
+    assert!(world.log().ends_with("start node0 #3 -> [node1]"));
+    world.all_verify(0..3);
+    assert!(world.job.is_complete());
+}
+
+#[test]
+fn a_full_disk_fails_its_destination_and_no_other() {
+    let mut world = World::chain(4);
+    world.log();
+    world.reports(1, |report| {
+        report.state = State::Failed.into();
+        report.reason = "DiskFull".into();
+    });
+    // The sender sees it as a child that failed; that is not the source's failure.
+    world.reports(0, |report| {
+        report.state = State::Failed.into();
+        report.reason = "PeerRefused".into();
+        report.peers = vec![PeerProgress {
+            node: name(1),
+            role: Role::Child.into(),
+            failed: true,
+            reason: "PeerRefused".into(),
+            ..PeerProgress::default()
+        }];
+    });
+    assert_eq!(
+        (world.reason(1), world.reason(2)),
+        ("DiskFull", "SenderLost")
+    );
+    world.rests();
+    assert!(
+        world
+            .log()
+            .ends_with("start node2 #2 -> [node3]\nstart node0 #2 -> [node2]")
+    );
+    world.all_verify(0..4);
+    assert!(world.job.is_over() && !world.job.is_complete());
+    assert_eq!((world.reason(1), world.reason(2)), ("DiskFull", "Verified"));
+}
+
+#[test]
+fn a_changed_source_fails_everyone_at_once() {
+    let mut world = World::of(3, Strategy::Direct);
+    world.verifies(1);
+    world.log();
+    world.reports(0, |report| {
+        report.state = State::Failed.into();
+        report.reason = "SourceChanged".into();
+    });
+    assert_eq!(
+        (world.reason(1), world.reason(2)),
+        ("Verified", "SourceChanged")
+    );
+    assert!(world.log().ends_with("discard node2 #1"));
+    assert!(world.job.is_over() && !world.job.is_complete());
+}
+
+#[test]
+fn a_source_that_objects_after_all_are_verified_makes_the_job_incomplete() {
+    let mut world = World::chain(2);
+    world.verifies(1);
+    world.reports(0, |report| {
+        report.state = State::Failed.into();
+        report.reason = "SourceChanged".into();
+    });
+    (0..2).for_each(|node| world.ends(node, Ok(())));
+    assert!(world.job.is_over() && !world.job.is_complete());
+    assert_eq!(world.job.source_fault().unwrap().reason, "SourceChanged");
+}
+
+#[test]
+fn another_digest_than_the_sources_is_not_verified() {
+    let mut world = World::chain(2);
+    world.verifies(1);
+    world.reports(0, |report| {
+        report.state = State::Verified.into();
+        report.digest = "d2".into();
+    });
+    (0..2).for_each(|node| world.ends(node, Ok(())));
+    assert_eq!(world.reason(1), "DigestMismatch");
+}
+
+#[test]
+fn a_child_that_its_sender_has_lost_is_not_waited_for() {
+    let mut world = World::of(3, Strategy::Direct);
+    world.verifies(1);
+    world.log();
+    world.reports(0, |report| {
+        report.peers = vec![PeerProgress {
+            node: name(2),
+            role: Role::Child.into(),
+            failed: true,
+            reason: "PeerStalled".into(),
+            retriable: true,
+            ..PeerProgress::default()
+        }];
+    });
+    assert_eq!(
+        world.log(),
+        "cancel node0 #1\ncancel node1 #1\ncancel node2 #1"
+    );
+    assert_eq!(world.reason(2), "PeerStalled");
+}
+
+#[test]
+fn answers_about_an_earlier_attempt_change_nothing_but_the_counts() {
+    let mut world = World::chain(3);
+    world.reports(0, |report| report.chunks_sent = 7);
+    world.dies(1);
+    world.dead.clear();
+    world.rests();
+    world.reports(0, |report| {
+        (report.chunks_sent, report.chunks_resent) = (5, 1)
+    });
+    let before = format!("{:?}", world.job.phase);
+    let report = ProgressResponse {
+        state: State::Failed.into(),
+        chunks_sent: 9,
+        ..ProgressResponse::default()
+    };
+    world.answer(Answer::Progress {
+        node: name(0),
+        attempt: 1,
+        report: Box::new(report),
+    });
+    world.answer(Answer::FollowEnded {
+        node: name(0),
+        attempt: 1,
+        result: Ok(()),
+    });
+    world.answer(Answer::Cancelled {
+        node: name(0),
+        attempt: 1,
+    });
+    world.answer(Answer::Prepared {
+        node: name(1),
+        attempt: 1,
+        result: Ok(()),
+    });
+    assert_eq!(format!("{:?}", world.job.phase), before);
+    assert_eq!(world.job.chunks(), (14, 1));
+}
+
+#[test]
+fn a_source_out_of_reach_is_asked_again_and_one_that_says_no_is_not() {
+    let (job, _) = Job::begin(World::chain(2).job.spec().clone());
+    let no = |retriable| Answer::Stat(Err(refusal("node0", "SourceMissing", retriable)));
+    let (refused, commands) = job.clone().step(Duration::ZERO, no(false));
+    assert!(refused.is_over() && !refused.is_complete() && commands.is_empty());
+
+    let mut job = job;
+    for _ in 0..3 {
+        let rest = job.step(Duration::ZERO, no(true)).0;
+        let until = rest.wake_at().unwrap();
+        let (asking, commands) = rest.step(until, Answer::Woken);
+        assert_eq!(commands, [Command::Stat]);
+        job = asking;
+    }
+    assert!(job.step(Duration::ZERO, no(true)).0.is_over());
+}

@@ -1,0 +1,522 @@
+//! Carries a job's commands to the agents and brings the answers back.
+//!
+//! Every call is a task of its own; the job is stepped by whoever calls [`Runner::turn`]. An agent
+//! that has vanished is found out by HTTP/2 pings, long before a call's own deadline.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+use tonic::{
+    Code, Status,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
+};
+use weft_planner::Part;
+use weft_proto::{
+    Message as _,
+    agent::v1::{
+        Algorithm, CancelRequest, Child, DestinationPart, Direction, ErrorDetail, JobRef, Location,
+        Manifest, Overwrite, PrepareRequest, ProgressRequest, SourcePart, StartRequest,
+        StatRequest, Ticket, Verification, agent_client::AgentClient, start_request,
+    },
+};
+
+use super::{Answer, Command, Job, Place, Refusal, Spec};
+use crate::authority::{Authority, AuthorityError};
+
+/// This operator has never lost its lease.
+const LEADER_EPOCH: u64 = 1;
+/// The job's description does not change while it runs.
+const GENERATION: u64 = 1;
+/// How long a ticket holds; an attempt that is not connected by then never will be.
+const TICKET_LIFE: Duration = Duration::from_secs(15 * 60);
+/// A management network answers within milliseconds.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// With [`PING_TIMEOUT`]: an agent that vanished without a word is missed after 6 s.
+const PING_INTERVAL: Duration = Duration::from_secs(2);
+const PING_TIMEOUT: Duration = Duration::from_secs(4);
+/// Listing 300,000 files on a slow disk.
+const STAT_WITHIN: Duration = Duration::from_secs(2 * 60);
+/// Hashing what an earlier attempt left: 900 GB at 1 GB/s.
+const PREPARE_WITHIN: Duration = Duration::from_secs(15 * 60);
+/// Nothing is waited for.
+const START_WITHIN: Duration = Duration::from_secs(30);
+/// Writes that are on their way to a slow disk have to end.
+const CANCEL_WITHIN: Duration = Duration::from_secs(60);
+/// A manifest has some 200 B per file; 64 MiB are 300,000 files.
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// Between two messages of a progress stream: what an eye follows.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// An agent's control API.
+#[derive(Debug, Clone)]
+pub struct Contact {
+    /// The node.
+    pub node: String,
+    /// `HOST:PORT`.
+    pub address: String,
+}
+
+/// Why agents cannot even be called.
+#[derive(Debug, thiserror::Error)]
+pub enum RunnerError {
+    /// No certificate for the operator.
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    /// An address is none, or the certificates cannot be used.
+    #[error("node {node} at {address} cannot be called: {source}; check address and certificates")]
+    Contact {
+        /// The node.
+        node: String,
+        /// Its address.
+        address: String,
+        /// What the library said.
+        source: tonic::transport::Error,
+    },
+}
+
+impl RunnerError {
+    /// A short stable name.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Authority(error) => error.reason(),
+            Self::Contact { .. } => "ContactUnusable",
+        }
+    }
+}
+
+/// What the calls share.
+struct Calls {
+    spec: Spec,
+    authority: Arc<Authority>,
+    addresses: BTreeMap<String, String>,
+    clients: BTreeMap<String, AgentClient<Channel>>,
+    answers: UnboundedSender<Answer>,
+}
+
+/// A job on its way. Dropping it ends all its calls; agents are told nothing.
+pub struct Runner {
+    job: Job,
+    calls: Arc<Calls>,
+    answers: UnboundedReceiver<Answer>,
+    tasks: JoinSet<()>,
+    began: Instant,
+}
+
+impl Runner {
+    /// Begins a job at agents that were made known to it.
+    pub fn begin(
+        spec: Spec,
+        authority: Arc<Authority>,
+        contacts: &[Contact],
+    ) -> Result<Self, RunnerError> {
+        let operator = authority.operator()?;
+        let identity = tonic::transport::Identity::from_pem(operator.certificate, operator.key);
+        let mut clients = BTreeMap::new();
+        for Contact { node, address } in contacts {
+            let failed = |source| RunnerError::Contact {
+                node: node.clone(),
+                address: address.clone(),
+                source,
+            };
+            let tls = ClientTlsConfig::new()
+                .ca_certificate(Certificate::from_pem(authority.certificate()))
+                .identity(identity.clone())
+                .domain_name(Authority::server_name(authority.fabric(), node));
+            let channel = Endpoint::from_shared(format!("https://{address}"))
+                .and_then(|endpoint| endpoint.tls_config(tls))
+                .map_err(failed)?
+                .connect_timeout(CONNECT_TIMEOUT)
+                .http2_keep_alive_interval(PING_INTERVAL)
+                .keep_alive_timeout(PING_TIMEOUT)
+                .connect_lazy();
+            let client = AgentClient::new(channel)
+                .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                .max_encoding_message_size(MESSAGE_BYTES_MAX);
+            clients.insert(node.clone(), client);
+        }
+        let (sender, answers) = unbounded_channel();
+        let addresses = contacts
+            .iter()
+            .map(|c| (c.node.clone(), c.address.clone()))
+            .collect();
+        let calls = Calls {
+            spec: spec.clone(),
+            authority,
+            addresses,
+            clients,
+            answers: sender,
+        };
+        let (job, commands) = Job::begin(spec);
+        let mut runner = Self {
+            job,
+            calls: Arc::new(calls),
+            answers,
+            tasks: JoinSet::new(),
+            began: Instant::now(),
+        };
+        runner.issue(commands);
+        Ok(runner)
+    }
+
+    /// How it stands.
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// Time since it began: the job's clock.
+    pub fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Takes the next answer, or wakes the job. Safe to be dropped while it waits.
+    ///
+    /// # Panics
+    /// With a call's own panic.
+    pub async fn turn(&mut self) {
+        let due = self.job.wake_at().map(|at| self.began + at);
+        let answer = tokio::select! {
+            answer = self.answers.recv() => answer.unwrap_or(Answer::Woken),
+            Some(ended) = self.tasks.join_next() => {
+                if let Err(error) = ended && error.is_panic() {
+                    std::panic::resume_unwind(error.into_panic());
+                }
+                return;
+            }
+            () = at(due) => Answer::Woken,
+        };
+        let (job, commands) = self.job.clone().step(self.began.elapsed(), answer);
+        self.job = job;
+        self.issue(commands);
+    }
+
+    fn issue(&mut self, commands: Vec<Command>) {
+        for command in commands {
+            tracing::debug!(?command);
+            let calls = Arc::clone(&self.calls);
+            let manifest = self.job.manifest().cloned();
+            self.tasks
+                .spawn(async move { calls.carry_out(command, manifest).await });
+        }
+    }
+}
+
+async fn at(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Calls {
+    async fn carry_out(&self, command: Command, manifest: Option<Arc<Manifest>>) {
+        let answer = match command {
+            Command::Stat => {
+                let call = within(STAT_WITHIN, "Stat", &self.spec.source.node, self.stat());
+                Answer::Stat(call.await)
+            }
+            Command::Prepare { node, attempt } => {
+                let call = self.prepare(&node, attempt, manifest);
+                let result = within(PREPARE_WITHIN, "Prepare", &node, call).await;
+                Answer::Prepared {
+                    node,
+                    attempt,
+                    result,
+                }
+            }
+            Command::Start { attempt, part } => {
+                let call = self.start(&part, attempt, manifest);
+                let result = within(START_WITHIN, "Start", &part.node, call).await;
+                Answer::Started {
+                    node: part.node,
+                    attempt,
+                    result,
+                }
+            }
+            Command::Follow { node, attempt } => {
+                let result = self.follow(&node, attempt).await;
+                Answer::FollowEnded {
+                    node,
+                    attempt,
+                    result,
+                }
+            }
+            Command::Cancel {
+                node,
+                attempt,
+                discard,
+            } => {
+                let call = self.cancel(&node, attempt, discard);
+                let result = within(CANCEL_WITHIN, "Cancel", &node, call).await;
+                if let Err(refusal) = result {
+                    tracing::debug!(node, attempt, refusal.message, "not cancelled");
+                }
+                Answer::Cancelled { node, attempt }
+            }
+        };
+        // The runner is gone only when nobody waits for an answer any more.
+        let _ = self.answers.send(answer);
+    }
+
+    fn client(&self, node: &str) -> Result<AgentClient<Channel>, Refusal> {
+        self.clients.get(node).cloned().ok_or_else(|| Refusal {
+            node: node.to_owned(),
+            reason: "NodeUnknown".to_owned(),
+            message: format!("node {node} has no known agent: name a node of this fabric"),
+            retriable: false,
+        })
+    }
+
+    fn job(&self, attempt: u32) -> Option<JobRef> {
+        Some(JobRef {
+            uid: self.spec.uid.clone(),
+            generation: GENERATION,
+            attempt,
+        })
+    }
+
+    fn place(&self, node: &str) -> Option<Location> {
+        self.spec
+            .destinations
+            .iter()
+            .find(|place| place.node == node)
+            .map(location)
+    }
+
+    fn refusal(&self, node: &str, status: &Status) -> Refusal {
+        let address = self.addresses.get(node).map_or("", String::as_str);
+        refusal(node, address, status)
+    }
+
+    async fn stat(&self) -> Result<Manifest, Refusal> {
+        let source = &self.spec.source;
+        let request = StatRequest {
+            leader_epoch: LEADER_EPOCH,
+            location: Some(location(source)),
+        };
+        match self.client(&source.node)?.stat(request).await {
+            Ok(response) => Ok(response.into_inner().manifest.unwrap_or_default()),
+            Err(status) => Err(self.refusal(&source.node, &status)),
+        }
+    }
+
+    async fn prepare(
+        &self,
+        node: &str,
+        attempt: u32,
+        manifest: Option<Arc<Manifest>>,
+    ) -> Result<(), Refusal> {
+        let request = PrepareRequest {
+            job: self.job(attempt),
+            leader_epoch: LEADER_EPOCH,
+            location: self.place(node),
+            manifest: manifest.as_deref().cloned(),
+            verification: Some(verification()),
+            overwrite: Overwrite::IfDifferent.into(),
+        };
+        match self.client(node)?.prepare(request).await {
+            Ok(_) => Ok(()),
+            Err(status) => Err(self.refusal(node, &status)),
+        }
+    }
+
+    async fn start(
+        &self,
+        part: &Part,
+        attempt: u32,
+        manifest: Option<Arc<Manifest>>,
+    ) -> Result<(), Refusal> {
+        let role = match &part.receives_from {
+            Some(from) => start_request::Part::Destination(DestinationPart {
+                receives_from: from.clone(),
+            }),
+            None => start_request::Part::Source(SourcePart {
+                location: Some(location(&self.spec.source)),
+                manifest: manifest.as_deref().cloned(),
+                verification: Some(verification()),
+            }),
+        };
+        let child = |node: &String| Child {
+            node: node.clone(),
+            control_address: self.addresses.get(node).cloned().unwrap_or_default(),
+            ticket: Some(self.authority.sign(&Ticket {
+                fabric: self.authority.fabric().to_owned(),
+                job: self.job(attempt),
+                from_node: part.node.clone(),
+                to_node: node.clone(),
+                source: Some(location(&self.spec.source)),
+                destination: self.place(node),
+                direction: Direction::Write.into(),
+                expires_unix_s: expiry(),
+            })),
+        };
+        let request = StartRequest {
+            job: self.job(attempt),
+            leader_epoch: LEADER_EPOCH,
+            part: Some(role),
+            sends_to: part.sends_to.iter().map(child).collect(),
+        };
+        match self.client(&part.node)?.start(request).await {
+            Ok(_) => Ok(()),
+            Err(status) => Err(self.refusal(&part.node, &status)),
+        }
+    }
+
+    async fn follow(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
+        let request = ProgressRequest {
+            job: self.job(attempt),
+            leader_epoch: LEADER_EPOCH,
+            interval_ms: u32::try_from(PROGRESS_INTERVAL.as_millis()).unwrap_or(u32::MAX),
+        };
+        let failed = |status: Status| self.refusal(node, &status);
+        let mut stream = self
+            .client(node)?
+            .progress(request)
+            .await
+            .map_err(failed)?
+            .into_inner();
+        while let Some(report) = stream.message().await.map_err(failed)? {
+            let node = node.to_owned();
+            let answer = Answer::Progress {
+                node,
+                attempt,
+                report: Box::new(report),
+            };
+            if self.answers.send(answer).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn cancel(&self, node: &str, attempt: u32, discard: bool) -> Result<(), Refusal> {
+        let request = CancelRequest {
+            job: self.job(attempt),
+            leader_epoch: LEADER_EPOCH,
+            discard,
+        };
+        match self.client(node)?.cancel(request).await {
+            Ok(_) => Ok(()),
+            Err(status) => Err(self.refusal(node, &status)),
+        }
+    }
+}
+
+/// A call with its deadline.
+async fn within<T>(
+    limit: Duration,
+    call: &str,
+    node: &str,
+    work: impl Future<Output = Result<T, Refusal>>,
+) -> Result<T, Refusal> {
+    timeout(limit, work).await.unwrap_or_else(|_| {
+        Err(Refusal {
+            node: node.to_owned(),
+            reason: "CallTimedOut".to_owned(),
+            message: format!(
+                "node {node}: its agent has not answered {call} for {} s; see its log, and restart it",
+                limit.as_secs()
+            ),
+            retriable: true,
+        })
+    })
+}
+
+fn location(place: &Place) -> Location {
+    Location {
+        root: place.root.clone(),
+        path: place.path.clone(),
+    }
+}
+
+fn verification() -> Verification {
+    Verification {
+        algorithm: Algorithm::Blake3.into(),
+        expect: String::new(),
+    }
+}
+
+fn expiry() -> u64 {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    (now + TICKET_LIFE).as_secs()
+}
+
+/// What an error of a call means: the agent's own words where it gave them, else it is out of reach.
+fn refusal(node: &str, address: &str, status: &Status) -> Refusal {
+    let detail = ErrorDetail::decode(status.details()).unwrap_or_default();
+    if !detail.reason.is_empty() {
+        return Refusal {
+            node: node.to_owned(),
+            reason: detail.reason,
+            message: status.message().to_owned(),
+            retriable: detail.retriable,
+        };
+    }
+    // Without details the answer is the transport's: refused, reset, or silent.
+    let retriable = matches!(
+        status.code(),
+        Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal
+    );
+    Refusal {
+        node: node.to_owned(),
+        reason: "NodeUnreachable".to_owned(),
+        message: format!(
+            "node {node} at {address} does not answer ({}): check that its agent runs and that the \
+             management network lets this port through",
+            cause(status)
+        ),
+        retriable,
+    }
+}
+
+/// The innermost error, which says what happened.
+fn cause(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut next = std::error::Error::source(status);
+    while let Some(error) = next {
+        text = error.to_string();
+        next = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agents_own_words_are_kept_and_silence_is_retriable() {
+        let detail = ErrorDetail {
+            reason: "DiskFull".into(),
+            ..ErrorDetail::default()
+        };
+        let status = Status::with_details(
+            Code::ResourceExhausted,
+            "node node1: the disk is full: free some",
+            detail.encode_to_vec().into(),
+        );
+        let own = refusal("node1", "10.254.0.2:7400", &status);
+        assert_eq!((own.reason.as_str(), own.retriable), ("DiskFull", false));
+        assert_eq!(own.message, "node node1: the disk is full: free some");
+
+        let silent = refusal("node1", "10.254.0.2:7400", &Status::unavailable("refused"));
+        assert_eq!(
+            (silent.reason.as_str(), silent.retriable),
+            ("NodeUnreachable", true)
+        );
+        assert_eq!(
+            silent.message,
+            "node node1 at 10.254.0.2:7400 does not answer (refused): check that its agent runs and \
+             that the management network lets this port through"
+        );
+    }
+}

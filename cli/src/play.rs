@@ -1,0 +1,132 @@
+//! `weft play`: a small fabric, the agents and the planner of a cluster, and one transfer.
+//!
+//! It builds the fabric in namespaces that end with it, makes a certificate authority, starts an
+//! agent per node, and plays the operator ([`crate::operator`]). Where namespaces are refused the
+//! agents run on loopback with one path. Nothing is left behind but what `--out` asked for.
+//!
+//! | exit status | |
+//! |---|---|
+//! | 0 | every destination is Verified, and every fault that was asked for has happened |
+//! | 1 | not so; the reason is on standard error, or in the summary |
+//! | 2 | the arguments make no sense |
+//! | 128 + n | ended by signal n |
+
+mod agent;
+mod arguments;
+mod error;
+mod ground;
+mod progress;
+mod report;
+mod scratch;
+mod session;
+
+use std::{
+    io::{self, IsTerminal, Write},
+    time::Duration,
+};
+
+use tokio::signal::unix::{SignalKind, signal};
+
+pub use arguments::{
+    Args, Data, Destinations, Fault, FaultKind, Moment, PathPolicy, Settings, UsageError,
+};
+pub use error::PlayError;
+pub use report::{Chunks, FaultReport, Happened, NodeReport, Report, Summary};
+
+use crate::fabric::isolation::{self, Entered};
+
+/// The arguments make no sense.
+const USAGE: u8 = 2;
+/// It did not work.
+const FAILED: u8 = 1;
+/// What shells report for a program that ended by a signal: this plus the signal's number.
+const SIGNALLED: u8 = 128;
+/// What still runs by then on other threads ends with the process.
+const SHUTDOWN: Duration = Duration::from_millis(500);
+/// The control plane is idle most of the time.
+const THREADS: usize = 2;
+
+/// Plays, and gives the exit status. Call it before any thread is started.
+pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> u8 {
+    let settings = match args.check() {
+        Ok(settings) => settings,
+        Err(error) => return complain(err, &error, USAGE),
+    };
+    let program = match agent::find() {
+        Ok(program) => program,
+        Err(error) => return complain(err, &error, FAILED),
+    };
+    match isolation::enter() {
+        Ok(Entered::Ended(status)) => return status,
+        Ok(Entered::Inside) => {}
+        Err(refused) if settings.of_fabric.is_empty() => {
+            let text =
+                format!("{refused}\nplaying over loopback instead, with one path and no spines");
+            complain(err, &text, 0);
+        }
+        Err(source) => {
+            let flags = settings.of_fabric.join(", ");
+            return complain(err, &PlayError::NeedsFabric { flags, source }, FAILED);
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .enable_all()
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return complain(err, &PlayError::Runtime(error), FAILED),
+    };
+    // On this thread and not on one of the runtime's: loopback agents die with the thread that
+    // started them.
+    let outcome = runtime.block_on(until_signalled(&settings, &program, out, err));
+    runtime.shutdown_timeout(SHUTDOWN);
+    match outcome {
+        Ok(true) => 0,
+        Ok(false) => FAILED,
+        Err(PlayError::Signalled { number }) => SIGNALLED.saturating_add(number),
+        Err(error) => complain(err, &error, FAILED),
+    }
+}
+
+fn complain(err: &mut impl Write, text: &impl std::fmt::Display, status: u8) -> u8 {
+    // Nobody may be listening; the status says it too.
+    let _ = writeln!(err, "weft play: {text}");
+    status
+}
+
+async fn until_signalled(
+    settings: &Settings,
+    program: &std::path::Path,
+    out: &mut impl Write,
+    err: &mut impl Write,
+) -> Result<bool, PlayError> {
+    let kinds = [
+        SignalKind::interrupt(),
+        SignalKind::terminate(),
+        SignalKind::hangup(),
+    ];
+    let [mut interrupt, mut terminate, mut hangup] = kinds.map(signal);
+    let came = |kind: SignalKind| PlayError::Signalled {
+        number: u8::try_from(kind.as_raw_value()).unwrap_or_default(),
+    };
+    let terminal = io::stderr().is_terminal();
+    let playing = session::play(settings, program, terminal, out, err);
+    tokio::select! {
+        outcome = playing => outcome,
+        () = arrives(&mut interrupt) => Err(came(kinds[0])),
+        () = arrives(&mut terminate) => Err(came(kinds[1])),
+        () = arrives(&mut hangup) => Err(came(kinds[2])),
+    }
+}
+
+/// Never, where the signal cannot be watched: it then ends the process at once, and isolation the
+/// rest.
+async fn arrives(signal: &mut io::Result<tokio::signal::unix::Signal>) {
+    if let Ok(signal) = signal
+        && signal.recv().await.is_some()
+    {
+        return;
+    }
+    std::future::pending().await
+}

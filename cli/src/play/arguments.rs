@@ -1,0 +1,591 @@
+//! What `weft play` takes, and whether it makes sense.
+//!
+//! [`Args`] is what clap reads; [`Args::check`] makes [`Settings`] of it or says which flag to
+//! change. Nothing is made or changed here.
+
+use std::{
+    fmt, fs, io,
+    os::unix::fs::FileTypeExt,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+use clap::ValueEnum;
+use weft_planner::Strategy;
+
+use crate::{
+    fabric::{Spec, SpecError},
+    quantity,
+};
+
+/// Sent when neither --source nor --size is given.
+const DEFAULT_SIZE: u64 = 256 << 20;
+/// What a data path's pair of port ranges carries at most.
+const MAX_PATHS: u16 = 256;
+
+/// What `weft play` takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Nodes; node 0 has the data.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub nodes: usize,
+    /// Leaf switches; the nodes are spread over them in turn.
+    #[arg(long, value_name = "L", default_value_t = 2)]
+    pub leaves: usize,
+    /// Spine switches; every one is a way between any two leaves.
+    #[arg(long, value_name = "S", default_value_t = 4)]
+    pub spines: usize,
+    /// Paths between two nodes, 1 to 256 [default: 128; 1 without a fabric].
+    #[arg(long, value_name = "P")]
+    pub paths: Option<u16>,
+    /// A file or a directory to send; it is read where it is.
+    #[arg(long, value_name = "PATH", conflicts_with = "size")]
+    pub source: Option<PathBuf>,
+    /// Send so many random bytes instead [default: 256MiB].
+    #[arg(long, value_name = "SIZE", value_parser = quantity::parse_bytes)]
+    pub size: Option<u64>,
+    /// What the random bytes of --size are drawn from: the same seed gives the same digest.
+    #[arg(
+        long,
+        value_name = "SEED",
+        default_value_t = 1,
+        conflicts_with = "source"
+    )]
+    pub seed: u64,
+    /// The nodes that shall have it: all, or numbers as 1,3.
+    #[arg(long, value_name = "all|1,3", default_value = "all")]
+    pub to: Destinations,
+    /// Who sends to whom: auto, direct, chain or binomial.
+    #[arg(long, value_name = "STRATEGY", default_value = "auto")]
+    pub strategy: Strategy,
+    /// How a chunk's path is chosen.
+    #[arg(long, value_name = "POLICY", default_value = "two-choices")]
+    pub path_policy: PathPolicy,
+    /// Rate of the spines' links, as 1gbit [default: what this machine gives].
+    #[arg(long, value_name = "RATE", value_parser = quantity::parse_rate)]
+    pub rate: Option<u64>,
+    /// Rate of the nodes' links, as 300mbit [default: what this machine gives].
+    #[arg(long, value_name = "RATE", value_parser = quantity::parse_rate)]
+    pub node_rate: Option<u64>,
+    /// Share of packets that every spine loses, as 0.1%.
+    #[arg(long, value_name = "SHARE", default_value = "0", value_parser = quantity::parse_fraction)]
+    pub loss: f64,
+    /// Share of packets of which every spine alters one byte, as 0.1%.
+    #[arg(long, value_name = "SHARE", default_value = "0", value_parser = quantity::parse_fraction)]
+    pub corrupt: f64,
+    /// Largest IP packet of the data network, bytes.
+    #[arg(long, value_name = "BYTES", default_value_t = 9000)]
+    pub mtu: u32,
+    /// Spine K drops everything from that time after the start on, as 2@500ms; its links stay up.
+    #[arg(long, value_name = "K@TIME")]
+    pub fail_spine: Vec<Moment>,
+    /// The agent of node K is killed (SIGKILL) at that time after the start, as 1@2s.
+    #[arg(long, value_name = "K@TIME")]
+    pub kill_node: Vec<Moment>,
+    /// The agent of node K, killed before, is started again.
+    #[arg(long, value_name = "K@TIME")]
+    pub restart_node: Vec<Moment>,
+    /// The nodes' roots are made here as DIR/node0, DIR/node1, … and stay [default: in memory].
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Leave agents and fabric running after the transfer, until Ctrl-C.
+    #[arg(long)]
+    pub keep: bool,
+    /// Print the result as one JSON object and nothing else on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How a path is chosen for a chunk; the agents know them by these names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PathPolicy {
+    /// One path for everything.
+    Single,
+    /// One after the other.
+    RoundRobin,
+    /// Any, at random.
+    Oblivious,
+    /// The faster of two drawn at random.
+    TwoChoices,
+}
+
+impl fmt::Display for PathPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Single => "single",
+            Self::RoundRobin => "round-robin",
+            Self::Oblivious => "oblivious",
+            Self::TwoChoices => "two-choices",
+        })
+    }
+}
+
+/// Of --to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Destinations {
+    /// Every node but the source.
+    All,
+    /// These.
+    Nodes(Vec<usize>),
+}
+
+impl FromStr for Destinations {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "all" {
+            return Ok(Self::All);
+        }
+        let number = |word: &str| {
+            word.trim()
+                .parse()
+                .map_err(|_| format!("{word:?} is no node: give all, or numbers as 1,3"))
+        };
+        text.split(',')
+            .map(number)
+            .collect::<Result<_, _>>()
+            .map(Self::Nodes)
+    }
+}
+
+/// `K@TIME`: something happens to the K-th of its kind, so long after the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// Which one.
+    pub index: usize,
+    /// When, after the start of the transfer.
+    pub at: Duration,
+}
+
+impl FromStr for Moment {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not K@TIME: write a number and a time, as 2@500ms");
+        let (index, time) = text.split_once('@').ok_or_else(wrong)?;
+        let index = index.trim().parse().map_err(|_| wrong())?;
+        let time = time.trim();
+        let (number, unit) = time.split_at(
+            time.find(|c: char| c.is_ascii_alphabetic())
+                .unwrap_or(time.len()),
+        );
+        let unit_seconds = match unit {
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            _ => {
+                return Err(format!(
+                    "{text:?} has no unit of time: write ms, s or m, as 2@500ms"
+                ));
+            }
+        };
+        let number: f64 = number.trim().parse().map_err(|_| wrong())?;
+        let at = Duration::try_from_secs_f64(number * unit_seconds).map_err(|_| wrong())?;
+        Ok(Self { index, at })
+    }
+}
+
+/// What happens while the transfer runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// A spine drops everything.
+    FailSpine,
+    /// A node's agent is killed.
+    KillNode,
+    /// It is started again.
+    RestartNode,
+}
+
+impl FaultKind {
+    /// The flag, without its dashes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FailSpine => "fail-spine",
+            Self::KillNode => "kill-node",
+            Self::RestartNode => "restart-node",
+        }
+    }
+
+    /// What it happens to.
+    pub fn target(self, index: usize) -> String {
+        match self {
+            Self::FailSpine => format!("spine{index}"),
+            Self::KillNode | Self::RestartNode => format!("node{index}"),
+        }
+    }
+}
+
+/// A fault with its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What.
+    pub kind: FaultKind,
+    /// To which.
+    pub index: usize,
+    /// When, after the start of the transfer.
+    pub at: Duration,
+}
+
+/// What is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// A file that exists.
+    File(PathBuf),
+    /// A directory that exists.
+    Directory(PathBuf),
+    /// Random bytes.
+    Random {
+        /// How many.
+        bytes: u64,
+        /// Drawn from this.
+        seed: u64,
+    },
+}
+
+/// Arguments that make sense. Written by [`Args::check`] only.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The fabric.
+    pub fabric: Spec,
+    /// Flags given that have no meaning without a fabric.
+    pub of_fabric: Vec<&'static str>,
+    /// Paths between two nodes, as asked for.
+    pub paths: Option<u16>,
+    /// What is sent.
+    pub data: Data,
+    /// Destinations, ascending.
+    pub to: Vec<usize>,
+    /// Who sends to whom.
+    pub strategy: Strategy,
+    /// How paths are chosen.
+    pub path_policy: PathPolicy,
+    /// By time.
+    pub faults: Vec<Fault>,
+    /// Where the roots stay.
+    pub out: Option<PathBuf>,
+    /// Leave everything running.
+    pub keep: bool,
+    /// JSON on standard output.
+    pub json: bool,
+}
+
+/// An argument that makes no sense. Every text names the flag and what to give instead.
+#[derive(Debug, thiserror::Error)]
+pub enum UsageError {
+    /// The fabric cannot be.
+    #[error(transparent)]
+    Fabric(#[from] SpecError),
+    /// There would be nobody to send to.
+    #[error("--nodes {0}: one sends and another receives; give at least --nodes 2")]
+    TooFewNodes(usize),
+    /// Outside what two port ranges give.
+    #[error("--paths {0}: give a number from 1 to {MAX_PATHS}")]
+    Paths(u16),
+    /// A node that is not there.
+    #[error("{flag} {given}: there is no node {given}; the nodes are 0 to {last}")]
+    NoSuchNode {
+        /// The flag.
+        flag: &'static str,
+        /// The number given.
+        given: usize,
+        /// The last node.
+        last: usize,
+    },
+    /// The source in --to.
+    #[error("--to {given}: node 0 has the data already; leave it out", given = "0")]
+    SourceIsDestination,
+    /// A node twice in --to.
+    #[error("--to names node {0} twice: name it once")]
+    DuplicateDestination(usize),
+    /// A spine that is not there.
+    #[error("--fail-spine {given}: there is no spine {given}; the spines are 0 to {last}")]
+    NoSuchSpine {
+        /// The number given.
+        given: usize,
+        /// The last spine.
+        last: usize,
+    },
+    /// A restart without a kill before it.
+    #[error(
+        "--restart-node {0}: the agent of node {0} is not killed before that time; add --kill-node {0}@TIME with an earlier time"
+    )]
+    RestartWithoutKill(usize),
+    /// A second kill of an agent that is dead.
+    #[error("--kill-node {0}: it is dead by then; add --restart-node {0}@TIME between the two")]
+    KilledTwice(usize),
+    /// The source cannot be read.
+    #[error("--source {}: {source}; give a file or directory that {user} can read", path.display())]
+    SourceUnreadable {
+        /// As given.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+        /// Who reads.
+        user: String,
+    },
+    /// It is no file.
+    #[error("--source {}: this is a {kind}; give a regular file or a directory", path.display())]
+    SourceKind {
+        /// As given.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// It has no name that a destination could have.
+    #[error("--source {}: it has no name that is UTF-8; give one below it, or rename it", path.display())]
+    SourceName {
+        /// As given.
+        path: PathBuf,
+    },
+    /// The directory cannot be used.
+    #[error("--out {}: {source}; give a directory that can be written, or one to be made", path.display())]
+    Out {
+        /// As given.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Something is in it.
+    #[error("--out {}: it is not empty; give an empty directory, or one to be made", path.display())]
+    OutNotEmpty {
+        /// As given.
+        path: PathBuf,
+    },
+}
+
+impl UsageError {
+    /// A short stable name.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Fabric(error) => error.reason(),
+            Self::TooFewNodes(_) => "TooFewNodes",
+            Self::Paths(_) => "PathsOutOfRange",
+            Self::NoSuchNode { .. } => "NoSuchNode",
+            Self::SourceIsDestination => "SourceIsDestination",
+            Self::DuplicateDestination(_) => "DuplicateDestination",
+            Self::NoSuchSpine { .. } => "NoSuchSpine",
+            Self::RestartWithoutKill(_) => "RestartWithoutKill",
+            Self::KilledTwice(_) => "KilledTwice",
+            Self::SourceUnreadable { .. } => "SourceUnreadable",
+            Self::SourceKind { .. } => "SourceKind",
+            Self::SourceName { .. } => "SourceName",
+            Self::Out { .. } => "OutUnusable",
+            Self::OutNotEmpty { .. } => "OutNotEmpty",
+        }
+    }
+}
+
+impl Args {
+    /// Says what is wrong with them, if anything is.
+    pub fn check(&self) -> Result<Settings, UsageError> {
+        if self.nodes == 1 {
+            return Err(UsageError::TooFewNodes(self.nodes));
+        }
+        let fabric = Spec {
+            nodes: self.nodes,
+            leaves: self.leaves,
+            spines: self.spines,
+            rate: self.rate,
+            node_rate: self.node_rate,
+            loss: self.loss,
+            corrupt: self.corrupt,
+            mtu: self.mtu,
+        };
+        fabric.validate()?;
+        if let Some(paths) = self.paths.filter(|paths| !(1..=MAX_PATHS).contains(paths)) {
+            return Err(UsageError::Paths(paths));
+        }
+        let to = self.destinations()?;
+        let faults = self.faults()?;
+        let data = match (&self.source, self.size) {
+            (Some(path), _) => source(path)?,
+            (None, size) => Data::Random {
+                bytes: size.unwrap_or(DEFAULT_SIZE),
+                seed: self.seed,
+            },
+        };
+        if let Some(out) = &self.out {
+            check_out(out)?;
+        }
+        Ok(Settings {
+            of_fabric: self.of_fabric(),
+            fabric,
+            paths: self.paths,
+            data,
+            to,
+            strategy: self.strategy,
+            path_policy: self.path_policy,
+            faults,
+            out: self.out.clone(),
+            keep: self.keep,
+            json: self.json,
+        })
+    }
+
+    fn of_fabric(&self) -> Vec<&'static str> {
+        [
+            ("--rate", self.rate.is_some()),
+            ("--node-rate", self.node_rate.is_some()),
+            ("--loss", self.loss > 0.0),
+            ("--corrupt", self.corrupt > 0.0),
+            ("--fail-spine", !self.fail_spine.is_empty()),
+            ("--paths", self.paths.is_some_and(|paths| paths > 1)),
+        ]
+        .into_iter()
+        .filter_map(|(flag, given)| given.then_some(flag))
+        .collect()
+    }
+
+    fn destinations(&self) -> Result<Vec<usize>, UsageError> {
+        let last = self.nodes - 1;
+        let Destinations::Nodes(named) = &self.to else {
+            return Ok((1..=last).collect());
+        };
+        let mut nodes = named.clone();
+        nodes.sort_unstable();
+        for pair in nodes.windows(2) {
+            if pair[0] == pair[1] {
+                return Err(UsageError::DuplicateDestination(pair[0]));
+            }
+        }
+        match nodes
+            .iter()
+            .copied()
+            .find(|given| *given == 0 || *given > last)
+        {
+            Some(0) => Err(UsageError::SourceIsDestination),
+            Some(given) => Err(UsageError::NoSuchNode {
+                flag: "--to",
+                given,
+                last,
+            }),
+            None => Ok(nodes),
+        }
+    }
+
+    fn faults(&self) -> Result<Vec<Fault>, UsageError> {
+        let last = self.spines - 1;
+        if let Some(moment) = self.fail_spine.first() {
+            if self.leaves == 1 {
+                return Err(SpecError::NoSpineCrossed { flag: "fail-spine" }.into());
+            }
+            let given = self
+                .fail_spine
+                .iter()
+                .map(|m| m.index)
+                .find(|given| *given > last);
+            if let Some(given) = given {
+                return Err(UsageError::NoSuchSpine { given, last });
+            }
+            debug_assert!(moment.index <= last);
+        }
+        let last = self.nodes - 1;
+        for (flag, moments) in [
+            ("--kill-node", &self.kill_node),
+            ("--restart-node", &self.restart_node),
+        ] {
+            if let Some(given) = moments.iter().map(|m| m.index).find(|given| *given > last) {
+                return Err(UsageError::NoSuchNode { flag, given, last });
+            }
+        }
+        let of = |kind, moments: &[Moment]| -> Vec<Fault> {
+            let fault = |m: &Moment| Fault {
+                kind,
+                index: m.index,
+                at: m.at,
+            };
+            moments.iter().map(fault).collect()
+        };
+        let mut faults = [
+            of(FaultKind::FailSpine, &self.fail_spine),
+            of(FaultKind::KillNode, &self.kill_node),
+            of(FaultKind::RestartNode, &self.restart_node),
+        ]
+        .concat();
+        faults.sort_by_key(|fault| fault.at);
+        let mut dead = Vec::new();
+        for fault in &faults {
+            let is_dead = dead.contains(&fault.index);
+            match fault.kind {
+                FaultKind::FailSpine => {}
+                FaultKind::KillNode if is_dead => {
+                    return Err(UsageError::KilledTwice(fault.index));
+                }
+                FaultKind::KillNode => dead.push(fault.index),
+                FaultKind::RestartNode if is_dead => dead.retain(|index| *index != fault.index),
+                FaultKind::RestartNode => {
+                    return Err(UsageError::RestartWithoutKill(fault.index));
+                }
+            }
+        }
+        Ok(faults)
+    }
+}
+
+fn source(path: &Path) -> Result<Data, UsageError> {
+    let unreadable = |source| UsageError::SourceUnreadable {
+        path: path.to_owned(),
+        source,
+        user: std::env::var("USER").unwrap_or_else(|_| "this user".to_owned()),
+    };
+    let real = fs::canonicalize(path).map_err(unreadable)?;
+    if real.file_name().is_none_or(|name| name.to_str().is_none()) {
+        return Err(UsageError::SourceName {
+            path: path.to_owned(),
+        });
+    }
+    let kind = fs::metadata(&real).map_err(unreadable)?.file_type();
+    if kind.is_dir() {
+        fs::read_dir(&real).map_err(unreadable)?;
+        return Ok(Data::Directory(real));
+    }
+    if kind.is_file() {
+        fs::File::open(&real).map_err(unreadable)?;
+        return Ok(Data::File(real));
+    }
+    let kind = if kind.is_socket() {
+        "socket"
+    } else if kind.is_fifo() {
+        "pipe"
+    } else {
+        "device"
+    };
+    Err(UsageError::SourceKind {
+        path: path.to_owned(),
+        kind,
+    })
+}
+
+fn check_out(path: &Path) -> Result<(), UsageError> {
+    let unusable = |source| UsageError::Out {
+        path: path.to_owned(),
+        source,
+    };
+    match fs::read_dir(path) {
+        Ok(mut entries) => {
+            if entries.next().is_some() {
+                return Err(UsageError::OutNotEmpty {
+                    path: path.to_owned(),
+                });
+            }
+            // Only writing shows whether it can be written.
+            tempfile::tempfile_in(path).map(drop).map_err(unusable)
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let above = path
+                .ancestors()
+                .skip(1)
+                .find(|above| above.as_os_str().is_empty() || above.exists());
+            let above = match above {
+                Some(above) if !above.as_os_str().is_empty() => above,
+                _ => Path::new("."),
+            };
+            tempfile::tempfile_in(above).map(drop).map_err(unusable)
+        }
+        Err(e) => Err(unusable(e)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+//! What the agents stand on: a fabric of namespaces, or this machine's loopback.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
+    path::Path,
+    process::Command,
+    sync::Arc,
+};
+
+use weft_planner::{Node, Topology, Uplink};
+
+use super::{PlayError, Settings};
+use crate::fabric::Fabric;
+
+/// In a fabric every node has all ports to itself.
+const CONTROL_PORT: u16 = 7400;
+const METRICS_PORT: u16 = 7401;
+const FIRST_DATA_PORT: u16 = 7500;
+/// Paths where the user did not say, over a fabric: the transport's own default.
+const FABRIC_PATHS: u16 = 128;
+/// What the planner is told of a link without a rate: about what one veth carries on one core. All
+/// such links are equal, and only that matters to the plan.
+const UNLIMITED_BPS: u64 = 10_000_000_000;
+/// IPv4, UDP, Weft's header and trailer.
+const PACKET_OVERHEAD: f64 = 20.0 + 8.0 + 64.0;
+/// Ethernet's preamble, header, checksum and gap.
+const FRAME_OVERHEAD: f64 = 38.0;
+/// Loopback ports are looked for from here on.
+const LOOPBACK_PORTS: u16 = 20_000;
+const LOOPBACK_PORTS_END: u16 = 32_000;
+
+/// Where an agent is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Addresses {
+    pub(super) control: SocketAddr,
+    pub(super) metrics: SocketAddr,
+    pub(super) data: Ipv4Addr,
+    pub(super) first_port: u16,
+}
+
+/// One of the two.
+#[derive(Debug, Clone)]
+pub(super) enum Ground {
+    Fabric(Arc<Fabric>),
+    Loopback {
+        agents: Vec<Addresses>,
+        node_bps: u64,
+    },
+}
+
+/// Sockets of an agent for so many paths: a path is a pair of one of its own and one of its peer's.
+pub(super) fn port_count(paths: u16) -> u16 {
+    let mut side = 1;
+    while side * side < paths {
+        side += 1;
+    }
+    side
+}
+
+impl Ground {
+    /// Nodes on 127.0.0.1, each with free ports of its own.
+    pub(super) fn loopback(nodes: usize) -> Result<Self, PlayError> {
+        let failed = |source| PlayError::NoFreePorts { source };
+        let count = port_count(1);
+        // Held until all are chosen, so that no two nodes get the same.
+        let mut held = Vec::new();
+        let mut next = LOOPBACK_PORTS;
+        let mut agents = Vec::new();
+        for _ in 0..nodes {
+            let (control, metrics) = (listener().map_err(failed)?, listener().map_err(failed)?);
+            let first_port = free_range(&mut next, count).map_err(failed)?;
+            agents.push(Addresses {
+                control: control.local_addr().map_err(failed)?,
+                metrics: metrics.local_addr().map_err(failed)?,
+                data: Ipv4Addr::LOCALHOST,
+                first_port,
+            });
+            held.extend([control, metrics]);
+        }
+        Ok(Self::Loopback {
+            agents,
+            node_bps: UNLIMITED_BPS,
+        })
+    }
+
+    pub(super) fn fabric(&self) -> Option<&Arc<Fabric>> {
+        match self {
+            Self::Fabric(fabric) => Some(fabric),
+            Self::Loopback { .. } => None,
+        }
+    }
+
+    pub(super) fn addresses(&self, i: usize) -> Addresses {
+        match self {
+            Self::Fabric(fabric) => {
+                let node = fabric.node(i);
+                let at = |port| SocketAddr::from((node.management_address, port));
+                Addresses {
+                    control: at(CONTROL_PORT),
+                    metrics: at(METRICS_PORT),
+                    data: node.data_address,
+                    first_port: FIRST_DATA_PORT,
+                }
+            }
+            Self::Loopback { agents, .. } => agents[i],
+        }
+    }
+
+    pub(super) fn paths(&self, settings: &Settings) -> u16 {
+        match self {
+            Self::Fabric(_) => settings.paths.unwrap_or(FABRIC_PATHS),
+            Self::Loopback { .. } => 1,
+        }
+    }
+
+    /// Runs a program at node `i`, so that it does not outlive this one.
+    pub(super) fn command(&self, i: usize, program: &Path) -> Command {
+        match self {
+            // It ends with the pid namespace.
+            Self::Fabric(fabric) => fabric.command(i, program),
+            Self::Loopback { .. } => {
+                let mut command = Command::new("setpriv");
+                command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+                command
+            }
+        }
+    }
+
+    /// As the planner sees it.
+    pub(super) fn topology(&self, settings: &Settings) -> Topology {
+        let spec = &settings.fabric;
+        let node = |i: usize, leaf: usize, rate_bps: u64| Node {
+            name: node_name(i),
+            address: Some(self.addresses(i).control.to_string()),
+            leaf: format!("leaf{leaf}"),
+            rate_bps,
+        };
+        match self {
+            Self::Fabric(fabric) => {
+                let rate_bps = spec.node_rate.unwrap_or(UNLIMITED_BPS);
+                let uplink = |(leaf, spine)| Uplink {
+                    leaf: format!("leaf{leaf}"),
+                    spine: format!("spine{spine}"),
+                    rate_bps: spec.rate.unwrap_or(UNLIMITED_BPS),
+                };
+                let pairs = (0..spec.leaves).flat_map(|l| (0..spec.spines).map(move |s| (l, s)));
+                Topology {
+                    nodes: (0..spec.nodes)
+                        .map(|i| node(i, fabric.node(i).leaf, rate_bps))
+                        .collect(),
+                    uplinks: pairs.map(uplink).collect(),
+                }
+            }
+            Self::Loopback { agents, node_bps } => Topology {
+                nodes: (0..agents.len()).map(|i| node(i, 0, *node_bps)).collect(),
+                uplinks: Vec::new(),
+            },
+        }
+    }
+
+    /// Part of the line rate that is payload.
+    pub(super) fn payload_share(settings: &Settings) -> f64 {
+        let mtu = f64::from(settings.fabric.mtu);
+        (mtu - PACKET_OVERHEAD) / (mtu + FRAME_OVERHEAD)
+    }
+}
+
+pub(super) fn node_name(i: usize) -> String {
+    format!("node{i}")
+}
+
+fn listener() -> io::Result<TcpListener> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+}
+
+/// The next `count` UDP ports in a row that nobody has.
+fn free_range(next: &mut u16, count: u16) -> io::Result<u16> {
+    while *next + count <= LOOPBACK_PORTS_END {
+        let first = *next;
+        *next += count;
+        let free = |port| UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
+        if (first..first + count).all(free) {
+            return Ok(first);
+        }
+    }
+    Err(io::ErrorKind::AddrInUse.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_ports_make_so_many_paths() {
+        for (paths, ports) in [(1, 1), (2, 2), (4, 2), (5, 3), (128, 12), (256, 16)] {
+            assert_eq!(port_count(paths), ports, "{paths}");
+        }
+    }
+
+    #[test]
+    fn nodes_on_loopback_share_no_port() {
+        let ground = Ground::loopback(3).unwrap();
+        let all: Vec<Addresses> = (0..3).map(|i| ground.addresses(i)).collect();
+        for (i, one) in all.iter().enumerate() {
+            for other in &all[..i] {
+                assert!(one.control != other.control && one.metrics != other.metrics);
+                assert!(one.first_port.abs_diff(other.first_port) >= port_count(1));
+            }
+        }
+    }
+}

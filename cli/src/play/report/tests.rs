@@ -1,0 +1,181 @@
+use weft_planner::{Node, Strategy, Topology};
+use weft_proto::agent::v1::{File, Manifest, ProgressResponse, State};
+
+use super::*;
+use crate::{
+    operator::{Answer, Place, Refusal, Spec},
+    play::arguments::FaultKind,
+};
+
+const BYTES: u64 = 90_868_376;
+
+fn node(i: u32) -> String {
+    format!("node{i}")
+}
+
+/// node0 → node1 → node2, all started; nothing reported yet.
+fn running() -> Job {
+    let place = |i| Place {
+        node: node(i),
+        root: "data".into(),
+        path: "model".into(),
+    };
+    let member = |i| Node {
+        name: node(i),
+        address: None,
+        leaf: "leaf0".into(),
+        rate_bps: 10_000_000_000,
+    };
+    let spec = Spec {
+        uid: "uid".into(),
+        source: place(0),
+        destinations: vec![place(1), place(2)],
+        topology: Topology {
+            nodes: (0..3).map(member).collect(),
+            uplinks: Vec::new(),
+        },
+        strategy: Strategy::Auto,
+        payload_share: 1.0,
+        backoff_limit: 0,
+    };
+    let file = File {
+        path: "model".into(),
+        size: BYTES,
+        ..File::default()
+    };
+    let manifest = Manifest {
+        files: vec![file],
+        ..Manifest::default()
+    };
+    let ok = |node: String| Answer::Prepared {
+        node,
+        attempt: 1,
+        result: Ok(()),
+    };
+    let mut job = Job::begin(spec).0;
+    for answer in [Answer::Stat(Ok(manifest)), ok(node(1)), ok(node(2))] {
+        job = job.step(Duration::from_millis(100), answer).0;
+    }
+    job
+}
+
+fn report(job: Job, at_ms: u64, i: u32, report: ProgressResponse) -> Job {
+    let answer = Answer::Progress {
+        node: node(i),
+        attempt: 1,
+        report: Box::new(report),
+    };
+    job.step(Duration::from_millis(at_ms), answer).0
+}
+
+fn ended(job: Job, i: u32) -> Job {
+    let answer = Answer::FollowEnded {
+        node: node(i),
+        attempt: 1,
+        result: Ok(()),
+    };
+    job.step(Duration::from_millis(700), answer).0
+}
+
+fn verified(chunks_sent: u64) -> ProgressResponse {
+    ProgressResponse {
+        state: State::Verified.into(),
+        bytes: BYTES,
+        digest: "5f3c09a1".repeat(8),
+        chunks_sent,
+        chunks_resent: chunks_sent / 100,
+        link: "udp".into(),
+        link_reason: "the only link of this build".into(),
+        ..ProgressResponse::default()
+    }
+}
+
+fn summary(job: &Job, faults: &[(Fault, Happened)]) -> Summary {
+    let spines = vec![50_000_000, 40_000_000, 0, 10_000_000];
+    let ended = Duration::from_millis(750);
+    Summary::new(
+        job,
+        ended,
+        "model".into(),
+        |name| format!("/roots/{name}"),
+        spines,
+        faults,
+    )
+}
+
+fn fault(kind: FaultKind, index: usize, ms: u64) -> Fault {
+    Fault {
+        kind,
+        index,
+        at: Duration::from_millis(ms),
+    }
+}
+
+#[test]
+fn a_transfer_that_worked() {
+    let mut job = running();
+    job = report(job, 450, 1, verified(1_500));
+    job = report(job, 600, 2, verified(0));
+    job = report(job, 650, 0, verified(1_500));
+    job = (0..3).fold(job, ended);
+    assert!(job.is_complete());
+    let happened = Happened::At {
+        after: Duration::from_millis(201),
+        bytes: 45_000_000,
+    };
+    let summary = summary(&job, &[(fault(FaultKind::FailSpine, 2, 200), happened)]);
+    assert!(summary.missed().is_empty());
+    insta::assert_snapshot!("worked", summary);
+    insta::assert_snapshot!(
+        "worked_json",
+        serde_json::to_string_pretty(&summary.report).unwrap()
+    );
+}
+
+#[test]
+fn a_transfer_that_failed_at_one_node_and_was_over_before_a_fault() {
+    let mut job = running();
+    job = report(job, 450, 1, verified(1_500));
+    let full = Refusal {
+        node: node(2),
+        reason: "DiskFull".into(),
+        message: "node node2: root data has 1 MB left: free some space".into(),
+        retriable: false,
+    };
+    let failed = ProgressResponse {
+        state: State::Failed.into(),
+        reason: full.reason,
+        message: full.message,
+        bytes: 1_000_000,
+        ..ProgressResponse::default()
+    };
+    job = report(job, 500, 2, failed);
+    for i in 0..3 {
+        job = job
+            .step(
+                Duration::from_millis(700),
+                Answer::Cancelled {
+                    node: node(i),
+                    attempt: 1,
+                },
+            )
+            .0;
+    }
+    job = job
+        .step(
+            Duration::from_millis(700),
+            Answer::Cancelled {
+                node: node(2),
+                attempt: 1,
+            },
+        )
+        .0;
+    assert!(job.is_over() && !job.is_complete());
+    let summary = summary(&job, &[(fault(FaultKind::KillNode, 1, 2000), Happened::No)]);
+    insta::assert_snapshot!("failed", summary);
+    insta::assert_snapshot!(
+        "failed_json",
+        serde_json::to_string_pretty(&summary.report).unwrap()
+    );
+    insta::assert_snapshot!("missed", summary.missed().join("\n"));
+}

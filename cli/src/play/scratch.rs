@@ -1,0 +1,239 @@
+//! Where keys, configurations, logs and the nodes' roots are while it plays.
+
+use std::{
+    fs::{self, DirBuilder, File},
+    io::{self, BufWriter, Write},
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+use tempfile::TempDir;
+
+use super::{PlayError, arguments::Data};
+use crate::fabric::isolation;
+
+/// `/run` is a private tmpfs in isolation: it ends with the last process, whatever ends that.
+const PRIVATE: &str = "/run/weft-play";
+/// What --size makes is called so at every node.
+const RANDOM_NAME: &str = "random.bin";
+const WRITE_AT_ONCE: usize = 1 << 20;
+/// Of the memory that is free, what the nodes' files may take.
+const MEMORY_SHARE: f64 = 0.8;
+
+/// A directory for this run only. Removed when dropped, or with the isolation.
+#[derive(Debug)]
+pub(super) enum Scratch {
+    Private(PathBuf),
+    Temporary(TempDir),
+}
+
+/// Where the data is and what it is called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Origin {
+    /// The source's root.
+    pub(super) root: PathBuf,
+    /// Below the root.
+    pub(super) path: String,
+    /// What it is called at the destinations.
+    pub(super) name: String,
+}
+
+impl Scratch {
+    pub(super) fn new() -> Result<Self, PlayError> {
+        let private = Path::new(PRIVATE);
+        if isolation::is_inside() {
+            directory(private)?;
+            return Ok(Self::Private(private.to_owned()));
+        }
+        // Only its owner may enter it.
+        let made = tempfile::Builder::new().prefix("weft-play-").tempdir();
+        made.map(Self::Temporary)
+            .map_err(|source| PlayError::Files {
+                path: std::env::temp_dir(),
+                source,
+            })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        match self {
+            Self::Private(path) => path,
+            Self::Temporary(directory) => directory.path(),
+        }
+    }
+
+    /// Says no when so many bytes do not fit here; without isolation that is for the disk to say.
+    pub(super) fn check_room(&self, bytes: u64, copies: u64) -> Result<(), PlayError> {
+        let Self::Private(path) = self else {
+            return Ok(());
+        };
+        let stat = nix::sys::statvfs::statvfs(path).map_err(|e| PlayError::Files {
+            path: path.clone(),
+            source: e.into(),
+        })?;
+        let on_disk = stat.blocks_available().saturating_mul(stat.fragment_size());
+        let free = on_disk.min((memory_available() as f64 * MEMORY_SHARE) as u64);
+        let needed = bytes.saturating_mul(copies);
+        if needed > free {
+            return Err(PlayError::TooLittleMemory {
+                bytes,
+                copies,
+                needed,
+                free,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Self::Private(path) = self
+            && let Err(error) = fs::remove_dir_all(&path)
+        {
+            tracing::debug!(%error, "left to the end of the namespace");
+        }
+    }
+}
+
+/// A directory that only its owner may enter.
+pub(super) fn directory(path: &Path) -> Result<(), PlayError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| PlayError::Files {
+            path: path.to_owned(),
+            source,
+        })
+}
+
+/// Bytes that programs can still have, from `/proc/meminfo`; no limit where that cannot be read.
+fn memory_available() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024))
+}
+
+impl Data {
+    /// How much it is; what cannot be read counts nothing here, the agent names it later.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Self::Random { bytes, .. } => *bytes,
+            Self::File(path) => fs::metadata(path).map_or(0, |m| m.len()),
+            Self::Directory(path) => below(path),
+        }
+    }
+
+    /// For people.
+    pub(super) fn describe(&self) -> String {
+        match self {
+            Self::Random { seed, .. } => format!("{RANDOM_NAME} (random bytes of seed {seed})"),
+            Self::File(path) | Self::Directory(path) => path.display().to_string(),
+        }
+    }
+
+    /// Makes what has to be made, in `made`, and says where the data is.
+    pub(super) fn lay_out(&self, made: &Path) -> Result<Origin, PlayError> {
+        let name = |path: &Path| {
+            path.file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+                .unwrap_or_default()
+        };
+        Ok(match self {
+            Self::Directory(path) => Origin {
+                root: path.clone(),
+                path: String::new(),
+                name: name(path),
+            },
+            Self::File(path) => Origin {
+                root: path.parent().unwrap_or(Path::new("/")).to_owned(),
+                path: name(path),
+                name: name(path),
+            },
+            Self::Random { bytes, seed } => {
+                directory(made)?;
+                let path = made.join(RANDOM_NAME);
+                write_random(&path, *bytes, *seed)
+                    .map_err(|source| PlayError::Files { path, source })?;
+                let name = RANDOM_NAME.to_owned();
+                Origin {
+                    root: made.to_owned(),
+                    path: name.clone(),
+                    name,
+                }
+            }
+        })
+    }
+}
+
+fn below(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .map(|entry| match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => below(&entry.path()),
+            Ok(metadata) => metadata.len(),
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+fn write_random(path: &Path, bytes: u64, seed: u64) -> io::Result<()> {
+    let mut file = BufWriter::with_capacity(0, File::create_new(path)?);
+    let mut random = Pcg64Mcg::seed_from_u64(seed);
+    let mut block = vec![0; WRITE_AT_ONCE];
+    let mut left = bytes;
+    while left > 0 {
+        let part = usize::try_from(left).unwrap_or(usize::MAX).min(block.len());
+        random.fill_bytes(&mut block[..part]);
+        file.write_all(&block[..part])?;
+        left -= part as u64;
+    }
+    file.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_gives_the_same_bytes_and_any_size() {
+        let directory = tempfile::tempdir().unwrap();
+        let read = |made: &str, bytes, seed| {
+            let made = directory.path().join(made);
+            let origin = Data::Random { bytes, seed }.lay_out(&made).unwrap();
+            fs::read(origin.root.join(origin.path)).unwrap()
+        };
+        let first = read("a", 3_000_000, 1);
+        assert_eq!(first.len(), 3_000_000);
+        assert_eq!(first, read("b", 3_000_000, 1));
+        assert_ne!(first, read("c", 3_000_000, 2));
+        assert!(read("d", 0, 1).is_empty());
+    }
+
+    #[test]
+    fn a_source_is_served_from_where_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let model = directory.path().join("model");
+        fs::create_dir_all(model.join("sub")).unwrap();
+        fs::write(model.join("a"), [0; 10]).unwrap();
+        fs::write(model.join("sub/b"), [0; 5]).unwrap();
+        let made = directory.path().join("made");
+
+        let data = Data::Directory(model.clone());
+        assert_eq!(data.bytes(), 15);
+        let origin = data.lay_out(&made).unwrap();
+        assert_eq!((origin.root, origin.path.as_str()), (model.clone(), ""));
+        assert_eq!(origin.name, "model");
+
+        let data = Data::File(model.join("a"));
+        assert_eq!(data.bytes(), 10);
+        let origin = data.lay_out(&made).unwrap();
+        assert_eq!((origin.root, origin.path.as_str()), (model, "a"));
+        assert!(!made.exists());
+    }
+}

@@ -4,13 +4,17 @@
 //! Over loopback, or between two network namespaces that are there already (`--netns a,b
 //! --addresses 10.0.0.1,10.0.0.2`, as root).
 
+#![expect(clippy::print_stdout, reason = "a program for a terminal")]
+
 use std::error::Error;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
 use std::time::Duration;
 
 use clap::Parser;
-use nix::sched::{CloneFlags, setns};
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, CpuSet, sched_setaffinity, setns};
+use nix::unistd::Pid;
 use weft_engine::rate::{Writes, write_rate};
 use weft_engine::{CongestionKind, Engine, EngineConfig, Nanos, PortRange, Secret};
 use weft_link::blaster::{Blaster, BlasterConfig, Progress};
@@ -29,6 +33,9 @@ struct Arguments {
     /// Writes under way at a time.
     #[arg(long, default_value_t = 8)]
     outstanding: u64,
+    /// MiB of memory at each end that the writes go through in turn.
+    #[arg(long, default_value_t = 256)]
+    memory: usize,
     /// Paths of the engine.
     #[arg(long, default_value_t = 128)]
     paths: u16,
@@ -38,6 +45,9 @@ struct Arguments {
     /// Bytes of a window that never moves, instead of congestion control.
     #[arg(long)]
     window: Option<u32>,
+    /// Keep each end on a core of its own.
+    #[arg(long)]
+    pin: bool,
     /// Two network namespaces, by name.
     #[arg(long, value_delimiter = ',')]
     netns: Vec<String>,
@@ -49,18 +59,34 @@ struct Arguments {
     only: Option<String>,
 }
 
+/// Keeps the calling thread, and those it starts, on the core of end `end`.
+fn pin(arguments: &Arguments, end: usize) -> Result<(), Errno> {
+    if !arguments.pin {
+        return Ok(());
+    }
+    let mut core = CpuSet::new();
+    core.set(end)?;
+    sched_setaffinity(Pid::from_raw(0), &core)
+}
+
 /// Runs `make` in the namespace of end `end`, if one was named.
 fn within<T: Send>(
     arguments: &Arguments,
     end: usize,
     make: impl FnOnce() -> T + Send,
 ) -> Result<T, Box<dyn Error>> {
-    let Some(name) = arguments.netns.get(end) else {
-        return Ok(make());
+    let namespace = match arguments.netns.get(end) {
+        Some(name) => Some(std::fs::File::open(Path::new("/run/netns").join(name))?),
+        None => None,
     };
-    let namespace = std::fs::File::open(Path::new("/run/netns").join(name))?;
     std::thread::scope(|scope| {
-        let made = scope.spawn(|| setns(namespace, CloneFlags::CLONE_NEWNET).map(|()| make()));
+        let made = scope.spawn(|| {
+            pin(arguments, end)?;
+            if let Some(namespace) = namespace {
+                setns(namespace, CloneFlags::CLONE_NEWNET)?;
+            }
+            Ok::<T, Errno>(make())
+        });
         Ok(made.join().map_err(|_| "a thread died")??)
     })
 }
@@ -78,12 +104,20 @@ fn theirs(arguments: &Arguments, datagram_bytes: u16) -> Result<f64, Box<dyn Err
     };
     let (sender, mut receiver) = (end(0)??, end(1)??);
     let peer = SocketAddrV4::new(arguments.addresses[1], 19_001);
-    let bytes = arguments.writes * MESSAGE as u64;
-    let message = vec![0x5A; MESSAGE];
+    let message = vec![0x5A; arguments.memory * MESSAGE];
+    let times = (arguments.writes as usize / arguments.memory).max(1);
+    let bytes = (times * message.len()) as u64;
     let progress = Progress::default();
     std::thread::scope(|scope| {
-        let receiving = scope.spawn(|| receiver.receive(bytes, Duration::from_secs(5), &progress));
-        sender.send(peer, &message, arguments.writes as usize, &progress)?;
+        let receiving = scope.spawn(|| {
+            pin(arguments, 1)?;
+            receiver.receive(bytes, Duration::from_secs(5), &progress)
+        });
+        let sending = scope.spawn(|| {
+            pin(arguments, 0)?;
+            sender.send(peer, &message, times, &progress)
+        });
+        sending.join().map_err(|_| "the sender died")??;
         let blasted = receiving.join().map_err(|_| "the receiver died")??;
         let arrived = 100.0 * blasted.bytes as f64 / bytes as f64;
         print!("{arrived:.1} % of the blast arrived; ");
@@ -113,6 +147,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         bytes: MESSAGE,
         count: arguments.writes,
         outstanding: arguments.outstanding,
+        memory: arguments.memory * MESSAGE,
     };
     let mut rows = Vec::new();
     for _ in 0..arguments.rounds {

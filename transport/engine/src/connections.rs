@@ -20,6 +20,7 @@ use crate::command::Outgoing;
 use crate::config::EngineConfig;
 use crate::engine::RemoteEnd;
 use crate::event::{Event, Failure};
+use crate::pace::AckPace;
 use crate::regions::{DomainId, KeyHasher, Regions, Taken};
 use crate::resets::{PendingReset, Resets};
 use crate::snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
@@ -60,6 +61,7 @@ pub(crate) struct Open {
     events: Sender<Event>,
     pub(crate) account: Account,
     pub(crate) stalled: Option<Stalled>,
+    pace: AckPace,
     /// The earliest entry for it in the timers.
     timer: Option<Time>,
     touched: bool,
@@ -180,6 +182,7 @@ impl Connections {
             events,
             account: Account::default(),
             stalled: None,
+            pace: AckPace::default(),
             timer: None,
             touched: false,
         };
@@ -336,6 +339,9 @@ impl Connections {
                 let _ = open
                     .core
                     .handle_packets(now, &mut peer.paths, arrival, run, &mut memory);
+                if peek.kind == Kind::Data {
+                    open.pace.arrived(now);
+                }
                 touch(&mut self.touched, id, open);
             }
             // The peer was quicker than the control channel: it will send again.
@@ -466,6 +472,7 @@ impl Connections {
                     value: immediate,
                     key,
                 } => {
+                    open.pace.message_ended();
                     if key == crate::SIGNAL {
                         let _ = open.events.send(Event::Signal {
                             connection: id,
@@ -493,7 +500,7 @@ impl Connections {
     }
 
     /// Ends the turn of a touched connection: it is looked at again when its timer is due.
-    pub(crate) fn rest(&mut self, id: ConnectionId) {
+    pub(crate) fn rest(&mut self, now: Time, id: ConnectionId) {
         let Some(End::Open(open)) = self.ends.get_mut(&id) else {
             return;
         };
@@ -501,7 +508,11 @@ impl Connections {
         let Some(peer) = &self.peers[open.peer] else {
             return;
         };
-        let Some(due) = open.core.poll_timeout(&peer.paths) else {
+        let timers = [
+            open.core.poll_timeout(&peer.paths),
+            open.pace.wait_until(now),
+        ];
+        let Some(due) = timers.into_iter().flatten().min() else {
             return;
         };
         // An earlier entry will look again when it is due; most never get that far.
@@ -563,6 +574,10 @@ impl Open {
         paths: &mut PathSet,
         out: &mut [u8],
     ) -> Option<connection::ControlPacket> {
+        if self.pace.wait_until(now).is_some() {
+            return None;
+        }
+        self.pace.answered();
         self.core.poll_control(now, paths, out)
     }
 

@@ -25,6 +25,7 @@ mod engine;
 mod error;
 mod event;
 mod identity;
+mod pace;
 pub mod rate;
 mod regions;
 mod resets;

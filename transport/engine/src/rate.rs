@@ -23,6 +23,9 @@ pub struct Writes {
     pub count: u64,
     /// How many under way at a time.
     pub outstanding: u64,
+    /// Bytes of memory at each end that the writes go through in turn. More than the caches hold is
+    /// what a transfer of anything real meets; one write's worth measures the caches.
+    pub memory: usize,
 }
 
 /// Why there is no rate.
@@ -53,23 +56,29 @@ pub fn write_rate(sender: &Engine, receiver: &Engine, writes: Writes) -> Result<
     let (peer_events, _peer_arrivals) = unbounded();
     receiver.connect(far.id, other_end(&near, &secrets[0]), peer_events)?;
     sender.connect(near.id, other_end(&far, &secrets[1]), events)?;
-    let key = receiver.register(domain, vec![0; writes.bytes].into());
-    let source: Arc<Box<[u8]>> = Arc::new(vec![0x5A; writes.bytes].into());
-    let request = WriteRequest {
-        connection: near.id,
-        source,
-        bytes: writes.bytes as u64,
-        key,
-        offset: 0,
-        immediate: None,
-        context: 0,
+    let places = (writes.memory / writes.bytes).max(1);
+    let key = receiver.register(domain, vec![0xA5; places * writes.bytes].into());
+    let sources: Vec<Arc<Box<[u8]>>> = (0..places)
+        .map(|place| Arc::new(vec![place as u8; writes.bytes].into()))
+        .collect();
+    let request = |write: u64| {
+        let place = write as usize % places;
+        WriteRequest {
+            connection: near.id,
+            source: Arc::clone(&sources[place]),
+            bytes: writes.bytes as u64,
+            key,
+            offset: (place * writes.bytes) as u64,
+            immediate: None,
+            context: write,
+        }
     };
     let begun = Instant::now();
     let mut posted = 0;
     let mut written = 0;
     while written < writes.count {
         while posted < writes.count && posted - written < writes.outstanding {
-            sender.write(request.clone())?;
+            sender.write(request(posted))?;
             posted += 1;
         }
         match arrivals.recv_timeout(PATIENCE) {

@@ -191,9 +191,9 @@ impl Worker {
             self.send_controls(id);
         }
         self.send_resets();
-        let sent = self.send_chunks();
+        let sent = self.send_chunks(now);
         for &id in &touched {
-            self.connections.rest(id);
+            self.connections.rest(now, id);
         }
         self.connections.give_back(touched);
         Ok(busy | sent)
@@ -320,7 +320,7 @@ impl Worker {
         }
     }
 
-    fn send_chunks(&mut self) -> bool {
+    fn send_chunks(&mut self, now: Time) -> bool {
         let mut left = CHUNKS_PER_TURN;
         while left > 0 {
             let Some(id) = self.connections.turns.next() else {
@@ -331,7 +331,7 @@ impl Worker {
                 self.connections.join_turns(id);
             }
             if left < before {
-                self.connections.rest(id);
+                self.connections.rest(now, id);
             }
         }
         left < CHUNKS_PER_TURN
@@ -378,14 +378,15 @@ impl Worker {
             let range = chunk.payload(packet);
             let range = range.start as usize..range.end as usize;
             let header = chunk.header(packet);
-            let trailer = chunk.trailer(&header, &source[range.clone()]);
-            bytes += header.len() + range.len() + trailer.len();
-            self.frame.push(&header, range, &trailer);
+            let payload = &source[range];
+            let trailer = chunk.trailer(&header, payload);
+            bytes += header.len() + payload.len() + trailer.len();
+            self.frame.push(&header, payload, &trailer);
         }
         let pair = PortPair::of_path(chunk.path.0, open.ports);
         let sent = self
             .link
-            .send(pair, open.address, open.ports, &self.frame, next, source);
+            .send(pair, open.address, open.ports, &self.frame, next);
         let (next, retry_at) = match sent {
             Ok(()) => {
                 open.account.charge(bytes);

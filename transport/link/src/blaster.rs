@@ -247,7 +247,12 @@ mod tests {
         let progress = Progress::default();
         // One message fits the receive buffer, so nothing can be lost before it is read.
         sender
-            .send(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 24_101), &message, 1)
+            .send(
+                SocketAddrV4::new(Ipv4Addr::LOCALHOST, 24_101),
+                &message,
+                1,
+                &progress,
+            )
             .unwrap();
         let seen = receiver
             .receive(1 << 20, Duration::from_secs(5), &progress)

@@ -1,8 +1,7 @@
 //! How chunks leave the machine and how received runs enter it.
 //!
 //! A link carries chunks and never decides anything: it holds no window, no timer and no path
-//! state, it never retries by itself, and it never touches payload beyond handing the kernel the
-//! place where it lies. Its caller is a worker of the engine, one worker per link.
+//! state, and it never retries by itself. Its caller is a worker of the engine, one worker per link.
 //!
 //! `udp` is the link of this crate: one socket per port of a range, one GSO system call per chunk,
 //! batched receive with GRO. [`blaster`] is its yardstick: the same system calls without a protocol.

@@ -13,7 +13,7 @@ use nix::sys::socket::{MsgFlags, SockaddrIn, sendmsg};
 use std::os::fd::AsRawFd;
 
 use crate::error::{LinkError, Refusal, Unsent};
-use crate::frame::{Frame, PIECES_MAX};
+use crate::frame::Frame;
 use crate::ports::{PortPair, PortRange};
 use receive::ReceiveBuffers;
 pub use receive::{Batch, ReceivedRun};
@@ -180,7 +180,7 @@ impl UdpLink {
         )
     }
 
-    /// Sends the packets `from..` of `frame`, whose payload lies in `source`, over `pair` to the
+    /// Sends the packets `from..` of `frame` over `pair` to the
     /// NIC at `peer` with the range `ports`: one system call where the device does GSO.
     pub fn send(
         &mut self,
@@ -189,19 +189,17 @@ impl UdpLink {
         ports: PortRange,
         frame: &Frame,
         from: usize,
-        source: &[u8],
     ) -> Result<(), Unsent> {
         let to = SockaddrIn::from(SocketAddrV4::new(peer, ports.port(pair.remote)));
-        let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
         let packets = frame.packets();
         let mut next = from;
         while next < packets {
             let port = &mut self.ports[pair.local];
             let end = if port.gso { packets } else { next + 1 };
-            let (used, bytes) = frame.gather(next..end, source, &mut pieces);
-            match send_pieces(&port.socket, &pieces[..used], &to) {
+            let bytes = frame.wire(next..end);
+            match send_bytes(&port.socket, bytes, &to) {
                 Ok(()) => {
-                    self.counters.count_sent(end - next, bytes);
+                    self.counters.count_sent(end - next, bytes.len());
                     next = end;
                 }
                 // A device without GSO says so only now (EIO or EINVAL). EMSGSIZE with more than
@@ -232,8 +230,7 @@ impl UdpLink {
         datagram: &[u8],
     ) -> Result<(), Unsent> {
         let to = SockaddrIn::from(SocketAddrV4::new(peer, ports.port(pair.remote)));
-        let pieces = [IoSlice::new(datagram)];
-        match send_pieces(&self.ports[pair.local].socket, &pieces, &to) {
+        match send_bytes(&self.ports[pair.local].socket, datagram, &to) {
             Ok(()) => {
                 self.counters.count_sent(1, datagram.len());
                 Ok(())
@@ -300,12 +297,12 @@ fn refusal(errno: Errno) -> Refusal {
     }
 }
 
-fn send_pieces(socket: &UdpSocket, pieces: &[IoSlice<'_>], to: &SockaddrIn) -> Result<(), Errno> {
+fn send_bytes(socket: &UdpSocket, bytes: &[u8], to: &SockaddrIn) -> Result<(), Errno> {
     loop {
         // No control message: the segment size is a socket option, so nothing is allocated.
         match sendmsg(
             socket.as_raw_fd(),
-            pieces,
+            &[IoSlice::new(bytes)],
             &[],
             MsgFlags::MSG_DONTWAIT,
             Some(to),

@@ -272,7 +272,9 @@ impl Fault {
             "PeerRestarted" => Fault::PeerLost {
                 node,
                 stage,
-                problem,
+                problem: "it does not know the connection any more, so it has restarted or given \
+                          the attempt up"
+                    .to_owned(),
                 reason: "PeerRestarted",
             },
             _ => Fault::PeerLost {

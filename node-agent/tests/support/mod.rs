@@ -1,0 +1,396 @@
+//! A small fabric for tests: a certificate authority, agents over 127.0.0.0/8, and the operator.
+
+use std::fmt::Write as _;
+use std::future::Future;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use rcgen::string::Ia5String;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    SanType,
+};
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
+use tempfile::TempDir;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Status};
+use weft_agent::agent::Agent;
+use weft_agent::config;
+use weft_proto::Message as _;
+use weft_proto::agent::v1::agent_client::AgentClient;
+use weft_proto::agent::v1::start_request::Part;
+use weft_proto::agent::v1::*;
+
+/// Everything here ends, or the test fails.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+const CONTROL_PORT: u16 = 7400;
+const METRICS_PORT: u16 = 7401;
+const DATA_PORT: u16 = 7410;
+
+pub(crate) type Client = AgentClient<Channel>;
+
+/// Asks until the condition holds; fails at the deadline.
+pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    mut condition: impl FnMut() -> F,
+) -> T {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(found) = condition().await {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
+        // The one sleep of all tests: between two looks at the condition.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// PEM certificate and key.
+pub(crate) struct Pair {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
+}
+
+/// A fabric's authority, ticket key and directories.
+pub(crate) struct Lab {
+    pub(crate) dir: TempDir,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    tickets: Ed25519KeyPair,
+    /// Third byte of all addresses.
+    net: u8,
+}
+
+impl Lab {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU8 = AtomicU8::new(1);
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+            issuer,
+            tickets: Ed25519KeyPair::from_seed_unchecked(&[7; 32]).unwrap(),
+            net: NEXT.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    /// A certificate with these names, signed by this fabric's authority.
+    pub(crate) fn issue(&self, uri: &str, dns: &str) -> Pair {
+        let mut params = CertificateParams::new(vec![dns.to_owned()]).unwrap();
+        let uri = Ia5String::try_from(uri).unwrap();
+        params.subject_alt_names.push(SanType::URI(uri));
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        Pair {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        }
+    }
+
+    pub(crate) fn address(&self, node: usize) -> Ipv4Addr {
+        // Test binaries may run at the same time.
+        let process = u8::try_from(std::process::id() % 200).unwrap() + 20;
+        Ipv4Addr::new(127, process, self.net, u8::try_from(node + 1).unwrap())
+    }
+
+    pub(crate) fn control(&self, node: usize) -> String {
+        format!("{}:{CONTROL_PORT}", self.address(node))
+    }
+
+    pub(crate) fn metrics(&self, node: usize) -> String {
+        format!("{}:{METRICS_PORT}", self.address(node))
+    }
+
+    /// The directory of a node's root `data`.
+    pub(crate) fn root(&self, node: usize) -> PathBuf {
+        self.dir.path().join(format!("node{node}"))
+    }
+
+    /// Writes a node's certificate and configuration; `extra` is appended.
+    pub(crate) fn configure(&self, node: usize, extra: &str) -> PathBuf {
+        let name = format!("n{node}");
+        let pair = self.issue(
+            &format!("weft://lab/node/{name}"),
+            &format!("{name}.lab.weft"),
+        );
+        let dir = self.dir.path();
+        let file = |suffix: &str| dir.join(format!("{name}.{suffix}"));
+        std::fs::write(dir.join("ca.pem"), self.issuer.pem()).unwrap();
+        std::fs::write(file("pem"), pair.certificate).unwrap();
+        std::fs::write(file("key"), pair.key).unwrap();
+        std::fs::create_dir_all(self.root(node)).unwrap();
+        let mut key = String::new();
+        for byte in self.tickets.public_key().as_ref() {
+            write!(key, "{byte:02x}").unwrap();
+        }
+        let (d, root) = (dir.display(), self.root(node).display().to_string());
+        let text = format!(
+            "node: {name}\nfabric: lab\n\
+             control: {{listen: '{control}'}}\nmetrics: {{listen: '{metrics}'}}\n\
+             data: {{address: {address}, ports: {{first: {DATA_PORT}, count: 2}}}}\n\
+             operator: {{ticketKey: {key}}}\n\
+             tls: {{ca: {d}/ca.pem, certificate: {d}/{name}.pem, key: {d}/{name}.key}}\n\
+             roots:\n  - {{name: data, path: {root}, access: ReadWrite}}\n{extra}",
+            control = self.control(node),
+            metrics = self.metrics(node),
+            address = self.address(node),
+        );
+        std::fs::write(file("yaml"), text).unwrap();
+        file("yaml")
+    }
+
+    /// Starts a node's agent in this process.
+    pub(crate) async fn agent(&self, node: usize, extra: &str) -> Agent {
+        let text = std::fs::read_to_string(self.configure(node, extra)).unwrap();
+        Agent::start(&config::parse(&text).unwrap()).await.unwrap()
+    }
+
+    /// A client that shows this certificate.
+    pub(crate) async fn client_as(&self, node: usize, pair: &Pair) -> Result<Client, String> {
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(self.issuer.pem()))
+            .identity(Identity::from_pem(&pair.certificate, &pair.key))
+            .domain_name(format!("n{node}.lab.weft"));
+        let endpoint = Endpoint::from_shared(format!("https://{}", self.control(node)))
+            .unwrap()
+            .tls_config(tls)
+            .unwrap();
+        endpoint
+            .connect()
+            .await
+            .map(Client::new)
+            .map_err(|error| format!("{error:?}"))
+    }
+
+    /// The operator's client, as soon as the agent listens.
+    pub(crate) async fn operator(&self, node: usize) -> Client {
+        let pair = self.issue("weft://lab/operator", "operator.lab.weft");
+        eventually("the agent listens", || async {
+            self.client_as(node, &pair).await.ok()
+        })
+        .await
+    }
+
+    /// A ticket, after a change.
+    pub(crate) fn ticket(
+        &self,
+        job: &JobRef,
+        from: usize,
+        to: usize,
+        change: impl FnOnce(&mut Ticket),
+    ) -> SignedTicket {
+        let location = Location {
+            root: "data".to_owned(),
+            path: "model".to_owned(),
+        };
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap();
+        let mut ticket = Ticket {
+            fabric: "lab".to_owned(),
+            job: Some(job.clone()),
+            from_node: format!("n{from}"),
+            to_node: format!("n{to}"),
+            source: Some(location.clone()),
+            destination: Some(location),
+            direction: Direction::Write.into(),
+            expires_unix_s: now.as_secs() + 600,
+        };
+        change(&mut ticket);
+        let bytes = ticket.encode_to_vec();
+        let signed = [b"weft.agent.v1.Ticket\n".as_slice(), &bytes].concat();
+        SignedTicket {
+            ticket: bytes,
+            signature: self.tickets.sign(&signed).as_ref().to_vec(),
+        }
+    }
+
+    pub(crate) fn child(&self, job: &JobRef, from: usize, to: usize) -> Child {
+        Child {
+            node: format!("n{to}"),
+            control_address: self.control(to),
+            ticket: Some(self.ticket(job, from, to, |_| {})),
+        }
+    }
+
+    /// Plays the operator: node 0 sends `model` by a tree given as (parent, child) pairs.
+    pub(crate) async fn run(
+        &self,
+        job: &JobRef,
+        edges: &[(usize, usize)],
+    ) -> Vec<ProgressResponse> {
+        self.begin(job, edges, Algorithm::Blake3).await.unwrap();
+        let mut nodes = vec![0];
+        nodes.extend(edges.iter().map(|(_, child)| *child));
+        let mut ends = Vec::new();
+        for node in nodes {
+            ends.push(self.finish(node, job).await);
+        }
+        ends
+    }
+
+    /// Stat, Prepare and Start.
+    pub(crate) async fn begin(
+        &self,
+        job: &JobRef,
+        edges: &[(usize, usize)],
+        algorithm: Algorithm,
+    ) -> Result<Vec<PrepareResponse>, Status> {
+        let manifest = stat(&mut self.operator(0).await).await?;
+        let mut prepared = Vec::new();
+        for (_, node) in edges {
+            let request = PrepareRequest {
+                verification: verify(algorithm),
+                ..prepare(job, &manifest)
+            };
+            prepared.push(
+                self.operator(*node)
+                    .await
+                    .prepare(request)
+                    .await?
+                    .into_inner(),
+            );
+        }
+        let children = |node: usize| {
+            edges
+                .iter()
+                .filter(|(parent, _)| *parent == node)
+                .map(|(_, child)| self.child(job, node, *child))
+                .collect()
+        };
+        for (parent, node) in edges {
+            let request = StartRequest {
+                job: Some(job.clone()),
+                leader_epoch: 1,
+                part: Some(Part::Destination(DestinationPart {
+                    receives_from: format!("n{parent}"),
+                })),
+                sends_to: children(*node),
+            };
+            self.operator(*node).await.start(request).await?;
+        }
+        let request = start_source(job, &manifest, children(0), algorithm);
+        self.operator(0).await.start(request).await?;
+        Ok(prepared)
+    }
+
+    /// The last progress message of an attempt at a node.
+    pub(crate) async fn finish(&self, node: usize, job: &JobRef) -> ProgressResponse {
+        let follow = async {
+            let mut stream = self.follow(node, job).await;
+            let mut last = None;
+            while let Some(progress) = stream.message().await.unwrap() {
+                last = Some(progress);
+            }
+            last.unwrap()
+        };
+        tokio::time::timeout(DEADLINE, follow)
+            .await
+            .expect("the attempt ends")
+    }
+
+    pub(crate) async fn follow(
+        &self,
+        node: usize,
+        job: &JobRef,
+    ) -> tonic::Streaming<ProgressResponse> {
+        let request = ProgressRequest {
+            job: Some(job.clone()),
+            leader_epoch: 1,
+            interval_ms: 50,
+        };
+        self.operator(node)
+            .await
+            .progress(request)
+            .await
+            .unwrap()
+            .into_inner()
+    }
+}
+
+pub(crate) fn verify(algorithm: Algorithm) -> Option<Verification> {
+    Some(Verification {
+        algorithm: algorithm.into(),
+        expect: String::new(),
+    })
+}
+
+pub(crate) fn model() -> Option<Location> {
+    Some(Location {
+        root: "data".to_owned(),
+        path: "model".to_owned(),
+    })
+}
+
+pub(crate) fn job(uid: &str, attempt: u32) -> JobRef {
+    JobRef {
+        uid: uid.to_owned(),
+        generation: 1,
+        attempt,
+    }
+}
+
+pub(crate) async fn stat(client: &mut Client) -> Result<Manifest, Status> {
+    let request = StatRequest {
+        leader_epoch: 1,
+        location: model(),
+    };
+    Ok(client.stat(request).await?.into_inner().manifest.unwrap())
+}
+
+pub(crate) fn prepare(job: &JobRef, manifest: &Manifest) -> PrepareRequest {
+    PrepareRequest {
+        job: Some(job.clone()),
+        leader_epoch: 1,
+        location: model(),
+        manifest: Some(manifest.clone()),
+        verification: verify(Algorithm::Blake3),
+        overwrite: Overwrite::IfDifferent.into(),
+    }
+}
+
+pub(crate) fn start_source(
+    job: &JobRef,
+    manifest: &Manifest,
+    sends_to: Vec<Child>,
+    algorithm: Algorithm,
+) -> StartRequest {
+    let source = SourcePart {
+        location: model(),
+        manifest: Some(manifest.clone()),
+        verification: verify(algorithm),
+    };
+    StartRequest {
+        job: Some(job.clone()),
+        leader_epoch: 1,
+        part: Some(Part::Source(source)),
+        sends_to,
+    }
+}
+
+/// The reason in an error's detail.
+pub(crate) fn reason(status: &Status) -> String {
+    let detail = ErrorDetail::decode(status.details()).unwrap();
+    assert!(!status.message().is_empty() && status.code() != Code::Ok);
+    detail.reason
+}
+
+/// Bytes that repeat nowhere.
+pub(crate) fn noise(bytes: usize, seed: u8) -> Vec<u8> {
+    let mut out = vec![0; bytes];
+    blake3::Hasher::new_keyed(&[seed; 32])
+        .finalize_xof()
+        .fill(&mut out);
+    out
+}
+
+pub(crate) fn write(path: &Path, bytes: &[u8]) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, bytes).unwrap();
+}

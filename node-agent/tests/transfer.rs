@@ -1,0 +1,379 @@
+//! Agents in one process move files by the operator's word.
+
+mod support;
+
+use std::process::{Child as Process, Command};
+
+use support::{Lab, eventually, job, noise, reason, write};
+use weft_proto::agent::v1::*;
+
+fn state(progress: &ProgressResponse) -> (State, String) {
+    (
+        progress.state(),
+        format!("{} {}", progress.reason, progress.message),
+    )
+}
+
+fn assert_verified(ends: &[ProgressResponse]) {
+    for end in ends {
+        assert_eq!(
+            state(end),
+            (State::Verified, " ".to_owned()),
+            "{}",
+            end.node
+        );
+        assert_eq!(end.bytes, end.bytes_total, "{}", end.node);
+        assert_eq!(end.digest, ends[0].digest, "{}", end.node);
+    }
+}
+
+/// No partial file and no lock is left.
+fn names(lab: &Lab, node: usize) -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(lab.root(node))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_goes_to_one_node_and_its_digest_is_that_of_b3sum() {
+    let lab = Lab::new();
+    let agents = [lab.agent(0, "").await, lab.agent(1, "").await];
+    let bytes = noise(5 * (1 << 20) + 12345, 1);
+    write(&lab.root(0).join("model"), &bytes);
+    let ends = lab.run(&job("direct", 1), &[(0, 1)]).await;
+    assert_verified(&ends);
+    assert_eq!(ends[1].digest, blake3::hash(&bytes).to_string());
+    assert_eq!(ends[1].peers[0].bytes, bytes.len() as u64);
+    assert!(ends[0].chunks_sent > 0);
+    assert_eq!(ends[0].link, "udp");
+    assert!(std::fs::read(lab.root(1).join("model")).unwrap() == bytes);
+    assert_eq!(names(&lab, 1), ["model"]);
+    for agent in agents {
+        agent.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_goes_down_a_chain_and_a_branch() {
+    let lab = Lab::new();
+    let mut agents = Vec::new();
+    for node in 0..4 {
+        agents.push(lab.agent(node, "").await);
+    }
+    let dir = lab.root(0).join("model");
+    write(&dir.join("big.bin"), &noise(20 << 20, 2));
+    write(&dir.join("empty"), b"");
+    for index in 0..300 {
+        write(&dir.join(format!("many/f{index}")), &noise(index * 37, 3));
+    }
+    std::fs::create_dir_all(dir.join("hollow/inner")).unwrap();
+    let ends = lab.run(&job("chain", 1), &[(0, 1), (1, 2), (1, 3)]).await;
+    assert_verified(&ends);
+    for node in 1..4 {
+        let same = Command::new("diff")
+            .arg("-r")
+            .args([&dir, &lab.root(node).join("model")])
+            .status()
+            .unwrap();
+        assert!(same.success(), "node {node}");
+        assert_eq!(names(&lab, node), ["model"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn xxh3_and_nothing_at_all_are_sent_too() {
+    let lab = Lab::new();
+    let _agents = [lab.agent(0, "").await, lab.agent(1, "").await];
+    write(&lab.root(0).join("model"), &noise(3 << 20, 4));
+    let first = job("xxh3", 1);
+    lab.begin(&first, &[(0, 1)], Algorithm::Xxh3).await.unwrap();
+    let ends = [lab.finish(0, &first).await, lab.finish(1, &first).await];
+    assert_verified(&ends);
+    assert_eq!(ends[1].digest.len(), 32);
+    write(&lab.root(0).join("model"), b"");
+    let ends = lab.run(&job("empty", 1), &[(0, 1)]).await;
+    assert_verified(&ends);
+    assert_eq!(
+        std::fs::metadata(lab.root(1).join("model")).unwrap().len(),
+        0
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_there_already_is_not_sent_again() {
+    let lab = Lab::new();
+    let _agents = [
+        lab.agent(0, "").await,
+        lab.agent(1, "").await,
+        lab.agent(2, "").await,
+    ];
+    let bytes = noise(8 << 20, 5);
+    write(&lab.root(0).join("model"), &bytes);
+    assert_verified(&lab.run(&job("first", 1), &[(0, 1)]).await);
+    // The relay has all of it, its child has none.
+    let ends = lab.run(&job("second", 1), &[(0, 1), (1, 2)]).await;
+    assert_verified(&ends);
+    assert_eq!(ends[1].bytes_resumed, bytes.len() as u64);
+    let parent = ends[1]
+        .peers
+        .iter()
+        .find(|peer| peer.role() == Role::Parent)
+        .unwrap();
+    assert_eq!(parent.bytes, 0);
+    assert!(std::fs::read(lab.root(2).join("model")).unwrap() == bytes);
+    // One block differs: it alone is sent.
+    let mut changed = bytes.clone();
+    changed[3 << 20] ^= 1;
+    write(&lab.root(0).join("model"), &changed);
+    let ends = lab.run(&job("third", 1), &[(0, 1)]).await;
+    assert_verified(&ends);
+    assert_eq!(ends[1].peers[0].bytes, 1 << 20);
+    assert!(std::fs::read(lab.root(1).join("model")).unwrap() == changed);
+}
+
+/// An agent as a process of its own, killed when dropped.
+struct Kept(Process);
+
+impl Kept {
+    fn start(lab: &Lab, node: usize, extra: &str) -> Self {
+        let config = lab.configure(node, extra);
+        let process = Command::new(env!("CARGO_BIN_EXE_weft-agent"))
+            .arg("--config")
+            .arg(config)
+            .args(["--log", "warn"])
+            .spawn()
+            .unwrap();
+        Self(process)
+    }
+
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Slow enough to be killed half-way.
+const SLOW: &str = "transport: {congestion: 'fixed:4KiB', paths: 1, stallTimeout: 2s}\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_destination_resumes_where_it_was() {
+    let lab = Lab::new();
+    let _source = lab.agent(0, SLOW).await;
+    let killed = Kept::start(&lab, 1, SLOW);
+    let bytes = noise(64 << 20, 6);
+    write(&lab.root(0).join("model"), &bytes);
+    let first = job("resume", 1);
+    lab.begin(&first, &[(0, 1)], Algorithm::Blake3)
+        .await
+        .unwrap();
+    let mut stream = lab.follow(1, &first).await;
+    let reached = loop {
+        let progress = stream.message().await.unwrap().unwrap();
+        assert_eq!(progress.state(), State::Transferring, "{progress:?}");
+        if progress.bytes >= 8 << 20 {
+            break progress.bytes;
+        }
+    };
+    killed.kill();
+    assert!(reached < 60 << 20, "killed too late: {reached}");
+    assert!(!lab.root(1).join("model").exists());
+    let _restarted = Kept::start(&lab, 1, SLOW);
+    let end = lab.finish(0, &first).await;
+    assert_eq!(end.state(), State::Failed, "{end:?}");
+    assert!(end.retriable && ["PeerRestarted", "PeerStalled"].contains(&end.reason.as_str()));
+    assert!(end.message.contains("node n1"), "{}", end.message);
+    let second = job("resume", 2);
+    let prepared = lab
+        .begin(&second, &[(0, 1)], Algorithm::Blake3)
+        .await
+        .unwrap();
+    assert!(prepared[0].blocks_have >= 8, "{prepared:?}");
+    let ends = [lab.finish(0, &second).await, lab.finish(1, &second).await];
+    assert_verified(&ends);
+    // What the first attempt had delivered is not sent again.
+    assert!(
+        ends[1].bytes_resumed >= reached,
+        "{} < {reached}",
+        ends[1].bytes_resumed
+    );
+    assert_eq!(
+        ends[1].peers[0].bytes + ends[1].bytes_resumed,
+        bytes.len() as u64
+    );
+    assert!(std::fs::read(lab.root(1).join("model")).unwrap() == bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_cancel_nothing_lands_and_what_is_discarded_is_gone() {
+    let lab = Lab::new();
+    let _agents = [lab.agent(0, SLOW).await, lab.agent(1, SLOW).await];
+    write(&lab.root(0).join("model"), &noise(64 << 20, 7));
+    let first = job("cancel", 1);
+    lab.begin(&first, &[(0, 1)], Algorithm::Blake3)
+        .await
+        .unwrap();
+    let mut stream = lab.follow(1, &first).await;
+    while stream.message().await.unwrap().unwrap().bytes < 2 << 20 {}
+    let cancel = |discard| CancelRequest {
+        job: Some(first.clone()),
+        leader_epoch: 1,
+        discard,
+    };
+    let answer = lab
+        .operator(1)
+        .await
+        .cancel(cancel(false))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(answer.state(), State::Failed);
+    let end = lab.finish(1, &first).await;
+    assert_eq!(end.reason, "Cancelled");
+    // The source hears of it and ends too.
+    let end = lab.finish(0, &first).await;
+    assert_eq!(
+        (end.state(), end.reason.as_str()),
+        (State::Failed, "PeerGaveUp"),
+        "{end:?}"
+    );
+    assert!(
+        !names(&lab, 1).is_empty(),
+        "partial files are kept for a resume"
+    );
+    lab.operator(1).await.cancel(cancel(true)).await.unwrap();
+    assert!(names(&lab, 1).is_empty(), "{:?}", names(&lab, 1));
+    let manifest = support::stat(&mut lab.operator(0).await).await.unwrap();
+    let refused = lab
+        .operator(1)
+        .await
+        .prepare(support::prepare(&first, &manifest))
+        .await;
+    assert_eq!(reason(&refused.unwrap_err()), "Cancelled");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_child_does_not_stop_its_sibling() {
+    let lab = Lab::new();
+    let source = lab.agent(0, SLOW).await;
+    let _sibling = lab.agent(2, SLOW).await;
+    let killed = Kept::start(&lab, 1, SLOW);
+    let bytes = noise(24 << 20, 8);
+    write(&lab.root(0).join("model"), &bytes);
+    let first = job("sibling", 1);
+    lab.begin(&first, &[(0, 1), (0, 2)], Algorithm::Blake3)
+        .await
+        .unwrap();
+    let mut stream = lab.follow(1, &first).await;
+    while stream.message().await.unwrap().unwrap().bytes < 1 << 20 {}
+    killed.kill();
+    let sibling = lab.finish(2, &first).await;
+    assert_eq!(state(&sibling), (State::Verified, " ".to_owned()));
+    assert!(std::fs::read(lab.root(2).join("model")).unwrap() == bytes);
+    let end = lab.finish(0, &first).await;
+    assert_eq!(
+        (end.state(), end.reason.as_str()),
+        (State::Failed, "PeerStalled"),
+        "{end:?}"
+    );
+    let failed: Vec<_> = end.peers.iter().filter(|peer| peer.failed).collect();
+    assert_eq!((failed.len(), failed[0].node.as_str()), (1, "n1"));
+    source.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_changes_while_it_is_read_fails_and_publishes_nothing() {
+    let lab = Lab::new();
+    let _agents = [lab.agent(0, SLOW).await, lab.agent(1, SLOW).await];
+    let path = lab.root(0).join("model");
+    write(&path, &noise(64 << 20, 9));
+    let first = job("changed", 1);
+    lab.begin(&first, &[(0, 1)], Algorithm::Blake3)
+        .await
+        .unwrap();
+    let mut stream = lab.follow(0, &first).await;
+    while stream.message().await.unwrap().unwrap().bytes < 4 << 20 {}
+    write(&path, &noise(64 << 20, 10));
+    let end = lab.finish(0, &first).await;
+    assert!(
+        ["SourceChanged", "SourceTruncated"].contains(&end.reason.as_str()),
+        "{end:?}"
+    );
+    assert!(!end.retriable);
+    // Told so, unless the source's connection was gone before the word got through.
+    let end = lab.finish(1, &first).await;
+    let reasons = ["PeerGaveUp", "PeerRestarted"];
+    assert!(
+        reasons.contains(&end.reason.as_str()) && end.retriable,
+        "{end:?}"
+    );
+    assert!(!lab.root(1).join("model").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_nobody_asks_about_ends_by_itself() {
+    let lab = Lab::new();
+    let agents = [
+        lab.agent(0, "limits: {lease: 1s}\n").await,
+        lab.agent(1, "limits: {lease: 1s}\n").await,
+    ];
+    write(&lab.root(0).join("model"), &noise(1 << 20, 11));
+    let first = job("lease", 1);
+    let manifest = support::stat(&mut lab.operator(0).await).await.unwrap();
+    lab.operator(1)
+        .await
+        .prepare(support::prepare(&first, &manifest))
+        .await
+        .unwrap();
+    let run = agents[1].jobs().find(&first).unwrap();
+    let status = eventually("the lease ends", || async {
+        Some(run.attempt.status()).filter(|status| status.closed)
+    })
+    .await;
+    assert_eq!(
+        status.fault.map(|fault| fault.reason()),
+        Some("LeaseExpired")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_and_health_are_served() {
+    let lab = Lab::new();
+    let _agents = [lab.agent(0, "").await, lab.agent(1, "").await];
+    write(&lab.root(0).join("model"), &noise(2 << 20, 12));
+    assert_verified(&lab.run(&job("metrics", 1), &[(0, 1)]).await);
+    let get = |path: &'static str| {
+        let address = lab.metrics(1);
+        async move {
+            use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+            let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.unwrap();
+            text
+        }
+    };
+    assert!(get("/healthz").await.ends_with("ok\n"));
+    assert!(get("/readyz").await.ends_with("ready\n"));
+    let text = get("/metrics").await;
+    for line in [
+        "weft_job_bytes_total{job=\"metrics\"} 2097152",
+        "weft_job_state{job=\"metrics\",state=\"Verified\"} 1",
+        "# TYPE weft_dropped_packets counter",
+        "# TYPE weft_path_chunks_sent counter",
+        "weft_build_info{version=",
+        "# EOF",
+    ] {
+        assert!(text.contains(line), "{line} is not in:\n{text}");
+    }
+}

@@ -48,6 +48,8 @@ use nix::{
 
 /// Tells a re-executed copy which process of the chain it is.
 const ROLE: &str = "WEFT_ISOLATION";
+/// Tells all copies the pid of the process that the user started.
+const OUTSIDE: &str = "WEFT_ISOLATION_PID";
 /// Value of [`ROLE`] in the program that runs inside.
 const INSIDE: &str = "inside";
 /// What shells report for a program that died of a signal: this plus the signal's number.
@@ -139,6 +141,20 @@ impl IsolationError {
 /// Whether this process runs isolated: [`enter`] returned [`Entered::Inside`] in it.
 pub fn is_inside() -> bool {
     IS_INSIDE.load(Ordering::Acquire)
+}
+
+/// Pid of the process that the user started, as the user sees it; its end is the end of everything.
+pub fn outside_pid() -> u32 {
+    let outside = std::env::var(OUTSIDE).ok().filter(|_| is_inside());
+    outside
+        .and_then(|pid| pid.parse().ok())
+        .unwrap_or_else(std::process::id)
+}
+
+/// Whether the isolated program is root in a user namespace of its own only.
+pub fn is_own_user_namespace() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    is_inside() && map.split_whitespace().last() == Some("1")
 }
 
 /// Continues this program in fresh namespaces.
@@ -355,6 +371,10 @@ fn start(role: &str) -> Result<Child, Errno> {
     let mut command = Command::new(program);
     if let Some(name) = name {
         command.arg0(name);
+    }
+    // The first of the chain is the one to tell; the others pass it on.
+    if role.starts_with("unsharer") {
+        command.env(OUTSIDE, getpid().to_string());
     }
     command
         .args(arguments)

@@ -52,8 +52,8 @@ const START_WITHIN: Duration = Duration::from_secs(30);
 const CANCEL_WITHIN: Duration = Duration::from_secs(60);
 /// A manifest has some 200 B per file; 64 MiB are 300,000 files.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
-/// Between two messages of a progress stream: what an eye follows.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// Between two messages of a progress stream: the shortest that agents grant.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
 /// An agent's control API.
 #[derive(Debug, Clone)]

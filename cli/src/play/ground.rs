@@ -166,6 +166,17 @@ impl Ground {
     }
 }
 
+impl Ground {
+    /// What the planner was told that nobody has said.
+    pub(super) fn assumed(settings: &Settings) -> String {
+        if settings.fabric.rate.is_some() && settings.fabric.node_rate.is_some() {
+            return String::new();
+        }
+        let rate = crate::quantity::rate(UNLIMITED_BPS);
+        format!(" (links without a rate are planned as {rate})")
+    }
+}
+
 pub(super) fn node_name(i: usize) -> String {
     format!("node{i}")
 }

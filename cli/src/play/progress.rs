@@ -1,6 +1,7 @@
 //! What is shown while it runs: a bar per destination on a terminal, a line a second elsewhere.
 
 use std::{
+    collections::VecDeque,
     io::Write,
     time::{Duration, Instant},
 };
@@ -17,8 +18,16 @@ use crate::{
 /// Between two lines where there is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
 
+/// A rate is what came within so long: it follows a change and does not flicker.
+const RATE_OVER: Duration = Duration::from_secs(2);
+
 /// Follows a job on standard error.
-pub(super) enum Progress {
+pub(super) struct Progress {
+    rates: Vec<Rate>,
+    to: Shown,
+}
+
+enum Shown {
     Bars {
         all: MultiProgress,
         bars: Vec<ProgressBar>,
@@ -28,64 +37,104 @@ pub(super) enum Progress {
     },
 }
 
+/// The bytes of one destination over the last [`RATE_OVER`].
+#[derive(Debug, Default)]
+struct Rate {
+    seen: VecDeque<(Instant, u64)>,
+}
+
+impl Rate {
+    fn note(&mut self, now: Instant, bytes: u64) {
+        self.seen.push_back((now, bytes));
+        while self.seen.len() > 2 && now - self.seen[0].0 > RATE_OVER {
+            self.seen.pop_front();
+        }
+    }
+
+    /// Bytes per second; 0 while nothing is known.
+    fn per_second(&self) -> u64 {
+        let (Some((from, before)), Some((to, after))) = (self.seen.front(), self.seen.back())
+        else {
+            return 0;
+        };
+        let seconds = (*to - *from).as_secs_f64();
+        if seconds > 0.0 {
+            (after.saturating_sub(*before) as f64 / seconds) as u64
+        } else {
+            0
+        }
+    }
+}
+
 impl Progress {
     pub(super) fn new(terminal: bool) -> Self {
-        if terminal {
-            Self::Bars {
+        let to = if terminal {
+            Shown::Bars {
                 all: MultiProgress::new(),
                 bars: Vec::new(),
             }
         } else {
-            Self::Lines {
+            Shown::Lines {
                 next: Instant::now() + LINE_INTERVAL,
             }
+        };
+        Self {
+            rates: Vec::new(),
+            to,
         }
     }
 
     /// Shows how the job stands.
     pub(super) fn show(&mut self, job: &Job, err: &mut impl Write) {
-        let bytes = job.bytes();
-        match self {
-            Self::Bars { all, bars } => {
-                for (i, destination) in job.destinations().enumerate() {
+        let (now, all_bytes) = (Instant::now(), job.bytes());
+        let mut texts = Vec::new();
+        for (i, destination) in job.destinations().enumerate() {
+            if self.rates.len() <= i {
+                self.rates.push(Rate::default());
+            }
+            self.rates[i].note(now, destination.bytes);
+            texts.push(text(&destination, all_bytes, self.rates[i].per_second()));
+        }
+        match &mut self.to {
+            Shown::Bars { all, bars } => {
+                for ((i, destination), text) in job.destinations().enumerate().zip(texts) {
                     if bars.len() <= i {
                         let bar = all.add(ProgressBar::new(0).with_style(style()));
                         bar.set_prefix(destination.place.node.clone());
                         bars.push(bar);
                     }
-                    bars[i].set_length(bytes);
+                    bars[i].set_length(all_bytes);
                     bars[i].set_position(destination.bytes);
-                    bars[i].set_message(text(&destination, bytes));
+                    bars[i].set_message(text);
                 }
             }
-            Self::Lines { next } if Instant::now() >= *next => {
-                *next = Instant::now() + LINE_INTERVAL;
-                let parts = job.destinations().map(|destination| {
-                    format!("{} {}", destination.place.node, text(&destination, bytes))
-                });
+            Shown::Lines { next } if now >= *next => {
+                *next = now + LINE_INTERVAL;
+                let parts = job.destinations().zip(texts);
+                let parts = parts.map(|(one, text)| format!("{} {text}", one.place.node));
                 let line = parts.collect::<Vec<_>>().join("; ");
                 // Nobody may be reading it.
                 let _ = writeln!(err, "{line}");
             }
-            Self::Lines { .. } => {}
+            Shown::Lines { .. } => {}
         }
     }
 
     /// Says something once, above the bars.
     pub(super) fn say(&mut self, text: &str, err: &mut impl Write) {
-        match self {
-            Self::Bars { all, .. } => {
+        match &self.to {
+            Shown::Bars { all, .. } => {
                 let _ = all.println(text);
             }
-            Self::Lines { .. } => {
+            Shown::Lines { .. } => {
                 let _ = writeln!(err, "{text}");
             }
         }
     }
 
     /// Leaves the last state of the bars on the screen.
-    pub(super) fn end(self) {
-        if let Self::Bars { bars, .. } = self {
+    pub(super) fn end(&mut self) {
+        if let Shown::Bars { bars, .. } = &self.to {
             bars.iter().for_each(ProgressBar::abandon);
         }
     }
@@ -98,7 +147,7 @@ fn style() -> ProgressStyle {
 }
 
 /// Bytes, rate and the time that is left, or the state where that says more.
-fn text(destination: &DestinationView<'_>, all: u64) -> String {
+fn text(destination: &DestinationView<'_>, all: u64, rate: u64) -> String {
     let bytes = format!(
         "{} of {}",
         quantity::bytes(destination.bytes),
@@ -110,22 +159,19 @@ fn text(destination: &DestinationView<'_>, all: u64) -> String {
         }
         Standing::Failed(refusal) => format!("{bytes}, failed: {}", refusal.reason),
         Standing::Troubled(refusal) => format!("{bytes}, waiting: {}", refusal.reason),
-        Standing::Waiting => {
-            let rate = destination.report.rate;
-            match destination.report.state() {
-                State::Verifying => format!("{bytes}, verifying"),
-                State::Transferring if rate > 0 => {
-                    let left = all.saturating_sub(destination.bytes) as f64 / rate as f64;
-                    format!(
-                        "{bytes}, {}/s, ETA {}",
-                        quantity::bytes(rate),
-                        Seconds(left)
-                    )
-                }
-                State::Transferring => bytes,
-                _ => format!("{bytes}, preparing"),
+        Standing::Waiting => match destination.report.state() {
+            State::Verifying => format!("{bytes}, verifying"),
+            State::Transferring if rate > 0 => {
+                let left = all.saturating_sub(destination.bytes) as f64 / rate as f64;
+                format!(
+                    "{bytes}, {}/s, ETA {}",
+                    quantity::bytes(rate),
+                    Seconds(left)
+                )
             }
-        }
+            State::Transferring => format!("{bytes}, stalled"),
+            _ => format!("{bytes}, preparing"),
+        },
     }
 }
 
@@ -149,50 +195,39 @@ mod tests {
             message: String::new(),
             retriable: true,
         };
-        let report = |state: State, rate| ProgressResponse {
+        let report = |state: State| ProgressResponse {
             state: state.into(),
-            rate,
             ..ProgressResponse::default()
         };
-        let moving = report(State::Transferring, 25_000_000);
-        for (standing, report, expected) in [
-            (
-                Standing::Waiting,
-                report(State::Pending, 0),
-                "50 MB of 100 MB, preparing",
-            ),
-            (
-                Standing::Waiting,
-                report(State::Transferring, 0),
-                "50 MB of 100 MB",
-            ),
+        let moving = report(State::Transferring);
+        let troubled = Standing::Troubled(refusal.clone());
+        let verified = Standing::Verified {
+            after: Duration::from_millis(500),
+        };
+        let rate = 25_000_000;
+        for (standing, report, rate, expected) in [
+            (Standing::Waiting, report(State::Pending), 0, "preparing"),
+            (Standing::Waiting, moving.clone(), 0, "stalled"),
             (
                 Standing::Waiting,
                 moving.clone(),
-                "50 MB of 100 MB, 25 MB/s, ETA 2.00 s",
+                rate,
+                "25 MB/s, ETA 2.00 s",
             ),
             (
                 Standing::Waiting,
-                report(State::Verifying, 0),
-                "50 MB of 100 MB, verifying",
+                report(State::Verifying),
+                rate,
+                "verifying",
             ),
-            (
-                Standing::Troubled(refusal.clone()),
-                moving.clone(),
-                "50 MB of 100 MB, waiting: NodeUnreachable",
-            ),
+            (troubled, moving.clone(), rate, "waiting: NodeUnreachable"),
             (
                 Standing::Failed(refusal),
                 moving.clone(),
-                "50 MB of 100 MB, failed: NodeUnreachable",
+                rate,
+                "failed: NodeUnreachable",
             ),
-            (
-                Standing::Verified {
-                    after: Duration::from_millis(500),
-                },
-                moving,
-                "50 MB of 100 MB, verified in 500 ms",
-            ),
+            (verified, moving, rate, "verified in 500 ms"),
         ] {
             let view = DestinationView {
                 place: &place,
@@ -200,7 +235,23 @@ mod tests {
                 report: &report,
                 bytes: 50_000_000,
             };
-            assert_eq!(text(&view, 100_000_000), expected);
+            let expected = format!("50 MB of 100 MB, {expected}");
+            assert_eq!(text(&view, 100_000_000, rate), expected);
         }
+    }
+
+    #[test]
+    fn a_rate_is_what_came_within_the_last_two_seconds() {
+        let (start, mut rate) = (Instant::now(), Rate::default());
+        assert_eq!(rate.per_second(), 0);
+        for tenth in 0..=50 {
+            let (at, bytes) = (Duration::from_millis(100 * tenth), 1_000 * tenth.max(20));
+            rate.note(start + at, bytes);
+        }
+        assert_eq!(
+            rate.per_second(),
+            10_000,
+            "the two seconds without a byte are over"
+        );
     }
 }

@@ -104,7 +104,7 @@ pub struct Summary {
     pub report: Report,
     /// What was sent, as people call it.
     pub source: String,
-    /// The planner's reasons.
+    /// The planner's reasons, and what it took for granted.
     pub strategy_why: String,
     /// The agents' reasons.
     pub link_why: String,
@@ -123,6 +123,7 @@ impl Summary {
         roots: impl Fn(&str) -> String,
         spines: Vec<u64>,
         faults: &[(Fault, Happened)],
+        assumed: &str,
     ) -> Self {
         let started = job.started().unwrap_or(ended);
         let mut last = None;
@@ -191,7 +192,7 @@ impl Summary {
         Self {
             report,
             source,
-            strategy_why: job.plan().map(|plan| plan.why.clone()).unwrap_or_default(),
+            strategy_why: job.plan().map(|plan| plan.why.clone()).unwrap_or_default() + assumed,
             link_why: link_why.to_owned(),
             attempts: job.attempt(),
             failures,
@@ -276,7 +277,14 @@ impl fmt::Display for Summary {
         self.nodes(f)?;
         writeln!(f)?;
         for (node, message) in &self.failures {
-            writeln!(f, "failed    {node}: {message}")?;
+            // Agents begin with their node; who could not be asked is named in the middle.
+            let said = if message.contains(node.as_str()) {
+                ""
+            } else {
+                node
+            };
+            let colon = if said.is_empty() { "" } else { ": " };
+            writeln!(f, "failed    {said}{colon}{message}")?;
         }
         let chunks = report.chunks;
         if !report.digest.is_empty() {

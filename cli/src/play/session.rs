@@ -260,7 +260,7 @@ impl<'a> Stage<'a> {
         }
         let ended = runner.now();
         progress.show(runner.job(), err);
-        std::mem::replace(progress, Progress::new(false)).end();
+        progress.end();
         let after = self.spine_bytes()?;
         let spines = after
             .iter()
@@ -273,7 +273,16 @@ impl<'a> Stage<'a> {
                 .unwrap_or_default()
         };
         let source = self.settings.data.describe();
-        let summary = Summary::new(runner.job(), ended, source, roots, spines, &faults);
+        let assumed = Ground::assumed(self.settings);
+        let summary = Summary::new(
+            runner.job(),
+            ended,
+            source,
+            roots,
+            spines,
+            &faults,
+            &assumed,
+        );
         Ok((summary, runner.job().is_complete()))
     }
 
@@ -308,7 +317,9 @@ impl<'a> Stage<'a> {
 
     /// For `--keep`.
     fn how_to_enter(&self) -> String {
-        let mut text = String::from("agents and fabric are left running; Ctrl-C ends them\n");
+        let pid = isolation::outside_pid();
+        let mut text =
+            format!("agents and fabric are left running; Ctrl-C or `kill {pid}` ends them\n");
         for i in 0..self.settings.fabric.nodes {
             let addresses = self.ground.addresses(i);
             text += &format!(
@@ -317,6 +328,17 @@ impl<'a> Stage<'a> {
                 addresses.control,
                 addresses.metrics,
                 self.roots[i].display()
+            );
+        }
+        if self.ground.fabric().is_some() {
+            let user = if isolation::is_own_user_namespace() {
+                " --user --preserve-credentials"
+            } else {
+                ""
+            };
+            text += &format!(
+                "a shell in node1, likewise in leaf0 or spine0, from another terminal:\n  \
+                 nsenter --target $(pgrep -P {pid}){user} --mount --net ip netns exec node1 bash\n"
             );
         }
         text

@@ -323,7 +323,7 @@ fn a_node_that_stays_away_is_given_up_after_the_backoff_limit() {
         ("Verified", "NodeUnreachable")
     );
     assert!(
-        world.log().ends_with("discard node2 #4"),
+        world.log().ends_with("discard node2 #5"),
         "a partial file is not left"
     );
 }

@@ -100,6 +100,7 @@ fn summary(job: &Job, faults: &[(Fault, Happened)]) -> Summary {
         |name| format!("/roots/{name}"),
         spines,
         faults,
+        "",
     )
 }
 

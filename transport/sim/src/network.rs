@@ -2,7 +2,7 @@
 //! reorders, damages, marks, replays and forges.
 
 use weft_core::units::Nanos;
-use weft_core::wire::{HEADER_BYTES, TRAILER_BYTES};
+use weft_core::wire::{HEADER_BYTES, Reset, TRAILER_BYTES, peek};
 
 use crate::draw::Draw;
 use crate::scenario::{Fabric, Weather};
@@ -13,6 +13,8 @@ const REPLAYS_KEPT: usize = 64;
 const SPARES_KEPT: usize = 1_024;
 /// Millionths.
 const CERTAIN: u32 = 1_000_000;
+/// How many of a million forged datagrams claim that a connection is unknown.
+const FORGED_RESETS: u32 = 100_000;
 
 /// A datagram under way, and what happened to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -245,6 +247,21 @@ impl Network {
     fn forge(&mut self, seen: &Packet) -> Packet {
         let mut forged = seen.clone();
         forged.tampered = true;
+        if self.draw.chance(FORGED_RESETS)
+            && let Ok(peek) = peek(&seen.bytes)
+        {
+            // "I know no such connection", in the name of the one that was spoken to.
+            let (path, connection, token) = (peek.path, peek.connection, self.draw.bits());
+            (forged.from, forged.to) = (seen.to, seen.from);
+            forged.bytes = Reset {
+                path,
+                connection,
+                token,
+            }
+            .emit()
+            .to_vec();
+            return forged;
+        }
         // A later packet number, another place: everything but the seal is plausible.
         let field = self.draw.pick(&[8usize, 20, 24, 28, 32, 40, 48]);
         let value = self.draw.bits().to_le_bytes();

@@ -184,7 +184,7 @@ impl Transmit {
             if !self.fits(bytes, out) {
                 return None;
             }
-            let path = paths.choose(Some(sent.path), rng)?;
+            let path = paths.choose_again(sent.path, sent.sent_at, rng)?;
             self.lost.pop_front();
             self.board.resend(number, path, now, bytes);
             self.in_flight += u64::from(bytes);

@@ -5,6 +5,10 @@ use super::{
     Rng, RttEstimator, TIMEOUTS_UNTIL_SUSPENDED, Time,
 };
 
+/// Draws of the policy for a resend before the path that was answered last is taken. Where a
+/// quarter of the paths has died, eight draws find none of the others once in 65,000 times.
+const RESEND_DRAWS: usize = 8;
+
 /// Whether data is sent on a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PathState {
@@ -150,6 +154,31 @@ impl PathSet {
         let draw = u64::from(rand_core::Rng::next_u32(rng)) * (candidates.len() as u64 - 1);
         let distance = 1 + (draw >> 32) as usize;
         Some(candidates[(at + distance) % candidates.len()])
+    }
+
+    /// The path for a chunk that was sent on `lost` at `sent_at` and is taken for lost: another
+    /// one, and of the policy's draws the first that was answered since. A path that died with
+    /// `lost` was not, so one resend is enough whatever share of the paths has died.
+    pub fn choose_again(&mut self, lost: PathId, sent_at: Time, rng: &mut Rng) -> Option<PathId> {
+        let first = self.choose(Some(lost), rng)?;
+        let mut chosen = first;
+        for _ in 1..RESEND_DRAWS {
+            if self.answered(chosen) > sent_at {
+                return Some(chosen);
+            }
+            chosen = self.choose(Some(lost), rng)?;
+        }
+        let others = self.live.iter().copied().filter(|&path| path != lost);
+        let last = others.max_by_key(|&path| self.answered(path));
+        Some(
+            last.filter(|&path| self.answered(path) > sent_at)
+                .unwrap_or(first),
+        )
+    }
+
+    /// When something sent on `path` was last known to have arrived.
+    fn answered(&self, path: PathId) -> Time {
+        self.paths[path.0 as usize].answered
     }
 
     /// Whether `path` exists in this set.
@@ -392,6 +421,24 @@ mod tests {
         set.on_answer(ms(152), PathId(1), None, 0);
         assert_eq!(set.poll_probe(ms(152)), Some(PathId(0)));
         assert_eq!(set.poll_probe(ms(152)), Some(PathId(2)));
+    }
+
+    #[test]
+    fn a_resend_goes_to_a_path_that_was_answered_since_the_chunk_was_sent() {
+        let mut set = set(128);
+        let mut rng = Rng::new(7);
+        for path in 0..128 {
+            set.on_answer(ms(1), PathId(path), None, 0);
+        }
+        // Only these two still answer, and nothing was lost on the others yet.
+        set.on_answer(ms(5), PathId(9), None, 0);
+        set.on_answer(ms(6), PathId(77), None, 0);
+        for _ in 0..100 {
+            let again = set.choose_again(PathId(77), ms(4), &mut rng);
+            assert_eq!(again, Some(PathId(9)));
+        }
+        let unproven = set.choose_again(PathId(77), ms(8), &mut rng);
+        assert!(unproven.is_some_and(|path| path != PathId(77)));
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod scratch;
 mod session;
 
 use std::{
+    cell::Cell,
     io::{self, IsTerminal, Write},
     time::Duration,
 };
@@ -111,13 +112,16 @@ async fn until_signalled(
         number: u8::try_from(kind.as_raw_value()).unwrap_or_default(),
     };
     let terminal = io::stderr().is_terminal();
-    let playing = session::play(settings, program, terminal, out, err);
-    tokio::select! {
-        outcome = playing => outcome,
-        () = arrives(&mut interrupt) => Err(came(kinds[0])),
-        () = arrives(&mut terminate) => Err(came(kinds[1])),
-        () = arrives(&mut hangup) => Err(came(kinds[2])),
-    }
+    let kept = Cell::new(None);
+    let playing = session::play(settings, program, terminal, &kept, out, err);
+    let ended = tokio::select! {
+        outcome = playing => return outcome,
+        () = arrives(&mut interrupt) => kinds[0],
+        () = arrives(&mut terminate) => kinds[1],
+        () = arrives(&mut hangup) => kinds[2],
+    };
+    // A signal is the way to end what was kept, and no failure.
+    kept.get().ok_or_else(|| came(ended))
 }
 
 /// Never, where the signal cannot be watched: it then ends the process at once, and isolation the
@@ -128,5 +132,5 @@ async fn arrives(signal: &mut io::Result<tokio::signal::unix::Signal>) {
     {
         return;
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }

@@ -132,10 +132,11 @@ impl Progress {
         }
     }
 
-    /// Leaves the last state of the bars on the screen.
-    pub(super) fn end(&mut self) {
+    /// Leaves the last state of the bars on the screen, and what follows below them.
+    pub(super) fn end(&mut self, err: &mut impl Write) {
         if let Shown::Bars { bars, .. } = &self.to {
             bars.iter().for_each(ProgressBar::abandon);
+            let _ = writeln!(err);
         }
     }
 }

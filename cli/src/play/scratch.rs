@@ -90,7 +90,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Self::Private(path) = self
-            && let Err(error) = fs::remove_dir_all(&path)
+            && let Err(error) = fs::remove_dir_all(path)
         {
             tracing::debug!(%error, "left to the end of the namespace");
         }

@@ -1,6 +1,7 @@
 //! One play from the empty ground to the summary.
 
 use std::{
+    cell::Cell,
     fs,
     io::Write,
     path::{Path, PathBuf},
@@ -36,11 +37,13 @@ const BACKOFF_LONGEST: Duration = Duration::from_secs(2);
 /// How often bars move.
 const SHOW_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Plays; whether everything is as it was asked for.
+/// Plays; whether everything is as it was asked for. With `--keep` it says so in `kept` and returns
+/// only when an agent ends by itself.
 pub(super) async fn play(
     settings: &Settings,
     program: &Path,
     terminal: bool,
+    kept: &Cell<Option<bool>>,
     out: &mut impl Write,
     err: &mut impl Write,
 ) -> Result<bool, PlayError> {
@@ -66,7 +69,8 @@ pub(super) async fn play(
     }
     if settings.keep {
         complain(err, &stage.how_to_enter());
-        std::future::pending::<()>().await;
+        kept.set(Some(complete && missed.is_empty()));
+        return Err(stage.agents.ended().await);
     }
     Ok(complete && missed.is_empty())
 }
@@ -260,7 +264,7 @@ impl<'a> Stage<'a> {
         }
         let ended = runner.now();
         progress.show(runner.job(), err);
-        progress.end();
+        progress.end(err);
         let after = self.spine_bytes()?;
         let spines = after
             .iter()

@@ -450,7 +450,7 @@ fn answers_about_an_earlier_attempt_change_nothing_but_the_counts() {
     world.dead.clear();
     world.rests();
     world.reports(0, |report| {
-        (report.chunks_sent, report.chunks_resent) = (5, 1)
+        (report.chunks_sent, report.chunks_resent) = (5, 1);
     });
     let before = format!("{:?}", world.job.phase);
     let report = ProgressResponse {

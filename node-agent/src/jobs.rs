@@ -1,6 +1,6 @@
 //! The attempts of this node and the commands on them. Idempotent by (UID, generation, attempt).
 //!
-//! Called by [`crate::service`], which has checked who is calling. What a command starts goes on
+//! Called by the control API, which has checked who is calling. What a command starts goes on
 //! whether or not its caller waits for the answer.
 
 use std::collections::{HashMap, VecDeque};

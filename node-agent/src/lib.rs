@@ -1,9 +1,9 @@
 //! The node agent: control API, files, certificates, metrics; embeds the transport.
 //!
 //! An operator, or `weft play`, tells it what to do over mutually authenticated gRPC
-//! ([`service`]); what it then does for one attempt at a job is [`attempt`]: a source reads and
-//! hashes ([`supply`]) and sends ([`outlet`], [`fanout`]), a destination receives, checks and writes
-//! ([`intake`], [`shelf`]), and a relay does both. It knows nothing of Kubernetes.
+//! (`service`); what it then does for one attempt at a job is [`attempt`]: a source reads and
+//! hashes (`supply`) and sends (`outlet`, `fanout`), a destination receives, checks and writes
+//! (`intake`, `shelf`), and a relay does both. It knows nothing of Kubernetes.
 //!
 //! Control runs on a small runtime; whatever may block (files, hashing, waiting for the engine) runs
 //! on threads of its own, joined by channels.

@@ -215,13 +215,13 @@ mod tests {
             ("TicketOtherNode", |t| t.from_node = "n2".to_owned()),
             ("TicketOtherTransfer", |t| t.direction = 0),
             ("TicketOtherTransfer", |t| {
-                t.job.as_mut().unwrap().attempt = 2
+                t.job.as_mut().unwrap().attempt = 2;
             }),
             ("TicketOtherTransfer", |t| {
-                t.job.as_mut().unwrap().uid = "k".to_owned()
+                t.job.as_mut().unwrap().uid = "k".to_owned();
             }),
             ("TicketOtherTransfer", |t| {
-                t.destination.as_mut().unwrap().path.push('x')
+                t.destination.as_mut().unwrap().path.push('x');
             }),
         ];
         for (index, (reason, change)) in table.into_iter().enumerate() {

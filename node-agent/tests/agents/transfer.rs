@@ -1,10 +1,8 @@
 //! Agents in one process move files by the operator's word.
 
-mod support;
-
 use std::process::{Child as Process, Command};
 
-use support::{Lab, eventually, job, noise, reason, write};
+use crate::support::{Lab, eventually, job, noise, prepare, reason, stat, write};
 use weft_proto::agent::v1::*;
 
 fn state(progress: &ProgressResponse) -> (State, String) {
@@ -149,6 +147,16 @@ impl Kept {
         Self(process)
     }
 
+    /// Kilobytes of anonymous memory.
+    fn anonymous_kb(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("RssAnon:"))
+            .unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
     fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -160,6 +168,30 @@ impl Drop for Kept {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// What an agent may hold while it moves whatever: the budget of the speed and memory table.
+const ANONYMOUS_KB_MAX: u64 = 64 << 10;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_is_bounded_whatever_the_size() {
+    let lab = Lab::new();
+    let agents: Vec<Kept> = (0..3).map(|node| Kept::start(&lab, node, "")).collect();
+    let file = std::fs::File::create(lab.root(0).join("model")).unwrap();
+    file.set_len(384 << 20).unwrap();
+    let first = job("memory", 1);
+    lab.begin(&first, &[(0, 1), (1, 2)], Algorithm::Xxh3)
+        .await
+        .unwrap();
+    let mut most = [0; 3];
+    let mut stream = lab.follow(2, &first).await;
+    while let Some(progress) = stream.message().await.unwrap() {
+        assert_ne!(progress.state(), State::Failed, "{progress:?}");
+        for (agent, most) in agents.iter().zip(&mut most) {
+            *most = agent.anonymous_kb().max(*most);
+        }
+    }
+    assert!(most.iter().all(|kb| *kb <= ANONYMOUS_KB_MAX), "{most:?}");
 }
 
 /// Slow enough to be killed half-way.
@@ -252,11 +284,11 @@ async fn after_a_cancel_nothing_lands_and_what_is_discarded_is_gone() {
     );
     lab.operator(1).await.cancel(cancel(true)).await.unwrap();
     assert!(names(&lab, 1).is_empty(), "{:?}", names(&lab, 1));
-    let manifest = support::stat(&mut lab.operator(0).await).await.unwrap();
+    let manifest = stat(&mut lab.operator(0).await).await.unwrap();
     let refused = lab
         .operator(1)
         .await
-        .prepare(support::prepare(&first, &manifest))
+        .prepare(prepare(&first, &manifest))
         .await;
     assert_eq!(reason(&refused.unwrap_err()), "Cancelled");
 }
@@ -328,10 +360,10 @@ async fn an_attempt_that_nobody_asks_about_ends_by_itself() {
     ];
     write(&lab.root(0).join("model"), &noise(1 << 20, 11));
     let first = job("lease", 1);
-    let manifest = support::stat(&mut lab.operator(0).await).await.unwrap();
+    let manifest = stat(&mut lab.operator(0).await).await.unwrap();
     lab.operator(1)
         .await
-        .prepare(support::prepare(&first, &manifest))
+        .prepare(prepare(&first, &manifest))
         .await
         .unwrap();
     let run = agents[1].jobs().find(&first).unwrap();

@@ -1,0 +1,8 @@
+//! Agents on loopback, driven through their control API as an operator drives them.
+
+#[cfg(test)]
+mod refusals;
+#[cfg(test)]
+mod support;
+#[cfg(test)]
+mod transfer;

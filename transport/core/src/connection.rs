@@ -289,6 +289,10 @@ impl Connection {
         run: Run<'_>,
         memory: &mut impl Memory,
     ) -> Result<(), DropReason> {
+        if run.bytes.is_empty() {
+            self.drops.count(DropReason::Truncated);
+            return Err(DropReason::Truncated);
+        }
         let mut result = Ok(());
         for packet in run.bytes.chunks(run.segment.max(1)) {
             if let Err(reason) = self.handle_packet(now, paths, arrival, packet, memory) {

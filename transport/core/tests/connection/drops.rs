@@ -325,3 +325,10 @@ fn after_close_nothing_is_placed() {
     let restored = Connection::restore(&saved, pair.now).expect("what was saved is restored");
     assert_eq!(restored.failure(), Some(Failure::Closed));
 }
+
+#[test]
+fn an_empty_datagram_is_dropped_and_counted() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::Truncated);
+    assert_eq!(pair.inject(Side::B, &[]), Err(DropReason::Truncated));
+}

@@ -13,14 +13,16 @@
 //! have. A destination that does not answer when an attempt is prepared is late: it is in the next.
 
 mod attempt;
+mod destination;
 mod job;
 mod runner;
 
-pub use job::{DestinationView, Job, Standing};
+pub use destination::{DestinationView, Standing};
+pub use job::Job;
 pub use runner::{Contact, Runner, RunnerError};
 
 use weft_planner::{Part, Strategy, Topology};
-use weft_proto::agent::v1::{Manifest, ProgressResponse};
+use weft_proto::agent::v1::{Algorithm, Manifest, ProgressResponse};
 
 /// A file or directory at a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +50,8 @@ pub struct Spec {
     pub strategy: Strategy,
     /// Part of the line rate that is payload, above 0 and at most 1.
     pub payload_share: f64,
+    /// What blocks and files are hashed with.
+    pub algorithm: Algorithm,
     /// Attempts in a row that may bring nothing before the job is given up.
     pub backoff_limit: u32,
 }

@@ -10,8 +10,9 @@ use weft_planner::{Plan, Request};
 use weft_proto::agent::v1::{Manifest, PeerProgress, ProgressResponse, Role, State};
 
 use super::{
-    Answer, Command, Place, Refusal, Spec,
+    Answer, Command, Refusal, Spec,
     attempt::{Attempt, Run},
+    destination::{DestinationView, Destinations, Standing},
 };
 
 /// Wait before the next attempt; doubles with every attempt that brought nothing.
@@ -20,51 +21,6 @@ const BACKOFF: Duration = Duration::from_millis(250);
 const BACKOFF_DOUBLINGS: u32 = 3;
 /// How long the last reports may take once everything is Verified: they only complete the counts.
 const SETTLE: Duration = Duration::from_secs(10);
-
-/// Where a destination stands in the job as a whole.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
-    /// In an attempt, or before the first.
-    Waiting,
-    /// Between two attempts, for this reason.
-    Troubled(Refusal),
-    /// Everything is there, checked and durable, so long after the first Start.
-    Verified {
-        /// Since the first Start.
-        after: Duration,
-    },
-    /// Given up.
-    Failed(Refusal),
-}
-
-impl Standing {
-    fn is_final(&self) -> bool {
-        matches!(self, Self::Verified { .. } | Self::Failed(_))
-    }
-}
-
-#[derive(Debug, Clone)]
-struct Destination {
-    place: Place,
-    standing: Standing,
-    /// The newest report, of whichever attempt.
-    report: ProgressResponse,
-    /// Most bytes that it ever had verified.
-    best: u64,
-}
-
-/// What a reader may see of a destination.
-#[derive(Debug)]
-pub struct DestinationView<'a> {
-    /// Where the data goes.
-    pub place: &'a Place,
-    /// Where it stands.
-    pub standing: &'a Standing,
-    /// The newest report; all zero before the first.
-    pub report: &'a ProgressResponse,
-    /// Most bytes that it ever had verified.
-    pub bytes: u64,
-}
 
 #[derive(Debug, Clone)]
 enum Phase {
@@ -102,11 +58,11 @@ pub struct Job {
     spec: Spec,
     phase: Phase,
     manifest: Option<Arc<Manifest>>,
-    destinations: BTreeMap<String, Destination>,
+    destinations: Destinations,
     source: ProgressResponse,
     /// Counts up from 1.
     attempt: u32,
-    /// What [`Self::gained`] was when the attempt began.
+    /// What [`Destinations::gained`] was when the attempt began.
     mark: u64,
     /// Attempts in a row that brought nothing.
     vain: u32,
@@ -123,17 +79,8 @@ pub struct Job {
 impl Job {
     /// A new job, and what to do first.
     pub fn begin(spec: Spec) -> (Self, Vec<Command>) {
-        let destination = |place: &Place| {
-            let destination = Destination {
-                place: place.clone(),
-                standing: Standing::Waiting,
-                report: ProgressResponse::default(),
-                best: 0,
-            };
-            (place.node.clone(), destination)
-        };
         let job = Self {
-            destinations: spec.destinations.iter().map(destination).collect(),
+            destinations: Destinations::new(&spec.destinations),
             spec,
             phase: Phase::Asking,
             manifest: None,
@@ -172,12 +119,7 @@ impl Job {
 
     /// Every destination is Verified, and the source has nothing to object.
     pub fn is_complete(&self) -> bool {
-        self.is_over()
-            && self.source_fault().is_none()
-            && self
-                .destinations
-                .values()
-                .all(|d| matches!(d.standing, Standing::Verified { .. }))
+        self.is_over() && self.source_fault().is_none() && self.destinations.are_verified()
     }
 
     /// What it was made from.
@@ -244,7 +186,7 @@ impl Job {
 
     /// Bytes that are verified at the destinations.
     pub fn bytes_moved(&self) -> u64 {
-        self.destinations.values().map(|d| d.best).sum()
+        self.destinations.bytes()
     }
 
     /// The source's own failure, where no receiver of it explains it.
@@ -323,7 +265,7 @@ impl Job {
                 };
             }
             Err(refusal) => {
-                self.fail_remaining(&refusal);
+                self.destinations.fail_remaining(&refusal);
                 self.phase = Phase::Over;
             }
         }
@@ -339,23 +281,15 @@ impl Job {
                     commands.push(Command::Stat);
                 }
             }
-            Phase::Settling { until, .. } if now >= *until => self.settle(commands),
+            Phase::Settling { until, .. } if now >= *until => self.finish(commands),
             _ => {}
         }
     }
 
-    fn remaining(&self) -> BTreeSet<String> {
-        let left = self
-            .destinations
-            .iter()
-            .filter(|(_, d)| !d.standing.is_final());
-        left.map(|(node, _)| node.clone()).collect()
-    }
-
     fn begin_attempt(&mut self, commands: &mut Vec<Command>) {
         self.attempt += 1;
-        self.mark = self.gained();
-        let waiting = self.remaining();
+        self.mark = self.destinations.gained();
+        let waiting = self.destinations.remaining();
         let prepare = |node: &String| Command::Prepare {
             node: node.clone(),
             attempt: self.attempt,
@@ -365,16 +299,6 @@ impl Job {
             waiting,
             ready: Vec::new(),
         };
-    }
-
-    /// Grows with every byte and with every destination that is through.
-    fn gained(&self) -> u64 {
-        let through = self
-            .destinations
-            .values()
-            .filter(|d| d.standing.is_final())
-            .count();
-        self.bytes_moved() + through as u64
     }
 
     fn on_prepared(
@@ -393,22 +317,10 @@ impl Job {
         let all_answered = waiting.is_empty();
         match result {
             Ok(()) => ready.push(node.to_owned()),
-            Err(refusal) => self.refused(node, refusal),
+            Err(refusal) => self.destinations.refuse(node, refusal),
         }
         if all_answered {
             self.start_attempt(now, commands);
-        }
-    }
-
-    fn refused(&mut self, node: &str, refusal: Refusal) {
-        if let Some(destination) = self.destinations.get_mut(node)
-            && !destination.standing.is_final()
-        {
-            destination.standing = if refusal.retriable {
-                Standing::Troubled(refusal)
-            } else {
-                Standing::Failed(refusal)
-            };
         }
     }
 
@@ -446,13 +358,13 @@ impl Job {
                 self.phase = Phase::Running(attempt);
             }
             Err(error) => {
-                self.fail_remaining(&Refusal {
+                self.destinations.fail_remaining(&Refusal {
                     node: self.spec.source.node.clone(),
                     reason: error.reason().to_owned(),
                     message: error.to_string(),
                     retriable: false,
                 });
-                self.discard(commands);
+                self.finish(commands);
             }
         }
     }
@@ -576,8 +488,7 @@ impl Job {
             }
             Phase::Running(attempt) => {
                 let attempt = attempt.clone();
-                let verified = |d: &Destination| matches!(d.standing, Standing::Verified { .. });
-                if self.destinations.values().all(verified) {
+                if self.destinations.are_verified() {
                     self.phase = Phase::Settling {
                         attempt,
                         until: now + SETTLE,
@@ -592,7 +503,7 @@ impl Job {
                 }));
                 self.phase = Phase::Cancelling { attempt, waiting };
             }
-            Phase::Settling { attempt, .. } if attempt.all_silent() => self.settle(commands),
+            Phase::Settling { attempt, .. } if attempt.all_silent() => self.finish(commands),
             _ => {}
         }
     }
@@ -619,17 +530,17 @@ impl Job {
 
     /// Books what an ended attempt left.
     fn close(&mut self, attempt: &Attempt) {
-        for node in self.remaining() {
+        for node in self.destinations.remaining() {
             match attempt.run(&node) {
                 Some(Run::Stopped(refusal) | Run::CutOff(refusal)) => {
-                    self.refused(&node, refusal.clone());
+                    self.destinations.refuse(&node, refusal.clone());
                 }
                 Some(_) => {
                     let sender = match attempt.run(attempt.source()) {
                         Some(Run::Stopped(refusal)) => refusal.message.clone(),
                         _ => "a node between it and the source failed".to_owned(),
                     };
-                    self.refused(
+                    self.destinations.refuse(
                         &node,
                         Refusal {
                             node: node.clone(),
@@ -644,31 +555,27 @@ impl Job {
             }
         }
         if let Some(fault) = self.source_fault() {
-            self.fail_remaining(&fault);
+            self.destinations.fail_remaining(&fault);
         }
         if let Some(Run::Stopped(refusal)) = attempt.run(attempt.source())
             && self.source.state() != State::Failed
             && !refusal.retriable
         {
-            self.fail_remaining(&refusal.clone());
+            self.destinations.fail_remaining(&refusal.clone());
         }
     }
 
     fn next_attempt(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        if self.gained() > self.mark {
+        if self.destinations.gained() > self.mark {
             self.vain = 0;
         } else {
             self.vain += 1;
         }
         if self.vain > self.spec.backoff_limit {
-            for destination in self.destinations.values_mut() {
-                if let Standing::Troubled(refusal) = &destination.standing {
-                    destination.standing = Standing::Failed(refusal.clone());
-                }
-            }
+            self.destinations.give_up();
         }
-        if self.remaining().is_empty() {
-            self.discard(commands);
+        if self.destinations.remaining().is_empty() {
+            self.finish(commands);
         } else {
             self.phase = Phase::Resting {
                 until: now + backoff(self.vain),
@@ -676,23 +583,10 @@ impl Job {
         }
     }
 
-    fn fail_remaining(&mut self, refusal: &Refusal) {
-        for destination in self
-            .destinations
-            .values_mut()
-            .filter(|d| !d.standing.is_final())
-        {
-            destination.standing = Standing::Failed(refusal.clone());
-        }
-    }
-
     /// Ends the job; what failed leaves no partial files.
-    fn discard(&mut self, commands: &mut Vec<Command>) {
-        let failed = self
-            .destinations
-            .iter()
-            .filter(|(_, d)| matches!(d.standing, Standing::Failed(_)));
-        let waiting: BTreeSet<String> = failed.map(|(node, _)| node.clone()).collect();
+    fn finish(&mut self, commands: &mut Vec<Command>) {
+        self.compare_digests();
+        let waiting = self.destinations.failed();
         commands.extend(waiting.iter().map(|node| Command::Cancel {
             node: node.clone(),
             attempt: self.attempt,
@@ -705,24 +599,26 @@ impl Job {
         };
     }
 
-    /// Compares the digests, as the last word on what was Verified.
-    fn settle(&mut self, commands: &mut Vec<Command>) {
+    /// The last word on what says that it is Verified.
+    fn compare_digests(&mut self) {
         let right = self.source.digest.clone();
-        for (node, destination) in &mut self.destinations {
+        for destination in self.destinations.iter_mut() {
             let theirs = &destination.report.digest;
-            if !right.is_empty() && !theirs.is_empty() && *theirs != right {
+            let is_verified = matches!(destination.standing, Standing::Verified { .. });
+            if is_verified && !right.is_empty() && !theirs.is_empty() && *theirs != right {
+                let node = destination.place.node.clone();
+                let message = format!(
+                    "node {node} has digest {theirs} and the source {right}: run the same release \
+                     of weft-agent on both nodes, and report this as a bug"
+                );
                 destination.standing = Standing::Failed(Refusal {
-                    node: node.clone(),
+                    node,
                     reason: "DigestMismatch".to_owned(),
-                    message: format!(
-                        "node {node} has digest {theirs} and the source {right}: run the same \
-                         release of weft-agent on both nodes, and report this as a bug"
-                    ),
+                    message,
                     retriable: false,
                 });
             }
         }
-        self.discard(commands);
     }
 }
 

@@ -22,9 +22,9 @@ use weft_planner::Part;
 use weft_proto::{
     Message as _,
     agent::v1::{
-        Algorithm, CancelRequest, Child, DestinationPart, Direction, ErrorDetail, JobRef, Location,
-        Manifest, Overwrite, PrepareRequest, ProgressRequest, SourcePart, StartRequest,
-        StatRequest, Ticket, Verification, agent_client::AgentClient, start_request,
+        CancelRequest, Child, DestinationPart, Direction, ErrorDetail, JobRef, Location, Manifest,
+        Overwrite, PrepareRequest, ProgressRequest, SourcePart, StartRequest, StatRequest, Ticket,
+        Verification, agent_client::AgentClient, start_request,
     },
 };
 
@@ -282,6 +282,13 @@ impl Calls {
         })
     }
 
+    fn verification(&self) -> Verification {
+        Verification {
+            algorithm: self.spec.algorithm.into(),
+            expect: String::new(),
+        }
+    }
+
     fn place(&self, node: &str) -> Option<Location> {
         self.spec
             .destinations
@@ -318,7 +325,7 @@ impl Calls {
             leader_epoch: LEADER_EPOCH,
             location: self.place(node),
             manifest: manifest.as_deref().cloned(),
-            verification: Some(verification()),
+            verification: Some(self.verification()),
             overwrite: Overwrite::IfDifferent.into(),
         };
         match self.client(node)?.prepare(request).await {
@@ -340,7 +347,7 @@ impl Calls {
             None => start_request::Part::Source(SourcePart {
                 location: Some(location(&self.spec.source)),
                 manifest: manifest.as_deref().cloned(),
-                verification: Some(verification()),
+                verification: Some(self.verification()),
             }),
         };
         let child = |node: &String| Child {
@@ -433,13 +440,6 @@ fn location(place: &Place) -> Location {
     Location {
         root: place.root.clone(),
         path: place.path.clone(),
-    }
-}
-
-fn verification() -> Verification {
-    Verification {
-        algorithm: Algorithm::Blake3.into(),
-        expect: String::new(),
     }
 }
 

@@ -10,6 +10,7 @@ use std::{
 };
 
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use weft_proto::agent::v1::Algorithm;
 
 use super::{
     Fault, FaultKind, Happened, PlayError, Settings, Summary,
@@ -212,6 +213,7 @@ impl<'a> Stage<'a> {
             topology: self.ground.topology(settings),
             strategy: settings.strategy,
             payload_share: Ground::payload_share(settings),
+            algorithm: Algorithm::Blake3,
             backoff_limit: BACKOFF_LIMIT + patience(&settings.faults),
         })
     }

@@ -1,9 +1,10 @@
 use std::collections::VecDeque;
 
 use weft_planner::{Node, Strategy, Topology};
-use weft_proto::agent::v1::File;
+use weft_proto::agent::v1::{Algorithm, File};
 
 use super::*;
+use crate::operator::Place;
 
 const BYTES: u64 = 100;
 
@@ -54,6 +55,7 @@ impl World {
             },
             strategy,
             payload_share: 1.0,
+            algorithm: Algorithm::Blake3,
             backoff_limit: 3,
         };
         let (job, commands) = Job::begin(spec);

@@ -1,5 +1,5 @@
 use weft_planner::{Node, Strategy, Topology};
-use weft_proto::agent::v1::{File, Manifest, ProgressResponse, State};
+use weft_proto::agent::v1::{Algorithm, File, Manifest, ProgressResponse, State};
 
 use super::*;
 use crate::{
@@ -36,6 +36,7 @@ fn running() -> Job {
         },
         strategy: Strategy::Auto,
         payload_share: 1.0,
+        algorithm: Algorithm::Blake3,
         backoff_limit: 0,
     };
     let file = File {

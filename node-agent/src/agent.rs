@@ -15,7 +15,7 @@ use weft_engine::{Engine, EngineConfig, EngineError, PortRange};
 use weft_proto::agent::v1::agent_server::AgentServer;
 
 use crate::config::{Config, LinkKind};
-use crate::dial::CONTROL_BYTES_MAX;
+use crate::dial::{CONTROL_BYTES_MAX, chain};
 use crate::fence::Fence;
 use crate::files::{self, FileError, Root};
 use crate::guard;
@@ -107,7 +107,7 @@ impl Agent {
         let server = Server::builder()
             .tls_config(tls.server())
             .map_err(|error| AgentError::TlsUnusable {
-                problem: error.to_string(),
+                problem: chain(&error),
             })?;
         let (ready, is_ready) = watch::channel(false);
         let (stop, _) = watch::channel(false);

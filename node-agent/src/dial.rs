@@ -216,7 +216,7 @@ pub(crate) fn draw_secret() -> Result<Secret, Fault> {
 }
 
 /// An error with its causes: what tonic says itself is only "transport error".
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -68,8 +68,10 @@ impl Lab {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("ca.pem"), issuer.pem()).unwrap();
         Self {
-            dir: tempfile::tempdir().unwrap(),
+            dir,
             issuer,
             tickets: Ed25519KeyPair::from_seed_unchecked(&[7; 32]).unwrap(),
             net: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -121,7 +123,6 @@ impl Lab {
         );
         let dir = self.dir.path();
         let file = |suffix: &str| dir.join(format!("{name}.{suffix}"));
-        std::fs::write(dir.join("ca.pem"), self.issuer.pem()).unwrap();
         std::fs::write(file("pem"), pair.certificate).unwrap();
         std::fs::write(file("key"), pair.key).unwrap();
         std::fs::create_dir_all(self.root(node)).unwrap();

@@ -30,6 +30,8 @@ use crate::web;
 const SWEEP_AGE: Duration = Duration::from_secs(24 * 3600);
 /// How often that is looked at.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
+/// Jobs are given so long to end when the agent stops: less than the 30 s that Kubernetes gives it.
+const JOBS_GRACE: Duration = Duration::from_secs(20);
 /// Calls that are still open when the agent stops are cut off after this.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -152,7 +154,12 @@ impl Agent {
     /// Ends all jobs, tells their observers, and stops serving.
     pub async fn stop(self) {
         self.ready.send_replace(false);
-        self.jobs.shut_down().await;
+        if tokio::time::timeout(JOBS_GRACE, self.jobs.shut_down())
+            .await
+            .is_err()
+        {
+            tracing::error!("jobs have not ended within {JOBS_GRACE:?}; stopping without them");
+        }
         self.stop.send_replace(true);
         for mut server in self.servers {
             if tokio::time::timeout(GRACE, &mut server).await.is_err() {

@@ -1,13 +1,18 @@
 //! `weft-agent --config FILE`: runs a node's agent until SIGTERM or SIGINT.
 
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use weft_agent::agent::Agent;
 use weft_agent::config::{self, Config};
+
+/// How long work that blocks may go on after everything else has ended.
+const RUNTIME_GRACE: Duration = Duration::from_secs(2);
 
 /// The node agent of Weft: moves files between nodes for an operator or for `weft play`.
 #[derive(Debug, Parser)]
@@ -40,6 +45,7 @@ fn main() -> ExitCode {
     };
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     if arguments.log_json {
         log.json().init();
@@ -74,9 +80,10 @@ fn run(arguments: &Arguments) -> Result<(), String> {
         .map_err(|error| {
             format!("the runtime cannot start: {error}: raise the limit on threads")
         })?;
-    runtime
-        .block_on(serve(&config))
-        .map_err(|error| format!("{file}: {error}"))
+    let served = runtime.block_on(serve(&config));
+    // Whatever still blocks is left behind; the process ends.
+    runtime.shutdown_timeout(RUNTIME_GRACE);
+    served.map_err(|error| format!("{file}: {error}"))
 }
 
 async fn serve(config: &Config) -> Result<(), String> {

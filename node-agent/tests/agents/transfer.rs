@@ -294,6 +294,40 @@ async fn after_a_cancel_nothing_lands_and_what_is_discarded_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_agent_told_to_stop_ends_its_jobs_and_itself() {
+    let lab = Lab::new();
+    let _source = lab.agent(0, SLOW).await;
+    let mut stopped = Kept::start(&lab, 1, SLOW);
+    write(&lab.root(0).join("model"), &noise(64 << 20, 13));
+    let first = job("stop", 1);
+    lab.begin(&first, &[(0, 1)], Algorithm::Blake3)
+        .await
+        .unwrap();
+    let mut stream = lab.follow(1, &first).await;
+    while stream.message().await.unwrap().unwrap().bytes < 1 << 20 {}
+    let id = stopped.0.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-TERM", &id])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let mut last = None;
+    while let Ok(Some(progress)) = stream.message().await {
+        last = Some(progress);
+    }
+    assert_eq!(
+        last.map(|progress| progress.reason).as_deref(),
+        Some("ShuttingDown")
+    );
+    let status = stopped.0.wait().unwrap();
+    assert!(status.success(), "{status}");
+    let end = lab.finish(0, &first).await;
+    assert!(end.retriable, "{end:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_failed_child_does_not_stop_its_sibling() {
     let lab = Lab::new();
     let source = lab.agent(0, SLOW).await;

@@ -170,6 +170,7 @@ fn text(destination: &DestinationView<'_>, all: u64, rate: u64) -> String {
                     Seconds(left)
                 )
             }
+            State::Transferring if destination.bytes == 0 => format!("{bytes}, waiting for bytes"),
             State::Transferring => format!("{bytes}, stalled"),
             _ => format!("{bytes}, preparing"),
         },

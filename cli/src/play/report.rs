@@ -9,7 +9,7 @@ use serde::Serialize;
 use weft_planner::Seconds;
 
 use crate::{
-    operator::{Job, Standing},
+    operator::{Job, Refusal, Standing},
     play::arguments::Fault,
     quantity,
 };
@@ -110,8 +110,8 @@ pub struct Summary {
     pub link_why: String,
     /// Every attempt that there was.
     pub attempts: u32,
-    /// The failures' texts, by node; the source's too.
-    pub failures: Vec<(String, String)>,
+    /// What failed, each cause once; every text names its node.
+    pub failures: Vec<String>,
 }
 
 impl Summary {
@@ -129,7 +129,7 @@ impl Summary {
         let mut last = None;
         let mut failures = Vec::new();
         if let Some(fault) = job.source_fault() {
-            failures.push((fault.node, fault.message));
+            failures.push(cause(&fault));
         }
         let nodes = job
             .destinations()
@@ -141,11 +141,9 @@ impl Summary {
                         ("Verified", String::new(), rounded(*after))
                     }
                     Standing::Failed(refusal) | Standing::Troubled(refusal) => {
-                        if failures
-                            .iter()
-                            .all(|(_, message)| *message != refusal.message)
-                        {
-                            failures.push((name.clone(), refusal.message.clone()));
+                        let cause = cause(refusal);
+                        if !failures.contains(&cause) {
+                            failures.push(cause);
                         }
                         ("Failed", refusal.reason.clone(), 0.0)
                     }
@@ -221,6 +219,15 @@ impl Summary {
     }
 }
 
+/// Agents begin with their node, others name it in the middle, and libraries not at all.
+fn cause(refusal: &Refusal) -> String {
+    if refusal.message.contains(&refusal.node) {
+        refusal.message.clone()
+    } else {
+        format!("{}: {}", refusal.node, refusal.message)
+    }
+}
+
 fn fault_report(fault: &Fault, happened: Happened) -> FaultReport {
     let (seconds, bytes) = match happened {
         Happened::No => (None, None),
@@ -276,15 +283,8 @@ impl fmt::Display for Summary {
         writeln!(f)?;
         self.nodes(f)?;
         writeln!(f)?;
-        for (node, message) in &self.failures {
-            // Agents begin with their node; who could not be asked is named in the middle.
-            let said = if message.contains(node.as_str()) {
-                ""
-            } else {
-                node
-            };
-            let colon = if said.is_empty() { "" } else { ": " };
-            writeln!(f, "failed    {said}{colon}{message}")?;
+        for cause in &self.failures {
+            writeln!(f, "failed    {cause}")?;
         }
         let chunks = report.chunks;
         if !report.digest.is_empty() {

@@ -57,8 +57,8 @@ pub(super) async fn play(
     if settings.json {
         let text = serde_json::to_string(&summary.report)?;
         writeln!(out, "{text}").map_err(PlayError::Output)?;
-        for (node, message) in &summary.failures {
-            complain(err, &format!("{node}: {message}"));
+        for cause in &summary.failures {
+            complain(err, cause);
         }
     } else {
         write!(out, "{summary}").map_err(PlayError::Output)?;

@@ -6,15 +6,19 @@ use weft_core::units::{Nanos, Time};
 /// is a system call at both ends, as dear as a fifth of a chunk.
 const RUNS: u32 = 4;
 
-/// The longest that a run waits for others to be acknowledged with: two full chunks' sending time,
-/// and nothing beside the retransmission timeout. The acknowledgement says how long it waited.
-const DELAY: Nanos = Nanos::from_micros(25);
+/// Runs come thick when the gap between them is shorter: what a core takes to send a full chunk,
+/// twice. Slower traffic is acknowledged run by run.
+const GAP: Nanos = Nanos::from_micros(25);
+
+/// The longest that a run waits for others to be acknowledged with; nothing beside the
+/// retransmission timeout. The acknowledgement says how long it waited.
+const DELAY: Nanos = Nanos::from_micros(60);
 
 /// One connection's state: what has arrived since the last acknowledgement.
 #[derive(Debug, Default)]
 pub(crate) struct AckPace {
     runs: u32,
-    /// The runs come thick: the last gap was shorter than [`DELAY`].
+    /// The last gap before the first of them was shorter than [`GAP`].
     thick: bool,
     first: Time,
     newest: Time,
@@ -25,7 +29,7 @@ impl AckPace {
     pub(crate) fn arrived(&mut self, now: Time) {
         if self.runs == 0 {
             self.first = now;
-            self.thick = now - self.newest < DELAY;
+            self.thick = now - self.newest < GAP;
         }
         self.runs += 1;
         self.newest = now;
@@ -72,8 +76,8 @@ mod tests {
         pace.arrived(at(0));
         pace.answered();
         pace.arrived(at(10));
-        assert_eq!(pace.wait_until(at(10)), Some(at(35)));
-        assert_eq!(pace.wait_until(at(35)), None);
+        assert_eq!(pace.wait_until(at(10)), Some(at(70)));
+        assert_eq!(pace.wait_until(at(70)), None);
         for micros in [20, 30, 34] {
             pace.arrived(at(micros));
         }

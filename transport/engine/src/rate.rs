@@ -23,8 +23,9 @@ pub struct Writes {
     pub count: u64,
     /// How many under way at a time.
     pub outstanding: u64,
-    /// Bytes of memory at each end that the writes go through in turn. More than the caches hold is
-    /// what a transfer of anything real meets; one write's worth measures the caches.
+    /// Bytes of memory at the sender that the writes go through in turn. More than the caches hold is
+    /// what a transfer of anything real meets; one write's worth measures the caches. The receiver
+    /// has a slot for each write under way and uses it again, as receivers do.
     pub memory: usize,
 }
 
@@ -57,21 +58,19 @@ pub fn write_rate(sender: &Engine, receiver: &Engine, writes: Writes) -> Result<
     receiver.connect(far.id, other_end(&near, &secrets[0]), peer_events)?;
     sender.connect(near.id, other_end(&far, &secrets[1]), events)?;
     let places = (writes.memory / writes.bytes).max(1);
-    let key = receiver.register(domain, vec![0xA5; places * writes.bytes].into());
+    let slots = writes.outstanding.max(1);
+    let key = receiver.register(domain, vec![0xA5; slots as usize * writes.bytes].into());
     let sources: Vec<Arc<Box<[u8]>>> = (0..places)
         .map(|place| Arc::new(vec![place as u8; writes.bytes].into()))
         .collect();
-    let request = |write: u64| {
-        let place = write as usize % places;
-        WriteRequest {
-            connection: near.id,
-            source: Arc::clone(&sources[place]),
-            bytes: writes.bytes as u64,
-            key,
-            offset: (place * writes.bytes) as u64,
-            immediate: None,
-            context: write,
-        }
+    let request = |write: u64| WriteRequest {
+        connection: near.id,
+        source: Arc::clone(&sources[write as usize % places]),
+        bytes: writes.bytes as u64,
+        key,
+        offset: write % slots * writes.bytes as u64,
+        immediate: None,
+        context: write,
     };
     let begun = Instant::now();
     let mut posted = 0;

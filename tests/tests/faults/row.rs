@@ -1,0 +1,639 @@
+//! One row of the table, played once: lay out, begin, strike at the drawn moment, judge the end.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, OpenOptions, Permissions},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileExt, PermissionsExt, symlink},
+        net::UnixListener,
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use nix::mount::{MsFlags, mount};
+use tokio::time::timeout;
+use weft_cli::{
+    fabric::Unreachable,
+    operator::{Job, Refusal, Runner, Spec, Standing},
+};
+use weft_planner::{SEGMENT_BYTES, Strategy};
+use weft_proto::{
+    Message as _,
+    agent::v1::{
+        Algorithm, CancelRequest, ErrorDetail, JobRef, Location, Manifest, Overwrite,
+        PrepareRequest, Role, State, Verification,
+    },
+};
+use weft_sim::draw::Draw;
+
+use crate::{
+    packets::Attack,
+    stage::{NODES, ROOT, SPINES, Stage, mount_tmpfs, name},
+    tree::{Tree, Work, below, partials_below},
+};
+
+/// Nothing here takes longer, even on a machine that does ten other things.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// How long the outage of all spines lasts; the transport's stall timeout is 10 s.
+const OUTAGE: Duration = Duration::from_secs(3);
+/// Attempts in a row that may bring nothing.
+const BACKOFF_LIMIT: u32 = 6;
+/// For what does not get better: no time is spent on waiting.
+const BACKOFF_LIMIT_VAIN: u32 = 0;
+/// Of the bytes, when a fault may strike: reports come every 50 ms to 100 ms, 10 % of a transfer.
+const MOMENT_PERCENT: (u64, u64) = (5, 55);
+/// Of the bytes, what a resumed transfer may send twice, besides one segment.
+const RESENT_SHARE: u64 = 20;
+/// The least that a remedy needs: a verb and an object.
+const REMEDY_BYTES: usize = 8;
+/// Payload per line byte of a 9000-byte packet.
+const PAYLOAD_SHARE: f64 = 0.98;
+
+/// A fault, and what must come of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    pub(crate) work: Work,
+    pub(crate) to: &'static [usize],
+    pub(crate) strategy: Strategy,
+    pub(crate) fault: Fault,
+    pub(crate) end: End,
+}
+
+/// What is wrong, and from when on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Fault {
+    /// Nothing: the work itself is the unusual thing.
+    None,
+    /// With the source, before the job begins.
+    Source(AtSource),
+    /// With node 1's destination, before the job begins.
+    Destination(AtDestination),
+    /// Happens when the drawn part of the bytes is at this node.
+    Within(usize, Strike),
+}
+
+/// The largest file of the source is the one it happens to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AtSource {
+    Missing,
+    Unreadable,
+    Socket,
+    Device,
+    NameNotUtf8,
+    Symlink,
+    Parent,
+    Absolute,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AtDestination {
+    /// A file system smaller than the data.
+    Full,
+    /// A file system mounted read-only.
+    ReadOnly,
+    /// A file of another kind in the way.
+    DirectoryInTheWay,
+    Symlink,
+    Parent,
+    Absolute,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Strike {
+    /// One byte, in place.
+    ChangeSource,
+    /// Another file under the same name.
+    ReplaceSource,
+    TruncateSource,
+    RemoveSource,
+    /// Another job wants the same destination.
+    Rival,
+    /// A node that nobody hears of any more.
+    Unreachable(usize),
+    /// SIGKILL, and a new agent at once.
+    Restart(usize),
+    /// The same, and the new agent's monotonic clock is hours apart.
+    RestartWithOtherClock(usize),
+    /// One spine drops everything.
+    BlackHole,
+    /// All spines drop everything for [`OUTAGE`].
+    Outage,
+    Loss(f64),
+    Corruption(f64),
+    /// Replayed, forged and truncated packets from another node.
+    Attack,
+}
+
+/// The expected final state.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum End {
+    /// Everywhere.
+    Verified,
+    /// These nodes fail for one of these reasons, with these words; all others are Verified.
+    Failed {
+        nodes: &'static [usize],
+        reasons: &'static [&'static str],
+        /// What the message names besides the node: the remedy's verb.
+        says: &'static [&'static str],
+    },
+}
+
+/// What a row knows while it is played.
+struct Play<'a> {
+    row: &'a Row,
+    stage: &'a mut Stage,
+    draw: Draw,
+    job: String,
+    tree: Tree,
+    /// Of the source, below node 0's root; `destination` below the others'.
+    source: String,
+    destination: String,
+    /// Bytes at each node when the fault struck.
+    struck: BTreeMap<usize, u64>,
+    drops: BTreeMap<String, u64>,
+    attack: Option<Attack>,
+}
+
+/// Plays a row with a seed; panics when anything is not as it must be.
+pub(crate) async fn play(stage: &mut Stage, row: &Row, seed: u64) {
+    // Rows that stand side by side draw different moments.
+    let mix = |sum: u64, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte));
+    let stream = row.name.bytes().fold(0, mix);
+    let mut draw = Draw::new(seed, stream);
+    let tree = Tree::draw(row.work, &mut draw);
+    let job = stage.new_job();
+    let path = format!("{}-{seed}", row.name.replace('_', "-"));
+    tree.write(&stage.root(0).join(&path));
+    let mut play = Play {
+        row,
+        stage,
+        draw,
+        job,
+        tree,
+        source: path.clone(),
+        destination: path,
+        struck: BTreeMap::new(),
+        drops: BTreeMap::new(),
+        attack: None,
+    };
+    play.prepare();
+    timeout(DEADLINE, play.run()).await.expect("the job ends");
+}
+
+impl Play<'_> {
+    /// The source's largest file.
+    fn file(&self) -> PathBuf {
+        below(&self.stage.root(0).join(&self.source), &self.tree.largest())
+    }
+
+    /// The faults that are there before the job.
+    fn prepare(&mut self) {
+        match self.row.fault {
+            Fault::Source(fault) => self.spoil_source(fault),
+            Fault::Destination(fault) => self.spoil_destination(fault),
+            Fault::None | Fault::Within(..) => {}
+        }
+    }
+
+    fn spoil_source(&mut self, fault: AtSource) {
+        let file = self.file();
+        match fault {
+            AtSource::Missing => fs::remove_file(file).unwrap(),
+            AtSource::Unreadable => fs::set_permissions(file, Permissions::from_mode(0)).unwrap(),
+            AtSource::Socket => drop(UnixListener::bind(file.with_file_name("socket")).unwrap()),
+            AtSource::Device => {
+                // A device node cannot be made in a user namespace, but it can be mounted.
+                let device = file.with_file_name("device");
+                fs::write(&device, []).unwrap();
+                let bind = MsFlags::MS_BIND;
+                mount(Some("/dev/null"), &device, None::<&str>, bind, None::<&str>).unwrap();
+            }
+            AtSource::NameNotUtf8 => {
+                let name = std::ffi::OsStr::from_bytes(b"model-\xff\xfe.bin");
+                fs::write(file.with_file_name(name), []).unwrap();
+            }
+            AtSource::Symlink => {
+                let link = file.with_file_name("link");
+                symlink("/etc/passwd", link).unwrap();
+            }
+            AtSource::Parent => self.source = format!("{}/../../node1", self.source),
+            AtSource::Absolute => self.source = file.display().to_string(),
+        }
+    }
+
+    fn spoil_destination(&mut self, fault: AtDestination) {
+        let root = self.stage.root(1);
+        let (place, path) = (root.join("place"), self.destination.clone());
+        match fault {
+            AtDestination::Full => {
+                fs::create_dir(&place).unwrap();
+                mount_tmpfs(&place, "size=1m");
+                self.destination = format!("place/{path}");
+            }
+            AtDestination::ReadOnly => {
+                fs::create_dir(&place).unwrap();
+                mount_tmpfs(&place, "size=64m,ro");
+                self.destination = format!("place/{path}");
+            }
+            AtDestination::DirectoryInTheWay => {
+                fs::create_dir_all(root.join(&path).join("model.bin").join("kept")).unwrap();
+            }
+            AtDestination::Symlink => {
+                // Out of the root, to a directory that could be written.
+                symlink(self.stage.root(3), &place).unwrap();
+                self.destination = format!("place/{path}");
+            }
+            AtDestination::Parent => self.destination = format!("../node3/{path}"),
+            AtDestination::Absolute => {
+                self.destination = self.stage.root(3).join(path).display().to_string();
+            }
+        }
+    }
+
+    fn spec(&self) -> Spec {
+        let lasting = !matches!(self.row.fault, Fault::Within(..))
+            || matches!(self.row.fault, Fault::Within(_, Strike::Unreachable(_)));
+        Spec {
+            uid: self.job.clone(),
+            source: self.stage.place(0, &self.source),
+            destinations: self
+                .row
+                .to
+                .iter()
+                .map(|node| self.stage.place(*node, &self.destination))
+                .collect(),
+            topology: self.stage.topology(),
+            strategy: self.row.strategy,
+            payload_share: PAYLOAD_SHARE,
+            algorithm: Algorithm::Blake3,
+            backoff_limit: if lasting {
+                BACKOFF_LIMIT_VAIN
+            } else {
+                BACKOFF_LIMIT
+            },
+        }
+    }
+
+    async fn run(&mut self) {
+        let contacts = self.stage.contacts();
+        let authority = Arc::clone(&self.stage.authority);
+        let mut runner = Runner::begin(self.spec(), authority, &contacts).unwrap();
+        if let Fault::Within(node, strike) = self.row.fault {
+            let percent = self.draw.within(MOMENT_PERCENT.0, MOMENT_PERCENT.1);
+            let due = (self.tree.bytes() * percent / 100).max(1);
+            drive(&mut runner, |job| bytes_at(job, node) >= due).await;
+            let job = runner.job();
+            assert!(!job.is_over(), "over before the moment: {}", standings(job));
+            self.strike(&mut runner, node, strike).await;
+        }
+        drive(&mut runner, |_| false).await;
+        self.judge(runner.job());
+    }
+
+    /// Does it, and asserts that it was done while bytes moved.
+    async fn strike(&mut self, runner: &mut Runner, node: usize, strike: Strike) {
+        let total = self.tree.bytes();
+        for &node in self.row.to {
+            self.struck.insert(node, self.stage.moved(node, &self.job));
+        }
+        self.drops = self.stage.drops(node);
+        let fabric = &self.stage.fabric;
+        match strike {
+            Strike::ChangeSource => {
+                let file = OpenOptions::new()
+                    .write(true)
+                    .read(true)
+                    .open(self.file())
+                    .unwrap();
+                let at = self.draw.within(0, file.metadata().unwrap().len() - 1);
+                let mut byte = [0];
+                file.read_exact_at(&mut byte, at).unwrap();
+                file.write_all_at(&[!byte[0]], at).unwrap();
+            }
+            Strike::ReplaceSource => {
+                let (file, other) = (self.file(), self.file().with_file_name("other"));
+                fs::copy(&file, &other).unwrap();
+                fs::rename(&other, &file).unwrap();
+            }
+            Strike::TruncateSource => {
+                let file = OpenOptions::new().write(true).open(self.file()).unwrap();
+                file.set_len(self.draw.within(0, file.metadata().unwrap().len() - 1))
+                    .unwrap();
+            }
+            Strike::RemoveSource => fs::remove_file(self.file()).unwrap(),
+            Strike::Rival => self.rival(runner.job().manifest().unwrap(), node).await,
+            Strike::Unreachable(node) => fabric.fail_node(node, Unreachable::Everywhere).unwrap(),
+            Strike::Restart(node) => {
+                self.stage.kill(node);
+                self.assert_killed_within(node);
+                self.stage.start(node, &[]);
+            }
+            Strike::RestartWithOtherClock(node) => {
+                self.stage.kill(node);
+                self.assert_killed_within(node);
+                let offset = self.draw.within(1, 1 << 20).to_string();
+                let clocks = ["unshare", "--time", "--monotonic", &offset, "--"];
+                self.stage.start(node, &clocks);
+            }
+            Strike::BlackHole => {
+                fabric
+                    .fail_spine(self.draw.within(0, SPINES as u64 - 1) as usize)
+                    .unwrap();
+            }
+            Strike::Outage => {
+                fabric.fail_all().unwrap();
+                let job = drive(runner, |_| false);
+                timeout(OUTAGE, job)
+                    .await
+                    .expect_err("nothing arrives meanwhile");
+                assert!(self.stage.moved(node, &self.job) < total, "it ended before");
+                self.stage.fabric.heal_all().unwrap();
+            }
+            Strike::Loss(share) => fabric.set_loss(share).unwrap(),
+            Strike::Corruption(share) => fabric.set_corrupt(share).unwrap(),
+            Strike::Attack => self.attack = Some(Attack::carry_out(self.stage, node)),
+        }
+        assert!(self.struck[&node] > 0, "nothing had moved yet");
+        let is_restarted = matches!(
+            strike,
+            Strike::Restart(_) | Strike::RestartWithOtherClock(_)
+        );
+        if !is_restarted {
+            let moved = self.stage.moved(node, &self.job);
+            assert!(
+                moved < total,
+                "struck too late: {moved} of {total} bytes had moved"
+            );
+        }
+    }
+
+    /// What a dead agent cannot say: its file was not whole, or it is the source.
+    fn assert_killed_within(&self, node: usize) {
+        if self.row.to.contains(&node) {
+            let path = self.stage.root(node).join(&self.destination);
+            self.tree.assert_not_published(&path);
+        } else {
+            let (total, others) = (self.tree.bytes(), self.row.to);
+            let least = others
+                .iter()
+                .map(|node| self.stage.moved(*node, &self.job))
+                .min();
+            assert!(least < Some(total), "killed after the last byte had moved");
+        }
+    }
+
+    /// Another job's Prepare for the same place.
+    async fn rival(&mut self, manifest: &Manifest, node: usize) {
+        let rival = self.stage.new_job();
+        let (job, mut agent) = (job(&rival), self.stage.operator(node));
+        let request = prepare(&job, &self.destination, manifest, Overwrite::IfDifferent);
+        let status = agent.prepare(request).await.unwrap_err();
+        let refusal = refusal(&status);
+        assert_refusal(
+            &refusal,
+            node,
+            &["DestinationBusy"],
+            &[&self.job, "wait for that job"],
+        );
+        assert!(refusal.retriable);
+        let cancel = CancelRequest {
+            job: Some(job),
+            leader_epoch: 1,
+            discard: true,
+        };
+        agent.cancel(cancel).await.unwrap();
+    }
+
+    /// The final state, of the job and of every disk.
+    fn judge(&mut self, job: &Job) {
+        let all = standings(job);
+        let failing = match self.row.end {
+            End::Verified => &[],
+            End::Failed { nodes, .. } => nodes,
+        };
+        assert_eq!(job.is_complete(), failing.is_empty(), "{all}");
+        for (view, &node) in job.destinations().zip(self.row.to) {
+            let path = self.stage.root(node).join(&self.destination);
+            match (view.standing, self.row.end) {
+                (Standing::Verified { .. }, _) if !failing.contains(&node) => {
+                    self.tree.assert_arrived(&path);
+                }
+                (Standing::Failed(refusal), End::Failed { reasons, says, .. })
+                    if failing.contains(&node) =>
+                {
+                    // Who says so: the source of its own files, and of every other thing the node.
+                    let at_source = refusal.reason.starts_with("Source")
+                        || matches!(self.row.fault, Fault::Source(_));
+                    assert_refusal(refusal, if at_source { 0 } else { node }, reasons, says);
+                    self.assert_kept(&path);
+                }
+                _ => panic!("{all}"),
+            }
+        }
+        self.judge_fault(job, &all);
+        for node in 1..NODES {
+            // What cannot be reached cannot be told to clean up.
+            if self.row.fault != Fault::Within(node, Strike::Unreachable(node)) {
+                let left = partials_below(&self.stage.root(node));
+                assert!(left.is_empty(), "partial files are left: {left:?}");
+            }
+        }
+        if let Fault::Within(_, Strike::Unreachable(node)) = self.row.fault {
+            self.stage.kill(node);
+        }
+    }
+
+    /// Nothing of the source is where it should not be, and what was there before still is.
+    fn assert_kept(&self, path: &Path) {
+        match self.row.fault {
+            Fault::Destination(AtDestination::DirectoryInTheWay) => {
+                assert!(path.join("model.bin/kept").is_dir());
+            }
+            Fault::Destination(AtDestination::Absolute | AtDestination::Parent) => {
+                assert!(fs::read_dir(self.stage.root(3)).unwrap().next().is_none());
+            }
+            Fault::Destination(AtDestination::Symlink) => {
+                assert!(fs::read_dir(self.stage.root(3)).unwrap().next().is_none());
+            }
+            Fault::Within(_, Strike::ChangeSource | Strike::ReplaceSource)
+            | Fault::Within(_, Strike::TruncateSource | Strike::RemoveSource) => {
+                self.tree.assert_not_published(path);
+            }
+            _ => self.tree.assert_nothing_wrong(path),
+        }
+    }
+
+    /// That the fault was felt, and cost no more than it may.
+    fn judge_fault(&self, job: &Job, all: &str) {
+        let Fault::Within(node, strike) = self.row.fault else {
+            return;
+        };
+        match strike {
+            Strike::Restart(_) | Strike::RestartWithOtherClock(_) => {
+                assert!(job.attempt() > 1, "the kill was not felt: {all}");
+                self.assert_resumed(job);
+            }
+            Strike::BlackHole | Strike::Outage => {
+                assert_eq!(job.attempt(), 1, "the transport gave up: {all}");
+                assert!(job.chunks().1 > 0, "nothing was lost");
+            }
+            Strike::Loss(_) => {
+                assert_eq!(job.attempt(), 1, "the transport gave up: {all}");
+                assert!(job.chunks().1 > 0, "nothing was lost");
+            }
+            Strike::Corruption(_) => {
+                assert_eq!(job.attempt(), 1, "the transport gave up: {all}");
+                let found = self.dropped(node, &["Checksum", "Seal"]);
+                assert!(found > 0, "no packet was found to be altered");
+                // A chunk is 64 KiB, 8 packets, and each packet came alone: of most chunks that
+                // were sent again only one packet was missing.
+                let resent = job.chunks().1;
+                assert!(
+                    resent > 0,
+                    "{found} packets were altered and nothing was sent again"
+                );
+            }
+            Strike::Attack => {
+                assert_eq!(job.attempt(), 1, "the transport gave up: {all}");
+                for (reason, sent) in self.attack.as_ref().unwrap().expected() {
+                    let found = self.dropped(node, &[reason]);
+                    assert!(found >= sent, "{reason}: {found} of {sent} were dropped");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Packets that a node has dropped for these reasons since the fault struck.
+    fn dropped(&self, node: usize, reasons: &[&str]) -> u64 {
+        let now = self.stage.drops(node);
+        let count = |drops: &BTreeMap<String, u64>, reason: &str| {
+            drops.get(reason).copied().unwrap_or_default()
+        };
+        let since = |reason: &&str| count(&now, reason) - count(&self.drops, reason);
+        reasons.iter().map(since).sum()
+    }
+
+    /// Of what a node had when the fault struck, hardly anything was sent again.
+    fn assert_resumed(&self, job: &Job) {
+        let total = self.tree.bytes();
+        for (view, node) in job.destinations().zip(self.row.to) {
+            let report = view.report;
+            let attempt = report.job.as_ref().map_or(0, |job| job.attempt);
+            if attempt < 2 {
+                continue;
+            }
+            let received: u64 = report
+                .peers
+                .iter()
+                .filter(|peer| peer.role() == Role::Parent)
+                .map(|peer| peer.bytes)
+                .sum();
+            let lacking = total - self.struck[node];
+            let allowed = lacking + total / RESENT_SHARE + SEGMENT_BYTES;
+            assert_eq!(report.state(), State::Verified);
+            assert!(
+                received <= allowed,
+                "{}: {received} bytes were sent and it lacked {lacking}",
+                name(*node)
+            );
+            assert_eq!(received + report.bytes_resumed, total, "{}", name(*node));
+        }
+    }
+}
+
+/// Plays the operator until the job is over or this holds.
+async fn drive(runner: &mut Runner, until: impl Fn(&Job) -> bool) {
+    while !runner.job().is_over() && !until(runner.job()) {
+        runner.turn().await;
+    }
+}
+
+/// Bytes that are known to be at a node.
+fn bytes_at(job: &Job, node: usize) -> u64 {
+    let at = name(node);
+    let mut views = job.destinations().filter(|view| view.place.node == at);
+    views.next().map_or(0, |view| view.report.bytes)
+}
+
+fn standings(job: &Job) -> String {
+    let text = |view: weft_cli::operator::DestinationView<'_>| {
+        format!(
+            "{}: {:?} with {} bytes",
+            view.place.node, view.standing, view.bytes
+        )
+    };
+    let all: Vec<String> = job.destinations().map(text).collect();
+    let source = job.source_report();
+    format!(
+        "attempt {}; {}; source: {} {}",
+        job.attempt(),
+        all.join("; "),
+        source.reason,
+        source.message
+    )
+}
+
+pub(crate) fn job(uid: &str) -> JobRef {
+    JobRef {
+        uid: uid.to_owned(),
+        generation: 1,
+        attempt: 1,
+    }
+}
+
+pub(crate) fn prepare(
+    job: &JobRef,
+    path: &str,
+    manifest: &Manifest,
+    overwrite: Overwrite,
+) -> PrepareRequest {
+    PrepareRequest {
+        job: Some(job.clone()),
+        leader_epoch: 1,
+        location: Some(Location {
+            root: ROOT.to_owned(),
+            path: path.to_owned(),
+        }),
+        manifest: Some(manifest.clone()),
+        verification: Some(Verification {
+            algorithm: Algorithm::Blake3.into(),
+            expect: String::new(),
+        }),
+        overwrite: overwrite.into(),
+    }
+}
+
+/// An agent's error, as the operator understands it.
+pub(crate) fn refusal(status: &tonic::Status) -> Refusal {
+    let detail = ErrorDetail::decode(status.details()).unwrap();
+    assert!(detail.remedy.len() >= REMEDY_BYTES, "{detail:?}");
+    assert!(status.message().ends_with(&detail.remedy), "{detail:?}");
+    Refusal {
+        node: detail.node,
+        reason: detail.reason,
+        message: status.message().to_owned(),
+        retriable: detail.retriable,
+    }
+}
+
+/// The reason is expected; the text names the node, the subject, and a remedy at its end.
+pub(crate) fn assert_refusal(refusal: &Refusal, node: usize, reasons: &[&str], says: &[&str]) {
+    assert!(reasons.contains(&refusal.reason.as_str()), "{refusal:?}");
+    let message = &refusal.message;
+    assert!(
+        message.contains(&format!("node {}", name(node))),
+        "{refusal:?}"
+    );
+    for words in says {
+        assert!(message.contains(words), "{words:?} is not in: {message}");
+    }
+    let remedy = message
+        .rsplit_once([':', ';'])
+        .map_or("", |(_, remedy)| remedy.trim());
+    assert!(remedy.len() >= REMEDY_BYTES, "no remedy: {message}");
+}

@@ -314,11 +314,14 @@ impl Connection {
         if self.failed.is_some() {
             return Err(DropReason::Closed);
         }
-        let peek = wire::peek(packet)?;
-        if peek.connection != self.config.local {
-            return Err(DropReason::UnknownConnection);
-        }
-        match peek.kind {
+        // Taken apart at once: kept whole, the prefix is stored and loaded again in another width,
+        // and every packet waits for that.
+        let kind = match wire::peek(packet) {
+            Ok(peek) if peek.connection == self.config.local => peek.kind,
+            Ok(_) => return Err(DropReason::UnknownConnection),
+            Err(reason) => return Err(reason),
+        };
+        match kind {
             Kind::Data => self.receive.handle_data(
                 now,
                 arrival,

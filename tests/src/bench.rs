@@ -7,18 +7,26 @@
 
 pub mod arrivals;
 pub mod blackhole;
+pub mod chain;
 pub mod core;
 pub mod ends;
+pub mod files;
+mod memory;
+mod peers;
 pub mod raw;
 pub mod rounds;
+pub mod rss;
 pub mod spray;
+pub mod stage;
 
 use std::io;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use weft_cli::authority::AuthorityError;
 use weft_cli::fabric::isolation::IsolationError;
 use weft_cli::fabric::{Fabric, FabricError, Spec};
+use weft_cli::operator::RunnerError;
 use weft_engine::rate::RateError;
 use weft_engine::{EngineError, Failure};
 use weft_link::LinkError;
@@ -37,6 +45,16 @@ pub enum Work {
     Spray4,
     /// One of four spines drops everything.
     Blackhole,
+    /// A file of 1 GiB, verified by XXH3 and by BLAKE3, against nc and scp.
+    File,
+    /// A broadcast to 3 nodes in a chain.
+    #[value(name = "chain-3")]
+    Chain3,
+    /// A broadcast to 8 nodes in a chain.
+    #[value(name = "chain-8")]
+    Chain8,
+    /// The agents' anonymous memory while 8 GiB move.
+    Rss,
 }
 
 /// What every row is told.
@@ -70,6 +88,12 @@ pub enum BenchError {
     /// The blaster refused.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// There are no certificates.
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    /// The agents cannot be called.
+    #[error(transparent)]
+    Runner(#[from] RunnerError),
     /// A connection failed.
     #[error("the connection failed: {0}")]
     Failed(Failure),
@@ -106,7 +130,10 @@ impl BenchError {
     /// For `map_err` after a system call.
     pub fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
         let what = what.into();
-        move |source| Self::System { what, source: source.into() }
+        move |source| Self::System {
+            what,
+            source: source.into(),
+        }
     }
 }
 
@@ -121,6 +148,10 @@ impl Work {
             Self::Raw => raw::measure(context),
             Self::Spray4 => spray::measure(context),
             Self::Blackhole => blackhole::measure(context),
+            Self::File => files::measure(context),
+            Self::Chain3 => chain::measure(context, chain::THREE),
+            Self::Chain8 => chain::measure(context, chain::EIGHT),
+            Self::Rss => rss::measure(context),
         }
     }
 }

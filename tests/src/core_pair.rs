@@ -94,7 +94,9 @@ impl Pair {
             remote: ConnectionId(remote),
             send_secret: Secret([local as u8; 32]),
             receive_secret: Secret([remote as u8; 32]),
-            congestion: CongestionKind::Fixed { bytes: settings.chunk_bytes * 128 },
+            congestion: CongestionKind::Fixed {
+                bytes: settings.chunk_bytes * 128,
+            },
             stall_timeout: Nanos::from_secs(10),
             reset_token: 0,
         };
@@ -138,7 +140,9 @@ impl Pair {
                     offset: 0,
                     immediate: Some(self.posted as u32),
                 };
-                self.sender.post_write(write).expect("fewer writes than the queue holds");
+                self.sender
+                    .post_write(write)
+                    .expect("fewer writes than the queue holds");
                 self.posted += 1;
             }
             self.send();
@@ -147,15 +151,23 @@ impl Pair {
             self.receive();
         }
         assert_eq!(self.immediates, self.posted, "every immediate counts once");
-        assert!(self.region.0 == self.source, "what was placed is what was sent");
+        assert!(
+            self.region.0 == self.source,
+            "what was placed is what was sent"
+        );
     }
 
     fn send(&mut self) {
         for _ in 0..CHUNKS_PER_TURN {
             let paths = &mut self.sender_paths;
-            let chunk = self.sender.poll_chunk(self.now, paths, &mut self.rng, u32::MAX);
+            let chunk = self
+                .sender
+                .poll_chunk(self.now, paths, &mut self.rng, u32::MAX);
             let Some(chunk) = chunk else { return };
-            let mut buffer = self.spare.pop().expect("as many buffers as the window has chunks");
+            let mut buffer = self
+                .spare
+                .pop()
+                .expect("as many buffers as the window has chunks");
             let mut at = 0;
             for i in 0..chunk.packets() {
                 let range = chunk.payload(i);
@@ -174,7 +186,12 @@ impl Pair {
             }
             let late = draw < self.config.lost + self.config.reordered;
             let arrives = self.turn + if late { DELAY_TURNS } else { 0 };
-            self.flights.push(Flight { path: chunk.path, arrives, length: at, buffer });
+            self.flights.push(Flight {
+                path: chunk.path,
+                arrives,
+                length: at,
+                buffer,
+            });
         }
     }
 
@@ -187,10 +204,19 @@ impl Pair {
                 continue;
             }
             let flight = self.flights.remove(at);
-            let arrival = Arrival { path: flight.path, ce: false };
-            let run = Run { bytes: &flight.buffer[..flight.length], segment };
+            let arrival = Arrival {
+                path: flight.path,
+                ce: false,
+            };
+            let run = Run {
+                bytes: &flight.buffer[..flight.length],
+                segment,
+            };
             let (paths, region) = (&mut self.receiver_paths, &mut self.region);
-            match self.receiver.handle_packets(self.now, paths, arrival, run, region) {
+            match self
+                .receiver
+                .handle_packets(self.now, paths, arrival, run, region)
+            {
                 Ok(()) | Err(DropReason::Duplicate) => {}
                 Err(reason) => panic!("dropped: {reason}"),
             }
@@ -204,9 +230,17 @@ impl Pair {
         }
         let (now, region) = (self.now, &mut self.region);
         while let Some(packet) =
-            self.receiver.poll_control(now, &mut self.receiver_paths, &mut self.control)
+            self.receiver
+                .poll_control(now, &mut self.receiver_paths, &mut self.control)
         {
-            deliver(&mut self.sender, now, &mut self.sender_paths, region, &self.control, packet);
+            deliver(
+                &mut self.sender,
+                now,
+                &mut self.sender_paths,
+                region,
+                &self.control,
+                packet,
+            );
         }
         while let Some(event) = self.sender.poll_event() {
             match event {
@@ -214,14 +248,26 @@ impl Pair {
                 other => panic!("unexpected at the sender: {other:?}"),
             }
         }
-        if self.sender.poll_timeout(&self.sender_paths).is_some_and(|due| due <= now) {
+        if self
+            .sender
+            .poll_timeout(&self.sender_paths)
+            .is_some_and(|due| due <= now)
+        {
             self.sender.handle_timeout(now, &mut self.sender_paths);
         }
         while let Some(packet) =
-            self.sender.poll_control(now, &mut self.sender_paths, &mut self.control)
+            self.sender
+                .poll_control(now, &mut self.sender_paths, &mut self.control)
         {
             let paths = &mut self.receiver_paths;
-            deliver(&mut self.receiver, now, paths, region, &self.control, packet);
+            deliver(
+                &mut self.receiver,
+                now,
+                paths,
+                region,
+                &self.control,
+                packet,
+            );
         }
     }
 
@@ -237,7 +283,10 @@ impl Pair {
 
     /// Paths that are given data.
     pub fn live_paths(&self) -> usize {
-        self.sender_paths.report().filter(|path| path.state == PathState::Live).count()
+        self.sender_paths
+            .report()
+            .filter(|path| path.state == PathState::Live)
+            .count()
     }
 }
 
@@ -249,7 +298,14 @@ fn deliver(
     bytes: &[u8],
     packet: weft_core::connection::ControlPacket,
 ) {
-    let arrival = Arrival { path: packet.path, ce: false };
-    let run = Run { bytes: &bytes[..packet.bytes], segment: packet.bytes };
-    to.handle_packets(now, paths, arrival, run, region).expect("a control packet is taken");
+    let arrival = Arrival {
+        path: packet.path,
+        ce: false,
+    };
+    let run = Run {
+        bytes: &bytes[..packet.bytes],
+        segment: packet.bytes,
+    };
+    to.handle_packets(now, paths, arrival, run, region)
+        .expect("a control packet is taken");
 }

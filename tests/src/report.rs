@@ -59,8 +59,15 @@ impl Report {
     pub fn new(rows: Vec<Row>) -> Report {
         let commit = run("git", &["describe", "--always", "--dirty", "--abbrev=12"]);
         let format = time::macros::format_description!("[year]-[month]-[day]");
-        let date = time::OffsetDateTime::now_utc().format(format).unwrap_or_default();
-        Report { commit, date, machine: machine(), rows }
+        let date = time::OffsetDateTime::now_utc()
+            .format(format)
+            .unwrap_or_default();
+        Report {
+            commit,
+            date,
+            machine: machine(),
+            rows,
+        }
     }
 
     /// Writes `DIRECTORY/NAME.json`.
@@ -69,7 +76,10 @@ impl Report {
     /// [`ReportError`].
     pub fn save(&self, directory: &Path, name: &str) -> Result<PathBuf, ReportError> {
         let path = directory.join(format!("{name}.json"));
-        let fail = |source| ReportError::Write { path: path.clone(), source };
+        let fail = |source| ReportError::Write {
+            path: path.clone(),
+            source,
+        };
         std::fs::create_dir_all(directory).map_err(fail)?;
         let text = serde_json::to_string_pretty(self).map_err(|e| fail(e.into()))?;
         std::fs::write(&path, text + "\n").map_err(fail)?;
@@ -78,23 +88,36 @@ impl Report {
 
     /// The table.
     pub fn table(&self) -> String {
-        let heads = ["id", "work", "ours", "theirs", "peer", "ratio", "must", "holds"];
+        let heads = [
+            "id", "work", "ours", "theirs", "peer", "ratio", "must", "holds",
+        ];
         let cells = self.rows.iter().map(|row| {
             let theirs = row.theirs.map_or(String::new(), |n| figure(n, &row.unit));
             let ratio = row.ratio.map_or(String::new(), |n| format!("{n:.2}"));
             let holds = if row.holds { "yes" } else { "NO" };
             let ours = figure(row.ours, &row.unit);
-            [&row.id, &row.work, &ours, &theirs, &row.peer, &ratio, &row.must, holds]
-                .map(str::to_owned)
+            [
+                &row.id, &row.work, &ours, &theirs, &row.peer, &ratio, &row.must, holds,
+            ]
+            .map(str::to_owned)
         });
         let mut table: Vec<[String; 8]> = vec![heads.map(str::to_owned)];
         table.extend(cells);
-        let width = |c: usize| table.iter().map(|r| r[c].chars().count()).max().unwrap_or(0);
+        let width = |c: usize| {
+            table
+                .iter()
+                .map(|r| r[c].chars().count())
+                .max()
+                .unwrap_or(0)
+        };
         let widths: Vec<usize> = (0..8).map(width).collect();
         let mut out = format!("{} · {} · {}\n", self.commit, self.date, self.machine);
         for row in &table {
-            let line: Vec<String> =
-                row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+            let line: Vec<String> = row
+                .iter()
+                .zip(&widths)
+                .map(|(cell, width)| format!("{cell:<width$}"))
+                .collect();
             let _ = writeln!(out, "{}", line.join("  ").trim_end());
         }
         out
@@ -118,15 +141,27 @@ pub fn median(values: &mut [f64]) -> f64 {
 
 fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
-    let text = output.ok().filter(|o| o.status.success()).map(|o| o.stdout).unwrap_or_default();
+    let text = output
+        .ok()
+        .filter(|o| o.status.success())
+        .map(|o| o.stdout)
+        .unwrap_or_default();
     let text = String::from_utf8_lossy(&text).trim().to_owned();
-    if text.is_empty() { "unknown".to_owned() } else { text }
+    if text.is_empty() {
+        "unknown".to_owned()
+    } else {
+        text
+    }
 }
 
 fn machine() -> String {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
-    let model = model.map_or("unknown processor", |m| m.trim_start_matches([' ', '\t', ':']));
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"));
+    let model = model.map_or("unknown processor", |m| {
+        m.trim_start_matches([' ', '\t', ':'])
+    });
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     format!("{model}, {cores} cores, Linux {}", run("uname", &["-r"]))
 }
@@ -155,6 +190,12 @@ mod tests {
             holds: false,
         };
         let table = Report::new(vec![row]).table();
-        assert!(table.lines().nth(2).is_some_and(|line| line.ends_with("NO")), "{table}");
+        assert!(
+            table
+                .lines()
+                .nth(2)
+                .is_some_and(|line| line.ends_with("NO")),
+            "{table}"
+        );
     }
 }

@@ -21,7 +21,11 @@ const BACK_BINS: usize = 5;
 
 /// The longest way of a message.
 pub fn worst(arrivals: &[Arrival]) -> Duration {
-    arrivals.iter().map(|a| a.placed.saturating_sub(a.posted)).max().unwrap_or_default()
+    arrivals
+        .iter()
+        .map(|a| a.placed.saturating_sub(a.posted))
+        .max()
+        .unwrap_or_default()
 }
 
 /// Bytes per second of consecutive bins of `width` from `from` on; the last, partly over, is left
@@ -30,13 +34,18 @@ pub fn bins(arrivals: &[Arrival], from: Duration, until: Duration, width: Durati
     let count = (until.saturating_sub(from).as_nanos() / width.as_nanos().max(1)) as usize;
     let mut bytes = vec![0u64; count];
     for arrival in arrivals {
-        let Some(after) = arrival.placed.checked_sub(from) else { continue };
+        let Some(after) = arrival.placed.checked_sub(from) else {
+            continue;
+        };
         let bin = (after.as_nanos() / width.as_nanos().max(1)) as usize;
         if let Some(bytes) = bytes.get_mut(bin) {
             *bytes += arrival.bytes;
         }
     }
-    bytes.into_iter().map(|bytes| bytes as f64 / width.as_secs_f64()).collect()
+    bytes
+        .into_iter()
+        .map(|bytes| bytes as f64 / width.as_secs_f64())
+        .collect()
 }
 
 /// The middle of the bins.
@@ -48,7 +57,9 @@ pub fn typical(bins: &[f64]) -> f64 {
 /// `None` where there is none.
 pub fn back_at(bins: &[f64], least: f64) -> Option<usize> {
     (0..bins.len()).find(|&bin| {
-        let Some(following) = bins.get(bin..bin + BACK_BINS) else { return false };
+        let Some(following) = bins.get(bin..bin + BACK_BINS) else {
+            return false;
+        };
         bins[bin] >= least && following.iter().sum::<f64>() / BACK_BINS as f64 >= least
     })
 }
@@ -62,12 +73,21 @@ mod tests {
     }
 
     fn arrival(posted: u64, placed: u64) -> Arrival {
-        Arrival { posted: ms(posted), placed: ms(placed), bytes: 1000 }
+        Arrival {
+            posted: ms(posted),
+            placed: ms(placed),
+            bytes: 1000,
+        }
     }
 
     #[test]
     fn a_message_counts_in_the_bin_in_which_it_was_placed() {
-        let arrivals = [arrival(0, 9), arrival(5, 10), arrival(6, 19), arrival(0, 45)];
+        let arrivals = [
+            arrival(0, 9),
+            arrival(5, 10),
+            arrival(6, 19),
+            arrival(0, 45),
+        ];
         // 1000 B in 10 ms are 100 kB/s; the bin from 40 ms to 50 ms is not over at 45 ms.
         assert_eq!(bins(&arrivals, ms(10), ms(45), ms(10)), [200e3, 0.0, 0.0]);
         assert_eq!(bins(&arrivals, ms(50), ms(45), ms(10)), Vec::<f64>::new());
@@ -75,7 +95,10 @@ mod tests {
 
     #[test]
     fn the_worst_way_is_the_longest_and_not_the_last() {
-        assert_eq!(worst(&[arrival(0, 9), arrival(5, 50), arrival(60, 61)]), ms(45));
+        assert_eq!(
+            worst(&[arrival(0, 9), arrival(5, 50), arrival(60, 61)]),
+            ms(45)
+        );
         assert_eq!(worst(&[]), ms(0));
     }
 

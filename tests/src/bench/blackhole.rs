@@ -101,14 +101,30 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
         later.largest()
     );
     Ok(vec![
-        latency.row("blackhole-latency", latency_work, "ms", "", Must::AtMost(50.0)),
-        back.row("blackhole-recovery", back_work, "ms", "", Must::AtMost(50.0)),
+        latency.row(
+            "blackhole-latency",
+            latency_work,
+            "ms",
+            "",
+            Must::AtMost(50.0),
+        ),
+        back.row(
+            "blackhole-recovery",
+            back_work,
+            "ms",
+            "",
+            Must::AtMost(50.0),
+        ),
         later.row("blackhole-later", later_work, "%", "", Must::AtMost(1.0)),
     ])
 }
 
 fn one_round(fabric: &Fabric, draw: u16) -> Result<Seen, BenchError> {
-    let shape = Shape { policy: PolicyKind::TwoChoices, paths: PATHS, draw };
+    let shape = Shape {
+        policy: PolicyKind::TwoChoices,
+        paths: PATHS,
+        draw,
+    };
     let ends = Ends::start(fabric, shape)?;
     let joined = ends.join()?;
     let begun = Instant::now();
@@ -126,8 +142,12 @@ fn one_round(fabric: &Fabric, draw: u16) -> Result<Seen, BenchError> {
         let posted = post(&ends.sender, &joined, begun, &free);
         // Whatever happened, the receiver must come to an end.
         total.store(*posted.as_ref().unwrap_or(&0), Ordering::Release);
-        let fault = failing.join().map_err(|_| BenchError::Panicked("the fault"))?;
-        let arrivals = receiving.join().map_err(|_| BenchError::Panicked("the receiver"))?;
+        let fault = failing
+            .join()
+            .map_err(|_| BenchError::Panicked("the fault"))?;
+        let arrivals = receiving
+            .join()
+            .map_err(|_| BenchError::Panicked("the receiver"))?;
         posted?;
         Ok::<_, BenchError>((arrivals?, fault?))
     })?;
@@ -135,10 +155,14 @@ fn one_round(fabric: &Fabric, draw: u16) -> Result<Seen, BenchError> {
     fabric.heal_spine(FAILED)?;
     let lost = paths_over(fabric, FAILED, shape.ports())?;
     let later = |paths: &mut dyn Iterator<Item = usize>| -> u64 {
-        paths.map(|path| chunks[path].saturating_sub(fault.chunks[path])).sum()
+        paths
+            .map(|path| chunks[path].saturating_sub(fault.chunks[path]))
+            .sum()
     };
-    let (all, into_the_hole) =
-        (later(&mut (0..usize::from(PATHS))), later(&mut lost.iter().copied()));
+    let (all, into_the_hole) = (
+        later(&mut (0..usize::from(PATHS))),
+        later(&mut lost.iter().copied()),
+    );
     let end = FAILS_AFTER + GOES_ON;
     let before = typical(&bins(&arrivals, SETTLED_AFTER, FAILS_AFTER, BIN));
     let after = bins(&arrivals, fault.at, end, BIN);
@@ -161,7 +185,10 @@ fn regions(ends: &Ends) -> Vec<(u32, Key)> {
     (0..REGIONS as u32)
         .map(|number| {
             let buffer = vec![0; bytes].into_boxed_slice();
-            (number, ends.receiver.register(weft_engine::DomainId(0), buffer))
+            (
+                number,
+                ends.receiver.register(weft_engine::DomainId(0), buffer),
+            )
         })
         .collect()
 }
@@ -180,8 +207,9 @@ fn post(
     free: &Receiver<(u32, Key)>,
 ) -> Result<u64, BenchError> {
     let bytes = chunk_payload(sender);
-    let mut idle: Vec<Arc<Box<[u8]>>> =
-        (0..UNDER_WAY).map(|_| Arc::new(vec![0x5A; bytes].into_boxed_slice())).collect();
+    let mut idle: Vec<Arc<Box<[u8]>>> = (0..UNDER_WAY)
+        .map(|_| Arc::new(vec![0x5A; bytes].into_boxed_slice()))
+        .collect();
     let mut regions = VecDeque::new();
     let mut posted = 0;
     while begun.elapsed() < FAILS_AFTER + GOES_ON || idle.len() < UNDER_WAY {
@@ -233,12 +261,21 @@ fn receive(
     let mut quiet_since = Instant::now();
     while (arrivals.len() as u64) < total.load(Ordering::Acquire) {
         match arrived.recv_timeout(BIN) {
-            Ok(Event::Delivered { immediate, key, buffer, .. }) => {
+            Ok(Event::Delivered {
+                immediate,
+                key,
+                buffer,
+                ..
+            }) => {
                 let placed = begun.elapsed();
                 let mut stamp = [0; STAMP];
                 stamp.copy_from_slice(&buffer[..STAMP]);
                 let posted = Duration::from_nanos(u64::from_le_bytes(stamp));
-                arrivals.push(Arrival { posted, placed, bytes: buffer.len() as u64 });
+                arrivals.push(Arrival {
+                    posted,
+                    placed,
+                    bytes: buffer.len() as u64,
+                });
                 receiver.arm(key, buffer);
                 // The sender of messages may have given up; it says why itself.
                 let _ = freed.send((immediate, key));
@@ -273,17 +310,26 @@ fn fail(fabric: &Fabric, sender: &Engine, begun: Instant) -> Result<Fault, Bench
         });
         let failed = fabric.fail_spine(FAILED);
         done.store(true, Ordering::Release);
-        let at = watching.join().map_err(|_| BenchError::Panicked("the spine's counter"))?;
+        let at = watching
+            .join()
+            .map_err(|_| BenchError::Panicked("the spine's counter"))?;
         failed?;
         at
     })?;
     until(at + BACK_WITHIN);
-    Ok(Fault { at, chunks: chunks_by_path(sender) })
+    Ok(Fault {
+        at,
+        chunks: chunks_by_path(sender),
+    })
 }
 
 fn chunks_by_path(sender: &Engine) -> Vec<u64> {
     let snapshot = sender.snapshot();
-    let paths = snapshot.peers.first().map(|peer| peer.paths.as_slice()).unwrap_or_default();
+    let paths = snapshot
+        .peers
+        .first()
+        .map(|peer| peer.paths.as_slice())
+        .unwrap_or_default();
     paths.iter().map(|path| path.sent_chunks).collect()
 }
 
@@ -305,13 +351,21 @@ fn paths_over(fabric: &Fabric, spine: usize, ports: PortRange) -> Result<Vec<usi
         .collect();
     let leaf = from.namespace.with_file_name(format!("leaf{}", from.leaf));
     let answers = ask_routes(&leaf, &questions)?;
-    let next: Vec<&str> = answers.lines().filter(|line| line.contains(" dev ")).collect();
+    let next: Vec<&str> = answers
+        .lines()
+        .filter(|line| line.contains(" dev "))
+        .collect();
     if next.len() != usize::from(PATHS) {
         let message = format!("{} answers for {PATHS} paths: {answers}", next.len());
-        return Err(BenchError::Program { program: "ip route get".into(), message });
+        return Err(BenchError::Program {
+            program: "ip route get".into(),
+            message,
+        });
     }
     let device = format!(" dev spine{spine} ");
-    Ok((0..usize::from(PATHS)).filter(|&path| next[path].contains(&device)).collect())
+    Ok((0..usize::from(PATHS))
+        .filter(|&path| next[path].contains(&device))
+        .collect())
 }
 
 /// Asks the routing table of a namespace.
@@ -328,16 +382,26 @@ fn ask_routes(namespace: &std::path::Path, questions: &str) -> Result<String, Be
         .map_err(BenchError::system("nsenter"))?;
     if let Some(mut input) = child.stdin.take() {
         use std::io::Write as _;
-        input.write_all(questions.as_bytes()).map_err(BenchError::system("ip -batch"))?;
+        input
+            .write_all(questions.as_bytes())
+            .map_err(BenchError::system("ip -batch"))?;
     }
-    let output = child.wait_with_output().map_err(BenchError::system("ip -batch"))?;
+    let output = child
+        .wait_with_output()
+        .map_err(BenchError::system("ip -batch"))?;
     if !output.status.success() {
         let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(BenchError::Program { program: "ip route get".into(), message });
+        return Err(BenchError::Program {
+            program: "ip route get".into(),
+            message,
+        });
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn silent(what: &'static str) -> BenchError {
-    BenchError::Silent { what, seconds: PATIENCE.as_secs() }
+    BenchError::Silent {
+        what,
+        seconds: PATIENCE.as_secs(),
+    }
 }

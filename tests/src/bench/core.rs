@@ -38,8 +38,20 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     };
     // 330 ns for each packet would be 3,630; a chunk of eleven has to be cheaper than that.
     Ok(vec![
-        one.row("core-1", work("1 packet", &one), "ns", "", Must::AtMost(330.0)),
-        eleven.row("core-11", work("11 packets", &eleven), "ns", "", Must::AtMost(3630.0)),
+        one.row(
+            "core-1",
+            work("1 packet", &one),
+            "ns",
+            "",
+            Must::AtMost(330.0),
+        ),
+        eleven.row(
+            "core-11",
+            work("11 packets", &eleven),
+            "ns",
+            "",
+            Must::AtMost(3630.0),
+        ),
     ])
 }
 

@@ -52,7 +52,10 @@ pub struct Joined {
 impl Shape {
     /// The ports of both ends: a fabric has one range for all its nodes.
     pub fn ports(self) -> PortRange {
-        PortRange { first: FIRST_PORT + self.draw * PORTS_STEP, count: PORTS }
+        PortRange {
+            first: FIRST_PORT + self.draw * PORTS_STEP,
+            count: PORTS,
+        }
     }
 }
 
@@ -72,7 +75,10 @@ impl Ends {
             config.seed = u64::from(shape.draw) + 1;
             Ok(fabric.in_node(node, || Engine::start(config))??)
         };
-        Ok(Self { sender: start(0)?, receiver: start(1)? })
+        Ok(Self {
+            sender: start(0)?,
+            receiver: start(1)?,
+        })
     }
 
     /// Connects them once more.
@@ -85,10 +91,17 @@ impl Ends {
         let near = self.sender.allocate(DomainId(0), secrets[0].clone());
         let far = self.receiver.allocate(DomainId(0), secrets[1].clone());
         let (events, arrived) = unbounded();
-        self.receiver.connect(far.id, other_end(&near, &secrets[0]), events)?;
+        self.receiver
+            .connect(far.id, other_end(&near, &secrets[0]), events)?;
         let (events, sent) = unbounded();
-        self.sender.connect(near.id, other_end(&far, &secrets[1]), events)?;
-        Ok(Joined { near: near.id, far: far.id, sent, arrived })
+        self.sender
+            .connect(near.id, other_end(&far, &secrets[1]), events)?;
+        Ok(Joined {
+            near: near.id,
+            far: far.id,
+            sent,
+            arrived,
+        })
     }
 }
 

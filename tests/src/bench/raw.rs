@@ -25,23 +25,49 @@ const MTUS: [(&str, u32); 2] = [("raw", 9000), ("raw-1500", 1500)];
 
 /// A row for each MTU.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
-    MTUS.into_iter().map(|(id, mtu)| row(context, id, mtu)).collect()
+    MTUS.into_iter()
+        .map(|(id, mtu)| row(context, id, mtu))
+        .collect()
 }
 
 fn row(context: &Context, id: &str, mtu: u32) -> Result<Row, BenchError> {
-    let fabric = context.fabric(&Spec { nodes: 2, leaves: 1, mtu, ..Spec::default() })?;
-    let shape = Shape { policy: PolicyKind::TwoChoices, paths: 128, draw: 0 };
+    let fabric = context.fabric(&Spec {
+        nodes: 2,
+        leaves: 1,
+        mtu,
+        ..Spec::default()
+    })?;
+    let shape = Shape {
+        policy: PolicyKind::TwoChoices,
+        paths: 128,
+        draw: 0,
+    };
     let ends = Ends::start(&fabric, shape)?;
     let count = if context.quick { 256 } else { 1024 };
-    let writes = Writes { bytes: MESSAGE, count, outstanding: 8, memory: MEMORY };
+    let writes = Writes {
+        bytes: MESSAGE,
+        count,
+        outstanding: 8,
+        memory: MEMORY,
+    };
     let datagram = ends.sender.settings().packet_bytes() as u16;
     let spin = Duration::from_nanos(ends.sender.config().spin.get());
     // Neither pays for the first touch of its pages in a round.
-    write_rate(&ends.sender, &ends.receiver, Writes { count: 64, ..writes })?;
+    write_rate(
+        &ends.sender,
+        &ends.receiver,
+        Writes {
+            count: 64,
+            ..writes
+        },
+    )?;
     let mut rounds = Rounds::default();
     for _ in 0..context.rounds {
         let ours = write_rate(&ends.sender, &ends.receiver, writes)?;
-        rounds.add_pair(ours / 1e9, blast(&fabric, datagram, spin, count as usize)? / 1e9);
+        rounds.add_pair(
+            ours / 1e9,
+            blast(&fabric, datagram, spin, count as usize)? / 1e9,
+        );
     }
     let work = format!(
         "memory to memory, writes of 1 MiB, MTU {mtu}, veth through one leaf, both poll {} µs",
@@ -59,7 +85,11 @@ fn blast(
 ) -> Result<f64, BenchError> {
     let end = |node: usize| -> Result<(SocketAddrV4, Blaster), BenchError> {
         let local = SocketAddrV4::new(fabric.node(node).data_address, BLASTER_PORT);
-        let config = BlasterConfig { local, datagram_bytes, spin };
+        let config = BlasterConfig {
+            local,
+            datagram_bytes,
+            spin,
+        };
         Ok((local, fabric.in_node(node, || Blaster::bind(config))??))
     };
     let ((_, sender), (peer, mut receiver)) = (end(0)?, end(1)?);
@@ -72,7 +102,11 @@ fn blast(
         sender
             .send(peer, &message, times, &progress)
             .map_err(BenchError::system("blaster: send"))?;
-        let blasted = receiving.join().map_err(|_| BenchError::Panicked("blaster"))?;
-        Ok(blasted.map_err(BenchError::system("blaster: receive"))?.bytes_per_second())
+        let blasted = receiving
+            .join()
+            .map_err(|_| BenchError::Panicked("blaster"))?;
+        Ok(blasted
+            .map_err(BenchError::system("blaster: receive"))?
+            .bytes_per_second())
     })
 }

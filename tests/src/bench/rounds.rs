@@ -11,6 +11,8 @@ pub enum Must {
     AtLeast(f64),
     /// The median ratio (ours ÷ theirs where more is better) is at least this.
     RatioAtLeast(f64),
+    /// The median ratio (ours ÷ theirs where less is better) is at most this.
+    RatioAtMost(f64),
 }
 
 /// Ours alone, or ours and a peer's, round by round.
@@ -54,8 +56,12 @@ impl Rounds {
 
     /// The median of the rounds' ratios, ours ÷ theirs.
     pub fn ratio(&self) -> Option<f64> {
-        let mut ratios: Vec<f64> =
-            self.ours.iter().zip(&self.theirs).map(|(ours, theirs)| ours / theirs).collect();
+        let mut ratios: Vec<f64> = self
+            .ours
+            .iter()
+            .zip(&self.theirs)
+            .map(|(ours, theirs)| ours / theirs)
+            .collect();
         (!ratios.is_empty()).then(|| median(&mut ratios))
     }
 
@@ -65,9 +71,14 @@ impl Rounds {
         let (text, holds) = match must {
             Must::AtMost(most) => (format!("≤ {most} {unit}"), ours <= most),
             Must::AtLeast(least) => (format!("≥ {least} {unit}"), ours >= least),
-            Must::RatioAtLeast(least) => {
-                (format!("≥ {least} × {peer}"), ratio.is_some_and(|ratio| ratio >= least))
-            }
+            Must::RatioAtLeast(least) => (
+                format!("≥ {least} × {peer}"),
+                ratio.is_some_and(|ratio| ratio >= least),
+            ),
+            Must::RatioAtMost(most) => (
+                format!("≤ {most} × {peer}"),
+                ratio.is_some_and(|ratio| ratio <= most),
+            ),
         };
         Row {
             id: id.to_owned(),

@@ -36,7 +36,11 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let mut rounds = [(); 3].map(|()| Rounds::default());
     for draw in 0..draws as u16 {
         for ((policy, _), rounds) in policies.iter().zip(&mut rounds) {
-            let shape = Shape { policy: *policy, paths: PATHS, draw };
+            let shape = Shape {
+                policy: *policy,
+                paths: PATHS,
+                draw,
+            };
             rounds.add(goodput(&fabric, shape, context.quick)?);
         }
     }
@@ -65,6 +69,11 @@ fn goodput(fabric: &Fabric, shape: Shape, quick: bool) -> Result<f64, BenchError
         (false, PolicyKind::Single) => 128,
         (false, _) => 512,
     };
-    let writes = Writes { bytes: WRITE_BYTES, count, outstanding: 8, memory: MEMORY };
+    let writes = Writes {
+        bytes: WRITE_BYTES,
+        count,
+        outstanding: 8,
+        memory: MEMORY,
+    };
     Ok(write_rate(&ends.sender, &ends.receiver, writes)? * 8.0 / 1e9)
 }

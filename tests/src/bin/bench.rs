@@ -47,7 +47,11 @@ fn main() -> ExitCode {
         Ok(Entered::Ended(status)) => return ExitCode::from(status),
         Err(refused) => Some(refused),
     };
-    let mut work = if args.work.is_empty() { Work::value_variants().to_vec() } else { args.work };
+    let mut work = if args.work.is_empty() {
+        Work::value_variants().to_vec()
+    } else {
+        args.work
+    };
     work.sort_unstable();
     work.dedup();
     let rounds = usize::from(args.rounds);
@@ -59,7 +63,10 @@ fn main() -> ExitCode {
     };
     let (mut rows, mut unmeasured) = (Vec::new(), false);
     for work in work {
-        let name = work.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
+        let name = work
+            .to_possible_value()
+            .map(|v| v.get_name().to_owned())
+            .unwrap_or_default();
         say(&format!("measuring {name}"));
         match work.measure(&context) {
             Ok(measured) => rows.extend(measured),

@@ -16,7 +16,11 @@ use crate::fabric::Fabric;
 /// In a fabric every node has all ports to itself.
 const CONTROL_PORT: u16 = 7400;
 const METRICS_PORT: u16 = 7401;
+/// Node i's data ports begin [`DATA_PORTS_STEP`]·i above this. Each node has a range of its own: the
+/// kernel's multipath hash does not tell a pair of ports from its mirror image, so one range for all
+/// would make 136 routes of 256 paths (decision 0002).
 const FIRST_DATA_PORT: u16 = 7500;
+const DATA_PORTS_STEP: u16 = 16;
 /// Paths where the user did not say, over a fabric: the transport's own default.
 const FABRIC_PATHS: u16 = 128;
 /// What the planner is told of a link without a rate: about what one veth carries on one core. All
@@ -100,7 +104,8 @@ impl Ground {
                     control: at(CONTROL_PORT),
                     metrics: at(METRICS_PORT),
                     data: node.data_address,
-                    first_port: FIRST_DATA_PORT,
+                    // At most 240 nodes: the ports end below 11,400.
+                    first_port: FIRST_DATA_PORT + DATA_PORTS_STEP * i as u16,
                 }
             }
             Self::Loopback { agents, .. } => agents[i],

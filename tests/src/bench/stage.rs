@@ -117,7 +117,7 @@ impl Stage {
             let address = SocketAddr::from((stage.address(i), METRICS_PORT));
             let waiting = stage
                 .runtime
-                .block_on(timeout(READY_WITHIN, ready(address)));
+                .block_on(async { timeout(READY_WITHIN, ready(address)).await });
             if waiting.is_err() {
                 let log =
                     fs::read_to_string(home.join(&stage.fabric.node(i).name).join("agent.log"));
@@ -157,13 +157,15 @@ impl Stage {
         let contacts: Vec<Contact> = (0..self.agents.len()).map(contact).collect();
         let spec = self.spec(transfer)?;
         let begun = Instant::now();
-        let over = self.runtime.block_on(timeout(OVER_WITHIN, async {
+        let transfer = async {
             let mut runner = Runner::begin(spec, Arc::clone(&self.authority), &contacts)?;
             while !runner.job().is_over() {
                 runner.turn().await;
             }
             Ok::<_, BenchError>((begun.elapsed(), complaint(runner.job())))
-        }));
+        };
+        let within = async { timeout(OVER_WITHIN, transfer).await };
+        let over = self.runtime.block_on(within);
         let Ok(over) = over else {
             return Err(BenchError::Silent {
                 what: "the transfer's end",

@@ -13,6 +13,7 @@
 mod claim;
 mod destination;
 mod digest;
+mod discard;
 mod error;
 mod filling;
 mod gate;
@@ -33,6 +34,7 @@ pub use digest::{
     Algorithm, BLOCK_BYTES, BlockDigest, BlockFault, Blocks, Digest, DigestParseError,
     MAX_FILE_BYTES, VerifiedBlock, directory_digest,
 };
+pub use discard::discard;
 pub use error::{FileError, Place};
 pub use manifest::{Entry, EntryKind, Identity, MAX_DEPTH, MAX_ENTRIES, Manifest, Shape};
 pub use partial::DestinationFile;

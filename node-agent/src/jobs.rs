@@ -17,7 +17,7 @@ use crate::attempt::Attempt;
 use crate::config_values::NodeName;
 use crate::convert;
 use crate::fault::Fault;
-use crate::files::{Destination, DestinationConfig, Manifest, Partials, Root, RootPath};
+use crate::files::{self, Destination, DestinationConfig, Manifest, Partials, Root, RootPath};
 use crate::guard;
 use crate::layout::Layout;
 use crate::pool::{Account, Share};
@@ -301,8 +301,7 @@ impl Jobs {
     async fn discard(&self, run: &Run) -> Result<(), Fault> {
         let config = run.parts().discardable.take();
         if let Some(config) = config {
-            let discard = || Destination::prepare(config)?.abort(Partials::Remove);
-            guard::blocking("discard", discard).await?;
+            guard::blocking("discard", move || files::discard(&config)).await?;
         }
         Ok(())
     }

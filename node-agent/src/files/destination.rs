@@ -149,20 +149,7 @@ impl Destination {
                 algorithm,
             });
         }
-        let base = match (config.manifest.shape(), config.manifest.entries()) {
-            (Shape::File, [file]) if config.path.names_directory() => {
-                config.path.join(&file.path)?
-            }
-            _ => config.path.clone(),
-        };
-        let mut files = Vec::new();
-        for (_, entry, bytes) in config.manifest.files() {
-            let path = config.manifest.path_of(&base, entry)?;
-            files.push((
-                Target::new(root, path, &config.job, config.overwrite)?,
-                bytes,
-            ));
-        }
+        let (base, files) = reservation::targets(&config)?;
         let directories = reservation::directories(&config.manifest, &base)?;
         let lock = JobLock::take(root, &config.job)?;
         let mut made = Made::default();

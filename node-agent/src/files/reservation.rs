@@ -9,10 +9,10 @@ use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::claim::{self, JobUid, PRIVATE};
-use super::destination::Overwrite;
+use super::destination::{DestinationConfig, Overwrite};
 use super::error::{FileError, Place};
 use super::filling::{self, Unfilled};
-use super::manifest::{Identity, Manifest};
+use super::manifest::{EntryKind, Identity, Manifest, Shape};
 use super::root::{Root, RootPath, special};
 
 /// Mode of directories while a job fills them; the manifest's is set at the end.
@@ -458,12 +458,29 @@ fn check_space(
     Ok(())
 }
 
+/// Where a job puts its manifest, and where each of the files goes, with its size.
+pub(super) fn targets(
+    config: &DestinationConfig,
+) -> Result<(RootPath, Vec<(Target, u64)>), FileError> {
+    let manifest = &config.manifest;
+    let base = match (manifest.shape(), manifest.entries()) {
+        (Shape::File, [file]) if config.path.names_directory() => config.path.join(&file.path)?,
+        _ => config.path.clone(),
+    };
+    let mut files = Vec::new();
+    for (_, entry, bytes) in manifest.files() {
+        let path = manifest.path_of(&base, entry)?;
+        let target = Target::new(&config.root, path, &config.job, config.overwrite)?;
+        files.push((target, bytes));
+    }
+    Ok((base, files))
+}
+
 /// The directories a manifest needs at `base`, parents first.
 pub(super) fn directories(
     manifest: &Manifest,
     base: &RootPath,
 ) -> Result<Vec<RootPath>, FileError> {
-    use super::manifest::{EntryKind, Shape};
     let top = match manifest.shape() {
         Shape::Directory => base.clone(),
         Shape::File => base.split().map_or(RootPath::ROOT, |(parent, _)| parent),

@@ -233,6 +233,25 @@ fn after_the_end_no_byte_lands_and_another_attempt_may_begin() {
 }
 
 #[test]
+fn what_a_job_left_is_discarded_even_where_it_cannot_be_prepared_any_more() {
+    let from = Node::new();
+    from.write("m/a", &content(100, 1)).write("m/d/b", b"2");
+    let source = from.source("m").unwrap();
+    let node = Node::new();
+    let config = node.config("m", &source);
+    drop(Destination::prepare(config.clone()).unwrap());
+    // Meanwhile somebody needed the name.
+    std::fs::create_dir(node.path("m/a")).unwrap();
+    let refused = Destination::prepare(config.clone()).unwrap_err();
+    assert_eq!(refused.reason(), "DestinationExists");
+    discard(&config).unwrap();
+    assert_eq!(node.names(), ["m/", "m/a/", "m/d/"]);
+    // And where nothing was ever made, nothing is made.
+    discard(&node.config("other", &source)).unwrap();
+    assert_eq!(node.names(), ["m/", "m/a/", "m/d/"]);
+}
+
+#[test]
 fn a_sweep_removes_what_is_old_and_nobodys_only() {
     let from = Node::new();
     from.write("m/a", &content(100, 1)).write("m/d/b", b"2");

@@ -61,7 +61,7 @@ impl Attack {
             send("Seal", &|packet| packet[1] ^= 1);
             send("Seal", &|packet| packet[HEADER_BYTES - 6] ^= 1);
             send("Seal", &|packet| {
-                *packet.iter_mut().nth_back(15).unwrap() ^= 1
+                *packet.iter_mut().nth_back(15).unwrap() ^= 1;
             });
             send("Truncated", &|packet| packet.truncate(HEADER_BYTES));
             send("Truncated", &|packet| packet.truncate(3));

@@ -203,7 +203,9 @@ impl Play<'_> {
         let file = self.file();
         match fault {
             AtSource::Missing => fs::remove_file(file).unwrap(),
-            AtSource::Unreadable => fs::set_permissions(file, Permissions::from_mode(0)).unwrap(),
+            AtSource::Unreadable => {
+                fs::set_permissions(file, Permissions::from_mode(0o000)).unwrap()
+            }
             AtSource::Socket => drop(UnixListener::bind(file.with_file_name("socket")).unwrap()),
             AtSource::Device => {
                 // A device node cannot be made in a user namespace, but it can be mounted.
@@ -297,7 +299,7 @@ impl Play<'_> {
     /// Does it, and asserts that it was done while bytes moved.
     async fn strike(&mut self, runner: &mut Runner, node: usize, strike: Strike) {
         let total = self.tree.bytes();
-        for &node in self.row.to {
+        for &node in self.row.to.iter().chain([&node]) {
             self.struck.insert(node, self.stage.moved(node, &self.job));
         }
         self.drops = self.stage.drops(node);
@@ -326,15 +328,18 @@ impl Play<'_> {
             }
             Strike::RemoveSource => fs::remove_file(self.file()).unwrap(),
             Strike::Rival => self.rival(runner.job().manifest().unwrap(), node).await,
-            Strike::Unreachable(node) => fabric.fail_node(node, Unreachable::Everywhere).unwrap(),
+            Strike::Unreachable(node) => {
+                fabric.fail_node(node, Unreachable::Everywhere).unwrap();
+                self.assert_silenced_within(node);
+            }
             Strike::Restart(node) => {
                 self.stage.kill(node);
-                self.assert_killed_within(node);
+                self.assert_silenced_within(node);
                 self.stage.start(node, &[]);
             }
             Strike::RestartWithOtherClock(node) => {
                 self.stage.kill(node);
-                self.assert_killed_within(node);
+                self.assert_silenced_within(node);
                 let offset = self.draw.within(1, 1 << 20).to_string();
                 let clocks = ["unshare", "--time", "--monotonic", &offset, "--"];
                 self.stage.start(node, &clocks);
@@ -358,11 +363,11 @@ impl Play<'_> {
             Strike::Attack => self.attack = Some(Attack::carry_out(self.stage, node)),
         }
         assert!(self.struck[&node] > 0, "nothing had moved yet");
-        let is_restarted = matches!(
+        let cannot_say = matches!(
             strike,
-            Strike::Restart(_) | Strike::RestartWithOtherClock(_)
+            Strike::Restart(_) | Strike::RestartWithOtherClock(_) | Strike::Unreachable(_)
         );
-        if !is_restarted {
+        if !cannot_say {
             let moved = self.stage.moved(node, &self.job);
             assert!(
                 moved < total,
@@ -371,8 +376,8 @@ impl Play<'_> {
         }
     }
 
-    /// What a dead agent cannot say: its file was not whole, or it is the source.
-    fn assert_killed_within(&self, node: usize) {
+    /// What an agent that is dead or out of reach cannot say: its file was not whole, or it is the source.
+    fn assert_silenced_within(&self, node: usize) {
         if self.row.to.contains(&node) {
             let path = self.stage.root(node).join(&self.destination);
             self.tree.assert_not_published(&path);
@@ -553,8 +558,11 @@ async fn drive(runner: &mut Runner, until: impl Fn(&Job) -> bool) {
     }
 }
 
-/// Bytes that are known to be at a node.
+/// Bytes that are known to be at a node; at the source, bytes that it has read.
 fn bytes_at(job: &Job, node: usize) -> u64 {
+    if node == 0 {
+        return job.source_report().bytes;
+    }
     let at = name(node);
     let mut views = job.destinations().filter(|view| view.place.node == at);
     views.next().map_or(0, |view| view.report.bytes)

@@ -23,6 +23,8 @@ use crate::{
 const MIB: usize = 1 << 20;
 /// At 25 MB/s two thirds of a second.
 const FILE: Work = Work::File { bytes: 16 * MIB };
+/// The source reads eight blocks ahead; there must be more to read.
+const LONG_FILE: Work = Work::File { bytes: 32 * MIB };
 const MODEL: Work = Work::Model { bytes: 16 * MIB };
 /// Where nothing is to move.
 const LITTLE: Work = Work::Model { bytes: 2 * MIB };
@@ -153,8 +155,8 @@ pub(crate) const ROWS: &[Row] = &[
     ),
     row(
         "a_source_that_changes_while_it_is_read",
-        FILE,
-        Fault::Within(1, Strike::ChangeSource),
+        LONG_FILE,
+        Fault::Within(0, Strike::ChangeSource),
         failed(
             &["SourceChanged"],
             &["a-source-that-changes", "start the job again"],
@@ -162,8 +164,8 @@ pub(crate) const ROWS: &[Row] = &[
     ),
     row(
         "a_source_that_is_replaced_while_it_is_read",
-        FILE,
-        Fault::Within(1, Strike::ReplaceSource),
+        LONG_FILE,
+        Fault::Within(0, Strike::ReplaceSource),
         failed(
             &["SourceChanged"],
             &["a-source-that-is-replaced", "start the job again"],
@@ -171,8 +173,8 @@ pub(crate) const ROWS: &[Row] = &[
     ),
     row(
         "a_source_that_is_cut_while_it_is_read",
-        FILE,
-        Fault::Within(1, Strike::TruncateSource),
+        LONG_FILE,
+        Fault::Within(0, Strike::TruncateSource),
         failed(
             &["SourceTruncated", "SourceChanged"],
             &["a-source-that-is-cut", "start the job again"],
@@ -180,8 +182,8 @@ pub(crate) const ROWS: &[Row] = &[
     ),
     row(
         "a_source_that_is_removed_while_it_is_read",
-        FILE,
-        Fault::Within(1, Strike::RemoveSource),
+        LONG_FILE,
+        Fault::Within(0, Strike::RemoveSource),
         failed(
             &["SourceMissing", "SourceChanged"],
             &["a-source-that-is-removed"],

@@ -61,6 +61,7 @@ fn main() -> ExitCode {
         refused,
         scratch: args.out.clone(),
     };
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let (mut rows, mut unmeasured) = (Vec::new(), false);
     for work in work {
         let name = work
@@ -77,7 +78,11 @@ fn main() -> ExitCode {
         }
     }
     let held = rows.iter().all(|row| row.holds);
-    let report = Report::new(rows);
+    let mut report = Report::new(rows);
+    // What else ran was measured with it.
+    if let Some(load) = load.split_whitespace().next() {
+        report.machine += &format!(", load {load} at the start");
+    }
     // Nobody reads the table when standard output is closed; the JSON is still wanted.
     let _ = io::stdout().write_all(report.table().as_bytes());
     match report.save(&args.out, &args.name) {

@@ -1,5 +1,7 @@
 //! One row of the table, played once: lay out, begin, strike at the drawn moment, judge the end.
 
+mod judge;
+
 use std::{
     collections::BTreeMap,
     fs::{self, OpenOptions, Permissions},
@@ -8,31 +10,32 @@ use std::{
         fs::{FileExt, PermissionsExt, symlink},
         net::UnixListener,
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
 
+pub(crate) use judge::assert_refusal;
 use nix::mount::{MsFlags, mount};
 use tokio::time::timeout;
 use weft_cli::{
     fabric::Unreachable,
-    operator::{Job, Refusal, Runner, Spec, Standing},
+    operator::{Job, Refusal, Runner, Spec},
 };
-use weft_planner::{SEGMENT_BYTES, Strategy};
+use weft_planner::Strategy;
 use weft_proto::{
     Message as _,
     agent::v1::{
         Algorithm, CancelRequest, ErrorDetail, JobRef, Location, Manifest, Overwrite,
-        PrepareRequest, Role, State, Verification,
+        PrepareRequest, Verification,
     },
 };
 use weft_sim::draw::Draw;
 
 use crate::{
     packets::Attack,
-    stage::{NODES, ROOT, SPINES, Stage, mount_tmpfs, name},
-    tree::{Tree, Work, below, partials_below},
+    stage::{ROOT, SPINES, Stage, mount_tmpfs, name},
+    tree::{Tree, Work, below},
 };
 
 /// Nothing here takes longer, even on a machine that does ten other things.
@@ -45,8 +48,6 @@ const BACKOFF_LIMIT: u32 = 6;
 const BACKOFF_LIMIT_VAIN: u32 = 0;
 /// Of the bytes, when a fault may strike: reports come every 50 ms to 100 ms, 10 % of a transfer.
 const MOMENT_PERCENT: (u64, u64) = (5, 55);
-/// Of the bytes, what a resumed transfer may send twice, besides one segment.
-const RESENT_SHARE: u64 = 20;
 /// The least that a remedy needs: a verb and an object.
 const REMEDY_BYTES: usize = 8;
 /// Payload per line byte of a 9000-byte packet.
@@ -204,7 +205,7 @@ impl Play<'_> {
         match fault {
             AtSource::Missing => fs::remove_file(file).unwrap(),
             AtSource::Unreadable => {
-                fs::set_permissions(file, Permissions::from_mode(0o000)).unwrap()
+                fs::set_permissions(file, Permissions::from_mode(0o000)).unwrap();
             }
             AtSource::Socket => drop(UnixListener::bind(file.with_file_name("socket")).unwrap()),
             AtSource::Device => {
@@ -412,143 +413,6 @@ impl Play<'_> {
         };
         agent.cancel(cancel).await.unwrap();
     }
-
-    /// The final state, of the job and of every disk.
-    fn judge(&mut self, job: &Job) {
-        let all = standings(job);
-        let failing = match self.row.end {
-            End::Verified => &[],
-            End::Failed { nodes, .. } => nodes,
-        };
-        assert_eq!(job.is_complete(), failing.is_empty(), "{all}");
-        for (view, &node) in job.destinations().zip(self.row.to) {
-            let path = self.stage.root(node).join(&self.destination);
-            match (view.standing, self.row.end) {
-                (Standing::Verified { .. }, _) if !failing.contains(&node) => {
-                    self.tree.assert_arrived(&path);
-                }
-                (Standing::Failed(refusal), End::Failed { reasons, says, .. })
-                    if failing.contains(&node) =>
-                {
-                    // Who says so: the source of its own files, and of every other thing the node.
-                    let at_source = refusal.reason.starts_with("Source")
-                        || matches!(self.row.fault, Fault::Source(_));
-                    assert_refusal(refusal, if at_source { 0 } else { node }, reasons, says);
-                    self.assert_kept(&path);
-                }
-                _ => panic!("{all}"),
-            }
-        }
-        self.judge_fault(job, &all);
-        for node in 1..NODES {
-            // What cannot be reached cannot be told to clean up.
-            if self.row.fault != Fault::Within(node, Strike::Unreachable(node)) {
-                let left = partials_below(&self.stage.root(node));
-                assert!(left.is_empty(), "partial files are left: {left:?}");
-            }
-        }
-        if let Fault::Within(_, Strike::Unreachable(node)) = self.row.fault {
-            self.stage.kill(node);
-        }
-    }
-
-    /// Nothing of the source is where it should not be, and what was there before still is.
-    fn assert_kept(&self, path: &Path) {
-        match self.row.fault {
-            Fault::Destination(AtDestination::DirectoryInTheWay) => {
-                assert!(path.join("model.bin/kept").is_dir());
-            }
-            Fault::Destination(AtDestination::Absolute | AtDestination::Parent) => {
-                assert!(fs::read_dir(self.stage.root(3)).unwrap().next().is_none());
-            }
-            Fault::Destination(AtDestination::Symlink) => {
-                assert!(fs::read_dir(self.stage.root(3)).unwrap().next().is_none());
-            }
-            Fault::Within(_, Strike::ChangeSource | Strike::ReplaceSource)
-            | Fault::Within(_, Strike::TruncateSource | Strike::RemoveSource) => {
-                self.tree.assert_not_published(path);
-            }
-            _ => self.tree.assert_nothing_wrong(path),
-        }
-    }
-
-    /// That the fault was felt, and cost no more than it may.
-    fn judge_fault(&self, job: &Job, all: &str) {
-        let Fault::Within(node, strike) = self.row.fault else {
-            return;
-        };
-        match strike {
-            Strike::Restart(_) | Strike::RestartWithOtherClock(_) => {
-                assert!(job.attempt() > 1, "the kill was not felt: {all}");
-                self.assert_resumed(job);
-            }
-            Strike::BlackHole | Strike::Outage => {
-                assert_eq!(job.attempt(), 1, "the transport gave up: {all}");
-                assert!(job.chunks().1 > 0, "nothing was lost");
-            }
-            Strike::Loss(_) => {
-                assert_eq!(job.attempt(), 1, "the transport gave up: {all}");
-                assert!(job.chunks().1 > 0, "nothing was lost");
-            }
-            Strike::Corruption(_) => {
-                assert_eq!(job.attempt(), 1, "the transport gave up: {all}");
-                let found = self.dropped(node, &["Checksum", "Seal"]);
-                assert!(found > 0, "no packet was found to be altered");
-                // A chunk is 64 KiB, 8 packets, and each packet came alone: of most chunks that
-                // were sent again only one packet was missing.
-                let resent = job.chunks().1;
-                assert!(
-                    resent > 0,
-                    "{found} packets were altered and nothing was sent again"
-                );
-            }
-            Strike::Attack => {
-                assert_eq!(job.attempt(), 1, "the transport gave up: {all}");
-                for (reason, sent) in self.attack.as_ref().unwrap().expected() {
-                    let found = self.dropped(node, &[reason]);
-                    assert!(found >= sent, "{reason}: {found} of {sent} were dropped");
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Packets that a node has dropped for these reasons since the fault struck.
-    fn dropped(&self, node: usize, reasons: &[&str]) -> u64 {
-        let now = self.stage.drops(node);
-        let count = |drops: &BTreeMap<String, u64>, reason: &str| {
-            drops.get(reason).copied().unwrap_or_default()
-        };
-        let since = |reason: &&str| count(&now, reason) - count(&self.drops, reason);
-        reasons.iter().map(since).sum()
-    }
-
-    /// Of what a node had when the fault struck, hardly anything was sent again.
-    fn assert_resumed(&self, job: &Job) {
-        let total = self.tree.bytes();
-        for (view, node) in job.destinations().zip(self.row.to) {
-            let report = view.report;
-            let attempt = report.job.as_ref().map_or(0, |job| job.attempt);
-            if attempt < 2 {
-                continue;
-            }
-            let received: u64 = report
-                .peers
-                .iter()
-                .filter(|peer| peer.role() == Role::Parent)
-                .map(|peer| peer.bytes)
-                .sum();
-            let lacking = total - self.struck[node];
-            let allowed = lacking + total / RESENT_SHARE + SEGMENT_BYTES;
-            assert_eq!(report.state(), State::Verified);
-            assert!(
-                received <= allowed,
-                "{}: {received} bytes were sent and it lacked {lacking}",
-                name(*node)
-            );
-            assert_eq!(received + report.bytes_resumed, total, "{}", name(*node));
-        }
-    }
 }
 
 /// Plays the operator until the job is over or this holds.
@@ -627,21 +491,4 @@ pub(crate) fn refusal(status: &tonic::Status) -> Refusal {
         message: status.message().to_owned(),
         retriable: detail.retriable,
     }
-}
-
-/// The reason is expected; the text names the node, the subject, and a remedy at its end.
-pub(crate) fn assert_refusal(refusal: &Refusal, node: usize, reasons: &[&str], says: &[&str]) {
-    assert!(reasons.contains(&refusal.reason.as_str()), "{refusal:?}");
-    let message = &refusal.message;
-    assert!(
-        message.contains(&format!("node {}", name(node))),
-        "{refusal:?}"
-    );
-    for words in says {
-        assert!(message.contains(words), "{words:?} is not in: {message}");
-    }
-    let remedy = message
-        .rsplit_once([':', ';'])
-        .map_or("", |(_, remedy)| remedy.trim());
-    assert!(remedy.len() >= REMEDY_BYTES, "no remedy: {message}");
 }

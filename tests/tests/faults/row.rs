@@ -46,8 +46,9 @@ const OUTAGE: Duration = Duration::from_secs(3);
 const BACKOFF_LIMIT: u32 = 6;
 /// For what does not get better: no time is spent on waiting.
 const BACKOFF_LIMIT_VAIN: u32 = 0;
-/// Of the bytes, when a fault may strike: reports come every 50 ms to 100 ms, 10 % of a transfer.
-const MOMENT_PERCENT: (u64, u64) = (5, 55);
+/// Of the bytes, when a fault may strike: reports come every 50 ms, some 5 % of a transfer, and the
+/// machine may be busy while it strikes.
+const MOMENT_PERCENT: (u64, u64) = (5, 40);
 /// The least that a remedy needs: a verb and an object.
 const REMEDY_BYTES: usize = 8;
 /// Payload per line byte of a 9000-byte packet.
@@ -397,7 +398,10 @@ impl Play<'_> {
         let rival = self.stage.new_job();
         let (job, mut agent) = (job(&rival), self.stage.operator(node));
         let request = prepare(&job, &self.destination, manifest, Overwrite::IfDifferent);
-        let status = agent.prepare(request).await.unwrap_err();
+        let answer = agent.prepare(request).await;
+        let moved = self.stage.moved(node, &self.job);
+        assert!(moved < self.tree.bytes(), "the rival came too late");
+        let status = answer.unwrap_err();
         let refusal = refusal(&status);
         assert_refusal(
             &refusal,

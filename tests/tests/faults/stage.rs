@@ -28,7 +28,7 @@ use weft_proto::agent::v1::agent_client::AgentClient;
 pub(crate) const NODES: usize = 4;
 pub(crate) const SPINES: usize = 4;
 const LEAVES: usize = 2;
-/// 25 MB/s: the 16 MiB of most rows take two thirds of a second, some ten reports of progress.
+/// 25 MB/s: the 24 MiB of most rows take a second, some twenty reports of progress.
 const NODE_RATE: u64 = 200_000_000;
 /// The nodes' one root.
 pub(crate) const ROOT: &str = "data";

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Counts the core's instructions per chunk (both ends, headers, trailers, checks and copies) with
-# callgrind and holds them against tests/instructions.txt. Instructions, unlike seconds, do not depend
+# callgrind and holds them against transport/sim/instructions.txt. Instructions, unlike seconds, do not depend
 # on what else the machine does, so they may gate CI. The start-up is subtracted: two lengths are run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 target=${CARGO_TARGET_DIR:-target}
-cargo build --quiet --release -p weft-tests --bin core-pair
+cargo build --quiet --release -p weft-sim --bin core-pair --locked
 
 run() { # CHUNKS PACKETS -> "instructions chunks"
     valgrind --tool=callgrind --callgrind-out-file=/dev/null \
@@ -27,6 +27,6 @@ while read -r packets limit; do
         echo "chunk of $packets packets: $per_chunk instructions, at most $limit: TOO MANY"
         failed=$((failed + 1))
     fi
-done <tests/instructions.txt
+done <transport/sim/instructions.txt
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

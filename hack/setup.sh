@@ -17,8 +17,9 @@ case "$verb" in
     build) programs=(cc:gcc) ;;
     # The fabric of `weft play`: namespaces, veths, offload settings, faults.
     play) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux) ;;
-    # The same for its tests, and a C++ compiler for libFuzzer.
-    test) programs=(cc:gcc c++:g++ ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git) ;;
+    # The same for its tests, a C++ compiler for libFuzzer, and what counts instructions.
+    test) programs=(cc:gcc c++:g++ ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
+                    valgrind:valgrind) ;;
     # The peers it is measured against.
     bench) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                      nc:netcat-openbsd scp:openssh-client sshd:openssh-server) ;;

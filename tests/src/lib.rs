@@ -1,5 +1,4 @@
 //! What needs more than one crate: benchmarks and the tests of whole fabrics.
 
 pub mod bench;
-pub mod core_pair;
 pub mod report;

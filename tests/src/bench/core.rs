@@ -9,8 +9,8 @@ use nix::sys::resource::{UsageWho, getrusage};
 
 use super::rounds::{Must, Rounds};
 use super::{BenchError, Context};
-use crate::core_pair::{Pair, PairConfig};
 use crate::report::Row;
+use weft_sim::pair::{Pair, PairConfig};
 
 /// Payload bytes of a packet at an MTU of 1500.
 const PAYLOAD: u16 = 1408;

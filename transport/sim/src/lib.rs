@@ -13,6 +13,7 @@ pub mod endpoint;
 pub mod host;
 pub mod network;
 pub mod observation;
+pub mod pair;
 pub mod pattern;
 pub mod scenario;
 pub mod simulation;

@@ -3,7 +3,7 @@
 
 use clap::Parser;
 use std::io::Write as _;
-use weft_tests::core_pair::{Pair, PairConfig};
+use weft_sim::pair::{Pair, PairConfig};
 
 /// Runs two connected cores for so many chunks.
 #[derive(Parser)]

@@ -1,6 +1,6 @@
 //! The core allocates nothing in steady state (a counting allocator says so).
 
-use weft_tests::core_pair::{Pair, PairConfig};
+use weft_sim::pair::{Pair, PairConfig};
 
 #[test]
 fn no_chunk_allocates_once_the_connection_runs() {
@@ -16,7 +16,13 @@ fn no_chunk_allocates_once_the_connection_runs() {
         pair.run(20_000);
         let before = pair.resent();
         let counted = allocation_counter::measure(|| pair.run(20_000));
-        assert!(pair.resent() > before, "nothing was lost: the resend path was not measured");
-        assert_eq!(counted.count_total, 0, "chunks of {packets} packets: {counted:?}");
+        assert!(
+            pair.resent() > before,
+            "nothing was lost: the resend path was not measured"
+        );
+        assert_eq!(
+            counted.count_total, 0,
+            "chunks of {packets} packets: {counted:?}"
+        );
     }
 }

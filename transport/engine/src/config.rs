@@ -81,7 +81,7 @@ impl EngineConfig {
             paths: 128.min(ports.count.saturating_mul(ports.count).max(1)),
             policy: PolicyKind::TwoChoices,
             congestion: CongestionKind::EcnRtt,
-            // A worker that blocks may wake 6 ms late on a busy machine (DESIGN: RTO).
+            // A worker that blocks wakes late on a busy machine; a timer served late is re-armed once.
             rto_min: Nanos::from_millis(5),
             // One whole GSO send: the kernel's cost is by send, not by packet.
             chunk_bytes: 65_536,

@@ -32,7 +32,7 @@ pub struct PathSetConfig {
     pub rto_min: Nanos,
 }
 
-/// One path's hot state; 32 B at most (DESIGN).
+/// One path's hot state; 32 B at most.
 #[derive(Clone, Copy, Debug)]
 struct Path {
     /// When something sent on it was last known to have arrived.

@@ -7,7 +7,7 @@ use crossbeam_channel::Sender;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
-use weft_core::units::Key;
+use weft_core::units::{ConnectionId, Key};
 use weft_core::wire::{Secret, VERSION};
 use weft_engine::{DomainId, Engine, Event};
 use weft_proto::Message as _;
@@ -22,6 +22,7 @@ use crate::message::Held;
 use crate::outlet::{Feed, Link};
 use crate::peer::Peer;
 use crate::record::SLOT_BYTES;
+use crate::state::State;
 use crate::tls::Tls;
 
 /// Largest control message: the manifest of some 500,000 files, or the hashes of 1 TiB.
@@ -66,6 +67,27 @@ pub(crate) struct Dial {
     pub feed: Sender<Feed>,
 }
 
+/// An end that comes to nothing is forgotten by the engine, also where the call is given up half way.
+struct Allocated<'a> {
+    engine: &'a Engine,
+    id: Option<ConnectionId>,
+}
+
+impl Allocated<'_> {
+    /// It has become a connection.
+    fn keep(mut self) {
+        self.id = None;
+    }
+}
+
+impl Drop for Allocated<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.engine.close(id);
+        }
+    }
+}
+
 impl Dial {
     /// Calls until the child has agreed or refused, or patience is over; tells the outlet.
     pub(crate) async fn run(self) {
@@ -75,7 +97,9 @@ impl Dial {
                 Ok(link) => Feed::Connected(self.index, link),
                 Err(fault) => Feed::Refused(self.index, fault),
             },
-            _ = watch.wait_for(|status| status.state.is_terminal()) => return,
+            // Not where the attempt is merely over: a relay that has everything still owes it to
+            // its children.
+            _ = watch.wait_for(|status| status.state == State::Failed) => return,
         };
         if let Err(refused) = self.feed.send(feed)
             && let Feed::Connected(_, link) = refused.0
@@ -87,6 +111,10 @@ impl Dial {
     async fn connect(&self) -> Result<Link, Fault> {
         let secret = draw_secret()?;
         let local = self.engine.allocate(self.domain, secret.clone());
+        let end = Allocated {
+            engine: &self.engine,
+            id: Some(local.id),
+        };
         let request = ConnectRequest {
             ticket: self.child.ticket.clone(),
             wire_version: VERSION.into(),
@@ -94,14 +122,8 @@ impl Dial {
             manifest_digest: self.manifest_digest.clone(),
             algorithm: self.algorithm.into(),
         };
-        // An end that comes to nothing is forgotten by the engine.
-        let abandoned = |fault| {
-            self.engine.close(local.id);
-            fault
-        };
-        let response = self.call(request).await.map_err(abandoned)?;
-        let remote =
-            convert::endpoint(response.endpoint, self.engine.settings()).map_err(abandoned)?;
+        let response = self.call(request).await?;
+        let remote = convert::endpoint(response.endpoint, self.engine.settings())?;
         let faulty = |problem: &str| Fault::PeerFaulty {
             node: self.child.node.clone(),
             problem: problem.to_owned(),
@@ -111,19 +133,16 @@ impl Dial {
                 && slots.iter().all(|slot| slot.bytes as usize >= SLOT_BYTES)
         };
         if !fits(&response.slots) {
-            return Err(abandoned(faulty(
-                "slots that are too many, too few or too small",
-            )));
+            return Err(faulty("slots that are too many, too few or too small"));
         }
-        let held = Held::new(response.have).map_err(|problem| abandoned(faulty(problem)))?;
+        let held = Held::new(response.have).map_err(faulty)?;
         let address = remote.address;
         self.engine
             .connect(local.id, remote, self.events.clone())
-            .map_err(|error| {
-                abandoned(Fault::Engine {
-                    problem: error.to_string(),
-                })
+            .map_err(|error| Fault::Engine {
+                problem: error.to_string(),
             })?;
+        end.keep();
         self.peer.opened(local.id, address);
         let slots = response
             .slots

@@ -395,7 +395,7 @@ fn order(job: &JobRef) -> (u64, u32) {
 }
 
 fn stale(run: &Run, job: &JobRef) -> Fault {
-    let next = run.attempt.job.attempt + 1;
+    let next = run.attempt.job.attempt.saturating_add(1);
     Fault::StaleAttempt {
         uid: job.uid.clone(),
         given: job.attempt,

@@ -75,13 +75,17 @@ impl Jobs {
                 }
                 let run = self.admit(&job).await?;
                 if self.is_first_start(&run, hash)? {
-                    self.start_source(&run, part, request.sends_to)?;
+                    let started = self.start_source(&run, part, request.sends_to);
+                    started.inspect_err(|fault| run.attempt.fail(fault.clone()))?;
                 }
             }
             Part::Destination(part) => {
                 let run = self.find(&job)?;
                 if self.is_first_start(&run, hash)? {
-                    self.start_destination(&run, part.receives_from, request.sends_to)?;
+                    let started =
+                        self.start_destination(&run, part.receives_from, request.sends_to);
+                    // Repeated, the same Start would be answered as one that had worked.
+                    started.inspect_err(|fault| run.attempt.fail(fault.clone()))?;
                 }
             }
         }

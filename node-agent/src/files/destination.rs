@@ -315,8 +315,12 @@ impl Destination {
         self.sync_files(&ready)?;
         let mut open = OpenDirectory::new(&self.config.root);
         for file in ready {
-            file.rename(&*open.at(&file.target.parent)?)?;
-            self.slots()[file.index as usize].stage = Stage::Renamed(file.digest);
+            let parent = open.at(&file.target.parent)?;
+            // Under one lock: who opens the file in between would look for it by its old name.
+            let mut slots = self.slots();
+            file.rename(&parent)?;
+            slots[file.index as usize].stage = Stage::Renamed(file.digest);
+            drop(slots);
             renamed.push((file.index, file.target, file.digest));
         }
         let parents: BTreeSet<&RootPath> = renamed

@@ -33,6 +33,7 @@ impl Simulation {
         let mut more = false;
         for end in ends {
             let events = self.take_events(end);
+            self.serve_timers(end);
             let EndState::Open(_) = self.ends[end.0].state else {
                 continue;
             };
@@ -295,6 +296,11 @@ impl Simulation {
                 }
             }
         }
+        count
+    }
+
+    /// Serves the end's timers that are due: after everything received, before anything is sent.
+    fn serve_timers(&mut self, end: End) {
         let Simulation {
             ends, hosts, now, ..
         } = self;
@@ -307,7 +313,6 @@ impl Simulation {
                 connection.handle_timeout(clock, paths);
             }
         }
-        count
     }
 
     /// The core has given a connection up: its hosts will agree on a new one if both still can.

@@ -321,6 +321,9 @@ impl Connection {
             Ok(_) => return Err(DropReason::UnknownConnection),
             Err(reason) => return Err(reason),
         };
+        if u16::from(arrival.path.0) >= self.config.settings.paths {
+            return Err(DropReason::Malformed);
+        }
         match kind {
             Kind::Data => self.receive.handle_data(
                 now,

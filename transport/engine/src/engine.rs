@@ -307,6 +307,9 @@ impl Engine {
         if bytes > most {
             return Err(EngineError::TooLong { bytes, most });
         }
+        if offset.checked_add(bytes).is_none() {
+            return Err(EngineError::OffsetOverflow { bytes, offset });
+        }
         match self.ends().get(&id) {
             None => return Err(EngineError::UnknownConnection { id }),
             Some(Stage::Allocated) => return Err(EngineError::NotConnected { id }),

@@ -89,6 +89,14 @@ pub enum EngineError {
     /// A write with neither bytes nor an immediate would do nothing.
     #[error("a write without bytes needs an immediate: it would do nothing else")]
     EmptyWrite,
+    /// A write that ends beyond the last offset there can be.
+    #[error("{bytes} bytes at offset {offset} end beyond 2^64: check the region's offset")]
+    OffsetOverflow {
+        /// Asked for.
+        bytes: u64,
+        /// Where.
+        offset: u64,
+    },
     /// A message longer than the wire can number.
     #[error("the write has {bytes} bytes; one message carries at most {most}: cut it")]
     TooLong {
@@ -127,6 +135,7 @@ impl EngineError {
             Self::NotConnected { .. } => "NotConnected",
             Self::BeyondSource { .. } => "BeyondSource",
             Self::EmptyWrite => "EmptyWrite",
+            Self::OffsetOverflow { .. } => "OffsetOverflow",
             Self::TooLong { .. } => "TooLong",
             Self::NotInline => "NotInline",
             Self::NoRandomness => "NoRandomness",

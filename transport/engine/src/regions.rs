@@ -112,7 +112,8 @@ impl Memory for DomainMemory<'_> {
     }
 }
 
-/// Keys are random already, and only this engine chooses which of them are in the table.
+/// Keys are random and ids count up; neither is chosen by a peer. A multiplication spreads both over
+/// the whole word: the table takes its buckets from the low bits and its tags from the high ones.
 #[derive(Default)]
 pub(crate) struct KeyHasher(u64);
 
@@ -128,14 +129,36 @@ impl Hasher for KeyHasher {
     }
 
     fn write_u64(&mut self, word: u64) {
-        // The low byte of a key is its worker; the table indexes by the low bits.
-        self.0 = word.rotate_left(32);
+        // 2^64 divided by the golden ratio (Knuth, TAOCP 6.4), folded to the middle of the product.
+        let product = u128::from(word) * 0x9E37_79B9_7F4A_7C15;
+        self.0 = (product as u64) ^ (product >> 64) as u64;
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(word.into());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sequential_ids_spread_over_buckets_and_tags() {
+        let hashes: Vec<u64> = (0..256u32)
+            .map(|id| {
+                let mut hasher = KeyHasher::default();
+                hasher.write_u32(id);
+                hasher.finish()
+            })
+            .collect();
+        let distinct = |part: fn(&u64) -> u64| {
+            let parts: std::collections::BTreeSet<u64> = hashes.iter().map(part).collect();
+            parts.len()
+        };
+        assert!(distinct(|hash| hash & 255) > 128);
+        assert!(distinct(|hash| hash >> 57) > 64);
+    }
 
     const KEY: Key = Key(0x1234_5600);
     const MINE: DomainId = DomainId(1);

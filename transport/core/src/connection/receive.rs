@@ -16,6 +16,10 @@ use std::collections::VecDeque;
 /// replay, whose age would be taken for a round-trip time.
 const ECHO_NUMBERS: u64 = 4096;
 
+/// A packet this many numbers behind the newest comes from an earlier turn of the 32-bit chunk
+/// numbers, which uses at least twice as many: a replay that the scoreboard cannot know.
+const STALE_NUMBERS: u64 = 1 << 31;
+
 /// Control packets may overtake each other by this many.
 const CONTROL_WINDOW: u64 = 128;
 
@@ -68,13 +72,16 @@ impl Receive {
             .split_first_chunk::<HEADER_BYTES>()
             .ok_or(DropReason::Truncated)?;
         let crc = seal.open(head, trailer)?;
+        if header.packet_number.saturating_add(STALE_NUMBERS) < self.newest_packet {
+            return Err(DropReason::Duplicate);
+        }
         let wanted = self
             .board
             .check(header.chunk, header.packet, header.packets);
         if wanted == Err(DropReason::Duplicate) {
             // The peer does not know that we have it: tell it again.
             self.ack_due = Some(arrival.path);
-            if header.packet_number + ECHO_NUMBERS > self.newest_packet {
+            if header.packet_number.saturating_add(ECHO_NUMBERS) > self.newest_packet {
                 self.echo(now, arrival, header.sent_at);
             }
         }

@@ -322,7 +322,7 @@ impl Transmit {
         self.rearmed = None;
         let mut acked = Acked::default();
         let mut chunk = self.board.first();
-        while chunk.ahead_of(cumulative) < 0 {
+        while chunk != self.board.next() && chunk.ahead_of(cumulative) < 0 {
             self.ack_chunk(now, chunk, paths, events, stats, &mut acked);
             chunk = chunk.plus(1);
         }

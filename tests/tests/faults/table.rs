@@ -4,7 +4,7 @@
 //!
 //! | fault | where |
 //! |---|---|
-//! | wrong certificate, forged, expired or misdirected ticket, peer of another wire version, other settings, stale commands | `node-agent/tests/refusals.rs`, with agents over loopback |
+//! | wrong certificate, forged, expired or misdirected ticket, peer of another wire version, other settings, stale commands | `node-agent/tests/agents/refusals.rs`, with agents over loopback |
 //! | every fault of a file by itself: links, devices, sockets, full and read-only disks, inodes, partial files that were damaged | `node-agent/src/files/tests`, one call at a time |
 //! | lost, altered, repeated and reordered packets by seed, against a model of what must come of it | `transport/sim` |
 //! | a path that dies, as a trace of packets | `transport/core/tests` |

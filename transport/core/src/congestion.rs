@@ -3,7 +3,7 @@
 //! One [`Congestion`] per connection, shared by all its paths (STELLAR, section 7: one window). The
 //! connection reports what was acknowledged, marked and lost; the controller answers with a window.
 
-use crate::units::{Nanos, Time};
+use crate::units::{Nanos, OneWay, Time};
 use serde::{Deserialize, Serialize};
 
 mod ecn_rtt;
@@ -22,6 +22,8 @@ pub struct AckSample {
     pub ce: u64,
     /// The lowest round-trip time among its echoes.
     pub rtt: Option<Nanos>,
+    /// The shortest way there among its echoes.
+    pub one_way: Option<OneWay>,
 }
 
 /// What a controller must know of the connection.

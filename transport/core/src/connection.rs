@@ -12,7 +12,7 @@ use crate::congestion::{AckSample, Congestion};
 use crate::drops::{DropReason, Drops};
 use crate::memory::Memory;
 use crate::path::PathSet;
-use crate::units::{ConnectionId, Key, Nanos, PathId, Rng, Time, WIRE_CLOCK_SHIFT};
+use crate::units::{ConnectionId, Key, Nanos, OneWay, PathId, Rng, Time, WIRE_CLOCK_SHIFT};
 use crate::wire::{self, Kind, Seal};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -384,10 +384,12 @@ impl Connection {
             paths.on_answer(now, echo.path, rtt, echo.ce);
             sample.packets += u64::from(echo.packets);
             sample.ce += u64::from(echo.ce);
-            sample.rtt = match (sample.rtt, rtt) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
-            };
+            if let Some(rtt) = rtt {
+                let arrived = ack.sent_at().wrapping_sub(echo.delay);
+                let one_way = OneWay::new(echo.sent_at, arrived);
+                sample.rtt = Some(sample.rtt.map_or(rtt, |lowest| lowest.min(rtt)));
+                sample.one_way = Some(sample.one_way.map_or(one_way, |lowest| lowest.min(one_way)));
+            }
         }
         let measured = sample.rtt.is_some();
         let out = self.transmit.handle_ack(

@@ -35,6 +35,39 @@ impl Time {
     }
 }
 
+/// When a packet arrived by the receiver's clock less when it was sent by the sender's: its way's delay
+/// plus whatever the two clocks lie apart, so that only differences of two mean anything. In units of
+/// the wire's clock, wrapping: compared as in RFC 1982, which holds for 137 s.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub struct OneWay(u32);
+
+impl OneWay {
+    /// Of a packet sent at `sent` and received at `received`, either by its own end's wire clock.
+    pub const fn new(sent: u32, received: u32) -> OneWay {
+        OneWay(received.wrapping_sub(sent))
+    }
+
+    /// The shorter of two.
+    #[must_use]
+    pub const fn min(self, other: OneWay) -> OneWay {
+        if (self.0.wrapping_sub(other.0) as i32) < 0 {
+            self
+        } else {
+            other
+        }
+    }
+
+    /// How much longer this one took than `other`; zero when it did not.
+    pub const fn beyond(self, other: OneWay) -> Nanos {
+        let ticks = self.0.wrapping_sub(other.0) as i32;
+        if ticks < 0 {
+            Nanos::ZERO
+        } else {
+            Nanos((ticks as u64) << WIRE_CLOCK_SHIFT)
+        }
+    }
+}
+
 /// The wire's clock ticks every 2^6 = 64 ns.
 pub const WIRE_CLOCK_SHIFT: u32 = 6;
 

@@ -4,14 +4,20 @@
 //! Once per round (as many bytes acknowledged as the window held at its start):
 //! - marks: α ← (1 − g)·α + g·F with F the fraction of marked packets, then w ← w·(1 − α/2), as
 //!   DCTCP (RFC 8257, section 3.3, g = 1/16);
-//! - else, when the round's *lowest* round trip exceeds the target, every path is queueing:
-//!   w ← w·(1 − β·(rtt − target)/rtt), at most halved, as Swift (2020, section 3.1, β = 0.8);
+//! - else, when the round's *lowest* delay exceeds the target, every path is queueing:
+//!   w ← w·(1 − β·(delay − target)/delay), at most halved, as Swift (2020, section 3.1, β = 0.8);
 //! - else w grows: doubles per round until the first decrease, then one chunk per round.
+//!
+//! The delay is the base round trip plus the queueing on the way there. What waits on the way back is the
+//! peer's own traffic, which a smaller window here does not shorten: a relay's acknowledgements wait
+//! behind all that it forwards. The queueing on the way there is what the one-way delay has above its
+//! lowest (LEDBAT, RFC 6817, section 2.4.2), and never more than the round trip has above its own, so that a
+//! clock that jumps or drifts (RFC 6817, appendix A.2) makes nothing worse than round trips alone would.
 //!
 //! Loss of more than [`LOSS_TOLERATED`] of a round's packets takes half that share off the window:
 //! less is what a failing link does to spraying (STELLAR, Fig. 11), not congestion.
 
-use super::{AckSample, Congestion, Limits, Nanos, Time};
+use super::{AckSample, Congestion, Limits, Nanos, OneWay, Time};
 
 /// DCTCP's gain for α (RFC 8257, section 4.2: g = 1/16).
 const ALPHA_GAIN: f64 = 1.0 / 16.0;
@@ -27,7 +33,7 @@ const LOSS_TOLERATED: f64 = 0.02;
 /// a link busy. A chain of eight such links took 1.20 of one link's time with 1 ms, 1.12 with 2 ms;
 /// four spines' goodput and the worst delay after a failure were the same.
 const TARGET_QUEUEING: Nanos = Nanos::from_millis(2);
-/// The base round-trip time is the lowest of this long a period (as BBR's min_rtt, 10 s).
+/// The base delays are the lowest of this long a period (as BBR's min_rtt, 10 s).
 const BASE_PERIOD: Nanos = Nanos::from_secs(10);
 /// The window starts with this many chunks (RFC 6928 starts with ten packets).
 const INITIAL_CHUNKS: u64 = 8;
@@ -38,12 +44,20 @@ const MIN_PACKETS: u64 = 2;
 pub(super) struct EcnRtt {
     limits: Limits,
     window: f64,
-    /// What the window was before the last timeout.
-    before_timeout: Option<f64>,
+    /// What the window was before the last timeout, until a whole round has passed since.
+    before_timeout: Option<BeforeTimeout>,
     alpha: f64,
     slow_start: bool,
     round: Round,
     base: Base,
+}
+
+/// What a timeout took.
+#[derive(Clone, Copy, Debug)]
+struct BeforeTimeout {
+    window: f64,
+    /// The round in which it passed has ended, and the next is under way.
+    round_ended: bool,
 }
 
 /// What one round has seen.
@@ -54,33 +68,54 @@ struct Round {
     packets: u64,
     ce: u64,
     lost: u64,
-    lowest_rtt: Option<Nanos>,
+    lowest: Option<Delays>,
     /// The most that was in flight.
     in_flight: u64,
 }
 
-/// The lowest round-trip time of the last one to two periods.
+/// A round trip and the way there, each the lowest of its time.
+#[derive(Clone, Copy, Debug)]
+struct Delays {
+    rtt: Nanos,
+    one_way: OneWay,
+}
+
+impl Delays {
+    fn min(self, other: Delays) -> Delays {
+        Delays {
+            rtt: self.rtt.min(other.rtt),
+            one_way: self.one_way.min(other.one_way),
+        }
+    }
+}
+
+/// The lowest of `a` and `b`, where there is one.
+fn lowest(a: Option<Delays>, b: Option<Delays>) -> Option<Delays> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// The lowest delays of the last one to two periods.
 #[derive(Debug, Default)]
 struct Base {
     since: Time,
-    current: Option<Nanos>,
-    previous: Option<Nanos>,
+    current: Option<Delays>,
+    previous: Option<Delays>,
 }
 
 impl Base {
-    fn update(&mut self, now: Time, rtt: Nanos) {
+    fn update(&mut self, now: Time, delays: Delays) {
         if now - self.since > BASE_PERIOD {
             self.since = now;
             self.previous = self.current.take();
         }
-        self.current = Some(self.current.map_or(rtt, |lowest| lowest.min(rtt)));
+        self.current = lowest(self.current, Some(delays));
     }
 
-    fn get(&self) -> Option<Nanos> {
-        match (self.current, self.previous) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+    fn get(&self) -> Option<Delays> {
+        lowest(self.current, self.previous)
     }
 }
 
@@ -113,6 +148,15 @@ impl EcnRtt {
 
     fn end_round(&mut self) {
         let round = core::mem::take(&mut self.round);
+        // An answer to what was sent before the timeout comes within a round trip; what the window was
+        // longer ago says nothing of the network now.
+        self.before_timeout = self
+            .before_timeout
+            .filter(|before| !before.round_ended)
+            .map(|before| BeforeTimeout {
+                round_ended: true,
+                ..before
+            });
         let marked = if round.packets == 0 {
             0.0
         } else {
@@ -120,7 +164,7 @@ impl EcnRtt {
         };
         self.alpha += ALPHA_GAIN * (marked - self.alpha);
         let lost = round.lost as f64 / (round.packets + round.lost).max(1) as f64;
-        let excess = self.excess(round.lowest_rtt);
+        let excess = self.excess(round.lowest);
         if round.ce > 0 {
             self.decrease(self.alpha / 2.0);
         } else if excess > 0.0 {
@@ -137,13 +181,16 @@ impl EcnRtt {
         self.round.left = self.window();
     }
 
-    /// By what share of itself the round trip exceeds its target.
-    fn excess(&self, lowest: Option<Nanos>) -> f64 {
-        let (Some(rtt), Some(base)) = (lowest, self.base.get()) else {
+    /// By what share of itself the delay exceeds its target.
+    fn excess(&self, lowest: Option<Delays>) -> f64 {
+        let (Some(lowest), Some(base)) = (lowest, self.base.get()) else {
             return 0.0;
         };
-        let target = base + TARGET_QUEUEING.max(base);
-        rtt.get().saturating_sub(target.get()) as f64 / rtt.get().max(1) as f64
+        let there_and_back = Nanos::new(lowest.rtt.get().saturating_sub(base.rtt.get()));
+        let queueing = lowest.one_way.beyond(base.one_way).min(there_and_back);
+        let delay = base.rtt + queueing;
+        let target = base.rtt + TARGET_QUEUEING.max(base.rtt);
+        delay.get().saturating_sub(target.get()) as f64 / delay.get().max(1) as f64
     }
 }
 
@@ -153,10 +200,10 @@ impl Congestion for EcnRtt {
     }
 
     fn on_ack(&mut self, now: Time, sample: AckSample) {
-        if let Some(rtt) = sample.rtt {
-            self.base.update(now, rtt);
-            let lowest = self.round.lowest_rtt.map_or(rtt, |lowest| lowest.min(rtt));
-            self.round.lowest_rtt = Some(lowest);
+        if let (Some(rtt), Some(one_way)) = (sample.rtt, sample.one_way) {
+            let delays = Delays { rtt, one_way };
+            self.base.update(now, delays);
+            self.round.lowest = lowest(self.round.lowest, Some(delays));
         }
         self.round.packets += sample.packets;
         self.round.ce += sample.ce;
@@ -172,13 +219,17 @@ impl Congestion for EcnRtt {
     }
 
     fn on_timeout(&mut self, _now: Time) {
-        self.before_timeout.get_or_insert(self.window);
+        let window = self.before_timeout.map_or(self.window, |b| b.window);
+        self.before_timeout = Some(BeforeTimeout {
+            window,
+            round_ended: false,
+        });
         self.decrease(DECREASE_MAX);
     }
 
     fn on_spurious_timeout(&mut self) {
         if let Some(before) = self.before_timeout.take() {
-            self.set(before.max(self.window));
+            self.set(before.window.max(self.window));
         }
     }
 }
@@ -187,20 +238,30 @@ impl Congestion for EcnRtt {
 mod tests {
     use super::*;
 
+    /// How far the receiver's clock is ahead, in ticks: whatever, and near where it wraps.
+    const APART: u32 = u32::MAX - 100;
+
     const LIMITS: Limits = Limits {
         packet: 1_500,
         chunk: 64_000,
         max: 64_000_000,
     };
 
+    /// A round whose lowest round trip is spent on the way there.
     fn round(cc: &mut EcnRtt, ce: u64, rtt: Nanos) {
+        round_with(cc, ce, rtt, rtt);
+    }
+
+    fn round_with(cc: &mut EcnRtt, ce: u64, rtt: Nanos, there: Nanos) {
         let bytes = cc.window();
+        let received = APART.wrapping_add(Time::from_nanos(there.get()).to_wire());
         let sample = AckSample {
             bytes,
             in_flight: bytes,
             packets: 100,
             ce,
             rtt: Some(rtt),
+            one_way: Some(OneWay::new(0, received)),
         };
         cc.on_ack(Time::ZERO, sample);
     }
@@ -225,6 +286,24 @@ mod tests {
         let before = cc.window();
         round(&mut cc, 0, Nanos::from_micros(4_200));
         assert_eq!(cc.window(), (before as f64 * (1.0 - 0.8 * 0.5)) as u64);
+    }
+
+    #[test]
+    fn queueing_on_the_way_back_does_not_shrink_the_window() {
+        let mut cc = EcnRtt::new(LIMITS, Some(1_000_000));
+        round(&mut cc, 0, Nanos::from_micros(100));
+        let before = cc.window();
+        round_with(&mut cc, 0, Nanos::from_millis(20), Nanos::from_micros(100));
+        assert_eq!(cc.window(), before + LIMITS.chunk);
+    }
+
+    #[test]
+    fn a_clock_that_jumps_counts_for_no_more_than_the_round_trip() {
+        let mut cc = EcnRtt::new(LIMITS, Some(1_000_000));
+        round(&mut cc, 0, Nanos::from_micros(100));
+        let before = cc.window();
+        round_with(&mut cc, 0, Nanos::from_micros(100), Nanos::from_secs(5));
+        assert_eq!(cc.window(), before + LIMITS.chunk);
     }
 
     #[test]
@@ -255,6 +334,19 @@ mod tests {
         cc.on_timeout(Time::ZERO);
         cc.on_spurious_timeout();
         assert_eq!(cc.window(), 1_000_000);
+    }
+
+    #[test]
+    fn a_timeout_long_ago_gives_nothing_back() {
+        let mut cc = EcnRtt::new(LIMITS, Some(1_000_000));
+        cc.on_timeout(Time::ZERO);
+        // The round under way was begun with twice the window.
+        for _ in 0..3 {
+            round(&mut cc, 100, Nanos::from_micros(100));
+        }
+        let before = cc.window();
+        cc.on_spurious_timeout();
+        assert_eq!(cc.window(), before);
     }
 
     #[test]

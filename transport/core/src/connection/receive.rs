@@ -201,6 +201,7 @@ impl Receive {
         }
         let ack = Ack {
             cumulative: self.board.cumulative(),
+            sent_at: now.to_wire(),
             map: &map[..words],
             partials: &partials[..partly],
             echoes: &echoes[..count],

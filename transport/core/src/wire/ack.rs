@@ -1,6 +1,7 @@
 //! Acknowledgements.
 //!
-//! Body: cumulative chunk number u32 · map words u8 · partials u8 · echoes u8 · 0 · the map (u64
+//! Body: cumulative chunk number u32 · map words u8 · partials u8 · echoes u8 · 0 · sent-at u32
+//! (this end's clock, units of 64 ns; less an echo's delay it is when that packet arrived) · the map (u64
 //! words; bit i of word w is chunk base + 64·w + i, where base is cumulative rounded down to a
 //! multiple of 64, so that both ends compare whole words) · partials (chunk u32, 0 u32, packet map
 //! u64) · echoes (path u8, 0 u8, CE packets u16, packets u32, sent-at u32, delay u32 of 64 ns).
@@ -17,7 +18,7 @@ pub(crate) const PARTIALS_MAX: usize = 16;
 /// Paths that one acknowledgement can echo.
 pub(crate) const ECHOES_MAX: usize = 32;
 
-const FIXED_BYTES: usize = 8;
+const FIXED_BYTES: usize = 12;
 const PARTIAL_BYTES: usize = 16;
 const ECHO_BYTES: usize = 16;
 
@@ -57,6 +58,8 @@ pub struct Echo {
 pub struct Ack<'a> {
     /// Every chunk before this one has arrived whole.
     pub cumulative: ChunkNumber,
+    /// This end's clock when it was written, as [`crate::units::Time::to_wire`].
+    pub sent_at: u32,
     /// Bit i: chunk base + i has arrived whole; base is `cumulative` rounded down to a multiple
     /// of 64. At most 16 words.
     pub map: &'a [u64],
@@ -86,6 +89,7 @@ impl Ack<'_> {
         out[at + 5] = partials.len() as u8;
         out[at + 6] = echoes.len() as u8;
         out[at + 7] = 0;
+        put_u32(out, at + 8, self.sent_at);
         at += FIXED_BYTES;
         for word in map {
             put_u64(out, at, *word);
@@ -114,6 +118,7 @@ impl Ack<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct AckReader<'a> {
     cumulative: ChunkNumber,
+    sent_at: u32,
     map: &'a [u8],
     partials: &'a [u8],
     echoes: &'a [u8],
@@ -138,6 +143,7 @@ impl<'a> AckReader<'a> {
         let (partials, echoes) = rest.split_at(partials * PARTIAL_BYTES);
         Ok(AckReader {
             cumulative: ChunkNumber(get_u32(body, 0)),
+            sent_at: get_u32(body, 8),
             map,
             partials,
             echoes,
@@ -147,6 +153,11 @@ impl<'a> AckReader<'a> {
     /// Every chunk before this one has arrived whole.
     pub fn cumulative(&self) -> ChunkNumber {
         self.cumulative
+    }
+
+    /// The peer's clock when it wrote this, as it stood there.
+    pub fn sent_at(&self) -> u32 {
+        self.sent_at
     }
 
     /// The words of the map.
@@ -184,6 +195,7 @@ mod tests {
         #[test]
         fn what_is_emitted_is_parsed_back(
             cumulative: u32,
+            written_at: u32,
             map in prop::collection::vec(any::<u64>(), 0..=MAP_WORDS_MAX),
             partials in prop::collection::vec(any::<(u32, u64)>(), 0..=PARTIALS_MAX),
             echoes in prop::collection::vec(any::<(u8, u16, u32, u32, u32)>(), 0..=ECHOES_MAX),
@@ -195,13 +207,15 @@ mod tests {
                     Echo { path: PathId(path), ce, packets, sent_at, delay }).collect();
             let seal = Seal::new(&Secret([1; 32]));
             let ack = Ack {
-                cumulative: ChunkNumber(cumulative), map: &map, partials: &partials, echoes: &echoes,
+                cumulative: ChunkNumber(cumulative), sent_at: written_at,
+                map: &map, partials: &partials, echoes: &echoes,
             };
             let mut out = [0u8; CONTROL_BYTES_MAX];
             let length = ack.emit(&mut out, &seal, PathId(4), ConnectionId(6), 1);
             let control = Control::open(&seal, &out[..length]).expect("sealed");
             let read = AckReader::parse(control.body).expect("well formed");
             prop_assert_eq!(read.cumulative(), ack.cumulative);
+            prop_assert_eq!(read.sent_at(), ack.sent_at);
             prop_assert_eq!(read.map().collect::<Vec<_>>(), map);
             prop_assert_eq!(read.partials().collect::<Vec<_>>(), partials);
             prop_assert_eq!(read.echoes().collect::<Vec<_>>(), echoes);

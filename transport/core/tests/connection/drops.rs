@@ -111,6 +111,7 @@ fn provoke(pair: &mut Pair, reason: DropReason) -> Result<(), DropReason> {
             let cumulative = ChunkNumber(1);
             let ack = Ack {
                 cumulative,
+                sent_at: 0,
                 map: &[],
                 partials: &[],
                 echoes: &[],
@@ -184,6 +185,7 @@ fn an_acknowledgement_that_covers_unsent_chunks_acknowledges_nothing() {
     let cumulative = ChunkNumber(0);
     let ack = Ack {
         cumulative,
+        sent_at: 0,
         map: &[0b11],
         partials: &[],
         echoes: &[],

@@ -42,7 +42,7 @@ proptest! {
         let partials = [Partial { chunk: ChunkNumber(chunk), packets }];
         let echoes = [Echo { path: PathId(7), ce: 1, packets: 1, sent_at, delay }];
         let cumulative = ChunkNumber(cumulative);
-        let ack = Ack { cumulative, map: &map, partials: &partials, echoes: &echoes };
+        let ack = Ack { cumulative, sent_at, map: &map, partials: &partials, echoes: &echoes };
         let ack = pair.sealed_ack(&ack, 100);
         let _ = pair.inject(Side::A, &ack);
         // A peer that lies about what it has may not hurt anyone but itself.

@@ -241,6 +241,17 @@ impl Connections {
             .collect()
     }
 
+    /// An outage to this peer is over: whoever waited for it may send.
+    fn touch_peer(&mut self, peer: usize) {
+        for (&id, end) in &mut self.ends {
+            if let End::Open(open) = end
+                && open.peer == peer
+            {
+                touch(&mut self.touched, id, open);
+            }
+        }
+    }
+
     pub(crate) fn write(&mut self, id: ConnectionId, write: Outgoing) {
         // A connection that failed meanwhile has told its user so.
         let Some(End::Open(open)) = self.ends.get_mut(&id) else {
@@ -335,14 +346,20 @@ impl Connections {
                     segment: run.segment,
                 };
                 let mut memory = self.regions.of(open.domain);
+                let dark = peer.paths.is_dark();
                 // The connection has counted what it dropped.
                 let _ = open
                     .core
                     .handle_packets(now, &mut peer.paths, arrival, run, &mut memory);
+                let lit = dark && !peer.paths.is_dark();
                 if peek.kind == Kind::Data {
                     open.pace.arrived(now);
                 }
                 touch(&mut self.touched, id, open);
+                if lit {
+                    let peer = open.peer;
+                    self.touch_peer(peer);
+                }
             }
             // The peer was quicker than the control channel: it will send again.
             Some(End::Allocated { .. }) => self.count(DropReason::UnknownConnection, packets),
@@ -638,40 +655,4 @@ fn leading_piece(run: &[u8], segment: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_run_is_cut_where_the_connection_the_path_or_the_kind_changes() {
-        let packet = |kind: u8, path: u8, id: u8| {
-            let mut packet = [0; 20];
-            (packet[0], packet[1], packet[4]) = (kind, path, id);
-            packet
-        };
-        let packets = [
-            packet(1, 0, 1),
-            packet(1, 0, 1),
-            packet(1, 0, 2),
-            packet(17, 0, 2),
-            packet(17, 3, 2),
-            packet(17, 3, 2),
-        ];
-        let mut run = packets.concat();
-        // The last one of a run may be shorter.
-        run.truncate(6 * 20 - 4);
-        let mut pieces = Vec::new();
-        let mut rest = &run[..];
-        while !rest.is_empty() {
-            let piece = leading_piece(rest, 20);
-            pieces.push(piece);
-            rest = &rest[piece..];
-        }
-        assert_eq!(pieces, [40, 20, 20, 36]);
-    }
-
-    #[test]
-    fn a_run_shorter_than_a_name_is_one_piece() {
-        assert_eq!(leading_piece(&[0; 5], 20), 5);
-        assert_eq!(leading_piece(&[1, 2, 3, 4, 5], 2), 5);
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
 //! One end of a connection as its host keeps it.
 
 use weft_core::connection::Connection;
+use weft_core::units::Time;
 
 use crate::target::Target;
 
@@ -30,6 +31,8 @@ pub struct Endpoint {
     pub target: Target,
     /// Whether the peer's host has lost its state since.
     pub peer_died: bool,
+    /// When its worker looks at it again though nothing happens, on its host's clock.
+    pub timer: Option<Time>,
     /// Messages posted here that have not ended.
     pub open: u64,
 }

@@ -1,6 +1,6 @@
 //! A host: the worker's state that a restart loses, and the packets that wait for its turn.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use weft_core::path::{PathSet, PathSetConfig};
 use weft_core::units::{ConnectionId, Nanos, Rng, Time};
@@ -27,6 +27,9 @@ pub struct Host {
     pub ends: BTreeMap<ConnectionId, End>,
     /// The same, by the id that they send to: how a reset finds its connection.
     pub ends_by_remote: BTreeMap<ConnectionId, End>,
+    /// The ends with something to look at in the next turn. As in the engine, the others are not
+    /// looked at: what wakes them has to be named.
+    pub touched: BTreeSet<End>,
     /// Turns in a row in which nothing happened though a timer was due.
     pub idle_turns: u32,
     /// What the core draws from.
@@ -47,6 +50,7 @@ impl Host {
             paths: (0..hosts).map(|_| PathSet::new(paths)).collect(),
             ends: BTreeMap::new(),
             ends_by_remote: BTreeMap::new(),
+            touched: BTreeSet::new(),
             idle_turns: 0,
             rng,
             clock_start: -i128::from(clock),

@@ -544,6 +544,8 @@ impl Simulation {
                     Ok(connection) => {
                         self.totals.restored += 1;
                         self.ends[index].state = EndState::Open(Box::new(connection));
+                        self.ends[index].timer = None;
+                        self.hosts[host].touched.insert(End(index));
                     }
                     Err(error) => {
                         let text = format!("{:?} is not restored: {error}", End(index));
@@ -593,8 +595,10 @@ impl Simulation {
                 state: EndState::Open(Box::new(Connection::new(config, clock))),
                 target: Target::new(keys, workload.slots, workload.message_bytes),
                 peer_died: false,
+                timer: None,
                 open: 0,
             });
+            self.hosts[host].touched.insert(ends[side]);
             self.hosts[host].ends.insert(ids[side], ends[side]);
             self.hosts[host]
                 .ends_by_remote
@@ -619,6 +623,7 @@ impl Simulation {
         let host = &mut self.hosts[self.ends[end.0].host];
         host.ends.retain(|_, open| *open != end);
         host.ends_by_remote.retain(|_, open| *open != end);
+        host.touched.remove(&end);
     }
 }
 

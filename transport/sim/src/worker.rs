@@ -3,7 +3,7 @@
 
 use weft_core::connection::{Arrival, Connection, Event, PostError, Run, Write};
 use weft_core::drops::DropReason;
-use weft_core::units::{PathId, Time};
+use weft_core::units::PathId;
 use weft_core::wire::{self, CONTROL_BYTES_MAX, Kind, OVERHEAD_BYTES, Reset};
 
 use crate::endpoint::EndState;
@@ -24,14 +24,15 @@ const IDLE_TURNS_MAX: u32 = 1_000;
 const RECONNECT_NANOS: u64 = 5_000_000;
 
 impl Simulation {
-    /// One turn of a host's worker.
+    /// One turn of a host's worker: as the engine's, it looks at the connections that something has
+    /// arrived for or whose timer is due, and at no other.
     pub(crate) fn turn(&mut self, host: usize) {
         self.turns += 1;
         let received = self.receive(host);
-        let ends: Vec<End> = self.hosts[host].ends.values().copied().collect();
+        self.touch_due(host);
         let mut sent = 0;
         let mut more = false;
-        for end in ends {
+        for end in std::mem::take(&mut self.hosts[host].touched) {
             let events = self.take_events(end);
             self.serve_timers(end);
             let EndState::Open(_) = self.ends[end.0].state else {
@@ -41,8 +42,12 @@ impl Simulation {
             sent += self.send_control(host, end);
             let (chunks, cut_short) = self.send_chunks(host, end);
             sent += chunks;
-            more |= cut_short;
             let late = self.take_events(end);
+            if cut_short || late > 0 {
+                more = true;
+                self.hosts[host].touched.insert(end);
+            }
+            self.rest(host, end);
             let EndState::Open(connection) = &self.ends[end.0].state else {
                 continue;
             };
@@ -61,18 +66,73 @@ impl Simulation {
                     .observe(self.now, &Observation::Saved { end, bytes });
             }
         }
+        self.nobody_waits(host);
         self.plan_turn(host, received + sent > 0, more);
+    }
+
+    /// The ends whose timers are due are looked at.
+    fn touch_due(&mut self, host: usize) {
+        let host = &mut self.hosts[host];
+        let clock = host.clock(self.now);
+        for &end in host.ends.values() {
+            let timer = &mut self.ends[end.0].timer;
+            if timer.is_some_and(|at| at <= clock) {
+                *timer = None;
+                host.touched.insert(end);
+            }
+        }
+    }
+
+    /// Ends an end's turn: it is looked at again when its timer is due. As in the engine, an earlier
+    /// timer stays, whatever the connection wants by now.
+    fn rest(&mut self, host: usize, end: End) {
+        let host = &self.hosts[host];
+        let endpoint = &mut self.ends[end.0];
+        if let EndState::Open(connection) = &endpoint.state {
+            let wants = connection.poll_timeout(&host.paths[endpoint.peer_host]);
+            endpoint.timer = endpoint.timer.into_iter().chain(wants).min();
+        }
+    }
+
+    /// A connection that could send and that nothing will look at waits for no reason.
+    fn nobody_waits(&mut self, host: usize) {
+        let Simulation {
+            ends,
+            hosts,
+            checkers,
+            scenario,
+            now,
+            ..
+        } = self;
+        let worker = &mut hosts[host];
+        let clock = worker.clock(*now);
+        for end in worker.ends.values() {
+            let endpoint = &mut ends[end.0];
+            if worker.touched.contains(end) {
+                continue;
+            }
+            let EndState::Open(connection) = &mut endpoint.state else {
+                continue;
+            };
+            let (paths, room) = (
+                &mut worker.paths[endpoint.peer_host],
+                scenario.settings.chunk_bytes,
+            );
+            // A chunk that comes out here is never sent, but then the run is over.
+            if connection
+                .poll_chunk(clock, paths, &mut worker.rng, room)
+                .is_some()
+            {
+                let text = format!("{end:?} could send, and its worker rests");
+                checkers.violated("nobody waits for nothing", *now, text);
+            }
+        }
     }
 
     /// Plans the host's next turn: for the earliest timer, or at once for what did not fit in.
     fn plan_turn(&mut self, host: usize, busy: bool, more: bool) {
-        let mut next: Option<Time> = None;
-        for end in self.hosts[host].ends.values() {
-            if let EndState::Open(connection) = &self.ends[end.0].state {
-                let paths = &self.hosts[host].paths[self.ends[end.0].peer_host];
-                next = next.into_iter().chain(connection.poll_timeout(paths)).min();
-            }
-        }
+        let ends = self.hosts[host].ends.values();
+        let next = ends.filter_map(|end| self.ends[end.0].timer).min();
         let clock = self.hosts[host].clock(self.now);
         if !busy && next.is_some_and(|at| at <= clock) {
             self.hosts[host].idle_turns += 1;
@@ -192,8 +252,11 @@ impl Simulation {
         let EndState::Open(connection) = &mut endpoint.state else {
             return;
         };
-        let clock = hosts[host].clock(*now);
-        let paths = &mut hosts[host].paths[endpoint.peer_host];
+        let peer_host = endpoint.peer_host;
+        let worker = &mut hosts[host];
+        let clock = worker.clock(*now);
+        let paths = &mut worker.paths[peer_host];
+        let dark = paths.is_dark();
         let before = connection.drops().clone();
         let mut memory = Watched {
             now: *now,
@@ -215,8 +278,15 @@ impl Simulation {
             },
             &mut memory,
         );
-        let after = connection.drops();
-        if result.is_ok() && *after == before {
+        let after = connection.drops().clone();
+        worker.touched.insert(end);
+        if dark && !paths.is_dark() {
+            // The outage is over: whoever waited for it may send.
+            let others = worker.ends.values().copied();
+            let others = others.filter(|other| ends[other.0].peer_host == peer_host);
+            worker.touched.extend(others);
+        }
+        if result.is_ok() && after == before {
             return;
         }
         for &reason in DropReason::ALL {
@@ -251,6 +321,7 @@ impl Simulation {
         let EndState::Open(connection) = &mut self.ends[end.0].state else {
             return;
         };
+        self.hosts[host].touched.insert(end);
         if let Err(reason) = connection.handle_reset(reset.token) {
             let what = Observation::Dropped {
                 end: Some(end),

@@ -125,6 +125,13 @@ impl PathSet {
         self.live.len()
     }
 
+    /// Whether nothing can be sent: every path is suspended. Whoever lends the set to several
+    /// connections looks at all of them again when this ends: what one's probe has found out, the
+    /// others wait for.
+    pub fn is_dark(&self) -> bool {
+        self.live.is_empty() && self.suspect.is_empty()
+    }
+
     /// Replaces the policy by one that is not listed in [`PolicyKind`].
     pub fn set_policy(&mut self, policy: Box<dyn PathPolicy>) {
         self.policy = policy;
@@ -415,10 +422,12 @@ mod tests {
         }
         let mut rng = Rng::new(1);
         assert_eq!(set.choose(None, &mut rng), None);
+        assert!(set.is_dark());
         for at in [11, 31, 71, 151] {
             while set.poll_probe(ms(at)).is_some() {}
         }
         set.on_answer(ms(152), PathId(1), None, 0);
+        assert!(!set.is_dark());
         assert_eq!(set.poll_probe(ms(152)), Some(PathId(0)));
         assert_eq!(set.poll_probe(ms(152)), Some(PathId(2)));
     }

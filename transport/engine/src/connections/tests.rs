@@ -1,0 +1,200 @@
+//! A worker's connections without its sockets, over virtual time.
+
+use std::net::SocketAddrV4;
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, unbounded};
+use weft_core::units::Key;
+use weft_core::wire::CONTROL_BYTES_MAX;
+
+use super::*;
+
+const DOMAIN: DomainId = DomainId(1);
+/// The first ports of the two ends.
+const PORTS: [u16; 2] = [4000, 5000];
+
+fn config(side: usize) -> EngineConfig {
+    let ports = PortRange {
+        first: PORTS[side],
+        count: 1,
+    };
+    EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]))
+}
+
+/// The connections of two workers; what one sends is handed to the other or lost.
+struct Duo {
+    ends: [Connections; 2],
+    now: Time,
+}
+
+impl Duo {
+    fn new() -> Duo {
+        Duo {
+            ends: [0, 1].map(|side| Connections::new(config(side), 0)),
+            now: Time::from_nanos(1_000_000_000),
+        }
+    }
+
+    /// Makes connection `ids[0]` of the first end and `ids[1]` of the second one. Answers their events.
+    fn join(&mut self, ids: [u32; 2]) -> [Receiver<Event>; 2] {
+        let secret = |side: usize| Secret([side as u8 + 1; 32]);
+        [0, 1].map(|side| {
+            let (events, seen) = unbounded();
+            let remote = RemoteEnd {
+                id: ConnectionId(ids[1 - side]),
+                address: Ipv4Addr::LOCALHOST,
+                ports: config(1 - side).ports,
+                send_secret: secret(1 - side),
+                settings: config(1 - side).settings(),
+                generation: 1,
+                reset_token: 0,
+            };
+            let id = ConnectionId(ids[side]);
+            self.ends[side].allocate(id, DOMAIN, secret(side));
+            self.ends[side].connect(self.now, id, remote, events);
+            seen
+        })
+    }
+
+    fn write(&mut self, id: u32, key: Key, bytes: usize) {
+        let write = Outgoing {
+            source: Arc::new(vec![7; bytes].into()),
+            bytes: bytes as u64,
+            key,
+            offset: 0,
+            immediate: None,
+            context: 0,
+        };
+        self.ends[0].write(ConnectionId(id), write);
+    }
+
+    /// A turn of an end as its worker would have it. Answers the datagrams that it sends.
+    fn turn(&mut self, side: usize) -> Vec<Vec<u8>> {
+        let now = self.now;
+        let end = &mut self.ends[side];
+        let mut out = Vec::new();
+        end.serve_timers(now);
+        let touched = end.take_touched();
+        for &id in &touched {
+            end.tell(id);
+            let mut buffer = [0; CONTROL_BYTES_MAX];
+            while let Some((open, paths, _)) = end.open(id) {
+                let Some(packet) = open.poll_control(now, paths, &mut buffer) else {
+                    break;
+                };
+                out.push(buffer[..packet.bytes].to_vec());
+            }
+        }
+        while let Some(id) = end.turns.next() {
+            while let Some((open, paths, rng)) = end.open(id) {
+                open.account.begin();
+                let Some(chunk) = open.poll_chunk(now, paths, rng) else {
+                    break;
+                };
+                for packet in 0..chunk.packets() {
+                    let range = chunk.payload(packet);
+                    let source = open.source(&chunk).expect("the write is under way");
+                    let payload = &source[range.start as usize..range.end as usize];
+                    let header = chunk.header(packet);
+                    let trailer = chunk.trailer(&header, payload);
+                    out.push([&header[..], payload, &trailer].concat());
+                }
+            }
+        }
+        for &id in &touched {
+            end.rest(now, id);
+        }
+        end.give_back(touched);
+        out
+    }
+
+    /// Hands datagrams to an end.
+    fn deliver(&mut self, to: usize, datagrams: &[Vec<u8>]) {
+        for bytes in datagrams {
+            let run = ReceivedRun {
+                local: 0,
+                from: SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORTS[1 - to]),
+                ce: false,
+                bytes,
+                segment: bytes.len(),
+            };
+            self.ends[to].arrive(self.now, run);
+        }
+    }
+
+    /// The first end's turns while all that it sends is lost, until no path carries anything.
+    fn outage(&mut self) {
+        let dark = |end: &Connections| end.peers.iter().flatten().all(|peer| peer.paths.is_dark());
+        while !dark(&self.ends[0]) {
+            self.turn(0);
+            self.now = self.ends[0]
+                .next_timer()
+                .expect("what was sent is waited for");
+        }
+    }
+}
+
+/// The connections that Data packets name.
+fn data_of(datagrams: &[Vec<u8>]) -> Vec<u32> {
+    let named = datagrams
+        .iter()
+        .map(|bytes| peek(bytes).expect("sent by an end"));
+    let data = named.filter(|peek| peek.kind == Kind::Data);
+    data.map(|peek| peek.connection.0).collect()
+}
+
+#[test]
+fn the_end_of_an_outage_is_seen_by_every_connection_of_the_peer() {
+    let mut duo = Duo::new();
+    let _events = [duo.join([1, 11]), duo.join([2, 12])];
+    let key = Key(77);
+    duo.ends[1]
+        .regions
+        .register(key, DOMAIN, vec![0; 100].into());
+    duo.write(1, key, 100);
+    duo.outage();
+    duo.write(2, key, 100);
+    assert_eq!(data_of(&duo.turn(0)), [], "no path carries anything");
+    // The next probe gets through, whichever connection sends it.
+    duo.now = duo.ends[0].next_timer().expect("the path is probed");
+    let probe = duo.turn(0);
+    assert_eq!((probe.len(), data_of(&probe)), (1, vec![]));
+    duo.deliver(1, &probe);
+    let answer = duo.turn(1);
+    duo.deliver(0, &answer);
+    assert_eq!(data_of(&duo.turn(0)), [11, 12]);
+}
+
+#[test]
+fn a_run_is_cut_where_the_connection_the_path_or_the_kind_changes() {
+    let packet = |kind: u8, path: u8, id: u8| {
+        let mut packet = [0; 20];
+        (packet[0], packet[1], packet[4]) = (kind, path, id);
+        packet
+    };
+    let packets = [
+        packet(1, 0, 1),
+        packet(1, 0, 1),
+        packet(1, 0, 2),
+        packet(17, 0, 2),
+        packet(17, 3, 2),
+        packet(17, 3, 2),
+    ];
+    let mut run = packets.concat();
+    // The last one of a run may be shorter.
+    run.truncate(6 * 20 - 4);
+    let mut pieces = Vec::new();
+    let mut rest = &run[..];
+    while !rest.is_empty() {
+        let piece = leading_piece(rest, 20);
+        pieces.push(piece);
+        rest = &rest[piece..];
+    }
+    assert_eq!(pieces, [40, 20, 20, 36]);
+}
+
+#[test]
+fn a_run_shorter_than_a_name_is_one_piece() {
+    assert_eq!(leading_piece(&[0; 5], 20), 5);
+    assert_eq!(leading_piece(&[1, 2, 3, 4, 5], 2), 5);
+}

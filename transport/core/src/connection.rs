@@ -369,6 +369,7 @@ impl Connection {
         paths: &mut PathSet,
         ack: &wire::AckReader<'_>,
     ) -> Result<(), DropReason> {
+        self.transmit.check_ack(ack)?;
         let mut sample = AckSample {
             in_flight: self.transmit.in_flight(),
             ..Default::default()
@@ -392,14 +393,9 @@ impl Connection {
             }
         }
         let measured = sample.rtt.is_some();
-        let out = self.transmit.handle_ack(
-            now,
-            ack,
-            measured,
-            paths,
-            &mut self.events,
-            &mut self.stats,
-        )?;
+        let out =
+            self.transmit
+                .handle_ack(now, ack, measured, paths, &mut self.events, &mut self.stats);
         sample.bytes = out.bytes;
         self.congestion.on_ack(now, sample);
         if out.spurious {

@@ -38,7 +38,8 @@ const CHUNKS_PER_TURN: usize = 8;
 /// Timers wait until everything received was read, but never for more turns than this.
 const TURNS_WITHOUT_TIMERS: u32 = 16;
 
-/// When the kernel had no memory it does not say when it has: tried again after this.
+/// When the kernel had no memory, to send or to receive, it does not say when it has: tried again
+/// after this.
 const RETRY_AFTER: Nanos = Nanos::from_millis(1);
 
 /// What waits for a port that could not take it.
@@ -465,7 +466,10 @@ impl Worker {
             .iter()
             .filter_map(|blocked| blocked.retry_at)
             .min();
-        let due = [self.connections.next_timer(), retry]
+        // A port whose receive calls failed may hold something that epoll has told of already.
+        let unread = self.readable.contains(&true);
+        let unread = unread.then(|| self.clock.now() + RETRY_AFTER);
+        let due = [self.connections.next_timer(), retry, unread]
             .into_iter()
             .flatten()
             .min();
@@ -503,5 +507,37 @@ impl Drop for AbortOnPanic {
             );
             std::process::abort();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, UdpSocket};
+    use std::time::Instant;
+    use weft_core::wire::Secret;
+
+    #[test]
+    fn a_port_whose_receive_calls_failed_is_read_again_soon() {
+        let ports = PortRange {
+            first: 19_980,
+            count: 1,
+        };
+        let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
+        let (_commands, queue) = crossbeam_channel::unbounded();
+        let tokens = ResetTokens::new(&config.node_key);
+        let mut worker = Worker::new(0, ports, &config, tokens, queue).unwrap();
+        assert!(!worker.turn().unwrap(), "the port is empty");
+        let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        sender.send_to(&[1], (Ipv4Addr::LOCALHOST, 19_980)).unwrap();
+        // What two failed calls leave: epoll has told of the datagram, and nobody has read it.
+        worker.note_readiness().unwrap();
+        assert_eq!(worker.readable, [true]);
+        let patience = Duration::from_secs(20);
+        let begun = Instant::now();
+        worker.sleep(Some(patience)).unwrap();
+        assert!(begun.elapsed() < patience / 2, "it slept on the datagram");
+        assert!(worker.turn().unwrap());
+        assert_eq!(worker.link.counters().received_packets, 1);
     }
 }

@@ -297,6 +297,18 @@ impl Transmit {
         })
     }
 
+    /// Refuses an acknowledgement of what was never sent, before anything of it counts: half of one
+    /// would leave the board half advanced, or a round trip measured that never was.
+    pub(super) fn check_ack(&self, ack: &AckReader<'_>) -> Result<(), DropReason> {
+        let next = self.board.next();
+        let unsent = |(base, word): (ChunkNumber, u64)| beyond(word, next.ahead_of(base)) != 0;
+        if ack.cumulative().ahead_of(next) > 0 || words(ack).any(unsent) {
+            return Err(DropReason::AckOfUnsent);
+        }
+        Ok(())
+    }
+
+    /// Takes in an acknowledgement that [`Transmit::check_ack`] has let through.
     pub(super) fn handle_ack(
         &mut self,
         now: Time,
@@ -305,19 +317,8 @@ impl Transmit {
         paths: &PathSet,
         events: &mut VecDeque<Event>,
         stats: &mut Stats,
-    ) -> Result<Acked, DropReason> {
+    ) -> Acked {
         let cumulative = ack.cumulative();
-        let base = cumulative.minus(cumulative.0 % 64);
-        let words = || {
-            ack.map()
-                .enumerate()
-                .map(|(w, word)| (base.plus(64 * w as u32), word))
-        };
-        // Before anything of it counts: half an acknowledgement would leave the board half advanced.
-        let unsent = |base, word| beyond(word, self.board.next().ahead_of(base)) != 0;
-        if cumulative.ahead_of(self.board.next()) > 0 || words().any(|(b, word)| unsent(b, word)) {
-            return Err(DropReason::AckOfUnsent);
-        }
         self.heard = now;
         self.rearmed = None;
         let mut acked = Acked::default();
@@ -326,7 +327,7 @@ impl Transmit {
             self.ack_chunk(now, chunk, paths, events, stats, &mut acked);
             chunk = chunk.plus(1);
         }
-        for (base, word) in words() {
+        for (base, word) in words(ack) {
             let mut news = self.board.news(base, word);
             while news != 0 {
                 let chunk = base.plus(news.trailing_zeros());
@@ -350,7 +351,7 @@ impl Transmit {
         if acked.bytes > 0 || measured {
             self.backoff = 0;
         }
-        Ok(acked)
+        acked
     }
 
     fn ack_chunk(
@@ -554,6 +555,14 @@ fn highest_bit(map: u64) -> u64 {
     } else {
         1 << (63 - map.leading_zeros())
     }
+}
+
+/// The words of an acknowledgement's map, each with the number of its first chunk.
+fn words(ack: &AckReader<'_>) -> impl Iterator<Item = (ChunkNumber, u64)> {
+    let base = ack.cumulative().minus(ack.cumulative().0 % 64);
+    ack.map()
+        .enumerate()
+        .map(move |(w, word)| (base.plus(64 * w as u32), word))
 }
 
 /// The bits of `word` from bit `end` on.

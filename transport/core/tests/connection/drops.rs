@@ -3,9 +3,9 @@
 use weft_core::connection::{Connection, Event, Failure};
 use weft_core::drops::DropReason;
 use weft_core::units::{ChunkNumber, Key, PathId, Time};
-use weft_core::wire::{Ack, DataHeader, Flags, HEADER_BYTES, VERSION};
+use weft_core::wire::{Ack, DataHeader, Echo, Flags, HEADER_BYTES, VERSION};
 
-use crate::pair::{KEY, Pair, REGION_BYTES, Side, id};
+use crate::pair::{KEY, Pair, REGION_BYTES, Side, id, micros};
 
 /// A packet that B takes: chunk 0 of one packet, no message before it.
 fn header() -> DataHeader {
@@ -198,6 +198,33 @@ fn an_acknowledgement_that_covers_unsent_chunks_acknowledges_nothing() {
     pair.run();
     assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
     assert_eq!(pair.a.connection.outstanding(), 0);
+}
+
+#[test]
+fn an_acknowledgement_that_is_refused_measures_nothing() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::AckOfUnsent);
+    pair.run_for(micros(500));
+    pair.write(1_000);
+    pair.run_for(micros(10));
+    let echo = Echo {
+        path: PathId(2),
+        ce: 1,
+        packets: 1,
+        sent_at: Time::from_nanos(100_000).to_wire(),
+        delay: 0,
+    };
+    let ack = Ack {
+        sent_at: 0,
+        cumulative: ChunkNumber(2),
+        map: &[],
+        partials: &[],
+        echoes: &[echo],
+    };
+    let ack = pair.sealed_ack(&ack, 100);
+    let before = pair.path(2);
+    assert_eq!(pair.inject(Side::A, &ack), Err(DropReason::AckOfUnsent));
+    assert_eq!((pair.path(2), pair.a.paths.srtt()), (before, None));
 }
 
 #[test]

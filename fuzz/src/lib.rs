@@ -17,6 +17,7 @@ const SETTINGS: Settings = Settings {
     packet_payload: 1_000,
     chunk_bytes: 4 * 1_064,
     window_chunks: 4,
+    wire_version: VERSION,
 };
 const KEY: Key = Key(0x6675_7a7a);
 const A: ConnectionId = ConnectionId(0xa);

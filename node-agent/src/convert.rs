@@ -190,6 +190,7 @@ pub(crate) fn endpoint_to_proto(end: &LocalEnd, secret: &Secret) -> proto::Endpo
             packet_payload: end.settings.packet_payload.into(),
             chunk_bytes: end.settings.chunk_bytes,
             window_chunks: end.settings.window_chunks.into(),
+            wire_version: end.settings.wire_version.into(),
         }),
         settings_hash: end.settings.hash(),
         generation: end.generation,
@@ -225,6 +226,7 @@ pub(crate) fn endpoint(end: Option<proto::Endpoint>, ours: &Settings) -> Result<
         packet_payload: small(settings.packet_payload, "endpoint.settings.packet_payload")?,
         chunk_bytes: settings.chunk_bytes,
         window_chunks: small(settings.window_chunks, "endpoint.settings.window_chunks")?,
+        wire_version: small(settings.wire_version, "endpoint.settings.wire_version")?,
     };
     if let Some(difference) = ours.difference(&settings) {
         return Err(Fault::SettingsDiffer { difference });
@@ -244,6 +246,6 @@ pub(crate) fn endpoint(end: Option<proto::Endpoint>, ours: &Settings) -> Result<
     })
 }
 
-fn small(value: u32, field: &str) -> Result<u16, Fault> {
-    u16::try_from(value).map_err(|_| Fault::bad(field, format!("{value} is above 65535")))
+fn small<T: TryFrom<u32>>(value: u32, field: &str) -> Result<T, Fault> {
+    T::try_from(value).map_err(|_| Fault::bad(field, format!("{value} is too large")))
 }

@@ -167,6 +167,43 @@ pub struct Stats {
     pub probes_sent: u64,
 }
 
+impl Stats {
+    /// Adds another connection's counters to these.
+    pub fn add(&mut self, other: &Stats) {
+        // Taken apart whole, so that a new counter cannot be forgotten here.
+        let Stats {
+            chunks_sent,
+            chunks_resent,
+            packets_sent,
+            packets_resent,
+            bytes_acked,
+            bytes_placed,
+            packets_placed,
+            chunks_partly_lost,
+            timeouts,
+            spurious,
+            late_timers,
+            acks_sent,
+            acks_received,
+            probes_sent,
+        } = *other;
+        self.chunks_sent += chunks_sent;
+        self.chunks_resent += chunks_resent;
+        self.packets_sent += packets_sent;
+        self.packets_resent += packets_resent;
+        self.bytes_acked += bytes_acked;
+        self.bytes_placed += bytes_placed;
+        self.packets_placed += packets_placed;
+        self.chunks_partly_lost += chunks_partly_lost;
+        self.timeouts += timeouts;
+        self.spurious += spurious;
+        self.late_timers += late_timers;
+        self.acks_sent += acks_sent;
+        self.acks_received += acks_received;
+        self.probes_sent += probes_sent;
+    }
+}
+
 /// One end of a connection. See the module's text for the order of calls.
 #[derive(Debug)]
 pub struct Connection {

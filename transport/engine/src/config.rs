@@ -7,7 +7,7 @@ use weft_core::connection::Settings;
 use weft_core::path::PolicyKind;
 use weft_core::recovery::WINDOW_MAX;
 use weft_core::units::Nanos;
-use weft_core::wire::{CHUNK_PACKETS_MAX, OVERHEAD_BYTES, Secret};
+use weft_core::wire::{CHUNK_PACKETS_MAX, OVERHEAD_BYTES, Secret, VERSION};
 use weft_link::PortRange;
 
 use crate::error::EngineError;
@@ -125,6 +125,7 @@ impl EngineConfig {
             packet_payload: self.packet_payload(),
             chunk_bytes: (packets.clamp(1, CHUNK_PACKETS_MAX) * packet) as u32,
             window_chunks: self.window_chunks,
+            wire_version: VERSION,
         }
     }
 

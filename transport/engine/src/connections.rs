@@ -300,7 +300,7 @@ impl Connections {
     /// Keeps what a connection had counted, and lets go of its peer.
     fn retire(&mut self, open: Open) -> Sender<Event> {
         self.drops.add(open.core.drops());
-        crate::snapshot::add_stats(&mut self.ended, open.core.stats());
+        self.ended.add(open.core.stats());
         if let Some(peer) = &mut self.peers[open.peer] {
             peer.connections -= 1;
             if peer.connections == 0 {

@@ -77,7 +77,7 @@ impl Snapshot {
     pub(crate) fn add(&mut self, other: Self) {
         self.connections.extend(other.connections);
         self.peers.extend(other.peers);
-        add_stats(&mut self.ended, &other.ended);
+        self.ended.add(&other.ended);
         self.drops.add(&other.drops);
         self.link.add(&other.link);
         self.buffers.receive = self.buffers.receive.min(other.buffers.receive);
@@ -93,25 +93,8 @@ impl Snapshot {
     pub fn stats(&self) -> Stats {
         let mut sum = self.ended;
         for connection in &self.connections {
-            add_stats(&mut sum, &connection.stats);
+            sum.add(&connection.stats);
         }
         sum
     }
-}
-
-pub(crate) fn add_stats(sum: &mut Stats, other: &Stats) {
-    sum.chunks_sent += other.chunks_sent;
-    sum.chunks_resent += other.chunks_resent;
-    sum.packets_sent += other.packets_sent;
-    sum.packets_resent += other.packets_resent;
-    sum.bytes_acked += other.bytes_acked;
-    sum.bytes_placed += other.bytes_placed;
-    sum.packets_placed += other.packets_placed;
-    sum.chunks_partly_lost += other.chunks_partly_lost;
-    sum.timeouts += other.timeouts;
-    sum.spurious += other.spurious;
-    sum.late_timers += other.late_timers;
-    sum.acks_sent += other.acks_sent;
-    sum.acks_received += other.acks_received;
-    sum.probes_sent += other.probes_sent;
 }

@@ -8,7 +8,7 @@ use weft_core::drops::DropReason;
 use weft_core::memory::{Memory, check_bounds};
 use weft_core::path::{PathSet, PathSetConfig, PathState, PolicyKind};
 use weft_core::units::{ConnectionId, Key, Nanos, PathId, Rng, Time};
-use weft_core::wire::{CONTROL_BYTES_MAX, OVERHEAD_BYTES, Secret};
+use weft_core::wire::{CONTROL_BYTES_MAX, OVERHEAD_BYTES, Secret, VERSION};
 
 /// What is run.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +87,7 @@ impl Pair {
             packet_payload: config.payload,
             chunk_bytes: config.packets * (u32::from(config.payload) + OVERHEAD_BYTES as u32),
             window_chunks: 512,
+            wire_version: VERSION,
         };
         let end = |local: u32, remote: u32| ConnectionConfig {
             settings,

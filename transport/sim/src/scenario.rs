@@ -6,7 +6,7 @@ use weft_core::congestion::CongestionKind;
 use weft_core::connection::Settings;
 use weft_core::path::{PathSetConfig, PolicyKind};
 use weft_core::units::Nanos;
-use weft_core::wire::OVERHEAD_BYTES;
+use weft_core::wire::{OVERHEAD_BYTES, VERSION};
 
 use crate::draw::Draw;
 
@@ -256,6 +256,7 @@ fn draw_settings(draw: &mut Draw) -> Settings {
         packet_payload: packet_payload as u16,
         chunk_bytes: (packets * (packet_payload + OVERHEAD_BYTES as u64)) as u32,
         window_chunks: draw.magnitude(1, 960) as u16,
+        wire_version: VERSION,
     }
 }
 

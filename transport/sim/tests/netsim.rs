@@ -7,6 +7,7 @@ use weft_core::congestion::CongestionKind;
 use weft_core::connection::Settings;
 use weft_core::path::PolicyKind;
 use weft_core::units::Nanos;
+use weft_core::wire::VERSION;
 use weft_sim::scenario::{Fabric, Scenario, Weather, Workload};
 use weft_sim::simulation::Simulation;
 
@@ -26,6 +27,7 @@ fn scenario(loss: u32, paths: u16, window_chunks: u16, congestion: CongestionKin
             packet_payload: 1_408,
             chunk_bytes: 11 * 1_472,
             window_chunks,
+            wire_version: VERSION,
         },
         policy: PolicyKind::Oblivious,
         rto_min: Nanos::from_micros(250),

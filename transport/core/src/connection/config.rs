@@ -4,7 +4,7 @@ use crate::congestion::{CongestionKind, Limits};
 use crate::path::PATHS_MAX;
 use crate::recovery::WINDOW_MAX;
 use crate::units::{ConnectionId, Nanos};
-use crate::wire::{CHUNK_PACKETS_MAX, OVERHEAD_BYTES, Secret};
+use crate::wire::{CHUNK_PACKETS_MAX, OVERHEAD_BYTES, Secret, VERSION};
 use serde::{Deserialize, Serialize};
 
 /// One UDP datagram's payload at most: what a GSO send, which the kernel cuts, may hold
@@ -22,6 +22,8 @@ pub struct Settings {
     pub chunk_bytes: u32,
     /// Chunks outstanding at most, 1..=960.
     pub window_chunks: u16,
+    /// The packets' format: [`VERSION`] and no other.
+    pub wire_version: u8,
 }
 
 /// A setting outside of its range.
@@ -39,6 +41,11 @@ pub enum SettingsError {
     /// Window.
     #[error("window_chunks is {0}: it must be 1 to {WINDOW_MAX}")]
     WindowChunks(u16),
+    /// Wire version.
+    #[error(
+        "wire_version is {0}: this program speaks {VERSION}; run the same version at both ends"
+    )]
+    WireVersion(u8),
 }
 
 impl Settings {
@@ -58,6 +65,9 @@ impl Settings {
         }
         if self.window_chunks == 0 || self.window_chunks > WINDOW_MAX {
             return Err(SettingsError::WindowChunks(self.window_chunks));
+        }
+        if self.wire_version != VERSION {
+            return Err(SettingsError::WireVersion(self.wire_version));
         }
         Ok(())
     }
@@ -79,7 +89,7 @@ impl Settings {
             self.packet_payload.into(),
             self.chunk_bytes.into(),
             self.window_chunks.into(),
-            crate::wire::VERSION.into(),
+            self.wire_version.into(),
         ];
         let bytes = fields.iter().flat_map(|field| field.to_le_bytes());
         bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -90,7 +100,12 @@ impl Settings {
     /// The first field in which `other` differs, as text for an error.
     pub fn difference(&self, other: &Settings) -> Option<String> {
         let fields = [
-            ("paths", u32::from(self.paths), u32::from(other.paths)),
+            (
+                "wire_version",
+                u32::from(self.wire_version),
+                u32::from(other.wire_version),
+            ),
+            ("paths", self.paths.into(), other.paths.into()),
             (
                 "packet_payload",
                 self.packet_payload.into(),
@@ -149,6 +164,7 @@ mod tests {
         packet_payload: 1408,
         chunk_bytes: 64_768,
         window_chunks: 512,
+        wire_version: VERSION,
     };
 
     #[test]
@@ -219,6 +235,13 @@ mod tests {
                 },
                 "window_chunks",
             ),
+            (
+                Settings {
+                    wire_version: VERSION + 1,
+                    ..SETTINGS
+                },
+                "wire_version",
+            ),
         ];
         for (settings, field) in cases {
             let error = settings.validate().expect_err(field).to_string();
@@ -236,5 +259,13 @@ mod tests {
         let text = SETTINGS.difference(&other).expect("they differ");
         assert_eq!(text, "chunk_bytes is 64768 here and 32768 at the peer");
         assert_eq!(SETTINGS.difference(&SETTINGS), None);
+        let newer = Settings {
+            wire_version: VERSION + 1,
+            paths: 4,
+            ..SETTINGS
+        };
+        let text = SETTINGS.difference(&newer).expect("they differ");
+        assert!(text.starts_with("wire_version is "), "{text}");
+        assert_ne!(SETTINGS.hash(), newer.hash());
     }
 }

@@ -48,6 +48,7 @@ impl Default for Setup {
                 packet_payload: 1_000,
                 chunk_bytes: 4 * 1_064,
                 window_chunks: 64,
+                wire_version: wire::VERSION,
             },
             policy: PolicyKind::RoundRobin,
             rto_min: micros(250),

@@ -1,6 +1,7 @@
 //! Properties: what holds for any bytes and any faults.
 
 use proptest::prelude::*;
+use weft_core::connection::Stats;
 use weft_core::drops::DropReason;
 use weft_core::units::{ChunkNumber, PathId};
 use weft_core::wire::{self, Ack, Echo, Partial};
@@ -69,4 +70,14 @@ proptest! {
         let placed = pair.b.connection.stats().packets_placed;
         prop_assert_eq!(placed, bytes.div_ceil(1_000) as u64);
     }
+}
+
+#[test]
+fn every_counter_is_added_to_its_own() {
+    // Plain counters are saved as one small number each.
+    let bytes: Vec<u8> = (1..=14).collect();
+    let mut sum: Stats = postcard::from_bytes(&bytes).expect("fourteen counters");
+    sum.add(&sum.clone());
+    let doubled: Vec<u8> = bytes.iter().map(|count| 2 * count).collect();
+    assert_eq!(postcard::to_allocvec(&sum).as_deref(), Ok(&doubled[..]));
 }

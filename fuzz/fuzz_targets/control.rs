@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use weft_core::drops::DropReason;
-use weft_core::wire::{Kind, Reset};
+use weft_core::wire::{Kind, Refusal, Reset};
 use weft_fuzz::Duo;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -22,6 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
             2 => Kind::Data,
             _ => {
                 let _ = Reset::parse(body);
+                let _ = Refusal::parse(body);
                 duo.resets(u64::from(*number));
                 continue;
             }

@@ -277,6 +277,12 @@ impl Fault {
                     .to_owned(),
                 reason: "PeerRestarted",
             },
+            reason @ ("KeyRefused" | "BoundsRefused" | "NotArmed") => Fault::PeerLost {
+                node,
+                stage,
+                problem,
+                reason,
+            },
             _ => Fault::PeerLost {
                 node,
                 stage,

@@ -74,6 +74,20 @@ pub enum Failure {
     /// Closed at this end.
     #[error("the connection was closed at this end")]
     Closed,
+    /// The peer refused a write for good: its key.
+    #[error(
+        "the peer refused a write: no region of the connection's domain has its key, because it was \
+         deregistered or the key is wrong"
+    )]
+    KeyRefused,
+    /// The peer refused a write for good: its place.
+    #[error("the peer refused a write: it does not lie within its region; check offset and length")]
+    BoundsRefused,
+    /// The peer refused a write for the stall timeout.
+    #[error(
+        "the peer's region was not armed for the stall timeout: its owner has not given the buffer back"
+    )]
+    NotArmed,
 }
 
 impl Failure {
@@ -83,6 +97,9 @@ impl Failure {
             Failure::Stalled => "Stalled",
             Failure::Reset => "PeerRestarted",
             Failure::Closed => "Closed",
+            Failure::KeyRefused => "KeyRefused",
+            Failure::BoundsRefused => "BoundsRefused",
+            Failure::NotArmed => "NotArmed",
         }
     }
 }
@@ -282,7 +299,7 @@ impl Connection {
             .poll_chunk(now, paths, rng, &out, &mut self.stats)
     }
 
-    /// Writes the next acknowledgement or probe into `out` ([`wire::CONTROL_BYTES_MAX`] bytes).
+    /// Writes the next acknowledgement, refusal or probe into `out` ([`wire::CONTROL_BYTES_MAX`] bytes).
     pub fn poll_control(
         &mut self,
         now: Time,
@@ -293,9 +310,18 @@ impl Connection {
             return None;
         }
         let (seal, remote, number) = (self.send_seal, self.config.remote, self.next_control);
-        if let Some(packet) = self.receive.poll_ack(now, out, &seal, remote, number) {
+        let receive = &mut self.receive;
+        if let Some(packet) = receive.poll_refusal(true, out, &seal, remote, number) {
+            self.next_control += 1;
+            return Some(packet);
+        }
+        if let Some(packet) = receive.poll_ack(now, out, &seal, remote, number) {
             self.next_control += 1;
             self.stats.acks_sent += 1;
+            return Some(packet);
+        }
+        if let Some(packet) = receive.poll_refusal(false, out, &seal, remote, number) {
+            self.next_control += 1;
             return Some(packet);
         }
         if !self.transmit.is_busy() {
@@ -371,7 +397,9 @@ impl Connection {
                 &mut self.events,
                 &mut self.stats,
             ),
-            Kind::Ack | Kind::Probe => self.handle_control(now, paths, arrival, packet),
+            Kind::Ack | Kind::Probe | Kind::Refusal => {
+                self.handle_control(now, paths, arrival, packet)
+            }
             Kind::Reset => Err(DropReason::Kind),
         }
     }
@@ -396,8 +424,24 @@ impl Connection {
                 self.receive.handle_probe(now, arrival, probe);
                 Ok(())
             }
+            Kind::Refusal => {
+                let refusal = wire::Refusal::parse(control.body)?;
+                self.handle_refusal(now, refusal)
+            }
             Kind::Data | Kind::Reset => Err(DropReason::Kind),
         }
+    }
+
+    fn handle_refusal(&mut self, now: Time, refusal: wire::Refusal) -> Result<(), DropReason> {
+        let under_way = self.transmit.check_refusal(refusal.chunk)?;
+        match refusal.refused {
+            // Of a chunk that has arrived since: what was refused was a copy that lay somewhere.
+            _ if !under_way => {}
+            wire::Refused::Key => self.fail(Failure::KeyRefused),
+            wire::Refused::Bounds => self.fail(Failure::BoundsRefused),
+            wire::Refused::NotArmed => self.transmit.park(now, refusal.chunk),
+        }
+        Ok(())
     }
 
     fn handle_ack(
@@ -468,9 +512,14 @@ impl Connection {
             .stalled_at(self.config.stall_timeout)
             .is_some_and(|at| at <= now)
         {
-            self.fail(Failure::Stalled);
+            self.fail(if self.transmit.is_refused(now) {
+                Failure::NotArmed
+            } else {
+                Failure::Stalled
+            });
             return;
         }
+        self.transmit.unpark(now);
         let lost = self.transmit.detect_losses(now, paths, &mut self.stats);
         if lost > 0 {
             self.congestion.on_loss(now, lost);

@@ -20,7 +20,7 @@ pub(crate) use ack::{
     ECHOES_MAX as ACK_ECHOES_MAX, MAP_WORDS_MAX as ACK_MAP_WORDS_MAX,
     PARTIALS_MAX as ACK_PARTIALS_MAX,
 };
-pub use control::{Control, Probe, Reset};
+pub use control::{Control, Probe, Refusal, Refused, Reset};
 pub(crate) use data::CHUNK_INDEX_MAX;
 pub use data::{DataHeader, Flags};
 
@@ -67,6 +67,8 @@ pub enum Kind {
     Probe = 2,
     /// The receiver knows no such connection.
     Reset = 5,
+    /// A write that the receiver does not place, and why.
+    Refusal = 8,
 }
 
 impl Kind {
@@ -76,6 +78,7 @@ impl Kind {
             1 => Some(Kind::Ack),
             2 => Some(Kind::Probe),
             5 => Some(Kind::Reset),
+            8 => Some(Kind::Refusal),
             _ => None,
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::net::Ipv4Addr;
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender};
 use rand_core::SeedableRng;
 use weft_core::connection::{
     self, Arrival, Chunk, Connection, ConnectionConfig, PostError, Run, Write,
@@ -16,7 +16,7 @@ use weft_core::units::{ConnectionId, Rng, Time};
 use weft_core::wire::{Kind, Reset, Secret, peek};
 use weft_link::{PortRange, ReceivedRun};
 
-use crate::command::Outgoing;
+use crate::command::{Command, Outgoing};
 use crate::config::EngineConfig;
 use crate::engine::RemoteEnd;
 use crate::event::{Event, Failure};
@@ -98,13 +98,13 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    pub(crate) fn new(config: EngineConfig, worker: usize) -> Self {
+    pub(crate) fn new(config: EngineConfig, worker: usize, commands: Receiver<Command>) -> Self {
         Self {
             rng: Rng::seed_from_u64(config.seed.wrapping_add(worker as u64)),
             config,
             ends: HashMap::default(),
             peers: Vec::new(),
-            regions: Regions::default(),
+            regions: Regions::new(commands),
             resets: Resets::default(),
             turns: Turns::default(),
             touched: Vec::new(),

@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use crossbeam_channel::Receiver;
 use weft_core::drops::DropReason;
 use weft_core::memory::{Memory, check_bounds};
 use weft_core::units::Key;
 
+use crate::command::Command;
 use crate::snapshot::RegionCounts;
 
 /// A protection domain: a region can be written to by connections of its own domain only. Given
@@ -21,9 +23,10 @@ struct Region {
 }
 
 /// The regions of one worker.
-#[derive(Default)]
 pub(crate) struct Regions {
     by_key: HashMap<Key, Region, BuildHasherDefault<KeyHasher>>,
+    /// What the worker has still to be told, of regions among others.
+    commands: Receiver<Command>,
 }
 
 /// What the engine found when it took a buffer for delivery.
@@ -36,6 +39,13 @@ pub(crate) enum Taken {
 }
 
 impl Regions {
+    pub(crate) fn new(commands: Receiver<Command>) -> Self {
+        Self {
+            by_key: HashMap::default(),
+            commands,
+        }
+    }
+
     pub(crate) fn register(&mut self, key: Key, domain: DomainId, buffer: Box<[u8]>) {
         self.by_key.insert(
             key,
@@ -99,6 +109,20 @@ pub(crate) struct DomainMemory<'a> {
 
 impl Memory for DomainMemory<'_> {
     fn place(&mut self, key: Key, offset: u64, payload: &[u8]) -> Result<(), DropReason> {
+        self.copy(key, offset, payload).map_err(|reason| {
+            // A refusal is final to the writer. It knows the key since the region was registered,
+            // but the registration may be one of the commands that wait: look again after them.
+            if self.regions.commands.is_empty() {
+                reason
+            } else {
+                DropReason::NotArmed
+            }
+        })
+    }
+}
+
+impl DomainMemory<'_> {
+    fn copy(&mut self, key: Key, offset: u64, payload: &[u8]) -> Result<(), DropReason> {
         let region = match self.regions.by_key.get_mut(&key) {
             // A foreign region looks like none: a peer learns nothing by trying.
             Some(region) if region.domain == self.domain => region,
@@ -164,7 +188,7 @@ mod tests {
     const MINE: DomainId = DomainId(1);
 
     fn regions() -> Regions {
-        let mut regions = Regions::default();
+        let mut regions = Regions::new(crossbeam_channel::never());
         regions.register(KEY, MINE, vec![0; 10].into());
         regions
     }
@@ -189,6 +213,31 @@ mod tests {
             panic!("the region is armed")
         };
         assert_eq!(*buffer, [0, 0, 0, 0, 1, 2, 3, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_key_whose_registration_waits_is_not_refused_for_good() {
+        let (tell, commands) = crossbeam_channel::unbounded();
+        let mut regions = Regions::new(commands.clone());
+        let register = Command::Register {
+            key: KEY,
+            domain: MINE,
+            buffer: vec![0; 10].into(),
+        };
+        assert!(tell.send(register).is_ok());
+        let place = |regions: &mut Regions| regions.of(MINE).place(KEY, 0, &[1]);
+        assert_eq!(place(&mut regions), Err(DropReason::NotArmed));
+        let Ok(Command::Register {
+            key,
+            domain,
+            buffer,
+        }) = commands.try_recv()
+        else {
+            panic!("the registration waits")
+        };
+        assert_eq!(place(&mut regions), Err(DropReason::Key));
+        regions.register(key, domain, buffer);
+        assert_eq!(place(&mut regions), Ok(()));
     }
 
     #[test]

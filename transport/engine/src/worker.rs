@@ -110,8 +110,8 @@ impl Worker {
             poll,
             readiness: Events::with_capacity(count + 1),
             doze: Arc::new(Doze::new(waker)),
+            connections: Connections::new(config.clone(), index, commands.clone()),
             commands,
-            connections: Connections::new(config.clone(), index),
             tokens,
             readable: vec![true; count],
             blocked: std::iter::repeat_with(Blocked::default)
@@ -149,7 +149,7 @@ impl Worker {
                         continue;
                     }
                     idle_since = None;
-                    self.sleep(None)
+                    self.wait(None)
                 }
                 Err(error) => Err(error),
             };
@@ -169,7 +169,7 @@ impl Worker {
         if wait.is_zero() {
             return Ok(false);
         }
-        self.sleep(Some(wait))?;
+        self.wait(Some(wait))?;
         self.turn()
     }
 
@@ -283,12 +283,12 @@ impl Worker {
                 return;
             };
             let datagram = &self.control[..packet.bytes];
-            // An acknowledgement answers on the path of the other end, a probe goes on one of ours.
-            let answers = peek(datagram).is_ok_and(|peek| peek.kind == Kind::Ack);
-            let pair = if answers {
-                PortPair::mirror_of_path(packet.path.0, local)
-            } else {
+            // A probe goes on a path of ours, an answer on one of the other end.
+            let asks = peek(datagram).is_ok_and(|peek| peek.kind == Kind::Probe);
+            let pair = if asks {
                 PortPair::of_path(packet.path.0, open.ports)
+            } else {
+                PortPair::mirror_of_path(packet.path.0, local)
             };
             // What a full buffer swallows here is said again by the next acknowledgement or probe;
             // the link has counted it.
@@ -460,7 +460,7 @@ impl Worker {
     }
 
     /// Sleeps until a socket, a command or a timer has something, at most `limit`.
-    fn sleep(&mut self, limit: Option<Duration>) -> io::Result<()> {
+    fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
         let retry = self
             .blocked
             .iter()
@@ -535,7 +535,7 @@ mod tests {
         assert_eq!(worker.readable, [true]);
         let patience = Duration::from_secs(20);
         let begun = Instant::now();
-        worker.sleep(Some(patience)).unwrap();
+        worker.wait(Some(patience)).unwrap();
         assert!(begun.elapsed() < patience / 2, "it slept on the datagram");
         assert!(worker.turn().unwrap());
         assert_eq!(worker.link.counters().received_packets, 1);

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use pair::{PATIENCE, Pair, pattern, remote, secret, start};
 use weft_engine::{
-    DomainId, DropReason, Event, Failure, Nanos, PortRange, Progress, SIGNAL, WriteRequest,
+    DomainId, DropReason, Event, Failure, Nanos, PathReport, PathState, PortRange, Progress,
+    SIGNAL, WriteRequest,
 };
 
 const DOMAIN: DomainId = DomainId(1);
@@ -210,12 +211,15 @@ fn packets_for_a_taken_region_are_dropped_and_sent_again_once_it_is_armed() {
     };
     assert!(buffer == *source);
     assert!(matches!(pair.next_a(), Event::Written { .. }));
-    assert!(pair.a.engine.snapshot().stats().chunks_resent > 0);
+    let snapshot = pair.a.engine.snapshot();
+    assert!(snapshot.stats().chunks_resent > 0);
+    let blamed = |path: &PathReport| path.state != PathState::Live || path.lost_chunks > 0;
+    assert!(!snapshot.peers[0].paths.iter().any(blamed), "{snapshot:?}");
 }
 
 #[test]
-fn a_region_of_another_domain_is_refused() {
-    let mut pair = Pair::new(|config| config.stall_timeout = Nanos::from_millis(200));
+fn a_region_of_another_domain_is_refused_and_the_writer_is_told() {
+    let mut pair = Pair::new(|_| {});
     let source = pattern(5_000, 4);
     let key = pair
         .b
@@ -233,15 +237,15 @@ fn a_region_of_another_domain_is_refused() {
     let Event::Failed { failure, .. } = event else {
         panic!("{event:?}")
     };
-    assert_eq!(failure.reason(), "Stalled");
+    assert_eq!(failure.reason(), "KeyRefused");
     assert!(pair.b.engine.snapshot().drops.get(DropReason::Key) > 0);
     assert!(pair.b.events.is_empty());
     assert_eq!(pair.b.engine.snapshot().regions.armed, 1);
 }
 
 #[test]
-fn a_write_beyond_its_region_changes_nothing() {
-    let mut pair = Pair::new(|config| config.stall_timeout = Nanos::from_millis(200));
+fn a_write_beyond_its_region_changes_nothing_and_the_writer_is_told() {
+    let mut pair = Pair::new(|_| {});
     let source = pattern(100, 4);
     let key = pair.b.engine.register(DOMAIN, vec![0; 150].into());
     let request = WriteRequest {
@@ -251,8 +255,13 @@ fn a_write_beyond_its_region_changes_nothing() {
         ..pair.a.write(&source)
     };
     pair.a.engine.write(request).unwrap();
-    assert!(matches!(pair.next_a(), Event::Failed { .. }));
+    let event = pair.next_a();
+    let Event::Failed { failure, .. } = event else {
+        panic!("{event:?}")
+    };
+    assert_eq!(failure.reason(), "BoundsRefused");
     assert!(pair.b.engine.snapshot().drops.get(DropReason::Bounds) > 0);
+    assert_eq!(pair.a.engine.snapshot().stats().timeouts, 0);
 }
 
 #[test]

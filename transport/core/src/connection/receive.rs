@@ -4,10 +4,10 @@ use super::{Arrival, ControlPacket, Event, Stats};
 use crate::drops::DropReason;
 use crate::memory::Memory;
 use crate::recovery::{MessageEnd, ReceiveBoard};
-use crate::units::{ConnectionId, PathId, Time, WIRE_CLOCK_SHIFT};
+use crate::units::{ChunkNumber, ConnectionId, PathId, Time, WIRE_CLOCK_SHIFT};
 use crate::wire::{
     ACK_ECHOES_MAX, ACK_MAP_WORDS_MAX, ACK_PARTIALS_MAX, Ack, DataHeader, Echo, Flags,
-    HEADER_BYTES, Partial, Probe, Seal, TRAILER_BYTES, payload_crc,
+    HEADER_BYTES, Partial, Probe, Refusal, Refused, Seal, TRAILER_BYTES, payload_crc,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -20,6 +20,10 @@ const ECHO_NUMBERS: u64 = 4096;
 /// numbers, which uses at least twice as many: a replay that the scoreboard cannot know.
 const STALE_NUMBERS: u64 = 1 << 31;
 
+/// Refused chunks that wait to be told of at most: a full receive batch of them. Others are told of
+/// when they come again.
+const REFUSALS_MAX: usize = 32;
+
 /// Control packets may overtake each other by this many.
 const CONTROL_WINDOW: u64 = 128;
 
@@ -31,6 +35,9 @@ pub(super) struct Receive {
     echoes: Vec<(Echo, Time)>,
     /// The newest path, when an acknowledgement is due.
     ack_due: Option<PathId>,
+    /// What was refused since the last turn, and on which path it came.
+    #[serde(skip)]
+    refusals: Vec<(Refusal, PathId)>,
     newest_packet: u64,
     /// The newest control packet's number, and which of those before it were seen.
     newest_control: u64,
@@ -43,6 +50,7 @@ impl Receive {
             board: ReceiveBoard::new(window),
             echoes: Vec::with_capacity(ACK_ECHOES_MAX),
             ack_due: None,
+            refusals: Vec::new(),
             newest_packet: 0,
             newest_control: 0,
             controls: 0,
@@ -89,18 +97,59 @@ impl Receive {
         if payload_crc(payload) != crc {
             return Err(DropReason::Checksum);
         }
-        if !payload.is_empty() {
-            memory.place(header.key, header.offset, payload)?;
-        }
+        let placed = match payload {
+            [] => Ok(()),
+            _ => memory.place(header.key, header.offset, payload),
+        };
+        // The path has carried it, whatever becomes of it.
         self.newest_packet = self.newest_packet.max(header.packet_number);
         self.echo(now, arrival, header.sent_at);
         self.ack_due = Some(arrival.path);
+        if let Err(reason) = placed {
+            self.refuse(arrival, header.chunk, reason);
+            return Err(reason);
+        }
         stats.packets_placed += 1;
         stats.bytes_placed += payload.len() as u64;
         if self.board.mark(header.chunk, header.packet, header.packets) {
             self.whole_chunk(&header, events);
         }
         Ok(())
+    }
+
+    fn refuse(&mut self, arrival: Arrival, chunk: ChunkNumber, reason: DropReason) {
+        // The packets of a chunk come one after the other, and one of them is enough.
+        let told = self
+            .refusals
+            .last()
+            .is_some_and(|(last, _)| last.chunk == chunk);
+        if let Some(refused) = Refused::of(reason)
+            && !told
+            && self.refusals.len() < REFUSALS_MAX
+        {
+            self.refusals
+                .push((Refusal { refused, chunk }, arrival.path));
+        }
+    }
+
+    /// Writes the next refusal. `before_ack`: only one that goes before the acknowledgement, by which
+    /// the sender might otherwise take the chunk for overtaken. A final one goes behind it: what
+    /// was placed is acknowledged before the connection fails.
+    pub(super) fn poll_refusal(
+        &mut self,
+        before_ack: bool,
+        out: &mut [u8],
+        seal: &Seal,
+        remote: ConnectionId,
+        number: u64,
+    ) -> Option<ControlPacket> {
+        let goes = |refused| !before_ack || refused == Refused::NotArmed;
+        let at = self.refusals.iter().position(|(r, _)| goes(r.refused))?;
+        let (refusal, path) = self.refusals.remove(at);
+        Some(ControlPacket {
+            path,
+            bytes: refusal.emit(out, seal, path, remote, number),
+        })
     }
 
     fn whole_chunk(&mut self, header: &DataHeader, events: &mut VecDeque<Event>) {

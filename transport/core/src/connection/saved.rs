@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Changes whenever the layout does.
-const SAVED_VERSION: u16 = 1;
+const SAVED_VERSION: u16 = 2;
 
 #[derive(Serialize)]
 struct SavedRef<'a> {

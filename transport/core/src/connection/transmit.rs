@@ -18,6 +18,12 @@ const CHUNKS_PER_WINDOW: u64 = 4;
 /// The retransmission timeout doubles at most this often while nothing comes back.
 const BACKOFF_MAX: u32 = 6;
 
+/// What a receiver was not ready for is sent again after this, about a turn of the program that
+/// gives buffers back; each time in a row after twice as long, up to the second value. (InfiniBand's
+/// timers for "receiver not ready" range from 10 us to 655 ms.)
+const PARKED_FOR: Nanos = Nanos::from_millis(1);
+const PARKED_FOR_MAX: Nanos = Nanos::from_millis(64);
+
 /// What [`Transmit::poll_chunk`] must know of the connection.
 pub(super) struct Out<'a> {
     pub(super) settings: &'a Settings,
@@ -74,6 +80,12 @@ pub(super) struct Transmit {
     queue: VecDeque<u32>,
     /// Chunks taken for lost, in that order; entries acknowledged meanwhile are skipped.
     lost: VecDeque<ChunkNumber>,
+    /// Chunks that the peer was not ready for; lost to the board, and put to the lost ones later.
+    parked: Vec<ChunkNumber>,
+    /// When they are, or last were.
+    parked_until: Time,
+    /// How long they waited.
+    parked_for: Nanos,
     in_flight: u64,
     next_packet: u64,
     /// The newest transmission known to have arrived.
@@ -95,6 +107,9 @@ impl Transmit {
             free: Vec::with_capacity(64),
             queue: VecDeque::with_capacity(64),
             lost: VecDeque::with_capacity(window.into()),
+            parked: Vec::new(),
+            parked_until: Time::ZERO,
+            parked_for: Nanos::ZERO,
             in_flight: 0,
             next_packet: 0,
             newest_acked: 0,
@@ -308,6 +323,47 @@ impl Transmit {
         Ok(())
     }
 
+    /// Whether a refused chunk is still under way. Refuses what names one that was never sent.
+    pub(super) fn check_refusal(&self, chunk: ChunkNumber) -> Result<bool, DropReason> {
+        if chunk.ahead_of(self.board.next()) >= 0 {
+            return Err(DropReason::AckOfUnsent);
+        }
+        Ok(self.board.holds(chunk) && self.board.get(chunk).state != SentState::Acked)
+    }
+
+    /// The peer was not ready for a chunk that is under way: it is sent again after a while. No path
+    /// and no queue is to blame, so neither learns of it.
+    pub(super) fn park(&mut self, now: Time, chunk: ChunkNumber) {
+        let sent = *self.board.get(chunk);
+        if sent.state != SentState::InFlight {
+            return;
+        }
+        if self.parked.is_empty() {
+            let in_a_row = now - self.parked_until < PARKED_FOR_MAX;
+            self.parked_for = if in_a_row {
+                self.parked_for.times(2).clamp(PARKED_FOR, PARKED_FOR_MAX)
+            } else {
+                PARKED_FOR
+            };
+            self.parked_until = now + self.parked_for;
+        }
+        self.in_flight -= u64::from(sent.in_flight);
+        self.board.lose(chunk, missing(&sent));
+        self.parked.push(chunk);
+    }
+
+    /// What has waited for long enough is sent again.
+    pub(super) fn unpark(&mut self, now: Time) {
+        if self.parked_until <= now {
+            self.lost.extend(self.parked.drain(..));
+        }
+    }
+
+    /// Whether the peer has said of late that it was not ready.
+    pub(super) fn is_refused(&self, now: Time) -> bool {
+        self.parked_for != Nanos::ZERO && now - self.parked_until < PARKED_FOR_MAX
+    }
+
     /// Takes in an acknowledgement that [`Transmit::check_ack`] has let through.
     pub(super) fn handle_ack(
         &mut self,
@@ -453,39 +509,36 @@ impl Transmit {
         stats: &mut Stats,
     ) -> u64 {
         let sent = *self.board.get(chunk);
-        let missing = full_map(sent.packets) & !sent.arrived;
+        let lost = full_map(sent.packets) & !sent.arrived;
         if sent.arrived != 0 {
             stats.chunks_partly_lost += 1;
         }
         self.in_flight -= u64::from(sent.in_flight);
-        self.board.lose(
-            chunk,
-            if missing == 0 {
-                full_map(sent.packets)
-            } else {
-                missing
-            },
-        );
+        self.board.lose(chunk, missing(&sent));
         self.lost.push_back(chunk);
         paths.on_loss(now, sent.path, sent.sent_at);
-        u64::from(missing.count_ones())
+        u64::from(lost.count_ones())
     }
 
     fn timeout(&self, sent: &Sent, paths: &PathSet) -> Nanos {
         paths.rto(sent.path).times(1 << self.backoff)
     }
 
-    /// When the oldest transmission times out, or is known to be overtaken.
+    /// When the oldest transmission times out or is known to be overtaken, or a parked one is due.
     pub(super) fn poll_timeout(&self, paths: &PathSet) -> Option<Time> {
-        let (_, sent) = self.board.oldest()?;
+        let parked = (!self.parked.is_empty()).then_some(self.parked_until);
+        let in_flight = self.board.oldest();
+        let oldest = in_flight.map(|(_, sent)| self.oldest_timeout(sent, paths));
+        [parked, oldest].into_iter().flatten().min()
+    }
+
+    fn oldest_timeout(&self, sent: &Sent, paths: &PathSet) -> Time {
         let timeout = match self.rearmed {
             Some((order, at)) if order == sent.order => at,
             _ => sent.sent_at + self.timeout(sent, paths),
         };
-        Some(
-            self.overtaken_at(sent, paths)
-                .map_or(timeout, |at| at.min(timeout)),
-        )
+        self.overtaken_at(sent, paths)
+            .map_or(timeout, |at| at.min(timeout))
     }
 
     pub(super) fn handle_timeout(
@@ -545,6 +598,15 @@ impl Transmit {
         self.progress = now;
         self.heard = now;
         self.rearmed = None;
+        self.parked_until = now;
+    }
+}
+
+/// The packets of a chunk to send again; all of them when each has arrived, but never the whole.
+fn missing(sent: &Sent) -> u64 {
+    match full_map(sent.packets) & !sent.arrived {
+        0 => full_map(sent.packets),
+        missing => missing,
     }
 }
 

@@ -1,8 +1,8 @@
-//! Probes and resets.
+//! Probes, refusals and resets.
 
 use super::{
-    ConnectionId, DropReason, Kind, PREFIX_BYTES, PathId, Seal, TRAILER_BYTES, get_u32, get_u64,
-    peek, put_prefix, put_u32,
+    ChunkNumber, ConnectionId, DropReason, Kind, PREFIX_BYTES, PathId, Seal, TRAILER_BYTES,
+    get_u32, get_u64, peek, put_prefix, put_u32,
 };
 
 /// The prefix of an authenticated control packet.
@@ -79,6 +79,80 @@ impl Probe {
     }
 }
 
+/// Why a receiver does not place what a chunk carries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Refused {
+    /// The key opens no region of the connection's domain. Final.
+    Key = 1,
+    /// The write does not lie within its region. Final.
+    Bounds = 2,
+    /// The region's buffer is with its owner: to be tried again.
+    NotArmed = 3,
+}
+
+impl Refused {
+    /// What a sender is told of a drop; `None` for what it is not told of.
+    pub const fn of(reason: DropReason) -> Option<Refused> {
+        match reason {
+            DropReason::Key => Some(Refused::Key),
+            DropReason::Bounds => Some(Refused::Bounds),
+            DropReason::NotArmed => Some(Refused::NotArmed),
+            _ => None,
+        }
+    }
+}
+
+/// "I do not place this chunk": the negative acknowledgement of InfiniBand's reliable connections
+/// (remote access error, receiver not ready).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    /// Why.
+    pub refused: Refused,
+    /// The chunk of which something was not placed.
+    pub chunk: ChunkNumber,
+}
+
+impl Refusal {
+    /// Bytes of a refusal in all.
+    pub const BYTES: usize = PREFIX_BYTES + 8 + TRAILER_BYTES;
+
+    /// Writes a sealed refusal; returns its length.
+    pub fn emit(
+        &self,
+        out: &mut [u8],
+        seal: &Seal,
+        path: PathId,
+        connection: ConnectionId,
+        packet_number: u64,
+    ) -> usize {
+        put_prefix(out, Kind::Refusal, path, connection, packet_number);
+        put_u32(out, PREFIX_BYTES, self.refused as u32);
+        put_u32(out, PREFIX_BYTES + 4, self.chunk.0);
+        seal.seal_control(out, PREFIX_BYTES + 8)
+    }
+
+    /// Reads a refusal's body.
+    ///
+    /// # Errors
+    /// [`DropReason::Malformed`].
+    pub fn parse(body: &[u8]) -> Result<Refusal, DropReason> {
+        if body.len() != 8 {
+            return Err(DropReason::Malformed);
+        }
+        let refused = match get_u32(body, 0) {
+            1 => Refused::Key,
+            2 => Refused::Bounds,
+            3 => Refused::NotArmed,
+            _ => return Err(DropReason::Malformed),
+        };
+        Ok(Refusal {
+            refused,
+            chunk: ChunkNumber(get_u32(body, 4)),
+        })
+    }
+}
+
 /// "I know no such connection": 16 B, authenticated by the token alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reset {
@@ -151,6 +225,30 @@ mod tests {
                 Control::open(&seal, &damaged[..length]).is_err(),
                 "bit {bit} was not noticed"
             );
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_read_back_and_an_unknown_reason_is_refused() {
+        let seal = Seal::new(&Secret([7; 32]));
+        for refused in [Refused::Key, Refused::Bounds, Refused::NotArmed] {
+            let chunk = ChunkNumber(u32::MAX - 4);
+            let refusal = Refusal { refused, chunk };
+            let mut out = [0u8; 64];
+            let number = CONTROL_PACKET_NUMBERS;
+            let length = refusal.emit(&mut out, &seal, PathId(9), ConnectionId(5), number);
+            assert_eq!(length, Refusal::BYTES);
+            let control = Control::open(&seal, &out[..length]).expect("a sealed refusal opens");
+            assert_eq!((control.kind, control.path), (Kind::Refusal, PathId(9)));
+            assert_eq!(Refusal::parse(control.body), Ok(refusal));
+        }
+        for body in [
+            &[0; 8][..],
+            &[4, 0, 0, 0, 0, 0, 0, 0],
+            &[1, 1, 0, 0, 0, 0, 0, 0],
+            &[1],
+        ] {
+            assert_eq!(Refusal::parse(body), Err(DropReason::Malformed), "{body:?}");
         }
     }
 

@@ -2,8 +2,11 @@
 
 use weft_core::connection::{Connection, Event, Failure};
 use weft_core::drops::DropReason;
-use weft_core::units::{ChunkNumber, Key, PathId, Time};
-use weft_core::wire::{Ack, DataHeader, Echo, Flags, HEADER_BYTES, VERSION};
+use weft_core::path::PathState;
+use weft_core::units::{ChunkNumber, Key, Nanos, PathId, Time};
+use weft_core::wire::{
+    Ack, DataHeader, Echo, Flags, HEADER_BYTES, Kind, Refusal, Refused, VERSION,
+};
 
 use crate::pair::{KEY, Pair, REGION_BYTES, Side, id, micros};
 
@@ -180,7 +183,7 @@ fn an_acknowledgement_that_covers_unsent_chunks_acknowledges_nothing() {
     let mut pair = Pair::new();
     pair.expect_drop(DropReason::AckOfUnsent);
     let token = pair.write(4_000);
-    pair.run_for(weft_core::units::Nanos::from_micros(10));
+    pair.run_for(Nanos::from_micros(10));
     // Chunk 0 was sent, chunk 1 was not.
     let cumulative = ChunkNumber(0);
     let ack = Ack {
@@ -329,15 +332,92 @@ fn a_reset_counts_only_with_the_peers_token() {
 }
 
 #[test]
-fn a_refused_write_is_not_acknowledged_and_the_others_are() {
+fn a_write_out_of_bounds_fails_the_connection_and_says_why() {
     let mut pair = Pair::new();
     pair.expect_drop(DropReason::Bounds);
-    pair.write_to(Side::A, 4_000, REGION_BYTES as u64 - 1_000, None);
     let token = pair.write(4_000);
-    pair.run_for(weft_core::units::Nanos::from_millis(20));
-    assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
+    pair.write_to(Side::A, 4_000, REGION_BYTES as u64 - 1_000, None);
+    pair.start_trace();
+    pair.run_for(Nanos::from_millis(1));
+    assert!(
+        pair.trace().contains("B refuse 1 Bounds"),
+        "{}",
+        pair.trace()
+    );
+    let expected = [
+        Event::Completed { token },
+        Event::Failed(Failure::BoundsRefused),
+    ];
+    assert_eq!(pair.events(Side::A), expected);
+    assert_eq!(pair.a.connection.stats().timeouts, 0);
+    assert_eq!(pair.a.paths.live(), 4);
+}
+
+#[test]
+fn a_refusal_that_is_lost_comes_again() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::Bounds);
+    pair.expect_drop(DropReason::Closed);
+    pair.drop_next(|p| p.kind == Kind::Refusal);
+    pair.write_to(Side::A, 1_000, REGION_BYTES as u64, None);
     pair.run();
-    assert_eq!(pair.events(Side::A), [Event::Failed(Failure::Stalled)]);
+    assert_eq!(
+        pair.events(Side::A),
+        [Event::Failed(Failure::BoundsRefused)]
+    );
+}
+
+#[test]
+fn a_refusal_of_what_has_arrived_since_changes_nothing() {
+    let mut pair = Pair::new();
+    pair.write(4_000);
+    pair.run();
+    let refuse = |chunk| Refusal {
+        refused: Refused::Key,
+        chunk: ChunkNumber(chunk),
+    };
+    let late = pair.sealed_refusal(refuse(0), 100);
+    assert_eq!(pair.inject(Side::A, &late), Ok(()));
+    assert_eq!(pair.a.failure(), None);
+    pair.expect_drop(DropReason::AckOfUnsent);
+    let unsent = pair.sealed_refusal(refuse(1), 101);
+    assert_eq!(pair.inject(Side::A, &unsent), Err(DropReason::AckOfUnsent));
+    assert_eq!(pair.a.failure(), None);
+}
+
+#[test]
+fn what_the_peer_is_not_ready_for_waits_and_no_path_is_blamed() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::NotArmed);
+    pair.b.memory.armed = false;
+    let token = pair.write(40_000);
+    pair.run_for(Nanos::from_millis(300));
+    assert_eq!(pair.events(Side::A), []);
+    let stats = *pair.a.connection.stats();
+    assert_eq!(stats.timeouts, 0);
+    // After 1, 2, 4 … 64 ms, then every 64 ms: nine rounds of ten chunks.
+    assert_eq!((stats.chunks_sent, stats.chunks_resent), (10, 90));
+    for path in 0..4 {
+        let report = pair.path(path);
+        assert_eq!((report.state, report.lost_chunks), (PathState::Live, 0));
+    }
+    pair.b.memory.armed = true;
+    pair.run();
+    assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
+    assert_eq!(pair.b.memory.bytes[..40_000], *pair.source(token));
+}
+
+#[test]
+fn a_region_that_is_never_armed_is_named_by_the_failure() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::NotArmed);
+    pair.b.memory.armed = false;
+    pair.write(4_000);
+    pair.run_for(Nanos::from_millis(100));
+    // What waits is saved with the rest.
+    pair.restart(Side::A);
+    pair.run();
+    assert_eq!(pair.events(Side::A), [Event::Failed(Failure::NotArmed)]);
 }
 
 #[test]
@@ -345,7 +425,7 @@ fn after_close_nothing_is_placed() {
     let mut pair = Pair::new();
     pair.expect_drop(DropReason::Closed);
     pair.write(100_000);
-    pair.run_for(weft_core::units::Nanos::from_micros(20));
+    pair.run_for(Nanos::from_micros(20));
     pair.b.connection.close();
     pair.run();
     assert!(pair.b.memory.bytes.iter().all(|&byte| byte == 0));

@@ -536,6 +536,11 @@ impl Pair {
             }
             Kind::Probe => "probe".to_owned(),
             Kind::Reset => "reset".to_owned(),
+            Kind::Refusal => {
+                let body = &packet.bytes[wire::PREFIX_BYTES..][..8];
+                let refusal = wire::Refusal::parse(body).expect("an end sends sound refusals");
+                format!("refuse {} {:?}", refusal.chunk.0, refusal.refused)
+            }
         };
         format!("{at:>6} {:?} {what} on {path}", packet.from)
     }
@@ -585,6 +590,17 @@ impl Pair {
         let seal = Seal::new(&secret(Side::B));
         let number = CONTROL_PACKET_NUMBERS + number;
         let length = ack.emit(&mut out, &seal, PathId(0), id(Side::A), number);
+        out[..length].to_vec()
+    }
+}
+
+impl Pair {
+    /// A sealed refusal from B.
+    pub(crate) fn sealed_refusal(&self, refusal: wire::Refusal, number: u64) -> Vec<u8> {
+        let mut out = [0; CONTROL_BYTES_MAX];
+        let seal = Seal::new(&secret(Side::B));
+        let number = CONTROL_PACKET_NUMBERS + number;
+        let length = refusal.emit(&mut out, &seal, PathId(0), id(Side::A), number);
         out[..length].to_vec()
     }
 }

@@ -3,7 +3,7 @@
 use std::net::SocketAddrV4;
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, unbounded};
+use crossbeam_channel::{never, unbounded};
 use weft_core::units::Key;
 use weft_core::wire::CONTROL_BYTES_MAX;
 
@@ -30,7 +30,7 @@ struct Duo {
 impl Duo {
     fn new() -> Duo {
         Duo {
-            ends: [0, 1].map(|side| Connections::new(config(side), 0)),
+            ends: [0, 1].map(|side| Connections::new(config(side), 0, never())),
             now: Time::from_nanos(1_000_000_000),
         }
     }

@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, select, unbounded};
 use weft_cli::fabric::{Fabric, Spec};
+use weft_engine::rate::Joined;
 use weft_engine::{Engine, Event, Key, PolicyKind, PortRange, WriteRequest};
 use weft_link::PortPair;
 
 use super::arrivals::{Arrival, back_at, bins, typical, worst};
-use super::ends::{Ends, Joined, Shape};
+use super::ends::{Ends, Shape};
 use super::rounds::{Must, Rounds};
 use super::spray::{SPINE_RATE, SPINES};
 use super::{BenchError, Context};

@@ -2,12 +2,9 @@
 
 use std::net::Ipv4Addr;
 
-use crossbeam_channel::{Receiver, unbounded};
 use weft_cli::fabric::Fabric;
-use weft_engine::{
-    ConnectionId, DomainId, Engine, EngineConfig, Event, LocalEnd, PolicyKind, PortRange,
-    RemoteEnd, Secret,
-};
+use weft_engine::rate::{Joined, join};
+use weft_engine::{Engine, EngineConfig, PolicyKind, PortRange, Secret};
 
 use super::BenchError;
 
@@ -35,18 +32,6 @@ pub struct Ends {
     pub sender: Engine,
     /// In node 1.
     pub receiver: Engine,
-}
-
-/// One end of a connection between [`Ends`], and what happens there.
-pub struct Joined {
-    /// The sender's id of it.
-    pub near: ConnectionId,
-    /// The receiver's.
-    pub far: ConnectionId,
-    /// What happens at the sender.
-    pub sent: Receiver<Event>,
-    /// What happens at the receiver.
-    pub arrived: Receiver<Event>,
 }
 
 impl Shape {
@@ -86,33 +71,6 @@ impl Ends {
     /// # Errors
     /// [`BenchError`].
     pub fn join(&self) -> Result<Joined, BenchError> {
-        // Both ends are ours and carry nobody's data: the secrets need not be.
-        let secrets = [Secret([1; 32]), Secret([2; 32])];
-        let near = self.sender.allocate(DomainId(0), secrets[0].clone());
-        let far = self.receiver.allocate(DomainId(0), secrets[1].clone());
-        let (events, arrived) = unbounded();
-        self.receiver
-            .connect(far.id, other_end(&near, &secrets[0]), events)?;
-        let (events, sent) = unbounded();
-        self.sender
-            .connect(near.id, other_end(&far, &secrets[1]), events)?;
-        Ok(Joined {
-            near: near.id,
-            far: far.id,
-            sent,
-            arrived,
-        })
-    }
-}
-
-fn other_end(end: &LocalEnd, secret: &Secret) -> RemoteEnd {
-    RemoteEnd {
-        id: end.id,
-        address: end.address,
-        ports: end.ports,
-        send_secret: secret.clone(),
-        settings: end.settings,
-        generation: end.generation,
-        reset_token: end.reset_token,
+        Ok(join(&self.sender, &self.receiver)?)
     }
 }

@@ -1,9 +1,11 @@
-//! Memory-to-memory rate between two engines: the `raw` row of `make bench`.
+//! Memory-to-memory rate between two engines: the `raw` row of `make bench`, and the connection that
+//! its other rows measure on.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::unbounded;
+use crossbeam_channel::{Receiver, unbounded};
+use weft_core::units::ConnectionId;
 use weft_core::wire::Secret;
 
 use crate::engine::{Engine, LocalEnd, RemoteEnd, WriteRequest};
@@ -11,6 +13,7 @@ use crate::error::EngineError;
 use crate::event::{Event, Failure};
 use crate::regions::DomainId;
 
+const DOMAIN: DomainId = DomainId(0);
 /// Nothing measured here takes as long for one message.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -29,6 +32,19 @@ pub struct Writes {
     pub memory: usize,
 }
 
+/// A connection between two engines of one process, and what happens at its ends.
+#[derive(Debug)]
+pub struct Joined {
+    /// The sender's id of it.
+    pub near: ConnectionId,
+    /// The receiver's.
+    pub far: ConnectionId,
+    /// What happens at the sender.
+    pub sent: Receiver<Event>,
+    /// What happens at the receiver.
+    pub arrived: Receiver<Event>,
+}
+
 /// Why there is no rate.
 #[derive(Debug, thiserror::Error)]
 pub enum RateError {
@@ -43,28 +59,36 @@ pub enum RateError {
     Silent,
 }
 
+/// Connects two engines of this process, in the domain that everything measured is in.
+pub fn join(sender: &Engine, receiver: &Engine) -> Result<Joined, EngineError> {
+    // Both ends are ours and nobody else's data: the secrets need not be.
+    let secrets = [Secret([1; 32]), Secret([2; 32])];
+    let near = sender.allocate(DOMAIN, secrets[0].clone());
+    let far = receiver.allocate(DOMAIN, secrets[1].clone());
+    let (events, arrived) = unbounded();
+    receiver.connect(far.id, other_end(&near, &secrets[0]), events)?;
+    let (events, sent) = unbounded();
+    sender.connect(near.id, other_end(&far, &secrets[1]), events)?;
+    Ok(Joined {
+        near: near.id,
+        far: far.id,
+        sent,
+        arrived,
+    })
+}
+
 /// Writes from the memory of `sender` to that of `receiver`, both with threads of their own, and
 /// answers payload bytes per second from the first write to the last acknowledgement.
 pub fn write_rate(sender: &Engine, receiver: &Engine, writes: Writes) -> Result<f64, RateError> {
-    let domain = DomainId(0);
-    // Both ends are ours and nobody else's data: the secrets need not be.
-    let secrets = [Secret([1; 32]), Secret([2; 32])];
-    let (near, far) = (
-        sender.allocate(domain, secrets[0].clone()),
-        receiver.allocate(domain, secrets[1].clone()),
-    );
-    let (events, arrivals) = unbounded();
-    let (peer_events, _peer_arrivals) = unbounded();
-    receiver.connect(far.id, other_end(&near, &secrets[0]), peer_events)?;
-    sender.connect(near.id, other_end(&far, &secrets[1]), events)?;
+    let joined = join(sender, receiver)?;
     let places = (writes.memory / writes.bytes).max(1);
     let slots = writes.outstanding.max(1);
-    let key = receiver.register(domain, vec![0xA5; slots as usize * writes.bytes].into());
+    let key = receiver.register(DOMAIN, vec![0xA5; slots as usize * writes.bytes].into());
     let sources: Vec<Arc<Box<[u8]>>> = (0..places)
         .map(|place| Arc::new(vec![place as u8; writes.bytes].into()))
         .collect();
     let request = |write: u64| WriteRequest {
-        connection: near.id,
+        connection: joined.near,
         source: Arc::clone(&sources[write as usize % places]),
         bytes: writes.bytes as u64,
         key,
@@ -80,7 +104,7 @@ pub fn write_rate(sender: &Engine, receiver: &Engine, writes: Writes) -> Result<
             sender.write(request(posted))?;
             posted += 1;
         }
-        match arrivals.recv_timeout(PATIENCE) {
+        match joined.sent.recv_timeout(PATIENCE) {
             Ok(Event::Written { .. }) => written += 1,
             Ok(Event::Failed { failure, .. }) => return Err(RateError::Failed(failure)),
             Ok(_) => {}
@@ -88,8 +112,8 @@ pub fn write_rate(sender: &Engine, receiver: &Engine, writes: Writes) -> Result<
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
-    sender.close(near.id);
-    receiver.close(far.id);
+    sender.close(joined.near);
+    receiver.close(joined.far);
     receiver.deregister(key);
     Ok((writes.bytes as u64 * writes.count) as f64 / seconds)
 }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use weft_planner::Seconds;
 use weft_proto::agent::v1::State;
 
@@ -68,25 +68,31 @@ impl Rate {
 
 impl Progress {
     pub(super) fn new(terminal: bool) -> Self {
-        let to = if terminal {
-            Shown::Bars {
-                all: MultiProgress::new(),
-                bars: Vec::new(),
-            }
+        if terminal {
+            Self::bars(ProgressDrawTarget::stderr())
         } else {
-            Shown::Lines {
-                next: Instant::now() + LINE_INTERVAL,
+            let next = Instant::now() + LINE_INTERVAL;
+            Self {
+                rates: Vec::new(),
+                to: Shown::Lines { next },
             }
-        };
+        }
+    }
+
+    fn bars(target: ProgressDrawTarget) -> Self {
         Self {
             rates: Vec::new(),
-            to,
+            to: Shown::Bars {
+                all: MultiProgress::with_draw_target(target),
+                bars: Vec::new(),
+            },
         }
     }
 
     /// Shows how the job stands.
     pub(super) fn show(&mut self, job: &Job, err: &mut impl Write) {
-        let (now, all_bytes) = (Instant::now(), job.bytes());
+        let now = Instant::now();
+        let all_bytes = job.manifest().map(|_| job.bytes());
         let mut texts = Vec::new();
         for (i, destination) in job.destinations().enumerate() {
             if self.rates.len() <= i {
@@ -98,14 +104,30 @@ impl Progress {
         match &mut self.to {
             Shown::Bars { all, bars } => {
                 for ((i, destination), text) in job.destinations().enumerate().zip(texts) {
-                    if bars.len() <= i {
-                        let bar = all.add(ProgressBar::new(0).with_style(style()));
-                        bar.set_prefix(destination.place.node.clone());
-                        bars.push(bar);
+                    // A bar of length 0 is drawn as full.
+                    let length = all_bytes.unwrap_or_default().max(1);
+                    let position = match destination.standing {
+                        Standing::Verified { .. } => length,
+                        _ => destination.bytes,
+                    };
+                    if let Some(bar) = bars.get(i) {
+                        bar.update(|state| {
+                            state.set_len(length);
+                            state.set_pos(position);
+                        });
+                        bar.set_message(text);
+                        continue;
                     }
-                    bars[i].set_length(all_bytes);
-                    bars[i].set_position(destination.bytes);
-                    bars[i].set_message(text);
+                    // Whole before it is shown: every change of a shown bar may be drawn at once.
+                    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())
+                        .with_style(style())
+                        .with_prefix(destination.place.node.clone())
+                        .with_message(text)
+                        .with_position(position);
+                    bar.set_length(length);
+                    let bar = all.add(bar);
+                    bar.tick();
+                    bars.push(bar);
                 }
             }
             Shown::Lines { next } if now >= *next => {
@@ -148,41 +170,44 @@ fn style() -> ProgressStyle {
 }
 
 /// Bytes, rate and the time that is left, or the state where that says more.
-fn text(destination: &DestinationView<'_>, all: u64, rate: u64) -> String {
-    let bytes = format!(
-        "{} of {}",
-        quantity::bytes(destination.bytes),
-        quantity::bytes(all)
-    );
-    match destination.standing {
-        Standing::Verified { after } => {
-            format!("{bytes}, verified in {}", Seconds(after.as_secs_f64()))
-        }
-        Standing::Failed(refusal) => format!("{bytes}, failed: {}", refusal.reason),
-        Standing::Troubled(refusal) => format!("{bytes}, waiting: {}", refusal.reason),
+fn text(destination: &DestinationView<'_>, all: Option<u64>, rate: u64) -> String {
+    let state = match destination.standing {
+        Standing::Verified { after } => format!("verified in {}", Seconds(after.as_secs_f64())),
+        Standing::Failed(refusal) => format!("failed: {}", refusal.reason),
+        Standing::Troubled(refusal) => format!("waiting: {}", refusal.reason),
         Standing::Waiting => match destination.report.state() {
-            State::Verifying => format!("{bytes}, verifying"),
+            State::Verifying => "verifying".to_owned(),
             State::Transferring if rate > 0 => {
-                let left = all.saturating_sub(destination.bytes) as f64 / rate as f64;
-                format!(
-                    "{bytes}, {}/s, ETA {}",
-                    quantity::bytes(rate),
-                    Seconds(left)
-                )
+                let left = all.unwrap_or_default().saturating_sub(destination.bytes);
+                let left = Seconds(left as f64 / rate as f64);
+                format!("{}/s, ETA {left}", quantity::bytes(rate))
             }
-            State::Transferring if destination.bytes == 0 => format!("{bytes}, waiting for bytes"),
-            State::Transferring => format!("{bytes}, stalled"),
-            _ => format!("{bytes}, preparing"),
+            State::Transferring if destination.bytes == 0 => "waiting for bytes".to_owned(),
+            State::Transferring => "stalled".to_owned(),
+            _ => "preparing".to_owned(),
         },
+    };
+    let bytes = quantity::bytes(destination.bytes);
+    match all {
+        Some(all) => format!("{bytes} of {}, {state}", quantity::bytes(all)),
+        // The source has not said yet how many there are.
+        None => state,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use weft_proto::agent::v1::ProgressResponse;
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
+    use indicatif::TermLike;
+    use weft_planner::{Strategy, Topology};
+    use weft_proto::agent::v1::{Algorithm, ProgressResponse};
 
     use super::*;
-    use crate::operator::{Place, Refusal};
+    use crate::operator::{Place, Refusal, Spec};
 
     #[test]
     fn a_destination_is_told_by_bytes_rate_and_time_left_or_by_its_state() {
@@ -238,7 +263,77 @@ mod tests {
                 bytes: 50_000_000,
             };
             let expected = format!("50 MB of 100 MB, {expected}");
-            assert_eq!(text(&view, 100_000_000, rate), expected);
+            assert_eq!(text(&view, Some(100_000_000), rate), expected);
+        }
+    }
+
+    /// A terminal that remembers what was written to it.
+    #[derive(Clone, Debug, Default)]
+    struct Written(Arc<Mutex<Vec<String>>>);
+
+    impl TermLike for Written {
+        fn width(&self) -> u16 {
+            120
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(text)
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push(text.to_owned());
+            Ok(())
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_bar_is_empty_and_has_its_text_from_the_first_frame_on() {
+        let place = |node: &str| Place {
+            node: node.into(),
+            root: "data".into(),
+            path: "x".into(),
+        };
+        let (job, _) = Job::begin(Spec {
+            uid: "uid".into(),
+            source: place("node0"),
+            destinations: vec![place("node1"), place("node2")],
+            topology: Topology {
+                nodes: Vec::new(),
+                uplinks: Vec::new(),
+            },
+            strategy: Strategy::Auto,
+            payload_share: 1.0,
+            algorithm: Algorithm::Blake3,
+            backoff_limit: 0,
+        });
+        let written = Written::default();
+        let target = ProgressDrawTarget::term_like(Box::new(written.clone()));
+        Progress::bars(target).show(&job, &mut io::sink());
+        let written = written.0.lock().unwrap();
+        let frames: Vec<&str> = written.iter().map(|text| text.trim()).collect();
+        let bars = frames.iter().filter(|text| text.starts_with("node"));
+        assert!(bars.clone().count() > 1, "{frames:?}");
+        for bar in bars {
+            assert!(
+                bar.ends_with("preparing") && !bar.contains('█'),
+                "{frames:?}"
+            );
         }
     }
 

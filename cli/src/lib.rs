@@ -6,3 +6,4 @@ pub mod operator;
 pub mod plan;
 pub mod play;
 pub mod quantity;
+pub mod stage;

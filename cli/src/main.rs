@@ -26,7 +26,8 @@ enum Command {
     /// Makes nodes, leaves and spines out of network namespaces, starts the agents that a cluster
     /// runs, sends the data from node 0 to the others and checks what arrived. Exit status: 0 when
     /// every destination is Verified and every fault asked for has happened, 2 for arguments that
-    /// make no sense, 1 otherwise. Nothing stays but what --out asked for.
+    /// make no sense, 1 otherwise. Nothing stays but what --out or --keep
+    /// asked for.
     Play(Box<play::Args>),
     /// Print what the planner would do, and send nothing.
     Plan(Box<plan::Args>),

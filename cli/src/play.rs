@@ -2,7 +2,8 @@
 //!
 //! It builds the fabric in namespaces that end with it, makes a certificate authority, starts an
 //! agent per node, and plays the operator ([`crate::operator`]). Where namespaces are refused the
-//! agents run on loopback with one path. Nothing is left behind but what `--out` asked for.
+//! agents run on loopback with one path. Nothing is left behind but what `--out` or `--keep` asked
+//! for.
 //!
 //! | exit status | |
 //! |---|---|
@@ -11,17 +12,14 @@
 //! | 2 | the arguments make no sense |
 //! | 128 + n | ended by signal n |
 
-mod agent;
 mod arguments;
 mod error;
-mod ground;
 mod progress;
 mod report;
 mod scratch;
 mod session;
 
 use std::{
-    cell::Cell,
     io::{self, IsTerminal, Write},
     time::Duration,
 };
@@ -29,12 +27,15 @@ use std::{
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use arguments::{
-    Args, Data, Destinations, Fault, FaultKind, Moment, PathPolicy, Settings, UsageError,
+    Args, Data, Destinations, Fault, FaultKind, Moment, Settings, UsageError, Verification,
 };
 pub use error::PlayError;
 pub use report::{Chunks, FaultReport, Happened, NodeReport, Report, Summary};
 
-use crate::fabric::isolation::{self, Entered};
+use crate::{
+    fabric::isolation::{self, Entered},
+    stage,
+};
 
 /// The arguments make no sense.
 const USAGE: u8 = 2;
@@ -53,7 +54,7 @@ pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> u8 {
         Ok(settings) => settings,
         Err(error) => return complain(err, &error, USAGE),
     };
-    let program = match agent::find() {
+    let program = match stage::find_agent() {
         Ok(program) => program,
         Err(error) => return complain(err, &error, FAILED),
     };
@@ -112,16 +113,14 @@ async fn until_signalled(
         number: u8::try_from(kind.as_raw_value()).unwrap_or_default(),
     };
     let terminal = io::stderr().is_terminal();
-    let kept = Cell::new(None);
-    let playing = session::play(settings, program, terminal, &kept, out, err);
+    let playing = session::play(settings, program, terminal, out, err);
     let ended = tokio::select! {
         outcome = playing => return outcome,
         () = arrives(&mut interrupt) => kinds[0],
         () = arrives(&mut terminate) => kinds[1],
         () = arrives(&mut hangup) => kinds[2],
     };
-    // A signal is the way to end what was kept, and no failure.
-    kept.get().ok_or_else(|| came(ended))
+    Err(came(ended))
 }
 
 /// Never, where the signal cannot be watched: it then ends the process at once, and isolation the

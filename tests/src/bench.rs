@@ -27,6 +27,7 @@ use weft_cli::authority::AuthorityError;
 use weft_cli::fabric::isolation::IsolationError;
 use weft_cli::fabric::{Fabric, FabricError, Spec};
 use weft_cli::operator::RunnerError;
+use weft_cli::stage::StageError;
 use weft_engine::rate::RateError;
 use weft_engine::{EngineError, Failure};
 use weft_link::LinkError;
@@ -91,6 +92,9 @@ pub enum BenchError {
     /// There are no certificates.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
+    /// Agents could not be set up.
+    #[error(transparent)]
+    Stage(#[from] StageError),
     /// The agents cannot be called.
     #[error(transparent)]
     Runner(#[from] RunnerError),

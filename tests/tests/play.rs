@@ -5,6 +5,7 @@ use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -12,6 +13,9 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::Value;
+
+/// A kernel ends a few processes in milliseconds.
+const GONE_WITHIN: Duration = Duration::from_secs(60);
 
 /// A program of this build. Cargo builds a package's programs for its own tests only.
 fn program(name: &str) -> PathBuf {
@@ -186,6 +190,95 @@ fn ctrl_c_ends_everything_and_leaves_nothing() {
             .expect("a directory")
             .count(),
         0
+    );
+}
+
+/// The line of what was said that has these words, without its indent.
+fn line<'a>(said: &'a str, words: &str) -> &'a str {
+    let line = said.lines().find(|line| line.contains(words));
+    line.unwrap_or_else(|| panic!("no {words:?} in {said}"))
+        .trim()
+}
+
+fn shell(command: &str) -> Output {
+    let output = Command::new("sh").args(["-c", command]).output();
+    output.expect("sh starts")
+}
+
+/// Runs the command that was printed for it, and waits for the end of that process.
+fn end_by(command: &str, pid: &str) {
+    let there = PathBuf::from(format!("/proc/{pid}/ns/net"));
+    assert!(std::fs::metadata(&there).is_ok(), "{pid} has ended before");
+    assert!(shell(command).status.success(), "{command}");
+    let deadline = Instant::now() + GONE_WITHIN;
+    while std::fs::metadata(&there).is_ok() {
+        assert!(Instant::now() < deadline, "{pid} is still there");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_is_kept_can_be_entered_and_ended_by_the_printed_commands() {
+    let output = play("--nodes 2 --size 1MiB --keep").output();
+    let output = output.expect("weft starts, and returns");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let enter = line(&said, "ip netns exec node1 bash");
+    let inside = shell(&enter.replace(" bash", " ip -brief address"));
+    let addresses = String::from_utf8_lossy(&inside.stdout);
+    assert!(addresses.contains("data0"), "{addresses}{said}");
+    let (_, log) = line(&said, "node1: ").split_once(", log ").expect("a log");
+    let log = std::fs::read_to_string(log).expect("what the agent says");
+    assert!(log.contains("agent started"), "{log}");
+    let table = String::from_utf8_lossy(&output.stdout);
+    let root = line(&table, "node1").split_whitespace();
+    let root = root.rev().nth(1).expect("a root before the digest");
+    let copy = Path::new(root).join("random.bin");
+    assert_eq!(std::fs::metadata(copy).expect("a file").len(), 1 << 20);
+    let kill = line(&said, "kill ");
+    end_by(kill, kill.trim_start_matches("kill "));
+    assert!(!Path::new(root).exists());
+}
+
+#[test]
+fn without_namespaces_it_plays_over_loopback_and_keeps_agents_until_they_are_killed() {
+    // In a user namespace that allows no further one, without capabilities.
+    let refusing = "echo 0 > /proc/sys/user/max_user_namespaces && \
+                    exec setpriv --bounding-set=-all -- \"$0\" \"$@\"";
+    let weft = play("--nodes 2 --size 1MiB --keep --json");
+    let output = Command::new("unshare")
+        .args(["--user", "--map-root-user", "sh", "-c", refusing])
+        .arg(weft.get_program())
+        .args(weft.get_args())
+        .output()
+        .expect("unshare starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("playing over loopback instead"), "{said}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    all_verified(&report);
+    let root = Path::new(report["nodes"][0]["root"].as_str().expect("a path"));
+    assert!(root.join("random.bin").is_file());
+    let end = line(&said, "kill ");
+    let (pids, _) = end.split_once(';').expect("two commands");
+    end_by(end, pids.rsplit(' ').next().expect("a pid"));
+    assert!(!root.exists());
+}
+
+#[test]
+fn without_out_or_keep_the_summary_names_no_directory() {
+    let output = play("--nodes 2 --size 1MiB --verification xxh3").output();
+    let output = output.expect("weft starts");
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{table}");
+    assert!(!table.contains("/run/"), "{table}");
+    assert!(
+        line(&table, "roots ").contains("--out DIR keeps them"),
+        "{table}"
+    );
+    assert!(
+        line(&table, "digest  ").ends_with("(source, XXH3)"),
+        "{table}"
     );
 }
 

@@ -19,14 +19,17 @@
 //! reason with a remedy, because pid 1 must reap, and because pid 1 would ignore Ctrl-C if it were
 //! the program itself.
 //!
+//! The exception is asked for, by [`keep`]: when the program then ends, `init` leaves the session and
+//! the processes above it, which end as usual, and goes on until it is told to end.
+//!
 //! All four are in the process group of the first: the terminal stays theirs. A signal sent to the
 //! first process alone is passed down; one sent to the whole group may reach the program more than
 //! once, so its handling must be idempotent.
 
 use std::{
     fmt, fs, io,
-    io::{Read, Write},
-    os::unix::process::CommandExt,
+    io::{PipeReader, Write},
+    os::{fd::AsFd, unix::process::CommandExt},
     path::Path,
     process::{Child, Command},
     sync::atomic::{AtomicBool, Ordering},
@@ -36,6 +39,7 @@ use nix::{
     errno::Errno,
     fcntl::{FcntlArg, FdFlag, fcntl},
     mount::{MsFlags, mount},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
     sched::{CloneFlags, unshare},
     sys::{
         prctl::set_pdeathsig,
@@ -43,15 +47,23 @@ use nix::{
         signalfd::SignalFd,
         wait::{WaitPidFlag, WaitStatus, waitpid},
     },
-    unistd::{Pid, close, getegid, geteuid, getpid, getppid},
+    unistd::{
+        Pid, close, dup2_stderr, dup2_stdin, dup2_stdout, getegid, geteuid, getpid, getppid, setsid,
+    },
 };
 
 /// Tells a re-executed copy which process of the chain it is.
 const ROLE: &str = "WEFT_ISOLATION";
-/// Tells all copies the pid of the process that the user started.
-const OUTSIDE: &str = "WEFT_ISOLATION_PID";
+/// Tells the isolated program the pid of `init`, as the user sees it.
+const INIT: &str = "WEFT_ISOLATION_PID";
 /// Value of [`ROLE`] in the program that runs inside.
 const INSIDE: &str = "inside";
+/// Is there when [`keep`] was called: in the private `/run`, so it speaks of this isolation only.
+const KEPT: &str = "/run/weft-kept";
+/// What `init` reports when everything is there.
+const READY: &str = "ready\n";
+/// What it reports, before the program's exit status, when it stays.
+const STAYS: &str = "stays ";
 /// What shells report for a program that died of a signal: this plus the signal's number.
 const SIGNALLED: i32 = 128;
 /// `si_code` of a signal that the kernel sent, which the terminal sends to the whole group.
@@ -143,12 +155,18 @@ pub fn is_inside() -> bool {
     IS_INSIDE.load(Ordering::Acquire)
 }
 
-/// Pid of the process that the user started, as the user sees it; its end is the end of everything.
-pub fn outside_pid() -> u32 {
-    let outside = std::env::var(OUTSIDE).ok().filter(|_| is_inside());
-    outside
-        .and_then(|pid| pid.parse().ok())
+/// Pid of the process that everything isolated ends with, as the user sees it; this process where
+/// nothing is isolated.
+pub fn pid() -> u32 {
+    let init = std::env::var(INIT).ok().filter(|_| is_inside());
+    init.and_then(|pid| pid.parse().ok())
         .unwrap_or_else(std::process::id)
+}
+
+/// Lets what runs in the namespaces go on when this program ends, until [`pid`] is told to end by
+/// SIGTERM. Without it, everything ends with this program.
+pub fn keep() -> io::Result<()> {
+    fs::File::create(KEPT).map(drop)
 }
 
 /// Whether the isolated program is root in a user namespace of its own only.
@@ -211,12 +229,16 @@ fn start_and_watch() -> Result<Entered, IsolationError> {
     let child = start(&role).map_err(|cause| refused(Step::Start, cause))?;
     drop(writer);
 
-    let mut said = String::new();
-    report.read_to_string(&mut said)?;
-    if said == "ready" {
-        return Ok(Entered::Ended(exit_status(watch(&child, &signals)?)));
+    let mut said = read_message(&mut report)?;
+    if said == READY {
+        return Ok(Entered::Ended(exit_status(watch(
+            &child,
+            &signals,
+            Some(report),
+        )?)));
     }
-    let status = watch(&child, &signals)?;
+    let status = watch(&child, &signals, None)?;
+    said.retain(|c| c != '\n');
     let mut words = said.split(' ').map(str::parse::<usize>);
     match (words.next(), words.next()) {
         (Some(Ok(step)), Some(Ok(errno))) if step < STEPS.len() => {
@@ -225,6 +247,13 @@ fn start_and_watch() -> Result<Entered, IsolationError> {
         }
         _ => Err(IsolationError::Died { status }),
     }
+}
+
+/// Up to the end of the line, or to the end: the writers are dead.
+fn read_message(report: &mut PipeReader) -> io::Result<String> {
+    let mut said = String::new();
+    io::BufRead::read_line(&mut io::BufReader::with_capacity(1, report), &mut said)?;
+    Ok(said)
 }
 
 type Failure = (Step, Errno);
@@ -246,18 +275,52 @@ fn reported(report: i32, run: impl FnOnce() -> Result<(Child, SignalFd), Failure
         Ok((child, signals)) => {
             // Pid 1 is the last that can fail. If nobody listens, the first process is dead
             // already, and ending here ends everything below.
-            let alive = !is_init || pipe.write_all(b"ready").is_ok();
-            drop(pipe);
+            let alive = !is_init || pipe.write_all(READY.as_bytes()).is_ok();
             if !alive || closed.is_err() {
                 return Entered::Ended(1);
             }
-            Entered::Ended(exit_status(watch(&child, &signals).unwrap_or(1)))
+            let status = watch(&child, &signals, None).unwrap_or(1);
+            if is_init && Path::new(KEPT).exists() {
+                stay(&mut pipe, status, &signals);
+            }
+            Entered::Ended(exit_status(status))
         }
         Err((step, errno)) => {
             let index = STEPS.iter().position(|s| *s == step).unwrap_or_default();
             // Without a reader there is nobody left to tell.
-            let _ = write!(pipe, "{index} {}", errno as i32);
+            let _ = writeln!(pipe, "{index} {}", errno as i32);
             Entered::Ended(1)
+        }
+    }
+}
+
+/// Pid 1 takes leave of those above it and goes on until a signal ends it, and with it everything.
+fn stay(pipe: &mut fs::File, status: i32, signals: &SignalFd) {
+    let mut leave = || -> io::Result<()> {
+        set_pdeathsig(None)?;
+        // Its terminal is no concern of it any more, and nobody shall wait for what it might say.
+        setsid()?;
+        let null = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/null")?;
+        dup2_stdin(&null)?;
+        dup2_stdout(&null)?;
+        dup2_stderr(&null)?;
+        writeln!(pipe, "{STAYS}{status}")
+    };
+    if leave().is_err() {
+        return;
+    }
+    loop {
+        // Its children now are orphans.
+        while matches!(waitpid(None, Some(WaitPidFlag::WNOHANG)), Ok(status) if status != WaitStatus::StillAlive)
+        {
+        }
+        match signals.read_signal() {
+            Ok(Some(info)) if info.ssi_signo != Signal::SIGCHLD as u32 => return,
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(_) => return,
         }
     }
 }
@@ -297,6 +360,8 @@ fn unsharer(report: i32, parent: i32) -> Result<(Child, SignalFd), Failure> {
 fn init() -> Result<(Child, SignalFd), Failure> {
     set_pdeathsig(Signal::SIGKILL).map_err(|e| (Step::Start, e))?;
     let signals = block_signals().map_err(|e| (Step::Start, e))?;
+    // The /proc of outside, still: the pid that the user sees.
+    let pid = fs::read_link("/proc/self").map_err(|e| (Step::Start, errno_of(&e)))?;
     mount(
         none(),
         "/",
@@ -317,8 +382,10 @@ fn init() -> Result<(Child, SignalFd), Failure> {
         tracing::debug!("no /proc of its own: {e}");
     }
     private_run().map_err(|e| (Step::PrivateRun, errno_of(&e)))?;
-    let child = start(INSIDE).map_err(|e| (Step::Start, e))?;
-    Ok((child, signals))
+    let child = start_with(INSIDE, |command| {
+        command.env(INIT, pid);
+    });
+    Ok((child.map_err(|e| (Step::Start, e))?, signals))
 }
 
 /// Puts a tmpfs over `/run` whose `netns` directory is private, with everything else that was
@@ -341,7 +408,9 @@ fn private_run() -> io::Result<()> {
             run.join(entry.file_name()),
         );
         let kind = entry.file_type()?;
-        if entry.file_name() == "netns" {
+        // What is ours there belongs to the isolation around this one.
+        let name = entry.file_name();
+        if name == "netns" || name.to_string_lossy().starts_with("weft-") {
             continue;
         } else if kind.is_symlink() {
             std::os::unix::fs::symlink(fs::read_link(&source)?, &target)?;
@@ -365,6 +434,10 @@ fn none() -> Option<&'static str> {
 
 /// Starts this program with the same arguments in another role.
 fn start(role: &str) -> Result<Child, Errno> {
+    start_with(role, |_| {})
+}
+
+fn start_with(role: &str, change: impl FnOnce(&mut Command)) -> Result<Child, Errno> {
     let mut arguments = std::env::args_os();
     let name = arguments.next();
     let program = std::env::current_exe().map_err(|e| errno_of(&e))?;
@@ -372,15 +445,9 @@ fn start(role: &str) -> Result<Child, Errno> {
     if let Some(name) = name {
         command.arg0(name);
     }
-    // The first of the chain is the one to tell; the others pass it on.
-    if role.starts_with("unsharer") {
-        command.env(OUTSIDE, getpid().to_string());
-    }
-    command
-        .args(arguments)
-        .env(ROLE, role)
-        .spawn()
-        .map_err(|e| errno_of(&e))
+    command.args(arguments).env(ROLE, role);
+    change(&mut command);
+    command.spawn().map_err(|e| errno_of(&e))
 }
 
 /// The signals that the processes of the chain take by descriptor instead of dying of them.
@@ -402,8 +469,9 @@ fn block_signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&signals, nix::sys::signalfd::SfdFlags::SFD_CLOEXEC)
 }
 
-/// Reaps until the child has ended, passing on signals that were meant for it.
-fn watch(child: &Child, signals: &SignalFd) -> io::Result<i32> {
+/// Reaps until the child has ended, passing on signals that were meant for it, or until the report
+/// says that what is below stays.
+fn watch(child: &Child, signals: &SignalFd, mut report: Option<PipeReader>) -> io::Result<i32> {
     let child = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
     loop {
         loop {
@@ -415,6 +483,28 @@ fn watch(child: &Child, signals: &SignalFd) -> io::Result<i32> {
                 Ok(WaitStatus::StillAlive) => break,
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(e) => return Err(e.into()),
+            }
+        }
+        if let Some(pipe) = &mut report {
+            let mut ready = [
+                PollFd::new(pipe.as_fd(), PollFlags::POLLIN),
+                PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+            ];
+            match poll(&mut ready, PollTimeout::NONE) {
+                Ok(_) => {}
+                Err(Errno::EINTR) => continue,
+                Err(e) => return Err(e.into()),
+            }
+            let [said, signalled] = ready.map(|fd| fd.any().unwrap_or_default());
+            if said {
+                let said = read_message(pipe)?;
+                if let Some(status) = said.strip_prefix(STAYS) {
+                    return status.trim().parse().map_err(io::Error::other);
+                }
+                report = None;
+            }
+            if !signalled {
+                continue;
             }
         }
         match signals.read_signal() {

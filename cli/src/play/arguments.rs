@@ -4,7 +4,7 @@
 //! change. Nothing is made or changed here.
 
 use std::{
-    fmt, fs, io,
+    fs, io,
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     str::FromStr,
@@ -13,10 +13,12 @@ use std::{
 
 use clap::ValueEnum;
 use weft_planner::Strategy;
+use weft_proto::agent::v1::Algorithm;
 
 use crate::{
     fabric::{Spec, SpecError},
     quantity,
+    stage::PathPolicy,
 };
 
 /// Sent when neither --source nor --size is given.
@@ -62,6 +64,14 @@ pub struct Args {
     /// How a chunk's path is chosen.
     #[arg(long, value_name = "POLICY", default_value = "two-choices")]
     pub path_policy: PathPolicy,
+    /// What the data is hashed with: blake3, or xxh3, which is faster and finds damage only.
+    #[arg(
+        long,
+        value_name = "HASH",
+        default_value = "blake3",
+        hide_possible_values = true
+    )]
+    pub verification: Verification,
     /// Rate of the spines' links, as 1gbit [default: what this machine gives].
     #[arg(long, value_name = "RATE", value_parser = quantity::parse_rate)]
     pub rate: Option<u64>,
@@ -89,7 +99,7 @@ pub struct Args {
     /// The nodes' roots are made here as DIR/node0, DIR/node1, … and stay [default: in memory].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Leave agents and fabric running after the transfer, until Ctrl-C.
+    /// Leave agents and fabric running, and say how to enter and how to end them.
     #[arg(long)]
     pub keep: bool,
     /// Print the result as one JSON object and nothing else on standard output.
@@ -97,27 +107,21 @@ pub struct Args {
     pub json: bool,
 }
 
-/// How a path is chosen for a chunk; the agents know them by these names.
+/// What blocks and files are hashed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PathPolicy {
-    /// One path for everything.
-    Single,
-    /// One after the other.
-    RoundRobin,
-    /// Any, at random.
-    Oblivious,
-    /// The faster of two drawn at random.
-    TwoChoices,
+pub enum Verification {
+    /// A cryptographic hash: also against forged data.
+    Blake3,
+    /// A faster one, against damage only.
+    Xxh3,
 }
 
-impl fmt::Display for PathPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Single => "single",
-            Self::RoundRobin => "round-robin",
-            Self::Oblivious => "oblivious",
-            Self::TwoChoices => "two-choices",
-        })
+impl From<Verification> for Algorithm {
+    fn from(verification: Verification) -> Self {
+        match verification {
+            Verification::Blake3 => Self::Blake3,
+            Verification::Xxh3 => Self::Xxh3,
+        }
     }
 }
 
@@ -260,6 +264,8 @@ pub struct Settings {
     pub strategy: Strategy,
     /// How paths are chosen.
     pub path_policy: PathPolicy,
+    /// What the data is hashed with.
+    pub verification: Verification,
     /// By time.
     pub faults: Vec<Fault>,
     /// Where the roots stay.
@@ -416,6 +422,7 @@ impl Args {
             to,
             strategy: self.strategy,
             path_policy: self.path_policy,
+            verification: self.verification,
             faults,
             out: self.out.clone(),
             keep: self.keep,

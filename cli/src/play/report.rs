@@ -7,6 +7,7 @@ use std::{
 
 use serde::Serialize;
 use weft_planner::Seconds;
+use weft_proto::agent::v1::Algorithm;
 
 use crate::{
     operator::{Job, Refusal, Standing},
@@ -45,7 +46,7 @@ pub struct Report {
 pub struct NodeReport {
     /// `node1`, `node2`, …
     pub name: String,
-    /// Where its files are.
+    /// Where its files are; "" where they are gone.
     pub root: String,
     /// `Verified` or `Failed`.
     pub state: String,
@@ -106,6 +107,8 @@ pub struct Summary {
     pub source: String,
     /// The planner's reasons, and what it took for granted.
     pub strategy_why: String,
+    /// What was hashed with.
+    pub verification: Algorithm,
     /// The agents' reasons.
     pub link_why: String,
     /// Every attempt that there was.
@@ -120,7 +123,7 @@ impl Summary {
         job: &Job,
         ended: Duration,
         source: String,
-        roots: impl Fn(&str) -> String,
+        root: impl Fn(&str) -> Option<String>,
         spines: Vec<u64>,
         faults: &[(Fault, Happened)],
         assumed: &str,
@@ -150,7 +153,7 @@ impl Summary {
                     Standing::Waiting => ("Failed", "NotStarted".to_owned(), 0.0),
                 };
                 NodeReport {
-                    root: roots(&name),
+                    root: root(&name).unwrap_or_default(),
                     name,
                     state: state.to_owned(),
                     reason,
@@ -191,6 +194,7 @@ impl Summary {
             report,
             source,
             strategy_why: job.plan().map(|plan| plan.why.clone()).unwrap_or_default() + assumed,
+            verification: job.spec().algorithm,
             link_why: link_why.to_owned(),
             attempts: job.attempt(),
             failures,
@@ -283,12 +287,22 @@ impl fmt::Display for Summary {
         writeln!(f)?;
         self.nodes(f)?;
         writeln!(f)?;
+        if report.nodes.iter().all(|node| node.root.is_empty()) {
+            writeln!(
+                f,
+                "roots     were in memory and are gone; --out DIR keeps them"
+            )?;
+        }
         for cause in &self.failures {
             writeln!(f, "failed    {cause}")?;
         }
         let chunks = report.chunks;
         if !report.digest.is_empty() {
-            writeln!(f, "digest    {} (source)", report.digest)?;
+            let algorithm = match self.verification {
+                Algorithm::Xxh3 => "XXH3",
+                Algorithm::Blake3 | Algorithm::Unspecified => "BLAKE3",
+            };
+            writeln!(f, "digest    {} (source, {algorithm})", report.digest)?;
         }
         if !report.link.is_empty() {
             writeln!(f, "link      {}: {}", report.link, self.link_why)?;
@@ -353,7 +367,7 @@ impl Summary {
                 state,
                 bytes,
                 time,
-                node.root.clone(),
+                or_dash(&node.root),
                 or_dash(&node.digest),
             ]
         }));

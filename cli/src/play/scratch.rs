@@ -1,9 +1,8 @@
 //! Where keys, configurations, logs and the nodes' roots are while it plays.
 
 use std::{
-    fs::{self, DirBuilder, File},
+    fs::{self, File},
     io::{self, BufWriter, Write},
-    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
@@ -12,7 +11,7 @@ use rand_pcg::Pcg64Mcg;
 use tempfile::TempDir;
 
 use super::{PlayError, arguments::Data};
-use crate::fabric::isolation;
+use crate::{fabric::isolation, stage::directory};
 
 /// `/run` is a private tmpfs in isolation: it ends with the last process, whatever ends that.
 const PRIVATE: &str = "/run/weft-play";
@@ -63,6 +62,23 @@ impl Scratch {
         }
     }
 
+    /// A path below it, as those outside see it.
+    pub(super) fn seen(&self, path: &Path) -> PathBuf {
+        match self {
+            Self::Private(_) => {
+                let inside = path.strip_prefix("/").unwrap_or(path);
+                PathBuf::from(format!("/proc/{}/root", isolation::pid())).join(inside)
+            }
+            Self::Temporary(_) => path.to_owned(),
+        }
+    }
+
+    /// It stays when this program ends.
+    pub(super) fn keep(self) {
+        // What is private ends with the isolation.
+        std::mem::forget(self);
+    }
+
     /// Says no when so many bytes do not fit here; without isolation that is for the disk to say.
     pub(super) fn check_room(&self, bytes: u64, copies: u64) -> Result<(), PlayError> {
         let Self::Private(path) = self else {
@@ -95,18 +111,6 @@ impl Drop for Scratch {
             tracing::debug!(%error, "left to the end of the namespace");
         }
     }
-}
-
-/// A directory that only its owner may enter.
-pub(super) fn directory(path: &Path) -> Result<(), PlayError> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(|source| PlayError::Files {
-            path: path.to_owned(),
-            source,
-        })
 }
 
 /// Bytes that programs can still have, from `/proc/meminfo`; no limit where that cannot be read.

@@ -1,7 +1,6 @@
 //! One play from the empty ground to the summary.
 
 use std::{
-    cell::Cell,
     fs,
     io::Write,
     path::{Path, PathBuf},
@@ -10,23 +9,23 @@ use std::{
 };
 
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
-use weft_proto::agent::v1::Algorithm;
 
 use super::{
-    Fault, FaultKind, Happened, PlayError, Settings, Summary,
-    agent::{self, Agents},
-    ground::{Ground, node_name, port_count},
+    Data, Fault, FaultKind, Happened, PlayError, Settings, Summary,
     progress::Progress,
-    scratch::{Origin, Scratch, directory},
+    scratch::{Origin, Scratch},
 };
 use crate::{
-    authority::{self, Authority},
+    authority,
     fabric::{Fabric, isolation},
-    operator::{Contact, Place, Runner, Spec},
+    operator::Spec,
+    stage::{Access, Ground, Root, Setup, Stage, StageError, directory, node_name},
 };
 
 /// The fabric's name in certificates.
 const FABRIC: &str = "play";
+/// Paths where the user did not say, over a fabric: the transport's own default.
+const FABRIC_PATHS: u16 = 128;
 /// The source's root.
 const SOURCE_ROOT: &str = "source";
 /// The destinations' root.
@@ -38,22 +37,23 @@ const BACKOFF_LONGEST: Duration = Duration::from_secs(2);
 /// How often bars move.
 const SHOW_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Plays; whether everything is as it was asked for. With `--keep` it says so in `kept` and returns
-/// only when an agent ends by itself.
+/// Plays; whether everything is as it was asked for.
 pub(super) async fn play(
     settings: &Settings,
     program: &Path,
     terminal: bool,
-    kept: &Cell<Option<bool>>,
     out: &mut impl Write,
     err: &mut impl Write,
 ) -> Result<bool, PlayError> {
-    let mut stage = Stage::set(settings, program).await?;
+    let mut play = Play::set(settings, program).await?;
     let mut progress = Progress::new(terminal);
-    let (summary, complete) = stage.transfer(&mut progress, err).await?;
-    if !settings.keep {
-        stage.agents.kill_all().await;
-    }
+    let (summary, complete) = play.transfer(&mut progress, err).await?;
+    let kept = if settings.keep {
+        Some(play.keep()?)
+    } else {
+        drop(play);
+        None
+    };
     if settings.json {
         // In one write: a reader that takes only the beginning is no failure.
         let text = serde_json::to_string(&summary.report)? + "\n";
@@ -66,13 +66,8 @@ pub(super) async fn play(
     }
     out.flush().map_err(PlayError::Output)?;
     let missed = summary.missed();
-    for text in &missed {
+    for text in missed.iter().chain(&kept) {
         complain(err, text);
-    }
-    if settings.keep {
-        complain(err, &stage.how_to_enter());
-        kept.set(Some(complete && missed.is_empty()));
-        return Err(stage.agents.ended().await);
     }
     Ok(complete && missed.is_empty())
 }
@@ -83,19 +78,14 @@ fn complain(err: &mut impl Write, text: &str) {
 }
 
 /// Everything that has to be there before a byte moves. Dropping it ends it; the agents go first.
-struct Stage<'a> {
+struct Play<'a> {
     settings: &'a Settings,
-    program: PathBuf,
-    agents: Agents,
-    ground: Ground,
-    authority: Arc<Authority>,
+    stage: Stage,
     origin: Origin,
-    /// The nodes' roots.
-    roots: Vec<PathBuf>,
     scratch: Scratch,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> Play<'a> {
     async fn set(settings: &'a Settings, program: &Path) -> Result<Self, PlayError> {
         let nodes = settings.fabric.nodes;
         let scratch = Scratch::new()?;
@@ -109,7 +99,7 @@ impl<'a> Stage<'a> {
             source,
         })?;
         if settings.out.is_none() {
-            let made_here = matches!(settings.data, super::Data::Random { .. });
+            let made_here = matches!(settings.data, Data::Random { .. });
             let copies = settings.to.len() as u64 + u64::from(made_here);
             scratch.check_room(settings.data.bytes(), copies)?;
         }
@@ -123,98 +113,55 @@ impl<'a> Stage<'a> {
                 unpanicked(tokio::task::spawn_blocking(move || Fabric::build(&spec)).await)?;
             Ground::Fabric(Arc::new(fabric))
         } else {
-            Ground::loopback(nodes)?
+            Ground::loopback(nodes, settings.fabric.mtu)?
         };
         let origin = unpanicked(data.await)?;
-        let mut roots = vec![origin.root.clone()];
-        for i in 1..nodes {
-            let root = base.join(node_name(i));
-            directory(&root)?;
-            roots.push(root);
-        }
-
-        let mut stage = Self {
-            settings,
-            program: program.to_owned(),
-            agents: Agents::default(),
+        let source = Root {
+            name: SOURCE_ROOT,
+            directory: origin.root.clone(),
+            access: Access::ReadOnly,
+        };
+        let destination = |i| Root {
+            name: DATA_ROOT,
+            directory: base.join(node_name(i)),
+            access: Access::ReadWrite,
+        };
+        let paths = match &ground {
+            Ground::Fabric(_) => settings.paths.unwrap_or(FABRIC_PATHS),
+            Ground::Loopback { .. } => 1,
+        };
+        let mut stage = Stage::set(Setup {
+            name: FABRIC,
             ground,
-            authority: Arc::new(Authority::new(FABRIC)?),
-            origin,
-            roots,
-            scratch,
-        };
-        for i in 0..nodes {
-            stage.configure(i)?;
-            stage.start_agent(i)?;
-        }
-        for i in 0..nodes {
-            let metrics = stage.ground.addresses(i).metrics;
-            stage.agents.ready(i, metrics).await?;
-        }
-        Ok(stage)
-    }
-
-    fn home(&self, i: usize) -> PathBuf {
-        self.scratch.path().join("agents").join(node_name(i))
-    }
-
-    fn configure(&mut self, i: usize) -> Result<(), PlayError> {
-        let (name, home) = (node_name(i), self.home(i));
-        directory(&home)?;
-        let files = self.authority.node(&name)?.write(&self.authority, &home)?;
-        let addresses = self.ground.addresses(i);
-        let paths = self.ground.paths(self.settings);
-        let root = if i == 0 {
-            (SOURCE_ROOT, self.roots[i].as_path(), "ReadOnly")
-        } else {
-            (DATA_ROOT, self.roots[i].as_path(), "ReadWrite")
-        };
-        let config = agent::Config {
-            node: &name,
-            fabric: FABRIC,
-            control: addresses.control,
-            metrics: addresses.metrics,
-            data: addresses.data,
-            first_port: addresses.first_port,
-            ports: port_count(paths),
+            program: program.to_owned(),
+            home: scratch.path().join("agents"),
+            roots: std::iter::once(source)
+                .chain((1..nodes).map(destination))
+                .collect(),
             paths,
-            mtu: self.settings.fabric.mtu,
-            policy: self.settings.path_policy,
-            ticket_key: &self.authority.ticket_key(),
-            files: &files,
-            root,
-        };
-        let path = home.join("agent.yaml");
-        fs::write(&path, config.yaml()?).map_err(|source| PlayError::Files { path, source })?;
-        self.agents.add(&name, home.join("agent.log"));
-        Ok(())
-    }
-
-    fn start_agent(&mut self, i: usize) -> Result<(), PlayError> {
-        let mut command = self.ground.command(i, &self.program);
-        command.arg("--config").arg(self.home(i).join("agent.yaml"));
-        self.agents.start(i, command)
+            policy: settings.path_policy,
+            stays: settings.keep,
+        })?;
+        stage.start_all().await?;
+        Ok(Self {
+            settings,
+            stage,
+            origin,
+            scratch,
+        })
     }
 
     fn spec(&self) -> Result<Spec, PlayError> {
         let settings = self.settings;
-        let destination = |i: &usize| Place {
-            node: node_name(*i),
-            root: DATA_ROOT.to_owned(),
-            path: self.origin.name.clone(),
-        };
+        let destination = |i: &usize| self.stage.place(*i, &self.origin.name);
         Ok(Spec {
             uid: format!("play-{}", authority::unique()?),
-            source: Place {
-                node: node_name(0),
-                root: SOURCE_ROOT.to_owned(),
-                path: self.origin.path.clone(),
-            },
+            source: self.stage.place(0, &self.origin.path),
             destinations: settings.to.iter().map(destination).collect(),
-            topology: self.ground.topology(settings),
+            topology: self.stage.topology(),
             strategy: settings.strategy,
-            payload_share: Ground::payload_share(settings),
-            algorithm: Algorithm::Blake3,
+            payload_share: self.stage.ground().payload_share(),
+            algorithm: settings.verification.into(),
             backoff_limit: BACKOFF_LIMIT + patience(&settings.faults),
         })
     }
@@ -224,11 +171,6 @@ impl<'a> Stage<'a> {
         progress: &mut Progress,
         err: &mut impl Write,
     ) -> Result<(Summary, bool), PlayError> {
-        let contact = |i| Contact {
-            node: node_name(i),
-            address: self.ground.addresses(i).control.to_string(),
-        };
-        let contacts: Vec<Contact> = (0..self.settings.fabric.nodes).map(contact).collect();
         let before = self.spine_bytes()?;
         let mut faults: Vec<(Fault, Happened)> = self
             .settings
@@ -237,7 +179,7 @@ impl<'a> Stage<'a> {
             .map(|fault| (*fault, Happened::No))
             .collect();
         let mut next = 0;
-        let mut runner = Runner::begin(self.spec()?, Arc::clone(&self.authority), &contacts)?;
+        let mut runner = self.stage.begin(self.spec()?)?;
         let mut show = interval(SHOW_INTERVAL);
         show.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !runner.job().is_over() {
@@ -251,7 +193,7 @@ impl<'a> Stage<'a> {
                 });
             tokio::select! {
                 () = runner.turn() => {}
-                error = self.agents.ended() => return Err(error),
+                error = self.stage.ended() => return Err(error.into()),
                 _ = show.tick() => progress.show(runner.job(), err),
                 () = at(due) => {
                     let (fault, happened) = &mut faults[next];
@@ -274,27 +216,34 @@ impl<'a> Stage<'a> {
             .zip(before)
             .map(|(after, before)| after - before)
             .collect();
-        let roots = |name: &str| {
-            let i = (0..self.roots.len()).find(|i| node_name(*i) == name);
-            i.map(|i| self.roots[i].display().to_string())
-                .unwrap_or_default()
+        let root = |name: &str| {
+            let i = (0..self.stage.nodes()).find(|i| node_name(*i) == name);
+            i.and_then(|i| self.lasting(self.stage.root(i)))
+                .map(|path| path.display().to_string())
         };
-        let source = self.settings.data.describe();
-        let assumed = Ground::assumed(self.settings);
         let summary = Summary::new(
             runner.job(),
             ended,
-            source,
-            roots,
+            self.settings.data.describe(),
+            root,
             spines,
             &faults,
-            &assumed,
+            &self.stage.ground().assumed(),
         );
         Ok((summary, runner.job().is_complete()))
     }
 
+    /// Where the user finds a directory of a destination afterwards, if it is still there.
+    fn lasting(&self, directory: &Path) -> Option<PathBuf> {
+        if self.settings.out.is_some() {
+            Some(directory.to_owned())
+        } else {
+            self.settings.keep.then(|| self.scratch.seen(directory))
+        }
+    }
+
     fn spine_bytes(&self) -> Result<Vec<u64>, PlayError> {
-        match self.ground.fabric() {
+        match self.stage.ground().fabric() {
             Some(fabric) => Ok(fabric.spine_bytes()?),
             None => Ok(Vec::new()),
         }
@@ -303,52 +252,67 @@ impl<'a> Stage<'a> {
     async fn strike(&mut self, fault: Fault) -> Result<(), PlayError> {
         match fault.kind {
             FaultKind::FailSpine => {
-                if let Some(fabric) = self.ground.fabric().cloned() {
+                if let Some(fabric) = self.stage.ground().fabric().cloned() {
                     let fail = move || fabric.fail_spine(fault.index);
                     unpanicked(tokio::task::spawn_blocking(fail).await)?;
                 }
                 Ok(())
             }
             FaultKind::KillNode => {
-                self.agents
-                    .kill(fault.index)
-                    .await
-                    .map_err(|source| PlayError::AgentNotStarted {
-                        node: node_name(fault.index),
-                        source,
-                    })
+                let killed = self.stage.kill(fault.index);
+                Ok(killed.map_err(|source| StageError::AgentNotKilled {
+                    node: node_name(fault.index),
+                    source,
+                })?)
             }
-            FaultKind::RestartNode => self.start_agent(fault.index),
+            FaultKind::RestartNode => Ok(self.stage.start(fault.index, &[])?),
         }
     }
 
-    /// For `--keep`.
-    fn how_to_enter(&self) -> String {
-        let pid = isolation::outside_pid();
-        let mut text =
-            format!("agents and fabric are left running; Ctrl-C or `kill {pid}` ends them\n");
-        for i in 0..self.settings.fabric.nodes {
-            let addresses = self.ground.addresses(i);
-            text += &format!(
-                "  {}: control {}, metrics http://{}/metrics, root {}\n",
+    /// For `--keep`: everything goes on without this program. Says how to look at it and how to end
+    /// it, in commands.
+    fn keep(self) -> Result<String, PlayError> {
+        let (stage, scratch) = (self.stage, self.scratch);
+        let mut nodes = String::new();
+        for i in 0..stage.nodes() {
+            let addresses = stage.ground().addresses(i);
+            nodes += &format!(
+                "\n  {}: control {}, metrics http://{}/metrics, log {}",
                 node_name(i),
                 addresses.control,
                 addresses.metrics,
-                self.roots[i].display()
+                scratch.seen(&stage.log_file(i)).display()
             );
         }
-        if self.ground.fabric().is_some() {
+        let text = if stage.ground().fabric().is_some() {
+            let pid = isolation::pid();
             let user = if isolation::is_own_user_namespace() {
-                " --user --preserve-credentials"
+                "--user --preserve-credentials "
             } else {
                 ""
             };
-            text += &format!(
-                "a shell in node1, likewise in leaf0 or spine0, from another terminal:\n  \
-                 nsenter --target $(pgrep -P {pid}){user} --mount --net ip netns exec node1 bash\n"
-            );
-        }
-        text
+            let enter = format!("nsenter --target {pid} {user}--mount --net --pid");
+            let address = stage.ground().addresses(1).metrics;
+            format!(
+                "agents and fabric are left running; to end them:\n  kill {pid}\n\
+                 a shell at node1, likewise at leaf0 or spine0:\n  {enter} ip netns exec node1 bash\n\
+                 node1's metrics:\n  {enter} curl -s http://{address}/metrics\n\
+                 the agents:{nodes}"
+            )
+        } else {
+            let pids: Vec<String> = (0..stage.nodes())
+                .filter_map(|i| Some(stage.pid(i)?.to_string()))
+                .collect();
+            let (pids, home) = (pids.join(" "), scratch.path().display());
+            format!(
+                "agents are left running; to end them and remove their files:\n  \
+                 kill {pids}; rm -r {home}\n\
+                 the agents:{nodes}"
+            )
+        };
+        stage.keep()?;
+        scratch.keep();
+        Ok(text)
     }
 }
 

@@ -18,6 +18,7 @@ use std::{
     },
     path::PathBuf,
     process::{Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
 use libtest_mimic::{Arguments, Trial};
@@ -34,13 +35,19 @@ use weft_cli::fabric::{
 const CASE: &str = "WEFT_FABRIC_CASE";
 /// Where a case leaves a file for the host to find.
 const OUT: &str = "WEFT_FABRIC_OUT";
+/// A kernel ends a dozen processes in milliseconds.
+const GONE_WITHIN: Duration = Duration::from_secs(60);
 /// User id of `nobody`.
 const NOBODY: u32 = 65_534;
 /// A name and what it runs inside.
 type Case = (&'static str, fn());
 
 /// What the trials on the host make an isolated program do.
-const PROGRAMS: [Case; 2] = [("says_and_writes", says_and_writes), ("stays_up", stays_up)];
+const PROGRAMS: [Case; 3] = [
+    ("says_and_writes", says_and_writes),
+    ("stays_up", stays_up),
+    ("keeps", keeps),
+];
 
 fn main() {
     if let Ok(name) = std::env::var(CASE) {
@@ -99,6 +106,10 @@ fn main() {
         add(
             "a_killed_program_leaves_nothing_on_the_host",
             Box::new(move || a_killed_program_leaves_nothing(user)),
+        );
+        add(
+            "what_is_kept_outlives_the_program_until_it_is_killed",
+            Box::new(move || what_is_kept_outlives_the_program(user)),
         );
         add(
             "sigterm_reaches_the_program",
@@ -264,6 +275,50 @@ fn a_killed_program_leaves_nothing(user: Option<u32>) {
     child.wait().unwrap();
     assert_eq!(traces_on_the_host(), Vec::<String>::new());
     assert_eq!(mounts(), before);
+}
+
+/// Leaves a fabric and a process in it, and says what ends both.
+fn keeps() {
+    let fabric = Fabric::build(&Spec::default()).unwrap();
+    isolation::keep().unwrap();
+    let mut left = fabric.command(1, "sleep");
+    left.arg("infinity").stdin(Stdio::null());
+    left.stdout(Stdio::null()).stderr(Stdio::null());
+    left.spawn().unwrap();
+    std::mem::forget(fabric);
+    print!("{}", isolation::pid());
+    io::stdout().flush().unwrap();
+    std::process::exit(3);
+}
+
+fn what_is_kept_outlives_the_program(user: Option<u32>) {
+    let program = Program::new(user);
+    // Returns: nothing that stays holds its standard output.
+    let output = program.command("keeps").output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output));
+    let pid = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(traces_on_the_host(), Vec::<String>::new());
+    let mut enter = Command::new("nsenter");
+    enter.args(["--target", &pid, "--mount", "--net", "--pid"]);
+    if let Some(user) = user {
+        enter.args(["--user", "--preserve-credentials"]);
+        enter.uid(user).gid(user);
+    }
+    enter.args("ip netns exec node1 sh -c".split(' '));
+    enter.arg("ip -brief address; ps -e -o comm");
+    let inside = enter.output().unwrap();
+    let said = text(&inside);
+    assert!(inside.status.success(), "{said}");
+    assert!(said.contains("data0") && said.contains("sleep"), "{said}");
+
+    let init = Pid::from_raw(pid.parse().unwrap());
+    kill(init, Signal::SIGTERM).unwrap();
+    // The kernel ends everything in the namespaces before pid 1 is gone from them.
+    let (deadline, namespace) = (Instant::now() + GONE_WITHIN, format!("/proc/{pid}/ns/net"));
+    while fs::metadata(&namespace).is_ok() {
+        assert!(Instant::now() < deadline, "{pid} is still there");
+        std::thread::yield_now();
+    }
 }
 
 fn sigterm_reaches_the_program(user: Option<u32>) {

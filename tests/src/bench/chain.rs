@@ -9,7 +9,7 @@ use weft_proto::agent::v1::Algorithm;
 
 use super::memory::{Memory, write_random};
 use super::rounds::{Must, Rounds};
-use super::stage::{Stage, Transfer, payload_share};
+use super::stage::{Stage, Transfer};
 use super::{BenchError, Context};
 use crate::report::Row;
 
@@ -63,7 +63,7 @@ pub(super) fn measure(context: &Context, chain: Chain) -> Result<Vec<Row>, Bench
     )?;
     write_random(&stage.directory(0).join(SOURCE), bytes)?;
     let mtu = fabric.spec().mtu;
-    let share = payload_share(mtu);
+    let share = stage.payload_share();
     let least = bytes as f64 * 8.0 / (rate as f64 * 1e6 * share);
     let mut rounds = Rounds::default();
     for _ in 0..context.rounds {

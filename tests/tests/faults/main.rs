@@ -102,7 +102,7 @@ fn all_seeds(
                 .map(|node| format!("--- {}\n{}", stage::name(node), stage.log(node)))
                 .collect();
             // A job that was not waited for is still theirs.
-            (0..stage::NODES).for_each(|node| stage.kill(node));
+            (0..stage::NODES).for_each(|node| stage.kill(node).unwrap());
             return Err(Failed::from(format!(
                 "seed {seed}: {SEED_VARIABLE}={seed} cargo test -p weft-tests --test faults -- {row}\n{}",
                 logs.concat()

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     io,
     net::Ipv4Addr,
+    ops::RangeInclusive,
     os::fd::{AsRawFd, OwnedFd},
     time::Duration,
 };
@@ -17,7 +18,7 @@ use nix::sys::{
 };
 use weft_core::wire::{HEADER_BYTES, Kind, peek};
 
-use crate::stage::{DATA_PORT, DATA_PORTS, Stage};
+use crate::stage::Stage;
 
 /// Packets that are listened for: all fit into the burst of a rate-limited link.
 const PACKETS: usize = 8;
@@ -43,9 +44,11 @@ struct Heard {
 impl Attack {
     /// Listens at the victim, and sends from the attacker's node under the sender's address.
     pub(crate) fn carry_out(stage: &Stage, victim: usize) -> Self {
-        let address = stage.address(victim);
+        let (address, ports) = (stage.address(victim), stage.ports(victim));
         let ear = stage.fabric.in_node(victim, ear).unwrap().unwrap();
-        let heard: Vec<Heard> = (0..PACKETS).map(|_| listen(&ear, address)).collect();
+        let heard: Vec<Heard> = (0..PACKETS)
+            .map(|_| listen(&ear, address, &ports))
+            .collect();
         let mouth = stage.fabric.in_node(ATTACKER, mouth).unwrap().unwrap();
         let from = stage.address(SENDER);
         let mut sent = BTreeMap::new();
@@ -95,7 +98,7 @@ fn mouth() -> io::Result<OwnedFd> {
 }
 
 /// The next data packet to this address.
-fn listen(ear: &OwnedFd, to: Ipv4Addr) -> Heard {
+fn listen(ear: &OwnedFd, to: Ipv4Addr, at: &RangeInclusive<u16>) -> Heard {
     let mut packet = vec![0; 1 << 16];
     loop {
         let bytes = recv(ear.as_raw_fd(), &mut packet, MsgFlags::empty()).unwrap();
@@ -109,7 +112,7 @@ fn listen(ear: &OwnedFd, to: Ipv4Addr) -> Heard {
         let (port, datagram) = (&packet[22..24], &packet[IPV4_BYTES + UDP_BYTES..bytes]);
         let port = u16::from_be_bytes([port[0], port[1]]);
         let is_data = matches!(peek(datagram), Ok(peek) if peek.kind == Kind::Data);
-        if (DATA_PORT..DATA_PORT + DATA_PORTS).contains(&port) && is_data {
+        if at.contains(&port) && is_data {
             let mut ports = [0; 4];
             ports.copy_from_slice(&packet[IPV4_BYTES..IPV4_BYTES + 4]);
             return Heard {

@@ -12,7 +12,7 @@ use weft_sim::draw::Draw;
 
 use crate::{
     row::{assert_refusal, job, prepare, refusal},
-    stage::{DATA_PORT, DATA_PORTS, ROOT, Stage, program},
+    stage::{ROOT, Stage, program},
     tree::{Tree, Work, partials_below},
 };
 
@@ -58,8 +58,9 @@ pub(crate) fn a_port_range_that_is_taken(stage: &mut Stage, seed: u64) {
     let output = stage.rival(node);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    let (address, last) = (stage.address(node), DATA_PORT + DATA_PORTS - 1);
-    for words in [format!("{DATA_PORT}-{last}"), address.to_string()] {
+    let (address, ports) = (stage.address(node), stage.ports(node));
+    let ports = format!("{}-{}", ports.start(), ports.end());
+    for words in [ports, address.to_string()] {
         assert!(said.contains(&words), "{said}");
     }
     assert!(
@@ -112,6 +113,6 @@ pub(crate) async fn a_destination_with_another_content(stage: &mut Stage, seed: 
     };
     agent.cancel(cancel).await.unwrap();
     assert!(fs::read(&there).unwrap() == other);
-    let left = partials_below(&stage.root(1));
+    let left = partials_below(stage.root(1));
     assert!(left.is_empty(), "{left:?}");
 }

@@ -11,7 +11,6 @@ use std::{
         net::UnixListener,
     },
     path::PathBuf,
-    sync::Arc,
     time::Duration,
 };
 
@@ -51,8 +50,6 @@ const BACKOFF_LIMIT_VAIN: u32 = 0;
 const MOMENT_PERCENT: (u64, u64) = (5, 40);
 /// The least that a remedy needs: a verb and an object.
 const REMEDY_BYTES: usize = 8;
-/// Payload per line byte of a 9000-byte packet.
-const PAYLOAD_SHARE: f64 = 0.98;
 
 /// A fault, and what must come of it.
 #[derive(Debug, Clone)]
@@ -272,7 +269,7 @@ impl Play<'_> {
                 .collect(),
             topology: self.stage.topology(),
             strategy: self.row.strategy,
-            payload_share: PAYLOAD_SHARE,
+            payload_share: self.stage.ground().payload_share(),
             algorithm: Algorithm::Blake3,
             backoff_limit: if lasting {
                 BACKOFF_LIMIT_VAIN
@@ -283,9 +280,7 @@ impl Play<'_> {
     }
 
     async fn run(&mut self) {
-        let contacts = self.stage.contacts();
-        let authority = Arc::clone(&self.stage.authority);
-        let mut runner = Runner::begin(self.spec(), authority, &contacts).unwrap();
+        let mut runner = self.stage.begin(self.spec()).unwrap();
         if let Fault::Within(node, strike) = self.row.fault {
             let percent = self.draw.within(MOMENT_PERCENT.0, MOMENT_PERCENT.1);
             let due = (self.tree.bytes() * percent / 100).max(1);
@@ -335,16 +330,16 @@ impl Play<'_> {
                 self.assert_silenced_within(node);
             }
             Strike::Restart(node) => {
-                self.stage.kill(node);
+                self.stage.kill(node).unwrap();
                 self.assert_silenced_within(node);
-                self.stage.start(node, &[]);
+                self.stage.serve(node, &[]).await;
             }
             Strike::RestartWithOtherClock(node) => {
-                self.stage.kill(node);
+                self.stage.kill(node).unwrap();
                 self.assert_silenced_within(node);
                 let offset = self.draw.within(1, 1 << 20).to_string();
                 let clocks = ["unshare", "--time", "--monotonic", &offset, "--"];
-                self.stage.start(node, &clocks);
+                self.stage.serve(node, &clocks).await;
             }
             Strike::BlackHole => {
                 fabric

@@ -98,7 +98,7 @@ fn summary(job: &Job, faults: &[(Fault, Happened)]) -> Summary {
         job,
         ended,
         "model".into(),
-        |name| format!("/roots/{name}"),
+        |name| Some(format!("/roots/{name}")),
         spines,
         faults,
         "",

@@ -50,12 +50,12 @@ impl Play<'_> {
         for node in 1..NODES {
             // What cannot be reached cannot be told to clean up.
             if self.row.fault != Fault::Within(node, Strike::Unreachable(node)) {
-                let left = partials_below(&self.stage.root(node));
+                let left = partials_below(self.stage.root(node));
                 assert!(left.is_empty(), "partial files are left: {left:?}");
             }
         }
         if let Fault::Within(_, Strike::Unreachable(node)) = self.row.fault {
-            self.stage.kill(node);
+            self.stage.kill(node).unwrap();
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
 
 use weft_planner::{Node, Topology, Uplink};
 
-use super::{PlayError, Settings};
+use super::{StageError, node_name};
 use crate::fabric::Fabric;
 
 /// In a fabric every node has all ports to itself.
@@ -21,35 +21,41 @@ const METRICS_PORT: u16 = 7401;
 /// would make 136 routes of 256 paths (decision 0002).
 const FIRST_DATA_PORT: u16 = 7500;
 const DATA_PORTS_STEP: u16 = 16;
-/// Paths where the user did not say, over a fabric: the transport's own default.
-const FABRIC_PATHS: u16 = 128;
 /// What the planner is told of a link without a rate: about what one veth carries on one core. All
 /// such links are equal, and only that matters to the plan.
 const UNLIMITED_BPS: u64 = 10_000_000_000;
-/// IPv4, UDP, Weft's header and trailer.
-const PACKET_OVERHEAD: f64 = 20.0 + 8.0 + 64.0;
-/// Ethernet's preamble, header, checksum and gap.
-const FRAME_OVERHEAD: f64 = 38.0;
+/// IPv4 and UDP headers, Weft's header and trailer.
+const PACKET_OVERHEAD: u32 = 20 + 8 + 64;
+/// Ethernet's header, which the token buckets of a fabric count.
+const FRAME_OVERHEAD: u32 = 14;
 /// Loopback ports are looked for from here on.
 const LOOPBACK_PORTS: u16 = 20_000;
 const LOOPBACK_PORTS_END: u16 = 32_000;
 
 /// Where an agent is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Addresses {
-    pub(super) control: SocketAddr,
-    pub(super) metrics: SocketAddr,
-    pub(super) data: Ipv4Addr,
-    pub(super) first_port: u16,
+pub struct Addresses {
+    /// The control API.
+    pub control: SocketAddr,
+    /// Metrics, health and readiness.
+    pub metrics: SocketAddr,
+    /// Its address on the data network.
+    pub data: Ipv4Addr,
+    /// The first of its data ports.
+    pub first_port: u16,
 }
 
 /// One of the two.
 #[derive(Debug, Clone)]
-pub(super) enum Ground {
+pub enum Ground {
+    /// Nodes in namespaces, leaves and spines between them.
     Fabric(Arc<Fabric>),
+    /// Nodes that are all this machine; see [`Ground::loopback`].
     Loopback {
+        /// One for each node.
         agents: Vec<Addresses>,
-        node_bps: u64,
+        /// Largest IP packet.
+        mtu: u32,
     },
 }
 
@@ -64,8 +70,8 @@ pub(super) fn port_count(paths: u16) -> u16 {
 
 impl Ground {
     /// Nodes on 127.0.0.1, each with free ports of its own.
-    pub(super) fn loopback(nodes: usize) -> Result<Self, PlayError> {
-        let failed = |source| PlayError::NoFreePorts { source };
+    pub fn loopback(nodes: usize, mtu: u32) -> Result<Self, StageError> {
+        let failed = StageError::NoFreePorts;
         let count = port_count(1);
         // Held until all are chosen, so that no two nodes get the same.
         let mut held = Vec::new();
@@ -82,20 +88,19 @@ impl Ground {
             });
             held.extend([control, metrics]);
         }
-        Ok(Self::Loopback {
-            agents,
-            node_bps: UNLIMITED_BPS,
-        })
+        Ok(Self::Loopback { agents, mtu })
     }
 
-    pub(super) fn fabric(&self) -> Option<&Arc<Fabric>> {
+    /// The fabric, if it is one.
+    pub fn fabric(&self) -> Option<&Arc<Fabric>> {
         match self {
             Self::Fabric(fabric) => Some(fabric),
             Self::Loopback { .. } => None,
         }
     }
 
-    pub(super) fn addresses(&self, i: usize) -> Addresses {
+    /// Where node `i`'s agent is.
+    pub fn addresses(&self, i: usize) -> Addresses {
         match self {
             Self::Fabric(fabric) => {
                 let node = fabric.node(i);
@@ -112,29 +117,34 @@ impl Ground {
         }
     }
 
-    pub(super) fn paths(&self, settings: &Settings) -> u16 {
+    /// Largest IP packet of the data network, bytes.
+    pub fn mtu(&self) -> u32 {
         match self {
-            Self::Fabric(_) => settings.paths.unwrap_or(FABRIC_PATHS),
-            Self::Loopback { .. } => 1,
+            Self::Fabric(fabric) => fabric.spec().mtu,
+            Self::Loopback { mtu, .. } => *mtu,
         }
     }
 
-    /// Runs a program at node `i`, so that it does not outlive this one.
-    pub(super) fn command(&self, i: usize, program: &Path) -> Command {
-        match self {
+    /// Runs a program at node `i` in a session of its own: Ctrl-C is for the program that started it,
+    /// and so is the end of its terminal. Unless it `stays` it does not outlive this process.
+    pub(super) fn command(&self, i: usize, program: &Path, stays: bool) -> Command {
+        // Not by the process group: `setsid` would fork, and not become the program.
+        let mut command = match self {
             // It ends with the pid namespace.
-            Self::Fabric(fabric) => fabric.command(i, program),
+            Self::Fabric(fabric) => fabric.command(i, "setsid"),
+            Self::Loopback { .. } if stays => Command::new("setsid"),
             Self::Loopback { .. } => {
                 let mut command = Command::new("setpriv");
-                command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+                command.args(["--pdeathsig", "KILL", "--", "setsid"]);
                 command
             }
-        }
+        };
+        command.arg("--").arg(program);
+        command
     }
 
     /// As the planner sees it.
-    pub(super) fn topology(&self, settings: &Settings) -> Topology {
-        let spec = &settings.fabric;
+    pub fn topology(&self) -> Topology {
         let node = |i: usize, leaf: usize, rate_bps: u64| Node {
             name: node_name(i),
             address: Some(self.addresses(i).control.to_string()),
@@ -143,6 +153,7 @@ impl Ground {
         };
         match self {
             Self::Fabric(fabric) => {
+                let spec = fabric.spec();
                 let rate_bps = spec.node_rate.unwrap_or(UNLIMITED_BPS);
                 let uplink = |(leaf, spine)| Uplink {
                     leaf: format!("leaf{leaf}"),
@@ -157,33 +168,35 @@ impl Ground {
                     uplinks: pairs.map(uplink).collect(),
                 }
             }
-            Self::Loopback { agents, node_bps } => Topology {
-                nodes: (0..agents.len()).map(|i| node(i, 0, *node_bps)).collect(),
+            Self::Loopback { agents, .. } => Topology {
+                nodes: (0..agents.len())
+                    .map(|i| node(i, 0, UNLIMITED_BPS))
+                    .collect(),
                 uplinks: Vec::new(),
             },
         }
     }
 
-    /// Part of the line rate that is payload.
-    pub(super) fn payload_share(settings: &Settings) -> f64 {
-        let mtu = f64::from(settings.fabric.mtu);
-        (mtu - PACKET_OVERHEAD) / (mtu + FRAME_OVERHEAD)
-    }
-}
-
-impl Ground {
-    /// What the planner was told that nobody has said.
-    pub(super) fn assumed(settings: &Settings) -> String {
-        if settings.fabric.rate.is_some() && settings.fabric.node_rate.is_some() {
+    /// What the planner is told that nobody has said.
+    pub fn assumed(&self) -> String {
+        let spec = self.fabric().map(|fabric| fabric.spec());
+        if spec.is_some_and(|spec| spec.rate.is_some() && spec.node_rate.is_some()) {
             return String::new();
         }
         let rate = crate::quantity::rate(UNLIMITED_BPS);
         format!(" (links without a rate are planned as {rate})")
     }
+
+    /// Part of a link's rate that is payload, as a fabric's token buckets count: full packets, whose
+    /// payload is rounded down to a multiple of 8.
+    pub fn payload_share(&self) -> f64 {
+        payload_share(self.mtu())
+    }
 }
 
-pub(super) fn node_name(i: usize) -> String {
-    format!("node{i}")
+fn payload_share(mtu: u32) -> f64 {
+    let payload = mtu.saturating_sub(PACKET_OVERHEAD) & !7;
+    f64::from(payload) / f64::from(payload + PACKET_OVERHEAD + FRAME_OVERHEAD)
 }
 
 fn listener() -> io::Result<TcpListener> {
@@ -215,8 +228,15 @@ mod tests {
     }
 
     #[test]
+    fn the_payload_share_is_that_of_full_packets() {
+        // 8,904 of 9,010 and 1,408 of 1,514.
+        assert!((payload_share(9000) - 8904.0 / 9010.0).abs() < 1e-9);
+        assert!((payload_share(1500) - 1408.0 / 1514.0).abs() < 1e-9);
+    }
+
+    #[test]
     fn nodes_on_loopback_share_no_port() {
-        let ground = Ground::loopback(3).unwrap();
+        let ground = Ground::loopback(3, 1500).unwrap();
         let all: Vec<Addresses> = (0..3).map(|i| ground.addresses(i)).collect();
         for (i, one) in all.iter().enumerate() {
             for other in &all[..i] {

@@ -1,0 +1,253 @@
+//! A fabric with its agents, set up to be asked for transfers.
+//!
+//! `weft play`, the benchmark and the table of faults stand on one of these: a ground ([`Ground`]: a
+//! fabric of namespaces, or loopback), a certificate authority, and an agent at every node. What is
+//! moved, and what goes wrong meanwhile, is up to them: a [`Stage`] begins no transfer by itself, and
+//! starts no agent again that has ended.
+
+mod agent;
+mod error;
+mod ground;
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use agent::Agents;
+pub use agent::{Access, AgentConfig, PathPolicy, find_agent};
+pub use error::StageError;
+pub use ground::{Addresses, Ground};
+use weft_planner::Topology;
+
+use crate::{
+    authority::{Authority, IdentityFiles},
+    fabric::isolation,
+    operator::{Contact, Place, Runner, RunnerError, Spec},
+};
+
+/// What a stage is made of.
+#[derive(Debug)]
+pub struct Setup {
+    /// Names the fabric in certificates.
+    pub name: &'static str,
+    /// What the agents stand on.
+    pub ground: Ground,
+    /// The agent's program; see [`find_agent`].
+    pub program: PathBuf,
+    /// For keys, configurations and logs: a directory `node0`, `node1`, … each.
+    pub home: PathBuf,
+    /// What each node serves, in order.
+    pub roots: Vec<Root>,
+    /// Paths between two nodes.
+    pub paths: u16,
+    /// How a chunk's path is chosen.
+    pub policy: PathPolicy,
+    /// Agents may outlive this process: [`Stage::keep`] will be called. Where nothing isolates them
+    /// they then also outlive a SIGKILL that comes before it.
+    pub stays: bool,
+}
+
+/// The one root of a node.
+#[derive(Debug, Clone)]
+pub struct Root {
+    /// What jobs call it.
+    pub name: &'static str,
+    /// Where it is; made if it is not there.
+    pub directory: PathBuf,
+    /// What jobs may do there.
+    pub access: Access,
+}
+
+/// Ground, authority and agents. Dropping it ends them, the agents first.
+pub struct Stage {
+    agents: Agents,
+    authority: Arc<Authority>,
+    files: Vec<IdentityFiles>,
+    setup: Setup,
+}
+
+impl Stage {
+    /// Makes keys, directories and configurations. No agent runs yet.
+    pub fn set(setup: Setup) -> Result<Self, StageError> {
+        let mut stage = Self {
+            agents: Agents::default(),
+            authority: Arc::new(Authority::new(setup.name)?),
+            files: Vec::new(),
+            setup,
+        };
+        for i in 0..stage.nodes() {
+            directory(&stage.setup.roots[i].directory)?;
+            directory(&stage.home(i))?;
+            let identity = stage.authority.node(&node_name(i))?;
+            let files = identity.write(&stage.authority, &stage.home(i))?;
+            stage.files.push(files);
+            write(&stage.config_file(i), &stage.config(i).yaml()?)?;
+            stage.agents.add(&node_name(i), stage.log_file(i));
+        }
+        Ok(stage)
+    }
+
+    /// Starts every agent; all serve when this returns.
+    pub async fn start_all(&mut self) -> Result<(), StageError> {
+        for i in 0..self.nodes() {
+            self.start(i, &[])?;
+        }
+        for i in 0..self.nodes() {
+            self.ready(i).await?;
+        }
+        Ok(())
+    }
+
+    /// Starts node `i`'s agent, by way of a program that becomes it if there are words for one.
+    pub fn start(&mut self, i: usize, by: &[&str]) -> Result<(), StageError> {
+        let mut words = by.iter().map(Path::new).chain([&*self.setup.program]);
+        let Some(first) = words.next() else {
+            return Ok(());
+        };
+        let mut command = self.setup.ground.command(i, first, self.setup.stays);
+        command.args(words).arg("--config").arg(self.config_file(i));
+        self.agents.start(i, command)
+    }
+
+    /// Waits until node `i`'s agent serves.
+    pub async fn ready(&mut self, i: usize) -> Result<(), StageError> {
+        let metrics = self.setup.ground.addresses(i).metrics;
+        self.agents.ready(i, metrics).await
+    }
+
+    /// Returns when an agent has ended by itself.
+    pub async fn ended(&mut self) -> StageError {
+        self.agents.ended().await
+    }
+
+    /// SIGKILL; node `i`'s agent is gone when this returns, if it ran.
+    pub fn kill(&mut self, i: usize) -> io::Result<()> {
+        self.agents.kill(i)
+    }
+
+    /// Whether node `i`'s agent runs.
+    pub fn is_running(&mut self, i: usize) -> bool {
+        self.agents.is_running(i)
+    }
+
+    /// The process of node `i`'s agent, if it was started.
+    pub fn pid(&self, i: usize) -> Option<u32> {
+        self.agents.pid(i)
+    }
+
+    /// What node `i`'s agent has logged since it was started.
+    pub fn log(&self, i: usize) -> String {
+        self.agents.log(i)
+    }
+
+    /// Leaves the agents and their ground to themselves: they go on when this process ends, until
+    /// [`isolation::pid`] is killed; on loopback, until each of [`Self::pid`] is.
+    pub fn keep(mut self) -> Result<(), StageError> {
+        if let Ground::Fabric(fabric) = &self.setup.ground {
+            isolation::keep().map_err(StageError::NotKept)?;
+            // Never dropped, so never taken down.
+            std::mem::forget(Arc::clone(fabric));
+        }
+        self.agents.leave();
+        Ok(())
+    }
+
+    /// How many nodes there are.
+    pub fn nodes(&self) -> usize {
+        self.setup.roots.len()
+    }
+
+    /// What the agents stand on.
+    pub fn ground(&self) -> &Ground {
+        &self.setup.ground
+    }
+
+    /// Who issues the certificates and signs the tickets.
+    pub fn authority(&self) -> &Arc<Authority> {
+        &self.authority
+    }
+
+    /// The directory of node `i`'s root.
+    pub fn root(&self, i: usize) -> &Path {
+        &self.setup.roots[i].directory
+    }
+
+    /// Where node `i`'s agent logs.
+    pub fn log_file(&self, i: usize) -> PathBuf {
+        self.home(i).join("agent.log")
+    }
+
+    fn config_file(&self, i: usize) -> PathBuf {
+        self.home(i).join("agent.yaml")
+    }
+
+    fn home(&self, i: usize) -> PathBuf {
+        self.setup.home.join(node_name(i))
+    }
+
+    /// What node `i`'s agent is told.
+    pub fn config(&self, i: usize) -> AgentConfig {
+        let setup = &self.setup;
+        AgentConfig {
+            node: node_name(i),
+            fabric: setup.name,
+            addresses: setup.ground.addresses(i),
+            ports: ground::port_count(setup.paths),
+            paths: setup.paths,
+            mtu: setup.ground.mtu(),
+            policy: setup.policy,
+            ticket_key: self.authority.ticket_key(),
+            files: self.files[i].clone(),
+            root: setup.roots[i].clone(),
+        }
+    }
+
+    /// A file or directory at node `i`.
+    pub fn place(&self, i: usize, path: &str) -> Place {
+        Place {
+            node: node_name(i),
+            root: self.setup.roots[i].name.to_owned(),
+            path: path.to_owned(),
+        }
+    }
+
+    /// As the planner sees it.
+    pub fn topology(&self) -> Topology {
+        self.setup.ground.topology()
+    }
+
+    /// Begins a transfer.
+    pub fn begin(&self, spec: Spec) -> Result<Runner, RunnerError> {
+        let contact = |i| Contact {
+            node: node_name(i),
+            address: self.setup.ground.addresses(i).control.to_string(),
+        };
+        let contacts: Vec<Contact> = (0..self.nodes()).map(contact).collect();
+        Runner::begin(spec, Arc::clone(&self.authority), &contacts)
+    }
+}
+
+/// Node `i` in certificates, plans and reports.
+pub fn node_name(i: usize) -> String {
+    format!("node{i}")
+}
+
+/// A directory that only its owner may enter.
+pub(crate) fn directory(path: &Path) -> Result<(), StageError> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|source| StageError::Files {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn write(path: &Path, text: &str) -> Result<(), StageError> {
+    fs::write(path, text).map_err(|source| StageError::Files {
+        path: path.to_owned(),
+        source,
+    })
+}

@@ -194,7 +194,7 @@ pub(crate) fn endpoint_to_proto(end: &LocalEnd, secret: &Secret) -> proto::Endpo
         }),
         settings_hash: end.settings.hash(),
         generation: end.generation,
-        reset_token: end.reset_token,
+        reset_key: end.reset_key,
     }
 }
 
@@ -242,7 +242,7 @@ pub(crate) fn endpoint(end: Option<proto::Endpoint>, ours: &Settings) -> Result<
         send_secret: Secret(secret),
         settings,
         generation: end.generation,
-        reset_token: end.reset_token,
+        reset_key: end.reset_key,
     })
 }
 

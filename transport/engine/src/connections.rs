@@ -1,7 +1,7 @@
 //! The connections of one worker: where packets belong, what has happened, when to look again.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::net::Ipv4Addr;
 
@@ -20,6 +20,7 @@ use crate::command::{Command, Outgoing};
 use crate::config::EngineConfig;
 use crate::engine::RemoteEnd;
 use crate::event::{Event, Failure};
+use crate::identity::reset_token;
 use crate::pace::AckPace;
 use crate::regions::{DomainId, KeyHasher, Regions, Taken};
 use crate::resets::{PendingReset, Resets};
@@ -83,6 +84,9 @@ enum End {
 pub(crate) struct Connections {
     config: EngineConfig,
     ends: ById<End>,
+    /// The open ones by what a Reset says: the peer's address, its id for the connection, and its
+    /// first port, since several engines may run at one address.
+    by_remote: BTreeMap<(Ipv4Addr, ConnectionId, u16), ConnectionId>,
     peers: Vec<Option<Peer>>,
     pub(crate) regions: Regions,
     pub(crate) resets: Resets,
@@ -103,6 +107,7 @@ impl Connections {
             rng: Rng::seed_from_u64(config.seed.wrapping_add(worker as u64)),
             config,
             ends: HashMap::default(),
+            by_remote: BTreeMap::new(),
             peers: Vec::new(),
             regions: Regions::new(commands),
             resets: Resets::default(),
@@ -165,7 +170,7 @@ impl Connections {
                 receive_secret,
                 congestion: self.config.congestion,
                 stall_timeout: self.config.stall_timeout,
-                reset_token: remote.reset_token,
+                reset_token: reset_token(remote.reset_key, self.config.address),
             },
             now,
         );
@@ -186,6 +191,7 @@ impl Connections {
             timer: None,
             touched: false,
         };
+        self.by_remote.insert(open.name_at_peer(), id);
         self.ends.insert(id, End::Open(Box::new(open)));
     }
 
@@ -301,6 +307,10 @@ impl Connections {
     fn retire(&mut self, open: Open) -> Sender<Event> {
         self.drops.add(open.core.drops());
         self.ended.add(open.core.stats());
+        let name = open.name_at_peer();
+        if self.by_remote.get(&name) == Some(&open.core.id()) {
+            self.by_remote.remove(&name);
+        }
         if let Some(peer) = &mut self.peers[open.peer] {
             peer.connections -= 1;
             if peer.connections == 0 {
@@ -391,20 +401,17 @@ impl Connections {
                     continue;
                 }
             };
-            let from = *run.from.ip();
-            let named = self.ends.iter_mut().find_map(|(&id, end)| match end {
-                End::Open(open) if open.remote == reset.connection && open.address == from => {
-                    Some((id, open))
-                }
-                _ => None,
-            });
-            match named {
-                // The connection checks the token, and counts a wrong one.
-                Some((id, open)) => {
+            let (address, port) = (*run.from.ip(), run.from.port());
+            let of_id = |port| (address, reset.connection, port);
+            let mut named = self.by_remote.range(of_id(0)..=of_id(port));
+            let named = named.next_back().map(|(_, &id)| id);
+            match named.and_then(|id| Some((id, self.ends.get_mut(&id)?))) {
+                Some((id, End::Open(open))) if open.ports.holds(port) => {
+                    // The connection checks the token, and counts a wrong one.
                     let _ = open.core.handle_reset(reset.token);
                     touch(&mut self.touched, id, open);
                 }
-                None => self.count(DropReason::UnknownConnection, 1),
+                _ => self.count(DropReason::UnknownConnection, 1),
             }
         }
     }
@@ -596,6 +603,11 @@ impl Open {
         }
         self.pace.answered();
         self.core.poll_control(now, paths, out)
+    }
+
+    /// Its key among those that Resets are looked up by.
+    fn name_at_peer(&self) -> (Ipv4Addr, ConnectionId, u16) {
+        (self.address, self.remote, self.ports.first)
     }
 
     /// What a chunk's packets carry, unless its write was completed meanwhile.

@@ -17,7 +17,7 @@ use crate::config::{EngineConfig, Progress};
 use crate::doze::Doze;
 use crate::error::EngineError;
 use crate::event::Event;
-use crate::identity::{Names, ResetTokens, worker_of_connection, worker_of_key};
+use crate::identity::{Names, ResetKeys, worker_of_connection, worker_of_key};
 use crate::regions::DomainId;
 use crate::snapshot::Snapshot;
 use crate::worker::Worker;
@@ -38,8 +38,8 @@ pub struct LocalEnd {
     pub ports: PortRange,
     /// Tells this life of the engine from others.
     pub generation: u64,
-    /// By which the peer will believe a Reset.
-    pub reset_token: u64,
+    /// What the peer makes the token from by which it believes a Reset. Told to nobody else.
+    pub reset_key: u64,
 }
 
 /// The other end of a connection: what its [`LocalEnd`] said, and the secret it receives under.
@@ -57,8 +57,8 @@ pub struct RemoteEnd {
     pub settings: Settings,
     /// The peer engine's life.
     pub generation: u64,
-    /// The token of its Resets.
-    pub reset_token: u64,
+    /// What the tokens of its Resets are made from.
+    pub reset_key: u64,
 }
 
 /// A one-sided write.
@@ -98,7 +98,7 @@ pub struct Engine {
     config: EngineConfig,
     settings: Settings,
     names: Names,
-    tokens: ResetTokens,
+    reset_keys: ResetKeys,
     workers: Vec<Handle>,
     /// The only worker, when the caller runs it. The lock is for `snapshot`: `poll` has it alone.
     inline: Option<Mutex<Box<Worker>>>,
@@ -114,20 +114,20 @@ impl Engine {
         config.check()?;
         let settings = config.settings();
         let names = Names::draw()?;
-        let tokens = ResetTokens::new(&config.node_key);
+        let reset_keys = ResetKeys::new(&config.node_key);
         let count = config.workers();
         // All ports are bound before any thread runs: a taken one leaves nothing behind.
         let mut made = Vec::with_capacity(count);
         for index in 0..count {
             let ports = config.ports.part(index as u16, count as u16);
             let (commands, queue) = unbounded();
-            let worker = Worker::new(index, ports, &config, tokens.clone(), queue)?;
+            let worker = Worker::new(index, ports, &config, reset_keys.clone(), queue)?;
             made.push((worker, commands));
         }
         let mut engine = Self {
             settings,
             names,
-            tokens,
+            reset_keys,
             workers: Vec::with_capacity(count),
             inline: None,
             ends: Mutex::new(BTreeMap::new()),
@@ -207,7 +207,7 @@ impl Engine {
             address: self.config.address,
             ports: self.config.ports.part(worker as u16, workers),
             generation: self.names.generation,
-            reset_token: self.tokens.of(id),
+            reset_key: self.reset_keys.of(id),
         }
     }
 

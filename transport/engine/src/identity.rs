@@ -1,5 +1,6 @@
-//! What only this engine can make: keys, connection ids, reset tokens.
+//! What only this engine can make: region keys, connection ids, reset keys.
 
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ring::hmac;
@@ -15,13 +16,14 @@ const WORKER_BITS: u32 = 8;
 /// Most workers of an engine.
 pub(crate) const WORKERS_MAX: usize = 1 << WORKER_BITS;
 
-/// Computes the token by which a peer believes a Reset: HMAC-SHA256 of the connection's id under
-/// the node's key, cut to 64 bits. The key outlives the engine, so that the next one can speak for
+/// Computes what the tokens of Resets are made from: HMAC-SHA256 of the connection's id under the
+/// node's key, cut to 64 bits. The peer is told it when the connection is made, and it is never sent
+/// over the data path. The node's key outlives the engine, so that the next one can speak for the
 /// connections of the last.
 #[derive(Clone)]
-pub(crate) struct ResetTokens(hmac::Key);
+pub(crate) struct ResetKeys(hmac::Key);
 
-impl ResetTokens {
+impl ResetKeys {
     pub(crate) fn new(node_key: &Secret) -> Self {
         Self(hmac::Key::new(hmac::HMAC_SHA256, &node_key.0))
     }
@@ -32,6 +34,13 @@ impl ResetTokens {
             &[b"weft reset".as_slice(), &connection.0.to_le_bytes()].concat(),
         )
     }
+}
+
+/// The token of a Reset to `peer`. Whoever elicits one gets that of its own address, which no other
+/// peer believes, now or when the connection's id is in use (decision 0009).
+pub(crate) fn reset_token(key: u64, peer: Ipv4Addr) -> u64 {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, &key.to_le_bytes());
+    cut(&key, &peer.octets())
 }
 
 fn cut(key: &hmac::Key, message: &[u8]) -> u64 {
@@ -117,20 +126,14 @@ mod tests {
     }
 
     #[test]
-    fn the_reset_token_depends_on_the_node_key_and_the_id_only() {
+    fn the_reset_key_depends_on_the_node_key_and_the_id_only() {
         let (mine, other) = (Secret([1; 32]), Secret([2; 32]));
         let id = ConnectionId(5);
-        assert_eq!(
-            ResetTokens::new(&mine).of(id),
-            ResetTokens::new(&mine).of(id)
-        );
+        assert_eq!(ResetKeys::new(&mine).of(id), ResetKeys::new(&mine).of(id));
+        assert_ne!(ResetKeys::new(&mine).of(id), ResetKeys::new(&other).of(id));
         assert_ne!(
-            ResetTokens::new(&mine).of(id),
-            ResetTokens::new(&other).of(id)
-        );
-        assert_ne!(
-            ResetTokens::new(&mine).of(id),
-            ResetTokens::new(&mine).of(ConnectionId(6))
+            ResetKeys::new(&mine).of(id),
+            ResetKeys::new(&mine).of(ConnectionId(6))
         );
     }
 }

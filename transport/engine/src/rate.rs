@@ -126,6 +126,6 @@ fn other_end(end: &LocalEnd, secret: &Secret) -> RemoteEnd {
         send_secret: secret.clone(),
         settings: end.settings,
         generation: end.generation,
-        reset_token: end.reset_token,
+        reset_key: end.reset_key,
     }
 }

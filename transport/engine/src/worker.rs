@@ -19,7 +19,7 @@ use crate::config::EngineConfig;
 use crate::connections::{Connections, Stalled};
 use crate::doze::Doze;
 use crate::error::EngineError;
-use crate::identity::ResetTokens;
+use crate::identity::{ResetKeys, reset_token};
 use crate::snapshot::Snapshot;
 
 /// The first port's token; the waker has the one that no port can have.
@@ -60,7 +60,7 @@ pub(crate) struct Worker {
     doze: Arc<Doze>,
     commands: Receiver<Command>,
     connections: Connections,
-    tokens: ResetTokens,
+    reset_keys: ResetKeys,
     /// Ports that may hold something received.
     readable: Vec<bool>,
     blocked: Vec<Blocked>,
@@ -77,7 +77,7 @@ impl Worker {
         index: usize,
         ports: PortRange,
         config: &EngineConfig,
-        tokens: ResetTokens,
+        reset_keys: ResetKeys,
         commands: Receiver<Command>,
     ) -> Result<Self, EngineError> {
         let link = UdpLink::bind(UdpConfig {
@@ -112,7 +112,7 @@ impl Worker {
             doze: Arc::new(Doze::new(waker)),
             connections: Connections::new(config.clone(), index, commands.clone()),
             commands,
-            tokens,
+            reset_keys,
             readable: vec![true; count],
             blocked: std::iter::repeat_with(Blocked::default)
                 .take(count)
@@ -303,7 +303,7 @@ impl Worker {
             let datagram = Reset {
                 path: reset.path,
                 connection: reset.connection,
-                token: self.tokens.of(reset.connection),
+                token: reset_token(self.reset_keys.of(reset.connection), *reset.to.ip()),
             }
             .emit();
             let pair = PortPair {
@@ -525,8 +525,8 @@ mod tests {
         };
         let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
         let (_commands, queue) = crossbeam_channel::unbounded();
-        let tokens = ResetTokens::new(&config.node_key);
-        let mut worker = Worker::new(0, ports, &config, tokens, queue).unwrap();
+        let reset_keys = ResetKeys::new(&config.node_key);
+        let mut worker = Worker::new(0, ports, &config, reset_keys, queue).unwrap();
         assert!(!worker.turn().unwrap(), "the port is empty");
         let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         sender.send_to(&[1], (Ipv4Addr::LOCALHOST, 19_980)).unwrap();

@@ -38,6 +38,11 @@ impl PortRange {
         self.first.wrapping_add(index as u16)
     }
 
+    /// Whether `port` is one of the range.
+    pub fn holds(self, port: u16) -> bool {
+        port.wrapping_sub(self.first) < self.count
+    }
+
     /// How many paths lead from this range to `peer`: every pair of ports is one.
     pub fn paths_to(self, peer: Self) -> u32 {
         (u32::from(self.count) * u32::from(peer.count)).min(256)

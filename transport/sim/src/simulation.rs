@@ -584,7 +584,7 @@ impl Simulation {
                 receive_secret: secrets[1 - side].clone(),
                 congestion: self.scenario.congestion,
                 stall_timeout: self.scenario.stall_timeout,
-                reset_token: reset_token(self.scenario.seed, peer_host, ids[1 - side]),
+                reset_token: reset_token(self.scenario.seed, peer_host, ids[1 - side], host),
             };
             let keys = [(); REGIONS].map(|()| Key(self.setup.bits()));
             let Scenario { workload, .. } = &self.scenario;
@@ -627,7 +627,12 @@ impl Simulation {
     }
 }
 
-/// HMAC(node key, id) in the real house: what only the host that gave the id out can know.
-pub(crate) fn reset_token(seed: u64, host: usize, id: ConnectionId) -> u64 {
-    Draw::new(seed ^ (host as u64) << 32, u64::from(id.0)).bits()
+/// In the real house an HMAC under the node's key: what only the host that gave the id out can make,
+/// for one peer.
+pub(crate) fn reset_token(seed: u64, host: usize, id: ConnectionId, peer: usize) -> u64 {
+    Draw::new(
+        seed ^ (host as u64) << 32 ^ (peer as u64) << 40,
+        u64::from(id.0),
+    )
+    .bits()
 }

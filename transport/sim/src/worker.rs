@@ -192,7 +192,7 @@ impl Simulation {
             return 1;
         }
         let Some(&end) = self.hosts[host].ends.get(&peek.connection) else {
-            let token = reset_token(self.scenario.seed, host, peek.connection);
+            let token = reset_token(self.scenario.seed, host, peek.connection, first.from);
             let reset = Reset {
                 path: peek.path,
                 connection: peek.connection,

@@ -160,7 +160,8 @@ pub struct Reset {
     pub path: PathId,
     /// The unknown connection, as the datagram named it.
     pub connection: ConnectionId,
-    /// HMAC(node key, connection): only the node that gave the id out can know it.
+    /// What the control channel has told the peer to expect: only the node that gave the id out can
+    /// make it, and for that peer only.
     pub token: u64,
 }
 

@@ -4,11 +4,13 @@ use std::net::SocketAddrV4;
 use std::sync::Arc;
 
 use crossbeam_channel::{never, unbounded};
-use weft_core::units::Key;
+use weft_core::units::{Key, PathId};
 use weft_core::wire::CONTROL_BYTES_MAX;
 
 use super::*;
 
+/// A connection's reset key is this plus its id.
+const RESET_KEY: u64 = 0x7265_7365_7400;
 const DOMAIN: DomainId = DomainId(1);
 /// The first ports of the two ends.
 const PORTS: [u16; 2] = [4000, 5000];
@@ -37,17 +39,25 @@ impl Duo {
 
     /// Makes connection `ids[0]` of the first end and `ids[1]` of the second one. Answers their events.
     fn join(&mut self, ids: [u32; 2]) -> [Receiver<Event>; 2] {
+        self.join_at(ids, [0, 0])
+    }
+
+    /// The same to peers whose ports are higher than [`PORTS`] by `shift`.
+    fn join_at(&mut self, ids: [u32; 2], shift: [u16; 2]) -> [Receiver<Event>; 2] {
         let secret = |side: usize| Secret([side as u8 + 1; 32]);
         [0, 1].map(|side| {
             let (events, seen) = unbounded();
             let remote = RemoteEnd {
                 id: ConnectionId(ids[1 - side]),
                 address: Ipv4Addr::LOCALHOST,
-                ports: config(1 - side).ports,
+                ports: PortRange {
+                    first: PORTS[1 - side] + shift[1 - side],
+                    count: 1,
+                },
                 send_secret: secret(1 - side),
                 settings: config(1 - side).settings(),
                 generation: 1,
-                reset_token: 0,
+                reset_key: RESET_KEY + u64::from(ids[1 - side]),
             };
             let id = ConnectionId(ids[side]);
             self.ends[side].allocate(id, DOMAIN, secret(side));
@@ -108,6 +118,25 @@ impl Duo {
         out
     }
 
+    /// Has a Reset of connection `id` arrive at the first end, from `port` and with `token`.
+    fn reset(&mut self, id: u32, port: u16, token: u64) {
+        let reset = Reset {
+            path: PathId(0),
+            connection: ConnectionId(id),
+            token,
+        };
+        let bytes = reset.emit();
+        let run = ReceivedRun {
+            local: 0,
+            from: SocketAddrV4::new(Ipv4Addr::LOCALHOST, port),
+            ce: false,
+            bytes: &bytes,
+            segment: bytes.len(),
+        };
+        self.ends[0].arrive(self.now, run);
+        self.turn(0);
+    }
+
     /// Hands datagrams to an end.
     fn deliver(&mut self, to: usize, datagrams: &[Vec<u8>]) {
         for bytes in datagrams {
@@ -141,6 +170,57 @@ fn data_of(datagrams: &[Vec<u8>]) -> Vec<u32> {
         .map(|bytes| peek(bytes).expect("sent by an end"));
     let data = named.filter(|peek| peek.kind == Kind::Data);
     data.map(|peek| peek.connection.0).collect()
+}
+
+fn reasons(events: &[Receiver<Event>; 2]) -> Vec<&'static str> {
+    let failures = events[0].try_iter().map(|event| match event {
+        Event::Failed { failure, .. } => failure.reason(),
+        other => panic!("{other:?}"),
+    });
+    failures.collect()
+}
+
+#[test]
+fn a_reset_ends_the_connection_of_the_engine_that_sent_it() {
+    let mut duo = Duo::new();
+    // Three engines at one address that gave out the same id.
+    let joined: Vec<_> = (0..3)
+        .map(|n| duo.join_at([1 + n, 11], [0, 100 * n as u16]))
+        .collect();
+    let token = reset_token(RESET_KEY + 11, Ipv4Addr::LOCALHOST);
+    for port in [PORTS[1] - 1, PORTS[1] + 1, PORTS[1] + 99, PORTS[1] + 300] {
+        duo.reset(11, port, token);
+    }
+    assert_eq!(duo.ends[0].drops.get(DropReason::UnknownConnection), 4);
+    for n in [1, 2, 0] {
+        duo.reset(11, PORTS[1] + 100 * n as u16, token);
+        let seen: Vec<_> = joined.iter().map(reasons).collect();
+        for (other, seen) in seen.iter().enumerate() {
+            let expected: &[&str] = if other == n { &["PeerRestarted"] } else { &[] };
+            assert_eq!(seen, expected, "connection {other} at the Reset of {n}");
+        }
+    }
+    // They are over, and a Reset finds none of them.
+    duo.reset(11, PORTS[1], token);
+    assert_eq!(duo.ends[0].drops.get(DropReason::UnknownConnection), 5);
+    assert!(duo.ends[0].by_remote.is_empty());
+}
+
+#[test]
+fn a_token_that_was_elicited_from_another_address_is_not_believed() {
+    let mut duo = Duo::new();
+    let events = duo.join([1, 11]);
+    // The same node answered a stranger about the same id, before it was given out or after.
+    let elicited = reset_token(RESET_KEY + 11, Ipv4Addr::new(127, 0, 0, 2));
+    duo.reset(11, PORTS[1], elicited);
+    assert_eq!(reasons(&events), [""; 0]);
+    assert_eq!(duo.ends[0].snapshot().drops.get(DropReason::Seal), 1);
+    duo.reset(
+        11,
+        PORTS[1],
+        reset_token(RESET_KEY + 11, Ipv4Addr::LOCALHOST),
+    );
+    assert_eq!(reasons(&events), ["PeerRestarted"]);
 }
 
 #[test]

@@ -64,7 +64,7 @@ pub(crate) fn remote(end: &LocalEnd, receive_secret: Secret) -> RemoteEnd {
         send_secret: receive_secret,
         settings: end.settings,
         generation: end.generation,
-        reset_token: end.reset_token,
+        reset_key: end.reset_key,
     }
 }
 

@@ -15,7 +15,7 @@ test: ## Check everything CI checks: format, lints, docs, wasm32, tests, fuzzing
 
 vopr: ## Look for bugs of the transport by random seeds, for a minute unless ARGS say otherwise
 	@hack/setup.sh build
-	@cargo run --release --locked -p weft-sim --bin vopr -- $(or $(ARGS),--seconds 60)
+	@cargo run --profile vopr --locked -p weft-sim --bin vopr -- $(or $(ARGS),--seconds 60)
 
 bench: ## Measure against the peers; prints a table and writes target/bench/*.json
 	@hack/setup.sh bench

@@ -62,9 +62,9 @@ step wasm32 10 cargo build -p weft-core --target wasm32-unknown-unknown --locked
 step programs 30 cargo build --workspace --bins --locked
 step tests 50 cargo test --workspace --locked --no-fail-fast
 step fuzz 30 hack/fuzz.sh
-step vopr-fixed 20 cargo run --release --locked -p weft-sim --bin vopr -- --fixed
+step vopr-fixed 20 cargo run --profile vopr --locked -p weft-sim --bin vopr -- --fixed
 step instructions 10 hack/instructions.sh
-step vopr-fresh 10 cargo run --release --locked -p weft-sim --bin vopr -- --seconds 60
+step vopr-fresh 10 cargo run --profile vopr --locked -p weft-sim --bin vopr -- --seconds 60
 traces >"$logs/traces-after"
 step traces 1 diff "$logs/traces-before" "$logs/traces-after"
 

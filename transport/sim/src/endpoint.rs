@@ -29,7 +29,9 @@ pub struct Endpoint {
     pub state: EndState,
     /// What the other end may write to.
     pub target: Target,
-    /// Whether the peer's host has lost its state since.
+    /// Whether a write was posted here that the peer must refuse.
+    pub strayed: bool,
+    /// Whether the peer's host has lost its state since, or its end has failed.
     pub peer_died: bool,
     /// When its worker looks at it again though nothing happens, on its host's clock.
     pub timer: Option<Time>,

@@ -17,6 +17,8 @@ pub struct Host {
     pub gone: bool,
     /// Its worker has no turn before this.
     pub paused_until: u64,
+    /// Its regions take nothing before this: their buffers are with their owners.
+    pub away_until: u64,
     /// The worker's next turn that is in the heap, if any.
     pub turn_at: Option<u64>,
     /// What has arrived since the last turn.
@@ -45,6 +47,7 @@ impl Host {
             up: true,
             gone: false,
             paused_until: 0,
+            away_until: 0,
             turn_at: None,
             inbox: Vec::new(),
             paths: (0..hosts).map(|_| PathSet::new(paths)).collect(),

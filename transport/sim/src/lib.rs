@@ -17,5 +17,6 @@ pub mod pair;
 pub mod pattern;
 pub mod scenario;
 pub mod simulation;
+pub mod stray;
 pub mod target;
 mod worker;

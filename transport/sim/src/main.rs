@@ -115,7 +115,7 @@ fn told(failure: &Failed, commit: &str) -> String {
         text,
     } = failure;
     format!(
-        "FAILED seed {seed} commit {commit}\n  {text}\n  {scenario}\n  repeat: cargo run --release -p weft-sim --bin vopr -- --seed {seed}\n"
+        "FAILED seed {seed} commit {commit}\n  {text}\n  {scenario}\n  repeat: cargo run --profile vopr -p weft-sim --bin vopr -- --seed {seed}\n"
     )
 }
 

@@ -39,8 +39,10 @@ pub struct Message {
 pub enum Excuse {
     /// Both ends' hosts have kept their state: it has none.
     None,
-    /// The peer's host has lost its state.
+    /// The peer's host has lost its state, or its end has failed.
     PeerDied,
+    /// It was given a write that the peer must refuse.
+    Strayed,
 }
 
 /// Something that happened.
@@ -51,6 +53,10 @@ pub enum Observation<'a> {
     Connected { ends: [End; 2] },
     /// A message was accepted.
     Posted { message: &'a Message },
+    /// A write was accepted that the peer must refuse.
+    Strayed { writer: End, token: u64 },
+    /// From now on the regions of an end refuse for a while.
+    Away,
     /// The core had payload placed at `reader`; `message` is the one that owns the place.
     Placed {
         reader: End,

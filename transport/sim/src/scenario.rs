@@ -9,6 +9,7 @@ use weft_core::units::Nanos;
 use weft_core::wire::{OVERHEAD_BYTES, VERSION};
 
 use crate::draw::Draw;
+use crate::stray::Stray;
 
 /// The most bytes of datagrams that one chunk may hold (one GSO send).
 const CHUNK_DATAGRAM_BYTES: u64 = 65_507;
@@ -21,6 +22,8 @@ const RUN_PACKETS: u64 = 4_000;
 /// The longest time with faults; stalls are declared after [`Scenario::stall_timeout`] only, so
 /// that a connection between two live nodes never has a reason to fail.
 const FAULTY_MAX: Nanos = Nanos::from_secs(2);
+/// The longest that a region's buffer is with its owner: several of the waits that double.
+const AWAY_MAX: Nanos = Nanos::from_millis(300);
 /// No connection whose peer lives may stall: longer than any fault plus the slowest probe (1 s) and
 /// the longest time between two resends.
 const STALL_TIMEOUT_MIN: Nanos = Nanos::from_secs(6);
@@ -132,6 +135,14 @@ pub enum Mishap {
         takes: Nanos,
         new_process: bool,
     },
+    /// One end of a pair's connection (its first or second) posts a write that must be refused.
+    Stray {
+        pair: usize,
+        side: usize,
+        stray: Stray,
+    },
+    /// A host's regions refuse for a while: their buffers are with their owners.
+    Away { host: usize, takes: Nanos },
     /// A host does not run for a while: its timers are served late.
     Pause { host: usize, takes: Nanos },
 }
@@ -184,7 +195,9 @@ impl Scenario {
         let workload = draw_workload(&mut draw, &settings, pairs.len() as u64);
         let heals_at = draw_heals_at(&mut draw, &workload, &fabric);
         let weather = draw_weather(&mut draw, &fabric);
-        let mishaps = draw_mishaps(&mut draw, hosts, &pairs, fabric.lanes, heals_at);
+        let mut mishaps = draw_mishaps(&mut draw, hosts, &pairs, fabric.lanes, heals_at);
+        mishaps.extend(draw_refusals(seed, hosts, pairs.len(), heals_at));
+        mishaps.sort_by_key(|(at, _)| *at);
         let congestion = if draw.coin() {
             CongestionKind::EcnRtt
         } else {
@@ -380,6 +393,38 @@ fn draw_mishaps(
         .collect();
     mishaps.sort_by_key(|(at, _)| *at);
     mishaps
+}
+
+/// What receivers must or may refuse. From a stream of its own, so that a seed's run is otherwise what
+/// it was before there was this.
+fn draw_refusals(
+    seed: u64,
+    hosts: usize,
+    pairs: usize,
+    heals_at: Nanos,
+) -> impl Iterator<Item = (Nanos, Mishap)> {
+    let mut draw = Draw::new(seed, 4);
+    let count = if draw.chance(800_000) {
+        0
+    } else {
+        draw.magnitude(1, 4)
+    };
+    (0..count).map(move |_| {
+        let at = draw.within(0, heals_at.get() - 1);
+        let mishap = if draw.coin() {
+            Mishap::Stray {
+                pair: draw.within(0, pairs as u64 - 1) as usize,
+                side: draw.within(0, 1) as usize,
+                stray: draw.pick(&Stray::ALL),
+            }
+        } else {
+            Mishap::Away {
+                host: draw.within(0, hosts as u64 - 1) as usize,
+                takes: Nanos::new(draw.magnitude(1_000, AWAY_MAX.get())),
+            }
+        };
+        (Nanos::new(at), mishap)
+    })
 }
 
 /// One line that says what kind of run it is.

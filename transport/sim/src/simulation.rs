@@ -115,6 +115,8 @@ pub struct Totals {
     pub posted: u64,
     /// Messages completed.
     pub completed: u64,
+    /// Writes posted that had to be refused.
+    pub strays: u64,
     /// Payload bytes of completed messages.
     pub bytes: u64,
     /// Chunks sent, resends included.
@@ -136,6 +138,7 @@ impl Totals {
     pub fn add(&mut self, other: &Totals) {
         self.posted += other.posted;
         self.completed += other.completed;
+        self.strays += other.strays;
         self.bytes += other.bytes;
         self.chunks_sent += other.chunks_sent;
         self.chunks_resent += other.chunks_resent;
@@ -151,11 +154,12 @@ impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} messages of {} posted were completed, {} MB posted\n{} chunks, {} resent, {} spurious\n\
+            "{} messages of {} posted were completed, {} MB posted, {} writes had to be refused\n{} chunks, {} resent, {} spurious\n\
              {} connections restored, {} failed with an excuse\ndropped:",
             self.completed,
             self.posted,
             self.bytes / 1_000_000,
+            self.strays,
             self.chunks_sent,
             self.chunks_resent,
             self.spurious,
@@ -432,6 +436,11 @@ impl Simulation {
                 self.agenda
                     .plan(self.now + heals_after.get(), Happening::SpikeOver(host));
             }
+            Mishap::Stray { pair, side, stray } => self.post_stray(pair, side, stray),
+            Mishap::Away { host, takes } => {
+                self.hosts[host].away_until = self.now + takes.get();
+                self.checkers.observe(self.now, &Observation::Away);
+            }
             Mishap::Pause { host, takes } => self.hosts[host].pause(self.now, takes),
             Mishap::Death {
                 host,
@@ -594,6 +603,7 @@ impl Simulation {
                 pair,
                 state: EndState::Open(Box::new(Connection::new(config, clock))),
                 target: Target::new(keys, workload.slots, workload.message_bytes),
+                strayed: false,
                 peer_died: false,
                 timer: None,
                 open: 0,

@@ -42,6 +42,16 @@ impl Target {
         )
     }
 
+    /// The first region's key and length.
+    pub fn region(&self) -> (Key, u64) {
+        (self.keys[0], self.region_bytes(0))
+    }
+
+    fn region_bytes(&self, region: usize) -> u64 {
+        let slots = self.slots.len().saturating_sub(region).div_ceil(REGIONS) as u64;
+        slots * self.slot_bytes
+    }
+
     /// From now on `slot` belongs to `message`.
     pub fn expect(&mut self, slot: usize, message: Message) {
         self.slots[slot] = Some(message);
@@ -67,8 +77,7 @@ impl Target {
             .iter()
             .position(|&known| known == key)
             .ok_or(DropReason::Key)?;
-        let slots = self.slots.len().saturating_sub(region).div_ceil(REGIONS) as u64;
-        weft_core::memory::check_bounds(slots * self.slot_bytes, offset, length)?;
+        weft_core::memory::check_bounds(self.region_bytes(region), offset, length)?;
         let slot = (offset / self.slot_bytes) as usize * REGIONS + region;
         Ok(self.slots.get(slot).and_then(Option::as_ref))
     }
@@ -82,6 +91,8 @@ pub struct Watched<'a> {
     pub reader: End,
     /// Its regions.
     pub target: &'a Target,
+    /// Whether they take anything now.
+    pub armed: bool,
     /// Who watches.
     pub checkers: &'a mut Checkers,
 }
@@ -89,6 +100,9 @@ pub struct Watched<'a> {
 impl Memory for Watched<'_> {
     fn place(&mut self, key: Key, offset: u64, payload: &[u8]) -> Result<(), DropReason> {
         let message = self.target.find(key, offset, payload.len() as u64)?;
+        if !self.armed {
+            return Err(DropReason::NotArmed);
+        }
         let placed = Observation::Placed {
             reader: self.reader,
             message,

@@ -262,6 +262,7 @@ impl Simulation {
             now: *now,
             reader: end,
             target: &endpoint.target,
+            armed: worker.away_until <= *now,
             checkers,
         };
         let arrival = Arrival {
@@ -388,10 +389,12 @@ impl Simulation {
 
     /// The core has given a connection up: its hosts will agree on a new one if both still can.
     fn fail(&mut self, end: End, reason: &'static str) {
-        let excuse = if self.ends[end.0].peer_died {
-            Excuse::PeerDied
-        } else {
-            Excuse::None
+        let endpoint = &self.ends[end.0];
+        let refused = ["KeyRefused", "BoundsRefused"].contains(&reason);
+        let excuse = match (endpoint.peer_died, endpoint.strayed && refused) {
+            (_, true) => Excuse::Strayed,
+            (true, false) => Excuse::PeerDied,
+            (false, false) => Excuse::None,
         };
         self.checkers.observe(
             self.now,
@@ -402,6 +405,8 @@ impl Simulation {
             },
         );
         self.totals.failed += 1;
+        // It may hear of it by a Reset.
+        self.ends[end.peer().0].peer_died = true;
         self.close(end);
         let after = self.work.within(1, RECONNECT_NANOS);
         self.agenda

@@ -11,7 +11,8 @@ use crate::observation::{End, Excuse, Observation};
 /// this often: probes come every second at most, resends while nothing comes back more often.
 const PROGRESS_WITHIN_NANOS: u64 = 5_000_000_000;
 
-/// Between two hosts that keep their state no connection fails. When a run is over every accepted
+/// Between two hosts that keep their state no connection fails, but one with a write that must be
+/// refused does. When a run is over every accepted
 /// message has completed, or its connection has failed with an excuse, or its own host was lost.
 #[derive(Default)]
 pub(super) struct EverythingEnds {
@@ -51,6 +52,10 @@ impl Checker for EverythingEnds {
             Observation::Posted { message } => {
                 self.open.insert(message.id, message.writer);
                 self.progress.entry(message.writer).or_insert(now);
+            }
+            Observation::Strayed { writer, token } => {
+                self.open.insert(token, writer);
+                self.progress.entry(writer).or_insert(now);
             }
             Observation::Completed { writer, token } => {
                 self.open.remove(&token);

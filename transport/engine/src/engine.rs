@@ -426,3 +426,69 @@ const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<Engine>();
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process;
+
+    /// Set in the process that is to die.
+    const DIES: &str = "WEFT_TEST_WORKER_PANICS";
+
+    #[test]
+    fn a_worker_that_panics_ends_the_process_and_is_named() {
+        if std::env::var_os(DIES).is_some() {
+            run_a_worker_that_panics();
+        }
+        let child = process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture"])
+            .arg("engine::tests::a_worker_that_panics_ends_the_process_and_is_named")
+            .env(DIES, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stderr);
+        let abort = nix::sys::signal::Signal::SIGABRT as i32;
+        assert_eq!(child.status.signal(), Some(abort), "{said}");
+        assert!(said.contains("'weft-worker-0'"), "{said}");
+        assert!(said.contains("panicked at"), "{said}");
+    }
+
+    fn run_a_worker_that_panics() -> ! {
+        let node_key = Secret([9; 32]);
+        let first = process::id();
+        let engine = (first..first + 100).find_map(|step| {
+            let ports = PortRange {
+                first: 19_500 + (step % 400) as u16,
+                count: 1,
+            };
+            let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, node_key.clone());
+            Engine::start(config).ok()
+        });
+        let engine = engine.unwrap();
+        let end = engine.allocate(DomainId(1), node_key.clone());
+        let remote = RemoteEnd {
+            id: end.id,
+            address: end.address,
+            ports: end.ports,
+            send_secret: node_key,
+            settings: end.settings,
+            generation: end.generation,
+            reset_key: end.reset_key,
+        };
+        let (events, told) = unbounded();
+        engine.connect(end.id, remote, events).unwrap();
+        // More than its source has, which `write` would refuse: the worker relies on that.
+        let write = Outgoing {
+            source: Arc::new(vec![0; 1].into()),
+            bytes: 100,
+            key: Key(1),
+            offset: 0,
+            immediate: None,
+            context: 0,
+        };
+        engine.command(0, Command::Write { id: end.id, write });
+        let event = told.recv();
+        panic!("the process outlived its worker: {event:?}");
+    }
+}

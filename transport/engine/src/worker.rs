@@ -402,14 +402,21 @@ impl Worker {
             Err(Unsent::Blocked { next }) => (next, None),
             Err(Unsent::NoBuffers { next }) => (next, Some(self.clock.now() + RETRY_AFTER)),
         };
-        open.stalled = Some(Stalled { chunk, next });
-        let blocked = &mut self.blocked[pair.local];
+        self.put_off(id, pair.local, Stalled { chunk, next }, retry_at);
+        false
+    }
+
+    /// Keeps what a port did not take until `retry_at`, or else until the port is writable.
+    fn put_off(&mut self, id: ConnectionId, port: usize, work: Stalled, retry_at: Option<Time>) {
+        if let Some((open, ..)) = self.connections.open(id) {
+            open.stalled = Some(work);
+        }
+        let blocked = &mut self.blocked[port];
         blocked.connections.push_back(id);
         blocked.retry_at = retry_at;
         if retry_at.is_none() {
-            self.watch_writable(pair.local, true);
+            self.watch_writable(port, true);
         }
-        false
     }
 
     fn retry_blocked(&mut self, now: Time) -> bool {
@@ -513,23 +520,100 @@ impl Drop for AbortOnPanic {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::Outgoing;
+    use crate::engine::RemoteEnd;
+    use crate::regions::DomainId;
+    use crossbeam_channel::Sender;
     use std::net::{Ipv4Addr, UdpSocket};
     use std::time::Instant;
-    use weft_core::wire::Secret;
+    use weft_core::units::Key;
+    use weft_core::wire::{OVERHEAD_BYTES, Secret};
+
+    /// A worker on one port that no other process has.
+    fn worker() -> (Worker, Sender<Command>, EngineConfig) {
+        let first = std::process::id();
+        let free = (first..first + 100).find_map(|step| {
+            let ports = PortRange {
+                first: 19_000 + (step % 400) as u16,
+                count: 1,
+            };
+            let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
+            let (commands, queue) = crossbeam_channel::unbounded();
+            let keys = ResetKeys::new(&config.node_key);
+            let worker = Worker::new(0, ports, &config, keys, queue).ok()?;
+            Some((worker, commands, config))
+        });
+        free.expect("one of a hundred ports is free")
+    }
+
+    #[test]
+    fn what_the_kernel_had_no_memory_for_is_sent_a_little_later() {
+        let (mut worker, commands, config) = worker();
+        let peer = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let id = ConnectionId(1);
+        let remote = RemoteEnd {
+            id: ConnectionId(2),
+            address: Ipv4Addr::LOCALHOST,
+            ports: PortRange {
+                first: peer.local_addr().unwrap().port(),
+                count: 1,
+            },
+            send_secret: Secret([1; 32]),
+            settings: config.settings(),
+            generation: 1,
+            reset_key: 0,
+        };
+        let write = Outgoing {
+            source: Arc::new(vec![7; 10].into()),
+            bytes: 10,
+            key: Key(5),
+            offset: 0,
+            immediate: None,
+            context: 0,
+        };
+        let (events, _seen) = crossbeam_channel::unbounded();
+        for command in [
+            Command::Allocate {
+                id,
+                domain: DomainId(1),
+                receive_secret: Secret([2; 32]),
+            },
+            Command::Connect {
+                id,
+                remote: Box::new(remote),
+                events,
+            },
+            Command::Write { id, write },
+        ] {
+            assert!(commands.send(command).is_ok());
+        }
+        assert!(worker.serve_commands());
+        let now = worker.clock.now();
+        let (open, paths, rng) = worker.connections.open(id).unwrap();
+        let chunk = open.poll_chunk(now, paths, rng).unwrap();
+        let again = now + RETRY_AFTER;
+        worker.put_off(id, 0, Stalled { chunk, next: 0 }, Some(again));
+        // What the kernel has no memory for it will not announce: no other chunk is tried meanwhile,
+        // and the worker does not sleep beyond.
+        assert!(!worker.retry_blocked(now));
+        let mut received = [0; 2000];
+        assert!(peer.recv(&mut received).is_err());
+        assert!(worker.retry_blocked(again));
+        assert_eq!(worker.link.counters().sent_packets, 1);
+        assert_eq!(peer.recv(&mut received).unwrap(), 10 + OVERHEAD_BYTES);
+        let (open, ..) = worker.connections.open(id).unwrap();
+        assert!(open.stalled.is_none());
+    }
 
     #[test]
     fn a_port_whose_receive_calls_failed_is_read_again_soon() {
-        let ports = PortRange {
-            first: 19_980,
-            count: 1,
-        };
-        let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
-        let (_commands, queue) = crossbeam_channel::unbounded();
-        let reset_keys = ResetKeys::new(&config.node_key);
-        let mut worker = Worker::new(0, ports, &config, reset_keys, queue).unwrap();
+        let (mut worker, _commands, config) = worker();
         assert!(!worker.turn().unwrap(), "the port is empty");
         let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        sender.send_to(&[1], (Ipv4Addr::LOCALHOST, 19_980)).unwrap();
+        sender
+            .send_to(&[1], (config.address, config.ports.first))
+            .unwrap();
         // What two failed calls leave: epoll has told of the datagram, and nobody has read it.
         worker.note_readiness().unwrap();
         assert_eq!(worker.readable, [true]);

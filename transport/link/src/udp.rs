@@ -313,3 +313,40 @@ fn send_bytes(socket: &UdpSocket, bytes: &[u8], to: &SockaddrIn) -> Result<(), E
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_answers_is_kept_or_lost_and_counted_by_its_kind() {
+        let mut counters = Counters::default();
+        let mut of = |errno| counters.count_unsent(errno, 7);
+        assert_eq!(of(Errno::EAGAIN), Unsent::Blocked { next: 7 });
+        assert_eq!(of(Errno::ENOBUFS), Unsent::NoBuffers { next: 7 });
+        assert_eq!(of(Errno::ENOMEM), Unsent::NoBuffers { next: 7 });
+        for (errno, refusal) in [
+            (Errno::EMSGSIZE, Refusal::TooBig),
+            (Errno::EPERM, Refusal::NotPermitted),
+            (Errno::EACCES, Refusal::NotPermitted),
+            (Errno::ENETUNREACH, Refusal::Unreachable),
+            (Errno::EHOSTUNREACH, Refusal::Unreachable),
+            (Errno::ENETDOWN, Refusal::Unreachable),
+            (Errno::ECONNREFUSED, Refusal::PortClosed),
+            (Errno::EIO, Refusal::Other(Errno::EIO as i32)),
+        ] {
+            assert_eq!(of(errno), Unsent::Dropped(refusal), "{errno}");
+        }
+        let expected = Counters {
+            blocked: 1,
+            no_buffers: 2,
+            too_big: 1,
+            not_permitted: 2,
+            unreachable: 3,
+            port_closed: 1,
+            refused: 1,
+            ..Counters::default()
+        };
+        assert_eq!(counters, expected);
+    }
+}

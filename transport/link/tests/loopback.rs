@@ -1,9 +1,11 @@
 //! The UDP link over 127.0.0.1, through its public interface only.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use mio::{Events, Poll, Token};
+use nix::sys::socket::{setsockopt, sockopt};
+use socket2::SockRef;
 use weft_core::wire::{HEADER_BYTES, OVERHEAD_BYTES, TRAILER_BYTES};
 use weft_link::{
     Batch, Frame, LinkError, PortPair, PortRange, RouteProbe, SocketBuffers, UdpConfig, UdpLink,
@@ -142,6 +144,63 @@ fn a_send_resumes_behind_the_packets_that_are_gone() {
     a.send(pair, HERE, b.config().ports, &frame(&source), 7)
         .unwrap();
     expect(&receive(&mut b, 0, 3), &source, 7);
+}
+
+#[test]
+fn a_refused_gso_send_goes_out_packet_by_packet_from_then_on() {
+    // So small a segment that the chunk has more of them than the kernel cuts: EINVAL, as from a
+    // device without GSO.
+    let mut config = config(24_048, 1);
+    config.datagram_bytes = 64;
+    let mut a = UdpLink::bind(config).unwrap();
+    let mut b = bind(24_049, 1);
+    let source = source(10 * PAYLOAD - 100);
+    let pair = PortPair {
+        local: 0,
+        remote: 0,
+    };
+    for round in 1..=2 {
+        a.send(pair, HERE, b.config().ports, &frame(&source), 0)
+            .unwrap();
+        expect(&receive(&mut b, 0, 10), &source, 0);
+        let counters = a.counters();
+        assert_eq!((counters.gso_refused, counters.send_calls), (1, 10 * round));
+        assert_eq!((counters.refused, counters.too_big), (0, 0));
+    }
+}
+
+#[test]
+fn a_congestion_mark_is_read_on_single_packets_and_on_runs() {
+    let mut b = bind(24_050, 1);
+    let sender = UdpSocket::bind((HERE, 0)).unwrap();
+    let to = (HERE, b.config().ports.first);
+    let ecn = |codepoint| SockRef::from(&sender).set_tos_v4(codepoint).unwrap();
+    let mut seen = |what: &str, wanted: usize| {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        let (mut packets, mut marks) = (0, Vec::new());
+        while packets < wanted {
+            assert!(Instant::now() < deadline, "{what}: {packets} of {wanted}");
+            b.receive(0, |run| {
+                packets += run.bytes.len().div_ceil(run.segment);
+                marks.push(run.ce);
+            });
+        }
+        (marks, b.counters().received_ce)
+    };
+    const ECT_0: u32 = 0b10;
+    const CE: u32 = 0b11;
+    ecn(ECT_0);
+    sender.send_to(&[1; 100], to).unwrap();
+    assert_eq!(seen("no mark", 1), (vec![false], 0));
+    ecn(CE);
+    sender.send_to(&[1; 100], to).unwrap();
+    assert_eq!(seen("a mark", 1), (vec![true], 1));
+    setsockopt(&sender, sockopt::UdpGsoSegment, &100).unwrap();
+    sender.send_to(&[1; 1000], to).unwrap();
+    assert_eq!(seen("a run with marks", 10), (vec![true], 11));
+    ecn(ECT_0);
+    sender.send_to(&[1; 1000], to).unwrap();
+    assert_eq!(seen("a run without", 10), (vec![false], 11));
 }
 
 #[test]

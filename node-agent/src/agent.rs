@@ -12,10 +12,10 @@ use tonic::transport::Server;
 use weft_core::units::Nanos;
 use weft_core::wire::Secret;
 use weft_engine::{Engine, EngineConfig, EngineError, PortRange};
-use weft_proto::agent::v1::agent_server::AgentServer;
 
 use crate::config::{Config, LinkKind};
-use crate::dial::{CONTROL_BYTES_MAX, chain};
+use crate::dial::{PING_INTERVAL, PING_TIMEOUT, chain};
+use crate::door::Door;
 use crate::fence::Fence;
 use crate::files::{self, FileError, Root};
 use crate::guard;
@@ -34,6 +34,10 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 const JOBS_GRACE: Duration = Duration::from_secs(20);
 /// Calls that are still open when the agent stops are cut off after this.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// Calls on one connection at a time: an operator keeps one open per job here, whose number
+/// `limits.memory` holds far below this; further ones wait.
+const STREAMS_MAX: u32 = 128;
 
 /// Why an agent cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -107,6 +111,9 @@ impl Agent {
             ticket_key: config.operator.ticket_key,
         };
         let server = Server::builder()
+            .http2_keepalive_interval(Some(PING_INTERVAL))
+            .http2_keepalive_timeout(Some(PING_TIMEOUT))
+            .max_concurrent_streams(STREAMS_MAX)
             .tls_config(tls.server())
             .map_err(|error| AgentError::TlsUnusable {
                 problem: chain(&error),
@@ -169,13 +176,11 @@ impl Agent {
     }
 
     fn serve_control(&mut self, mut server: Server, service: Service, listener: TcpListener) {
-        let service = AgentServer::new(service)
-            .max_decoding_message_size(CONTROL_BYTES_MAX)
-            .max_encoding_message_size(CONTROL_BYTES_MAX);
+        let door = Door::new(service);
         let stopping = stopping(self.stop.subscribe());
         self.serve("control", async move {
             server
-                .add_service(service)
+                .add_service(door)
                 .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stopping)
                 .await
                 .map_err(|error| error.to_string())

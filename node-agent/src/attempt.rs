@@ -28,6 +28,8 @@ pub struct Status {
     pub digest: Option<Digest>,
     /// Threads and tasks that still work for the attempt.
     pub workers: usize,
+    /// Over, and nobody works for it any more: it takes on no worker, and is cleaned up.
+    pub sealed: bool,
     /// Over, and cleaned up: no byte of this attempt lands any more.
     pub closed: bool,
 }
@@ -74,6 +76,7 @@ impl Attempt {
             fault: None,
             digest: None,
             workers: 0,
+            sealed: false,
             closed: false,
         };
         Arc::new(Self {
@@ -140,10 +143,19 @@ impl Attempt {
         let mut step = Step::Refuse;
         self.status.send_if_modified(|status| {
             step = status.state.on(event);
+            let job = &self.job;
             let Step::To(next) = step else {
+                if let Some(fault) = &fault
+                    && status.state == State::Verified
+                    && status.workers > 0
+                {
+                    tracing::warn!(
+                        job = job.uid, attempt = job.attempt, state = %status.state,
+                        reason = fault.reason(), "its children are not served any more: {fault}"
+                    );
+                }
                 return false;
             };
-            let job = &self.job;
             match &fault {
                 Some(fault) => tracing::warn!(
                     job = job.uid, attempt = job.attempt, from = %status.state, to = %next,
@@ -190,11 +202,30 @@ impl Attempt {
         self.stopped.try_recv() == Err(crossbeam_channel::TryRecvError::Disconnected)
     }
 
-    /// Counts a thread or task as working for this attempt until the answer is dropped.
+    /// Counts a thread, task or command as working for this attempt until the answer is dropped.
+    /// None once it is sealed: what would begin now would begin after its end was confirmed. Taken
+    /// before the state is changed, so that whoever waits for the end waits for the worker too.
     #[must_use]
-    pub fn worker(self: &Arc<Self>) -> Worker {
-        self.status.send_modify(|status| status.workers += 1);
-        Worker(self.clone())
+    pub fn worker(self: &Arc<Self>) -> Option<Worker> {
+        let mut taken = false;
+        self.status.send_if_modified(|status| {
+            taken = !status.sealed;
+            status.workers += usize::from(taken);
+            taken
+        });
+        taken.then(|| Worker(self.clone()))
+    }
+
+    /// Seals the attempt if it is over and nobody works for it; whether it is sealed.
+    pub fn seal(&self) -> bool {
+        let mut sealed = false;
+        self.status.send_if_modified(|status| {
+            let was = status.sealed;
+            status.sealed |= status.state.is_terminal() && status.workers == 0;
+            sealed = status.sealed;
+            sealed != was
+        });
+        sealed
     }
 
     /// Says that all is over and cleaned up.
@@ -266,8 +297,93 @@ impl Attempt {
 #[derive(Debug)]
 pub struct Worker(Arc<Attempt>);
 
+impl Clone for Worker {
+    fn clone(&self) -> Self {
+        // One is there, so the attempt is not sealed.
+        self.0.status.send_modify(|status| status.workers += 1);
+        Self(self.0.clone())
+    }
+}
+
 impl Drop for Worker {
     fn drop(&mut self) {
         self.0.status.send_modify(|status| status.workers -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn attempt() -> Arc<Attempt> {
+        Attempt::new(JobRef {
+            uid: "job".to_owned(),
+            generation: 1,
+            attempt: 1,
+        })
+    }
+
+    #[test]
+    fn nobody_begins_to_work_once_the_end_is_settled_and_the_end_waits_for_who_has_begun() {
+        let attempt = attempt();
+        let first = attempt.worker().unwrap();
+        assert!(!attempt.seal(), "it goes on");
+        attempt.fail(Fault::Cancelled);
+        assert!(!attempt.seal(), "somebody works");
+        let second = first.clone();
+        drop(first);
+        assert!(!attempt.seal() && attempt.worker().is_some());
+        drop(second);
+        assert!(attempt.seal());
+        assert!(attempt.worker().is_none());
+        assert_eq!(attempt.status().workers, 0);
+    }
+
+    /// What is logged while `work` runs.
+    fn logged(work: impl FnOnce()) -> String {
+        #[derive(Clone, Default)]
+        struct Log(Arc<Mutex<Vec<u8>>>);
+        impl Write for Log {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                self.0.lock().unwrap().extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(subscriber, work);
+        let bytes = log.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn a_relay_that_stops_serving_after_it_was_verified_says_why() {
+        let attempt = attempt();
+        let events = [
+            Event::Prepare,
+            Event::Prepared,
+            Event::Connect,
+            Event::AllBlocks,
+            Event::Published,
+        ];
+        for event in events {
+            assert!(matches!(attempt.apply(event), Step::To(_)));
+        }
+        let serving = attempt.worker();
+        let text = logged(|| attempt.fail(Fault::LeaseExpired { seconds: 900 }));
+        assert!(text.contains("WARN") && text.contains("LeaseExpired"), "{text}");
+        assert_eq!(attempt.state(), State::Verified);
+        // An end that ends nothing is not worth a line.
+        drop(serving);
+        let text = logged(|| attempt.fail(Fault::ShuttingDown));
+        assert_eq!(text, "");
     }
 }

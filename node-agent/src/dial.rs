@@ -31,6 +31,12 @@ pub(crate) const CONTROL_BYTES_MAX: usize = 64 << 20;
 const SLOTS_MAX: usize = 64;
 /// Time for one try to reach a child.
 const TRY_TIMEOUT: Duration = Duration::from_secs(5);
+/// A connection is pinged this often. With [`PING_TIMEOUT`]: a peer that vanished without a word is
+/// missed after 6 s, before its next try has taken long and long before any lease has run out.
+pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(2);
+/// A ping that is not answered by then never will be: a management network answers in milliseconds,
+/// and a busy agent in less than a second.
+pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(4);
 /// Wait after the first failed try; it doubles.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 /// Longest wait between tries.
@@ -187,6 +193,8 @@ impl Dial {
             .tls_config(self.tls.client(&self.child.node))
             .map_err(|error| bad(format!("cannot be used with TLS: {}", chain(&error))))?
             .connect_timeout(TRY_TIMEOUT)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
             .connect_lazy())
     }
 

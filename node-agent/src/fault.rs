@@ -46,7 +46,7 @@ pub enum Fault {
     #[error("{call} is for {allowed} only and the caller is {caller}: use that certificate")]
     NotAllowed {
         /// The call.
-        call: &'static str,
+        call: String,
         /// Who may make it.
         allowed: &'static str,
         /// Who made it.

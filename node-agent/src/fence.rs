@@ -1,21 +1,43 @@
 //! The fence against operators that have lost their lease: `leaderEpoch` only ever rises.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::watch;
 
 use crate::fault::Fault;
 
 /// The highest leader epoch seen by this agent since it started.
-#[derive(Debug, Default)]
-pub(crate) struct Fence(AtomicU64);
+#[derive(Debug)]
+pub(crate) struct Fence(watch::Sender<u64>);
+
+impl Default for Fence {
+    fn default() -> Self {
+        Self(watch::Sender::new(0))
+    }
+}
 
 impl Fence {
     /// Lets a command through and remembers its epoch, or refuses it.
     pub(crate) fn pass(&self, given: u64) -> Result<(), Fault> {
-        let seen = self.0.fetch_max(given, Ordering::AcqRel);
+        let mut seen = 0;
+        self.0.send_if_modified(|highest| {
+            seen = *highest;
+            *highest = given.max(seen);
+            given > seen
+        });
         if given < seen {
             return Err(Fault::StaleEpoch { given, seen });
         }
         Ok(())
+    }
+
+    /// Waits until a later epoch than `given` is seen, and says so: for what outlives its command.
+    pub(crate) async fn overtaken(&self, given: u64) -> Fault {
+        let mut watch = self.0.subscribe();
+        let seen = match watch.wait_for(|seen| *seen > given).await {
+            Ok(seen) => *seen,
+            // The sender lives as long as `self`.
+            Err(_) => u64::MAX,
+        };
+        Fault::StaleEpoch { given, seen }
     }
 }
 
@@ -29,5 +51,20 @@ mod tests {
         for (given, passes) in [(3, true), (3, true), (2, false), (4, true), (3, false)] {
             assert_eq!(fence.pass(given).is_ok(), passes, "{given}");
         }
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_told_of_a_later_epoch_only() {
+        let fence = Fence::default();
+        fence.pass(3).unwrap();
+        let mut overtaken = std::pin::pin!(fence.overtaken(3));
+        assert!(futures::poll!(&mut overtaken).is_pending());
+        fence.pass(3).unwrap();
+        assert!(futures::poll!(&mut overtaken).is_pending());
+        fence.pass(5).unwrap();
+        let told = overtaken.await;
+        assert!(matches!(told, Fault::StaleEpoch { given: 3, seen: 5 }), "{told}");
+        // Also one that came before.
+        assert_eq!(fence.overtaken(4).await.reason(), "StaleEpoch");
     }
 }

@@ -13,7 +13,7 @@ use weft_proto::agent::v1::{
     CancelResponse, JobRef, Location, PrepareRequest, PrepareResponse, StatResponse, State as Told,
 };
 
-use crate::attempt::Attempt;
+use crate::attempt::{Attempt, Worker};
 use crate::config_values::NodeName;
 use crate::convert;
 use crate::fault::Fault;
@@ -109,6 +109,12 @@ impl Run {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A worker of the attempt, as long as its end is not settled.
+    pub(crate) fn worker(&self) -> Result<Worker, Fault> {
+        let worker = self.attempt.worker();
+        worker.ok_or_else(|| self.not_ready("prepare the next attempt"))
+    }
+
     /// Why the attempt is in no state for a call.
     pub(crate) fn not_ready(&self, remedy: &'static str) -> Fault {
         let status = self.attempt.status();
@@ -198,8 +204,11 @@ impl Jobs {
                 Some(_) => return Err(run.conflicting("Prepare")),
             }
         }
-        match run.attempt.apply(Event::Prepare) {
-            Step::To(_) => {
+        // Before the state changes: a Cancel that comes now waits for it. A sealed attempt has none
+        // and its state does not change.
+        let worker = run.attempt.worker();
+        match (run.attempt.apply(Event::Prepare), worker) {
+            (Step::To(_), Some(worker)) => {
                 let config = DestinationConfig {
                     root,
                     path,
@@ -209,16 +218,22 @@ impl Jobs {
                     overwrite,
                     expect,
                 };
-                self.begin_prepare(&run, config, location);
+                self.begin_prepare(&run, worker, config, location);
             }
-            Step::Stay => {}
-            Step::Refuse => return Err(run.not_ready("cancel it and prepare the next attempt")),
+            (Step::Stay, _) => {}
+            _ => return Err(run.not_ready("cancel it and prepare the next attempt")),
         }
         self.prepared(&run).await
     }
 
-    fn begin_prepare(&self, run: &Arc<Run>, config: DestinationConfig, location: Location) {
-        let (run, worker) = (run.clone(), run.attempt.worker());
+    fn begin_prepare(
+        &self,
+        run: &Arc<Run>,
+        worker: Worker,
+        config: DestinationConfig,
+        location: Location,
+    ) {
+        let run = run.clone();
         let (account, slots) = (self.config.account.clone(), usize::from(self.config.slots));
         guard::task("prepare", async move {
             let _worker = worker;
@@ -413,6 +428,9 @@ fn prepare(
     config: DestinationConfig,
     location: Location,
 ) -> Result<(Prepared, PrepareResponse), Fault> {
+    if attempt.is_stopping() {
+        return Err(Fault::Cancelled);
+    }
     let algorithm = config.algorithm;
     let manifest = config.manifest.clone();
     attempt
@@ -465,8 +483,11 @@ async fn supervise(run: Arc<Run>, lease: Duration) {
     loop {
         let over = watch.wait_for(|status| status.state.is_terminal() && status.workers == 0);
         let left = lease.saturating_sub(attempt.idle());
-        match tokio::time::timeout(left, over).await {
-            Ok(_) => break,
+        let over = tokio::time::timeout(left, over).await.map(drop);
+        match over {
+            Ok(()) if attempt.seal() => break,
+            // Somebody has begun to work since.
+            Ok(()) => {}
             Err(_) if attempt.idle() < lease => {}
             Err(_) => {
                 // A relay that is verified but still serves ends too: its threads are told to stop.

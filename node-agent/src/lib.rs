@@ -14,6 +14,7 @@ pub mod config;
 pub mod config_values;
 mod convert;
 mod dial;
+mod door;
 mod fanout;
 pub mod fault;
 mod fence;

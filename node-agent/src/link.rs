@@ -11,6 +11,7 @@ use weft_proto::agent::v1::{
     Ticket,
 };
 
+use crate::attempt::Worker;
 use crate::config_values::NodeName;
 use crate::convert;
 use crate::dial::{Dial, draw_secret};
@@ -121,6 +122,8 @@ impl Jobs {
         let (algorithm, _) = convert::verification(part.verification)?;
         let manifest = Arc::new(convert::manifest(part.manifest)?);
         let pool = self.pool(children.len())?;
+        // Before the state changes: a Cancel that comes now waits for what is made here.
+        let worker = run.worker()?;
         if run.attempt.apply(Event::StartSource) == Step::Refuse {
             return Err(run.not_ready("start the next attempt"));
         }
@@ -140,7 +143,7 @@ impl Jobs {
             manifest_digest,
             algorithm,
         };
-        self.send(run, cargo, children)
+        self.send(run, &worker, cargo, children)
     }
 
     fn start_destination(
@@ -149,6 +152,7 @@ impl Jobs {
         receives_from: String,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
+        let worker = run.worker()?;
         let prepared = run.parts().prepared.clone();
         let prepared = prepared.ok_or_else(|| run.not_ready("prepare it first"))?;
         {
@@ -180,7 +184,7 @@ impl Jobs {
             manifest_digest: prepared.manifest_digest.clone(),
             algorithm: prepared.algorithm,
         };
-        self.send(run, cargo, children)
+        self.send(run, &worker, cargo, children)
     }
 
     /// Buffers of an outlet: what its cache holds, and what is under way to each child.
@@ -193,6 +197,7 @@ impl Jobs {
     fn send<S: Supply + 'static>(
         &self,
         run: &Arc<Run>,
+        worker: &Worker,
         cargo: Cargo<S>,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
@@ -226,7 +231,7 @@ impl Jobs {
                 events: events.clone(),
                 feed: feed.clone(),
             };
-            let worker = attempt.worker();
+            let worker = worker.clone();
             guard::task("dialer", async move {
                 let _worker = worker;
                 dial.run().await;
@@ -244,12 +249,12 @@ impl Jobs {
             feed: fed,
             events: happened,
         });
-        let worker = attempt.worker();
+        let working = worker.clone();
         thread("weft-outlet", move || {
-            let _worker = worker;
+            let _worker = working;
             outlet.run();
         })?;
-        let (worker, pool) = (attempt.worker(), cargo.pool);
+        let (worker, pool) = (worker.clone(), cargo.pool);
         thread("weft-supply", move || {
             let _worker = worker;
             supply::run(cargo.supply, &pool, &attempt, &asked, &feed);
@@ -265,6 +270,7 @@ impl Jobs {
     ) -> Result<ConnectResponse, Fault> {
         let job = convert::job(ticket.job.clone())?;
         let run = self.find(&job)?;
+        let worker = run.worker()?;
         let prepared = run.parts().prepared.clone();
         let prepared = prepared.ok_or_else(|| run.not_ready("prepare it first"))?;
         ticket::matches_destination(ticket, &run.attempt.job, &prepared.location)?;
@@ -303,7 +309,7 @@ impl Jobs {
             Some(share) => share,
             None => self.config.account.take(usize::from(self.config.slots))?,
         };
-        let response = self.receive(&run, &prepared, parent, remote, share)?;
+        let response = self.receive(&run, worker, &prepared, parent, remote, share)?;
         parts.connected = Some(Connected {
             request: hash,
             parent: parent.to_string(),
@@ -316,6 +322,7 @@ impl Jobs {
     fn receive(
         &self,
         run: &Arc<Run>,
+        worker: Worker,
         prepared: &Prepared,
         parent: &NodeName,
         remote: weft_engine::RemoteEnd,
@@ -360,7 +367,6 @@ impl Jobs {
             algorithm: prepared.algorithm,
             events: happened,
         });
-        let worker = run.attempt.worker();
         thread("weft-intake", move || {
             let _worker = worker;
             intake.run();

@@ -1,4 +1,7 @@
-//! The control API's server: who may call what, and the answers' form. Decides nothing else.
+//! The control API's server: the fence, and the answers' form. Decides nothing else.
+//!
+//! Who may call what is decided at the [`door`](crate::door), which puts the [`Caller`] with the
+//! request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,7 +20,7 @@ use crate::convert;
 use crate::fault::Fault;
 use crate::fence::Fence;
 use crate::guard;
-use crate::identity::{Caller, caller};
+use crate::identity::Caller;
 use crate::jobs::{Jobs, Run};
 use crate::ticket::{self, Meeting};
 
@@ -43,35 +46,10 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    fn status(&self, fault: &Fault) -> Status {
+    /// As the caller is told.
+    pub(crate) fn status(&self, fault: &Fault) -> Status {
         tracing::debug!(reason = fault.reason(), "refused: {fault}");
         fault.to_status(self.node.as_str())
-    }
-
-    fn caller<T>(&self, request: &Request<T>) -> Result<Caller, Fault> {
-        let certificates = request.peer_certs();
-        let leaf = certificates.as_ref().and_then(|chain| chain.first());
-        let leaf = leaf.ok_or_else(|| Fault::WrongCertificate {
-            problem: "is missing".to_owned(),
-        })?;
-        caller(leaf, &self.fabric)
-    }
-
-    /// Lets the operator through, if it is still the leader.
-    fn operator<T>(
-        &self,
-        request: &Request<T>,
-        call: &'static str,
-        epoch: u64,
-    ) -> Result<(), Fault> {
-        match self.caller(request)? {
-            Caller::Operator => self.fence.pass(epoch),
-            other => Err(Fault::NotAllowed {
-                call,
-                allowed: "the operator",
-                caller: other.to_string(),
-            }),
-        }
     }
 }
 
@@ -82,7 +60,7 @@ impl Agent for Service {
         request: Request<proto::StatRequest>,
     ) -> Result<Response<proto::StatResponse>, Status> {
         let work = async {
-            self.operator(&request, "Stat", request.get_ref().leader_epoch)?;
+            self.fence.pass(request.get_ref().leader_epoch)?;
             self.jobs.stat(request.into_inner().location).await
         };
         work.await
@@ -95,7 +73,7 @@ impl Agent for Service {
         request: Request<proto::PrepareRequest>,
     ) -> Result<Response<proto::PrepareResponse>, Status> {
         let work = async {
-            self.operator(&request, "Prepare", request.get_ref().leader_epoch)?;
+            self.fence.pass(request.get_ref().leader_epoch)?;
             self.jobs.prepare(request.into_inner()).await
         };
         work.await
@@ -108,7 +86,7 @@ impl Agent for Service {
         request: Request<proto::StartRequest>,
     ) -> Result<Response<proto::StartResponse>, Status> {
         let work = async {
-            self.operator(&request, "Start", request.get_ref().leader_epoch)?;
+            self.fence.pass(request.get_ref().leader_epoch)?;
             self.jobs.start(request.into_inner()).await
         };
         work.await
@@ -124,7 +102,7 @@ impl Agent for Service {
         request: Request<proto::ProgressRequest>,
     ) -> Result<Response<Self::ProgressStream>, Status> {
         let begin = || {
-            self.operator(&request, "Progress", request.get_ref().leader_epoch)?;
+            self.fence.pass(request.get_ref().leader_epoch)?;
             let interval = match request.get_ref().interval_ms {
                 0 => INTERVAL_DEFAULT,
                 ms @ 50..=60_000 => Duration::from_millis(ms.into()),
@@ -139,8 +117,19 @@ impl Agent for Service {
             Ok((self.jobs.find(&job)?, interval))
         };
         let (run, interval) = begin().map_err(|fault| self.status(&fault))?;
+        let epoch = request.get_ref().leader_epoch;
         let (tell, told) = mpsc::channel(4);
-        guard::task("progress", follow(self.clone(), run, interval, tell));
+        let service = self.clone();
+        guard::task("progress", async move {
+            let overtaken = tokio::select! {
+                // First: whoever has lost its lease renews nothing any more.
+                biased;
+                fault = service.fence.overtaken(epoch) => service.status(&fault),
+                () = follow(&service, run, interval, &tell) => return,
+            };
+            // The observer may have gone.
+            let _ = tell.send(Err(overtaken)).await;
+        });
         Ok(Response::new(Box::pin(ReceiverStream::new(told))))
     }
 
@@ -149,7 +138,7 @@ impl Agent for Service {
         request: Request<proto::CancelRequest>,
     ) -> Result<Response<proto::CancelResponse>, Status> {
         let work = async {
-            self.operator(&request, "Cancel", request.get_ref().leader_epoch)?;
+            self.fence.pass(request.get_ref().leader_epoch)?;
             let request = request.into_inner();
             let job = convert::job(request.job)?;
             self.jobs.cancel(job, request.discard).await
@@ -164,15 +153,10 @@ impl Agent for Service {
         request: Request<proto::ConnectRequest>,
     ) -> Result<Response<proto::ConnectResponse>, Status> {
         let work = || {
-            let parent = match self.caller(&request)? {
-                Caller::Node(name) => name,
-                Caller::Operator => {
-                    return Err(Fault::NotAllowed {
-                        call: "Connect",
-                        allowed: "an agent",
-                        caller: Caller::Operator.to_string(),
-                    });
-                }
+            let Some(Caller::Node(parent)) = request.extensions().get().cloned() else {
+                return Err(Fault::WrongCertificate {
+                    problem: "was not looked at".to_owned(),
+                });
             };
             let request = request.into_inner();
             let signed = convert::given(request.ticket.clone(), "ticket")?;
@@ -196,10 +180,10 @@ impl Agent for Service {
 
 /// Tells one observer about an attempt until it is over.
 async fn follow(
-    service: Service,
+    service: &Service,
     run: Arc<Run>,
     interval: Duration,
-    tell: mpsc::Sender<Result<proto::ProgressResponse, Status>>,
+    tell: &mpsc::Sender<Result<proto::ProgressResponse, Status>>,
 ) {
     let mut watch = run.attempt.watch();
     let mut ticks = tokio::time::interval(interval);

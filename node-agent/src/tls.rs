@@ -1,6 +1,7 @@
 //! The agent's certificate and its fabric's authority, as servers and clients need them.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
@@ -8,6 +9,9 @@ use crate::config::TlsFiles;
 use crate::config_values::{FabricName, NodeName};
 use crate::fault::Fault;
 use crate::identity::{self, Caller, server_name};
+
+/// A caller that has not shown its certificate by then is cut off: nothing is known of it yet.
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 
 /// A certificate file that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +107,7 @@ impl Tls {
         ServerTlsConfig::new()
             .identity(self.identity.clone())
             .client_ca_root(self.authority.clone())
+            .timeout(HANDSHAKE_WITHIN)
     }
 
     /// For calling another node's agent: whoever answers must be that node of this fabric.

@@ -1,9 +1,12 @@
 //! What an agent refuses, and how it says so: the reason, the node, and the remedy.
 
 use std::io::{Read as _, Write as _};
+use std::time::Duration;
 
-use crate::support::{Lab, job, noise, prepare, reason, start_source, stat, write};
-use tonic::Status;
+use crate::support::{
+    DEADLINE, Lab, Wire, eventually, job, noise, prepare, reason, start_source, stat, write,
+};
+use tonic::{Code, Status};
 use weft_proto::agent::v1::*;
 
 /// Two agents, a model, and an attempt that is prepared at node 1.
@@ -11,7 +14,7 @@ struct Prepared {
     lab: Lab,
     job: JobRef,
     manifest: Manifest,
-    _agents: [weft_agent::agent::Agent; 2],
+    agents: [weft_agent::agent::Agent; 2],
 }
 
 async fn prepared(uid: &str, extra: [&str; 2]) -> Prepared {
@@ -29,7 +32,7 @@ async fn prepared(uid: &str, extra: [&str; 2]) -> Prepared {
         lab,
         job,
         manifest,
-        _agents: agents,
+        agents,
     }
 }
 
@@ -93,6 +96,32 @@ async fn a_caller_is_who_its_certificate_says_and_may_do_only_that() {
     let mut rest = Vec::new();
     let _ = plain.read_to_end(&mut rest);
     assert!(!rest.starts_with(b"HTTP"), "{rest:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_is_not_the_callers_is_refused_before_it_is_read() {
+    let lab = Lab::new();
+    let _agent = lab.agent(0, "").await;
+    let _ = lab.operator(0).await;
+    let pair = lab.issue("weft://lab/node/n1", "n1.lab.weft");
+    let mut node = lab.client_as(0, &pair).await.unwrap();
+    // More than anybody may send: it must not matter.
+    let location = Location {
+        root: "data".to_owned(),
+        path: "x".repeat(65 << 20),
+    };
+    let request = StatRequest {
+        leader_epoch: 1,
+        location: Some(location),
+    };
+    refused(node.stat(request).await, "NotAllowed");
+    // What a node may call has no manifest in it.
+    let ticket = SignedTicket {
+        ticket: vec![0; 1 << 20],
+        signature: Vec::new(),
+    };
+    let status = node.connect(connect(ticket)).await.unwrap_err();
+    assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -218,6 +247,50 @@ async fn commands_of_an_earlier_leader_and_of_earlier_attempts_are_refused() {
         operator.prepare(prepare(&second, manifest)).await,
         "StaleEpoch",
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_progress_stream_of_an_earlier_leader_ends_when_a_later_one_is_heard() {
+    let Prepared { lab, job, .. } = &prepared("deposed", ["", ""]).await;
+    let mut stream = lab.follow(1, job).await;
+    stream.message().await.unwrap().unwrap();
+    let request = StatRequest {
+        leader_epoch: 2,
+        location: None,
+    };
+    refused(lab.operator(1).await.stat(request).await, "BadRequest");
+    let told = async {
+        loop {
+            if let Err(status) = stream.message().await {
+                return status;
+            }
+        }
+    };
+    let told = tokio::time::timeout(DEADLINE, told).await;
+    refused::<()>(Err(told.expect("the stream ends")), "StaleEpoch");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_that_vanishes_without_a_word_renews_nothing_any_more() {
+    let Prepared {
+        lab, job, agents, ..
+    } = &prepared("vanished", ["", ""]).await;
+    let wire = Wire::to(lab.control(1)).await;
+    let pair = lab.issue("weft://lab/operator", "operator.lab.weft");
+    let mut operator = lab.client_by(&wire.address, 1, &pair).await.unwrap();
+    let request = ProgressRequest {
+        job: Some(job.clone()),
+        leader_epoch: 1,
+        interval_ms: 500,
+    };
+    let mut stream = operator.progress(request).await.unwrap().into_inner();
+    stream.message().await.unwrap().unwrap();
+    wire.cut();
+    let run = agents[1].jobs().find(job).unwrap();
+    eventually("nobody renews the lease", || async {
+        (run.attempt.idle() > Duration::from_secs(3)).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,6 +14,8 @@ use rcgen::{
 };
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
 use weft_agent::agent::Agent;
@@ -154,11 +156,21 @@ impl Lab {
 
     /// A client that shows this certificate.
     pub(crate) async fn client_as(&self, node: usize, pair: &Pair) -> Result<Client, String> {
+        self.client_by(&self.control(node), node, pair).await
+    }
+
+    /// The same by another way to the node.
+    pub(crate) async fn client_by(
+        &self,
+        address: &str,
+        node: usize,
+        pair: &Pair,
+    ) -> Result<Client, String> {
         let tls = ClientTlsConfig::new()
             .ca_certificate(Certificate::from_pem(self.issuer.pem()))
             .identity(Identity::from_pem(&pair.certificate, &pair.key))
             .domain_name(format!("n{node}.lab.weft"));
-        let endpoint = Endpoint::from_shared(format!("https://{}", self.control(node)))
+        let endpoint = Endpoint::from_shared(format!("https://{address}"))
             .unwrap()
             .tls_config(tls)
             .unwrap();
@@ -312,6 +324,40 @@ impl Lab {
             .await
             .unwrap()
             .into_inner()
+    }
+}
+
+/// A way to an agent's control API that can be cut so that neither end is told.
+pub(crate) struct Wire {
+    pub(crate) address: String,
+    cut: watch::Sender<bool>,
+}
+
+impl Wire {
+    pub(crate) async fn to(target: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let cut = watch::Sender::new(false);
+        let watch = cut.subscribe();
+        tokio::spawn(async move {
+            while let Ok((mut near, _)) = listener.accept().await {
+                let mut far = TcpStream::connect(&target).await.unwrap();
+                let mut watch = watch.clone();
+                tokio::spawn(async move {
+                    let cut = async { watch.wait_for(|cut| *cut).await.is_ok() };
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+                        // Both ends stay open, and nobody reads.
+                        _ = cut => std::future::pending().await,
+                    }
+                });
+            }
+        });
+        Self { address, cut }
+    }
+
+    pub(crate) fn cut(&self) {
+        self.cut.send_replace(true);
     }
 }
 

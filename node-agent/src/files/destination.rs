@@ -208,7 +208,7 @@ impl Destination {
             Stage::Directory => return Err(not_a_file(entry)),
             Stage::Waiting(origin) => (origin, None),
             Stage::Finished(digest, Finish::Rename) => (Origin::Finished, Some(digest)),
-            Stage::Finished(digest, Finish::Keep)
+            Stage::Finished(digest, Finish::Keep(_))
             | Stage::Renamed(digest)
             | Stage::Published(digest) => (Origin::Existing, Some(digest)),
         };
@@ -248,7 +248,7 @@ impl Destination {
                 found,
             });
         }
-        file.set_mode(entry.mode)?;
+        let finish = file.set_mode(entry.mode, finish)?;
         let slot = &mut self.slots()[index as usize];
         if let Stage::Waiting(_) = slot.stage {
             slot.stage = Stage::Finished(*digest, finish);
@@ -460,7 +460,7 @@ impl Destination {
             for file in ready {
                 let opened = match file.finish {
                     Finish::Rename => file.target.open_partial(OFlags::RDONLY)?,
-                    Finish::Keep => file.target.open_final()?.0,
+                    Finish::Keep(_) => file.target.open_final()?.0,
                 };
                 fs::fsync(&opened).map_err(|cause| file.target.failed("fsync", cause, 0))?;
             }
@@ -543,10 +543,17 @@ struct Ready {
 }
 
 impl Ready {
-    /// Gives the file its final name, or removes the claim of one that had it all along.
+    /// Gives the file its final name, or removes the claim of one that had it all along: if it is
+    /// still the one that was checked, which may be long ago where it came early in a large job.
     fn rename(&self, parent: &OwnedFd) -> Result<(), FileError> {
         let target = &self.target;
-        if self.finish == Finish::Keep {
+        if let Finish::Keep(checked) = self.finish {
+            let named = fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW);
+            if !named.is_ok_and(|stat| Identity::of(&stat) == checked) {
+                return Err(FileError::DestinationChanged {
+                    place: target.place(),
+                });
+            }
             return target.remove_partial(parent);
         }
         let rename =

@@ -18,6 +18,9 @@ use super::manifest::Identity;
 use super::reservation::{Origin, Target};
 use super::tree::FileTree;
 
+/// All bits that `chmod(2)` sets, those too that no manifest has.
+const MODE_BITS_ALL: u32 = 0o7777;
+
 /// One file of a destination while it is written, forwarded and finished. Every method may be
 /// called from any thread; two blocks are written at the same time.
 #[derive(Debug)]
@@ -66,8 +69,8 @@ struct Existing {
 pub(super) enum Finish {
     /// It is in its partial file and is to be renamed.
     Rename,
-    /// The file under the final name is the one.
-    Keep,
+    /// The file under the final name is the one, as long as it is in this state.
+    Keep(Identity),
 }
 
 impl DestinationFile {
@@ -265,7 +268,7 @@ impl DestinationFile {
         let stat = fs::fstat(&*state.body.file()).map_err(|cause| self.failed("fstat", cause))?;
         let now = Identity::of(&stat);
         let (unchanged, finish) = match &state.body {
-            Body::Existing(existing) => (existing.identity == now, Finish::Keep),
+            Body::Existing(existing) => (existing.identity == now, Finish::Keep(now)),
             _ => (now.size == self.blocks.file_bytes(), Finish::Rename),
         };
         if unchanged {
@@ -277,10 +280,32 @@ impl DestinationFile {
         }
     }
 
-    /// Sets the permission bits of the file where its bytes are.
-    pub(super) fn set_mode(&self, mode: u32) -> Result<(), FileError> {
-        fs::fchmod(&*self.lock().body.file(), fs::Mode::from_raw_mode(mode))
-            .map_err(|cause| self.failed("fchmod", cause))
+    /// Sets the permission bits of a file that was checked, where its bytes are. A file that is
+    /// kept has another state then: the answer holds that one.
+    pub(super) fn set_mode(&self, mode: u32, finish: Finish) -> Result<Finish, FileError> {
+        let file = self.lock().body.file();
+        let stat = || fs::fstat(&*file).map_err(|cause| self.failed("fstat", cause));
+        // Not without need: it would change the state of a file that others look at, too.
+        if stat()?.st_mode & MODE_BITS_ALL == mode {
+            return Ok(finish);
+        }
+        fs::fchmod(&*file, fs::Mode::from_raw_mode(mode))
+            .map_err(|cause| self.failed("fchmod", cause))?;
+        let Finish::Keep(checked) = finish else {
+            return Ok(finish);
+        };
+        let now = Identity::of(&stat()?);
+        let unchanged = Identity {
+            ctime_ns: now.ctime_ns,
+            ..checked
+        };
+        if unchanged == now {
+            Ok(Finish::Keep(now))
+        } else {
+            Err(FileError::DestinationChanged {
+                place: self.place(),
+            })
+        }
     }
 
     /// Takes all that is here as present: for a file that is finished and opened again.

@@ -2,6 +2,7 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::time::Duration;
 
 use super::alone::{Alone, alone, mount, this_test};
 use super::*;
@@ -468,6 +469,52 @@ fn files_that_others_touch_while_they_are_written_are_not_verified() {
             .and_then(|()| destination.publish())
             .expect_err(fault);
         assert_fault(&error, "DestinationChanged", "m/a");
+    }
+}
+
+#[test]
+fn a_file_that_is_kept_and_changes_before_the_end_is_not_verified() {
+    let (from, source) = source_node();
+    type Meddle = fn(&Node);
+    let table: &[(&str, Meddle)] = &[
+        ("written to", |node| {
+            let file = fs::File::options().write(true).open(node.path("m/a"));
+            file.unwrap().write_all_at(b"x", 3).unwrap();
+        }),
+        ("written to, and its time set back", |node| {
+            let file = fs::File::options().write(true).open(node.path("m/a"));
+            let file = file.unwrap();
+            let before = file.metadata().unwrap().modified().unwrap();
+            file.write_all_at(b"x", 3).unwrap();
+            file.set_modified(before).unwrap();
+        }),
+        ("replaced by another", |node| {
+            node.write("other", &content(3 * BLOCK_BYTES + 1, 9));
+            fs::rename(node.path("other"), node.path("m/a")).unwrap();
+        }),
+        ("removed", |node| {
+            fs::remove_file(node.path("m/a")).unwrap();
+        }),
+    ];
+    for mode in [0o644, 0o600] {
+        for (fault, meddle) in table {
+            let node = Node::new();
+            node.write("m/a", &from.read("m/a"));
+            let file = fs::File::open(node.path("m/a")).unwrap();
+            // Long ago, so that no tick of the kernel's clock is too coarse to see the change.
+            file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(1))
+                .unwrap();
+            file.set_permissions(Permissions::from_mode(mode)).unwrap();
+            let destination = Destination::prepare(node.config("m", &source)).unwrap();
+            for (index, _, _) in source.manifest().files() {
+                let mut counts = Sent::default();
+                send_file(&source, &destination, index, u32::MAX, &mut counts).unwrap();
+                assert_eq!(counts.sent, u32::from(index == 2), "{fault}: index {index}");
+            }
+            meddle(&node);
+            let error = destination.complete().expect_err(fault);
+            assert_fault(&error, "DestinationChanged", "m/a");
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use weft_proto::Message as _;
 use weft_proto::agent::v1::agent_client::AgentClient;
 use weft_proto::agent::v1::{Algorithm, Child, ConnectRequest, ConnectResponse, ErrorDetail};
 
+use crate::arrivals::AHEAD_MESSAGES;
 use crate::attempt::Attempt;
 use crate::convert;
 use crate::fanout::ChildIndex;
@@ -29,6 +30,7 @@ use crate::tls::Tls;
 pub(crate) const CONTROL_BYTES_MAX: usize = 64 << 20;
 /// Slots that a child may offer, at most.
 const SLOTS_MAX: usize = 64;
+const _: () = assert!(SLOTS_MAX <= AHEAD_MESSAGES as usize);
 /// Time for one try to reach a child.
 const TRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// A connection is pinged this often. With [`PING_TIMEOUT`]: a peer that vanished without a word is

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use crate::arrivals::AHEAD_MESSAGES;
 use crate::message::{Held, Message, data_bytes};
 use crate::pool::Buffer;
 
@@ -49,11 +50,27 @@ enum Child {
 struct Open {
     held: Held,
     free: Vec<u16>,
-    /// Data bytes under way in each slot; none for a free one.
-    under_way: Vec<Option<u64>>,
+    /// What is under way in each slot; none in a free one.
+    under_way: Vec<Option<UnderWay>>,
     /// The next message it gets.
     next: u32,
     acknowledged: u64,
+}
+
+/// A message whose credit has not come back.
+#[derive(Debug, Clone, Copy)]
+struct UnderWay {
+    number: u32,
+    /// Of data.
+    bytes: u64,
+}
+
+impl Open {
+    /// Whether the next message is near enough to the first that is not acknowledged.
+    fn may_go_on(&self) -> bool {
+        let first = self.under_way.iter().flatten().map(|under| under.number).min();
+        first.is_none_or(|first| self.next - first < AHEAD_MESSAGES)
+    }
 }
 
 /// What is wrong with a credit.
@@ -129,7 +146,8 @@ impl Fanout {
             .ok()
             .and_then(|index| open.under_way.get_mut(index))
             .and_then(Option::take)
-            .ok_or(WrongCredit(slot))?;
+            .ok_or(WrongCredit(slot))?
+            .bytes;
         open.acknowledged += bytes;
         // Fits: it is an index of `under_way`.
         open.free.push(slot as u16);
@@ -208,12 +226,17 @@ impl Fanout {
         let Child::Open(open) = &mut self.children[index] else {
             return;
         };
-        while let Some(message) = self.cache.get(&open.next) {
+        while open.may_go_on()
+            && let Some(message) = self.cache.get(&open.next)
+        {
             let Some(slot) = open.free.pop() else {
                 return;
             };
             let message = open.held.shorten(message);
-            open.under_way[usize::from(slot)] = Some(data_bytes(&message));
+            open.under_way[usize::from(slot)] = Some(UnderWay {
+                number: open.next,
+                bytes: data_bytes(&message),
+            });
             open.next += 1;
             self.actions.push_back(Action::Send {
                 child: index,

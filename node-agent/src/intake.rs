@@ -13,6 +13,7 @@ use crossbeam_channel::{Receiver, select, tick};
 use weft_core::units::{ConnectionId, Key};
 use weft_engine::{Engine, Event};
 
+use crate::arrivals::Arrivals;
 use crate::attempt::Attempt;
 use crate::fault::{Fault, Stage};
 use crate::files::{Algorithm, BlockDigest, DestinationFile, Digest};
@@ -53,12 +54,9 @@ pub(crate) struct IntakeConfig {
 #[derive(Debug)]
 pub(crate) struct Intake {
     config: IntakeConfig,
-    /// Files of which something is missing.
+    /// Files of which something is missing: few, since messages come at most so far ahead.
     open: HashMap<u32, Arc<DestinationFile>>,
-    /// By message: whether it has come over this connection.
-    received: Vec<bool>,
-    /// Messages from the first that have come.
-    ready: u32,
+    arrivals: Arrivals,
     /// The slot of the last message, whose credit says that all is published here.
     end: Option<u32>,
     /// Writes whose end was not reported.
@@ -79,12 +77,10 @@ impl Intake {
     /// For a connection that is in the engine.
     #[must_use]
     pub(crate) fn new(config: IntakeConfig) -> Self {
-        let messages = config.shelf.layout.messages() as usize;
         Self {
             config,
             open: HashMap::new(),
-            received: vec![false; messages],
-            ready: 0,
+            arrivals: Arrivals::default(),
             end: None,
             under_way: 0,
             over: false,
@@ -163,17 +159,14 @@ impl Intake {
         }
         let contents = self.place(&buffer)?;
         self.rearm(key, buffer, &contents);
-        self.received[contents.number as usize] = true;
-        while self.received.get(self.ready as usize) == Some(&true) {
-            self.ready += 1;
-        }
-        self.config.shelf.set_ready(self.ready);
+        self.arrivals.take(contents.number);
+        self.config.shelf.set_ready(self.arrivals.ready());
         if contents.number + 1 == self.config.shelf.layout.messages() {
             self.end = Some(slot);
         } else {
             self.credit(slot);
         }
-        if self.ready == self.config.shelf.layout.messages() {
+        if self.arrivals.ready() == self.config.shelf.layout.messages() {
             self.publish()?;
         }
         Ok(())
@@ -215,9 +208,9 @@ impl Intake {
                         .layout
                         .message_of(item)
                         .ok_or_else(|| self.faulty("a block there is not".to_owned()))?;
-                    if self.received[contents.number as usize] {
-                        return Err(self.faulty(format!("message {} twice", contents.number)));
-                    }
+                    self.arrivals
+                        .check(contents.number)
+                        .map_err(|wrong| self.faulty(wrong.to_string()))?;
                     items
                         .insert(Box::new(shelf.layout.items(contents.number)))
                         .next()

@@ -9,6 +9,7 @@
 //! on threads of its own, joined by channels.
 
 pub mod agent;
+mod arrivals;
 pub mod attempt;
 pub mod config;
 pub mod config_values;

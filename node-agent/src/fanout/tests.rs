@@ -150,3 +150,18 @@ fn a_credit_that_was_not_given_is_refused() {
     assert!(bench.fanout.credit(0, slot.into()).is_ok());
     assert!(bench.fanout.credit(0, slot.into()).is_err());
 }
+
+#[test]
+fn a_child_that_withholds_one_credit_is_not_sent_more_than_it_may_take() {
+    let mut bench = Bench::new(200, 1, 200);
+    let withheld = bench.slots[0].pop_front().unwrap();
+    while bench.credit(0) {}
+    // Message 0 is not acknowledged.
+    let all: Vec<u32> = (0..AHEAD_MESSAGES).collect();
+    assert_eq!(bench.got[0], all);
+    bench.fanout.credit(0, withheld.into()).unwrap();
+    bench.settle();
+    while bench.credit(0) {}
+    assert_eq!(bench.got[0].len(), 200);
+    assert!(bench.fanout.is_over());
+}

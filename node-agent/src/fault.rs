@@ -359,7 +359,7 @@ impl Fault {
                 "DiskFull" | "InodesExhausted" => Code::ResourceExhausted,
                 "DestinationExists" => Code::AlreadyExists,
                 "DestinationBusy" => Code::Unavailable,
-                "BadPath" | "BadManifest" => Code::InvalidArgument,
+                "BadPath" | "BadManifest" | "TooManyBlocks" => Code::InvalidArgument,
                 "SourceUnreadable" | "DestinationDenied" | "RootReadOnly" => Code::PermissionDenied,
                 _ => Code::FailedPrecondition,
             },

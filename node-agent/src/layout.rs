@@ -96,7 +96,7 @@ impl Layout {
     /// Messages, the end included.
     #[must_use]
     pub(crate) fn messages(&self) -> u32 {
-        // Fewer than files and blocks together, which the manifest bounds far below 2³².
+        // Fewer than files and blocks together, which a manifest holds far below 2³².
         self.starts.len() as u32
     }
 

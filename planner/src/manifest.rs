@@ -17,6 +17,13 @@ const COMPONENT_BYTES_MAX: usize = 255;
 /// Permission bits, set-user-id, set-group-id and sticky; the type of a file is not part of a mode.
 const MODE_MAX: u32 = 0o7777;
 
+/// Bytes of a block, the unit that agents hash and send; a file's last one may be shorter.
+const BLOCK_BYTES: u64 = 1 << 20;
+
+/// Blocks of one manifest, at most: 256 TiB. An agent keeps some bytes for each, and numbers its
+/// messages by 32 bits.
+const BLOCKS_MAX: u64 = 1 << 28;
+
 /// A tree of files. Written by the source's agent, read by the planner and by every destination.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -144,15 +151,17 @@ pub enum ManifestError {
         /// The mode as given.
         mode: u32,
     },
-    /// The sizes do not fit 64 bits.
+    /// The files are more than one job may move.
     #[error(
-        "the files have more than 2^64 bytes together, reached at {entry} {path:?}: check that file's size"
+        "{entry} {path:?} of {size} bytes takes the manifest beyond {BLOCKS_MAX} blocks of 1 MiB (256 TiB): check its size, or send the files by several jobs"
     )]
-    TooManyBytes {
+    TooManyBlocks {
         /// Which entry, as `files[3]`.
         entry: String,
         /// The path as given.
         path: String,
+        /// Its size in bytes.
+        size: u64,
     },
 }
 
@@ -169,7 +178,7 @@ impl ManifestError {
             Self::DuplicatePath { .. } => "ManifestDuplicatePath",
             Self::BelowFile { .. } => "ManifestBelowFile",
             Self::BadMode { .. } => "ManifestBadMode",
-            Self::TooManyBytes { .. } => "ManifestTooManyBytes",
+            Self::TooManyBlocks { .. } => "ManifestTooManyBlocks",
         }
     }
 }
@@ -227,14 +236,16 @@ impl Manifest {
                 }
             }
         }
-        let mut sum = 0u64;
+        let mut blocks = 0u64;
         for (index, file) in self.files.iter().enumerate() {
-            sum = sum
-                .checked_add(file.size)
-                .ok_or_else(|| ManifestError::TooManyBytes {
+            blocks = blocks.saturating_add(file.size.div_ceil(BLOCK_BYTES));
+            if blocks > BLOCKS_MAX {
+                return Err(ManifestError::TooManyBlocks {
                     entry: format!("files[{index}]"),
                     path: file.path.clone(),
-                })?;
+                    size: file.size,
+                });
+            }
         }
         Ok(())
     }

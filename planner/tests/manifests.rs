@@ -99,26 +99,50 @@ fn bad_entries_are_named_with_the_remedy() {
 }
 
 #[test]
-fn modes_and_sums_have_bounds() {
-    let mut manifest = Manifest {
-        files: vec![file("a", u64::MAX)],
+fn modes_have_bounds() {
+    let manifest = Manifest {
+        files: vec![FileEntry {
+            mode: 0o100_644,
+            ..file("b", 0)
+        }],
         directories: Vec::new(),
-    };
-    assert_eq!(manifest.validate(), Ok(()));
-    manifest.files.push(file("b", 1));
-    assert_eq!(manifest.bytes(), u64::MAX);
-    assert_eq!(
-        manifest.validate().unwrap_err().reason(),
-        "ManifestTooManyBytes"
-    );
-    manifest.files[1] = FileEntry {
-        mode: 0o100_644,
-        ..file("b", 0)
     };
     assert_eq!(
         manifest.validate().unwrap_err().to_string(),
-        "files[1] \"b\" has mode 0o100644: only bits within 0o7777 are allowed, \
+        "files[0] \"b\" has mode 0o100644: only bits within 0o7777 are allowed, \
          leave the file type out"
+    );
+}
+
+#[test]
+fn a_manifest_of_more_blocks_than_one_job_moves_is_refused_at_the_file_that_is_too_much() {
+    let tebibyte = 1 << 40;
+    let mut manifest = Manifest {
+        files: vec![file("a", 255 * tebibyte), file("b", tebibyte - 1)],
+        directories: Vec::new(),
+    };
+    assert_eq!(manifest.validate(), Ok(()));
+    // Blocks count, not bytes: a short one is one.
+    manifest.files.push(file("c", 1));
+    let error = manifest.validate().unwrap_err();
+    assert_eq!(error.reason(), "ManifestTooManyBlocks");
+    assert_eq!(
+        error.to_string(),
+        "files[2] \"c\" of 1 bytes takes the manifest beyond 268435456 blocks of 1 MiB (256 TiB): \
+         check its size, or send the files by several jobs"
+    );
+    let files = vec![file("a", u64::MAX), file("b", u64::MAX)];
+    let manifest = Manifest {
+        files,
+        directories: Vec::new(),
+    };
+    assert_eq!(manifest.bytes(), u64::MAX);
+    assert!(
+        manifest
+            .validate()
+            .unwrap_err()
+            .to_string()
+            .starts_with("files[0] \"a\"")
     );
 }
 

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::claim::JobUid;
 use super::digest::{Algorithm, BlockFault, Digest, MAX_FILE_BYTES};
-use super::manifest::{MAX_DEPTH, MAX_ENTRIES};
+use super::manifest::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES};
 use super::root::RootPath;
 
 /// A path within a root, as messages name it. Bytes that are not UTF-8 are shown escaped.
@@ -153,6 +153,14 @@ pub enum FileError {
     TooManyFiles {
         /// The source.
         place: Place,
+    },
+    /// More than one job may move.
+    #[error(
+        "the manifest's entry {path:?} takes it beyond {MAX_BLOCKS} blocks of 1 MiB (256 TiB): send the files by several jobs"
+    )]
+    TooManyBlocks {
+        /// The entry.
+        path: String,
     },
     /// A file that is too large to send, or for the file system to hold.
     #[error(
@@ -327,6 +335,7 @@ impl FileError {
             FileError::ReservedName { .. } => "ReservedName",
             FileError::TooDeep { .. } => "TooDeep",
             FileError::TooManyFiles { .. } => "TooManyFiles",
+            FileError::TooManyBlocks { .. } => "TooManyBlocks",
             FileError::FileTooLarge { .. } => "FileTooLarge",
             FileError::BadManifest { .. } => "BadManifest",
             FileError::DiskFull { .. } => "DiskFull",

@@ -10,12 +10,16 @@ use rustix::fs::{self, AtFlags, Dir, FileType, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::claim;
-use super::digest::MAX_FILE_BYTES;
+use super::digest::{BLOCK_BYTES, MAX_FILE_BYTES};
 use super::error::{FileError, Place};
 use super::root::{Root, RootPath, special};
 
 /// Most files and directories in one manifest: at about 150 B each it then takes 150 MB.
 pub const MAX_ENTRIES: usize = 1_000_000;
+
+/// Most blocks of all files of one manifest: 256 TiB. Message numbers then fit `u32` (a message has
+/// a block or a digest at least), and their places in memory 2 GiB.
+pub const MAX_BLOCKS: u64 = 1 << 28;
 
 /// Deepest nesting of directories below the source.
 pub const MAX_DEPTH: usize = 64;
@@ -131,9 +135,11 @@ impl Manifest {
         let place = || root.place(path);
         let stat = fs::fstat(&opened).map_err(|cause| FileError::reading(place(), cause))?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            let entries = scan_directory(root, path)?;
+            check_blocks(&entries)?;
             return Ok(Manifest {
                 shape: Shape::Directory,
-                entries: scan_directory(root, path)?,
+                entries,
             });
         }
         if path.names_directory() {
@@ -215,6 +221,7 @@ impl Manifest {
             }
         }
         drop(directories);
+        check_blocks(&entries)?;
         Ok(Manifest { shape, entries })
     }
 
@@ -257,6 +264,22 @@ impl Manifest {
             Shape::Directory => base.join(&entry.path),
         }
     }
+}
+
+fn check_blocks(entries: &[Entry]) -> Result<(), FileError> {
+    let mut blocks = 0u64;
+    for entry in entries {
+        if let EntryKind::File { bytes } = entry.kind {
+            // No overflow: a file is checked to have at most MAX_FILE_BYTES.
+            blocks += bytes.div_ceil(BLOCK_BYTES as u64);
+        }
+        if blocks > MAX_BLOCKS {
+            return Err(FileError::TooManyBlocks {
+                path: entry.path.clone(),
+            });
+        }
+    }
+    Ok(())
 }
 
 fn scan_directory(root: &Root, top: &RootPath) -> Result<Vec<Entry>, FileError> {

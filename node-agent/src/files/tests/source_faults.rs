@@ -301,6 +301,32 @@ fn a_manifest_that_no_scan_makes_is_refused() {
 }
 
 #[test]
+fn more_blocks_than_one_job_moves_are_refused_at_the_source_and_at_a_destination() {
+    // 64 files of 4 TiB are just the limit.
+    let entries = |files: u64, more: u64| {
+        let file = |index: u64| Entry {
+            path: format!("f{index:02}"),
+            kind: EntryKind::File {
+                bytes: if index < 64 { MAX_FILE_BYTES } else { more },
+            },
+            mode: 0o644,
+            identity: Identity::default(),
+        };
+        Manifest::from_entries(Shape::Directory, (0..files).map(file).collect())
+    };
+    entries(65, 0).unwrap();
+    let error = entries(65, 1).unwrap_err();
+    assert_fault(&error, "TooManyBlocks", "f64");
+    let node = Node::in_memory();
+    for index in 0..65 {
+        let file = node.write(&format!("m/f{index:02}"), b"").path(&format!("m/f{index:02}"));
+        open(&file).set_len(MAX_FILE_BYTES).unwrap();
+    }
+    let error = node.source("m").unwrap_err();
+    assert_fault(&error, "TooManyBlocks", "f64");
+}
+
+#[test]
 fn partial_files_and_locks_of_a_running_job_are_left_out_of_a_scan() {
     let node = Node::new();
     node.write("m/a", b"1").write("m/.weft-notes", b"2");

@@ -34,11 +34,11 @@ pub use digest::{
     Algorithm, BLOCK_BYTES, BlockDigest, BlockFault, Blocks, Digest, DigestParseError,
     MAX_FILE_BYTES, VerifiedBlock, directory_digest,
 };
-pub use discard::discard;
+pub use discard::Leftover;
 pub use error::{FileError, Place};
-pub use manifest::{Entry, EntryKind, Identity, MAX_DEPTH, MAX_ENTRIES, Manifest, Shape};
+pub use manifest::{Entry, EntryKind, Identity, MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, Manifest, Shape};
 pub use partial::DestinationFile;
 pub use root::{Access, Root, RootPath};
 pub use source::{Source, SourceFile};
-pub use sweep::sweep;
+pub use sweep::{sweep, sweep_job};
 pub use tree::FileTree;

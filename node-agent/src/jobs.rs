@@ -17,7 +17,9 @@ use crate::attempt::{Attempt, Worker};
 use crate::config_values::NodeName;
 use crate::convert;
 use crate::fault::Fault;
-use crate::files::{self, Destination, DestinationConfig, Manifest, Partials, Root, RootPath};
+use crate::files::{
+    self, Destination, DestinationConfig, Leftover, Manifest, Partials, Root, RootPath,
+};
 use crate::guard;
 use crate::layout::Layout;
 use crate::pool::{Account, Share};
@@ -86,8 +88,8 @@ pub(crate) struct Parts {
     /// While the attempt goes on: it holds the destination's lock.
     pub(crate) prepared: Option<Arc<Prepared>>,
     response: Option<PrepareResponse>,
-    /// What was prepared, to be taken up again by a late wish to discard it.
-    discardable: Option<DestinationConfig>,
+    /// What it, and the attempts before it, may have left: for a wish to discard that comes late.
+    leftover: Option<Leftover>,
     /// The intake's part of the account, until it is connected.
     pub(crate) share: Option<Share>,
     /// The parent named by Start.
@@ -241,10 +243,11 @@ impl Jobs {
             let result = guard::blocking("prepare", move || {
                 {
                     let mut parts = work.parts();
+                    let earlier = parts.leftover.take();
+                    parts.leftover = Some(Leftover::new(config.clone(), earlier));
                     parts.share = Some(account.take(slots)?);
-                    parts.discardable = Some(config.clone());
                 }
-                prepare(&work.attempt, config, location)
+                prepare(&work, config, location)
             })
             .await;
             match result {
@@ -294,6 +297,9 @@ impl Jobs {
                 let run = self.admit(&job).await?;
                 run.attempt.fail(Fault::Cancelled);
                 run.attempt.closed().await;
+                if discard {
+                    self.discard_all(&run).await?;
+                }
                 return Ok(CancelResponse {
                     state: Told::Unspecified.into(),
                 });
@@ -312,13 +318,26 @@ impl Jobs {
         })
     }
 
-    /// Removes the partial files of an attempt that is over.
-    async fn discard(&self, run: &Run) -> Result<(), Fault> {
-        let config = run.parts().discardable.take();
-        if let Some(config) = config {
-            guard::blocking("discard", move || files::discard(&config)).await?;
+    /// Removes what an attempt that is over, and those before it, have left; whether that is known.
+    async fn discard(&self, run: &Run) -> Result<bool, Fault> {
+        let leftover = run.parts().leftover.take();
+        let Some(leftover) = leftover else {
+            return Ok(false);
+        };
+        guard::blocking("discard", move || leftover.discard()).await?;
+        Ok(true)
+    }
+
+    /// The same for an attempt that was not known. Where none of its job is, because this agent was
+    /// restarted since, they are looked for.
+    async fn discard_all(&self, run: &Run) -> Result<(), Fault> {
+        if self.discard(run).await? {
+            return Ok(());
         }
-        Ok(())
+        let uid = convert::uid(&run.attempt.job)?;
+        let roots = self.config.roots.clone();
+        let search = move || roots.iter().try_for_each(|root| files::sweep_job(root, &uid).map(drop));
+        Ok(guard::blocking("discard", search).await?)
     }
 
     /// Exactly this attempt.
@@ -359,10 +378,15 @@ impl Jobs {
     fn insert(self: &Arc<Self>, known: &mut Known, job: &JobRef) -> Arc<Run> {
         let attempt = Attempt::new(job.clone());
         let domain = DomainId(self.domains.fetch_add(1, Ordering::Relaxed));
+        let earlier = known.runs.get(&job.uid);
+        let parts = Parts {
+            leftover: earlier.and_then(|run| run.parts().leftover.clone()),
+            ..Parts::default()
+        };
         let run = Arc::new(Run {
             attempt,
             domain,
-            parts: Mutex::default(),
+            parts: Mutex::new(parts),
         });
         if known.runs.insert(job.uid.clone(), run.clone()).is_none() {
             known.order.push_back(job.uid.clone());
@@ -424,10 +448,11 @@ pub(crate) fn fingerprint(request: &impl weft_proto::Message) -> blake3::Hash {
 }
 
 fn prepare(
-    attempt: &Attempt,
+    run: &Run,
     config: DestinationConfig,
     location: Location,
 ) -> Result<(Prepared, PrepareResponse), Fault> {
+    let attempt = &run.attempt;
     if attempt.is_stopping() {
         return Err(Fault::Cancelled);
     }
@@ -438,6 +463,9 @@ fn prepare(
         .bytes_total
         .store(manifest.bytes(), Ordering::Relaxed);
     let destination = Arc::new(Destination::prepare(config)?);
+    if let Some(leftover) = &mut run.parts().leftover {
+        leftover.add(&destination);
+    }
     let layout = Layout::new(&manifest, algorithm);
     let filled = Shelf::fill(destination.clone(), layout, || {
         if attempt.is_stopping() {
@@ -502,8 +530,8 @@ async fn supervise(run: Arc<Run>, lease: Duration) {
         let mut parts = run.parts();
         parts.connected = None;
         parts.share = None;
-        if attempt.state() == State::Verified || attempt.is_discarded() {
-            parts.discardable = None;
+        if attempt.state() == State::Verified {
+            parts.leftover = None;
         }
         parts.prepared.take()
     };

@@ -193,6 +193,11 @@ impl Destination {
         &self.config.manifest
     }
 
+    /// What its preparation has made.
+    pub(super) fn made(&self) -> &Made {
+        &self.made
+    }
+
     /// Opens the file with that index in the manifest; a file that is open already is shared. A
     /// finished one is opened for reading only: it is hashed again, and every block is there.
     /// Each open file takes a descriptor.

@@ -3,33 +3,65 @@
 use rustix::fs::{self, AtFlags};
 
 use super::claim::JobLock;
-use super::destination::DestinationConfig;
+use super::destination::{Destination, DestinationConfig};
 use super::error::FileError;
-use super::reservation::{self, OpenDirectory};
+use super::reservation::{self, Made, OpenDirectory};
 
-/// Removes the partial files of a job, whether or not it could be prepared again: its destination
-/// may be full by now, or taken. Makes nothing. Directories stay: they may be the user's.
-pub fn discard(config: &DestinationConfig) -> Result<(), FileError> {
-    // A manifest that no files can be made of has left none.
-    let Ok((_, files)) = reservation::targets(config) else {
-        return Ok(());
-    };
-    let mut lock = None;
-    let mut open = OpenDirectory::new(&config.root);
-    for (target, _) in files {
-        // Nothing is left in a directory that is not there.
-        let Ok(parent) = open.at(&target.parent) else {
-            continue;
-        };
-        let look = fs::statat(&*parent, &target.partial, AtFlags::SYMLINK_NOFOLLOW);
-        if look.is_err() {
-            continue;
+/// What a job may have left here, whether or not it could be prepared: kept from one attempt to the
+/// next, since a later one no longer knows which directories an earlier one has made.
+#[derive(Clone, Debug)]
+pub struct Leftover {
+    config: DestinationConfig,
+    made: Made,
+}
+
+impl Leftover {
+    /// Of an attempt that is about to be prepared, and of the one before it.
+    pub fn new(config: DestinationConfig, earlier: Option<Leftover>) -> Self {
+        let same = earlier.filter(|earlier| earlier.config.root.name() == config.root.name());
+        Leftover {
+            made: same.map_or_else(Made::default, |earlier| earlier.made),
+            config,
         }
-        if lock.is_none() {
-            // Nobody else may be resuming it.
-            lock = Some(JobLock::take(&config.root, &config.job)?);
-        }
-        target.remove_partial(&parent)?;
     }
-    Ok(())
+
+    /// Takes note of what the attempt has made now that it is prepared.
+    pub fn add(&mut self, destination: &Destination) {
+        let directories = &destination.made().directories;
+        self.made.directories.extend(directories.iter().cloned());
+    }
+
+    /// Removes the partial files, and the directories that were made for the job and are empty.
+    /// Makes nothing. Other directories stay: they may be the user's.
+    pub fn discard(&self) -> Result<(), FileError> {
+        let root = &self.config.root;
+        let mut lock = None;
+        let mut held = || -> Result<(), FileError> {
+            if lock.is_none() {
+                // Nobody else may be resuming it.
+                lock = Some(JobLock::take(root, &self.config.job)?);
+            }
+            Ok(())
+        };
+        let mut open = OpenDirectory::new(root);
+        // A manifest that no files can be made of has left none.
+        let files = reservation::targets(&self.config).map_or_else(|_| Vec::new(), |(_, f)| f);
+        for (target, _) in files {
+            // Nothing is left in a directory that is not there.
+            let Ok(parent) = open.at(&target.parent) else {
+                continue;
+            };
+            let look = fs::statat(&*parent, &target.partial, AtFlags::SYMLINK_NOFOLLOW);
+            if look.is_err() {
+                continue;
+            }
+            held()?;
+            target.remove_partial(&parent)?;
+        }
+        if !self.made.directories.is_empty() {
+            held()?;
+            self.made.remove_directories(root);
+        }
+        Ok(())
+    }
 }

@@ -300,7 +300,7 @@ impl<'r> OpenDirectory<'r> {
 }
 
 /// What a reservation has made so far: undone when it fails.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Made {
     /// Directories that were not there, parents first.
     pub(super) directories: Vec<RootPath>,

@@ -1,10 +1,11 @@
 //! Removing what jobs left that nobody will resume.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{self, AtFlags, Dir, FileType, Stat};
 
-use super::claim::{JobLock, OwnName};
+use super::claim::{JobLock, JobUid, OwnName};
 use super::error::FileError;
 use super::manifest::Identity;
 use super::root::{Access, Root, RootPath};
@@ -17,6 +18,28 @@ pub fn sweep(root: &Root, older_than: Duration) -> Result<u32, FileError> {
     if root.access() != Access::ReadWrite {
         return Ok(0);
     }
+    let abandoned = |own: &OwnName<'_>, stat: &Stat| {
+        let (OwnName::Partial { job, .. } | OwnName::Lock { job }) = own;
+        age(stat) >= older_than && !JobLock::is_held(root, job)
+    };
+    Ok(remove(root, abandoned))
+}
+
+/// Removes the partial files of one job, of which nothing is known but its name; gives their
+/// number. Refused while some process works on it. Walks the whole root, too.
+pub fn sweep_job(root: &Arc<Root>, job: &JobUid) -> Result<u32, FileError> {
+    if root.access() != Access::ReadWrite {
+        return Ok(0);
+    }
+    // Nobody else may be resuming it. Goes by itself.
+    let _lock = JobLock::take(root, job)?;
+    let is_its =
+        |own: &OwnName<'_>, _: &Stat| matches!(own, OwnName::Partial { job: its, .. } if its == job);
+    Ok(remove(root, is_its))
+}
+
+/// Removes what is Weft's own and to go.
+fn remove(root: &Root, is_to_go: impl Fn(&OwnName<'_>, &Stat) -> bool) -> u32 {
     let mut removed = 0;
     let mut waiting = vec![RootPath::ROOT];
     while let Some(path) = waiting.pop() {
@@ -44,20 +67,15 @@ pub fn sweep(root: &Root, older_than: Duration) -> Result<u32, FileError> {
             };
             match (FileType::from_raw_mode(stat.st_mode), own) {
                 (FileType::Directory, _) => waiting.extend(path.join(name)),
-                (
-                    FileType::RegularFile,
-                    Some(OwnName::Partial { job, .. } | OwnName::Lock { job }),
-                ) => {
-                    let abandoned = age(&stat) >= older_than && !JobLock::is_held(root, &job);
-                    if abandoned && fs::unlinkat(&directory, name, AtFlags::empty()).is_ok() {
-                        removed += 1;
-                    }
+                (FileType::RegularFile, Some(own)) if is_to_go(&own, &stat) => {
+                    let gone = fs::unlinkat(&directory, name, AtFlags::empty()).is_ok();
+                    removed += u32::from(gone);
                 }
                 _ => {}
             }
         }
     }
-    Ok(removed)
+    removed
 }
 
 /// Time since the file was written to; none for one from the future.

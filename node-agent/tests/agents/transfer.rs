@@ -293,6 +293,52 @@ async fn after_a_cancel_nothing_lands_and_what_is_discarded_is_gone() {
     assert_eq!(reason(&refused.unwrap_err()), "Cancelled");
 }
 
+fn discard(job: &JobRef) -> CancelRequest {
+    CancelRequest {
+        job: Some(job.clone()),
+        leader_epoch: 1,
+        discard: true,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_discard_of_an_attempt_that_came_too_late_removes_what_the_earlier_ones_left() {
+    let lab = Lab::new();
+    let _agents = [lab.agent(0, SLOW).await, lab.agent(1, SLOW).await];
+    write(&lab.root(0).join("model/inner/file"), &noise(64 << 20, 7));
+    let first = job("late", 1);
+    lab.begin(&first, &[(0, 1)], Algorithm::Blake3)
+        .await
+        .unwrap();
+    let keep = CancelRequest {
+        discard: false,
+        ..discard(&first)
+    };
+    lab.operator(1).await.cancel(keep).await.unwrap();
+    assert_eq!(names(&lab, 1), ["model"]);
+    // The second attempt's Prepare was refused, or was lost.
+    let answer = lab.operator(1).await.cancel(discard(&job("late", 2))).await;
+    assert_eq!(answer.unwrap().into_inner().state(), State::Unspecified);
+    assert!(names(&lab, 1).is_empty(), "{:?}", names(&lab, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_discard_after_the_agent_was_restarted_removes_what_the_job_left() {
+    let lab = Lab::new();
+    let _source = lab.agent(0, SLOW).await;
+    let agent = lab.agent(1, SLOW).await;
+    write(&lab.root(0).join("model"), &noise(64 << 20, 7));
+    let first = job("restarted", 1);
+    lab.begin(&first, &[(0, 1)], Algorithm::Blake3)
+        .await
+        .unwrap();
+    agent.stop().await;
+    assert_eq!(names(&lab, 1).len(), 1);
+    let _agent = lab.agent(1, SLOW).await;
+    lab.operator(1).await.cancel(discard(&first)).await.unwrap();
+    assert!(names(&lab, 1).is_empty(), "{:?}", names(&lab, 1));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_told_to_stop_ends_its_jobs_and_itself() {
     let lab = Lab::new();

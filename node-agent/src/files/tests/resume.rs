@@ -244,11 +244,58 @@ fn what_a_job_left_is_discarded_even_where_it_cannot_be_prepared_any_more() {
     std::fs::create_dir(node.path("m/a")).unwrap();
     let refused = Destination::prepare(config.clone()).unwrap_err();
     assert_eq!(refused.reason(), "DestinationExists");
-    discard(&config).unwrap();
+    Leftover::new(config, None).discard().unwrap();
     assert_eq!(node.names(), ["m/", "m/a/", "m/d/"]);
     // And where nothing was ever made, nothing is made.
-    discard(&node.config("other", &source)).unwrap();
+    let other = Leftover::new(node.config("other", &source), None);
+    other.discard().unwrap();
     assert_eq!(node.names(), ["m/", "m/a/", "m/d/"]);
+}
+
+#[test]
+fn the_empty_directories_that_any_attempt_of_a_job_made_go_with_what_it_left() {
+    let from = Node::new();
+    from.write("m/a", &content(100, 1)).write("m/d/e/b", b"2");
+    let source = from.source("m").unwrap();
+    let node = Node::new();
+    std::fs::create_dir_all(node.path("users/m/d")).unwrap();
+    let config = node.config("users/m", &source);
+    // The second attempt finds the directory that the first has made.
+    let mut leftover = None;
+    for _ in 0..2 {
+        let destination = Destination::prepare(config.clone()).unwrap();
+        let mut of_this = Leftover::new(config.clone(), leftover);
+        of_this.add(&destination);
+        leftover = Some(of_this);
+        let busy = leftover.as_ref().unwrap().discard().unwrap_err();
+        assert_eq!(busy.reason(), "DestinationBusy");
+        destination.abort(Partials::Keep).unwrap();
+    }
+    leftover.unwrap().discard().unwrap();
+    assert_eq!(node.names(), ["users/", "users/m/", "users/m/d/"]);
+}
+
+#[test]
+fn what_a_job_left_is_found_by_its_name_alone() {
+    let from = Node::new();
+    from.write("m/a", &content(100, 1)).write("m/d/b", b"2");
+    let source = from.source("m").unwrap();
+    let node = Node::new();
+    drop(Destination::prepare(node.config("m", &source)).unwrap());
+    let other = DestinationConfig {
+        job: "job-10".parse().unwrap(),
+        ..node.config("n", &source)
+    };
+    drop(Destination::prepare(other.clone()).unwrap());
+    let job = "job-1".parse().unwrap();
+    assert_eq!(sweep_job(&node.root, &job).unwrap(), 2);
+    assert_eq!(sweep_job(&node.root, &job).unwrap(), 0);
+    let names = node.names();
+    let of = |job: &str| names.iter().filter(|name| name.contains(job)).count();
+    assert_eq!((of(".weft-job-1-"), of(".weft-job-10-")), (0, 2), "{names:?}");
+    let _running = Destination::prepare(other).unwrap();
+    let busy = sweep_job(&node.root, &"job-10".parse().unwrap()).unwrap_err();
+    assert_eq!(busy.reason(), "DestinationBusy");
 }
 
 #[test]

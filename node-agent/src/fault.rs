@@ -356,7 +356,7 @@ impl Fault {
         match self {
             Fault::File(error) => match error.reason() {
                 "SourceMissing" => Code::NotFound,
-                "DiskFull" | "InodesExhausted" => Code::ResourceExhausted,
+                "DiskFull" | "InodesExhausted" | "NoThread" => Code::ResourceExhausted,
                 "DestinationExists" => Code::AlreadyExists,
                 "DestinationBusy" => Code::Unavailable,
                 "BadPath" | "BadManifest" | "TooManyBlocks" => Code::InvalidArgument,

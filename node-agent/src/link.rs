@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crossbeam_channel::unbounded;
+use crossbeam_channel::{bounded, unbounded};
 use weft_core::wire::VERSION;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::{
@@ -213,9 +213,34 @@ impl Jobs {
             ready = prepared.shelf.ready();
         }
         let peers = peers(children.iter().map(|child| child.node.as_str()));
+        // Threads first: where there are none, nobody has been called yet.
+        let outlet = Outlet::new(OutletConfig {
+            engine: self.config.engine.clone(),
+            attempt: attempt.clone(),
+            peers: peers.clone(),
+            pool: cargo.pool.clone(),
+            messages: cargo.layout.messages(),
+            ready,
+            is_source: cargo.is_source,
+            wanted,
+            feed: fed,
+            events: happened,
+        });
+        for peer in &peers {
+            attempt.add_peer(peer.clone());
+        }
+        let working = worker.clone();
+        thread("weft-outlet", move || {
+            let _worker = working;
+            outlet.run();
+        })?;
+        let (working, pool, of, to) = (worker.clone(), cargo.pool, attempt.clone(), feed.clone());
+        thread("weft-supply", move || {
+            let _worker = working;
+            supply::run(cargo.supply, &pool, &of, &asked, &to);
+        })?;
         for (index, child) in children.into_iter().enumerate() {
             let peer = peers[index].clone();
-            attempt.add_peer(peer.clone());
             let dial = Dial {
                 engine: self.config.engine.clone(),
                 attempt: attempt.clone(),
@@ -237,28 +262,7 @@ impl Jobs {
                 dial.run().await;
             });
         }
-        let outlet = Outlet::new(OutletConfig {
-            engine: self.config.engine.clone(),
-            attempt: attempt.clone(),
-            peers,
-            pool: cargo.pool.clone(),
-            messages: cargo.layout.messages(),
-            ready,
-            is_source: cargo.is_source,
-            wanted,
-            feed: fed,
-            events: happened,
-        });
-        let working = worker.clone();
-        thread("weft-outlet", move || {
-            let _worker = working;
-            outlet.run();
-        })?;
-        let (worker, pool) = (worker.clone(), cargo.pool);
-        thread("weft-supply", move || {
-            let _worker = worker;
-            supply::run(cargo.supply, &pool, &attempt, &asked, &feed);
-        })
+        Ok(())
     }
 
     /// Agrees on a connection with the parent.
@@ -309,7 +313,10 @@ impl Jobs {
             Some(share) => share,
             None => self.config.account.take(usize::from(self.config.slots))?,
         };
-        let response = self.receive(&run, worker, &prepared, parent, remote, share)?;
+        // Nobody can connect to what has failed to receive.
+        let response = self
+            .receive(&run, worker, &prepared, parent, remote, share)
+            .inspect_err(|fault| run.attempt.fail(fault.clone()))?;
         parts.connected = Some(Connected {
             request: hash,
             parent: parent.to_string(),
@@ -328,6 +335,15 @@ impl Jobs {
         remote: weft_engine::RemoteEnd,
         share: crate::pool::Share,
     ) -> Result<ConnectResponse, Fault> {
+        // The thread first: where there is none, nothing is left behind.
+        let (begin, given) = bounded::<Intake>(1);
+        thread("weft-intake", move || {
+            let _worker = worker;
+            // Nothing where something else has failed.
+            if let Ok(intake) = given.recv() {
+                intake.run();
+            }
+        })?;
         let engine = &self.config.engine;
         let secret = draw_secret()?;
         let local = engine.allocate(run.domain, secret.clone());
@@ -367,9 +383,8 @@ impl Jobs {
             algorithm: prepared.algorithm,
             events: happened,
         });
-        thread("weft-intake", move || {
-            let _worker = worker;
-            intake.run();
+        begin.send(intake).map_err(|_| Fault::Engine {
+            problem: "the intake's thread has ended".to_owned(),
         })?;
         Ok(response)
     }
@@ -379,6 +394,9 @@ fn thread(name: &'static str, work: impl FnOnce() + Send + 'static) -> Result<()
     guard::thread(name, work)
         .map(drop)
         .map_err(|error| Fault::Engine {
-            problem: format!("a thread could not be made: {error}; raise the limit on threads"),
+            problem: format!(
+                "a thread could not be made: {error}: raise the limit on threads (TasksMax of the \
+                 agent's unit, or the limit on pids of its pod)"
+            ),
         })
 }

@@ -238,13 +238,7 @@ impl Out<'_> {
         help: &str,
         values: impl IntoIterator<Item = ([(&'static str, String); N], u64)>,
     ) -> fmt::Result {
-        let mut metric = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, value) in values {
-            ConstCounter::new(value).encode(metric.encode_family(&labels)?)?;
-        }
-        Ok(())
+        self.family(name, help, MetricType::Counter, ConstCounter::new, values)
     }
 
     fn gauge<const N: usize>(
@@ -253,11 +247,20 @@ impl Out<'_> {
         help: &str,
         values: impl IntoIterator<Item = ([(&'static str, String); N], u64)>,
     ) -> fmt::Result {
-        let mut metric = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        self.family(name, help, MetricType::Gauge, ConstGauge::new, values)
+    }
+
+    fn family<const N: usize, M: EncodeMetric>(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: MetricType,
+        metric: fn(u64) -> M,
+        values: impl IntoIterator<Item = ([(&'static str, String); N], u64)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, kind)?;
         for (labels, value) in values {
-            ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
+            metric(value).encode(family.encode_family(&labels)?)?;
         }
         Ok(())
     }

@@ -192,6 +192,16 @@ pub enum FileError {
         /// Bytes the file system has free for the agent.
         available: u64,
     },
+    /// No thread for taking its space.
+    #[error(
+        "{place}: no thread could be made to take its space: {cause}: raise the limit on threads (TasksMax of the agent's unit, or the limit on pids of its pod)"
+    )]
+    NoThread {
+        /// The destination.
+        place: Place,
+        /// The system's answer.
+        cause: Errno,
+    },
     /// No inodes for it.
     #[error(
         "no inodes for {place}: {needed} files are to be made and {available} can be: remove files or choose another root"
@@ -339,6 +349,7 @@ impl FileError {
             FileError::FileTooLarge { .. } => "FileTooLarge",
             FileError::BadManifest { .. } => "BadManifest",
             FileError::DiskFull { .. } => "DiskFull",
+            FileError::NoThread { .. } => "NoThread",
             FileError::InodesExhausted { .. } => "InodesExhausted",
             FileError::DestinationReadOnly { .. } => "DestinationReadOnly",
             FileError::DestinationDenied { .. } => "DestinationDenied",

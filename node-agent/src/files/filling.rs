@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use rustix::fs::{self, FallocateFlags};
 use rustix::io::Errno;
 
-use super::error::FileError;
+use super::error::{FileError, Place, errno};
 
 /// Smaller files are not worth a thread: 16 ms on tmpfs.
 const LARGE_BYTES: u64 = 64 << 20;
@@ -55,26 +55,37 @@ pub(super) struct Filling {
 }
 
 impl Filling {
-    /// Takes the space of these files, one after the other. Nothing to take: no thread.
-    pub(super) fn start(work: Vec<Unfilled>) -> Self {
-        let shortage = Shortage::default();
-        let stop = Arc::new(AtomicBool::new(false));
-        let thread = (!work.is_empty()).then(|| {
-            let (shortage, stop) = (shortage.clone(), stop.clone());
-            std::thread::spawn(move || {
+    /// Takes the space of these files, one after the other. Nothing to take: no thread. `place` is
+    /// what they are for.
+    pub(super) fn start(
+        work: Vec<Unfilled>,
+        place: impl FnOnce() -> Place,
+    ) -> Result<Self, FileError> {
+        let mut filling = Filling {
+            shortage: Shortage::default(),
+            stop: Arc::new(AtomicBool::new(false)),
+            thread: None,
+        };
+        if work.is_empty() {
+            return Ok(filling);
+        }
+        let (shortage, stop) = (filling.shortage.clone(), filling.stop.clone());
+        let made = std::thread::Builder::new()
+            .name("weft-filling".to_owned())
+            .spawn(move || {
                 for unfilled in work {
                     if !fill(&unfilled, &stop) {
                         shortage.get_or_init(|| unfilled.full);
                         return;
                     }
                 }
-            })
-        });
-        Filling {
-            shortage,
-            stop,
-            thread,
-        }
+            });
+        let failed = |error: std::io::Error| FileError::NoThread {
+            place: place(),
+            cause: errno(&error),
+        };
+        filling.thread = Some(made.map_err(failed)?);
+        Ok(filling)
     }
 
     /// Where a shortage will be told.
@@ -119,7 +130,6 @@ fn fill(unfilled: &Unfilled, stop: &AtomicBool) -> bool {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
-    use super::super::error::Place;
     use super::super::tests::alone::{Alone, alone, mount, this_test};
     use super::*;
 
@@ -144,7 +154,8 @@ mod tests {
                     needed: bytes,
                     available: 0,
                 };
-                Filling::start(vec![Unfilled { file, bytes, full }])
+                let of = || unreachable!("there are threads");
+                Filling::start(vec![Unfilled { file, bytes, full }], of).unwrap()
             };
             assert_eq!(start("a").wait(), None);
             let blocks = std::fs::metadata(directory.path().join("a"))

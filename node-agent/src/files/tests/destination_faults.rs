@@ -4,6 +4,9 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::time::Duration;
 
+use rustix::param::page_size;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use super::alone::{Alone, alone, mount, this_test};
 use super::*;
 
@@ -141,6 +144,38 @@ fn a_full_disk_is_found_before_any_byte_and_nothing_stays() {
             }
             destination.complete().unwrap();
             assert_eq!(node.read("m/a"), content(3 * BLOCK_BYTES + 1, 1));
+        },
+    );
+}
+
+#[test]
+fn a_destination_that_gets_no_thread_says_so_and_leaves_nothing() {
+    alone(
+        this_test!(a_destination_that_gets_no_thread_says_so_and_leaves_nothing),
+        Alone::Mounts,
+        || {
+            let from = Node::new();
+            from.write("m", b"");
+            // Large enough that its space is taken by a thread.
+            let large = fs::File::options().write(true).open(from.path("m"));
+            large.unwrap().set_len(64 << 20).unwrap();
+            let source = from.source("m").unwrap();
+            let node = Node::new();
+            mount("tmpfs", "size=100m", node.directory.path());
+            let node = reopened(node);
+            // A thread takes 2 MiB of addresses for its stack.
+            let pages = fs::read_to_string("/proc/self/statm").unwrap();
+            let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+            let limit = getrlimit(Resource::As);
+            let few = Rlimit {
+                current: Some(pages * page_size() as u64 + (1 << 20)),
+                ..limit
+            };
+            setrlimit(Resource::As, few).unwrap();
+            let answer = Destination::prepare(node.config("deep/m", &source));
+            setrlimit(Resource::As, limit).unwrap();
+            assert_fault(&answer.unwrap_err(), "NoThread", "deep/m");
+            assert_eq!(node.names(), Vec::<String>::new());
         },
     );
 }

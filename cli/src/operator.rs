@@ -10,19 +10,31 @@
 //!
 //! An attempt goes on while any destination in it can still finish. What is left then gets another
 //! one: the same job, the next number, planned anew over those that are left, resumed from what they
-//! have. A destination that does not answer when an attempt is prepared is late: it is in the next.
+//! have. A destination that does not answer when an attempt is prepared is late: it is in the next,
+//! unless it has never answered; then it is given up within seconds.
 
 mod attempt;
+mod contact;
 mod destination;
 mod job;
+mod ledger;
 mod runner;
 
 pub use destination::{DestinationView, Standing};
 pub use job::Job;
 pub use runner::{Contact, Runner, RunnerError};
 
+use std::time::Duration;
+
 use weft_planner::{Part, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, Manifest, ProgressResponse};
+
+/// The reason of a refusal by silence.
+const UNREACHABLE: &str = "NodeUnreachable";
+
+/// How long one try to reach a node for the first time takes, TLS included: a management network
+/// answers within milliseconds, and a SYN that was lost is sent again after 1 s.
+const CONTACT_TRY: Duration = Duration::from_millis(1500);
 
 /// A file or directory at a node.
 #[derive(Debug, Clone, PartialEq, Eq)]

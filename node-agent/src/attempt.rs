@@ -379,7 +379,10 @@ mod tests {
         }
         let serving = attempt.worker();
         let text = logged(|| attempt.fail(Fault::LeaseExpired { seconds: 900 }));
-        assert!(text.contains("WARN") && text.contains("LeaseExpired"), "{text}");
+        assert!(
+            text.contains("WARN") && text.contains("LeaseExpired"),
+            "{text}"
+        );
         assert_eq!(attempt.state(), State::Verified);
         // An end that ends nothing is not worth a line.
         drop(serving);

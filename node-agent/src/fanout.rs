@@ -68,7 +68,12 @@ struct UnderWay {
 impl Open {
     /// Whether the next message is near enough to the first that is not acknowledged.
     fn may_go_on(&self) -> bool {
-        let first = self.under_way.iter().flatten().map(|under| under.number).min();
+        let first = self
+            .under_way
+            .iter()
+            .flatten()
+            .map(|under| under.number)
+            .min();
         first.is_none_or(|first| self.next - first < AHEAD_MESSAGES)
     }
 }

@@ -63,7 +63,10 @@ mod tests {
         assert!(futures::poll!(&mut overtaken).is_pending());
         fence.pass(5).unwrap();
         let told = overtaken.await;
-        assert!(matches!(told, Fault::StaleEpoch { given: 3, seen: 5 }), "{told}");
+        assert!(
+            matches!(told, Fault::StaleEpoch { given: 3, seen: 5 }),
+            "{told}"
+        );
         // Also one that came before.
         assert_eq!(fence.overtaken(4).await.reason(), "StaleEpoch");
     }

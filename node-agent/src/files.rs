@@ -36,7 +36,9 @@ pub use digest::{
 };
 pub use discard::Leftover;
 pub use error::{FileError, Place};
-pub use manifest::{Entry, EntryKind, Identity, MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, Manifest, Shape};
+pub use manifest::{
+    Entry, EntryKind, Identity, MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, Manifest, Shape,
+};
 pub use partial::DestinationFile;
 pub use root::{Access, Root, RootPath};
 pub use source::{Source, SourceFile};

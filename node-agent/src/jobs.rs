@@ -336,7 +336,11 @@ impl Jobs {
         }
         let uid = convert::uid(&run.attempt.job)?;
         let roots = self.config.roots.clone();
-        let search = move || roots.iter().try_for_each(|root| files::sweep_job(root, &uid).map(drop));
+        let search = move || {
+            roots
+                .iter()
+                .try_for_each(|root| files::sweep_job(root, &uid).map(drop))
+        };
         Ok(guard::blocking("discard", search).await?)
     }
 

@@ -1,10 +1,6 @@
 //! A job from Stat to its end, as a pure step from an answer to commands.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use weft_planner::{Plan, Request};
 use weft_proto::agent::v1::{Manifest, PeerProgress, ProgressResponse, Role, State};
@@ -12,7 +8,9 @@ use weft_proto::agent::v1::{Manifest, PeerProgress, ProgressResponse, Role, Stat
 use super::{
     Answer, Command, Refusal, Spec,
     attempt::{Attempt, Run},
-    destination::{DestinationView, Destinations, Standing},
+    contact::FirstContact,
+    destination::{DestinationView, Standing},
+    ledger::{Ledger, cut_off, is_ours, reported},
 };
 
 /// Wait before the next attempt; doubles with every attempt that brought nothing.
@@ -52,17 +50,17 @@ enum Phase {
 ///
 /// [`Job::begin`] gives the first commands; every answer goes into [`Job::step`], in any order, also
 /// late and repeated ones. When [`Job::wake_at`] is reached, [`Answer::Woken`] is due. Times are
-/// since any one moment.
+/// since it began.
 #[derive(Debug, Clone)]
 pub struct Job {
     spec: Spec,
     phase: Phase,
     manifest: Option<Arc<Manifest>>,
-    destinations: Destinations,
-    source: ProgressResponse,
+    ledger: Ledger,
+    contact: FirstContact,
     /// Counts up from 1.
     attempt: u32,
-    /// What [`Destinations::gained`] was when the attempt began.
+    /// What the destinations had gained when the attempt began.
     mark: u64,
     /// Attempts in a row that brought nothing.
     vain: u32,
@@ -70,28 +68,24 @@ pub struct Job {
     plan: Option<Plan>,
     /// When the first Start was sent.
     started: Option<Duration>,
-    /// The link in use and why, once an agent has said.
-    link: (String, String),
-    /// Chunks sent and resent, by node and attempt.
-    chunks: BTreeMap<(String, u32), (u64, u64)>,
 }
 
 impl Job {
     /// A new job, and what to do first.
     pub fn begin(spec: Spec) -> (Self, Vec<Command>) {
+        let mut contact = FirstContact::default();
+        contact.asked(&spec.source.node, Duration::ZERO);
         let job = Self {
-            destinations: Destinations::new(&spec.destinations),
+            ledger: Ledger::new(&spec),
+            contact,
             spec,
             phase: Phase::Asking,
             manifest: None,
-            source: ProgressResponse::default(),
             attempt: 0,
             mark: 0,
             vain: 0,
             plan: None,
             started: None,
-            link: <(String, String)>::default(),
-            chunks: BTreeMap::new(),
         };
         (job, vec![Command::Stat])
     }
@@ -119,7 +113,7 @@ impl Job {
 
     /// Every destination is Verified, and the source has nothing to object.
     pub fn is_complete(&self) -> bool {
-        self.is_over() && self.source_fault().is_none() && self.destinations.are_verified()
+        self.is_over() && self.source_fault().is_none() && self.ledger.destinations.are_verified()
     }
 
     /// What it was made from.
@@ -158,43 +152,42 @@ impl Job {
 
     /// The source's newest report; all zero before its first of this attempt.
     pub fn source_report(&self) -> &ProgressResponse {
-        &self.source
+        self.ledger.source()
     }
 
     /// The link in use and why; empty before an agent has said.
     pub fn link(&self) -> (&str, &str) {
-        (&self.link.0, &self.link.1)
+        self.ledger.link()
     }
 
     /// All destinations, in the order of the spec.
     pub fn destinations(&self) -> impl Iterator<Item = DestinationView<'_>> {
         self.spec.destinations.iter().filter_map(|place| {
-            self.destinations.get(&place.node).map(|d| DestinationView {
-                place: &d.place,
-                standing: &d.standing,
-                report: &d.report,
-                bytes: d.best,
-            })
+            self.ledger
+                .destinations
+                .get(&place.node)
+                .map(|d| DestinationView {
+                    place: &d.place,
+                    standing: &d.standing,
+                    report: &d.report,
+                    bytes: d.best,
+                })
         })
     }
 
     /// Chunks sent, resent ones included, and of these the resent ones; all nodes and attempts.
     pub fn chunks(&self) -> (u64, u64) {
-        let add = |(a, b): (u64, u64), (c, d): &(u64, u64)| (a + c, b + d);
-        self.chunks.values().fold((0, 0), add)
+        self.ledger.chunks()
     }
 
     /// Bytes that are verified at the destinations.
     pub fn bytes_moved(&self) -> u64 {
-        self.destinations.bytes()
+        self.ledger.destinations.bytes()
     }
 
     /// The source's own failure, where no receiver of it explains it.
     pub fn source_fault(&self) -> Option<Refusal> {
-        let failed = self.source.state() == State::Failed;
-        let explained = self.source.peers.iter().any(|peer| peer.failed);
-        let refusal = reported(&self.spec.source.node, &self.source);
-        (failed && !explained && !refusal.retriable && !is_ours(&refusal)).then_some(refusal)
+        self.ledger.source_fault()
     }
 
     fn take(&mut self, now: Duration, answer: Answer, commands: &mut Vec<Command>) {
@@ -252,11 +245,13 @@ impl Job {
         if !matches!(self.phase, Phase::Asking) {
             return;
         }
+        let result = result.map_err(|refusal| self.contact.judge(now, refusal));
         match result {
             Ok(manifest) => {
+                self.contact.answered(&self.spec.source.node);
                 self.manifest = Some(Arc::new(manifest));
                 self.vain = 0;
-                self.begin_attempt(commands);
+                self.begin_attempt(now, commands);
             }
             Err(refusal) if refusal.retriable && self.vain < self.spec.backoff_limit => {
                 self.vain += 1;
@@ -265,7 +260,7 @@ impl Job {
                 };
             }
             Err(refusal) => {
-                self.destinations.fail_remaining(&refusal);
+                self.ledger.destinations.fail_remaining(&refusal);
                 self.phase = Phase::Over;
             }
         }
@@ -275,7 +270,7 @@ impl Job {
         match &self.phase {
             Phase::Resting { until } if now >= *until => {
                 if self.manifest.is_some() {
-                    self.begin_attempt(commands);
+                    self.begin_attempt(now, commands);
                 } else {
                     self.phase = Phase::Asking;
                     commands.push(Command::Stat);
@@ -286,15 +281,18 @@ impl Job {
         }
     }
 
-    fn begin_attempt(&mut self, commands: &mut Vec<Command>) {
+    fn begin_attempt(&mut self, now: Duration, commands: &mut Vec<Command>) {
         self.attempt += 1;
-        self.mark = self.destinations.gained();
-        let waiting = self.destinations.remaining();
+        self.mark = self.ledger.destinations.gained();
+        let waiting = self.ledger.destinations.remaining();
         let prepare = |node: &String| Command::Prepare {
             node: node.clone(),
             attempt: self.attempt,
         };
         commands.extend(waiting.iter().map(prepare));
+        for node in &waiting {
+            self.contact.asked(node, now);
+        }
         self.phase = Phase::Preparing {
             waiting,
             ready: Vec::new(),
@@ -316,8 +314,14 @@ impl Job {
         }
         let all_answered = waiting.is_empty();
         match result {
-            Ok(()) => ready.push(node.to_owned()),
-            Err(refusal) => self.destinations.refuse(node, refusal),
+            Ok(()) => {
+                self.contact.answered(node);
+                ready.push(node.to_owned());
+            }
+            Err(refusal) => {
+                let refusal = self.contact.judge(now, refusal);
+                self.ledger.destinations.refuse(node, refusal);
+            }
         }
         if all_answered {
             self.start_attempt(now, commands);
@@ -333,7 +337,7 @@ impl Job {
             return self.next_attempt(now, commands);
         }
         for node in &ready {
-            if let Some(destination) = self.destinations.get_mut(node) {
+            if let Some(destination) = self.ledger.destinations.get_mut(node) {
                 destination.standing = Standing::Waiting;
             }
         }
@@ -353,12 +357,12 @@ impl Job {
                     });
                 }
                 self.plan.get_or_insert(plan);
-                self.source = ProgressResponse::default();
+                self.ledger.open();
                 self.started.get_or_insert(now);
                 self.phase = Phase::Running(attempt);
             }
             Err(error) => {
-                self.destinations.fail_remaining(&Refusal {
+                self.ledger.destinations.fail_remaining(&Refusal {
                     node: self.spec.source.node.clone(),
                     reason: error.reason().to_owned(),
                     message: error.to_string(),
@@ -403,13 +407,7 @@ impl Job {
         report: ProgressResponse,
         commands: &mut Vec<Command>,
     ) {
-        self.chunks.insert(
-            (node.to_owned(), number),
-            (report.chunks_sent, report.chunks_resent),
-        );
-        if !report.link.is_empty() {
-            self.link = (report.link.clone(), report.link_reason.clone());
-        }
+        self.ledger.count(node, number, &report);
         if number != self.attempt {
             return;
         }
@@ -418,15 +416,7 @@ impl Job {
         let refusal = reported(node, &report);
         let of_child = |peer: &&PeerProgress| peer.failed && peer.role() == Role::Child;
         let lost: Vec<Refusal> = report.peers.iter().filter(of_child).map(cut_off).collect();
-        if node == self.spec.source.node {
-            self.source = report;
-        } else if let Some(destination) = self.destinations.get_mut(node) {
-            destination.best = destination.best.max(report.bytes);
-            destination.report = report;
-            if state == State::Verified && !destination.standing.is_final() {
-                destination.standing = Standing::Verified { after: since };
-            }
-        }
+        self.ledger.book(node, report, since);
         if let Phase::Running(attempt)
         | Phase::Cancelling { attempt, .. }
         | Phase::Settling { attempt, .. } = &mut self.phase
@@ -488,7 +478,7 @@ impl Job {
             }
             Phase::Running(attempt) => {
                 let attempt = attempt.clone();
-                if self.destinations.are_verified() {
+                if self.ledger.destinations.are_verified() {
                     self.phase = Phase::Settling {
                         attempt,
                         until: now + SETTLE,
@@ -514,7 +504,7 @@ impl Job {
                 waiting.remove(node);
                 if waiting.is_empty() {
                     let attempt = attempt.clone();
-                    self.close(&attempt);
+                    self.ledger.close(&attempt);
                     self.next_attempt(now, commands);
                 }
             }
@@ -528,53 +518,16 @@ impl Job {
         }
     }
 
-    /// Books what an ended attempt left.
-    fn close(&mut self, attempt: &Attempt) {
-        for node in self.destinations.remaining() {
-            match attempt.run(&node) {
-                Some(Run::Stopped(refusal) | Run::CutOff(refusal)) => {
-                    self.destinations.refuse(&node, refusal.clone());
-                }
-                Some(_) => {
-                    let sender = match attempt.run(attempt.source()) {
-                        Some(Run::Stopped(refusal)) => refusal.message.clone(),
-                        _ => "a node between it and the source failed".to_owned(),
-                    };
-                    self.destinations.refuse(
-                        &node,
-                        Refusal {
-                            node: node.clone(),
-                            reason: "SenderLost".to_owned(),
-                            message: format!("node {node} has nobody to receive from: {sender}"),
-                            retriable: true,
-                        },
-                    );
-                }
-                // It was late.
-                None => {}
-            }
-        }
-        if let Some(fault) = self.source_fault() {
-            self.destinations.fail_remaining(&fault);
-        }
-        if let Some(Run::Stopped(refusal)) = attempt.run(attempt.source())
-            && self.source.state() != State::Failed
-            && !refusal.retriable
-        {
-            self.destinations.fail_remaining(&refusal.clone());
-        }
-    }
-
     fn next_attempt(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        if self.destinations.gained() > self.mark {
+        if self.ledger.destinations.gained() > self.mark {
             self.vain = 0;
         } else {
             self.vain += 1;
         }
         if self.vain > self.spec.backoff_limit {
-            self.destinations.give_up();
+            self.ledger.destinations.give_up();
         }
-        if self.destinations.remaining().is_empty() {
+        if self.ledger.destinations.remaining().is_empty() {
             self.finish(commands);
         } else {
             self.phase = Phase::Resting {
@@ -585,8 +538,9 @@ impl Job {
 
     /// Ends the job; what failed leaves no partial files.
     fn finish(&mut self, commands: &mut Vec<Command>) {
-        self.compare_digests();
-        let waiting = self.destinations.failed();
+        self.ledger.compare_digests();
+        let mut waiting = self.ledger.destinations.failed();
+        waiting.retain(|node| !self.contact.is_unheard(node));
         commands.extend(waiting.iter().map(|node| Command::Cancel {
             node: node.clone(),
             attempt: self.attempt,
@@ -598,55 +552,10 @@ impl Job {
             Phase::Discarding { waiting }
         };
     }
-
-    /// The last word on what says that it is Verified.
-    fn compare_digests(&mut self) {
-        let right = self.source.digest.clone();
-        for destination in self.destinations.iter_mut() {
-            let theirs = &destination.report.digest;
-            let is_verified = matches!(destination.standing, Standing::Verified { .. });
-            if is_verified && !right.is_empty() && !theirs.is_empty() && *theirs != right {
-                let node = destination.place.node.clone();
-                let message = format!(
-                    "node {node} has digest {theirs} and the source {right}: run the same release \
-                     of weft-agent on both nodes, and report this as a bug"
-                );
-                destination.standing = Standing::Failed(Refusal {
-                    node,
-                    reason: "DigestMismatch".to_owned(),
-                    message,
-                    retriable: false,
-                });
-            }
-        }
-    }
 }
 
 fn backoff(vain: u32) -> Duration {
     BACKOFF * 2u32.pow(vain.saturating_sub(1).min(BACKOFF_DOUBLINGS))
-}
-
-/// How a stop that was asked for, or overtaken, is reported.
-fn is_ours(refusal: &Refusal) -> bool {
-    matches!(refusal.reason.as_str(), "Cancelled" | "Superseded")
-}
-
-fn reported(node: &str, report: &ProgressResponse) -> Refusal {
-    Refusal {
-        node: node.to_owned(),
-        reason: report.reason.clone(),
-        message: report.message.clone(),
-        retriable: report.retriable,
-    }
-}
-
-fn cut_off(peer: &PeerProgress) -> Refusal {
-    Refusal {
-        node: peer.node.clone(),
-        reason: peer.reason.clone(),
-        message: peer.message.clone(),
-        retriable: peer.retriable,
-    }
 }
 
 #[cfg(test)]

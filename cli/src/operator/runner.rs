@@ -10,7 +10,10 @@ use std::{
 };
 
 use tokio::{
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    sync::{
+        OnceCell,
+        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    },
     task::JoinSet,
     time::{Instant, timeout},
 };
@@ -28,7 +31,7 @@ use weft_proto::{
     },
 };
 
-use super::{Answer, Command, Job, Place, Refusal, Spec};
+use super::{Answer, CONTACT_TRY, Command, Job, Place, Refusal, Spec, UNREACHABLE};
 use crate::authority::{Authority, AuthorityError};
 
 /// This operator has never lost its lease.
@@ -37,7 +40,7 @@ const LEADER_EPOCH: u64 = 1;
 const GENERATION: u64 = 1;
 /// How long a ticket holds; an attempt that is not connected by then never will be.
 const TICKET_LIFE: Duration = Duration::from_secs(15 * 60);
-/// A management network answers within milliseconds.
+/// To reach an agent again: a management network answers within milliseconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// With [`PING_TIMEOUT`]: an agent that vanished without a word is missed after 6 s.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
@@ -96,9 +99,16 @@ impl RunnerError {
 struct Calls {
     spec: Spec,
     authority: Arc<Authority>,
-    addresses: BTreeMap<String, String>,
-    clients: BTreeMap<String, AgentClient<Channel>>,
+    agents: BTreeMap<String, Agent>,
     answers: UnboundedSender<Answer>,
+}
+
+/// An agent and the way to it.
+struct Agent {
+    address: String,
+    endpoint: Endpoint,
+    /// Once it has been reached; mends itself from then on.
+    client: OnceCell<AgentClient<Channel>>,
 }
 
 /// A job on its way. Dropping it ends all its calls; agents are told nothing.
@@ -119,7 +129,7 @@ impl Runner {
     ) -> Result<Self, RunnerError> {
         let operator = authority.operator()?;
         let identity = tonic::transport::Identity::from_pem(operator.certificate, operator.key);
-        let mut clients = BTreeMap::new();
+        let mut agents = BTreeMap::new();
         for Contact { node, address } in contacts {
             let failed = |source| RunnerError::Contact {
                 node: node.clone(),
@@ -130,28 +140,24 @@ impl Runner {
                 .ca_certificate(Certificate::from_pem(authority.certificate()))
                 .identity(identity.clone())
                 .domain_name(Authority::server_name(authority.fabric(), node));
-            let channel = Endpoint::from_shared(format!("https://{address}"))
+            let endpoint = Endpoint::from_shared(format!("https://{address}"))
                 .and_then(|endpoint| endpoint.tls_config(tls))
                 .map_err(failed)?
                 .connect_timeout(CONNECT_TIMEOUT)
                 .http2_keep_alive_interval(PING_INTERVAL)
-                .keep_alive_timeout(PING_TIMEOUT)
-                .connect_lazy();
-            let client = AgentClient::new(channel)
-                .max_decoding_message_size(MESSAGE_BYTES_MAX)
-                .max_encoding_message_size(MESSAGE_BYTES_MAX);
-            clients.insert(node.clone(), client);
+                .keep_alive_timeout(PING_TIMEOUT);
+            let agent = Agent {
+                address: address.clone(),
+                endpoint,
+                client: OnceCell::new(),
+            };
+            agents.insert(node.clone(), agent);
         }
         let (sender, answers) = unbounded_channel();
-        let addresses = contacts
-            .iter()
-            .map(|c| (c.node.clone(), c.address.clone()))
-            .collect();
         let calls = Calls {
             spec: spec.clone(),
             authority,
-            addresses,
-            clients,
+            agents,
             answers: sender,
         };
         let (job, commands) = Job::begin(spec);
@@ -265,13 +271,34 @@ impl Calls {
         let _ = self.answers.send(answer);
     }
 
-    fn client(&self, node: &str) -> Result<AgentClient<Channel>, Refusal> {
-        self.clients.get(node).cloned().ok_or_else(|| Refusal {
-            node: node.to_owned(),
-            reason: "NodeUnknown".to_owned(),
-            message: format!("node {node} has no known agent: name a node of this fabric"),
-            retriable: false,
-        })
+    /// A client of a node that has been reached once; the first call reaches it, or says that it
+    /// does not answer.
+    async fn client(&self, node: &str) -> Result<AgentClient<Channel>, Refusal> {
+        let Some(agent) = self.agents.get(node) else {
+            return Err(Refusal {
+                node: node.to_owned(),
+                reason: "NodeUnknown".to_owned(),
+                message: format!("node {node} has no known agent: name a node of this fabric"),
+                retriable: false,
+            });
+        };
+        let reach = async {
+            match timeout(CONTACT_TRY, agent.endpoint.connect()).await {
+                Ok(Ok(channel)) => Ok(AgentClient::new(channel)
+                    .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                    .max_encoding_message_size(MESSAGE_BYTES_MAX)),
+                Ok(Err(error)) => Err(unreachable(node, &agent.address, &innermost(&error))),
+                Err(_) => {
+                    let cause = format!("no connection within {CONTACT_TRY:?}");
+                    Err(unreachable(node, &agent.address, &cause))
+                }
+            }
+        };
+        agent.client.get_or_try_init(|| reach).await.cloned()
+    }
+
+    fn address(&self, node: &str) -> &str {
+        self.agents.get(node).map_or("", |agent| &agent.address)
     }
 
     fn job(&self, attempt: u32) -> Option<JobRef> {
@@ -298,8 +325,7 @@ impl Calls {
     }
 
     fn refusal(&self, node: &str, status: &Status) -> Refusal {
-        let address = self.addresses.get(node).map_or("", String::as_str);
-        refusal(node, address, status)
+        refusal(node, self.address(node), status)
     }
 
     async fn stat(&self) -> Result<Manifest, Refusal> {
@@ -308,7 +334,7 @@ impl Calls {
             leader_epoch: LEADER_EPOCH,
             location: Some(location(source)),
         };
-        match self.client(&source.node)?.stat(request).await {
+        match self.client(&source.node).await?.stat(request).await {
             Ok(response) => Ok(response.into_inner().manifest.unwrap_or_default()),
             Err(status) => Err(self.refusal(&source.node, &status)),
         }
@@ -328,7 +354,7 @@ impl Calls {
             verification: Some(self.verification()),
             overwrite: Overwrite::IfDifferent.into(),
         };
-        match self.client(node)?.prepare(request).await {
+        match self.client(node).await?.prepare(request).await {
             Ok(_) => Ok(()),
             Err(status) => Err(self.refusal(node, &status)),
         }
@@ -352,7 +378,7 @@ impl Calls {
         };
         let child = |node: &String| Child {
             node: node.clone(),
-            control_address: self.addresses.get(node).cloned().unwrap_or_default(),
+            control_address: self.address(node).to_owned(),
             ticket: Some(self.authority.sign(&Ticket {
                 fabric: self.authority.fabric().to_owned(),
                 job: self.job(attempt),
@@ -370,7 +396,7 @@ impl Calls {
             part: Some(role),
             sends_to: part.sends_to.iter().map(child).collect(),
         };
-        match self.client(&part.node)?.start(request).await {
+        match self.client(&part.node).await?.start(request).await {
             Ok(_) => Ok(()),
             Err(status) => Err(self.refusal(&part.node, &status)),
         }
@@ -384,7 +410,8 @@ impl Calls {
         };
         let failed = |status: Status| self.refusal(node, &status);
         let mut stream = self
-            .client(node)?
+            .client(node)
+            .await?
             .progress(request)
             .await
             .map_err(failed)?
@@ -409,7 +436,7 @@ impl Calls {
             leader_epoch: LEADER_EPOCH,
             discard,
         };
-        match self.client(node)?.cancel(request).await {
+        match self.client(node).await?.cancel(request).await {
             Ok(_) => Ok(()),
             Err(status) => Err(self.refusal(node, &status)),
         }
@@ -466,22 +493,32 @@ fn refusal(node: &str, address: &str, status: &Status) -> Refusal {
         status.code(),
         Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal
     );
+    let cause = match std::error::Error::source(status) {
+        Some(source) => innermost(source),
+        None => status.message().to_owned(),
+    };
+    Refusal {
+        retriable,
+        ..unreachable(node, address, &cause)
+    }
+}
+
+fn unreachable(node: &str, address: &str, cause: &str) -> Refusal {
     Refusal {
         node: node.to_owned(),
-        reason: "NodeUnreachable".to_owned(),
+        reason: UNREACHABLE.to_owned(),
         message: format!(
-            "node {node} at {address} does not answer ({}): check that its agent runs and that the \
-             management network lets this port through",
-            cause(status)
+            "node {node} at {address} does not answer ({cause}): check that its agent runs and that \
+             the management network lets this port through"
         ),
-        retriable,
+        retriable: true,
     }
 }
 
 /// The innermost error, which says what happened.
-fn cause(status: &Status) -> String {
-    let mut text = status.message().to_owned();
-    let mut next = std::error::Error::source(status);
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
     while let Some(error) = next {
         text = error.to_string();
         next = error.source();
@@ -490,33 +527,4 @@ fn cause(status: &Status) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_agents_own_words_are_kept_and_silence_is_retriable() {
-        let detail = ErrorDetail {
-            reason: "DiskFull".into(),
-            ..ErrorDetail::default()
-        };
-        let status = Status::with_details(
-            Code::ResourceExhausted,
-            "node node1: the disk is full: free some",
-            detail.encode_to_vec().into(),
-        );
-        let own = refusal("node1", "10.254.0.2:7400", &status);
-        assert_eq!((own.reason.as_str(), own.retriable), ("DiskFull", false));
-        assert_eq!(own.message, "node node1: the disk is full: free some");
-
-        let silent = refusal("node1", "10.254.0.2:7400", &Status::unavailable("refused"));
-        assert_eq!(
-            (silent.reason.as_str(), silent.retriable),
-            ("NodeUnreachable", true)
-        );
-        assert_eq!(
-            silent.message,
-            "node node1 at 10.254.0.2:7400 does not answer (refused): check that its agent runs and \
-             that the management network lets this port through"
-        );
-    }
-}
+mod tests;

@@ -170,8 +170,8 @@ impl Destination {
             }
         });
         let slots = Mutex::new(slots.collect());
-        let filling = Filling::start(unfilled, || root.place(&base))
-            .inspect_err(|_| made.undo(root))?;
+        let filling =
+            Filling::start(unfilled, || root.place(&base)).inspect_err(|_| made.undo(root))?;
         let gate = Arc::new(Gate::new(filling.shortage().clone()));
         let held = Held {
             _filling: filling,

@@ -33,8 +33,7 @@ pub fn sweep_job(root: &Arc<Root>, job: &JobUid) -> Result<u32, FileError> {
     }
     // Nobody else may be resuming it. Goes by itself.
     let _lock = JobLock::take(root, job)?;
-    let is_its =
-        |own: &OwnName<'_>, _: &Stat| matches!(own, OwnName::Partial { job: its, .. } if its == job);
+    let is_its = |own: &OwnName<'_>, _: &Stat| matches!(own, OwnName::Partial { job: its, .. } if its == job);
     Ok(remove(root, is_its))
 }
 

@@ -1,6 +1,10 @@
 //! Agents on loopback, driven through their control API as an operator drives them.
 
 #[cfg(test)]
+mod kept;
+#[cfg(test)]
+mod limits;
+#[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod support;

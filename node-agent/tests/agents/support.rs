@@ -14,6 +14,7 @@ use rcgen::{
 };
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
@@ -188,6 +189,16 @@ impl Lab {
             self.client_as(node, &pair).await.ok()
         })
         .await
+    }
+
+    /// What a node serves beside its control API, header included.
+    pub(crate) async fn get(&self, node: usize, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.metrics(node)).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        text
     }
 
     /// A ticket, after a change.

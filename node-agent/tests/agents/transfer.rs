@@ -1,7 +1,8 @@
 //! Agents in one process move files by the operator's word.
 
-use std::process::{Child as Process, Command};
+use std::process::Command;
 
+use crate::kept::Kept;
 use crate::support::{Lab, eventually, job, noise, prepare, reason, stat, write};
 use weft_proto::agent::v1::*;
 
@@ -130,68 +131,6 @@ async fn what_is_there_already_is_not_sent_again() {
     assert_verified(&ends);
     assert_eq!(ends[1].peers[0].bytes, 1 << 20);
     assert!(std::fs::read(lab.root(1).join("model")).unwrap() == changed);
-}
-
-/// An agent as a process of its own, killed when dropped.
-struct Kept(Process);
-
-impl Kept {
-    fn start(lab: &Lab, node: usize, extra: &str) -> Self {
-        let config = lab.configure(node, extra);
-        let process = Command::new(env!("CARGO_BIN_EXE_weft-agent"))
-            .arg("--config")
-            .arg(config)
-            .args(["--log", "warn"])
-            .spawn()
-            .unwrap();
-        Self(process)
-    }
-
-    /// Kilobytes of anonymous memory.
-    fn anonymous_kb(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
-        let line = status
-            .lines()
-            .find(|line| line.starts_with("RssAnon:"))
-            .unwrap();
-        line.split_whitespace().nth(1).unwrap().parse().unwrap()
-    }
-
-    fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// What an agent may hold while it moves whatever: the budget of the speed and memory table.
-const ANONYMOUS_KB_MAX: u64 = 64 << 10;
-
-#[tokio::test(flavor = "multi_thread")]
-async fn memory_is_bounded_whatever_the_size() {
-    let lab = Lab::new();
-    let agents: Vec<Kept> = (0..3).map(|node| Kept::start(&lab, node, "")).collect();
-    let file = std::fs::File::create(lab.root(0).join("model")).unwrap();
-    file.set_len(384 << 20).unwrap();
-    let first = job("memory", 1);
-    lab.begin(&first, &[(0, 1), (1, 2)], Algorithm::Xxh3)
-        .await
-        .unwrap();
-    let mut most = [0; 3];
-    let mut stream = lab.follow(2, &first).await;
-    while let Some(progress) = stream.message().await.unwrap() {
-        assert_ne!(progress.state(), State::Failed, "{progress:?}");
-        for (agent, most) in agents.iter().zip(&mut most) {
-            *most = agent.anonymous_kb().max(*most);
-        }
-    }
-    assert!(most.iter().all(|kb| *kb <= ANONYMOUS_KB_MAX), "{most:?}");
 }
 
 /// Slow enough to be killed half-way.
@@ -463,21 +402,9 @@ async fn metrics_and_health_are_served() {
     let _agents = [lab.agent(0, "").await, lab.agent(1, "").await];
     write(&lab.root(0).join("model"), &noise(2 << 20, 12));
     assert_verified(&lab.run(&job("metrics", 1), &[(0, 1)]).await);
-    let get = |path: &'static str| {
-        let address = lab.metrics(1);
-        async move {
-            use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-            let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-            let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-            stream.write_all(request.as_bytes()).await.unwrap();
-            let mut text = String::new();
-            stream.read_to_string(&mut text).await.unwrap();
-            text
-        }
-    };
-    assert!(get("/healthz").await.ends_with("ok\n"));
-    assert!(get("/readyz").await.ends_with("ready\n"));
-    let text = get("/metrics").await;
+    assert!(lab.get(1, "/healthz").await.ends_with("ok\n"));
+    assert!(lab.get(1, "/readyz").await.ends_with("ready\n"));
+    let text = lab.get(1, "/metrics").await;
     for line in [
         "weft_job_bytes_total{job=\"metrics\"} 2097152",
         "weft_job_state{job=\"metrics\",state=\"Verified\"} 1",

@@ -4,7 +4,7 @@ use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, File};
 
 use super::*;
-use crate::operator::Place;
+use crate::operator::{CONTACT_TRY, Place};
 
 const BYTES: u64 = 100;
 
@@ -13,6 +13,8 @@ struct World {
     job: Job,
     now: Duration,
     dead: BTreeSet<String>,
+    /// What a try to reach one of them takes.
+    silence: Duration,
     /// Commands that were carried out since the last look.
     log: Vec<String>,
     pending: VecDeque<Command>,
@@ -34,6 +36,11 @@ fn refusal(node: &str, reason: &str, retriable: bool) -> Refusal {
 impl World {
     /// A chain: node0 → node1 → … unless another strategy is asked for.
     fn of(nodes: u32, strategy: Strategy) -> Self {
+        Self::without(nodes, strategy, None)
+    }
+
+    /// One node is not there from the start.
+    fn without(nodes: u32, strategy: Strategy, missing: Option<u32>) -> Self {
         let place = |i| Place {
             node: name(i),
             root: "data".into(),
@@ -62,7 +69,8 @@ impl World {
         let mut world = Self {
             job,
             now: Duration::ZERO,
-            dead: BTreeSet::new(),
+            dead: missing.into_iter().map(name).collect(),
+            silence: missing.map_or(Duration::ZERO, |_| CONTACT_TRY),
             log: Vec::new(),
             pending: commands.into(),
         };
@@ -83,8 +91,9 @@ impl World {
 
     fn obey(&mut self) {
         while let Some(command) = self.pending.pop_front() {
-            let reach = |dead: &BTreeSet<String>, node: &str| {
-                if dead.contains(node) {
+            let mut reach = |node: &str| {
+                if self.dead.contains(node) {
+                    self.now += self.silence;
                     Err(refusal(node, "NodeUnreachable", true))
                 } else {
                     Ok(())
@@ -102,12 +111,12 @@ impl World {
                         files: vec![file],
                         ..Manifest::default()
                     };
-                    let result = reach(&self.dead, "node0").map(|()| manifest);
+                    let result = reach("node0").map(|()| manifest);
                     self.answer(Answer::Stat(result));
                 }
                 Command::Prepare { node, attempt } => {
                     self.log.push(format!("prepare {node} #{attempt}"));
-                    let result = reach(&self.dead, &node);
+                    let result = reach(&node);
                     self.answer(Answer::Prepared {
                         node,
                         attempt,
@@ -118,7 +127,7 @@ impl World {
                     let to = part.sends_to.join(",");
                     self.log
                         .push(format!("start {} #{attempt} -> [{to}]", part.node));
-                    let result = reach(&self.dead, &part.node);
+                    let result = reach(&part.node);
                     self.answer(Answer::Started {
                         node: part.node,
                         attempt,
@@ -328,6 +337,45 @@ fn a_node_that_stays_away_is_given_up_after_the_backoff_limit() {
         world.log().ends_with("discard node2 #5"),
         "a partial file is not left"
     );
+}
+
+#[test]
+fn a_destination_that_never_answers_is_given_up_within_seconds() {
+    let mut world = World::without(2, Strategy::Chain, Some(1));
+    assert_eq!(world.reason(1), "NodeUnreachable");
+    world.rests();
+    assert!(world.job.is_over());
+    assert_eq!(world.now, 2 * CONTACT_TRY + BACKOFF);
+    assert!(matches!(world.standing(1), Standing::Failed(_)));
+    assert_eq!(
+        world.log(),
+        "stat\nprepare node1 #1\nprepare node1 #2",
+        "there is nothing to discard where nothing was heard of"
+    );
+}
+
+#[test]
+fn a_destination_that_never_answers_is_given_up_as_soon_as_the_others_are_through() {
+    let mut world = World::without(3, Strategy::Chain, Some(2));
+    world.now = Duration::from_secs(60);
+    world.verifies(1);
+    world.rests();
+    assert!(world.job.is_over());
+    assert_eq!(
+        (world.reason(1), world.reason(2)),
+        ("Verified", "NodeUnreachable")
+    );
+    assert!(world.log().ends_with("cancel node1 #1\nprepare node2 #2"));
+}
+
+#[test]
+fn a_source_that_never_answers_is_given_up_within_seconds() {
+    let mut world = World::without(2, Strategy::Chain, Some(0));
+    world.rests();
+    assert!(world.job.is_over());
+    assert_eq!(world.now, 2 * CONTACT_TRY + BACKOFF);
+    assert_eq!(world.reason(1), "NodeUnreachable");
+    assert_eq!(world.log(), "stat\nstat");
 }
 
 #[test]

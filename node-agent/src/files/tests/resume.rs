@@ -292,7 +292,11 @@ fn what_a_job_left_is_found_by_its_name_alone() {
     assert_eq!(sweep_job(&node.root, &job).unwrap(), 0);
     let names = node.names();
     let of = |job: &str| names.iter().filter(|name| name.contains(job)).count();
-    assert_eq!((of(".weft-job-1-"), of(".weft-job-10-")), (0, 2), "{names:?}");
+    assert_eq!(
+        (of(".weft-job-1-"), of(".weft-job-10-")),
+        (0, 2),
+        "{names:?}"
+    );
     let _running = Destination::prepare(other).unwrap();
     let busy = sweep_job(&node.root, &"job-10".parse().unwrap()).unwrap_err();
     assert_eq!(busy.reason(), "DestinationBusy");

@@ -319,7 +319,9 @@ fn more_blocks_than_one_job_moves_are_refused_at_the_source_and_at_a_destination
     assert_fault(&error, "TooManyBlocks", "f64");
     let node = Node::in_memory();
     for index in 0..65 {
-        let file = node.write(&format!("m/f{index:02}"), b"").path(&format!("m/f{index:02}"));
+        let file = node
+            .write(&format!("m/f{index:02}"), b"")
+            .path(&format!("m/f{index:02}"));
         open(&file).set_len(MAX_FILE_BYTES).unwrap();
     }
     let error = node.source("m").unwrap_err();

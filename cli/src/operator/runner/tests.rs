@@ -1,0 +1,87 @@
+use weft_planner::{Node, Strategy, Topology};
+use weft_proto::agent::v1::Algorithm;
+
+use super::*;
+use crate::operator::Standing;
+
+#[tokio::test]
+async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let name = |i: usize| format!("node{i}");
+    let place = |i: usize| Place {
+        node: name(i),
+        root: "data".into(),
+        path: "x".into(),
+    };
+    let node = |i: usize| Node {
+        name: name(i),
+        address: None,
+        leaf: "leaf0".into(),
+        rate_bps: 1_000_000_000,
+    };
+    let spec = Spec {
+        uid: "uid".into(),
+        source: place(0),
+        destinations: vec![place(1)],
+        topology: Topology {
+            nodes: (0..2).map(node).collect(),
+            uplinks: Vec::new(),
+        },
+        strategy: Strategy::Direct,
+        payload_share: 1.0,
+        algorithm: Algorithm::Blake3,
+        backoff_limit: 6,
+    };
+    let contacts: Vec<_> = (0..2)
+        .map(|i| Contact {
+            node: name(i),
+            address: address.clone(),
+        })
+        .collect();
+    let authority = Arc::new(Authority::new("play").unwrap());
+    let mut runner = Runner::begin(spec, authority, &contacts).unwrap();
+    while !runner.job().is_over() {
+        runner.turn().await;
+    }
+    // Stat alone would be waited for for 2 minutes.
+    assert!(runner.now() < Duration::from_secs(10), "{:?}", runner.now());
+    let standing = runner.job().destinations().next().unwrap().standing.clone();
+    let Standing::Failed(refusal) = standing else {
+        panic!("{standing:?}");
+    };
+    assert_eq!(
+        refusal.message,
+        format!(
+            "node node0 at {address} does not answer (no connection within 1.5s): check that \
+             its agent runs and that the management network lets this port through"
+        )
+    );
+}
+
+#[test]
+fn an_agents_own_words_are_kept_and_silence_is_retriable() {
+    let detail = ErrorDetail {
+        reason: "DiskFull".into(),
+        ..ErrorDetail::default()
+    };
+    let status = Status::with_details(
+        Code::ResourceExhausted,
+        "node node1: the disk is full: free some",
+        detail.encode_to_vec().into(),
+    );
+    let own = refusal("node1", "10.254.0.2:7400", &status);
+    assert_eq!((own.reason.as_str(), own.retriable), ("DiskFull", false));
+    assert_eq!(own.message, "node node1: the disk is full: free some");
+
+    let silent = refusal("node1", "10.254.0.2:7400", &Status::unavailable("refused"));
+    assert_eq!(
+        (silent.reason.as_str(), silent.retriable),
+        ("NodeUnreachable", true)
+    );
+    assert_eq!(
+        silent.message,
+        "node node1 at 10.254.0.2:7400 does not answer (refused): check that its agent runs and \
+         that the management network lets this port through"
+    );
+}

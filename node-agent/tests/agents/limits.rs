@@ -1,0 +1,55 @@
+//! What an agent does with little memory and without threads.
+
+use crate::kept::Kept;
+use crate::support::{Lab, job, noise, prepare, start_source, stat, write};
+use weft_proto::agent::v1::*;
+
+/// What an agent may hold while it moves whatever: the budget of the speed and memory table.
+const ANONYMOUS_KB_MAX: u64 = 64 << 10;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_is_bounded_whatever_the_size() {
+    let lab = Lab::new();
+    let agents: Vec<Kept> = (0..3).map(|node| Kept::start(&lab, node, "")).collect();
+    let file = std::fs::File::create(lab.root(0).join("model")).unwrap();
+    file.set_len(384 << 20).unwrap();
+    let first = job("memory", 1);
+    lab.begin(&first, &[(0, 1), (1, 2)], Algorithm::Xxh3)
+        .await
+        .unwrap();
+    let mut most = [0; 3];
+    let mut stream = lab.follow(2, &first).await;
+    while let Some(progress) = stream.message().await.unwrap() {
+        assert_ne!(progress.state(), State::Failed, "{progress:?}");
+        for (agent, most) in agents.iter().zip(&mut most) {
+            *most = agent.anonymous_kb().max(*most);
+        }
+    }
+    assert!(most.iter().all(|kb| *kb <= ANONYMOUS_KB_MAX), "{most:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_gets_no_thread_to_receive_says_so_and_keeps_no_connection() {
+    let lab = Lab::new();
+    let _source = lab.agent(0, "").await;
+    let receiver = Kept::start(&lab, 1, "");
+    write(&lab.root(0).join("model"), &noise(3 << 20, 8));
+    let first = job("threads", 1);
+    let manifest = stat(&mut lab.operator(0).await).await.unwrap();
+    let mut operator = lab.operator(1).await;
+    operator.prepare(prepare(&first, &manifest)).await.unwrap();
+    receiver.allow_no_more_threads();
+    let children = vec![lab.child(&first, 0, 1)];
+    let request = start_source(&first, &manifest, children, Algorithm::Blake3);
+    lab.operator(0).await.start(request).await.unwrap();
+    for end in [lab.finish(0, &first).await, lab.finish(1, &first).await] {
+        assert_eq!(end.state(), State::Failed, "{end:?}");
+        assert!(end.message.contains("EngineRefused") || end.reason == "EngineRefused");
+        assert!(
+            end.message.contains("raise the limit on threads"),
+            "{end:?}"
+        );
+    }
+    let metrics = lab.get(1, "/metrics").await;
+    assert!(metrics.contains("weft_connections{} 0"), "{metrics}");
+}

@@ -8,8 +8,8 @@ use weft_core::wire::Secret;
 
 use crate::engine::RemoteEnd;
 use crate::event::Event;
-use crate::regions::DomainId;
 use crate::snapshot::Snapshot;
+use weft_core::memory::DomainId;
 
 /// One request; a worker serves them in the order they were made.
 pub(crate) enum Command {

@@ -11,6 +11,7 @@ use weft_core::connection::{
     self, Arrival, Chunk, Connection, ConnectionConfig, PostError, Run, Write,
 };
 use weft_core::drops::{DropReason, Drops};
+use weft_core::memory::{DomainId, KeyHasher};
 use weft_core::path::{PathSet, PathSetConfig};
 use weft_core::units::{ConnectionId, Rng, Time};
 use weft_core::wire::{Kind, Reset, Secret, peek};
@@ -22,7 +23,7 @@ use crate::engine::RemoteEnd;
 use crate::event::{Event, Failure};
 use crate::identity::reset_token;
 use crate::pace::AckPace;
-use crate::regions::{DomainId, KeyHasher, Regions, Taken};
+use crate::regions::Regions;
 use crate::resets::{PendingReset, Resets};
 use crate::snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
 use crate::turns::{Account, Turns};
@@ -504,8 +505,8 @@ impl Connections {
                         });
                         continue;
                     }
-                    match self.regions.take(open.domain, key) {
-                        Taken::Buffer(buffer) => {
+                    match self.regions.table.take(open.domain, key) {
+                        Ok(buffer) => {
                             let event = Event::Delivered {
                                 connection: id,
                                 immediate,
@@ -514,8 +515,10 @@ impl Connections {
                             };
                             let _ = open.events.send(event);
                         }
-                        Taken::Gone => self.drops.count(DropReason::Key),
-                        Taken::NotArmed => self.fail(id, Failure::RegionOverrun { key }),
+                        // Two messages were written into one arming.
+                        Err(DropReason::NotArmed) => self.fail(id, Failure::RegionOverrun { key }),
+                        // It was deregistered meanwhile.
+                        Err(reason) => self.drops.count(reason),
                     }
                 }
                 connection::Event::Failed(failure) => self.fail(id, failure.into()),

@@ -18,9 +18,9 @@ use crate::doze::Doze;
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::identity::{Names, ResetKeys, worker_of_connection, worker_of_key};
-use crate::regions::DomainId;
 use crate::snapshot::Snapshot;
 use crate::worker::Worker;
+use weft_core::memory::DomainId;
 
 /// Chunks of one message: the wire numbers them with 24 bits, and a chunk may be one packet.
 const MESSAGE_CHUNKS_MAX: u64 = (1 << 24) - 1;

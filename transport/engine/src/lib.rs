@@ -37,13 +37,13 @@ pub use config::{EngineConfig, Progress};
 pub use engine::{Engine, LocalEnd, RemoteEnd, WriteRequest};
 pub use error::EngineError;
 pub use event::{Event, Failure};
-pub use regions::DomainId;
 pub use snapshot::{ConnectionSnapshot, PeerSnapshot, RegionCounts, Snapshot};
 
 // What the engine's own types are made of, so that its user needs no other transport crate.
 pub use weft_core::congestion::CongestionKind;
 pub use weft_core::connection::{Settings, Stats};
 pub use weft_core::drops::{DropReason, Drops};
+pub use weft_core::memory::DomainId;
 pub use weft_core::path::{PathReport, PathState, PolicyKind};
 pub use weft_core::units::{ConnectionId, Key, Nanos};
 pub use weft_core::wire::Secret;

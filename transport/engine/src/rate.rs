@@ -11,7 +11,7 @@ use weft_core::wire::Secret;
 use crate::engine::{Engine, LocalEnd, RemoteEnd, WriteRequest};
 use crate::error::EngineError;
 use crate::event::{Event, Failure};
-use crate::regions::DomainId;
+use weft_core::memory::DomainId;
 
 const DOMAIN: DomainId = DomainId(0);
 /// Nothing measured here takes as long for one message.

@@ -224,10 +224,10 @@ impl Worker {
                     domain,
                     buffer,
                 } => {
-                    self.connections.regions.register(key, domain, buffer);
+                    self.connections.regions.table.register(key, domain, buffer);
                 }
-                Command::Arm { key, buffer } => self.connections.regions.arm(key, buffer),
-                Command::Deregister { key } => self.connections.regions.deregister(key),
+                Command::Arm { key, buffer } => self.connections.regions.table.arm(key, buffer),
+                Command::Deregister { key } => self.connections.regions.table.deregister(key),
                 Command::Write { id, write } => self.connections.write(id, write),
                 Command::Close { id } => self.connections.close(id),
                 Command::Snapshot { answer } => {
@@ -522,10 +522,10 @@ mod tests {
     use super::*;
     use crate::command::Outgoing;
     use crate::engine::RemoteEnd;
-    use crate::regions::DomainId;
     use crossbeam_channel::Sender;
     use std::net::{Ipv4Addr, UdpSocket};
     use std::time::Instant;
+    use weft_core::memory::DomainId;
     use weft_core::units::Key;
     use weft_core::wire::{OVERHEAD_BYTES, Secret};
 

@@ -1,7 +1,7 @@
 //! What one end may be written to, and the messages that it expects there.
 
 use weft_core::drops::DropReason;
-use weft_core::memory::Memory;
+use weft_core::memory::{Backing, DomainId, Memory, RegionTable};
 use weft_core::units::Key;
 
 use crate::check::Checkers;
@@ -10,10 +10,27 @@ use crate::observation::{End, Message, Observation};
 /// Regions of an end: messages of one connection go to several.
 pub const REGIONS: usize = 3;
 
+/// A region without its bytes: what lies in it follows from the messages.
+#[derive(Debug)]
+struct SlotRegion {
+    index: usize,
+    bytes: u64,
+}
+
+impl Backing for SlotRegion {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// All connections of the simulation are of one domain.
+const DOMAIN: DomainId = DomainId(1);
+
 /// The regions of one end, cut into slots; a slot holds one message under way.
 #[derive(Debug)]
 pub struct Target {
     keys: [Key; REGIONS],
+    table: RegionTable<SlotRegion>,
     slot_bytes: u64,
     /// By slot: slot s lies in region s mod REGIONS at place s / REGIONS.
     slots: Vec<Option<Message>>,
@@ -22,8 +39,15 @@ pub struct Target {
 impl Target {
     /// Empty regions with `slots` slots in all.
     pub fn new(keys: [Key; REGIONS], slots: u16, slot_bytes: u64) -> Target {
+        let mut table = RegionTable::default();
+        for (index, &key) in keys.iter().enumerate() {
+            let slots = usize::from(slots).saturating_sub(index).div_ceil(REGIONS);
+            let bytes = slots as u64 * slot_bytes;
+            table.register(key, DOMAIN, SlotRegion { index, bytes });
+        }
         Target {
             keys,
+            table,
             slot_bytes,
             slots: vec![None; slots.into()],
         }
@@ -44,12 +68,8 @@ impl Target {
 
     /// The first region's key and length.
     pub fn region(&self) -> (Key, u64) {
-        (self.keys[0], self.region_bytes(0))
-    }
-
-    fn region_bytes(&self, region: usize) -> u64 {
-        let slots = self.slots.len().saturating_sub(region).div_ceil(REGIONS) as u64;
-        slots * self.slot_bytes
+        let slots = self.slots.len().div_ceil(REGIONS) as u64;
+        (self.keys[0], slots * self.slot_bytes)
     }
 
     /// From now on `slot` belongs to `message`.
@@ -71,14 +91,9 @@ impl Target {
         self.slots.iter().flatten().count()
     }
 
-    fn find(&self, key: Key, offset: u64, length: u64) -> Result<Option<&Message>, DropReason> {
-        let region = self
-            .keys
-            .iter()
-            .position(|&known| known == key)
-            .ok_or(DropReason::Key)?;
-        weft_core::memory::check_bounds(self.region_bytes(region), offset, length)?;
-        let slot = (offset / self.slot_bytes) as usize * REGIONS + region;
+    fn find(&mut self, key: Key, offset: u64, length: u64) -> Result<Option<&Message>, DropReason> {
+        let region = self.table.resolve(DOMAIN, key, offset, length)?;
+        let slot = (offset / self.slot_bytes) as usize * REGIONS + region.index;
         Ok(self.slots.get(slot).and_then(Option::as_ref))
     }
 }
@@ -90,7 +105,7 @@ pub struct Watched<'a> {
     /// The end that receives.
     pub reader: End,
     /// Its regions.
-    pub target: &'a Target,
+    pub target: &'a mut Target,
     /// Whether they take anything now.
     pub armed: bool,
     /// Who watches.

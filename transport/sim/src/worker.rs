@@ -261,7 +261,7 @@ impl Simulation {
         let mut memory = Watched {
             now: *now,
             reader: end,
-            target: &endpoint.target,
+            target: &mut endpoint.target,
             armed: worker.away_until <= *now,
             checkers,
         };

@@ -230,6 +230,7 @@ fn the_end_of_an_outage_is_seen_by_every_connection_of_the_peer() {
     let key = Key(77);
     duo.ends[1]
         .regions
+        .table
         .register(key, DOMAIN, vec![0; 100].into());
     duo.write(1, key, 100);
     duo.outage();

@@ -7,14 +7,12 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::transport::Server;
 use weft_core::units::Nanos;
 use weft_core::wire::Secret;
 use weft_engine::{Engine, EngineConfig, EngineError, PortRange};
 
 use crate::config::{Config, LinkKind};
-use crate::dial::{PING_INTERVAL, PING_TIMEOUT, chain};
+use crate::control::{self, Control};
 use crate::door::Door;
 use crate::fence::Fence;
 use crate::files::{self, FileError, Root};
@@ -35,10 +33,6 @@ const JOBS_GRACE: Duration = Duration::from_secs(20);
 /// Calls that are still open when the agent stops are cut off after this.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Calls on one connection at a time: an operator keeps one open per job here, whose number
-/// `limits.memory` holds far below this; further ones wait.
-const STREAMS_MAX: u32 = 128;
-
 /// Why an agent cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
@@ -46,9 +40,7 @@ pub enum AgentError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// What TLS makes of the certificates together.
-    #[error(
-        "tls: {problem}: check that `tls.key` belongs to `tls.certificate` and that all three are PEM"
-    )]
+    #[error("{problem}")]
     TlsUnusable {
         /// Its words.
         problem: String,
@@ -92,11 +84,12 @@ impl Agent {
         let control = listen("control.listen", config.control.listen).await?;
         let metrics_listener = listen("metrics.listen", config.metrics.listen).await?;
         let engine = Arc::new(Engine::start(engine_config(config, &tls))?);
+        let (in_force, tls) = watch::channel(tls);
         let account = Account::new(config.limits.memory.value.0);
         let jobs = Jobs::new(JobsConfig {
             node: config.node.clone(),
             engine,
-            tls: tls.clone(),
+            tls,
             roots: roots.clone(),
             account: account.clone(),
             slots: config.limits.slots.value,
@@ -110,16 +103,10 @@ impl Agent {
             fabric: config.fabric.clone(),
             ticket_key: config.operator.ticket_key,
         };
-        let server = Server::builder()
-            .http2_keepalive_interval(Some(PING_INTERVAL))
-            .http2_keepalive_timeout(Some(PING_TIMEOUT))
-            .max_concurrent_streams(STREAMS_MAX)
-            .tls_config(tls.server())
-            .map_err(|error| AgentError::TlsUnusable {
-                problem: chain(&error),
-            })?;
         let (ready, is_ready) = watch::channel(false);
-        let (stop, _) = watch::channel(false);
+        let (stop, stopped) = watch::channel(false);
+        let server = Control::new(control.0, Door::new(service), in_force, stopped)
+            .map_err(|problem| AgentError::TlsUnusable { problem })?;
         let mut agent = Self {
             control: control.1,
             metrics: metrics_listener.1,
@@ -128,7 +115,7 @@ impl Agent {
             stop,
             servers: Vec::new(),
         };
-        agent.serve_control(server, service, control.0);
+        agent.serve("control", server.run());
         let routes = web::router(metrics::registry(jobs, account), is_ready);
         agent.serve_metrics(routes, metrics_listener.0);
         agent.sweep(roots);
@@ -175,23 +162,11 @@ impl Agent {
         }
     }
 
-    fn serve_control(&mut self, mut server: Server, service: Service, listener: TcpListener) {
-        let door = Door::new(service);
-        let stopping = stopping(self.stop.subscribe());
-        self.serve("control", async move {
-            server
-                .add_service(door)
-                .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stopping)
-                .await
-                .map_err(|error| error.to_string())
-        });
-    }
-
     fn serve_metrics(&mut self, routes: axum::Router, listener: TcpListener) {
-        let stopping = stopping(self.stop.subscribe());
+        let stopped = control::stopped(self.stop.subscribe());
         self.serve("metrics", async move {
             axum::serve(listener, routes)
-                .with_graceful_shutdown(stopping)
+                .with_graceful_shutdown(stopped)
                 .await
                 .map_err(|error| error.to_string())
         });
@@ -239,11 +214,6 @@ fn sweep(root: &Root) {
         ),
         Err(error) => tracing::warn!(root = root.name(), reason = error.reason(), "{error}"),
     }
-}
-
-async fn stopping(mut stop: watch::Receiver<bool>) {
-    // A sender that is gone means the same.
-    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 async fn listen(

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::watch;
 use weft_engine::{DomainId, Engine};
 use weft_proto::agent::v1::{
     CancelResponse, JobRef, Location, PrepareRequest, PrepareResponse, StatResponse, State as Told,
@@ -37,8 +38,8 @@ pub struct JobsConfig {
     pub node: NodeName,
     /// The transport.
     pub engine: Arc<Engine>,
-    /// This node's certificate.
-    pub tls: Tls,
+    /// This node's certificate, as it is now.
+    pub tls: watch::Receiver<Tls>,
     /// The directories that may be named.
     pub roots: Vec<Arc<Root>>,
     /// Bytes of buffers for all transfers.

@@ -13,6 +13,7 @@ mod arrivals;
 pub mod attempt;
 pub mod config;
 pub mod config_values;
+mod control;
 mod convert;
 mod dial;
 mod door;

@@ -247,7 +247,7 @@ impl Jobs {
                 child,
                 index,
                 peer,
-                tls: self.config.tls.clone(),
+                tls: self.config.tls.borrow().clone(),
                 slots: usize::from(self.config.slots),
                 manifest_digest: cargo.manifest_digest.clone(),
                 algorithm: convert::algorithm_to_proto(cargo.algorithm),

@@ -11,7 +11,7 @@ use crate::fault::Fault;
 use crate::identity::{self, Caller, server_name};
 
 /// A caller that has not shown its certificate by then is cut off: nothing is known of it yet.
-const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+pub(crate) const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 
 /// A certificate file that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -46,9 +46,13 @@ pub enum TlsError {
     },
 }
 
-/// PEM material, read once.
+/// PEM material as it was read, and where from.
 #[derive(Clone)]
 pub struct Tls {
+    files: TlsFiles,
+    node: NodeName,
+    /// Tells other contents of the files from these.
+    fingerprint: blake3::Hash,
     authority: Certificate,
     identity: Identity,
     fabric: FabricName,
@@ -69,6 +73,7 @@ impl Tls {
         let authority = read("ca", &files.ca)?;
         let certificate = read("certificate", &files.certificate)?;
         let key = read("key", &files.key)?;
+        let contents = [&authority, &certificate, &key].map(|file| *blake3::hash(file).as_bytes());
         let not_ours = |problem: String| TlsError::NotOurs {
             path: files.certificate.clone(),
             problem,
@@ -88,11 +93,20 @@ impl Tls {
             Err(fault) => return Err(not_ours(fault.to_string())),
         }
         Ok(Self {
+            files: files.clone(),
+            node: node.clone(),
+            fingerprint: blake3::hash(contents.as_flattened()),
             authority: Certificate::from_pem(authority),
             node_key: blake3::derive_key("weft 2026 node key of the data path", &key),
             identity: Identity::from_pem(certificate, key),
             fabric: fabric.clone(),
         })
+    }
+
+    /// What is in the files now, if it is something else.
+    pub fn reread(&self) -> Result<Option<Self>, TlsError> {
+        let now = Self::read(&self.files, &self.node, &self.fabric)?;
+        Ok((now.fingerprint != self.fingerprint).then_some(now))
     }
 
     /// What the data path derives reset tokens from: the same as long as the private key is.
@@ -126,4 +140,47 @@ fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
         path: path.to_owned(),
         source,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::string::Ia5String;
+    use rcgen::{CertificateParams, KeyPair, SanType};
+
+    use super::*;
+
+    #[test]
+    fn files_are_taken_up_again_only_when_they_hold_something_else_that_is_this_nodes() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str| directory.path().join(name);
+        let certify = |node: &str| {
+            let mut params = CertificateParams::new(Vec::new()).unwrap();
+            let uri = Ia5String::try_from(format!("weft://lab/node/{node}")).unwrap();
+            params.subject_alt_names.push(SanType::URI(uri));
+            let key = KeyPair::generate().unwrap();
+            let pem = params.self_signed(&key).unwrap().pem();
+            std::fs::write(file("ca"), &pem).unwrap();
+            std::fs::write(file("certificate"), pem).unwrap();
+            std::fs::write(file("key"), key.serialize_pem()).unwrap();
+        };
+        certify("n0");
+        let files = TlsFiles {
+            ca: file("ca"),
+            certificate: file("certificate"),
+            key: file("key"),
+        };
+        let (node, fabric) = ("n0".parse().unwrap(), "lab".parse().unwrap());
+        let tls = Tls::read(&files, &node, &fabric).unwrap();
+        assert!(tls.reread().unwrap().is_none());
+        certify("n0");
+        let renewed = tls.reread().unwrap().unwrap();
+        assert!(renewed.reread().unwrap().is_none());
+        certify("n1");
+        assert!(matches!(renewed.reread(), Err(TlsError::NotOurs { .. })));
+        std::fs::write(file("certificate"), "half").unwrap();
+        assert!(matches!(renewed.reread(), Err(TlsError::NotPem { .. })));
+        std::fs::remove_file(file("key")).unwrap();
+        let error = renewed.reread().unwrap_err().to_string();
+        assert!(error.starts_with("tls.key"), "{error}");
+    }
 }

@@ -1,6 +1,8 @@
 //! Agents on loopback, driven through their control API as an operator drives them.
 
 #[cfg(test)]
+mod certificates;
+#[cfg(test)]
 mod kept;
 #[cfg(test)]
 mod limits;

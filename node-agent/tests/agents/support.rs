@@ -50,6 +50,12 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     }
 }
 
+fn authority() -> CertifiedIssuer<'static, KeyPair> {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
 /// PEM certificate and key.
 pub(crate) struct Pair {
     pub(crate) certificate: String,
@@ -68,9 +74,7 @@ pub(crate) struct Lab {
 impl Lab {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU8 = AtomicU8::new(1);
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let issuer = authority();
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("ca.pem"), issuer.pem()).unwrap();
         Self {
@@ -79,6 +83,25 @@ impl Lab {
             tickets: Ed25519KeyPair::from_seed_unchecked(&[7; 32]).unwrap(),
             net: NEXT.fetch_add(1, Ordering::Relaxed),
         }
+    }
+
+    /// Replaces the authority, and with it the certificates of these nodes.
+    pub(crate) fn renew(&mut self, nodes: std::ops::Range<usize>) {
+        self.issuer = authority();
+        std::fs::write(self.dir.path().join("ca.pem"), self.issuer.pem()).unwrap();
+        nodes.for_each(|node| self.certify(node));
+    }
+
+    /// Writes a node's certificate and key.
+    fn certify(&self, node: usize) {
+        let name = format!("n{node}");
+        let pair = self.issue(
+            &format!("weft://lab/node/{name}"),
+            &format!("{name}.lab.weft"),
+        );
+        let file = |suffix: &str| self.dir.path().join(format!("{name}.{suffix}"));
+        std::fs::write(file("pem"), pair.certificate).unwrap();
+        std::fs::write(file("key"), pair.key).unwrap();
     }
 
     /// A certificate with these names, signed by this fabric's authority.
@@ -120,14 +143,8 @@ impl Lab {
     /// Writes a node's certificate and configuration; `extra` is appended.
     pub(crate) fn configure(&self, node: usize, extra: &str) -> PathBuf {
         let name = format!("n{node}");
-        let pair = self.issue(
-            &format!("weft://lab/node/{name}"),
-            &format!("{name}.lab.weft"),
-        );
+        self.certify(node);
         let dir = self.dir.path();
-        let file = |suffix: &str| dir.join(format!("{name}.{suffix}"));
-        std::fs::write(file("pem"), pair.certificate).unwrap();
-        std::fs::write(file("key"), pair.key).unwrap();
         std::fs::create_dir_all(self.root(node)).unwrap();
         let mut key = String::new();
         for byte in self.tickets.public_key().as_ref() {
@@ -145,8 +162,9 @@ impl Lab {
             metrics = self.metrics(node),
             address = self.address(node),
         );
-        std::fs::write(file("yaml"), text).unwrap();
-        file("yaml")
+        let file = dir.join(format!("{name}.yaml"));
+        std::fs::write(&file, text).unwrap();
+        file
     }
 
     /// Starts a node's agent in this process.

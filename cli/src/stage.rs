@@ -12,7 +12,7 @@ mod ground;
 use std::{
     fs::{self, DirBuilder},
     io,
-    os::unix::fs::DirBuilderExt,
+    os::unix::{fs::DirBuilderExt, process::CommandExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -104,12 +104,21 @@ impl Stage {
 
     /// Starts node `i`'s agent, by way of a program that becomes it if there are words for one.
     pub fn start(&mut self, i: usize, by: &[&str]) -> Result<(), StageError> {
-        let mut words = by.iter().map(Path::new).chain([&*self.setup.program]);
-        let Some(first) = words.next() else {
-            return Ok(());
+        let (setup, stays) = (&self.setup, self.setup.stays);
+        // A session of its own is also a group of its own to the scheduler, so only where it is needed.
+        let session = stays.then_some("setsid");
+        let mut words = session.iter().chain(by).map(Path::new);
+        let (first, then) = match words.next() {
+            Some(first) => (first, Some(&setup.program)),
+            None => (&*setup.program, None),
         };
-        let mut command = self.setup.ground.command(i, first, self.setup.stays);
-        command.args(words).arg("--config").arg(self.config_file(i));
+        let mut command = setup.ground.command(i, first, stays);
+        command.args(words).args(then);
+        command.arg("--config").arg(self.config_file(i));
+        if !stays {
+            // Ctrl-C is for the program that started it.
+            command.process_group(0);
+        }
         self.agents.start(i, command)
     }
 

@@ -48,12 +48,7 @@ pub(super) async fn play(
     let mut play = Play::set(settings, program).await?;
     let mut progress = Progress::new(terminal);
     let (summary, complete) = play.transfer(&mut progress, err).await?;
-    let kept = if settings.keep {
-        Some(play.keep()?)
-    } else {
-        drop(play);
-        None
-    };
+    let keeping = settings.keep.then_some(play);
     if settings.json {
         // In one write: a reader that takes only the beginning is no failure.
         let text = serde_json::to_string(&summary.report)? + "\n";
@@ -66,8 +61,12 @@ pub(super) async fn play(
     }
     out.flush().map_err(PlayError::Output)?;
     let missed = summary.missed();
-    for text in missed.iter().chain(&kept) {
+    for text in &missed {
         complain(err, text);
+    }
+    // Last: whatever failed before ends it.
+    if let Some(play) = keeping {
+        complain(err, &play.keep()?);
     }
     Ok(complete && missed.is_empty())
 }

@@ -125,22 +125,18 @@ impl Ground {
         }
     }
 
-    /// Runs a program at node `i` in a session of its own: Ctrl-C is for the program that started it,
-    /// and so is the end of its terminal. Unless it `stays` it does not outlive this process.
+    /// Runs a program at node `i`. Unless it `stays` it does not outlive this process.
     pub(super) fn command(&self, i: usize, program: &Path, stays: bool) -> Command {
-        // Not by the process group: `setsid` would fork, and not become the program.
-        let mut command = match self {
+        match self {
             // It ends with the pid namespace.
-            Self::Fabric(fabric) => fabric.command(i, "setsid"),
-            Self::Loopback { .. } if stays => Command::new("setsid"),
+            Self::Fabric(fabric) => fabric.command(i, program),
+            Self::Loopback { .. } if stays => Command::new(program),
             Self::Loopback { .. } => {
                 let mut command = Command::new("setpriv");
-                command.args(["--pdeathsig", "KILL", "--", "setsid"]);
+                command.args(["--pdeathsig", "KILL", "--"]).arg(program);
                 command
             }
-        };
-        command.arg("--").arg(program);
-        command
+        }
     }
 
     /// As the planner sees it.

@@ -285,16 +285,20 @@ impl<'a> Play<'a> {
         }
         let text = if stage.ground().fabric().is_some() {
             let pid = isolation::pid();
-            let user = if isolation::is_own_user_namespace() {
-                "--user --preserve-credentials "
+            let (user, who) = if isolation::is_own_user_namespace() {
+                // Its owner is root in there, and nobody else but the machine's root may enter.
+                (
+                    "--user --preserve-credentials ",
+                    ", for this user and root only",
+                )
             } else {
-                ""
+                ("", "")
             };
             let enter = format!("nsenter --target {pid} {user}--mount --net --pid");
             let address = stage.ground().addresses(1).metrics;
             format!(
                 "agents and fabric are left running; to end them:\n  kill {pid}\n\
-                 a shell at node1, likewise at leaf0 or spine0:\n  {enter} ip netns exec node1 bash\n\
+                 a shell at node1, likewise at leaf0 or spine0{who}:\n  {enter} ip netns exec node1 bash\n\
                  node1's metrics:\n  {enter} curl -s http://{address}/metrics\n\
                  the agents:{nodes}"
             )

@@ -1,11 +1,11 @@
-//! A series of control packets (acknowledgements, probes, resets), sealed by the peer or not.
+//! A series of control packets (acknowledgements, probes, refusals, resets), sealed by the peer or not.
 //!
 //! No panic; each number counts once; a reset counts only with the token, which no input knows.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use weft_core::drops::DropReason;
-use weft_core::wire::{Kind, Refusal, Reset};
+use weft_core::wire::{Kind, Refusal, Refused, Reset};
 use weft_fuzz::Duo;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -16,13 +16,14 @@ fuzz_target!(|bytes: &[u8]| {
     while let [what, number, length, tail @ ..] = rest {
         let (body, tail) = tail.split_at(usize::from(*length).min(tail.len()));
         rest = tail;
-        let kind = match what % 4 {
+        let kind = match what % 5 {
             0 => Kind::Ack,
             1 => Kind::Probe,
             2 => Kind::Data,
+            // A final one ends the connection, as it should, and with it the series.
+            4 if !is_final(body) => Kind::Refusal,
             _ => {
                 let _ = Reset::parse(body);
-                let _ = Refusal::parse(body);
                 duo.resets(u64::from(*number));
                 continue;
             }
@@ -37,3 +38,7 @@ fuzz_target!(|bytes: &[u8]| {
         duo.exchange(1);
     }
 });
+
+fn is_final(body: &[u8]) -> bool {
+    Refusal::parse(body).is_ok_and(|refusal| refusal.refused != Refused::NotArmed)
+}

@@ -11,8 +11,8 @@
 //!
 //! A *region* is one buffer that the worker owns while it is armed. When the immediate of a message
 //! into it counts, the buffer is handed out with the event; until it is armed again, packets for it
-//! are dropped (and later resent by the other end). So no memory is ever shared with a writer, and
-//! none of this crate is `unsafe`.
+//! are refused, and the other end sends them again a little later. So no memory is ever shared with a
+//! writer, and none of this crate is `unsafe`.
 //!
 //! The engine knows nothing of files, jobs, certificates or Kubernetes.
 

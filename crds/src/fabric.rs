@@ -1,0 +1,251 @@
+//! `RdmaFabric`: which nodes belong together, and what jobs may touch on them.
+#![expect(
+    unreachable_pub,
+    reason = "the schema's derive copies a type within a private scope"
+)]
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A set of nodes that move data among themselves, and the directories that jobs may name on them.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[kube(
+    group = "weft.dev",
+    version = "v1alpha1",
+    kind = "RdmaFabric",
+    plural = "rdmafabrics",
+    shortname = "rf",
+    category = "weft",
+    status = "FabricStatus",
+    derive = "PartialEq",
+    doc = "A set of nodes that move data among themselves, and the directories that jobs may name on them.",
+    validation = Rule::new("self.metadata.name.size() <= 40 && !self.metadata.name.contains('.')")
+        .message("metadata.name must be at most 40 characters without a dot: it is part of names in certificates and of a DaemonSet's name"),
+    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes.selected"),
+    printcolumn(name = "Ready", type_ = "integer", json_path = ".status.nodes.ready"),
+    printcolumn(name = "Status", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct RdmaFabricSpec {
+    /// The nodes of this fabric, by their labels. A node belongs to one fabric: where two select it,
+    /// the older fabric has it and the other gets the condition Conflicting.
+    pub node_selector: LabelSelector,
+    /// Directories that jobs may name, by the names given here.
+    #[schemars(length(min = 1, max = 16))]
+    #[x_kube(validation = Rule::new("self.all(a, self.exists_one(b, b.name == a.name))")
+        .message("spec.roots: two roots have the same name; give each a name of its own"))]
+    #[x_kube(validation = Rule::new("self.all(a, self.all(b, a.name == b.name || !(b.hostPath + '/').startsWith(a.hostPath + '/')))")
+        .message("spec.roots: one hostPath lies within another; roots must be apart"))]
+    pub roots: Vec<Root>,
+    /// Which network interfaces carry the data.
+    #[serde(default)]
+    pub nics: Nics,
+    /// What is known of the network between the nodes; a plan is made from it.
+    #[serde(default)]
+    pub topology: Topology,
+    /// How bytes move.
+    #[serde(default)]
+    pub transport: Transport,
+    /// UDP ports of the data path; a firewall must let them through between the nodes.
+    #[serde(default)]
+    pub ports: Ports,
+}
+
+/// A directory of every node that jobs may name.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Root {
+    /// What jobs call it.
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
+    )]
+    pub name: String,
+    /// Where it is on each node; made where it is missing.
+    #[schemars(length(min = 2, max = 1024))]
+    #[x_kube(validation = Rule::new("self.startsWith('/') && !self.endsWith('/') && !self.contains('//') && !(self + '/').contains('/../') && !(self + '/').contains('/./')")
+        .message("hostPath must be absolute, without '..', '.', '//' and a slash at its end, for example /var/lib/weft/models"))]
+    #[x_kube(validation = Rule::new("!['/etc', '/usr', '/bin', '/sbin', '/lib', '/proc', '/sys', '/dev', '/boot', '/root', '/var/lib/kubelet', '/var/lib/etcd', '/run'].exists(p, self == p || self.startsWith(p + '/')) && self != '/var' && self != '/var/lib'")
+        .message("hostPath must not be a directory of the system; use one of its own, for example /var/lib/weft/models"))]
+    pub host_path: String,
+    /// What jobs may do there.
+    pub access: RootAccess,
+    /// PerNamespace: a job sees the directory hostPath/NAMESPACE only. Shared: jobs of all namespaces see all of it.
+    #[serde(default)]
+    pub scope: RootScope,
+    /// The namespaces whose jobs may use it; all when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespaces: Option<LabelSelector>,
+}
+
+/// What jobs may do in a root.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RootAccess {
+    /// Be a source.
+    ReadOnly,
+    /// Be a source or a destination.
+    ReadWrite,
+}
+
+/// Whose files a root holds.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum RootScope {
+    /// Each namespace has a directory of its own in it.
+    #[default]
+    PerNamespace,
+    /// All namespaces share it.
+    Shared,
+}
+
+/// Network interfaces, by name; `*` stands for any characters.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Nics {
+    /// The first interface that one of these matches carries the data. Without any: the interface that has the node's InternalIP.
+    #[schemars(length(max = 16), inner(length(min = 1, max = 64)))]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub include: Vec<String>,
+    /// Interfaces that are never used.
+    #[schemars(length(max = 16), inner(length(min = 1, max = 64)))]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<String>,
+}
+
+/// The network between the nodes.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Topology {
+    /// The key of a node label whose value names the leaf switch that the node hangs on. Without it all nodes count as one leaf.
+    #[schemars(length(min = 1, max = 317))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leaf_label: Option<String>,
+    /// Mbit/s of a node's link, for estimates; as the interface says when absent.
+    #[schemars(range(min = 1, max = 10_000_000))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_mbps: Option<u32>,
+}
+
+/// How bytes move. The same on all nodes of a fabric.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Transport {
+    /// Paths for each pair of nodes; at most the square of ports.count.
+    #[schemars(range(min = 1, max = 256))]
+    pub paths: u16,
+    /// How the path of a chunk is chosen.
+    pub policy: PathPolicy,
+    /// What bounds the bytes in flight.
+    pub congestion: CongestionControl,
+    /// Bytes of payload in a chunk, at most.
+    #[schemars(range(min = 512, max = 65536))]
+    pub chunk_bytes: u32,
+    /// The smallest retransmission timeout, microseconds.
+    #[schemars(range(min = 250, max = 10_000_000))]
+    pub rto_min_micros: u32,
+    /// What carries the packets.
+    pub link: Link,
+}
+
+impl Default for Transport {
+    fn default() -> Self {
+        Self {
+            paths: 128,
+            policy: PathPolicy::default(),
+            congestion: CongestionControl::default(),
+            chunk_bytes: 64 << 10,
+            rto_min_micros: 5_000,
+            link: Link::default(),
+        }
+    }
+}
+
+/// How the path of a chunk is chosen.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum PathPolicy {
+    /// The better of two drawn at random, by round-trip time.
+    #[default]
+    TwoChoices,
+    /// Any, at random.
+    Oblivious,
+    /// In turns.
+    RoundRobin,
+    /// One path for all.
+    Single,
+}
+
+/// What bounds the bytes in flight.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum CongestionControl {
+    /// A window driven by marks (ECN) and queueing delay.
+    #[default]
+    EcnRtt,
+}
+
+/// What carries the packets.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Link {
+    /// The best that both ends have.
+    #[default]
+    Auto,
+    /// Kernel UDP.
+    Udp,
+}
+
+/// A range of UDP ports.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[x_kube(validation = Rule::new("self.first + self.count <= 65536")
+    .message("ports: the range ends beyond port 65535; choose a smaller ports.first"))]
+pub struct Ports {
+    /// The first.
+    #[schemars(range(min = 1024, max = 65535))]
+    #[serde(default = "first_port")]
+    pub first: u16,
+    /// How many, from the first on.
+    #[schemars(range(min = 1, max = 16))]
+    #[serde(default = "port_count")]
+    pub count: u16,
+}
+
+fn first_port() -> u16 {
+    7500
+}
+
+fn port_count() -> u16 {
+    16
+}
+
+impl Default for Ports {
+    fn default() -> Self {
+        Self {
+            first: first_port(),
+            count: port_count(),
+        }
+    }
+}
+
+/// What the operator says of a fabric.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FabricStatus {
+    /// The generation of the spec that this is about.
+    pub observed_generation: i64,
+    /// Ready: every selected node's agent reports. Conflicting: another fabric has some of the nodes.
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[schemars(length(max = 16))]
+    pub conditions: Vec<Condition>,
+    /// How many nodes.
+    pub nodes: NodeCount,
+}
+
+/// Nodes of a fabric.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeCount {
+    /// Selected, and of no older fabric.
+    pub selected: u32,
+    /// Their agent reports that it can work.
+    pub ready: u32,
+}

@@ -1,0 +1,113 @@
+//! `FabricNode`: a node of a fabric, as its agent describes it.
+#![expect(
+    unreachable_pub,
+    reason = "the schema's derive copies a type within a private scope"
+)]
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A node of a fabric. Written by the operator only, from what the node's agent streams to it; has
+/// the node's name, and ends with the node.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[kube(
+    group = "weft.dev",
+    version = "v1alpha1",
+    kind = "FabricNode",
+    plural = "fabricnodes",
+    shortname = "fn",
+    category = "weft",
+    status = "FabricNodeStatus",
+    derive = "PartialEq",
+    doc = "A node of a fabric, as its agent describes it. Written by the operator only.",
+    printcolumn(name = "Fabric", type_ = "string", json_path = ".spec.fabric"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(name = "Data", type_ = "string", json_path = ".status.dataAddress"),
+    printcolumn(
+        name = "Interface",
+        type_ = "string",
+        json_path = ".status.interface",
+        priority = 1
+    ),
+    printcolumn(
+        name = "MTU",
+        type_ = "integer",
+        json_path = ".status.mtu",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Version",
+        type_ = "string",
+        json_path = ".status.version",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    )
+)]
+#[serde(rename_all = "camelCase")]
+pub struct FabricNodeSpec {
+    /// The fabric it belongs to.
+    #[schemars(length(min = 1, max = 63))]
+    pub fabric: String,
+}
+
+/// What a node's agent says of itself.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FabricNodeStatus {
+    /// The generation of the spec that this is about.
+    pub observed_generation: i64,
+    /// Ready: the agent reports, and says that it can work.
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[schemars(length(max = 16))]
+    pub conditions: Vec<Condition>,
+    /// HOST:PORT of the agent's control API.
+    pub control_address: String,
+    /// The IPv4 address of the data path.
+    pub data_address: String,
+    /// The interface that has it.
+    pub interface: String,
+    /// Bytes of an IP packet on it.
+    pub mtu: u32,
+    /// Mbit/s of the interface as the kernel says; 0 when it does not.
+    pub link_mbps: u32,
+    /// UDP ports of the data path.
+    pub ports: NodePorts,
+    /// The agent's release.
+    pub version: String,
+    /// When its certificate ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate_expires: Option<Time>,
+    /// What is not as it should be, each with its remedy.
+    #[schemars(length(max = 32))]
+    pub findings: Vec<Finding>,
+}
+
+/// A range of UDP ports.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[serde(default)]
+pub struct NodePorts {
+    /// The first.
+    pub first: u16,
+    /// How many, from the first on.
+    pub count: u16,
+}
+
+/// Something that is not as it should be.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Finding {
+    /// Stable, UpperCamelCase.
+    pub reason: String,
+    /// What it is about, and what to do.
+    pub message: String,
+}

@@ -1,0 +1,27 @@
+//! The API of the group `weft.dev`, version `v1alpha1`: its types, and the YAML made from them.
+//!
+//! A type's doc comments become the descriptions that `kubectl explain` prints. Rules that the API
+//! server checks (CEL) stand at the fields they are about; [`yaml`] is what the chart installs.
+//! Nothing here talks to a cluster.
+
+mod fabric;
+mod fabric_node;
+mod transfer_job;
+mod yaml;
+
+pub use fabric::{
+    CongestionControl, FabricStatus, Link, Nics, NodeCount, PathPolicy, Ports, RdmaFabric,
+    RdmaFabricSpec, Root, RootAccess, RootScope, Topology, Transport,
+};
+pub use fabric_node::{FabricNode, FabricNodeSpec, FabricNodeStatus, Finding, NodePorts};
+pub use transfer_job::{
+    Algorithm, Counts, DESTINATIONS_SHOWN, DestinationState, DestinationStatus, Destinations,
+    FileSource, LinkInUse, ManifestSummary, Overwrite, Phase, PlanSummary, Source, Strategy,
+    TransferJob, TransferJobSpec, TransferJobStatus, Verification,
+};
+pub use yaml::{Document, documents};
+
+/// The API group.
+pub const GROUP: &str = "weft.dev";
+/// The API version.
+pub const VERSION: &str = "v1alpha1";

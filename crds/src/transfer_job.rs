@@ -1,0 +1,372 @@
+//! `TransferJob`: files of one node that shall be on others.
+#![expect(
+    unreachable_pub,
+    reason = "the schema's derive copies a type within a private scope"
+)]
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Destinations that a status lists at most; the counts are of all.
+pub const DESTINATIONS_SHOWN: usize = 64;
+
+/// Moves a file or directory from one node of a fabric to others, and says Complete only when every
+/// byte of every copy has been checked.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[kube(
+    group = "weft.dev",
+    version = "v1alpha1",
+    kind = "TransferJob",
+    plural = "transferjobs",
+    shortname = "tj",
+    category = "weft",
+    namespaced,
+    status = "TransferJobStatus",
+    derive = "PartialEq",
+    doc = "Moves a file or directory from one node of a fabric to others, and says Complete only when every byte of every copy has been checked.",
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Progress", type_ = "string", json_path = ".status.progress"),
+    printcolumn(name = "Rate", type_ = "string", json_path = ".status.rate"),
+    printcolumn(name = "ETA", type_ = "string", json_path = ".status.eta"),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    ),
+    printcolumn(name = "Link", type_ = "string", json_path = ".status.link.name"),
+    printcolumn(
+        name = "Digest",
+        type_ = "string",
+        json_path = ".status.manifest.digest",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.message",
+        priority = 1
+    )
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.source == oldSelf.source")
+    .message("spec.source is immutable: delete the job and make another"))]
+#[x_kube(validation = Rule::new("self.destinations == oldSelf.destinations")
+    .message("spec.destinations is immutable: delete the job and make another"))]
+#[x_kube(validation = Rule::new("self.strategy == oldSelf.strategy && self.verification == oldSelf.verification && self.overwrite == oldSelf.overwrite")
+    .message("spec.strategy, spec.verification and spec.overwrite are immutable: delete the job and make another"))]
+pub struct TransferJobSpec {
+    /// Where it is.
+    pub source: Source,
+    /// Where it shall be.
+    pub destinations: Destinations,
+    /// Who sends to whom.
+    #[serde(default)]
+    pub strategy: Strategy,
+    /// How a copy is known to be the same.
+    #[serde(default)]
+    pub verification: Verification,
+    /// What happens to a file that is there already.
+    #[serde(default)]
+    pub overwrite: Overwrite,
+    /// Seconds after its start at which the job fails unless it is complete; no limit when absent.
+    #[schemars(range(min = 1))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline_seconds: Option<i64>,
+    /// Attempts in a row that may bring nothing before the job fails.
+    #[schemars(range(min = 0, max = 100))]
+    #[serde(default = "backoff_limit")]
+    pub backoff_limit: u32,
+    /// Seconds after its end at which the job is deleted; the files stay. Never when absent.
+    #[schemars(range(min = 0))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds_after_finished: Option<i64>,
+    /// Stops the job where it is; false lets it go on from there.
+    #[serde(default)]
+    pub suspend: bool,
+}
+
+fn backoff_limit() -> u32 {
+    6
+}
+
+/// Where the bytes come from: exactly one of its fields.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("[has(self.file)].exists_one(x, x)")
+    .message("spec.source: give exactly one of: file"))]
+pub struct Source {
+    /// A file or directory of a node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<FileSource>,
+}
+
+/// A file or directory of a node.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct FileSource {
+    /// The node's name.
+    #[schemars(length(min = 1, max = 253))]
+    pub node: String,
+    /// A root of the fabric, by its name.
+    #[schemars(length(min = 1, max = 63))]
+    pub root: String,
+    /// In the root; in a PerNamespace root: in this namespace's directory. Empty: all of it.
+    #[schemars(length(max = 1024))]
+    #[x_kube(validation = Rule::new("!self.startsWith('/') && !('/' + self + '/').contains('/../') && !('/' + self + '/').contains('/./') && !self.contains('//')")
+        .message("path must be relative to the root, without '..', '.' and '//', for example minilm/"))]
+    pub path: String,
+}
+
+/// Where copies shall be: on selected or on listed nodes.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.nodeSelector) != has(self.nodes)")
+    .message("spec.destinations: give either nodeSelector or nodes"))]
+pub struct Destinations {
+    /// Nodes of the source's fabric by their labels. The source itself needs no copy unless root or
+    /// path differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<LabelSelector>,
+    /// Nodes by their names.
+    #[schemars(length(min = 1, max = 1024), inner(length(min = 1, max = 253)))]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<Vec<String>>,
+    /// A root of the fabric, by its name; must be ReadWrite.
+    #[schemars(length(min = 1, max = 63))]
+    pub root: String,
+    /// What the copy is to be called in the root; in a PerNamespace root: in this namespace's
+    /// directory.
+    #[schemars(length(min = 1, max = 1024))]
+    #[x_kube(validation = Rule::new("!self.startsWith('/') && !('/' + self + '/').contains('/../') && !('/' + self + '/').contains('/./') && !self.contains('//')")
+        .message("path must be relative to the root, without '..', '.' and '//', for example minilm/"))]
+    pub path: String,
+}
+
+/// Who sends to whom.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Strategy {
+    /// The fastest by the plan's estimate.
+    #[default]
+    Auto,
+    /// The source to everyone.
+    Direct,
+    /// Each to the next.
+    Chain,
+    /// Whoever has it, to those who have not.
+    Binomial,
+}
+
+/// How a copy is known to be the same.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Verification {
+    /// What blocks and files are hashed with.
+    pub algorithm: Algorithm,
+    /// The digest that the source must have, lower-case hexadecimal. Of a file: as b3sum prints it. Of a
+    /// directory: of the lines that b3sum prints for its files, sorted by path.
+    #[schemars(regex(pattern = r"^([0-9a-f]{64}|[0-9a-f]{32})$"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expect: Option<String>,
+}
+
+/// What blocks and files are hashed with.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Algorithm {
+    /// Finds accidents and attackers.
+    #[default]
+    Blake3,
+    /// XXH3-128: faster; finds accidents.
+    Xxh3,
+}
+
+/// What happens to a file that is there already.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Overwrite {
+    /// Kept when its content is right, else replaced in one step.
+    #[default]
+    IfDifferent,
+    /// It fails the transfer.
+    Never,
+    /// Written anew.
+    Always,
+}
+
+/// How far a job is.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// Not looked at yet.
+    #[default]
+    Pending,
+    /// For a node, a fabric or a turn; the message says for what.
+    Waiting,
+    /// The source is asked what there is.
+    Planning,
+    /// Destinations reserve space and look at what they have.
+    Preparing,
+    /// Bytes move.
+    Transferring,
+    /// Stopped on request.
+    Suspended,
+    /// Every copy is verified.
+    Complete,
+    /// Given up; the message says why.
+    Failed,
+}
+
+impl Phase {
+    /// Nothing will change any more.
+    pub fn is_over(self) -> bool {
+        matches!(self, Phase::Complete | Phase::Failed)
+    }
+}
+
+/// What the operator says of a job.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TransferJobStatus {
+    /// The generation of the spec that this is about.
+    pub observed_generation: i64,
+    /// How far it is.
+    pub phase: Phase,
+    /// Complete, Failed, Planned, Suspended.
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[schemars(length(max = 16))]
+    pub conditions: Vec<Condition>,
+    /// For people: what is waited for, or why it failed.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// When the first attempt began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+    /// When it became Complete or Failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+    /// The attempt under way, from 1.
+    pub attempt: u32,
+    /// Destinations by their state.
+    pub counts: Counts,
+    /// Bytes verified at the destinations, of `bytesTotal`.
+    pub bytes: i64,
+    /// Bytes of the manifest times destinations.
+    pub bytes_total: i64,
+    /// Bytes per second, over all destinations.
+    pub bytes_per_second: i64,
+    /// Seconds to the end at that rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eta_seconds: Option<i64>,
+    /// `bytes` of `bytesTotal`, for people.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub progress: String,
+    /// `bytesPerSecond`, for people.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub rate: String,
+    /// `etaSeconds`, for people.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub eta: String,
+    /// What the source holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub manifest: Option<ManifestSummary>,
+    /// Who sends to whom, and what it should take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PlanSummary>,
+    /// What carries the packets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link: Option<LinkInUse>,
+    /// Failed ones first, then the slowest; 64 at most.
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["node"]))]
+    #[schemars(length(max = 64))]
+    pub destinations: Vec<DestinationStatus>,
+    /// There are more destinations than are listed.
+    pub destinations_truncated: bool,
+}
+
+/// Destinations by their state.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Counts {
+    /// All.
+    pub total: u32,
+    /// Have a verified copy.
+    pub verified: u32,
+    /// Given up.
+    pub failed: u32,
+}
+
+/// What the source holds.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ManifestSummary {
+    /// Regular files.
+    pub files: u32,
+    /// Bytes of all of them.
+    pub bytes: i64,
+    /// Of all of it; set once the source has read it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+}
+
+/// Who sends to whom, and what it should take.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanSummary {
+    /// Direct, Chain or Binomial.
+    pub strategy: Strategy,
+    /// Seconds by the plan's estimate.
+    pub estimate_seconds: f64,
+    /// The link that decides how long it takes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bottleneck: Option<String>,
+}
+
+/// What carries the packets.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct LinkInUse {
+    /// For example udp.
+    pub name: String,
+    /// Why that one.
+    pub reason: String,
+}
+
+/// How far a destination is.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum DestinationState {
+    /// Nothing has been done.
+    #[default]
+    Pending,
+    /// Roots, space and what is there already are looked at.
+    Preparing,
+    /// Bytes arrive.
+    Transferring,
+    /// All bytes are there and are compared, synced and renamed.
+    Verifying,
+    /// The copy is under its final name and the same.
+    Verified,
+    /// Given up.
+    Failed,
+}
+
+/// A destination of a job.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct DestinationStatus {
+    /// The node.
+    pub node: String,
+    /// How far it is.
+    pub state: DestinationState,
+    /// Why it failed or waits: stable, UpperCamelCase.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// The same for people: names the node, the file or path, and the remedy.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Bytes verified there.
+    #[serde(default)]
+    pub bytes: i64,
+    /// Of the copy, once it is verified.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub digest: String,
+}

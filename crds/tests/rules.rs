@@ -1,0 +1,233 @@
+//! What the API server takes and refuses, run offline: the same schema and the same rules (CEL).
+
+use kube::CustomResourceExt as _;
+use kube::core::cel::{validate_cel, validate_cel_update};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use weft_crds::{RdmaFabric, TransferJob};
+
+fn fabric() -> Value {
+    json!({
+        "apiVersion": "weft.dev/v1alpha1", "kind": "RdmaFabric",
+        "metadata": {"name": "default"},
+        "spec": {
+            "nodeSelector": {"matchLabels": {"gpu": "true"}},
+            "roots": [{"name": "models", "hostPath": "/var/lib/weft/models", "access": "ReadWrite"}],
+        },
+    })
+}
+
+fn job() -> Value {
+    json!({
+        "apiVersion": "weft.dev/v1alpha1", "kind": "TransferJob",
+        "metadata": {"name": "minilm", "namespace": "team-a"},
+        "spec": {
+            "source": {"file": {"node": "n1", "root": "models", "path": "minilm/"}},
+            "destinations": {"nodeSelector": {"matchLabels": {"gpu": "true"}}, "root": "models", "path": "minilm/"},
+        },
+    })
+}
+
+fn with(mut object: Value, pointer: &str, value: Value) -> Value {
+    let (parent, key) = pointer.rsplit_once('/').expect("a pointer");
+    let parent = object.pointer_mut(parent).expect("a parent");
+    match parent {
+        Value::Array(items) if key == "-" => items.push(value),
+        _ => parent[key] = value,
+    }
+    object
+}
+
+fn without(mut object: Value, parent: &str, key: &str) -> Value {
+    let parent = object.pointer_mut(parent).expect("a parent");
+    parent.as_object_mut().expect("an object").remove(key);
+    object
+}
+
+fn typed<T: DeserializeOwned>(object: Value) -> T {
+    serde_json::from_value(object).expect("of this kind")
+}
+
+/// What the rules say of it; "" when they have nothing to say.
+macro_rules! said {
+    ($kind:ty, $object:expr) => {
+        match validate_cel(&typed::<$kind>($object)) {
+            Ok(()) => String::new(),
+            Err(errors) => errors.to_string(),
+        }
+    };
+}
+
+#[test]
+fn the_examples_of_the_readme_are_taken() {
+    assert_eq!(said!(RdmaFabric, fabric()), "");
+    assert_eq!(said!(TransferJob, job()), "");
+}
+
+#[test]
+fn a_fabric_that_cannot_work_is_refused_with_the_field_and_the_remedy() {
+    let root =
+        |name: &str, path: &str| json!({"name": name, "hostPath": path, "access": "ReadOnly"});
+    let path = |path: &str| with(fabric(), "/spec/roots/0/hostPath", json!(path));
+    for (object, expected) in [
+        (
+            with(fabric(), "/spec/roots/-", root("models", "/srv/other")),
+            "two roots have the same name",
+        ),
+        (
+            with(
+                fabric(),
+                "/spec/roots/-",
+                root("deep", "/var/lib/weft/models/deep"),
+            ),
+            "one hostPath lies within another",
+        ),
+        (path("models"), "hostPath must be absolute"),
+        (path("/var/lib/../etc"), "hostPath must be absolute"),
+        (path("/var/lib/weft/"), "hostPath must be absolute"),
+        (path("/etc"), "a directory of the system"),
+        (path("/var/lib/kubelet/pods"), "a directory of the system"),
+        (
+            with(
+                fabric(),
+                "/spec/ports",
+                json!({"first": 65530, "count": 16}),
+            ),
+            "beyond port 65535",
+        ),
+        (
+            with(fabric(), "/metadata/name", json!("a.b")),
+            "metadata.name must be",
+        ),
+    ] {
+        let said = said!(RdmaFabric, object.clone());
+        assert!(
+            said.contains(expected),
+            "{object}: `{said}` does not say `{expected}`"
+        );
+    }
+}
+
+#[test]
+fn a_job_that_cannot_work_is_refused_with_the_field_and_the_remedy() {
+    let both = with(job(), "/spec/destinations/nodes", json!(["n2"]));
+    let neither = without(job(), "/spec/destinations", "nodeSelector");
+    let path = |path: &str| with(job(), "/spec/source/file/path", json!(path));
+    for (object, expected) in [
+        (both, "give either nodeSelector or nodes"),
+        (neither, "give either nodeSelector or nodes"),
+        (
+            with(job(), "/spec/source", json!({})),
+            "give exactly one of: file",
+        ),
+        (path("/etc/shadow"), "path must be relative"),
+        (path("../other-team/model"), "path must be relative"),
+        (path("a/../../b"), "path must be relative"),
+        (path("a//b"), "path must be relative"),
+        (path("./a"), "path must be relative"),
+        (
+            with(job(), "/spec/destinations/path", json!("../x")),
+            "path must be relative",
+        ),
+    ] {
+        let said = said!(TransferJob, object.clone());
+        assert!(
+            said.contains(expected),
+            "{object}: `{said}` does not say `{expected}`"
+        );
+    }
+}
+
+#[test]
+fn what_is_under_way_cannot_be_changed_but_stopped() {
+    let old: TransferJob = typed(job());
+    for (pointer, value, expected) in [
+        (
+            "/spec/source/file/path",
+            json!("other/"),
+            "spec.source is immutable",
+        ),
+        (
+            "/spec/destinations/path",
+            json!("other/"),
+            "spec.destinations is immutable",
+        ),
+        ("/spec/strategy", json!("Chain"), "are immutable"),
+        ("/spec/overwrite", json!("Never"), "are immutable"),
+        (
+            "/spec/verification",
+            json!({"algorithm": "Xxh3"}),
+            "are immutable",
+        ),
+    ] {
+        let new: TransferJob = typed(with(job(), pointer, value));
+        let said = validate_cel_update(&new, &old)
+            .expect_err(pointer)
+            .to_string();
+        assert!(
+            said.contains(expected),
+            "{pointer}: `{said}` does not say `{expected}`"
+        );
+    }
+    for (pointer, value) in [
+        ("/spec/suspend", json!(true)),
+        ("/spec/ttlSecondsAfterFinished", json!(60)),
+        ("/spec/deadlineSeconds", json!(60)),
+        ("/spec/backoffLimit", json!(0)),
+    ] {
+        let new: TransferJob = typed(with(job(), pointer, value));
+        validate_cel_update(&new, &old).expect(pointer);
+    }
+}
+
+#[test]
+fn defaults_are_in_the_schema_and_are_those_of_the_types() {
+    let schema = |crd: Value| crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone();
+    let fabric = schema(serde_json::to_value(RdmaFabric::crd()).expect("JSON"));
+    let spec = &fabric["properties"]["spec"]["properties"];
+    assert_eq!(spec["transport"]["default"]["paths"], 128);
+    assert_eq!(spec["ports"]["properties"]["first"]["default"], 7500);
+    assert_eq!(
+        spec["roots"]["items"]["properties"]["scope"]["default"],
+        "PerNamespace"
+    );
+    let job = schema(serde_json::to_value(TransferJob::crd()).expect("JSON"));
+    let spec = &job["properties"]["spec"]["properties"];
+    assert_eq!(spec["backoffLimit"]["default"], 6);
+    assert_eq!(spec["strategy"]["default"], "Auto");
+    assert_eq!(spec["verification"]["default"]["algorithm"], "Blake3");
+}
+
+#[test]
+fn what_kubectl_prints_in_columns_is_in_the_status() {
+    for crd in weft_crds::documents() {
+        let version = &crd.definition["spec"]["versions"][0];
+        let properties = &version["schema"]["openAPIV3Schema"]["properties"];
+        for column in version["additionalPrinterColumns"]
+            .as_array()
+            .expect("columns")
+        {
+            let path = column["jsonPath"].as_str().expect("a path");
+            if path.starts_with(".metadata") {
+                continue;
+            }
+            let mut at = properties.clone();
+            for name in path.split(['.', '[']).filter(|part| !part.is_empty()) {
+                if name.starts_with("?(@") || name.starts_with("type==") {
+                    break;
+                }
+                let fields = if at.get("properties").is_some() {
+                    at["properties"].clone()
+                } else {
+                    at
+                };
+                at = fields[name].clone();
+                assert!(
+                    !at.is_null(),
+                    "{}: no field {name} of column {path}",
+                    crd.name
+                );
+            }
+        }
+    }
+}

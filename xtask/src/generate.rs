@@ -1,4 +1,5 @@
-//! Generated sections: text between two markers of a committed file, made from a source in the code.
+//! Generated text, made from a source in the code: sections between two markers of a committed file, and
+//! whole files.
 //!
 //! A build never writes into the source tree; only `make generate` does, and CI compares.
 
@@ -9,6 +10,8 @@ use std::path::Path;
 use crate::rules::{self, Weight};
 use crate::tree::Tree;
 
+mod api;
+
 /// A section: the file it stands in, the name on its markers, and what makes it.
 struct Section {
     path: &'static str,
@@ -16,41 +19,51 @@ struct Section {
     make: fn() -> String,
 }
 
-const SECTIONS: &[Section] = &[Section {
-    path: "CONTRIBUTING.md",
-    name: "lints",
-    make: table_of_lints,
-}];
+const SECTIONS: &[Section] = &[
+    Section {
+        path: "CONTRIBUTING.md",
+        name: "lints",
+        make: table_of_lints,
+    },
+    Section {
+        path: "docs/api.md",
+        name: "api",
+        make: api::reference,
+    },
+];
 
-/// A file whose generated section is not what its source makes.
+/// A file of which some or all is not what its source makes.
 #[derive(Debug)]
 pub(crate) struct Change {
-    pub(crate) path: &'static str,
+    pub(crate) path: String,
     text: String,
 }
 
 impl Change {
     /// Writes the file as it should be.
     pub(crate) fn write(&self, root: &Path) -> io::Result<()> {
-        std::fs::write(root.join(self.path), &self.text)
+        let path = root.join(&self.path);
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory)?;
+        }
+        std::fs::write(path, &self.text)
     }
 }
 
 /// Every file that `make generate` would change. A section whose markers are gone is a change too:
 /// its file is written with them at the end.
 pub(crate) fn changes(tree: &Tree) -> Vec<Change> {
-    SECTIONS
-        .iter()
-        .filter_map(|section| {
-            let old = tree
-                .file(section.path)
-                .map_or("", |file| file.text.as_str());
-            let text = replaced(old, section.name, &(section.make)());
-            (text != old).then_some(Change {
-                path: section.path,
-                text,
-            })
-        })
+    let old = |path: &str| tree.file(path).map_or("", |file| file.text.as_str());
+    let sections = SECTIONS.iter().map(|section| Change {
+        path: section.path.to_owned(),
+        text: replaced(old(section.path), section.name, &(section.make)()),
+    });
+    let files = api::definitions()
+        .into_iter()
+        .map(|(path, text)| Change { path, text });
+    sections
+        .chain(files)
+        .filter(|change| change.text != old(&change.path))
         .collect()
 }
 

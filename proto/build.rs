@@ -5,7 +5,11 @@ use std::path::Path;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = Path::new("proto");
     println!("cargo:rerun-if-changed={}", root.display());
-    let files = protox::compile(["weft/agent/v1/agent.proto"], [root])?;
+    let definitions = [
+        "weft/agent/v1/agent.proto",
+        "weft/operator/v1/operator.proto",
+    ];
+    let files = protox::compile(definitions, [root])?;
     // Without the generated `AgentClient::connect(address)`: it would collide with the call Connect.
     // Callers make a `tonic::transport::Channel` and pass it to `AgentClient::new`.
     tonic_prost_build::configure()

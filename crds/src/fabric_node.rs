@@ -3,6 +3,10 @@
     unreachable_pub,
     reason = "the schema's derive copies a type within a private scope"
 )]
+#![expect(
+    clippy::duplicated_attributes,
+    reason = "each printer column has its own"
+)]
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};

@@ -1,0 +1,100 @@
+{{/*
+The manifest of a fabric's DaemonSet. The operator adds what depends on the fabric: the name, the
+fabric's label, the nodes, the roots as volumes, where the operator is.
+*/}}
+{{- define "weft.agent.template" -}}
+apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  name: weft-agent
+  namespace: {{ .Release.Namespace }}
+  labels:
+    app.kubernetes.io/part-of: weft
+    {{- include "weft.agent.selector" . | nindent 4 }}
+spec:
+  selector:
+    matchLabels:
+      {{- include "weft.agent.selector" . | nindent 6 }}
+  updateStrategy:
+    type: RollingUpdate
+    rollingUpdate: {maxUnavailable: {{ .Values.agent.maxUnavailable }}}
+  template:
+    metadata:
+      labels:
+        app.kubernetes.io/part-of: weft
+        {{- include "weft.agent.selector" . | nindent 8 }}
+    spec:
+      serviceAccountName: weft-agent
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      # The data path is the node's own interfaces and ports.
+      hostNetwork: true
+      # The operator is found by address.
+      dnsPolicy: Default
+      {{- with .Values.imagePullSecrets }}
+      imagePullSecrets: {{ toJson . }}
+      {{- end }}
+      {{- with .Values.agent.priorityClassName }}
+      priorityClassName: {{ . }}
+      {{- end }}
+      {{- with .Values.agent.tolerations }}
+      tolerations: {{ toJson . }}
+      {{- end }}
+      securityContext:
+        seccompProfile: {type: RuntimeDefault}
+      containers:
+        - name: agent
+          image: {{ printf "%s/agent:%s" .Values.image.registry (include "weft.tag" .) | quote }}
+          imagePullPolicy: {{ .Values.image.pullPolicy }}
+          args:
+            - --log={{ .Values.agent.log }}
+          # Ports of the node: a second agent on it stays Pending.
+          ports:
+            - {name: control, containerPort: 7400}
+            - {name: metrics, containerPort: 7401}
+          livenessProbe:
+            httpGet: {path: /healthz, port: metrics}
+            periodSeconds: 10
+            failureThreshold: 6
+          readinessProbe:
+            httpGet: {path: /readyz, port: metrics}
+            periodSeconds: 5
+          resources: {{ toJson .Values.agent.resources }}
+          securityContext:
+            # Directories that the kubelet makes for a hostPath belong to root and are closed to others.
+            runAsUser: 0
+            runAsGroup: 0
+            allowPrivilegeEscalation: false
+            readOnlyRootFilesystem: true
+            {{- $features := .Values.agent.features }}
+            capabilities:
+              drop: [ALL]
+              {{- if or $features.readFilesOfOthers $features.writeToDirectoriesOfOthers }}
+              add:
+                {{- if $features.readFilesOfOthers }}
+                # Sources that belong to another user and are closed to others.
+                - DAC_READ_SEARCH
+                {{- end }}
+                {{- if $features.writeToDirectoriesOfOthers }}
+                # Destinations in directories that belong to another user.
+                - DAC_OVERRIDE
+                {{- end }}
+              {{- end }}
+          volumeMounts:
+            - {name: state, mountPath: /var/lib/weft/agent}
+            - {name: token, mountPath: /var/run/secrets/weft.dev, readOnly: true}
+            - {name: ca, mountPath: /etc/weft/ca, readOnly: true}
+      volumes:
+        # The node's private key and certificate: in memory, and gone with the pod.
+        - name: state
+          emptyDir: {medium: Memory, sizeLimit: 1Mi}
+        # Says to the operator, and to nobody else, which pod on which node asks.
+        - name: token
+          projected:
+            sources:
+              - serviceAccountToken: {audience: weft.dev/operator, expirationSeconds: 3600, path: token}
+        # By this an agent knows the operator. The operator makes it before it makes a DaemonSet; were it
+        # missing, the kubelet would wait for it and say so.
+        - name: ca
+          configMap: {name: weft-ca}
+{{- end }}

@@ -19,8 +19,8 @@ vopr: ## Look for bugs of the transport by random seeds, for a minute unless ARG
 
 bench: ## Measure against the peers; prints a table and writes target/bench/*.json
 	@hack/setup.sh bench
-	@cargo build --release --locked -p weft-cli -p weft-agent
-	@cargo run --release --locked -p weft-tests --bin bench -- $(ARGS)
+	@cargo build --release --locked -p weft-cli -p weft-agent -p weft-tests --bins
+	@"$${CARGO_TARGET_DIR:-target}/release/bench" $(ARGS)
 
 lint: ## Format check, clippy and the house rules: the quick half of `make test`
 	@hack/setup.sh test

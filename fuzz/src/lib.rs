@@ -3,7 +3,7 @@
 //! A writes to B. What a target makes up arrives at either end, sealed by the other or not.
 
 use rand_core::SeedableRng;
-use siphasher::sip::SipHasher24;
+use siphasher::sip::SipHasher13;
 use weft_core::congestion::CongestionKind;
 use weft_core::connection::{Arrival, Connection, ConnectionConfig, Event, Run, Settings, Write};
 use weft_core::drops::DropReason;
@@ -209,7 +209,7 @@ impl Duo {
         packet.extend_from_slice(&(CONTROL_PACKET_NUMBERS + number).to_le_bytes());
         packet.extend_from_slice(body);
         let key: [u8; 16] = std::array::from_fn(|i| SECRETS[1].0[i]);
-        let hash = SipHasher24::new_with_key(&key).hash(&packet);
+        let hash = SipHasher13::new_with_key(&key).hash(&packet);
         packet.extend_from_slice(&hash.to_le_bytes());
         packet.extend_from_slice(&[0; 8]);
         packet

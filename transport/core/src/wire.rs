@@ -9,7 +9,7 @@
 use crate::drops::DropReason;
 use crate::units::{ChunkNumber, ConnectionId, Key, PathId};
 use serde::{Deserialize, Serialize};
-use siphasher::sip::SipHasher24;
+use siphasher::sip::SipHasher13;
 
 mod ack;
 mod control;
@@ -129,18 +129,18 @@ impl core::fmt::Debug for Secret {
 
 /// Seals and opens the packets of one direction.
 ///
-/// The keyed hash is SipHash-2-4 (Aumasson and Bernstein, 2012) under the first half of the
+/// The keyed hash is SipHash-1-3 (Aumasson and Bernstein, 2012; docs/decisions/0006) under the first half of the
 /// connection's secret; it covers the header and the payload's CRC32C (RFC 3720, B.4), so neither
 /// can be changed without the other.
 #[derive(Clone, Copy, Debug)]
-pub struct Seal(SipHasher24);
+pub struct Seal(SipHasher13);
 
 impl Seal {
     /// The seal of one direction under `secret`.
     pub fn new(secret: &Secret) -> Seal {
         let mut key = [0u8; 16];
         key.copy_from_slice(&secret.0[..16]);
-        Seal(SipHasher24::new_with_key(&key))
+        Seal(SipHasher13::new_with_key(&key))
     }
 
     /// The trailer of a data packet with this header and payload.

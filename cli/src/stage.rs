@@ -21,13 +21,13 @@ use agent::Agents;
 pub use agent::{Access, AgentConfig, PathPolicy, find_agent};
 pub use error::StageError;
 pub use ground::{Addresses, Ground};
+use weft_operator::{
+    authority::{Authority, IdentityFiles},
+    transfer::{Contact, Place, Runner, RunnerError, Spec},
+};
 use weft_planner::Topology;
 
-use crate::{
-    authority::{Authority, IdentityFiles},
-    fabric::isolation,
-    operator::{Contact, Place, Runner, RunnerError, Spec},
-};
+use crate::fabric::isolation;
 
 /// What a stage is made of.
 #[derive(Debug)]

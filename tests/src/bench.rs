@@ -23,14 +23,14 @@ use std::io;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use weft_cli::authority::AuthorityError;
 use weft_cli::fabric::isolation::IsolationError;
 use weft_cli::fabric::{Fabric, FabricError, Spec};
-use weft_cli::operator::RunnerError;
 use weft_cli::stage::StageError;
 use weft_engine::rate::RateError;
 use weft_engine::{EngineError, Failure};
 use weft_link::LinkError;
+use weft_operator::authority::AuthorityError;
+use weft_operator::transfer::RunnerError;
 
 use crate::report::Row;
 

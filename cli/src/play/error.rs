@@ -2,10 +2,10 @@
 
 use std::{io, path::PathBuf};
 
+use weft_operator::{authority::AuthorityError, transfer::RunnerError};
+
 use crate::{
-    authority::AuthorityError,
     fabric::{FabricError, isolation::IsolationError},
-    operator::RunnerError,
     quantity,
     stage::StageError,
 };

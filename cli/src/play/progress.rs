@@ -7,13 +7,11 @@ use std::{
 };
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use weft_operator::transfer::{DestinationView, Job, Standing};
 use weft_planner::Seconds;
 use weft_proto::agent::v1::State;
 
-use crate::{
-    operator::{DestinationView, Job, Standing},
-    quantity,
-};
+use crate::quantity;
 
 /// Between two lines where there is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
@@ -203,11 +201,11 @@ mod tests {
     };
 
     use indicatif::TermLike;
+    use weft_operator::transfer::{Place, Refusal, Spec};
     use weft_planner::{Strategy, Topology};
     use weft_proto::agent::v1::{Algorithm, ProgressResponse};
 
     use super::*;
-    use crate::operator::{Place, Refusal, Spec};
 
     #[test]
     fn a_destination_is_told_by_bytes_rate_and_time_left_or_by_its_state() {

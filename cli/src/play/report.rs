@@ -6,14 +6,11 @@ use std::{
 };
 
 use serde::Serialize;
+use weft_operator::transfer::{Job, Refusal, Standing};
 use weft_planner::Seconds;
 use weft_proto::agent::v1::Algorithm;
 
-use crate::{
-    operator::{Job, Refusal, Standing},
-    play::arguments::Fault,
-    quantity,
-};
+use crate::{play::arguments::Fault, quantity};
 
 /// The JSON object of `--json`. The order of the fields is the order in which they are printed.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -10,15 +10,15 @@ use std::{
 
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
+use weft_operator::{authority, transfer::Spec};
+
 use super::{
     Data, Fault, FaultKind, Happened, PlayError, Settings, Summary,
     progress::Progress,
     scratch::{Origin, Scratch},
 };
 use crate::{
-    authority,
     fabric::{Fabric, isolation},
-    operator::Spec,
     stage::{Access, Ground, Root, Setup, Stage, StageError, directory, node_name},
 };
 

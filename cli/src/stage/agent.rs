@@ -17,8 +17,9 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
+use weft_operator::authority::IdentityFiles;
+
 use super::{Addresses, Root, StageError};
-use crate::authority::IdentityFiles;
 
 const PROGRAM: &str = "weft-agent";
 /// From start to ready; an agent takes some 50 ms where nothing else runs.

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
-use weft_cli::authority;
 use weft_cli::fabric::Fabric;
-use weft_cli::operator::{Job, Spec, Standing};
 use weft_cli::stage::{self, Access, Ground, PathPolicy, Root, Setup, find_agent};
+use weft_operator::authority;
+use weft_operator::transfer::{Job, Spec, Standing};
 use weft_planner::Strategy;
 use weft_proto::agent::v1::Algorithm;
 

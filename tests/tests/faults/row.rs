@@ -17,10 +17,8 @@ use std::{
 pub(crate) use judge::assert_refusal;
 use nix::mount::{MsFlags, mount};
 use tokio::time::timeout;
-use weft_cli::{
-    fabric::Unreachable,
-    operator::{Job, Refusal, Runner, Spec},
-};
+use weft_cli::fabric::Unreachable;
+use weft_operator::transfer::{DestinationView, Job, Refusal, Runner, Spec};
 use weft_planner::Strategy;
 use weft_proto::{
     Message as _,
@@ -432,7 +430,7 @@ fn bytes_at(job: &Job, node: usize) -> u64 {
 }
 
 fn standings(job: &Job) -> String {
-    let text = |view: weft_cli::operator::DestinationView<'_>| {
+    let text = |view: DestinationView<'_>| {
         format!(
             "{}: {:?} with {} bytes",
             view.place.node, view.standing, view.bytes

@@ -15,10 +15,10 @@ use nix::mount::{MsFlags, mount};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 pub(crate) use weft_cli::stage::node_name as name;
 use weft_cli::{
-    authority::Authority,
     fabric::{Fabric, Spec as Shape},
     stage::{self, Access, Ground, PathPolicy, Root, Setup},
 };
+use weft_operator::authority::Authority;
 use weft_proto::agent::v1::agent_client::AgentClient;
 
 use crate::RUNTIME;

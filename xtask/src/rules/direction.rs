@@ -8,7 +8,7 @@ use crate::tree::Tree;
 pub(super) const DIRECTION: Rule = Rule {
     id: "crate-direction",
     says: "Our crates depend on each other in one direction: engine → link → core, agent → engine \
-           and proto, cli → planner and proto.",
+           and proto, cli → operator → planner and proto.",
     why: "Crates are split by what they must not know; one edge the wrong way and the split is a \
           matter of folders.",
     weight: Weight::Error,
@@ -38,7 +38,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "weft-agent",
         &["weft-core", "weft-link", "weft-engine", "weft-proto"],
     ),
-    ("weft-cli", &["weft-planner", "weft-proto"]),
+    (
+        "weft-operator",
+        &["weft-crds", "weft-planner", "weft-proto"],
+    ),
+    ("weft-cli", &["weft-operator", "weft-planner", "weft-proto"]),
     (
         "weft-tests",
         &[
@@ -49,6 +53,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-engine",
             "weft-sim",
             "weft-agent",
+            "weft-operator",
+            "weft-crds",
             "weft-cli",
         ],
     ),
@@ -70,8 +76,14 @@ const IMPURE: &[&str] = &[
     "time",
 ];
 const KUBERNETES: &[&str] = &["kube", "kube-client", "k8s-openapi"];
-/// Who may know Kubernetes: the API's types, and what generates files from them.
-const SPEAK_KUBERNETES: &[&str] = &["weft-crds", "xtask"];
+/// Who may know Kubernetes: the API's types, the operator and who uses it, and what generates files.
+const SPEAK_KUBERNETES: &[&str] = &[
+    "weft-crds",
+    "weft-operator",
+    "weft-cli",
+    "weft-tests",
+    "xtask",
+];
 
 fn direction(tree: &Tree) -> Vec<Finding> {
     let allowed: BTreeMap<&str, BTreeSet<&str>> = MAY_USE

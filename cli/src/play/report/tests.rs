@@ -1,11 +1,9 @@
+use weft_operator::transfer::{Answer, Place, Refusal, Spec};
 use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, File, Manifest, ProgressResponse, State};
 
 use super::*;
-use crate::{
-    operator::{Answer, Place, Refusal, Spec},
-    play::arguments::FaultKind,
-};
+use crate::play::arguments::FaultKind;
 
 const BYTES: u64 = 90_868_376;
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use weft_cli::operator::{Job, Refusal, Standing};
+use weft_operator::transfer::{Job, Refusal, Standing};
 use weft_planner::SEGMENT_BYTES;
 use weft_proto::agent::v1::{Role, State};
 

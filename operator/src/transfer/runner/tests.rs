@@ -2,7 +2,7 @@ use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::Algorithm;
 
 use super::*;
-use crate::operator::Standing;
+use crate::transfer::Standing;
 
 #[tokio::test]
 async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds() {

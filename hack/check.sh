@@ -56,6 +56,8 @@ step format 2 cargo fmt --all --check
 step lint 15 cargo run --quiet --locked -p xtask -- lint
 step generated 5 cargo run --quiet --locked -p xtask -- generate --check
 step clippy 30 cargo clippy --workspace --all-targets --locked -- -D warnings
+# Left out of "all": `make e2e` runs it.
+step clippy-e2e 10 cargo clippy -p weft-tests --test cluster --locked -- -D warnings
 step docs 15 env RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --locked
 step wasm32 10 cargo build -p weft-core --target wasm32-unknown-unknown --locked
 # The tests start the programs, so these are built first and in the same profile.

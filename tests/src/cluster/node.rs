@@ -1,0 +1,250 @@
+//! A node: containerd, kubelet and kube-proxy in one room on one node of the fabric.
+
+use std::fs::{self, File};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use weft_cli::fabric::Fabric;
+
+use super::control_plane::spawn;
+use super::network::{DNS_SERVICE, PODS, pods_of};
+use super::process::Processes;
+use super::room::{PROGRAMS, Room};
+use super::{ClusterError, hierarchy, output, write_private};
+
+/// Where containerd listens, as everywhere.
+const SOCKET: &str = "/run/containerd/containerd.sock";
+/// The node's configuration, in its own words.
+const CONFIGURATION: &str = "/var/lib/weft-cluster";
+/// What a pod's sandbox runs; from `hack/cluster-binaries.sh`.
+const SANDBOX: &str = "weft.dev/tools:1";
+const SANDBOX_ARCHIVE: &str = "tools.tar";
+/// Where Debian's programs are, and ours first.
+const PATH: &str =
+    "/run/weft-programs:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
+/// An image is read, unpacked and synced within it on a machine that does much else.
+pub(super) const SLOW: Duration = Duration::from_secs(120);
+
+/// What a node is made from.
+pub(super) struct Plan<'a> {
+    pub(super) fabric: &'a Arc<Fabric>,
+    pub(super) index: usize,
+    /// Pid that the cluster ends with.
+    pub(super) cluster: u32,
+    /// The node's own directory.
+    pub(super) directory: &'a Path,
+    pub(super) programs: &'a Path,
+    pub(super) logs: &'a Path,
+    pub(super) labels: String,
+    /// Kubeconfigs of kubelet and kube-proxy.
+    pub(super) kubelet: String,
+    pub(super) proxy: String,
+}
+
+/// A node whose containerd runs.
+#[derive(Debug)]
+pub(super) struct Node {
+    fabric: Arc<Fabric>,
+    room: Arc<Room>,
+    name: String,
+    address: Ipv4Addr,
+    labels: String,
+    logs: PathBuf,
+}
+
+impl Node {
+    /// Makes the room and starts containerd; it holds the sandbox image when this returns.
+    pub(super) fn make(plan: &Plan<'_>, processes: &Processes) -> Result<Self, ClusterError> {
+        let place = plan.fabric.node(plan.index);
+        let groups = hierarchy::make(plan.cluster, &place.name)?;
+        let room = Room::make(
+            plan.fabric,
+            plan.index,
+            plan.directory,
+            plan.programs,
+            &groups,
+        )?;
+        let node = Self {
+            fabric: Arc::clone(plan.fabric),
+            room: Arc::new(room),
+            name: place.name.clone(),
+            address: place.management_address,
+            labels: plan.labels.clone(),
+            logs: plan.logs.to_owned(),
+        };
+        node.room
+            .inside(&node.fabric, || configure(plan, &node.name))?;
+        let config = format!("{CONFIGURATION}/containerd.toml");
+        node.start(processes, "containerd", &["--config", &config])?;
+        let name = node.process("containerd");
+        processes.until("containerd serves", SLOW, &name, || {
+            processes.check()?;
+            let served = || Ok(output(node.ctr().arg("version")).ok().map(drop));
+            node.room.inside(&node.fabric, served)
+        })?;
+        let archive = plan.programs.join(SANDBOX_ARCHIVE);
+        node.load_image(&archive)?;
+        Ok(node)
+    }
+
+    /// Starts kubelet and kube-proxy.
+    pub(super) fn join(&self, processes: &Processes) -> Result<(), ClusterError> {
+        let config = |file: &str| format!("{CONFIGURATION}/{file}");
+        let address = self.address.to_string();
+        let mut kubelet = vec![
+            "--config".to_owned(),
+            config("kubelet.json"),
+            "--kubeconfig".to_owned(),
+            config("kubelet.kubeconfig"),
+            format!("--hostname-override={}", self.name),
+            format!("--node-ip={address}"),
+        ];
+        if !self.labels.is_empty() {
+            kubelet.push(format!("--node-labels={}", self.labels));
+        }
+        let kubelet: Vec<&str> = kubelet.iter().map(String::as_str).collect();
+        self.start(processes, "kubelet", &kubelet)?;
+        let arguments = [
+            "--kubeconfig",
+            &config("proxy.kubeconfig"),
+            "--hostname-override",
+            &self.name,
+            "--cluster-cidr",
+            PODS,
+            "--proxy-mode=iptables",
+            // Its limits belong to the machine, not to a namespace.
+            "--conntrack-max-per-core=0",
+            "--conntrack-tcp-timeout-established=0s",
+            "--conntrack-tcp-timeout-close-wait=0s",
+            "--metrics-bind-address=127.0.0.1:10249",
+        ];
+        self.start(processes, "kube-proxy", &arguments)
+    }
+
+    /// Puts an image from an archive where pods of this node find it.
+    pub(super) fn load_image(&self, archive: &Path) -> Result<(), ClusterError> {
+        // Opened here: the node may not see it by this name.
+        let failed = || archive.display().to_string();
+        let file = File::open(archive).map_err(ClusterError::system(failed()))?;
+        self.room.inside(&self.fabric, || {
+            let mut ctr = self.ctr();
+            ctr.args(["images", "import", "-"]).stdin(Stdio::from(file));
+            output(&mut ctr).map(drop)
+        })
+    }
+
+    fn ctr(&self) -> Command {
+        let mut command = Command::new(Path::new(PROGRAMS).join("ctr"));
+        command.args(["--address", SOCKET, "--namespace", "k8s.io"]);
+        command
+    }
+
+    fn process(&self, program: &str) -> String {
+        format!("{}/{program}", self.name)
+    }
+
+    fn start(
+        &self,
+        processes: &Processes,
+        program: &str,
+        arguments: &[&str],
+    ) -> Result<(), ClusterError> {
+        let (name, log) = (
+            self.process(program),
+            self.logs.join(format!("{}-{program}.log", self.name)),
+        );
+        let (fabric, room) = (Arc::clone(&self.fabric), Arc::clone(&self.room));
+        let path = Path::new(PROGRAMS).join(program);
+        let arguments: Vec<String> = arguments.iter().map(|&one| one.to_owned()).collect();
+        processes.start(&name.clone(), log, move |log| {
+            room.inside(&fabric, || {
+                let mut command = Command::new(&path);
+                command.args(&arguments).env("PATH", PATH).current_dir("/");
+                spawn(&mut command, &name, &log)
+            })
+        })
+    }
+}
+
+/// Writes the configurations, on a thread of the node.
+fn configure(plan: &Plan<'_>, name: &str) -> Result<(), ClusterError> {
+    let cni = format!("{CONFIGURATION}/cni");
+    fs::create_dir_all(&cni).map_err(ClusterError::system(cni.clone()))?;
+    let containerd = format!(
+        r#"version = 3
+root = "/var/lib/containerd"
+state = "/run/containerd"
+
+[grpc]
+address = "{SOCKET}"
+
+[plugins."io.containerd.internal.v1.opt"]
+path = "/var/lib/containerd/opt"
+
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{SANDBOX}"
+
+# Without CAP_SYS_RESOURCE, as in many containers, no process may lower its score, and runc fails.
+[plugins."io.containerd.cri.v1.runtime"]
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["/usr/lib/cni"]
+conf_dir = "{cni}"
+"#
+    );
+    let bridge = json!({
+        "cniVersion": "1.0.0",
+        "name": "weft",
+        "plugins": [{
+            "type": "bridge",
+            "bridge": "cni0",
+            "isGateway": true,
+            "hairpinMode": true,
+            "ipam": {
+                "type": "host-local",
+                "dataDir": "/run/cni",
+                "ranges": [[{"subnet": pods_of(plan.index)}]],
+                "routes": [{"dst": "0.0.0.0/0"}],
+            },
+        }],
+    });
+    let kubelet = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
+        // Whoever reaches it is in a namespace of this cluster.
+        "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "cgroupDriver": "cgroupfs",
+        "cgroupsPerQOS": false,
+        "enforceNodeAllocatable": [],
+        "failSwapOn": false,
+        "makeIPTablesUtilChains": false,
+        "localStorageCapacityIsolation": false,
+        "resolvConf": "",
+        "clusterDNS": [DNS_SERVICE.to_string()],
+        "clusterDomain": "cluster.local",
+        "volumePluginDir": "/var/lib/kubelet/plugins-volume",
+        // The disk is the machine's and may be nearly full of other things.
+        "evictionHard": {"memory.available": "64Mi", "nodefs.available": "1%",
+            "imagefs.available": "1%", "nodefs.inodesFree": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+    });
+    for (file, text) in [
+        ("containerd.toml", containerd),
+        ("cni/10-weft.conflist", bridge.to_string()),
+        ("kubelet.json", kubelet.to_string()),
+        ("kubelet.kubeconfig", plan.kubelet.clone()),
+        ("proxy.kubeconfig", plan.proxy.clone()),
+    ] {
+        write_private(&Path::new(CONFIGURATION).join(file), &text)
+            .map_err(|error| ClusterError::Setting(format!("configuring {name}: {error}")))?;
+    }
+    Ok(())
+}

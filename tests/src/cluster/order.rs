@@ -1,0 +1,39 @@
+//! What a cluster that is up can be asked for: a line of JSON each way over a socket in its state
+//! directory.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// One request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Order {
+    /// Put the images of these archives where every node's pods find them.
+    LoadImages(Vec<PathBuf>),
+    /// Which components there are, and whether they run.
+    Status,
+    /// End a component as a crash would, and leave it so.
+    Kill(String),
+    /// Start a component again that has ended.
+    Start(String),
+    /// Let a spine drop everything that it should forward. Its links stay up.
+    FailSpine(usize),
+    /// End that.
+    HealSpine(usize),
+}
+
+/// What became of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Answer {
+    /// It is done.
+    Done,
+    /// The components by name, and whether each runs.
+    Status(Vec<(String, bool)>),
+    /// It is not, for this reason.
+    Refused(String),
+}
+
+/// The socket's name in the state directory.
+pub(super) const SOCKET: &str = "socket";

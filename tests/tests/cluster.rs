@@ -233,15 +233,21 @@ fn pods_run_and_can_be_asked(lent: &Lent) {
             format!("{node}\n")
         );
     }
-    // From pod to pod across nodes, and to a Service.
+    // From pod to pod across nodes.
     let address = lent.kubectl(&["get", "pod", "node1", "-o=jsonpath={.status.podIP}"]);
-    lent.kubectl(&["exec", "node0", "--", "ping", "-c1", "-W5", &address]);
+    let agent = lent.agent("node0");
+    for from in ["node0", &agent] {
+        lent.kubectl(&["exec", from, "--", "ping", "-c1", "-W5", &address]);
+    }
+    // To a Service, from a pod's own network and from the node's.
     let ask = r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w5 10.96.0.1 443";
-    let answer = lent.kubectl(&["exec", "node0", "--", "sh", "-c", ask]);
-    assert!(
-        answer.contains("HTTP request to an HTTPS server"),
-        "{answer}"
-    );
+    for from in ["node0", &agent] {
+        let answer = lent.kubectl(&["exec", from, "--", "sh", "-c", ask]);
+        assert!(
+            answer.contains("HTTP request to an HTTPS server"),
+            "{from}: {answer}"
+        );
+    }
 }
 
 fn the_data_network_crosses_the_spines(lent: &Lent) {

@@ -31,8 +31,14 @@ pub(super) fn connect(fabric: &Fabric) -> Result<(), ClusterError> {
     let forward = "/proc/sys/net/ipv4/ip_forward";
     fs::write(forward, "1").map_err(ClusterError::system(forward))?;
     routes(fabric, None)?;
+    // A Service's address leads nowhere, but the kernel asks for a way before kube-proxy's rules
+    // change it.
+    let default = format!("route add default via {}\n", fabric.management_address());
     for i in 0..fabric.nodes().len() {
-        fabric.in_node(i, || routes(fabric, Some(i)))??;
+        fabric.in_node(i, || {
+            ip(&default)?;
+            routes(fabric, Some(i))
+        })??;
     }
     Ok(())
 }

@@ -56,7 +56,7 @@ pub enum AgentError {
         "{field}: cannot listen on {address}: {source}: is another agent running, or is the address not this node's?"
     )]
     Listen {
-        /// `control.listen` or `metrics.listen`.
+        /// The field or flag that says so.
         field: &'static str,
         /// The address.
         address: SocketAddr,
@@ -79,6 +79,14 @@ pub struct Agent {
 impl Agent {
     /// Opens everything that the configuration names, and serves.
     pub async fn start(config: &Config) -> Result<Self, AgentError> {
+        Self::start_behind(config, Arc::default()).await
+    }
+
+    /// The same behind the fence of an agent that was here before.
+    pub(crate) async fn start_behind(
+        config: &Config,
+        fence: Arc<Fence>,
+    ) -> Result<Self, AgentError> {
         let tls = Tls::read(&config.tls, &config.node, &config.fabric)?;
         let roots = roots(config)?;
         let control = listen("control.listen", config.control.listen).await?;
@@ -98,7 +106,7 @@ impl Agent {
         });
         let service = Service {
             jobs: jobs.clone(),
-            fence: Arc::new(Fence::default()),
+            fence,
             node: config.node.clone(),
             fabric: config.fabric.clone(),
             ticket_key: config.operator.ticket_key,
@@ -216,7 +224,7 @@ fn sweep(root: &Root) {
     }
 }
 
-async fn listen(
+pub(crate) async fn listen(
     field: &'static str,
     address: SocketAddr,
 ) -> Result<(TcpListener, SocketAddr), AgentError> {

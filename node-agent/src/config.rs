@@ -194,7 +194,8 @@ impl Default for Limits {
     }
 }
 
-fn unplaced<T>(value: T) -> Spanned<T> {
+/// A value that stands in no file.
+pub(crate) fn unplaced<T>(value: T) -> Spanned<T> {
     let nowhere = serde_saphyr::Location::UNKNOWN;
     Spanned::new(value, nowhere, nowhere)
 }
@@ -307,7 +308,8 @@ fn field_at(text: &str, line: u64) -> String {
     }
 }
 
-fn check(config: &Config) -> Result<(), ConfigError> {
+/// Whether the values fit together and keep their limits.
+pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     let ports = &config.data.ports;
     if ports.value.first == 0 {
         return wrong(ports, "data.ports.first", "must be 1 or more");
@@ -367,7 +369,10 @@ fn check_roots(roots: &[RootEntry]) -> Result<(), ConfigError> {
             return wrong(&root.name, &field("name"), &message);
         }
         if let Some(other) = roots.iter().take(index).find(|r| r.name.value == *name) {
-            let message = format!("`{name}` is taken by line {}", other.name.referenced.line());
+            let message = match other.name.referenced.line() {
+                0 => format!("`{name}` is taken by another root"),
+                line => format!("`{name}` is taken by line {line}"),
+            };
             return wrong(&root.name, &field("name"), &message);
         }
         // A job's lock lies in its root's directory, and must be the only one for a file.

@@ -124,6 +124,10 @@ impl Duration {
         Self(ms * 1_000_000)
     }
 
+    pub(crate) const fn from_micros(us: u64) -> Self {
+        Self(us * 1_000)
+    }
+
     /// Nanoseconds.
     #[must_use]
     pub fn nanos(self) -> u64 {

@@ -417,6 +417,25 @@ impl Jobs {
         self.lock().runs.values().cloned().collect()
     }
 
+    /// Refuses new attempts from now on, unless one runs; whether none does.
+    pub(crate) fn close_if_idle(&self) -> bool {
+        let mut known = self.lock();
+        let idle = known.runs.values().all(|run| run.attempt.status().closed);
+        known.stopping |= idle;
+        idle
+    }
+
+    /// Waits for a moment when no attempt runs.
+    pub(crate) async fn idle(&self) {
+        loop {
+            let runs = self.runs();
+            let Some(run) = runs.iter().find(|run| !run.attempt.status().closed) else {
+                return;
+            };
+            run.attempt.closed().await;
+        }
+    }
+
     /// Ends all attempts and refuses new ones.
     pub async fn shut_down(&self) {
         self.lock().stopping = true;

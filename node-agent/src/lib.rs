@@ -17,6 +17,7 @@ mod control;
 mod convert;
 mod dial;
 mod door;
+pub mod enroll;
 mod fanout;
 pub mod fault;
 mod fence;

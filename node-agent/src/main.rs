@@ -1,39 +1,26 @@
-//! `weft-agent --config FILE`: runs a node's agent until SIGTERM or SIGINT.
+//! `weft-agent`: runs a node's agent until SIGTERM or SIGINT, with the configuration of a file
+//! (`--config`) or with that of a cluster's operator (`--operator` and what belongs to it).
 
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use weft_agent::agent::Agent;
 use weft_agent::config::{self, Config};
+use weft_agent::enroll;
+
+use crate::arguments::{Arguments, Origin};
+
+mod arguments;
 
 /// How long work that blocks may go on after everything else has ended.
 const RUNTIME_GRACE: Duration = Duration::from_secs(2);
 
-/// The node agent of Weft: moves files between nodes for an operator or for `weft play`.
-#[derive(Debug, Parser)]
-#[command(version)]
-struct Arguments {
-    /// The configuration file (YAML).
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
-    /// Check the configuration, its certificates and its roots, and exit.
-    #[arg(long)]
-    check_config: bool,
-    /// Log as JSON, one object a line.
-    #[arg(long)]
-    log_json: bool,
-    /// What to log, for example `info` or `weft_agent=debug,weft_engine=info`.
-    #[arg(long, value_name = "FILTER", default_value = "info")]
-    log: String,
-}
-
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let (arguments, origin) = Arguments::read();
     let filter = match EnvFilter::try_new(&arguments.log) {
         Ok(filter) => filter,
         Err(error) => {
@@ -52,7 +39,7 @@ fn main() -> ExitCode {
     } else {
         log.init();
     }
-    match run(&arguments) {
+    match run(&arguments, origin) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
@@ -61,18 +48,46 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: &Arguments) -> Result<(), String> {
-    let file = arguments.config.display();
-    let text = std::fs::read_to_string(&arguments.config)
-        .map_err(|error| format!("{file}: {error}: give the configuration file by --config"))?;
-    let config = config::parse(&text).map_err(|error| format!("{file}: {error}"))?;
-    if arguments.check_config {
-        config
-            .check_files()
-            .map_err(|error| format!("{file}: {error}"))?;
-        tracing::info!("{file}: the configuration is good");
-        return Ok(());
+fn run(arguments: &Arguments, origin: Origin) -> Result<(), String> {
+    match origin {
+        Origin::Operator(settings) => block_on(async {
+            let (stop, stopped) = tokio::sync::oneshot::channel();
+            let enrolled = enroll::run(*settings, async {
+                // The sender lives until it has sent.
+                let _ = stopped.await;
+            });
+            let told = async {
+                terminated().await?;
+                // The receiver may have ended with an error of its own.
+                let _ = stop.send(());
+                Ok(())
+            };
+            let enrolled = async { enrolled.await.map_err(|error| error.to_string()) };
+            futures::try_join!(enrolled, told).map(drop)
+        }),
+        Origin::File(file) => {
+            let config = read(&file)?;
+            let name = file.display();
+            if arguments.check_config {
+                config
+                    .check_files()
+                    .map_err(|error| format!("{name}: {error}"))?;
+                tracing::info!("{name}: the configuration is good");
+                return Ok(());
+            }
+            block_on(serve(&config)).map_err(|error| format!("{name}: {error}"))
+        }
     }
+}
+
+fn read(file: &Path) -> Result<Config, String> {
+    let name = file.display();
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| format!("{name}: {error}: give the configuration file by --config"))?;
+    config::parse(&text).map_err(|error| format!("{name}: {error}"))
+}
+
+fn block_on(work: impl Future<Output = Result<(), String>>) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -80,16 +95,23 @@ fn run(arguments: &Arguments) -> Result<(), String> {
         .map_err(|error| {
             format!("the runtime cannot start: {error}: raise the limit on threads")
         })?;
-    let served = runtime.block_on(serve(&config));
+    let result = runtime.block_on(work);
     // Whatever still blocks is left behind; the process ends.
     runtime.shutdown_timeout(RUNTIME_GRACE);
-    served.map_err(|error| format!("{file}: {error}"))
+    result
 }
 
 async fn serve(config: &Config) -> Result<(), String> {
     let agent = Agent::start(config)
         .await
         .map_err(|error| error.to_string())?;
+    terminated().await?;
+    agent.stop().await;
+    Ok(())
+}
+
+/// Waits until the process is told to end.
+async fn terminated() -> Result<(), String> {
     let wait = |kind| signal(kind).map_err(|error| format!("signals cannot be awaited: {error}"));
     let (mut terminate, mut interrupt) = (
         wait(SignalKind::terminate())?,
@@ -99,6 +121,5 @@ async fn serve(config: &Config) -> Result<(), String> {
         _ = terminate.recv() => tracing::info!("SIGTERM: ending all jobs"),
         _ = interrupt.recv() => tracing::info!("SIGINT: ending all jobs"),
     }
-    agent.stop().await;
     Ok(())
 }

@@ -55,7 +55,7 @@ async fn readyz(State(endpoint): State<Endpoint>) -> impl IntoResponse {
     } else {
         (
             StatusCode::SERVICE_UNAVAILABLE,
-            "the agent is starting or stopping\n",
+            "the agent is starting, stopping, or waiting for its operator\n",
         )
     }
 }

@@ -3,9 +3,13 @@
 #[cfg(test)]
 mod certificates;
 #[cfg(test)]
+mod enroll;
+#[cfg(test)]
 mod kept;
 #[cfg(test)]
 mod limits;
+#[cfg(test)]
+mod operator;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]

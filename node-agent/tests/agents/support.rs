@@ -3,17 +3,19 @@
 use std::fmt::Write as _;
 use std::future::Future;
 use std::net::Ipv4Addr;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use rcgen::string::Ia5String;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    SanType,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CertifiedIssuer,
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType,
 };
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use tempfile::TempDir;
+use time::OffsetDateTime;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -56,6 +58,17 @@ fn authority() -> CertifiedIssuer<'static, KeyPair> {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
+fn params(uri: &str, dns: &str) -> CertificateParams {
+    let mut params = CertificateParams::new(vec![dns.to_owned()]).unwrap();
+    let uri = Ia5String::try_from(uri).unwrap();
+    params.subject_alt_names.push(SanType::URI(uri));
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    params
+}
+
 /// PEM certificate and key.
 pub(crate) struct Pair {
     pub(crate) certificate: String,
@@ -86,7 +99,7 @@ impl Lab {
     }
 
     /// Replaces the authority, and with it the certificates of these nodes.
-    pub(crate) fn renew(&mut self, nodes: std::ops::Range<usize>) {
+    pub(crate) fn renew(&mut self, nodes: Range<usize>) {
         self.issuer = authority();
         std::fs::write(self.dir.path().join("ca.pem"), self.issuer.pem()).unwrap();
         nodes.for_each(|node| self.certify(node));
@@ -106,15 +119,8 @@ impl Lab {
 
     /// A certificate with these names, signed by this fabric's authority.
     pub(crate) fn issue(&self, uri: &str, dns: &str) -> Pair {
-        let mut params = CertificateParams::new(vec![dns.to_owned()]).unwrap();
-        let uri = Ia5String::try_from(uri).unwrap();
-        params.subject_alt_names.push(SanType::URI(uri));
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
         let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let certificate = params(uri, dns).signed_by(&key, &self.issuer).unwrap();
         Pair {
             certificate: certificate.pem(),
             key: key.serialize_pem(),
@@ -140,16 +146,38 @@ impl Lab {
         self.dir.path().join(format!("node{node}"))
     }
 
+    /// The authority in force, as PEM.
+    pub(crate) fn authority(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// Signs the key of a request, as `uri` and `dns`.
+    pub(crate) fn sign(&self, request: &str, uri: &str, dns: &str, life: Range<i64>) -> String {
+        let request = CertificateSigningRequestParams::from_pem(request).unwrap();
+        let mut params = params(uri, dns);
+        let now = OffsetDateTime::now_utc();
+        params.not_before = now + time::Duration::seconds(life.start);
+        params.not_after = now + time::Duration::seconds(life.end);
+        let certificate = params.signed_by(&request.public_key, &self.issuer);
+        certificate.unwrap().pem()
+    }
+
+    /// The public half of the ticket key, in hexadecimal digits.
+    pub(crate) fn ticket_key(&self) -> String {
+        let mut key = String::new();
+        for byte in self.tickets.public_key().as_ref() {
+            write!(key, "{byte:02x}").unwrap();
+        }
+        key
+    }
+
     /// Writes a node's certificate and configuration; `extra` is appended.
     pub(crate) fn configure(&self, node: usize, extra: &str) -> PathBuf {
         let name = format!("n{node}");
         self.certify(node);
         let dir = self.dir.path();
         std::fs::create_dir_all(self.root(node)).unwrap();
-        let mut key = String::new();
-        for byte in self.tickets.public_key().as_ref() {
-            write!(key, "{byte:02x}").unwrap();
-        }
+        let key = self.ticket_key();
         let (d, root) = (dir.display(), self.root(node).display().to_string());
         let text = format!(
             "node: {name}\nfabric: lab\n\

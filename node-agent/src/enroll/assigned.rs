@@ -1,0 +1,278 @@
+//! The agent's configuration, made of what the operator assigns and what the node has.
+
+use weft_core::path::PolicyKind;
+use weft_proto::operator::v1 as proto;
+
+use crate::config::{
+    self, Config, ConfigError, Control, Data, LinkKind, Metrics, Operator, Ports, RootEntry,
+    TlsFiles, Transport, unplaced,
+};
+use crate::config_values::{ByteCount, Duration};
+use crate::enroll::Settings;
+use crate::enroll::interface::Nic;
+use crate::files::Access;
+
+/// How the file's fields are called in an RdmaFabric, where whoever reads the message can change them.
+const FIELDS: [(&str, &str); 2] = [
+    ("data.ports", "ports"),
+    ("transport.chunk", "transport.chunkBytes"),
+];
+
+/// The configuration, or which field of the assignment is wrong.
+pub(crate) fn config(
+    settings: &Settings,
+    tls: &TlsFiles,
+    assigned: &proto::NodeConfig,
+    nic: &Nic,
+) -> Result<Config, ConfigError> {
+    if assigned.fabric != settings.fabric.as_str() {
+        let problem = format!(
+            "is `{}`, and this node was started for `{}`",
+            assigned.fabric, settings.fabric
+        );
+        return Err(wrong("fabric", problem));
+    }
+    let given = assigned
+        .ports
+        .ok_or_else(|| wrong("ports", "is missing".to_owned()))?;
+    let ports = Ports {
+        first: small("ports.first", given.first)?,
+        count: small("ports.count", given.count)?,
+    };
+    let config = Config {
+        node: settings.node.clone(),
+        fabric: settings.fabric.clone(),
+        control: Control {
+            listen: settings.control_listen(),
+        },
+        data: Data {
+            address: nic.address,
+            ports: unplaced(ports),
+            mtu: unplaced(nic.mtu),
+        },
+        metrics: Metrics {
+            listen: settings.metrics_listen(),
+        },
+        operator: Operator {
+            ticket_key: assigned
+                .ticket_key
+                .parse()
+                .map_err(|problem| wrong("ticket_key", problem))?,
+        },
+        tls: tls.clone(),
+        roots: roots(settings, &assigned.roots),
+        transport: assigned
+            .transport
+            .as_ref()
+            .map_or_else(|| Ok(Transport::default()), transport)?,
+        limits: config::Limits::default(),
+    };
+    config::check(&config).map_err(|error| {
+        let renamed = FIELDS.iter().find_map(|(file, fabric)| {
+            Some(format!("{fabric}{}", error.field.strip_prefix(file)?))
+        });
+        wrong(&renamed.unwrap_or(error.field), error.message)
+    })?;
+    Ok(config)
+}
+
+fn roots(settings: &Settings, given: &[proto::Root]) -> Vec<RootEntry> {
+    let access = |writable| {
+        if writable {
+            Access::ReadWrite
+        } else {
+            Access::ReadOnly
+        }
+    };
+    given
+        .iter()
+        .map(|root| RootEntry {
+            name: unplaced(root.name.clone()),
+            path: unplaced(settings.roots_dir.join(&root.name)),
+            access: access(root.writable),
+        })
+        .collect()
+}
+
+fn transport(given: &proto::Transport) -> Result<Transport, ConfigError> {
+    let policy: PolicyKind = given.policy.parse().map_err(|_| {
+        let policy = &given.policy;
+        wrong(
+            "transport.policy",
+            format!("`{policy}` is not single, round-robin, oblivious or two-choices"),
+        )
+    })?;
+    let link = match given.link.as_str() {
+        "auto" => LinkKind::Auto,
+        "udp" => LinkKind::Udp,
+        other => {
+            let problem = format!("`{other}` is not auto or udp, the links of this release");
+            return Err(wrong("transport.link", problem));
+        }
+    };
+    if given.rto_min_micros == 0 {
+        return Err(wrong(
+            "transport.rtoMinMicros",
+            "must be 1 or more".to_owned(),
+        ));
+    }
+    Ok(Transport {
+        paths: Some(unplaced(small("transport.paths", given.paths)?)),
+        policy,
+        rto_min: Duration::from_micros(given.rto_min_micros.into()),
+        chunk: unplaced(ByteCount(given.chunk_bytes.into())),
+        link,
+        ..Transport::default()
+    })
+}
+
+fn small(field: &str, value: u32) -> Result<u16, ConfigError> {
+    u16::try_from(value).map_err(|_| wrong(field, format!("is {value}: at most 65535 can be")))
+}
+
+fn wrong(field: &str, message: String) -> ConfigError {
+    ConfigError {
+        line: 0,
+        field: field.to_owned(),
+        message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::enroll::Pace;
+
+    fn settings() -> Settings {
+        Settings {
+            operator: "127.0.0.1:7410".to_owned(),
+            operator_ca: "ca.crt".into(),
+            token: "token".into(),
+            fabric: "lab".parse().unwrap(),
+            node: "n1".parse().unwrap(),
+            address: "10.0.0.5".parse().unwrap(),
+            state: "state".into(),
+            control_port: 7400,
+            metrics_port: 7401,
+            roots_dir: "/weft/roots".into(),
+            pace: Pace::default(),
+        }
+    }
+
+    fn assigned() -> proto::NodeConfig {
+        let root = |name: &str, writable| proto::Root {
+            name: name.to_owned(),
+            writable,
+        };
+        proto::NodeConfig {
+            fabric: "lab".to_owned(),
+            ticket_key: "0a".repeat(32),
+            roots: vec![root("models", true), root("data", false)],
+            transport: Some(proto::Transport {
+                paths: 64,
+                policy: "oblivious".to_owned(),
+                chunk_bytes: 32 << 10,
+                rto_min_micros: 250,
+                link: "auto".to_owned(),
+            }),
+            ports: Some(proto::Ports {
+                first: 7500,
+                count: 16,
+            }),
+            nics: None,
+        }
+    }
+
+    fn of(assigned: &proto::NodeConfig) -> Result<Config, ConfigError> {
+        let tls = TlsFiles {
+            ca: "ca.pem".into(),
+            certificate: "node.pem".into(),
+            key: "node.key".into(),
+        };
+        let nic = Nic {
+            interface: "rail0".to_owned(),
+            address: "192.168.0.5".parse().unwrap(),
+            mtu: 9000,
+            mbps: 0,
+        };
+        config(&settings(), &tls, assigned, &nic)
+    }
+
+    #[test]
+    fn an_assignment_and_a_node_make_a_configuration() {
+        let config = of(&assigned()).unwrap();
+        assert_eq!(config.control.listen.to_string(), "10.0.0.5:7400");
+        assert_eq!(config.metrics.listen.to_string(), "10.0.0.5:7401");
+        assert_eq!(config.data.address.to_string(), "192.168.0.5");
+        assert_eq!(config.data.mtu.value, 9000);
+        assert_eq!(config.paths(), 64);
+        assert_eq!(config.transport.policy, PolicyKind::Oblivious);
+        assert_eq!(config.transport.rto_min.nanos(), 250_000);
+        assert_eq!(config.transport.chunk.value.0, 32 << 10);
+        assert_eq!(config.operator.ticket_key.0, [10; 32]);
+        let roots: Vec<_> = config
+            .roots
+            .iter()
+            .map(|root| (root.path.value.to_str().unwrap(), root.access))
+            .collect();
+        assert_eq!(
+            roots,
+            [
+                ("/weft/roots/models", Access::ReadWrite),
+                ("/weft/roots/data", Access::ReadOnly)
+            ]
+        );
+        let sparse = proto::NodeConfig {
+            transport: None,
+            ..assigned()
+        };
+        assert_eq!(of(&sparse).unwrap().paths(), 128);
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_assignment_is_said_by_the_fabrics_own_names() {
+        type Change = fn(&mut proto::NodeConfig);
+        fn transport(c: &mut proto::NodeConfig) -> &mut proto::Transport {
+            c.transport.as_mut().unwrap()
+        }
+        fn ports(c: &mut proto::NodeConfig) -> &mut proto::Ports {
+            c.ports.as_mut().unwrap()
+        }
+        let table: [(&str, &str, Change); 17] = [
+            ("fabric", "`other`", |c| c.fabric = "other".to_owned()),
+            ("ticket_key", "64 hexadecimal", |c| c.ticket_key.clear()),
+            ("ports", "missing", |c| c.ports = None),
+            ("ports.first", "1 or more", |c| ports(c).first = 0),
+            ("ports.first", "70000", |c| ports(c).first = 70_000),
+            ("ports.count", "1 to 16", |c| ports(c).count = 17),
+            ("ports", "65535", |c| ports(c).first = 65_530),
+            ("transport.paths", "1 to 256", |c| transport(c).paths = 257),
+            ("transport.paths", "1 to 256", |c| transport(c).paths = 0),
+            ("transport.paths", "99999", |c| transport(c).paths = 99_999),
+            ("transport.policy", "two-choices", |c| {
+                transport(c).policy = "TwoChoices".to_owned();
+            }),
+            ("transport.chunkBytes", "512", |c| {
+                transport(c).chunk_bytes = 0;
+            }),
+            ("transport.rtoMinMicros", "1 or more", |c| {
+                transport(c).rto_min_micros = 0;
+            }),
+            ("transport.link", "udp", |c| transport(c).link.clear()),
+            ("roots[1].name", "taken", |c| {
+                c.roots[1].name = "models".to_owned();
+            }),
+            ("roots[0].name", "[a-z0-9-]", |c| {
+                c.roots[0].name = "../etc".to_owned();
+            }),
+            ("roots[0].name", "[a-z0-9-]", |c| c.roots[0].name.clear()),
+        ];
+        for (field, hint, change) in table {
+            let mut assigned = assigned();
+            change(&mut assigned);
+            let error = of(&assigned).unwrap_err();
+            assert_eq!(error.field, field, "{error}");
+            assert!(error.message.contains(hint), "{error}");
+        }
+    }
+}

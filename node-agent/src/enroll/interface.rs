@@ -1,0 +1,329 @@
+//! The network interface that carries a node's data: chosen by name, or by the node's address.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use weft_proto::operator::v1::{Finding, Nics};
+
+use crate::config::{MTU_BYTES_MAX, MTU_BYTES_MIN};
+
+/// Names of interfaces that a message lists.
+const LISTED_MAX: usize = 16;
+
+/// An interface of the node that is up, as the kernel describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Interface {
+    name: String,
+    loopback: bool,
+    addresses: Vec<IpAddr>,
+    /// Bytes of an IP packet, if sysfs says so.
+    mtu: Option<u32>,
+    /// 0 when the kernel does not say.
+    mbps: u32,
+}
+
+/// What of it the data path needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Nic {
+    pub(crate) interface: String,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) mtu: u16,
+    pub(crate) mbps: u32,
+}
+
+/// The interfaces that are up, in the kernel's order.
+pub(crate) fn list() -> io::Result<Vec<Interface>> {
+    let mut found: BTreeMap<u32, Interface> = BTreeMap::new();
+    for entry in getifaddrs()? {
+        // An address may have a label: eth0:1 is on eth0.
+        let name = entry.interface_name.split(':').next().unwrap_or_default();
+        if !entry.flags.contains(InterfaceFlags::IFF_UP) {
+            continue;
+        }
+        // It may be gone by now.
+        let Ok(index) = if_nametoindex(name) else {
+            continue;
+        };
+        let interface = found.entry(index).or_insert_with(|| {
+            let read = |file: &str| attribute(Path::new("/sys/class/net"), name, index, file);
+            Interface {
+                name: name.to_owned(),
+                loopback: entry.flags.contains(InterfaceFlags::IFF_LOOPBACK),
+                addresses: Vec::new(),
+                mtu: read("mtu"),
+                mbps: read("speed").unwrap_or_default(),
+            }
+        });
+        let address = entry.address.and_then(|address| {
+            let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+        });
+        interface.addresses.extend(address);
+    }
+    Ok(found.into_values().collect())
+}
+
+/// What sysfs says of an interface; nothing where it is that of another network namespace.
+fn attribute(sysfs: &Path, name: &str, index: u32, file: &str) -> Option<u32> {
+    let number = |file: &str| {
+        let text = std::fs::read_to_string(sysfs.join(name).join(file)).ok()?;
+        text.trim().parse::<u32>().ok()
+    };
+    (number("ifindex")? == index).then(|| number(file))?
+}
+
+/// The interface for the data: the first that `nics.include` names, in the order of its patterns, or
+/// the one with the node's address.
+pub(crate) fn choose(all: &[Interface], nics: &Nics, node: IpAddr) -> Result<Nic, Finding> {
+    let excluded = |one: &Interface| nics.exclude.iter().any(|p| matches(p, &one.name));
+    let chosen = if nics.include.is_empty() {
+        let holder = all.iter().find(|one| one.holds(node));
+        let holder = holder.ok_or_else(|| {
+            finding(
+                "NodeAddressMissing",
+                format!(
+                    "no interface that is up has the node's address {node} (there are {}): correct --address, or name the interface in spec.nics.include of the RdmaFabric",
+                    names(all)
+                ),
+            )
+        })?;
+        if excluded(holder) {
+            return Err(finding(
+                "InterfaceExcluded",
+                format!(
+                    "{} has the node's address {node}, and spec.nics.exclude of the RdmaFabric names it: name another one in spec.nics.include",
+                    holder.name
+                ),
+            ));
+        }
+        holder
+    } else {
+        let usable = |pattern: &String| {
+            all.iter()
+                .find(|one| matches(pattern, &one.name) && !excluded(one))
+        };
+        nics.include.iter().find_map(usable).ok_or_else(|| {
+            finding(
+                "InterfaceMissing",
+                format!(
+                    "no interface that is up matches spec.nics.include of the RdmaFabric ({}) and not spec.nics.exclude ({}); there are {}: correct the names, or bring the interface up",
+                    nics.include.join(", "),
+                    nics.exclude.join(", "),
+                    names(all)
+                ),
+            )
+        })?
+    };
+    chosen.nic(node)
+}
+
+impl Interface {
+    /// Whether packets to this address of the node's are for it. A loopback interface has all of
+    /// 127.0.0.0/8.
+    fn holds(&self, address: IpAddr) -> bool {
+        self.addresses.contains(&address) || (self.loopback && address.is_loopback())
+    }
+
+    fn nic(&self, node: IpAddr) -> Result<Nic, Finding> {
+        let name = &self.name;
+        let address = match node {
+            IpAddr::V4(node) if self.holds(node.into()) => Some(node),
+            _ => self.addresses.iter().find_map(|address| match address {
+                IpAddr::V4(address) => Some(*address),
+                IpAddr::V6(_) => None,
+            }),
+        };
+        let address = address.ok_or_else(|| {
+            finding(
+                "NoAddress",
+                format!("{name} has no IPv4 address, which the data path needs: give it one, or name another interface in spec.nics.include of the RdmaFabric"),
+            )
+        })?;
+        let mtu = self.mtu.ok_or_else(|| {
+            finding(
+                "MtuUnknown",
+                format!("/sys/class/net says nothing of {name}: the agent needs a sysfs of the node's network namespace (hostNetwork)"),
+            )
+        })?;
+        // Loopback's is one more than a length field can say.
+        let mtu = u16::try_from(mtu).unwrap_or(MTU_BYTES_MAX);
+        if mtu < MTU_BYTES_MIN {
+            return Err(finding(
+                "MtuTooSmall",
+                format!("{name} has MTU {mtu}: set it to {MTU_BYTES_MIN} or more"),
+            ));
+        }
+        Ok(Nic {
+            interface: name.clone(),
+            address,
+            mtu,
+            mbps: self.mbps,
+        })
+    }
+}
+
+fn finding(reason: &str, message: String) -> Finding {
+    Finding {
+        reason: reason.to_owned(),
+        message,
+    }
+}
+
+fn names(all: &[Interface]) -> String {
+    let names: Vec<&str> = all.iter().map(|one| one.name.as_str()).collect();
+    match names.get(..LISTED_MAX) {
+        Some(first) if names.len() > LISTED_MAX => {
+            format!("{} and {} more", first.join(", "), names.len() - LISTED_MAX)
+        }
+        _ => names.join(", "),
+    }
+}
+
+/// Whether a name is one that a pattern stands for; `*` stands for any characters.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else {
+        return pattern == name;
+    };
+    let Some(mut name) = name.strip_prefix(first) else {
+        return false;
+    };
+    let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
+    // The leftmost place for each part leaves the most for those that follow.
+    for part in middle.split('*') {
+        match name.find(part) {
+            Some(at) => name = &name[at + part.len()..],
+            None => return false,
+        }
+    }
+    name.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(name: &str, addresses: &[&str], mtu: u32) -> Interface {
+        Interface {
+            name: name.to_owned(),
+            loopback: name == "lo",
+            addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+            mtu: (mtu > 0).then_some(mtu),
+            mbps: 100_000,
+        }
+    }
+
+    #[test]
+    fn a_star_stands_for_any_characters() {
+        for (pattern, name, expected) in [
+            ("eth0", "eth0", true),
+            ("eth0", "eth01", false),
+            ("eth*", "eth", true),
+            ("eth*", "eth12", true),
+            ("*", "", true),
+            ("e*0", "eth0", true),
+            ("e*0", "eth1", false),
+            ("e*h*0", "eth10", true),
+            ("e*h*h*0", "eth10", false),
+            ("*0*0", "a00", true),
+            ("*0*0", "a0", false),
+            ("a*a", "a", false),
+            ("**", "x", true),
+            ("", "x", false),
+        ] {
+            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn the_interface_is_the_first_that_is_named_or_the_one_with_the_nodes_address() {
+        let all = [
+            interface("lo", &["127.0.0.1", "::1"], 65_536),
+            interface("eth0", &["fe80::1", "10.0.0.5"], 1500),
+            interface("rail0", &["192.168.0.5"], 9000),
+            interface("rail1", &["192.168.1.5", "192.168.1.6"], 9000),
+            interface("six", &["2001:db8::5"], 9000),
+            interface("old", &["172.16.0.5"], 576),
+            interface("far", &["172.17.0.5"], 0),
+        ];
+        type Chosen<'a> = Result<(&'a str, &'a str, u16), &'a str>;
+        let table: [(&[&str], &[&str], &str, Chosen<'_>); 15] = [
+            (&[], &[], "10.0.0.5", Ok(("eth0", "10.0.0.5", 1500))),
+            (&[], &[], "fe80::1", Ok(("eth0", "10.0.0.5", 1500))),
+            (&[], &[], "127.9.0.1", Ok(("lo", "127.9.0.1", 65_535))),
+            (&[], &["rail*"], "10.0.0.5", Ok(("eth0", "10.0.0.5", 1500))),
+            (&[], &["eth0"], "10.0.0.5", Err("InterfaceExcluded")),
+            (&[], &[], "10.0.0.6", Err("NodeAddressMissing")),
+            (
+                &["rail*"],
+                &[],
+                "10.0.0.5",
+                Ok(("rail0", "192.168.0.5", 9000)),
+            ),
+            (
+                &["rail1", "rail*"],
+                &[],
+                "10.0.0.5",
+                Ok(("rail1", "192.168.1.5", 9000)),
+            ),
+            // The node's own address, where the interface has several.
+            (
+                &["rail1"],
+                &[],
+                "192.168.1.6",
+                Ok(("rail1", "192.168.1.6", 9000)),
+            ),
+            (
+                &["rail*"],
+                &["rail0"],
+                "10.0.0.5",
+                Ok(("rail1", "192.168.1.5", 9000)),
+            ),
+            (&["ib*"], &[], "10.0.0.5", Err("InterfaceMissing")),
+            (&["rail*"], &["*"], "10.0.0.5", Err("InterfaceMissing")),
+            (&["six"], &[], "10.0.0.5", Err("NoAddress")),
+            (&["old"], &[], "10.0.0.5", Err("MtuTooSmall")),
+            (&["far"], &[], "10.0.0.5", Err("MtuUnknown")),
+        ];
+        for (include, exclude, node, expected) in table {
+            let owned = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
+            let nics = Nics {
+                include: owned(include),
+                exclude: owned(exclude),
+            };
+            let chosen = choose(&all, &nics, node.parse().unwrap());
+            let found = match &chosen {
+                Ok(nic) => Ok((nic.interface.as_str(), nic.address.to_string(), nic.mtu)),
+                Err(finding) => Err(finding.reason.as_str()),
+            };
+            let expected = expected.map(|(name, address, mtu)| (name, address.to_owned(), mtu));
+            assert_eq!(found, expected, "{include:?} {exclude:?} {node}");
+        }
+    }
+
+    #[test]
+    fn the_kernels_loopback_is_found_with_its_address_and_mtu() {
+        let all = list().unwrap();
+        let lo = all.iter().find(|one| one.loopback).unwrap();
+        assert!(lo.holds("127.0.0.1".parse().unwrap()), "{lo:?}");
+        let nic = lo.nic("127.0.0.2".parse().unwrap()).unwrap();
+        assert_eq!(nic.address, Ipv4Addr::new(127, 0, 0, 2));
+    }
+
+    #[test]
+    fn a_sysfs_of_another_network_namespace_is_not_believed() {
+        let sysfs = tempfile::tempdir().unwrap();
+        let eth = sysfs.path().join("eth0");
+        std::fs::create_dir(&eth).unwrap();
+        std::fs::write(eth.join("ifindex"), "7\n").unwrap();
+        std::fs::write(eth.join("mtu"), "9000\n").unwrap();
+        std::fs::write(eth.join("speed"), "-1\n").unwrap();
+        let read = |index, file| attribute(sysfs.path(), "eth0", index, file);
+        assert_eq!(read(7, "mtu"), Some(9000));
+        assert_eq!(read(7, "speed"), None);
+        assert_eq!(read(8, "mtu"), None);
+    }
+}

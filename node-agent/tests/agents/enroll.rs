@@ -1,0 +1,331 @@
+//! Agents that get certificate and configuration from an operator.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use weft_proto::agent::v1::*;
+use weft_proto::operator::v1::NodeReport;
+
+use crate::operator::{Operator, TOKEN};
+use crate::support::{Lab, eventually, job, noise, prepare, reason, stat, write};
+
+/// Whether a report says this.
+fn finds(report: &NodeReport, reason: &str) -> bool {
+    report.findings.iter().any(|f| f.reason == reason)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_nodes_join_tell_how_they_are_and_move_a_file() {
+    let operator = Operator::new(Lab::new());
+    let running = operator.serve().await;
+    let members = [operator.join(0).await, operator.join(1).await];
+    for (node, member) in members.iter().enumerate() {
+        let address = operator.lab().await.control(node);
+        let report = operator
+            .report("the node is ready", |r| {
+                r.ready && r.control_address == address
+            })
+            .await;
+        assert_eq!(report.interface, "lo");
+        assert_eq!(report.data_address, member.settings.address.to_string());
+        assert_eq!(report.mtu, 65_535);
+        assert_eq!(report.version, env!("CARGO_PKG_VERSION"));
+        assert_eq!(report.ports.map(|p| (p.first, p.count)), Some((7410, 2)));
+        assert!(report.certificate_expires_unix_s > 0 && report.findings.is_empty());
+    }
+    let lab = operator.lab().await;
+    write(&lab.root(0).join("model"), &noise(3 << 20, 1));
+    for end in lab.run(&job("first", 1), &[(0, 1)]).await {
+        assert_eq!(end.state(), State::Verified, "{end:?}");
+    }
+    for member in members {
+        for file in ["node.key", "node.pem", "ca.pem"] {
+            let mode = member.state(file).metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{file}");
+        }
+        member.stop().await;
+    }
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_waits_for_its_operator_and_works_on_while_it_is_away() {
+    let operator = Operator::new(Lab::new());
+    let members = [operator.join(0).await, operator.join(1).await];
+    let status = async |path: &str| {
+        let answer = operator.lab().await.get(0, path).await;
+        answer.lines().next().unwrap_or_default().to_owned()
+    };
+    let lab = operator.lab().await;
+    let listens = || async { tokio::net::TcpStream::connect(lab.metrics(0)).await.ok() };
+    eventually("the lobby listens", listens).await;
+    assert!(status("/healthz").await.contains("200"));
+    assert!(status("/readyz").await.contains("503"));
+    let running = operator.serve().await;
+    for node in 0..2 {
+        let ready = || async {
+            lab.get(node, "/readyz")
+                .await
+                .contains("200 OK")
+                .then_some(())
+        };
+        eventually("the node is ready", ready).await;
+    }
+    running.stop().await;
+    write(&lab.root(0).join("model"), &noise(3 << 20, 1));
+    for end in lab.run(&job("alone", 1), &[(0, 1)]).await {
+        assert_eq!(end.state(), State::Verified, "{end:?}");
+    }
+    assert!(status("/readyz").await.contains("200"));
+    // Back again, as after a new leader's election: the nodes report without being asked.
+    let before = operator.streams();
+    let running = operator.serve().await;
+    operator
+        .report("a report comes", |report| report.ready)
+        .await;
+    assert!(operator.streams() > before);
+    assert_eq!(
+        operator.requests().len(),
+        2,
+        "no new certificate was needed"
+    );
+    for member in members {
+        member.stop().await;
+    }
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_token_is_refused_asks_until_another_one_holds() {
+    let operator = Operator::new(Lab::new());
+    let lab = operator.lab().await;
+    let token = lab.dir.path().join("token0");
+    write(&token, b"somebody else's");
+    let running = operator.serve().await;
+    let member = operator.join(0).await;
+    let asked = || async { (operator.requests().len() >= 3).then_some(()) };
+    eventually("it asks again", asked).await;
+    assert!(lab.get(0, "/readyz").await.contains("503"));
+    assert_eq!(operator.streams(), 0);
+    assert!(!member.state("node.pem").exists());
+    write(&token, format!("{TOKEN}n0").as_bytes());
+    operator
+        .report("the node is ready", |report| report.ready)
+        .await;
+    // Another node's token: its certificate is not for this one, and is not taken.
+    write(
+        &lab.dir.path().join("token1"),
+        format!("{TOKEN}n0").as_bytes(),
+    );
+    let other = operator.join(1).await;
+    let before = operator.requests().len();
+    let asked = || async { (operator.requests().len() >= before + 2).then_some(()) };
+    eventually("it asks again", asked).await;
+    assert!(!other.state("node.pem").exists());
+    for member in [member, other] {
+        member.stop().await;
+    }
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_of_another_authority_is_told_nothing() {
+    let operator = Operator::new(Lab::new());
+    let running = operator.serve().await;
+    let stranger = Lab::new();
+    let authority = operator.lab().await.dir.path().join("operator-ca.pem");
+    // `join` writes the right one when a node joins first.
+    operator.join(0).await.stop().await;
+    write(&authority, stranger.authority().as_bytes());
+    let (asked, before) = (operator.requests().len(), operator.callers());
+    let member = operator.join(0).await;
+    let tried = || async { (operator.callers() >= before + 2).then_some(()) };
+    eventually("it tries again", tried).await;
+    let lab = operator.lab().await;
+    assert!(lab.get(0, "/readyz").await.contains("503"));
+    assert_eq!(operator.requests().len(), asked, "the token stays here");
+    write(&authority, lab.authority().as_bytes());
+    operator
+        .report("the node is ready", |report| report.ready)
+        .await;
+    member.stop().await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_is_renewed_in_time_for_the_same_key_and_by_a_new_authority_too() {
+    let operator = Operator::new(Lab::new());
+    let running = operator.serve().await;
+    // Two thirds are over.
+    operator.set_life(-600..120);
+    let member = operator.join(0).await;
+    let first = operator
+        .report("the node is ready", |report| report.ready)
+        .await;
+    let key = std::fs::read(member.state("node.key")).unwrap();
+    let asked = || async { (operator.requests().len() >= 3).then_some(()) };
+    eventually("it asks for the next one", asked).await;
+    running.stop().await;
+    operator.rotate().await;
+    operator.set_life(-60..86_400);
+    let running = operator.serve().await;
+    // On a stream of its own: whoever answers looks at a certificate when a stream begins.
+    let renewed = operator
+        .report("the new certificate is told of", |report| {
+            report.certificate_expires_unix_s > first.certificate_expires_unix_s + 10_000
+        })
+        .await;
+    assert!(renewed.ready, "{renewed:?}");
+    assert_eq!(std::fs::read(member.state("node.key")).unwrap(), key);
+    let keys = |pem: &str| {
+        rcgen::CertificateSigningRequestParams::from_pem(pem)
+            .unwrap()
+            .public_key
+    };
+    let requests = operator.requests();
+    let first_key = keys(&requests[0].certificate_request);
+    for request in &requests {
+        use rcgen::PublicKeyData as _;
+        let key = keys(&request.certificate_request);
+        assert_eq!(
+            key.subject_public_key_info(),
+            first_key.subject_public_key_info()
+        );
+    }
+    // The control API takes it up without a restart, and takes the new authority's operator.
+    let _ = operator.lab().await.operator(0).await;
+    let again = operator.requests().len();
+    assert_eq!(again, requests.len(), "the new one is far from its end");
+    member.stop().await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_configuration_comes_into_force_when_no_job_runs() {
+    let operator = Operator::new(Lab::new());
+    let running = operator.serve().await;
+    let members = [operator.join(0).await, operator.join(1).await];
+    let lab = operator.lab().await;
+    for node in 0..2 {
+        let address = lab.control(node);
+        operator
+            .report("the node is ready", |r| {
+                r.ready && r.control_address == address
+            })
+            .await;
+    }
+    write(&lab.root(0).join("model"), &noise(3 << 20, 1));
+    let manifest = stat(&mut lab.operator(0).await).await.unwrap();
+    let waiting = job("waiting", 1);
+    let mut request = prepare(&waiting, &manifest);
+    request.leader_epoch = 7;
+    lab.operator(1)
+        .await
+        .prepare(request.clone())
+        .await
+        .unwrap();
+    for member in &members {
+        std::fs::create_dir(member.settings.roots_dir.join("more")).unwrap();
+    }
+    let mut more = weft_proto::operator::v1::Root {
+        name: "more".to_owned(),
+        writable: false,
+    };
+    operator.order(|config| config.roots.push(more.clone()));
+    let more_at = async |node: usize| {
+        let request = StatRequest {
+            leader_epoch: 7,
+            location: Some(Location {
+                root: "more".to_owned(),
+                path: String::new(),
+            }),
+        };
+        lab.operator(node).await.stat(request).await
+    };
+    let has_more = async |node: usize| more_at(node).await.ok();
+    eventually("the idle node has the new root", || has_more(0)).await;
+    let report = operator
+        .report("the busy one waits", |report| {
+            finds(report, "RestartPending")
+        })
+        .await;
+    assert!(
+        report.ready && report.control_address == lab.control(1),
+        "{report:?}"
+    );
+    assert_eq!(reason(&more_at(1).await.unwrap_err()), "UnknownRoot");
+    let cancel = CancelRequest {
+        job: Some(waiting),
+        leader_epoch: 7,
+        discard: true,
+    };
+    lab.operator(1).await.cancel(cancel).await.unwrap();
+    eventually("the other has it, too", || has_more(1)).await;
+    // What was fenced off stays so.
+    request.leader_epoch = 6;
+    let refused = lab.operator(1).await.prepare(request).await.unwrap_err();
+    assert_eq!(reason(&refused), "StaleEpoch");
+    // The same order again is no reason to do anything.
+    more.writable = true;
+    operator.order(|config| config.roots[1] = more);
+    operator
+        .report("nothing is wrong", |r| r.ready && r.findings.is_empty())
+        .await;
+    for member in members {
+        member.stop().await;
+    }
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configuration_that_cannot_be_used_is_reported_by_field_and_changes_nothing() {
+    let operator = Operator::new(Lab::new());
+    let running = operator.serve().await;
+    operator.order(|config| config.ports.as_mut().unwrap().count = 17);
+    let member = operator.join(0).await;
+    let report = operator
+        .report("it says why", |report| finds(report, "ConfigRefused"))
+        .await;
+    assert!(!report.ready && report.findings[0].message.contains("ports.count"));
+    operator.order(|config| config.ports.as_mut().unwrap().count = 2);
+    operator.report("it starts", |report| report.ready).await;
+    operator.order(|config| {
+        config.transport = Some(weft_proto::operator::v1::Transport {
+            paths: 5,
+            policy: "single".to_owned(),
+            chunk_bytes: 65_536,
+            rto_min_micros: 5_000,
+            link: "auto".to_owned(),
+        });
+    });
+    let report = operator
+        .report("it says why", |report| finds(report, "ConfigRefused"))
+        .await;
+    assert!(report.ready && report.findings[0].message.contains("transport.paths"));
+    operator.order(|config| config.nics = Some(nics("ib*")));
+    let report = operator
+        .report("it says why", |report| finds(report, "InterfaceMissing"))
+        .await;
+    assert!(!report.ready && report.findings[0].message.contains("ib*"));
+    operator.order(|config| {
+        config.transport = None;
+        config.nics = Some(nics("l*"));
+        // A root whose directory is not there.
+        config.roots[0].name = "none".to_owned();
+    });
+    let report = operator
+        .report("it says why", |report| finds(report, "AgentNotStarted"))
+        .await;
+    assert!(!report.ready && report.findings[0].message.contains("none"));
+    operator.order(|config| config.roots[0].name = "data".to_owned());
+    let report = operator.report("it starts", |report| report.ready).await;
+    assert_eq!(report.data_address, member.settings.address.to_string());
+    member.stop().await;
+    running.stop().await;
+}
+
+fn nics(include: &str) -> weft_proto::operator::v1::Nics {
+    weft_proto::operator::v1::Nics {
+        include: vec![include.to_owned()],
+        exclude: Vec::new(),
+    }
+}

@@ -20,9 +20,9 @@ const ECHO_NUMBERS: u64 = 4096;
 /// numbers, which uses at least twice as many: a replay that the scoreboard cannot know.
 const STALE_NUMBERS: u64 = 1 << 31;
 
-/// Refused chunks that wait to be told of at most: a full receive batch of them. Others are told of
-/// when they come again.
-const REFUSALS_MAX: usize = 32;
+/// Refused chunks that wait to be told of at most: what a turn can receive, two batches of eight runs
+/// from each of 16 ports. Others are told of when they come again.
+const REFUSALS_MAX: usize = 256;
 
 /// Control packets may overtake each other by this many.
 const CONTROL_WINDOW: u64 = 128;

@@ -81,8 +81,10 @@ pub(super) struct Transmit {
     /// Chunks taken for lost, in that order; entries acknowledged meanwhile are skipped.
     lost: VecDeque<ChunkNumber>,
     /// Chunks that the peer was not ready for; lost to the board, and put to the lost ones later.
-    parked: Vec<ChunkNumber>,
-    /// When they are, or last were.
+    parked: VecDeque<ChunkNumber>,
+    /// The one of them that is sent to ask whether the peer is ready now; the others wait for it.
+    parked_probe: Option<ChunkNumber>,
+    /// When the next one is, or last was.
     parked_until: Time,
     /// How long they waited.
     parked_for: Nanos,
@@ -107,7 +109,8 @@ impl Transmit {
             free: Vec::with_capacity(64),
             queue: VecDeque::with_capacity(64),
             lost: VecDeque::with_capacity(window.into()),
-            parked: Vec::new(),
+            parked: VecDeque::new(),
+            parked_probe: None,
             parked_until: Time::ZERO,
             parked_for: Nanos::ZERO,
             in_flight: 0,
@@ -338,7 +341,8 @@ impl Transmit {
         if sent.state != SentState::InFlight {
             return;
         }
-        if self.parked.is_empty() {
+        let probed = self.parked_probe.take_if(|probe| *probe == chunk).is_some();
+        if self.parked.is_empty() || probed {
             let in_a_row = now - self.parked_until < PARKED_FOR_MAX;
             self.parked_for = if in_a_row {
                 self.parked_for.times(2).clamp(PARKED_FOR, PARKED_FOR_MAX)
@@ -349,13 +353,21 @@ impl Transmit {
         }
         self.in_flight -= u64::from(sent.in_flight);
         self.board.lose(chunk, missing(&sent));
-        self.parked.push(chunk);
+        self.parked.push_back(chunk);
     }
 
-    /// What has waited for long enough is sent again.
+    /// Of what has waited for long enough, one is sent again: a window of them, refused time and again,
+    /// would fill the network for nothing. In turns, for they may be for different regions.
     pub(super) fn unpark(&mut self, now: Time) {
-        if self.parked_until <= now {
-            self.lost.extend(self.parked.drain(..));
+        if self.parked_probe.is_some() || self.parked_until > now {
+            return;
+        }
+        while let Some(chunk) = self.parked.pop_front() {
+            if self.board.holds(chunk) && self.board.get(chunk).state == SentState::Lost {
+                self.lost.push_back(chunk);
+                self.parked_probe = Some(chunk);
+                return;
+            }
         }
     }
 
@@ -422,6 +434,10 @@ impl Transmit {
         let Some(sent) = self.board.ack(chunk) else {
             return;
         };
+        if self.parked_probe == Some(chunk) {
+            self.parked_probe = None;
+            self.lost.extend(self.parked.drain(..));
+        }
         self.in_flight -= u64::from(sent.in_flight);
         // A chunk that waited to be sent again, or whose resend was answered before it can have
         // arrived, was not lost (after Eifel, RFC 3522).
@@ -526,7 +542,8 @@ impl Transmit {
 
     /// When the oldest transmission times out or is known to be overtaken, or a parked one is due.
     pub(super) fn poll_timeout(&self, paths: &PathSet) -> Option<Time> {
-        let parked = (!self.parked.is_empty()).then_some(self.parked_until);
+        let waits = self.parked_probe.is_none() && !self.parked.is_empty();
+        let parked = waits.then_some(self.parked_until);
         let in_flight = self.board.oldest();
         let oldest = in_flight.map(|(_, sent)| self.oldest_timeout(sent, paths));
         [parked, oldest].into_iter().flatten().min()

@@ -198,8 +198,13 @@ pub(crate) fn endpoint_to_proto(end: &LocalEnd, secret: &Secret) -> proto::Endpo
     }
 }
 
-/// The other end of a connection, as it describes itself; its settings must be ours.
-pub(crate) fn endpoint(end: Option<proto::Endpoint>, ours: &Settings) -> Result<RemoteEnd, Fault> {
+/// The other end of a connection, of the node that has authenticated itself as `owner`, as it describes
+/// itself; its settings must be ours.
+pub(crate) fn endpoint(
+    owner: &str,
+    end: Option<proto::Endpoint>,
+    ours: &Settings,
+) -> Result<RemoteEnd, Fault> {
     let end = given(end, "endpoint")?;
     let secret: [u8; 32] = end
         .secret
@@ -236,6 +241,7 @@ pub(crate) fn endpoint(end: Option<proto::Endpoint>, ours: &Settings) -> Result<
         return Err(Fault::SettingsDiffer { difference });
     }
     Ok(RemoteEnd {
+        owner: owner.into(),
         id: ConnectionId(end.connection),
         address,
         ports,

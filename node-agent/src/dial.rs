@@ -131,7 +131,8 @@ impl Dial {
             algorithm: self.algorithm.into(),
         };
         let response = self.call(request).await?;
-        let remote = convert::endpoint(response.endpoint, self.engine.settings())?;
+        let remote =
+            convert::endpoint(&self.child.node, response.endpoint, self.engine.settings())?;
         let faulty = |problem: &str| Fault::PeerFaulty {
             node: self.child.node.clone(),
             problem: problem.to_owned(),

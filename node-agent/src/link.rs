@@ -291,7 +291,11 @@ impl Jobs {
             });
         }
         let hash = fingerprint(&request);
-        let remote = convert::endpoint(request.endpoint, self.config.engine.settings())?;
+        let remote = convert::endpoint(
+            parent.as_str(),
+            request.endpoint,
+            self.config.engine.settings(),
+        )?;
         // One at a time: a repetition must find what the first has made.
         let mut parts = run.parts();
         if parts

@@ -1,9 +1,10 @@
 //! The connections of one worker: where packets belong, what has happened, when to look again.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
 use rand_core::SeedableRng;
@@ -30,8 +31,13 @@ use crate::turns::{Account, Turns};
 
 type ById<T> = HashMap<ConnectionId, T, BuildHasherDefault<KeyHasher>>;
 
+/// What a Reset names a connection by, and its id here: the peer's address, its id there, the first of
+/// the peer's ports.
+type NameAtPeer = (Ipv4Addr, ConnectionId, u16, ConnectionId);
+
 /// Another NIC, and the paths to it.
 struct Peer {
+    owner: Arc<str>,
     address: Ipv4Addr,
     ports: PortRange,
     generation: u64,
@@ -87,7 +93,7 @@ pub(crate) struct Connections {
     ends: ById<End>,
     /// The open ones by what a Reset says: the peer's address, its id for the connection, and its
     /// first port, since several engines may run at one address.
-    by_remote: BTreeMap<(Ipv4Addr, ConnectionId, u16), ConnectionId>,
+    by_remote: BTreeSet<NameAtPeer>,
     peers: Vec<Option<Peer>>,
     pub(crate) regions: Regions,
     pub(crate) resets: Resets,
@@ -108,7 +114,7 @@ impl Connections {
             rng: Rng::seed_from_u64(config.seed.wrapping_add(worker as u64)),
             config,
             ends: HashMap::default(),
-            by_remote: BTreeMap::new(),
+            by_remote: BTreeSet::new(),
             peers: Vec::new(),
             regions: Regions::new(commands),
             resets: Resets::default(),
@@ -192,13 +198,17 @@ impl Connections {
             timer: None,
             touched: false,
         };
-        self.by_remote.insert(open.name_at_peer(), id);
+        self.by_remote.insert(open.name_at_peer());
         self.ends.insert(id, End::Open(Box::new(open)));
     }
 
     /// The peer's place; one of another life of its engine ends what is left of the last.
     fn peer(&mut self, remote: &RemoteEnd) -> usize {
-        let same = |peer: &Peer| peer.address == remote.address && peer.ports == remote.ports;
+        let same = |peer: &Peer| {
+            peer.owner == remote.owner
+                && peer.address == remote.address
+                && peer.ports == remote.ports
+        };
         let known = self
             .peers
             .iter()
@@ -221,6 +231,7 @@ impl Connections {
             rto_min: self.config.rto_min,
         });
         let peer = Some(Peer {
+            owner: Arc::clone(&remote.owner),
             address: remote.address,
             ports: remote.ports,
             generation: remote.generation,
@@ -308,10 +319,7 @@ impl Connections {
     fn retire(&mut self, open: Open) -> Sender<Event> {
         self.drops.add(open.core.drops());
         self.ended.add(open.core.stats());
-        let name = open.name_at_peer();
-        if self.by_remote.get(&name) == Some(&open.core.id()) {
-            self.by_remote.remove(&name);
-        }
+        self.by_remote.remove(&open.name_at_peer());
         if let Some(peer) = &mut self.peers[open.peer] {
             peer.connections -= 1;
             if peer.connections == 0 {
@@ -403,16 +411,23 @@ impl Connections {
                 }
             };
             let (address, port) = (*run.from.ip(), run.from.port());
-            let of_id = |port| (address, reset.connection, port);
-            let mut named = self.by_remote.range(of_id(0)..=of_id(port));
-            let named = named.next_back().map(|(_, &id)| id);
-            match named.and_then(|id| Some((id, self.ends.get_mut(&id)?))) {
-                Some((id, End::Open(open))) if open.ports.holds(port) => {
+            let of_id = |port, local| (address, reset.connection, port, ConnectionId(local));
+            let named = self.by_remote.range(of_id(0, 0)..=of_id(port, u32::MAX));
+            let mut known = false;
+            // More than one only where a node has lied about its address: the token tells them apart.
+            for &(.., id) in named {
+                let Some(End::Open(open)) = self.ends.get_mut(&id) else {
+                    continue;
+                };
+                if open.ports.holds(port) {
+                    known = true;
                     // The connection checks the token, and counts a wrong one.
                     let _ = open.core.handle_reset(reset.token);
                     touch(&mut self.touched, id, open);
                 }
-                _ => self.count(DropReason::UnknownConnection, 1),
+            }
+            if !known {
+                self.count(DropReason::UnknownConnection, 1);
             }
         }
     }
@@ -609,8 +624,8 @@ impl Open {
     }
 
     /// Its key among those that Resets are looked up by.
-    fn name_at_peer(&self) -> (Ipv4Addr, ConnectionId, u16) {
-        (self.address, self.remote, self.ports.first)
+    fn name_at_peer(&self) -> NameAtPeer {
+        (self.address, self.remote, self.ports.first, self.core.id())
     }
 
     /// What a chunk's packets carry, unless its write was completed meanwhile.

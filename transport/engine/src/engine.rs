@@ -45,6 +45,9 @@ pub struct LocalEnd {
 /// The other end of a connection: what its [`LocalEnd`] said, and the secret it receives under.
 #[derive(Debug, Clone)]
 pub struct RemoteEnd {
+    /// Whose it is, as authenticated. What one owner says of an address and its engine's life counts
+    /// for nobody else's connections.
+    pub owner: Arc<str>,
     /// The peer's id for the connection.
     pub id: ConnectionId,
     /// The peer's address.
@@ -468,6 +471,7 @@ mod tests {
         let engine = engine.unwrap();
         let end = engine.allocate(DomainId(1), node_key.clone());
         let remote = RemoteEnd {
+            owner: "peer".into(),
             id: end.id,
             address: end.address,
             ports: end.ports,

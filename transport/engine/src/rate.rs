@@ -120,6 +120,7 @@ pub fn write_rate(sender: &Engine, receiver: &Engine, writes: Writes) -> Result<
 
 fn other_end(end: &LocalEnd, secret: &Secret) -> RemoteEnd {
     RemoteEnd {
+        owner: "peer".into(),
         id: end.id,
         address: end.address,
         ports: end.ports,

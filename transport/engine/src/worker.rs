@@ -553,6 +553,7 @@ mod tests {
         peer.set_nonblocking(true).unwrap();
         let id = ConnectionId(1);
         let remote = RemoteEnd {
+            owner: "peer".into(),
             id: ConnectionId(2),
             address: Ipv4Addr::LOCALHOST,
             ports: PortRange {

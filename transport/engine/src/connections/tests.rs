@@ -44,10 +44,22 @@ impl Duo {
 
     /// The same to peers whose ports are higher than [`PORTS`] by `shift`.
     fn join_at(&mut self, ids: [u32; 2], shift: [u16; 2]) -> [Receiver<Event>; 2] {
+        self.join_of("peer", 1, ids, shift)
+    }
+
+    /// The same to a peer of this owner and in this life.
+    fn join_of(
+        &mut self,
+        owner: &str,
+        generation: u64,
+        ids: [u32; 2],
+        shift: [u16; 2],
+    ) -> [Receiver<Event>; 2] {
         let secret = |side: usize| Secret([side as u8 + 1; 32]);
         [0, 1].map(|side| {
             let (events, seen) = unbounded();
             let remote = RemoteEnd {
+                owner: owner.into(),
                 id: ConnectionId(ids[1 - side]),
                 address: Ipv4Addr::LOCALHOST,
                 ports: PortRange {
@@ -56,7 +68,7 @@ impl Duo {
                 },
                 send_secret: secret(1 - side),
                 settings: config(1 - side).settings(),
-                generation: 1,
+                generation,
                 reset_key: RESET_KEY + u64::from(ids[1 - side]),
             };
             let id = ConnectionId(ids[side]);
@@ -221,6 +233,26 @@ fn a_token_that_was_elicited_from_another_address_is_not_believed() {
         reset_token(RESET_KEY + 11, Ipv4Addr::LOCALHOST),
     );
     assert_eq!(reasons(&events), ["PeerRestarted"]);
+}
+
+#[test]
+fn what_a_node_says_of_an_address_ends_no_connection_of_another_node() {
+    let mut duo = Duo::new();
+    let honest = duo.join([1, 11]);
+    // The same address, ports and id, said to be another life of its engine.
+    let liar = duo.join_of("liar", 2, [2, 11], [0, 0]);
+    assert_eq!(reasons(&honest), [""; 0]);
+    // A later connection of the honest node is no restart either.
+    let _events = duo.join([3, 12]);
+    assert_eq!(reasons(&honest), [""; 0]);
+    assert_eq!(reasons(&liar), [""; 0]);
+    // And its Reset is still believed.
+    duo.reset(
+        11,
+        PORTS[1],
+        reset_token(RESET_KEY + 11, Ipv4Addr::LOCALHOST),
+    );
+    assert_eq!(reasons(&honest), ["PeerRestarted"]);
 }
 
 #[test]

@@ -58,6 +58,7 @@ pub(crate) fn start(adapt: impl Fn(&mut EngineConfig)) -> Engine {
 /// What `end` must tell its peer, whose packets it will open with `receive_secret`.
 pub(crate) fn remote(end: &LocalEnd, receive_secret: Secret) -> RemoteEnd {
     RemoteEnd {
+        owner: "peer".into(),
         id: end.id,
         address: end.address,
         ports: end.ports,

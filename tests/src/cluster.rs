@@ -32,8 +32,10 @@ mod record;
 mod room;
 mod server;
 
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::thread;
 
 use weft_cli::fabric::FabricError;
 use weft_cli::fabric::isolation::IsolationError;
@@ -169,7 +171,6 @@ impl ClusterError {
 
 /// A file that only its owner may read, whole or not at all to whoever reads meanwhile.
 fn write_private(path: &Path, text: &str) -> Result<(), ClusterError> {
-    use std::io::Write as _;
     use std::os::unix::fs::OpenOptionsExt as _;
 
     let failed = || format!("writing {}", path.display());
@@ -187,14 +188,61 @@ fn write_private(path: &Path, text: &str) -> Result<(), ClusterError> {
 }
 
 /// Runs a program to its end and returns what it says.
-fn output(command: &mut std::process::Command) -> Result<String, ClusterError> {
-    let program = command.get_program().to_string_lossy().into_owned();
+fn output(command: &mut Command) -> Result<String, ClusterError> {
+    let program = program(command);
     let output = command
         .output()
         .map_err(ClusterError::system(program.clone()))?;
+    said(program, &output)
+}
+
+/// The same for one that reads this.
+fn output_of(command: &mut Command, input: &str) -> Result<String, ClusterError> {
+    let program = program(command);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(ClusterError::system(program.clone()))?;
+    if let Some(mut stdin) = child.stdin.take()
+        && let Err(error) = stdin.write_all(input.as_bytes())
+    {
+        // Its own message says why it does not read to the end.
+        tracing::debug!("{program}: {error}");
+    }
+    let output = child
+        .wait_with_output()
+        .map_err(ClusterError::system(program.clone()))?;
+    said(program, &output)
+}
+
+fn program(command: &Command) -> String {
+    command.get_program().to_string_lossy().into_owned()
+}
+
+fn said(program: String, output: &Output) -> Result<String, ClusterError> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(ClusterError::Program { program, message })
+}
+
+/// Calls `f` for all at once: what it waits for is mostly other programs.
+fn each<T: Sync, R: Send>(
+    all: &[T],
+    f: impl Fn(&T) -> Result<R, ClusterError> + Sync,
+) -> Result<Vec<R>, ClusterError> {
+    thread::scope(|scope| {
+        let running: Vec<_> = all.iter().map(|one| scope.spawn(|| f(one))).collect();
+        let done: Vec<Result<R, ClusterError>> = running
+            .into_iter()
+            .map(|thread| match thread.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+            .collect();
+        done.into_iter().collect()
+    })
 }

@@ -1,13 +1,14 @@
-//! A cluster of two nodes comes up, is what a test needs, and leaves nothing. `make e2e` runs it; it
-//! needs root and the programs of `hack/cluster-binaries.sh`.
+//! A cluster comes up, is what a test needs, and leaves nothing. `make e2e` runs it; it needs root and
+//! the programs of `hack/cluster-binaries.sh`.
 
-// The steps are beside the one `#[test]` function, so clippy does not see that they are a test.
+// The steps are beside the `#[test]` functions, so clippy does not see that they are tests.
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -39,45 +40,20 @@ fn up(settings: &Settings, state: &Path) -> Result<Up, ClusterError> {
 }
 
 impl Lent {
-    fn run(&self, arguments: &[&str], input: &str) -> Output {
-        use std::io::Write as _;
-        let mut child = self
-            .cluster
-            .command("kubectl")
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(input.as_bytes())
-            .unwrap();
-        child.wait_with_output().unwrap()
-    }
-
     fn kubectl(&self, arguments: &[&str]) -> String {
-        self.kubectl_with(arguments, "")
-    }
-
-    fn kubectl_with(&self, arguments: &[&str], input: &str) -> String {
-        let output = self.run(arguments, input);
-        if !output.status.success() {
-            let events = self.run(&["get", "events", "-A"], "");
-            panic!(
-                "kubectl {arguments:?}: {}\n{}",
-                String::from_utf8_lossy(&output.stderr),
-                String::from_utf8_lossy(&events.stdout)
-            );
-        }
-        String::from_utf8(output.stdout).unwrap()
+        self.told(self.cluster.kubectl(arguments))
     }
 
     fn apply(&self, object: &Value) {
-        self.kubectl_with(&["apply", "-f", "-"], &object.to_string());
+        self.told(self.cluster.apply(&object.to_string()));
+    }
+
+    /// What went wrong in a cluster stands in its events.
+    fn told(&self, said: Result<String, ClusterError>) -> String {
+        said.unwrap_or_else(|error| {
+            let events = self.cluster.kubectl(&["get", "events", "-A"]);
+            panic!("{error}\n{}", events.unwrap_or_default())
+        })
     }
 
     /// The pod of the DaemonSet on a node.
@@ -100,7 +76,7 @@ impl Lent {
             DATA_INTERFACE,
             to,
         ];
-        self.run(&ping, "").status.success()
+        self.cluster.kubectl(&ping).is_ok()
     }
 }
 
@@ -192,6 +168,36 @@ fn a_cluster_of_two_nodes_is_a_real_one_and_leaves_nothing() {
     assert_eq!(traces(), before);
     // A second time there is nothing to do.
     Cluster::down(&lent.state).unwrap();
+}
+
+#[test]
+fn a_component_that_ends_is_named_and_nothing_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let (state, broken) = (
+        directory.path().join("state"),
+        directory.path().join("programs"),
+    );
+    fs::create_dir(&broken).unwrap();
+    for program in fs::read_dir(programs().unwrap()).unwrap() {
+        let program = program.unwrap();
+        if program.file_name() != "kube-apiserver" {
+            symlink(program.path(), broken.join(program.file_name())).unwrap();
+        }
+    }
+    let api = broken.join("kube-apiserver");
+    fs::write(&api, "#!/bin/sh\necho no such flag >&2\nexit 1\n").unwrap();
+    fs::set_permissions(&api, fs::Permissions::from_mode(0o755)).unwrap();
+    let settings = Settings {
+        nodes: 1,
+        ..Settings::default()
+    };
+    let server = Path::new(env!("CARGO_BIN_EXE_cluster"));
+    let failed = Cluster::up(&settings, &state, &broken, server, &mut |_| {});
+    assert_eq!(
+        failed.unwrap_err().to_string(),
+        "the cluster's server: kube-apiserver ended (exit status: 1); the end of its log:\nno such flag"
+    );
+    assert!(!state.exists());
 }
 
 fn asked_again_it_says_what_is_there(lent: &Lent, settings: &Settings) {

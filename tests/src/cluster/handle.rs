@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::order::{Answer, Order, SOCKET};
 use super::record::{LOCK, Lock};
 use super::server::{KUBECONFIG, Said};
-use super::{ClusterError, NodeRecord, Record, Settings, hierarchy, output};
+use super::{ClusterError, NodeRecord, Record, Settings, hierarchy, output, output_of};
 
 /// What the server needs to end everything below it, mounts and networks included.
 const END: i64 = 60;
@@ -159,6 +159,23 @@ impl Cluster {
         let mut command = Command::new(self.programs.join(program));
         command.env("KUBECONFIG", self.kubeconfig());
         command
+    }
+
+    /// What kubectl says.
+    ///
+    /// # Errors
+    /// What it says if it fails.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String, ClusterError> {
+        output(self.command("kubectl").args(arguments))
+    }
+
+    /// Makes or changes the objects of a manifest, in YAML or JSON.
+    ///
+    /// # Errors
+    /// What kubectl says if it fails.
+    pub fn apply(&self, manifest: &str) -> Result<String, ClusterError> {
+        let mut kubectl = self.command("kubectl");
+        output_of(kubectl.args(["apply", "-f", "-"]), manifest)
     }
 
     /// Puts images where every node's pods find them.

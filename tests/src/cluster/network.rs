@@ -2,13 +2,12 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
 use std::net::Ipv4Addr;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use weft_cli::fabric::Fabric;
 
-use super::ClusterError;
+use super::{ClusterError, output_of};
 
 /// What Services have addresses in.
 pub(super) const SERVICES: &str = "10.96.0.0/16";
@@ -57,25 +56,5 @@ fn routes(fabric: &Fabric, own: Option<usize>) -> Result<(), ClusterError> {
 }
 
 fn ip(script: &str) -> Result<(), ClusterError> {
-    let mut child = Command::new("ip")
-        .args(["-batch", "-"])
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(ClusterError::system("ip"))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        stdin
-            .write_all(script.as_bytes())
-            .map_err(ClusterError::system("ip"))?;
-    }
-    let output = child
-        .wait_with_output()
-        .map_err(ClusterError::system("ip"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(ClusterError::Program {
-        program: "ip".to_owned(),
-        message: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-    })
+    output_of(Command::new("ip").args(["-batch", "-"]), script).map(drop)
 }

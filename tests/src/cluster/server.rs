@@ -11,7 +11,6 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -26,7 +25,7 @@ use super::node::{Node, Plan, SLOW};
 use super::order::{Answer, Order, SOCKET};
 use super::process::Processes;
 use super::record::NodeRecord;
-use super::{ClusterError, Settings, output, write_private};
+use super::{ClusterError, Settings, each, output, write_private};
 
 /// What the server says on its way up, to whoever started it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -139,7 +138,7 @@ impl Server {
         };
         plane.start_api(&processes)?;
 
-        let make = |index: usize| {
+        let make = |&index: &usize| {
             let name = &names[index];
             let kubeconfig = |token: &str| keys.kubeconfig(address, API_PORT, token);
             let labelled = !settings.unlabelled.contains(name);
@@ -161,53 +160,22 @@ impl Server {
             Node::make(&plan, &processes)
         };
         // The nodes get their containerds while the API server starts.
-        let nodes = thread::scope(|scope| {
-            let running: Vec<_> = (0..names.len())
-                .map(|index| scope.spawn(move || make(index)))
-                .collect();
-            let nodes: Vec<Result<Node, ClusterError>> = running
-                .into_iter()
-                .map(|thread| match thread.join() {
-                    Ok(node) => node,
-                    Err(panic) => std::panic::resume_unwind(panic),
-                })
-                .collect();
-            nodes.into_iter().collect::<Result<Vec<_>, _>>()
-        })?;
-        let api = SocketAddr::from((address, API_PORT));
-        let kubectl = |arguments: &[&str]| {
-            let mut command = Command::new(programs.join("kubectl"));
-            command.arg("--kubeconfig").arg(&inside).args(arguments);
-            output(&mut command)
+        let nodes = each(&(0..names.len()).collect::<Vec<_>>(), make)?;
+        let api = Api {
+            processes: &processes,
+            kubectl: &programs.join("kubectl"),
+            kubeconfig: &inside,
+            address: SocketAddr::from((address, API_PORT)),
         };
-        processes.until("the API server is ready", SLOW, "kube-apiserver", || {
-            processes.check()?;
-            let ready = || kubectl(&["get", "--raw=/readyz"]).ok();
-            Ok(TcpStream::connect(api).ok().and_then(|_| ready()))
-        })?;
+        api.until_ready()?;
 
         step("starting kubelets")?;
         plane.start_controllers(&processes)?;
         for node in &nodes {
             node.join(&processes)?;
         }
-        processes.until("all nodes are Ready", JOIN, "node0/kubelet", || {
-            processes.check()?;
-            let template = "-o=jsonpath={range .items[*]}{.status.conditions[?(@.type==\"Ready\")].status}{\"\\n\"}{end}";
-            let said = kubectl(&["get", "nodes", template])?;
-            let ready = said.lines().filter(|line| *line == "True").count();
-            Ok((ready == names.len()).then_some(()))
-        })?;
-        // Pods are refused before it is there.
-        processes.until(
-            "pods may be created",
-            SLOW,
-            "kube-controller-manager",
-            || {
-                processes.check()?;
-                Ok(kubectl(&["get", "serviceaccount", "default"]).ok())
-            },
-        )?;
+        api.until_nodes_are_ready(nodes.len())?;
+        api.until_pods_may_be_created()?;
 
         Ok(Self {
             fabric,
@@ -298,23 +266,63 @@ impl Server {
     /// All nodes at once, one archive after the other.
     fn load(&self, archives: &[PathBuf]) -> Result<(), ClusterError> {
         for archive in archives {
-            thread::scope(|scope| {
-                let loads: Vec<_> = self
-                    .nodes
-                    .iter()
-                    .map(|node| scope.spawn(|| node.load_image(archive)))
-                    .collect();
-                let loaded: Vec<Result<(), ClusterError>> = loads
-                    .into_iter()
-                    .map(|thread| match thread.join() {
-                        Ok(loaded) => loaded,
-                        Err(panic) => std::panic::resume_unwind(panic),
-                    })
-                    .collect();
-                loaded.into_iter().collect::<Result<(), _>>()
-            })?;
+            each(&self.nodes, |node| node.load_image(archive))?;
         }
         Ok(())
+    }
+}
+
+/// The API server, asked how far the cluster is. Meanwhile no component may end.
+struct Api<'a> {
+    processes: &'a Processes,
+    kubectl: &'a Path,
+    kubeconfig: &'a Path,
+    address: SocketAddr,
+}
+
+impl Api<'_> {
+    /// What kubectl says; an API server that has just started may refuse anything once.
+    fn ask(&self, arguments: &[&str]) -> Option<String> {
+        let mut command = Command::new(self.kubectl);
+        command.arg("--kubeconfig").arg(self.kubeconfig);
+        output(command.args(arguments)).ok()
+    }
+
+    fn until<T>(
+        &self,
+        what: &str,
+        within: Duration,
+        name: &str,
+        look: impl Fn() -> Option<T>,
+    ) -> Result<T, ClusterError> {
+        self.processes.until(what, within, name, || {
+            self.processes.check()?;
+            Ok(look())
+        })
+    }
+
+    fn until_ready(&self) -> Result<(), ClusterError> {
+        let listens = || TcpStream::connect(self.address).is_ok();
+        let ready = || self.ask(&["get", "--raw=/readyz"]).map(drop);
+        let look = || listens().then(ready).flatten();
+        self.until("the API server is ready", SLOW, "kube-apiserver", look)
+    }
+
+    fn until_nodes_are_ready(&self, nodes: usize) -> Result<(), ClusterError> {
+        let statuses = "-o=jsonpath={.items[*].status.conditions[?(@.type==\"Ready\")].status}";
+        let ready = || {
+            let said = self.ask(&["get", "nodes", statuses])?;
+            let ready = said.split(' ').filter(|status| *status == "True");
+            (ready.count() == nodes).then_some(())
+        };
+        self.until("all nodes are Ready", JOIN, "node0/kubelet", ready)
+    }
+
+    /// They are refused before every namespace has its default account.
+    fn until_pods_may_be_created(&self) -> Result<(), ClusterError> {
+        let account = || self.ask(&["get", "serviceaccount", "default"]).map(drop);
+        let name = "kube-controller-manager";
+        self.until("pods may be created", SLOW, name, account)
     }
 }
 

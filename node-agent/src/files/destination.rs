@@ -153,9 +153,12 @@ impl Destination {
         let directories = reservation::directories(&config.manifest, &base)?;
         let lock = JobLock::take(root, &config.job)?;
         let mut made = Made::default();
-        let (origins, unfilled) =
-            reservation::reserve(root, &base, &directories, &files, &config.job, &mut made)
-                .inspect_err(|_| made.undo(root))?;
+        let kept = root.keep_directories();
+        let reserved =
+            reservation::reserve(root, &base, &directories, &files, &config.job, &mut made);
+        // What is made stays from now on: there is something in it.
+        drop(kept);
+        let (origins, unfilled) = reserved.inspect_err(|_| made.undo(root))?;
         let mut origins = origins.into_iter();
         let slots = config.manifest.entries().iter().map(|entry| {
             let stage = match entry.kind {

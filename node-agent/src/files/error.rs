@@ -85,10 +85,15 @@ pub enum FileError {
     )]
     KernelTooOld,
     /// The source is not there.
-    #[error("{place} does not exist: check the path and the root")]
+    #[error(
+        "{place} does not exist{}: check the path and the root",
+        from(place, missing)
+    )]
     SourceMissing {
         /// What was asked for.
         place: Place,
+        /// The shortest part of its path that does not.
+        missing: String,
     },
     /// The source cannot be read.
     #[error("{place} cannot be read: {cause}: make it readable for the agent")]
@@ -369,7 +374,10 @@ impl FileError {
     /// What the system's answer to an operation on the source means.
     pub(super) fn reading(place: Place, cause: Errno) -> Self {
         match cause {
-            Errno::NOENT | Errno::NOTDIR => FileError::SourceMissing { place },
+            Errno::NOENT | Errno::NOTDIR => FileError::SourceMissing {
+                missing: place.path.clone(),
+                place,
+            },
             Errno::NOSYS => FileError::KernelTooOld,
             cause => FileError::SourceUnreadable { place, cause },
         }
@@ -407,6 +415,15 @@ impl FileError {
                 cause,
             },
         }
+    }
+}
+
+/// From where on a path is missing, unless that is its end.
+fn from(place: &Place, missing: &str) -> String {
+    if missing == place.path {
+        String::new()
+    } else {
+        format!(", from {missing:?} on")
     }
 }
 

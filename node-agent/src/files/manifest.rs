@@ -129,6 +129,12 @@ impl Manifest {
     /// pipe or socket anywhere in it is refused, as is what cannot be read.
     pub fn scan(root: &Root, path: &RootPath) -> Result<Self, FileError> {
         let opened = root.open_at(path, OFlags::PATH).map_err(|cause| {
+            if cause == Errno::NOENT {
+                return FileError::SourceMissing {
+                    place: root.place(path),
+                    missing: root.missing_part(path),
+                };
+            }
             root.symlink_on_the_way(path, cause)
                 .unwrap_or_else(|| FileError::reading(root.place(path), cause))
         })?;
@@ -151,7 +157,7 @@ impl Manifest {
         // The root itself is a directory, so a file has a parent and a name.
         let (parent, name) = path
             .split()
-            .ok_or_else(|| FileError::SourceMissing { place: place() })?;
+            .ok_or_else(|| FileError::reading(place(), Errno::NOENT))?;
         let parent = root
             .open_directory(&parent)
             .map_err(|cause| FileError::reading(place(), cause))?;

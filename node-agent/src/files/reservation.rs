@@ -322,6 +322,7 @@ impl Made {
 
     /// Removes the directories that were made and are empty.
     pub(super) fn remove_directories(&self, root: &Root) {
+        let _alone = root.remove_directories();
         for path in self.directories.iter().rev() {
             if let Some((parent, name)) = path.split()
                 && let Ok(parent) = root.open_directory(&parent)

@@ -9,6 +9,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
@@ -164,6 +165,9 @@ pub struct Root {
     path: PathBuf,
     access: Access,
     directory: OwnedFd,
+    /// Read by a job that makes directories and puts files into them, written by one that removes the
+    /// empty ones that it has made: jobs share directories, such as that of their namespace.
+    layout: RwLock<()>,
 }
 
 impl Root {
@@ -182,7 +186,18 @@ impl Root {
             path: path.into(),
             access,
             directory,
+            layout: RwLock::default(),
         })
+    }
+
+    /// While it is held, no directory that a job has made is removed.
+    pub(super) fn keep_directories(&self) -> RwLockReadGuard<'_, ()> {
+        self.layout.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// While it is held, no job relies on a directory that holds nothing of its own.
+    pub(super) fn remove_directories(&self) -> RwLockWriteGuard<'_, ()> {
+        self.layout.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The name that jobs use.
@@ -240,6 +255,20 @@ impl Root {
     /// Opens the directory `path` for looking up names in it.
     pub(super) fn open_directory(&self, path: &RootPath) -> Result<OwnedFd, Errno> {
         self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)
+    }
+
+    /// The shortest part of `path`, from its beginning, that is not there.
+    pub(super) fn missing_part(&self, path: &RootPath) -> String {
+        let ends = path.text.match_indices('/').map(|(at, _)| at);
+        let mut parts = ends.map(|end| &path.text[..end]);
+        let missing = |part: &&str| {
+            let directory = RootPath {
+                text: (*part).into(),
+                directory: true,
+            };
+            self.open_at(&directory, OFlags::PATH).err() == Some(Errno::NOENT)
+        };
+        parts.find(missing).unwrap_or(&path.text).into()
     }
 
     /// When a lookup of `path` failed because of a link, the error that names the link.

@@ -276,6 +276,34 @@ fn the_empty_directories_that_any_attempt_of_a_job_made_go_with_what_it_left() {
 }
 
 #[test]
+fn jobs_that_end_take_no_directory_from_under_jobs_that_begin() {
+    let from = Node::new();
+    from.write("a", b"1");
+    let source = from.source("a").unwrap();
+    let node = Node::in_memory();
+    let turns = |job: &str| {
+        let config = DestinationConfig {
+            job: job.parse().unwrap(),
+            ..node.config(&format!("team/deep/{job}"), &source)
+        };
+        for turn in 0..500 {
+            let destination = Destination::prepare(config.clone())
+                .unwrap_or_else(|error| panic!("{job}, turn {turn}: {error}"));
+            destination.abort(Partials::Remove).unwrap();
+        }
+    };
+    let turns = &turns;
+    std::thread::scope(|threads| {
+        for job in ["one", "two", "three"] {
+            threads.spawn(move || turns(job));
+        }
+    });
+    // The last to make them may not be the last to leave.
+    let left = node.names();
+    assert!(left.iter().all(|name| name.ends_with('/')), "{left:?}");
+}
+
+#[test]
 fn what_a_job_left_is_found_by_its_name_alone() {
     let from = Node::new();
     from.write("m/a", &content(100, 1)).write("m/d/b", b"2");

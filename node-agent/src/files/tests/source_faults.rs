@@ -15,6 +15,13 @@ fn a_source_that_cannot_be_sent_says_why_and_names_the_path() {
     type Setup = fn(&Node);
     let table: &[(&str, Setup, &str, &str, &str)] = &[
         ("missing", |_| {}, "m/none", "SourceMissing", "m/none"),
+        (
+            "in a directory that is not there",
+            |_| {},
+            "m/team/x/none",
+            "SourceMissing",
+            "\"m/team/x/none\" in root \"models\" does not exist, from \"m/team\" on",
+        ),
         ("below a file", |_| {}, "m/a/b", "SourceMissing", "m/a/b"),
         ("parent directory", |_| {}, "m/../../etc", "BadPath", ".."),
         ("absolute", |_| {}, "/etc/passwd", "BadPath", "/etc/passwd"),

@@ -27,8 +27,10 @@ use crate::guard;
 
 /// A configuration that cannot be used.
 const CONFIG_REFUSED: &str = "ConfigRefused";
+/// A root whose directory is not there.
+const ROOT_MISSING: &str = "RootMissing";
 /// Findings that keep no agent from working.
-const HARMLESS: [&str; 3] = [CONFIG_REFUSED, "RestartPending", "NotRenewed"];
+const HARMLESS: [&str; 4] = [CONFIG_REFUSED, ROOT_MISSING, "RestartPending", "NotRenewed"];
 
 /// Joins the fabric and works in it until `stop`.
 pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(), EnrollError> {
@@ -231,7 +233,7 @@ impl Member {
                         tracing::info!("the agent is restarted with the new configuration");
                         agent.stop().await;
                     }
-                    Err(error) => failed = Some(finding("AgentNotStarted", chain(&error))),
+                    Err(error) => failed = Some(unusable(&error)),
                 }
             }
             lobby = Lobby::open(self.settings.metrics_listen()).await?;
@@ -263,9 +265,16 @@ impl Member {
             match self.wanted().await {
                 Ok((next, config)) => {
                     nic.mbps = next.nic.mbps;
-                    waits = !next.asks_for_the_same(basis);
-                    if waits && agent.jobs().close_if_idle() {
-                        return (next, config);
+                    if !next.asks_for_the_same(basis) {
+                        // An agent that works is not given up for one that cannot start: the pod with
+                        // the volume of a new root comes later than the word of it.
+                        let (usable, config) =
+                            guard::blocking("roots", move || (config.check_files(), config)).await;
+                        waits = usable.is_ok();
+                        if waits && agent.jobs().close_if_idle() {
+                            return (next, config);
+                        }
+                        findings.extend(usable.err().map(|error| unusable(&error)));
                     }
                 }
                 Err(finding) => findings.push(finding),
@@ -377,6 +386,15 @@ impl Member {
             new
         });
     }
+}
+
+/// Why there is no agent of a configuration.
+fn unusable(error: &AgentError) -> Finding {
+    let reason = match error {
+        AgentError::Root(_) => ROOT_MISSING,
+        _ => "AgentNotStarted",
+    };
+    finding(reason, chain(error))
 }
 
 fn finding(reason: &str, message: impl Into<String>) -> Finding {

@@ -313,13 +313,37 @@ async fn a_configuration_that_cannot_be_used_is_reported_by_field_and_changes_no
         config.roots[0].name = "none".to_owned();
     });
     let report = operator
+        .report("it says why", |report| finds(report, "RootMissing"))
+        .await;
+    assert!(report.ready && report.findings[0].message.contains("none"));
+    // Nothing to go on with at a node that joins now.
+    let other = operator.join(1).await;
+    operator
+        .report("it says why", |report| {
+            !report.ready && finds(report, "RootMissing")
+        })
+        .await;
+    let address = operator.lab().await.control(1);
+    let taken = std::net::TcpListener::bind(&address).unwrap();
+    operator.order(|config| config.roots[0].name = "data".to_owned());
+    let report = operator
         .report("it says why", |report| finds(report, "AgentNotStarted"))
         .await;
-    assert!(!report.ready && report.findings[0].message.contains("none"));
-    operator.order(|config| config.roots[0].name = "data".to_owned());
-    let report = operator.report("it starts", |report| report.ready).await;
-    assert_eq!(report.data_address, member.settings.address.to_string());
-    member.stop().await;
+    assert!(!report.ready && report.findings[0].message.contains(&address));
+    drop(taken);
+    for (node, member) in [&member, &other].into_iter().enumerate() {
+        let data = member.settings.address.to_string();
+        operator
+            .report("it starts", |report| {
+                report.ready && report.findings.is_empty() && report.data_address == data
+            })
+            .await;
+        let answer = operator.lab().await.get(node, "/readyz").await;
+        assert!(answer.contains("200 OK"), "{answer}");
+    }
+    for member in [member, other] {
+        member.stop().await;
+    }
     running.stop().await;
 }
 

@@ -3,6 +3,7 @@
 # helm, and what a pod's sandbox runs.
 #
 #   hack/cluster-binaries.sh          builds what is missing and prints the directory
+#   hack/cluster-binaries.sh helm     the same for this program only, or for several
 #   hack/cluster-binaries.sh --where  prints the directory, builds nothing
 #
 # They are kept outside the checkout, in a directory named after everything they are made from, so
@@ -42,7 +43,11 @@ fi
 scratch=$(mktemp -d "$bin/../build.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
 
-missing() { [ ! -x "$bin/$1" ]; }
+wanted=" $* "
+missing() {
+    if [ "$wanted" != "  " ] && [[ "$wanted" != *" $1 "* ]]; then return 1; fi
+    [ ! -e "$bin/$1" ]
+}
 put() { mv "$1" "$bin/$2"; }
 
 # go_program MODULE PACKAGE ARGUMENTS...
@@ -74,7 +79,7 @@ if missing pause; then
 fi
 
 # The sandbox's image, with busybox for the tests.
-if [ ! -f "$bin/tools.tar" ]; then hack/images.sh "$bin" tools="$bin/pause" >&2; fi
+if missing tools.tar; then hack/images.sh "$bin" tools="$bin/pause" >&2; fi
 
 # The wheel holds nothing but the program itself.
 if missing helm; then

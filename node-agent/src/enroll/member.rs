@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
-use tokio::time::Interval;
+use tokio::time::{Instant, Interval};
 use weft_proto::operator::v1::{Finding, NodeConfig, NodeReport};
 
 use crate::agent::{Agent, AgentError};
@@ -63,11 +63,13 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         certificate_expires_unix_s: validity.ends,
         ..NodeReport::default()
     });
+    let doubted = watch::Sender::default();
     let reporter = Reporter {
         settings: settings.clone(),
         keys: keys.clone(),
         report: report.subscribe(),
         ordered: ordered.clone(),
+        doubted: doubted.clone(),
     };
     let member = Member {
         settings: settings.clone(),
@@ -79,7 +81,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         fence: Arc::default(),
     };
     tokio::select! {
-        never = renew(&settings, &keys, &standing, &ordered) => match never {},
+        never = renew(&settings, &keys, &standing, &ordered, doubted.subscribe()) => match never {},
         never = reporter.run() => match never {},
         ended = member.work(lobby, stop) => Ok(ended?),
     }
@@ -125,18 +127,26 @@ async fn enroll_once(
     Ok((config, kept?))
 }
 
-/// Asks for the next certificate in time, again and again. The private key stays.
+/// Asks for the next certificate in time, or when the operator does not know the one in force; again
+/// and again. The private key stays.
 async fn renew(
     settings: &Settings,
     keys: &Arc<Keys>,
     standing: &watch::Sender<Standing>,
     ordered: &watch::Sender<NodeConfig>,
+    mut doubted: watch::Receiver<u64>,
 ) -> Infallible {
     let mut tries = Tries::new("renew", &settings.node, settings.pace);
     loop {
-        let due = standing.borrow().validity.renew_at();
-        let left = Duration::from_secs(due.saturating_sub(unix_s()));
-        tokio::time::sleep(left.max(settings.pace.renew_least)).await;
+        let held = standing.borrow().validity;
+        let left = Duration::from_secs(held.renew_at().saturating_sub(unix_s()));
+        let soonest = Instant::now() + settings.pace.renew_least;
+        tokio::select! {
+            () = tokio::time::sleep(left) => {}
+            // The sender lives as long as the reporter.
+            _ = doubted.wait_for(|ends| *ends == held.ends) => {}
+        }
+        tokio::time::sleep_until(soonest).await;
         loop {
             match enroll_once(settings, keys).await {
                 Ok((config, validity)) => {

@@ -91,6 +91,7 @@ pub(crate) fn refused(settings: &Settings, status: &Status) -> Trouble {
         (true, code) => format!("{code:?}"),
     };
     Trouble::Refused {
+        code: status.code(),
         reason,
         message: status.message().to_owned(),
     }

@@ -26,23 +26,48 @@ pub(crate) struct Reporter {
     pub(crate) report: watch::Receiver<NodeReport>,
     /// Where the operator's orders go.
     pub(crate) ordered: watch::Sender<NodeConfig>,
+    /// The end of the certificate that the operator seems not to know: its authority may have been
+    /// lost and made anew.
+    pub(crate) doubted: watch::Sender<u64>,
+}
+
+/// How far a stream has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reached {
+    Nobody,
+    /// Somebody answers whom the operator's authorities vouch for.
+    Connected,
+    /// The operator has answered a report.
+    Heard,
 }
 
 impl Reporter {
     pub(crate) async fn run(mut self) -> Infallible {
         let mut tries = Tries::new("report", &self.settings.node, self.settings.pace);
         loop {
-            if let Err(trouble) = self.stream(&mut tries).await {
+            let mut reached = Reached::Nobody;
+            let shown = self.report.borrow().certificate_expires_unix_s;
+            if let Err(trouble) = self.stream(shown, &mut tries, &mut reached).await {
+                if reached != Reached::Heard
+                    && trouble.is_doubt_of_certificate(reached == Reached::Connected)
+                {
+                    self.doubted.send_replace(shown);
+                }
                 tokio::time::sleep(tries.failed(&trouble)).await;
             }
         }
     }
 
     /// One stream; it ends well when there is a new certificate to show.
-    async fn stream(&mut self, tries: &mut Tries) -> Result<(), Trouble> {
-        let expires = self.report.borrow().certificate_expires_unix_s;
+    async fn stream(
+        &mut self,
+        shown: u64,
+        tries: &mut Tries,
+        reached: &mut Reached,
+    ) -> Result<(), Trouble> {
         let identity = self.keys.identity()?;
         let mut client = operator::connect(&self.settings, Some(identity)).await?;
+        *reached = Reached::Connected;
         let (tell, told) = mpsc::channel(UNDER_WAY);
         let _ = tell.try_send(self.report.borrow_and_update().clone());
         let call = client.report(ReceiverStream::new(told));
@@ -55,6 +80,7 @@ impl Reporter {
                 order = orders.message() => match order {
                     Ok(Some(order)) => {
                         tries.succeeded();
+                        *reached = Reached::Heard;
                         self.take(order.config);
                         continue;
                     }
@@ -68,7 +94,7 @@ impl Reporter {
                 _ = ticks.tick() => {}
             }
             let report = self.report.borrow_and_update().clone();
-            if report.certificate_expires_unix_s != expires {
+            if report.certificate_expires_unix_s != shown {
                 return Ok(());
             }
             // A full channel takes the next one; of a closed one the orders tell.

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tonic::Code;
+
 use crate::config_values::NodeName;
 use crate::enroll::Pace;
 
@@ -51,6 +53,8 @@ pub enum Trouble {
     /// The operator says no.
     #[error("the operator refuses ({reason}): {message}")]
     Refused {
+        /// The kind of refusal.
+        code: Code,
         /// Its stable word.
         reason: String,
         /// Its words.
@@ -81,6 +85,18 @@ impl Trouble {
             Trouble::Refused { reason, .. } => reason,
             Trouble::BadAnswer { .. } => "BadAnswer",
             Trouble::Ended => "StreamEnded",
+        }
+    }
+
+    /// Whether it may be that the operator does not know this node's certificate. Who is not known is
+    /// cut off: with TLS 1.3 that is seen after the connection has been made.
+    pub(crate) fn is_doubt_of_certificate(&self, connected: bool) -> bool {
+        match self {
+            Trouble::Refused { code, .. } => *code == Code::Unauthenticated,
+            Trouble::Unreachable { problem, .. } | Trouble::Untrusted { problem, .. } => {
+                connected || problem.contains("fatal alert")
+            }
+            _ => false,
         }
     }
 }
@@ -161,6 +177,7 @@ mod tests {
     fn each_kind_of_failure_is_said_once_until_it_succeeds() {
         let mut tries = Tries::new("enroll", &"n1".parse().unwrap(), Pace::default());
         let refused = |reason: &str| Trouble::Refused {
+            code: Code::Internal,
             reason: reason.to_owned(),
             message: String::new(),
         };

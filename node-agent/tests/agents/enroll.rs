@@ -200,6 +200,29 @@ async fn a_certificate_is_renewed_in_time_for_the_same_key_and_by_a_new_authorit
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_asks_for_another_certificate_when_the_operator_does_not_know_its_own() {
+    let operator = Operator::new(Lab::new());
+    let running = operator.serve().await;
+    let member = operator.join(0).await;
+    operator
+        .report("the node is ready", |report| report.ready)
+        .await;
+    let before = std::fs::read(member.state("node.pem")).unwrap();
+    running.stop().await;
+    // As when its Secret was deleted: what the old authority signed is worth nothing.
+    operator.rotate().await;
+    let running = operator.serve().await;
+    operator
+        .report("the node reports again", |report| report.ready)
+        .await;
+    assert_ne!(std::fs::read(member.state("node.pem")).unwrap(), before);
+    // Whoever comes with the new authority's certificate is let in.
+    let _ = operator.lab().await.operator(0).await;
+    member.stop().await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn another_configuration_comes_into_force_when_no_job_runs() {
     let operator = Operator::new(Lab::new());
     let running = operator.serve().await;

@@ -11,7 +11,7 @@
 //! An attempt goes on while any destination in it can still finish. What is left then gets another
 //! one: the same job, the next number, planned anew over those that are left, resumed from what they
 //! have. A destination that does not answer when an attempt is prepared is late: it is in the next,
-//! unless it has never answered; then it is given up within seconds.
+//! unless it has never been reached; then it is given up within seconds.
 
 mod attempt;
 mod contact;
@@ -29,8 +29,10 @@ use std::time::Duration;
 use weft_planner::{Part, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, Manifest, ProgressResponse};
 
-/// The reason of a refusal by silence.
+/// The reason of a refusal by silence, of a node that has been reached before.
 const UNREACHABLE: &str = "NodeUnreachable";
+/// The same of a node that no connection has ever been made to.
+const NEVER_REACHED: &str = "NodeNeverReached";
 
 /// How long one try to reach a node for the first time takes, TLS included: a management network
 /// answers within milliseconds, and a SYN that was lost is sent again after 1 s.

@@ -1,49 +1,50 @@
-//! First contact: which nodes have answered yet, and when one that never has is given up.
+//! First contact: which nodes have been reached yet, and when one that never was is given up.
 //!
-//! Pure; the job asks. A node that answered once may come back, and is waited for by the backoff
-//! limit. One that never did most likely has a wrong address, a closed port or no agent, and a
-//! person wants to know that at once.
+//! Pure; the job asks. A node that a connection was made to may come back, even if it never
+//! answered a call, and is waited for by the backoff limit; something may be left there, too. One
+//! that none was made to most likely has a wrong address, a closed port or no agent, and a person
+//! wants to know that at once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
-use super::{Refusal, UNREACHABLE};
+use super::{NEVER_REACHED, Refusal};
 
-/// A node that has not answered for so long since it was first asked is given up: two tries of
+/// A node that has not been reached for so long since it was first asked is given up: two tries of
 /// [`CONTACT_TRY`](super::CONTACT_TRY) with the first backoff between them.
 const FIRST_CONTACT: Duration = Duration::from_secs(3);
 
 /// Owned and written by the job.
 #[derive(Debug, Clone, Default)]
 pub(super) struct FirstContact {
-    /// Asked and not heard of, since then.
-    unheard: BTreeMap<String, Duration>,
-    heard: BTreeSet<String>,
+    /// Asked and not reached, since then.
+    unreached: BTreeMap<String, Duration>,
+    reached: BTreeSet<String>,
 }
 
 impl FirstContact {
     /// A node is asked something.
     pub(super) fn asked(&mut self, node: &str, now: Duration) {
-        if !self.heard.contains(node) {
-            self.unheard.entry(node.to_owned()).or_insert(now);
+        if !self.reached.contains(node) {
+            self.unreached.entry(node.to_owned()).or_insert(now);
         }
     }
 
-    /// It has answered: whatever that was, it is there.
-    pub(super) fn answered(&mut self, node: &str) {
-        self.unheard.remove(node);
-        self.heard.insert(node.to_owned());
+    /// It has been reached: whatever it said, it is there.
+    pub(super) fn reached(&mut self, node: &str) {
+        self.unreached.remove(node);
+        self.reached.insert(node.to_owned());
     }
 
-    /// A refusal, final where it is one more silence of a node that was never heard of.
+    /// A refusal, final where it is one more vain try to reach a node that never was.
     pub(super) fn judge(&mut self, now: Duration, refusal: Refusal) -> Refusal {
-        if refusal.reason != UNREACHABLE {
-            self.answered(&refusal.node);
+        if refusal.reason != NEVER_REACHED {
+            self.reached(&refusal.node);
             return refusal;
         }
-        let since = self.unheard.get(&refusal.node);
+        let since = self.unreached.get(&refusal.node);
         let over = since.is_some_and(|since| now.saturating_sub(*since) >= FIRST_CONTACT);
         Refusal {
             retriable: refusal.retriable && !over,
@@ -51,8 +52,8 @@ impl FirstContact {
         }
     }
 
-    /// Nothing was ever heard of it, so nothing of this job is there.
-    pub(super) fn is_unheard(&self, node: &str) -> bool {
-        self.unheard.contains_key(node)
+    /// No connection was ever made to it, so nothing of this job is there.
+    pub(super) fn was_never_reached(&self, node: &str) -> bool {
+        self.unreached.contains_key(node)
     }
 }

@@ -248,7 +248,7 @@ impl Job {
         let result = result.map_err(|refusal| self.contact.judge(now, refusal));
         match result {
             Ok(manifest) => {
-                self.contact.answered(&self.spec.source.node);
+                self.contact.reached(&self.spec.source.node);
                 self.manifest = Some(Arc::new(manifest));
                 self.vain = 0;
                 self.begin_attempt(now, commands);
@@ -315,7 +315,7 @@ impl Job {
         let all_answered = waiting.is_empty();
         match result {
             Ok(()) => {
-                self.contact.answered(node);
+                self.contact.reached(node);
                 ready.push(node.to_owned());
             }
             Err(refusal) => {
@@ -540,7 +540,7 @@ impl Job {
     fn finish(&mut self, commands: &mut Vec<Command>) {
         self.ledger.compare_digests();
         let mut waiting = self.ledger.destinations.failed();
-        waiting.retain(|node| !self.contact.is_unheard(node));
+        waiting.retain(|node| !self.contact.was_never_reached(node));
         commands.extend(waiting.iter().map(|node| Command::Cancel {
             node: node.clone(),
             attempt: self.attempt,

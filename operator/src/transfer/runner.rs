@@ -31,7 +31,7 @@ use weft_proto::{
     },
 };
 
-use super::{Answer, CONTACT_TRY, Command, Job, Place, Refusal, Spec, UNREACHABLE};
+use super::{Answer, CONTACT_TRY, Command, Job, NEVER_REACHED, Place, Refusal, Spec, UNREACHABLE};
 use crate::authority::{Authority, AuthorityError};
 
 /// This operator has never lost its lease.
@@ -282,16 +282,18 @@ impl Calls {
                 retriable: false,
             });
         };
+        let failed = |cause: &str| Refusal {
+            reason: NEVER_REACHED.to_owned(),
+            ..unreachable(node, &agent.address, cause)
+        };
         let reach = async {
+            // TLS included: what answers is the node.
             match timeout(CONTACT_TRY, agent.endpoint.connect()).await {
                 Ok(Ok(channel)) => Ok(AgentClient::new(channel)
                     .max_decoding_message_size(MESSAGE_BYTES_MAX)
                     .max_encoding_message_size(MESSAGE_BYTES_MAX)),
-                Ok(Err(error)) => Err(unreachable(node, &agent.address, &innermost(&error))),
-                Err(_) => {
-                    let cause = format!("no connection within {CONTACT_TRY:?}");
-                    Err(unreachable(node, &agent.address, &cause))
-                }
+                Ok(Err(error)) => Err(failed(&innermost(&error))),
+                Err(_) => Err(failed(&format!("no connection within {CONTACT_TRY:?}"))),
             }
         };
         agent.client.get_or_try_init(|| reach).await.cloned()

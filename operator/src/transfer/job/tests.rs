@@ -4,7 +4,7 @@ use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, File};
 
 use super::*;
-use crate::transfer::{CONTACT_TRY, Place};
+use crate::transfer::{CONTACT_TRY, NEVER_REACHED, Place, UNREACHABLE};
 
 const BYTES: u64 = 100;
 
@@ -13,8 +13,8 @@ struct World {
     job: Job,
     now: Duration,
     dead: BTreeSet<String>,
-    /// What a try to reach one of them takes.
-    silence: Duration,
+    /// What a call of one of them takes, and ends with.
+    death: (Duration, &'static str),
     /// Commands that were carried out since the last look.
     log: Vec<String>,
     pending: VecDeque<Command>,
@@ -36,11 +36,21 @@ fn refusal(node: &str, reason: &str, retriable: bool) -> Refusal {
 impl World {
     /// A chain: node0 → node1 → … unless another strategy is asked for.
     fn of(nodes: u32, strategy: Strategy) -> Self {
-        Self::without(nodes, strategy, None)
+        Self::with(nodes, strategy, None, (Duration::ZERO, UNREACHABLE))
     }
 
     /// One node is not there from the start.
-    fn without(nodes: u32, strategy: Strategy, missing: Option<u32>) -> Self {
+    fn without(nodes: u32, strategy: Strategy, missing: u32) -> Self {
+        let death = (CONTACT_TRY, NEVER_REACHED);
+        Self::with(nodes, strategy, Some(missing), death)
+    }
+
+    fn with(
+        nodes: u32,
+        strategy: Strategy,
+        dead: Option<u32>,
+        death: (Duration, &'static str),
+    ) -> Self {
         let place = |i| Place {
             node: name(i),
             root: "data".into(),
@@ -69,8 +79,8 @@ impl World {
         let mut world = Self {
             job,
             now: Duration::ZERO,
-            dead: missing.into_iter().map(name).collect(),
-            silence: missing.map_or(Duration::ZERO, |_| CONTACT_TRY),
+            dead: dead.into_iter().map(name).collect(),
+            death,
             log: Vec::new(),
             pending: commands.into(),
         };
@@ -93,8 +103,8 @@ impl World {
         while let Some(command) = self.pending.pop_front() {
             let mut reach = |node: &str| {
                 if self.dead.contains(node) {
-                    self.now += self.silence;
-                    Err(refusal(node, "NodeUnreachable", true))
+                    self.now += self.death.0;
+                    Err(refusal(node, self.death.1, true))
                 } else {
                     Ok(())
                 }
@@ -340,9 +350,9 @@ fn a_node_that_stays_away_is_given_up_after_the_backoff_limit() {
 }
 
 #[test]
-fn a_destination_that_never_answers_is_given_up_within_seconds() {
-    let mut world = World::without(2, Strategy::Chain, Some(1));
-    assert_eq!(world.reason(1), "NodeUnreachable");
+fn a_destination_that_is_never_reached_is_given_up_within_seconds() {
+    let mut world = World::without(2, Strategy::Chain, 1);
+    assert_eq!(world.reason(1), "NodeNeverReached");
     world.rests();
     assert!(world.job.is_over());
     assert_eq!(world.now, 2 * CONTACT_TRY + BACKOFF);
@@ -350,32 +360,50 @@ fn a_destination_that_never_answers_is_given_up_within_seconds() {
     assert_eq!(
         world.log(),
         "stat\nprepare node1 #1\nprepare node1 #2",
-        "there is nothing to discard where nothing was heard of"
+        "there is nothing to discard where nobody was reached"
     );
 }
 
 #[test]
-fn a_destination_that_never_answers_is_given_up_as_soon_as_the_others_are_through() {
-    let mut world = World::without(3, Strategy::Chain, Some(2));
+fn a_destination_that_is_never_reached_is_given_up_as_soon_as_the_others_are_through() {
+    let mut world = World::without(3, Strategy::Chain, 2);
     world.now = Duration::from_secs(60);
     world.verifies(1);
     world.rests();
     assert!(world.job.is_over());
     assert_eq!(
         (world.reason(1), world.reason(2)),
-        ("Verified", "NodeUnreachable")
+        ("Verified", "NodeNeverReached")
     );
     assert!(world.log().ends_with("cancel node1 #1\nprepare node2 #2"));
 }
 
 #[test]
-fn a_source_that_never_answers_is_given_up_within_seconds() {
-    let mut world = World::without(2, Strategy::Chain, Some(0));
+fn a_source_that_is_never_reached_is_given_up_within_seconds() {
+    let mut world = World::without(2, Strategy::Chain, 0);
     world.rests();
     assert!(world.job.is_over());
     assert_eq!(world.now, 2 * CONTACT_TRY + BACKOFF);
-    assert_eq!(world.reason(1), "NodeUnreachable");
+    assert_eq!(world.reason(1), "NodeNeverReached");
     assert_eq!(world.log(), "stat\nstat");
+}
+
+#[test]
+fn a_node_that_dies_while_it_prepares_is_waited_for_and_what_it_left_is_removed() {
+    // The connection stands, and breaks long after.
+    let death = (Duration::from_secs(30), UNREACHABLE);
+    let mut world = World::with(2, Strategy::Chain, Some(1), death);
+    assert!(matches!(world.standing(1), Standing::Troubled(_)));
+    let mut rests = 0;
+    while !world.job.is_over() {
+        world.rests();
+        rests += 1;
+    }
+    assert_eq!(rests, 3, "as often as the backoff limit says");
+    assert!(
+        world.log().ends_with("prepare node1 #4\ndiscard node1 #4"),
+        "it may have made partial files"
+    );
 }
 
 #[test]

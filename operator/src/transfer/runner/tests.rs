@@ -50,6 +50,7 @@ async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds()
     let Standing::Failed(refusal) = standing else {
         panic!("{standing:?}");
     };
+    assert_eq!(refusal.reason, "NodeNeverReached");
     assert_eq!(
         refusal.message,
         format!(

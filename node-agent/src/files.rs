@@ -18,6 +18,7 @@ mod error;
 mod filling;
 mod gate;
 mod manifest;
+mod occupancy;
 mod partial;
 mod reservation;
 mod root;
@@ -42,5 +43,5 @@ pub use manifest::{
 pub use partial::DestinationFile;
 pub use root::{Access, Root, RootPath};
 pub use source::{Source, SourceFile};
-pub use sweep::{sweep, sweep_job};
+pub use sweep::sweep;
 pub use tree::FileTree;

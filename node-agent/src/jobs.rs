@@ -18,9 +18,7 @@ use crate::attempt::{Attempt, Worker};
 use crate::config_values::NodeName;
 use crate::convert;
 use crate::fault::Fault;
-use crate::files::{
-    self, Destination, DestinationConfig, Leftover, Manifest, Partials, Root, RootPath,
-};
+use crate::files::{Destination, DestinationConfig, Leftover, Manifest, Partials, Root, RootPath};
 use crate::guard;
 use crate::layout::Layout;
 use crate::pool::{Account, Share};
@@ -66,6 +64,8 @@ struct Known {
     runs: HashMap<String, Arc<Run>>,
     /// Oldest first.
     order: VecDeque<String>,
+    /// What each of them may have left, also where an attempt was refused and there is no run.
+    left: HashMap<String, Arc<Mutex<Leftover>>>,
     stopping: bool,
 }
 
@@ -76,6 +76,8 @@ pub struct Run {
     pub attempt: Arc<Attempt>,
     /// Its regions and connections in the engine.
     pub(crate) domain: DomainId,
+    /// What its job may have left, by all its attempts.
+    left: Arc<Mutex<Leftover>>,
     pub(crate) parts: Mutex<Parts>,
 }
 
@@ -89,8 +91,6 @@ pub(crate) struct Parts {
     /// While the attempt goes on: it holds the destination's lock.
     pub(crate) prepared: Option<Arc<Prepared>>,
     response: Option<PrepareResponse>,
-    /// What it, and the attempts before it, may have left: for a wish to discard that comes late.
-    leftover: Option<Leftover>,
     /// The intake's part of the account, until it is connected.
     pub(crate) share: Option<Share>,
     /// The parent named by Start.
@@ -110,6 +110,11 @@ pub(crate) struct Prepared {
 impl Run {
     pub(crate) fn parts(&self) -> MutexGuard<'_, Parts> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whoever removes what is left holds it until it is gone: for threads that may block.
+    fn left(&self) -> MutexGuard<'_, Leftover> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A worker of the attempt, as long as its end is not settled.
@@ -191,6 +196,8 @@ impl Jobs {
             leader_epoch: 0,
             ..request.clone()
         });
+        // Before it is refused: what was never begun has left nothing.
+        self.left_by(&job, is_first(&job));
         let location = convert::given(request.location.clone(), "location")?;
         let root = self.root(&location.root)?;
         let path = RootPath::parse(&location.path)?;
@@ -242,12 +249,8 @@ impl Jobs {
             let _worker = worker;
             let work = run.clone();
             let result = guard::blocking("prepare", move || {
-                {
-                    let mut parts = work.parts();
-                    let earlier = parts.leftover.take();
-                    parts.leftover = Some(Leftover::new(config.clone(), earlier));
-                    parts.share = Some(account.take(slots)?);
-                }
+                work.left().expect(config.clone());
+                work.parts().share = Some(account.take(slots)?);
                 prepare(&work, config, location)
             })
             .await;
@@ -285,64 +288,74 @@ impl Jobs {
         discard: bool,
     ) -> Result<CancelResponse, Fault> {
         let job = convert::job(Some(job))?;
+        // Where nothing is known of it, an earlier process may have made anything.
+        self.left_by(&job, false);
         let known = self.lock().runs.get(&job.uid).cloned();
-        let run = match known {
+        let (run, told) = match known {
             Some(run) if order(&run.attempt.job) > order(&job) => {
                 return Ok(CancelResponse {
                     state: Told::Unspecified.into(),
                 });
             }
-            Some(run) if order(&run.attempt.job) == order(&job) => run,
+            Some(run) if order(&run.attempt.job) == order(&job) => (run, true),
             // Remembered, so that a Prepare or Start that is still on its way comes too late.
-            _ => {
-                let run = self.admit(&job).await?;
-                run.attempt.fail(Fault::Cancelled);
-                run.attempt.closed().await;
-                if discard {
-                    self.discard_all(&run).await?;
-                }
-                return Ok(CancelResponse {
-                    state: Told::Unspecified.into(),
-                });
-            }
+            _ => (self.admit(&job).await?, false),
         };
         if discard {
             run.attempt.discard();
         }
         run.attempt.fail(Fault::Cancelled);
         run.attempt.closed().await;
-        if discard && run.attempt.state() == State::Failed {
-            self.discard(&run).await?;
+        let state = run.attempt.state();
+        if discard && state == State::Failed {
+            self.discard(run).await?;
         }
+        let state = if told {
+            state.to_proto()
+        } else {
+            Told::Unspecified
+        };
         Ok(CancelResponse {
-            state: run.attempt.state().to_proto().into(),
+            state: state.into(),
         })
     }
 
-    /// Removes what an attempt that is over, and those before it, have left; whether that is known.
-    async fn discard(&self, run: &Run) -> Result<bool, Fault> {
-        let leftover = run.parts().leftover.take();
-        let Some(leftover) = leftover else {
-            return Ok(false);
-        };
-        guard::blocking("discard", move || leftover.discard()).await?;
-        Ok(true)
+    /// Removes what the attempts of a job have left, as long as this one, which is over, is the
+    /// latest. What cannot be removed now is still owed to the next such command.
+    async fn discard(self: &Arc<Self>, run: Arc<Run>) -> Result<(), Fault> {
+        let (jobs, job) = (self.clone(), run.attempt.job.clone());
+        let uid = convert::uid(&job)?;
+        let faults = guard::blocking("discard", move || {
+            // One after the other. The next attempt's Prepare waits, too, or has come before.
+            let mut left = run.left();
+            let latest = jobs.lock().runs.get(uid.as_str()).cloned();
+            if latest.is_some_and(|latest| Arc::ptr_eq(&latest, &run)) {
+                left.discard(&uid)
+            } else {
+                Vec::new()
+            }
+        })
+        .await;
+        for fault in &faults {
+            tracing::warn!(
+                job = job.uid,
+                reason = fault.reason(),
+                "not discarded: {fault}"
+            );
+        }
+        faults
+            .into_iter()
+            .next()
+            .map_or(Ok(()), |fault| Err(fault.into()))
     }
 
-    /// The same for an attempt that was not known. Where none of its job is, because this agent was
-    /// restarted since, they are looked for.
-    async fn discard_all(&self, run: &Run) -> Result<(), Fault> {
-        if self.discard(run).await? {
-            return Ok(());
-        }
-        let uid = convert::uid(&run.attempt.job)?;
-        let roots = self.config.roots.clone();
-        let search = move || {
-            roots
-                .iter()
-                .try_for_each(|root| files::sweep_job(root, &uid).map(drop))
+    /// What a job may have left: where nothing is known of it, anything in any root, or nothing.
+    fn left_by(&self, job: &JobRef, nothing: bool) {
+        let unknown = || match nothing {
+            true => Leftover::default(),
+            false => Leftover::anywhere(&self.config.roots),
         };
-        Ok(guard::blocking("discard", search).await?)
+        self.lock().left_by(&job.uid, unknown);
     }
 
     /// Exactly this attempt.
@@ -383,30 +396,13 @@ impl Jobs {
     fn insert(self: &Arc<Self>, known: &mut Known, job: &JobRef) -> Arc<Run> {
         let attempt = Attempt::new(job.clone());
         let domain = DomainId(self.domains.fetch_add(1, Ordering::Relaxed));
-        let earlier = known.runs.get(&job.uid);
-        let parts = Parts {
-            leftover: earlier.and_then(|run| run.parts().leftover.clone()),
-            ..Parts::default()
-        };
         let run = Arc::new(Run {
             attempt,
             domain,
-            parts: Mutex::new(parts),
+            left: known.left_by(&job.uid, Leftover::default),
+            parts: Mutex::default(),
         });
-        if known.runs.insert(job.uid.clone(), run.clone()).is_none() {
-            known.order.push_back(job.uid.clone());
-        }
-        let over = |run: Option<&Arc<Run>>| run.is_none_or(|run| run.attempt.status().closed);
-        while known.order.len() > REMEMBERED
-            && known
-                .order
-                .front()
-                .is_some_and(|uid| over(known.runs.get(uid)))
-        {
-            if let Some(uid) = known.order.pop_front() {
-                known.runs.remove(&uid);
-            }
-        }
+        known.runs.insert(job.uid.clone(), run.clone());
         guard::task("supervisor", supervise(run.clone(), self.config.lease));
         run
     }
@@ -453,6 +449,33 @@ impl Jobs {
     }
 }
 
+impl Known {
+    /// What a job may have left; as it is said here where nothing is known of the job.
+    fn left_by(&mut self, uid: &str, or: impl FnOnce() -> Leftover) -> Arc<Mutex<Leftover>> {
+        if let Some(left) = self.left.get(uid) {
+            return left.clone();
+        }
+        let left = Arc::new(Mutex::new(or()));
+        self.left.insert(uid.to_owned(), left.clone());
+        self.order.push_back(uid.to_owned());
+        let over = |run: Option<&Arc<Run>>| run.is_none_or(|run| run.attempt.status().closed);
+        while self.order.len() > REMEMBERED
+            && let Some(uid) = self
+                .order
+                .pop_front_if(|uid| over(self.runs.get(uid.as_str())))
+        {
+            self.left.remove(&uid);
+            self.runs.remove(&uid);
+        }
+        left
+    }
+}
+
+/// There is no attempt that this agent may have forgotten.
+fn is_first(job: &JobRef) -> bool {
+    order(job) <= (1, 1)
+}
+
 fn order(job: &JobRef) -> (u64, u32) {
     (job.generation, job.attempt)
 }
@@ -487,9 +510,7 @@ fn prepare(
         .bytes_total
         .store(manifest.bytes(), Ordering::Relaxed);
     let destination = Arc::new(Destination::prepare(config)?);
-    if let Some(leftover) = &mut run.parts().leftover {
-        leftover.add(&destination);
-    }
+    run.left().add(&destination);
     let layout = Layout::new(&manifest, algorithm);
     let filled = Shelf::fill(destination.clone(), layout, || {
         if attempt.is_stopping() {
@@ -554,19 +575,17 @@ async fn supervise(run: Arc<Run>, lease: Duration) {
         let mut parts = run.parts();
         parts.connected = None;
         parts.share = None;
-        if attempt.state() == State::Verified {
-            parts.leftover = None;
-        }
         parts.prepared.take()
     };
     if let Some(prepared) = prepared {
         let failed = attempt.state() == State::Failed;
-        let partials = partials(attempt);
+        let (partials, work) = (partials(attempt), run.clone());
         let result = guard::blocking("abort", move || {
             prepared.shelf.clear();
             if failed {
                 prepared.shelf.destination.abort(partials)
             } else {
+                work.left().forget();
                 Ok(())
             }
         })

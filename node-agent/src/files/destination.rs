@@ -22,6 +22,7 @@ use super::error::{FileError, Place};
 use super::filling::Filling;
 use super::gate::Gate;
 use super::manifest::{Entry, EntryKind, Identity, Manifest, Shape};
+use super::occupancy::{Claim, Occupancy};
 use super::partial::{DestinationFile, Finish};
 use super::reservation::{self, Made, OpenDirectory, Origin, Target};
 use super::root::{Access, Root, RootPath};
@@ -104,6 +105,8 @@ pub struct Destination {
 struct Held {
     /// Takes space where that is slow.
     _filling: Filling,
+    /// Nobody removes its directories.
+    claim: Claim,
     /// Last: given back after everything else.
     _lock: JobLock,
 }
@@ -152,13 +155,11 @@ impl Destination {
         let (base, files) = reservation::targets(&config)?;
         let directories = reservation::directories(&config.manifest, &base)?;
         let lock = JobLock::take(root, &config.job)?;
+        let claim = Occupancy::claim(root, &config.job, &base);
         let mut made = Made::default();
-        let kept = root.keep_directories();
-        let reserved =
-            reservation::reserve(root, &base, &directories, &files, &config.job, &mut made);
-        // What is made stays from now on: there is something in it.
-        drop(kept);
-        let (origins, unfilled) = reserved.inspect_err(|_| made.undo(root))?;
+        let (origins, unfilled) =
+            reservation::reserve(root, &base, &directories, &files, &config.job, &mut made)
+                .inspect_err(|_| made.undo(root, &config.job))?;
         let mut origins = origins.into_iter();
         let slots = config.manifest.entries().iter().map(|entry| {
             let stage = match entry.kind {
@@ -173,11 +174,12 @@ impl Destination {
             }
         });
         let slots = Mutex::new(slots.collect());
-        let filling =
-            Filling::start(unfilled, || root.place(&base)).inspect_err(|_| made.undo(root))?;
+        let filling = Filling::start(unfilled, || root.place(&base))
+            .inspect_err(|_| made.undo(root, &config.job))?;
         let gate = Arc::new(Gate::new(filling.shortage().clone()));
         let held = Held {
             _filling: filling,
+            claim,
             _lock: lock,
         };
         Ok(Destination {
@@ -195,6 +197,11 @@ impl Destination {
     /// What will come.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.config.manifest
+    }
+
+    /// The root that it is in.
+    pub(super) fn root(&self) -> &Root {
+        &self.config.root
     }
 
     /// What its preparation has made.
@@ -389,7 +396,9 @@ impl Destination {
         above.extend(made.filter_map(|path| Some(path.split()?.0)));
         self.sync_directories(above.iter())?;
         drop(pass);
-        self.end();
+        if let Some(held) = self.end() {
+            held.claim.complete();
+        }
         Ok(digest)
     }
 
@@ -408,8 +417,8 @@ impl Destination {
             let target = self.file(index)?.0;
             target.remove_partial(&*open.at(&target.parent)?)?;
         }
-        self.made.remove_directories(&self.config.root);
-        Ok(())
+        self.made
+            .remove_directories(&self.config.root, &self.config.job)
     }
 
     /// Lets no further write through; what the job held is given back with the answer.

@@ -1,67 +1,189 @@
-//! Removing what a job that was given up has left at its destination.
+//! Removing what a job that was given up has left at this node.
+
+use std::sync::Arc;
 
 use rustix::fs::{self, AtFlags};
+use rustix::io::Errno;
 
-use super::claim::JobLock;
+use super::claim::{JobLock, JobUid};
 use super::destination::{Destination, DestinationConfig};
 use super::error::FileError;
+use super::manifest::Manifest;
 use super::reservation::{self, Made, OpenDirectory};
+use super::root::{Access, Root};
+use super::sweep;
 
-/// What a job may have left here, whether or not it could be prepared: kept from one attempt to the
-/// next, since a later one no longer knows which directories an earlier one has made.
-#[derive(Clone, Debug)]
+/// What a job may have left here, through all its attempts, whether or not they could be prepared.
+/// It is owed to a wish to discard, however late and however often that comes.
+#[derive(Debug, Default)]
 pub struct Leftover {
-    config: DestinationConfig,
+    /// At most one for each root.
+    roots: Vec<InRoot>,
+}
+
+/// The same in one root.
+#[derive(Debug)]
+struct InRoot {
+    root: Arc<Root>,
+    partials: Where,
+    /// Directories that any attempt has made: a later one finds them and does not know that.
     made: Made,
 }
 
+/// Where partial files may be.
+#[derive(Debug)]
+enum Where {
+    /// Beside the files of these preparations, which go to the same place under the same names.
+    At(DestinationConfig),
+    /// In any directory: attempts differ, or some were before this agent's time.
+    Anywhere,
+}
+
 impl Leftover {
-    /// Of an attempt that is about to be prepared, and of the one before it.
-    pub fn new(config: DestinationConfig, earlier: Option<Leftover>) -> Self {
-        let same = earlier.filter(|earlier| earlier.config.root.name() == config.root.name());
+    /// Of a job of which nothing is known.
+    #[must_use]
+    pub fn anywhere(roots: &[Arc<Root>]) -> Self {
+        let of = |root: &Arc<Root>| InRoot {
+            root: root.clone(),
+            partials: Where::Anywhere,
+            made: Made::default(),
+        };
         Leftover {
-            made: same.map_or_else(Made::default, |earlier| earlier.made),
-            config,
+            roots: roots.iter().map(of).collect(),
+        }
+    }
+
+    /// Takes note of an attempt that is about to be prepared.
+    pub fn expect(&mut self, config: DestinationConfig) {
+        match self.in_root(&config.root) {
+            Some(known) => known.partials.expect(config),
+            None => self.roots.push(InRoot {
+                root: config.root.clone(),
+                partials: Where::At(config),
+                made: Made::default(),
+            }),
         }
     }
 
     /// Takes note of what the attempt has made now that it is prepared.
     pub fn add(&mut self, destination: &Destination) {
-        let directories = &destination.made().directories;
-        self.made.directories.extend(directories.iter().cloned());
+        if let Some(known) = self.in_root(destination.root()) {
+            let directories = &destination.made().directories;
+            known.made.directories.extend(directories.iter().cloned());
+        }
+    }
+
+    /// Nothing is owed any more: the job's files are where they belong.
+    pub fn forget(&mut self) {
+        self.roots.clear();
     }
 
     /// Removes the partial files, and the directories that were made for the job and are empty.
-    /// Makes nothing. Other directories stay: they may be the user's.
-    pub fn discard(&self) -> Result<(), FileError> {
-        let root = &self.config.root;
-        let mut lock = None;
-        let mut held = || -> Result<(), FileError> {
-            if lock.is_none() {
-                // Nobody else may be resuming it.
-                lock = Some(JobLock::take(root, &self.config.job)?);
-            }
-            Ok(())
-        };
-        let mut open = OpenDirectory::new(root);
-        // A manifest that no files can be made of has left none.
-        let files = reservation::targets(&self.config).map_or_else(|_| Vec::new(), |(_, f)| f);
-        for (target, _) in files {
-            // Nothing is left in a directory that is not there.
-            let Ok(parent) = open.at(&target.parent) else {
-                continue;
+    /// Makes nothing. Other directories stay: they may be the user's. Goes on where something
+    /// cannot be removed; gives one fault for each root that it has to be called again for.
+    pub fn discard(&mut self, job: &JobUid) -> Vec<FileError> {
+        let mut faults = Vec::new();
+        self.roots.retain(|left| {
+            let fault = left.discard(job).err();
+            let owed = fault.is_some();
+            faults.extend(fault);
+            owed
+        });
+        faults
+    }
+
+    fn in_root(&mut self, root: &Root) -> Option<&mut InRoot> {
+        let mut roots = self.roots.iter_mut();
+        roots.find(|known| known.root.name() == root.name())
+    }
+}
+
+impl Where {
+    fn expect(&mut self, config: DestinationConfig) {
+        if let Where::At(known) = self {
+            let same = known.path == config.path && have_same_names(known, &config);
+            *self = if same {
+                Where::At(config)
+            } else {
+                Where::Anywhere
             };
-            let look = fs::statat(&*parent, &target.partial, AtFlags::SYMLINK_NOFOLLOW);
-            if look.is_err() {
-                continue;
-            }
-            held()?;
-            target.remove_partial(&parent)?;
         }
-        if !self.made.directories.is_empty() {
-            held()?;
-            self.made.remove_directories(root);
+    }
+}
+
+fn have_same_names(a: &DestinationConfig, b: &DestinationConfig) -> bool {
+    fn names(manifest: &Manifest) -> impl Iterator<Item = &str> {
+        manifest.files().map(|(_, entry, _)| entry.path.as_str())
+    }
+    a.manifest.shape() == b.manifest.shape() && names(&a.manifest).eq(names(&b.manifest))
+}
+
+impl InRoot {
+    fn discard(&self, job: &JobUid) -> Result<(), FileError> {
+        if self.root.access() != Access::ReadWrite {
+            // Nothing is ever made in it.
+            return Ok(());
+        }
+        let mut lock = Lock::new(&self.root, job);
+        let removed = match &self.partials {
+            Where::Anywhere => sweep::remove_job(&mut lock).map(drop),
+            Where::At(config) => remove_at(config, &mut lock),
+        };
+        if self.made.directories.is_empty() {
+            return removed;
+        }
+        lock.hold()?;
+        removed.and(self.made.remove_directories(&self.root, job))
+    }
+}
+
+/// The job's lock, taken when it is needed: nobody else may be resuming it.
+pub(super) struct Lock<'a> {
+    pub(super) root: &'a Arc<Root>,
+    pub(super) job: &'a JobUid,
+    held: Option<JobLock>,
+}
+
+impl<'a> Lock<'a> {
+    pub(super) fn new(root: &'a Arc<Root>, job: &'a JobUid) -> Self {
+        Lock {
+            root,
+            job,
+            held: None,
+        }
+    }
+
+    pub(super) fn hold(&mut self) -> Result<(), FileError> {
+        if self.held.is_none() {
+            self.held = Some(JobLock::take(self.root, self.job)?);
         }
         Ok(())
     }
+}
+
+/// Removes the partial files of one preparation; names the first that could not be.
+fn remove_at(config: &DestinationConfig, lock: &mut Lock<'_>) -> Result<(), FileError> {
+    let mut open = OpenDirectory::new(lock.root);
+    let mut result = Ok(());
+    // A manifest that no files can be made of has left none.
+    let files = reservation::targets(config).map_or_else(|_| Vec::new(), |(_, files)| files);
+    for (target, _) in files {
+        let parent = match open.found(&target.parent) {
+            Ok(Some(parent)) => parent,
+            Ok(None) => continue,
+            Err(fault) => {
+                result = result.and(Err(fault));
+                continue;
+            }
+        };
+        match fs::statat(&*parent, &target.partial, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => continue,
+            Err(cause) => result = result.and(Err(target.failed("fstatat", cause, 0))),
+            Ok(_) => {
+                lock.hold()?;
+                result = result.and(target.remove_partial(&parent));
+            }
+        }
+    }
+    result
 }

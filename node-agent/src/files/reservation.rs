@@ -283,20 +283,43 @@ impl<'r> OpenDirectory<'r> {
     }
 
     pub(super) fn at(&mut self, path: &RootPath) -> Result<Rc<OwnedFd>, FileError> {
+        self.open(path).map_err(|cause| {
+            self.root
+                .symlink_on_the_way(path, cause)
+                .unwrap_or_else(|| FileError::writing(self.root.place(path), "open", cause, 0))
+        })
+    }
+
+    /// The directory, if there is one that something can have been made in.
+    pub(super) fn found(&mut self, path: &RootPath) -> Result<Option<Rc<OwnedFd>>, FileError> {
+        match self.open(path) {
+            Ok(opened) => Ok(Some(opened)),
+            Err(cause) if is_no_directory(cause) => Ok(None),
+            Err(cause) => {
+                let place = self.root.place(path);
+                Err(FileError::writing(place, "open", cause, 0))
+            }
+        }
+    }
+
+    fn open(&mut self, path: &RootPath) -> Result<Rc<OwnedFd>, Errno> {
         if let Some((last, opened)) = &self.last
             && last.as_str() == path.as_str()
         {
             return Ok(opened.clone());
         }
-        let opened = self.root.open_directory(path).map_err(|cause| {
-            self.root
-                .symlink_on_the_way(path, cause)
-                .unwrap_or_else(|| FileError::writing(self.root.place(path), "open", cause, 0))
-        })?;
-        let opened = Rc::new(opened);
+        let opened = Rc::new(self.root.open_directory(path)?);
         self.last = Some((path.clone(), opened.clone()));
         Ok(opened)
     }
+}
+
+/// Whether the answer says that there is no such directory: nothing, or a file or link in its place.
+pub(super) fn is_no_directory(cause: Errno) -> bool {
+    matches!(
+        cause,
+        Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV
+    )
 }
 
 /// What a reservation has made so far: undone when it fails.
@@ -310,26 +333,37 @@ pub(super) struct Made {
 
 impl Made {
     /// Removes what was made, as far as it can.
-    pub(super) fn undo(&self, root: &Root) {
+    pub(super) fn undo(&self, root: &Root, job: &JobUid) {
         let mut open = OpenDirectory::new(root);
         for target in &self.partials {
             if let Ok(parent) = open.at(&target.parent) {
                 let _ = target.remove_partial(&parent);
             }
         }
-        self.remove_directories(root);
+        let _ = self.remove_directories(root, job);
     }
 
-    /// Removes the directories that were made and are empty.
-    pub(super) fn remove_directories(&self, root: &Root) {
-        let _alone = root.remove_directories();
+    /// Removes the directories that `job` has made and that are empty, but where another job has
+    /// its files. Goes on where one cannot be removed, and names the first of these.
+    pub(super) fn remove_directories(&self, root: &Root, job: &JobUid) -> Result<(), FileError> {
+        let mut result = Ok(());
         for path in self.directories.iter().rev() {
-            if let Some((parent, name)) = path.split()
-                && let Ok(parent) = root.open_directory(&parent)
-            {
-                let _ = fs::unlinkat(&parent, name, AtFlags::REMOVEDIR);
+            let Some((parent, name)) = path.split() else {
+                continue;
+            };
+            let removed = root.occupancy().unless_anothers(job, path, || {
+                fs::unlinkat(root.open_directory(&parent)?, name, AtFlags::REMOVEDIR)
+            });
+            match removed {
+                None | Some(Ok(()) | Err(Errno::NOTEMPTY | Errno::EXIST | Errno::BUSY)) => {}
+                Some(Err(cause)) if is_no_directory(cause) => {}
+                Some(Err(cause)) => {
+                    let failed = FileError::writing(root.place(path), "rmdir", cause, 0);
+                    result = result.and(Err(failed));
+                }
             }
         }
+        result
     }
 
     /// Makes the directory and those above it where they are missing.

@@ -9,12 +9,12 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use super::error::{FileError, Place};
+use super::occupancy::Occupancy;
 
 /// Bytes in the longest path (`PATH_MAX` less its NUL) and in the longest name (`NAME_MAX`).
 const MAX_PATH_BYTES: usize = 4095;
@@ -119,6 +119,12 @@ impl RootPath {
         }
     }
 
+    /// Whether it is `other` or lies below it.
+    pub(super) fn is_within(&self, other: &RootPath) -> bool {
+        let rest = self.text.strip_prefix(&other.text);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || other.text.is_empty())
+    }
+
     /// Its directory and last name; `None` for the root itself.
     pub(super) fn split(&self) -> Option<(RootPath, &str)> {
         if self.text.is_empty() {
@@ -165,9 +171,7 @@ pub struct Root {
     path: PathBuf,
     access: Access,
     directory: OwnedFd,
-    /// Read by a job that makes directories and puts files into them, written by one that removes the
-    /// empty ones that it has made: jobs share directories, such as that of their namespace.
-    layout: RwLock<()>,
+    occupancy: Occupancy,
 }
 
 impl Root {
@@ -186,18 +190,8 @@ impl Root {
             path: path.into(),
             access,
             directory,
-            layout: RwLock::default(),
+            occupancy: Occupancy::default(),
         })
-    }
-
-    /// While it is held, no directory that a job has made is removed.
-    pub(super) fn keep_directories(&self) -> RwLockReadGuard<'_, ()> {
-        self.layout.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// While it is held, no job relies on a directory that holds nothing of its own.
-    pub(super) fn remove_directories(&self) -> RwLockWriteGuard<'_, ()> {
-        self.layout.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The name that jobs use.
@@ -218,6 +212,11 @@ impl Root {
     /// `path` as messages name it.
     pub(super) fn place(&self, path: &RootPath) -> Place {
         path.at(&self.name)
+    }
+
+    /// Where jobs have their files.
+    pub(super) fn occupancy(&self) -> &Occupancy {
+        &self.occupancy
     }
 
     /// The root's directory itself.
@@ -366,6 +365,13 @@ mod tests {
         assert_eq!(base.join("../a").unwrap_err().reason(), "BadPath");
         assert_eq!(base.file_name(), Some("x"));
         assert_eq!(RootPath::ROOT.file_name(), None);
+        let within = [("m/x", "m"), ("m/x", "m/x"), ("m", "")];
+        let apart = [("m", "m/x"), ("mx", "m"), ("", "m")];
+        let is_within = |(path, other): &(&str, &str)| {
+            let [path, other] = [path, other].map(|text| RootPath::parse(text).unwrap());
+            path.is_within(&other)
+        };
+        assert!(within.iter().all(is_within) && !apart.iter().any(is_within));
     }
 
     #[test]

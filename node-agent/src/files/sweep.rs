@@ -1,13 +1,15 @@
 //! Removing what jobs left that nobody will resume.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{self, AtFlags, Dir, FileType, Stat};
+use rustix::io::Errno;
 
-use super::claim::{JobLock, JobUid, OwnName};
+use super::claim::{JobLock, OwnName};
+use super::discard::Lock;
 use super::error::FileError;
 use super::manifest::Identity;
+use super::reservation;
 use super::root::{Access, Root, RootPath};
 
 /// Removes partial files and lock files of jobs that no process works on and that were last
@@ -20,35 +22,76 @@ pub fn sweep(root: &Root, older_than: Duration) -> Result<u32, FileError> {
     }
     let abandoned = |own: &OwnName<'_>, stat: &Stat| {
         let (OwnName::Partial { job, .. } | OwnName::Lock { job }) = own;
-        age(stat) >= older_than && !JobLock::is_held(root, job)
+        Ok(age(stat) >= older_than && !JobLock::is_held(root, job))
     };
-    Ok(remove(root, abandoned))
+    Ok(remove(root, abandoned)?.files)
 }
 
 /// Removes the partial files of one job, of which nothing is known but its name; gives their
-/// number. Refused while some process works on it. Walks the whole root, too.
-pub fn sweep_job(root: &Arc<Root>, job: &JobUid) -> Result<u32, FileError> {
-    if root.access() != Access::ReadWrite {
-        return Ok(0);
+/// number. Refused while some process works on it. Walks the whole root, too, and names the first
+/// file that could not be removed. A directory that is closed to the agent is another's.
+pub(super) fn remove_job(lock: &mut Lock<'_>) -> Result<u32, FileError> {
+    let (root, job) = (lock.root, lock.job);
+    let removed = remove(root, |own, _| {
+        let is_its = matches!(own, OwnName::Partial { job: its, .. } if its == job);
+        if is_its {
+            lock.hold()?;
+        }
+        Ok(is_its)
+    })?;
+    removed.fault.map_or(Ok(removed.files), Err)
+}
+
+/// What has become of a walk.
+#[derive(Debug, Default)]
+struct Removed {
+    files: u32,
+    /// The first thing that is still there, or that could not be looked at.
+    fault: Option<FileError>,
+}
+
+impl Removed {
+    /// Something could not be looked at.
+    fn failed(&mut self, root: &Root, path: &RootPath, operation: &'static str, cause: Errno) {
+        // What is gone, or closed to the agent, is another's.
+        let gone = reservation::is_no_directory(cause);
+        if !gone && !matches!(cause, Errno::ACCESS | Errno::PERM) {
+            let fault = FileError::writing(root.place(path), operation, cause, 0);
+            self.fault.get_or_insert(fault);
+        }
     }
-    // Nobody else may be resuming it. Goes by itself.
-    let _lock = JobLock::take(root, job)?;
-    let is_its = |own: &OwnName<'_>, _: &Stat| matches!(own, OwnName::Partial { job: its, .. } if its == job);
-    Ok(remove(root, is_its))
 }
 
 /// Removes what is Weft's own and to go.
-fn remove(root: &Root, is_to_go: impl Fn(&OwnName<'_>, &Stat) -> bool) -> u32 {
-    let mut removed = 0;
+fn remove(
+    root: &Root,
+    mut is_to_go: impl FnMut(&OwnName<'_>, &Stat) -> Result<bool, FileError>,
+) -> Result<Removed, FileError> {
+    let mut removed = Removed::default();
     let mut waiting = vec![RootPath::ROOT];
     while let Some(path) = waiting.pop() {
-        let Ok(directory) = root.open_directory(&path) else {
-            continue;
+        let directory = match root.open_directory(&path) {
+            Ok(directory) => directory,
+            Err(cause) => {
+                removed.failed(root, &path, "open", cause);
+                continue;
+            }
         };
-        let Ok(mut listing) = Dir::read_from(&directory) else {
-            continue;
+        let mut listing = match Dir::read_from(&directory) {
+            Ok(listing) => listing,
+            Err(cause) => {
+                removed.failed(root, &path, "open", cause);
+                continue;
+            }
         };
-        while let Some(Ok(found)) = listing.read() {
+        while let Some(found) = listing.read() {
+            let found = match found {
+                Ok(found) => found,
+                Err(cause) => {
+                    removed.failed(root, &path, "getdents", cause);
+                    break;
+                }
+            };
             let Ok(name) = found.file_name().to_str() else {
                 continue;
             };
@@ -61,20 +104,31 @@ fn remove(root: &Root, is_to_go: impl Fn(&OwnName<'_>, &Stat) -> bool) -> u32 {
             {
                 continue;
             }
-            let Ok(stat) = fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
-                continue;
+            let stat = match fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => stat,
+                Err(cause) => {
+                    removed.failed(root, &path, "fstatat", cause);
+                    continue;
+                }
             };
             match (FileType::from_raw_mode(stat.st_mode), own) {
                 (FileType::Directory, _) => waiting.extend(path.join(name)),
-                (FileType::RegularFile, Some(own)) if is_to_go(&own, &stat) => {
-                    let gone = fs::unlinkat(&directory, name, AtFlags::empty()).is_ok();
-                    removed += u32::from(gone);
+                (FileType::RegularFile, Some(own)) if is_to_go(&own, &stat)? => {
+                    match fs::unlinkat(&directory, name, AtFlags::empty()) {
+                        Ok(()) => removed.files += 1,
+                        Err(Errno::NOENT) => {}
+                        Err(cause) => {
+                            let file = path.join(name).unwrap_or_else(|_| path.clone());
+                            let fault = FileError::writing(root.place(&file), "unlink", cause, 0);
+                            removed.fault.get_or_insert(fault);
+                        }
+                    }
                 }
                 _ => {}
             }
         }
     }
-    removed
+    Ok(removed)
 }
 
 /// Time since the file was written to; none for one from the future.

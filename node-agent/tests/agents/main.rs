@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod certificates;
 #[cfg(test)]
+mod discard;
+#[cfg(test)]
 mod enroll;
 #[cfg(test)]
 mod kept;

@@ -27,7 +27,7 @@ fn assert_verified(ends: &[ProgressResponse]) {
 }
 
 /// No partial file and no lock is left.
-fn names(lab: &Lab, node: usize) -> Vec<String> {
+pub(crate) fn names(lab: &Lab, node: usize) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(lab.root(node))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -134,7 +134,7 @@ async fn what_is_there_already_is_not_sent_again() {
 }
 
 /// Slow enough to be killed half-way.
-const SLOW: &str = "transport: {congestion: 'fixed:4KiB', paths: 1, stallTimeout: 2s}\n";
+pub(crate) const SLOW: &str = "transport: {congestion: 'fixed:4KiB', paths: 1, stallTimeout: 2s}\n";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_destination_resumes_where_it_was() {
@@ -230,52 +230,6 @@ async fn after_a_cancel_nothing_lands_and_what_is_discarded_is_gone() {
         .prepare(prepare(&first, &manifest))
         .await;
     assert_eq!(reason(&refused.unwrap_err()), "Cancelled");
-}
-
-fn discard(job: &JobRef) -> CancelRequest {
-    CancelRequest {
-        job: Some(job.clone()),
-        leader_epoch: 1,
-        discard: true,
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_discard_of_an_attempt_that_came_too_late_removes_what_the_earlier_ones_left() {
-    let lab = Lab::new();
-    let _agents = [lab.agent(0, SLOW).await, lab.agent(1, SLOW).await];
-    write(&lab.root(0).join("model/inner/file"), &noise(64 << 20, 7));
-    let first = job("late", 1);
-    lab.begin(&first, &[(0, 1)], Algorithm::Blake3)
-        .await
-        .unwrap();
-    let keep = CancelRequest {
-        discard: false,
-        ..discard(&first)
-    };
-    lab.operator(1).await.cancel(keep).await.unwrap();
-    assert_eq!(names(&lab, 1), ["model"]);
-    // The second attempt's Prepare was refused, or was lost.
-    let answer = lab.operator(1).await.cancel(discard(&job("late", 2))).await;
-    assert_eq!(answer.unwrap().into_inner().state(), State::Unspecified);
-    assert!(names(&lab, 1).is_empty(), "{:?}", names(&lab, 1));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_discard_after_the_agent_was_restarted_removes_what_the_job_left() {
-    let lab = Lab::new();
-    let _source = lab.agent(0, SLOW).await;
-    let agent = lab.agent(1, SLOW).await;
-    write(&lab.root(0).join("model"), &noise(64 << 20, 7));
-    let first = job("restarted", 1);
-    lab.begin(&first, &[(0, 1)], Algorithm::Blake3)
-        .await
-        .unwrap();
-    agent.stop().await;
-    assert_eq!(names(&lab, 1).len(), 1);
-    let _agent = lab.agent(1, SLOW).await;
-    lab.operator(1).await.cancel(discard(&first)).await.unwrap();
-    assert!(names(&lab, 1).is_empty(), "{:?}", names(&lab, 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,10 +1,11 @@
 //! Attempts that end early and those that go on from there.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::Duration;
 
 use proptest::prelude::*;
 
+use super::alone::{Alone, alone, this_test};
 use super::*;
 
 #[test]
@@ -232,6 +233,13 @@ fn after_the_end_no_byte_lands_and_another_attempt_may_begin() {
     assert_eq!(buffer, data[BLOCK_BYTES..]);
 }
 
+/// Discards what an attempt may have left that could not be prepared.
+fn discard(config: DestinationConfig) {
+    let (mut leftover, job) = (Leftover::default(), config.job.clone());
+    leftover.expect(config);
+    assert!(leftover.discard(&job).is_empty());
+}
+
 #[test]
 fn what_a_job_left_is_discarded_even_where_it_cannot_be_prepared_any_more() {
     let from = Node::new();
@@ -244,11 +252,10 @@ fn what_a_job_left_is_discarded_even_where_it_cannot_be_prepared_any_more() {
     std::fs::create_dir(node.path("m/a")).unwrap();
     let refused = Destination::prepare(config.clone()).unwrap_err();
     assert_eq!(refused.reason(), "DestinationExists");
-    Leftover::new(config, None).discard().unwrap();
+    discard(config);
     assert_eq!(node.names(), ["m/", "m/a/", "m/d/"]);
     // And where nothing was ever made, nothing is made.
-    let other = Leftover::new(node.config("other", &source), None);
-    other.discard().unwrap();
+    discard(node.config("other", &source));
     assert_eq!(node.names(), ["m/", "m/a/", "m/d/"]);
 }
 
@@ -261,17 +268,16 @@ fn the_empty_directories_that_any_attempt_of_a_job_made_go_with_what_it_left() {
     std::fs::create_dir_all(node.path("users/m/d")).unwrap();
     let config = node.config("users/m", &source);
     // The second attempt finds the directory that the first has made.
-    let mut leftover = None;
+    let mut leftover = Leftover::default();
     for _ in 0..2 {
         let destination = Destination::prepare(config.clone()).unwrap();
-        let mut of_this = Leftover::new(config.clone(), leftover);
-        of_this.add(&destination);
-        leftover = Some(of_this);
-        let busy = leftover.as_ref().unwrap().discard().unwrap_err();
-        assert_eq!(busy.reason(), "DestinationBusy");
+        leftover.expect(config.clone());
+        leftover.add(&destination);
+        let busy = leftover.discard(&config.job);
+        assert_eq!(busy[0].reason(), "DestinationBusy");
         destination.abort(Partials::Keep).unwrap();
     }
-    leftover.unwrap().discard().unwrap();
+    assert!(leftover.discard(&config.job).is_empty());
     assert_eq!(node.names(), ["users/", "users/m/", "users/m/d/"]);
 }
 
@@ -315,9 +321,11 @@ fn what_a_job_left_is_found_by_its_name_alone() {
         ..node.config("n", &source)
     };
     drop(Destination::prepare(other.clone()).unwrap());
-    let job = "job-1".parse().unwrap();
-    assert_eq!(sweep_job(&node.root, &job).unwrap(), 2);
-    assert_eq!(sweep_job(&node.root, &job).unwrap(), 0);
+    let anywhere = |job: &str| {
+        let job: JobUid = job.parse().unwrap();
+        Leftover::anywhere(std::slice::from_ref(&node.root)).discard(&job)
+    };
+    assert!(anywhere("job-1").is_empty() && anywhere("job-1").is_empty());
     let names = node.names();
     let of = |job: &str| names.iter().filter(|name| name.contains(job)).count();
     assert_eq!(
@@ -326,8 +334,97 @@ fn what_a_job_left_is_found_by_its_name_alone() {
         "{names:?}"
     );
     let _running = Destination::prepare(other).unwrap();
-    let busy = sweep_job(&node.root, &"job-10".parse().unwrap()).unwrap_err();
-    assert_eq!(busy.reason(), "DestinationBusy");
+    let busy = anywhere("job-10");
+    assert_eq!(busy[0].reason(), "DestinationBusy");
+}
+
+#[test]
+fn what_attempts_with_other_paths_and_manifests_left_goes_too() {
+    let from = Node::new();
+    from.write("m/a", &content(100, 1)).write("m/d/b", b"2");
+    let source = from.source("m").unwrap();
+    from.write("m/c", b"3");
+    let grown = from.source("m").unwrap();
+    let node = Node::new();
+    let table = [
+        [node.config("m", &source), node.config("n", &source)],
+        [node.config("m", &grown), node.config("m", &source)],
+    ];
+    for attempts in table {
+        let mut leftover = Leftover::default();
+        for config in &attempts {
+            leftover.expect(config.clone());
+            let destination = Destination::prepare(config.clone()).unwrap();
+            leftover.add(&destination);
+            destination.abort(Partials::Keep).unwrap();
+        }
+        assert!(leftover.discard(&attempts[0].job).is_empty());
+        assert_eq!(node.names(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn what_cannot_be_removed_is_named_and_still_owed_and_the_rest_goes() {
+    alone(
+        this_test!(what_cannot_be_removed_is_named_and_still_owed_and_the_rest_goes),
+        Alone::Unprivileged,
+        || {
+            let from = Node::new();
+            from.write("m/a", b"1").write("m/d/b", b"2");
+            let source = from.source("m").unwrap();
+            let (node, other) = (Node::new(), Node::new());
+            let other_root =
+                Arc::new(Root::open("other", other.directory.path(), Access::ReadWrite).unwrap());
+            let config = node.config("m", &source);
+            let elsewhere = DestinationConfig {
+                root: other_root.clone(),
+                ..config.clone()
+            };
+            let mode = |mode| {
+                let mode = std::fs::Permissions::from_mode(mode);
+                std::fs::set_permissions(node.path("m/d"), mode).unwrap();
+            };
+            let mut known = Leftover::default();
+            known.expect(config.clone());
+            known.expect(elsewhere.clone());
+            let unknown = Leftover::anywhere(&[node.root.clone(), other_root]);
+            for mut leftover in [known, unknown] {
+                drop(Destination::prepare(config.clone()).unwrap());
+                drop(Destination::prepare(elsewhere.clone()).unwrap());
+                mode(0o555);
+                let faults = leftover.discard(&config.job);
+                assert_eq!(faults.len(), 1, "{faults:?}");
+                assert_fault(&faults[0], "DestinationDenied", "m/d/");
+                assert_eq!(node.names().len(), 3, "{:?}", node.names());
+                assert_eq!(other.names(), ["m/", "m/d/"]);
+                mode(0o755);
+                assert!(leftover.discard(&config.job).is_empty());
+                assert_eq!(node.names(), ["m/", "m/d/"]);
+            }
+        },
+    );
+}
+
+#[test]
+fn an_empty_directory_that_another_job_needs_stays() {
+    let from = Node::new();
+    from.write("m/a", b"1");
+    std::fs::create_dir(from.path("m/empty")).unwrap();
+    let source = from.source("m").unwrap();
+    let node = Node::new();
+    let config = node.config("m", &source);
+    let mut leftover = Leftover::default();
+    leftover.expect(config.clone());
+    let destination = Destination::prepare(config.clone()).unwrap();
+    leftover.add(&destination);
+    destination.abort(Partials::Keep).unwrap();
+    let other = DestinationConfig {
+        job: "job-2".parse().unwrap(),
+        ..config.clone()
+    };
+    send(&source, other).unwrap();
+    assert!(leftover.discard(&config.job).is_empty());
+    assert_eq!(node.names(), ["m/", "m/a", "m/empty/"]);
 }
 
 #[test]

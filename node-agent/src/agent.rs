@@ -93,7 +93,8 @@ impl Agent {
         let metrics_listener = listen("metrics.listen", config.metrics.listen).await?;
         let engine = Arc::new(Engine::start(engine_config(config, &tls))?);
         let (in_force, tls) = watch::channel(tls);
-        let account = Account::new(config.limits.memory.value.0);
+        let memory = config.limits.memory.value.0;
+        let account = Account::new(memory);
         let jobs = Jobs::new(JobsConfig {
             node: config.node.clone(),
             engine,
@@ -113,7 +114,7 @@ impl Agent {
         };
         let (ready, is_ready) = watch::channel(false);
         let (stop, stopped) = watch::channel(false);
-        let server = Control::new(control.0, Door::new(service), in_force, stopped)
+        let server = Control::new(control.0, Door::new(service), in_force, stopped, memory)
             .map_err(|problem| AgentError::TlsUnusable { problem })?;
         let mut agent = Self {
             control: control.1,

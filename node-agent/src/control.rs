@@ -17,6 +17,7 @@ use tonic::transport::Server;
 use crate::dial::{PING_INTERVAL, PING_TIMEOUT, chain};
 use crate::door::Door;
 use crate::guard;
+use crate::record::SLOT_BYTES;
 use crate::tls::{HANDSHAKE_WITHIN, Tls};
 
 /// The certificates' files are read so often: they are small, and whoever replaces them watches.
@@ -29,9 +30,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Callers on their way to a server, which takes each at once.
 const CALLERS: usize = 16;
 
-/// Calls on one connection at a time: an operator keeps one open per job here, whose number
-/// `limits.memory` holds far below this; further ones wait.
-const STREAMS_MAX: u32 = 128;
+/// Calls on one connection at a time that hold no memory: lists, and attempts that are refused or
+/// over.
+const STREAMS_BESIDE: u32 = 128;
+/// An attempt that goes on is followed, and one command on it is on its way.
+const STREAMS_PER_ATTEMPT: u32 = 2;
+/// `limits.slots` is 2 at least, and whoever sends takes more.
+const ATTEMPT_BYTES_MIN: u64 = 2 * SLOT_BYTES as u64;
 
 type Callers = mpsc::Sender<io::Result<TcpStream>>;
 
@@ -43,6 +48,8 @@ pub(crate) struct Control {
     /// Read by whoever calls other agents.
     tls: watch::Sender<Tls>,
     stop: watch::Receiver<bool>,
+    /// Calls on one connection at a time; further ones wait.
+    streams_max: u32,
     /// To the server in force.
     callers: Callers,
     servers: JoinSet<()>,
@@ -50,19 +57,23 @@ pub(crate) struct Control {
 
 impl Control {
     /// With the certificates of `tls`; the answer is what TLS makes of them, if they do not fit.
+    /// As many calls at a time are taken as attempts can have that share `memory`.
     pub(crate) fn new(
         listener: TcpListener,
         door: Door,
         tls: watch::Sender<Tls>,
         stop: watch::Receiver<bool>,
+        memory: u64,
     ) -> Result<Self, String> {
         let mut servers = JoinSet::new();
-        let callers = serve(&tls.borrow(), &door, &stop, &mut servers)?;
+        let streams_max = streams_max(memory);
+        let callers = serve(&tls.borrow(), &door, &stop, streams_max, &mut servers)?;
         Ok(Self {
             listener,
             door,
             tls,
             stop,
+            streams_max,
             callers,
             servers,
         })
@@ -109,7 +120,13 @@ impl Control {
         let Some(tls) = found.map_err(|error| error.to_string())? else {
             return Ok(());
         };
-        let callers = serve(&tls, &self.door, &self.stop, &mut self.servers)?;
+        let callers = serve(
+            &tls,
+            &self.door,
+            &self.stop,
+            self.streams_max,
+            &mut self.servers,
+        )?;
         let before = std::mem::replace(&mut self.callers, callers);
         self.tls.send_replace(tls);
         tokio::spawn(async move {
@@ -124,17 +141,25 @@ impl Control {
     }
 }
 
+/// What `limits.memory` allows: an operator that follows every attempt can still cancel each.
+fn streams_max(memory: u64) -> u32 {
+    let attempts = u32::try_from(memory / ATTEMPT_BYTES_MIN).unwrap_or(u32::MAX);
+    let of_attempts = attempts.saturating_mul(STREAMS_PER_ATTEMPT);
+    of_attempts.saturating_add(STREAMS_BESIDE)
+}
+
 /// Starts a server with these certificates.
 fn serve(
     tls: &Tls,
     door: &Door,
     stop: &watch::Receiver<bool>,
+    streams_max: u32,
     servers: &mut JoinSet<()>,
 ) -> Result<Callers, String> {
     let mut server = Server::builder()
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_TIMEOUT))
-        .max_concurrent_streams(STREAMS_MAX)
+        .max_concurrent_streams(streams_max)
         .tls_config(tls.server())
         .map_err(|error| {
             format!(

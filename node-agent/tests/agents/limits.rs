@@ -1,7 +1,7 @@
 //! What an agent does with little memory and without threads.
 
 use crate::kept::Kept;
-use crate::support::{Lab, job, noise, prepare, start_source, stat, write};
+use crate::support::{DEADLINE, Lab, job, noise, prepare, start_source, stat, write};
 use weft_proto::agent::v1::*;
 
 /// What an agent may hold while it moves whatever: the budget of the speed and memory table.
@@ -52,4 +52,47 @@ async fn an_agent_that_gets_no_thread_to_receive_says_so_and_keeps_no_connection
     }
     let metrics = lab.get(1, "/metrics").await;
     assert!(metrics.contains("weft_connections{} 0"), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_follows_all_that_memory_holds_can_still_cancel() {
+    let lab = Lab::new();
+    let _source = lab.agent(0, "").await;
+    // Two slots and 16 KiB for each of 100 attempts, which are followed and the last one cancelled.
+    let limits = "limits: {memory: 218000KiB, slots: 2}\n";
+    let _agent = lab.agent(1, limits).await;
+    write(&lab.root(0).join("model"), b"1");
+    let manifest = stat(&mut lab.operator(0).await).await.unwrap();
+    let mut operator = lab.operator(1).await;
+    let mut followed = Vec::new();
+    let work = async {
+        for number in 0..100 {
+            let job = job(&format!("many-{number}"), 1);
+            let location = Some(Location {
+                root: "data".to_owned(),
+                path: format!("model-{number}"),
+            });
+            let request = PrepareRequest {
+                location,
+                ..prepare(&job, &manifest)
+            };
+            operator.prepare(request).await.unwrap();
+            for _ in 0..2 {
+                let request = ProgressRequest {
+                    job: Some(job.clone()),
+                    leader_epoch: 1,
+                    interval_ms: 60_000,
+                };
+                followed.push(operator.progress(request).await.unwrap());
+            }
+        }
+        let cancel = CancelRequest {
+            job: Some(job("many-99", 1)),
+            leader_epoch: 1,
+            discard: true,
+        };
+        operator.cancel(cancel).await.unwrap();
+    };
+    let done = tokio::time::timeout(DEADLINE, work).await;
+    done.expect("no call waits for another to end");
 }

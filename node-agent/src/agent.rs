@@ -19,6 +19,7 @@ use crate::files::{self, FileError, Root};
 use crate::guard;
 use crate::jobs::{Jobs, JobsConfig};
 use crate::metrics;
+use crate::node_key;
 use crate::pool::Account;
 use crate::service::Service;
 use crate::tls::{Tls, TlsError};
@@ -247,6 +248,21 @@ fn roots(config: &Config) -> Result<Vec<Arc<Root>>, FileError> {
         .collect()
 }
 
+/// What reset tokens are made from.
+fn node_key(config: &Config, tls: &Tls) -> Secret {
+    let path = node_key::path(&config.tls.key);
+    let kept = node_key::keep(&path);
+    Secret(kept.unwrap_or_else(|error| {
+        tracing::warn!(
+            "{}: {error}: the data path's key comes from the private key instead; once that is \
+             renewed, other nodes notice a restart of this agent only by its silence: let the \
+             agent write there",
+            path.display()
+        );
+        tls.node_key()
+    }))
+}
+
 fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
     let ports = config.data.ports.value;
     let ports = PortRange {
@@ -265,7 +281,7 @@ fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
         // At most 64 KiB: checked with the configuration.
         chunk_bytes: transport.chunk.value.0 as u32,
         stall_timeout: transport.stall_timeout.value.to_core(),
-        ..EngineConfig::new(config.data.address, ports, Secret(tls.node_key()))
+        ..EngineConfig::new(config.data.address, ports, node_key(config, tls))
     }
 }
 

@@ -30,6 +30,7 @@ mod layout;
 mod link;
 mod message;
 mod metrics;
+mod node_key;
 mod outlet;
 mod peer;
 mod pool;

@@ -109,7 +109,8 @@ impl Tls {
         Ok((now.fingerprint != self.fingerprint).then_some(now))
     }
 
-    /// What the data path derives reset tokens from: the same as long as the private key is.
+    /// A [key of the data path](crate::node_key) where none can be kept: the same as long as the
+    /// private key is.
     #[must_use]
     pub fn node_key(&self) -> [u8; 32] {
         self.node_key

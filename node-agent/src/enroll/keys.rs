@@ -1,8 +1,8 @@
 //! The node's private key and what the operator has certified, in files that the agent reads again
 //! when they change.
 //!
-//! The key is made once and kept: reset tokens and the node's key of the data path come from it, so
-//! that a restarted agent can tell its peers at once. It never leaves the directory.
+//! The key is made once and kept; it never leaves the directory. The agent keeps the data path's key
+//! beside it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};

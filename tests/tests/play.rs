@@ -3,19 +3,21 @@
 use std::{
     collections::BTreeSet,
     io::{BufRead, BufReader},
+    os::fd::AsFd,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
-    time::{Duration, Instant},
 };
 
 use nix::{
+    poll::{PollFd, PollFlags, poll},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use rustix::process::{PidfdFlags, pidfd_open};
 use serde_json::Value;
 
 /// A kernel ends a few processes in milliseconds.
-const GONE_WITHIN: Duration = Duration::from_secs(60);
+const GONE_WITHIN_MS: u16 = 60_000;
 
 /// A program of this build. Cargo builds a package's programs for its own tests only.
 fn program(name: &str) -> PathBuf {
@@ -207,14 +209,13 @@ fn shell(command: &str) -> Output {
 
 /// Runs the command that was printed for it, and waits for the end of that process.
 fn end_by(command: &str, pid: &str) {
-    let there = PathBuf::from(format!("/proc/{pid}/ns/net"));
-    assert!(std::fs::metadata(&there).is_ok(), "{pid} has ended before");
+    let raw = pid.parse().ok().and_then(rustix::process::Pid::from_raw);
+    let process = pidfd_open(raw.expect("a pid"), PidfdFlags::empty());
+    let process = process.unwrap_or_else(|error| panic!("{pid} has ended before: {error}"));
     assert!(shell(command).status.success(), "{command}");
-    let deadline = Instant::now() + GONE_WITHIN;
-    while std::fs::metadata(&there).is_ok() {
-        assert!(Instant::now() < deadline, "{pid} is still there");
-        std::thread::yield_now();
-    }
+    let mut ended = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+    let ended = poll(&mut ended, GONE_WITHIN_MS).expect("a process can be waited for");
+    assert_eq!(ended, 1, "{pid} is still there");
 }
 
 #[test]
@@ -246,7 +247,11 @@ fn without_namespaces_it_plays_over_loopback_and_keeps_agents_until_they_are_kil
     let refusing = "echo 0 > /proc/sys/user/max_user_namespaces && \
                     exec setpriv --bounding-set=-all -- \"$0\" \"$@\"";
     let weft = play("--nodes 2 --size 1MiB --keep --json");
+    // A path that takes some care in the printed commands.
+    let home = tempfile::Builder::new().prefix("it's a home ").tempdir();
+    let home = home.expect("a directory");
     let output = Command::new("unshare")
+        .env("TMPDIR", home.path())
         .args(["--user", "--map-root-user", "sh", "-c", refusing])
         .arg(weft.get_program())
         .args(weft.get_args())
@@ -263,6 +268,8 @@ fn without_namespaces_it_plays_over_loopback_and_keeps_agents_until_they_are_kil
     let (pids, _) = end.split_once(';').expect("two commands");
     end_by(end, pids.rsplit(' ').next().expect("a pid"));
     assert!(!root.exists());
+    let left = std::fs::read_dir(&home).expect("it is still there").count();
+    assert_eq!(left, 0, "{end}");
 }
 
 #[test]

@@ -306,7 +306,7 @@ impl<'a> Play<'a> {
             let pids: Vec<String> = (0..stage.nodes())
                 .filter_map(|i| Some(stage.pid(i)?.to_string()))
                 .collect();
-            let (pids, home) = (pids.join(" "), scratch.path().display());
+            let (pids, home) = (pids.join(" "), quoted(scratch.path()));
             format!(
                 "agents are left running; to end them and remove their files:\n  \
                  kill {pids}; rm -r {home}\n\
@@ -317,6 +317,12 @@ impl<'a> Play<'a> {
         scratch.keep();
         Ok(text)
     }
+}
+
+/// One word to a shell.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 /// What a job has to wait for nodes that are to be restarted, in attempts.

@@ -12,20 +12,22 @@ mod cases;
 use std::{
     fs,
     io::{self, Read, Write},
+    os::fd::AsFd,
     os::unix::{
         fs::{MetadataExt, PermissionsExt},
         process::CommandExt,
     },
     path::PathBuf,
     process::{Command, Output, Stdio},
-    time::{Duration, Instant},
 };
 
 use libtest_mimic::{Arguments, Trial};
 use nix::{
+    poll::{PollFd, PollFlags, poll},
     sys::signal::{Signal, kill},
     unistd::{Pid, geteuid},
 };
+use rustix::process::{PidfdFlags, pidfd_open};
 use weft_cli::fabric::{
     Fabric, FabricError, Spec,
     isolation::{self, Entered},
@@ -36,7 +38,7 @@ const CASE: &str = "WEFT_FABRIC_CASE";
 /// Where a case leaves a file for the host to find.
 const OUT: &str = "WEFT_FABRIC_OUT";
 /// A kernel ends a dozen processes in milliseconds.
-const GONE_WITHIN: Duration = Duration::from_secs(60);
+const GONE_WITHIN_MS: u16 = 60_000;
 /// User id of `nobody`.
 const NOBODY: u32 = 65_534;
 /// A name and what it runs inside.
@@ -312,13 +314,12 @@ fn what_is_kept_outlives_the_program(user: Option<u32>) {
     assert!(said.contains("data0") && said.contains("sleep"), "{said}");
 
     let init = Pid::from_raw(pid.parse().unwrap());
+    let handle = rustix::process::Pid::from_raw(init.as_raw()).unwrap();
+    let handle = pidfd_open(handle, PidfdFlags::empty()).unwrap();
     kill(init, Signal::SIGTERM).unwrap();
     // The kernel ends everything in the namespaces before pid 1 is gone from them.
-    let (deadline, namespace) = (Instant::now() + GONE_WITHIN, format!("/proc/{pid}/ns/net"));
-    while fs::metadata(&namespace).is_ok() {
-        assert!(Instant::now() < deadline, "{pid} is still there");
-        std::thread::yield_now();
-    }
+    let mut ended = [PollFd::new(handle.as_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut ended, GONE_WITHIN_MS).unwrap(), 1, "{pid} stays");
 }
 
 fn sigterm_reaches_the_program(user: Option<u32>) {

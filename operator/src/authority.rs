@@ -1,18 +1,19 @@
 //! A small certificate authority, and the operator's signature on tickets.
 //!
-//! `weft play` makes one for as long as it runs; in a cluster the operator keeps one. It never
-//! listens to anybody: whoever holds it decides who gets a certificate.
+//! `weft play` makes one for as long as it runs; in a cluster the operator keeps one for all fabrics
+//! in a Secret. It never listens to anybody: whoever holds it decides who gets a certificate.
 
 use std::{
     fs::OpenOptions,
     io::{self, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ED25519, SanType,
 };
 use ring::{
     rand::{SecureRandom, SystemRandom},
@@ -23,13 +24,21 @@ use weft_proto::{
     Message as _,
     agent::v1::{SignedTicket, Ticket},
 };
+use x509_parser::pem::Pem;
 
 /// What is signed before a ticket's bytes, so that a signature can mean nothing else.
 const TICKET_CONTEXT: &[u8; 21] = b"weft.agent.v1.Ticket\n";
-/// A certificate's life, as in a cluster.
+/// A node's certificate's life, and the operator's as a caller.
 const VALID: Duration = Duration::hours(24);
-/// How far apart the clocks of two nodes may be.
-const CLOCK_SKEW: Duration = Duration::minutes(5);
+/// The authority's own life: it ends by being rotated.
+const AUTHORITY_VALID: Duration = Duration::days(10 * 365);
+/// The life of a server certificate, whose key never leaves the process that it is made for.
+const SERVER_VALID: Duration = Duration::days(365);
+/// How far apart the clocks of two nodes may be. A clock an hour off is found by other means; until
+/// then it shall not keep a node out.
+const CLOCK_SKEW: Duration = Duration::hours(1);
+/// The name that agents ask for when they dial the operator, whatever its address.
+pub const OPERATOR_NAME: &str = "operator.weft";
 
 /// Why there is no authority, or no certificate.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +50,22 @@ pub enum AuthorityError {
         subject: String,
         /// What the library said.
         source: rcgen::Error,
+    },
+    /// What an agent sent is no certificate request that was signed with its own key.
+    #[error(
+        "the certificate request cannot be used ({source}): make a new one, in PEM, signed with its key"
+    )]
+    Request {
+        /// What the library said.
+        source: rcgen::Error,
+    },
+    /// What was kept of an authority is not whole.
+    #[error("{part}: {problem}: put back what it was, or delete it all for a new authority")]
+    Kept {
+        /// Which part: `ca.crt`, `ca.key`, `tickets.key`.
+        part: &'static str,
+        /// What is wrong with it.
+        problem: String,
     },
     /// The kernel gave no random bytes.
     #[error("no key can be made: the system's random generator does not answer; see getrandom(2)")]
@@ -60,6 +85,8 @@ impl AuthorityError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Certificate { .. } => "CertificateNotMade",
+            Self::Request { .. } => "BadRequest",
+            Self::Kept { .. } => "AuthorityUnusable",
             Self::Random => "NoRandomness",
             Self::Write { .. } => "KeyNotWritten",
         }
@@ -67,11 +94,30 @@ impl AuthorityError {
 }
 
 /// Issues certificates of one fabric and signs its tickets.
+#[derive(Clone)]
 pub struct Authority {
     fabric: String,
-    certificate: String,
+    keys: Arc<Keys>,
+}
+
+/// The same for all fabrics of an operator.
+struct Keys {
+    /// PEM: the one that signs, then others that are trusted still or already.
+    certificates: String,
     issuer: Issuer<'static, KeyPair>,
     tickets: Ed25519KeyPair,
+    tickets_pem: String,
+}
+
+/// An authority as it is kept: everything, as PEM.
+#[derive(Clone, PartialEq, Eq)]
+pub struct KeptAuthority {
+    /// `ca.crt`: the certificate of `key` first, then others that are trusted still or already.
+    pub certificates: String,
+    /// `ca.key`: what certificates are signed with.
+    pub key: String,
+    /// `tickets.key`: what tickets are signed with, Ed25519.
+    pub tickets: String,
 }
 
 /// A certificate and its private key, as PEM.
@@ -94,27 +140,87 @@ pub struct IdentityFiles {
 }
 
 impl Authority {
-    /// Makes the keys of a new fabric.
+    /// Makes the keys of a new authority, which begins with this fabric.
     pub fn new(fabric: &str) -> Result<Self, AuthorityError> {
         let failed = |source| AuthorityError::Certificate {
             subject: fabric.to_owned(),
             source,
         };
         let key = KeyPair::generate().map_err(failed)?;
-        let mut params = params(&format!("weft fabric {fabric}"));
+        let mut params = params(&format!("weft {fabric}"), AUTHORITY_VALID);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let certificate = params.self_signed(&key).map_err(failed)?.pem();
-        let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new())
-            .map_err(|_| AuthorityError::Random)?;
+        let certificates = params.self_signed(&key).map_err(failed)?.pem();
+        let tickets = KeyPair::generate_for(&PKCS_ED25519).map_err(|_| AuthorityError::Random)?;
+        let kept = KeptAuthority {
+            certificates,
+            key: key.serialize_pem(),
+            tickets: tickets.serialize_pem(),
+        };
+        Self::from_kept(fabric, kept)
+    }
+
+    /// Takes up one that was kept.
+    pub fn from_kept(fabric: &str, kept: KeptAuthority) -> Result<Self, AuthorityError> {
+        let wrong = |part: &'static str, problem: &dyn std::fmt::Display| AuthorityError::Kept {
+            part,
+            problem: problem.to_string(),
+        };
+        let key = KeyPair::from_pem(&kept.key).map_err(|error| wrong("ca.key", &error))?;
+        let signer = Pem::iter_from_buffer(kept.certificates.as_bytes()).next();
+        let signer = signer
+            .ok_or_else(|| wrong("ca.crt", &"it is empty"))?
+            .map_err(|error| wrong("ca.crt", &error))?;
+        let certificate = signer
+            .parse_x509()
+            .map_err(|error| wrong("ca.crt", &error))?;
+        if *certificate.public_key().subject_public_key.data != *key.public_key_raw() {
+            return Err(wrong(
+                "ca.crt",
+                &"its first certificate is not that of ca.key",
+            ));
+        }
+        if !certificate.validity().is_valid() {
+            let validity = certificate.validity();
+            let problem = format!(
+                "its first certificate holds from {} to {} only",
+                validity.not_before, validity.not_after
+            );
+            return Err(wrong("ca.crt", &problem));
+        }
+        let issuer = Issuer::from_ca_cert_der(&signer.contents.as_slice().into(), key)
+            .map_err(|error| wrong("ca.crt", &error))?;
         let tickets =
-            Ed25519KeyPair::from_pkcs8(pkcs8.as_ref()).map_err(|_| AuthorityError::Random)?;
+            KeyPair::from_pem(&kept.tickets).map_err(|error| wrong("tickets.key", &error))?;
+        let tickets = Ed25519KeyPair::from_pkcs8(tickets.serialized_der())
+            .map_err(|_| wrong("tickets.key", &"it is no Ed25519 key"))?;
         Ok(Self {
             fabric: fabric.to_owned(),
-            certificate,
-            issuer: Issuer::new(params, key),
-            tickets,
+            keys: Arc::new(Keys {
+                certificates: kept.certificates,
+                issuer,
+                tickets,
+                tickets_pem: kept.tickets,
+            }),
         })
+    }
+
+    /// What is to be kept of it.
+    pub fn to_kept(&self) -> KeptAuthority {
+        KeptAuthority {
+            certificates: self.keys.certificates.clone(),
+            key: self.keys.issuer.key().serialize_pem(),
+            tickets: self.keys.tickets_pem.clone(),
+        }
+    }
+
+    /// The same keys for another fabric.
+    #[must_use]
+    pub fn of_fabric(&self, fabric: &str) -> Self {
+        Self {
+            fabric: fabric.to_owned(),
+            keys: Arc::clone(&self.keys),
+        }
     }
 
     /// The fabric's name.
@@ -122,9 +228,9 @@ impl Authority {
         &self.fabric
     }
 
-    /// The authority's own certificate, as PEM.
+    /// The certificates to trust, as PEM: the authority's own, and others while it is rotated.
     pub fn certificate(&self) -> &str {
-        &self.certificate
+        &self.keys.certificates
     }
 
     /// The name that a node's certificate answers to: what to ask for when dialling any of its
@@ -135,47 +241,62 @@ impl Authority {
 
     /// A certificate for a node's agent, which serves the control API and calls its peers'.
     pub fn node(&self, name: &str) -> Result<Identity, AuthorityError> {
-        let both = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
-        let dns = Self::server_name(&self.fabric, name);
-        self.issue(name, &format!("node/{name}"), Some(&dns), both)
+        self.issue(&self.node_params(name)?, name)
+    }
+
+    /// The same for a key that only the node has: `request` is a PKCS#10 request as PEM, of which
+    /// nothing counts but the key.
+    pub fn certify_node(&self, name: &str, request: &str) -> Result<String, AuthorityError> {
+        let request = CertificateSigningRequestParams::from_pem(request)
+            .map_err(|source| AuthorityError::Request { source })?;
+        self.node_params(name)?
+            .signed_by(&request.public_key, &self.keys.issuer)
+            .map(|certificate| certificate.pem())
+            .map_err(|source| not_made(name, source))
     }
 
     /// The certificate that may Stat, Prepare, Start and Cancel.
     pub fn operator(&self) -> Result<Identity, AuthorityError> {
-        self.issue(
-            "operator",
-            "operator",
-            None,
-            vec![ExtendedKeyUsagePurpose::ClientAuth],
-        )
+        let mut params = params("operator", VALID);
+        params.subject_alt_names = vec![self.role("operator")?];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.issue(&params, "operator")
     }
 
-    fn issue(
-        &self,
-        subject: &str,
-        role: &str,
-        dns: Option<&str>,
-        usages: Vec<ExtendedKeyUsagePurpose>,
-    ) -> Result<Identity, AuthorityError> {
-        let failed = |source| AuthorityError::Certificate {
-            subject: subject.to_owned(),
-            source,
-        };
-        let uri = format!("weft://{}/{role}", self.fabric);
-        let mut params = params(subject);
-        params.subject_alt_names = vec![SanType::URI(uri.try_into().map_err(failed)?)];
-        if let Some(dns) = dns {
-            params
-                .subject_alt_names
-                .push(SanType::DnsName(dns.try_into().map_err(failed)?));
+    /// What the operator's own server shows. It names no role: nobody can call with it.
+    pub fn operator_server(&self, names: &[&str]) -> Result<Identity, AuthorityError> {
+        let mut params = params(OPERATOR_NAME, SERVER_VALID);
+        for name in [OPERATOR_NAME].iter().chain(names) {
+            params.subject_alt_names.push(dns(name)?);
         }
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = usages;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.issue(&params, OPERATOR_NAME)
+    }
+
+    fn node_params(&self, name: &str) -> Result<CertificateParams, AuthorityError> {
+        let mut params = params(name, VALID);
+        params.subject_alt_names = vec![
+            self.role(&format!("node/{name}"))?,
+            dns(&Self::server_name(&self.fabric, name))?,
+        ];
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        Ok(params)
+    }
+
+    fn role(&self, role: &str) -> Result<SanType, AuthorityError> {
+        let uri = format!("weft://{}/{role}", self.fabric);
+        let name = uri.clone().try_into();
+        name.map(SanType::URI)
+            .map_err(|source| not_made(&uri, source))
+    }
+
+    fn issue(&self, params: &CertificateParams, subject: &str) -> Result<Identity, AuthorityError> {
+        let failed = |source| not_made(subject, source);
         let key = KeyPair::generate().map_err(failed)?;
-        let certificate = params.signed_by(&key, &self.issuer).map_err(failed)?;
+        let certificate = params.signed_by(&key, &self.keys.issuer).map_err(failed)?;
         Ok(Identity {
             certificate: certificate.pem(),
             key: key.serialize_pem(),
@@ -184,14 +305,14 @@ impl Authority {
 
     /// The public half of the ticket key, 64 hexadecimal digits.
     pub fn ticket_key(&self) -> String {
-        hex(self.tickets.public_key().as_ref())
+        hex(self.keys.tickets.public_key().as_ref())
     }
 
     /// Signs a ticket.
     pub fn sign(&self, ticket: &Ticket) -> SignedTicket {
         let ticket = ticket.encode_to_vec();
         let message = [TICKET_CONTEXT.as_slice(), &ticket].concat();
-        let signature = self.tickets.sign(&message).as_ref().to_vec();
+        let signature = self.keys.tickets.sign(&message).as_ref().to_vec();
         SignedTicket { ticket, signature }
     }
 }
@@ -233,13 +354,28 @@ pub fn unique() -> Result<String, AuthorityError> {
     Ok(hex(&bytes))
 }
 
-fn params(subject: &str) -> CertificateParams {
+fn params(subject: &str, valid: Duration) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, subject);
     let now = OffsetDateTime::now_utc();
     params.not_before = now - CLOCK_SKEW;
-    params.not_after = now + VALID;
+    params.not_after = now + valid;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params
+}
+
+fn dns(name: &str) -> Result<SanType, AuthorityError> {
+    let ascii = name.try_into();
+    ascii
+        .map(SanType::DnsName)
+        .map_err(|source| not_made(name, source))
+}
+
+fn not_made(subject: &str, source: rcgen::Error) -> AuthorityError {
+    AuthorityError::Certificate {
+        subject: subject.to_owned(),
+        source,
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -294,6 +430,99 @@ mod tests {
         let authority = Authority::new("play").unwrap();
         let error = authority.node("nödë").err().unwrap();
         assert_eq!(error.reason(), "CertificateNotMade");
+    }
+
+    /// PEM of a request for a new key, with names that nobody asked for.
+    fn request(key: &KeyPair) -> String {
+        let mut params = CertificateParams::new(vec!["operator.weft".to_owned()]).unwrap();
+        let uri = "weft://lab/operator".try_into().unwrap();
+        params.subject_alt_names.push(SanType::URI(uri));
+        params.serialize_request(key).unwrap().pem().unwrap()
+    }
+
+    #[test]
+    fn of_a_nodes_request_only_the_key_counts() {
+        let authority = Authority::new("weft").unwrap().of_fabric("lab");
+        let key = KeyPair::generate().unwrap();
+        let pem = authority.certify_node("n1", &request(&key)).unwrap();
+        let pem = Pem::iter_from_buffer(pem.as_bytes())
+            .next()
+            .unwrap()
+            .unwrap();
+        let certificate = pem.parse_x509().unwrap();
+        let public_key = &certificate.public_key().subject_public_key.data;
+        assert_eq!(**public_key, *key.public_key_raw());
+        let names = certificate.subject_alternative_name().unwrap().unwrap();
+        let names: Vec<String> = names
+            .value
+            .general_names
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(names, ["URI(weft://lab/node/n1)", "DNSName(n1.lab.weft)"]);
+    }
+
+    #[test]
+    fn a_request_that_is_none_or_was_not_signed_with_its_key_is_refused() {
+        let authority = Authority::new("lab").unwrap();
+        let whole = request(&KeyPair::generate().unwrap());
+        let other = request(&KeyPair::generate().unwrap());
+        // The last lines hold the signature.
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        let (mut forged, other) = (lines(&whole), lines(&other));
+        let at = forged.len() - 2;
+        forged[at].clone_from(&other[at]);
+        for bad in ["", "no PEM", &whole[..whole.len() / 2], &forged.join("\n")] {
+            let error = authority.certify_node("n1", bad).err().unwrap();
+            assert_eq!(error.reason(), "BadRequest", "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_was_kept_is_the_same_authority_again() {
+        let authority = Authority::new("weft").unwrap();
+        let again = Authority::from_kept("weft", authority.to_kept()).unwrap();
+        assert!(again.to_kept() == authority.to_kept());
+        assert_eq!(again.ticket_key(), authority.ticket_key());
+        // Its issuer's name is the one that its certificate has.
+        let issuer = |authority: &Authority| {
+            let pem = authority.node("n1").unwrap().certificate;
+            let pem = Pem::iter_from_buffer(pem.as_bytes())
+                .next()
+                .unwrap()
+                .unwrap();
+            pem.parse_x509().unwrap().issuer().to_string()
+        };
+        assert_eq!(issuer(&again), issuer(&authority));
+    }
+
+    #[test]
+    fn what_was_kept_in_part_or_mixed_up_is_refused_and_says_which_part() {
+        let kept = || Authority::new("weft").unwrap().to_kept();
+        let (one, other) = (kept(), kept());
+        type Change = fn(&mut KeptAuthority, &KeptAuthority);
+        let table: [(&str, Change); 6] = [
+            ("ca.crt", |kept, _| kept.certificates.clear()),
+            ("ca.crt", |kept, other| {
+                kept.certificates.clone_from(&other.certificates);
+            }),
+            ("ca.crt", |kept, _| kept.certificates.truncate(60)),
+            ("ca.key", |kept, _| kept.key.clear()),
+            ("tickets.key", |kept, _| kept.tickets.clear()),
+            ("tickets.key", |kept, _| kept.tickets.clone_from(&kept.key)),
+        ];
+        for (part, change) in table {
+            let mut broken = one.clone();
+            change(&mut broken, &other);
+            let error = Authority::from_kept("weft", broken).err().unwrap();
+            assert_eq!(error.reason(), "AuthorityUnusable");
+            assert!(error.to_string().starts_with(part), "{part}: {error}");
+        }
+        // The one that signs is first; the others are trusted too.
+        let mut rotated = one.clone();
+        rotated.certificates.push_str(&other.certificates);
+        let rotated = Authority::from_kept("weft", rotated).unwrap();
+        assert!(rotated.certificate().contains(&other.certificates));
     }
 
     #[test]

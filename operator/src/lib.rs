@@ -1,6 +1,19 @@
 //! The operator: what decides about transfers, issues certificates and signs tickets.
 //!
-//! [`transfer`] knows nothing of Kubernetes: `weft play` carries out its jobs with the same code.
+//! [`transfer`] and [`authority`] know nothing of Kubernetes: `weft play` carries out its jobs with
+//! the same code. The rest is what a cluster needs: [`process`] is the program's life, from candidate
+//! to leader; [`control`] is what agents call; [`home`] holds the operator's own objects.
 
 pub mod authority;
+mod caller;
+pub mod control;
+mod fault;
+pub mod home;
+pub mod lease;
+pub mod process;
+pub mod reports;
 pub mod transfer;
+pub mod web;
+
+/// What the operator calls itself: its Deployment, Service, Lease, and the manager of fields it writes.
+pub const NAME: &str = "weft-operator";

@@ -22,6 +22,7 @@ mod runner;
 
 pub use destination::{DestinationView, Standing};
 pub use job::Job;
+pub(crate) use runner::innermost;
 pub use runner::{Contact, Runner, RunnerError};
 
 use std::time::Duration;

@@ -518,7 +518,7 @@ fn unreachable(node: &str, address: &str, cause: &str) -> Refusal {
 }
 
 /// The innermost error, which says what happened.
-fn innermost(error: &dyn std::error::Error) -> String {
+pub(crate) fn innermost(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {

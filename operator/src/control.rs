@@ -1,0 +1,356 @@
+//! The operator's control API: lets agents enroll, and hears what they report.
+//!
+//! Only a leader serves it. Who calls is decided here: by the token at Enroll, by the certificate at
+//! Report; no message says of which node it is. Who belongs to a fabric is what the controllers say.
+
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use k8s_openapi::api::authentication::v1::TokenReviewStatus;
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, watch},
+    time::{Instant, sleep, timeout},
+};
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tonic::{
+    Request, Response, Status, Streaming,
+    transport::{Certificate, Identity, Server, ServerTlsConfig, server::TcpIncoming},
+};
+use weft_proto::operator::v1::{
+    EnrollRequest, EnrollResponse, NodeConfig, NodeOrder, NodeReport,
+    operator_server::{Operator, OperatorServer},
+};
+
+use crate::{
+    authority::{Authority, AuthorityError},
+    caller::{Caller, caller},
+    fault::Fault,
+    reports::{Fabrics, Reporter, Reports},
+};
+
+/// What a token must be made for.
+pub const AUDIENCE: &str = "weft.dev/operator";
+/// Where the API server says on which node a token's pod is.
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+/// A token has some 1.5 kB, a request 1 kB, a report with 32 findings 16 kB.
+const MESSAGE_BYTES_MAX: usize = 64 << 10;
+/// Of these a node's status holds as many.
+const FINDINGS_MAX: usize = 32;
+/// The API server answers a review within milliseconds.
+const REVIEW_WITHIN: Duration = Duration::from_secs(10);
+/// A caller that has not shown who it is by then is cut off.
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+/// With [`PING_TIMEOUT`]: a node that vanished without a word gives its stream up after 20 s.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Calls on one connection at a time: an agent needs two.
+const STREAMS_MAX: u32 = 16;
+/// Orders on their way to an agent: the next one holds all that the ones before it did.
+const ORDERS: usize = 1;
+
+/// Asks the API server about a token.
+pub trait Reviewer: Send + Sync + 'static {
+    /// What it says of a token that must be good for [`AUDIENCE`]; an error is that it did not answer.
+    fn review(
+        &self,
+        token: String,
+    ) -> impl Future<Output = Result<TokenReviewStatus, String>> + Send;
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Default)]
+pub struct Tally {
+    enrolled: Counter,
+    reports: Counter,
+    refused: Family<Vec<(&'static str, &'static str)>, Counter>,
+}
+
+impl Tally {
+    /// Shows it.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "weft_operator_enrolled",
+            "Certificates that agents were given, renewals included",
+            self.enrolled.clone(),
+        );
+        registry.register(
+            "weft_operator_reports",
+            "Reports of agents",
+            self.reports.clone(),
+        );
+        registry.register(
+            "weft_operator_refused",
+            "Calls of agents that were refused, by call and reason",
+            self.refused.clone(),
+        );
+    }
+}
+
+/// What the control API works with.
+pub struct Control<R> {
+    /// Issues the certificates.
+    pub authority: Arc<Authority>,
+    /// Knows whose a token is.
+    pub reviewer: R,
+    /// The agents' service account, `system:serviceaccount:NAMESPACE:NAME`.
+    pub account: String,
+    /// Which fabrics there are, with their nodes and what those are told.
+    pub fabrics: watch::Receiver<Fabrics>,
+    /// Where reports go.
+    pub reports: Reports,
+    /// What is counted.
+    pub tally: Tally,
+}
+
+/// Why the control API is not served.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// No certificate for it.
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    /// TLS refuses what the authority gave, or the socket failed.
+    #[error("the control API cannot be served: {0}; see the Secret weft-ca")]
+    Transport(#[from] tonic::transport::Error),
+}
+
+/// Serves the control API until it fails; `names` are further DNS names of this server.
+pub async fn serve<R: Reviewer>(
+    listener: TcpListener,
+    control: Control<R>,
+    names: &[&str],
+) -> Result<(), ControlError> {
+    let identity = control.authority.operator_server(names)?;
+    let tls = ServerTlsConfig::new()
+        .identity(Identity::from_pem(identity.certificate, identity.key))
+        .client_ca_root(Certificate::from_pem(control.authority.certificate()))
+        // Enroll is called without.
+        .client_auth_optional(true)
+        .timeout(HANDSHAKE_WITHIN);
+    let service = OperatorServer::new(control).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    Server::builder()
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+        .max_concurrent_streams(STREAMS_MAX)
+        .tls_config(tls)?
+        .add_service(service)
+        .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
+        .await?;
+    Ok(())
+}
+
+/// The node that a reviewed token's pod is on.
+fn admit(status: &TokenReviewStatus, account: &str) -> Result<String, Fault> {
+    let refused = |problem: &str| Fault::TokenRefused {
+        problem: problem.to_owned(),
+    };
+    if status.authenticated != Some(true) {
+        return Err(refused(
+            status.error.as_deref().unwrap_or("nobody is known by it"),
+        ));
+    }
+    let audiences = status.audiences.iter().flatten();
+    if !audiences.into_iter().any(|audience| audience == AUDIENCE) {
+        return Err(refused("it is made for another audience"));
+    }
+    let user = status.user.clone().unwrap_or_default();
+    let name = user.username.unwrap_or_default();
+    if name != account {
+        return Err(Fault::WrongAccount {
+            account: name,
+            expected: account.to_owned(),
+        });
+    }
+    match user
+        .extra
+        .unwrap_or_default()
+        .get(NODE_NAME)
+        .map(Vec::as_slice)
+    {
+        Some([node]) if !node.is_empty() => Ok(node.clone()),
+        _ => Err(Fault::TokenWithoutNode),
+    }
+}
+
+/// What the agents of a fabric are told, if the node is one of its.
+fn config_of(fabrics: &Fabrics, fabric: &str, node: &str) -> Result<NodeConfig, Fault> {
+    let name = fabric.to_owned();
+    match fabrics.get(fabric) {
+        None => Err(Fault::NoFabric { fabric: name }),
+        Some(view) if view.nodes.contains(node) => Ok(view.config.clone()),
+        Some(_) => Err(Fault::NotOfFabric { fabric: name }),
+    }
+}
+
+impl<R: Reviewer> Control<R> {
+    async fn enroll(&self, request: EnrollRequest) -> Result<EnrollResponse, (Fault, String)> {
+        let unknown = |fault| (fault, String::new());
+        let failed = |problem| unknown(Fault::ReviewFailed { problem });
+        let status = timeout(REVIEW_WITHIN, self.reviewer.review(request.token))
+            .await
+            .map_err(|_| failed("it has not answered for 10 s".to_owned()))?
+            .map_err(failed)?;
+        let node = admit(&status, &self.account).map_err(unknown)?;
+        let known = |fault: Fault| (fault, node.clone());
+        let config = config_of(&self.fabrics.borrow(), &request.fabric, &node).map_err(known)?;
+        let authority = self.authority.of_fabric(&request.fabric);
+        let certificate = authority
+            .certify_node(&node, &request.certificate_request)
+            .map_err(|error| known(error.into()))?;
+        tracing::info!(node, fabric = request.fabric, "enrolled");
+        Ok(EnrollResponse {
+            node,
+            certificate,
+            authorities: authority.certificate().to_owned(),
+            config: Some(config),
+        })
+    }
+
+    fn admit_report(
+        &self,
+        request: &Request<Streaming<NodeReport>>,
+    ) -> Result<Caller, (Fault, String)> {
+        let unknown = |fault| (fault, String::new());
+        let chain = request.peer_certs();
+        let leaf = chain.as_ref().and_then(|chain| chain.first());
+        let leaf = leaf.ok_or_else(|| unknown(Fault::NoCertificate))?;
+        let caller = caller(leaf).map_err(unknown)?;
+        match config_of(&self.fabrics.borrow(), &caller.fabric, &caller.node) {
+            Ok(_) => Ok(caller),
+            Err(fault) => Err((fault, caller.node)),
+        }
+    }
+
+    fn refuse(&self, call: &'static str, (fault, node): &(Fault, String)) -> Status {
+        self.tally.refuse(call, fault);
+        tracing::warn!(call, node, reason = fault.reason(), "refused: {fault}");
+        fault.to_status(node)
+    }
+}
+
+impl Tally {
+    fn refuse(&self, call: &'static str, fault: &Fault) {
+        let labels = vec![("call", call), ("reason", fault.reason())];
+        self.refused.get_or_create(&labels).inc();
+    }
+}
+
+#[tonic::async_trait]
+impl<R: Reviewer> Operator for Control<R> {
+    async fn enroll(
+        &self,
+        request: Request<EnrollRequest>,
+    ) -> Result<Response<EnrollResponse>, Status> {
+        match Self::enroll(self, request.into_inner()).await {
+            Ok(response) => {
+                self.tally.enrolled.inc();
+                Ok(Response::new(response))
+            }
+            Err(refused) => Err(self.refuse("Enroll", &refused)),
+        }
+    }
+
+    type ReportStream = Pin<Box<dyn Stream<Item = Result<NodeOrder, Status>> + Send>>;
+
+    async fn report(
+        &self,
+        request: Request<Streaming<NodeReport>>,
+    ) -> Result<Response<Self::ReportStream>, Status> {
+        let caller = self
+            .admit_report(&request)
+            .map_err(|refused| self.refuse("Report", &refused))?;
+        tracing::info!(caller.node, caller.fabric, "reports");
+        let (orders, receiver) = mpsc::channel(ORDERS);
+        let stream = ReportStream {
+            reporter: self.reports.open(&caller.fabric, &caller.node),
+            caller,
+            fabrics: self.fabrics.clone(),
+            orders,
+            tally: self.tally.clone(),
+        };
+        tokio::spawn(stream.run(request.into_inner()));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+}
+
+/// One agent's stream of reports, and the orders that answer it.
+struct ReportStream {
+    caller: Caller,
+    reporter: Reporter,
+    fabrics: watch::Receiver<Fabrics>,
+    orders: mpsc::Sender<Result<NodeOrder, Status>>,
+    tally: Tally,
+}
+
+impl ReportStream {
+    async fn run(mut self, reports: Streaming<NodeReport>) {
+        let node = self.caller.node.clone();
+        match self.hear(reports).await {
+            Ok(()) => tracing::info!(node, "reports no longer"),
+            Err(fault) => {
+                self.tally.refuse("Report", &fault);
+                tracing::warn!(node, reason = fault.reason(), "reports no longer: {fault}");
+                // An agent that has gone needs no reason.
+                let _ = self.orders.send(Err(fault.to_status(&node))).await;
+            }
+        }
+    }
+
+    /// Until the agent hangs up, or may report no more.
+    async fn hear(&mut self, mut reports: Streaming<NodeReport>) -> Result<(), Fault> {
+        let mut ended = std::pin::pin!(sleep(remaining(self.caller.until_unix_s)));
+        // What the agent was told last; nothing before its first report.
+        let mut told: Option<NodeConfig> = None;
+        loop {
+            tokio::select! {
+                report = reports.message() => match report {
+                    Ok(Some(mut report)) => {
+                        self.tally.reports.inc();
+                        report.findings.truncate(FINDINGS_MAX);
+                        if !self.reporter.put(report, Instant::now()) {
+                            return Err(Fault::Superseded);
+                        }
+                        if told.is_none() && !self.order(&mut told).await? {
+                            return Ok(());
+                        }
+                    }
+                    // The end of the stream, by word or by silence.
+                    Ok(None) | Err(_) => return Ok(()),
+                },
+                changed = self.fabrics.changed() => {
+                    if changed.is_err() || !self.order(&mut told).await? {
+                        return Ok(());
+                    }
+                }
+                () = &mut ended => return Err(Fault::CertificateEnded),
+            }
+        }
+    }
+
+    /// Tells what is new; false when nobody listens.
+    async fn order(&mut self, told: &mut Option<NodeConfig>) -> Result<bool, Fault> {
+        let Caller { fabric, node, .. } = &self.caller;
+        let config = config_of(&self.fabrics.borrow_and_update(), fabric, node)?;
+        if told.as_ref() == Some(&config) {
+            return Ok(true);
+        }
+        *told = Some(config.clone());
+        let order = NodeOrder {
+            config: Some(config),
+        };
+        Ok(self.orders.send(Ok(order)).await.is_ok())
+    }
+}
+
+fn remaining(until_unix_s: u64) -> Duration {
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    Duration::from_secs(until_unix_s).saturating_sub(now)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,449 @@
+use std::collections::BTreeMap;
+
+use rcgen::{CertificateParams, KeyPair};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{
+    Code,
+    transport::{Channel, ClientTlsConfig, Endpoint},
+};
+use weft_proto::{
+    Message as _,
+    agent::v1::ErrorDetail,
+    operator::v1::{Finding, operator_client::OperatorClient},
+};
+
+use super::*;
+use crate::{
+    authority::{self, OPERATOR_NAME},
+    reports::FabricView,
+};
+
+const ACCOUNT: &str = "system:serviceaccount:weft-system:weft-agent";
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What an API server answers about a good token of a pod on a node.
+fn good(node: &str) -> Value {
+    json!({
+        "authenticated": true,
+        "audiences": [AUDIENCE],
+        "user": {"username": ACCOUNT, "extra": {NODE_NAME: [node]}},
+    })
+}
+
+/// Knows tokens by heart: `node:NAME` is good, `json:…` is answered as it says.
+struct Known;
+
+impl Reviewer for Known {
+    async fn review(&self, token: String) -> Result<TokenReviewStatus, String> {
+        let status = match token.split_once(':') {
+            Some(("node", node)) => good(node),
+            Some(("json", text)) => serde_json::from_str(text).unwrap(),
+            _ => return Err("connection refused".to_owned()),
+        };
+        Ok(serde_json::from_value(status).unwrap())
+    }
+}
+
+/// An operator that leads, with the fabric `lab` of the nodes n1 and n2.
+struct Stage {
+    authority: Authority,
+    address: String,
+    fabrics: watch::Sender<Fabrics>,
+    reports: Reports,
+    tally: Tally,
+}
+
+fn config(paths: u32) -> NodeConfig {
+    NodeConfig {
+        fabric: "lab".to_owned(),
+        transport: Some(weft_proto::operator::v1::Transport {
+            paths,
+            ..Default::default()
+        }),
+        ..NodeConfig::default()
+    }
+}
+
+fn lab(nodes: &[&str], paths: u32) -> Fabrics {
+    let view = FabricView {
+        config: config(paths),
+        nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
+    };
+    BTreeMap::from([("lab".to_owned(), view)])
+}
+
+impl Stage {
+    async fn new() -> Self {
+        let authority = Authority::new("weft").unwrap();
+        let (fabrics, known) = watch::channel(lab(&["n1", "n2"], 4));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stage = Self {
+            authority: authority.clone(),
+            address: listener.local_addr().unwrap().to_string(),
+            fabrics,
+            reports: Reports::default(),
+            tally: Tally::default(),
+        };
+        let control = Control {
+            authority: Arc::new(authority),
+            reviewer: Known,
+            account: ACCOUNT.to_owned(),
+            fabrics: known,
+            reports: stage.reports.clone(),
+            tally: stage.tally.clone(),
+        };
+        tokio::spawn(
+            async move { serve(listener, control, &["weft-operator.weft-system.svc"]).await },
+        );
+        stage
+    }
+
+    fn endpoint(&self, identity: Option<authority::Identity>) -> Endpoint {
+        let mut tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(self.authority.certificate()))
+            .domain_name(OPERATOR_NAME);
+        if let Some(identity) = identity {
+            tls = tls.identity(Identity::from_pem(identity.certificate, identity.key));
+        }
+        Endpoint::from_shared(format!("https://{}", self.address))
+            .unwrap()
+            .tls_config(tls)
+            .unwrap()
+    }
+
+    async fn client(&self, identity: Option<authority::Identity>) -> OperatorClient<Channel> {
+        OperatorClient::new(self.endpoint(identity).connect().await.unwrap())
+    }
+
+    async fn enroll(&self, request: EnrollRequest) -> Result<EnrollResponse, Status> {
+        let mut client = self.client(None).await;
+        client.enroll(request).await.map(Response::into_inner)
+    }
+
+    /// Opens a stream of reports with a node's certificate.
+    async fn report(&self, fabric: &str, node: &str) -> Result<Agent, Status> {
+        let identity = self.authority.of_fabric(fabric).node(node).unwrap();
+        self.report_as(Some(identity)).await
+    }
+
+    async fn report_as(&self, identity: Option<authority::Identity>) -> Result<Agent, Status> {
+        let mut client = self.client(identity).await;
+        let (reports, receiver) = unbounded_channel();
+        let orders = client
+            .report(UnboundedReceiverStream::new(receiver))
+            .await?;
+        Ok(Agent {
+            reports,
+            orders: orders.into_inner(),
+        })
+    }
+
+    /// Waits until the reports are as they should be.
+    async fn reported(&self, expected: &[(&str, &str, bool)]) {
+        let mut nodes = self.reports.subscribe();
+        let is = |nodes: &BTreeMap<String, crate::reports::NodeState>| {
+            let found: Vec<_> = nodes
+                .iter()
+                .map(|(node, state)| {
+                    (
+                        node.as_str(),
+                        state.report.version.as_str(),
+                        state.connected,
+                    )
+                })
+                .collect();
+            found == expected
+        };
+        let waited = timeout(PATIENCE, nodes.wait_for(is)).await;
+        assert!(waited.is_ok(), "{:?}", self.reports.subscribe().borrow());
+    }
+
+    fn refusals(&self, call: &'static str, reason: &'static str) -> u64 {
+        let labels = vec![("call", call), ("reason", reason)];
+        self.tally.refused.get_or_create(&labels).get()
+    }
+}
+
+/// The agent's end of a stream.
+struct Agent {
+    reports: UnboundedSender<NodeReport>,
+    orders: Streaming<NodeOrder>,
+}
+
+impl Agent {
+    fn say(&self, version: &str) {
+        let report = NodeReport {
+            version: version.to_owned(),
+            ..NodeReport::default()
+        };
+        self.reports.send(report).unwrap();
+    }
+
+    async fn order(&mut self) -> Result<Option<NodeConfig>, Status> {
+        let order = timeout(PATIENCE, self.orders.message()).await.unwrap()?;
+        Ok(order.and_then(|order| order.config))
+    }
+}
+
+fn request(fabric: &str, token: &str) -> EnrollRequest {
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(Vec::new()).unwrap();
+    EnrollRequest {
+        fabric: fabric.to_owned(),
+        certificate_request: params.serialize_request(&key).unwrap().pem().unwrap(),
+        token: token.to_owned(),
+    }
+}
+
+fn detail(status: &Status) -> ErrorDetail {
+    ErrorDetail::decode(status.details()).unwrap()
+}
+
+#[tokio::test]
+async fn an_agent_with_its_pods_token_is_given_the_certificate_of_its_node_and_can_report() {
+    let stage = Stage::new().await;
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(Vec::new()).unwrap();
+    let csr = params.serialize_request(&key).unwrap().pem().unwrap();
+    let request = EnrollRequest {
+        certificate_request: csr,
+        ..request("lab", "node:n1")
+    };
+    let given = stage.enroll(request).await.unwrap();
+    assert_eq!(given.node, "n1");
+    assert_eq!(given.config, Some(config(4)));
+    assert_eq!(given.authorities, stage.authority.certificate());
+    let identity = authority::Identity {
+        certificate: given.certificate,
+        key: key.serialize_pem(),
+    };
+    let agent = stage.report_as(Some(identity)).await.unwrap();
+    agent.say("1");
+    stage.reported(&[("n1", "1", true)]).await;
+    assert_eq!(stage.tally.enrolled.get(), 1);
+}
+
+#[tokio::test]
+async fn whoever_may_not_enroll_is_told_why_and_counted() {
+    let stage = Stage::new().await;
+    let with = |change: fn(&mut Value)| {
+        let mut status = good("n1");
+        change(&mut status);
+        format!("json:{status}")
+    };
+    let csr_of_nothing = EnrollRequest {
+        certificate_request: "-----BEGIN CERTIFICATE REQUEST-----\nAAAA".to_owned(),
+        ..request("lab", "node:n1")
+    };
+    let expired = r#"json:{"error": "token has expired"}"#;
+    let table = [
+        (
+            request("lab", expired),
+            "TokenRefused",
+            Code::Unauthenticated,
+            "token has expired",
+        ),
+        (
+            request("lab", "json:{}"),
+            "TokenRefused",
+            Code::Unauthenticated,
+            "token",
+        ),
+        (
+            request(
+                "lab",
+                &with(|status| status["audiences"] = json!(["https://kubernetes"])),
+            ),
+            "TokenRefused",
+            Code::Unauthenticated,
+            "another audience",
+        ),
+        (
+            request("lab", &with(|status| status["audiences"] = Value::Null)),
+            "TokenRefused",
+            Code::Unauthenticated,
+            "another audience",
+        ),
+        (
+            request(
+                "lab",
+                &with(|status| {
+                    status["user"]["username"] = json!("system:serviceaccount:team-a:weft-agent");
+                }),
+            ),
+            "WrongAccount",
+            Code::PermissionDenied,
+            "system:serviceaccount:team-a:weft-agent",
+        ),
+        (
+            request("lab", &with(|status| status["user"]["extra"] = json!({}))),
+            "TokenWithoutNode",
+            Code::PermissionDenied,
+            "bound to a pod",
+        ),
+        (
+            request(
+                "lab",
+                &with(|status| status["user"]["extra"][NODE_NAME] = json!(["n1", "n2"])),
+            ),
+            "TokenWithoutNode",
+            Code::PermissionDenied,
+            "bound to a pod",
+        ),
+        (
+            request("lab", "node:n3"),
+            "NotOfFabric",
+            Code::FailedPrecondition,
+            "node n3",
+        ),
+        (
+            request("other", "node:n1"),
+            "NoFabric",
+            Code::NotFound,
+            "`other`",
+        ),
+        (
+            csr_of_nothing,
+            "BadRequest",
+            Code::InvalidArgument,
+            "certificate_request",
+        ),
+        (
+            request("lab", "nobody answers"),
+            "ReviewFailed",
+            Code::Unavailable,
+            "connection refused",
+        ),
+    ];
+    for (request, reason, code, says) in table {
+        let before = stage.refusals("Enroll", reason);
+        let status = stage.enroll(request).await.unwrap_err();
+        assert_eq!(detail(&status).reason, reason, "{status:?}");
+        assert_eq!(status.code(), code, "{reason}");
+        assert!(
+            status.message().contains(says),
+            "{reason}: {}",
+            status.message()
+        );
+        assert!(!detail(&status).remedy.is_empty(), "{reason}");
+        assert_eq!(stage.refusals("Enroll", reason), before + 1);
+    }
+    assert_eq!(stage.tally.enrolled.get(), 0);
+}
+
+#[tokio::test]
+async fn a_stolen_certificate_reports_for_its_own_node_only_and_no_other_certificate_reports() {
+    let stage = Stage::new().await;
+    let honest = stage.report("lab", "n2").await.unwrap();
+    honest.say("honest");
+    stage.reported(&[("n2", "honest", true)]).await;
+    // A report names no node; whatever n1's certificate says is about n1.
+    let thief = stage.report("lab", "n1").await.unwrap();
+    thief.say("stolen");
+    stage
+        .reported(&[("n1", "stolen", true), ("n2", "honest", true)])
+        .await;
+
+    let of = |fabric: &str| stage.authority.of_fabric(fabric);
+    let table = [
+        ("none", None, "NoCertificate"),
+        (
+            "a node outside",
+            Some(of("lab").node("n3").unwrap()),
+            "NotOfFabric",
+        ),
+        (
+            "of another fabric",
+            Some(of("other").node("n1").unwrap()),
+            "NoFabric",
+        ),
+        (
+            "the operator's",
+            Some(of("lab").operator().unwrap()),
+            "WrongCertificate",
+        ),
+    ];
+    for (case, identity, reason) in table {
+        let status = stage.report_as(identity).await.err().unwrap();
+        assert_eq!(detail(&status).reason, reason, "{case}: {status:?}");
+        assert_eq!(stage.refusals("Report", reason), 1, "{case}");
+    }
+    let stranger = Authority::new("weft")
+        .unwrap()
+        .of_fabric("lab")
+        .node("n1")
+        .unwrap();
+    let mut client = OperatorClient::new(stage.endpoint(Some(stranger)).connect_lazy());
+    let refused = client.report(tokio_stream::empty()).await.unwrap_err();
+    assert!(refused.details().is_empty(), "TLS refuses it: {refused:?}");
+    stage
+        .reported(&[("n1", "stolen", true), ("n2", "honest", true)])
+        .await;
+}
+
+#[tokio::test]
+async fn an_agent_is_told_the_configuration_once_and_then_every_change_until_its_node_leaves() {
+    let stage = Stage::new().await;
+    let mut agent = stage.report("lab", "n1").await.unwrap();
+    agent.say("1");
+    assert_eq!(agent.order().await.unwrap(), Some(config(4)));
+    // Another node's coming is none of its business.
+    stage.fabrics.send_replace(lab(&["n1", "n2", "n3"], 4));
+    stage.fabrics.send_replace(lab(&["n1", "n2", "n3"], 8));
+    assert_eq!(agent.order().await.unwrap(), Some(config(8)));
+    stage.fabrics.send_replace(lab(&["n2"], 8));
+    let status = agent.order().await.unwrap_err();
+    assert_eq!(detail(&status).reason, "NotOfFabric");
+    assert_eq!(detail(&status).node, "n1");
+    stage.reported(&[("n1", "1", false)]).await;
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_is_seen_and_a_second_one_of_the_same_node_takes_over() {
+    let stage = Stage::new().await;
+    let mut first = stage.report("lab", "n1").await.unwrap();
+    first.say("1");
+    stage.reported(&[("n1", "1", true)]).await;
+    first.order().await.unwrap();
+    let second = stage.report("lab", "n1").await.unwrap();
+    second.say("2");
+    stage.reported(&[("n1", "2", true)]).await;
+    first.say("1 again");
+    let status = first.order().await.unwrap_err();
+    assert_eq!(detail(&status).reason, "Superseded");
+    stage.reported(&[("n1", "2", true)]).await;
+    drop(second);
+    stage.reported(&[("n1", "2", false)]).await;
+}
+
+#[tokio::test]
+async fn what_an_agent_may_say_is_bounded() {
+    let stage = Stage::new().await;
+    let mut agent = stage.report("lab", "n1").await.unwrap();
+    let finding = |i: usize| Finding {
+        reason: "Test".to_owned(),
+        message: format!("the {i}th"),
+    };
+    let report = |findings: usize, version: String| NodeReport {
+        version,
+        findings: (0..findings).map(finding).collect(),
+        ..NodeReport::default()
+    };
+    agent.reports.send(report(100, "1".into())).unwrap();
+    stage.reported(&[("n1", "1", true)]).await;
+    let kept = stage.reports.subscribe().borrow()["n1"]
+        .report
+        .findings
+        .len();
+    assert_eq!(kept, FINDINGS_MAX);
+    agent.order().await.unwrap();
+    agent
+        .reports
+        .send(report(0, "x".repeat(MESSAGE_BYTES_MAX)))
+        .unwrap();
+    // Too long: the stream is over.
+    assert_eq!(agent.order().await.unwrap(), None);
+    stage.reported(&[("n1", "1", false)]).await;
+}

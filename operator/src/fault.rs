@@ -1,0 +1,169 @@
+//! `Fault`: why an agent's call was refused, with its cause and remedy.
+
+use tonic::{Code, Status};
+use weft_proto::{Message as _, agent::v1::ErrorDetail};
+
+use crate::authority::AuthorityError;
+
+/// Why a call was refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Fault {
+    /// It showed none.
+    #[error(
+        "the call shows no client certificate: call Enroll first, then Report with the certificate that it gives"
+    )]
+    NoCertificate,
+    /// It is no node's.
+    #[error("the client certificate {problem}: use the one that Enroll gave")]
+    WrongCertificate {
+        /// What it is or lacks.
+        problem: String,
+    },
+    /// A field is not as the protocol has it.
+    #[error("{field}: {problem}")]
+    BadRequest {
+        /// Which.
+        field: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// There is no such fabric.
+    #[error(
+        "no RdmaFabric `{fabric}` is known: create it, or wait until the operator has seen it and try again"
+    )]
+    NoFabric {
+        /// Its name.
+        fabric: String,
+    },
+    /// The API server does not stand behind the token.
+    #[error(
+        "the token is refused ({problem}): give the pod's projected token with audience weft.dev/operator"
+    )]
+    TokenRefused {
+        /// In the API server's words where it gave any.
+        problem: String,
+    },
+    /// Somebody else's token.
+    #[error(
+        "the token is of {account}: only {expected} may enroll; run the agent in its DaemonSet"
+    )]
+    WrongAccount {
+        /// Whose.
+        account: String,
+        /// Whose it must be.
+        expected: String,
+    },
+    /// A token that is bound to no pod.
+    #[error(
+        "the token does not say on which node its pod is: it must be bound to a pod, by Kubernetes 1.30 or newer"
+    )]
+    TokenWithoutNode,
+    /// A node that the fabric does not have.
+    #[error(
+        "it does not belong to fabric `{fabric}`: correct the node's labels or the fabric's spec.nodeSelector, \
+         or wait until the operator has seen the change"
+    )]
+    NotOfFabric {
+        /// Its name.
+        fabric: String,
+    },
+    /// Nobody could be asked about the token.
+    #[error(
+        "the token cannot be checked ({problem}): the operator needs the API server; try again"
+    )]
+    ReviewFailed {
+        /// What came of it.
+        problem: String,
+    },
+    /// A later stream of the same node has taken over.
+    #[error("another agent reports for this node now: stop one of the two")]
+    Superseded,
+    /// The certificate that the stream began with has ended.
+    #[error("the certificate has ended: call Enroll again, and Report with the new one")]
+    CertificateEnded,
+    /// The authority could not issue a certificate.
+    #[error(transparent)]
+    NotIssued(AuthorityError),
+}
+
+impl From<AuthorityError> for Fault {
+    fn from(error: AuthorityError) -> Self {
+        match error {
+            AuthorityError::Request { .. } => Self::BadRequest {
+                field: "certificate_request",
+                problem: error.to_string(),
+            },
+            error => Self::NotIssued(error),
+        }
+    }
+}
+
+impl Fault {
+    /// Stable and machine-readable: a metric's label and what an agent tells its log.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::NoCertificate => "NoCertificate",
+            Self::WrongCertificate { .. } => "WrongCertificate",
+            Self::BadRequest { .. } => "BadRequest",
+            Self::NoFabric { .. } => "NoFabric",
+            Self::TokenRefused { .. } => "TokenRefused",
+            Self::WrongAccount { .. } => "WrongAccount",
+            Self::TokenWithoutNode => "TokenWithoutNode",
+            Self::NotOfFabric { .. } => "NotOfFabric",
+            Self::ReviewFailed { .. } => "ReviewFailed",
+            Self::Superseded => "Superseded",
+            Self::CertificateEnded => "CertificateEnded",
+            Self::NotIssued(error) => error.reason(),
+        }
+    }
+
+    /// The same call may succeed without the agent being changed.
+    fn retriable(&self) -> bool {
+        matches!(
+            self,
+            Self::NoFabric { .. } | Self::NotOfFabric { .. } | Self::ReviewFailed { .. }
+        )
+    }
+
+    fn code(&self) -> Code {
+        match self {
+            Self::NoCertificate
+            | Self::WrongCertificate { .. }
+            | Self::TokenRefused { .. }
+            | Self::CertificateEnded => Code::Unauthenticated,
+            Self::WrongAccount { .. } | Self::TokenWithoutNode => Code::PermissionDenied,
+            Self::BadRequest { .. } => Code::InvalidArgument,
+            Self::NoFabric { .. } => Code::NotFound,
+            Self::NotOfFabric { .. } => Code::FailedPrecondition,
+            Self::ReviewFailed { .. } => Code::Unavailable,
+            Self::Superseded => Code::Aborted,
+            Self::NotIssued(_) => Code::Internal,
+        }
+    }
+
+    fn subject(&self) -> &str {
+        match self {
+            Self::BadRequest { field, .. } => field,
+            Self::NoFabric { fabric } | Self::NotOfFabric { fabric } => fabric,
+            Self::WrongAccount { account, .. } => account,
+            _ => "",
+        }
+    }
+
+    /// As the control API answers it; `node` is "" where it is not known who calls.
+    pub(crate) fn to_status(&self, node: &str) -> Status {
+        let message = match node {
+            "" => self.to_string(),
+            node => format!("node {node}: {self}"),
+        };
+        let remedy = message.rsplit_once(": ").map_or("", |(_, remedy)| remedy);
+        let detail = ErrorDetail {
+            reason: self.reason().to_owned(),
+            node: node.to_owned(),
+            subject: self.subject().to_owned(),
+            remedy: remedy.to_owned(),
+            retriable: self.retriable(),
+        };
+        Status::with_details(self.code(), message, detail.encode_to_vec().into())
+    }
+}

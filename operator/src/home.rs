@@ -1,0 +1,332 @@
+//! The operator's own objects in its namespace: its authority, its Service, and where the leader is.
+//!
+//! | object | |
+//! |---|---|
+//! | Secret `weft-ca` | the authority; made by the first leader, read by the others |
+//! | ConfigMap `weft-ca` | the certificates by which agents know the operator |
+//! | Service `weft-operator` | of the chart, without a selector |
+//! | EndpointSlice `weft-operator-leader` | where the leader is, so that the Service leads to it |
+//!
+//! Only a leader writes here.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use k8s_openapi::{
+    ByteString,
+    api::{
+        core::v1::{ConfigMap, Secret, Service},
+        discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice},
+    },
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use kube::{
+    Api, Client, Resource as _,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+};
+
+use crate::{
+    NAME,
+    authority::{Authority, AuthorityError, KeptAuthority},
+};
+
+/// Secret and ConfigMap of the authority.
+const AUTHORITY: &str = "weft-ca";
+const CERTIFICATES: &str = "ca.crt";
+const KEY: &str = "ca.key";
+const TICKETS: &str = "tickets.key";
+/// The leader's EndpointSlice.
+const LEADER: &str = "weft-operator-leader";
+/// The port's name where the Service gives it none.
+const PORT: &str = "control";
+
+/// An object that cannot be read, written or understood.
+#[derive(Debug, thiserror::Error)]
+pub enum HomeError {
+    /// The API server did not do what it was asked to.
+    #[error(
+        "{object} in namespace {namespace} cannot be {what}: {source}; check the operator's Role"
+    )]
+    Request {
+        /// Which object.
+        object: &'static str,
+        /// Where.
+        namespace: String,
+        /// `read` or `written`.
+        what: &'static str,
+        /// The API server's answer.
+        source: kube::Error,
+    },
+    /// The authority cannot be made, or what was kept of it cannot be used.
+    #[error("Secret {AUTHORITY}: {0}")]
+    Authority(#[from] AuthorityError),
+    /// The chart's Service is missing, or has no address.
+    #[error("Service {NAME} in namespace {namespace} {problem}: install the chart as it is")]
+    Service {
+        /// Where.
+        namespace: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+}
+
+/// The operator's namespace.
+pub struct Home {
+    client: Client,
+    namespace: String,
+}
+
+/// What agents are told to dial.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Address {
+    /// HOST:PORT of the Service.
+    pub dial: String,
+    /// Its port's name.
+    port_name: Option<String>,
+    owner: Option<OwnerReference>,
+}
+
+impl Home {
+    /// Nothing is asked yet.
+    pub fn new(client: Client, namespace: &str) -> Self {
+        Self {
+            client,
+            namespace: namespace.to_owned(),
+        }
+    }
+
+    /// The authority that was kept, or a new one if there is none.
+    pub async fn authority(&self) -> Result<Authority, HomeError> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let object = "Secret weft-ca";
+        let read = |source| self.failed(object, "read", source);
+        if let Some(secret) = api.get_opt(AUTHORITY).await.map_err(read)? {
+            return Ok(Authority::from_kept(NAME, kept(&secret))?);
+        }
+        let authority = Authority::new(NAME)?;
+        let secret = secret(&authority.to_kept());
+        match api.create(&PostParams::default(), &secret).await {
+            Ok(_) => {
+                tracing::info!("a new certificate authority is kept in Secret {AUTHORITY}");
+                Ok(authority)
+            }
+            Err(source) => Err(self.failed(object, "written", source)),
+        }
+    }
+
+    /// Shows agents by which certificates they know the operator.
+    pub async fn publish(&self, authority: &Authority) -> Result<(), HomeError> {
+        let data = [(CERTIFICATES.to_owned(), authority.certificate().to_owned())];
+        let map = ConfigMap {
+            metadata: metadata(AUTHORITY),
+            data: Some(data.into()),
+            ..ConfigMap::default()
+        };
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
+        match api.patch(AUTHORITY, &params(), &Patch::Apply(&map)).await {
+            Ok(_) => Ok(()),
+            Err(source) => Err(self.failed("ConfigMap weft-ca", "written", source)),
+        }
+    }
+
+    /// Where agents reach whoever leads.
+    pub async fn address(&self, port: u16) -> Result<Address, HomeError> {
+        let api: Api<Service> = Api::namespaced(self.client.clone(), &self.namespace);
+        let read = |source| self.failed("Service weft-operator", "read", source);
+        let found = api.get_opt(NAME).await.map_err(read)?;
+        found
+            .as_ref()
+            .ok_or("is missing")
+            .and_then(|service| address(service, port))
+            .map_err(|problem| HomeError::Service {
+                namespace: self.namespace.clone(),
+                problem,
+            })
+    }
+
+    /// Makes the Service lead to this process.
+    pub async fn lead(&self, address: &Address, pod: IpAddr, port: u16) -> Result<(), HomeError> {
+        let slice = slice(address, pod, port);
+        let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
+        match api.patch(LEADER, &params(), &Patch::Apply(&slice)).await {
+            Ok(_) => Ok(()),
+            Err(source) => {
+                Err(self.failed("EndpointSlice weft-operator-leader", "written", source))
+            }
+        }
+    }
+
+    fn failed(&self, object: &'static str, what: &'static str, source: kube::Error) -> HomeError {
+        HomeError::Request {
+            object,
+            namespace: self.namespace.clone(),
+            what,
+            source,
+        }
+    }
+}
+
+fn params() -> PatchParams {
+    PatchParams::apply(NAME).force()
+}
+
+fn metadata(name: &str) -> ObjectMeta {
+    let label = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+    let labels = [
+        ("app.kubernetes.io/part-of", "weft"),
+        ("app.kubernetes.io/managed-by", NAME),
+    ];
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        labels: Some(labels.map(label).into()),
+        ..ObjectMeta::default()
+    }
+}
+
+fn secret(kept: &KeptAuthority) -> Secret {
+    let part =
+        |(name, text): (&str, &String)| (name.to_owned(), ByteString(text.clone().into_bytes()));
+    let data = [
+        (CERTIFICATES, &kept.certificates),
+        (KEY, &kept.key),
+        (TICKETS, &kept.tickets),
+    ];
+    Secret {
+        metadata: metadata(AUTHORITY),
+        data: Some(data.map(part).into()),
+        ..Secret::default()
+    }
+}
+
+/// What is missing, or no text, is empty; the authority says then what it lacks.
+fn kept(secret: &Secret) -> KeptAuthority {
+    let empty = BTreeMap::new();
+    let data = secret.data.as_ref().unwrap_or(&empty);
+    let part = |name: &str| {
+        let bytes = data.get(name).map(|bytes| bytes.0.clone());
+        String::from_utf8(bytes.unwrap_or_default()).unwrap_or_default()
+    };
+    KeptAuthority {
+        certificates: part(CERTIFICATES),
+        key: part(KEY),
+        tickets: part(TICKETS),
+    }
+}
+
+fn address(service: &Service, port: u16) -> Result<Address, &'static str> {
+    let spec = service.spec.as_ref().ok_or("is empty")?;
+    let ip: IpAddr = spec
+        .cluster_ip
+        .as_deref()
+        .and_then(|ip| ip.parse().ok())
+        .ok_or("has no cluster IP")?;
+    let ports = spec.ports.iter().flatten();
+    let ours = ports
+        .clone()
+        .find(|entry| entry.port == i32::from(port))
+        .or(ports.clone().next());
+    let ours = ours.ok_or("has no port")?;
+    let number = u16::try_from(ours.port).map_err(|_| "has no port")?;
+    Ok(Address {
+        dial: std::net::SocketAddr::new(ip, number).to_string(),
+        port_name: ours.name.clone(),
+        owner: service.owner_ref(&()),
+    })
+}
+
+fn slice(address: &Address, pod: IpAddr, port: u16) -> EndpointSlice {
+    let mut metadata = metadata(LEADER);
+    let labels = metadata.labels.get_or_insert_default();
+    labels.insert("kubernetes.io/service-name".to_owned(), NAME.to_owned());
+    labels.insert(
+        "endpointslice.kubernetes.io/managed-by".to_owned(),
+        NAME.to_owned(),
+    );
+    metadata.owner_references = address.owner.clone().map(|owner| vec![owner]);
+    EndpointSlice {
+        metadata,
+        address_type: if pod.is_ipv4() { "IPv4" } else { "IPv6" }.to_owned(),
+        endpoints: vec![Endpoint {
+            addresses: vec![pod.to_string()],
+            conditions: Some(EndpointConditions {
+                ready: Some(true),
+                ..EndpointConditions::default()
+            }),
+            ..Endpoint::default()
+        }],
+        ports: Some(vec![EndpointPort {
+            name: Some(address.port_name.clone().unwrap_or_else(|| PORT.to_owned())),
+            port: Some(port.into()),
+            protocol: Some("TCP".to_owned()),
+            ..EndpointPort::default()
+        }]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn service() -> Service {
+        let service = json!({
+            "metadata": {"name": "weft-operator", "uid": "u1"},
+            "spec": {"clusterIP": "10.96.0.7", "ports": [
+                {"name": "other", "port": 80},
+                {"name": "control", "port": 7410},
+            ]},
+        });
+        serde_json::from_value(service).unwrap()
+    }
+
+    #[test]
+    fn an_authority_goes_into_its_secret_and_comes_out_of_it() {
+        let authority = Authority::new(NAME).unwrap();
+        let mut secret = secret(&authority.to_kept());
+        assert!(kept(&secret) == authority.to_kept());
+        secret.data.as_mut().unwrap().remove(KEY);
+        let error = Authority::from_kept(NAME, kept(&secret)).err().unwrap();
+        assert!(error.to_string().starts_with("ca.key: "), "{error}");
+        let error = Authority::from_kept(NAME, kept(&Secret::default()));
+        assert!(error.is_err());
+    }
+
+    #[test]
+    fn the_service_leads_to_the_leaders_pod_under_the_services_own_port_name() {
+        let address = address(&service(), 7410).unwrap();
+        assert_eq!(address.dial, "10.96.0.7:7410");
+        let slice = slice(&address, "10.244.1.5".parse().unwrap(), 7410);
+        let slice = serde_json::to_value(slice).unwrap();
+        assert_eq!(
+            slice["metadata"]["labels"]["kubernetes.io/service-name"],
+            NAME
+        );
+        assert_eq!(slice["metadata"]["ownerReferences"][0]["uid"], "u1");
+        assert_eq!(slice["addressType"], "IPv4");
+        assert_eq!(slice["endpoints"][0]["addresses"], json!(["10.244.1.5"]));
+        assert_eq!(slice["ports"][0]["name"], "control");
+        assert_eq!(slice["ports"][0]["port"], 7410);
+    }
+
+    #[test]
+    fn an_address_of_the_sixth_version_is_written_as_one() {
+        let mut service = service();
+        service.spec.as_mut().unwrap().cluster_ip = Some("fd00::7".to_owned());
+        let address = address(&service, 7410).unwrap();
+        assert_eq!(address.dial, "[fd00::7]:7410");
+        assert_eq!(
+            slice(&address, "fd00::5".parse().unwrap(), 7410).address_type,
+            "IPv6"
+        );
+    }
+
+    #[test]
+    fn a_service_without_an_address_is_named_as_the_cause() {
+        let mut headless = service();
+        headless.spec.as_mut().unwrap().cluster_ip = Some("None".to_owned());
+        assert_eq!(address(&headless, 7410), Err("has no cluster IP"));
+        let mut bare = service();
+        bare.spec.as_mut().unwrap().ports = None;
+        assert_eq!(address(&bare, 7410), Err("has no port"));
+    }
+}

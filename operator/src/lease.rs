@@ -1,0 +1,285 @@
+//! Who leads: the Lease `weft-operator`, and the epoch that its transitions give a leader.
+//!
+//! [`Candidate`] is pure: a Lease goes in, what to write comes out. [`acquire`] waits until this
+//! process holds the Lease, [`Leadership::keep`] renews it and returns when it is lost; the process
+//! then ends, so nothing of a deposed leader goes on. Until it has ended, agents refuse its commands,
+//! because the next leader's epoch is higher.
+//!
+//! Time is measured here and never compared with another machine's: a Lease is free when nobody has
+//! renewed it for [`DURATION`] while this process was looking.
+
+use std::{future::Future, time::Duration};
+
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, PostParams},
+};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use crate::NAME;
+
+/// A leader that has not renewed for so long has lost it to whoever asks. Longer than the 20 s that
+/// an API server may be away without ending transfers; one that ends in an orderly way gives the Lease back.
+const DURATION: Duration = Duration::from_secs(30);
+/// Before that the leader has given up: its clock and another's may run apart by a sixth.
+const GIVE_UP: Duration = Duration::from_secs(25);
+/// Between two renewals, and between two looks at another's Lease.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// An API server that answers at all answers within.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// Where the Lease is kept.
+pub trait Board: Send + Sync {
+    /// The Lease, if there is one.
+    fn read(&self) -> impl Future<Output = Result<Option<Lease>, kube::Error>> + Send;
+    /// Makes it, or overwrites the version that was read; fails where somebody else was faster.
+    fn write(&self, lease: Lease) -> impl Future<Output = Result<Lease, kube::Error>> + Send;
+}
+
+/// The Lease in the API server.
+pub struct LeaseBoard(Api<Lease>);
+
+impl LeaseBoard {
+    /// In the operator's namespace.
+    pub fn new(client: Client, namespace: &str) -> Self {
+        Self(Api::namespaced(client, namespace))
+    }
+}
+
+impl Board for LeaseBoard {
+    async fn read(&self) -> Result<Option<Lease>, kube::Error> {
+        self.0.get_opt(NAME).await
+    }
+
+    async fn write(&self, lease: Lease) -> Result<Lease, kube::Error> {
+        let params = PostParams::default();
+        match &lease.metadata.resource_version {
+            Some(_) => self.0.replace(NAME, &params, &lease).await,
+            None => self.0.create(&params, &lease).await,
+        }
+    }
+}
+
+/// One that wants to lead, and what it has seen of the Lease.
+#[derive(Debug)]
+struct Candidate {
+    name: String,
+    /// Another's Lease, and when it first looked like this.
+    seen: Option<(LeaseSpec, Instant)>,
+}
+
+impl Candidate {
+    /// What to write to take the Lease; `None` while it is another's. `wall` is for people to read.
+    fn take(
+        &mut self,
+        lease: Option<&LeaseSpec>,
+        now: Instant,
+        wall: Timestamp,
+    ) -> Option<LeaseSpec> {
+        let transitions = match lease {
+            None => first_transitions(wall),
+            Some(lease) if self.is_held(lease, now) => return None,
+            Some(lease) => lease.lease_transitions.unwrap_or(0).saturating_add(1),
+        };
+        Some(LeaseSpec {
+            holder_identity: Some(self.name.clone()),
+            lease_duration_seconds: Some(i32::try_from(DURATION.as_secs()).unwrap_or(i32::MAX)),
+            acquire_time: Some(MicroTime(wall)),
+            renew_time: Some(MicroTime(wall)),
+            lease_transitions: Some(transitions),
+            ..LeaseSpec::default()
+        })
+    }
+
+    /// Whether another holds it. A Lease in this one's own name is of a process before it in the same
+    /// pod, which has ended.
+    fn is_held(&mut self, lease: &LeaseSpec, now: Instant) -> bool {
+        let holder = lease.holder_identity.as_deref().unwrap_or_default();
+        if holder.is_empty() || holder == self.name {
+            return false;
+        }
+        match &self.seen {
+            Some((seen, since)) if seen == lease => now.duration_since(*since) < DURATION,
+            _ => {
+                self.seen = Some((lease.clone(), now));
+                true
+            }
+        }
+    }
+}
+
+/// Where the transitions of a Lease begin that is made anew: at the minutes since 1970. Were it 0,
+/// agents that have heard from a leader would take the next one, after somebody deleted the Lease,
+/// for one that was deposed long ago.
+fn first_transitions(wall: Timestamp) -> i32 {
+    i32::try_from(wall.as_second() / 60).unwrap_or(0).max(0)
+}
+
+/// The Lease, held by this process.
+pub struct Leadership<B> {
+    board: B,
+    lease: Lease,
+    /// Before the last request that renewed it was sent.
+    renewed: Instant,
+}
+
+/// Somebody else leads, or may.
+#[derive(Debug, thiserror::Error)]
+#[error("the lead is lost: {why}; this process ends, and the next one begins as a candidate")]
+pub struct Lost {
+    why: String,
+}
+
+/// Waits until this process leads, under a name that no other process has; `looked` is called after
+/// every look at the Lease.
+pub async fn acquire<B: Board>(board: B, name: &str, looked: impl Fn()) -> Leadership<B> {
+    let mut candidate = Candidate {
+        name: name.to_owned(),
+        seen: None,
+    };
+    let mut wrong: Option<String> = None;
+    loop {
+        let found = match attempt(&board, &mut candidate).await {
+            Ok(Some((lease, renewed))) => {
+                return Leadership {
+                    board,
+                    lease,
+                    renewed,
+                };
+            }
+            Ok(None) => {
+                looked();
+                None
+            }
+            Err(problem) => Some(problem),
+        };
+        if let Some(problem) = found.as_ref().filter(|found| wrong.as_ref() != Some(found)) {
+            tracing::warn!("the Lease {NAME} cannot be read or taken: {problem}; trying on");
+        }
+        wrong = found;
+        sleep(INTERVAL).await;
+    }
+}
+
+async fn attempt<B: Board>(
+    board: &B,
+    candidate: &mut Candidate,
+) -> Result<Option<(Lease, Instant)>, String> {
+    let found = answer(board.read()).await?;
+    let now = Instant::now();
+    let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
+    let Some(spec) = candidate.take(spec, now, Timestamp::now()) else {
+        return Ok(None);
+    };
+    let metadata = found.map_or_else(
+        || ObjectMeta {
+            name: Some(NAME.to_owned()),
+            ..ObjectMeta::default()
+        },
+        |lease| lease.metadata,
+    );
+    let lease = Lease {
+        metadata,
+        spec: Some(spec),
+    };
+    match answer(board.write(lease)).await {
+        Ok(lease) => Ok(Some((lease, now))),
+        Err(problem) => Err(problem),
+    }
+}
+
+async fn answer<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
+    match timeout(ANSWER_WITHIN, call).await {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {ANSWER_WITHIN:?}")),
+    }
+}
+
+impl<B: Board> Leadership<B> {
+    /// What this leader's commands carry: higher than any leader's before it.
+    pub fn epoch(&self) -> u64 {
+        let spec = self.lease.spec.as_ref();
+        let transitions = spec.and_then(|spec| spec.lease_transitions).unwrap_or(0);
+        u64::try_from(transitions).unwrap_or(0) + 1
+    }
+
+    /// Renews it until it is lost. May be dropped at any time.
+    pub async fn keep(&mut self) -> Lost {
+        loop {
+            match timeout_at(self.renewed + GIVE_UP, self.renewal()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(lost)) => return lost,
+                Err(_) => {
+                    let why = format!("it was not renewed for {GIVE_UP:?}; see the API server");
+                    return Lost { why };
+                }
+            }
+        }
+    }
+
+    /// One renewal, tried until it succeeds.
+    async fn renewal(&mut self) -> Result<(), Lost> {
+        loop {
+            sleep(INTERVAL).await;
+            match self.renew().await {
+                Ok(()) => return Ok(()),
+                Err(Renewal::Lost(lost)) => return Err(lost),
+                Err(Renewal::Failed(problem)) => {
+                    tracing::warn!("the Lease {NAME} was not renewed: {problem}; trying on");
+                }
+            }
+        }
+    }
+
+    async fn renew(&mut self) -> Result<(), Renewal> {
+        let found = answer(self.board.read()).await.map_err(Renewal::Failed)?;
+        let holder = |lease: &Lease| lease.spec.as_ref()?.holder_identity.clone();
+        let transitions = |lease: &Lease| lease.spec.as_ref()?.lease_transitions;
+        let Some(mut lease) = found else {
+            let why = "the Lease is gone".to_owned();
+            return Err(Renewal::Lost(Lost { why }));
+        };
+        if holder(&lease) != holder(&self.lease) || transitions(&lease) != transitions(&self.lease)
+        {
+            let why = match holder(&lease) {
+                Some(holder) if !holder.is_empty() => format!("{holder} has taken it"),
+                _ => "somebody has taken it away".to_owned(),
+            };
+            return Err(Renewal::Lost(Lost { why }));
+        }
+        let now = Instant::now();
+        if let Some(spec) = &mut lease.spec {
+            spec.renew_time = Some(MicroTime(Timestamp::now()));
+        }
+        self.lease = answer(self.board.write(lease))
+            .await
+            .map_err(Renewal::Failed)?;
+        self.renewed = now;
+        Ok(())
+    }
+
+    /// Gives it back, so that the next leader need not wait.
+    pub async fn release(mut self) {
+        if let Some(spec) = &mut self.lease.spec {
+            spec.holder_identity = Some(String::new());
+        }
+        if let Err(problem) = answer(self.board.write(self.lease)).await {
+            tracing::warn!(
+                "the Lease {NAME} was not given back: {problem}; the next leader waits for it"
+            );
+        }
+    }
+}
+
+enum Renewal {
+    Failed(String),
+    Lost(Lost),
+}
+
+#[cfg(test)]
+mod tests;

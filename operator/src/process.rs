@@ -1,0 +1,306 @@
+//! The program's life: look for the API server, wait for the lead, lead until it is lost.
+//!
+//! Losing the lead, or anything that a leader needs, ends the process with an error; the kubelet
+//! starts it anew, as a candidate. SIGTERM gives the lead back first.
+
+use std::{
+    convert::Infallible,
+    future::{Future, IntoFuture as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::{Path, PathBuf},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus},
+};
+use kube::{Api, Client, Config, api::PostParams};
+use prometheus_client::{
+    metrics::{gauge::Gauge, info::Info},
+    registry::Registry,
+};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    NAME,
+    control::{self, AUDIENCE, Control, ControlError, Reviewer, Tally},
+    home::{Home, HomeError},
+    lease::{LeaseBoard, Lost, acquire},
+    reports::{Fabrics, Reports},
+    transfer::innermost,
+    web::{self, Standing},
+};
+
+/// Until there is an answer from the API server, or a connection to it.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// A leader ends and comes back with another server certificate: at two thirds of that one's life.
+const CERTIFICATE_RENEWAL: Duration = Duration::from_secs(240 * 24 * 60 * 60);
+
+/// What the command line says.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The operator's namespace.
+    pub namespace: String,
+    /// Among the candidates: the pod's name.
+    pub name: String,
+    /// The pod's address, at which agents reach it when it leads.
+    pub address: IpAddr,
+    /// Of the control API.
+    pub control_port: u16,
+    /// Of metrics and health.
+    pub metrics_port: u16,
+    /// The agents' service account, in the same namespace.
+    pub agent_account: String,
+    /// The manifest that a fabric's DaemonSet is made of.
+    pub agent_template: PathBuf,
+}
+
+/// Why the program ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// The template of the agents' DaemonSet is not there or is none.
+    #[error("--agent-template: {}: {problem}; give the DaemonSet's manifest, as the chart mounts it", path.display())]
+    Template {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// No API server is known.
+    #[error(
+        "no API server is known: {0}; run this as the chart's Deployment, or give a kubeconfig in KUBECONFIG"
+    )]
+    NoCluster(String),
+    /// It is known, and does not answer.
+    #[error(
+        "no API server answers at {url}: {problem}; check that it runs and that this address is its own"
+    )]
+    NoAnswer {
+        /// Where it was looked for.
+        url: String,
+        /// What came instead.
+        problem: String,
+    },
+    /// A port is not free.
+    #[error("port {port} cannot be listened on: {source}; choose another with {option}")]
+    Port {
+        /// Which.
+        port: u16,
+        /// What sets it.
+        option: &'static str,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The operator's own objects.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    /// What agents call.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// Another leads.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+    /// Of the server that agents call.
+    #[error("the server certificate is due to be renewed; the next process makes a new one")]
+    CertificateDue,
+    /// Something that never ends has ended.
+    #[error("{0} has ended; this is a bug")]
+    Ended(&'static str),
+    /// Signals cannot be awaited.
+    #[error("signals cannot be awaited: {0}")]
+    Signal(std::io::Error),
+}
+
+/// Runs until SIGTERM or SIGINT, or until it cannot go on.
+pub async fn run(settings: Settings) -> Result<(), ProcessError> {
+    let mut stop = pin!(stopped()?);
+    template(&settings.agent_template)?;
+    let client = tokio::select! {
+        client = client() => client?,
+        () = &mut stop => return Ok(()),
+    };
+    let meters = Meters::default();
+    let (standing, readiness) = watch::channel(Standing::Starting);
+    let metrics = listen(settings.metrics_port, "--metrics-port").await?;
+    let control = listen(settings.control_port, "--control-port").await?;
+    let router = web::router(meters.registry(), readiness);
+    let mut web = pin!(axum::serve(metrics, router).into_future());
+
+    let board = LeaseBoard::new(client.clone(), &settings.namespace);
+    let looked = || {
+        standing.send_replace(Standing::Standby);
+    };
+    let mut leadership = tokio::select! {
+        leadership = acquire(board, &settings.name, looked) => leadership,
+        _ = &mut web => return Err(ProcessError::Ended("the HTTP endpoint")),
+        () = &mut stop => return Ok(()),
+    };
+    let epoch = leadership.epoch();
+    meters.epoch.set(i64::try_from(epoch).unwrap_or(i64::MAX));
+    tracing::info!(epoch, "this process leads");
+    let leader = Leader {
+        settings,
+        client,
+        tally: meters.control,
+    };
+    let ended = tokio::select! {
+        result = leader.work(control, standing) => result.map(|never| match never {}),
+        lost = leadership.keep() => return Err(lost.into()),
+        _ = &mut web => Err(ProcessError::Ended("the HTTP endpoint")),
+        () = &mut stop => Ok(()),
+    };
+    leadership.release().await;
+    ended
+}
+
+/// What is measured.
+#[derive(Default)]
+struct Meters {
+    control: Tally,
+    epoch: Gauge,
+}
+
+impl Meters {
+    fn registry(&self) -> Registry {
+        let mut registry = Registry::default();
+        let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("weft_operator_build", "The operator that answers", build);
+        registry.register(
+            "weft_operator_leader_epoch",
+            "The epoch of this process's commands; 0 while another one leads",
+            self.epoch.clone(),
+        );
+        self.control.register(&mut registry);
+        registry
+    }
+}
+
+/// What leads.
+struct Leader {
+    settings: Settings,
+    client: Client,
+    tally: Tally,
+}
+
+impl Leader {
+    /// Until something that it needs fails.
+    async fn work(
+        self,
+        listener: TcpListener,
+        standing: watch::Sender<Standing>,
+    ) -> Result<Infallible, ProcessError> {
+        let settings = self.settings;
+        let home = Home::new(self.client.clone(), &settings.namespace);
+        let authority = Arc::new(home.authority().await?);
+        home.publish(&authority).await?;
+        let address = home.address(settings.control_port).await?;
+        let (_fabrics, known) = watch::channel(Fabrics::new());
+        let control = Control {
+            authority: Arc::clone(&authority),
+            reviewer: TokenReviews(self.client.clone()),
+            account: format!(
+                "system:serviceaccount:{}:{}",
+                settings.namespace, settings.agent_account
+            ),
+            fabrics: known,
+            reports: Reports::default(),
+            tally: self.tally,
+        };
+        let name = format!("{NAME}.{}.svc", settings.namespace);
+        let names = [name.as_str()];
+        let serve = pin!(control::serve(listener, control, &names));
+        home.lead(&address, settings.address, settings.control_port)
+            .await?;
+        standing.send_replace(Standing::Leading);
+        tokio::select! {
+            served = serve => Err(served.map_or_else(ProcessError::from, |()| ProcessError::Ended("the control API"))),
+            () = sleep(CERTIFICATE_RENEWAL) => Err(ProcessError::CertificateDue),
+        }
+    }
+}
+
+/// TokenReview, as the API server answers it.
+struct TokenReviews(Client);
+
+impl Reviewer for TokenReviews {
+    async fn review(&self, token: String) -> Result<TokenReviewStatus, String> {
+        let review = TokenReview {
+            spec: TokenReviewSpec {
+                audiences: Some(vec![AUDIENCE.to_owned()]),
+                token: Some(token),
+            },
+            ..TokenReview::default()
+        };
+        let api: Api<TokenReview> = Api::all(self.0.clone());
+        let answer = api.create(&PostParams::default(), &review).await;
+        let answer = answer.map_err(|error| error.to_string())?;
+        Ok(answer.status.unwrap_or_default())
+    }
+}
+
+fn template(path: &Path) -> Result<DaemonSet, ProcessError> {
+    let wrong = |problem: String| ProcessError::Template {
+        path: path.to_owned(),
+        problem,
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    serde_saphyr::from_str(&text).map_err(|error| wrong(error.to_string()))
+}
+
+/// A client of an API server that answers.
+async fn client() -> Result<Client, ProcessError> {
+    let mut config = Config::infer()
+        .await
+        .map_err(|error| ProcessError::NoCluster(error.to_string()))?;
+    config.connect_timeout = Some(ANSWER_WITHIN);
+    let url = config.cluster_url.to_string();
+    let no_answer = |problem: String| ProcessError::NoAnswer {
+        url: url.clone(),
+        problem,
+    };
+    let client = Client::try_from(config).map_err(|error| no_answer(innermost(&error)))?;
+    match timeout(ANSWER_WITHIN, client.apiserver_version()).await {
+        Ok(Ok(version)) => {
+            tracing::info!(url, version = version.git_version, "API server");
+            Ok(client)
+        }
+        Ok(Err(error)) => Err(no_answer(innermost(&error))),
+        Err(_) => Err(no_answer(format!("nothing within {ANSWER_WITHIN:?}"))),
+    }
+}
+
+async fn listen(port: u16, option: &'static str) -> Result<TcpListener, ProcessError> {
+    // Both families where there are both.
+    let any = match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
+        Ok(listener) => return Ok(listener),
+        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
+    };
+    any.map_err(|source| ProcessError::Port {
+        port,
+        option,
+        source,
+    })
+}
+
+/// SIGTERM or SIGINT.
+fn stopped() -> Result<impl Future<Output = ()>, ProcessError> {
+    let wait = |kind| signal(kind).map_err(ProcessError::Signal);
+    let (mut terminate, mut interrupt) = (
+        wait(SignalKind::terminate())?,
+        wait(SignalKind::interrupt())?,
+    );
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("SIGTERM: ending"),
+            _ = interrupt.recv() => tracing::info!("SIGINT: ending"),
+        }
+    })
+}

@@ -1,0 +1,163 @@
+//! What agents last said of their nodes, and what they are told.
+//!
+//! [`Reports`] is written by the control API's server and read by the controllers; the controllers
+//! keep a [`FabricView`] of every fabric, by which the server decides who belongs to it. Nothing here
+//! outlives the process: a new leader hears from every agent within seconds.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use tokio::{sync::watch, time::Instant};
+use weft_proto::operator::v1::{NodeConfig, NodeReport};
+
+/// What a fabric's agents are to know, and whose agents those are.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FabricView {
+    /// What they are told.
+    pub config: NodeConfig,
+    /// The nodes that belong to it.
+    pub nodes: BTreeSet<String>,
+}
+
+/// Every fabric, by name.
+pub type Fabrics = BTreeMap<String, FabricView>;
+
+/// What a node's agent last said.
+#[derive(Debug, Clone)]
+pub struct NodeState {
+    /// Of which fabric it is an agent.
+    pub fabric: String,
+    /// What it said.
+    pub report: NodeReport,
+    /// When.
+    pub seen: Instant,
+    /// Its stream is open.
+    pub connected: bool,
+    /// Which stream said it.
+    stream: u64,
+}
+
+impl NodeState {
+    /// A report that arrived just now, on a stream that is open.
+    pub fn new(fabric: &str, report: NodeReport, seen: Instant) -> Self {
+        Self {
+            fabric: fabric.to_owned(),
+            report,
+            seen,
+            connected: true,
+            stream: 0,
+        }
+    }
+}
+
+/// The last report of every node, by its name.
+#[derive(Debug, Clone, Default)]
+pub struct Reports {
+    nodes: watch::Sender<BTreeMap<String, NodeState>>,
+    streams: Arc<AtomicU64>,
+}
+
+/// One agent's stream. Dropping it says that the stream is over.
+#[derive(Debug)]
+pub(crate) struct Reporter {
+    reports: Reports,
+    fabric: String,
+    node: String,
+    stream: u64,
+}
+
+impl Reports {
+    /// What there is, and every change of it.
+    pub fn subscribe(&self) -> watch::Receiver<BTreeMap<String, NodeState>> {
+        self.nodes.subscribe()
+    }
+
+    /// A node's agent has opened a stream. It takes the place of the one before, whose end then says
+    /// nothing any more.
+    pub(crate) fn open(&self, fabric: &str, node: &str) -> Reporter {
+        Reporter {
+            reports: self.clone(),
+            fabric: fabric.to_owned(),
+            node: node.to_owned(),
+            stream: self.streams.fetch_add(1, Ordering::Relaxed) + 1,
+        }
+    }
+}
+
+impl Reporter {
+    /// Keeps a report in place of the one before; false when a later stream of the node has taken over.
+    pub(crate) fn put(&self, report: NodeReport, now: Instant) -> bool {
+        self.reports.nodes.send_if_modified(|nodes| {
+            if nodes
+                .get(&self.node)
+                .is_some_and(|state| state.stream > self.stream)
+            {
+                return false;
+            }
+            let state = NodeState {
+                stream: self.stream,
+                ..NodeState::new(&self.fabric, report, now)
+            };
+            nodes.insert(self.node.clone(), state);
+            true
+        })
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        self.reports.nodes.send_if_modified(|nodes| {
+            let ours = nodes
+                .get_mut(&self.node)
+                .filter(|state| state.stream == self.stream);
+            ours.is_some_and(|state| std::mem::replace(&mut state.connected, false))
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(version: &str) -> NodeReport {
+        NodeReport {
+            version: version.to_owned(),
+            ..NodeReport::default()
+        }
+    }
+
+    fn told(reports: &Reports) -> (String, bool) {
+        let nodes = reports.subscribe();
+        let state = nodes.borrow().get("n1").cloned().unwrap();
+        (state.report.version, state.connected)
+    }
+
+    #[test]
+    fn a_report_overwrites_the_one_before_and_a_stream_that_ends_is_seen() {
+        let reports = Reports::default();
+        let now = Instant::now();
+        let stream = reports.open("lab", "n1");
+        assert!(stream.put(report("1"), now) && stream.put(report("2"), now));
+        assert_eq!(told(&reports), ("2".into(), true));
+        drop(stream);
+        assert_eq!(told(&reports), ("2".into(), false));
+    }
+
+    #[test]
+    fn the_end_of_an_old_stream_says_nothing_and_neither_do_its_late_reports() {
+        let reports = Reports::default();
+        let now = Instant::now();
+        let old = reports.open("lab", "n1");
+        assert!(old.put(report("1"), now));
+        let new = reports.open("lab", "n1");
+        assert!(new.put(report("2"), now));
+        assert!(!old.put(report("1"), now));
+        drop(old);
+        assert_eq!(told(&reports), ("2".into(), true));
+    }
+}

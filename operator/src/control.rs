@@ -7,7 +7,7 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use k8s_openapi::api::authentication::v1::TokenReviewStatus;
 use prometheus_client::{
-    metrics::{counter::Counter, family::Family},
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
 use tokio::{
@@ -65,6 +65,7 @@ pub trait Reviewer: Send + Sync + 'static {
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
     enrolled: Counter,
+    connected: Gauge,
     reports: Counter,
     refused: Family<Vec<(&'static str, &'static str)>, Counter>,
 }
@@ -76,6 +77,11 @@ impl Tally {
             "weft_operator_enrolled",
             "Certificates that agents were given, renewals included",
             self.enrolled.clone(),
+        );
+        registry.register(
+            "weft_operator_agents",
+            "Agents whose stream of reports is open",
+            self.connected.clone(),
         );
         registry.register(
             "weft_operator_reports",
@@ -288,7 +294,10 @@ struct ReportStream {
 impl ReportStream {
     async fn run(mut self, reports: Streaming<NodeReport>) {
         let node = self.caller.node.clone();
-        match self.hear(reports).await {
+        self.tally.connected.inc();
+        let heard = self.hear(reports).await;
+        self.tally.connected.dec();
+        match heard {
             Ok(()) => tracing::info!(node, "reports no longer"),
             Err(fault) => {
                 self.tally.refuse("Report", &fault);

@@ -7,9 +7,9 @@
 //! | Service `weft-operator` | of the chart, without a selector |
 //! | EndpointSlice `weft-operator-leader` | where the leader is, so that the Service leads to it |
 //!
-//! Only a leader writes here.
+//! Only a leader writes here, and keeps it so: what somebody deletes or changes is put back.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, convert::Infallible, net::IpAddr, time::Duration};
 
 use k8s_openapi::{
     ByteString,
@@ -23,6 +23,8 @@ use kube::{
     Api, Client, Resource as _,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
+
+use tokio::time::sleep;
 
 use crate::{
     NAME,
@@ -38,6 +40,9 @@ const TICKETS: &str = "tickets.key";
 const LEADER: &str = "weft-operator-leader";
 /// The port's name where the Service gives it none.
 const PORT: &str = "control";
+
+/// The objects are looked at so often: an agent that cannot reach the leader tries for ever.
+const LOOK: Duration = Duration::from_secs(10);
 
 /// An object that cannot be read, written or understood.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +64,9 @@ pub enum HomeError {
     /// The authority cannot be made, or what was kept of it cannot be used.
     #[error("Secret {AUTHORITY}: {0}")]
     Authority(#[from] AuthorityError),
+    /// Somebody has put another authority in place of the one in force.
+    #[error("Secret {AUTHORITY} holds another authority now; the next process takes it up")]
+    Replaced,
     /// The chart's Service is missing, or has no address.
     #[error("Service {NAME} in namespace {namespace} {problem}: install the chart as it is")]
     Service {
@@ -73,6 +81,19 @@ pub enum HomeError {
 pub struct Home {
     client: Client,
     namespace: String,
+}
+
+/// What a leader keeps in its namespace.
+#[derive(Debug, PartialEq)]
+enum Found {
+    /// It is as it was left.
+    Same,
+    /// It is to be put back.
+    Missing,
+    /// Somebody has put another valid authority there.
+    Replaced,
+    /// What is there is no authority, for this reason.
+    Broken(String),
 }
 
 /// What agents are told to dial.
@@ -115,16 +136,75 @@ impl Home {
 
     /// Shows agents by which certificates they know the operator.
     pub async fn publish(&self, authority: &Authority) -> Result<(), HomeError> {
-        let data = [(CERTIFICATES.to_owned(), authority.certificate().to_owned())];
-        let map = ConfigMap {
-            metadata: metadata(AUTHORITY),
-            data: Some(data.into()),
-            ..ConfigMap::default()
-        };
+        let map = config_map(authority);
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
         match api.patch(AUTHORITY, &params(), &Patch::Apply(&map)).await {
             Ok(_) => Ok(()),
             Err(source) => Err(self.failed("ConfigMap weft-ca", "written", source)),
+        }
+    }
+
+    /// Looks after the objects until another authority is put in place of this one.
+    pub async fn keep(
+        &self,
+        authority: &Authority,
+        address: &Address,
+        pod: IpAddr,
+        port: u16,
+    ) -> Result<Infallible, HomeError> {
+        loop {
+            sleep(LOOK).await;
+            let secret = self.keep_secret(authority).await;
+            if let Err(HomeError::Replaced) = secret {
+                return Err(HomeError::Replaced);
+            }
+            let map = self.keep_config_map(authority).await;
+            let slice = self.keep_slice(address, pod, port).await;
+            for error in [secret, map, slice].into_iter().filter_map(Result::err) {
+                tracing::warn!("{error}; trying on");
+            }
+        }
+    }
+
+    async fn keep_secret(&self, authority: &Authority) -> Result<(), HomeError> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let object = "Secret weft-ca";
+        let found = api.get_opt(AUTHORITY).await;
+        let found = found.map_err(|source| self.failed(object, "read", source))?;
+        match judge(found.as_ref(), authority) {
+            Found::Same => {}
+            Found::Missing => {
+                let secret = secret(&authority.to_kept());
+                let created = api.create(&PostParams::default(), &secret).await;
+                created.map_err(|source| self.failed(object, "written", source))?;
+                tracing::warn!("{object} was deleted; it is there again, with the same authority");
+            }
+            Found::Replaced => return Err(HomeError::Replaced),
+            Found::Broken(problem) => {
+                tracing::error!("{object}: {problem}; the authority in force is another");
+            }
+        }
+        Ok(())
+    }
+
+    async fn keep_config_map(&self, authority: &Authority) -> Result<(), HomeError> {
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
+        let found = api.get_opt(AUTHORITY).await;
+        let found = found.map_err(|source| self.failed("ConfigMap weft-ca", "read", source))?;
+        match found.is_some_and(|found| found.data == config_map(authority).data) {
+            true => Ok(()),
+            false => self.publish(authority).await,
+        }
+    }
+
+    async fn keep_slice(&self, address: &Address, pod: IpAddr, port: u16) -> Result<(), HomeError> {
+        let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
+        let found = api.get_opt(LEADER).await;
+        let found = found
+            .map_err(|source| self.failed("EndpointSlice weft-operator-leader", "read", source))?;
+        match found.is_some_and(|found| leads_to(&found, &slice(address, pod, port))) {
+            true => Ok(()),
+            false => self.lead(address, pod, port).await,
         }
     }
 
@@ -195,6 +275,42 @@ fn secret(kept: &KeptAuthority) -> Secret {
         data: Some(data.map(part).into()),
         ..Secret::default()
     }
+}
+
+fn config_map(authority: &Authority) -> ConfigMap {
+    let data = [(CERTIFICATES.to_owned(), authority.certificate().to_owned())];
+    ConfigMap {
+        metadata: metadata(AUTHORITY),
+        data: Some(data.into()),
+        ..ConfigMap::default()
+    }
+}
+
+/// What to make of the Secret that is there, or is not.
+fn judge(found: Option<&Secret>, authority: &Authority) -> Found {
+    let Some(secret) = found else {
+        return Found::Missing;
+    };
+    let there = kept(secret);
+    if there == authority.to_kept() {
+        return Found::Same;
+    }
+    match Authority::from_kept(NAME, there) {
+        Ok(_) => Found::Replaced,
+        Err(error) => Found::Broken(error.to_string()),
+    }
+}
+
+/// Whether a slice still says what was written; the API server adds defaults to some of it.
+fn leads_to(found: &EndpointSlice, ours: &EndpointSlice) -> bool {
+    let where_to = |slice: &EndpointSlice| {
+        let addresses = |endpoint: &Endpoint| endpoint.addresses.clone();
+        let ports = slice.ports.iter().flatten();
+        let addresses: Vec<_> = slice.endpoints.iter().flat_map(addresses).collect();
+        let ports: Vec<_> = ports.map(|port| (port.name.clone(), port.port)).collect();
+        (slice.metadata.labels.clone(), addresses, ports)
+    };
+    where_to(found) == where_to(ours)
 }
 
 /// What is missing, or no text, is empty; the authority says then what it lacks.
@@ -306,6 +422,30 @@ mod tests {
         assert_eq!(slice["endpoints"][0]["addresses"], json!(["10.244.1.5"]));
         assert_eq!(slice["ports"][0]["name"], "control");
         assert_eq!(slice["ports"][0]["port"], 7410);
+    }
+
+    #[test]
+    fn a_secret_that_somebody_touched_is_put_back_or_taken_up_and_nonsense_is_neither() {
+        let authority = Authority::new(NAME).unwrap();
+        let same = secret(&authority.to_kept());
+        assert_eq!(judge(Some(&same), &authority), Found::Same);
+        assert_eq!(judge(None, &authority), Found::Missing);
+        let other = secret(&Authority::new(NAME).unwrap().to_kept());
+        assert_eq!(judge(Some(&other), &authority), Found::Replaced);
+        let found = judge(Some(&Secret::default()), &authority);
+        assert!(matches!(found, Found::Broken(_)), "{found:?}");
+    }
+
+    #[test]
+    fn a_slice_that_leads_elsewhere_is_written_again_and_defaults_are_no_difference() {
+        let address = address(&service(), 7410).unwrap();
+        let to = |pod: &str| slice(&address, pod.parse().unwrap(), 7410);
+        let mut found = to("10.244.1.5");
+        found.endpoints[0].node_name = Some("n1".to_owned());
+        assert!(leads_to(&found, &to("10.244.1.5")));
+        assert!(!leads_to(&found, &to("10.244.2.9")));
+        found.metadata.labels = None;
+        assert!(!leads_to(&found, &to("10.244.1.5")));
     }
 
     #[test]

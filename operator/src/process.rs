@@ -221,6 +221,7 @@ impl Leader {
             .await?;
         standing.send_replace(Standing::Leading);
         tokio::select! {
+            kept = home.keep(&authority, &address, settings.address, settings.control_port) => Ok(kept?),
             served = serve => Err(served.map_or_else(ProcessError::from, |()| ProcessError::Ended("the control API"))),
             () = sleep(CERTIFICATE_RENEWAL) => Err(ProcessError::CertificateDue),
         }

@@ -414,6 +414,7 @@ async fn a_stream_that_ends_is_seen_and_a_second_one_of_the_same_node_takes_over
     let status = first.order().await.unwrap_err();
     assert_eq!(detail(&status).reason, "Superseded");
     stage.reported(&[("n1", "2", true)]).await;
+    assert_eq!(stage.tally.connected.get(), 1);
     drop(second);
     stage.reported(&[("n1", "2", false)]).await;
 }

@@ -239,12 +239,17 @@ impl Lab {
 
     /// What a node serves beside its control API, header included.
     pub(crate) async fn get(&self, node: usize, path: &str) -> String {
-        let mut stream = TcpStream::connect(self.metrics(node)).await.unwrap();
+        self.try_get(node, path).await.unwrap()
+    }
+
+    /// The same while the port may be changing hands.
+    pub(crate) async fn try_get(&self, node: usize, path: &str) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(self.metrics(node)).await?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
+        stream.write_all(request.as_bytes()).await?;
         let mut text = String::new();
-        stream.read_to_string(&mut text).await.unwrap();
-        text
+        stream.read_to_string(&mut text).await?;
+        Ok(text)
     }
 
     /// A ticket, after a change.

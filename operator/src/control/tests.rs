@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use rcgen::{CertificateParams, KeyPair};
+use rcgen::{CertificateParams, Issuer, KeyPair, SanType};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -417,6 +417,30 @@ async fn a_stream_that_ends_is_seen_and_a_second_one_of_the_same_node_takes_over
     assert_eq!(stage.tally.connected.get(), 1);
     drop(second);
     stage.reported(&[("n1", "2", false)]).await;
+}
+
+#[tokio::test]
+async fn a_stream_ends_with_the_certificate_that_it_began_with() {
+    let stage = Stage::new().await;
+    let kept = stage.authority.to_kept();
+    let issuer = KeyPair::from_pem(&kept.key).unwrap();
+    let issuer = Issuer::from_ca_cert_pem(&kept.certificates, issuer).unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    let uri = "weft://lab/node/n1".try_into().unwrap();
+    params.subject_alt_names = vec![SanType::URI(uri)];
+    // Long enough to connect in on a busy machine, short enough to wait for.
+    params.not_after = time::OffsetDateTime::now_utc() + time::Duration::seconds(4);
+    let key = KeyPair::generate().unwrap();
+    let identity = authority::Identity {
+        certificate: params.signed_by(&key, &issuer).unwrap().pem(),
+        key: key.serialize_pem(),
+    };
+    let mut agent = stage.report_as(Some(identity)).await.unwrap();
+    agent.say("1");
+    agent.order().await.unwrap();
+    let status = agent.order().await.unwrap_err();
+    assert_eq!(detail(&status).reason, "CertificateEnded");
+    stage.reported(&[("n1", "1", false)]).await;
 }
 
 #[tokio::test]

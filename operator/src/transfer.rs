@@ -4,8 +4,8 @@
 //! the commands to the agents. The order is always
 //!
 //! ```text
-//! Stat at the source → plan → Prepare at the destinations → Start at them, then at the source
-//!     → Progress until nobody can go further → all Verified, or Cancel and the next attempt
+//! Stat at the source → Claim → plan → Prepare at the destinations → Start at them, then at the
+//!     source → Progress until nobody can go further → all Verified, or Cancel and the next attempt
 //! ```
 //!
 //! An attempt goes on while any destination in it can still finish. What is left then gets another
@@ -21,14 +21,14 @@ mod ledger;
 mod runner;
 
 pub use destination::{DestinationView, Standing};
-pub use job::Job;
+pub use job::{Course, End, Job};
 pub(crate) use runner::innermost;
 pub use runner::{Contact, Runner, RunnerError};
 
 use std::time::Duration;
 
 use weft_planner::{Part, Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, Manifest, ProgressResponse};
+use weft_proto::agent::v1::{Algorithm, Manifest, Overwrite, ProgressResponse};
 
 /// The reason of a refusal by silence, of a node that has been reached before.
 const UNREACHABLE: &str = "NodeUnreachable";
@@ -67,8 +67,68 @@ pub struct Spec {
     pub payload_share: f64,
     /// What blocks and files are hashed with.
     pub algorithm: Algorithm,
+    /// The digest that it must have; "" when not known.
+    pub expect: String,
+    /// What happens to a file that is there already.
+    pub overwrite: Overwrite,
     /// Attempts in a row that may bring nothing before the job is given up.
     pub backoff_limit: u32,
+    /// How long is waited, and how often is looked.
+    pub tempo: Tempo,
+    /// In whose name agents are asked.
+    pub mandate: Mandate,
+}
+
+/// How long is waited, and how often is looked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tempo {
+    /// Wait before the next attempt; doubles with every attempt that brought nothing.
+    pub backoff: Duration,
+    /// The doubling stops at `backoff` × 2 to the power of this.
+    pub doublings: u32,
+    /// A node that has not answered for so long since it was first asked is given up.
+    pub first_contact: Duration,
+    /// Between two reports of an agent; 50 ms is the shortest that agents grant.
+    pub report: Duration,
+}
+
+impl Tempo {
+    /// A person is watching: the longest backoff is 2 s, and two tries to reach a node, with the
+    /// first backoff between them, tell that it is not there.
+    pub const PERSON: Self = Self {
+        backoff: Duration::from_millis(250),
+        doublings: 3,
+        first_contact: Duration::from_secs(3),
+        report: Duration::from_millis(50),
+    };
+    /// Nodes are known to be there, and their agents are restarted within a minute: with the usual
+    /// six attempts, 63 s are waited.
+    pub const CLUSTER: Self = Self {
+        backoff: Duration::from_secs(1),
+        doublings: 5,
+        first_contact: Duration::from_secs(60),
+        report: Duration::from_secs(1),
+    };
+}
+
+/// In whose name agents are asked: they obey the newest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mandate {
+    /// Transitions of the operator's lease.
+    pub leader_epoch: u64,
+    /// Of the job's description.
+    pub generation: u64,
+    /// Attempts that were made before, by this operator or an earlier one.
+    pub attempts_before: u32,
+}
+
+impl Mandate {
+    /// Of an operator that has no rival, for a description that does not change.
+    pub const ONLY: Self = Self {
+        leader_epoch: 1,
+        generation: 1,
+        attempts_before: 0,
+    };
 }
 
 /// Something that an agent, or the way to it, refused.
@@ -89,6 +149,11 @@ pub struct Refusal {
 pub enum Command {
     /// Ask the source what there is.
     Stat,
+    /// Write down that an attempt of this number begins, where a successor finds it.
+    Claim {
+        /// The number.
+        attempt: u32,
+    },
     /// Make a destination ready.
     Prepare {
         /// Where.
@@ -126,6 +191,11 @@ pub enum Command {
 pub enum Answer {
     /// Of Stat.
     Stat(Result<Manifest, Refusal>),
+    /// Of Claim: it is written down.
+    Claimed {
+        /// The number.
+        attempt: u32,
+    },
     /// Of Prepare.
     Prepared {
         /// Where.
@@ -171,4 +241,9 @@ pub enum Answer {
     },
     /// The time of [`Job::wake_at`] has come.
     Woken,
+    /// Nobody wants it any more. What is Verified by then stays.
+    Stop {
+        /// Partial files go, too.
+        discard: bool,
+    },
 }

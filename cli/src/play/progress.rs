@@ -201,9 +201,9 @@ mod tests {
     };
 
     use indicatif::TermLike;
-    use weft_operator::transfer::{Place, Refusal, Spec};
+    use weft_operator::transfer::{Mandate, Place, Refusal, Spec, Tempo};
     use weft_planner::{Strategy, Topology};
-    use weft_proto::agent::v1::{Algorithm, ProgressResponse};
+    use weft_proto::agent::v1::{Algorithm, Overwrite, ProgressResponse};
 
     use super::*;
 
@@ -318,6 +318,10 @@ mod tests {
             strategy: Strategy::Auto,
             payload_share: 1.0,
             algorithm: Algorithm::Blake3,
+            expect: String::new(),
+            overwrite: Overwrite::IfDifferent,
+            tempo: Tempo::PERSON,
+            mandate: Mandate::ONLY,
             backoff_limit: 0,
         });
         let written = Written::default();

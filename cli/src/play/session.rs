@@ -10,7 +10,11 @@ use std::{
 
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use weft_operator::{authority, transfer::Spec};
+use weft_operator::{
+    authority,
+    transfer::{Mandate, Spec, Tempo},
+};
+use weft_proto::agent::v1::Overwrite;
 
 use super::{
     Data, Fault, FaultKind, Happened, PlayError, Settings, Summary,
@@ -161,6 +165,10 @@ impl<'a> Play<'a> {
             strategy: settings.strategy,
             payload_share: self.stage.ground().payload_share(),
             algorithm: settings.verification.into(),
+            expect: String::new(),
+            overwrite: Overwrite::IfDifferent,
+            tempo: Tempo::PERSON,
+            mandate: Mandate::ONLY,
             backoff_limit: BACKOFF_LIMIT + patience(&settings.faults),
         })
     }

@@ -12,19 +12,25 @@ use std::{
 
 use super::{NEVER_REACHED, Refusal};
 
-/// A node that has not been reached for so long since it was first asked is given up: two tries of
-/// [`CONTACT_TRY`](super::CONTACT_TRY) with the first backoff between them.
-const FIRST_CONTACT: Duration = Duration::from_secs(3);
-
 /// Owned and written by the job.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct FirstContact {
+    /// A node that has not been reached for so long since it was first asked is given up.
+    limit: Duration,
     /// Asked and not reached, since then.
     unreached: BTreeMap<String, Duration>,
     reached: BTreeSet<String>,
 }
 
 impl FirstContact {
+    pub(super) fn new(limit: Duration) -> Self {
+        Self {
+            limit,
+            unreached: BTreeMap::new(),
+            reached: BTreeSet::new(),
+        }
+    }
+
     /// A node is asked something.
     pub(super) fn asked(&mut self, node: &str, now: Duration) {
         if !self.reached.contains(node) {
@@ -45,7 +51,7 @@ impl FirstContact {
             return refusal;
         }
         let since = self.unreached.get(&refusal.node);
-        let over = since.is_some_and(|since| now.saturating_sub(*since) >= FIRST_CONTACT);
+        let over = since.is_some_and(|since| now.saturating_sub(*since) >= self.limit);
         Refusal {
             retriable: refusal.retriable && !over,
             ..refusal

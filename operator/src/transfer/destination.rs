@@ -43,7 +43,7 @@ pub(super) struct Destination {
 }
 
 /// What a reader may see of a destination.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct DestinationView<'a> {
     /// Where the data goes.
     pub place: &'a Place,

@@ -6,19 +6,46 @@ use weft_planner::{Plan, Request};
 use weft_proto::agent::v1::{Manifest, PeerProgress, ProgressResponse, Role, State};
 
 use super::{
-    Answer, Command, Refusal, Spec,
+    Answer, Command, Refusal, Spec, Tempo,
     attempt::{Attempt, Run},
     contact::FirstContact,
     destination::{DestinationView, Standing},
     ledger::{Ledger, cut_off, is_ours, reported},
 };
 
-/// Wait before the next attempt; doubles with every attempt that brought nothing.
-const BACKOFF: Duration = Duration::from_millis(250);
-/// The doubling stops at 8 × [`BACKOFF`], 2 s: a person is watching.
-const BACKOFF_DOUBLINGS: u32 = 3;
 /// How long the last reports may take once everything is Verified: they only complete the counts.
 const SETTLE: Duration = Duration::from_secs(10);
+
+/// How far a job is, for readers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Course {
+    /// The source is asked what there is.
+    Asking,
+    /// Before the next Stat or attempt, or until that may begin.
+    Resting,
+    /// Destinations are made ready.
+    Preparing,
+    /// Parts are under way.
+    Running,
+    /// Agents are told that it ends.
+    Ending,
+    /// Nothing will change any more.
+    Over,
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Every destination is Verified, and the source has nothing to object.
+    Complete,
+    /// Some destination was given up.
+    Failed,
+    /// It was stopped.
+    Withdrawn {
+        /// Partial files went, too.
+        discard: bool,
+    },
+}
 
 #[derive(Debug, Clone)]
 enum Phase {
@@ -26,6 +53,8 @@ enum Phase {
     Asking,
     /// Before the next Stat or attempt.
     Resting { until: Duration },
+    /// The next attempt's number is being written down.
+    Claiming,
     /// Prepare was sent to all that are left.
     Preparing {
         waiting: BTreeSet<String>,
@@ -42,6 +71,13 @@ enum Phase {
     Settling { attempt: Attempt, until: Duration },
     /// What failed is being removed.
     Discarding { waiting: BTreeSet<String> },
+    /// It was stopped, and everybody is told.
+    Withdrawing {
+        waiting: BTreeSet<String>,
+        discard: bool,
+    },
+    /// Nothing will change any more, because it was stopped.
+    Withdrawn { discard: bool },
     /// Nothing will change any more.
     Over,
 }
@@ -73,21 +109,32 @@ pub struct Job {
 impl Job {
     /// A new job, and what to do first.
     pub fn begin(spec: Spec) -> (Self, Vec<Command>) {
-        let mut contact = FirstContact::default();
-        contact.asked(&spec.source.node, Duration::ZERO);
-        let job = Self {
+        let mut job = Self::new(spec);
+        job.contact.asked(&job.spec.source.node, Duration::ZERO);
+        (job, vec![Command::Stat])
+    }
+
+    /// A job that an earlier operator began and that nobody wants any more.
+    pub fn withdraw(spec: Spec, discard: bool) -> (Self, Vec<Command>) {
+        let mut job = Self::new(spec);
+        let mut commands = Vec::new();
+        job.on_stop(discard, &mut commands);
+        (job, commands)
+    }
+
+    fn new(spec: Spec) -> Self {
+        Self {
             ledger: Ledger::new(&spec),
-            contact,
+            contact: FirstContact::new(spec.tempo.first_contact),
+            attempt: spec.mandate.attempts_before,
             spec,
             phase: Phase::Asking,
             manifest: None,
-            attempt: 0,
             mark: 0,
             vain: 0,
             plan: None,
             started: None,
-        };
-        (job, vec![Command::Stat])
+        }
     }
 
     /// Takes an answer; gives the next state and what to do now.
@@ -108,12 +155,46 @@ impl Job {
 
     /// Nothing will change any more.
     pub fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Over)
+        self.end().is_some()
     }
 
     /// Every destination is Verified, and the source has nothing to object.
     pub fn is_complete(&self) -> bool {
-        self.is_over() && self.source_fault().is_none() && self.ledger.destinations.are_verified()
+        self.end() == Some(End::Complete)
+    }
+
+    /// How it ended, once it has.
+    pub fn end(&self) -> Option<End> {
+        match self.phase {
+            Phase::Withdrawn { discard } => Some(End::Withdrawn { discard }),
+            Phase::Over => Some(
+                if self.source_fault().is_none() && self.ledger.destinations.are_verified() {
+                    End::Complete
+                } else {
+                    End::Failed
+                },
+            ),
+            _ => None,
+        }
+    }
+
+    /// How far it is.
+    pub fn course(&self) -> Course {
+        match self.phase {
+            Phase::Asking => Course::Asking,
+            Phase::Resting { .. } | Phase::Claiming => Course::Resting,
+            Phase::Preparing { .. } => Course::Preparing,
+            Phase::Running(_) | Phase::Settling { .. } => Course::Running,
+            Phase::Cancelling { .. } | Phase::Discarding { .. } | Phase::Withdrawing { .. } => {
+                Course::Ending
+            }
+            Phase::Withdrawn { .. } | Phase::Over => Course::Over,
+        }
+    }
+
+    /// The number of the attempt that waits until it is written down.
+    pub fn claims(&self) -> Option<u32> {
+        matches!(self.phase, Phase::Claiming).then_some(self.attempt + 1)
     }
 
     /// What it was made from.
@@ -140,7 +221,7 @@ impl Job {
         self.plan.as_ref()
     }
 
-    /// The attempt, from 1; 0 before the first.
+    /// The newest attempt that has begun; before this job's first, those that were made before.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
@@ -193,6 +274,11 @@ impl Job {
     fn take(&mut self, now: Duration, answer: Answer, commands: &mut Vec<Command>) {
         match answer {
             Answer::Stat(result) => self.on_stat(now, result, commands),
+            Answer::Claimed { attempt } => {
+                if self.claims() == Some(attempt) {
+                    self.begin_attempt(now, commands);
+                }
+            }
             Answer::Prepared {
                 node,
                 attempt,
@@ -233,6 +319,7 @@ impl Job {
                 }
             }
             Answer::Woken => self.on_woken(now, commands),
+            Answer::Stop { discard } => self.on_stop(discard, commands),
         }
     }
 
@@ -251,12 +338,12 @@ impl Job {
                 self.contact.reached(&self.spec.source.node);
                 self.manifest = Some(Arc::new(manifest));
                 self.vain = 0;
-                self.begin_attempt(now, commands);
+                self.claim(commands);
             }
             Err(refusal) if refusal.retriable && self.vain < self.spec.backoff_limit => {
                 self.vain += 1;
                 self.phase = Phase::Resting {
-                    until: now + backoff(self.vain),
+                    until: now + self.backoff(),
                 };
             }
             Err(refusal) => {
@@ -270,7 +357,7 @@ impl Job {
         match &self.phase {
             Phase::Resting { until } if now >= *until => {
                 if self.manifest.is_some() {
-                    self.begin_attempt(now, commands);
+                    self.claim(commands);
                 } else {
                     self.phase = Phase::Asking;
                     commands.push(Command::Stat);
@@ -279,6 +366,13 @@ impl Job {
             Phase::Settling { until, .. } if now >= *until => self.finish(commands),
             _ => {}
         }
+    }
+
+    fn claim(&mut self, commands: &mut Vec<Command>) {
+        self.phase = Phase::Claiming;
+        commands.push(Command::Claim {
+            attempt: self.attempt + 1,
+        });
     }
 
     fn begin_attempt(&mut self, now: Duration, commands: &mut Vec<Command>) {
@@ -514,6 +608,12 @@ impl Job {
                     self.phase = Phase::Over;
                 }
             }
+            Phase::Withdrawing { waiting, discard } => {
+                waiting.remove(node);
+                if waiting.is_empty() {
+                    self.phase = Phase::Withdrawn { discard: *discard };
+                }
+            }
             _ => {}
         }
     }
@@ -531,16 +631,58 @@ impl Job {
             self.finish(commands);
         } else {
             self.phase = Phase::Resting {
-                until: now + backoff(self.vain),
+                until: now + self.backoff(),
             };
         }
+    }
+
+    fn backoff(&self) -> Duration {
+        let Tempo {
+            backoff, doublings, ..
+        } = self.spec.tempo;
+        backoff * 2u32.pow(self.vain.saturating_sub(1).min(doublings))
+    }
+
+    /// Everybody who may know of it is told. What is ending by itself goes on to do so.
+    fn on_stop(&mut self, discard: bool, commands: &mut Vec<Command>) {
+        match self.phase {
+            Phase::Asking
+            | Phase::Resting { .. }
+            | Phase::Claiming
+            | Phase::Preparing { .. }
+            | Phase::Running(_)
+            | Phase::Cancelling { .. } => {}
+            Phase::Settling { .. }
+            | Phase::Discarding { .. }
+            | Phase::Withdrawing { .. }
+            | Phase::Withdrawn { .. }
+            | Phase::Over => return,
+        }
+        if self.attempt == 0 {
+            self.phase = Phase::Withdrawn { discard };
+            return;
+        }
+        let destinations = self.spec.destinations.iter();
+        let waiting: BTreeSet<String> = destinations
+            .map(|place| place.node.clone())
+            .chain([self.spec.source.node.clone()])
+            .collect();
+        commands.extend(waiting.iter().map(|node| Command::Cancel {
+            node: node.clone(),
+            attempt: self.attempt,
+            discard,
+        }));
+        self.phase = Phase::Withdrawing { waiting, discard };
     }
 
     /// Ends the job; what failed leaves no partial files.
     fn finish(&mut self, commands: &mut Vec<Command>) {
         self.ledger.compare_digests();
         let mut waiting = self.ledger.destinations.failed();
-        waiting.retain(|node| !self.contact.was_never_reached(node));
+        // Unless an earlier operator has reached it.
+        if self.spec.mandate.attempts_before == 0 {
+            waiting.retain(|node| !self.contact.was_never_reached(node));
+        }
         commands.extend(waiting.iter().map(|node| Command::Cancel {
             node: node.clone(),
             attempt: self.attempt,
@@ -552,10 +694,6 @@ impl Job {
             Phase::Discarding { waiting }
         };
     }
-}
-
-fn backoff(vain: u32) -> Duration {
-    BACKOFF * 2u32.pow(vain.saturating_sub(1).min(BACKOFF_DOUBLINGS))
 }
 
 #[cfg(test)]

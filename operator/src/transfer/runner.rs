@@ -13,6 +13,7 @@ use tokio::{
     sync::{
         OnceCell,
         mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+        watch,
     },
     task::JoinSet,
     time::{Instant, timeout},
@@ -26,7 +27,7 @@ use weft_proto::{
     Message as _,
     agent::v1::{
         CancelRequest, Child, DestinationPart, Direction, ErrorDetail, JobRef, Location, Manifest,
-        Overwrite, PrepareRequest, ProgressRequest, SourcePart, StartRequest, StatRequest, Ticket,
+        PrepareRequest, ProgressRequest, SourcePart, StartRequest, StatRequest, Ticket,
         Verification, agent_client::AgentClient, start_request,
     },
 };
@@ -34,10 +35,6 @@ use weft_proto::{
 use super::{Answer, CONTACT_TRY, Command, Job, NEVER_REACHED, Place, Refusal, Spec, UNREACHABLE};
 use crate::authority::{Authority, AuthorityError};
 
-/// This operator has never lost its lease.
-const LEADER_EPOCH: u64 = 1;
-/// The job's description does not change while it runs.
-const GENERATION: u64 = 1;
 /// How long a ticket holds; an attempt that is not connected by then never will be.
 const TICKET_LIFE: Duration = Duration::from_secs(15 * 60);
 /// To reach an agent again: a management network answers within milliseconds.
@@ -55,8 +52,6 @@ const START_WITHIN: Duration = Duration::from_secs(30);
 const CANCEL_WITHIN: Duration = Duration::from_secs(60);
 /// A manifest has some 200 B per file; 64 MiB are 300,000 files.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
-/// Between two messages of a progress stream: the shortest that agents grant.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
 /// An agent's control API.
 #[derive(Debug, Clone)]
@@ -118,12 +113,39 @@ pub struct Runner {
     answers: UnboundedReceiver<Answer>,
     tasks: JoinSet<()>,
     began: Instant,
+    /// Attempts up to this number may begin.
+    permits: watch::Receiver<u32>,
 }
 
 impl Runner {
     /// Begins a job at agents that were made known to it.
     pub fn begin(
         spec: Spec,
+        authority: Arc<Authority>,
+        contacts: &[Contact],
+    ) -> Result<Self, RunnerError> {
+        Self::with(Job::begin(spec), authority, contacts)
+    }
+
+    /// Tells the agents of a job that an earlier operator began that nobody wants it any more.
+    pub fn withdraw(
+        spec: Spec,
+        discard: bool,
+        authority: Arc<Authority>,
+        contacts: &[Contact],
+    ) -> Result<Self, RunnerError> {
+        Self::with(Job::withdraw(spec, discard), authority, contacts)
+    }
+
+    /// From now on an attempt begins only once this says that its number may.
+    #[must_use]
+    pub fn heeding(mut self, permits: watch::Receiver<u32>) -> Self {
+        self.permits = permits;
+        self
+    }
+
+    fn with(
+        (job, commands): (Job, Vec<Command>),
         authority: Arc<Authority>,
         contacts: &[Contact],
     ) -> Result<Self, RunnerError> {
@@ -155,18 +177,19 @@ impl Runner {
         }
         let (sender, answers) = unbounded_channel();
         let calls = Calls {
-            spec: spec.clone(),
+            spec: job.spec().clone(),
             authority,
             agents,
             answers: sender,
         };
-        let (job, commands) = Job::begin(spec);
         let mut runner = Self {
             job,
             calls: Arc::new(calls),
             answers,
             tasks: JoinSet::new(),
             began: Instant::now(),
+            // Without a successor there is nothing to write down.
+            permits: watch::channel(u32::MAX).1,
         };
         runner.issue(commands);
         Ok(runner)
@@ -198,6 +221,15 @@ impl Runner {
             }
             () = at(due) => Answer::Woken,
         };
+        self.take(answer);
+    }
+
+    /// Nobody wants it any more; it is over once the agents know.
+    pub fn stop(&mut self, discard: bool) {
+        self.take(Answer::Stop { discard });
+    }
+
+    fn take(&mut self, answer: Answer) {
         let (job, commands) = self.job.clone().step(self.began.elapsed(), answer);
         self.job = job;
         self.issue(commands);
@@ -208,8 +240,9 @@ impl Runner {
             tracing::debug!(?command);
             let calls = Arc::clone(&self.calls);
             let manifest = self.job.manifest().cloned();
+            let permits = self.permits.clone();
             self.tasks
-                .spawn(async move { calls.carry_out(command, manifest).await });
+                .spawn(async move { calls.carry_out(command, manifest, permits).await });
         }
     }
 }
@@ -222,8 +255,20 @@ async fn at(due: Option<Instant>) {
 }
 
 impl Calls {
-    async fn carry_out(&self, command: Command, manifest: Option<Arc<Manifest>>) {
+    async fn carry_out(
+        &self,
+        command: Command,
+        manifest: Option<Arc<Manifest>>,
+        mut permits: watch::Receiver<u32>,
+    ) {
         let answer = match command {
+            Command::Claim { attempt } => {
+                if permits.wait_for(|permit| *permit >= attempt).await.is_err() {
+                    // Nobody is left to permit it.
+                    return;
+                }
+                Answer::Claimed { attempt }
+            }
             Command::Stat => {
                 let call = within(STAT_WITHIN, "Stat", &self.spec.source.node, self.stat());
                 Answer::Stat(call.await)
@@ -306,7 +351,7 @@ impl Calls {
     fn job(&self, attempt: u32) -> Option<JobRef> {
         Some(JobRef {
             uid: self.spec.uid.clone(),
-            generation: GENERATION,
+            generation: self.spec.mandate.generation,
             attempt,
         })
     }
@@ -314,7 +359,7 @@ impl Calls {
     fn verification(&self) -> Verification {
         Verification {
             algorithm: self.spec.algorithm.into(),
-            expect: String::new(),
+            expect: self.spec.expect.clone(),
         }
     }
 
@@ -333,7 +378,7 @@ impl Calls {
     async fn stat(&self) -> Result<Manifest, Refusal> {
         let source = &self.spec.source;
         let request = StatRequest {
-            leader_epoch: LEADER_EPOCH,
+            leader_epoch: self.spec.mandate.leader_epoch,
             location: Some(location(source)),
         };
         match self.client(&source.node).await?.stat(request).await {
@@ -350,11 +395,11 @@ impl Calls {
     ) -> Result<(), Refusal> {
         let request = PrepareRequest {
             job: self.job(attempt),
-            leader_epoch: LEADER_EPOCH,
+            leader_epoch: self.spec.mandate.leader_epoch,
             location: self.place(node),
             manifest: manifest.as_deref().cloned(),
             verification: Some(self.verification()),
-            overwrite: Overwrite::IfDifferent.into(),
+            overwrite: self.spec.overwrite.into(),
         };
         match self.client(node).await?.prepare(request).await {
             Ok(_) => Ok(()),
@@ -394,7 +439,7 @@ impl Calls {
         };
         let request = StartRequest {
             job: self.job(attempt),
-            leader_epoch: LEADER_EPOCH,
+            leader_epoch: self.spec.mandate.leader_epoch,
             part: Some(role),
             sends_to: part.sends_to.iter().map(child).collect(),
         };
@@ -407,8 +452,8 @@ impl Calls {
     async fn follow(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
         let request = ProgressRequest {
             job: self.job(attempt),
-            leader_epoch: LEADER_EPOCH,
-            interval_ms: u32::try_from(PROGRESS_INTERVAL.as_millis()).unwrap_or(u32::MAX),
+            leader_epoch: self.spec.mandate.leader_epoch,
+            interval_ms: u32::try_from(self.spec.tempo.report.as_millis()).unwrap_or(u32::MAX),
         };
         let failed = |status: Status| self.refusal(node, &status);
         let mut stream = self
@@ -435,7 +480,7 @@ impl Calls {
     async fn cancel(&self, node: &str, attempt: u32, discard: bool) -> Result<(), Refusal> {
         let request = CancelRequest {
             job: self.job(attempt),
-            leader_epoch: LEADER_EPOCH,
+            leader_epoch: self.spec.mandate.leader_epoch,
             discard,
         };
         match self.client(node).await?.cancel(request).await {

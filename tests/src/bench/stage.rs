@@ -9,9 +9,9 @@ use tokio::time::timeout;
 use weft_cli::fabric::Fabric;
 use weft_cli::stage::{self, Access, Ground, PathPolicy, Root, Setup, find_agent};
 use weft_operator::authority;
-use weft_operator::transfer::{Job, Spec, Standing};
+use weft_operator::transfer::{Job, Mandate, Spec, Standing, Tempo};
 use weft_planner::Strategy;
-use weft_proto::agent::v1::Algorithm;
+use weft_proto::agent::v1::{Algorithm, Overwrite};
 
 use super::BenchError;
 
@@ -137,6 +137,10 @@ impl Stage {
             strategy: transfer.strategy,
             payload_share: self.payload_share(),
             algorithm: transfer.algorithm,
+            expect: String::new(),
+            overwrite: Overwrite::IfDifferent,
+            tempo: Tempo::PERSON,
+            mandate: Mandate::ONLY,
             // A benchmark has no second attempts: what fails is reported.
             backoff_limit: 0,
         })

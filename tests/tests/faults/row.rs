@@ -18,7 +18,7 @@ pub(crate) use judge::assert_refusal;
 use nix::mount::{MsFlags, mount};
 use tokio::time::timeout;
 use weft_cli::fabric::Unreachable;
-use weft_operator::transfer::{DestinationView, Job, Refusal, Runner, Spec};
+use weft_operator::transfer::{DestinationView, Job, Mandate, Refusal, Runner, Spec, Tempo};
 use weft_planner::Strategy;
 use weft_proto::{
     Message as _,
@@ -269,6 +269,10 @@ impl Play<'_> {
             strategy: self.row.strategy,
             payload_share: self.stage.ground().payload_share(),
             algorithm: Algorithm::Blake3,
+            expect: String::new(),
+            overwrite: Overwrite::IfDifferent,
+            tempo: Tempo::PERSON,
+            mandate: Mandate::ONLY,
             backoff_limit: if lasting {
                 BACKOFF_LIMIT_VAIN
             } else {

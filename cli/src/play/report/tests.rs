@@ -1,6 +1,6 @@
-use weft_operator::transfer::{Answer, Place, Refusal, Spec};
+use weft_operator::transfer::{Answer, Mandate, Place, Refusal, Spec, Tempo};
 use weft_planner::{Node, Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, File, Manifest, ProgressResponse, State};
+use weft_proto::agent::v1::{Algorithm, File, Manifest, Overwrite, ProgressResponse, State};
 
 use super::*;
 use crate::play::arguments::FaultKind;
@@ -35,6 +35,10 @@ fn running() -> Job {
         strategy: Strategy::Auto,
         payload_share: 1.0,
         algorithm: Algorithm::Blake3,
+        expect: String::new(),
+        overwrite: Overwrite::IfDifferent,
+        tempo: Tempo::PERSON,
+        mandate: Mandate::ONLY,
         backoff_limit: 0,
     };
     let file = File {
@@ -52,7 +56,13 @@ fn running() -> Job {
         result: Ok(()),
     };
     let mut job = Job::begin(spec).0;
-    for answer in [Answer::Stat(Ok(manifest)), ok(node(1)), ok(node(2))] {
+    let claimed = Answer::Claimed { attempt: 1 };
+    for answer in [
+        Answer::Stat(Ok(manifest)),
+        claimed,
+        ok(node(1)),
+        ok(node(2)),
+    ] {
         job = job.step(Duration::from_millis(100), answer).0;
     }
     job

@@ -1,10 +1,10 @@
 use std::collections::VecDeque;
 
 use weft_planner::{Node, Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, File};
+use weft_proto::agent::v1::{Algorithm, File, Overwrite};
 
 use super::*;
-use crate::transfer::{CONTACT_TRY, NEVER_REACHED, Place, UNREACHABLE};
+use crate::transfer::{CONTACT_TRY, Mandate, NEVER_REACHED, Place, UNREACHABLE};
 
 const BYTES: u64 = 100;
 
@@ -74,6 +74,10 @@ impl World {
             payload_share: 1.0,
             algorithm: Algorithm::Blake3,
             backoff_limit: 3,
+            expect: String::new(),
+            overwrite: Overwrite::IfDifferent,
+            tempo: Tempo::PERSON,
+            mandate: Mandate::ONLY,
         };
         let (job, commands) = Job::begin(spec);
         let mut world = Self {
@@ -124,6 +128,7 @@ impl World {
                     let result = reach("node0").map(|()| manifest);
                     self.answer(Answer::Stat(result));
                 }
+                Command::Claim { attempt } => self.answer(Answer::Claimed { attempt }),
                 Command::Prepare { node, attempt } => {
                     self.log.push(format!("prepare {node} #{attempt}"));
                     let result = reach(&node);
@@ -287,7 +292,7 @@ fn a_relay_that_dies_and_comes_back_is_in_the_next_attempt_of_the_same_job() {
         ("NodeUnreachable", "SenderLost")
     );
     world.dead.clear();
-    assert_eq!(world.rests(), BACKOFF, "40 bytes were gained");
+    assert_eq!(world.rests(), Tempo::PERSON.backoff, "40 bytes were gained");
     assert_eq!(
         world.log(),
         "prepare node1 #2\nprepare node2 #2\nprepare node3 #2\n\
@@ -355,7 +360,7 @@ fn a_destination_that_is_never_reached_is_given_up_within_seconds() {
     assert_eq!(world.reason(1), "NodeNeverReached");
     world.rests();
     assert!(world.job.is_over());
-    assert_eq!(world.now, 2 * CONTACT_TRY + BACKOFF);
+    assert_eq!(world.now, 2 * CONTACT_TRY + Tempo::PERSON.backoff);
     assert!(matches!(world.standing(1), Standing::Failed(_)));
     assert_eq!(
         world.log(),
@@ -383,7 +388,7 @@ fn a_source_that_is_never_reached_is_given_up_within_seconds() {
     let mut world = World::without(2, Strategy::Chain, 0);
     world.rests();
     assert!(world.job.is_over());
-    assert_eq!(world.now, 2 * CONTACT_TRY + BACKOFF);
+    assert_eq!(world.now, 2 * CONTACT_TRY + Tempo::PERSON.backoff);
     assert_eq!(world.reason(1), "NodeNeverReached");
     assert_eq!(world.log(), "stat\nstat");
 }
@@ -415,7 +420,11 @@ fn a_source_that_dies_is_waited_for_and_the_job_resumes() {
     assert_eq!(world.reason(1), "SenderLost");
     world.dead.clear();
     world.log();
-    assert_eq!(world.rests(), BACKOFF, "the second attempt brought nothing");
+    assert_eq!(
+        world.rests(),
+        Tempo::PERSON.backoff,
+        "the second attempt brought nothing"
+    );
     assert!(world.log().ends_with("start node0 #3 -> [node1]"));
     world.all_verify(0..3);
     assert!(world.job.is_complete());
@@ -575,4 +584,73 @@ fn a_source_out_of_reach_is_asked_again_and_one_that_says_no_is_not() {
         job = asking;
     }
     assert!(job.step(Duration::ZERO, no(true)).0.is_over());
+}
+
+#[test]
+fn a_job_that_nobody_wants_any_more_is_over_once_everybody_knows() {
+    let mut world = World::chain(3);
+    world.log();
+    world.answer(Answer::Stop { discard: true });
+    assert_eq!(
+        world.log(),
+        "discard node0 #1\ndiscard node1 #1\ndiscard node2 #1"
+    );
+    assert_eq!(world.job.end(), Some(End::Withdrawn { discard: true }));
+    // What was on its way changes nothing any more.
+    world.verifies(1);
+    world.answer(Answer::Stop { discard: false });
+    assert_eq!(world.job.end(), Some(End::Withdrawn { discard: true }));
+    assert_eq!(world.log(), "");
+}
+
+#[test]
+fn a_job_that_is_complete_is_not_stopped_while_the_last_reports_come_in() {
+    let mut world = World::chain(3);
+    (0..3).for_each(|node| world.verifies(node));
+    world.log();
+    world.answer(Answer::Stop { discard: true });
+    (0..3).for_each(|node| world.ends(node, Ok(())));
+    assert_eq!(world.job.end(), Some(End::Complete));
+    assert_eq!(world.log(), "");
+}
+
+#[test]
+fn a_successor_counts_on_and_may_withdraw_what_it_did_not_begin() {
+    let spec = World::chain(3).job.spec().clone();
+    let mandate = Mandate {
+        attempts_before: 4,
+        ..Mandate::ONLY
+    };
+    let spec = Spec { mandate, ..spec };
+    let (job, commands) = Job::begin(spec.clone());
+    assert_eq!(commands, [Command::Stat]);
+    let (job, commands) = job.step(Duration::ZERO, Answer::Stat(Ok(Manifest::default())));
+    assert_eq!(commands, [Command::Claim { attempt: 5 }]);
+    assert_eq!((job.attempt(), job.claims()), (4, Some(5)));
+    // Nothing is asked of a destination before that is written down.
+    let (job, commands) = job.step(Duration::ZERO, Answer::Claimed { attempt: 4 });
+    assert_eq!((commands, job.attempt()), (vec![], 4));
+    let (job, commands) = job.step(Duration::ZERO, Answer::Claimed { attempt: 5 });
+    let prepare = |node: u32| Command::Prepare {
+        node: name(node),
+        attempt: 5,
+    };
+    assert_eq!((commands, job.attempt()), (vec![prepare(1), prepare(2)], 5));
+
+    let (job, commands) = Job::withdraw(spec, false);
+    assert_eq!(commands.len(), 3);
+    assert_eq!(job.course(), Course::Ending);
+    let ended = commands.into_iter().fold(job, |job, command| {
+        let Command::Cancel {
+            node,
+            attempt: 4,
+            discard: false,
+        } = command
+        else {
+            panic!("{command:?}");
+        };
+        let answer = Answer::Cancelled { node, attempt: 4 };
+        job.step(Duration::ZERO, answer).0
+    });
+    assert_eq!(ended.end(), Some(End::Withdrawn { discard: false }));
 }

@@ -1,8 +1,8 @@
 use weft_planner::{Node, Strategy, Topology};
-use weft_proto::agent::v1::Algorithm;
+use weft_proto::agent::v1::{Algorithm, Overwrite};
 
 use super::*;
-use crate::transfer::Standing;
+use crate::transfer::{Mandate, Standing, Tempo};
 
 #[tokio::test]
 async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds() {
@@ -32,6 +32,10 @@ async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds()
         payload_share: 1.0,
         algorithm: Algorithm::Blake3,
         backoff_limit: 6,
+        expect: String::new(),
+        overwrite: Overwrite::IfDifferent,
+        tempo: Tempo::PERSON,
+        mandate: Mandate::ONLY,
     };
     let contacts: Vec<_> = (0..2)
         .map(|i| Contact {

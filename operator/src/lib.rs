@@ -2,11 +2,13 @@
 //!
 //! [`transfer`] and [`authority`] know nothing of Kubernetes: `weft play` carries out its jobs with
 //! the same code. The rest is what a cluster needs: [`process`] is the program's life, from candidate
-//! to leader; [`control`] is what agents call; [`home`] holds the operator's own objects.
+//! to leader; [`control`] is what agents call; [`controllers`] decide; [`home`] holds the operator's own
+//! objects.
 
 pub mod authority;
 mod caller;
 pub mod control;
+pub mod controllers;
 mod fault;
 pub mod home;
 pub mod lease;

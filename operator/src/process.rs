@@ -32,6 +32,7 @@ use tokio::{
 use crate::{
     NAME,
     control::{self, AUDIENCE, Control, ControlError, Reviewer, Tally},
+    controllers::{self, ControllerError},
     home::{Home, HomeError},
     lease::{LeaseBoard, Lost, acquire},
     reports::{Fabrics, Reports},
@@ -105,6 +106,9 @@ pub enum ProcessError {
     /// What agents call.
     #[error(transparent)]
     Control(#[from] ControlError),
+    /// What decides.
+    #[error(transparent)]
+    Controllers(#[from] ControllerError),
     /// Another leads.
     #[error(transparent)]
     Lost(#[from] Lost),
@@ -122,7 +126,7 @@ pub enum ProcessError {
 /// Runs until SIGTERM or SIGINT, or until it cannot go on.
 pub async fn run(settings: Settings) -> Result<(), ProcessError> {
     let mut stop = pin!(stopped()?);
-    template(&settings.agent_template)?;
+    let template = template(&settings.agent_template)?;
     let client = tokio::select! {
         client = client() => client?,
         () = &mut stop => return Ok(()),
@@ -149,7 +153,10 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
     let leader = Leader {
         settings,
         client,
+        epoch,
+        template,
         tally: meters.control,
+        controllers: meters.controllers,
     };
     let ended = tokio::select! {
         result = leader.work(control, standing) => result.map(|never| match never {}),
@@ -165,6 +172,7 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
 #[derive(Default)]
 struct Meters {
     control: Tally,
+    controllers: controllers::Tally,
     epoch: Gauge,
 }
 
@@ -179,6 +187,7 @@ impl Meters {
             self.epoch.clone(),
         );
         self.control.register(&mut registry);
+        self.controllers.register(&mut registry);
         registry
     }
 }
@@ -187,7 +196,10 @@ impl Meters {
 struct Leader {
     settings: Settings,
     client: Client,
+    epoch: u64,
+    template: DaemonSet,
     tally: Tally,
+    controllers: controllers::Tally,
 }
 
 impl Leader {
@@ -202,7 +214,19 @@ impl Leader {
         let authority = Arc::new(home.authority().await?);
         home.publish(&authority).await?;
         let address = home.address(settings.control_port).await?;
-        let (_fabrics, known) = watch::channel(Fabrics::new());
+        let (fabrics, known) = watch::channel(Fabrics::new());
+        let reports = Reports::default();
+        let controllers = pin!(controllers::run(controllers::Context {
+            client: self.client.clone(),
+            namespace: settings.namespace.clone(),
+            epoch: self.epoch,
+            authority: Arc::clone(&authority),
+            reports: reports.subscribe(),
+            fabrics,
+            template: self.template,
+            service_address: address.dial.clone(),
+            tally: self.controllers,
+        }));
         let control = Control {
             authority: Arc::clone(&authority),
             reviewer: TokenReviews(self.client.clone()),
@@ -211,7 +235,7 @@ impl Leader {
                 settings.namespace, settings.agent_account
             ),
             fabrics: known,
-            reports: Reports::default(),
+            reports,
             tally: self.tally,
         };
         let name = format!("{NAME}.{}.svc", settings.namespace);
@@ -221,6 +245,7 @@ impl Leader {
             .await?;
         standing.send_replace(Standing::Leading);
         tokio::select! {
+            ended = controllers => Ok(ended?),
             kept = home.keep(&authority, &address, settings.address, settings.control_port) => Ok(kept?),
             served = serve => Err(served.map_or_else(ProcessError::from, |()| ProcessError::Ended("the control API"))),
             () = sleep(CERTIFICATE_RENEWAL) => Err(ProcessError::CertificateDue),

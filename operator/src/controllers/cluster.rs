@@ -1,0 +1,337 @@
+//! The API server as the controllers use it: watches in, requests out.
+
+use std::time::Duration;
+
+use futures::{Stream, StreamExt as _, stream};
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, Deployment},
+    core::v1::{Namespace, Node},
+};
+use kube::{
+    Api, Client, Resource, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    core::{ObjectMeta, PartialObjectMeta},
+    runtime::{
+        WatchStreamExt as _,
+        events::{Event as Told, EventType, Recorder, Reporter},
+        watcher::{self, Event, watcher},
+    },
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use weft_crds::{FabricNode, RdmaFabric, TransferJob};
+
+use crate::NAME;
+
+use super::{
+    agents::FABRIC_LABEL,
+    request::{FINALIZER, News, Request},
+    world::{Key, World},
+};
+
+/// A write that has not been answered by then is repeated.
+const WITHIN: Duration = Duration::from_secs(10);
+
+/// What a watch says.
+#[expect(clippy::large_enum_variant, reason = "it is put away at once")]
+pub(super) enum Seen {
+    Fabric(Event<RdmaFabric>),
+    FabricNode(Event<FabricNode>),
+    Job(Event<TransferJob>),
+    Node(Event<PartialObjectMeta<Node>>),
+    Namespace(Event<PartialObjectMeta<Namespace>>),
+    DaemonSet(Event<PartialObjectMeta<DaemonSet>>),
+}
+
+impl Seen {
+    /// Puts it into the world.
+    pub(super) fn enter(self, world: &mut World) {
+        match self {
+            Self::Fabric(event) => world.fabrics.take(event),
+            Self::FabricNode(event) => world.fabric_nodes.take(event),
+            Self::Job(event) => world.jobs.take(event),
+            Self::Node(event) => world.nodes.take(event),
+            Self::Namespace(event) => world.namespaces.take(event),
+            Self::DaemonSet(event) => world.daemon_sets.take(event),
+        }
+    }
+}
+
+/// Why a request came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ClusterError {
+    /// The API server said no, or nothing.
+    #[error("{0}")]
+    Refused(#[from] kube::Error),
+    /// It did not answer.
+    #[error("the API server has not answered for {} s; it is asked again", WITHIN.as_secs())]
+    Late,
+}
+
+impl ClusterError {
+    /// The object is gone or another: the watch will tell.
+    pub(super) fn is_stale(&self) -> bool {
+        matches!(self, Self::Refused(kube::Error::Api(status)) if [404, 409].contains(&status.code))
+    }
+}
+
+/// A client and where it writes.
+pub(super) struct Cluster {
+    client: Client,
+    namespace: String,
+    recorder: Recorder,
+}
+
+impl Cluster {
+    pub(super) fn new(client: Client, namespace: &str) -> Self {
+        let reporter = Reporter {
+            controller: NAME.to_owned(),
+            instance: None,
+        };
+        Self {
+            recorder: Recorder::new(client.clone(), reporter),
+            client,
+            namespace: namespace.to_owned(),
+        }
+    }
+
+    /// The operator's own Deployment, which agents end with; `None` outside a cluster.
+    pub(super) async fn deployment(&self) -> Result<Option<Deployment>, ClusterError> {
+        let api = Api::<Deployment>::namespaced(self.client.clone(), &self.namespace);
+        within(api.get_opt(NAME)).await
+    }
+
+    /// Everything that is watched. Never ends; what fails is begun again.
+    pub(super) fn watch(&self) -> impl Stream<Item = Seen> + Send + Unpin + use<> {
+        let agents = watcher::Config::default().labels(FABRIC_LABEL);
+        let sets =
+            Api::<PartialObjectMeta<DaemonSet>>::namespaced(self.client.clone(), &self.namespace);
+        stream::select_all([
+            told(watcher(self.all::<RdmaFabric>(), config()), Seen::Fabric),
+            told(
+                watcher(self.all::<FabricNode>(), config()),
+                Seen::FabricNode,
+            ),
+            told(watcher(self.all::<TransferJob>(), config()), Seen::Job),
+            told(
+                watcher(self.all::<PartialObjectMeta<Node>>(), config()),
+                Seen::Node,
+            ),
+            told(
+                watcher(self.all::<PartialObjectMeta<Namespace>>(), config()),
+                Seen::Namespace,
+            ),
+            told(watcher(sets, agents), Seen::DaemonSet),
+        ])
+    }
+
+    fn all<K: Resource<DynamicType = ()>>(&self) -> Api<K> {
+        Api::all(self.client.clone())
+    }
+
+    /// Carries out a request; what the API server answers is what there is from then on.
+    pub(super) async fn carry_out(
+        &self,
+        request: &Request,
+        world: &mut World,
+    ) -> Result<(), ClusterError> {
+        match request {
+            Request::JobStatus {
+                key, uid, status, ..
+            } => {
+                let text = identified::<TransferJob>(key, uid, "status", status);
+                world
+                    .jobs
+                    .learn(self.apply_status(&self.jobs(key), &key.name, &text).await?);
+            }
+            Request::Finalizer { key, uid, hold } => {
+                let mut text = identified::<TransferJob>(key, uid, "spec", &Value::Null);
+                let finalizers = if *hold { json!([FINALIZER]) } else { json!([]) };
+                text["metadata"]["finalizers"] = finalizers;
+                if let Some(text) = text.as_object_mut() {
+                    text.remove("spec");
+                }
+                world
+                    .jobs
+                    .learn(self.apply(&self.jobs(key), &key.name, &text).await?);
+            }
+            Request::DeleteJob { key, uid } => {
+                match self.delete(&self.jobs(key), &key.name, uid).await? {
+                    Some(job) => world.jobs.learn(job),
+                    None => world.jobs.forget(key),
+                }
+            }
+            Request::FabricStatus { name, uid, status } => {
+                let text = identified::<RdmaFabric>(&Key::cluster(name), uid, "status", status);
+                world
+                    .fabrics
+                    .learn(self.apply_status(&self.all(), name, &text).await?);
+            }
+            Request::FabricNodeStatus { name, uid, status } => {
+                let text = identified::<FabricNode>(&Key::cluster(name), uid, "status", status);
+                world
+                    .fabric_nodes
+                    .learn(self.apply_status(&self.all(), name, &text).await?);
+            }
+            Request::ApplyFabricNode {
+                name,
+                fabric,
+                owner,
+            } => {
+                let spec = json!({ "fabric": fabric });
+                let mut text = identified::<FabricNode>(&Key::cluster(name), "", "spec", &spec);
+                text["metadata"]["ownerReferences"] = json!([
+                    { "apiVersion": "v1", "kind": "Node", "name": name, "uid": owner }
+                ]);
+                world
+                    .fabric_nodes
+                    .learn(self.apply(&self.all(), name, &text).await?);
+            }
+            Request::DeleteFabricNode { name, uid } => {
+                match self.delete::<FabricNode>(&self.all(), name, uid).await? {
+                    Some(node) => world.fabric_nodes.learn(node),
+                    None => world.fabric_nodes.forget(&Key::cluster(name)),
+                }
+            }
+            Request::ApplyDaemonSet(set) => {
+                let set = self.apply(&self.sets(), &set.name_any(), set).await?;
+                world.daemon_sets.learn(bare(set));
+            }
+            Request::DeleteDaemonSet { name, uid } => {
+                match self.delete(&self.sets(), name, uid).await? {
+                    Some(set) => world.daemon_sets.learn(bare(set)),
+                    None => world.daemon_sets.forget(&Key {
+                        namespace: self.namespace.clone(),
+                        name: name.clone(),
+                    }),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Says it to people; nobody waits for it, so a failure is only logged.
+    pub(super) async fn tell(&self, job: &TransferJob, news: &News) {
+        let event = Told {
+            type_: if news.warning {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            },
+            reason: news.reason.clone(),
+            note: Some(news.note.clone()),
+            action: "Transfer".to_owned(),
+            secondary: None,
+        };
+        let reference = job.object_ref(&());
+        match tokio::time::timeout(WITHIN, self.recorder.publish(&event, &reference)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "an Event was not written"),
+            Err(_) => tracing::debug!("an Event was not written in time"),
+        }
+    }
+
+    fn jobs(&self, key: &Key) -> Api<TransferJob> {
+        Api::namespaced(self.client.clone(), &key.namespace)
+    }
+
+    fn sets(&self) -> Api<DaemonSet> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    async fn apply<K>(
+        &self,
+        api: &Api<K>,
+        name: &str,
+        text: &(impl Serialize + std::fmt::Debug),
+    ) -> Result<K, ClusterError>
+    where
+        K: Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        let parameters = PatchParams::apply(NAME).force();
+        within(api.patch(name, &parameters, &Patch::Apply(text))).await
+    }
+
+    async fn apply_status<K>(
+        &self,
+        api: &Api<K>,
+        name: &str,
+        text: &Value,
+    ) -> Result<K, ClusterError>
+    where
+        K: DeserializeOwned,
+    {
+        let parameters = PatchParams::apply(NAME).force();
+        within(api.patch_status(name, &parameters, &Patch::Apply(text))).await
+    }
+
+    /// Ends an object; gives it as it is until it is gone.
+    async fn delete<K>(
+        &self,
+        api: &Api<K>,
+        name: &str,
+        uid: &str,
+    ) -> Result<Option<K>, ClusterError>
+    where
+        K: Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        let parameters = DeleteParams::background().preconditions(Preconditions {
+            uid: Some(uid.to_owned()),
+            resource_version: None,
+        });
+        Ok(within(api.delete(name, &parameters)).await?.left())
+    }
+}
+
+fn config() -> watcher::Config {
+    watcher::Config::default()
+}
+
+fn told<K: Send + 'static>(
+    events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+    seen: fn(Event<K>) -> Seen,
+) -> stream::BoxStream<'static, Seen> {
+    let heard = |result: watcher::Result<Event<K>>| {
+        let heard = result
+            .inspect_err(|error| tracing::warn!(%error, "a watch broke off; it begins again"));
+        std::future::ready(heard.ok())
+    };
+    events.default_backoff().filter_map(heard).map(seen).boxed()
+}
+
+/// Only its metadata.
+fn bare(set: DaemonSet) -> PartialObjectMeta<DaemonSet> {
+    PartialObjectMeta {
+        metadata: set.metadata,
+        ..PartialObjectMeta::default()
+    }
+}
+
+/// An object of one part, with its UID: refused where that is another's by now.
+fn identified<K: Resource<DynamicType = ()>>(
+    key: &Key,
+    uid: &str,
+    part: &str,
+    value: &impl Serialize,
+) -> Value {
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let metadata = ObjectMeta {
+        name: Some(key.name.clone()),
+        namespace: some(&key.namespace),
+        uid: some(uid),
+        ..ObjectMeta::default()
+    };
+    json!({
+        "apiVersion": K::api_version(&()),
+        "kind": K::kind(&()),
+        "metadata": metadata,
+        part: value,
+    })
+}
+
+async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, ClusterError> {
+    match tokio::time::timeout(WITHIN, call).await {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(ClusterError::Late),
+    }
+}

@@ -1,0 +1,96 @@
+//! Conditions of a status.
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    jiff::Timestamp,
+};
+
+/// What a condition shall say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Verdict {
+    /// The condition's type.
+    pub(super) kind: &'static str,
+    /// True or False.
+    pub(super) holds: bool,
+    /// Stable, UpperCamelCase.
+    pub(super) reason: String,
+    /// For people.
+    pub(super) message: String,
+}
+
+/// Puts a condition among those of a status; its time is that of the last change between True and
+/// False.
+pub(super) fn set(
+    conditions: &mut Vec<Condition>,
+    verdict: Verdict,
+    generation: i64,
+    now: Timestamp,
+) {
+    let status = if verdict.holds { "True" } else { "False" };
+    let at = conditions.iter().position(|c| c.type_ == verdict.kind);
+    let since = at
+        .map(|at| &conditions[at])
+        .filter(|condition| condition.status == status)
+        .map_or_else(
+            || moment(now),
+            |condition| condition.last_transition_time.clone(),
+        );
+    let condition = Condition {
+        type_: verdict.kind.to_owned(),
+        status: status.to_owned(),
+        reason: verdict.reason,
+        message: verdict.message,
+        observed_generation: Some(generation),
+        last_transition_time: since,
+    };
+    match at {
+        Some(at) => conditions[at] = condition,
+        None => conditions.push(condition),
+    }
+}
+
+/// Whether a condition is there and True.
+pub(super) fn is_true(conditions: &[Condition], kind: &str) -> bool {
+    conditions
+        .iter()
+        .any(|condition| condition.type_ == kind && condition.status == "True")
+}
+
+/// A time as the API keeps it: of whole seconds.
+pub(super) fn moment(now: Timestamp) -> Time {
+    Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(holds: bool, reason: &str) -> Verdict {
+        Verdict {
+            kind: "Ready",
+            holds,
+            reason: reason.to_owned(),
+            message: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_condition_keeps_its_time_until_it_turns() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let mut conditions = Vec::new();
+        set(&mut conditions, verdict(false, "A"), 1, at(10));
+        set(&mut conditions, verdict(false, "B"), 2, at(20));
+        assert_eq!(conditions[0].last_transition_time, moment(at(10)));
+        assert_eq!(
+            (
+                conditions[0].reason.as_str(),
+                conditions[0].observed_generation
+            ),
+            ("B", Some(2))
+        );
+        set(&mut conditions, verdict(true, "C"), 2, at(30));
+        assert_eq!(conditions.len(), 1);
+        assert_eq!(conditions[0].last_transition_time, moment(at(30)));
+        assert!(is_true(&conditions, "Ready"));
+    }
+}

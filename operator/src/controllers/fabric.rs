@@ -1,0 +1,406 @@
+//! What shall become of the fabrics, their nodes and their agents: a pure function of what there is.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
+use weft_crds::{
+    FabricNode, FabricNodeStatus, FabricStatus, Finding, Link, NodeCount, NodePorts, PathPolicy,
+    RdmaFabric, RootAccess,
+};
+use weft_proto::operator::v1::{Nics, NodeConfig, NodeReport, Ports, Root, Transport};
+
+use super::{
+    agents::{self, APPLIED, AgentTemplate, FABRIC_LABEL},
+    condition::{self, Verdict},
+    membership::{Members, Membership},
+    request::Request,
+    world::{World, readiness, uid},
+};
+
+/// A node that has said nothing for so long is not ready: three of the reports that it owes.
+pub(super) const SILENCE: Duration = Duration::from_secs(30);
+/// Nodes that a message names at most.
+const NAMED_MAX: usize = 5;
+/// Findings that a status lists at most, as the definition says.
+const FINDINGS_MAX: usize = 32;
+
+/// What a node's agent last said.
+#[derive(Debug, Clone)]
+pub(super) struct Sighting {
+    /// Of which fabric it is an agent.
+    pub(super) fabric: String,
+    /// What it said.
+    pub(super) report: NodeReport,
+    /// How long ago.
+    pub(super) silent: Duration,
+}
+
+/// What fabrics are decided from.
+pub(super) struct View<'a> {
+    /// The objects.
+    pub(super) world: &'a World,
+    /// Whose the nodes are.
+    pub(super) membership: &'a Membership,
+    /// What agents have said to this process.
+    pub(super) sightings: &'a BTreeMap<String, Sighting>,
+    /// How long this process has been leading: agents need a while to find a new leader.
+    pub(super) leading: Duration,
+    /// What DaemonSets are made from.
+    pub(super) template: &'a AgentTemplate,
+    /// Now.
+    pub(super) now: Timestamp,
+}
+
+/// What is to be written, one request for an object at most.
+pub(super) fn decide(view: &View<'_>) -> Vec<Request> {
+    let mut requests = agents(view);
+    requests.extend(fabric_nodes(view));
+    requests.extend(statuses(view));
+    requests
+}
+
+fn agents(view: &View<'_>) -> Vec<Request> {
+    let mut requests = Vec::new();
+    let none = Members::default();
+    for (key, fabric) in view.world.fabrics.iter() {
+        let members = view.membership.members(&key.name).unwrap_or(&none);
+        if members.fault.is_some() {
+            // Whatever runs goes on until somebody mends the selector.
+            continue;
+        }
+        let wanted = agents::daemon_set(view.template, fabric, members);
+        let there = view
+            .world
+            .daemon_sets
+            .iter()
+            .find(|(_, set)| set.name_any() == wanted.name_any());
+        let applied = there.and_then(|(_, set)| set.annotations().get(APPLIED));
+        if applied.is_none() || applied != wanted.annotations().get(APPLIED) {
+            requests.push(Request::ApplyDaemonSet(Box::new(wanted)));
+        }
+    }
+    for (_, set) in view.world.daemon_sets.iter() {
+        let fabric = set.labels().get(FABRIC_LABEL);
+        if fabric.is_some_and(|fabric| view.world.fabrics.named(fabric).is_none())
+            && set.metadata.deletion_timestamp.is_none()
+        {
+            requests.push(Request::DeleteDaemonSet {
+                name: set.name_any(),
+                uid: uid(set),
+            });
+        }
+    }
+    requests
+}
+
+fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
+    let mut requests = Vec::new();
+    for (node, fabric) in view.membership.nodes() {
+        let there = view.world.fabric_nodes.named(node);
+        let Some(there) = there.filter(|there| there.spec.fabric == fabric) else {
+            let owner = view.world.nodes.named(node).map(uid).unwrap_or_default();
+            requests.push(Request::ApplyFabricNode {
+                name: node.to_owned(),
+                fabric: fabric.to_owned(),
+                owner,
+            });
+            continue;
+        };
+        let sighting = view
+            .sightings
+            .get(node)
+            .filter(|sighting| sighting.fabric == fabric);
+        if let Some(status) = node_status(there, sighting, view) {
+            requests.push(Request::FabricNodeStatus {
+                name: node.to_owned(),
+                uid: uid(there),
+                status: Box::new(status),
+            });
+        }
+    }
+    for (key, node) in view.world.fabric_nodes.iter() {
+        if view.membership.fabric(&key.name).is_none() && node.metadata.deletion_timestamp.is_none()
+        {
+            requests.push(Request::DeleteFabricNode {
+                name: key.name.clone(),
+                uid: uid(node),
+            });
+        }
+    }
+    requests
+}
+
+/// The status of a node, if it is another than the one there.
+fn node_status(
+    node: &FabricNode,
+    sighting: Option<&Sighting>,
+    view: &View<'_>,
+) -> Option<FabricNodeStatus> {
+    let old = node.status.clone().unwrap_or_default();
+    let mut new = old.clone();
+    let name = node.name_any();
+    let fabric = &node.spec.fabric;
+    let verdict = match sighting {
+        None if view.leading < SILENCE && readiness(node).is_some() => return None,
+        None => not_ready(
+            "AgentMissing",
+            format!(
+                "no agent of node {name} has reported; see: kubectl -n {} get pods -l \
+                 {FABRIC_LABEL}={fabric} --field-selector spec.nodeName={name}",
+                view.template.namespace
+            ),
+        ),
+        Some(sighting) => {
+            fill(&mut new, &sighting.report);
+            judge(&name, sighting, view)
+        }
+    };
+    let generation = node.metadata.generation.unwrap_or_default();
+    new.observed_generation = generation;
+    condition::set(&mut new.conditions, verdict, generation, view.now);
+    (node.status.as_ref() != Some(&new)).then_some(new)
+}
+
+fn judge(name: &str, sighting: &Sighting, view: &View<'_>) -> Verdict {
+    if sighting.silent >= SILENCE {
+        return not_ready(
+            "AgentSilent",
+            format!(
+                "the agent of node {name} has not reported for {} s; see: kubectl -n {} logs -l \
+                 {FABRIC_LABEL}={} --field-selector spec.nodeName={name}",
+                SILENCE.as_secs(),
+                view.template.namespace,
+                sighting.fabric,
+            ),
+        );
+    }
+    if sighting.report.ready {
+        return Verdict {
+            kind: "Ready",
+            holds: true,
+            reason: "AgentReady".to_owned(),
+            message: "the agent reports and can work".to_owned(),
+        };
+    }
+    let findings: Vec<&str> = sighting
+        .report
+        .findings
+        .iter()
+        .map(|f| f.message.as_str())
+        .collect();
+    let cause = if findings.is_empty() {
+        "it does not say why".to_owned()
+    } else {
+        findings.join("; ")
+    };
+    not_ready(
+        "AgentNotReady",
+        format!("the agent of node {name} cannot work: {cause}"),
+    )
+}
+
+fn not_ready(reason: &str, message: String) -> Verdict {
+    Verdict {
+        kind: "Ready",
+        holds: false,
+        reason: reason.to_owned(),
+        message,
+    }
+}
+
+fn fill(status: &mut FabricNodeStatus, report: &NodeReport) {
+    let ports = report.ports.unwrap_or_default();
+    let small = |number: u32| u16::try_from(number).unwrap_or(u16::MAX);
+    let expires = i64::try_from(report.certificate_expires_unix_s).ok();
+    let expires = expires.and_then(|second| Timestamp::from_second(second).ok());
+    *status = FabricNodeStatus {
+        observed_generation: status.observed_generation,
+        conditions: std::mem::take(&mut status.conditions),
+        control_address: report.control_address.clone(),
+        data_address: report.data_address.clone(),
+        interface: report.interface.clone(),
+        mtu: report.mtu,
+        link_mbps: report.link_mbps,
+        ports: NodePorts {
+            first: small(ports.first),
+            count: small(ports.count),
+        },
+        version: report.version.clone(),
+        certificate_expires: expires
+            .filter(|time| time.as_second() > 0)
+            .map(condition::moment),
+        findings: report
+            .findings
+            .iter()
+            .take(FINDINGS_MAX)
+            .map(|f| Finding {
+                reason: f.reason.clone(),
+                message: f.message.clone(),
+            })
+            .collect(),
+    };
+}
+
+fn statuses(view: &View<'_>) -> Vec<Request> {
+    let mut requests = Vec::new();
+    for (key, fabric) in view.world.fabrics.iter() {
+        let Some(members) = view.membership.members(&key.name) else {
+            continue;
+        };
+        let status = fabric_status(fabric, members, view);
+        if fabric.status.as_ref() != Some(&status) {
+            requests.push(Request::FabricStatus {
+                name: key.name.clone(),
+                uid: uid(fabric),
+                status: Box::new(status),
+            });
+        }
+    }
+    requests
+}
+
+fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> FabricStatus {
+    let mut status = fabric.status.clone().unwrap_or_default();
+    let generation = fabric.metadata.generation.unwrap_or_default();
+    let waiting: Vec<&str> = members
+        .nodes
+        .iter()
+        .filter(|node| !is_ready(view.world, node, &fabric.name_any()))
+        .map(String::as_str)
+        .collect();
+    let selected = members.nodes.len();
+    status.observed_generation = generation;
+    status.nodes = NodeCount {
+        selected: u32::try_from(selected).unwrap_or(u32::MAX),
+        ready: u32::try_from(selected - waiting.len()).unwrap_or(u32::MAX),
+    };
+    let (holds, reason, message) = if let Some(fault) = &members.fault {
+        (false, "SelectorInvalid", fault.clone())
+    } else if selected == 0 {
+        let text = "spec.nodeSelector selects no node that is free: label the nodes, or correct it";
+        (false, "NoNodes", text.to_owned())
+    } else if waiting.is_empty() {
+        (
+            true,
+            "NodesReady",
+            format!("{selected} of {selected} nodes are ready"),
+        )
+    } else {
+        let text = format!(
+            "{} of {selected} nodes are not ready: {}; see: kubectl get fabricnodes",
+            waiting.len(),
+            listed(&waiting)
+        );
+        (false, "NodesNotReady", text)
+    };
+    let ready = Verdict {
+        kind: "Ready",
+        holds,
+        reason: reason.to_owned(),
+        message,
+    };
+    condition::set(&mut status.conditions, ready, generation, view.now);
+    condition::set(
+        &mut status.conditions,
+        conflict(members),
+        generation,
+        view.now,
+    );
+    status
+}
+
+fn conflict(members: &Members) -> Verdict {
+    let (holds, reason, message) = if members.taken.is_empty() {
+        (
+            false,
+            "NoConflict",
+            "no other fabric has its nodes".to_owned(),
+        )
+    } else {
+        let nodes: Vec<&str> = members.taken.keys().map(String::as_str).collect();
+        let fabrics: BTreeSet<&str> = members.taken.values().map(String::as_str).collect();
+        let fabrics: Vec<&str> = fabrics.into_iter().collect();
+        let text = format!(
+            "older fabrics have nodes that spec.nodeSelector selects: {} (of {}); make the selectors \
+             apart",
+            listed(&nodes),
+            listed(&fabrics)
+        );
+        (true, "NodesTaken", text)
+    };
+    Verdict {
+        kind: "Conflicting",
+        holds,
+        reason: reason.to_owned(),
+        message,
+    }
+}
+
+/// The first few of many names.
+pub(super) fn listed(names: &[&str]) -> String {
+    let shown = names[..names.len().min(NAMED_MAX)].join(", ");
+    match names.len().saturating_sub(NAMED_MAX) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+/// A node of a fabric whose agent reports that it can work.
+pub(super) fn is_ready(world: &World, node: &str, fabric: &str) -> bool {
+    let node = world
+        .fabric_nodes
+        .named(node)
+        .filter(|node| node.spec.fabric == fabric);
+    node.and_then(readiness)
+        .is_some_and(|condition| condition.status == "True")
+}
+
+/// What the agents of a fabric are told.
+pub(super) fn config(fabric: &RdmaFabric, ticket_key: &str) -> NodeConfig {
+    let spec = &fabric.spec;
+    let most = u32::from(spec.ports.count) * u32::from(spec.ports.count);
+    NodeConfig {
+        fabric: fabric.name_any(),
+        ticket_key: ticket_key.to_owned(),
+        roots: spec
+            .roots
+            .iter()
+            .map(|root| Root {
+                name: root.name.clone(),
+                writable: root.access == RootAccess::ReadWrite,
+            })
+            .collect(),
+        transport: Some(Transport {
+            paths: u32::from(spec.transport.paths).min(most),
+            policy: match spec.transport.policy {
+                PathPolicy::TwoChoices => "two-choices",
+                PathPolicy::Oblivious => "oblivious",
+                PathPolicy::RoundRobin => "round-robin",
+                PathPolicy::Single => "single",
+            }
+            .to_owned(),
+            chunk_bytes: spec.transport.chunk_bytes,
+            rto_min_micros: spec.transport.rto_min_micros,
+            link: match spec.transport.link {
+                Link::Auto => "auto",
+                Link::Udp => "udp",
+            }
+            .to_owned(),
+        }),
+        ports: Some(Ports {
+            first: u32::from(spec.ports.first),
+            count: u32::from(spec.ports.count),
+        }),
+        nics: Some(Nics {
+            include: spec.nics.include.clone(),
+            exclude: spec.nics.exclude.clone(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,287 @@
+use kube::core::PartialObjectMeta;
+
+use super::*;
+use crate::controllers::scenario;
+
+struct Stage {
+    world: World,
+    sightings: BTreeMap<String, Sighting>,
+    leading: Duration,
+}
+
+impl Stage {
+    /// Nodes n1 to n3 with label gpu, which nobody has looked at yet.
+    fn new() -> Self {
+        let mut world = scenario::world(3);
+        world.fabric_nodes = std::iter::empty().collect();
+        Self {
+            world,
+            sightings: BTreeMap::new(),
+            leading: Duration::from_secs(3600),
+        }
+    }
+
+    fn decide(&self) -> Vec<Request> {
+        let membership = Membership::of(&self.world);
+        let template = AgentTemplate {
+            namespace: "weft-system".into(),
+            ..AgentTemplate::default()
+        };
+        decide(&View {
+            world: &self.world,
+            membership: &membership,
+            sightings: &self.sightings,
+            leading: self.leading,
+            template: &template,
+            now: scenario::start(),
+        })
+    }
+
+    /// Decides anew after each single request, as one who begins anew after each would.
+    fn settle(&mut self) -> Vec<String> {
+        let mut log = Vec::new();
+        while let Some(request) = self.decide().first() {
+            log.push(line(request));
+            self.world.obey(request);
+            assert!(log.len() < 100, "{log:#?}");
+        }
+        log
+    }
+
+    fn sees(&mut self, node: &str, silent: u64) {
+        let sighting = scenario::sighting(node, "default", silent);
+        self.sightings.insert(node.to_owned(), sighting);
+    }
+
+    fn ready(&self, node: &str) -> (String, String) {
+        let node = self.world.fabric_nodes.named(node).unwrap();
+        let condition = readiness(node).unwrap();
+        (condition.status.clone(), condition.reason.clone())
+    }
+
+    fn fabric(&self, name: &str, kind: &str) -> (String, String, String) {
+        let status = self
+            .world
+            .fabrics
+            .named(name)
+            .unwrap()
+            .status
+            .clone()
+            .unwrap();
+        let condition = status
+            .conditions
+            .iter()
+            .find(|c| c.type_ == kind)
+            .unwrap()
+            .clone();
+        (condition.status, condition.reason, condition.message)
+    }
+}
+
+fn line(request: &Request) -> String {
+    let (kind, key) = request.object();
+    let verb = match request {
+        Request::FabricStatus { .. } | Request::FabricNodeStatus { .. } => "status",
+        Request::ApplyFabricNode { .. } | Request::ApplyDaemonSet(_) => "apply",
+        Request::DeleteFabricNode { .. } | Request::DeleteDaemonSet { .. } => "delete",
+        _ => "other",
+    };
+    format!("{verb} {kind} {}", key.name)
+}
+
+#[test]
+fn a_new_fabric_gets_agents_and_nodes_and_is_ready_once_all_have_reported() {
+    let mut stage = Stage::new();
+    let log = stage.settle();
+    assert_eq!(
+        log,
+        [
+            "apply DaemonSet weft-agent-default",
+            "apply FabricNode n1",
+            "status FabricNode n1",
+            "apply FabricNode n2",
+            "status FabricNode n2",
+            "apply FabricNode n3",
+            "status FabricNode n3",
+            "status RdmaFabric default",
+        ]
+    );
+    assert_eq!(stage.ready("n1"), ("False".into(), "AgentMissing".into()));
+    let (status, reason, message) = stage.fabric("default", "Ready");
+    assert_eq!((&*status, &*reason), ("False", "NodesNotReady"));
+    assert!(
+        message.starts_with("3 of 3 nodes are not ready: n1, n2, n3;"),
+        "{message}"
+    );
+
+    for node in ["n1", "n2", "n3"] {
+        stage.sees(node, 1);
+    }
+    stage.settle();
+    assert_eq!(stage.fabric("default", "Ready").0, "True");
+    let count = stage
+        .world
+        .fabrics
+        .named("default")
+        .unwrap()
+        .status
+        .clone()
+        .unwrap()
+        .nodes;
+    assert_eq!((count.selected, count.ready), (3, 3));
+    // What has been said is not said again.
+    assert_eq!(stage.settle(), Vec::<String>::new());
+}
+
+#[test]
+fn a_node_is_not_ready_after_thirty_seconds_of_silence() {
+    let mut stage = Stage::new();
+    for (silent, expected) in [(29, "AgentReady"), (30, "AgentSilent"), (0, "AgentReady")] {
+        stage.sees("n1", silent);
+        stage.settle();
+        assert_eq!(stage.ready("n1").1, expected, "{silent}");
+    }
+    let sighting = stage.sightings.get_mut("n1").unwrap();
+    sighting.report.ready = false;
+    sighting.report.findings = vec![weft_proto::operator::v1::Finding {
+        reason: "RootMissing".into(),
+        message: "root models is not mounted".into(),
+    }];
+    stage.settle();
+    assert_eq!(stage.ready("n1"), ("False".into(), "AgentNotReady".into()));
+    let status = stage
+        .world
+        .fabric_nodes
+        .named("n1")
+        .unwrap()
+        .status
+        .clone()
+        .unwrap();
+    assert_eq!(status.findings[0].reason, "RootMissing");
+    assert!(
+        status.conditions[0]
+            .message
+            .contains("root models is not mounted")
+    );
+}
+
+#[test]
+fn a_new_leader_believes_what_is_written_until_agents_had_time_to_find_it() {
+    let mut stage = Stage::new();
+    stage.world = scenario::world(3);
+    stage.leading = Duration::from_secs(29);
+    stage.settle();
+    assert_eq!(stage.ready("n1").0, "True");
+    stage.leading = Duration::from_secs(30);
+    stage.settle();
+    assert_eq!(stage.ready("n1").1, "AgentMissing");
+}
+
+#[test]
+fn an_agent_of_another_fabric_does_not_speak_for_a_node() {
+    let mut stage = Stage::new();
+    stage
+        .sightings
+        .insert("n1".into(), scenario::sighting("n1", "other", 0));
+    stage.settle();
+    assert_eq!(stage.ready("n1").1, "AgentMissing");
+}
+
+#[test]
+fn a_node_of_two_fabrics_belongs_to_the_older_and_the_other_says_so() {
+    let mut stage = Stage::new();
+    let mut younger = scenario::fabric("all", 2);
+    younger.spec.node_selector = Default::default();
+    stage.world.fabrics.learn(younger);
+    stage.world.nodes.learn(scenario::node("n4", &[]));
+    stage.settle();
+    let fabric = |node| {
+        stage
+            .world
+            .fabric_nodes
+            .named(node)
+            .unwrap()
+            .spec
+            .fabric
+            .clone()
+    };
+    assert_eq!(
+        [fabric("n1"), fabric("n3"), fabric("n4")],
+        ["default", "default", "all"]
+    );
+    assert_eq!(stage.fabric("default", "Conflicting").0, "False");
+    let (status, reason, message) = stage.fabric("all", "Conflicting");
+    assert_eq!((&*status, &*reason), ("True", "NodesTaken"));
+    assert_eq!(
+        message,
+        "older fabrics have nodes that spec.nodeSelector selects: n1, n2, n3 (of default); make the \
+         selectors apart"
+    );
+}
+
+#[test]
+fn what_a_fabric_or_node_leaves_is_removed() {
+    let mut stage = Stage::new();
+    stage.settle();
+    stage.world.nodes.learn({
+        let mut node = scenario::node("n3", &[]);
+        node.metadata.resource_version = Some("2".into());
+        node
+    });
+    let log = stage.settle();
+    assert_eq!(log, ["delete FabricNode n3", "status RdmaFabric default"]);
+    stage.world.fabrics = std::iter::empty().collect();
+    let log = stage.settle();
+    assert_eq!(
+        log,
+        [
+            "delete DaemonSet weft-agent-default",
+            "delete FabricNode n1",
+            "delete FabricNode n2"
+        ]
+    );
+}
+
+#[test]
+fn a_selector_that_is_none_ends_no_agents() {
+    let mut stage = Stage::new();
+    stage.settle();
+    let mut fabric = stage.world.fabrics.named("default").unwrap().clone();
+    let requirement = k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelectorRequirement {
+        key: "gpu".into(),
+        operator: "Equals".into(),
+        values: None,
+    };
+    fabric.spec.node_selector.match_expressions = Some(vec![requirement]);
+    fabric.metadata.resource_version = Some("50".into());
+    stage.world.fabrics.learn(fabric);
+    let log = stage.settle();
+    assert!(
+        !log.iter().any(|line| line.contains("DaemonSet")),
+        "{log:?}"
+    );
+    assert_eq!(stage.fabric("default", "Ready").1, "SelectorInvalid");
+}
+
+#[test]
+fn a_set_that_somebody_else_made_is_left_alone() {
+    let mut stage = Stage::new();
+    let mut stranger = PartialObjectMeta::default();
+    stranger.metadata.name = Some("weft-agent-mine".into());
+    stage.world.daemon_sets.learn(stranger);
+    let log = stage.settle();
+    assert!(
+        !log.iter().any(|line| line.starts_with("delete")),
+        "{log:?}"
+    );
+}
+
+#[test]
+fn agents_are_told_no_more_paths_than_the_ports_give() {
+    let mut fabric = scenario::fabric("default", 1);
+    fabric.spec.ports.count = 8;
+    let config = config(&fabric, "00");
+    assert_eq!(config.transport.unwrap().paths, 64);
+    let writable: Vec<bool> = config.roots.iter().map(|root| root.writable).collect();
+    assert_eq!(writable, [true, false]);
+}

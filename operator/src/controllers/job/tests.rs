@@ -1,0 +1,562 @@
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use weft_crds::DestinationState;
+use weft_proto::agent::v1::{File, Manifest, ProgressResponse, State};
+
+use super::*;
+use crate::{
+    controllers::{
+        condition,
+        scenario::{self, minilm},
+    },
+    transfer::{Answer, Command, Course, Job, Standing},
+};
+
+const BYTES: u64 = 1000;
+
+/// An agent by the book.
+#[derive(Debug, Default)]
+struct Agent {
+    /// The newest attempt that it was prepared for, and in which life of the operator.
+    attempt: Option<(u32, u32)>,
+    /// Something half-written is there.
+    partial: bool,
+    /// The copy is under its final name.
+    verified: bool,
+}
+
+/// What an operator's process is at.
+struct Process {
+    job: Job,
+    pending: VecDeque<Command>,
+    /// Attempts up to this number may begin.
+    permit: u32,
+    began: Timestamp,
+}
+
+/// An API server, agents and an operator that may be killed.
+struct Stage {
+    world: World,
+    agents: BTreeMap<String, Agent>,
+    process: Option<Process>,
+    written: Option<Timestamp>,
+    /// Counts the operator's processes.
+    life: u32,
+    now: Timestamp,
+    /// What the API server was asked.
+    log: Vec<String>,
+    /// The process is killed right after its so manieth request, before it does anything else.
+    kill_after: Option<usize>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        Self {
+            world: scenario::world(3),
+            agents: BTreeMap::new(),
+            process: None,
+            written: None,
+            life: 1,
+            now: scenario::start(),
+            log: Vec::new(),
+            kill_after: None,
+        }
+    }
+
+    fn with(change: impl FnOnce(&mut TransferJob)) -> Self {
+        let mut stage = Self::new();
+        stage.edit(change);
+        stage
+    }
+
+    fn edit(&mut self, change: impl FnOnce(&mut TransferJob)) {
+        self.world.change_job(&minilm(), "job-minilm", change);
+    }
+
+    fn job(&self) -> &TransferJob {
+        self.world.jobs.get(&minilm()).unwrap()
+    }
+
+    fn status(&self) -> TransferJobStatus {
+        self.job().status.clone().unwrap_or_default()
+    }
+
+    fn phase(&self) -> Phase {
+        self.status().phase
+    }
+
+    /// One decision and what follows from it; whether there was anything to do.
+    fn turn(&mut self) -> bool {
+        self.now += SignedDuration::from_millis(100);
+        let Some(job) = self.world.jobs.get(&minilm()).cloned() else {
+            return false;
+        };
+        let membership = Membership::of(&self.world);
+        let work = self
+            .process
+            .as_ref()
+            .map(|process| Snapshot::of(&process.job, 0));
+        let decision = decide(&View {
+            job: &job,
+            world: &self.world,
+            membership: &membership,
+            work: work.as_ref(),
+            leader_epoch: 1,
+            written: self.written,
+            now: self.now,
+        });
+        let mut is_busy = false;
+        if let Some(request) = &decision.request {
+            is_busy = true;
+            self.log.push(line(request));
+            self.world.obey(request);
+            if matches!(request, Request::JobStatus { .. }) {
+                self.written = Some(self.now);
+            }
+            if self.kill_after == Some(self.log.len()) {
+                self.kill();
+                return true;
+            }
+        }
+        if let Some(order) = decision.order {
+            is_busy |= self.obey(order);
+        }
+        self.carry_on() || is_busy
+    }
+
+    fn kill(&mut self) {
+        self.process = None;
+        self.written = None;
+        self.life += 1;
+    }
+
+    fn obey(&mut self, order: Order) -> bool {
+        let begin = |(job, commands): (Job, Vec<Command>)| Process {
+            job,
+            pending: commands.into(),
+            permit: 0,
+            began: self.now,
+        };
+        match order {
+            Order::Begin(transfer) => {
+                assert!(self.process.is_none());
+                self.process = Some(begin(Job::begin(transfer.spec)));
+            }
+            Order::Withdraw { transfer, discard } => {
+                assert!(self.process.is_none());
+                self.process = Some(begin(Job::withdraw(transfer.spec, discard)));
+            }
+            Order::Permit(attempt) => {
+                let process = self.process.as_mut().unwrap();
+                return std::mem::replace(&mut process.permit, attempt) != attempt;
+            }
+            Order::Stop { discard } => {
+                let now = self.since();
+                let process = self.process.as_mut().unwrap();
+                let before = process.job.course();
+                let (job, commands) = process.job.clone().step(now, Answer::Stop { discard });
+                process.job = job;
+                process.pending.extend(commands);
+                return process.job.course() != before;
+            }
+            Order::Forget => {
+                assert!(self.process.is_some());
+                self.process = None;
+            }
+        }
+        true
+    }
+
+    fn since(&self) -> Duration {
+        let process = self.process.as_ref().unwrap();
+        self.now.duration_since(process.began).unsigned_abs()
+    }
+
+    /// Carries out a command, or lets an agent say something.
+    fn carry_on(&mut self) -> bool {
+        let Some(process) = &mut self.process else {
+            return false;
+        };
+        let answer = match process.pending.pop_front() {
+            Some(Command::Claim { attempt }) if process.permit < attempt => {
+                process.pending.push_front(Command::Claim { attempt });
+                return false;
+            }
+            Some(command) => self.answer(command),
+            None => self.speak(),
+        };
+        let Some(answer) = answer else { return false };
+        let now = self.since();
+        let process = self.process.as_mut().unwrap();
+        let (job, commands) = process.job.clone().step(now, answer);
+        process.job = job;
+        process.pending.extend(commands);
+        true
+    }
+
+    fn answer(&mut self, command: Command) -> Option<Answer> {
+        Some(match command {
+            Command::Stat => Answer::Stat(Ok(Manifest {
+                files: vec![File {
+                    path: "x".into(),
+                    size: BYTES,
+                    ..File::default()
+                }],
+                ..Manifest::default()
+            })),
+            Command::Claim { attempt } => Answer::Claimed { attempt },
+            Command::Prepare { node, attempt } => {
+                let agent = self.agents.entry(node.clone()).or_default();
+                if let Some((before, life)) = agent.attempt {
+                    // It would be refused: the number stands for what another process did.
+                    assert!(
+                        attempt > before || life == self.life,
+                        "attempt {attempt} again"
+                    );
+                }
+                agent.attempt = Some((attempt, self.life));
+                agent.partial = !agent.verified;
+                Answer::Prepared {
+                    node,
+                    attempt,
+                    result: Ok(()),
+                }
+            }
+            Command::Start { attempt, part } => Answer::Started {
+                node: part.node,
+                attempt,
+                result: Ok(()),
+            },
+            Command::Follow { .. } => return self.speak(),
+            Command::Cancel {
+                node,
+                attempt,
+                discard,
+            } => {
+                let agent = self.agents.entry(node.clone()).or_default();
+                agent.partial &= !discard;
+                Answer::Cancelled { node, attempt }
+            }
+        })
+    }
+
+    /// The next who has not said that it is through says so; then all hang up.
+    fn speak(&mut self) -> Option<Answer> {
+        let process = self.process.as_ref().unwrap();
+        let (job, attempt) = (&process.job, process.job.attempt());
+        if job.course() != Course::Running {
+            return job.wake_at().map(|_| Answer::Woken);
+        }
+        let waiting = job
+            .destinations()
+            .find(|view| !matches!(view.standing, Standing::Verified { .. }))
+            .map(|view| view.place.node.clone());
+        let node = match waiting {
+            Some(node) => node,
+            None if job.source_report().state() != State::Verified => "n1".to_owned(),
+            None => {
+                let silent = ["n1", "n2", "n3"]
+                    [usize::try_from(self.now.as_millisecond() / 100 % 3).unwrap()];
+                return Some(Answer::FollowEnded {
+                    node: silent.into(),
+                    attempt,
+                    result: Ok(()),
+                });
+            }
+        };
+        let agent = self.agents.entry(node.clone()).or_default();
+        (agent.verified, agent.partial) = (true, false);
+        let report = ProgressResponse {
+            state: State::Verified.into(),
+            bytes: BYTES,
+            bytes_total: BYTES,
+            digest: "d1".into(),
+            link: "udp".into(),
+            ..ProgressResponse::default()
+        };
+        Some(Answer::Progress {
+            node,
+            attempt,
+            report: Box::new(report),
+        })
+    }
+
+    /// Until there is nothing to do.
+    fn settle(&mut self) {
+        let mut idle = 0;
+        for _ in 0..2000 {
+            idle = if self.turn() { 0 } else { idle + 1 };
+            if idle > 3 {
+                return;
+            }
+        }
+        panic!("it never settles: {:#?}", self.log);
+    }
+
+    /// Until that is so.
+    fn until(&mut self, is_so: impl Fn(&Self) -> bool) {
+        for _ in 0..2000 {
+            if is_so(self) {
+                return;
+            }
+            self.turn();
+        }
+        panic!("that never happens: {:#?}", self.log);
+    }
+
+    fn left(&self) -> Vec<&str> {
+        let partial = self.agents.iter().filter(|(_, agent)| agent.partial);
+        partial.map(|(node, _)| node.as_str()).collect()
+    }
+}
+
+fn line(request: &Request) -> String {
+    match request {
+        Request::JobStatus { status, news, .. } => {
+            let news: Vec<&str> = news.iter().map(|news| news.reason.as_str()).collect();
+            format!("{:?} #{} {}", status.phase, status.attempt, news.join(","))
+        }
+        Request::Finalizer { hold, .. } => if *hold { "hold" } else { "release" }.to_owned(),
+        Request::DeleteJob { .. } => "delete".to_owned(),
+        other => format!("{other:?}"),
+    }
+}
+
+fn deleted(job: &mut TransferJob) {
+    job.metadata.deletion_timestamp = Some(Time(scenario::start()));
+}
+
+#[test]
+fn a_job_is_held_claimed_moved_and_released() {
+    let mut stage = Stage::new();
+    stage.settle();
+    assert_eq!(
+        stage.log,
+        [
+            "hold",
+            "Preparing #1 Started",
+            "Transferring #1 Planned,Transferring",
+            "Transferring #1 ",
+            "Transferring #1 ",
+            "Transferring #1 ",
+            "Complete #1 Complete",
+            "release",
+        ]
+    );
+    let status = stage.status();
+    assert_eq!((status.counts.total, status.counts.verified), (2, 2));
+    assert_eq!((status.bytes, status.bytes_total), (2000, 2000));
+    assert_eq!(status.progress, "100% of 2.0 kB");
+    assert_eq!(status.manifest.unwrap().digest.unwrap(), "d1");
+    assert!(condition::is_true(&status.conditions, "Complete"));
+    assert!(condition::is_true(&status.conditions, "Planned"));
+    assert!(status.completion_time >= status.start_time && status.start_time.is_some());
+    assert!(
+        status
+            .destinations
+            .iter()
+            .all(|d| d.state == DestinationState::Verified)
+    );
+    assert_eq!(status.link.unwrap().name, "udp");
+}
+
+/// Runs a story once for every request that it makes, with the operator killed right after it.
+fn killed_after_any_request(story: impl Fn(&mut Stage)) {
+    let mut whole = Stage::new();
+    story(&mut whole);
+    for kill in 1..=whole.log.len() {
+        let mut stage = Stage::new();
+        stage.kill_after = Some(kill);
+        story(&mut stage);
+        assert_eq!(
+            stage.life, 2,
+            "killed after request {kill}: {:?}",
+            stage.log
+        );
+    }
+}
+
+#[test]
+fn a_job_is_complete_after_a_crash_after_any_request() {
+    killed_after_any_request(|stage| {
+        stage.settle();
+        assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
+        assert!(["n2", "n3"].iter().all(|node| stage.agents[*node].verified));
+        assert!(!is_held(stage.job()) && stage.left().is_empty());
+    });
+}
+
+#[test]
+fn a_successor_goes_on_with_the_next_attempt() {
+    let mut stage = Stage::new();
+    stage.until(|stage| stage.agents.get("n3").is_some_and(|agent| agent.partial));
+    stage.kill();
+    stage.settle();
+    assert_eq!(
+        (stage.phase(), stage.status().attempt),
+        (Phase::Complete, 2)
+    );
+}
+
+#[test]
+fn a_job_deleted_while_it_runs_leaves_nothing_at_the_agents() {
+    killed_after_any_request(|stage| {
+        stage.until(|stage| {
+            stage.agents.get("n3").is_some_and(|agent| agent.partial)
+                || stage.life == 2 && stage.log.len() > 4
+        });
+        stage.edit(deleted);
+        stage.settle();
+        assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+        assert_eq!(stage.left(), Vec::<&str>::new(), "{:?}", stage.log);
+    });
+}
+
+#[test]
+fn a_job_that_never_began_is_deleted_without_a_word_to_anybody() {
+    let mut stage =
+        Stage::with(|job| job.spec.destinations.node_selector = Some(scenario::labelled("none")));
+    stage.settle();
+    assert_eq!(stage.log, ["Waiting #0 NoDestinations"]);
+    stage.edit(deleted);
+    stage.settle();
+    assert!(stage.world.jobs.get(&minilm()).is_none() && stage.agents.is_empty());
+}
+
+#[test]
+fn a_job_waits_for_a_destination_and_goes_on_when_there_is_one() {
+    let mut stage = Stage::new();
+    for node in ["n2", "n3"] {
+        stage.world.nodes.forget(&Key::cluster(node));
+    }
+    stage.settle();
+    assert_eq!(stage.log, ["Waiting #0 NoDestinations"]);
+    stage.world.nodes.learn(scenario::node("n2", &["gpu"]));
+    stage.settle();
+    assert_eq!(stage.phase(), Phase::Complete);
+    assert_eq!(stage.status().message, "");
+}
+
+#[test]
+fn a_suspended_job_keeps_what_it_has_and_goes_on_from_there() {
+    killed_after_any_request(|stage| {
+        stage.until(|stage| {
+            stage.agents.get("n3").is_some_and(|agent| agent.partial)
+                || stage.life == 2 && stage.log.len() > 4
+        });
+        stage.edit(|job| job.spec.suspend = true);
+        stage.settle();
+        if stage.phase() != Phase::Complete {
+            assert_eq!(stage.phase(), Phase::Suspended, "{:?}", stage.log);
+            assert!(condition::is_true(&stage.status().conditions, "Suspended"));
+            assert!(stage.process.is_none());
+        }
+        stage.edit(|job| job.spec.suspend = false);
+        stage.settle();
+        assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
+        assert!(!condition::is_true(&stage.status().conditions, "Suspended"));
+    });
+}
+
+#[test]
+fn a_suspended_job_that_is_deleted_leaves_nothing() {
+    let mut stage = Stage::new();
+    stage.until(|stage| stage.agents.get("n3").is_some_and(|agent| agent.partial));
+    stage.edit(|job| job.spec.suspend = true);
+    stage.settle();
+    assert_eq!(stage.left(), ["n2", "n3"]);
+    stage.edit(deleted);
+    stage.settle();
+    assert_eq!(stage.left(), Vec::<&str>::new());
+    assert!(stage.world.jobs.get(&minilm()).is_none());
+}
+
+#[test]
+fn a_job_past_its_deadline_fails_and_its_partial_files_go() {
+    killed_after_any_request(|stage| {
+        stage.edit(|job| job.spec.deadline_seconds = Some(60));
+        stage.until(|stage| {
+            stage.agents.get("n3").is_some_and(|agent| agent.partial)
+                || stage.life == 2 && stage.log.len() > 4
+        });
+        stage.now += SignedDuration::from_secs(60);
+        stage.settle();
+        let status = stage.status();
+        if status.phase != Phase::Complete {
+            let failed = status
+                .conditions
+                .iter()
+                .find(|c| c.type_ == "Failed")
+                .unwrap();
+            assert_eq!(
+                (&*failed.status, &*failed.reason),
+                ("True", "DeadlineExceeded")
+            );
+        }
+        assert_eq!(stage.left(), Vec::<&str>::new(), "{:?}", stage.log);
+        assert!(!is_held(stage.job()));
+    });
+}
+
+#[test]
+fn a_finished_job_is_deleted_when_its_time_is_over_and_not_before() {
+    let mut stage = Stage::with(|job| job.spec.ttl_seconds_after_finished = Some(3600));
+    stage.settle();
+    assert_eq!(stage.phase(), Phase::Complete);
+    stage.now += SignedDuration::from_secs(3590);
+    stage.settle();
+    assert_eq!(stage.phase(), Phase::Complete);
+    stage.now += SignedDuration::from_secs(10);
+    stage.settle();
+    assert!(stage.world.jobs.get(&minilm()).is_none());
+    assert_eq!(stage.log.last().unwrap(), "delete");
+}
+
+#[test]
+fn a_job_that_can_never_begin_fails_at_once() {
+    let mut stage = Stage::with(|job| job.spec.destinations.path = "elsewhere".into());
+    stage.settle();
+    assert_eq!(stage.log, ["Failed #0 SourceIsDestination"]);
+}
+
+#[test]
+fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
+    let mut stage = Stage::new();
+    stage.until(|stage| stage.phase() == Phase::Transferring);
+    let process = stage.process.as_ref().unwrap();
+    let snapshot = Snapshot {
+        bytes_total: 100_000,
+        ..Snapshot::of(&process.job, 0)
+    };
+    let membership = Membership::of(&stage.world);
+    let mut job = stage.job().clone();
+    job.status = Some(status::of_work(&job, &snapshot, stage.now));
+    let now = stage.now;
+    let decide = |bytes, age| {
+        let work = Snapshot {
+            bytes,
+            ..snapshot.clone()
+        };
+        decide(&View {
+            job: &job,
+            world: &stage.world,
+            membership: &membership,
+            work: Some(&work),
+            leader_epoch: 1,
+            written: Some(now),
+            now: now + SignedDuration::from_secs(age),
+        })
+        .request
+    };
+    assert_eq!(decide(999, 60), None);
+    assert_eq!(decide(50_000, 4), None);
+    let Some(Request::JobStatus {
+        is_progress, news, ..
+    }) = decide(1000, 5)
+    else {
+        panic!("nothing is written");
+    };
+    assert!(is_progress && news.is_empty());
+}

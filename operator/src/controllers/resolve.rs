@@ -1,0 +1,463 @@
+//! From what a job says to what the agents are asked: nodes, places, addresses, the network between.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::{ResourceExt as _, core::SelectorExt as _};
+use weft_crds::{
+    Algorithm, FileSource, Overwrite, RdmaFabric, Root, RootAccess, RootScope, Strategy,
+    TransferJob,
+};
+use weft_planner::{Node, Topology, Uplink};
+use weft_proto::agent::v1 as agent;
+
+use super::{
+    fabric::{is_ready, listed},
+    membership::{Membership, selector},
+    world::World,
+};
+use crate::transfer::{Contact, Mandate, Place, Spec, Tempo};
+
+/// A node's link where nothing says how fast it is: 10 Gbit/s. Only estimates depend on it.
+const LINK_BPS: u64 = 10_000_000_000;
+/// The leaf of a node that has no label for it.
+const LEAF: &str = "leaf";
+/// What leaves are assumed to hang on: nothing is known above them, so it holds nobody up.
+const SPINE: &str = "spine";
+/// Of an IP packet: 20 IPv4, 8 UDP, 48 Weft header, 16 Weft trailer.
+const NOT_PAYLOAD: u32 = 92;
+/// Of an Ethernet frame: 8 preamble, 14 header, 4 checksum, 12 gap.
+const FRAMING: u32 = 38;
+
+/// What a transfer needs.
+#[derive(Debug, Clone)]
+pub(super) struct Transfer {
+    /// The fabric that it is in.
+    pub(super) fabric: String,
+    /// What is to be moved, and where.
+    pub(super) spec: Spec,
+    /// The agents of all nodes in it.
+    pub(super) contacts: Vec<Contact>,
+}
+
+/// Why a job cannot begin now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Obstacle {
+    /// Stable, UpperCamelCase.
+    pub(super) reason: &'static str,
+    /// Names the field and the remedy.
+    pub(super) message: String,
+    /// Nothing but another job helps; else it is waited for.
+    pub(super) is_final: bool,
+}
+
+fn wait(reason: &'static str, message: String) -> Obstacle {
+    Obstacle {
+        reason,
+        message,
+        is_final: false,
+    }
+}
+
+/// Everything that a job needs to begin, or what is in its way.
+pub(super) fn resolve(
+    job: &TransferJob,
+    world: &World,
+    membership: &Membership,
+    leader_epoch: u64,
+) -> Result<Transfer, Obstacle> {
+    let source = file(job)?;
+    let (fabric_name, fabric) = fabric_of(&source.node, world, membership)?;
+    let from = place(job, fabric, world, Side::Source(source))?;
+    let nodes = destinations(job, fabric_name, world, membership)?;
+    let to = &job.spec.destinations;
+    let mut copies = Vec::new();
+    let is_listed = to.nodes.is_some();
+    for node in &nodes {
+        let copy = place(
+            job,
+            fabric,
+            world,
+            Side::Destination {
+                node,
+                root: &to.root,
+                path: &to.path,
+            },
+        )?;
+        if copy == from {
+            // It is where it shall be.
+            continue;
+        }
+        if copy.node == from.node {
+            let field = if is_listed {
+                "spec.destinations.nodes"
+            } else {
+                "spec.destinations.nodeSelector"
+            };
+            return Err(Obstacle {
+                reason: "SourceIsDestination",
+                message: format!(
+                    "{field}: node {node} is the source and would get a copy at another place, which \
+                     is not done: leave it out, or give the same root and path"
+                ),
+                is_final: true,
+            });
+        }
+        copies.push(copy);
+    }
+    if copies.is_empty() {
+        return Err(no_destinations(fabric_name, &source.node));
+    }
+    let asleep: Vec<&str> = std::iter::once(source.node.as_str())
+        .chain(copies.iter().map(|copy| copy.node.as_str()))
+        .filter(|node| !is_ready(world, node, fabric_name))
+        .collect();
+    if !asleep.is_empty() {
+        let text = format!(
+            "{} of its nodes are not ready: {}; see: kubectl get fabricnodes",
+            asleep.len(),
+            listed(&asleep)
+        );
+        return Err(wait("NodesNotReady", text));
+    }
+    let names: BTreeSet<&str> = std::iter::once(from.node.as_str())
+        .chain(copies.iter().map(|copy| copy.node.as_str()))
+        .collect();
+    Ok(Transfer {
+        fabric: fabric_name.to_owned(),
+        contacts: contacts(world, fabric_name, &names),
+        spec: Spec {
+            topology: topology(world, fabric, &names),
+            payload_share: payload_share(world, &names),
+            ..spec(job, from, copies, leader_epoch)
+        },
+    })
+}
+
+/// Whom to tell that a job is over, as far as anybody knows them: those it says now, and those its
+/// status names. `None` where nobody can be told.
+pub(super) fn involved(
+    job: &TransferJob,
+    world: &World,
+    membership: &Membership,
+    leader_epoch: u64,
+) -> Option<Transfer> {
+    let source = job.spec.source.file.as_ref()?;
+    let fabric = world
+        .fabric_nodes
+        .named(&source.node)
+        .map(|node| node.spec.fabric.clone())?;
+    let shown = job.status.iter().flat_map(|status| &status.destinations);
+    let mut names: BTreeSet<String> = shown.map(|destination| destination.node.clone()).collect();
+    names.extend(destinations(job, &fabric, world, membership).unwrap_or_default());
+    names.remove(&source.node);
+    let to = &job.spec.destinations;
+    let place = |node: &str, root: &str, path: &str| Place {
+        node: node.to_owned(),
+        root: root.to_owned(),
+        path: path.to_owned(),
+    };
+    let copies = names
+        .iter()
+        .map(|node| place(node, &to.root, &to.path))
+        .collect();
+    let from = place(&source.node, &source.root, &source.path);
+    let all: BTreeSet<&str> = names
+        .iter()
+        .map(String::as_str)
+        .chain([source.node.as_str()])
+        .collect();
+    Some(Transfer {
+        contacts: contacts(world, &fabric, &all),
+        fabric,
+        spec: spec(job, from, copies, leader_epoch),
+    })
+}
+
+fn spec(job: &TransferJob, source: Place, destinations: Vec<Place>, leader_epoch: u64) -> Spec {
+    let attempts_before = job.status.as_ref().map_or(0, |status| status.attempt);
+    Spec {
+        uid: job.uid().unwrap_or_default(),
+        source,
+        destinations,
+        topology: Topology::default(),
+        strategy: match job.spec.strategy {
+            Strategy::Auto => weft_planner::Strategy::Auto,
+            Strategy::Direct => weft_planner::Strategy::Direct,
+            Strategy::Chain => weft_planner::Strategy::Chain,
+            Strategy::Binomial => weft_planner::Strategy::Binomial,
+        },
+        payload_share: weft_planner::PAYLOAD_SHARE,
+        algorithm: match job.spec.verification.algorithm {
+            Algorithm::Blake3 => agent::Algorithm::Blake3,
+            Algorithm::Xxh3 => agent::Algorithm::Xxh3,
+        },
+        expect: job.spec.verification.expect.clone().unwrap_or_default(),
+        overwrite: match job.spec.overwrite {
+            Overwrite::IfDifferent => agent::Overwrite::IfDifferent,
+            Overwrite::Never => agent::Overwrite::Never,
+            Overwrite::Always => agent::Overwrite::Always,
+        },
+        backoff_limit: job.spec.backoff_limit,
+        tempo: Tempo::CLUSTER,
+        mandate: Mandate {
+            leader_epoch,
+            generation: job
+                .metadata
+                .generation
+                .and_then(|g| u64::try_from(g).ok())
+                .unwrap_or(1),
+            attempts_before,
+        },
+    }
+}
+
+fn file(job: &TransferJob) -> Result<&FileSource, Obstacle> {
+    job.spec.source.file.as_ref().ok_or_else(|| Obstacle {
+        reason: "SourceMissing",
+        message: "spec.source: give exactly one of: file".to_owned(),
+        is_final: true,
+    })
+}
+
+fn fabric_of<'a>(
+    node: &str,
+    world: &'a World,
+    membership: &'a Membership,
+) -> Result<(&'a str, &'a RdmaFabric), Obstacle> {
+    let name = membership.fabric(node);
+    let found = name.and_then(|name| Some((name, world.fabrics.named(name)?)));
+    found.ok_or_else(|| {
+        let what = if world.nodes.named(node).is_none() {
+            "there is no such node; name one of: kubectl get fabricnodes".to_owned()
+        } else {
+            "no RdmaFabric selects it; label the node, or name one of: kubectl get fabricnodes"
+                .to_owned()
+        };
+        wait(
+            "SourceNodeNotInFabric",
+            format!("spec.source.file.node: {node}: {what}"),
+        )
+    })
+}
+
+fn destinations(
+    job: &TransferJob,
+    fabric: &str,
+    world: &World,
+    membership: &Membership,
+) -> Result<Vec<String>, Obstacle> {
+    let to = &job.spec.destinations;
+    if let Some(nodes) = &to.nodes {
+        let strangers: Vec<&str> = nodes
+            .iter()
+            .filter(|node| membership.fabric(node) != Some(fabric))
+            .map(String::as_str)
+            .collect();
+        if !strangers.is_empty() {
+            let text = format!(
+                "spec.destinations.nodes: {} not of fabric {fabric}, which the source is of; label \
+                 them so that it selects them, or name one of: kubectl get fabricnodes",
+                match strangers.len() {
+                    1 => format!("node {} is", strangers[0]),
+                    _ => format!("nodes {} are", listed(&strangers)),
+                }
+            );
+            return Err(wait("NodeNotInFabric", text));
+        }
+        return Ok(nodes.clone());
+    }
+    let wanted = to.node_selector.clone().unwrap_or_default();
+    let wanted = selector(&wanted).map_err(|fault| Obstacle {
+        reason: "SelectorInvalid",
+        message: format!("spec.destinations.nodeSelector: {fault}"),
+        is_final: true,
+    })?;
+    let members = membership.nodes().filter(|(_, of)| *of == fabric);
+    let selected = members.filter(|(node, _)| {
+        world
+            .nodes
+            .named(node)
+            .is_some_and(|node| wanted.matches(node.labels()))
+    });
+    Ok(selected.map(|(node, _)| node.to_owned()).collect())
+}
+
+fn no_destinations(fabric: &str, source: &str) -> Obstacle {
+    wait(
+        "NoDestinations",
+        format!(
+            "spec.destinations: no node of fabric {fabric} besides {source}, the source, matches; \
+             it begins when one does: label a node"
+        ),
+    )
+}
+
+/// One end of a job.
+#[derive(Clone, Copy)]
+enum Side<'a> {
+    Source(&'a FileSource),
+    Destination {
+        node: &'a str,
+        root: &'a str,
+        path: &'a str,
+    },
+}
+
+/// Where an end is, once it is sure that the job may name it.
+fn place(
+    job: &TransferJob,
+    fabric: &RdmaFabric,
+    world: &World,
+    side: Side<'_>,
+) -> Result<Place, Obstacle> {
+    let (field, node, name, path) = match side {
+        Side::Source(file) => (
+            "spec.source.file.root",
+            file.node.as_str(),
+            &*file.root,
+            &*file.path,
+        ),
+        Side::Destination { node, root, path } => ("spec.destinations.root", node, root, path),
+    };
+    let fabric_name = fabric.name_any();
+    let Some(root) = fabric.spec.roots.iter().find(|root| root.name == name) else {
+        let known: Vec<&str> = fabric
+            .spec
+            .roots
+            .iter()
+            .map(|root| root.name.as_str())
+            .collect();
+        let text = format!(
+            "{field}: fabric {fabric_name} has no root {name}; it has {}",
+            listed(&known)
+        );
+        return Err(wait("RootUnknown", text));
+    };
+    if matches!(side, Side::Destination { .. }) && root.access == RootAccess::ReadOnly {
+        let text = format!(
+            "{field}: root {name} of fabric {fabric_name} is ReadOnly; name another, or make it \
+             ReadWrite"
+        );
+        return Err(wait("RootReadOnly", text));
+    }
+    let namespace = job.namespace().unwrap_or_default();
+    if !admits(root, &namespace, world)? {
+        let text = format!(
+            "{field}: root {name} of fabric {fabric_name} is not for jobs of namespace {namespace}; \
+             label the namespace as the root's namespaces ask, or name another root"
+        );
+        return Err(wait("RootNotAllowed", text));
+    }
+    let path = path.trim_end_matches('/');
+    let path = match root.scope {
+        RootScope::Shared => path.to_owned(),
+        RootScope::PerNamespace if path.is_empty() => namespace,
+        RootScope::PerNamespace => format!("{namespace}/{path}"),
+    };
+    // The definition refuses such paths, but it may have been changed since.
+    if path.split('/').any(|part| part == "..") || path.starts_with('/') {
+        return Err(Obstacle {
+            reason: "PathInvalid",
+            message: format!("{field}: path {path} must be relative to the root and without '..'"),
+            is_final: true,
+        });
+    }
+    Ok(Place {
+        node: node.to_owned(),
+        root: name.to_owned(),
+        path,
+    })
+}
+
+fn admits(root: &Root, namespace: &str, world: &World) -> Result<bool, Obstacle> {
+    let Some(wanted) = &root.namespaces else {
+        return Ok(true);
+    };
+    let wanted = selector(wanted).map_err(|fault| {
+        wait(
+            "RootSelectorInvalid",
+            format!("root {} of the fabric: namespaces: {fault}", root.name),
+        )
+    })?;
+    Ok(world
+        .namespaces
+        .named(namespace)
+        .is_some_and(|there| wanted.matches(there.labels())))
+}
+
+fn contacts(world: &World, fabric: &str, names: &BTreeSet<&str>) -> Vec<Contact> {
+    let contact = |name: &&str| {
+        let node = world
+            .fabric_nodes
+            .named(name)
+            .filter(|node| node.spec.fabric == fabric)?;
+        let address = node.status.as_ref()?.control_address.clone();
+        (!address.is_empty()).then(|| Contact {
+            node: (*name).to_owned(),
+            address,
+        })
+    };
+    names.iter().filter_map(contact).collect()
+}
+
+fn topology(world: &World, fabric: &RdmaFabric, names: &BTreeSet<&str>) -> Topology {
+    let known = &fabric.spec.topology;
+    let node = |name: &&str| {
+        let leaf = known.leaf_label.as_ref().and_then(|label| {
+            world
+                .nodes
+                .named(name)?
+                .labels()
+                .get(label)
+                .filter(|leaf| !leaf.is_empty())
+        });
+        let reported = world
+            .fabric_nodes
+            .named(name)
+            .and_then(|node| node.status.as_ref());
+        let mbps = known
+            .link_mbps
+            .or(reported.map(|status| status.link_mbps))
+            .unwrap_or(0);
+        Node {
+            name: (*name).to_owned(),
+            address: None,
+            leaf: leaf.map_or(LEAF, String::as_str).to_owned(),
+            rate_bps: if mbps == 0 {
+                LINK_BPS
+            } else {
+                u64::from(mbps) * 1_000_000
+            },
+        }
+    };
+    let nodes: Vec<Node> = names.iter().map(node).collect();
+    let mut leaves: BTreeMap<&str, u64> = BTreeMap::new();
+    for node in &nodes {
+        *leaves.entry(&node.leaf).or_default() += node.rate_bps;
+    }
+    let uplink = |(leaf, rate): (&&str, &u64)| Uplink {
+        leaf: (*leaf).to_owned(),
+        spine: SPINE.to_owned(),
+        rate_bps: *rate,
+    };
+    let uplinks = if leaves.len() > 1 {
+        leaves.iter().map(uplink).collect()
+    } else {
+        Vec::new()
+    };
+    Topology { uplinks, nodes }
+}
+
+/// By the smallest MTU among the nodes: it is what a plan's slowest link may have.
+fn payload_share(world: &World, names: &BTreeSet<&str>) -> f64 {
+    let mtus = names.iter().filter_map(|name| {
+        let status = world.fabric_nodes.named(name)?.status.as_ref()?;
+        (status.mtu > NOT_PAYLOAD).then_some(status.mtu)
+    });
+    mtus.min().map_or(weft_planner::PAYLOAD_SHARE, |mtu| {
+        f64::from(mtu - NOT_PAYLOAD) / f64::from(mtu + FRAMING)
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,252 @@
+use weft_crds::TransferJob;
+
+use super::*;
+use crate::controllers::scenario;
+
+fn resolved(world: &World, job: &TransferJob) -> Result<Transfer, Obstacle> {
+    resolve(job, world, &Membership::of(world), 3)
+}
+
+fn nodes(transfer: &Transfer) -> Vec<&str> {
+    transfer
+        .spec
+        .destinations
+        .iter()
+        .map(|place| place.node.as_str())
+        .collect()
+}
+
+#[test]
+fn a_job_of_a_namespace_sees_its_own_directory_only() {
+    let world = scenario::world(3);
+    let transfer = resolved(&world, &scenario::job("minilm")).unwrap();
+    let place = |node: &str| Place {
+        node: node.into(),
+        root: "models".into(),
+        path: "team-a/minilm".into(),
+    };
+    assert_eq!(transfer.spec.source, place("n1"));
+    // The source has it already.
+    assert_eq!(transfer.spec.destinations, [place("n2"), place("n3")]);
+    assert_eq!(transfer.fabric, "default");
+    let contacts: Vec<&str> = transfer
+        .contacts
+        .iter()
+        .map(|c| c.address.as_str())
+        .collect();
+    assert_eq!(contacts, ["n1:7400", "n2:7400", "n3:7400"]);
+    assert_eq!(transfer.spec.mandate.leader_epoch, 3);
+    assert!((transfer.spec.payload_share - 1408.0 / 1538.0).abs() < 1e-9);
+    let rates: Vec<u64> = transfer
+        .spec
+        .topology
+        .nodes
+        .iter()
+        .map(|node| node.rate_bps)
+        .collect();
+    assert_eq!(rates, [1_000_000_000; 3]);
+}
+
+#[test]
+fn a_shared_root_has_no_directories_of_namespaces() {
+    let world = scenario::world(2);
+    let mut job = scenario::job("minilm");
+    let source = job.spec.source.file.as_mut().unwrap();
+    (source.root, source.path) = ("library".into(), "llama/70b/".into());
+    let mut fabric = world.fabrics.named("default").unwrap().clone();
+    assert_eq!(fabric.spec.roots[1].scope, RootScope::Shared);
+    fabric.metadata.resource_version = Some("2".into());
+    // The other place is a copy of its own, which the source cannot make for itself.
+    job.spec.destinations.node_selector = None;
+    job.spec.destinations.nodes = Some(vec!["n2".into()]);
+    let transfer = resolved(&world, &job).unwrap();
+    assert_eq!(transfer.spec.source.path, "llama/70b");
+    assert_eq!(transfer.spec.destinations[0].path, "team-a/minilm");
+}
+
+#[test]
+fn leaves_come_from_the_label_that_the_fabric_names() {
+    let mut world = scenario::world(3);
+    let mut fabric = world.fabrics.named("default").unwrap().clone();
+    fabric.spec.topology.leaf_label = Some("rack".into());
+    fabric.spec.topology.link_mbps = Some(100_000);
+    fabric.metadata.resource_version = Some("2".into());
+    world.fabrics.learn(fabric);
+    let mut node = scenario::node("n3", &["gpu"]);
+    node.metadata
+        .labels
+        .as_mut()
+        .unwrap()
+        .insert("rack".into(), "r2".into());
+    node.metadata.resource_version = Some("2".into());
+    world.nodes.learn(node);
+    let topology = resolved(&world, &scenario::job("minilm"))
+        .unwrap()
+        .spec
+        .topology;
+    topology.validate().unwrap();
+    let leaves: Vec<&str> = topology
+        .nodes
+        .iter()
+        .map(|node| node.leaf.as_str())
+        .collect();
+    assert_eq!(leaves, ["leaf", "leaf", "r2"]);
+    let up: Vec<u64> = topology
+        .uplinks
+        .iter()
+        .map(|uplink| uplink.rate_bps)
+        .collect();
+    assert_eq!(up, [200_000_000_000, 100_000_000_000]);
+}
+
+/// What is in a job's way, by what is changed in a world where nothing is.
+#[test]
+fn every_obstacle_names_the_field_and_what_to_do() {
+    type Change = fn(&mut World, &mut TransferJob);
+    let table: [(&str, bool, &str, Change); 11] = [
+        (
+            "SourceNodeNotInFabric",
+            false,
+            "spec.source.file.node: n9: there is no such node; name one of: kubectl get fabricnodes",
+            |_, job| job.spec.source.file.as_mut().unwrap().node = "n9".into(),
+        ),
+        (
+            "SourceNodeNotInFabric",
+            false,
+            "spec.source.file.node: cpu1: no RdmaFabric selects it; label the node, or name one of: \
+             kubectl get fabricnodes",
+            |world, job| {
+                world.nodes.learn(scenario::node("cpu1", &[]));
+                job.spec.source.file.as_mut().unwrap().node = "cpu1".into();
+            },
+        ),
+        (
+            "RootUnknown",
+            false,
+            "spec.source.file.root: fabric default has no root modles; it has models, library",
+            |_, job| job.spec.source.file.as_mut().unwrap().root = "modles".into(),
+        ),
+        (
+            "RootReadOnly",
+            false,
+            "spec.destinations.root: root library of fabric default is ReadOnly; name another, or \
+             make it ReadWrite",
+            |_, job| job.spec.destinations.root = "library".into(),
+        ),
+        (
+            "RootNotAllowed",
+            false,
+            "spec.source.file.root: root models of fabric default is not for jobs of namespace \
+             team-a; label the namespace as the root's namespaces ask, or name another root",
+            |world, _| {
+                let mut fabric = world.fabrics.named("default").unwrap().clone();
+                fabric.spec.roots[0].namespaces = Some(scenario::labelled("trusted"));
+                fabric.metadata.resource_version = Some("2".into());
+                world.fabrics.learn(fabric);
+            },
+        ),
+        (
+            "NodeNotInFabric",
+            false,
+            "spec.destinations.nodes: node n9 is not of fabric default, which the source is of; label \
+             them so that it selects them, or name one of: kubectl get fabricnodes",
+            |_, job| {
+                job.spec.destinations.node_selector = None;
+                job.spec.destinations.nodes = Some(vec!["n2".into(), "n9".into()]);
+            },
+        ),
+        (
+            "NoDestinations",
+            false,
+            "spec.destinations: no node of fabric default besides n1, the source, matches; it begins \
+             when one does: label a node",
+            |_, job| job.spec.destinations.node_selector = Some(scenario::labelled("none")),
+        ),
+        (
+            "NodesNotReady",
+            false,
+            "1 of its nodes are not ready: n2; see: kubectl get fabricnodes",
+            |world, _| {
+                world
+                    .fabric_nodes
+                    .forget(&crate::controllers::world::Key::cluster("n2"));
+                world.fabric_nodes.learn(scenario::asleep("n2", "default"));
+            },
+        ),
+        (
+            "SourceIsDestination",
+            true,
+            "spec.destinations.nodeSelector: node n1 is the source and would get a copy at another \
+             place, which is not done: leave it out, or give the same root and path",
+            |_, job| job.spec.destinations.path = "other".into(),
+        ),
+        ("SelectorInvalid", true, "", |_, job| {
+            let requirement =
+                k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelectorRequirement {
+                    key: "gpu".into(),
+                    operator: "Equals".into(),
+                    values: None,
+                };
+            let selector = job.spec.destinations.node_selector.as_mut().unwrap();
+            selector.match_expressions = Some(vec![requirement]);
+        }),
+        (
+            "PathInvalid",
+            true,
+            "spec.source.file.root: path team-a/../team-b/secret must be relative to the root and \
+             without '..'",
+            |_, job| job.spec.source.file.as_mut().unwrap().path = "../team-b/secret".into(),
+        ),
+    ];
+    for (reason, is_final, message, change) in table {
+        let (mut world, mut job) = (scenario::world(3), scenario::job("minilm"));
+        change(&mut world, &mut job);
+        let obstacle = resolved(&world, &job).unwrap_err();
+        assert_eq!(
+            (obstacle.reason, obstacle.is_final),
+            (reason, is_final),
+            "{obstacle:?}"
+        );
+        if !message.is_empty() {
+            assert_eq!(obstacle.message, message);
+        }
+    }
+}
+
+#[test]
+fn a_root_is_for_the_namespaces_that_it_selects() {
+    let mut world = scenario::world(2);
+    let mut fabric = world.fabrics.named("default").unwrap().clone();
+    fabric.spec.roots[0].namespaces = Some(scenario::labelled("models"));
+    fabric.metadata.resource_version = Some("2".into());
+    world.fabrics.learn(fabric);
+    assert_eq!(
+        nodes(&resolved(&world, &scenario::job("minilm")).unwrap()),
+        ["n2"]
+    );
+}
+
+#[test]
+fn who_may_know_of_a_job_is_told_even_when_it_is_not_selected_any_more() {
+    use weft_crds::{DestinationStatus, TransferJobStatus};
+    let world = scenario::world(4);
+    let mut job = scenario::job("minilm");
+    job.spec.destinations.node_selector = Some(scenario::labelled("none"));
+    let shown = DestinationStatus {
+        node: "n4".into(),
+        state: Default::default(),
+        reason: String::new(),
+        message: String::new(),
+        bytes: 0,
+        digest: String::new(),
+    };
+    job.status = Some(TransferJobStatus {
+        attempt: 7,
+        destinations: vec![shown],
+        ..TransferJobStatus::default()
+    });
+    let transfer = involved(&job, &world, &Membership::of(&world), 3).unwrap();
+    assert_eq!(nodes(&transfer), ["n4"]);
+    assert_eq!(transfer.contacts.len(), 2);
+    assert_eq!(transfer.spec.mandate.attempts_before, 7);
+}

@@ -1,0 +1,285 @@
+//! Objects for tests, and an API server of them that does as it is asked.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use k8s_openapi::{
+    api::core::v1::{Namespace, Node},
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, Time},
+    jiff::Timestamp,
+};
+use kube::{
+    ResourceExt as _,
+    core::{ObjectMeta, PartialObjectMeta},
+};
+use weft_crds::{
+    Destinations, FabricNode, FabricNodeSpec, FabricNodeStatus, FileSource, RdmaFabric,
+    RdmaFabricSpec, Root, RootAccess, RootScope, Source, TransferJob, TransferJobSpec,
+};
+use weft_proto::operator::v1::{NodeReport, Ports};
+
+use super::{
+    condition::{self, Verdict},
+    fabric::Sighting,
+    request::{FINALIZER, Request},
+    world::{Key, World},
+};
+
+/// The first second of every scenario.
+pub(super) fn start() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).unwrap()
+}
+
+fn meta(name: &str, uid: &str) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        uid: Some(uid.to_owned()),
+        generation: Some(1),
+        resource_version: Some("1".to_owned()),
+        ..ObjectMeta::default()
+    }
+}
+
+/// The nodes with this label.
+pub(super) fn labelled(key: &str) -> LabelSelector {
+    let labels = BTreeMap::from([(key.to_owned(), "true".to_owned())]);
+    LabelSelector {
+        match_labels: Some(labels),
+        match_expressions: None,
+    }
+}
+
+fn root(name: &str, access: RootAccess, scope: RootScope) -> Root {
+    Root {
+        name: name.to_owned(),
+        host_path: format!("/var/lib/weft/{name}"),
+        access,
+        scope,
+        namespaces: None,
+    }
+}
+
+/// A fabric of the nodes with label gpu, so many seconds old at the [`start`] less 1000.
+pub(super) fn fabric(name: &str, second: i64) -> RdmaFabric {
+    let spec = RdmaFabricSpec {
+        node_selector: labelled("gpu"),
+        roots: vec![
+            root("models", RootAccess::ReadWrite, RootScope::PerNamespace),
+            root("library", RootAccess::ReadOnly, RootScope::Shared),
+        ],
+        nics: Default::default(),
+        topology: Default::default(),
+        transport: Default::default(),
+        ports: Default::default(),
+    };
+    let mut fabric = RdmaFabric::new(name, spec);
+    fabric.metadata = meta(name, &format!("fabric-{name}"));
+    let made = Timestamp::from_second(start().as_second() - 1000 + second).unwrap();
+    fabric.metadata.creation_timestamp = Some(Time(made));
+    fabric
+}
+
+/// A node of the cluster.
+pub(super) fn node(name: &str, labels: &[&str]) -> PartialObjectMeta<Node> {
+    let mut metadata = meta(name, &format!("node-{name}"));
+    let labels = labels
+        .iter()
+        .map(|label| ((*label).to_owned(), "true".to_owned()));
+    metadata.labels = Some(labels.collect());
+    PartialObjectMeta {
+        metadata,
+        ..PartialObjectMeta::default()
+    }
+}
+
+/// A namespace.
+pub(super) fn namespace(name: &str, labels: &[&str]) -> PartialObjectMeta<Namespace> {
+    let metadata = node(name, labels).metadata;
+    PartialObjectMeta {
+        metadata,
+        ..PartialObjectMeta::default()
+    }
+}
+
+/// A node whose agent is ready.
+pub(super) fn ready(name: &str, fabric: &str) -> FabricNode {
+    let mut node = FabricNode::new(
+        name,
+        FabricNodeSpec {
+            fabric: fabric.to_owned(),
+        },
+    );
+    node.metadata = meta(name, &format!("fabric-node-{name}"));
+    let mut status = FabricNodeStatus {
+        control_address: format!("{name}:7400"),
+        mtu: 1500,
+        link_mbps: 1000,
+        ..FabricNodeStatus::default()
+    };
+    let verdict = Verdict {
+        kind: "Ready",
+        holds: true,
+        reason: "AgentReady".into(),
+        message: "the agent reports and can work".into(),
+    };
+    condition::set(&mut status.conditions, verdict, 1, start());
+    node.status = Some(status);
+    node
+}
+
+/// The same, not ready.
+pub(super) fn asleep(name: &str, fabric: &str) -> FabricNode {
+    let mut node = ready(name, fabric);
+    node.status.as_mut().unwrap().conditions[0].status = "False".into();
+    node
+}
+
+/// What a node's agent says, so long ago.
+pub(super) fn sighting(name: &str, fabric: &str, silent: u64) -> Sighting {
+    Sighting {
+        fabric: fabric.to_owned(),
+        report: NodeReport {
+            control_address: format!("{name}:7400"),
+            data_address: "10.0.0.1".into(),
+            interface: "eth0".into(),
+            mtu: 1500,
+            link_mbps: 1000,
+            ports: Some(Ports {
+                first: 7500,
+                count: 16,
+            }),
+            version: "0.1.0".into(),
+            certificate_expires_unix_s: 1_800_086_400,
+            ready: true,
+            findings: Vec::new(),
+        },
+        silent: Duration::from_secs(silent),
+    }
+}
+
+/// minilm/ from n1 to all nodes with label gpu, asked for by team-a.
+pub(super) fn job(name: &str) -> TransferJob {
+    let spec = TransferJobSpec {
+        source: Source {
+            file: Some(FileSource {
+                node: "n1".into(),
+                root: "models".into(),
+                path: "minilm/".into(),
+            }),
+        },
+        destinations: Destinations {
+            node_selector: Some(labelled("gpu")),
+            nodes: None,
+            root: "models".into(),
+            path: "minilm/".into(),
+        },
+        strategy: Default::default(),
+        verification: Default::default(),
+        overwrite: Default::default(),
+        deadline_seconds: None,
+        backoff_limit: 6,
+        ttl_seconds_after_finished: None,
+        suspend: false,
+    };
+    let mut job = TransferJob::new(name, spec);
+    job.metadata = meta(name, &format!("job-{name}"));
+    job.metadata.namespace = Some("team-a".into());
+    job
+}
+
+/// One fabric whose nodes n1, n2, … are ready, and a job.
+pub(super) fn world(nodes: usize) -> World {
+    let name = |i: usize| format!("n{i}");
+    World {
+        fabrics: [fabric("default", 1)].into_iter().collect(),
+        fabric_nodes: (1..=nodes).map(|i| ready(&name(i), "default")).collect(),
+        jobs: [job("minilm")].into_iter().collect(),
+        nodes: (1..=nodes).map(|i| node(&name(i), &["gpu"])).collect(),
+        namespaces: [namespace("team-a", &["models"])].into_iter().collect(),
+        daemon_sets: std::iter::empty().collect(),
+    }
+}
+
+/// The scenario's job.
+pub(super) fn minilm() -> Key {
+    Key {
+        namespace: "team-a".into(),
+        name: "minilm".into(),
+    }
+}
+
+fn newer(metadata: &mut ObjectMeta) {
+    let version: u64 = metadata.resource_version.as_ref().unwrap().parse().unwrap();
+    metadata.resource_version = Some((version + 1).to_string());
+}
+
+impl World {
+    /// What the API server makes of a request.
+    pub(super) fn obey(&mut self, request: &Request) {
+        match request {
+            Request::JobStatus {
+                key, uid, status, ..
+            } => {
+                self.change_job(key, uid, |job| job.status = Some((**status).clone()));
+            }
+            Request::Finalizer { key, uid, hold } => self.change_job(key, uid, |job| {
+                job.metadata.finalizers = hold.then(|| vec![FINALIZER.to_owned()]);
+            }),
+            Request::DeleteJob { key, uid } => self.change_job(key, uid, |job| {
+                job.metadata.deletion_timestamp.get_or_insert(Time(start()));
+            }),
+            Request::FabricStatus { name, status, .. } => {
+                let mut fabric = self.fabrics.named(name).unwrap().clone();
+                fabric.status = Some((**status).clone());
+                newer(&mut fabric.metadata);
+                self.fabrics.learn(fabric);
+            }
+            Request::FabricNodeStatus { name, status, .. } => {
+                let mut node = self.fabric_nodes.named(name).unwrap().clone();
+                node.status = Some((**status).clone());
+                newer(&mut node.metadata);
+                self.fabric_nodes.learn(node);
+            }
+            Request::ApplyFabricNode { name, fabric, .. } => {
+                let made = FabricNode {
+                    status: None,
+                    ..ready(name, fabric)
+                };
+                let mut node = self.fabric_nodes.named(name).cloned().unwrap_or(made);
+                node.spec.fabric = fabric.clone();
+                newer(&mut node.metadata);
+                self.fabric_nodes.learn(node);
+            }
+            Request::DeleteFabricNode { name, .. } => self.fabric_nodes.forget(&Key::cluster(name)),
+            Request::ApplyDaemonSet(set) => {
+                let mut set = PartialObjectMeta {
+                    metadata: set.metadata.clone(),
+                    ..PartialObjectMeta::default()
+                };
+                set.metadata.uid = Some(format!("set-{}", set.name_any()));
+                self.daemon_sets.learn(set);
+            }
+            Request::DeleteDaemonSet { name, .. } => self.daemon_sets.forget(&Key {
+                namespace: "weft-system".into(),
+                name: name.clone(),
+            }),
+        }
+    }
+
+    /// Somebody edits a job; one that nothing holds back any more is gone.
+    pub(super) fn change_job(
+        &mut self,
+        key: &Key,
+        uid: &str,
+        change: impl FnOnce(&mut TransferJob),
+    ) {
+        let mut job = self.jobs.get(key).unwrap().clone();
+        assert_eq!(job.uid().unwrap(), uid);
+        change(&mut job);
+        newer(&mut job.metadata);
+        if job.metadata.deletion_timestamp.is_some() && job.finalizers().is_empty() {
+            self.jobs.forget(key);
+        } else {
+            self.jobs.learn(job);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+use weft_crds::Strategy;
+
+use super::*;
+use crate::{controllers::scenario, transfer::Course};
+
+fn destination(node: &str, state: DestinationState, bytes: i64) -> DestinationStatus {
+    DestinationStatus {
+        node: node.into(),
+        state,
+        reason: String::new(),
+        message: String::new(),
+        bytes,
+        digest: String::new(),
+    }
+}
+
+fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
+    Snapshot {
+        course: Course::Running,
+        started: true,
+        attempt: 1,
+        claims: None,
+        outcome: None,
+        manifest: Some(weft_crds::ManifestSummary {
+            files: 1,
+            bytes: 100,
+            digest: None,
+        }),
+        plan: Some(weft_crds::PlanSummary {
+            strategy: Strategy::Chain,
+            estimate_seconds: 1.5,
+            bottleneck: Some("n1->leaf at 1000 Mbit/s".into()),
+        }),
+        link: None,
+        bytes: destinations.iter().map(|d| d.bytes).sum(),
+        bytes_total: 100 * i64::try_from(destinations.len()).unwrap(),
+        bytes_per_second: 60,
+        destinations,
+    }
+}
+
+#[test]
+fn of_many_destinations_the_failed_and_the_slowest_are_shown() {
+    let mut all: Vec<_> = (0..200)
+        .map(|i| destination(&format!("n{i:03}"), DestinationState::Transferring, i))
+        .collect();
+    all[150].state = DestinationState::Failed;
+    all[199].state = DestinationState::Verified;
+    let status = of_work(&scenario::job("minilm"), &snapshot(all), scenario::start());
+    let shown: Vec<&str> = status
+        .destinations
+        .iter()
+        .map(|d| d.node.as_str())
+        .collect();
+    assert_eq!(shown.len(), DESTINATIONS_SHOWN);
+    assert_eq!(shown[..3], ["n150", "n000", "n001"]);
+    assert!(status.destinations_truncated);
+    let counts = status.counts;
+    assert_eq!((counts.total, counts.verified, counts.failed), (200, 1, 1));
+}
+
+#[test]
+fn people_read_how_far_how_fast_and_how_long() {
+    let all = vec![destination("n2", DestinationState::Transferring, 40)];
+    let status = of_work(&scenario::job("minilm"), &snapshot(all), scenario::start());
+    assert_eq!(
+        (&*status.progress, &*status.rate, &*status.eta),
+        ("40% of 100 B", "60 B/s", "1s")
+    );
+    let planned = &status.conditions[0];
+    assert_eq!(
+        planned.message,
+        "Chain to 1 nodes should take 1.5 s; n1->leaf at 1000 Mbit/s decides how long"
+    );
+    let table = [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (90_868_376, "90.9 MB"),
+    ];
+    for (count, text) in table {
+        assert_eq!(bytes(count), text);
+    }
+    for (seconds, text) in [(59, "59s"), (61, "1m1s"), (7325, "2h2m")] {
+        assert_eq!(duration(seconds), text);
+    }
+}
+
+#[test]
+fn a_failure_names_the_first_destination_that_failed() {
+    let mut failed = destination("n2", DestinationState::Failed, 0);
+    failed.reason = "DiskFull".into();
+    failed.message = "node n2: the disk is full: free some".into();
+    let all = vec![destination("n3", DestinationState::Verified, 100), failed];
+    let mut work = snapshot(all);
+    work.outcome = Some(Outcome::Failed);
+    let job = scenario::job("minilm");
+    let status = of_work(&job, &work, scenario::start());
+    assert_eq!(status.phase, Phase::Failed);
+    assert_eq!(
+        status.message,
+        "1 of 2 destinations failed: node n2: the disk is full: free some"
+    );
+    let news = news(&TransferJobStatus::default(), &status);
+    let last = news.last().unwrap();
+    assert_eq!((last.warning, &*last.reason), (true, "DiskFull"));
+}
+
+#[test]
+fn a_text_that_is_too_long_is_cut_between_characters() {
+    let long = "ä".repeat(TEXT_MAX);
+    let short = cut(&long);
+    assert!(
+        short.len() <= TEXT_MAX + 3 && short.ends_with("ä…"),
+        "{}",
+        short.len()
+    );
+}
+
+#[test]
+fn another_attempt_says_what_went_wrong_with_the_last() {
+    let old = TransferJobStatus {
+        attempt: 1,
+        message: "node n2 at 10.0.0.2:7400 does not answer".into(),
+        ..TransferJobStatus::default()
+    };
+    let new = TransferJobStatus {
+        attempt: 2,
+        message: String::new(),
+        ..old.clone()
+    };
+    let news = news(&old, &new);
+    assert_eq!(news[0].reason, "Retrying");
+    assert_eq!(
+        news[0].note,
+        "attempt 2: node n2 at 10.0.0.2:7400 does not answer"
+    );
+}

@@ -1,0 +1,265 @@
+//! The objects of the API that decisions are made from, as the API server has them.
+//!
+//! Written by the one task that owns it: from watches, and from the answers to its own writes, so that
+//! a decision never overlooks what an earlier one did. Never holds what only this process knows.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Namespace, Node},
+};
+use kube::{
+    Resource, ResourceExt as _,
+    core::{ObjectMeta, PartialObjectMeta},
+    runtime::watcher::Event,
+};
+use weft_crds::{FabricNode, RdmaFabric, TransferJob};
+
+/// An object of its kind; the namespace of a cluster's object is "".
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(super) struct Key {
+    /// Its namespace.
+    pub(super) namespace: String,
+    /// Its name.
+    pub(super) name: String,
+}
+
+impl Key {
+    /// Of an object.
+    pub(super) fn of(metadata: &ObjectMeta) -> Self {
+        Self {
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            name: metadata.name.clone().unwrap_or_default(),
+        }
+    }
+
+    /// Of a cluster's object.
+    pub(super) fn cluster(name: &str) -> Self {
+        Self {
+            namespace: String::new(),
+            name: name.to_owned(),
+        }
+    }
+}
+
+/// All objects of a kind.
+#[derive(Debug, Clone)]
+pub(super) struct Kept<K> {
+    objects: BTreeMap<Key, K>,
+    /// What a listing has brought so far; it replaces everything once it is whole.
+    listing: Option<BTreeMap<Key, K>>,
+    is_whole: bool,
+}
+
+impl<K> Default for Kept<K> {
+    fn default() -> Self {
+        Self {
+            objects: BTreeMap::new(),
+            listing: None,
+            is_whole: false,
+        }
+    }
+}
+
+impl<K: Resource> Kept<K> {
+    /// Everything that there is has been listed once.
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Takes what a watch says.
+    pub(super) fn take(&mut self, event: Event<K>) {
+        match event {
+            Event::Init => self.listing = Some(BTreeMap::new()),
+            Event::InitApply(mut object) => {
+                strip(object.meta_mut());
+                let listing = self.listing.get_or_insert_default();
+                listing.insert(Key::of(object.meta()), object);
+            }
+            Event::InitDone => {
+                let listing = self.listing.take().unwrap_or_default();
+                let mut before = std::mem::replace(&mut self.objects, listing);
+                for (key, object) in &mut self.objects {
+                    if let Some(known) = before.remove(key)
+                        && is_newer(known.meta(), object.meta())
+                    {
+                        *object = known;
+                    }
+                }
+                self.is_whole = true;
+            }
+            Event::Apply(object) => self.learn(object),
+            Event::Delete(object) => {
+                let key = Key::of(object.meta());
+                let known = self.objects.get(&key);
+                if known.is_some_and(|known| known.meta().uid == object.meta().uid) {
+                    self.objects.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// An object as the API server has it, unless something newer is known.
+    pub(super) fn learn(&mut self, mut object: K) {
+        let key = Key::of(object.meta());
+        let known = self.objects.get(&key);
+        if !known.is_some_and(|known| is_newer(known.meta(), object.meta())) {
+            strip(object.meta_mut());
+            self.objects.insert(key, object);
+        }
+    }
+
+    /// It is no more.
+    pub(super) fn forget(&mut self, key: &Key) {
+        self.objects.remove(key);
+    }
+
+    /// The object of that name.
+    pub(super) fn get(&self, key: &Key) -> Option<&K> {
+        self.objects.get(key)
+    }
+
+    /// The cluster's object of that name.
+    pub(super) fn named(&self, name: &str) -> Option<&K> {
+        self.objects.get(&Key::cluster(name))
+    }
+
+    /// All of them, by their keys.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Key, &K)> {
+        self.objects.iter()
+    }
+}
+
+impl<K: Resource> FromIterator<K> for Kept<K> {
+    fn from_iter<T: IntoIterator<Item = K>>(objects: T) -> Self {
+        let mut kept = Self {
+            is_whole: true,
+            ..Self::default()
+        };
+        for object in objects {
+            kept.learn(object);
+        }
+        kept
+    }
+}
+
+/// Of the same object, and later. Resource versions are opaque by the API's letter and revisions of
+/// etcd in fact; where they are no numbers, what came last counts.
+fn is_newer(a: &ObjectMeta, b: &ObjectMeta) -> bool {
+    let version = |meta: &ObjectMeta| meta.resource_version.as_ref()?.parse::<u64>().ok();
+    a.uid == b.uid && version(a).zip(version(b)).is_some_and(|(a, b)| a > b)
+}
+
+/// What no decision reads, and most of an object's bytes.
+fn strip(metadata: &mut ObjectMeta) {
+    metadata.managed_fields = None;
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations.retain(|key, _| key.starts_with("weft.dev/"));
+    }
+}
+
+/// Everything that decisions are made from, but for what this process knows alone.
+#[derive(Debug, Clone, Default)]
+pub(super) struct World {
+    /// The fabrics.
+    pub(super) fabrics: Kept<RdmaFabric>,
+    /// Their nodes, as the operator last described them.
+    pub(super) fabric_nodes: Kept<FabricNode>,
+    /// The jobs.
+    pub(super) jobs: Kept<TransferJob>,
+    /// The cluster's nodes: labels are all that is asked of them.
+    pub(super) nodes: Kept<PartialObjectMeta<Node>>,
+    /// The namespaces, likewise.
+    pub(super) namespaces: Kept<PartialObjectMeta<Namespace>>,
+    /// The agents' DaemonSets, likewise.
+    pub(super) daemon_sets: Kept<PartialObjectMeta<DaemonSet>>,
+}
+
+impl World {
+    /// Every kind has been listed once.
+    pub(super) fn is_whole(&self) -> bool {
+        self.fabrics.is_whole()
+            && self.fabric_nodes.is_whole()
+            && self.jobs.is_whole()
+            && self.nodes.is_whole()
+            && self.namespaces.is_whole()
+            && self.daemon_sets.is_whole()
+    }
+}
+
+/// A node's fabric and whether it is ready, by its FabricNode.
+pub(super) fn readiness(
+    node: &FabricNode,
+) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
+    let conditions = &node.status.as_ref()?.conditions;
+    conditions
+        .iter()
+        .find(|condition| condition.type_ == "Ready")
+}
+
+/// Its UID; "" of an object that the API server has never seen.
+pub(super) fn uid<K: Resource>(object: &K) -> String {
+    object.uid().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str, uid: &str, version: &str) -> PartialObjectMeta<Node> {
+        let metadata = ObjectMeta {
+            name: Some(name.into()),
+            uid: Some(uid.into()),
+            resource_version: Some(version.into()),
+            ..ObjectMeta::default()
+        };
+        PartialObjectMeta {
+            metadata,
+            ..PartialObjectMeta::default()
+        }
+    }
+
+    fn version(kept: &Kept<PartialObjectMeta<Node>>, name: &str) -> Option<String> {
+        kept.named(name)?.metadata.resource_version.clone()
+    }
+
+    #[test]
+    fn a_late_event_does_not_undo_an_answer() {
+        let mut kept = Kept::default();
+        kept.learn(node("a", "1", "9"));
+        kept.take(Event::Apply(node("a", "1", "8")));
+        assert_eq!(version(&kept, "a").unwrap(), "9");
+        kept.take(Event::Apply(node("a", "1", "10")));
+        assert_eq!(version(&kept, "a").unwrap(), "10");
+    }
+
+    #[test]
+    fn an_object_made_anew_under_the_same_name_replaces_the_old_one() {
+        let mut kept = Kept::default();
+        kept.learn(node("a", "1", "9"));
+        kept.take(Event::Apply(node("a", "2", "4")));
+        assert_eq!(version(&kept, "a").unwrap(), "4");
+        // The old one's end is no news of the new one.
+        kept.take(Event::Delete(node("a", "1", "12")));
+        assert!(kept.named("a").is_some());
+    }
+
+    #[test]
+    fn a_listing_replaces_everything_when_it_is_whole_and_not_before() {
+        let mut kept = Kept::default();
+        kept.take(Event::Init);
+        kept.take(Event::InitApply(node("a", "1", "1")));
+        assert!(!kept.is_whole() && kept.named("a").is_none());
+        kept.take(Event::InitDone);
+        assert!(kept.is_whole());
+        kept.take(Event::Apply(node("b", "2", "2")));
+        kept.learn(node("a", "1", "7"));
+        kept.take(Event::Init);
+        kept.take(Event::InitApply(node("a", "1", "3")));
+        assert!(kept.named("b").is_some());
+        kept.take(Event::InitDone);
+        assert!(kept.named("b").is_none());
+        assert_eq!(version(&kept, "a").unwrap(), "7");
+    }
+}

@@ -109,7 +109,7 @@ impl Tls {
         Ok((now.fingerprint != self.fingerprint).then_some(now))
     }
 
-    /// A [key of the data path](crate::node_key) where none can be kept: the same as long as the
+    /// A key of the data path where none can be kept: the same as long as the
     /// private key is.
     #[must_use]
     pub fn node_key(&self) -> [u8; 32] {

@@ -1,7 +1,7 @@
 //! The API of the group `weft.dev`, version `v1alpha1`: its types, and the YAML made from them.
 //!
 //! A type's doc comments become the descriptions that `kubectl explain` prints. Rules that the API
-//! server checks (CEL) stand at the fields they are about; [`yaml`] is what the chart installs.
+//! server checks (CEL) stand at the fields they are about; [`documents`] are what the chart installs.
 //! Nothing here talks to a cluster.
 
 mod fabric;

@@ -1,7 +1,7 @@
 //! The controllers: fabrics, their nodes and agents, and jobs.
 //!
-//! One task owns what there is ([`world`]) and decides everything; [`fabric`] and [`job`] are pure
-//! functions from that to requests. A transfer is a task of its own ([`work`]), which the owner looks
+//! One task owns what there is (`world`) and decides everything; `fabric` and `job` are pure
+//! functions from that to requests. A transfer is a task of its own (`work`), which the owner looks
 //! at. Only a leader runs this.
 //!
 //! After every change, and once a second, everything is decided anew. So a request that failed, or

@@ -1,12 +1,12 @@
 //! Who leads: the Lease `weft-operator`, and the epoch that its transitions give a leader.
 //!
-//! [`Candidate`] is pure: a Lease goes in, what to write comes out. [`acquire`] waits until this
+//! `Candidate` is pure: a Lease goes in, what to write comes out. [`acquire`] waits until this
 //! process holds the Lease, [`Leadership::keep`] renews it and returns when it is lost; the process
 //! then ends, so nothing of a deposed leader goes on. Until it has ended, agents refuse its commands,
 //! because the next leader's epoch is higher.
 //!
 //! Time is measured here and never compared with another machine's: a Lease is free when nobody has
-//! renewed it for [`DURATION`] while this process was looking.
+//! renewed it for 30 s while this process was looking.
 
 use std::{future::Future, time::Duration};
 

@@ -60,6 +60,9 @@ pub struct EngineConfig {
     pub progress: Progress,
     /// Differentiated services code point of everything sent, 0 to 63.
     pub dscp: u8,
+    /// Most that the engine sends, bits per second of IP packets, over all its connections, which share
+    /// it evenly. Each worker has an equal part. No limit when absent.
+    pub cap_bps: Option<u64>,
     /// How long a worker polls before it blocks when there is nothing to do. Longer saves the
     /// wake-up (some 10 µs) in an exchange of small messages, and costs the core it polls on.
     pub spin: Nanos,
@@ -91,6 +94,7 @@ impl EngineConfig {
             stall_timeout: Nanos::from_secs(10),
             progress: Progress::Threads(1),
             dscp: 0,
+            cap_bps: None,
             spin: Nanos::from_micros(20),
             node_key,
             seed: 1,
@@ -148,6 +152,10 @@ impl EngineConfig {
         };
         within("mtu", self.mtu.into(), MTU_MIN.into()..=u16::MAX.into())?;
         within("dscp", self.dscp.into(), 0..=63)?;
+        if let Some(cap) = self.cap_bps {
+            // Less than a full chunk in half a second is no transfer but a stall.
+            within("capBps", cap, 1_000_000..=u64::MAX)?;
+        }
         within(
             "progress.threads",
             workers as u64,
@@ -202,7 +210,14 @@ mod tests {
 
     #[test]
     fn a_field_out_of_range_is_named_with_its_range() {
-        let table: [(&str, EngineConfig); 7] = [
+        let table: [(&str, EngineConfig); 8] = [
+            (
+                "capBps",
+                EngineConfig {
+                    cap_bps: Some(999_999),
+                    ..config()
+                },
+            ),
             (
                 "mtu",
                 EngineConfig {

@@ -16,6 +16,7 @@
 //!
 //! The engine knows nothing of files, jobs, certificates or Kubernetes.
 
+mod cap;
 mod clock;
 mod command;
 mod config;

@@ -31,6 +31,11 @@ impl Turns {
         }
     }
 
+    /// Nobody waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// The next connection; it has left the queue.
     pub(crate) fn next(&mut self) -> Option<ConnectionId> {
         self.queue.pop_front()

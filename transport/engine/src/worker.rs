@@ -8,11 +8,12 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 use mio::{Events, Poll, Token, Waker};
 use weft_core::units::{ConnectionId, Nanos, Time};
-use weft_core::wire::{CONTROL_BYTES_MAX, Kind, Reset, peek};
+use weft_core::wire::{CONTROL_BYTES_MAX, Kind, OVERHEAD_BYTES, Reset, peek};
 use weft_link::{
     Batch, Frame, PortPair, PortRange, Refusal, SocketBuffers, UdpConfig, UdpLink, Unsent,
 };
 
+use crate::cap::Cap;
 use crate::clock::Clock;
 use crate::command::Command;
 use crate::config::EngineConfig;
@@ -65,6 +66,7 @@ pub(crate) struct Worker {
     readable: Vec<bool>,
     blocked: Vec<Blocked>,
     turns_without_timers: u32,
+    cap: Option<Cap>,
     frame: Frame,
     control: Box<[u8; CONTROL_BYTES_MAX]>,
     /// The kernel refused a packet as too big, and it was logged.
@@ -102,10 +104,13 @@ impl Worker {
         link.register(poll.registry(), PORTS)
             .map_err(failed("epoll_ctl"))?;
         let count = usize::from(ports.count);
+        let clock = Clock::start();
+        let part = |bps: u64| bps / config.workers() as u64;
         Ok(Self {
             index,
             spin: config.spin,
-            clock: Clock::start(),
+            cap: config.cap_bps.map(|bps| Cap::new(part(bps), clock.now())),
+            clock,
             link,
             poll,
             readiness: Events::with_capacity(count + 1),
@@ -323,7 +328,7 @@ impl Worker {
 
     fn send_chunks(&mut self, now: Time) -> bool {
         let mut left = CHUNKS_PER_TURN;
-        while left > 0 {
+        while left > 0 && self.may_send() {
             let Some(id) = self.connections.turns.next() else {
                 break;
             };
@@ -336,6 +341,11 @@ impl Worker {
             }
         }
         left < CHUNKS_PER_TURN
+    }
+
+    fn may_send(&mut self) -> bool {
+        let now = self.clock.now();
+        self.cap.as_mut().is_none_or(|cap| cap.may_send(now))
     }
 
     /// Sends one connection's share, at most `left` chunks. Answers whether it may have more.
@@ -354,10 +364,21 @@ impl Worker {
             if *left == 0 || !open.account.may_send() {
                 return true;
             }
-            let Some(chunk) = open.poll_chunk(self.clock.now(), paths, rng) else {
+            let now = self.clock.now();
+            // A turn is a chunk of full size, so whoever is stopped here has had its part.
+            if self.cap.as_mut().is_some_and(|cap| !cap.may_send(now)) {
+                return true;
+            }
+            let Some(chunk) = open.poll_chunk(now, paths, rng) else {
                 return false;
             };
             *left -= 1;
+            if let Some(cap) = &mut self.cap {
+                let packets = u64::from(chunk.packets());
+                let last = chunk.packets().saturating_sub(1);
+                let payload = chunk.payload(last).end - chunk.payload(0).start;
+                cap.charge(payload + packets * OVERHEAD_BYTES as u64, packets);
+            }
             if !self.send_chunk(id, Stalled { chunk, next: 0 }) {
                 return false;
             }
@@ -476,7 +497,10 @@ impl Worker {
         // A port whose receive calls failed may hold something that epoll has told of already.
         let unread = self.readable.contains(&true);
         let unread = unread.then(|| self.clock.now() + RETRY_AFTER);
-        let due = [self.connections.next_timer(), retry, unread]
+        // Somebody waits for the cap, if anybody waits at all: nothing else ends a turn early.
+        let waits = !self.connections.turns.is_empty();
+        let cap = self.cap.as_ref().filter(|_| waits).and_then(Cap::next);
+        let due = [self.connections.next_timer(), retry, unread, cap]
             .into_iter()
             .flatten()
             .min();

@@ -435,46 +435,48 @@ fn more_writes_than_the_core_queues_complete_all() {
 }
 
 #[test]
-fn connections_share_the_sender_fairly() {
-    let mut pair = Pair::new(|_| {});
-    let source = pattern(4 << 20, 8);
-    let mut keys = Vec::new();
-    let mut ids = vec![pair.a.id];
-    for byte in 10..13 {
-        let (a, b) = (
-            pair.a.engine.allocate(DOMAIN, secret(byte)),
-            pair.b.engine.allocate(DOMAIN, secret(byte + 10)),
-        );
-        pair.a
-            .engine
-            .connect(a.id, remote(&b, secret(byte + 10)), pair.a.sender.clone())
-            .unwrap();
-        pair.b
-            .engine
-            .connect(b.id, remote(&a, secret(byte)), pair.b.sender.clone())
-            .unwrap();
-        ids.push(a.id);
-    }
-    for &connection in &ids {
-        let key = pair.b.engine.register(DOMAIN, vec![0; source.len()].into());
-        keys.push(key);
-        let request = WriteRequest {
-            connection,
-            key,
-            immediate: Some(1),
-            ..pair.a.write(&source)
-        };
-        pair.a.engine.write(request).unwrap();
-    }
-    pair.drive("half of everything", |pair| {
-        pair.a.engine.snapshot().stats().bytes_acked > 2 * source.len() as u64
-    });
-    let snapshot = pair.a.engine.snapshot();
-    let acked = snapshot.connections.iter().map(|c| c.stats.bytes_acked);
-    let (least, most) = (acked.clone().min().unwrap(), acked.max().unwrap());
-    assert!(most <= 2 * least, "{least} to {most} bytes");
-    for _ in 0..keys.len() {
-        assert!(matches!(pair.next_b(), Event::Delivered { buffer, .. } if buffer == *source));
+fn connections_share_the_sender_fairly_with_a_cap_and_without() {
+    for cap_bps in [None, Some(400_000_000)] {
+        let mut pair = Pair::new(|config| config.cap_bps = cap_bps);
+        let source = pattern(4 << 20, 8);
+        let mut keys = Vec::new();
+        let mut ids = vec![pair.a.id];
+        for byte in 10..13 {
+            let (a, b) = (
+                pair.a.engine.allocate(DOMAIN, secret(byte)),
+                pair.b.engine.allocate(DOMAIN, secret(byte + 10)),
+            );
+            pair.a
+                .engine
+                .connect(a.id, remote(&b, secret(byte + 10)), pair.a.sender.clone())
+                .unwrap();
+            pair.b
+                .engine
+                .connect(b.id, remote(&a, secret(byte)), pair.b.sender.clone())
+                .unwrap();
+            ids.push(a.id);
+        }
+        for &connection in &ids {
+            let key = pair.b.engine.register(DOMAIN, vec![0; source.len()].into());
+            keys.push(key);
+            let request = WriteRequest {
+                connection,
+                key,
+                immediate: Some(1),
+                ..pair.a.write(&source)
+            };
+            pair.a.engine.write(request).unwrap();
+        }
+        pair.drive("half of everything", |pair| {
+            pair.a.engine.snapshot().stats().bytes_acked > 2 * source.len() as u64
+        });
+        let snapshot = pair.a.engine.snapshot();
+        let acked = snapshot.connections.iter().map(|c| c.stats.bytes_acked);
+        let (least, most) = (acked.clone().min().unwrap(), acked.max().unwrap());
+        assert!(most <= 2 * least, "{least} to {most} bytes");
+        for _ in 0..keys.len() {
+            assert!(matches!(pair.next_b(), Event::Delivered { buffer, .. } if buffer == *source));
+        }
     }
 }
 

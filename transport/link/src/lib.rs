@@ -10,11 +10,13 @@ pub mod blaster;
 mod error;
 mod frame;
 mod ports;
+mod probe;
 mod route;
 mod udp;
 
 pub use error::{LinkError, Refusal, Unsent};
 pub use frame::Frame;
 pub use ports::{PortPair, PortRange};
+pub use probe::{Offers, ProbeSocket};
 pub use route::RouteProbe;
 pub use udp::{Batch, Counters, ReceivedRun, SocketBuffers, UdpConfig, UdpLink};

@@ -18,6 +18,7 @@ use crate::ports::{PortPair, PortRange};
 use receive::ReceiveBuffers;
 pub use receive::{Batch, ReceivedRun};
 pub use socket::SocketBuffers;
+pub(crate) use socket::grant_buffers;
 use socket::{Port, bind_port};
 
 /// What a UDP link is opened with.

@@ -303,3 +303,45 @@ fn the_kernel_grants_buffers_and_the_link_says_how_large() {
         "{granted:?}"
     );
 }
+
+#[test]
+fn every_packet_carries_the_code_point_and_ect() {
+    use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+    use std::io::IoSliceMut;
+    use std::os::fd::AsRawFd as _;
+    let socket = UdpSocket::bind((HERE, 0)).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    SockRef::from(&socket).set_recv_tos_v4(true).unwrap();
+    let port = socket.local_addr().unwrap().port();
+    let mut link = UdpLink::bind(UdpConfig {
+        dscp: 46,
+        ..config(4390, 1)
+    })
+    .expect("the range is free");
+    let pair = PortPair {
+        local: 0,
+        remote: 0,
+    };
+    let there = PortRange {
+        first: port,
+        count: 1,
+    };
+    link.send_datagram(pair, HERE, there, b"probe").unwrap();
+    let mut bytes = [0; 64];
+    let mut room = nix::cmsg_space!(u8, i32);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let message = recvmsg::<()>(
+        socket.as_raw_fd(),
+        &mut parts,
+        Some(&mut room),
+        MsgFlags::empty(),
+    )
+    .unwrap();
+    let tos = message.cmsgs().unwrap().find_map(|said| match said {
+        ControlMessageOwned::Ipv4Tos(tos) => Some(tos),
+        _ => None,
+    });
+    assert_eq!(tos, Some(46 << 2 | 0b10));
+}

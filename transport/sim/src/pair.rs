@@ -72,6 +72,7 @@ pub struct Pair {
     source: Vec<u8>,
     region: Region,
     flights: Vec<Flight>,
+    arriving: Vec<Flight>,
     spare: Vec<Vec<u8>>,
     control: [u8; CONTROL_BYTES_MAX],
     posted: u64,
@@ -119,6 +120,7 @@ impl Pair {
             source: (0..WRITE_BYTES).map(|i| (i * 7 + (i >> 8)) as u8).collect(),
             region: Region(vec![0; WRITE_BYTES as usize]),
             flights: Vec::with_capacity(1024),
+            arriving: Vec::with_capacity(1024),
             spare: (0..1024).map(|_| vec![0; chunk]).collect(),
             control: [0; CONTROL_BYTES_MAX],
             posted: 0,
@@ -198,13 +200,12 @@ impl Pair {
 
     fn receive(&mut self) {
         let segment = usize::from(self.config.payload) + OVERHEAD_BYTES;
-        let mut at = 0;
-        while at < self.flights.len() {
-            if self.flights[at].arrives >= self.turn {
-                at += 1;
+        std::mem::swap(&mut self.flights, &mut self.arriving);
+        for flight in self.arriving.drain(..) {
+            if flight.arrives >= self.turn {
+                self.flights.push(flight);
                 continue;
             }
-            let flight = self.flights.remove(at);
             let arrival = Arrival {
                 path: flight.path,
                 ce: false,

@@ -42,7 +42,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "weft-operator",
         &["weft-crds", "weft-planner", "weft-proto"],
     ),
-    ("weft-cli", &["weft-operator", "weft-planner", "weft-proto"]),
+    (
+        "weft-cli",
+        &["weft-crds", "weft-operator", "weft-planner", "weft-proto"],
+    ),
     (
         "weft-tests",
         &[

@@ -16,7 +16,7 @@ pub(super) const RULE: Rule = Rule {
 const SLEEPS: &[&str] = &["sleep", "sleep_until", "sleep_ms", "park_timeout"];
 const HELPER: &str = "eventually";
 /// What is here samples at intervals and strikes at moments; time is what it measures.
-const BENCHMARKS: &str = "tests/src/bench/";
+const BENCHMARKS: &str = "tests/src/bench";
 
 fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();

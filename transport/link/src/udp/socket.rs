@@ -106,7 +106,10 @@ pub(super) fn bind_port(config: &UdpConfig, port: u16) -> Result<Port, LinkError
 
 /// Asks for the buffers with the privilege, then without it, and says what the kernel granted.
 /// (The kernel doubles what is asked, for its own overhead.)
-fn grant_buffers(socket: &UdpSocket, wanted: SocketBuffers) -> io::Result<SocketBuffers> {
+pub(crate) fn grant_buffers(
+    socket: &UdpSocket,
+    wanted: SocketBuffers,
+) -> io::Result<SocketBuffers> {
     let options = SockRef::from(socket);
     if setsockopt(socket, sockopt::RcvBufForce, &(wanted.receive / 2)).is_err() {
         options.set_recv_buffer_size(wanted.receive / 2)?;

@@ -14,13 +14,16 @@ struct Args {
     /// Packets of a chunk.
     #[arg(long, default_value_t = 1)]
     packets: u32,
+    /// Payload bytes of a packet. Little unless said: what is counted is the core's work, not
+    /// copying and CRC32C.
+    #[arg(long, default_value_t = 64)]
+    payload: u16,
 }
 
 fn main() {
     let args = Args::parse();
     let config = PairConfig {
-        // Little payload: what is counted is the core's work, not copying and CRC32C.
-        payload: 64,
+        payload: args.payload,
         packets: args.packets,
         paths: 128,
         lost: 1_000,

@@ -10,10 +10,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "weft/operator/v1/operator.proto",
     ];
     let files = protox::compile(definitions, [root])?;
+    let mut config = prost_build::Config::new();
+    // What it holds is shown to nobody: it has a `Debug` of its own.
+    config.skip_debug(["weft.agent.v1.Credentials"]);
     // Without the generated `AgentClient::connect(address)`: it would collide with the call Connect.
     // Callers make a `tonic::transport::Channel` and pass it to `AgentClient::new`.
     tonic_prost_build::configure()
         .build_transport(false)
-        .compile_fds(files)?;
+        .compile_fds_with_config(files, config)?;
     Ok(())
 }

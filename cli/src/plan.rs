@@ -1,31 +1,46 @@
 //! `weft plan`: prints what the planner would do, and sends nothing.
 //!
-//! It reads the files that it is given and calls the planner that the operator and `weft play` call.
+//! It reads the files that it is given and calls the planner that the operator and `weft play` call;
+//! with `-f` it asks the operator of a cluster what a TransferJob would do there (`job`).
 
-use std::fmt;
+mod job;
+mod table;
+
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 use weft_planner::{
-    Manifest, ManifestError, PAYLOAD_SHARE, Plan, PlanError, Request, Seconds, Strategy, Topology,
-    TopologyError,
+    Manifest, ManifestError, PAYLOAD_SHARE, PlanError, Request, Strategy, Topology, TopologyError,
 };
 
+use self::table::Table;
+use crate::cluster::{ClusterError, Reach};
 use crate::quantity;
-
-/// The table lists this many links, so that it fits a screen; `--json` has all.
-const LINKS_SHOWN: usize = 24;
 
 /// What `weft plan` takes.
 #[derive(Clone, Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("data").required(true).args(["manifest", "size"]))]
+#[command(group = clap::ArgGroup::new("data").args(["manifest", "size"]))]
 pub struct Args {
-    /// Nodes and uplinks (YAML): `nodes: [{name, leaf, rate_bps}]`, `uplinks: [{leaf, spine,
-    /// rate_bps}]`, rates in bits per second.
-    #[arg(long, value_name = "FILE")]
-    pub nodes: PathBuf,
+    /// A TransferJob (YAML; - is standard input): what it would do in the cluster of the kubeconfig if
+    /// it were made now, and everything that is in its way. Nothing is written and nothing moves.
+    #[arg(
+        short = 'f',
+        long = "filename",
+        value_name = "JOB",
+        conflicts_with_all = ["nodes", "manifest", "size", "source", "to", "strategy", "segment", "payload_share"]
+    )]
+    pub job: Option<PathBuf>,
+    /// Without a cluster: nodes and uplinks (YAML): `nodes: [{name, leaf, rate_bps}]`, `uplinks: [{leaf,
+    /// spine, rate_bps}]`, rates in bits per second.
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "job",
+        requires = "data"
+    )]
+    pub nodes: Option<PathBuf>,
     /// What to send (JSON): `{"files": [{"path", "size", "mode"}], "directories": [{"path", "mode"}]}`.
     #[arg(long, value_name = "FILE")]
     pub manifest: Option<PathBuf>,
@@ -33,8 +48,8 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = quantity::parse_bytes)]
     pub size: Option<u64>,
     /// The node that has the data.
-    #[arg(long, value_name = "NODE")]
-    pub source: String,
+    #[arg(long, value_name = "NODE", required_unless_present = "job")]
+    pub source: Option<String>,
     /// The nodes that shall have it, separated by commas; `all` is every node but the source.
     #[arg(
         long,
@@ -55,6 +70,9 @@ pub struct Args {
     /// Print the plan as one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
+    /// Which cluster, and as whom.
+    #[command(flatten)]
+    pub reach: Reach,
 }
 
 /// Why there is nothing to print. Every text names the flag or the file, the field and the remedy.
@@ -110,6 +128,17 @@ pub enum Error {
         /// What is wrong.
         source: PlanError,
     },
+    /// What `-f` names is no TransferJob.
+    #[error("-f {}: {problem}", path.display())]
+    Job {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// The cluster said no, or nothing.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// The plan could not be written.
     #[error("the plan could not be written: {0}; check the pipe or the disk behind the output")]
     Write(#[from] io::Error),
@@ -124,14 +153,26 @@ impl Error {
             Self::Topology { source, .. } => source.reason(),
             Self::Manifest { source, .. } => source.reason(),
             Self::Request { source, .. } => source.reason(),
+            Self::Job { .. } => "PlanJob",
+            Self::Cluster(error) => error.reason(),
             Self::Write(_) => "PlanOutput",
         }
     }
 }
 
-/// Plans and prints: a table for people, or with `--json` one [`Plan`] as a JSON object.
-pub fn run(args: &Args, out: &mut impl Write) -> Result<(), Error> {
-    let topology = read_nodes(&args.nodes)?;
+/// Plans and prints: a table for people, or with `--json` one object; whether nothing is in the way.
+///
+/// # Errors
+/// Why there is nothing to print.
+pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, Error> {
+    if let Some(path) = &args.job {
+        return job::run(path, args, out).await;
+    }
+    let (Some(nodes), Some(source)) = (&args.nodes, &args.source) else {
+        // Required where there is no job.
+        return Ok(false);
+    };
+    let topology = read_nodes(nodes)?;
     let bytes = match (&args.manifest, args.size) {
         (Some(path), _) => read_manifest(path)?.bytes(),
         (None, size) => size.unwrap_or(0),
@@ -140,36 +181,34 @@ pub fn run(args: &Args, out: &mut impl Write) -> Result<(), Error> {
         strategy: args.strategy,
         segment_bytes: args.segment,
         payload_share: args.payload_share.unwrap_or(PAYLOAD_SHARE),
-        ..Request::new(&args.source, destinations(args, &topology), bytes)
+        ..Request::new(source, destinations(args, source, &topology), bytes)
     };
-    let plan = weft_planner::plan(&request, &topology).map_err(|error| refused(args, error))?;
+    let plan =
+        weft_planner::plan(&request, &topology).map_err(|error| refused(args, nodes, error))?;
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &plan).map_err(io::Error::from)?;
         writeln!(out)?;
     } else {
         write!(out, "{}", Table(&plan))?;
     }
-    Ok(())
+    Ok(true)
 }
 
-fn destinations(args: &Args, topology: &Topology) -> Vec<String> {
+fn destinations(args: &Args, source: &str, topology: &Topology) -> Vec<String> {
     if args.to == ["all"] {
         let names = topology.nodes.iter().map(|node| &node.name);
-        names
-            .filter(|name| **name != args.source)
-            .cloned()
-            .collect()
+        names.filter(|name| *name != source).cloned().collect()
     } else {
         args.to.clone()
     }
 }
 
 /// Names the flag that has to change.
-fn refused(args: &Args, error: PlanError) -> Error {
+fn refused(args: &Args, nodes: &Path, error: PlanError) -> Error {
     let flag = match &error {
         PlanError::Topology(source) => {
             return Error::Topology {
-                path: args.nodes.clone(),
+                path: nodes.to_owned(),
                 source: source.clone(),
             };
         }
@@ -270,95 +309,4 @@ fn around(text: &str, line: u64, column: u64) -> String {
         .collect::<String>()
         .trim()
         .to_owned()
-}
-
-/// The plan for people.
-struct Table<'a>(&'a Plan);
-
-impl fmt::Display for Table<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plan = self.0;
-        let destinations = plan.parts.len() - 1;
-        let nodes = if destinations == 1 { "node" } else { "nodes" };
-        let estimate = Seconds(plan.estimate_seconds);
-        let bottleneck = &plan.bottleneck;
-        writeln!(f, "strategy    {}", plan.strategy)?;
-        writeln!(f, "why         {}", plan.why)?;
-        writeln!(
-            f,
-            "data        {} to {destinations} {nodes}, in segments of {}",
-            quantity::bytes(plan.bytes),
-            quantity::bytes(plan.segment_bytes),
-        )?;
-        write!(f, "estimate    {estimate}")?;
-        if plan.bytes > 0 {
-            let per_second = plan.bytes as f64 / plan.estimate_seconds;
-            write!(f, ", {}/s to each", quantity::bytes(per_second as u64))?;
-        }
-        writeln!(f)?;
-        writeln!(
-            f,
-            "bottleneck  {}: {} at {} take {}",
-            bottleneck.name,
-            quantity::bytes(bottleneck.bytes),
-            quantity::rate(bottleneck.rate_bps),
-            Seconds(bottleneck.seconds),
-        )?;
-
-        let or_dash = |text: String| {
-            if text.is_empty() {
-                "-".to_owned()
-            } else {
-                text
-            }
-        };
-        let parts = plan.parts.iter().map(|part| {
-            [
-                part.node.clone(),
-                or_dash(part.receives_from.clone().unwrap_or_default()),
-                part.depth.to_string(),
-                or_dash(part.sends_to.join(", ")),
-            ]
-        });
-        writeln!(f)?;
-        let parts: Vec<_> = parts.collect();
-        columns(f, ["node", "receives from", "hops", "sends to"], &parts)?;
-
-        let links = plan.links.iter().take(LINKS_SHOWN).map(|link| {
-            [
-                link.name.clone(),
-                quantity::bytes(link.bytes),
-                quantity::rate(link.rate_bps),
-                Seconds(link.seconds).to_string(),
-            ]
-        });
-        writeln!(f)?;
-        columns(
-            f,
-            ["link", "payload", "line rate", "time"],
-            &links.collect::<Vec<_>>(),
-        )?;
-        match plan.links.len().saturating_sub(LINKS_SHOWN) {
-            0 => Ok(()),
-            more => writeln!(f, "and {more} links that take no longer; --json has all"),
-        }
-    }
-}
-
-/// Writes left-aligned columns, each as wide as its widest entry.
-fn columns(f: &mut fmt::Formatter<'_>, head: [&str; 4], rows: &[[String; 4]]) -> fmt::Result {
-    let head = head.map(str::to_owned);
-    let width = |column: usize| {
-        let entries = rows
-            .iter()
-            .chain([&head])
-            .map(|row| row[column].chars().count());
-        entries.max().unwrap_or(0)
-    };
-    let widths = [width(0), width(1), width(2)];
-    for [first, second, third, last] in [&head].into_iter().chain(rows) {
-        let [a, b, c] = widths;
-        writeln!(f, "{first:<a$}  {second:<b$}  {third:<c$}  {last}")?;
-    }
-    Ok(())
 }

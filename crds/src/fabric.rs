@@ -147,6 +147,14 @@ pub struct Transport {
     pub rto_min_micros: u32,
     /// What carries the packets.
     pub link: Link,
+    /// Most that a node sends over the data path, Mbit/s; jobs share it evenly. No limit when absent.
+    #[schemars(range(min = 1, max = 10_000_000))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cap_mbps: Option<u32>,
+    /// Differentiated services code point of the data path's packets, by which switches tell them from
+    /// others.
+    #[schemars(range(min = 0, max = 63))]
+    pub dscp: u8,
 }
 
 impl Default for Transport {
@@ -158,6 +166,8 @@ impl Default for Transport {
             chunk_bytes: 64 << 10,
             rto_min_micros: 5_000,
             link: Link::default(),
+            cap_mbps: None,
+            dscp: 0,
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod fabric;
 mod fabric_node;
+mod live;
 mod transfer_job;
 mod yaml;
 
@@ -14,10 +15,14 @@ pub use fabric::{
     RdmaFabricSpec, Root, RootAccess, RootScope, Topology, Transport,
 };
 pub use fabric_node::{FabricNode, FabricNodeSpec, FabricNodeStatus, Finding, NodePorts};
+pub use live::{
+    Diagnosis, DiagnosisRequest, LIVE_GROUP, LIVE_VERSION, NodeFacts, Obstacle, Reach,
+    TransferPlan, TransferProgress, TransferProgressList, live_api_version,
+};
 pub use transfer_job::{
-    Algorithm, Counts, DESTINATIONS_SHOWN, DestinationState, DestinationStatus, Destinations,
-    FileSource, LinkInUse, ManifestSummary, Overwrite, Phase, PlanSummary, Source, Strategy,
-    TransferJob, TransferJobSpec, TransferJobStatus, Verification,
+    Algorithm, Counts, DESTINATIONS_SHOWN, DeletionPolicy, DestinationState, DestinationStatus,
+    Destinations, FileSource, LinkInUse, ManifestSummary, Overwrite, Phase, PlanSummary, Source,
+    Strategy, TransferJob, TransferJobSpec, TransferJobStatus, Verification,
 };
 pub use yaml::{Document, documents};
 

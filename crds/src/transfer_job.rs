@@ -78,11 +78,16 @@ pub struct TransferJobSpec {
     #[schemars(range(min = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline_seconds: Option<i64>,
-    /// Attempts in a row that may bring nothing before the job fails.
+    /// Attempts in a row that may bring nothing to any destination. Then those that are left are given
+    /// up, and the job is Failed; the others keep their copies.
     #[schemars(range(min = 0, max = 100))]
     #[serde(default = "backoff_limit")]
     pub backoff_limit: u32,
-    /// Seconds after its end at which the job is deleted; the files stay. Never when absent.
+    /// What becomes of the verified copies when the job is deleted.
+    #[serde(default)]
+    pub deletion_policy: DeletionPolicy,
+    /// Seconds after its end at which the job is deleted; what becomes of the files says
+    /// deletionPolicy. Never when absent.
     #[schemars(range(min = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl_seconds_after_finished: Option<i64>,
@@ -129,8 +134,10 @@ pub struct FileSource {
 #[x_kube(validation = Rule::new("has(self.nodeSelector) != has(self.nodes)")
     .message("spec.destinations: give either nodeSelector or nodes"))]
 pub struct Destinations {
-    /// Nodes of the source's fabric by their labels. The source itself needs no copy unless root or
-    /// path differ.
+    /// Nodes of the source's fabric by their labels. A node that comes to match while the job runs gets
+    /// a copy, too; once the job is Complete it stays so, and nodes that match later get none: make
+    /// another job, which sends only what is missing. The source itself needs no copy unless root or
+    /// path differ; then it makes one for itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
     /// Nodes by their names.
@@ -196,6 +203,18 @@ pub enum Overwrite {
     Never,
     /// Written anew.
     Always,
+}
+
+/// What becomes of the verified copies when the job is deleted.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum DeletionPolicy {
+    /// They stay.
+    #[default]
+    Retain,
+    /// They are removed, on every node that the job has labelled as holding them, unless something of
+    /// them has been changed there since. What the source holds stays. A node that does not answer
+    /// then keeps its copy.
+    Delete,
 }
 
 /// How far a job is.
@@ -279,6 +298,10 @@ pub struct TransferJobStatus {
     /// What carries the packets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link: Option<LinkInUse>,
+    /// The label of the nodes that hold a verified copy, for a pod's nodeAffinity; it goes when the
+    /// node's agent finds the files changed or gone.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub node_label: String,
     /// Failed ones first, then the slowest; 64 at most.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["node"]))]
     #[schemars(length(max = 64))]

@@ -20,6 +20,7 @@ use crate::guard;
 use crate::jobs::{Jobs, JobsConfig};
 use crate::metrics;
 use crate::node_key;
+use crate::object;
 use crate::pool::Account;
 use crate::service::Service;
 use crate::tls::{Tls, TlsError};
@@ -105,6 +106,11 @@ impl Agent {
             slots: config.limits.slots.value,
             lease: config.limits.lease.value.to_std(),
             patience: config.transport.stall_timeout.value.to_std(),
+            objects: match config.objects.allow_insecure {
+                true => object::Access::Insecure,
+                false => object::Access::Secure,
+            },
+            store_patience: config.objects.stall_timeout.value.to_std(),
         });
         let service = Service {
             jobs: jobs.clone(),
@@ -112,6 +118,8 @@ impl Agent {
             node: config.node.clone(),
             fabric: config.fabric.clone(),
             ticket_key: config.operator.ticket_key,
+            data: config.data.address,
+            memory,
         };
         let (ready, is_ready) = watch::channel(false);
         let (stop, stopped) = watch::channel(false);
@@ -281,6 +289,11 @@ fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
         // At most 64 KiB: checked with the configuration.
         chunk_bytes: transport.chunk.value.0 as u32,
         stall_timeout: transport.stall_timeout.value.to_core(),
+        dscp: transport.dscp.value,
+        cap_bps: transport
+            .cap_mbps
+            .as_ref()
+            .map(|cap| u64::from(cap.value) * 1_000_000),
         ..EngineConfig::new(config.data.address, ports, node_key(config, tls))
     }
 }

@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -64,6 +64,8 @@ pub struct Attempt {
     stopped: Receiver<Infallible>,
     /// What becomes of partial files when it ends without success.
     discard: AtomicU32,
+    /// Of the files, as they are on this node.
+    fingerprint: OnceLock<String>,
 }
 
 impl Attempt {
@@ -90,6 +92,7 @@ impl Attempt {
             stop: Mutex::new(Some(stop)),
             stopped,
             discard: AtomicU32::new(0),
+            fingerprint: OnceLock::new(),
         })
     }
 
@@ -119,6 +122,18 @@ impl Attempt {
     /// Says that all blocks are here, and what they are.
     pub fn all_blocks(&self, digest: Option<Digest>) {
         self.change(Event::AllBlocks, None, digest);
+    }
+
+    /// Says what tells the files of this attempt from what may become of them; before its end is said.
+    pub fn set_fingerprint(&self, fingerprint: String) {
+        // The first word counts: later ones are of later states.
+        let _ = self.fingerprint.set(fingerprint);
+    }
+
+    /// What was said; "" before.
+    #[must_use]
+    pub fn fingerprint(&self) -> &str {
+        self.fingerprint.get().map_or("", String::as_str)
     }
 
     /// Says that everything is checked and published.

@@ -50,6 +50,28 @@ pub struct Config {
     /// What the agent may use.
     #[serde(default)]
     pub limits: Limits,
+    /// How stores of objects are read.
+    #[serde(default)]
+    pub objects: Objects,
+}
+
+/// How stores of objects are read.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct Objects {
+    /// Also without TLS, and from this node's own services.
+    pub allow_insecure: bool,
+    /// Silence of a store, after which a request has failed and is made again.
+    pub stall_timeout: Spanned<Duration>,
+}
+
+impl Default for Objects {
+    fn default() -> Self {
+        Self {
+            allow_insecure: false,
+            stall_timeout: unplaced(Duration::from_millis(30_000)),
+        }
+    }
 }
 
 /// The control API.
@@ -144,6 +166,10 @@ pub struct Transport {
     pub stall_timeout: Spanned<Duration>,
     /// Which link carries the packets.
     pub link: LinkKind,
+    /// Most that this node sends over the data path, Mbit/s; no limit when absent.
+    pub cap_mbps: Option<Spanned<u32>>,
+    /// Differentiated services code point of the data path's packets, 0 to 63.
+    pub dscp: Spanned<u8>,
 }
 
 impl Default for Transport {
@@ -157,6 +183,8 @@ impl Default for Transport {
             chunk: unplaced(ByteCount(64 << 10)),
             stall_timeout: unplaced(Duration::from_millis(10_000)),
             link: LinkKind::Auto,
+            cap_mbps: None,
+            dscp: unplaced(0),
         }
     }
 }
@@ -347,6 +375,15 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     if stall.value.nanos() < 100_000_000 {
         return wrong(stall, "transport.stallTimeout", "must be 100ms or more");
     }
+    if let Some(cap) = &config.transport.cap_mbps
+        && cap.value == 0
+    {
+        return wrong(cap, "transport.capMbps", "must be 1 or more");
+    }
+    let dscp = &config.transport.dscp;
+    if dscp.value > 63 {
+        return wrong(dscp, "transport.dscp", "must be 0 to 63");
+    }
     let limits = &config.limits;
     if limits.memory.value.0 < MEMORY_BYTES_MIN {
         return wrong(&limits.memory, "limits.memory", "must be 16MiB or more");
@@ -356,6 +393,10 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     }
     if limits.lease.value.nanos() < 1_000_000_000 {
         return wrong(&limits.lease, "limits.lease", "must be 1s or more");
+    }
+    let stall = &config.objects.stall_timeout;
+    if stall.value.nanos() < 100_000_000 {
+        return wrong(stall, "objects.stallTimeout", "must be 100ms or more");
     }
     check_roots(&config.roots)
 }

@@ -56,6 +56,7 @@ pub(crate) fn manifest_to_proto(manifest: &Manifest) -> proto::Manifest {
                     size: bytes,
                     mode,
                     identity,
+                    etag: String::new(),
                 });
             }
             EntryKind::Directory => out.directories.push(proto::Directory {

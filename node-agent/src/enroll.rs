@@ -19,6 +19,7 @@ mod interface;
 mod keys;
 mod lobby;
 mod member;
+mod models;
 mod operator;
 mod report;
 mod trouble;

@@ -8,6 +8,7 @@ use weft_proto::Message as _;
 use weft_proto::agent::v1::ErrorDetail;
 
 use crate::files::FileError;
+use crate::object::ObjectError;
 
 /// What a connection was doing when it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +37,9 @@ pub enum Fault {
     /// A file, a directory or a root.
     #[error("{0}")]
     File(#[source] Arc<FileError>),
+    /// An object of a store.
+    #[error("{0}")]
+    Object(#[source] Arc<ObjectError>),
     /// The caller showed no certificate that names a role in this fabric.
     #[error("the caller's certificate {problem}: use one with a URI SAN of this fabric")]
     WrongCertificate {
@@ -263,6 +267,12 @@ impl From<FileError> for Fault {
     }
 }
 
+impl From<ObjectError> for Fault {
+    fn from(error: ObjectError) -> Self {
+        Fault::Object(Arc::new(error))
+    }
+}
+
 impl Fault {
     /// A data connection's failure, as the engine tells it.
     pub(crate) fn lost(node: String, stage: Stage, failure: &weft_engine::Failure) -> Self {
@@ -304,6 +314,7 @@ impl Fault {
     pub fn reason(&self) -> &'static str {
         match self {
             Fault::File(error) => error.reason(),
+            Fault::Object(error) => error.reason(),
             Fault::WrongCertificate { .. } => "WrongCertificate",
             Fault::NotAllowed { .. } => "NotAllowed",
             Fault::StaleEpoch { .. } => "StaleEpoch",
@@ -337,6 +348,7 @@ impl Fault {
     pub fn retriable(&self) -> bool {
         match self {
             Fault::File(error) => matches!(error.reason(), "BlockRefused" | "DestinationBusy"),
+            Fault::Object(error) => error.retriable(),
             Fault::PeerRefused { retriable, .. } => *retriable,
             Fault::UnknownAttempt { .. }
             | Fault::PeerUnreachable { .. }
@@ -363,6 +375,13 @@ impl Fault {
                 "SourceUnreadable" | "DestinationDenied" | "RootReadOnly" => Code::PermissionDenied,
                 _ => Code::FailedPrecondition,
             },
+            Fault::Object(error) => match error.reason() {
+                "ObjectMissing" => Code::NotFound,
+                "ObjectUrlInvalid" | "ObjectKeyInvalid" | "SecretInvalid" => Code::InvalidArgument,
+                "ObjectDenied" | "StoreForbidden" => Code::PermissionDenied,
+                "ObjectUnavailable" => Code::Unavailable,
+                _ => Code::FailedPrecondition,
+            },
             Fault::WrongCertificate { .. } => Code::Unauthenticated,
             Fault::NotAllowed { .. } | Fault::Ticket(_) => Code::PermissionDenied,
             Fault::BadRequest { .. } => Code::InvalidArgument,
@@ -382,6 +401,7 @@ impl Fault {
     /// The file, field or peer it is about; "" when there is none.
     fn subject(&self) -> &str {
         match self {
+            Fault::Object(error) => error.subject(),
             Fault::BadRequest { field, .. } => field,
             Fault::UnknownRoot { root, .. } => root,
             Fault::PeerUnreachable { node, .. }

@@ -20,6 +20,8 @@ mod gate;
 mod manifest;
 mod occupancy;
 mod partial;
+mod read_record;
+mod remove;
 mod reservation;
 mod root;
 mod source;
@@ -41,6 +43,8 @@ pub use manifest::{
     Entry, EntryKind, Identity, MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, Manifest, Shape,
 };
 pub use partial::DestinationFile;
+pub use read_record::{ReadRecord, VersionId};
+pub use remove::{Removed, remove};
 pub use root::{Access, Root, RootPath};
 pub use source::{Source, SourceFile};
 pub use sweep::sweep;

@@ -3,7 +3,7 @@
 //! Called by the control API, which has checked who is calling. What a command starts goes on
 //! whether or not its caller waits for the answer.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,16 +11,20 @@ use std::time::Duration;
 use tokio::sync::watch;
 use weft_engine::{DomainId, Engine};
 use weft_proto::agent::v1::{
-    CancelResponse, JobRef, Location, PrepareRequest, PrepareResponse, StatResponse, State as Told,
+    CancelResponse, JobRef, Location, ObjectSource, PrepareRequest, PrepareResponse,
+    RemoveResponse, StatRequest, StatResponse, State as Told,
 };
 
 use crate::attempt::{Attempt, Worker};
 use crate::config_values::NodeName;
 use crate::convert;
 use crate::fault::Fault;
-use crate::files::{Destination, DestinationConfig, Leftover, Manifest, Partials, Root, RootPath};
+use crate::files::{
+    self, Destination, DestinationConfig, Leftover, Manifest, Partials, Removed, Root, RootPath,
+};
 use crate::guard;
 use crate::layout::Layout;
+use crate::object::{self, Reader, Store, Tempo};
 use crate::pool::{Account, Share};
 use crate::shelf::Shelf;
 use crate::state::{Event, State, Step};
@@ -48,12 +52,18 @@ pub struct JobsConfig {
     pub lease: Duration,
     /// For how long a child is called.
     pub patience: Duration,
+    /// Which stores may be read.
+    pub objects: object::Access,
+    /// A request to a store that brings nothing for so long has failed.
+    pub store_patience: Duration,
 }
 
 /// All attempts.
 #[derive(Debug)]
 pub struct Jobs {
     pub(crate) config: JobsConfig,
+    /// Calls that were refused, by reason: of these there is a fixed number.
+    refused: Mutex<BTreeMap<&'static str, u64>>,
     state: Mutex<Known>,
     domains: AtomicU32,
 }
@@ -154,9 +164,22 @@ impl Jobs {
     pub fn new(config: JobsConfig) -> Arc<Self> {
         Arc::new(Self {
             config,
+            refused: Mutex::default(),
             state: Mutex::default(),
             domains: AtomicU32::new(1),
         })
+    }
+
+    /// Counts a call that is refused.
+    pub(crate) fn refuse(&self, reason: &'static str) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        *refused.entry(reason).or_default() += 1;
+    }
+
+    /// Calls that were refused, by reason.
+    pub(crate) fn refused(&self) -> BTreeMap<&'static str, u64> {
+        let refused = self.refused.lock();
+        refused.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// A root by its name.
@@ -175,14 +198,58 @@ impl Jobs {
             })
     }
 
-    /// Lists what is under a root.
-    pub async fn stat(&self, location: Option<Location>) -> Result<StatResponse, Fault> {
-        let location = convert::given(location, "location")?;
+    /// Lists what is under a root, or in a store.
+    pub async fn stat(&self, request: StatRequest) -> Result<StatResponse, Fault> {
+        if let Some(source) = &request.object {
+            if request.location.is_some() {
+                return Err(Fault::bad("location", "is given beside object: give one"));
+            }
+            let listed = self.reader(source)?.list().await?;
+            // What no destination would take is refused before anybody is asked to.
+            convert::manifest(Some(listed.clone()))?;
+            return Ok(StatResponse {
+                manifest: Some(listed),
+            });
+        }
+        let location = convert::given(request.location, "location")?;
         let root = self.root(&location.root)?;
         let path = RootPath::parse(&location.path)?;
         let manifest = guard::blocking("stat", move || Manifest::scan(&root, &path)).await?;
         Ok(StatResponse {
             manifest: Some(convert::manifest_to_proto(&manifest)),
+        })
+    }
+
+    /// Removes a verified copy that nobody has changed.
+    pub async fn remove(
+        &self,
+        location: Option<Location>,
+        fingerprint: String,
+    ) -> Result<RemoveResponse, Fault> {
+        let location = convert::given(location, "location")?;
+        if fingerprint.is_empty() {
+            return Err(Fault::bad("fingerprint", "is empty"));
+        }
+        let root = self.root(&location.root)?;
+        let path = RootPath::parse(&location.path)?;
+        let removed =
+            guard::blocking("remove", move || files::remove(&root, &path, &fingerprint)).await?;
+        let removed = removed == Removed::Gone;
+        tracing::info!(
+            root = location.root,
+            path = location.path,
+            removed,
+            "remove"
+        );
+        Ok(RemoveResponse { removed })
+    }
+
+    /// A way to read a store.
+    pub(crate) fn reader(&self, source: &ObjectSource) -> Result<Reader, Fault> {
+        let tempo = Tempo::new(self.config.store_patience);
+        Ok(Reader {
+            store: Store::open(source, self.config.objects, tempo.stall)?,
+            tempo,
         })
     }
 

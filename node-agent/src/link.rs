@@ -1,14 +1,16 @@
 //! Start and Connect: the commands that make an attempt's threads and connections.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crossbeam_channel::{bounded, unbounded};
+use tokio::runtime::Handle;
 use weft_core::wire::VERSION;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::{
-    Child, ConnectRequest, ConnectResponse, Role, Slot, SourcePart, StartRequest, StartResponse,
-    Ticket,
+    Child, ConnectRequest, ConnectResponse, LocalPart, ObjectPart, Role, Slot, SourcePart,
+    StartRequest, StartResponse, Ticket,
 };
 
 use crate::attempt::Worker;
@@ -17,11 +19,14 @@ use crate::convert;
 use crate::dial::{Dial, draw_secret};
 use crate::fanout::CACHE_MESSAGES;
 use crate::fault::Fault;
+use crate::fetch::{self, Fetch, FetchConfig};
 use crate::files::{Algorithm, RootPath, Source};
 use crate::guard;
 use crate::intake::{Intake, IntakeConfig};
 use crate::jobs::{Jobs, Prepared, Run, fingerprint};
 use crate::layout::Layout;
+use crate::local::LocalCopy;
+use crate::object::Version;
 use crate::outlet::{Outlet, OutletConfig, peers};
 use crate::peer::Peer;
 use crate::pool::Pool;
@@ -56,10 +61,7 @@ impl Jobs {
     /// Gives this agent its part and starts it.
     pub async fn start(self: &Arc<Self>, request: StartRequest) -> Result<StartResponse, Fault> {
         let job = convert::job(request.job.clone())?;
-        let hash = fingerprint(&StartRequest {
-            leader_epoch: 0,
-            ..request.clone()
-        });
+        let hash = start_fingerprint(&request);
         if request.sends_to.len() > CHILDREN_MAX {
             return Err(Fault::bad(
                 "sends_to",
@@ -83,9 +85,22 @@ impl Jobs {
             Part::Destination(part) => {
                 let run = self.find(&job)?;
                 if self.is_first_start(&run, hash)? {
-                    let started =
-                        self.start_destination(&run, part.receives_from, request.sends_to);
+                    let started = match part.object {
+                        Some(object) => self.start_fetch(&run, object, request.sends_to),
+                        None => self.start_destination(&run, part.receives_from, request.sends_to),
+                    };
                     // Repeated, the same Start would be answered as one that had worked.
+                    started.inspect_err(|fault| run.attempt.fail(fault.clone()))?;
+                }
+            }
+            Part::Local(part) => {
+                if !request.sends_to.is_empty() {
+                    let problem = "names nodes, and a local copy is for this node alone";
+                    return Err(Fault::bad("sends_to", problem));
+                }
+                let run = self.find(&job)?;
+                if self.is_first_start(&run, hash)? {
+                    let started = self.start_local(&run, part);
                     started.inspect_err(|fault| run.attempt.fail(fault.clone()))?;
                 }
             }
@@ -133,6 +148,7 @@ impl Jobs {
             .store(manifest.bytes(), Ordering::Relaxed);
         let layout = Arc::new(Layout::new(&manifest, algorithm));
         let manifest_digest = convert::manifest_digest(&manifest);
+        run.attempt.set_fingerprint(manifest.fingerprint());
         let source = Source::new(root, path, manifest);
         let cargo = Cargo {
             supply: SourceSupply::new(source, layout.clone(), algorithm, run.attempt.clone()),
@@ -170,6 +186,75 @@ impl Jobs {
         if run.attempt.apply(Event::StartDestination) == Step::Refuse {
             return Err(run.not_ready("prepare it first"));
         }
+        self.relay(run, &worker, &prepared, children)
+    }
+
+    /// Reads a store into a prepared destination, and passes on what it reads.
+    fn start_fetch(
+        &self,
+        run: &Arc<Run>,
+        part: ObjectPart,
+        children: Vec<Child>,
+    ) -> Result<(), Fault> {
+        let worker = run.worker()?;
+        let prepared = run.parts().prepared.clone();
+        let prepared = prepared.ok_or_else(|| run.not_ready("prepare it first"))?;
+        let source = convert::given(part.source, "destination.object.source")?;
+        let listed = convert::given(part.manifest, "destination.object.manifest")?;
+        let reader = self.reader(&source)?;
+        let by_path: HashMap<&str, Version> = listed
+            .files
+            .iter()
+            .map(|file| {
+                let version = reader.store.version(file, listed.directory);
+                (file.path.as_str(), version)
+            })
+            .collect();
+        let entries = prepared.shelf.destination.manifest().entries();
+        let versions = entries
+            .iter()
+            .map(|entry| by_path.get(entry.path.as_str()).cloned())
+            .collect();
+        if convert::manifest_digest(&convert::manifest(Some(listed.clone()))?)
+            != prepared.manifest_digest
+        {
+            return Err(Fault::ManifestDiffers { what: "manifests" });
+        }
+        // A parent's slots are not needed.
+        drop(run.parts().share.take());
+        let pool = Pool::new(&self.config.account, fetch::BUFFERS)?;
+        if run.attempt.apply(Event::StartDestination) == Step::Refuse {
+            return Err(run.not_ready("prepare it first"));
+        }
+        // Before its first message: what comes before the outlet is there is read from disk.
+        self.relay(run, &worker, &prepared, children)?;
+        let config = FetchConfig {
+            attempt: run.attempt.clone(),
+            shelf: prepared.shelf.clone(),
+            algorithm: prepared.algorithm,
+            reader: Arc::new(reader),
+            versions,
+            pool,
+            runtime: Handle::current(),
+        };
+        let attempt = run.attempt.clone();
+        thread("weft-fetch", move || {
+            let _worker = worker;
+            match Fetch::new(config) {
+                Ok(fetch) => fetch.run(),
+                Err(fault) => attempt.fail(fault),
+            }
+        })
+    }
+
+    /// Passes on what arrives, to children, if there are any.
+    fn relay(
+        &self,
+        run: &Arc<Run>,
+        worker: &Worker,
+        prepared: &Prepared,
+        children: Vec<Child>,
+    ) -> Result<(), Fault> {
         if children.is_empty() {
             return Ok(());
         }
@@ -184,7 +269,36 @@ impl Jobs {
             manifest_digest: prepared.manifest_digest.clone(),
             algorithm: prepared.algorithm,
         };
-        self.send(run, &worker, cargo, children)
+        self.send(run, worker, cargo, children)
+    }
+
+    fn start_local(&self, run: &Arc<Run>, part: LocalPart) -> Result<(), Fault> {
+        let location = convert::given(part.source, "local.source")?;
+        let root = self.root(&location.root)?;
+        let path = RootPath::parse(&location.path)?;
+        let manifest = Arc::new(convert::manifest(part.manifest)?);
+        let worker = run.worker()?;
+        let prepared = run.parts().prepared.clone();
+        let prepared = prepared.ok_or_else(|| run.not_ready("prepare it first"))?;
+        if convert::manifest_digest(&manifest) != prepared.manifest_digest {
+            return Err(Fault::ManifestDiffers { what: "manifests" });
+        }
+        let share = run.parts().share.take();
+        let share = share.map_or_else(|| self.config.account.take(1), Ok)?;
+        if run.attempt.apply(Event::StartDestination) == Step::Refuse {
+            return Err(run.not_ready("prepare it first"));
+        }
+        let copy = LocalCopy::new(
+            Source::new(root, path, manifest),
+            prepared.shelf.clone(),
+            prepared.algorithm,
+            run.attempt.clone(),
+            share,
+        );
+        thread("weft-copy", move || {
+            let _worker = worker;
+            copy.run();
+        })
     }
 
     /// Buffers of an outlet: what its cache holds, and what is under way to each child.
@@ -392,6 +506,20 @@ impl Jobs {
         })?;
         Ok(response)
     }
+}
+
+/// What names a Start. Credentials may be new when it is repeated.
+fn start_fingerprint(request: &StartRequest) -> blake3::Hash {
+    let mut request = StartRequest {
+        leader_epoch: 0,
+        ..request.clone()
+    };
+    if let Some(Part::Destination(part)) = &mut request.part
+        && let Some(source) = part.object.as_mut().and_then(|part| part.source.as_mut())
+    {
+        source.credentials = None;
+    }
+    fingerprint(&request)
 }
 
 fn thread(name: &'static str, work: impl FnOnce() + Send + 'static) -> Result<(), Fault> {

@@ -70,12 +70,24 @@ impl<'a> Builder<'a> {
         self.used += HEADER_BYTES;
     }
 
+    /// Where the next record will begin.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
     /// Ends the message; its length.
     pub(crate) fn finish(self) -> usize {
         let end = (self.used + HEADER_BYTES).min(self.buffer.len());
         self.buffer[self.used..end].fill(0);
         end
     }
+}
+
+/// Puts a file's digest into the record at that place, which was written without.
+pub(crate) fn set_digest(buffer: &mut [u8], at: usize, file: u32, value: [u8; 32]) {
+    let mut header = [0; HEADER_BYTES];
+    write_header(&mut header, &Record::FileDigest { file, value });
+    buffer[at..at + HEADER_BYTES].copy_from_slice(&header);
 }
 
 /// Blocks that a child holds, by their hashes.

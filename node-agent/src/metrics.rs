@@ -49,6 +49,12 @@ impl Collector for AgentCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Out(encoder);
         encode_jobs(&mut out, &self.jobs.runs())?;
+        let refused = self.jobs.refused().into_iter();
+        out.counter(
+            "refused",
+            "Calls that were refused, by reason: a wrong certificate or ticket among them",
+            refused.map(|(reason, count)| ([("reason", reason.to_owned())], count)),
+        )?;
         let snapshot = self.jobs.config.engine.snapshot();
         encode_engine(&mut out, &snapshot)?;
         encode_paths(&mut out, &snapshot)?;

@@ -3,6 +3,7 @@
 //! Who may call what is decided at the [`door`](crate::door), which puts the [`Caller`] with the
 //! request.
 
+use std::net::Ipv4Addr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,11 +18,13 @@ use weft_proto::agent::v1::agent_server::Agent;
 
 use crate::config_values::{FabricName, NodeName, PublicKey};
 use crate::convert;
+use crate::diagnose::diagnose;
 use crate::fault::Fault;
 use crate::fence::Fence;
 use crate::guard;
 use crate::identity::Caller;
 use crate::jobs::{Jobs, Run};
+use crate::state::State;
 use crate::ticket::{self, Meeting};
 
 /// Interval between progress messages when the request names none.
@@ -43,11 +46,16 @@ pub(crate) struct Service {
     pub fabric: FabricName,
     /// The operator's ticket key.
     pub ticket_key: PublicKey,
+    /// The data path's address.
+    pub data: Ipv4Addr,
+    /// Bytes of buffers that jobs may use.
+    pub memory: u64,
 }
 
 impl Service {
     /// As the caller is told.
     pub(crate) fn status(&self, fault: &Fault) -> Status {
+        self.jobs.refuse(fault.reason());
         tracing::debug!(reason = fault.reason(), "refused: {fault}");
         fault.to_status(self.node.as_str())
     }
@@ -61,7 +69,7 @@ impl Agent for Service {
     ) -> Result<Response<proto::StatResponse>, Status> {
         let work = async {
             self.fence.pass(request.get_ref().leader_epoch)?;
-            self.jobs.stat(request.into_inner().location).await
+            self.jobs.stat(request.into_inner()).await
         };
         work.await
             .map(Response::new)
@@ -148,6 +156,22 @@ impl Agent for Service {
             .map_err(|fault| self.status(&fault))
     }
 
+    async fn remove(
+        &self,
+        request: Request<proto::RemoveRequest>,
+    ) -> Result<Response<proto::RemoveResponse>, Status> {
+        let work = async {
+            self.fence.pass(request.get_ref().leader_epoch)?;
+            let request = request.into_inner();
+            self.jobs
+                .remove(request.location, request.fingerprint)
+                .await
+        };
+        work.await
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+
     async fn connect(
         &self,
         request: Request<proto::ConnectRequest>,
@@ -173,6 +197,19 @@ impl Agent for Service {
             self.jobs.connect(&parent, &ticket, request)
         };
         work()
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+
+    async fn diagnose(
+        &self,
+        request: Request<proto::DiagnoseRequest>,
+    ) -> Result<Response<proto::DiagnoseResponse>, Status> {
+        let work = async {
+            self.fence.pass(request.get_ref().leader_epoch)?;
+            diagnose(request.get_ref(), self.data, self.memory).await
+        };
+        work.await
             .map(Response::new)
             .map_err(|fault| self.status(&fault))
     }
@@ -256,6 +293,11 @@ fn describe(jobs: &Jobs, run: &Run, node: &NodeName) -> proto::ProgressResponse 
         peers,
         elapsed_ns: attempt.elapsed_ns(),
         serving: status.state.is_terminal() && status.workers > 0,
+        fingerprint: if status.state == State::Verified {
+            attempt.fingerprint().to_owned()
+        } else {
+            String::new()
+        },
     }
 }
 

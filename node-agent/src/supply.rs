@@ -240,7 +240,7 @@ impl Supply for ShelfSupply {
 }
 
 /// A digest as records carry it.
-fn padded_digest(digest: &Digest) -> [u8; 32] {
+pub(crate) fn padded_digest(digest: &Digest) -> [u8; 32] {
     let mut value = [0; 32];
     let bytes = digest.as_bytes();
     value[..bytes.len()].copy_from_slice(bytes);

@@ -29,14 +29,14 @@ use x509_parser::pem::Pem;
 /// What is signed before a ticket's bytes, so that a signature can mean nothing else.
 const TICKET_CONTEXT: &[u8; 21] = b"weft.agent.v1.Ticket\n";
 /// A node's certificate's life, and the operator's as a caller.
-const VALID: Duration = Duration::hours(24);
-/// The authority's own life: it ends by being rotated.
-const AUTHORITY_VALID: Duration = Duration::days(10 * 365);
+pub(crate) const VALID: Duration = Duration::hours(24);
+/// The authority's own life: it ends by being rotated (`rotation`), before a third of it is left.
+const AUTHORITY_VALID: Duration = Duration::days(365);
 /// The life of a server certificate, whose key never leaves the process that it is made for.
 const SERVER_VALID: Duration = Duration::days(365);
 /// How far apart the clocks of two nodes may be. A clock an hour off is found by other means; until
 /// then it shall not keep a node out.
-const CLOCK_SKEW: Duration = Duration::hours(1);
+pub(crate) const CLOCK_SKEW: Duration = Duration::hours(1);
 /// The name that agents ask for when they dial the operator, whatever its address.
 pub const OPERATOR_NAME: &str = "operator.weft";
 
@@ -107,6 +107,8 @@ struct Keys {
     issuer: Issuer<'static, KeyPair>,
     tickets: Ed25519KeyPair,
     tickets_pem: String,
+    /// PEM: of the authority that comes next, while that is announced.
+    next: String,
 }
 
 /// An authority as it is kept: everything, as PEM.
@@ -118,6 +120,8 @@ pub struct KeptAuthority {
     pub key: String,
     /// `tickets.key`: what tickets are signed with, Ed25519.
     pub tickets: String,
+    /// `ca.next.key`: of the second certificate, which signs next; "" unless one is announced.
+    pub next: String,
 }
 
 /// A certificate and its private key, as PEM.
@@ -142,22 +146,29 @@ pub struct IdentityFiles {
 impl Authority {
     /// Makes the keys of a new authority, which begins with this fabric.
     pub fn new(fabric: &str) -> Result<Self, AuthorityError> {
-        let failed = |source| AuthorityError::Certificate {
-            subject: fabric.to_owned(),
-            source,
-        };
-        let key = KeyPair::generate().map_err(failed)?;
-        let mut params = params(&format!("weft {fabric}"), AUTHORITY_VALID);
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let certificates = params.self_signed(&key).map_err(failed)?.pem();
+        let Identity { certificate, key } = Self::root(fabric)?;
         let tickets = KeyPair::generate_for(&PKCS_ED25519).map_err(|_| AuthorityError::Random)?;
         let kept = KeptAuthority {
-            certificates,
-            key: key.serialize_pem(),
+            certificates: certificate,
+            key,
             tickets: tickets.serialize_pem(),
+            next: String::new(),
         };
         Self::from_kept(fabric, kept)
+    }
+
+    /// A certificate that signs others, and its key.
+    pub(crate) fn root(name: &str) -> Result<Identity, AuthorityError> {
+        let failed = |source| not_made(name, source);
+        let key = KeyPair::generate().map_err(failed)?;
+        let mut params = params(&format!("weft {name}"), AUTHORITY_VALID);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let certificate = params.self_signed(&key).map_err(failed)?.pem();
+        Ok(Identity {
+            certificate,
+            key: key.serialize_pem(),
+        })
     }
 
     /// Takes up one that was kept.
@@ -201,6 +212,7 @@ impl Authority {
                 issuer,
                 tickets,
                 tickets_pem: kept.tickets,
+                next: kept.next,
             }),
         })
     }
@@ -211,6 +223,7 @@ impl Authority {
             certificates: self.keys.certificates.clone(),
             key: self.keys.issuer.key().serialize_pem(),
             tickets: self.keys.tickets_pem.clone(),
+            next: self.keys.next.clone(),
         }
     }
 
@@ -460,6 +473,23 @@ mod tests {
             .map(ToString::to_string)
             .collect();
         assert_eq!(names, ["URI(weft://lab/node/n1)", "DNSName(n1.lab.weft)"]);
+    }
+
+    #[test]
+    fn a_node_whose_clock_is_ten_minutes_off_believes_a_new_certificate_and_a_new_authority() {
+        let authority = Authority::new("weft").unwrap();
+        let node = authority.node("n1").unwrap().certificate;
+        let server = authority.operator_server(&[]).unwrap().certificate;
+        for text in [node.as_str(), &server, authority.certificate()] {
+            let pem = Pem::iter_from_buffer(text.as_bytes()).next().unwrap();
+            let pem = pem.unwrap();
+            let certificate = pem.parse_x509().unwrap();
+            let now = OffsetDateTime::now_utc();
+            for theirs in [now - Duration::minutes(10), now + Duration::minutes(10)] {
+                let theirs = x509_parser::time::ASN1Time::from_timestamp(theirs.unix_timestamp());
+                assert!(certificate.validity().is_valid_at(theirs.unwrap()));
+            }
+        }
     }
 
     #[test]

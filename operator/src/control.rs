@@ -3,7 +3,13 @@
 //! Only a leader serves it. Who calls is decided here: by the token at Enroll, by the certificate at
 //! Report; no message says of which node it is. Who belongs to a fabric is what the controllers say.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    net::{Ipv4Addr, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use k8s_openapi::api::authentication::v1::TokenReviewStatus;
 use prometheus_client::{
@@ -40,6 +46,12 @@ const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Of these a node's status holds as many.
 const FINDINGS_MAX: usize = 32;
+/// Of a finding's message; the rest is cut.
+const FINDING_BYTES_MAX: usize = 1024;
+/// Of a name: what Kubernetes takes for one.
+const NAME_BYTES_MAX: usize = 253;
+/// Of an IPv4 packet (RFC 791).
+const MTU_MAX: u32 = 65_535;
 /// The API server answers a review within milliseconds.
 const REVIEW_WITHIN: Duration = Duration::from_secs(10);
 /// A caller that has not shown who it is by then is cut off.
@@ -191,6 +203,16 @@ fn config_of(fabrics: &Fabrics, fabric: &str, node: &str) -> Result<NodeConfig, 
     }
 }
 
+/// All that a node is told.
+fn order_of(fabrics: &Fabrics, fabric: &str, node: &str) -> Result<NodeOrder, Fault> {
+    let config = config_of(fabrics, fabric, node)?;
+    let models = fabrics.get(fabric).and_then(|view| view.models.get(node));
+    Ok(NodeOrder {
+        config: Some(config),
+        models: models.cloned().unwrap_or_default(),
+    })
+}
+
 impl<R: Reviewer> Control<R> {
     async fn enroll(&self, request: EnrollRequest) -> Result<EnrollResponse, (Fault, String)> {
         let unknown = |fault| (fault, String::new());
@@ -312,13 +334,13 @@ impl ReportStream {
     async fn hear(&mut self, mut reports: Streaming<NodeReport>) -> Result<(), Fault> {
         let mut ended = std::pin::pin!(sleep(remaining(self.caller.until_unix_s)));
         // What the agent was told last; nothing before its first report.
-        let mut told: Option<NodeConfig> = None;
+        let mut told: Option<NodeOrder> = None;
         loop {
             tokio::select! {
                 report = reports.message() => match report {
                     Ok(Some(mut report)) => {
                         self.tally.reports.inc();
-                        report.findings.truncate(FINDINGS_MAX);
+                        tidy(&mut report)?;
                         if !self.reporter.put(report, Instant::now()) {
                             return Err(Fault::Superseded);
                         }
@@ -340,18 +362,49 @@ impl ReportStream {
     }
 
     /// Tells what is new; false when nobody listens.
-    async fn order(&mut self, told: &mut Option<NodeConfig>) -> Result<bool, Fault> {
+    async fn order(&mut self, told: &mut Option<NodeOrder>) -> Result<bool, Fault> {
         let Caller { fabric, node, .. } = &self.caller;
-        let config = config_of(&self.fabrics.borrow_and_update(), fabric, node)?;
-        if told.as_ref() == Some(&config) {
+        let order = order_of(&self.fabrics.borrow_and_update(), fabric, node)?;
+        if told.as_ref() == Some(&order) {
             return Ok(true);
         }
-        *told = Some(config.clone());
-        let order = NodeOrder {
-            config: Some(config),
-        };
+        *told = Some(order.clone());
         Ok(self.orders.send(Ok(order)).await.is_ok())
     }
+}
+
+/// Refuses what no agent would say: it ends in objects, and in what others dial.
+fn tidy(report: &mut NodeReport) -> Result<(), Fault> {
+    let bad = |field, problem: &str| Fault::BadRequest {
+        field,
+        problem: problem.to_owned(),
+    };
+    // An agent that cannot work yet has no addresses.
+    let given = |text: &str| report.ready || !text.is_empty();
+    if given(&report.control_address) && report.control_address.parse::<SocketAddr>().is_err() {
+        return Err(bad(
+            "control_address",
+            "give an IP address and port, ADDRESS:PORT",
+        ));
+    }
+    if given(&report.data_address) && report.data_address.parse::<Ipv4Addr>().is_err() {
+        return Err(bad("data_address", "give an IPv4 address"));
+    }
+    if report.mtu > MTU_MAX {
+        return Err(bad("mtu", "give the bytes of an IP packet, at most 65535"));
+    }
+    if report.interface.len() > NAME_BYTES_MAX || report.version.len() > NAME_BYTES_MAX {
+        return Err(bad("interface, version", "give at most 253 bytes"));
+    }
+    report.findings.truncate(FINDINGS_MAX);
+    for finding in &mut report.findings {
+        if finding.reason.len() > NAME_BYTES_MAX {
+            return Err(bad("findings.reason", "give at most 253 bytes"));
+        }
+        let end = finding.message.floor_char_boundary(FINDING_BYTES_MAX);
+        finding.message.truncate(end);
+    }
+    Ok(())
 }
 
 fn remaining(until_unix_s: u64) -> Duration {

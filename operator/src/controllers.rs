@@ -4,9 +4,11 @@
 //! functions from that to requests. A transfer is a task of its own (`work`), which the owner looks
 //! at. Only a leader runs this.
 //!
-//! After every change, and once a second, everything is decided anew. So a request that failed, or
-//! that there was no room for, is simply made again, from what is true by then.
+//! What something has happened to is decided anew, a job by itself: the agenda has what that is. A
+//! request that failed, or that there was no room for, is simply made again, from what is true by
+//! then. Fabrics are few, and decided together, once a second and when something but a job changes.
 
+mod agenda;
 mod agents;
 mod bucket;
 mod cluster;
@@ -14,6 +16,8 @@ mod condition;
 mod fabric;
 mod job;
 mod membership;
+mod models;
+mod question;
 mod request;
 mod resolve;
 mod snapshot;
@@ -34,13 +38,22 @@ use std::{
 use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::{api::apps::v1::DaemonSet, jiff::Timestamp};
 use kube::{Client, Resource as _, ResourceExt as _};
-use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use prometheus_client::{
+    metrics::{
+        counter::Counter,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Notify, mpsc, watch},
     time::{Instant, sleep_until},
 };
 
+pub use self::question::{Neighbour, Neighbours, Question, Survey};
+pub(crate) use self::request::FINALIZER;
 use self::{
+    agenda::Agenda,
     agents::AgentTemplate,
     bucket::Bucket,
     cluster::Cluster,
@@ -56,7 +69,7 @@ use crate::{
     reports::{FabricView, Fabrics, NodeState},
 };
 
-/// Everything is looked at so often: deadlines and silences are counted in seconds.
+/// Fabrics are looked at so often, and the agenda: deadlines and silences are counted in seconds.
 const LOOK: Duration = Duration::from_secs(1);
 /// When something was left undone, it is tried again so soon.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -68,11 +81,24 @@ const HOLD: Duration = Duration::from_secs(1);
 const HOLD_DOUBLINGS: u32 = 5;
 
 /// What the controllers count.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Tally {
     writes: Counter,
     dropped: Counter,
     failed: Counter,
+    steps: Histogram,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            writes: Counter::default(),
+            dropped: Counter::default(),
+            failed: Counter::default(),
+            // From 1 ms to 16 s.
+            steps: Histogram::new(exponential_buckets(0.001, 2.0, 15)),
+        }
+    }
 }
 
 impl Tally {
@@ -92,6 +118,11 @@ impl Tally {
             "weft_operator_writes_failed",
             "Requests that the API server refused or did not answer; they are made again",
             self.failed.clone(),
+        );
+        registry.register(
+            "weft_operator_step_seconds",
+            "From hearing of a change to having decided everything anew and asked for what follows",
+            self.steps.clone(),
         );
     }
 }
@@ -126,8 +157,11 @@ pub enum ControllerError {
     Deployment(String),
 }
 
-/// Runs until it is dropped.
-pub async fn run(context: Context) -> Result<Infallible, ControllerError> {
+/// Runs until it is dropped, and answers questions in between.
+pub async fn run(
+    context: Context,
+    mut questions: mpsc::Receiver<Question>,
+) -> Result<Infallible, ControllerError> {
     let cluster = Cluster::new(context.client.clone(), &context.namespace);
     let deployment = cluster
         .deployment()
@@ -149,6 +183,10 @@ pub async fn run(context: Context) -> Result<Infallible, ControllerError> {
         works: BTreeMap::new(),
         written: BTreeMap::new(),
         holds: BTreeMap::new(),
+        agenda: Agenda::default(),
+        membership: Membership::default(),
+        members_of: None,
+        fabrics_of: None,
         cluster,
         context,
         template,
@@ -156,29 +194,52 @@ pub async fn run(context: Context) -> Result<Infallible, ControllerError> {
     let changed = Arc::clone(&controllers.changed);
     let mut due = Instant::now() + LOOK;
     loop {
+        let mut are_reports_new = false;
         tokio::select! {
             Some(seen) = watches.next() => seen.enter(&mut controllers.world),
-            Ok(()) = reports.changed() => {}
+            Ok(()) = reports.changed() => are_reports_new = true,
             () = changed.notified() => {}
+            // Before everything has been listed, nobody knows what there is.
+            Some(question) = questions.recv(), if controllers.world.is_whole() => {
+                controllers.answer(question);
+                continue;
+            }
             () = sleep_until(due) => {}
         }
-        let begin = Instant::now() + BREATH;
+        let woken = Instant::now();
+        let begin = woken + BREATH;
         while let Ok(Some(seen)) = tokio::time::timeout_at(begin, watches.next()).await {
             seen.enter(&mut controllers.world);
         }
         while let Some(Some(seen)) = watches.next().now_or_never() {
             seen.enter(&mut controllers.world);
         }
+        are_reports_new |= reports.has_changed().unwrap_or(false);
         reports.mark_unchanged();
-        let all_done = !controllers.world.is_whole() || controllers.step().await;
+        let all_done = !controllers.world.is_whole() || controllers.step(are_reports_new).await;
+        let steps = &controllers.context.tally.steps;
+        steps.observe(woken.elapsed().as_secs_f64());
         due = Instant::now() + if all_done { LOOK } else { AGAIN };
     }
+}
+
+/// Only bytes have moved.
+fn is_progress(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::JobStatus {
+            is_progress: true,
+            ..
+        }
+    )
 }
 
 /// An object that is left alone for a while.
 struct Hold {
     until: Instant,
     failures: u32,
+    /// The API server said no, and will again.
+    is_refused: bool,
 }
 
 struct Controllers {
@@ -191,43 +252,96 @@ struct Controllers {
     /// When a job's status was last written, by UID.
     written: BTreeMap<String, Timestamp>,
     holds: BTreeMap<(&'static str, Key), Hold>,
+    agenda: Agenda,
+    membership: Membership,
+    /// The layout that it is of.
+    members_of: Option<u64>,
+    /// What was around the jobs when fabrics were last decided, and when that was.
+    fabrics_of: Option<(u64, Instant)>,
     bucket: Bucket,
     began: Instant,
     changed: Arc<Notify>,
 }
 
 impl Controllers {
-    /// Decides everything and does what there is room for; whether there was room for all.
-    async fn step(&mut self) -> bool {
+    /// Decides what there is to decide and does what there is room for; whether there was room for all.
+    async fn step(&mut self, are_reports_new: bool) -> bool {
         let now = Timestamp::now();
-        let membership = Membership::of(&self.world);
-        self.publish(&membership);
-        let sightings = self.sightings();
-        let mut requests = fabric::decide(&fabric::View {
-            world: &self.world,
-            membership: &membership,
-            sightings: &sightings,
-            leading: self.began.elapsed(),
-            template: &self.template,
-            now,
-        });
-        let (transitions, progress) = self.jobs(&membership, now);
-        // The jobs first: people wait for them.
-        requests.splice(0..0, transitions);
+        let layout = self.world.layout();
+        if self.members_of != Some(layout) {
+            self.membership = Membership::of(&self.world);
+            self.members_of = Some(layout);
+        }
+        let jobs = self.jobs(now);
+        // The jobs first: people wait for them. Progress last.
+        let (progress, transitions): (Vec<_>, Vec<_>) = jobs
+            .into_iter()
+            .partition(|(_, request)| is_progress(request));
         let mut all_done = true;
-        for request in requests.into_iter().chain(progress) {
+        let mut looked = Vec::new();
+        for (key, request) in transitions {
+            let is_done = self.carry_out(&request, now).await;
+            looked.push((key, is_done));
+            all_done &= is_done;
+        }
+        for request in self.fabrics(are_reports_new, now) {
             all_done &= self.carry_out(&request, now).await;
+        }
+        for (key, request) in progress {
+            let is_done = self.carry_out(&request, now).await;
+            looked.push((key, is_done));
+        }
+        // Whether it was done, and what follows from it, is seen by another look.
+        let elapsed = self.began.elapsed();
+        for (key, is_done) in looked {
+            let wait = if is_done { LOOK } else { AGAIN };
+            self.agenda.at(&key, elapsed + wait);
         }
         all_done
     }
 
-    /// Decides all jobs and does what is to be done here; gives what is to be written, progress apart.
-    fn jobs(&mut self, membership: &Membership, now: Timestamp) -> (Vec<Request>, Vec<Request>) {
-        let mut orders = Vec::new();
-        let mut requests = (Vec::new(), Vec::new());
-        let uids: BTreeSet<String> = self.world.jobs.iter().map(|(_, job)| uid(job)).collect();
-        self.works.retain(|uid, _| uids.contains(uid));
-        self.written.retain(|uid, _| uids.contains(uid));
+    fn answer(&self, question: Question) {
+        let works = self.works.iter();
+        let snapshots = works.map(|(uid, work)| (uid.clone(), work.look()));
+        let (snapshots, epoch) = (snapshots.collect(), self.context.epoch);
+        question::answer(question, &self.world, &snapshots, epoch, Timestamp::now());
+    }
+
+    /// Decides the fabrics, if it is time.
+    fn fabrics(&mut self, are_reports_new: bool, now: Timestamp) -> Vec<Request> {
+        let around = self.world.surroundings();
+        let is_time = self
+            .fabrics_of
+            .is_none_or(|(known, at)| known != around || at.elapsed() >= LOOK);
+        if !is_time && !are_reports_new {
+            return Vec::new();
+        }
+        self.fabrics_of = Some((around, Instant::now()));
+        self.publish(&self.membership);
+        fabric::decide(&fabric::View {
+            world: &self.world,
+            membership: &self.membership,
+            sightings: &self.sightings(),
+            leading: self.began.elapsed(),
+            template: &self.template,
+            now,
+        })
+    }
+
+    /// The jobs that are to be decided now.
+    fn due(&mut self) -> BTreeSet<Key> {
+        let changed = self.world.take_changed_jobs();
+        if !changed.is_empty() {
+            let uids: BTreeSet<String> = self.world.jobs.iter().map(|(_, job)| uid(job)).collect();
+            self.works.retain(|uid, _| uids.contains(uid));
+            self.written.retain(|uid, _| uids.contains(uid));
+        }
+        changed.into_iter().for_each(|key| self.agenda.note(key));
+        for work in self.works.values() {
+            if let Some(key) = work.news() {
+                self.agenda.note(key.clone());
+            }
+        }
         self.works.retain(|uid, work| {
             if work.is_lost() {
                 tracing::error!(
@@ -237,34 +351,57 @@ impl Controllers {
             }
             !work.is_lost()
         });
-        for (key, job) in self.world.jobs.iter() {
+        let elapsed = self.began.elapsed();
+        if self.agenda.is_for_all(self.world.layout(), elapsed) {
+            for (key, _) in self.world.jobs.iter() {
+                self.agenda.note(key.clone());
+            }
+        }
+        self.agenda.take(elapsed)
+    }
+
+    /// Decides jobs and does what is to be done here; gives what is to be written.
+    fn jobs(&mut self, now: Timestamp) -> Vec<(Key, Request)> {
+        let nodes = self
+            .holds
+            .iter()
+            .filter(|((kind, _), hold)| *kind == "Node" && hold.is_refused);
+        let refused: BTreeSet<String> = nodes.map(|((_, key), _)| key.name.clone()).collect();
+        let (mut orders, mut requests) = (Vec::new(), Vec::new());
+        for key in self.due() {
+            let Some(job) = self.world.jobs.get(&key) else {
+                continue;
+            };
             let uid = uid(job);
-            let work = self.works.get(&uid).map(Work::snapshot);
+            let work = self.works.get_mut(&uid);
+            let met = work.as_ref().and_then(|work| work.met());
+            let work = work.map(Work::snapshot);
             let decision = job::decide(&job::View {
                 job,
                 world: &self.world,
-                membership,
-                work: work.as_ref(),
+                membership: &self.membership,
+                work: work.as_deref(),
+                met,
+                refused: &refused,
                 leader_epoch: self.context.epoch,
                 written: self.written.get(&uid).copied(),
                 now,
             });
-            match decision.request {
-                Some(
-                    request @ Request::JobStatus {
-                        is_progress: true, ..
-                    },
-                ) => {
-                    requests.1.push(request);
-                }
-                Some(request) => requests.0.push(request),
-                None => {}
+            if let Some(due) = job::due(job).filter(|due| *due > now) {
+                let left = due.duration_since(now).unsigned_abs();
+                self.agenda.at(&key, self.began.elapsed() + left);
             }
             if let Some(order) = decision.order {
                 orders.push((key.clone(), uid, order));
             }
+            if let Some(request) = decision.request {
+                requests.push((key, request));
+            }
         }
         for (key, uid, order) in orders {
+            // Another look says whether it came to anything.
+            let soon = self.began.elapsed() + LOOK;
+            self.agenda.at(&key, soon);
             self.obey(key, uid, order);
         }
         requests
@@ -287,11 +424,30 @@ impl Controllers {
                     "a transfer begins"
                 );
                 let authority = authority.of_fabric(&transfer.fabric);
-                Work::begin(*transfer, Arc::new(authority), changed)
+                Work::begin(object.1.clone(), *transfer, Arc::new(authority), changed)
             }
-            Order::Withdraw { transfer, discard } => {
+            Order::Withdraw {
+                transfer,
+                discard,
+                remove,
+            } => {
                 let authority = authority.of_fabric(&transfer.fabric);
-                Work::withdraw(*transfer, discard, Arc::new(authority), changed)
+                Work::withdraw(
+                    object.1.clone(),
+                    *transfer,
+                    (discard, remove),
+                    Arc::new(authority),
+                    changed,
+                )
+            }
+            Order::Meet { layout, who } => {
+                if let Some(work) = self.works.get_mut(&uid) {
+                    work.meet(layout, who);
+                }
+                // An attempt may be waiting for its permit.
+                self.agenda.note(object.1);
+                self.changed.notify_one();
+                return;
             }
             Order::Permit(attempt) => {
                 if let Some(work) = self.works.get(&uid) {
@@ -299,15 +455,16 @@ impl Controllers {
                 }
                 return;
             }
-            Order::Stop { discard } => {
+            Order::Stop { discard, remove } => {
                 if let Some(work) = self.works.get(&uid) {
-                    work.stop(discard);
+                    work.stop(discard, remove);
                 }
                 return;
             }
             Order::Forget => {
                 self.works.remove(&uid);
                 // What follows from that is decided at once.
+                self.agenda.note(object.1);
                 self.changed.notify_one();
                 return;
             }
@@ -319,7 +476,7 @@ impl Controllers {
             Err(error) => {
                 let Key { namespace, name } = &object.1;
                 tracing::warn!(namespace, name, %error, "a job cannot begin; it is tried again");
-                self.hold(object);
+                self.hold(object, false);
             }
         }
     }
@@ -330,13 +487,7 @@ impl Controllers {
         if self.is_held(&object) {
             return true;
         }
-        let is_progress = matches!(
-            request,
-            Request::JobStatus {
-                is_progress: true,
-                ..
-            }
-        );
+        let is_progress = is_progress(request);
         if !self.bucket.take(self.began.elapsed(), is_progress) {
             if is_progress {
                 self.context.tally.dropped.inc();
@@ -363,7 +514,7 @@ impl Controllers {
                     tracing::warn!(kind, namespace, name, %error, "a write failed; it is repeated");
                     self.context.tally.failed.inc();
                 }
-                self.hold(object);
+                self.hold(object, error.is_refusal());
                 true
             }
         }
@@ -389,11 +540,13 @@ impl Controllers {
             .is_some_and(|hold| hold.until > Instant::now())
     }
 
-    fn hold(&mut self, object: (&'static str, Key)) {
+    fn hold(&mut self, object: (&'static str, Key), is_refused: bool) {
         let hold = self.holds.entry(object).or_insert(Hold {
             until: Instant::now(),
             failures: 0,
+            is_refused,
         });
+        hold.is_refused = is_refused;
         hold.until = Instant::now() + HOLD * 2u32.pow(hold.failures.min(HOLD_DOUBLINGS));
         hold.failures += 1;
         let long_ago = Instant::now().checked_sub(HOLD * 2u32.pow(HOLD_DOUBLINGS + 1));
@@ -420,8 +573,13 @@ impl Controllers {
         let view = |name: &str| {
             let fabric = self.world.fabrics.named(name)?;
             let nodes = membership.members(name)?.nodes.clone();
+            let models = nodes.iter().filter_map(|node| {
+                let models = models::to_look_after(&self.world, node);
+                (!models.is_empty()).then(|| (node.clone(), models))
+            });
             Some(FabricView {
                 config: fabric::config(fabric, &key),
+                models: models.collect(),
                 nodes,
             })
         };

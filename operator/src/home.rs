@@ -24,11 +24,13 @@ use kube::{
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
 
+use time::OffsetDateTime;
 use tokio::time::sleep;
 
 use crate::{
     NAME,
     authority::{Authority, AuthorityError, KeptAuthority},
+    rotation::{self, Step},
 };
 
 /// Secret and ConfigMap of the authority.
@@ -36,10 +38,17 @@ const AUTHORITY: &str = "weft-ca";
 const CERTIFICATES: &str = "ca.crt";
 const KEY: &str = "ca.key";
 const TICKETS: &str = "tickets.key";
+const NEXT: &str = "ca.next.key";
+/// Somebody wants another authority: `kubectl annotate secret weft-ca weft.dev/rotate=now`.
+const ROTATE: &str = "weft.dev/rotate";
+/// When the last step of a rotation was, in seconds since the Unix epoch.
+const ROTATED_AT: &str = "weft.dev/rotation-step-at";
 /// The leader's EndpointSlice.
-const LEADER: &str = "weft-operator-leader";
+pub(crate) const LEADER: &str = "weft-operator-leader";
 /// The port's name where the Service gives it none.
 const PORT: &str = "control";
+/// The port's name in the chart's Service.
+const LIVE_PORT: &str = "live";
 
 /// The objects are looked at so often: an agent that cannot reach the leader tries for ever.
 const LOOK: Duration = Duration::from_secs(10);
@@ -67,6 +76,9 @@ pub enum HomeError {
     /// Somebody has put another authority in place of the one in force.
     #[error("Secret {AUTHORITY} holds another authority now; the next process takes it up")]
     Replaced,
+    /// One authority is following another.
+    #[error("Secret {AUTHORITY}: a step of its rotation: {0}; the next process takes it up")]
+    Rotated(Step),
     /// The chart's Service is missing, or has no address.
     #[error("Service {NAME} in namespace {namespace} {problem}: install the chart as it is")]
     Service {
@@ -94,6 +106,15 @@ enum Found {
     Replaced,
     /// What is there is no authority, for this reason.
     Broken(String),
+}
+
+/// Where a leader listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ports {
+    /// Of the control API, which agents call.
+    pub control: u16,
+    /// Of the live API, which the API server calls.
+    pub live: Option<u16>,
 }
 
 /// What agents are told to dial.
@@ -150,16 +171,16 @@ impl Home {
         authority: &Authority,
         address: &Address,
         pod: IpAddr,
-        port: u16,
+        ports: Ports,
     ) -> Result<Infallible, HomeError> {
         loop {
             sleep(LOOK).await;
             let secret = self.keep_secret(authority).await;
-            if let Err(HomeError::Replaced) = secret {
-                return Err(HomeError::Replaced);
+            if let Err(ended @ (HomeError::Replaced | HomeError::Rotated(_))) = secret {
+                return Err(ended);
             }
             let map = self.keep_config_map(authority).await;
-            let slice = self.keep_slice(address, pod, port).await;
+            let slice = self.keep_slice(address, pod, ports).await;
             for error in [secret, map, slice].into_iter().filter_map(Result::err) {
                 tracing::warn!("{error}; trying on");
             }
@@ -172,7 +193,11 @@ impl Home {
         let found = api.get_opt(AUTHORITY).await;
         let found = found.map_err(|source| self.failed(object, "read", source))?;
         match judge(found.as_ref(), authority) {
-            Found::Same => {}
+            Found::Same => {
+                if let Some(secret) = &found {
+                    self.rotate(&api, secret, authority).await?;
+                }
+            }
             Found::Missing => {
                 let secret = secret(&authority.to_kept());
                 let created = api.create(&PostParams::default(), &secret).await;
@@ -187,6 +212,34 @@ impl Home {
         Ok(())
     }
 
+    /// Takes the step of a rotation that is due. The next process goes on with what is kept then.
+    async fn rotate(
+        &self,
+        api: &Api<Secret>,
+        found: &Secret,
+        authority: &Authority,
+    ) -> Result<(), HomeError> {
+        let notes = found.metadata.annotations.as_ref();
+        let note = |name: &str| notes.and_then(|notes| notes.get(name));
+        let since = note(ROTATED_AT)
+            .and_then(|text| text.parse().ok())
+            .and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+        let now = OffsetDateTime::now_utc();
+        let asked = note(ROTATE).is_some();
+        let due = rotation::due(&authority.to_kept(), since, asked, now)?;
+        let Some((step, kept)) = due else {
+            return Ok(());
+        };
+        let mut next = secret(&kept);
+        let notes = next.metadata.annotations.get_or_insert_default();
+        notes.insert(ROTATED_AT.to_owned(), now.unix_timestamp().to_string());
+        // Somebody else's change in between is not written over.
+        next.metadata.resource_version = found.metadata.resource_version.clone();
+        let replaced = api.replace(AUTHORITY, &PostParams::default(), &next).await;
+        replaced.map_err(|source| self.failed("Secret weft-ca", "written", source))?;
+        Err(HomeError::Rotated(step))
+    }
+
     async fn keep_config_map(&self, authority: &Authority) -> Result<(), HomeError> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
         let found = api.get_opt(AUTHORITY).await;
@@ -197,14 +250,19 @@ impl Home {
         }
     }
 
-    async fn keep_slice(&self, address: &Address, pod: IpAddr, port: u16) -> Result<(), HomeError> {
+    async fn keep_slice(
+        &self,
+        address: &Address,
+        pod: IpAddr,
+        ports: Ports,
+    ) -> Result<(), HomeError> {
         let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
         let found = api.get_opt(LEADER).await;
         let found = found
             .map_err(|source| self.failed("EndpointSlice weft-operator-leader", "read", source))?;
-        match found.is_some_and(|found| leads_to(&found, &slice(address, pod, port))) {
+        match found.is_some_and(|found| leads_to(&found, &slice(address, pod, ports))) {
             true => Ok(()),
-            false => self.lead(address, pod, port).await,
+            false => self.lead(address, pod, ports).await,
         }
     }
 
@@ -224,8 +282,13 @@ impl Home {
     }
 
     /// Makes the Service lead to this process.
-    pub async fn lead(&self, address: &Address, pod: IpAddr, port: u16) -> Result<(), HomeError> {
-        let slice = slice(address, pod, port);
+    pub async fn lead(
+        &self,
+        address: &Address,
+        pod: IpAddr,
+        ports: Ports,
+    ) -> Result<(), HomeError> {
+        let slice = slice(address, pod, ports);
         let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
         match api.patch(LEADER, &params(), &Patch::Apply(&slice)).await {
             Ok(_) => Ok(()),
@@ -269,10 +332,12 @@ fn secret(kept: &KeptAuthority) -> Secret {
         (CERTIFICATES, &kept.certificates),
         (KEY, &kept.key),
         (TICKETS, &kept.tickets),
+        (NEXT, &kept.next),
     ];
+    let data = data.into_iter().filter(|(_, text)| !text.is_empty());
     Secret {
         metadata: metadata(AUTHORITY),
-        data: Some(data.map(part).into()),
+        data: Some(data.map(part).collect()),
         ..Secret::default()
     }
 }
@@ -325,6 +390,7 @@ fn kept(secret: &Secret) -> KeptAuthority {
         certificates: part(CERTIFICATES),
         key: part(KEY),
         tickets: part(TICKETS),
+        next: part(NEXT),
     }
 }
 
@@ -349,7 +415,7 @@ fn address(service: &Service, port: u16) -> Result<Address, &'static str> {
     })
 }
 
-fn slice(address: &Address, pod: IpAddr, port: u16) -> EndpointSlice {
+fn slice(address: &Address, pod: IpAddr, ports: Ports) -> EndpointSlice {
     let mut metadata = metadata(LEADER);
     let labels = metadata.labels.get_or_insert_default();
     labels.insert("kubernetes.io/service-name".to_owned(), NAME.to_owned());
@@ -358,6 +424,14 @@ fn slice(address: &Address, pod: IpAddr, port: u16) -> EndpointSlice {
         NAME.to_owned(),
     );
     metadata.owner_references = address.owner.clone().map(|owner| vec![owner]);
+    let port = |name: &str, port: u16| EndpointPort {
+        name: Some(name.to_owned()),
+        port: Some(port.into()),
+        protocol: Some("TCP".to_owned()),
+        ..EndpointPort::default()
+    };
+    let control = port(address.port_name.as_deref().unwrap_or(PORT), ports.control);
+    let live = ports.live.map(|number| port(LIVE_PORT, number));
     EndpointSlice {
         metadata,
         address_type: if pod.is_ipv4() { "IPv4" } else { "IPv6" }.to_owned(),
@@ -369,12 +443,7 @@ fn slice(address: &Address, pod: IpAddr, port: u16) -> EndpointSlice {
             }),
             ..Endpoint::default()
         }],
-        ports: Some(vec![EndpointPort {
-            name: Some(address.port_name.clone().unwrap_or_else(|| PORT.to_owned())),
-            port: Some(port.into()),
-            protocol: Some("TCP".to_owned()),
-            ..EndpointPort::default()
-        }]),
+        ports: Some([Some(control), live].into_iter().flatten().collect()),
     }
 }
 
@@ -383,6 +452,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    const PORTS: Ports = Ports {
+        control: 7410,
+        live: Some(7412),
+    };
 
     fn service() -> Service {
         let service = json!({
@@ -411,7 +485,7 @@ mod tests {
     fn the_service_leads_to_the_leaders_pod_under_the_services_own_port_name() {
         let address = address(&service(), 7410).unwrap();
         assert_eq!(address.dial, "10.96.0.7:7410");
-        let slice = slice(&address, "10.244.1.5".parse().unwrap(), 7410);
+        let slice = slice(&address, "10.244.1.5".parse().unwrap(), PORTS);
         let slice = serde_json::to_value(slice).unwrap();
         assert_eq!(
             slice["metadata"]["labels"]["kubernetes.io/service-name"],
@@ -422,6 +496,8 @@ mod tests {
         assert_eq!(slice["endpoints"][0]["addresses"], json!(["10.244.1.5"]));
         assert_eq!(slice["ports"][0]["name"], "control");
         assert_eq!(slice["ports"][0]["port"], 7410);
+        assert_eq!(slice["ports"][1]["name"], "live");
+        assert_eq!(slice["ports"][1]["port"], 7412);
     }
 
     #[test]
@@ -439,7 +515,7 @@ mod tests {
     #[test]
     fn a_slice_that_leads_elsewhere_is_written_again_and_defaults_are_no_difference() {
         let address = address(&service(), 7410).unwrap();
-        let to = |pod: &str| slice(&address, pod.parse().unwrap(), 7410);
+        let to = |pod: &str| slice(&address, pod.parse().unwrap(), PORTS);
         let mut found = to("10.244.1.5");
         found.endpoints[0].node_name = Some("n1".to_owned());
         assert!(leads_to(&found, &to("10.244.1.5")));
@@ -455,7 +531,7 @@ mod tests {
         let address = address(&service, 7410).unwrap();
         assert_eq!(address.dial, "[fd00::7]:7410");
         assert_eq!(
-            slice(&address, "fd00::5".parse().unwrap(), 7410).address_type,
+            slice(&address, "fd00::5".parse().unwrap(), PORTS).address_type,
             "IPv6"
         );
     }

@@ -7,11 +7,13 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{CommandFactory as _, Parser, error::ErrorKind};
+use clap::{CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 use tracing_subscriber::EnvFilter;
 use weft_operator::{
     authority::unique,
+    check,
     process::{self, Settings},
+    uninstall,
 };
 
 /// The operator of Weft: fabrics, their agents, and transfers between them.
@@ -20,23 +22,34 @@ use weft_operator::{
 /// kubeconfig. Several may run: one leads, by the Lease weft-operator, and the others stand by. Ends
 /// with an error when the lead is lost; it is meant to be started again then.
 #[derive(Debug, Parser)]
-#[command(name = "weft-operator", version)]
+#[command(name = "weft-operator", version, subcommand_negates_reqs = true)]
 struct Arguments {
+    #[command(subcommand)]
+    verb: Option<Verb>,
     /// The namespace of the operator's own objects and of the agents.
-    #[arg(long, env = "POD_NAMESPACE", default_value = "weft-system")]
+    #[arg(
+        long,
+        global = true,
+        env = "POD_NAMESPACE",
+        default_value = "weft-system"
+    )]
     namespace: String,
     /// Tells this candidate from the others; in a pod the pod's name [default: a unique one].
     #[arg(long, env = "POD_NAME")]
     name: Option<String>,
     /// Where agents reach this process when it leads: an address of this pod or machine.
-    #[arg(long, env = "POD_IP", value_name = "IP")]
-    address: IpAddr,
+    #[arg(long, env = "POD_IP", value_name = "IP", required = true)]
+    address: Option<IpAddr>,
     /// TCP port of the control API, which agents call.
     #[arg(long, value_name = "PORT", default_value_t = 7410)]
     control_port: u16,
     /// TCP port of /metrics, /healthz and /readyz.
-    #[arg(long, value_name = "PORT", default_value_t = 7411)]
+    #[arg(long, global = true, value_name = "PORT", default_value_t = 7411)]
     metrics_port: u16,
+    /// TCP port of the live API, which the API server passes `kubectl weft` on to; without it that API
+    /// is not served.
+    #[arg(long, value_name = "PORT")]
+    live_port: Option<u16>,
     /// The agents' service account, in the same namespace.
     #[arg(long, value_name = "NAME", default_value = "weft-agent")]
     agent_account: String,
@@ -44,11 +57,21 @@ struct Arguments {
     #[arg(long, value_name = "FILE", default_value = "/etc/weft/agent.yaml")]
     agent_template: PathBuf,
     /// Log as JSON, one object a line.
-    #[arg(long)]
+    #[arg(long, global = true)]
     log_json: bool,
     /// What to log, for example `info` or `weft_operator=debug,kube=info`.
-    #[arg(long, value_name = "FILTER", default_value = "info")]
+    #[arg(long, global = true, value_name = "FILTER", default_value = "info")]
     log: String,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Suspend all TransferJobs and let them go, so that nothing waits for an operator any more.
+    ///
+    /// What `helm uninstall` runs before it removes anything; ends within 90 s.
+    Uninstall,
+    /// Say whether an operator leads and every RdmaFabric is Ready; what `helm test` runs.
+    Check,
 }
 
 fn main() -> ExitCode {
@@ -81,22 +104,6 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<(), String> {
-    let name = match arguments.name {
-        Some(name) if !name.is_empty() => name,
-        _ => format!(
-            "weft-operator-{}",
-            unique().map_err(|error| error.to_string())?
-        ),
-    };
-    let settings = Settings {
-        namespace: arguments.namespace,
-        name,
-        address: arguments.address,
-        control_port: arguments.control_port,
-        metrics_port: arguments.metrics_port,
-        agent_account: arguments.agent_account,
-        agent_template: arguments.agent_template,
-    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -104,7 +111,46 @@ fn run(arguments: Arguments) -> Result<(), String> {
         .map_err(|error| {
             format!("the runtime cannot start: {error}: raise the limit on threads")
         })?;
-    runtime
-        .block_on(process::run(settings))
-        .map_err(|error| error.to_string())
+    match arguments.verb {
+        None => {
+            let settings = settings(arguments)?;
+            let ended = runtime.block_on(process::run(settings));
+            ended.map_err(|error| error.to_string())
+        }
+        Some(Verb::Uninstall) => runtime.block_on(async {
+            let client = process::client().await.map_err(|error| error.to_string())?;
+            let done = uninstall::run(client).await;
+            done.map_err(|error| error.to_string())
+        }),
+        Some(Verb::Check) => runtime.block_on(async {
+            let client = process::client().await.map_err(|error| error.to_string())?;
+            let checked = check::run(&client, &arguments.namespace, arguments.metrics_port).await;
+            for line in checked.map_err(|error| error.to_string())? {
+                tracing::info!("{line}");
+            }
+            Ok(())
+        }),
+    }
+}
+
+fn settings(arguments: Arguments) -> Result<Settings, String> {
+    let name = match arguments.name {
+        Some(name) if !name.is_empty() => name,
+        _ => format!(
+            "weft-operator-{}",
+            unique().map_err(|error| error.to_string())?
+        ),
+    };
+    Ok(Settings {
+        namespace: arguments.namespace,
+        name,
+        address: arguments
+            .address
+            .ok_or("--address: give an address of this pod or machine")?,
+        control_port: arguments.control_port,
+        metrics_port: arguments.metrics_port,
+        live_port: arguments.live_port,
+        agent_account: arguments.agent_account,
+        agent_template: arguments.agent_template,
+    })
 }

@@ -25,7 +25,7 @@ use prometheus_client::{
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
-    sync::watch,
+    sync::{mpsc, watch},
     time::{sleep, timeout},
 };
 
@@ -33,8 +33,9 @@ use crate::{
     NAME,
     control::{self, AUDIENCE, Control, ControlError, Reviewer, Tally},
     controllers::{self, ControllerError},
-    home::{Home, HomeError},
+    home::{Home, HomeError, Ports},
     lease::{LeaseBoard, Lost, acquire},
+    live::{self, Live},
     reports::{Fabrics, Reports},
     transfer::innermost,
     web::{self, Standing},
@@ -44,6 +45,9 @@ use crate::{
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// A leader ends and comes back with another server certificate: at two thirds of that one's life.
 const CERTIFICATE_RENEWAL: Duration = Duration::from_secs(240 * 24 * 60 * 60);
+
+/// Questions that wait for the controllers; who asks beyond them waits, too.
+const QUESTIONS: usize = 64;
 
 /// What the command line says.
 #[derive(Debug, Clone)]
@@ -58,6 +62,8 @@ pub struct Settings {
     pub control_port: u16,
     /// Of metrics and health.
     pub metrics_port: u16,
+    /// Of the live API; not served without.
+    pub live_port: Option<u16>,
     /// The agents' service account, in the same namespace.
     pub agent_account: String,
     /// The manifest that a fabric's DaemonSet is made of.
@@ -135,6 +141,10 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
     let (standing, readiness) = watch::channel(Standing::Starting);
     let metrics = listen(settings.metrics_port, "--metrics-port").await?;
     let control = listen(settings.control_port, "--control-port").await?;
+    let live = match settings.live_port {
+        Some(port) => Some(listen(port, "--live-port").await?),
+        None => None,
+    };
     let router = web::router(meters.registry(), readiness);
     let mut web = pin!(axum::serve(metrics, router).into_future());
 
@@ -159,7 +169,7 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
         controllers: meters.controllers,
     };
     let ended = tokio::select! {
-        result = leader.work(control, standing) => result.map(|never| match never {}),
+        result = leader.work(control, live, standing) => result.map(|never| match never {}),
         lost = leadership.keep() => return Err(lost.into()),
         _ = &mut web => Err(ProcessError::Ended("the HTTP endpoint")),
         () = &mut stop => Ok(()),
@@ -207,16 +217,22 @@ impl Leader {
     async fn work(
         self,
         listener: TcpListener,
+        live: Option<TcpListener>,
         standing: watch::Sender<Standing>,
     ) -> Result<Infallible, ProcessError> {
         let settings = self.settings;
         let home = Home::new(self.client.clone(), &settings.namespace);
         let authority = Arc::new(home.authority().await?);
         home.publish(&authority).await?;
-        let address = home.address(settings.control_port).await?;
+        let ports = Ports {
+            control: settings.control_port,
+            live: settings.live_port,
+        };
+        let address = home.address(ports.control).await?;
+        let (questions, asked) = mpsc::channel(QUESTIONS);
         let (fabrics, known) = watch::channel(Fabrics::new());
         let reports = Reports::default();
-        let controllers = pin!(controllers::run(controllers::Context {
+        let context = controllers::Context {
             client: self.client.clone(),
             namespace: settings.namespace.clone(),
             epoch: self.epoch,
@@ -226,7 +242,18 @@ impl Leader {
             template: self.template,
             service_address: address.dial.clone(),
             tally: self.controllers,
-        }));
+        };
+        let controllers = pin!(controllers::run(context, asked));
+        let live = pin!(serve_live(
+            live,
+            Live {
+                client: self.client.clone(),
+                namespace: settings.namespace.clone(),
+                authority: Arc::clone(&authority),
+                questions,
+                epoch: self.epoch,
+            }
+        ));
         let control = Control {
             authority: Arc::clone(&authority),
             reviewer: TokenReviews(self.client.clone()),
@@ -241,15 +268,22 @@ impl Leader {
         let name = format!("{NAME}.{}.svc", settings.namespace);
         let names = [name.as_str()];
         let serve = pin!(control::serve(listener, control, &names));
-        home.lead(&address, settings.address, settings.control_port)
-            .await?;
+        home.lead(&address, settings.address, ports).await?;
         standing.send_replace(Standing::Leading);
         tokio::select! {
             ended = controllers => Ok(ended?),
-            kept = home.keep(&authority, &address, settings.address, settings.control_port) => Ok(kept?),
+            kept = home.keep(&authority, &address, settings.address, ports) => Ok(kept?),
+            never = live => match never {},
             served = serve => Err(served.map_or_else(ProcessError::from, |()| ProcessError::Ended("the control API"))),
             () = sleep(CERTIFICATE_RENEWAL) => Err(ProcessError::CertificateDue),
         }
+    }
+}
+
+async fn serve_live(listener: Option<TcpListener>, live: Live) -> Infallible {
+    match listener {
+        Some(listener) => live::serve(listener, live).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -282,7 +316,10 @@ fn template(path: &Path) -> Result<DaemonSet, ProcessError> {
 }
 
 /// A client of an API server that answers.
-async fn client() -> Result<Client, ProcessError> {
+///
+/// # Errors
+/// None is known, or it does not answer.
+pub async fn client() -> Result<Client, ProcessError> {
     let mut config = Config::infer()
         .await
         .map_err(|error| ProcessError::NoCluster(error.to_string()))?;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use tokio::{sync::watch, time::Instant};
-use weft_proto::operator::v1::{NodeConfig, NodeReport};
+use weft_proto::operator::v1::{Model, NodeConfig, NodeReport};
 
 /// What a fabric's agents are to know, and whose agents those are.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +22,8 @@ pub struct FabricView {
     pub config: NodeConfig,
     /// The nodes that belong to it.
     pub nodes: BTreeSet<String>,
+    /// What they are to look after, by node; nothing at those that are not in it.
+    pub models: BTreeMap<String, Vec<Model>>,
 }
 
 /// Every fabric, by name.
@@ -52,6 +54,13 @@ impl NodeState {
             connected: true,
             stream: 0,
         }
+    }
+}
+
+impl NodeState {
+    fn says_the_same(&self, other: &Self) -> bool {
+        (&self.fabric, &self.report, self.connected)
+            == (&other.fabric, &other.report, other.connected)
     }
 }
 
@@ -92,6 +101,7 @@ impl Reports {
 impl Reporter {
     /// Keeps a report in place of the one before; false when a later stream of the node has taken over.
     pub(crate) fn put(&self, report: NodeReport, now: Instant) -> bool {
+        let mut is_ours = false;
         self.reports.nodes.send_if_modified(|nodes| {
             if nodes
                 .get(&self.node)
@@ -99,13 +109,16 @@ impl Reporter {
             {
                 return false;
             }
+            is_ours = true;
             let state = NodeState {
                 stream: self.stream,
                 ..NodeState::new(&self.fabric, report, now)
             };
-            nodes.insert(self.node.clone(), state);
-            true
-        })
+            // That the node still says the same is kept, and wakes nobody: hundreds say so.
+            let before = nodes.insert(self.node.clone(), state.clone());
+            before.is_none_or(|before| !before.says_the_same(&state))
+        });
+        is_ours
     }
 }
 
@@ -146,6 +159,22 @@ mod tests {
         assert_eq!(told(&reports), ("2".into(), true));
         drop(stream);
         assert_eq!(told(&reports), ("2".into(), false));
+    }
+
+    #[test]
+    fn a_report_that_says_the_same_is_kept_and_wakes_nobody() {
+        let reports = Reports::default();
+        let now = Instant::now();
+        let stream = reports.open("lab", "n1");
+        assert!(stream.put(report("1"), now));
+        let mut told = reports.subscribe();
+        told.mark_unchanged();
+        let later = now + std::time::Duration::from_secs(10);
+        assert!(stream.put(report("1"), later));
+        assert!(!told.has_changed().unwrap());
+        assert_eq!(told.borrow()["n1"].seen, later);
+        assert!(stream.put(report("2"), later));
+        assert!(told.has_changed().unwrap());
     }
 
     #[test]

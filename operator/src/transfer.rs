@@ -22,8 +22,8 @@ mod runner;
 
 pub use destination::{DestinationView, Standing};
 pub use job::{Course, End, Job};
-pub(crate) use runner::innermost;
 pub use runner::{Contact, Runner, RunnerError};
+pub(crate) use runner::{diagnose, innermost, stat};
 
 use std::time::Duration;
 
@@ -39,10 +39,29 @@ const NEVER_REACHED: &str = "NodeNeverReached";
 /// answers within milliseconds, and a SYN that was lost is sent again after 1 s.
 const CONTACT_TRY: Duration = Duration::from_millis(1500);
 
+/// Ends the name under which a job knows its source's node as a destination, where it has a second
+/// part. No node's name has a slash.
+const HERE: &str = "/here";
+
+/// The name under which a job knows its source's node as a destination: it makes that copy itself.
+pub(crate) fn local(node: &str) -> String {
+    format!("{node}{HERE}")
+}
+
+/// It is the source's node as a destination.
+pub(crate) fn is_local(name: &str) -> bool {
+    name.ends_with(HERE)
+}
+
+/// The node behind a name.
+pub(crate) fn node_of(name: &str) -> &str {
+    name.strip_suffix(HERE).unwrap_or(name)
+}
+
 /// A file or directory at a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The node.
+    /// The node; at a copy that the source's node makes for itself: with a suffix.
     pub node: String,
     /// A root of its configuration.
     pub root: String,
@@ -79,6 +98,17 @@ pub struct Spec {
     pub mandate: Mandate,
 }
 
+/// Who is to have a copy now: may grow while a job runs, and never shrinks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Roster {
+    /// All destinations; those that the job has already are no news.
+    pub destinations: Vec<Place>,
+    /// What the next plan is made from; holds the nodes of all destinations, earlier ones too.
+    pub topology: Topology,
+    /// Part of the line rate that is payload, above 0 and at most 1.
+    pub payload_share: f64,
+}
+
 /// How long is waited, and how often is looked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tempo {
@@ -102,11 +132,12 @@ impl Tempo {
         report: Duration::from_millis(50),
     };
     /// Nodes are known to be there, and their agents are restarted within a minute: with the usual
-    /// six attempts, 63 s are waited.
+    /// six attempts, 63 s are waited. One that was never reached is waited for as long as any other:
+    /// it may be down, and the job's backoff limit is what its author said.
     pub const CLUSTER: Self = Self {
         backoff: Duration::from_secs(1),
         doublings: 5,
-        first_contact: Duration::from_secs(60),
+        first_contact: Duration::MAX,
         report: Duration::from_secs(1),
     };
 }
@@ -184,6 +215,17 @@ pub enum Command {
         /// The job is given up there: partial files go.
         discard: bool,
     },
+    /// Remove a verified copy.
+    Remove(Removal),
+}
+
+/// A verified copy that is to go, unless somebody has changed something of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Removal {
+    /// Where it is.
+    pub place: Place,
+    /// What tells it from something else, as its agent said.
+    pub fingerprint: String,
 }
 
 /// What came of it.
@@ -239,11 +281,20 @@ pub enum Answer {
         /// Which attempt.
         attempt: u32,
     },
+    /// Of Remove: it is gone, or stays for a reason that has been logged.
+    Removed {
+        /// Where.
+        node: String,
+    },
     /// The time of [`Job::wake_at`] has come.
     Woken,
-    /// Nobody wants it any more. What is Verified by then stays.
+    /// Somebody may have come to be a destination.
+    Roster(Box<Roster>),
+    /// Nobody wants it any more. What is Verified by then stays, but for what is named here.
     Stop {
         /// Partial files go, too.
         discard: bool,
+        /// Verified copies that go.
+        remove: Vec<Removal>,
     },
 }

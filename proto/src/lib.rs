@@ -16,6 +16,40 @@ pub mod agent {
     /// Messages, client and server of `weft.agent.v1`.
     pub mod v1 {
         tonic::include_proto!("weft.agent.v1");
+
+        impl std::fmt::Debug for Credentials {
+            /// Where they are from, and no value.
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let names: std::collections::BTreeSet<&String> = self.values.keys().collect();
+                f.debug_struct("Credentials")
+                    .field("secret", &self.secret)
+                    .field("names", &names)
+                    .finish_non_exhaustive()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::agent::v1::{Credentials, ObjectSource};
+
+    #[test]
+    fn a_request_with_credentials_can_be_printed_and_does_not_tell_them() {
+        let source = ObjectSource {
+            url: "s3://bucket/key".to_owned(),
+            credentials: Some(Credentials {
+                values: [("secret_access_key".to_owned(), b"hunter2".to_vec())].into(),
+                secret: "team-a/store".to_owned(),
+            }),
+            expect: None,
+        };
+        let text = format!("{source:?}");
+        assert!(text.contains("secret_access_key") && text.contains("team-a/store"));
+        assert!(
+            !text.contains("hunter2") && !text.contains("104, 117"),
+            "{text}"
+        );
     }
 }
 

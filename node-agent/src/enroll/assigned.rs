@@ -66,6 +66,7 @@ pub(crate) fn config(
             .as_ref()
             .map_or_else(|| Ok(Transport::default()), transport)?,
         limits: config::Limits::default(),
+        objects: config::Objects::default(),
     };
     config::check(&config).map_err(|error| {
         let renamed = FIELDS.iter().find_map(|(file, fabric)| {
@@ -116,7 +117,19 @@ fn transport(given: &proto::Transport) -> Result<Transport, ConfigError> {
             "must be 1 or more".to_owned(),
         ));
     }
+    // An operator that is older than this field names none.
+    let congestion = match given.congestion.as_str() {
+        "" => Transport::default().congestion,
+        name => name
+            .parse()
+            .map_err(|problem| wrong("transport.congestion", problem))?,
+    };
+    let dscp = u8::try_from(given.dscp)
+        .map_err(|_| wrong("transport.dscp", format!("is {}: 0 to 63", given.dscp)))?;
     Ok(Transport {
+        congestion,
+        dscp: unplaced(dscp),
+        cap_mbps: (given.cap_mbps > 0).then(|| unplaced(given.cap_mbps)),
         paths: Some(unplaced(small("transport.paths", given.paths)?)),
         policy,
         rto_min: Duration::from_micros(given.rto_min_micros.into()),
@@ -174,6 +187,9 @@ mod tests {
                 chunk_bytes: 32 << 10,
                 rto_min_micros: 250,
                 link: "auto".to_owned(),
+                congestion: "ecn-rtt".to_owned(),
+                cap_mbps: 2_500,
+                dscp: 46,
             }),
             ports: Some(proto::Ports {
                 first: 7500,
@@ -209,6 +225,8 @@ mod tests {
         assert_eq!(config.transport.policy, PolicyKind::Oblivious);
         assert_eq!(config.transport.rto_min.nanos(), 250_000);
         assert_eq!(config.transport.chunk.value.0, 32 << 10);
+        assert_eq!(config.transport.dscp.value, 46);
+        assert_eq!(config.transport.cap_mbps.unwrap().value, 2_500);
         assert_eq!(config.operator.ticket_key.0, [10; 32]);
         let roots: Vec<_> = config
             .roots
@@ -238,7 +256,12 @@ mod tests {
         fn ports(c: &mut proto::NodeConfig) -> &mut proto::Ports {
             c.ports.as_mut().unwrap()
         }
-        let table: [(&str, &str, Change); 17] = [
+        let table: [(&str, &str, Change); 20] = [
+            ("transport.dscp", "0 to 63", |c| transport(c).dscp = 64),
+            ("transport.dscp", "0 to 63", |c| transport(c).dscp = 256),
+            ("transport.congestion", "ecn-rtt", |c| {
+                transport(c).congestion = "cubic".to_owned();
+            }),
             ("fabric", "`other`", |c| c.fabric = "other".to_owned()),
             ("ticket_key", "64 hexadecimal", |c| c.ticket_key.clear()),
             ("ports", "missing", |c| c.ports = None),

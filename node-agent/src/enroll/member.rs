@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval};
-use weft_proto::operator::v1::{Finding, NodeConfig, NodeReport};
+use weft_proto::operator::v1::{Finding, Model, ModelState, NodeConfig, NodeReport};
 
 use crate::agent::{Agent, AgentError};
 use crate::config::Config;
@@ -19,6 +19,7 @@ use crate::dial::chain;
 use crate::enroll::interface::{self, Nic};
 use crate::enroll::keys::{Keys, Validity};
 use crate::enroll::lobby::Lobby;
+use crate::enroll::models;
 use crate::enroll::report::Reporter;
 use crate::enroll::trouble::Tries;
 use crate::enroll::{EnrollError, Settings, Trouble, assigned, operator};
@@ -64,17 +65,20 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         ..NodeReport::default()
     });
     let doubted = watch::Sender::default();
+    let models = watch::Sender::default();
     let reporter = Reporter {
         settings: settings.clone(),
         keys: keys.clone(),
         report: report.subscribe(),
         ordered: ordered.clone(),
+        models: models.clone(),
         doubted: doubted.clone(),
     };
     let member = Member {
         settings: settings.clone(),
         keys: keys.clone(),
         ordered: ordered.subscribe(),
+        models: models.subscribe(),
         standing: standing.subscribe(),
         looks: tokio::time::interval(settings.pace.report),
         report,
@@ -179,6 +183,8 @@ struct Member {
     settings: Arc<Settings>,
     keys: Arc<Keys>,
     ordered: watch::Receiver<NodeConfig>,
+    /// What is to be looked after.
+    models: watch::Receiver<Vec<Model>>,
     standing: watch::Receiver<Standing>,
     looks: Interval,
     report: watch::Sender<NodeReport>,
@@ -236,7 +242,7 @@ impl Member {
                         };
                         if next.is_none() {
                             let stopping = finding("Stopping", "the agent has been told to stop");
-                            self.tell(None, vec![stopping]);
+                            self.tell(None, vec![stopping], Vec::new());
                             agent.stop().await;
                             return Ok(());
                         }
@@ -260,7 +266,7 @@ impl Member {
                 (None, Ok(next)) => return next,
                 (Some(finding), _) | (None, Err(finding)) => findings.push(finding),
             }
-            self.tell(None, findings);
+            self.tell(None, findings, Vec::new());
             self.changed().await;
         }
     }
@@ -293,7 +299,9 @@ impl Member {
                 let message = "another configuration is in force: the agent restarts itself with it as soon as no job runs here";
                 findings.push(finding("RestartPending", message));
             }
-            self.tell(Some((agent, basis, &nic)), findings);
+            let named = self.models.borrow_and_update().clone();
+            let states = models::look(agent.jobs(), named).await;
+            self.tell(Some((agent, basis, &nic)), findings, states);
             let jobs = agent.jobs();
             tokio::select! {
                 () = self.changed() => {}
@@ -308,6 +316,7 @@ impl Member {
         tokio::select! {
             _ = self.looks.tick() => {}
             _ = self.ordered.changed() => {}
+            _ = self.models.changed() => {}
             _ = self.standing.changed() => {}
         }
     }
@@ -361,7 +370,12 @@ impl Member {
     }
 
     /// Tells the operator and the log.
-    fn tell(&self, running: Option<(&Agent, &Basis, &Nic)>, findings: Vec<Finding>) {
+    fn tell(
+        &self,
+        running: Option<(&Agent, &Basis, &Nic)>,
+        findings: Vec<Finding>,
+        models: Vec<ModelState>,
+    ) {
         let standing = self.standing.borrow();
         let mut report = NodeReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -371,6 +385,7 @@ impl Member {
                     .iter()
                     .all(|f| HARMLESS.contains(&f.reason.as_str())),
             findings,
+            models,
             ..NodeReport::default()
         };
         if let Some((agent, basis, nic)) = running {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
-use weft_proto::operator::v1::{NodeConfig, NodeReport};
+use weft_proto::operator::v1::{Model, NodeConfig, NodeOrder, NodeReport};
 
 use crate::enroll::keys::Keys;
 use crate::enroll::operator;
@@ -26,6 +26,8 @@ pub(crate) struct Reporter {
     pub(crate) report: watch::Receiver<NodeReport>,
     /// Where the operator's orders go.
     pub(crate) ordered: watch::Sender<NodeConfig>,
+    /// Where the models go that are to be looked after.
+    pub(crate) models: watch::Sender<Vec<Model>>,
     /// The end of the certificate that the operator seems not to know: its authority may have been
     /// lost and made anew.
     pub(crate) doubted: watch::Sender<u64>,
@@ -81,7 +83,7 @@ impl Reporter {
                     Ok(Some(order)) => {
                         tries.succeeded();
                         *reached = Reached::Heard;
-                        self.take(order.config);
+                        self.take(order);
                         continue;
                     }
                     Ok(None) => return Err(Trouble::Ended),
@@ -102,14 +104,20 @@ impl Reporter {
         }
     }
 
-    fn take(&self, config: Option<NodeConfig>) {
-        let Some(config) = config else { return };
-        self.ordered.send_if_modified(|known| {
-            let new = *known != config;
-            if new {
-                *known = config;
-            }
-            new
-        });
+    fn take(&self, order: NodeOrder) {
+        take(&self.models, order.models);
+        if let Some(config) = order.config {
+            take(&self.ordered, config);
+        }
     }
+}
+
+fn take<T: PartialEq>(known: &watch::Sender<T>, said: T) {
+    known.send_if_modified(|known| {
+        let new = *known != said;
+        if new {
+            *known = said;
+        }
+        new
+    });
 }

@@ -24,6 +24,7 @@ use super::gate::Gate;
 use super::manifest::{Entry, EntryKind, Identity, Manifest, Shape};
 use super::occupancy::{Claim, Occupancy};
 use super::partial::{DestinationFile, Finish};
+use super::read_record::ReadRecord;
 use super::reservation::{self, Made, OpenDirectory, Origin, Target};
 use super::root::{Access, Root, RootPath};
 
@@ -199,6 +200,13 @@ impl Destination {
         &self.config.manifest
     }
 
+    /// What [`Manifest::fingerprint`] says of what lies there now; nothing when that cannot be listed.
+    pub fn fingerprint(&self) -> String {
+        Manifest::scan(&self.config.root, &self.config.path)
+            .map(|manifest| manifest.fingerprint())
+            .unwrap_or_default()
+    }
+
     /// The root that it is in.
     pub(super) fn root(&self) -> &Root {
         &self.config.root
@@ -207,6 +215,17 @@ impl Destination {
     /// What its preparation has made.
     pub(super) fn made(&self) -> &Made {
         &self.made
+    }
+
+    /// What was read for this job from a store, by this attempt or an earlier one.
+    pub fn read_record(&self) -> Result<ReadRecord, FileError> {
+        let _pass = self.gate.pass(|| self.place())?;
+        ReadRecord::open(&self.config.root, &self.config.job)
+    }
+
+    /// The digest that the whole must have, if the job says so.
+    pub fn expect(&self) -> Option<Digest> {
+        self.config.expect
     }
 
     /// Opens the file with that index in the manifest; a file that is open already is shared. A
@@ -395,6 +414,7 @@ impl Destination {
         let made = self.made.directories.iter().filter(|path| **path <= top[0]);
         above.extend(made.filter_map(|path| Some(path.split()?.0)));
         self.sync_directories(above.iter())?;
+        ReadRecord::remove(&self.config.root, &self.config.job)?;
         drop(pass);
         if let Some(held) = self.end() {
             held.claim.complete();
@@ -417,6 +437,7 @@ impl Destination {
             let target = self.file(index)?.0;
             target.remove_partial(&*open.at(&target.parent)?)?;
         }
+        ReadRecord::remove(&self.config.root, &self.config.job)?;
         self.made
             .remove_directories(&self.config.root, &self.config.job)
     }

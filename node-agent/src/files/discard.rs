@@ -9,6 +9,7 @@ use super::claim::{JobLock, JobUid};
 use super::destination::{Destination, DestinationConfig};
 use super::error::FileError;
 use super::manifest::Manifest;
+use super::read_record::ReadRecord;
 use super::reservation::{self, Made, OpenDirectory};
 use super::root::{Access, Root};
 use super::sweep;
@@ -185,5 +186,5 @@ fn remove_at(config: &DestinationConfig, lock: &mut Lock<'_>) -> Result<(), File
             }
         }
     }
-    result
+    result.and(ReadRecord::remove(lock.root, lock.job))
 }

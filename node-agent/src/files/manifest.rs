@@ -125,6 +125,30 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// Tells these files, as they are on their node, from what may become of them. Of directories only
+    /// the names count: what other transfers do beside the files changes their times. Device numbers
+    /// do not: they may be others after a restart of the node.
+    pub fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for entry in &self.entries {
+            hasher.update(&(entry.path.len() as u64).to_le_bytes());
+            hasher.update(entry.path.as_bytes());
+            if let EntryKind::File { bytes } = entry.kind {
+                let Identity {
+                    ino,
+                    mtime_ns,
+                    ctime_ns,
+                    ..
+                } = entry.identity;
+                hasher.update(&bytes.to_le_bytes());
+                hasher.update(&ino.to_le_bytes());
+                hasher.update(&mtime_ns.to_le_bytes());
+                hasher.update(&ctime_ns.to_le_bytes());
+            }
+        }
+        hasher.finalize().to_hex()[..32].to_owned()
+    }
+
     /// Lists the file or directory `path`. Weft's own partial files are left out; a link, device,
     /// pipe or socket anywhere in it is refused, as is what cannot be read.
     pub fn scan(root: &Root, path: &RootPath) -> Result<Self, FileError> {

@@ -259,6 +259,7 @@ async fn another_configuration_comes_into_force_when_no_job_runs() {
                 root: "more".to_owned(),
                 path: String::new(),
             }),
+            object: None,
         };
         lab.operator(node).await.stat(request).await
     };
@@ -316,6 +317,7 @@ async fn a_configuration_that_cannot_be_used_is_reported_by_field_and_changes_no
             chunk_bytes: 65_536,
             rto_min_micros: 5_000,
             link: "auto".to_owned(),
+            ..Default::default()
         });
     });
     let report = operator

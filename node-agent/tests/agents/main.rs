@@ -7,13 +7,23 @@ mod discard;
 #[cfg(test)]
 mod enroll;
 #[cfg(test)]
+mod eventually;
+#[cfg(test)]
 mod kept;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
+mod local;
+#[cfg(test)]
+mod models;
+#[cfg(test)]
+mod objects;
+#[cfg(test)]
 mod operator;
 #[cfg(test)]
 mod refusals;
+#[cfg(test)]
+mod shop;
 #[cfg(test)]
 mod support;
 #[cfg(test)]

@@ -38,6 +38,7 @@ struct Inner {
     /// Of certificates to come.
     life: Mutex<Range<i64>>,
     config: watch::Sender<NodeConfig>,
+    models: watch::Sender<Vec<Model>>,
     requests: Mutex<Vec<EnrollRequest>>,
     reports: watch::Sender<Vec<NodeReport>>,
     streams: AtomicUsize,
@@ -78,6 +79,7 @@ impl Operator {
             lab: RwLock::new(lab),
             life: Mutex::new(DAY),
             config: watch::Sender::new(config),
+            models: watch::Sender::default(),
             requests: Mutex::default(),
             reports: watch::Sender::default(),
             streams: AtomicUsize::new(0),
@@ -103,6 +105,11 @@ impl Operator {
     /// Changes the configuration in force, and orders it.
     pub(crate) fn order(&self, change: impl FnOnce(&mut NodeConfig)) {
         self.0.config.send_modify(change);
+    }
+
+    /// Names the models that nodes are to look after.
+    pub(crate) fn look_after(&self, models: Vec<Model>) {
+        self.0.models.send_replace(models);
     }
 
     /// All requests to enrol so far.
@@ -283,10 +290,14 @@ impl Serve for Operator {
                 inner.reports.send_modify(|all| all.push(report));
             }
         });
-        let orders = WatchStream::new(self.0.config.subscribe())
-            .map(|config| {
+        let inner = self.0.clone();
+        let configs = WatchStream::new(self.0.config.subscribe()).map(drop);
+        let models = WatchStream::new(self.0.models.subscribe()).map(drop);
+        let orders = futures::stream::select(configs, models)
+            .map(move |()| {
                 Ok(NodeOrder {
-                    config: Some(config),
+                    config: Some(inner.config.borrow().clone()),
+                    models: inner.models.borrow().clone(),
                 })
             })
             .take_until(down(self.0.up.subscribe()));

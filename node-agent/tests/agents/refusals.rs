@@ -73,6 +73,13 @@ async fn a_caller_is_who_its_certificate_says_and_may_do_only_that() {
         let mut client = lab.client_as(0, &pair).await.unwrap();
         refused(stat(&mut client).await, expected);
     }
+    let metrics = lab.get(0, "/metrics").await;
+    for counted in [
+        r#"weft_refused_total{reason="NotAllowed"} 1"#,
+        r#"weft_refused_total{reason="WrongCertificate"} 3"#,
+    ] {
+        assert!(metrics.contains(counted), "{metrics}");
+    }
     // The operator's certificate does not connect data paths.
     let job = job("roles", 1);
     let ticket = lab.ticket(&job, 1, 0, |_| {});
@@ -113,6 +120,7 @@ async fn a_call_that_is_not_the_callers_is_refused_before_it_is_read() {
     let request = StatRequest {
         leader_epoch: 1,
         location: Some(location),
+        object: None,
     };
     refused(node.stat(request).await, "NotAllowed");
     // What a node may call has no manifest in it.
@@ -257,6 +265,7 @@ async fn a_progress_stream_of_an_earlier_leader_ends_when_a_later_one_is_heard()
     let request = StatRequest {
         leader_epoch: 2,
         location: None,
+        object: None,
     };
     refused(lab.operator(1).await.stat(request).await, "BadRequest");
     let told = async {

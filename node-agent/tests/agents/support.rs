@@ -1,12 +1,11 @@
 //! A small fabric for tests: a certificate authority, agents over 127.0.0.0/8, and the operator.
 
 use std::fmt::Write as _;
-use std::future::Future;
 use std::net::Ipv4Addr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use rcgen::string::Ia5String;
 use rcgen::{
@@ -28,29 +27,13 @@ use weft_proto::agent::v1::agent_client::AgentClient;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::*;
 
-/// Everything here ends, or the test fails.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) use crate::eventually::{DEADLINE, eventually};
+
 const CONTROL_PORT: u16 = 7400;
 const METRICS_PORT: u16 = 7401;
 const DATA_PORT: u16 = 7410;
 
 pub(crate) type Client = AgentClient<Channel>;
-
-/// Asks until the condition holds; fails at the deadline.
-pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
-    what: &str,
-    mut condition: impl FnMut() -> F,
-) -> T {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        if let Some(found) = condition().await {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
-        // The one sleep of all tests: between two looks at the condition.
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
 
 fn authority() -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::default();
@@ -345,6 +328,7 @@ impl Lab {
                 leader_epoch: 1,
                 part: Some(Part::Destination(DestinationPart {
                     receives_from: format!("n{parent}"),
+                    object: None,
                 })),
                 sends_to: children(*node),
             };
@@ -449,6 +433,7 @@ pub(crate) async fn stat(client: &mut Client) -> Result<Manifest, Status> {
     let request = StatRequest {
         leader_epoch: 1,
         location: model(),
+        object: None,
     };
     Ok(client.stat(request).await?.into_inner().manifest.unwrap())
 }

@@ -70,6 +70,7 @@ fn lab(nodes: &[&str], paths: u32) -> Fabrics {
     let view = FabricView {
         config: config(paths),
         nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
+        models: Default::default(),
     };
     BTreeMap::from([("lab".to_owned(), view)])
 }
@@ -471,4 +472,78 @@ async fn what_an_agent_may_say_is_bounded() {
     // Too long: the stream is over.
     assert_eq!(agent.order().await.unwrap(), None);
     stage.reported(&[("n1", "1", false)]).await;
+}
+
+#[tokio::test]
+async fn a_report_that_nobody_could_dial_is_refused() {
+    let good = NodeReport {
+        control_address: "10.0.0.1:7400".into(),
+        data_address: "10.1.0.1".into(),
+        mtu: 9000,
+        ready: true,
+        ..NodeReport::default()
+    };
+    let table = [
+        (
+            "control_address",
+            NodeReport {
+                control_address: "n7 7400".into(),
+                ..good.clone()
+            },
+        ),
+        (
+            "control_address",
+            NodeReport {
+                control_address: String::new(),
+                ..good.clone()
+            },
+        ),
+        (
+            "data_address",
+            NodeReport {
+                data_address: "fe80::1".into(),
+                ..good.clone()
+            },
+        ),
+        (
+            "mtu",
+            NodeReport {
+                mtu: u32::MAX,
+                ..good.clone()
+            },
+        ),
+        (
+            "interface, version",
+            NodeReport {
+                interface: "x".repeat(300),
+                ..good.clone()
+            },
+        ),
+    ];
+    for (field, report) in table {
+        let stage = Stage::new().await;
+        let mut agent = stage.report("lab", "n1").await.unwrap();
+        agent.reports.send(good.clone()).unwrap();
+        agent.order().await.unwrap();
+        agent.reports.send(report).unwrap();
+        let status = agent.order().await.unwrap_err();
+        assert_eq!(detail(&status).reason, "BadRequest");
+        assert!(status.message().contains(field), "{}", status.message());
+    }
+}
+
+#[test]
+fn a_long_finding_is_cut_between_characters() {
+    let mut report = NodeReport {
+        findings: vec![Finding {
+            reason: "Long".into(),
+            message: "ä".repeat(FINDING_BYTES_MAX),
+        }],
+        ..NodeReport::default()
+    };
+    tidy(&mut report).unwrap();
+    assert_eq!(report.findings[0].message.len(), FINDING_BYTES_MAX);
+    report.findings[0].message.insert(0, 'a');
+    tidy(&mut report).unwrap();
+    assert_eq!(report.findings[0].message.len(), FINDING_BYTES_MAX - 1);
 }

@@ -21,10 +21,11 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use weft_crds::{FabricNode, RdmaFabric, TransferJob};
 
-use crate::NAME;
+use crate::{NAME, transfer::innermost};
 
 use super::{
     agents::FABRIC_LABEL,
+    models::Note,
     request::{FINALIZER, News, Request},
     world::{Key, World},
 };
@@ -61,7 +62,7 @@ impl Seen {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ClusterError {
     /// The API server said no, or nothing.
-    #[error("{0}")]
+    #[error("{}", innermost(.0))]
     Refused(#[from] kube::Error),
     /// It did not answer.
     #[error("the API server has not answered for {} s; it is asked again", WITHIN.as_secs())]
@@ -69,6 +70,11 @@ pub(super) enum ClusterError {
 }
 
 impl ClusterError {
+    /// It will say the same again, until somebody changes something.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused(kube::Error::Api(status)) if [403, 404, 422].contains(&status.code))
+    }
+
     /// The object is gone or another: the watch will tell.
     pub(super) fn is_stale(&self) -> bool {
         matches!(self, Self::Refused(kube::Error::Api(status)) if [404, 409].contains(&status.code))
@@ -186,6 +192,29 @@ impl Cluster {
                 world
                     .fabric_nodes
                     .learn(self.apply(&self.all(), name, &text).await?);
+            }
+            Request::NodeModel {
+                node,
+                uid,
+                version,
+                key,
+                note,
+            } => {
+                let mut text = json!({ "metadata": {
+                    "uid": uid,
+                    "labels": { key: note.as_ref().map(Note::value) },
+                    "annotations": { key: note.as_ref().map(|note| json!(note).to_string()) },
+                } });
+                if let Some(version) = version {
+                    text["metadata"]["resourceVersion"] = json!(version);
+                }
+                let parameters = PatchParams {
+                    field_manager: Some(NAME.to_owned()),
+                    ..PatchParams::default()
+                };
+                let (nodes, text) = (self.all::<Node>(), Patch::Merge(text));
+                let call = nodes.patch_metadata(node, &parameters, &text);
+                world.nodes.learn(within(call).await?);
             }
             Request::DeleteFabricNode { name, uid } => {
                 match self.delete::<FabricNode>(&self.all(), name, uid).await? {

@@ -8,8 +8,8 @@ use std::{
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use weft_crds::{
-    FabricNode, FabricNodeStatus, FabricStatus, Finding, Link, NodeCount, NodePorts, PathPolicy,
-    RdmaFabric, RootAccess,
+    CongestionControl, FabricNode, FabricNodeStatus, FabricStatus, Finding, Link, NodeCount,
+    NodePorts, PathPolicy, RdmaFabric, RootAccess,
 };
 use weft_proto::operator::v1::{Nics, NodeConfig, NodeReport, Ports, Root, Transport};
 
@@ -17,6 +17,7 @@ use super::{
     agents::{self, APPLIED, AgentTemplate, FABRIC_LABEL},
     condition::{self, Verdict},
     membership::{Members, Membership},
+    models,
     request::Request,
     world::{World, readiness, uid},
 };
@@ -60,6 +61,7 @@ pub(super) fn decide(view: &View<'_>) -> Vec<Request> {
     let mut requests = agents(view);
     requests.extend(fabric_nodes(view));
     requests.extend(statuses(view));
+    requests.extend(models::lost(view.world, view.membership, view.sightings));
     requests
 }
 
@@ -170,7 +172,7 @@ fn judge(name: &str, sighting: &Sighting, view: &View<'_>) -> Verdict {
         return not_ready(
             "AgentSilent",
             format!(
-                "the agent of node {name} has not reported for {} s; see: kubectl -n {} logs -l \
+                "the agent of node {name} has not reported for {} s; see: kubectl -n {} get pods -l \
                  {FABRIC_LABEL}={} --field-selector spec.nodeName={name}",
                 SILENCE.as_secs(),
                 view.template.namespace,
@@ -390,6 +392,12 @@ pub(super) fn config(fabric: &RdmaFabric, ticket_key: &str) -> NodeConfig {
                 Link::Udp => "udp",
             }
             .to_owned(),
+            congestion: match spec.transport.congestion {
+                CongestionControl::EcnRtt => "ecn-rtt",
+            }
+            .to_owned(),
+            cap_mbps: spec.transport.cap_mbps.unwrap_or(0),
+            dscp: spec.transport.dscp.into(),
         }),
         ports: Some(Ports {
             first: u32::from(spec.ports.first),

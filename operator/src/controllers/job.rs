@@ -5,18 +5,25 @@
 //! command, an attempt's number before its first command. So whoever decides next, here or in a
 //! successor, goes on from what is written.
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use std::collections::BTreeSet;
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::{SignedDuration, Timestamp},
+};
 use kube::ResourceExt as _;
-use weft_crds::{Phase, TransferJob, TransferJobStatus};
+use weft_crds::{DeletionPolicy, Phase, TransferJob, TransferJobStatus};
 
 use super::{
     membership::Membership,
+    models,
     request::{FINALIZER, Request},
     resolve::{self, Obstacle, Transfer},
     snapshot::{Outcome, Snapshot},
     status,
     world::{Key, World, uid},
 };
+use crate::transfer::{Contact, Removal, Roster};
 
 /// Progress is written when what is written is so old …
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);
@@ -33,6 +40,10 @@ pub(super) struct View<'a> {
     pub(super) membership: &'a Membership,
     /// What this process is doing for it.
     pub(super) work: Option<&'a Snapshot>,
+    /// The layout of the world that the work has last been told of.
+    pub(super) met: Option<u64>,
+    /// Nodes that may not be written to.
+    pub(super) refused: &'a BTreeSet<String>,
     /// Of this process.
     pub(super) leader_epoch: u64,
     /// When its status was last written by this process.
@@ -52,6 +63,15 @@ pub(super) enum Order {
         transfer: Box<Transfer>,
         /// Partial files go, too.
         discard: bool,
+        /// Verified copies that go.
+        remove: Vec<Removal>,
+    },
+    /// The world has another layout: who is to have a copy by now, where that can be said.
+    Meet {
+        /// Which layout.
+        layout: u64,
+        /// Who, and how they are reached.
+        who: Option<Box<(Roster, Vec<Contact>)>>,
     },
     /// An attempt of this number may begin: it is written down.
     Permit(u32),
@@ -59,6 +79,8 @@ pub(super) enum Order {
     Stop {
         /// Partial files go, too.
         discard: bool,
+        /// Verified copies that go.
+        remove: Vec<Removal>,
     },
     /// Its outcome is written down.
     Forget,
@@ -105,7 +127,7 @@ pub(super) fn decide(view: &View<'_>) -> Decision {
         return leave(view, &old);
     }
     if old.phase.is_over() {
-        return finished(view, &old);
+        return finished(view);
     }
     let stop = stop(view.job, &old, view.now);
     match (view.work, stop) {
@@ -113,10 +135,15 @@ pub(super) fn decide(view: &View<'_>) -> Decision {
             (Some(Outcome::Withdrawn { .. }), None) => Order::Forget.into(),
             (Some(Outcome::Withdrawn { .. }), Some(stop)) => stopped(view, &old, stop),
             (Some(Outcome::Complete | Outcome::Failed), _) => {
-                write(view, &old, status::of_work(view.job, work, view.now))
+                // First what only this process knows: with the outcome written, nobody asks again.
+                match models::next(view.job, view.world, work, view.refused) {
+                    Some(request) => request.into(),
+                    None => write(view, &old, status::of_work(view.job, work, view.now)),
+                }
             }
             (None, Some(stop)) => Order::Stop {
                 discard: stop == Stop::Deadline,
+                remove: Vec::new(),
             }
             .into(),
             (None, None) => go_on(view, &old, work),
@@ -129,13 +156,25 @@ pub(super) fn decide(view: &View<'_>) -> Decision {
     }
 }
 
+/// When it has to be looked at though nothing has happened to it.
+pub(super) fn due(job: &TransferJob) -> Option<Timestamp> {
+    let status = job.status.as_ref()?;
+    let after = |seconds: Option<i64>, since: Option<&Time>| {
+        let span = SignedDuration::from_secs(seconds?);
+        since?.0.checked_add(span).ok()
+    };
+    if status.phase.is_over() {
+        after(
+            job.spec.ttl_seconds_after_finished,
+            status.completion_time.as_ref(),
+        )
+    } else {
+        after(job.spec.deadline_seconds, status.start_time.as_ref())
+    }
+}
+
 fn stop(job: &TransferJob, old: &TransferJobStatus, now: Timestamp) -> Option<Stop> {
-    let until = job
-        .spec
-        .deadline_seconds
-        .zip(old.start_time.as_ref())
-        .and_then(|(seconds, start)| start.0.checked_add(SignedDuration::from_secs(seconds)).ok());
-    if until.is_some_and(|until| now >= until) {
+    if !old.phase.is_over() && due(job).is_some_and(|until| now >= until) {
         Some(Stop::Deadline)
     } else {
         job.spec.suspend.then_some(Stop::Suspend)
@@ -165,57 +204,90 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
             request: None,
         };
     }
-    if !old.phase.is_over()
-        && let Some(order) = settle(view, old, true)
-    {
-        return order.into();
+    match depart(view, old) {
+        Some(order) => order.into(),
+        None => hold(view.job, false).into(),
     }
-    hold(view.job, false).into()
+}
+
+/// What is to be done before it may go; nothing once it may.
+fn depart(view: &View<'_>, old: &TransferJobStatus) -> Option<Order> {
+    let remove = match view.job.spec.deletion_policy {
+        DeletionPolicy::Retain => Vec::new(),
+        DeletionPolicy::Delete => models::copies(view.job, view.world),
+    };
+    if remove.is_empty() {
+        return if old.phase.is_over() {
+            None
+        } else {
+            settle(view, old, true)
+        };
+    }
+    match view.work {
+        Some(work) => match work.outcome {
+            None => Some(Order::Stop {
+                discard: true,
+                remove,
+            }),
+            // Whoever could be reached has been told.
+            Some(Outcome::Withdrawn { discard: true }) => None,
+            Some(_) => Some(Order::Forget),
+        },
+        None => withdraw(view, true, remove),
+    }
+}
+
+fn withdraw(view: &View<'_>, discard: bool, remove: Vec<Removal>) -> Option<Order> {
+    resolve::involved(
+        view.job,
+        view.world,
+        view.membership,
+        view.leader_epoch,
+        &remove,
+    )
+    .filter(|transfer| !transfer.contacts.is_empty())
+    .map(|transfer| Order::Withdraw {
+        transfer: Box::new(transfer),
+        discard,
+        remove,
+    })
 }
 
 /// What is to be done until no agent is at it any more; nothing once that is so.
 fn settle(view: &View<'_>, old: &TransferJobStatus, discard: bool) -> Option<Order> {
     match view.work {
         Some(work) => match work.outcome {
-            None => Some(Order::Stop { discard }),
+            None => Some(Order::Stop {
+                discard,
+                remove: Vec::new(),
+            }),
             Some(Outcome::Withdrawn { discard: false }) if discard => Some(Order::Forget),
             Some(_) => None,
         },
         None => {
-            let at_work = matches!(
-                old.phase,
-                Phase::Planning | Phase::Preparing | Phase::Transferring
-            );
+            // Waiting may have been written over an attempt of a leader before this one.
+            let at_work = old.phase != Phase::Suspended && !old.phase.is_over();
             if old.attempt == 0 || !(at_work || discard) {
                 return None;
             }
-            resolve::involved(view.job, view.world, view.membership, view.leader_epoch)
-                .filter(|transfer| !transfer.contacts.is_empty())
-                .map(|transfer| Order::Withdraw {
-                    transfer: Box::new(transfer),
-                    discard,
-                })
+            withdraw(view, discard, Vec::new())
         }
     }
 }
 
 /// Complete or Failed: that is written, so nothing of it is of use any more.
-fn finished(view: &View<'_>, old: &TransferJobStatus) -> Decision {
+fn finished(view: &View<'_>) -> Decision {
     let order = view.work.map(|_| Order::Forget);
-    if is_held(view.job) {
+    // What is removed with it is removed before it is.
+    let keep = view.job.spec.deletion_policy == DeletionPolicy::Delete
+        && !models::copies(view.job, view.world).is_empty();
+    if is_held(view.job) != keep {
         return Decision {
-            request: Some(hold(view.job, false)),
+            request: Some(hold(view.job, keep)),
             order,
         };
     }
-    let ttl = view
-        .job
-        .spec
-        .ttl_seconds_after_finished
-        .zip(old.completion_time.as_ref());
-    let until =
-        ttl.and_then(|(seconds, end)| end.0.checked_add(SignedDuration::from_secs(seconds)).ok());
-    let request = until
+    let request = due(view.job)
         .is_some_and(|until| view.now >= until)
         .then(|| Request::DeleteJob {
             key: Key::of(&view.job.metadata),
@@ -247,7 +319,16 @@ fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: Stop) -> Decision {
 
 fn go_on(view: &View<'_>, old: &TransferJobStatus, work: &Snapshot) -> Decision {
     let mut decision = write(view, old, status::of_work(view.job, work, view.now));
-    if let Some(number) = work.claims.filter(|number| *number <= old.attempt) {
+    if decision.request.is_none() {
+        decision.request = models::next(view.job, view.world, work, view.refused);
+    }
+    let layout = view.world.layout();
+    if view.met != Some(layout) {
+        let nodes = work.destinations.iter().map(|there| there.node.as_str());
+        let has: BTreeSet<&str> = nodes.collect();
+        let who = resolve::roster(view.job, view.world, view.membership, &has).map(Box::new);
+        decision.order = Some(Order::Meet { layout, who });
+    } else if let Some(number) = work.claims.filter(|number| *number <= old.attempt) {
         decision.order = Some(Order::Permit(number));
     }
     decision

@@ -50,7 +50,16 @@ impl Membership {
                         }
                     }
                 }
-                Err(fault) => members.fault = Some(format!("spec.nodeSelector: {fault}")),
+                // It keeps what it has until somebody mends the selector.
+                Err(fault) => {
+                    for (_, node) in world.fabric_nodes.iter() {
+                        let known = world.nodes.named(&node.name_any()).is_some();
+                        if node.spec.fabric == name && known {
+                            membership.add(&name, &mut members, node.name_any());
+                        }
+                    }
+                    members.fault = Some(format!("spec.nodeSelector: {fault}"));
+                }
             }
             membership.fabrics.insert(name, members);
         }

@@ -3,10 +3,10 @@
 use k8s_openapi::api::apps::v1::DaemonSet;
 use weft_crds::{FabricNodeStatus, FabricStatus, TransferJobStatus};
 
-use super::world::Key;
+use super::{models::Note, world::Key};
 
 /// What keeps a job until nothing of it is left at the agents.
-pub(super) const FINALIZER: &str = "weft.dev/agents";
+pub(crate) const FINALIZER: &str = "weft.dev/agents";
 
 /// One request. Those that name a UID are refused when the object has been made anew since.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,6 +67,19 @@ pub(super) enum Request {
         /// The UID of the cluster's node, which it ends with.
         owner: String,
     },
+    /// Says at a node that it holds a model, or no longer says so.
+    NodeModel {
+        /// The node.
+        node: String,
+        /// Its UID.
+        uid: String,
+        /// Only if it is at this version still.
+        version: Option<String>,
+        /// Of label and annotation.
+        key: String,
+        /// What it holds.
+        note: Option<Note>,
+    },
     /// A node is of no fabric any more.
     DeleteFabricNode {
         /// Which.
@@ -107,6 +120,7 @@ impl Request {
             Self::FabricNodeStatus { name, .. }
             | Self::ApplyFabricNode { name, .. }
             | Self::DeleteFabricNode { name, .. } => ("FabricNode", Key::cluster(name)),
+            Self::NodeModel { node, .. } => ("Node", Key::cluster(node)),
             Self::ApplyDaemonSet(set) => ("DaemonSet", Key::of(&set.metadata)),
             Self::DeleteDaemonSet { name, .. } => ("DaemonSet", Key::cluster(name)),
         }

@@ -15,7 +15,7 @@ use super::{
     membership::{Membership, selector},
     world::World,
 };
-use crate::transfer::{Contact, Mandate, Place, Spec, Tempo};
+use crate::transfer::{Contact, Mandate, Place, Removal, Roster, Spec, Tempo, local, node_of};
 
 /// A node's link where nothing says how fast it is: 10 Gbit/s. Only estimates depend on it.
 const LINK_BPS: u64 = 10_000_000_000;
@@ -30,13 +30,13 @@ const FRAMING: u32 = 38;
 
 /// What a transfer needs.
 #[derive(Debug, Clone)]
-pub(super) struct Transfer {
+pub(crate) struct Transfer {
     /// The fabric that it is in.
-    pub(super) fabric: String,
+    pub(crate) fabric: String,
     /// What is to be moved, and where.
-    pub(super) spec: Spec,
+    pub(crate) spec: Spec,
     /// The agents of all nodes in it.
-    pub(super) contacts: Vec<Contact>,
+    pub(crate) contacts: Vec<Contact>,
 }
 
 /// Why a job cannot begin now.
@@ -58,69 +58,124 @@ fn wait(reason: &'static str, message: String) -> Obstacle {
     }
 }
 
-/// Everything that a job needs to begin, or what is in its way.
+/// Everything that a job needs to begin, or what is in its way. Destinations that are not ready are
+/// in it: the others need not wait for them.
 pub(super) fn resolve(
     job: &TransferJob,
     world: &World,
     membership: &Membership,
     leader_epoch: u64,
 ) -> Result<Transfer, Obstacle> {
-    let source = file(job)?;
-    let (fabric_name, fabric) = fabric_of(&source.node, world, membership)?;
-    let from = place(job, fabric, world, Side::Source(source))?;
-    let nodes = destinations(job, fabric_name, world, membership)?;
-    let to = &job.spec.destinations;
-    let mut copies = Vec::new();
-    let is_listed = to.nodes.is_some();
-    for node in &nodes {
-        let copy = place(
-            job,
-            fabric,
-            world,
-            Side::Destination {
-                node,
-                root: &to.root,
-                path: &to.path,
-            },
-        )?;
-        if copy == from {
-            // It is where it shall be.
-            continue;
-        }
-        if copy.node == from.node {
-            let field = if is_listed {
-                "spec.destinations.nodes"
-            } else {
-                "spec.destinations.nodeSelector"
-            };
-            return Err(Obstacle {
-                reason: "SourceIsDestination",
-                message: format!(
-                    "{field}: node {node} is the source and would get a copy at another place, which \
-                     is not done: leave it out, or give the same root and path"
-                ),
-                is_final: true,
-            });
-        }
-        copies.push(copy);
-    }
-    if copies.is_empty() {
-        return Err(no_destinations(fabric_name, &source.node));
-    }
-    let asleep: Vec<&str> = std::iter::once(source.node.as_str())
-        .chain(copies.iter().map(|copy| copy.node.as_str()))
-        .filter(|node| !is_ready(world, node, fabric_name))
-        .collect();
-    if !asleep.is_empty() {
+    let transfer = lay_out(job, world, membership, leader_epoch, &BTreeSet::new())?;
+    let awake = |place: &Place| is_ready(world, node_of(&place.node), &transfer.fabric);
+    if !awake(&transfer.spec.source) {
         let text = format!(
-            "{} of its nodes are not ready: {}; see: kubectl get fabricnodes",
-            asleep.len(),
+            "spec.source.file.node: {} is not ready; see: kubectl get fabricnodes",
+            transfer.spec.source.node
+        );
+        return Err(wait("NodesNotReady", text));
+    }
+    let destinations = &transfer.spec.destinations;
+    if !destinations.iter().any(awake) {
+        let asleep: Vec<&str> = destinations
+            .iter()
+            .map(|copy| node_of(&copy.node))
+            .collect();
+        let text = format!(
+            "spec.destinations: none of the nodes is ready: {}; it begins when one is; see: kubectl \
+             get fabricnodes",
             listed(&asleep)
         );
         return Err(wait("NodesNotReady", text));
     }
+    Ok(transfer)
+}
+
+/// What is in a job's way, as far as one thing does not hide the other; for who plans a job.
+pub(super) fn obstacles(
+    job: &TransferJob,
+    world: &World,
+    membership: &Membership,
+) -> Vec<Obstacle> {
+    let mut found = Vec::new();
+    let Ok(source) = file(job) else {
+        return found;
+    };
+    let Ok((name, fabric)) = fabric_of(&source.node, world, membership) else {
+        return found;
+    };
+    found.extend(place(job, fabric, world, Side::Source(source)).err());
+    let to = &job.spec.destinations;
+    let side = Side::Destination {
+        // The root is the same on all nodes.
+        node: &source.node,
+        root: &to.root,
+        path: &to.path,
+    };
+    found.extend(place(job, fabric, world, side).err());
+    let mut names = vec![source.node.clone()];
+    match destinations(job, name, world, membership) {
+        Ok(nodes) => {
+            let is_elsewhere = source.root != to.root
+                || source.path.trim_end_matches('/') != to.path.trim_end_matches('/');
+            let others = nodes.iter().filter(|node| **node != source.node);
+            names.extend(others.cloned());
+            if names.len() == 1 && (nodes.is_empty() || !is_elsewhere) {
+                let is_listed = to.nodes.is_some();
+                found.push(no_destinations(name, &source.node, is_listed));
+            }
+        }
+        Err(obstacle) => found.push(obstacle),
+    }
+    names.retain(|node| !is_ready(world, node, name));
+    if !names.is_empty() {
+        let asleep: Vec<&str> = names.iter().map(String::as_str).collect();
+        let text = format!(
+            "{} of its nodes are not ready: {}; a destination is waited for while the others go on, \
+             the source holds all up; see: kubectl get fabricnodes",
+            asleep.len(),
+            listed(&asleep)
+        );
+        found.push(wait("NodesNotReady", text));
+    }
+    found
+}
+
+/// Who is to have a copy by now, and how they are reached; `None` while that cannot be said. Those
+/// that the job has already stay in it.
+pub(super) fn roster(
+    job: &TransferJob,
+    world: &World,
+    membership: &Membership,
+    has: &BTreeSet<&str>,
+) -> Option<(Roster, Vec<Contact>)> {
+    let Transfer { spec, contacts, .. } = lay_out(job, world, membership, 0, has).ok()?;
+    let roster = Roster {
+        destinations: spec.destinations,
+        topology: spec.topology,
+        payload_share: spec.payload_share,
+    };
+    Some((roster, contacts))
+}
+
+fn lay_out(
+    job: &TransferJob,
+    world: &World,
+    membership: &Membership,
+    leader_epoch: u64,
+    also: &BTreeSet<&str>,
+) -> Result<Transfer, Obstacle> {
+    let source = file(job)?;
+    let (fabric_name, fabric) = fabric_of(&source.node, world, membership)?;
+    let from = place(job, fabric, world, Side::Source(source))?;
+    let copies = copies(job, (fabric_name, fabric), world, membership, &from)?;
+    if copies.is_empty() {
+        let is_listed = job.spec.destinations.nodes.is_some();
+        return Err(no_destinations(fabric_name, &source.node, is_listed));
+    }
     let names: BTreeSet<&str> = std::iter::once(from.node.as_str())
-        .chain(copies.iter().map(|copy| copy.node.as_str()))
+        .chain(copies.iter().map(|copy| node_of(&copy.node)))
+        .chain(also.iter().copied())
         .collect();
     Ok(Transfer {
         fabric: fabric_name.to_owned(),
@@ -133,6 +188,58 @@ pub(super) fn resolve(
     })
 }
 
+/// Where copies shall be, without the one that is there already: the source.
+fn copies(
+    job: &TransferJob,
+    (fabric_name, fabric): (&str, &RdmaFabric),
+    world: &World,
+    membership: &Membership,
+    from: &Place,
+) -> Result<Vec<Place>, Obstacle> {
+    let to = &job.spec.destinations;
+    let mut copies = Vec::new();
+    for node in &destinations(job, fabric_name, world, membership)? {
+        let side = Side::Destination {
+            node,
+            root: &to.root,
+            path: &to.path,
+        };
+        let copy = place(job, fabric, world, side)?;
+        if copy == *from {
+            // It is where it shall be.
+            continue;
+        }
+        if copy.node == from.node {
+            apart(&copy, from)?;
+            let node = local(&copy.node);
+            copies.push(Place { node, ..copy });
+            continue;
+        }
+        copies.push(copy);
+    }
+    Ok(copies)
+}
+
+/// A copy beside its original must neither lie in it nor hold it.
+fn apart(copy: &Place, from: &Place) -> Result<(), Obstacle> {
+    let within = |inner: &str, outer: &str| {
+        outer.is_empty() || format!("{inner}/").starts_with(&format!("{outer}/"))
+    };
+    if copy.root != from.root || !within(&copy.path, &from.path) && !within(&from.path, &copy.path)
+    {
+        return Ok(());
+    }
+    Err(Obstacle {
+        reason: "CopyWithinSource",
+        message: format!(
+            "spec.destinations.path: node {} is the source, and of {} and {} in root {} one lies \
+             within the other: give a path of its own, or leave the node out",
+            from.node, from.path, copy.path, from.root
+        ),
+        is_final: true,
+    })
+}
+
 /// Whom to tell that a job is over, as far as anybody knows them: those it says now, and those its
 /// status names. `None` where nobody can be told.
 pub(super) fn involved(
@@ -140,6 +247,7 @@ pub(super) fn involved(
     world: &World,
     membership: &Membership,
     leader_epoch: u64,
+    removals: &[Removal],
 ) -> Option<Transfer> {
     let source = job.spec.source.file.as_ref()?;
     let fabric = world
@@ -149,8 +257,12 @@ pub(super) fn involved(
     let shown = job.status.iter().flat_map(|status| &status.destinations);
     let mut names: BTreeSet<String> = shown.map(|destination| destination.node.clone()).collect();
     names.extend(destinations(job, &fabric, world, membership).unwrap_or_default());
-    names.remove(&source.node);
     let to = &job.spec.destinations;
+    let bare = |path: &str| path.trim_end_matches('/').to_owned();
+    let is_elsewhere = (&to.root, bare(&to.path)) != (&source.root, bare(&source.path));
+    if names.remove(&source.node) && is_elsewhere {
+        names.insert(local(&source.node));
+    }
     let place = |node: &str, root: &str, path: &str| Place {
         node: node.to_owned(),
         root: root.to_owned(),
@@ -163,8 +275,9 @@ pub(super) fn involved(
     let from = place(&source.node, &source.root, &source.path);
     let all: BTreeSet<&str> = names
         .iter()
-        .map(String::as_str)
+        .map(|name| node_of(name))
         .chain([source.node.as_str()])
+        .chain(removals.iter().map(|removal| removal.place.node.as_str()))
         .collect();
     Some(Transfer {
         contacts: contacts(world, &fabric, &all),
@@ -282,7 +395,17 @@ fn destinations(
     Ok(selected.map(|(node, _)| node.to_owned()).collect())
 }
 
-fn no_destinations(fabric: &str, source: &str) -> Obstacle {
+fn no_destinations(fabric: &str, source: &str, is_listed: bool) -> Obstacle {
+    if is_listed {
+        return Obstacle {
+            reason: "NoDestinations",
+            message: format!(
+                "spec.destinations.nodes: names only {source}, which is the source and has it at \
+                 that path: name another node, root or path"
+            ),
+            is_final: true,
+        };
+    }
     wait(
         "NoDestinations",
         format!(

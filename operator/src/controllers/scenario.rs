@@ -151,6 +151,7 @@ pub(super) fn sighting(name: &str, fabric: &str, silent: u64) -> Sighting {
             certificate_expires_unix_s: 1_800_086_400,
             ready: true,
             findings: Vec::new(),
+            models: Vec::new(),
         },
         silent: Duration::from_secs(silent),
     }
@@ -177,6 +178,7 @@ pub(super) fn job(name: &str) -> TransferJob {
         overwrite: Default::default(),
         deadline_seconds: None,
         backoff_limit: 6,
+        deletion_policy: Default::default(),
         ttl_seconds_after_finished: None,
         suspend: false,
     };
@@ -248,6 +250,26 @@ impl World {
                 node.spec.fabric = fabric.clone();
                 newer(&mut node.metadata);
                 self.fabric_nodes.learn(node);
+            }
+            Request::NodeModel {
+                node, key, note, ..
+            } => {
+                let mut node = self.nodes.named(node).unwrap().clone();
+                let labels = node.metadata.labels.get_or_insert_default();
+                let annotations = node.metadata.annotations.get_or_insert_default();
+                match note {
+                    Some(note) => {
+                        labels.insert(key.clone(), note.value().to_owned());
+                        let text = serde_json::to_string(note).unwrap();
+                        annotations.insert(key.clone(), text);
+                    }
+                    None => {
+                        labels.remove(key);
+                        annotations.remove(key);
+                    }
+                }
+                newer(&mut node.metadata);
+                self.nodes.learn(node);
             }
             Request::DeleteFabricNode { name, .. } => self.fabric_nodes.forget(&Key::cluster(name)),
             Request::ApplyDaemonSet(set) => {

@@ -5,9 +5,10 @@ use std::{collections::VecDeque, time::Duration};
 use weft_crds::{
     DestinationState, DestinationStatus, LinkInUse, ManifestSummary, PlanSummary, Strategy,
 };
-use weft_proto::agent::v1::State;
+use weft_proto::agent::v1::{ProgressResponse, State};
 
-use crate::transfer::{Course, DestinationView, End, Job, Standing};
+use super::models::Note;
+use crate::transfer::{Course, DestinationView, End, Job, Place, Standing, node_of};
 
 /// The rate is that of the last so many seconds: a person looks at it.
 const PACE: Duration = Duration::from_secs(10);
@@ -24,6 +25,15 @@ pub(super) enum Outcome {
         /// Partial files went, too.
         discard: bool,
     },
+}
+
+/// A node with a verified copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Holder {
+    /// The node.
+    pub(super) node: String,
+    /// What is there, and where.
+    pub(super) note: Note,
 }
 
 /// A transfer as it is now.
@@ -47,6 +57,8 @@ pub(super) struct Snapshot {
     pub(super) link: Option<LinkInUse>,
     /// All of them.
     pub(super) destinations: Vec<DestinationStatus>,
+    /// Who has a verified copy at the destinations' place, the source included.
+    pub(super) holders: Vec<Holder>,
     /// Verified bytes of all destinations.
     pub(super) bytes: i64,
     /// What they will be.
@@ -61,7 +73,7 @@ impl Snapshot {
         let destinations: Vec<DestinationStatus> = job.destinations().map(destination).collect();
         let count = u64::try_from(destinations.len()).unwrap_or(u64::MAX);
         let (link, reason) = job.link();
-        let digest = Some(job.source_report().digest.clone()).filter(|digest| !digest.is_empty());
+        let digest = Some(job.digest().to_owned()).filter(|digest| !digest.is_empty());
         let manifest = job.manifest().map(|manifest| ManifestSummary {
             files: u32::try_from(manifest.files.len()).unwrap_or(u32::MAX),
             bytes: signed(job.bytes()),
@@ -97,11 +109,43 @@ impl Snapshot {
                 reason: reason.to_owned(),
             }),
             destinations,
+            holders: holders(job),
             bytes: signed(job.bytes_moved()),
             bytes_total: signed(job.bytes().saturating_mul(count)),
             bytes_per_second: signed(bytes_per_second),
         }
     }
+}
+
+fn holders(job: &Job) -> Vec<Holder> {
+    let holder = |place: &Place, report: &ProgressResponse| Holder {
+        node: node_of(&place.node).to_owned(),
+        note: Note {
+            root: place.root.clone(),
+            path: place.path.clone(),
+            digest: report.digest.clone(),
+            fingerprint: report.fingerprint.clone(),
+        },
+    };
+    let verified = job.destinations().filter_map(|view| {
+        let is_verified = matches!(view.standing, Standing::Verified { .. });
+        is_verified.then(|| holder(view.place, view.report))
+    });
+    let (source, report) = (&job.spec().source, job.source_report());
+    // A pod looks for it in one place on all nodes.
+    let is_there = report.state() == State::Verified
+        && job
+            .spec()
+            .destinations
+            .iter()
+            .all(|place| (&place.root, &place.path) == (&source.root, &source.path));
+    verified
+        .chain(is_there.then(|| holder(source, report)))
+        .filter(|holder| {
+            let note = &holder.note;
+            !note.digest.is_empty() && !note.fingerprint.is_empty()
+        })
+        .collect()
 }
 
 fn destination(view: DestinationView<'_>) -> DestinationStatus {
@@ -121,7 +165,7 @@ fn destination(view: DestinationView<'_>) -> DestinationStatus {
     };
     let is_verified = state == DestinationState::Verified;
     DestinationStatus {
-        node: view.place.node.clone(),
+        node: node_of(&view.place.node).to_owned(),
         state,
         reason: refusal
             .map(|refusal| refusal.reason.clone())

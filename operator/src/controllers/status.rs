@@ -1,5 +1,7 @@
 //! What is said of a job.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::jiff::Timestamp;
 use weft_crds::{
     Counts, DESTINATIONS_SHOWN, DestinationState, DestinationStatus, Phase, TransferJob,
@@ -8,6 +10,7 @@ use weft_crds::{
 
 use super::{
     condition::{self, Verdict, moment},
+    models,
     request::News,
     resolve::Obstacle,
     snapshot::{Outcome, Snapshot},
@@ -74,7 +77,7 @@ pub(super) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
     };
     status.start_time.get_or_insert_with(|| moment(now));
     status.attempt = status.attempt.max(work.claims.unwrap_or(work.attempt));
-    show(&mut status, work);
+    show(&mut status, job, work);
     resumed(&mut status, now);
     if let Some(plan) = &work.plan {
         let text = format!(
@@ -97,14 +100,24 @@ pub(super) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
                 (&*d.reason, &*d.message)
             });
             let text = format!(
-                "{} of {} destinations failed: {cause}",
-                status.counts.failed, status.counts.total
+                "{} of {} destinations failed, {} have a verified copy: {cause}",
+                status.counts.failed, status.counts.total, status.counts.verified
             );
             fail(&mut status, reason, &text, now);
         }
         Some(Outcome::Withdrawn { .. }) | None => {}
     }
     status
+}
+
+/// The same for who asks now, with every destination.
+pub(super) fn live(job: &TransferJob, work: &Snapshot, now: Timestamp) -> TransferJobStatus {
+    let (destinations, _) = remembered(&next(job), work);
+    TransferJobStatus {
+        destinations,
+        destinations_truncated: false,
+        ..of_work(job, work, now)
+    }
 }
 
 fn complete(status: &mut TransferJobStatus, now: Timestamp) {
@@ -126,28 +139,67 @@ fn complete(status: &mut TransferJobStatus, now: Timestamp) {
     set(status, verdict("Complete", true, "Verified", &text), now);
 }
 
-fn show(status: &mut TransferJobStatus, work: &Snapshot) {
+/// What a successor shows until it has heard of a destination itself: what is written of it.
+fn remembered(old: &TransferJobStatus, work: &Snapshot) -> (Vec<DestinationStatus>, i64) {
+    let known: BTreeMap<&str, &DestinationStatus> = old
+        .destinations
+        .iter()
+        .map(|there| (there.node.as_str(), there))
+        .collect();
+    let mut unheard_of = false;
+    let told = |there: &DestinationStatus| {
+        let unheard =
+            there.state == DestinationState::Pending && there.bytes == 0 && there.reason.is_empty();
+        match known.get(there.node.as_str()) {
+            Some(written) if unheard && written.state != DestinationState::Failed => {
+                (*written).clone()
+            }
+            written => {
+                unheard_of |= unheard && written.is_none();
+                there.clone()
+            }
+        }
+    };
+    let destinations: Vec<DestinationStatus> = work.destinations.iter().map(told).collect();
+    // Of those that the status had no room for, only the sum is known.
+    let listed: i64 = old.destinations.iter().map(|there| there.bytes).sum();
+    let unlisted = match unheard_of && old.destinations_truncated {
+        true => old.bytes.saturating_sub(listed).max(0),
+        false => 0,
+    };
+    let sum = |all: &[DestinationStatus]| all.iter().map(|there| there.bytes).sum::<i64>();
+    let more = sum(&destinations).saturating_sub(sum(&work.destinations));
+    let bytes = work.bytes.saturating_add(more).saturating_add(unlisted);
+    (destinations, bytes)
+}
+
+fn show(status: &mut TransferJobStatus, job: &TransferJob, work: &Snapshot) {
+    let (destinations, verified) = remembered(status, work);
     let in_state = |state| {
-        let count = work
-            .destinations
-            .iter()
-            .filter(|d| d.state == state)
-            .count();
+        let count = destinations.iter().filter(|d| d.state == state).count();
         u32::try_from(count).unwrap_or(u32::MAX)
     };
     status.counts = Counts {
-        total: u32::try_from(work.destinations.len()).unwrap_or(u32::MAX),
+        total: u32::try_from(destinations.len()).unwrap_or(u32::MAX),
         verified: in_state(DestinationState::Verified),
         failed: in_state(DestinationState::Failed),
     };
-    status.bytes = work.bytes;
-    status.bytes_total = work.bytes_total;
+    // What the source has not been asked yet, it may have said to an earlier operator.
+    if work.manifest.is_some() {
+        status.bytes_total = work.bytes_total;
+    }
+    status.bytes = if status.bytes_total > 0 {
+        verified.min(status.bytes_total)
+    } else {
+        verified
+    };
     status.bytes_per_second = work.bytes_per_second;
-    let left = work.bytes_total.saturating_sub(work.bytes).max(0);
+    let left = status.bytes_total.saturating_sub(status.bytes).max(0);
     let rate = work.bytes_per_second;
     status.eta_seconds = (rate > 0).then(|| left / rate + i64::from(left % rate != 0));
-    status.progress = if work.manifest.is_some() {
-        progress(work.bytes, work.bytes_total)
+    status.manifest = work.manifest.clone().or(status.manifest.take());
+    status.progress = if status.manifest.is_some() {
+        progress(status.bytes, status.bytes_total)
     } else {
         String::new()
     };
@@ -157,12 +209,14 @@ fn show(status: &mut TransferJobStatus, work: &Snapshot) {
         String::new()
     };
     status.eta = status.eta_seconds.map(duration).unwrap_or_default();
-    status.manifest = work.manifest.clone().or(status.manifest.take());
     status.plan = work.plan.clone().or(status.plan.take());
     status.link = work.link.clone().or(status.link.take());
     let trouble = work.destinations.iter().find(|d| !d.reason.is_empty());
+    if let Some(holder) = work.holders.first() {
+        status.node_label = format!("{}={}", models::key(job), holder.note.value());
+    }
     status.message = trouble.map(|d| cut(&d.message)).unwrap_or_default();
-    let mut order: Vec<&DestinationStatus> = work.destinations.iter().collect();
+    let mut order: Vec<&DestinationStatus> = destinations.iter().collect();
     order.sort_by_key(|d| (d.state != DestinationState::Failed, d.bytes, &d.node));
     status.destinations_truncated = order.len() > DESTINATIONS_SHOWN;
     let shown = order.into_iter().take(DESTINATIONS_SHOWN);
@@ -273,10 +327,12 @@ pub(super) fn news(old: &TransferJobStatus, new: &TransferJobStatus) -> Vec<News
         say(false, "Planned", &message);
     }
     if new.attempt > old.attempt && new.attempt > 1 {
-        let cause = if old.message.is_empty() {
-            &new.message
-        } else {
-            &old.message
+        // What is written of a job that stands still is no trouble of its last attempt.
+        let is_trouble = !matches!(old.phase, Phase::Suspended | Phase::Waiting);
+        let cause = match old.message.as_str() {
+            "" => &new.message,
+            _ if is_trouble => &old.message,
+            _ => "",
         };
         let note = format!("attempt {}: {cause}", new.attempt);
         say(!cause.is_empty(), "Retrying", note.trim_end_matches(": "));

@@ -10,62 +10,109 @@ use tokio::{
 use super::{
     resolve::Transfer,
     snapshot::{Pace, Snapshot},
+    world::Key,
 };
 use crate::{
     authority::Authority,
-    transfer::{Course, End, Runner, RunnerError},
+    transfer::{Contact, Course, End, Removal, Roster, Runner, RunnerError},
 };
 
 /// Between two looks while nothing but bytes change: agents report once a second.
-const LOOK: Duration = Duration::from_millis(250);
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Dropping it ends the task; agents are told nothing, and end the attempt themselves some time.
 pub(super) struct Work {
-    snapshot: watch::Receiver<Snapshot>,
+    key: Key,
+    snapshot: watch::Receiver<Arc<Snapshot>>,
     permits: watch::Sender<u32>,
-    stop: watch::Sender<Option<bool>>,
+    stop: watch::Sender<Option<Stop>>,
+    people: watch::Sender<Option<Arc<People>>>,
+    met: Option<u64>,
     task: JoinHandle<()>,
 }
+
+/// Whether partial files go, and which verified copies.
+type Stop = (bool, Vec<Removal>);
+
+/// Who is to have a copy, and how they are reached.
+type People = (Roster, Vec<Contact>);
 
 impl Work {
     /// Begins to move bytes.
     pub(super) fn begin(
+        key: Key,
         transfer: Transfer,
         authority: Arc<Authority>,
         changed: Arc<Notify>,
     ) -> Result<Self, RunnerError> {
         let runner = Runner::begin(transfer.spec, authority, &transfer.contacts)?;
-        Ok(Self::drive(runner, changed))
+        Ok(Self::drive(key, runner, changed))
     }
 
     /// Begins to tell agents that it is over.
     pub(super) fn withdraw(
+        key: Key,
         transfer: Transfer,
-        discard: bool,
+        end: Stop,
         authority: Arc<Authority>,
         changed: Arc<Notify>,
     ) -> Result<Self, RunnerError> {
-        let runner = Runner::withdraw(transfer.spec, discard, authority, &transfer.contacts)?;
-        Ok(Self::drive(runner, changed))
+        let runner = Runner::withdraw(transfer.spec, end, authority, &transfer.contacts)?;
+        Ok(Self::drive(key, runner, changed))
     }
 
-    fn drive(runner: Runner, changed: Arc<Notify>) -> Self {
+    fn drive(key: Key, runner: Runner, changed: Arc<Notify>) -> Self {
         let (permits, permitted) = watch::channel(0);
         let (stop, stopped) = watch::channel(None);
-        let (tell, snapshot) = watch::channel(Snapshot::of(runner.job(), 0));
+        let (people, met) = watch::channel(None);
+        let (tell, snapshot) = watch::channel(Arc::new(Snapshot::of(runner.job(), 0)));
         let runner = runner.heeding(permitted);
-        let task = tokio::spawn(drive(runner, stopped, tell, changed));
+        let task = tokio::spawn(drive(runner, (stopped, met), tell, changed));
         Self {
+            key,
             snapshot,
             permits,
             stop,
+            people,
+            met: None,
             task,
         }
     }
 
+    /// The layout of the world that it has last been told of.
+    pub(super) fn met(&self) -> Option<u64> {
+        self.met
+    }
+
+    /// The world has another layout.
+    pub(super) fn meet(&mut self, layout: u64, who: Option<Box<People>>) {
+        self.met = Some(layout);
+        if let Some(who) = who {
+            self.people.send_if_modified(|old| {
+                let is_other = old.as_deref() != Some(&*who);
+                if is_other {
+                    *old = Some(Arc::from(who));
+                }
+                is_other
+            });
+        }
+    }
+
     /// How far it is.
-    pub(super) fn snapshot(&self) -> Snapshot {
-        self.snapshot.borrow().clone()
+    pub(super) fn snapshot(&mut self) -> Arc<Snapshot> {
+        Arc::clone(&self.snapshot.borrow_and_update())
+    }
+
+    /// The same for who only asks: it stays news for whoever decides.
+    pub(super) fn look(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.snapshot.borrow())
+    }
+
+    /// Its job, if there is something that nobody has asked for yet.
+    pub(super) fn news(&self) -> Option<&Key> {
+        // The task has ended: that is news for whoever looks whether it is lost.
+        let is_new = self.snapshot.has_changed().unwrap_or(true);
+        is_new.then_some(&self.key)
     }
 
     /// It ended without an outcome: a bug.
@@ -80,9 +127,15 @@ impl Work {
     }
 
     /// It is to end.
-    pub(super) fn stop(&self, discard: bool) {
-        self.stop
-            .send_if_modified(|stop| stop.replace(discard) != Some(discard));
+    pub(super) fn stop(&self, discard: bool, remove: Vec<Removal>) {
+        let end = Some((discard, remove));
+        self.stop.send_if_modified(|stop| {
+            let is_other = *stop != end;
+            if is_other {
+                *stop = end;
+            }
+            is_other
+        });
     }
 }
 
@@ -97,8 +150,11 @@ type Mark = (Course, Option<u32>, u32, Option<End>);
 
 async fn drive(
     mut runner: Runner,
-    mut stop: watch::Receiver<Option<bool>>,
-    tell: watch::Sender<Snapshot>,
+    (mut stop, mut people): (
+        watch::Receiver<Option<Stop>>,
+        watch::Receiver<Option<Arc<People>>>,
+    ),
+    tell: watch::Sender<Arc<Snapshot>>,
     changed: Arc<Notify>,
 ) {
     let mut pace = Pace::default();
@@ -108,7 +164,7 @@ async fn drive(
         let mark = (job.course(), job.claims(), job.attempt(), job.end());
         if told.is_none_or(|(at, before)| before != mark || now >= at + LOOK) {
             let rate = pace.mark(now, job.bytes_moved());
-            tell.send_replace(Snapshot::of(job, rate));
+            tell.send_replace(Arc::new(Snapshot::of(job, rate)));
             changed.notify_one();
             told = Some((now, mark));
         }
@@ -118,9 +174,18 @@ async fn drive(
         tokio::select! {
             () = runner.turn() => {}
             Ok(()) = stop.changed() => {
-                let discard = *stop.borrow_and_update();
-                if let Some(discard) = discard {
-                    runner.stop(discard);
+                let end = stop.borrow_and_update().clone();
+                if let Some((discard, remove)) = end {
+                    runner.stop(discard, remove);
+                }
+            }
+            Ok(()) = people.changed() => {
+                let people = people.borrow_and_update().clone();
+                if let Some(people) = people
+                    && let Err(error) = runner.meet(people.0.clone(), &people.1)
+                {
+                    // Calls to them say so, too, and are repeated.
+                    tracing::warn!(%error, "an agent cannot be called");
                 }
             }
         }

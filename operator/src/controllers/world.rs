@@ -3,7 +3,7 @@
 //! Written by the one task that owns it: from watches, and from the answers to its own writes, so that
 //! a decision never overlooks what an earlier one did. Never holds what only this process knows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
@@ -43,6 +43,44 @@ impl Key {
     }
 }
 
+/// An object that decisions are made from.
+pub(super) trait Told: Resource {
+    /// Whether anything but its version is another.
+    fn differs(&self, other: &Self) -> bool;
+}
+
+impl<T> Told for PartialObjectMeta<T>
+where
+    Self: Resource,
+{
+    fn differs(&self, other: &Self) -> bool {
+        bare(self.meta()) != bare(other.meta())
+    }
+}
+
+macro_rules! told {
+    ($($kind:ty)*) => {$(
+        impl Told for $kind {
+            fn differs(&self, other: &Self) -> bool {
+                bare(self.meta()) != bare(other.meta())
+                    || self.spec != other.spec
+                    || self.status != other.status
+            }
+        }
+    )*};
+}
+
+told!(RdmaFabric FabricNode TransferJob);
+
+/// Without what changes with every write, whatever it was about.
+fn bare(metadata: &ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        resource_version: None,
+        managed_fields: None,
+        ..metadata.clone()
+    }
+}
+
 /// All objects of a kind.
 #[derive(Debug, Clone)]
 pub(super) struct Kept<K> {
@@ -50,6 +88,10 @@ pub(super) struct Kept<K> {
     /// What a listing has brought so far; it replaces everything once it is whole.
     listing: Option<BTreeMap<Key, K>>,
     is_whole: bool,
+    /// Counts what has changed something.
+    revision: u64,
+    /// What has changed since it was last asked.
+    changed: BTreeSet<Key>,
 }
 
 impl<K> Default for Kept<K> {
@@ -58,11 +100,13 @@ impl<K> Default for Kept<K> {
             objects: BTreeMap::new(),
             listing: None,
             is_whole: false,
+            revision: 0,
+            changed: BTreeSet::new(),
         }
     }
 }
 
-impl<K: Resource> Kept<K> {
+impl<K: Told> Kept<K> {
     /// Everything that there is has been listed once.
     pub(super) fn is_whole(&self) -> bool {
         self.is_whole
@@ -88,13 +132,16 @@ impl<K: Resource> Kept<K> {
                     }
                 }
                 self.is_whole = true;
+                self.revision += 1;
+                self.changed.extend(before.into_keys());
+                self.changed.extend(self.objects.keys().cloned());
             }
             Event::Apply(object) => self.learn(object),
             Event::Delete(object) => {
                 let key = Key::of(object.meta());
                 let known = self.objects.get(&key);
                 if known.is_some_and(|known| known.meta().uid == object.meta().uid) {
-                    self.objects.remove(&key);
+                    self.forget(&key);
                 }
             }
         }
@@ -104,15 +151,33 @@ impl<K: Resource> Kept<K> {
     pub(super) fn learn(&mut self, mut object: K) {
         let key = Key::of(object.meta());
         let known = self.objects.get(&key);
-        if !known.is_some_and(|known| is_newer(known.meta(), object.meta())) {
-            strip(object.meta_mut());
-            self.objects.insert(key, object);
+        if known.is_some_and(|known| is_newer(known.meta(), object.meta())) {
+            return;
         }
+        strip(object.meta_mut());
+        // A node's heartbeat is no news.
+        if known.is_none_or(|known| known.differs(&object)) {
+            self.revision += 1;
+            self.changed.insert(key.clone());
+        }
+        self.objects.insert(key, object);
     }
 
     /// It is no more.
     pub(super) fn forget(&mut self, key: &Key) {
         self.objects.remove(key);
+        self.revision += 1;
+        self.changed.insert(key.clone());
+    }
+
+    /// What has changed since this was last asked.
+    pub(super) fn take_changed(&mut self) -> BTreeSet<Key> {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// Another number when something may have changed since.
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
     }
 
     /// The object of that name.
@@ -131,7 +196,7 @@ impl<K: Resource> Kept<K> {
     }
 }
 
-impl<K: Resource> FromIterator<K> for Kept<K> {
+impl<K: Told> FromIterator<K> for Kept<K> {
     fn from_iter<T: IntoIterator<Item = K>>(objects: T) -> Self {
         let mut kept = Self {
             is_whole: true,
@@ -186,6 +251,30 @@ impl World {
             && self.namespaces.is_whole()
             && self.daemon_sets.is_whole()
     }
+
+    /// The jobs that have changed since this was last asked; of the other kinds the numbers below tell.
+    pub(super) fn take_changed_jobs(&mut self) -> BTreeSet<Key> {
+        self.fabrics.take_changed();
+        self.fabric_nodes.take_changed();
+        self.nodes.take_changed();
+        self.namespaces.take_changed();
+        self.daemon_sets.take_changed();
+        self.jobs.take_changed()
+    }
+
+    /// Another number when anything but a job has changed since.
+    pub(super) fn surroundings(&self) -> u64 {
+        self.layout() + self.daemon_sets.revision()
+    }
+
+    /// Another number when what jobs are laid out by may have changed since: who is where, and how
+    /// it is reached.
+    pub(super) fn layout(&self) -> u64 {
+        self.fabrics.revision()
+            + self.fabric_nodes.revision()
+            + self.nodes.revision()
+            + self.namespaces.revision()
+    }
 }
 
 /// A node's fabric and whether it is ready, by its FabricNode.
@@ -222,6 +311,24 @@ mod tests {
 
     fn version(kept: &Kept<PartialObjectMeta<Node>>, name: &str) -> Option<String> {
         kept.named(name)?.metadata.resource_version.clone()
+    }
+
+    #[test]
+    fn a_heartbeat_is_no_news_and_a_label_is() {
+        let mut kept = Kept::default();
+        kept.learn(node("a", "1", "9"));
+        let before = kept.revision();
+        assert_eq!(kept.take_changed().len(), 1);
+        kept.take(Event::Apply(node("a", "1", "10")));
+        assert_eq!((kept.revision(), kept.take_changed().len()), (before, 0));
+        assert_eq!(version(&kept, "a").unwrap(), "10");
+        let mut labelled = node("a", "1", "11");
+        labelled.metadata.labels = Some([("gpu".to_owned(), "true".to_owned())].into());
+        kept.take(Event::Apply(labelled));
+        assert!(kept.revision() > before);
+        assert_eq!(kept.take_changed().len(), 1);
+        kept.forget(&Key::cluster("a"));
+        assert_eq!(kept.take_changed().len(), 1);
     }
 
     #[test]

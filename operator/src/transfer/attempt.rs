@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use weft_planner::{Part, Plan};
+use weft_planner::Part;
 
 use super::Refusal;
 
@@ -52,12 +52,7 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    pub(super) fn new(plan: &Plan) -> Self {
-        let source = plan
-            .parts
-            .first()
-            .map(|part| part.node.clone())
-            .unwrap_or_default();
+    pub(super) fn new(source: &str, parts: &[Part]) -> Self {
         let member = |part: &Part| {
             (
                 part.node.clone(),
@@ -70,8 +65,8 @@ impl Attempt {
             )
         };
         Self {
-            source,
-            members: plan.parts.iter().map(member).collect(),
+            source: source.to_owned(),
+            members: parts.iter().map(member).collect(),
         }
     }
 

@@ -7,7 +7,7 @@ use std::{
 
 use weft_proto::agent::v1::ProgressResponse;
 
-use super::{Place, Refusal};
+use super::{Place, Refusal, is_local};
 
 /// Where a destination stands in the job as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,18 +63,28 @@ pub(super) struct Destinations {
 
 impl Destinations {
     pub(super) fn new(places: &[Place]) -> Self {
-        let destination = |place: &Place| {
-            let destination = Destination {
-                place: place.clone(),
-                standing: Standing::Waiting,
-                report: ProgressResponse::default(),
-                best: 0,
-            };
-            (place.node.clone(), destination)
+        let mut destinations = Self {
+            all: BTreeMap::new(),
         };
-        Self {
-            all: places.iter().map(destination).collect(),
+        for place in places {
+            destinations.add(place);
         }
+        destinations
+    }
+
+    /// One more; false where the node is one already.
+    pub(super) fn add(&mut self, place: &Place) -> bool {
+        if self.all.contains_key(&place.node) {
+            return false;
+        }
+        let destination = Destination {
+            place: place.clone(),
+            standing: Standing::Waiting,
+            report: ProgressResponse::default(),
+            best: 0,
+        };
+        self.all.insert(place.node.clone(), destination);
+        true
     }
 
     pub(super) fn get(&self, node: &str) -> Option<&Destination> {
@@ -107,6 +117,15 @@ impl Destinations {
     fn which(&self, is_meant: impl Fn(&Standing) -> bool) -> BTreeSet<String> {
         let meant = self.all.iter().filter(|(_, d)| is_meant(&d.standing));
         meant.map(|(node, _)| node.clone()).collect()
+    }
+
+    /// The digest of the copy that the source's node has made for itself.
+    pub(super) fn local_digest(&self) -> &str {
+        let local = self
+            .all
+            .iter()
+            .find(|(name, d)| is_local(name) && matches!(d.standing, Standing::Verified { .. }));
+        local.map_or("", |(_, d)| &d.report.digest)
     }
 
     /// Bytes verified, over all of them.

@@ -2,14 +2,15 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use weft_planner::{Plan, Request};
+use weft_planner::{Part, Plan, Request};
 use weft_proto::agent::v1::{Manifest, PeerProgress, ProgressResponse, Role, State};
 
 use super::{
-    Answer, Command, Refusal, Spec, Tempo,
+    Answer, Command, Refusal, Removal, Roster, Spec, Tempo,
     attempt::{Attempt, Run},
     contact::FirstContact,
     destination::{DestinationView, Standing},
+    is_local,
     ledger::{Ledger, cut_off, is_ours, reported},
 };
 
@@ -75,6 +76,13 @@ enum Phase {
     Withdrawing {
         waiting: BTreeSet<String>,
         discard: bool,
+        /// What goes next.
+        remove: Vec<Removal>,
+    },
+    /// Verified copies are being removed.
+    Removing {
+        waiting: BTreeSet<String>,
+        discard: bool,
     },
     /// Nothing will change any more, because it was stopped.
     Withdrawn { discard: bool },
@@ -115,10 +123,10 @@ impl Job {
     }
 
     /// A job that an earlier operator began and that nobody wants any more.
-    pub fn withdraw(spec: Spec, discard: bool) -> (Self, Vec<Command>) {
+    pub fn withdraw(spec: Spec, discard: bool, remove: Vec<Removal>) -> (Self, Vec<Command>) {
         let mut job = Self::new(spec);
         let mut commands = Vec::new();
-        job.on_stop(discard, &mut commands);
+        job.on_stop(discard, remove, &mut commands);
         (job, commands)
     }
 
@@ -140,9 +148,16 @@ impl Job {
     /// Takes an answer; gives the next state and what to do now.
     #[must_use]
     pub fn step(mut self, now: Duration, answer: Answer) -> (Self, Vec<Command>) {
+        let commands = self.advance(now, answer);
+        (self, commands)
+    }
+
+    /// The same in place: a job of many nodes takes many answers a second.
+    #[must_use]
+    pub(crate) fn advance(&mut self, now: Duration, answer: Answer) -> Vec<Command> {
         let mut commands = Vec::new();
         self.take(now, answer, &mut commands);
-        (self, commands)
+        commands
     }
 
     /// When [`Answer::Woken`] is due, if it is.
@@ -185,9 +200,10 @@ impl Job {
             Phase::Resting { .. } | Phase::Claiming => Course::Resting,
             Phase::Preparing { .. } => Course::Preparing,
             Phase::Running(_) | Phase::Settling { .. } => Course::Running,
-            Phase::Cancelling { .. } | Phase::Discarding { .. } | Phase::Withdrawing { .. } => {
-                Course::Ending
-            }
+            Phase::Cancelling { .. }
+            | Phase::Discarding { .. }
+            | Phase::Withdrawing { .. }
+            | Phase::Removing { .. } => Course::Ending,
             Phase::Withdrawn { .. } | Phase::Over => Course::Over,
         }
     }
@@ -229,6 +245,11 @@ impl Job {
     /// When the first Start was sent.
     pub fn started(&self) -> Option<Duration> {
         self.started
+    }
+
+    /// Of everything, as the source says; where it sends nothing, as its own copy says.
+    pub fn digest(&self) -> &str {
+        self.ledger.digest()
     }
 
     /// The source's newest report; all zero before its first of this attempt.
@@ -319,7 +340,16 @@ impl Job {
                 }
             }
             Answer::Woken => self.on_woken(now, commands),
-            Answer::Stop { discard } => self.on_stop(discard, commands),
+            Answer::Roster(roster) => self.on_roster(now, *roster, commands),
+            Answer::Stop { discard, remove } => self.on_stop(discard, remove, commands),
+            Answer::Removed { node } => {
+                if let Phase::Removing { waiting, discard } = &mut self.phase {
+                    waiting.remove(&node);
+                    if waiting.is_empty() {
+                        self.phase = Phase::Withdrawn { discard: *discard };
+                    }
+                }
+            }
         }
     }
 
@@ -363,8 +393,48 @@ impl Job {
                     commands.push(Command::Stat);
                 }
             }
-            Phase::Settling { until, .. } if now >= *until => self.finish(commands),
+            Phase::Settling { until, .. } if now >= *until => self.settled(now, commands),
             _ => {}
+        }
+    }
+
+    /// All that were in the attempt are Verified; who has come since gets the next one.
+    fn settled(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        if self.ledger.destinations.remaining().is_empty() {
+            self.finish(commands);
+        } else {
+            self.next_attempt(now, commands);
+        }
+    }
+
+    /// Whoever has become a destination since gets a copy, too, unless the end has begun.
+    fn on_roster(&mut self, now: Duration, roster: Roster, commands: &mut Vec<Command>) {
+        if self.course() == Course::Ending && !matches!(self.phase, Phase::Cancelling { .. })
+            || self.is_over()
+        {
+            return;
+        }
+        self.spec.topology = roster.topology;
+        self.spec.payload_share = roster.payload_share;
+        for place in roster.destinations {
+            if !self.ledger.destinations.add(&place) {
+                continue;
+            }
+            let node = place.node.clone();
+            self.spec.destinations.push(place);
+            match &mut self.phase {
+                Phase::Preparing { waiting, .. } => {
+                    self.contact.asked(&node, now);
+                    waiting.insert(node.clone());
+                    commands.push(Command::Prepare {
+                        node,
+                        attempt: self.attempt,
+                    });
+                }
+                // It need not wait for what others have spoilt.
+                Phase::Resting { until } if self.manifest.is_some() => *until = now,
+                _ => {}
+            }
         }
     }
 
@@ -435,35 +505,44 @@ impl Job {
                 destination.standing = Standing::Waiting;
             }
         }
-        let bytes = self.bytes();
-        let request = Request {
+        let (here, others): (Vec<String>, Vec<String>) =
+            ready.into_iter().partition(|node| is_local(node));
+        // What the source's node copies for itself takes no part in the plan: it is on no link.
+        let mut parts: Vec<Part> = here.into_iter().map(copied_there).collect();
+        if !others.is_empty() {
+            match weft_planner::plan(&self.request(others), &self.spec.topology) {
+                Ok(plan) => {
+                    parts.extend_from_slice(&plan.parts);
+                    self.plan.get_or_insert(plan);
+                }
+                Err(error) => {
+                    self.ledger.destinations.fail_remaining(&Refusal {
+                        node: self.spec.source.node.clone(),
+                        reason: error.reason().to_owned(),
+                        message: error.to_string(),
+                        retriable: false,
+                    });
+                    return self.finish(commands);
+                }
+            }
+        }
+        let mut attempt = Attempt::new(&self.spec.source.node, &parts);
+        for part in attempt.start_destinations() {
+            commands.push(Command::Start {
+                attempt: self.attempt,
+                part,
+            });
+        }
+        self.ledger.open();
+        self.started.get_or_insert(now);
+        self.phase = Phase::Running(attempt);
+    }
+
+    fn request(&self, destinations: Vec<String>) -> Request {
+        Request {
             strategy: self.spec.strategy,
             payload_share: self.spec.payload_share,
-            ..Request::new(&self.spec.source.node, ready, bytes)
-        };
-        match weft_planner::plan(&request, &self.spec.topology) {
-            Ok(plan) => {
-                let mut attempt = Attempt::new(&plan);
-                for part in attempt.start_destinations() {
-                    commands.push(Command::Start {
-                        attempt: self.attempt,
-                        part,
-                    });
-                }
-                self.plan.get_or_insert(plan);
-                self.ledger.open();
-                self.started.get_or_insert(now);
-                self.phase = Phase::Running(attempt);
-            }
-            Err(error) => {
-                self.ledger.destinations.fail_remaining(&Refusal {
-                    node: self.spec.source.node.clone(),
-                    reason: error.reason().to_owned(),
-                    message: error.to_string(),
-                    retriable: false,
-                });
-                self.finish(commands);
-            }
+            ..Request::new(&self.spec.source.node, destinations, self.bytes())
         }
     }
 
@@ -587,7 +666,7 @@ impl Job {
                 }));
                 self.phase = Phase::Cancelling { attempt, waiting };
             }
-            Phase::Settling { attempt, .. } if attempt.all_silent() => self.finish(commands),
+            Phase::Settling { attempt, .. } if attempt.all_silent() => self.settled(now, commands),
             _ => {}
         }
     }
@@ -608,10 +687,15 @@ impl Job {
                     self.phase = Phase::Over;
                 }
             }
-            Phase::Withdrawing { waiting, discard } => {
+            Phase::Withdrawing {
+                waiting,
+                discard,
+                remove,
+            } => {
                 waiting.remove(node);
                 if waiting.is_empty() {
-                    self.phase = Phase::Withdrawn { discard: *discard };
+                    let (discard, remove) = (*discard, std::mem::take(remove));
+                    self.remove(discard, remove, commands);
                 }
             }
             _ => {}
@@ -644,7 +728,7 @@ impl Job {
     }
 
     /// Everybody who may know of it is told. What is ending by itself goes on to do so.
-    fn on_stop(&mut self, discard: bool, commands: &mut Vec<Command>) {
+    fn on_stop(&mut self, discard: bool, remove: Vec<Removal>, commands: &mut Vec<Command>) {
         match self.phase {
             Phase::Asking
             | Phase::Resting { .. }
@@ -655,12 +739,12 @@ impl Job {
             Phase::Settling { .. }
             | Phase::Discarding { .. }
             | Phase::Withdrawing { .. }
+            | Phase::Removing { .. }
             | Phase::Withdrawn { .. }
             | Phase::Over => return,
         }
         if self.attempt == 0 {
-            self.phase = Phase::Withdrawn { discard };
-            return;
+            return self.remove(discard, remove, commands);
         }
         let destinations = self.spec.destinations.iter();
         let waiting: BTreeSet<String> = destinations
@@ -672,7 +756,22 @@ impl Job {
             attempt: self.attempt,
             discard,
         }));
-        self.phase = Phase::Withdrawing { waiting, discard };
+        self.phase = Phase::Withdrawing {
+            waiting,
+            discard,
+            remove,
+        };
+    }
+
+    /// No byte of it lands any more: what shall not stay goes.
+    fn remove(&mut self, discard: bool, remove: Vec<Removal>, commands: &mut Vec<Command>) {
+        let waiting: BTreeSet<String> = remove.iter().map(|it| it.place.node.clone()).collect();
+        commands.extend(remove.into_iter().map(Command::Remove));
+        self.phase = if waiting.is_empty() {
+            Phase::Withdrawn { discard }
+        } else {
+            Phase::Removing { waiting, discard }
+        };
     }
 
     /// Ends the job; what failed leaves no partial files.
@@ -693,6 +792,16 @@ impl Job {
         } else {
             Phase::Discarding { waiting }
         };
+    }
+}
+
+/// The part of a copy that the source's node makes for itself.
+fn copied_there(node: String) -> Part {
+    Part {
+        node,
+        receives_from: None,
+        sends_to: Vec::new(),
+        depth: 0,
     }
 }
 

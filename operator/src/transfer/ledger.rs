@@ -38,6 +38,14 @@ impl Ledger {
         &self.source
     }
 
+    pub(super) fn digest(&self) -> &str {
+        if self.source.digest.is_empty() {
+            self.destinations.local_digest()
+        } else {
+            &self.source.digest
+        }
+    }
+
     pub(super) fn link(&self) -> (&str, &str) {
         (&self.link.0, &self.link.1)
     }

@@ -26,13 +26,17 @@ use weft_planner::Part;
 use weft_proto::{
     Message as _,
     agent::v1::{
-        CancelRequest, Child, DestinationPart, Direction, ErrorDetail, JobRef, Location, Manifest,
-        PrepareRequest, ProgressRequest, SourcePart, StartRequest, StatRequest, Ticket,
-        Verification, agent_client::AgentClient, start_request,
+        CancelRequest, Child, DestinationPart, DiagnoseRequest, DiagnoseResponse, Direction,
+        ErrorDetail, JobRef, LocalPart, Location, Manifest, PrepareRequest, ProgressRequest,
+        RemoveRequest, SourcePart, StartRequest, StatRequest, Ticket, Verification,
+        agent_client::AgentClient, start_request,
     },
 };
 
-use super::{Answer, CONTACT_TRY, Command, Job, NEVER_REACHED, Place, Refusal, Spec, UNREACHABLE};
+use super::{
+    Answer, CONTACT_TRY, Command, Job, NEVER_REACHED, Place, Refusal, Removal, Roster, Spec,
+    UNREACHABLE, is_local, node_of,
+};
 use crate::authority::{Authority, AuthorityError};
 
 /// How long a ticket holds; an attempt that is not connected by then never will be.
@@ -48,13 +52,15 @@ const STAT_WITHIN: Duration = Duration::from_secs(2 * 60);
 const PREPARE_WITHIN: Duration = Duration::from_secs(15 * 60);
 /// Nothing is waited for.
 const START_WITHIN: Duration = Duration::from_secs(30);
+/// Three rounds of packets to 64 peers.
+const DIAGNOSE_WITHIN: Duration = Duration::from_secs(15);
 /// Writes that are on their way to a slow disk have to end.
 const CANCEL_WITHIN: Duration = Duration::from_secs(60);
 /// A manifest has some 200 B per file; 64 MiB are 300,000 files.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// An agent's control API.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contact {
     /// The node.
     pub node: String,
@@ -99,11 +105,12 @@ struct Calls {
 }
 
 /// An agent and the way to it.
+#[derive(Clone)]
 struct Agent {
     address: String,
     endpoint: Endpoint,
     /// Once it has been reached; mends itself from then on.
-    client: OnceCell<AgentClient<Channel>>,
+    client: Arc<OnceCell<AgentClient<Channel>>>,
 }
 
 /// A job on its way. Dropping it ends all its calls; agents are told nothing.
@@ -130,11 +137,12 @@ impl Runner {
     /// Tells the agents of a job that an earlier operator began that nobody wants it any more.
     pub fn withdraw(
         spec: Spec,
-        discard: bool,
+        (discard, remove): (bool, Vec<Removal>),
         authority: Arc<Authority>,
         contacts: &[Contact],
     ) -> Result<Self, RunnerError> {
-        Self::with(Job::withdraw(spec, discard), authority, contacts)
+        let begun = Job::withdraw(spec, discard, remove);
+        Self::with(begun, authority, contacts)
     }
 
     /// From now on an attempt begins only once this says that its number may.
@@ -149,32 +157,7 @@ impl Runner {
         authority: Arc<Authority>,
         contacts: &[Contact],
     ) -> Result<Self, RunnerError> {
-        let operator = authority.operator()?;
-        let identity = tonic::transport::Identity::from_pem(operator.certificate, operator.key);
-        let mut agents = BTreeMap::new();
-        for Contact { node, address } in contacts {
-            let failed = |source| RunnerError::Contact {
-                node: node.clone(),
-                address: address.clone(),
-                source,
-            };
-            let tls = ClientTlsConfig::new()
-                .ca_certificate(Certificate::from_pem(authority.certificate()))
-                .identity(identity.clone())
-                .domain_name(Authority::server_name(authority.fabric(), node));
-            let endpoint = Endpoint::from_shared(format!("https://{address}"))
-                .and_then(|endpoint| endpoint.tls_config(tls))
-                .map_err(failed)?
-                .connect_timeout(CONNECT_TIMEOUT)
-                .http2_keep_alive_interval(PING_INTERVAL)
-                .keep_alive_timeout(PING_TIMEOUT);
-            let agent = Agent {
-                address: address.clone(),
-                endpoint,
-                client: OnceCell::new(),
-            };
-            agents.insert(node.clone(), agent);
-        }
+        let agents = agents(&authority, contacts)?;
         let (sender, answers) = unbounded_channel();
         let calls = Calls {
             spec: job.spec().clone(),
@@ -225,13 +208,37 @@ impl Runner {
     }
 
     /// Nobody wants it any more; it is over once the agents know.
-    pub fn stop(&mut self, discard: bool) {
-        self.take(Answer::Stop { discard });
+    pub fn stop(&mut self, discard: bool, remove: Vec<Removal>) {
+        self.take(Answer::Stop { discard, remove });
+    }
+
+    /// Takes up who has come to be a destination, and agents that have another address now.
+    pub fn meet(&mut self, roster: Roster, contacts: &[Contact]) -> Result<(), RunnerError> {
+        let is_new = |contact: &&Contact| {
+            let known = self.calls.agents.get(&contact.node);
+            known.is_none_or(|known| known.address != contact.address)
+        };
+        let new: Vec<Contact> = contacts.iter().filter(is_new).cloned().collect();
+        let mut agents = self.calls.agents.clone();
+        if !new.is_empty() {
+            agents.extend(self::agents(&self.calls.authority, &new)?);
+        }
+        let commands = self
+            .job
+            .advance(self.began.elapsed(), Answer::Roster(Box::new(roster)));
+        // Calls that are under way end with what they began with.
+        self.calls = Arc::new(Calls {
+            spec: self.job.spec().clone(),
+            authority: Arc::clone(&self.calls.authority),
+            agents,
+            answers: self.calls.answers.clone(),
+        });
+        self.issue(commands);
+        Ok(())
     }
 
     fn take(&mut self, answer: Answer) {
-        let (job, commands) = self.job.clone().step(self.began.elapsed(), answer);
-        self.job = job;
+        let commands = self.job.advance(self.began.elapsed(), answer);
         self.issue(commands);
     }
 
@@ -244,6 +251,113 @@ impl Runner {
             self.tasks
                 .spawn(async move { calls.carry_out(command, manifest, permits).await });
         }
+    }
+}
+
+/// The ways to agents, by node.
+fn agents(
+    authority: &Authority,
+    contacts: &[Contact],
+) -> Result<BTreeMap<String, Agent>, RunnerError> {
+    let operator = authority.operator()?;
+    let identity = tonic::transport::Identity::from_pem(operator.certificate, operator.key);
+    let agent = |Contact { node, address }: &Contact| {
+        let failed = |source| RunnerError::Contact {
+            node: node.clone(),
+            address: address.clone(),
+            source,
+        };
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(authority.certificate()))
+            .identity(identity.clone())
+            .domain_name(Authority::server_name(authority.fabric(), node));
+        let endpoint = Endpoint::from_shared(format!("https://{address}"))
+            .and_then(|endpoint| endpoint.tls_config(tls))
+            .map_err(failed)?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT);
+        let agent = Agent {
+            address: address.clone(),
+            endpoint,
+            client: Arc::default(),
+        };
+        Ok((node.clone(), agent))
+    };
+    contacts.iter().map(agent).collect()
+}
+
+impl Agent {
+    /// A client once it has been reached; the first call reaches it, or says that it does not answer.
+    async fn client(&self, node: &str) -> Result<AgentClient<Channel>, Refusal> {
+        let failed = |cause: &str| Refusal {
+            reason: NEVER_REACHED.to_owned(),
+            ..unreachable(node, &self.address, cause)
+        };
+        let reach = async {
+            // TLS included: what answers is the node.
+            match timeout(CONTACT_TRY, self.endpoint.connect()).await {
+                Ok(Ok(channel)) => Ok(AgentClient::new(channel)
+                    .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                    .max_encoding_message_size(MESSAGE_BYTES_MAX)),
+                Ok(Err(error)) => Err(failed(&innermost(&error))),
+                Err(_) => Err(failed(&format!("no connection within {CONTACT_TRY:?}"))),
+            }
+        };
+        self.client.get_or_try_init(|| reach).await.cloned()
+    }
+}
+
+/// What the source of a transfer holds, asked outside of any job: nothing is begun.
+///
+/// # Errors
+/// What the agent, or the way to it, refused.
+pub(crate) async fn stat(
+    spec: Spec,
+    authority: Arc<Authority>,
+    contacts: &[Contact],
+) -> Result<Manifest, Refusal> {
+    let node = spec.source.node.clone();
+    let agents = agents(&authority, contacts).map_err(|error| uncalled(&node, &error))?;
+    let calls = Calls {
+        spec,
+        authority,
+        agents,
+        answers: unbounded_channel().0,
+    };
+    within(STAT_WITHIN, "Stat", &node, calls.stat()).await
+}
+
+/// What a node reaches and has, tried by its agent.
+///
+/// # Errors
+/// What the agent, or the way to it, refused.
+pub(crate) async fn diagnose(
+    request: DiagnoseRequest,
+    authority: &Authority,
+    contact: &Contact,
+) -> Result<DiagnoseResponse, Refusal> {
+    let node = &contact.node;
+    let agents = agents(authority, std::slice::from_ref(contact));
+    let agents = agents.map_err(|error| uncalled(node, &error))?;
+    let call = async {
+        let Some(agent) = agents.get(node) else {
+            return Err(unreachable(node, &contact.address, "it is not known"));
+        };
+        match agent.client(node).await?.diagnose(request).await {
+            Ok(response) => Ok(response.into_inner()),
+            Err(status) => Err(refusal(node, &contact.address, &status)),
+        }
+    };
+    within(DIAGNOSE_WITHIN, "Diagnose", node, call).await
+}
+
+fn uncalled(node: &str, error: &RunnerError) -> Refusal {
+    Refusal {
+        node: node.to_owned(),
+        reason: error.reason().to_owned(),
+        message: error.to_string(),
+        retriable: true,
     }
 }
 
@@ -311,6 +425,20 @@ impl Calls {
                 }
                 Answer::Cancelled { node, attempt }
             }
+            Command::Remove(removal) => {
+                let node = removal.place.node.clone();
+                let call = self.remove(&removal);
+                match within(CANCEL_WITHIN, "Remove", &node, call).await {
+                    Ok(true) => {}
+                    Ok(false) => tracing::info!(
+                        node,
+                        path = removal.place.path,
+                        "not removed: something of it has been changed since it was verified"
+                    ),
+                    Err(refusal) => tracing::warn!(node, refusal.message, "not removed"),
+                }
+                Answer::Removed { node }
+            }
         };
         // The runner is gone only when nobody waits for an answer any more.
         let _ = self.answers.send(answer);
@@ -318,39 +446,36 @@ impl Calls {
 
     /// A client of a node that has been reached once; the first call reaches it, or says that it
     /// does not answer.
-    async fn client(&self, node: &str) -> Result<AgentClient<Channel>, Refusal> {
+    async fn client(&self, name: &str) -> Result<AgentClient<Channel>, Refusal> {
+        let node = node_of(name);
         let Some(agent) = self.agents.get(node) else {
             return Err(Refusal {
                 node: node.to_owned(),
                 reason: "NodeUnknown".to_owned(),
-                message: format!("node {node} has no known agent: name a node of this fabric"),
-                retriable: false,
+                message: format!(
+                    "node {node}: no agent has said yet where it is; see that one runs there"
+                ),
+                retriable: true,
             });
         };
-        let failed = |cause: &str| Refusal {
-            reason: NEVER_REACHED.to_owned(),
-            ..unreachable(node, &agent.address, cause)
-        };
-        let reach = async {
-            // TLS included: what answers is the node.
-            match timeout(CONTACT_TRY, agent.endpoint.connect()).await {
-                Ok(Ok(channel)) => Ok(AgentClient::new(channel)
-                    .max_decoding_message_size(MESSAGE_BYTES_MAX)
-                    .max_encoding_message_size(MESSAGE_BYTES_MAX)),
-                Ok(Err(error)) => Err(failed(&innermost(&error))),
-                Err(_) => Err(failed(&format!("no connection within {CONTACT_TRY:?}"))),
-            }
-        };
-        agent.client.get_or_try_init(|| reach).await.cloned()
+        agent.client(node).await
     }
 
     fn address(&self, node: &str) -> &str {
-        self.agents.get(node).map_or("", |agent| &agent.address)
+        self.agents
+            .get(node_of(node))
+            .map_or("", |agent| &agent.address)
     }
 
-    fn job(&self, attempt: u32) -> Option<JobRef> {
+    /// An attempt as a node knows it; a copy that a node makes for itself is one of its own there.
+    fn job(&self, node: &str, attempt: u32) -> Option<JobRef> {
+        let uid = &self.spec.uid;
         Some(JobRef {
-            uid: self.spec.uid.clone(),
+            uid: if is_local(node) {
+                format!("{uid}-here")
+            } else {
+                uid.clone()
+            },
             generation: self.spec.mandate.generation,
             attempt,
         })
@@ -372,7 +497,7 @@ impl Calls {
     }
 
     fn refusal(&self, node: &str, status: &Status) -> Refusal {
-        refusal(node, self.address(node), status)
+        refusal(node_of(node), self.address(node), status)
     }
 
     async fn stat(&self) -> Result<Manifest, Refusal> {
@@ -380,6 +505,7 @@ impl Calls {
         let request = StatRequest {
             leader_epoch: self.spec.mandate.leader_epoch,
             location: Some(location(source)),
+            object: None,
         };
         match self.client(&source.node).await?.stat(request).await {
             Ok(response) => Ok(response.into_inner().manifest.unwrap_or_default()),
@@ -394,7 +520,7 @@ impl Calls {
         manifest: Option<Arc<Manifest>>,
     ) -> Result<(), Refusal> {
         let request = PrepareRequest {
-            job: self.job(attempt),
+            job: self.job(node, attempt),
             leader_epoch: self.spec.mandate.leader_epoch,
             location: self.place(node),
             manifest: manifest.as_deref().cloned(),
@@ -414,8 +540,13 @@ impl Calls {
         manifest: Option<Arc<Manifest>>,
     ) -> Result<(), Refusal> {
         let role = match &part.receives_from {
+            None if is_local(&part.node) => start_request::Part::Local(LocalPart {
+                source: Some(location(&self.spec.source)),
+                manifest: manifest.as_deref().cloned(),
+            }),
             Some(from) => start_request::Part::Destination(DestinationPart {
                 receives_from: from.clone(),
+                object: None,
             }),
             None => start_request::Part::Source(SourcePart {
                 location: Some(location(&self.spec.source)),
@@ -428,7 +559,7 @@ impl Calls {
             control_address: self.address(node).to_owned(),
             ticket: Some(self.authority.sign(&Ticket {
                 fabric: self.authority.fabric().to_owned(),
-                job: self.job(attempt),
+                job: self.job(node, attempt),
                 from_node: part.node.clone(),
                 to_node: node.clone(),
                 source: Some(location(&self.spec.source)),
@@ -438,7 +569,7 @@ impl Calls {
             })),
         };
         let request = StartRequest {
-            job: self.job(attempt),
+            job: self.job(&part.node, attempt),
             leader_epoch: self.spec.mandate.leader_epoch,
             part: Some(role),
             sends_to: part.sends_to.iter().map(child).collect(),
@@ -451,7 +582,7 @@ impl Calls {
 
     async fn follow(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
         let request = ProgressRequest {
-            job: self.job(attempt),
+            job: self.job(node, attempt),
             leader_epoch: self.spec.mandate.leader_epoch,
             interval_ms: u32::try_from(self.spec.tempo.report.as_millis()).unwrap_or(u32::MAX),
         };
@@ -479,12 +610,27 @@ impl Calls {
 
     async fn cancel(&self, node: &str, attempt: u32, discard: bool) -> Result<(), Refusal> {
         let request = CancelRequest {
-            job: self.job(attempt),
+            job: self.job(node, attempt),
             leader_epoch: self.spec.mandate.leader_epoch,
             discard,
         };
         match self.client(node).await?.cancel(request).await {
             Ok(_) => Ok(()),
+            Err(status) => Err(self.refusal(node, &status)),
+        }
+    }
+}
+
+impl Calls {
+    async fn remove(&self, removal: &Removal) -> Result<bool, Refusal> {
+        let node = &removal.place.node;
+        let request = RemoveRequest {
+            leader_epoch: self.spec.mandate.leader_epoch,
+            location: Some(location(&removal.place)),
+            fingerprint: removal.fingerprint.clone(),
+        };
+        match self.client(node).await?.remove(request).await {
+            Ok(response) => Ok(response.into_inner().removed),
             Err(status) => Err(self.refusal(node, &status)),
         }
     }
@@ -502,7 +648,8 @@ async fn within<T>(
             node: node.to_owned(),
             reason: "CallTimedOut".to_owned(),
             message: format!(
-                "node {node}: its agent has not answered {call} for {} s; see its log, and restart it",
+                "node {}: its agent has not answered {call} for {} s; see its log, and restart it",
+                node_of(node),
                 limit.as_secs()
             ),
             retriable: true,

@@ -255,12 +255,19 @@ fn a_selector_that_is_none_ends_no_agents() {
     fabric.spec.node_selector.match_expressions = Some(vec![requirement]);
     fabric.metadata.resource_version = Some("50".into());
     stage.world.fabrics.learn(fabric);
+    // A younger one that selects the same nodes does not get them meanwhile.
+    let mut younger = scenario::fabric("younger", 60);
+    younger.metadata.resource_version = Some("51".into());
+    stage.world.fabrics.learn(younger);
     let log = stage.settle();
-    assert!(
-        !log.iter().any(|line| line.contains("DaemonSet")),
-        "{log:?}"
-    );
+    let touched = |line: &&String| {
+        line.starts_with("delete") || line.contains("DaemonSet weft-agent-default")
+    };
+    assert_eq!(log.iter().find(touched), None, "{log:?}");
     assert_eq!(stage.fabric("default", "Ready").1, "SelectorInvalid");
+    for (_, node) in stage.world.fabric_nodes.iter() {
+        assert_eq!(node.spec.fabric, "default");
+    }
 }
 
 #[test]

@@ -56,12 +56,12 @@ fn a_shared_root_has_no_directories_of_namespaces() {
     let mut fabric = world.fabrics.named("default").unwrap().clone();
     assert_eq!(fabric.spec.roots[1].scope, RootScope::Shared);
     fabric.metadata.resource_version = Some("2".into());
-    // The other place is a copy of its own, which the source cannot make for itself.
-    job.spec.destinations.node_selector = None;
-    job.spec.destinations.nodes = Some(vec!["n2".into()]);
     let transfer = resolved(&world, &job).unwrap();
     assert_eq!(transfer.spec.source.path, "llama/70b");
     assert_eq!(transfer.spec.destinations[0].path, "team-a/minilm");
+    // The other place is a copy of its own, which the source makes for itself.
+    assert_eq!(nodes(&transfer), ["n1/here", "n2"]);
+    assert_eq!(transfer.contacts.len(), 2);
 }
 
 #[test]
@@ -99,11 +99,26 @@ fn leaves_come_from_the_label_that_the_fabric_names() {
     assert_eq!(up, [200_000_000_000, 100_000_000_000]);
 }
 
+fn put_to_sleep(world: &mut World, node: &str) {
+    world
+        .fabric_nodes
+        .forget(&crate::controllers::world::Key::cluster(node));
+    world.fabric_nodes.learn(scenario::asleep(node, "default"));
+}
+
+#[test]
+fn a_destination_that_is_not_ready_is_no_obstacle_to_the_others() {
+    let mut world = scenario::world(3);
+    put_to_sleep(&mut world, "n2");
+    let transfer = resolved(&world, &scenario::job("minilm")).unwrap();
+    assert_eq!(nodes(&transfer), ["n2", "n3"]);
+}
+
 /// What is in a job's way, by what is changed in a world where nothing is.
 #[test]
 fn every_obstacle_names_the_field_and_what_to_do() {
     type Change = fn(&mut World, &mut TransferJob);
-    let table: [(&str, bool, &str, Change); 11] = [
+    let table: [(&str, bool, &str, Change); 13] = [
         (
             "SourceNodeNotInFabric",
             false,
@@ -165,20 +180,36 @@ fn every_obstacle_names_the_field_and_what_to_do() {
         (
             "NodesNotReady",
             false,
-            "1 of its nodes are not ready: n2; see: kubectl get fabricnodes",
+            "spec.source.file.node: n1 is not ready; see: kubectl get fabricnodes",
+            |world, _| put_to_sleep(world, "n1"),
+        ),
+        (
+            "NodesNotReady",
+            false,
+            "spec.destinations: none of the nodes is ready: n2, n3; it begins when one is; see: \
+             kubectl get fabricnodes",
             |world, _| {
-                world
-                    .fabric_nodes
-                    .forget(&crate::controllers::world::Key::cluster("n2"));
-                world.fabric_nodes.learn(scenario::asleep("n2", "default"));
+                put_to_sleep(world, "n2");
+                put_to_sleep(world, "n3");
             },
         ),
         (
-            "SourceIsDestination",
+            "CopyWithinSource",
             true,
-            "spec.destinations.nodeSelector: node n1 is the source and would get a copy at another \
-             place, which is not done: leave it out, or give the same root and path",
-            |_, job| job.spec.destinations.path = "other".into(),
+            "spec.destinations.path: node n1 is the source, and of team-a/minilm and \
+             team-a/minilm/copy in root models one lies within the other: give a path of its own, or \
+             leave the node out",
+            |_, job| job.spec.destinations.path = "minilm/copy".into(),
+        ),
+        (
+            "NoDestinations",
+            true,
+            "spec.destinations.nodes: names only n1, which is the source and has it at that path: \
+             name another node, root or path",
+            |_, job| {
+                job.spec.destinations.node_selector = None;
+                job.spec.destinations.nodes = Some(vec!["n1".into()]);
+            },
         ),
         ("SelectorInvalid", true, "", |_, job| {
             let requirement =
@@ -245,7 +276,7 @@ fn who_may_know_of_a_job_is_told_even_when_it_is_not_selected_any_more() {
         destinations: vec![shown],
         ..TransferJobStatus::default()
     });
-    let transfer = involved(&job, &world, &Membership::of(&world), 3).unwrap();
+    let transfer = involved(&job, &world, &Membership::of(&world), 3, &[]).unwrap();
     assert_eq!(nodes(&transfer), ["n4"]);
     assert_eq!(transfer.contacts.len(), 2);
     assert_eq!(transfer.spec.mandate.attempts_before, 7);

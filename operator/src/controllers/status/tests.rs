@@ -16,6 +16,7 @@ fn destination(node: &str, state: DestinationState, bytes: i64) -> DestinationSt
 
 fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
     Snapshot {
+        holders: Vec::new(),
         course: Course::Running,
         started: true,
         attempt: 1,
@@ -100,7 +101,7 @@ fn a_failure_names_the_first_destination_that_failed() {
     assert_eq!(status.phase, Phase::Failed);
     assert_eq!(
         status.message,
-        "1 of 2 destinations failed: node n2: the disk is full: free some"
+        "1 of 2 destinations failed, 1 have a verified copy: node n2: the disk is full: free some"
     );
     let news = news(&TransferJobStatus::default(), &status);
     let last = news.last().unwrap();
@@ -116,6 +117,22 @@ fn a_text_that_is_too_long_is_cut_between_characters() {
         "{}",
         short.len()
     );
+}
+
+#[test]
+fn a_job_that_was_suspended_goes_on_without_a_complaint() {
+    let mut job = scenario::job("minilm");
+    let running = of_work(&job, &snapshot(Vec::new()), scenario::start());
+    job.status = Some(running);
+    let old = suspended(&job, scenario::start());
+    let new = TransferJobStatus {
+        attempt: 2,
+        phase: Phase::Preparing,
+        message: String::new(),
+        ..old.clone()
+    };
+    let news = news(&old, &new);
+    assert_eq!((news[0].warning, &*news[0].note), (false, "attempt 2"));
 }
 
 #[test]

@@ -20,6 +20,13 @@ struct World {
     pending: VecDeque<Command>,
 }
 
+fn stop(discard: bool) -> Answer {
+    Answer::Stop {
+        discard,
+        remove: Vec::new(),
+    }
+}
+
 fn name(node: u32) -> String {
     format!("node{node}")
 }
@@ -114,6 +121,11 @@ impl World {
                 }
             };
             match command {
+                Command::Remove(removal) => {
+                    let node = removal.place.node;
+                    self.log.push(format!("remove {node}"));
+                    self.answer(Answer::Removed { node });
+                }
                 Command::Stat => {
                     self.log.push("stat".into());
                     let file = File {
@@ -590,7 +602,7 @@ fn a_source_out_of_reach_is_asked_again_and_one_that_says_no_is_not() {
 fn a_job_that_nobody_wants_any_more_is_over_once_everybody_knows() {
     let mut world = World::chain(3);
     world.log();
-    world.answer(Answer::Stop { discard: true });
+    world.answer(stop(true));
     assert_eq!(
         world.log(),
         "discard node0 #1\ndiscard node1 #1\ndiscard node2 #1"
@@ -598,7 +610,7 @@ fn a_job_that_nobody_wants_any_more_is_over_once_everybody_knows() {
     assert_eq!(world.job.end(), Some(End::Withdrawn { discard: true }));
     // What was on its way changes nothing any more.
     world.verifies(1);
-    world.answer(Answer::Stop { discard: false });
+    world.answer(stop(false));
     assert_eq!(world.job.end(), Some(End::Withdrawn { discard: true }));
     assert_eq!(world.log(), "");
 }
@@ -608,7 +620,7 @@ fn a_job_that_is_complete_is_not_stopped_while_the_last_reports_come_in() {
     let mut world = World::chain(3);
     (0..3).for_each(|node| world.verifies(node));
     world.log();
-    world.answer(Answer::Stop { discard: true });
+    world.answer(stop(true));
     (0..3).for_each(|node| world.ends(node, Ok(())));
     assert_eq!(world.job.end(), Some(End::Complete));
     assert_eq!(world.log(), "");
@@ -637,7 +649,7 @@ fn a_successor_counts_on_and_may_withdraw_what_it_did_not_begin() {
     };
     assert_eq!((commands, job.attempt()), (vec![prepare(1), prepare(2)], 5));
 
-    let (job, commands) = Job::withdraw(spec, false);
+    let (job, commands) = Job::withdraw(spec, false, Vec::new());
     assert_eq!(commands.len(), 3);
     assert_eq!(job.course(), Course::Ending);
     let ended = commands.into_iter().fold(job, |job, command| {

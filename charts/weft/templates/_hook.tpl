@@ -1,0 +1,37 @@
+{{/*
+The pod of a hook: the operator's program, account and place, with another verb.
+*/}}
+{{- define "weft.hook.pod" -}}
+serviceAccountName: weft-operator
+restartPolicy: Never
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{ toJson . }}
+{{- end }}
+{{- with .root.Values.operator.nodeSelector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- with .root.Values.operator.tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+{{- with .root.Values.operator.affinity }}
+affinity: {{ toJson . }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+containers:
+  - name: {{ .verb }}
+    image: {{ printf "%s/operator:%s" .root.Values.image.registry (include "weft.tag" .root) | quote }}
+    imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+    args: [{{ .verb }}]
+    env:
+      - name: POD_NAMESPACE
+        valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+    resources: {{ toJson .root.Values.operator.resources }}
+    securityContext:
+      allowPrivilegeEscalation: false
+      readOnlyRootFilesystem: true
+      capabilities: {drop: [ALL]}
+{{- end }}

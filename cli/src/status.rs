@@ -1,0 +1,246 @@
+//! `kubectl weft status`: how far jobs are, as the operator knows it now.
+//!
+//! Where the operator cannot be asked, it shows what was last written to the jobs, and says so.
+
+mod view;
+mod watch;
+
+use std::{
+    io::{self, IsTerminal as _, Write},
+    time::{Duration, Instant},
+};
+
+use kube::Api;
+use thiserror::Error;
+use tokio::time::{MissedTickBehavior, interval};
+use weft_crds::{Phase, TransferJob, TransferProgress, TransferProgressList, live_api_version};
+
+use self::watch::Watch;
+use crate::cluster::{Cluster, ClusterError, Reach};
+
+/// Agents tell the operator how far they are once a second.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What `kubectl weft status` takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The job, as NAME or tj/NAME; without one: all of the namespace.
+    #[arg(value_name = "tj/NAME", value_parser = job_name)]
+    pub job: Option<String>,
+    /// Follow until they are over: a bar for each destination of a job, or for each of several jobs.
+    #[arg(short, long)]
+    pub watch: bool,
+    /// Of all namespaces.
+    #[arg(short = 'A', long, conflicts_with_all = ["job", "namespace"])]
+    pub all_namespaces: bool,
+    /// `json`: the objects as they are; with --watch one line a second.
+    #[arg(short, long, value_name = "FORMAT")]
+    pub output: Option<Output>,
+    /// Which cluster, and as whom.
+    #[command(flatten)]
+    pub reach: Reach,
+}
+
+/// How it is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Output {
+    /// For programs.
+    Json,
+}
+
+/// Why nothing is shown.
+#[derive(Debug, Error)]
+pub enum StatusError {
+    /// The cluster said no, or nothing.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// Nobody reads it.
+    #[error("the output could not be written: {0}; check the pipe or the disk behind it")]
+    Write(#[from] io::Error),
+}
+
+/// NAME of `tj/NAME` and of what kubectl takes besides.
+fn job_name(text: &str) -> Result<String, String> {
+    let name = match text.split_once('/') {
+        None => text,
+        Some(("tj" | "transferjob" | "transferjobs" | "transferjobs.weft.dev", name)) => name,
+        Some((kind, _)) => return Err(format!("{kind} is no TransferJob: write tj/NAME")),
+    };
+    let is_good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    if name.is_empty() || !name.chars().all(is_good) {
+        return Err("a job's name has lower-case letters, digits, '-' and '.'".to_owned());
+    }
+    Ok(name.to_owned())
+}
+
+/// Shows it; whether no job that was watched has failed.
+///
+/// # Errors
+/// What the cluster refused.
+pub async fn run(
+    args: &Args,
+    out: &mut impl Write,
+    err: &mut impl Write,
+) -> Result<bool, StatusError> {
+    let cluster = Cluster::reach(&args.reach).await?;
+    let (jobs, live) = look(args, &cluster).await?;
+    if let Err(why) = live {
+        writeln!(err, "as last written, not as it is now: {why}")?;
+    }
+    if args.watch {
+        return follow(args, &cluster, jobs, out, err).await;
+    }
+    match (args.output, &args.job, jobs.as_slice()) {
+        (Some(Output::Json), Some(_), [one]) => json(one, out)?,
+        (Some(Output::Json), _, _) => json(&list(jobs), out)?,
+        (None, Some(_), [one]) => write!(out, "{}", view::Detail(one))?,
+        (None, _, []) => writeln!(err, "{}", nothing(args, &cluster))?,
+        (None, _, jobs) => write!(out, "{}", view::Table::of(jobs, args.all_namespaces))?,
+    }
+    Ok(true)
+}
+
+fn nothing(args: &Args, cluster: &Cluster) -> String {
+    if args.all_namespaces {
+        "no TransferJobs in the cluster".to_owned()
+    } else {
+        let namespace = cluster.namespace();
+        format!("no TransferJobs in namespace {namespace}; --all-namespaces shows those of all")
+    }
+}
+
+fn json(what: &impl serde::Serialize, out: &mut impl Write) -> Result<(), StatusError> {
+    serde_json::to_writer_pretty(&mut *out, what).map_err(io::Error::from)?;
+    Ok(writeln!(out)?)
+}
+
+fn list(items: Vec<TransferProgress>) -> TransferProgressList {
+    TransferProgressList {
+        api_version: live_api_version(),
+        kind: format!("{}List", TransferProgress::KIND),
+        metadata: Default::default(),
+        items,
+    }
+}
+
+/// The jobs, and whether they are as the operator knows them.
+async fn look(
+    args: &Args,
+    cluster: &Cluster,
+) -> Result<(Vec<TransferProgress>, Result<(), ClusterError>), ClusterError> {
+    let resource = TransferProgress::RESOURCE;
+    let namespace = format!("namespaces/{}/{resource}", cluster.namespace());
+    let live = match &args.job {
+        Some(name) => {
+            let one = cluster.live(&format!("{namespace}/{name}")).await;
+            one.map(|one| vec![one])
+        }
+        None => {
+            let path = if args.all_namespaces {
+                resource
+            } else {
+                &namespace
+            };
+            let all = cluster.live::<TransferProgressList>(path).await;
+            all.map(|all| all.items)
+        }
+    };
+    match live {
+        Ok(jobs) => Ok((jobs, Ok(()))),
+        Err(why @ ClusterError::NotLive(_)) => Ok((written(args, cluster).await?, Err(why))),
+        Err(error) => Err(error),
+    }
+}
+
+/// The jobs as the API server has them.
+async fn written(args: &Args, cluster: &Cluster) -> Result<Vec<TransferProgress>, ClusterError> {
+    let api: Api<TransferJob> = if args.all_namespaces {
+        Api::all(cluster.client())
+    } else {
+        Api::namespaced(cluster.client(), cluster.namespace())
+    };
+    let jobs = match &args.job {
+        Some(name) => api.get(name).await.map(|job| vec![job]),
+        None => api.list(&Default::default()).await.map(|list| list.items),
+    };
+    let jobs = jobs.map_err(|error| cluster.explain("", error))?;
+    let progress = |job: TransferJob| TransferProgress {
+        api_version: live_api_version(),
+        kind: TransferProgress::KIND.to_owned(),
+        metadata: job.metadata,
+        status: job.status.unwrap_or_default(),
+    };
+    Ok(jobs.into_iter().map(progress).collect())
+}
+
+async fn follow(
+    args: &Args,
+    cluster: &Cluster,
+    mut jobs: Vec<TransferProgress>,
+    out: &mut impl Write,
+    err: &mut impl Write,
+) -> Result<bool, StatusError> {
+    let mut watch = Watch::new(args.job.is_some(), io::stderr().is_terminal());
+    let mut ticks = interval(LOOK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
+    let mut away = None;
+    loop {
+        match args.output {
+            Some(Output::Json) => {
+                let line = match (&args.job, jobs.as_slice()) {
+                    (Some(_), [one]) => serde_json::to_string(one),
+                    _ => serde_json::to_string(&list(jobs.clone())),
+                };
+                writeln!(out, "{}", line.map_err(io::Error::from)?)?;
+                out.flush()?;
+            }
+            None => watch.show(&jobs, Instant::now(), err)?,
+        }
+        if jobs.iter().all(|job| job.status.phase.is_over()) {
+            break;
+        }
+        ticks.tick().await;
+        match look(args, cluster).await {
+            Ok((seen, _)) => {
+                jobs = seen;
+                away = None;
+            }
+            // It comes back; a person may end the wait.
+            Err(error @ ClusterError::NoAnswer { .. }) => {
+                let text = error.to_string();
+                if away.as_ref() != Some(&text) {
+                    watch.say(&text, err)?;
+                    away = Some(text);
+                }
+            }
+            Err(error) => {
+                watch.end(err)?;
+                return Err(error.into());
+            }
+        }
+    }
+    watch.end(err)?;
+    if args.output.is_none() {
+        match jobs.as_slice() {
+            [one] if args.job.is_some() => write!(out, "{}", view::Detail(one))?,
+            jobs => write!(out, "{}", view::Table::of(jobs, args.all_namespaces))?,
+        }
+    }
+    Ok(jobs.iter().all(|job| job.status.phase != Phase::Failed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::job_name;
+
+    #[test]
+    fn a_job_is_named_as_kubectl_names_it() {
+        for text in ["minilm", "tj/minilm", "transferjob/minilm"] {
+            assert_eq!(job_name(text).as_deref(), Ok("minilm"));
+        }
+        for text in ["pod/minilm", "tj/", "a/b/c", "../x", "A b"] {
+            assert!(job_name(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The way to a store: TLS by this build's own authorities, no way to this node itself.
+//!
+//! The agent is on its node's network, where a cloud's metadata service hands out the node's identity
+//! to whoever asks. A tenant chooses URLs, so what leads there is refused, wherever it comes from: the
+//! URL, the Secret, a redirect, or a name.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+};
+use reqwest::StatusCode;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use reqwest::redirect::Policy;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::{ClientConfig, RootCertStore};
+use url::{Host, Url};
+
+use super::credentials::{CA, Credentials};
+use super::error::ObjectError;
+
+/// To a store on the other side of the world it takes a fifth of a second.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// A download site sends its callers on once or twice.
+const REDIRECTS: usize = 5;
+/// Amazon's metadata service over IPv6.
+const METADATA_V6: [u16; 8] = [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254];
+
+/// What may be spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Access {
+    /// TLS only, and no address of this node.
+    #[default]
+    Secure,
+    /// Plain HTTP, too, and this node's own services: for stores without TLS.
+    Insecure,
+}
+
+impl Access {
+    /// Whether an address may be connected to.
+    fn admits(self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        let metadata = match address {
+            IpAddr::V4(v4) => v4.is_link_local(),
+            IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.segments() == METADATA_V6,
+        };
+        let own = address.is_loopback() || address.is_unspecified();
+        !metadata && !address.is_multicast() && (self == Self::Insecure || !own)
+    }
+
+    /// Whether a URL may be asked for; of a name the addresses are looked at later.
+    pub(super) fn admits_url(self, url: &Url) -> Result<(), String> {
+        if url.scheme() != "https" && self == Self::Secure {
+            return Err(format!(
+                "it is reached by {} without TLS: use https, or set objects.allowInsecure in \
+                 the agent's configuration",
+                url.scheme()
+            ));
+        }
+        let address = match url.host() {
+            Some(Host::Ipv4(v4)) => IpAddr::V4(v4),
+            Some(Host::Ipv6(v6)) => IpAddr::V6(v6),
+            Some(Host::Domain(_)) => return Ok(()),
+            None => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        };
+        if self.admits(address) {
+            Ok(())
+        } else {
+            Err(format!(
+                "{address} belongs to the node itself or its cloud's metadata service: name a store"
+            ))
+        }
+    }
+}
+
+/// Names, without the addresses that may not be connected to.
+#[derive(Debug)]
+struct Guarded(Access);
+
+impl Resolve for Guarded {
+    fn resolve(&self, name: Name) -> Resolving {
+        let access = self.0;
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let admitted: Vec<SocketAddr> =
+                found.filter(|found| access.admits(found.ip())).collect();
+            if admitted.is_empty() {
+                let problem = format!(
+                    "{} has only addresses of the node itself or of a metadata service",
+                    name.as_str()
+                );
+                return Err(Refused(problem).into());
+            }
+            Ok(Box::new(admitted.into_iter()) as Addrs)
+        })
+    }
+}
+
+/// Asking again would bring the same.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Refused(pub(super) String);
+
+/// Gives the store's library our client, behind the same guard: it also makes URLs of its own.
+#[derive(Debug, Clone)]
+pub(super) struct Connector {
+    client: reqwest::Client,
+    access: Access,
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+#[tonic::async_trait]
+impl HttpService for Connector {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let refused = |problem: String| HttpError::new(HttpErrorKind::Unknown, Refused(problem));
+        let url = Url::parse(&request.uri().to_string());
+        let url = url.map_err(|error| refused(error.to_string()))?;
+        self.access.admits_url(&url).map_err(refused)?;
+        let response = HttpService::call(&self.client, request).await?;
+        if is_final(response.status()) {
+            return Err(refused(format!(
+                "the store answers {}: check the URL, and region and endpoint in the Secret",
+                response.status()
+            )));
+        }
+        Ok(response)
+    }
+}
+
+/// An answer that says neither why nor that it will be another next time; the others the library
+/// tells apart.
+fn is_final(status: StatusCode) -> bool {
+    let told = [401, 403, 404, 405, 408, 409, 412, 416, 425, 429];
+    status.is_redirection() && status != StatusCode::NOT_MODIFIED
+        || status.is_client_error() && !told.contains(&status.as_u16())
+}
+
+impl Connector {
+    /// `headers` go with every request, but not to where one is sent on to.
+    pub(super) fn new(
+        access: Access,
+        stall: Duration,
+        credentials: &Credentials,
+        headers: HeaderMap,
+    ) -> Result<Self, ObjectError> {
+        let failed = |problem: String| ObjectError::Forbidden {
+            url: "the store".to_owned(),
+            problem,
+        };
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| failed(error.to_string()))?
+            .with_root_certificates(authorities(credentials)?)
+            .with_no_client_auth();
+        let redirect = Policy::custom(move |attempt| {
+            if attempt.previous().len() > REDIRECTS {
+                return attempt.error(Refused("it sends its callers on without end".to_owned()));
+            }
+            match access.admits_url(attempt.url()) {
+                Ok(()) => attempt.follow(),
+                Err(problem) => attempt.error(Refused(problem)),
+            }
+        });
+        let client = reqwest::Client::builder()
+            .tls_backend_preconfigured(tls)
+            .https_only(access == Access::Secure)
+            .dns_resolver(Arc::new(Guarded(access)))
+            .redirect(redirect)
+            .connect_timeout(CONNECT_WITHIN)
+            .read_timeout(stall)
+            .default_headers(headers)
+            .user_agent(concat!("weft-agent/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|error| failed(error.to_string()))?;
+        Ok(Self { client, access })
+    }
+}
+
+/// Public authorities, as they are built in, and those of the Secret.
+fn authorities(credentials: &Credentials) -> Result<RootCertStore, ObjectError> {
+    let mut roots = RootCertStore {
+        roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
+    };
+    if let Some(pem) = credentials.get(CA) {
+        let wrong = |problem: &dyn std::fmt::Display| {
+            credentials.wrong(CA, &format!("{problem}: give PEM certificates"))
+        };
+        let mut found = 0;
+        for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+            let certificate = certificate.map_err(|error| wrong(&error))?;
+            roots.add(certificate).map_err(|error| wrong(&error))?;
+            found += 1;
+        }
+        if found == 0 {
+            return Err(wrong(&"no certificate in it"));
+        }
+    }
+    Ok(roots)
+}
+
+/// A header that is never logged.
+pub(super) fn authorization(
+    credentials: &Credentials,
+    key: &str,
+    text: &str,
+) -> Result<HeaderMap, ObjectError> {
+    let mut value = HeaderValue::from_str(text)
+        .map_err(|_| credentials.wrong(key, "has characters that no header can have"))?;
+    value.set_sensitive(true);
+    Ok([(AUTHORIZATION, value)].into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_url_leads_to_the_node_itself_or_to_its_clouds_metadata_service() {
+        let table = [
+            ("https://store.example/a", true, true),
+            ("https://10.1.2.3/a", true, true),
+            ("http://10.1.2.3/a", false, true),
+            ("https://127.0.0.1/a", false, true),
+            ("https://[::1]/a", false, true),
+            ("https://0.0.0.0/a", false, true),
+            ("https://169.254.169.254/latest", false, false),
+            ("http://169.254.169.254/latest", false, false),
+            ("https://[::ffff:169.254.169.254]/", false, false),
+            ("https://[fe80::1]/", false, false),
+            ("https://[fd00:ec2::254]/", false, false),
+        ];
+        for (text, secure, insecure) in table {
+            let url = Url::parse(text).unwrap();
+            assert_eq!(Access::Secure.admits_url(&url).is_ok(), secure, "{text}");
+            let found = Access::Insecure.admits_url(&url).is_ok();
+            assert_eq!(found, insecure, "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_of_the_node_itself_is_not_resolved() {
+        let look = |access: Access| Guarded(access).resolve("localhost".parse().unwrap());
+        assert!(look(Access::Insecure).await.is_ok());
+        let error = look(Access::Secure).await.err().unwrap();
+        assert!(error.to_string().contains("localhost"), "{error}");
+    }
+}

@@ -1,0 +1,380 @@
+//! Objects as sources: one node reads a store and passes on what it reads.
+
+use std::collections::BTreeSet;
+
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto::Builder;
+use s3s::auth::SimpleAuth;
+use s3s::service::S3ServiceBuilder;
+use tokio::net::TcpListener;
+use tonic::Status;
+use weft_proto::agent::v1::start_request::Part;
+use weft_proto::agent::v1::*;
+
+use crate::shop::{Shop, Trouble};
+use crate::support::{Lab, job, noise, prepare, reason, write};
+use crate::transfer::names;
+
+const MIB: usize = 1 << 20;
+/// The stores here have no TLS, and are on the node itself.
+const INSECURE: &str = "objects: {allowInsecure: true, stallTimeout: 500ms}\n";
+const PASSWORD: &str = "hunter2hunter2";
+
+fn object(url: &str) -> ObjectSource {
+    ObjectSource {
+        url: url.to_owned(),
+        ..ObjectSource::default()
+    }
+}
+
+fn with(source: ObjectSource, values: &[(&str, &str)]) -> ObjectSource {
+    let value = |(key, value): &(&str, &str)| ((*key).to_owned(), value.as_bytes().to_vec());
+    ObjectSource {
+        credentials: Some(Credentials {
+            values: values.iter().map(value).collect(),
+            secret: "team-a/store".to_owned(),
+        }),
+        ..source
+    }
+}
+
+async fn stat(lab: &Lab, source: &ObjectSource) -> Result<Manifest, Status> {
+    let request = StatRequest {
+        leader_epoch: 1,
+        location: None,
+        object: Some(source.clone()),
+    };
+    let answer = lab.operator(0).await.stat(request).await?;
+    Ok(answer.into_inner().manifest.unwrap())
+}
+
+/// Node 0 reads, and passes on to `others` directly. How it ended at each of them.
+async fn read(
+    lab: &Lab,
+    job: &JobRef,
+    source: &ObjectSource,
+    manifest: &Manifest,
+    others: &[usize],
+) -> Vec<ProgressResponse> {
+    for node in [&[0], others].concat() {
+        let request = prepare(job, manifest);
+        lab.operator(node).await.prepare(request).await.unwrap();
+    }
+    for node in others {
+        let part = DestinationPart {
+            receives_from: "n0".to_owned(),
+            object: None,
+        };
+        let request = StartRequest {
+            job: Some(job.clone()),
+            leader_epoch: 1,
+            part: Some(Part::Destination(part)),
+            sends_to: Vec::new(),
+        };
+        lab.operator(*node).await.start(request).await.unwrap();
+    }
+    let part = DestinationPart {
+        receives_from: String::new(),
+        object: Some(ObjectPart {
+            source: Some(source.clone()),
+            manifest: Some(manifest.clone()),
+        }),
+    };
+    let request = StartRequest {
+        job: Some(job.clone()),
+        leader_epoch: 1,
+        part: Some(Part::Destination(part)),
+        sends_to: others.iter().map(|node| lab.child(job, 0, *node)).collect(),
+    };
+    lab.operator(0).await.start(request).await.unwrap();
+    let mut ends = Vec::new();
+    for node in [&[0], others].concat() {
+        ends.push(lab.finish(node, job).await);
+    }
+    ends
+}
+
+fn assert_verified(ends: &[ProgressResponse]) {
+    for end in ends {
+        let why = format!("{}: {} {}", end.node, end.reason, end.message);
+        assert_eq!(end.state(), State::Verified, "{why}");
+        assert_eq!(end.bytes, end.bytes_total, "{why}");
+        assert_eq!(end.digest, ends[0].digest, "{why}");
+    }
+}
+
+/// A server of S3 with one bucket, `models`, and what is in it.
+async fn s3(lab: &Lab, files: &[(&str, &[u8])]) -> String {
+    let root = lab.dir.path().join("s3");
+    std::fs::create_dir_all(root.join("models")).unwrap();
+    for (name, bytes) in files {
+        write(&root.join("models").join(name), bytes);
+    }
+    let mut service = S3ServiceBuilder::new(s3s_fs::FileSystem::new(&root).unwrap());
+    service.set_auth(SimpleAuth::from_single("reader", PASSWORD));
+    let service = service.build();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = service.clone();
+            tokio::spawn(async move {
+                let connection = Builder::new(TokioExecutor::new());
+                // A client that hangs up is no failure.
+                let _ = connection
+                    .serve_connection(TokioIo::new(stream), service)
+                    .await;
+            });
+        }
+    });
+    format!("http://{address}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefix_of_a_bucket_is_a_directory_that_one_node_reads_and_the_others_get_from_it() {
+    let lab = Lab::new();
+    let mut agents = Vec::new();
+    for node in 0..3 {
+        agents.push(lab.agent(node, INSECURE).await);
+    }
+    let big = noise(3 * MIB + 77, 1);
+    let files = [
+        ("minilm/a/model.bin", big.as_slice()),
+        ("minilm/config.json", b"{}".as_slice()),
+        ("minilm/empty", b"".as_slice()),
+        ("other/not-this", b"x".as_slice()),
+    ];
+    let endpoint = s3(&lab, &files).await;
+    let source = with(
+        object("s3://models/minilm/"),
+        &[
+            ("AWS_ACCESS_KEY_ID", "reader"),
+            ("AWS_SECRET_ACCESS_KEY", PASSWORD),
+            ("endpoint", &endpoint),
+        ],
+    );
+    let manifest = stat(&lab, &source).await.unwrap();
+    let paths: Vec<&str> = manifest.files.iter().map(|file| &*file.path).collect();
+    assert_eq!(paths, ["a/model.bin", "config.json", "empty"]);
+    let ends = read(&lab, &job("s3", 1), &source, &manifest, &[1, 2]).await;
+    assert_verified(&ends);
+    for node in 0..3 {
+        let copy = |name: &str| std::fs::read(lab.root(node).join("model").join(name)).unwrap();
+        assert!(copy("a/model.bin") == big);
+        assert_eq!(copy("config.json"), b"{}");
+        assert_eq!(copy("empty"), b"");
+        // No partial file, no record, no lock.
+        assert_eq!(names(&lab, node), ["model"]);
+    }
+    for agent in agents {
+        agent.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_refuses_is_a_failure_at_once_that_names_secret_and_key_and_tells_neither() {
+    let lab = Lab::new();
+    let agent = lab.agent(0, INSECURE).await;
+    let endpoint = s3(&lab, &[("a", b"a")]).await;
+    let wrong = with(
+        object("s3://models/a"),
+        &[
+            ("access_key_id", "reader"),
+            ("secret_access_key", "wrong-secret"),
+            ("endpoint", &endpoint),
+        ],
+    );
+    let status = stat(&lab, &wrong).await.unwrap_err();
+    assert_eq!(reason(&status), "ObjectDenied", "{status:?}");
+    let message = status.message();
+    assert!(message.contains("team-a/store") && message.contains("secret_access_key"));
+    assert!(!message.contains("wrong-secret"), "{message}");
+
+    let missing = with(
+        object("s3://models/nothing/"),
+        &[
+            ("access_key_id", "reader"),
+            ("secret_access_key", PASSWORD),
+            ("endpoint", &endpoint),
+        ],
+    );
+    let status = stat(&lab, &missing).await.unwrap_err();
+    assert_eq!(reason(&status), "ObjectMissing", "{status:?}");
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_stalls_truncates_and_has_enough_for_now_is_asked_for_the_rest() {
+    let lab = Lab::new();
+    let agents = [lab.agent(0, INSECURE).await, lab.agent(1, INSECURE).await];
+    let bytes = noise(2 * MIB + 5, 2);
+    let shop = Shop::open(&[("m.bin", &bytes)]).await;
+    shop.change(|stock| {
+        stock.troubles = [
+            Trouble::Status(429),
+            Trouble::Status(500),
+            Trouble::Truncate(1000),
+            Trouble::Stall(70_000),
+            Trouble::Status(503),
+        ]
+        .into();
+    });
+    let source = object(&shop.url("m.bin"));
+    let manifest = stat(&lab, &source).await.unwrap();
+    let ends = read(&lab, &job("troubles", 1), &source, &manifest, &[1]).await;
+    assert_verified(&ends);
+    assert_eq!(ends[0].digest, blake3::hash(&bytes).to_string());
+    assert!(std::fs::read(lab.root(1).join("model")).unwrap() == bytes);
+    let starts: BTreeSet<usize> = shop.change(|stock| {
+        assert!(stock.troubles.is_empty());
+        stock
+            .asked
+            .iter()
+            .map(|(_, range)| range.unwrap().0)
+            .collect()
+    });
+    // What had come before the answer broke off was not asked for again.
+    let within = starts.iter().filter(|start| **start % MIB != 0).count();
+    assert_eq!(within, 2, "{starts:?}");
+    for agent in agents {
+        agent.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_ranges_is_read_once_as_a_whole() {
+    let lab = Lab::new();
+    let agents = [lab.agent(0, INSECURE).await, lab.agent(1, INSECURE).await];
+    let bytes = noise(12 * MIB + 5, 3);
+    let shop = Shop::open(&[("m.bin", &bytes)]).await;
+    shop.change(|stock| stock.whole_only = true);
+    let source = object(&shop.url("m.bin"));
+    let manifest = stat(&lab, &source).await.unwrap();
+    let ends = read(&lab, &job("whole", 1), &source, &manifest, &[1]).await;
+    assert_verified(&ends);
+    assert!(std::fs::read(lab.root(1).join("model")).unwrap() == bytes);
+    let whole = shop.change(|stock| {
+        let whole = stock.asked.iter().filter(|(_, range)| range.is_none());
+        whole.count()
+    });
+    assert_eq!(whole, 1);
+    for agent in agents {
+        agent.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_read_before_a_restart_is_not_read_again_unless_it_was_torn_or_is_another_version()
+{
+    let lab = Lab::new();
+    let agent = lab.agent(0, INSECURE).await;
+    let bytes = noise(20 * MIB, 4);
+    let shop = Shop::open(&[("m.bin", &bytes)]).await;
+    shop.change(|stock| stock.refuses_after = Some(9));
+    let source = object(&shop.url("m.bin"));
+    let manifest = stat(&lab, &source).await.unwrap();
+    let ends = read(&lab, &job("again", 1), &source, &manifest, &[]).await;
+    assert_eq!(ends[0].reason, "ObjectDenied", "{}", ends[0].message);
+    let had = ends[0].bytes;
+    assert!(had >= 2 * MIB as u64, "{had}");
+    agent.stop().await;
+
+    // A crash has torn the first block.
+    let partial = names(&lab, 0)
+        .into_iter()
+        .map(|name| lab.root(0).join(name))
+        .find(|file| file.metadata().unwrap().len() == bytes.len() as u64)
+        .unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&partial);
+    std::os::unix::fs::FileExt::write_all_at(&file.unwrap(), &[0; 4096], 4096).unwrap();
+
+    let agent = lab.agent(0, INSECURE).await;
+    shop.change(|stock| {
+        stock.refuses_after = None;
+        stock.asked.clear();
+    });
+    let ends = read(&lab, &job("again", 2), &source, &manifest, &[]).await;
+    assert_verified(&ends);
+    assert_eq!(ends[0].bytes_resumed, had - MIB as u64);
+    assert!(std::fs::read(lab.root(0).join("model")).unwrap() == bytes);
+    let asked = shop.change(|stock| stock.asked.clone());
+    assert_eq!(asked.len() as u64, 20 - (had / MIB as u64 - 1), "{asked:?}");
+    assert!(asked.iter().any(|(_, range)| *range == Some((0, MIB))));
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_version_in_the_store_ends_the_attempt_and_one_that_was_not_expected_begins_none() {
+    let lab = Lab::new();
+    let agent = lab.agent(0, INSECURE).await;
+    let bytes = noise(3 * MIB, 5);
+    let shop = Shop::open(&[("m.bin", &bytes)]).await;
+    let source = object(&shop.url("m.bin"));
+    let manifest = stat(&lab, &source).await.unwrap();
+    shop.change(|stock| stock.etag = "\"v2\"".to_owned());
+    let ends = read(&lab, &job("changed", 1), &source, &manifest, &[]).await;
+    assert_eq!(ends[0].reason, "ObjectChanged", "{}", ends[0].message);
+
+    let expects = |etag: &str, bytes| ObjectSource {
+        expect: Some(ObjectExpect {
+            etag: etag.to_owned(),
+            bytes,
+        }),
+        ..source.clone()
+    };
+    let right = expects("v2", Some(3 * MIB as u64));
+    assert!(stat(&lab, &right).await.is_ok());
+    for wrong in [expects("v1", None), expects("", Some(1))] {
+        let status = stat(&lab, &wrong).await.unwrap_err();
+        assert_eq!(reason(&status), "ExpectMismatch", "{status:?}");
+    }
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_shown_to_the_one_host_that_its_secret_names() {
+    let lab = Lab::new();
+    let agent = lab.agent(0, INSECURE).await;
+    let shop = Shop::open(&[("m.bin", b"m")]).await;
+    let source = |host: &str| {
+        with(
+            object(&shop.url("m.bin")),
+            &[("host", host), ("bearer_token", PASSWORD)],
+        )
+    };
+    for host in ["store.example", ""] {
+        let status = stat(&lab, &source(host)).await.unwrap_err();
+        assert_eq!(reason(&status), "SecretInvalid", "{status:?}");
+        assert!(!status.message().contains(PASSWORD), "{status:?}");
+    }
+    assert!(shop.change(|stock| stock.shown.is_empty()));
+    stat(&lab, &source(&shop.address)).await.unwrap();
+    let shown = shop.change(|stock| stock.shown.clone());
+    assert_eq!(shown, [format!("Bearer {PASSWORD}")]);
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_store_is_read_without_tls_or_on_the_node_itself_unless_that_is_allowed() {
+    let lab = Lab::new();
+    let agent = lab.agent(0, "").await;
+    let shop = Shop::open(&[("m.bin", b"m")]).await;
+    let port = shop.address.rsplit(':').next().unwrap();
+    for url in [
+        shop.url("m.bin"),
+        format!("https://127.0.0.1:{port}/m.bin"),
+        format!("https://localhost:{port}/m.bin"),
+        "https://169.254.169.254/latest/meta-data".to_owned(),
+    ] {
+        let status = stat(&lab, &object(&url)).await.unwrap_err();
+        assert_eq!(reason(&status), "StoreForbidden", "{status:?}");
+    }
+    let elsewhere = with(
+        object("s3://models/a"),
+        &[("endpoint", "http://169.254.169.254/")],
+    );
+    let status = stat(&lab, &elsewhere).await.unwrap_err();
+    assert_eq!(reason(&status), "SecretInvalid", "{status:?}");
+    assert!(shop.change(|stock| stock.asked.is_empty()));
+    agent.stop().await;
+}

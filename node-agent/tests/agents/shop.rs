@@ -1,0 +1,161 @@
+//! A web server with a few objects and with the faults of real ones.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+/// What is wrong with an answer to GET.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// This status, and nothing else.
+    Status(u16),
+    /// So many bytes, and then silence.
+    Stall(usize),
+    /// So many bytes, and the end of the connection.
+    Truncate(usize),
+}
+
+/// What the server does.
+#[derive(Debug, Default)]
+pub(crate) struct Stock {
+    pub(crate) objects: BTreeMap<String, Vec<u8>>,
+    pub(crate) etag: String,
+    /// For the next GETs, one after the other.
+    pub(crate) troubles: VecDeque<Trouble>,
+    /// After so many GETs all that follow are refused.
+    pub(crate) refuses_after: Option<usize>,
+    /// Ranges are ignored.
+    pub(crate) whole_only: bool,
+    /// What was asked for: path and range, of GETs.
+    pub(crate) asked: Vec<(String, Option<(usize, usize)>)>,
+    /// Authorization headers.
+    pub(crate) shown: Vec<String>,
+}
+
+/// A running server; it ends with its runtime.
+pub(crate) struct Shop {
+    pub(crate) address: String,
+    pub(crate) stock: Arc<Mutex<Stock>>,
+}
+
+impl Shop {
+    pub(crate) async fn open(objects: &[(&str, &[u8])]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let object = |(name, bytes): &(&str, &[u8])| ((*name).to_owned(), bytes.to_vec());
+        let stock = Arc::new(Mutex::new(Stock {
+            objects: objects.iter().map(object).collect(),
+            etag: "\"v1\"".to_owned(),
+            ..Stock::default()
+        }));
+        let served = stock.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(stream, served.clone()));
+            }
+        });
+        Self { address, stock }
+    }
+
+    pub(crate) fn url(&self, name: &str) -> String {
+        format!("http://{}/{name}", self.address)
+    }
+
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Stock) -> T) -> T {
+        change(&mut self.stock.lock().unwrap())
+    }
+}
+
+async fn serve(mut stream: TcpStream, stock: Arc<Mutex<Stock>>) {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    // One request after the other on a connection, until it is hung up.
+    while stream.read_exact(&mut byte).await.is_ok() {
+        head.push(byte[0]);
+        if !head.ends_with(b"\r\n\r\n") {
+            continue;
+        }
+        let text = String::from_utf8(std::mem::take(&mut head)).unwrap();
+        let (answer, trouble) = stock.lock().unwrap().answer(&text);
+        let cut = match trouble {
+            Some(Trouble::Stall(bytes) | Trouble::Truncate(bytes)) => bytes,
+            _ => usize::MAX,
+        };
+        let header = answer.0.len();
+        let whole = [answer.0.into_bytes(), answer.1].concat();
+        let sent = whole.len().min(header.saturating_add(cut));
+        if stream.write_all(&whole[..sent]).await.is_err() {
+            return;
+        }
+        match trouble {
+            Some(Trouble::Stall(_)) => std::future::pending().await,
+            Some(Trouble::Truncate(_)) => return,
+            _ => {}
+        }
+    }
+}
+
+type Answer = (String, Vec<u8>);
+
+impl Stock {
+    fn answer(&mut self, request: &str) -> (Answer, Option<Trouble>) {
+        let header = |name: &str| {
+            let mut lines = request.lines();
+            lines.find_map(|line| {
+                let (key, value) = line.split_once(": ")?;
+                key.eq_ignore_ascii_case(name).then(|| value.to_owned())
+            })
+        };
+        let mut words = request.split(' ');
+        let (method, path) = (words.next().unwrap(), words.next().unwrap());
+        self.shown.extend(header("authorization"));
+        let name = path.trim_start_matches('/').to_owned();
+        let Some(bytes) = self.objects.get(&name).cloned() else {
+            return (status(404), None);
+        };
+        let etag = self.etag.clone();
+        if method == "HEAD" {
+            let length = bytes.len();
+            let head =
+                format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nETag: {etag}\r\n\r\n");
+            return ((head, Vec::new()), None);
+        }
+        let range = header("range").map(|range| {
+            let (first, last) = range.trim_start_matches("bytes=").split_once('-').unwrap();
+            (first.parse().unwrap(), last.parse::<usize>().unwrap() + 1)
+        });
+        self.asked.push((name, range));
+        let trouble = self.troubles.pop_front();
+        if let Some(Trouble::Status(code)) = trouble {
+            return (status(code), trouble);
+        }
+        if self
+            .refuses_after
+            .is_some_and(|count| self.asked.len() > count)
+        {
+            return (status(403), None);
+        }
+        if header("if-match").is_some_and(|wanted| wanted != etag) {
+            return (status(412), None);
+        }
+        let total = bytes.len();
+        let (code, part, more) = match range {
+            Some((first, end)) if !self.whole_only => {
+                let more = format!("Content-Range: bytes {first}-{}/{total}\r\n", end - 1);
+                ("206 Partial Content", bytes[first..end].to_vec(), more)
+            }
+            _ => ("200 OK", bytes, String::new()),
+        };
+        let length = part.len();
+        let head =
+            format!("HTTP/1.1 {code}\r\nContent-Length: {length}\r\nETag: {etag}\r\n{more}\r\n");
+        ((head, part), trouble)
+    }
+}
+
+fn status(code: u16) -> Answer {
+    let head = format!("HTTP/1.1 {code} Trouble\r\nContent-Length: 0\r\n\r\n");
+    (head, Vec::new())
+}

@@ -1,0 +1,183 @@
+//! Which nodes hold which verified models: a label for people and schedulers, and beside it an
+//! annotation of what the node's agent is to look after.
+//!
+//! Both are on the cluster's node and written as one, so they outlive this process, and end with the
+//! node. A model is called by its job, namespace included: nobody can give another's name away.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Node;
+use kube::{ResourceExt as _, core::PartialObjectMeta};
+use serde::{Deserialize, Serialize};
+use weft_crds::TransferJob;
+use weft_proto::operator::v1::Model;
+
+use super::{
+    fabric::Sighting,
+    membership::Membership,
+    request::Request,
+    snapshot::Snapshot,
+    world::{World, uid},
+};
+use crate::transfer::{Place, Removal};
+
+/// Of the keys of labels and annotations.
+const PREFIX: &str = "weft.dev/model.";
+/// What the API leaves for a model's name: 63 less `model.`.
+const NAME_MAX: usize = 57;
+/// Of the digest, in the label's value.
+const DIGEST_SHOWN: usize = 12;
+
+/// What the annotation says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Note {
+    /// A root of the fabric.
+    pub(super) root: String,
+    /// Relative to the root.
+    pub(super) path: String,
+    /// Of all of it.
+    pub(super) digest: String,
+    /// By which the agent knows that nothing has changed.
+    pub(super) fingerprint: String,
+}
+
+impl Note {
+    /// The label's value.
+    pub(super) fn value(&self) -> &str {
+        self.digest.get(..DIGEST_SHOWN).unwrap_or(&self.digest)
+    }
+}
+
+/// The key of the label by which a job's model is known.
+pub(super) fn key(job: &TransferJob) -> String {
+    let name = format!("{}.{}", job.namespace().unwrap_or_default(), job.name_any());
+    if name.len() <= NAME_MAX {
+        return format!("{PREFIX}{name}");
+    }
+    let hash = blake3::hash(name.as_bytes()).to_hex();
+    let kept = name[..NAME_MAX - 9].trim_end_matches(['.', '-']);
+    format!("{PREFIX}{kept}.{}", &hash[..8])
+}
+
+/// What is noted at a node, by key.
+fn noted(node: &PartialObjectMeta<Node>) -> impl Iterator<Item = (&str, Option<Note>)> {
+    let annotations = node.annotations().iter();
+    annotations
+        .filter(|(key, _)| key.starts_with(PREFIX))
+        // What cannot be read was written by somebody else, and nobody looks after it.
+        .map(|(key, text)| (key.as_str(), serde_json::from_str(text).ok()))
+}
+
+/// What a node's agent is to look after.
+pub(super) fn to_look_after(world: &World, node: &str) -> Vec<Model> {
+    let Some(node) = world.nodes.named(node) else {
+        return Vec::new();
+    };
+    let models = noted(node).filter_map(|(key, note)| {
+        let note = note?;
+        Some(Model {
+            name: key.to_owned(),
+            root: note.root,
+            path: note.path,
+            fingerprint: note.fingerprint,
+        })
+    });
+    models.collect()
+}
+
+/// The copies that a job has made and that are still noted: all but the source's own files.
+pub(super) fn copies(job: &TransferJob, world: &World) -> Vec<Removal> {
+    let key = key(job);
+    let (source, to) = (job.spec.source.file.as_ref(), &job.spec.destinations);
+    let bare = |path: &str| path.trim_end_matches('/').to_owned();
+    let is_source = |node: &str| {
+        source.is_some_and(|source| {
+            source.node == node && (&source.root, bare(&source.path)) == (&to.root, bare(&to.path))
+        })
+    };
+    let copies = world.nodes.iter().filter_map(|(place, node)| {
+        let (_, note) = noted(node).find(|(there, _)| *there == key)?;
+        let note = note.filter(|_| !is_source(&place.name))?;
+        Some(Removal {
+            place: Place {
+                node: place.name.clone(),
+                root: note.root,
+                path: note.path,
+            },
+            fingerprint: note.fingerprint,
+        })
+    });
+    copies.collect()
+}
+
+/// The next node that holds a job's model and does not say so yet. Those that are refused are left out.
+pub(super) fn next(
+    job: &TransferJob,
+    world: &World,
+    work: &Snapshot,
+    refused: &BTreeSet<String>,
+) -> Option<Request> {
+    let key = key(job);
+    work.holders.iter().find_map(|holder| {
+        let node = world.nodes.named(&holder.node)?;
+        let is_said = noted(node)
+            .any(|(there, note)| there == key && note.as_ref() == Some(&holder.note))
+            && node.labels().get(&key).map(String::as_str) == Some(holder.note.value());
+        if is_said || refused.contains(&holder.node) {
+            return None;
+        }
+        Some(Request::NodeModel {
+            node: holder.node.clone(),
+            uid: uid(node),
+            version: None,
+            key: key.clone(),
+            note: Some(holder.note.clone()),
+        })
+    })
+}
+
+/// What nodes say and do not hold any more, one request for a node at most.
+pub(super) fn lost(
+    world: &World,
+    membership: &Membership,
+    sightings: &BTreeMap<String, Sighting>,
+) -> Vec<Request> {
+    let mut requests = Vec::new();
+    for (place, node) in world.nodes.iter() {
+        let name = &place.name;
+        let fabric = membership.fabric(name);
+        let sighting = sightings
+            .get(name)
+            .filter(|sighting| Some(sighting.fabric.as_str()) == fabric);
+        let is_lost = |key: &str, note: &Option<Note>| {
+            let Some(note) = note else { return true };
+            let said = sighting.iter().flat_map(|sighting| &sighting.report.models);
+            // Nobody looks after it where no fabric has the node.
+            fabric.is_none()
+                || said
+                    .filter(|state| state.name == key && state.fingerprint == note.fingerprint)
+                    .any(|state| !state.intact)
+        };
+        let labels = node.labels().keys().filter(|key| key.starts_with(PREFIX));
+        let stray = labels
+            .map(String::as_str)
+            .find(|key| !node.annotations().contains_key(*key));
+        let gone = noted(node)
+            .find(|(key, note)| is_lost(key, note))
+            .map(|(key, _)| key);
+        if let Some(key) = gone.or(stray) {
+            requests.push(Request::NodeModel {
+                node: name.clone(),
+                uid: uid(node),
+                // What has been written since is about other files.
+                version: node.resource_version(),
+                key: key.to_owned(),
+                note: None,
+            });
+        }
+    }
+    requests
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,112 @@
+use weft_proto::operator::v1::ModelState;
+
+use super::*;
+use crate::controllers::scenario;
+
+const KEY: &str = "weft.dev/model.team-a.minilm";
+
+fn note(fingerprint: &str) -> Note {
+    Note {
+        root: "models".into(),
+        path: "team-a/minilm".into(),
+        digest: "0123456789abcdef".into(),
+        fingerprint: fingerprint.into(),
+    }
+}
+
+/// n2 holds minilm.
+fn world() -> World {
+    let mut world = scenario::world(3);
+    world.obey(&Request::NodeModel {
+        node: "n2".into(),
+        uid: "node-n2".into(),
+        version: None,
+        key: KEY.into(),
+        note: Some(note("f1")),
+    });
+    world
+}
+
+/// What is taken from nodes when the agent of n2 says this.
+fn taken(world: &World, states: Vec<ModelState>) -> Vec<(String, String)> {
+    let mut sighting = scenario::sighting("n2", "default", 0);
+    sighting.report.models = states;
+    let sightings = BTreeMap::from([("n2".to_owned(), sighting)]);
+    lost(world, &Membership::of(world), &sightings)
+        .into_iter()
+        .map(|request| match request {
+            Request::NodeModel {
+                node,
+                key,
+                note: None,
+                version: Some(_),
+                ..
+            } => (node, key),
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+fn state(fingerprint: &str, intact: bool) -> ModelState {
+    ModelState {
+        name: KEY.into(),
+        fingerprint: fingerprint.into(),
+        intact,
+    }
+}
+
+#[test]
+fn a_label_has_twelve_digits_of_the_digest_and_the_agent_is_told_what_to_look_after() {
+    let world = world();
+    let node = world.nodes.named("n2").unwrap();
+    assert_eq!(node.labels()[KEY], "0123456789ab");
+    let models = to_look_after(&world, "n2");
+    assert_eq!(models.len(), 1);
+    assert_eq!(
+        (&*models[0].name, &*models[0].path, &*models[0].fingerprint),
+        (KEY, "team-a/minilm", "f1")
+    );
+    assert!(to_look_after(&world, "n1").is_empty() && to_look_after(&world, "n9").is_empty());
+}
+
+#[test]
+fn a_label_goes_when_the_agent_no_longer_finds_the_files_and_not_before() {
+    let world = world();
+    assert_eq!(taken(&world, vec![]), []);
+    assert_eq!(taken(&world, vec![state("f1", true)]), []);
+    // That was said of files that have been replaced since.
+    assert_eq!(taken(&world, vec![state("f0", false)]), []);
+    let gone = [("n2".to_owned(), KEY.to_owned())];
+    assert_eq!(taken(&world, vec![state("f1", false)]), gone);
+}
+
+#[test]
+fn a_label_goes_where_nobody_looks_after_it() {
+    let mut world = world();
+    let mut node = world.nodes.named("n2").unwrap().clone();
+    node.metadata.labels.as_mut().unwrap().remove("gpu");
+    node.metadata.resource_version = Some("9".into());
+    world.nodes.learn(node);
+    let gone = [("n2".to_owned(), KEY.to_owned())];
+    assert_eq!(taken(&world, vec![]), gone);
+    // Somebody wrote a label by hand.
+    let mut node = scenario::node("n3", &["gpu", "weft.dev/model.x.y"]);
+    node.metadata.resource_version = Some("9".into());
+    world.nodes.learn(node);
+    assert!(taken(&world, vec![]).contains(&("n3".into(), "weft.dev/model.x.y".into())));
+}
+
+#[test]
+fn a_key_is_of_the_namespace_and_fits() {
+    let mut job = scenario::job("minilm");
+    assert_eq!(key(&job), KEY);
+    job.metadata.name = Some("x".repeat(60));
+    let long = key(&job);
+    let name = long.strip_prefix("weft.dev/").unwrap();
+    assert!(
+        name.len() <= 63 && name.starts_with("model.team-a.xxx"),
+        "{long}"
+    );
+    job.metadata.name = Some(format!("{}y", "x".repeat(59)));
+    assert_ne!(key(&job), long);
+}

@@ -1,0 +1,361 @@
+//! What others ask of what the controllers know. The one task that owns it answers, between two
+//! decisions; asking changes nothing.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+use kube::ResourceExt as _;
+use tokio::sync::oneshot;
+use weft_crds::{NodePorts, Obstacle, RootScope, TransferJob, TransferProgress, live_api_version};
+
+use super::{
+    fabric::is_ready,
+    membership::Membership,
+    resolve::{self, Transfer},
+    snapshot::{Outcome, Snapshot},
+    status,
+    world::World,
+};
+
+/// A question, and where the answer goes.
+#[derive(Debug)]
+pub enum Question {
+    /// How far jobs are.
+    Progress {
+        /// Of this namespace; of all when `None`.
+        namespace: Option<String>,
+        /// Only the one of this name.
+        name: Option<String>,
+        /// By namespace and name.
+        answer: oneshot::Sender<Vec<TransferProgress>>,
+    },
+    /// What a job would do.
+    Survey {
+        /// The job; it need not be known to the API server.
+        job: Box<TransferJob>,
+        /// What is in its way, or how it would begin.
+        answer: oneshot::Sender<Survey>,
+    },
+    /// How a node and the others of its fabric are reached.
+    Neighbours {
+        /// The node.
+        node: String,
+        /// Nothing where no agent of it is known.
+        answer: oneshot::Sender<Option<Neighbours>>,
+    },
+}
+
+/// A node, and what it shall reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Neighbours {
+    /// Of both.
+    pub fabric: String,
+    /// HOST:PORT of the node's agent.
+    pub control_address: String,
+    /// Bytes of an IP packet on its data interface.
+    pub mtu: u32,
+    /// The other nodes of the fabric that are ready.
+    pub peers: Vec<Neighbour>,
+}
+
+/// Another node's data path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Its name.
+    pub node: String,
+    /// The IPv4 address.
+    pub address: String,
+    /// Bytes of an IP packet on it.
+    pub mtu: u32,
+    /// UDP ports.
+    pub ports: NodePorts,
+}
+
+/// What a job would meet.
+#[derive(Debug, Clone)]
+pub struct Survey {
+    /// Everything in its way that is known without asking an agent.
+    pub obstacles: Vec<Obstacle>,
+    /// Fabrics that have a Shared root which it names.
+    pub shared: Vec<String>,
+    /// How it would begin, where nothing is in its way.
+    pub(crate) transfer: Option<Transfer>,
+}
+
+/// How far a job is at this moment.
+pub(super) fn progress(
+    job: &TransferJob,
+    work: Option<&Snapshot>,
+    now: Timestamp,
+) -> TransferProgress {
+    let written = job.status.clone().unwrap_or_default();
+    let at_work = work.filter(|work| {
+        !written.phase.is_over() && !matches!(work.outcome, Some(Outcome::Withdrawn { .. }))
+    });
+    TransferProgress {
+        api_version: live_api_version(),
+        kind: TransferProgress::KIND.to_owned(),
+        metadata: ObjectMeta {
+            name: job.metadata.name.clone(),
+            namespace: job.metadata.namespace.clone(),
+            uid: job.metadata.uid.clone(),
+            creation_timestamp: job.metadata.creation_timestamp.clone(),
+            ..ObjectMeta::default()
+        },
+        status: at_work.map_or(written, |work| status::live(job, work, now)),
+    }
+}
+
+/// The jobs that are asked about.
+pub(super) fn chosen<'a>(
+    world: &'a World,
+    namespace: Option<&'a str>,
+    name: Option<&'a str>,
+) -> impl Iterator<Item = &'a TransferJob> {
+    let all = world.jobs.iter();
+    let chosen = all.filter(move |(key, _)| {
+        namespace.is_none_or(|wanted| key.namespace == wanted)
+            && name.is_none_or(|wanted| key.name == wanted)
+    });
+    chosen.map(|(_, job)| job)
+}
+
+/// What a job would meet if it were made now.
+pub(super) fn survey(
+    job: &TransferJob,
+    world: &World,
+    membership: &Membership,
+    leader_epoch: u64,
+) -> Survey {
+    let resolved = resolve::resolve(job, world, membership, leader_epoch);
+    let (first, transfer) = match resolved {
+        Ok(transfer) => (None, Some(transfer)),
+        Err(obstacle) => (Some(obstacle), None),
+    };
+    // What stands first hides the others, and a person wants to mend all at once.
+    let others = resolve::obstacles(job, world, membership);
+    let is_new = |one: &resolve::Obstacle| {
+        first.as_ref().is_none_or(|first| {
+            // The first of these is about fewer nodes.
+            first.reason != one.reason || one.reason != "NodesNotReady" && first != one
+        })
+    };
+    let others: Vec<_> = others.into_iter().filter(is_new).collect();
+    let found: Vec<resolve::Obstacle> = first.into_iter().chain(others).collect();
+    let obstacle = |obstacle: resolve::Obstacle| Obstacle {
+        reason: obstacle.reason.to_owned(),
+        message: obstacle.message,
+        is_final: obstacle.is_final,
+    };
+    Survey {
+        obstacles: found.into_iter().map(obstacle).collect(),
+        shared: shared(job, world),
+        transfer,
+    }
+}
+
+/// A node's fabric, and the others that are ready in it.
+pub(super) fn neighbours(world: &World, node: &str) -> Option<Neighbours> {
+    let known = world.fabric_nodes.named(node)?;
+    let status = known.status.as_ref()?;
+    let fabric = &known.spec.fabric;
+    let others = world.fabric_nodes.iter().map(|(_, node)| node);
+    let peers = others.filter_map(|other| {
+        let (name, status) = (other.name_any(), other.status.as_ref()?);
+        let is_peer = other.spec.fabric == *fabric && name != node;
+        let is_peer = is_peer && is_ready(world, &name, fabric) && !status.data_address.is_empty();
+        is_peer.then(|| Neighbour {
+            node: name,
+            address: status.data_address.clone(),
+            mtu: status.mtu,
+            ports: status.ports,
+        })
+    });
+    (!status.control_address.is_empty()).then(|| Neighbours {
+        fabric: fabric.clone(),
+        control_address: status.control_address.clone(),
+        mtu: status.mtu,
+        peers: peers.collect(),
+    })
+}
+
+/// Fabrics with a Shared root that the job names: as the admission policy asks.
+fn shared(job: &TransferJob, world: &World) -> Vec<String> {
+    let source = job.spec.source.file.iter().map(|file| &file.root);
+    let named: Vec<&String> = source.chain([&job.spec.destinations.root]).collect();
+    let fabrics = world.fabrics.iter().filter(|(_, fabric)| {
+        let mut roots = fabric.spec.roots.iter();
+        roots.any(|root| root.scope == RootScope::Shared && named.contains(&&root.name))
+    });
+    fabrics.map(|(_, fabric)| fabric.name_any()).collect()
+}
+
+/// Answers a question from what there is.
+pub(super) fn answer(
+    question: Question,
+    world: &World,
+    snapshots: &BTreeMap<String, Arc<Snapshot>>,
+    leader_epoch: u64,
+    now: Timestamp,
+) {
+    // Whoever has gone needs no answer.
+    match question {
+        Question::Progress {
+            namespace,
+            name,
+            answer,
+        } => {
+            let jobs = chosen(world, namespace.as_deref(), name.as_deref());
+            let told = jobs.map(|job| {
+                let work = snapshots.get(job.metadata.uid.as_deref().unwrap_or_default());
+                progress(job, work.map(|work| &**work), now)
+            });
+            let _ = answer.send(told.collect());
+        }
+        Question::Survey { job, answer } => {
+            let membership = Membership::of(world);
+            let _ = answer.send(survey(&job, world, &membership, leader_epoch));
+        }
+        Question::Neighbours { node, answer } => {
+            let _ = answer.send(neighbours(world, &node));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_crds::{DestinationState, DestinationStatus, ManifestSummary, Phase};
+
+    use super::*;
+    use crate::{
+        controllers::scenario::{self, asleep, labelled, start},
+        transfer::Course,
+    };
+
+    fn moving(nodes: usize) -> Snapshot {
+        let destination = |i: usize| DestinationStatus {
+            node: format!("n{i}"),
+            state: DestinationState::Transferring,
+            reason: String::new(),
+            message: String::new(),
+            bytes: 10,
+            digest: String::new(),
+        };
+        Snapshot {
+            course: Course::Running,
+            started: true,
+            attempt: 1,
+            claims: None,
+            outcome: None,
+            manifest: Some(ManifestSummary {
+                files: 1,
+                bytes: 100,
+                digest: None,
+            }),
+            plan: None,
+            link: None,
+            destinations: (0..nodes).map(destination).collect(),
+            holders: Default::default(),
+            bytes: 10 * i64::try_from(nodes).unwrap(),
+            bytes_total: 100 * i64::try_from(nodes).unwrap(),
+            bytes_per_second: 5,
+        }
+    }
+
+    #[test]
+    fn live_progress_shows_every_destination_and_ends_with_what_is_written() {
+        let mut job = scenario::job("minilm");
+        let told = progress(&job, Some(&moving(100)), start());
+        assert_eq!(told.status.phase, Phase::Transferring);
+        assert_eq!(told.status.destinations.len(), 100);
+        assert!(!told.status.destinations_truncated);
+        assert_eq!(
+            (told.status.bytes, told.status.eta_seconds),
+            (1000, Some(1800))
+        );
+
+        job.status = Some(weft_crds::TransferJobStatus {
+            phase: Phase::Complete,
+            bytes: 77,
+            ..Default::default()
+        });
+        let told = progress(&job, Some(&moving(1)), start());
+        assert_eq!(
+            (told.status.phase, told.status.bytes),
+            (Phase::Complete, 77)
+        );
+    }
+
+    #[test]
+    fn a_question_about_a_namespace_shows_no_other() {
+        let world = scenario::world(2);
+        assert_eq!(chosen(&world, Some("team-a"), None).count(), 1);
+        assert_eq!(chosen(&world, Some("team-b"), None).count(), 0);
+        assert_eq!(chosen(&world, None, Some("minilm")).count(), 1);
+        assert_eq!(chosen(&world, None, Some("other")).count(), 0);
+    }
+
+    fn reasons(job: &TransferJob, world: &World) -> Vec<String> {
+        let survey = survey(job, world, &Membership::of(world), 1);
+        survey.obstacles.into_iter().map(|o| o.reason).collect()
+    }
+
+    #[test]
+    fn a_survey_names_everything_that_is_in_the_way_at_once() {
+        let mut world = scenario::world(3);
+        let good = scenario::job("minilm");
+        assert!(reasons(&good, &world).is_empty());
+
+        world.fabric_nodes.learn(asleep("n1", "default"));
+        let mut bad = good.clone();
+        if let Some(file) = &mut bad.spec.source.file {
+            file.root = "attic".into();
+        }
+        bad.spec.destinations.root = "library".into();
+        bad.spec.destinations.node_selector = Some(labelled("none"));
+        let wanted = [
+            "RootUnknown",
+            "RootReadOnly",
+            "NoDestinations",
+            "NodesNotReady",
+        ];
+        assert_eq!(reasons(&bad, &world), wanted);
+
+        if let Some(file) = &mut bad.spec.source.file {
+            file.node = "n9".into();
+        }
+        assert_eq!(reasons(&bad, &world), ["SourceNodeNotInFabric"]);
+    }
+
+    #[test]
+    fn a_node_is_to_reach_the_ready_ones_of_its_fabric_and_not_itself() {
+        let mut world = scenario::world(3);
+        for (i, name) in ["n1", "n2", "n3"].into_iter().enumerate() {
+            let mut node = scenario::ready(name, "default");
+            if let Some(status) = &mut node.status {
+                status.data_address = format!("10.0.0.{i}");
+            }
+            world.fabric_nodes.learn(node);
+        }
+        let names = |world: &World| {
+            let known = neighbours(world, "n1").unwrap();
+            let peers = known.peers.into_iter().map(|peer| peer.node);
+            peers.collect::<Vec<_>>()
+        };
+        assert_eq!(names(&world), ["n2", "n3"]);
+        world.fabric_nodes.learn(asleep("n3", "default"));
+        assert_eq!(names(&world), ["n2"]);
+        assert_eq!(neighbours(&world, "n9"), None);
+    }
+
+    #[test]
+    fn a_shared_root_is_asked_for_where_a_fabric_has_it() {
+        let world = scenario::world(2);
+        let mut job = scenario::job("minilm");
+        assert!(shared(&job, &world).is_empty());
+        if let Some(file) = &mut job.spec.source.file {
+            file.root = "library".into();
+        }
+        assert_eq!(shared(&job, &world), ["default"]);
+    }
+}

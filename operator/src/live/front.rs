@@ -1,0 +1,280 @@
+//! The API server's proxy: how it is known, and the only door that opens to it.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::serve::Listener;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, Client};
+use rustls::{
+    RootCertStore, ServerConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    server::WebPkiClientVerifier,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use crate::authority::Identity;
+
+/// What every cluster's API server publishes for servers behind it.
+const NAMESPACE: &str = "kube-system";
+const CONFIG_MAP: &str = "extension-apiserver-authentication";
+/// A caller that has not shown who it is by then is cut off.
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+/// Connections that have been let in and wait to be served.
+const WAITING: usize = 16;
+/// After an error of accept, which is of this process's limits: too many files.
+const BREATH: Duration = Duration::from_millis(100);
+
+/// How the API server's proxy is known, and what it says of a caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Front {
+    /// PEM: whose certificates it shows.
+    authorities: String,
+    /// The common names that these may have; any when empty.
+    names: Vec<String>,
+    headers: Headers,
+}
+
+/// The headers that say who asks. Of several, the first that is there counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Headers {
+    pub(super) user: Vec<String>,
+    pub(super) group: Vec<String>,
+    pub(super) extra: Vec<String>,
+}
+
+impl Front {
+    /// As the API server publishes it.
+    pub(super) async fn read(client: &Client) -> Result<Self, String> {
+        let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
+        let map = api.get(CONFIG_MAP).await;
+        Self::of(&map.map_err(|error| error.to_string())?)
+    }
+
+    fn of(map: &ConfigMap) -> Result<Self, String> {
+        let text = |key: &str| {
+            let data = map.data.as_ref();
+            data.and_then(|data| data.get(key))
+                .map_or("", String::as_str)
+        };
+        let list = |key: &str| {
+            let names: Vec<String> = match text(key) {
+                "" => Vec::new(),
+                text => serde_json::from_str(text).map_err(|error| format!("{key}: {error}"))?,
+            };
+            Ok::<_, String>(names)
+        };
+        let authorities = text("requestheader-client-ca-file").to_owned();
+        if authorities.is_empty() {
+            return Err("requestheader-client-ca-file is missing".to_owned());
+        }
+        let headers = Headers {
+            user: list("requestheader-username-headers")?,
+            group: list("requestheader-group-headers")?,
+            extra: list("requestheader-extra-headers-prefix")?,
+        };
+        if headers.user.is_empty() {
+            return Err("requestheader-username-headers is empty".to_owned());
+        }
+        Ok(Self {
+            authorities,
+            names: list("requestheader-allowed-names")?,
+            headers,
+        })
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.names.clone()
+    }
+
+    pub(super) fn headers(&self) -> Headers {
+        self.headers.clone()
+    }
+
+    /// TLS that asks everybody for a certificate of the proxy's authority.
+    pub(super) fn server(&self, identity: &Identity) -> Result<ServerConfig, String> {
+        let wrong = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
+        let mut roots = RootCertStore::empty();
+        for authority in CertificateDer::pem_slice_iter(self.authorities.as_bytes()) {
+            let authority =
+                authority.map_err(|error| wrong("requestheader-client-ca-file", &error))?;
+            roots
+                .add(authority)
+                .map_err(|error| wrong("requestheader-client-ca-file", &error))?;
+        }
+        let provider = Arc::new(ring::default_provider());
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+                .build()
+                .map_err(|error| wrong("requestheader-client-ca-file", &error))?;
+        let own = |error: &dyn std::fmt::Display| wrong("the server's certificate", error);
+        let chain: Result<Vec<_>, _> =
+            CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect();
+        let chain = chain.map_err(|error| own(&error))?;
+        let key =
+            PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).map_err(|error| own(&error))?;
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| own(&error))?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, key)
+            .map_err(|error| own(&error))?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(config)
+    }
+}
+
+/// Where connections come in. Dropping it lets nobody in any more.
+pub(super) struct Doors {
+    admitted: mpsc::Receiver<(TlsStream<TcpStream>, SocketAddr)>,
+    address: io::Result<SocketAddr>,
+    task: JoinHandle<()>,
+}
+
+impl Doors {
+    /// Handshakes are tasks of their own: one that dawdles holds nobody up.
+    pub(super) fn open(listener: Arc<TcpListener>, tls: ServerConfig, names: Vec<String>) -> Self {
+        let (admit, admitted) = mpsc::channel(WAITING);
+        let address = listener.local_addr();
+        let acceptor = TlsAcceptor::from(Arc::new(tls));
+        let names = Arc::new(names);
+        let task = tokio::spawn(async move {
+            loop {
+                let Ok((stream, from)) = listener.accept().await else {
+                    sleep(BREATH).await;
+                    continue;
+                };
+                let (acceptor, names, admit) = (acceptor.clone(), names.clone(), admit.clone());
+                tokio::spawn(async move {
+                    match timeout(HANDSHAKE_WITHIN, acceptor.accept(stream)).await {
+                        Ok(Ok(stream)) if is_front(&stream, &names) => {
+                            // Nobody serves any more: the caller is cut off.
+                            let _ = admit.send((stream, from)).await;
+                        }
+                        Ok(Ok(_)) => tracing::warn!(
+                            %from,
+                            "a caller of the live API has another name than the API server's proxy"
+                        ),
+                        Ok(Err(error)) => {
+                            tracing::debug!(%from, %error, "no handshake");
+                        }
+                        Err(_) => tracing::debug!(%from, "no handshake in time"),
+                    }
+                });
+            }
+        });
+        Self {
+            admitted,
+            address,
+            task,
+        }
+    }
+}
+
+impl Drop for Doors {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Listener for Doors {
+    type Io = TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        match self.admitted.recv().await {
+            Some(admitted) => admitted,
+            // The task that admits ends only with this.
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        match &self.address {
+            Ok(address) => Ok(*address),
+            Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+        }
+    }
+}
+
+fn is_front(stream: &TlsStream<TcpStream>, names: &[String]) -> bool {
+    let chain = stream.get_ref().1.peer_certificates();
+    chain
+        .and_then(|chain| chain.first())
+        .is_some_and(|leaf| names.is_empty() || has_name(leaf, names))
+}
+
+fn has_name(certificate: &[u8], names: &[String]) -> bool {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else {
+        return false;
+    };
+    let common = certificate.subject().iter_common_name();
+    let mut common = common.filter_map(|name| name.as_str().ok());
+    common.any(|name| names.iter().any(|known| known == name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::authority::Authority;
+
+    fn map(pairs: &[(&str, &str)]) -> ConfigMap {
+        let data = pairs
+            .iter()
+            .map(|(key, text)| ((*key).to_owned(), (*text).to_owned()));
+        ConfigMap {
+            data: Some(data.collect()),
+            ..ConfigMap::default()
+        }
+    }
+
+    #[test]
+    fn the_proxy_is_known_by_what_the_api_server_publishes_and_by_nothing_less() {
+        let authority = Authority::new("front").unwrap();
+        let whole = [
+            ("requestheader-client-ca-file", authority.certificate()),
+            ("requestheader-allowed-names", r#"["front-proxy-client"]"#),
+            ("requestheader-username-headers", r#"["X-Remote-User"]"#),
+            ("requestheader-group-headers", r#"["X-Remote-Group"]"#),
+            (
+                "requestheader-extra-headers-prefix",
+                r#"["X-Remote-Extra-"]"#,
+            ),
+        ];
+        let front = Front::of(&map(&whole)).unwrap();
+        assert_eq!(front.names(), ["front-proxy-client"]);
+        assert_eq!(front.headers().extra, ["X-Remote-Extra-"]);
+        let server = Authority::new("weft")
+            .unwrap()
+            .operator_server(&[])
+            .unwrap();
+        front.server(&server).unwrap();
+        for missing in [
+            "requestheader-client-ca-file",
+            "requestheader-username-headers",
+        ] {
+            let rest: Vec<_> = whole
+                .into_iter()
+                .filter(|(key, _)| *key != missing)
+                .collect();
+            let error = Front::of(&map(&rest)).unwrap_err();
+            assert!(error.starts_with(missing), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_of_the_authority_with_another_name_is_not_the_proxys() {
+        let authority = Authority::new("front").unwrap();
+        let node = authority.node("n1").unwrap();
+        let der = CertificateDer::from_pem_slice(node.certificate.as_bytes()).unwrap();
+        assert!(has_name(&der, &["n1".to_owned()]));
+        assert!(!has_name(&der, &["front-proxy-client".to_owned()]));
+    }
+}

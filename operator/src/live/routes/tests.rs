@@ -1,0 +1,156 @@
+use std::sync::{Arc, Mutex};
+
+use super::*;
+
+/// Allows what it is told to, and remembers what was asked.
+#[derive(Clone, Default)]
+struct Roles {
+    allowed: Arc<Vec<Access>>,
+    asked: Arc<Mutex<Vec<Access>>>,
+}
+
+impl Authorizer for Roles {
+    async fn allows(&self, caller: &Caller, access: &Access) -> Result<bool, String> {
+        assert_eq!(caller.user, "ada");
+        self.asked.lock().unwrap().push(access.clone());
+        Ok(self.allowed.contains(access))
+    }
+}
+
+fn asked(allowed: Vec<Access>, questions: mpsc::Sender<Question>) -> Asked<Roles> {
+    let one = |name: &str| vec![name.to_owned()];
+    Asked {
+        authorizer: Roles {
+            allowed: Arc::new(allowed),
+            ..Roles::default()
+        },
+        headers: Headers {
+            user: one("X-Remote-User"),
+            group: one("X-Remote-Group"),
+            extra: one("X-Remote-Extra-"),
+        },
+        questions,
+        authority: Arc::new(Authority::new("weft").unwrap()),
+        epoch: 1,
+    }
+}
+
+fn ada() -> HeaderMap {
+    HeaderMap::from_iter([(
+        header::HeaderName::from_static("x-remote-user"),
+        header::HeaderValue::from_static("ada"),
+    )])
+}
+
+fn progress(namespace: &str, name: &str) -> TransferProgress {
+    TransferProgress {
+        api_version: live_api_version(),
+        kind: TransferProgress::KIND.to_owned(),
+        metadata: kube::core::ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: Some(namespace.to_owned()),
+            ..Default::default()
+        },
+        status: Default::default(),
+    }
+}
+
+/// Plays the controllers.
+fn controllers(answer: Vec<TransferProgress>) -> mpsc::Sender<Question> {
+    let (sender, mut receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        while let Some(question) = receiver.recv().await {
+            match question {
+                Question::Progress { answer: to, .. } => to.send(answer.clone()).unwrap(),
+                Question::Survey { answer: to, .. } => {
+                    let survey = Survey {
+                        obstacles: Vec::new(),
+                        shared: vec!["default".to_owned()],
+                        transfer: None,
+                    };
+                    to.send(survey).map_err(drop).unwrap();
+                }
+                Question::Neighbours { answer: to, .. } => to.send(None).unwrap(),
+            }
+        }
+    });
+    sender
+}
+
+#[tokio::test]
+async fn who_may_get_a_job_sees_its_progress_and_nobody_else() {
+    let told = vec![progress("team-a", "minilm")];
+    let may = vec![Access::jobs("get", "team-a", "minilm")];
+    let asked = asked(may, controllers(told.clone()));
+    let of = |name: &str| (Some("team-a".to_owned()), Some(name.to_owned()));
+    let (namespace, name) = of("minilm");
+    assert_eq!(asked.progress(&ada(), namespace, name).await, Ok(told));
+    let (namespace, name) = of("other");
+    let refused = asked.progress(&ada(), namespace, name).await.unwrap_err();
+    assert_eq!(refused.code, StatusCode::FORBIDDEN);
+    assert!(
+        refused.message.contains("in namespace team-a"),
+        "{refused:?}"
+    );
+    // Neither a list of the namespace, nor one of all.
+    for namespace in [Some("team-a".to_owned()), None] {
+        let refused = asked.progress(&ada(), namespace, None).await.unwrap_err();
+        assert_eq!(refused.code, StatusCode::FORBIDDEN);
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_names_nobody_is_nobodys() {
+    let asked = asked(Vec::new(), controllers(Vec::new()));
+    let refused = asked.progress(&HeaderMap::new(), None, None).await;
+    assert_eq!(refused.unwrap_err().code, StatusCode::UNAUTHORIZED);
+    assert!(asked.authorizer.asked.lock().unwrap().is_empty());
+}
+
+const JOB: &str = r#"{"apiVersion": "weft.dev/v1alpha1", "kind": "TransferJob",
+    "metadata": {"name": "minilm", "namespace": "elsewhere"},
+    "spec": {"source": {"file": {"node": "n1", "root": "library", "path": "a"}},
+             "destinations": {"nodes": ["n2"], "root": "models", "path": "a"}}}"#;
+
+#[tokio::test]
+async fn a_plan_needs_the_right_to_make_the_job_and_to_use_its_shared_roots() {
+    let make = Access::jobs("create", "team-a", "");
+    let first = asked(vec![make.clone()], controllers(Vec::new()));
+    let refused = first.plan(&ada(), "team-a", JOB.as_bytes()).await;
+    let refused = refused.unwrap_err();
+    assert!(
+        refused.message.contains("may not use rdmafabrics"),
+        "{refused:?}"
+    );
+    let shared = first.authorizer.asked.lock().unwrap()[1].clone();
+    assert_eq!((&*shared.namespace, &*shared.name), ("team-a", "default"));
+
+    let both = asked(vec![make.clone(), shared], controllers(Vec::new()));
+    let plan = both.plan(&ada(), "team-a", JOB.as_bytes()).await.unwrap();
+    assert_eq!((plan.plan, plan.manifest), (None, None));
+
+    let nonsense = asked(vec![make], controllers(Vec::new()));
+    let refused = nonsense.plan(&ada(), "team-a", b"{}").await.unwrap_err();
+    assert_eq!(refused.code, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operator_that_does_not_know_yet_says_so() {
+    let (questions, _kept) = mpsc::channel(1);
+    let may = vec![Access::jobs("list", "", "")];
+    let refused = asked(may, questions).progress(&ada(), None, None).await;
+    assert_eq!(refused.unwrap_err().code, StatusCode::GATEWAY_TIMEOUT);
+}
+
+#[tokio::test]
+async fn a_diagnosis_needs_a_role_of_its_own_and_a_node_that_is_known() {
+    let body = br#"{"node": "n9"}"#;
+    let nobody = asked(Vec::new(), controllers(Vec::new()));
+    let refused = nobody.diagnose(&ada(), body).await.unwrap_err();
+    assert_eq!(refused.code, StatusCode::FORBIDDEN);
+    let may = nobody.authorizer.asked.lock().unwrap().clone();
+    let refused = asked(may, controllers(Vec::new()))
+        .diagnose(&ada(), body)
+        .await;
+    assert!(refused.unwrap_err().message.contains("node n9"));
+}

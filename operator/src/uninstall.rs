@@ -1,0 +1,240 @@
+//! What `helm uninstall` has done before anything is removed: nothing may stay behind that waits for
+//! an operator.
+//!
+//! Jobs that are not over are suspended, so that the operator, which still runs, ends them at the
+//! agents; then their finalizer goes. They stay, and go on from where they are once the chart is back
+//! and `spec.suspend` is false. When the operator does not answer, the finalizers go all the same
+//! after [`PATIENCE`]: agents end by themselves what no operator renews.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams},
+};
+use serde_json::json;
+use tokio::time::{Instant, sleep, timeout};
+use weft_crds::{Phase, TransferJob};
+
+use crate::{NAME, controllers::FINALIZER, transfer::innermost};
+
+/// So long the operator has to end the jobs at the agents.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// After that it may take so long to let them go.
+const GRACE: Duration = Duration::from_secs(30);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(500);
+/// An API server that answers at all answers within.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Who changes `spec.suspend`.
+const MANAGER: &str = "weft-uninstall";
+
+/// Jobs could not be let go.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "TransferJobs that keep the finalizer {FINALIZER}: {left}{because}; look at the operator's log, or \
+     uninstall with --no-hooks and take the finalizer away by hand"
+)]
+pub struct UninstallError {
+    left: String,
+    because: String,
+}
+
+/// What a job needs next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// That it be stopped.
+    Suspend,
+    /// That the operator be done with it.
+    Wait,
+    /// That it be held no more.
+    LetGo,
+}
+
+/// What to do about a job; `None` where nothing keeps it. `late`: the operator had its time.
+fn step(job: &TransferJob, late: bool) -> Option<Step> {
+    let status = job.status.clone().unwrap_or_default();
+    let ends = status.phase.is_over() || job.metadata.deletion_timestamp.is_some();
+    if !ends && !job.spec.suspend {
+        return Some(Step::Suspend);
+    }
+    let is_held = job.finalizers().iter().any(|one| one == FINALIZER);
+    let stopped = status.phase == Phase::Suspended && !ends;
+    match (is_held, late || stopped) {
+        (false, _) => None,
+        (true, true) => Some(Step::LetGo),
+        (true, false) => Some(Step::Wait),
+    }
+}
+
+/// Stops all jobs and lets them go, within [`PATIENCE`] and a little more.
+///
+/// # Errors
+/// Some are still held.
+pub async fn run(client: Client) -> Result<(), UninstallError> {
+    let begun = Instant::now();
+    let mut suspended = BTreeSet::new();
+    loop {
+        let late = begun.elapsed() >= PATIENCE;
+        let (left, problem) = match pass(&client, late, &mut suspended).await {
+            Ok(left) => (left, String::new()),
+            Err(problem) => ("unknown".to_owned(), format!(" ({problem})")),
+        };
+        if left.is_empty() {
+            tracing::info!(
+                suspended = suspended.len(),
+                "no TransferJob needs an operator"
+            );
+            return Ok(());
+        }
+        if begun.elapsed() >= PATIENCE + GRACE {
+            let because = problem;
+            return Err(UninstallError { left, because });
+        }
+        if !problem.is_empty() {
+            tracing::warn!("TransferJobs cannot be stopped{problem}; trying on");
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Looks at all jobs once and does what they need; names those that need more.
+async fn pass(
+    client: &Client,
+    late: bool,
+    suspended: &mut BTreeSet<String>,
+) -> Result<String, String> {
+    let all: Api<TransferJob> = Api::all(client.clone());
+    let jobs = match answer(all.list(&ListParams::default())).await {
+        Ok(jobs) => jobs.items,
+        // The definition is gone, and with it all jobs.
+        Err(Refused::Gone) => return Ok(String::new()),
+        Err(Refused::Failed(problem)) => return Err(problem),
+    };
+    let mut left = Vec::new();
+    let mut problem = None;
+    for job in jobs {
+        let Some(step) = step(&job, late) else {
+            continue;
+        };
+        let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
+        let display = format!("{namespace}/{name}");
+        left.push(display.clone());
+        let api: Api<TransferJob> = Api::namespaced(client.clone(), &namespace);
+        let done = match step {
+            Step::Wait => continue,
+            Step::Suspend => {
+                tracing::info!(namespace, name, "is suspended");
+                suspended.insert(display);
+                let text = json!({"metadata": {"uid": job.uid()}, "spec": {"suspend": true}});
+                let parameters = PatchParams {
+                    field_manager: Some(MANAGER.to_owned()),
+                    ..PatchParams::default()
+                };
+                answer(api.patch(&name, &parameters, &Patch::Merge(&text))).await
+            }
+            Step::LetGo => {
+                if late {
+                    tracing::warn!(
+                        namespace,
+                        name,
+                        "is let go before its agents have said that they ended it"
+                    );
+                }
+                // The operator applied it; the same manager takes it back.
+                let text = json!({
+                    "apiVersion": "weft.dev/v1alpha1",
+                    "kind": "TransferJob",
+                    "metadata": {"name": name, "namespace": namespace, "uid": job.uid(), "finalizers": []},
+                });
+                let parameters = PatchParams::apply(NAME).force();
+                answer(api.patch(&name, &parameters, &Patch::Apply(&text))).await
+            }
+        };
+        if let Err(Refused::Failed(why)) = done {
+            problem = Some(why);
+        }
+    }
+    match problem {
+        Some(problem) => Err(problem),
+        None => Ok(left.join(", ")),
+    }
+}
+
+enum Refused {
+    /// It is not there, or not the same any more.
+    Gone,
+    Failed(String),
+}
+
+async fn answer<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, Refused> {
+    match timeout(ANSWER_WITHIN, call).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => {
+            Err(Refused::Gone)
+        }
+        Ok(Err(error)) => Err(Refused::Failed(innermost(&error))),
+        Err(_) => Err(Refused::Failed(format!(
+            "no answer within {ANSWER_WITHIN:?}"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    fn job(phase: Phase, suspend: bool, held: bool) -> TransferJob {
+        let place = json!({"root": "models", "path": "minilm/", "node": "n1", "nodes": ["n2"]});
+        let finalizers: &[&str] = if held { &[FINALIZER] } else { &[] };
+        let job = json!({
+            "apiVersion": "weft.dev/v1alpha1",
+            "kind": "TransferJob",
+            "metadata": {"name": "minilm", "finalizers": finalizers},
+            "spec": {"source": {"file": place}, "destinations": place, "suspend": suspend},
+            "status": {"phase": phase},
+        });
+        serde_json::from_value(job).unwrap()
+    }
+
+    #[test]
+    fn a_job_at_work_is_suspended_awaited_and_let_go() {
+        let at_work = |suspend| job(Phase::Transferring, suspend, true);
+        assert_eq!(step(&at_work(false), false), Some(Step::Suspend));
+        assert_eq!(step(&at_work(true), false), Some(Step::Wait));
+        let stopped = job(Phase::Suspended, true, true);
+        assert_eq!(step(&stopped, false), Some(Step::LetGo));
+        assert_eq!(step(&job(Phase::Suspended, true, false), false), None);
+    }
+
+    #[test]
+    fn a_job_that_has_not_begun_is_kept_from_beginning() {
+        assert_eq!(
+            step(&job(Phase::Waiting, false, false), false),
+            Some(Step::Suspend)
+        );
+        assert_eq!(step(&job(Phase::Waiting, true, false), false), None);
+    }
+
+    #[test]
+    fn what_ends_anyway_is_left_to_the_operator() {
+        assert_eq!(
+            step(&job(Phase::Complete, false, true), false),
+            Some(Step::Wait)
+        );
+        assert_eq!(step(&job(Phase::Complete, false, false), false), None);
+        let mut deleted = job(Phase::Transferring, false, true);
+        deleted.metadata.deletion_timestamp = Some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
+        assert_eq!(step(&deleted, false), Some(Step::Wait));
+    }
+
+    #[test]
+    fn an_operator_that_does_not_answer_holds_nothing_back() {
+        for phase in [Phase::Transferring, Phase::Suspended, Phase::Complete] {
+            assert_eq!(step(&job(phase, true, true), true), Some(Step::LetGo));
+        }
+        let at_work = job(Phase::Preparing, false, true);
+        assert_eq!(step(&at_work, true), Some(Step::Suspend));
+    }
+}

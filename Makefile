@@ -2,7 +2,7 @@
 # ARGS="..." goes on to the program behind a verb: make play ARGS="--nodes 8 --loss 0.1%"
 
 .DEFAULT_GOAL := help
-.PHONY: help play test vopr bench e2e cluster-up cluster-down cluster-load-images lint generate
+.PHONY: help play test vopr bench bench-cluster e2e cluster-up cluster-down cluster-load-images lint generate
 
 help: ## List the verbs
 	@sed -n 's/^\([a-z0-9-]*\):.* ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r verb text; do printf 'make %-19s %s\n' "$$verb" "$$text"; done
@@ -22,10 +22,17 @@ bench: ## Measure against the peers; prints a table and writes target/bench/*.js
 	@cargo build --release --locked -p weft-cli -p weft-agent -p weft-tests --bins
 	@"$${CARGO_TARGET_DIR:-target}/release/bench" $(ARGS)
 
-e2e: ## Test on a real Kubernetes: brings a cluster up, uses it, takes it down
+bench-cluster: ## Measure operator and agents on a real Kubernetes; writes target/bench/cluster.json
 	@hack/setup.sh cluster
 	@hack/cluster-binaries.sh >/dev/null
-	@cargo test --locked -p weft-tests --test cluster -- --nocapture $(ARGS)
+	@cargo build --release --locked -p weft-operator -p weft-agent -p weft-tests --bins
+	@hack/images.sh target/bench/images operator="$${CARGO_TARGET_DIR:-target}/release/weft-operator" \
+		agent="$${CARGO_TARGET_DIR:-target}/release/weft-agent"
+	@"$${CARGO_TARGET_DIR:-target}/release/bench-cluster" --server "$${CARGO_TARGET_DIR:-target}/release/cluster" \
+		$(ARGS) target/bench/images/operator.tar target/bench/images/agent.tar
+
+e2e: ## Test on a real Kubernetes: brings a cluster up, uses it, takes it down
+	@hack/e2e.sh $(ARGS)
 
 cluster-up: ## Bring up a real Kubernetes of NODES=3 nodes on a small fabric, in target/cluster
 	@hack/setup.sh cluster
@@ -34,8 +41,8 @@ cluster-up: ## Bring up a real Kubernetes of NODES=3 nodes on a small fabric, in
 
 cluster-load-images: ## Build Weft's images and put them where the cluster's pods find them
 	@hack/setup.sh cluster
-	@cargo build --quiet --locked -p weft-agent
-	@hack/images.sh target/images agent=$(or $(CARGO_TARGET_DIR),target)/debug/weft-agent
+	@cargo build --quiet --locked --workspace --bin weft-agent --bin weft-operator
+	@hack/images.sh target/images $(foreach who,agent operator,$(who)=$(or $(CARGO_TARGET_DIR),target)/debug/weft-$(who))
 	@cargo run --quiet --locked -p weft-tests --bin cluster -- load-images target/images/*.tar
 
 cluster-down: ## Take the cluster down and leave nothing of it
@@ -45,7 +52,7 @@ lint: ## Format check, clippy and the house rules: the quick half of `make test`
 	@hack/setup.sh test
 	@cargo fmt --all --check
 	@cargo clippy --workspace --all-targets --locked -- -D warnings
-	@cargo clippy -p weft-tests --test cluster --locked -- -D warnings
+	@cargo clippy --workspace --test cluster --test e2e --locked -- -D warnings
 	@cargo run --quiet --locked -p xtask -- lint
 	@cargo run --quiet --locked -p xtask -- generate --check
 

@@ -61,6 +61,9 @@ pub struct Settings {
     pub label: String,
     /// Nodes that do not get it.
     pub unlabelled: Vec<String>,
+    /// Bits per second between a node and its leaf, in each direction: with a low rate a transfer
+    /// lasts long enough for something to happen to it.
+    pub node_rate: Option<u64>,
 }
 
 impl Default for Settings {
@@ -70,6 +73,7 @@ impl Default for Settings {
             spines: 4,
             label: LABEL.to_owned(),
             unlabelled: Vec::new(),
+            node_rate: None,
         }
     }
 }
@@ -188,7 +192,7 @@ fn write_private(path: &Path, text: &str) -> Result<(), ClusterError> {
 }
 
 /// Runs a program to its end and returns what it says.
-fn output(command: &mut Command) -> Result<String, ClusterError> {
+pub(crate) fn output(command: &mut Command) -> Result<String, ClusterError> {
     let program = program(command);
     let output = command
         .output()

@@ -192,6 +192,39 @@ fn the_operator_runs_as_nobody_and_can_change_nothing_of_its_container() {
     );
 }
 
+/// Before anything is removed, and only on request.
+#[test]
+fn hooks_run_the_operators_program_as_nobody_with_its_account() {
+    let rendered = rendered(&["imagePullSecrets=[{\"name\":\"registry\"}]"]);
+    let job = rendered.find("Job", "weft-uninstall");
+    let pod = rendered.find("Pod", "weft-check");
+    let hook = |one: &Value| one["metadata"]["annotations"]["helm.sh/hook"].clone();
+    assert_eq!((hook(job), hook(pod)), (json!("pre-delete"), json!("test")));
+    let operator = &rendered.operator()["spec"];
+    for (spec, verb) in [
+        (&job["spec"]["template"]["spec"], "uninstall"),
+        (&pod["spec"], "check"),
+    ] {
+        for same in ["serviceAccountName", "securityContext", "imagePullSecrets"] {
+            assert_eq!(spec[same], operator[same], "{verb}: {same}");
+        }
+        let (ours, theirs) = (&spec["containers"][0], &operator["containers"][0]);
+        for same in ["image", "securityContext", "resources"] {
+            assert_eq!(ours[same], theirs[same], "{verb}: {same}");
+        }
+        assert_eq!(ours["args"], json!([verb]));
+    }
+    // Neither is taken for an operator by the Service, the disruption budget or the spread.
+    let wanted = &rendered.find("Deployment", "weft-operator")["spec"]["selector"]["matchLabels"];
+    for labels in [
+        &job["spec"]["template"]["metadata"]["labels"],
+        &pod["metadata"]["labels"],
+    ] {
+        let name = "app.kubernetes.io/name";
+        assert_ne!(labels[name], wanted[name]);
+    }
+}
+
 #[test]
 fn one_replica_of_several_may_be_away_and_one_alone_is_not_guarded() {
     let several = rendered(&[]);
@@ -316,6 +349,32 @@ fn agents_may_ask_the_api_server_nothing() {
     assert_eq!(account["automountServiceAccountToken"], false);
 }
 
+#[test]
+fn the_live_api_is_there_whole_or_not_at_all() {
+    let on = rendered(&[]);
+    let service = &on.find("APIService", "v1alpha1.live.weft.dev")["spec"]["service"];
+    let ports = on.find("Service", "weft-operator")["spec"]["ports"].clone();
+    assert_eq!(service["port"], ports[1]["port"]);
+    assert_eq!(ports[1]["name"], "live");
+    let arguments = |rendered: &Rendered| {
+        strings(&rendered.operator()["spec"]["containers"][0]["args"]).join(" ")
+    };
+    assert!(arguments(&on).contains("--live-port=7412"));
+
+    let off = rendered(&["liveApi.enabled=false"]);
+    assert_eq!(off.of_kind("APIService").count(), 0);
+    assert!(!arguments(&off).contains("--live-port"));
+    let rules = off.find("ClusterRole", "weft-operator")["rules"].to_string();
+    assert!(!rules.contains("apiservices") && !rules.contains("subjectaccessreviews"));
+    let bound = off.of_kind("RoleBinding");
+    let namespaces = bound.map(|one| one["metadata"]["namespace"].clone());
+    assert!(
+        namespaces
+            .into_iter()
+            .all(|namespace| namespace == NAMESPACE)
+    );
+}
+
 /// Every verb on every resource, so that a wider rule shows up as a changed line here.
 #[test]
 fn the_operator_may_do_this_in_the_cluster_and_this_in_its_namespace() {
@@ -349,32 +408,30 @@ fn the_operator_may_do_this_in_the_cluster_and_this_in_its_namespace() {
         table(&[
             ("rdmafabrics", "get list watch"),
             ("rdmafabrics/status", "patch"),
-            ("rdmafabrics/finalizers", "update"),
             ("fabricnodes", "get list watch create patch delete"),
             ("fabricnodes/status", "patch"),
             ("transferjobs", "get list watch patch delete"),
             ("transferjobs/status", "patch"),
-            ("nodes", "get list watch"),
+            ("nodes", "get list watch patch"),
             ("namespaces", "get list watch"),
             ("events", "create patch"),
             ("tokenreviews", "create"),
+            ("subjectaccessreviews", "create"),
+            ("apiservices v1alpha1.live.weft.dev", "get patch"),
         ])
     );
     assert_eq!(
         granted("Role"),
         table(&[
             ("leases", "create"),
-            ("leases weft-operator", "get list watch update patch"),
+            ("leases weft-operator", "get update"),
             ("secrets", "create"),
-            ("secrets weft-ca", "get list watch update patch"),
-            ("configmaps", "create"),
-            ("configmaps weft-ca", "get list watch update patch"),
-            ("daemonsets", "get list watch create patch delete"),
+            ("secrets weft-ca", "get update"),
+            ("configmaps weft-ca", "get create patch"),
+            ("daemonsets", "list watch create patch delete"),
             ("deployments weft-operator", "get"),
-            ("deployments/finalizers weft-operator", "update"),
             ("services weft-operator", "get"),
-            ("endpointslices", "create"),
-            ("endpointslices weft-operator-leader", "get update patch"),
+            ("endpointslices weft-operator-leader", "get create patch"),
         ])
     );
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use weft_cli::fabric::isolation::{self, Entered};
+use weft_cli::quantity;
 use weft_tests::cluster::{Cluster, ClusterError, LABEL, Order, Settings, Up, programs, serve};
 
 /// Brings up a real Kubernetes on a leaf-spine fabric of network namespaces, and takes it down.
@@ -45,6 +46,9 @@ enum Verb {
         /// A node that does not get it; may be repeated.
         #[arg(long, value_name = "NODE")]
         unlabelled: Vec<String>,
+        /// Bits per second between a node and its leaf, each way: 200mbit makes transfers last.
+        #[arg(long, value_name = "RATE", value_parser = quantity::parse_rate)]
+        node_rate: Option<u64>,
     },
     /// Take it down and leave nothing.
     Down,
@@ -118,6 +122,7 @@ fn run(line: &Line) -> Result<(), ClusterError> {
             spines,
             label,
             unlabelled,
+            node_rate,
         } => up(
             &line.state,
             &programs()?,
@@ -126,6 +131,7 @@ fn run(line: &Line) -> Result<(), ClusterError> {
                 spines: usize::from(*spines),
                 label: label.clone(),
                 unlabelled: unlabelled.clone(),
+                node_rate: *node_rate,
             },
         ),
         Verb::Down => Cluster::down(&line.state),

@@ -52,6 +52,8 @@ impl Keys {
             .map_err(ClusterError::system(directory.display().to_string()))?;
         let (ca, certificate, key) = certificate(address)
             .map_err(|error| ClusterError::Setting(format!("making certificates: {error}")))?;
+        let (front_ca, front, front_key) = front_proxy()
+            .map_err(|error| ClusterError::Setting(format!("making certificates: {error}")))?;
         let signing = KeyPair::generate()
             .map_err(|error| ClusterError::Setting(format!("making a key: {error}")))?;
         let kubelets: Vec<String> = nodes.iter().map(|_| token()).collect::<Result<_, _>>()?;
@@ -73,6 +75,9 @@ impl Keys {
             ("ca.crt", &keys.ca),
             ("server.crt", &certificate),
             ("server.key", &key),
+            ("front-proxy-ca.crt", &front_ca),
+            ("front-proxy.crt", &front),
+            ("front-proxy.key", &front_key),
             ("service-accounts.key", &signing.serialize_pem()),
             ("service-accounts.pub", &signing.public_key_pem()),
             ("tokens.csv", &tokens),
@@ -132,6 +137,27 @@ fn certificate(address: Ipv4Addr) -> Result<(String, String, String), rcgen::Err
     Ok((authority.pem(), certificate.pem(), key.serialize_pem()))
 }
 
+/// The name that servers behind the API server know its proxy by.
+const FRONT_PROXY: &str = "front-proxy-client";
+
+/// Authority, certificate and key of the API server as a caller of the servers behind it.
+fn front_proxy() -> Result<(String, String, String), rcgen::Error> {
+    let mut authority = CertificateParams::default();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    authority
+        .distinguished_name
+        .push(DnType::CommonName, "weft test cluster's front proxy");
+    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
+    let mut client = CertificateParams::default();
+    client
+        .distinguished_name
+        .push(DnType::CommonName, FRONT_PROXY);
+    client.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    let key = KeyPair::generate()?;
+    let certificate = client.signed_by(&key, &authority)?;
+    Ok((authority.pem(), certificate.pem(), key.serialize_pem()))
+}
+
 /// 128 bits that nobody guesses.
 fn token() -> Result<String, ClusterError> {
     let mut bytes = [0; 16];
@@ -176,6 +202,9 @@ impl ControlPlane<'_> {
             ("--token-auth-file", "tokens.csv"),
             ("--service-account-key-file", "service-accounts.pub"),
             ("--service-account-signing-key-file", "service-accounts.key"),
+            ("--requestheader-client-ca-file", "front-proxy-ca.crt"),
+            ("--proxy-client-cert-file", "front-proxy.crt"),
+            ("--proxy-client-key-file", "front-proxy.key"),
         ] {
             api.arg(flag).arg(self.keys.file(file));
         }
@@ -184,6 +213,7 @@ impl ControlPlane<'_> {
             format!("--secure-port={API_PORT}"),
             format!("--etcd-servers={ETCD}"),
             format!("--service-cluster-ip-range={SERVICES}"),
+            format!("--requestheader-allowed-names={FRONT_PROXY}"),
         ]);
         api.args([
             "--service-account-issuer=https://kubernetes.default.svc",
@@ -191,6 +221,10 @@ impl ControlPlane<'_> {
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged=true",
             "--kubelet-preferred-address-types=InternalIP",
+            // How servers behind it are told who asks: as every distribution has them.
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             // There is no kube-proxy here; it goes to a Service's pods by itself.
             "--enable-aggregator-routing=true",
         ]);

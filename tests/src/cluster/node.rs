@@ -224,6 +224,8 @@ conf_dir = "{cni}"
         "cgroupsPerQOS": false,
         "enforceNodeAllocatable": [],
         "failSwapOn": false,
+        // A pod sees a changed ConfigMap so soon, not after a minute and more.
+        "syncFrequency": "10s",
         "makeIPTablesUtilChains": false,
         "localStorageCapacityIsolation": false,
         "resolvConf": "",

@@ -108,6 +108,7 @@ impl Server {
             nodes: settings.nodes,
             leaves: settings.nodes.min(2),
             spines: settings.spines,
+            node_rate: settings.node_rate,
             ..Spec::default()
         })?);
         network::connect(&fabric)?;

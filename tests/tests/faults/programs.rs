@@ -88,6 +88,7 @@ pub(crate) async fn a_destination_with_another_content(stage: &mut Stage, seed: 
     let request = StatRequest {
         leader_epoch: 1,
         location: Some(location),
+        object: None,
     };
     let manifest = stage
         .operator(0)

@@ -1,0 +1,129 @@
+//! Processes below a cluster: found in `/proc`, looked at, and asked in their own network.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, setns};
+
+/// An answer on the same machine.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// A process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Process(u32);
+
+impl Process {
+    /// Those below `ancestor` whose name is `name` (as the kernel keeps it: 15 characters) and whose
+    /// command line or environment holds `word`.
+    pub(super) fn below(ancestor: u32, name: &str, word: &str) -> io::Result<Vec<Self>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc")? {
+            let Some(pid) = entry?.file_name().to_str().and_then(|n| n.parse().ok()) else {
+                continue;
+            };
+            let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            let comm = read("comm");
+            if comm.trim_ascii_end() != &name.as_bytes()[..name.len().min(15)] {
+                continue;
+            }
+            let words = [read("cmdline"), read("environ"), read("mountinfo")].concat();
+            let told = words
+                .windows(word.len().max(1))
+                .any(|w| w == word.as_bytes());
+            if (word.is_empty() || told) && is_below(pid, ancestor) {
+                found.push(Self(pid));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Anonymous memory that is in use, bytes.
+    pub(super) fn anonymous_bytes(self) -> io::Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0))?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        kib.map(|kib| kib * 1024)
+            .ok_or_else(|| io::Error::other("no RssAnon in /proc/PID/status"))
+    }
+
+    /// All memory that is in use, the program's own pages included, bytes; the most there ever was.
+    pub(super) fn peak_bytes(self) -> io::Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        kib.map(|kib| kib * 1024)
+            .ok_or_else(|| io::Error::other("no VmHWM in /proc/PID/status"))
+    }
+
+    /// Processor time used so far, nanoseconds.
+    pub(super) fn cpu_nanos(self) -> io::Result<u64> {
+        let mut nanos = 0;
+        for thread in fs::read_dir(format!("/proc/{}/task", self.0))? {
+            let text = fs::read_to_string(thread?.path().join("schedstat"))?;
+            let spent = text.split_whitespace().next().and_then(|n| n.parse().ok());
+            nanos += spent.unwrap_or(0u64);
+        }
+        Ok(nanos)
+    }
+
+    /// Does something on a thread that is in this process's network.
+    pub(super) fn in_network<T: Send + 'static>(
+        self,
+        f: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<thread::JoinHandle<T>> {
+        let network = File::open(format!("/proc/{}/ns/net", self.0))?;
+        let (sender, entered) = std::sync::mpsc::channel();
+        let thread = thread::Builder::new().name("in-network".to_owned());
+        let handle = thread.spawn(move || {
+            let done = setns(&network, CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
+            let failed = done.is_err();
+            // Whoever waits for it waits for nothing else.
+            let _ = sender.send(done);
+            if failed {
+                thread::park();
+            }
+            f()
+        })?;
+        entered.recv().map_err(io::Error::other)??;
+        Ok(handle)
+    }
+
+    /// What its HTTP server on this port says.
+    pub(super) fn http(self, port: u16, path: &'static str) -> io::Result<String> {
+        let asked = self.in_network(move || -> io::Result<String> {
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+            stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+            write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
+            Ok(body.to_owned())
+        })?;
+        asked
+            .join()
+            .map_err(|_| io::Error::other("the asking thread panicked"))?
+    }
+}
+
+fn is_below(pid: u32, ancestor: u32) -> bool {
+    let mut at = pid;
+    while at > 1 {
+        if at == ancestor {
+            return true;
+        }
+        let Ok(stat) = fs::read_to_string(format!("/proc/{at}/stat")) else {
+            return false;
+        };
+        let parent = stat
+            .rsplit_once(')')
+            .and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
+        let Some(parent) = parent else { return false };
+        at = parent;
+    }
+    false
+}

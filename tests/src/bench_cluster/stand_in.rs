@@ -1,0 +1,192 @@
+//! An agent that moves no bytes: it answers as one that has a file of [`BYTES`] and a transfer of a
+//! given length would.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+use weft_proto::agent::v1::agent_server::Agent;
+use weft_proto::agent::v1::start_request::Part;
+use weft_proto::agent::v1::{
+    CancelRequest, CancelResponse, ConnectRequest, ConnectResponse, DiagnoseRequest,
+    DiagnoseResponse, File, JobRef, Manifest, PrepareRequest, PrepareResponse, ProgressRequest,
+    ProgressResponse, RemoveRequest, RemoveResponse, StartRequest, StartResponse, StatRequest,
+    StatResponse, State,
+};
+
+/// Of every source.
+const BYTES: u64 = 8 << 30;
+/// Of a block, as real agents count them.
+const BLOCK_BYTES: u64 = 1 << 20;
+/// What every copy says: any digest will do, as long as all say the same.
+const DIGEST: &str = "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b";
+/// What a real agent grants at least.
+const INTERVAL_LEAST: Duration = Duration::from_millis(50);
+
+/// What an attempt is known by.
+type Attempt = (String, u64, u32);
+
+/// The service of one node.
+#[derive(Clone)]
+pub(super) struct StandIn {
+    node: Arc<str>,
+    transfer: Duration,
+    begun: Arc<Mutex<HashMap<Attempt, Instant>>>,
+}
+
+impl StandIn {
+    /// Of `node`; a transfer takes so long.
+    pub(super) fn new(node: &str, transfer: Duration) -> Self {
+        Self {
+            node: node.into(),
+            transfer,
+            begun: Arc::default(),
+        }
+    }
+
+    fn begun(&self) -> std::sync::MutexGuard<'_, HashMap<Attempt, Instant>> {
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn progress_of(&self, job: &JobRef, begun: Instant) -> ProgressResponse {
+        let elapsed = begun.elapsed();
+        let share = (elapsed.as_secs_f64() / self.transfer.as_secs_f64()).min(1.0);
+        let over = share >= 1.0;
+        ProgressResponse {
+            job: Some(job.clone()),
+            node: self.node.to_string(),
+            state: if over {
+                State::Verified
+            } else {
+                State::Transferring
+            }
+            .into(),
+            bytes: (BYTES as f64 * share) as u64,
+            bytes_total: BYTES,
+            digest: if over { DIGEST } else { "" }.to_owned(),
+            rate: (BYTES as f64 / self.transfer.as_secs_f64()) as u64,
+            link: "udp".to_owned(),
+            link_reason: "the only one that there is".to_owned(),
+            elapsed_ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
+            ..ProgressResponse::default()
+        }
+    }
+}
+
+fn attempt(job: Option<JobRef>) -> Result<(JobRef, Attempt), Status> {
+    let job = job.ok_or_else(|| Status::invalid_argument("job: missing"))?;
+    let attempt = (job.uid.clone(), job.generation, job.attempt);
+    Ok((job, attempt))
+}
+
+#[tonic::async_trait]
+impl Agent for StandIn {
+    async fn stat(&self, _: Request<StatRequest>) -> Result<Response<StatResponse>, Status> {
+        let file = File {
+            path: "model.safetensors".to_owned(),
+            size: BYTES,
+            mode: 0o644,
+            ..File::default()
+        };
+        let manifest = Manifest {
+            files: vec![file],
+            ..Manifest::default()
+        };
+        Ok(Response::new(StatResponse {
+            manifest: Some(manifest),
+        }))
+    }
+
+    async fn prepare(
+        &self,
+        request: Request<PrepareRequest>,
+    ) -> Result<Response<PrepareResponse>, Status> {
+        attempt(request.into_inner().job)?;
+        Ok(Response::new(PrepareResponse {
+            blocks_have: 0,
+            blocks_total: BYTES / BLOCK_BYTES,
+            reserved_bytes: BYTES,
+        }))
+    }
+
+    async fn start(
+        &self,
+        request: Request<StartRequest>,
+    ) -> Result<Response<StartResponse>, Status> {
+        let request = request.into_inner();
+        let (_, attempt) = attempt(request.job)?;
+        if let Some(Part::Source(_) | Part::Destination(_)) = request.part {
+            self.begun().entry(attempt).or_insert_with(Instant::now);
+            return Ok(Response::new(StartResponse {}));
+        }
+        Err(Status::invalid_argument("part: missing"))
+    }
+
+    type ProgressStream = Pin<Box<dyn Stream<Item = Result<ProgressResponse, Status>> + Send>>;
+
+    async fn progress(
+        &self,
+        request: Request<ProgressRequest>,
+    ) -> Result<Response<Self::ProgressStream>, Status> {
+        let request = request.into_inner();
+        let (job, attempt) = attempt(request.job)?;
+        let begun = self.begun().get(&attempt).copied();
+        let begun = begun.ok_or_else(|| Status::not_found("this attempt was not started here"))?;
+        let every = Duration::from_millis(request.interval_ms.into()).max(INTERVAL_LEAST);
+        let (sender, receiver) = mpsc::channel(1);
+        let this = self.clone();
+        tokio::spawn(async move {
+            let mut ticks = interval(every);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                let progress = this.progress_of(&job, begun);
+                let over = progress.state() == State::Verified;
+                if sender.send(Ok(progress)).await.is_err() || over {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn cancel(
+        &self,
+        request: Request<CancelRequest>,
+    ) -> Result<Response<CancelResponse>, Status> {
+        let (_, attempt) = attempt(request.into_inner().job)?;
+        let known = self.begun().remove(&attempt);
+        let state = match known {
+            Some(begun) if begun.elapsed() >= self.transfer => State::Verified,
+            Some(_) => State::Failed,
+            None => State::Unspecified,
+        };
+        Ok(Response::new(CancelResponse {
+            state: state.into(),
+        }))
+    }
+
+    async fn remove(&self, _: Request<RemoveRequest>) -> Result<Response<RemoveResponse>, Status> {
+        Err(Status::unimplemented("a stand-in has no files"))
+    }
+
+    async fn diagnose(
+        &self,
+        _: Request<DiagnoseRequest>,
+    ) -> Result<Response<DiagnoseResponse>, Status> {
+        Err(Status::unimplemented("a stand-in has no data path"))
+    }
+
+    async fn connect(
+        &self,
+        _: Request<ConnectRequest>,
+    ) -> Result<Response<ConnectResponse>, Status> {
+        Err(Status::unimplemented("a stand-in takes no data"))
+    }
+}

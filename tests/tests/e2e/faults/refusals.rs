@@ -1,0 +1,145 @@
+//! What is asked for that may not be: the answer names the field and the remedy.
+
+use serde_json::{Value, json};
+
+use crate::stage::{Stage, TEAM, job};
+
+/// A user who may edit in the tenant's namespace, and nothing else.
+const USER: &str = "mallory";
+
+pub(super) fn spec_edited(stage: &mut Stage) {
+    let running = stage.begin("edited");
+    for (field, patch) in [
+        (
+            "spec.source",
+            json!({"source": {"file": {"path": "other"}}}),
+        ),
+        (
+            "spec.destinations",
+            json!({"destinations": {"path": "other"}}),
+        ),
+        ("spec.strategy", json!({"strategy": "Direct"})),
+        ("spec.overwrite", json!({"overwrite": "Always"})),
+    ] {
+        let patch = json!({"spec": patch}).to_string();
+        let said = stage.lent.refused(&[
+            "patch",
+            "tj",
+            "edited",
+            "--namespace",
+            TEAM,
+            "--type=merge",
+            "--patch",
+            &patch,
+        ]);
+        assert!(said.contains(field) && said.contains("immutable"), "{said}");
+    }
+    stage.assert_fell_within(&running);
+    stage.completes(&running, "four edits of the spec refused");
+}
+
+/// What the API server says to the user who makes a job, if it says no.
+fn made_by_user(stage: &Stage, job: &Value) -> Result<(), String> {
+    let file = stage.lent.scratch.path().join("job.json");
+    std::fs::write(&file, job.to_string()).unwrap();
+    let file = file.display().to_string();
+    let create = ["create", "-f", &file, "--as", USER];
+    let made = stage.lent.cluster.kubectl(&create);
+    made.map(drop).map_err(|error| error.to_string())
+}
+
+fn bind(stage: &Stage, role: &str) {
+    let (user, role) = (format!("--user={USER}"), format!("--clusterrole={role}"));
+    let name = role.replace(['=', '-'], "");
+    stage.lent.kubectl(&[
+        "create",
+        "rolebinding",
+        &name,
+        &role,
+        &user,
+        "--namespace",
+        TEAM,
+    ]);
+}
+
+pub(super) fn shared_root_without_permission(stage: &mut Stage) {
+    let mut wanted = job(TEAM, "shared", &["node1"]);
+    wanted["spec"]["source"]["file"]["root"] = json!("library");
+    let no_role = made_by_user(stage, &wanted).unwrap_err();
+    assert!(
+        no_role.contains("transferjobs.weft.dev is forbidden"),
+        "{no_role}"
+    );
+    // Who may edit in a namespace may make jobs there, …
+    bind(stage, "edit");
+    let refused = made_by_user(stage, &wanted).unwrap_err();
+    for part in [
+        "root library",
+        "is Shared",
+        "rdmafabrics/default",
+        "weft-use-shared-roots",
+    ] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+    let mut own = wanted.clone();
+    own["spec"]["source"]["file"]["root"] = json!("models");
+    made_by_user(stage, &own).unwrap();
+    stage
+        .lent
+        .kubectl(&["delete", "tj", "shared", "--namespace", TEAM]);
+    // … and of a Shared root once that is granted.
+    bind(stage, "weft-use-shared-roots");
+    made_by_user(stage, &wanted).unwrap();
+    stage
+        .lent
+        .kubectl(&["delete", "tj", "shared", "--namespace", TEAM]);
+    println!("  refused without a role, with edit only; accepted with weft-use-shared-roots");
+}
+
+pub(super) fn path_traversal(stage: &mut Stage) {
+    let paths = ["../team-b/model", "/etc", "a/../../b", "a/./b", "a//b"];
+    for path in paths {
+        for (at, field) in [
+            ("/spec/source/file/path", "spec.source.file.path"),
+            ("/spec/destinations/path", "spec.destinations.path"),
+        ] {
+            let mut wanted = job(TEAM, "traversal", &["node1"]);
+            *wanted.pointer_mut(at).unwrap() = json!(path);
+            let refused = stage.lent.cluster.apply(&wanted.to_string());
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.contains(field), "{path}: {refused}");
+            assert!(
+                refused.contains("relative to the root"),
+                "{path}: {refused}"
+            );
+        }
+    }
+    println!("  {} paths refused at source and destination", paths.len());
+}
+
+/// A root shows a job its own namespace's directory; a link out of it is not followed.
+pub(super) fn another_tenants_files(stage: &mut Stage) {
+    let theirs = stage.directory("node0", "team-z", "secret");
+    std::fs::create_dir_all(&theirs).unwrap();
+    std::fs::write(theirs.join("key"), "theirs").unwrap();
+    let ours = stage.directory("node0", TEAM, "");
+    std::fs::create_dir_all(&ours).unwrap();
+    std::os::unix::fs::symlink("../team-z/secret", ours.join("link")).unwrap();
+    for path in ["team-z/secret", "link", "link/key"] {
+        let mut wanted = job(TEAM, "theirs", &["node1"]);
+        wanted["spec"]["source"]["file"]["path"] = json!(path);
+        wanted["spec"]["backoffLimit"] = json!(0);
+        stage.lent.apply(&wanted);
+        let failed = stage.until_phase(TEAM, "theirs", weft_crds::Phase::Failed);
+        let message = failed.status.unwrap_or_default().message;
+        assert!(
+            message.contains("node0") && message.contains(path),
+            "{message}"
+        );
+        println!("  {path}: {message}");
+        stage
+            .lent
+            .kubectl(&["delete", "tj", "theirs", "--namespace", TEAM]);
+        assert!(!stage.directory("node1", TEAM, "theirs").exists());
+    }
+}

@@ -1,0 +1,124 @@
+//! One job, as a user sees it.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use weft_crds::TransferJob;
+
+use crate::lent::{Lent, MODELS, report};
+use crate::tree::Tree;
+
+/// The tenant.
+pub(crate) const TEAM: &str = "team-a";
+const JOB: &str = "minilm";
+
+/// A job of the tenant's, from node0 to all nodes with the label.
+pub(crate) fn job(name: &str, path: &str) -> Value {
+    json!({
+        "apiVersion": "weft.dev/v1alpha1",
+        "kind": "TransferJob",
+        "metadata": {"name": name, "namespace": TEAM},
+        "spec": {
+            "source": {"file": {"node": "node0", "root": "models", "path": path}},
+            "destinations": {
+                "nodeSelector": {"matchLabels": {"gpu": "true"}}, "root": "models", "path": path,
+            },
+        },
+    })
+}
+
+/// The tenant's directory of a node, as this machine sees it.
+pub(crate) fn directory(lent: &Lent, node: &str, path: &str) -> std::path::PathBuf {
+    lent.cluster.file(node, &format!("{MODELS}/{TEAM}/{path}"))
+}
+
+pub(crate) fn a_directory_of_files_reaches_all_nodes(lent: &Lent, files: &Tree) {
+    lent.kubectl(&["create", "namespace", TEAM]);
+    files.write(&directory(lent, "node0", JOB));
+    let begun = Instant::now();
+    lent.apply(&job(JOB, "minilm/"));
+    lent.kubectl(&[
+        "wait",
+        "--for=condition=Complete",
+        "tj/minilm",
+        "--namespace",
+        TEAM,
+        "--timeout=120s",
+    ]);
+    let bytes = files.bytes();
+    report(
+        &format!("{bytes} bytes to 2 nodes, kubectl apply to Complete"),
+        begun,
+    );
+    for node in ["node1", "node2"] {
+        files.assert_is_at(&directory(lent, node, JOB));
+    }
+    let job = lent.of::<TransferJob>(TEAM);
+    let status = lent.wait(job.get(JOB)).unwrap().status.unwrap();
+    let manifest = status.manifest.unwrap();
+    assert_eq!(manifest.files as usize, files.files());
+    assert_eq!(manifest.bytes as u64, bytes);
+    assert_eq!(manifest.digest, Some(files.digest()));
+    let digests: Vec<(&str, &str)> = status
+        .destinations
+        .iter()
+        .map(|one| (one.node.as_str(), one.digest.as_str()))
+        .collect();
+    let digest = files.digest();
+    assert_eq!(digests, [("node1", digest.as_str()), ("node2", &digest)]);
+}
+
+pub(crate) fn the_columns_say_how_it_went(lent: &Lent) {
+    let shown = lent.kubectl(&["get", "tj", "--namespace", TEAM]);
+    let lines: Vec<Vec<&str>> = shown
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let columns = ["NAME", "PHASE", "PROGRESS", "RATE", "ETA", "AGE", "LINK"];
+    assert_eq!(lines[0], columns, "{shown}");
+    // Rate and ETA are of what moves, and nothing does any more.
+    assert_eq!(
+        lines[1][..4],
+        ["minilm", "Complete", "100%", "of"],
+        "{shown}"
+    );
+    assert_eq!(lines[1].last(), Some(&"udp"), "{shown}");
+    print!("{shown}");
+}
+
+pub(crate) fn the_events_are_its_transitions(lent: &Lent) {
+    let events = lent.json(&["get", "events.events.k8s.io", "--namespace", TEAM]);
+    let events = events["items"].as_array().unwrap();
+    let mut told: Vec<(&str, &str)> = events
+        .iter()
+        .filter(|event| event["regarding"]["name"] == JOB)
+        .map(|event| (event["eventTime"].as_str(), event["reason"].as_str()))
+        .map(|(time, reason)| (time.unwrap_or_default(), reason.unwrap_or_default()))
+        .collect();
+    told.sort_unstable();
+    let reasons: Vec<&str> = told.into_iter().map(|(_, reason)| reason).collect();
+    assert_eq!(reasons, ["Started", "Planned", "Transferring", "Complete"]);
+}
+
+pub(crate) fn describe_shows_plan_destinations_and_digest(lent: &Lent, files: &Tree) {
+    let shown = lent.kubectl(&["describe", "tj", JOB, "--namespace", TEAM]);
+    for part in [
+        "Strategy:",
+        "Bottleneck:",
+        "node1",
+        "node2",
+        "Verified",
+        &files.digest(),
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+}
+
+pub(crate) fn a_deleted_job_is_gone_and_its_files_stay(lent: &Lent, files: &Tree) {
+    lent.kubectl(&["delete", "tj", JOB, "--namespace", TEAM, "--timeout=30s"]);
+    let left = lent.kubectl(&["get", "tj", "--namespace", TEAM, "-o=name"]);
+    assert_eq!(left, "");
+    for node in ["node0", "node1", "node2"] {
+        files.assert_is_at(&directory(lent, node, JOB));
+    }
+}

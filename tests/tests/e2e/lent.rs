@@ -1,0 +1,253 @@
+//! A cluster for a test, with Weft's images in it, and how a test asks it.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::wait::await_condition;
+use kube::{Api, Client, Config, Resource};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use tokio::time::timeout_at;
+use weft_tests::cluster::{Cluster, ClusterError, Settings, Up, programs};
+
+use crate::eventually::eventually;
+
+/// Where the chart is installed.
+pub(crate) const SYSTEM: &str = "weft-system";
+/// What an object may take to become as it should be, on a machine that does much else.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// Of the fabric's root.
+pub(crate) const MODELS: &str = "/var/lib/weft/models";
+
+/// A cluster in a directory of its own, taken down whatever becomes of the test.
+pub(crate) struct Lent {
+    pub(crate) cluster: Cluster,
+    pub(crate) scratch: TempDir,
+    runtime: Runtime,
+    client: Client,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Err(error) = Cluster::down(&self.state()) {
+            eprintln!("{error}");
+        }
+    }
+}
+
+/// A place in the repository.
+pub(crate) fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// A line of the report that `make e2e` prints.
+pub(crate) fn report(what: &str, begun: Instant) {
+    println!("{what}: {:.1} s", begun.elapsed().as_secs_f64());
+}
+
+impl Lent {
+    /// Brings one up and puts the images of agent and operator into it.
+    pub(crate) fn up(settings: &Settings) -> Self {
+        let begun = Instant::now();
+        let scratch = tempfile::tempdir().unwrap();
+        let state = scratch.path().join("state");
+        let server = Path::new(env!("CARGO_BIN_EXE_cluster"));
+        let up = Cluster::up(settings, &state, &programs().unwrap(), server, &mut |_| {});
+        let Up::Made(cluster) = up.unwrap_or_else(|error| panic!("{error}")) else {
+            panic!("a cluster was up in a new directory");
+        };
+        report(&format!("cluster of {} nodes up", settings.nodes), begun);
+        let runtime = Runtime::new().unwrap();
+        let client = runtime.block_on(client(&cluster.kubeconfig()));
+        let lent = Self {
+            cluster,
+            scratch,
+            runtime,
+            client,
+        };
+        lent.load_images();
+        lent
+    }
+
+    fn state(&self) -> PathBuf {
+        self.scratch.path().join("state")
+    }
+
+    fn load_images(&self) {
+        let begun = Instant::now();
+        // Beside the program of this package that cargo has built.
+        let program = |name: &str| {
+            let path = Path::new(env!("CARGO_BIN_EXE_cluster")).with_file_name(name);
+            assert!(path.is_file(), "{}: run `make e2e`", path.display());
+            path.display().to_string()
+        };
+        let images = self.scratch.path().join("images");
+        let made = Command::new(repository("hack/images.sh"))
+            .arg(&images)
+            .arg(format!("agent={}", program("weft-agent")))
+            .arg(format!("operator={}", program("weft-operator")))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&made.stderr);
+        assert!(made.status.success(), "{said}");
+        let archives = ["agent.tar", "operator.tar"].map(|name| images.join(name));
+        self.cluster.load_images(&archives).unwrap();
+        fs::remove_dir_all(images).unwrap();
+        report("images made and loaded", begun);
+    }
+
+    /// What kubectl says; the test ends if it fails.
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
+        self.told(self.cluster.kubectl(arguments))
+    }
+
+    /// What kubectl says when it fails, which it must.
+    pub(crate) fn refused(&self, arguments: &[&str]) -> String {
+        match self.cluster.kubectl(arguments) {
+            Ok(said) => panic!("kubectl {arguments:?} was not refused: {said}"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        let said = self.kubectl(&[arguments, &["-o=json"]].concat());
+        serde_json::from_str(&said).unwrap()
+    }
+
+    pub(crate) fn apply(&self, object: &Value) {
+        self.told(self.cluster.apply(&object.to_string()));
+    }
+
+    pub(crate) fn helm(&self, arguments: &[&str]) -> String {
+        let made = self.cluster.command("helm").args(arguments).output();
+        let made = made.unwrap();
+        if !made.status.success() {
+            let said = String::from_utf8_lossy(&made.stderr);
+            self.fail(&format!("helm {arguments:?}: {said}"));
+        }
+        String::from_utf8(made.stdout).unwrap()
+    }
+
+    fn told(&self, said: Result<String, ClusterError>) -> String {
+        said.unwrap_or_else(|error| self.fail(&error.to_string()))
+    }
+
+    /// Ends the test with what the cluster has to say about it.
+    pub(crate) fn fail(&self, what: &str) -> ! {
+        let mut text = String::from(what);
+        for arguments in [
+            &["get", "rf,fn,tj,pods", "-A", "-o=wide"][..],
+            &["get", "tj", "-A", "-o=yaml"],
+            &["get", "events", "-A", "--sort-by=.lastTimestamp"],
+            &[
+                "logs",
+                "-n",
+                SYSTEM,
+                "-l",
+                "app.kubernetes.io/part-of=weft",
+                "--prefix",
+                "--tail=60",
+            ],
+        ] {
+            let said = self.cluster.kubectl(arguments);
+            let said = said.unwrap_or_else(|error| error.to_string());
+            // Writing to a String cannot fail.
+            let _ = write!(text, "\n\n== kubectl {}\n{said}", arguments.join(" "));
+        }
+        panic!("{text}");
+    }
+
+    pub(crate) fn all<K: Resource<DynamicType = ()>>(&self) -> Api<K> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) fn of<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    pub(crate) fn wait<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    /// The object once this holds of it, as a watch tells; `None` if it holds of none.
+    pub(crate) fn until<K>(
+        &self,
+        what: &str,
+        api: &Api<K>,
+        name: &str,
+        holds: impl Fn(Option<&K>) -> bool,
+    ) -> Option<K>
+    where
+        K: Resource + Clone + std::fmt::Debug + Send + DeserializeOwned + 'static,
+    {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let watched = async {
+            loop {
+                match timeout_at(deadline, await_condition(api.clone(), name, &holds)).await {
+                    Ok(Ok(object)) => return Ok(object),
+                    // The API server may have been away.
+                    Ok(Err(_)) => tokio::task::yield_now().await,
+                    Err(_) => return Err(format!("not within {PATIENCE:?}: {what} ({name})")),
+                }
+            }
+        };
+        self.runtime
+            .block_on(watched)
+            .unwrap_or_else(|late| self.fail(&late))
+    }
+
+    /// Looks until there is an answer.
+    pub(crate) fn wait_until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        self.runtime.block_on(eventually(what, || {
+            let found = look();
+            async { found }
+        }))
+    }
+
+    /// The pod of a fabric's agents on a node.
+    pub(crate) fn agent(&self, node: &str) -> Pod {
+        let pods: Api<Pod> = self.of(SYSTEM);
+        let wanted = ListParams::default()
+            .labels("weft.dev/fabric")
+            .fields(&format!("spec.nodeName={node}"));
+        let found = self.wait(pods.list(&wanted)).unwrap().items;
+        let live = |pod: &Pod| pod.metadata.deletion_timestamp.is_none();
+        found
+            .into_iter()
+            .find(live)
+            .unwrap_or_else(|| self.fail(&format!("no agent on {node}")))
+    }
+
+    /// Checked bytes of a job at an agent; `None` while it does not say.
+    pub(crate) fn arrived(&self, agent: &str, uid: &str) -> Option<u64> {
+        self.metric(agent, &format!("job_bytes_total{{job=\"{uid}\"}}"))
+    }
+
+    /// The sum of an agent's metrics with this in their names and labels.
+    pub(crate) fn metric(&self, agent: &str, metric: &str) -> Option<u64> {
+        let path = format!("/api/v1/namespaces/{SYSTEM}/pods/{agent}:7401/proxy/metrics");
+        let metrics = self.cluster.kubectl(&["get", "--raw", &path]).ok()?;
+        let lines = metrics.lines().filter(|line| line.contains(metric));
+        let values = lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
+        values.reduce(|sum, value| sum + value)
+    }
+}
+
+async fn client(kubeconfig: &Path) -> Client {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+    Client::try_from(config.unwrap()).unwrap()
+}

@@ -1,0 +1,106 @@
+//! `kubectl weft`, as its user meets it.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::journey::{TEAM, job};
+use crate::lent::Lent;
+use crate::tree::Tree;
+
+/// kubectl's plugin, under the name that kubectl finds it by.
+fn weft(lent: &Lent, arguments: &[&str]) -> Output {
+    // Beside the program of this package that cargo has built.
+    let program = Path::new(env!("CARGO_BIN_EXE_cluster")).with_file_name("weft");
+    assert!(program.is_file(), "{}: run `make e2e`", program.display());
+    let plugins = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(program, plugins.path().join("kubectl-weft")).unwrap();
+    let path = format!(
+        "{}:{}",
+        plugins.path().display(),
+        std::env::var("PATH").unwrap_or_default()
+    );
+    let mut kubectl: Command = lent.cluster.command("kubectl");
+    kubectl.arg("weft").args(arguments).env("PATH", path);
+    kubectl.output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+fn told(lent: &Lent, arguments: &[&str]) -> Value {
+    let output = weft(lent, arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+pub(crate) fn a_doctor_finds_every_pair_reached_by_large_packets_and_small(lent: &Lent) {
+    let report = told(lent, &["doctor", "--json"]);
+    assert_eq!(report["findings"], Value::Array(Vec::new()));
+    let nodes = report["examined"].as_array().unwrap();
+    assert_eq!(nodes.len(), 3);
+    for node in nodes {
+        let reaches = node["diagnosis"]["reaches"].as_array().unwrap();
+        let sizes = reaches.iter().map(|reach| reach["packetBytes"].as_u64());
+        let sizes: Vec<u64> = sizes.flatten().collect();
+        assert_eq!(sizes, [1500, 9000, 1500, 9000], "{node}");
+    }
+}
+
+pub(crate) fn a_plan_says_who_would_send_or_what_is_in_the_way_and_makes_nothing(
+    lent: &Lent,
+    files: &Tree,
+) {
+    let scratch = tempfile::tempdir().unwrap();
+    let plan = |name: &str, path: &str| {
+        let file = scratch.path().join(name);
+        std::fs::write(&file, job(name, path).to_string()).unwrap();
+        weft(lent, &["plan", "--json", "-f", &file.display().to_string()])
+    };
+    let good = plan("planned", "minilm/");
+    assert!(good.status.success(), "{}", said(&good));
+    let good: Value = serde_json::from_slice(&good.stdout).unwrap();
+    assert_eq!(good["manifest"]["files"], files.files());
+    assert_eq!(good["plan"]["bytes"], files.bytes());
+    assert_eq!(good["plan"]["parts"].as_array().unwrap().len(), 3);
+
+    let bad = plan("absent", "nothing/");
+    assert_eq!(bad.status.code(), Some(1), "{}", said(&bad));
+    let bad: Value = serde_json::from_slice(&bad.stdout).unwrap();
+    assert_eq!(bad["obstacles"][0]["reason"], "SourceMissing");
+    let jobs = lent.kubectl(&["get", "tj", "--namespace", TEAM, "-o=name"]);
+    assert_eq!(jobs, "transferjob.weft.dev/minilm\n");
+}
+
+pub(crate) fn a_status_is_shown_to_who_may_see_the_job_and_to_nobody_else(lent: &Lent) {
+    let status = told(lent, &["status", "tj/minilm", "-n", TEAM, "-o", "json"]);
+    assert_eq!(status["kind"], "TransferProgress");
+    assert_eq!(status["status"]["phase"], "Complete");
+    let followed = weft(lent, &["status", "-w", "tj/minilm", "-n", TEAM]);
+    assert!(
+        said(&followed).contains("node2  Verified"),
+        "{}",
+        said(&followed)
+    );
+
+    let account = |verb: &[&str]| lent.kubectl(&[verb, &["--namespace", TEAM]].concat());
+    account(&["create", "serviceaccount", "viewer"]);
+    account(&[
+        "create",
+        "rolebinding",
+        "viewer",
+        "--clusterrole=view",
+        &format!("--serviceaccount={TEAM}:viewer"),
+    ]);
+    let user = format!("--as=system:serviceaccount:{TEAM}:viewer");
+    let path = |namespace: &str| {
+        format!("/apis/live.weft.dev/v1alpha1/namespaces/{namespace}/transferprogress")
+    };
+    let shown = lent.kubectl(&["get", "--raw", &path(TEAM), &user]);
+    assert!(shown.contains("minilm"), "{shown}");
+    let refused = lent.refused(&["get", "--raw", &path("default"), &user]);
+    assert!(refused.contains("forbidden"), "{refused}");
+}

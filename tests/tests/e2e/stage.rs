@@ -1,0 +1,259 @@
+//! A cluster on which transfers last some seconds, and a moment within each at which something is
+//! done to it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::ResourceExt as _;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use weft_crds::{Phase, TransferJob};
+use weft_sim::draw::Draw;
+use weft_tests::cluster::Settings;
+
+use crate::install;
+use crate::lent::{Lent, MODELS, SYSTEM};
+use crate::tree::Tree;
+
+/// Of a node's link: a chain of 60 MB takes five seconds.
+const NODE_RATE: u64 = 100_000_000;
+const BYTES: usize = 60_000_000;
+/// The same for 25 seconds.
+const BYTES_LONG: usize = 300_000_000;
+/// Of the bytes at the first destination, when something is done. What is done takes a moment, too.
+const MOMENT_PERCENT: (u64, u64) = (5, 45);
+/// The tenant.
+pub(crate) const TEAM: &str = "team-a";
+
+/// The cluster, and what the seed draws.
+pub(crate) struct Stage {
+    pub(crate) lent: Lent,
+    pub(crate) draw: Draw,
+}
+
+/// A job whose bytes are on their way.
+pub(crate) struct Running {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) files: Tree,
+    pub(crate) to: Vec<String>,
+    /// Of the bytes, at the first destination.
+    pub(crate) percent: u64,
+    pub(crate) since: Instant,
+}
+
+impl Stage {
+    /// Four nodes, of which the last is of no fabric; the chart; a fabric that is Ready.
+    pub(crate) fn set(seed: u64) -> Self {
+        let lent = Lent::up(&Settings {
+            nodes: 4,
+            unlabelled: vec!["node3".to_owned()],
+            node_rate: Some(NODE_RATE),
+            ..Settings::default()
+        });
+        install::helm_install(&lent);
+        let mut fabric = install::fabric();
+        let library = json!({
+            "name": "library", "hostPath": "/var/lib/weft/library", "access": "ReadOnly",
+            "scope": "Shared",
+        });
+        fabric["spec"]["roots"]
+            .as_array_mut()
+            .unwrap()
+            .push(library);
+        install::a_fabric_becomes_ready(&lent, &fabric);
+        lent.kubectl(&["create", "namespace", TEAM]);
+        Self {
+            lent,
+            draw: Draw::new(seed, 0),
+        }
+    }
+
+    /// What a job moves, at the source.
+    pub(crate) fn files(&mut self, namespace: &str, name: &str) -> Tree {
+        self.files_of(BYTES, namespace, name)
+    }
+
+    fn files_of(&mut self, bytes: usize, namespace: &str, name: &str) -> Tree {
+        let files = Tree::draw(bytes, &mut self.draw);
+        files.write(&self.directory("node0", namespace, name));
+        files
+    }
+
+    /// A tenant's directory of a node, as this machine sees it.
+    pub(crate) fn directory(&self, node: &str, namespace: &str, path: &str) -> PathBuf {
+        self.lent
+            .cluster
+            .file(node, &format!("{MODELS}/{namespace}/{path}"))
+    }
+
+    /// A job of the tenant's that is at a moment that the seed draws.
+    pub(crate) fn begin(&mut self, name: &str) -> Running {
+        let files = self.files(TEAM, name);
+        self.lent.apply(&job(TEAM, name, &["node1", "node2"]));
+        self.moment(TEAM, name, files, &["node1", "node2"])
+    }
+
+    /// The same with so much that it lasts for what takes some seconds to do.
+    pub(crate) fn begin_long(&mut self, namespace: &str, name: &str) -> Running {
+        let files = self.files_of(BYTES_LONG, namespace, name);
+        self.lent.apply(&job(namespace, name, &["node1", "node2"]));
+        self.moment(namespace, name, files, &["node1", "node2"])
+    }
+
+    /// Waits until a share of the bytes, drawn from the seed, is at the first destination.
+    pub(crate) fn moment(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        files: Tree,
+        to: &[&str],
+    ) -> Running {
+        let uid = self.of_job(namespace, name).uid().unwrap();
+        let (least, most) = MOMENT_PERCENT;
+        let wanted = files.bytes() * self.draw.within(least, most) / 100;
+        let agent = self.lent.agent(to[0]).name_any();
+        let arrived = self.lent.wait_until("bytes arrive", || {
+            let arrived = self.lent.arrived(&agent, &uid)?;
+            (arrived >= wanted).then_some(arrived)
+        });
+        Running {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            percent: arrived * 100 / files.bytes(),
+            files,
+            to: to.iter().map(|node| (*node).to_owned()).collect(),
+            since: Instant::now(),
+        }
+    }
+
+    pub(crate) fn of_job(&self, namespace: &str, name: &str) -> TransferJob {
+        let api = self.lent.of::<TransferJob>(namespace);
+        self.lent.wait(api.get(name)).unwrap()
+    }
+
+    /// What was done fell within the transfer: the large file is under its final name nowhere.
+    pub(crate) fn assert_fell_within(&self, running: &Running) {
+        for node in &running.to {
+            let file = self.copy(running, node).join("weights");
+            assert!(
+                !file.exists(),
+                "{} had arrived ({} % at the moment): it fell outside of the transfer",
+                file.display(),
+                running.percent
+            );
+        }
+    }
+
+    pub(crate) fn copy(&self, running: &Running, node: &str) -> PathBuf {
+        self.directory(node, &running.namespace, &running.name)
+    }
+
+    /// Waits for Complete, compares all copies, and prints how long it took from the moment on.
+    pub(crate) fn completes(&self, running: &Running, what: &str) {
+        self.until_phase(&running.namespace, &running.name, Phase::Complete);
+        for node in &running.to {
+            running.files.assert_is_at(&self.copy(running, node));
+        }
+        let seconds = running.since.elapsed().as_secs_f64();
+        let attempts = self.of_job(&running.namespace, &running.name);
+        let attempts = attempts.status.unwrap_or_default().attempt;
+        println!(
+            "  {what} at {} %: Complete {seconds:.1} s later, attempt {attempts}",
+            running.percent
+        );
+    }
+
+    pub(crate) fn until_phase(&self, namespace: &str, name: &str, wanted: Phase) -> TransferJob {
+        let api = self.lent.of::<TransferJob>(namespace);
+        let what = format!("{wanted:?}");
+        let is_there = |job: Option<&TransferJob>| {
+            let status = job.and_then(|job| job.status.as_ref());
+            let phase = status.map(|status| status.phase).unwrap_or_default();
+            phase == wanted || phase.is_over()
+        };
+        let job = self.lent.until(&what, &api, name, is_there);
+        let job = job.unwrap_or_else(|| self.lent.fail(&format!("{name} is gone")));
+        let phase = job.status.as_ref().map(|status| status.phase);
+        if phase != Some(wanted) {
+            self.lent
+                .fail(&format!("{name}: {phase:?} and not {wanted:?}"));
+        }
+        job
+    }
+
+    /// The condition's reason and the message that go with it.
+    pub(crate) fn until_waiting(&self, name: &str, reason: &str) -> String {
+        let job = self.until_phase(TEAM, name, Phase::Waiting);
+        let status = job.status.unwrap();
+        let planned = status.conditions.iter().find(|one| one.type_ == "Planned");
+        assert_eq!(planned.unwrap().reason, reason, "{}", status.message);
+        status.message
+    }
+
+    /// Who leads, and how often that has changed.
+    pub(crate) fn leader(&self) -> (String, i32) {
+        let leases = self.lent.of::<Lease>(SYSTEM);
+        let lease = self.lent.wait(leases.get("weft-operator")).unwrap();
+        let spec = lease.spec.unwrap();
+        (
+            spec.holder_identity.unwrap_or_default(),
+            spec.lease_transitions.unwrap_or_default(),
+        )
+    }
+
+    /// Ends the leading operator's process as a crash would; gives its pod.
+    pub(crate) fn kill_leader(&self) -> String {
+        let (leader, _) = self.leader();
+        let pid = process("weft-operator", &format!("POD_NAME={leader}"));
+        let pid = pid.unwrap_or_else(|| self.lent.fail(&format!("{leader} has no process")));
+        kill(pid, Signal::SIGKILL).unwrap();
+        leader
+    }
+
+    /// Nothing of a job is at its destinations, neither files nor parts of files.
+    pub(crate) fn nothing_is_left(&self, running: &Running) {
+        self.lent.wait_until("partial files are removed", || {
+            let left = running.to.iter().map(|node| self.copy(running, node));
+            let left = left
+                .filter(|copy| copy.exists())
+                .map(|copy| Tree::read(&copy).files());
+            (left.sum::<usize>() == 0).then_some(())
+        });
+    }
+}
+
+/// A job from node0 to these nodes.
+pub(crate) fn job(namespace: &str, name: &str, to: &[&str]) -> Value {
+    json!({
+        "apiVersion": "weft.dev/v1alpha1",
+        "kind": "TransferJob",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "source": {"file": {"node": "node0", "root": "models", "path": name}},
+            "destinations": {"nodes": to, "root": "models", "path": name},
+            "strategy": "Chain",
+        },
+    })
+}
+
+/// The process of a pod's program, as this machine sees it.
+fn process(program: &str, variable: &str) -> Option<Pid> {
+    let is_it = |directory: &Path| {
+        let is_program = fs::read_link(directory.join("exe"))
+            .is_ok_and(|exe| exe.file_name().is_some_and(|name| name == program));
+        let environment = fs::read(directory.join("environ")).unwrap_or_default();
+        let has = |set: &[u8]| set == variable.as_bytes();
+        is_program && environment.split(|byte| *byte == 0).any(has)
+    };
+    let all = fs::read_dir("/proc").unwrap();
+    let mut numbers = all.filter_map(|entry| {
+        let path = entry.unwrap().path();
+        let pid: i32 = path.file_name()?.to_str()?.parse().ok()?;
+        is_it(&path).then(|| Pid::from_raw(pid))
+    });
+    numbers.next()
+}

@@ -22,6 +22,9 @@ const CONNECT_BYTES_MAX: usize = 64 << 10;
 
 /// What the agents call; everything else is the operator's.
 const CONNECT: &str = "Connect";
+const OPERATORS: [&str; 7] = [
+    "Stat", "Prepare", "Start", "Progress", "Cancel", "Remove", "Diagnose",
+];
 
 /// The control API behind its door.
 #[derive(Debug, Clone)]
@@ -60,7 +63,13 @@ impl Door {
         let allowed = match (&caller, call == CONNECT) {
             (Caller::Operator, false) | (Caller::Node(_), true) => return Ok(caller),
             (Caller::Operator, true) => "an agent",
-            (Caller::Node(_), false) => "the operator",
+            (Caller::Node(node), false) => {
+                // The words are the caller's: only those that are a call's name are repeated.
+                let known = OPERATORS.iter().find(|known| **known == call);
+                let thing = known.copied().unwrap_or("a call that there is not");
+                self.service.jobs.misused(node, thing);
+                "the operator"
+            }
         };
         Err(Fault::NotAllowed {
             call: call.to_owned(),

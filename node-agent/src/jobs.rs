@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use weft_engine::{DomainId, Engine};
@@ -24,6 +24,7 @@ use crate::files::{
 };
 use crate::guard;
 use crate::layout::Layout;
+use crate::misuse::Misuses;
 use crate::object::{self, Reader, Store, Tempo};
 use crate::pool::{Account, Share};
 use crate::shelf::Shelf;
@@ -64,6 +65,7 @@ pub struct Jobs {
     pub(crate) config: JobsConfig,
     /// Calls that were refused, by reason: of these there is a fixed number.
     refused: Mutex<BTreeMap<&'static str, u64>>,
+    misuses: Mutex<Misuses>,
     state: Mutex<Known>,
     domains: AtomicU32,
 }
@@ -165,6 +167,7 @@ impl Jobs {
         Arc::new(Self {
             config,
             refused: Mutex::default(),
+            misuses: Mutex::default(),
             state: Mutex::default(),
             domains: AtomicU32::new(1),
         })
@@ -174,6 +177,18 @@ impl Jobs {
     pub(crate) fn refuse(&self, reason: &'static str) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         *refused.entry(reason).or_default() += 1;
+    }
+
+    /// Somebody with that node's certificate has tried what it is not for.
+    pub(crate) fn misused(&self, node: &NodeName, thing: &str) {
+        let mut misuses = self.misuses.lock().unwrap_or_else(PoisonError::into_inner);
+        misuses.note(Instant::now(), node, thing);
+    }
+
+    /// What people shall hear of that.
+    pub(crate) fn misuse(&self) -> Option<String> {
+        let mut misuses = self.misuses.lock().unwrap_or_else(PoisonError::into_inner);
+        misuses.told(Instant::now())
     }
 
     /// Calls that were refused, by reason.

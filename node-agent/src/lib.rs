@@ -35,6 +35,7 @@ mod link;
 mod local;
 mod message;
 mod metrics;
+mod misuse;
 mod node_key;
 pub mod object;
 mod outlet;

@@ -24,6 +24,7 @@ use crate::fence::Fence;
 use crate::guard;
 use crate::identity::Caller;
 use crate::jobs::{Jobs, Run};
+use crate::misuse;
 use crate::state::State;
 use crate::ticket::{self, Meeting};
 
@@ -193,7 +194,12 @@ impl Agent for Service {
                     key: &self.ticket_key,
                     now: SystemTime::now(),
                 },
-            )?;
+            )
+            .inspect_err(|fault| {
+                if let Some(thing) = misuse::of_ticket(fault) {
+                    self.jobs.misused(&parent, thing);
+                }
+            })?;
             self.jobs.connect(&parent, &ticket, request)
         };
         work()

@@ -36,7 +36,10 @@ use std::{
 };
 
 use futures::{FutureExt as _, StreamExt as _};
-use k8s_openapi::{api::apps::v1::DaemonSet, jiff::Timestamp};
+use k8s_openapi::{
+    api::{apps::v1::DaemonSet, core::v1::ObjectReference},
+    jiff::Timestamp,
+};
 use kube::{Client, Resource as _, ResourceExt as _};
 use prometheus_client::{
     metrics::{
@@ -498,9 +501,18 @@ impl Controllers {
         match self.cluster.carry_out(request, &mut self.world).await {
             Ok(()) => {
                 self.holds.remove(&object);
-                if let Request::JobStatus { key, uid, news, .. } = request {
-                    self.written.insert(uid.clone(), now);
-                    self.tell(key, news).await;
+                match request {
+                    Request::JobStatus { key, uid, news, .. } => {
+                        self.written.insert(uid.clone(), now);
+                        let job = self.world.jobs.get(key).map(|job| job.object_ref(&()));
+                        self.tell(job, "Transfer", news).await;
+                    }
+                    Request::FabricNodeStatus { name, news, .. } => {
+                        let node = self.world.fabric_nodes.named(name);
+                        let node = node.map(|node| node.object_ref(&()));
+                        self.tell(node, "Report", news).await;
+                    }
+                    _ => {}
                 }
                 // It may be followed by the next, at once.
                 self.changed.notify_one();
@@ -520,14 +532,20 @@ impl Controllers {
         }
     }
 
-    async fn tell(&mut self, key: &Key, news: &[request::News]) {
-        let Some(job) = self.world.jobs.get(key) else {
+    /// Says it of an object, unless that is gone.
+    async fn tell(
+        &mut self,
+        object: Option<ObjectReference>,
+        action: &str,
+        news: &[request::News],
+    ) {
+        let Some(object) = object else {
             return;
         };
         for news in news {
             if self.bucket.take(self.began.elapsed(), true) {
                 self.context.tally.writes.inc();
-                self.cluster.tell(job, news).await;
+                self.cluster.tell(&object, action, news).await;
             } else {
                 self.context.tally.dropped.inc();
             }

@@ -24,6 +24,7 @@
 mod control_plane;
 mod handle;
 mod hierarchy;
+mod inside;
 mod network;
 mod node;
 mod order;
@@ -41,6 +42,7 @@ use weft_cli::fabric::FabricError;
 use weft_cli::fabric::isolation::IsolationError;
 
 pub use handle::{Cluster, Up, programs};
+pub use inside::in_network_of;
 pub use order::Order;
 pub use record::{NodeRecord, Record};
 pub use server::serve;

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval};
 use weft_proto::operator::v1::{Finding, Model, ModelState, NodeConfig, NodeReport};
+use x509_parser::time::ASN1Time;
 
 use crate::agent::{Agent, AgentError};
 use crate::config::Config;
@@ -31,7 +32,15 @@ const CONFIG_REFUSED: &str = "ConfigRefused";
 /// A root whose directory is not there.
 const ROOT_MISSING: &str = "RootMissing";
 /// Findings that keep no agent from working.
-const HARMLESS: [&str; 4] = [CONFIG_REFUSED, ROOT_MISSING, "RestartPending", "NotRenewed"];
+const HARMLESS: [&str; 5] = [
+    CONFIG_REFUSED,
+    ROOT_MISSING,
+    "RestartPending",
+    "NotRenewed",
+    MISUSED,
+];
+/// Somebody shows a node's certificate for what it is not for; the agent refuses, and works.
+const MISUSED: &str = "CertificateMisused";
 
 /// Joins the fabric and works in it until `stop`.
 pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(), EnrollError> {
@@ -299,6 +308,7 @@ impl Member {
                 let message = "another configuration is in force: the agent restarts itself with it as soon as no job runs here";
                 findings.push(finding("RestartPending", message));
             }
+            findings.extend(agent.jobs().misuse().map(|told| finding(MISUSED, told)));
             let named = self.models.borrow_and_update().clone();
             let states = models::look(agent.jobs(), named).await;
             self.tell(Some((agent, basis, &nic)), findings, states);
@@ -349,16 +359,17 @@ impl Member {
         let (now, Validity { begins, ends }) = (unix_s(), standing.validity);
         let mut findings = Vec::new();
         if now < begins {
-            let behind = begins - now;
+            // Nothing that changes from second to second: each other text is another write and Event.
             let problem = format!(
-                "this node's clock is at least {behind} s behind the operator's, which peers take for a certificate that does not hold yet: synchronise the clocks"
+                "this node's clock is behind the operator's, whose certificate for it holds from {}: synchronise the clocks",
+                moment(begins)
             );
             findings.push(finding("ClockBehind", problem));
         }
         if now >= ends {
             let problem = format!(
-                "the node's certificate ended {} s ago: peers and operator refuse it; see why it is not renewed, and whether the clocks agree",
-                now - ends
+                "the node's certificate ended at {}: peers and operator refuse it; see why it is not renewed, and whether the clocks agree",
+                moment(ends)
             );
             findings.push(finding("CertificateExpired", problem));
         }
@@ -427,6 +438,17 @@ fn finding(reason: &str, message: impl Into<String>) -> Finding {
         reason: reason.to_owned(),
         message: message.into(),
     }
+}
+
+/// For people, in UTC.
+fn moment(unix_s: u64) -> String {
+    i64::try_from(unix_s)
+        .ok()
+        .and_then(|seconds| ASN1Time::from_timestamp(seconds).ok())
+        .map_or_else(
+            || format!("second {unix_s} after 1970"),
+            |at| at.to_string(),
+        )
 }
 
 fn unix_s() -> u64 {

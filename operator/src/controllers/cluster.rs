@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::{
     apps::v1::{DaemonSet, Deployment},
-    core::v1::{Namespace, Node},
+    core::v1::{Namespace, Node, ObjectReference},
 };
 use kube::{
     Api, Client, Resource, ResourceExt as _,
@@ -173,7 +173,9 @@ impl Cluster {
                     .fabrics
                     .learn(self.apply_status(&self.all(), name, &text).await?);
             }
-            Request::FabricNodeStatus { name, uid, status } => {
+            Request::FabricNodeStatus {
+                name, uid, status, ..
+            } => {
                 let text = identified::<FabricNode>(&Key::cluster(name), uid, "status", status);
                 world
                     .fabric_nodes
@@ -240,7 +242,7 @@ impl Cluster {
     }
 
     /// Says it to people; nobody waits for it, so a failure is only logged.
-    pub(super) async fn tell(&self, job: &TransferJob, news: &News) {
+    pub(super) async fn tell(&self, object: &ObjectReference, action: &str, news: &News) {
         let event = Told {
             type_: if news.warning {
                 EventType::Warning
@@ -249,11 +251,10 @@ impl Cluster {
             },
             reason: news.reason.clone(),
             note: Some(news.note.clone()),
-            action: "Transfer".to_owned(),
+            action: action.to_owned(),
             secondary: None,
         };
-        let reference = job.object_ref(&());
-        match tokio::time::timeout(WITHIN, self.recorder.publish(&event, &reference)).await {
+        match tokio::time::timeout(WITHIN, self.recorder.publish(&event, object)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "an Event was not written"),
             Err(_) => tracing::debug!("an Event was not written in time"),

@@ -18,7 +18,7 @@ use super::{
     condition::{self, Verdict},
     membership::{Members, Membership},
     models,
-    request::Request,
+    request::{News, Request},
     world::{World, readiness, uid},
 };
 
@@ -120,6 +120,7 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
             requests.push(Request::FabricNodeStatus {
                 name: node.to_owned(),
                 uid: uid(there),
+                news: findings_news(there.status.as_ref(), &status),
                 status: Box::new(status),
             });
         }
@@ -134,6 +135,18 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
         }
     }
     requests
+}
+
+/// Findings that the status did not have before: each is an Event, once.
+fn findings_news(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<News> {
+    let known: &[Finding] = old.map_or(&[], |old| &old.findings);
+    let news = |finding: &Finding| News {
+        warning: true,
+        reason: finding.reason.clone(),
+        note: finding.message.clone(),
+    };
+    let is_new = |finding: &&Finding| !known.contains(finding);
+    new.findings.iter().filter(is_new).map(news).collect()
 }
 
 /// The status of a node, if it is another than the one there.

@@ -57,6 +57,8 @@ pub(super) enum Request {
         uid: String,
         /// The status.
         status: Box<FabricNodeStatus>,
+        /// What people shall hear of it.
+        news: Vec<News>,
     },
     /// Makes a node known as one of a fabric.
     ApplyFabricNode {

@@ -1,12 +1,12 @@
 //! Processes below a cluster: found in `/proc`, looked at, and asked in their own network.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use nix::sched::{CloneFlags, setns};
+use crate::cluster::in_network_of;
 
 /// An answer on the same machine.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -76,21 +76,7 @@ impl Process {
         self,
         f: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<thread::JoinHandle<T>> {
-        let network = File::open(format!("/proc/{}/ns/net", self.0))?;
-        let (sender, entered) = std::sync::mpsc::channel();
-        let thread = thread::Builder::new().name("in-network".to_owned());
-        let handle = thread.spawn(move || {
-            let done = setns(&network, CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
-            let failed = done.is_err();
-            // Whoever waits for it waits for nothing else.
-            let _ = sender.send(done);
-            if failed {
-                thread::park();
-            }
-            f()
-        })?;
-        entered.recv().map_err(io::Error::other)??;
-        Ok(handle)
+        in_network_of(self.0, f)
     }
 
     /// What its HTTP server on this port says.

@@ -3,6 +3,7 @@
 //! `WEFT_E2E_SEED=7` draws other moments; `WEFT_E2E_ONLY=etcd` plays only the faults with that in
 //! their name.
 
+mod identity;
 mod objects;
 mod programs;
 mod refusals;
@@ -55,6 +56,9 @@ const FAULTS: &[Fault] = &[
     ),
     ("path traversal", refusals::path_traversal),
     ("another tenant's files", refusals::another_tenants_files),
+    ("stolen certificate", identity::stolen_certificate),
+    ("replicas partitioned", identity::replicas_partitioned),
+    ("authority rotated", identity::authority_rotated),
     ("CA Secret deleted", objects::ca_secret_deleted),
     ("helm upgrade", release::helm_upgrade),
     ("definitions upgraded", release::definitions_upgraded),

@@ -1,11 +1,13 @@
 //! One job, as a user sees it.
 
+use std::fs;
+use std::process::Command;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 use weft_crds::TransferJob;
 
-use crate::lent::{Lent, MODELS, report};
+use crate::lent::{Lent, MODELS, report, repository};
 use crate::tree::Tree;
 
 /// The tenant.
@@ -32,8 +34,80 @@ pub(crate) fn directory(lent: &Lent, node: &str, path: &str) -> std::path::PathB
     lent.cluster.file(node, &format!("{MODELS}/{TEAM}/{path}"))
 }
 
-pub(crate) fn a_directory_of_files_reaches_all_nodes(lent: &Lent, files: &Tree) {
+/// The pod of docs/first-job.md, with an image that is there.
+pub(crate) fn a_pod_waits_for_the_model(lent: &Lent) {
     lent.kubectl(&["create", "namespace", TEAM]);
+    let guide = fs::read_to_string(repository("docs/first-job.md")).unwrap();
+    let blocks = guide.split("```yaml\n").skip(1);
+    let mut blocks = blocks.filter_map(|block| Some(block.split_once("```")?.0));
+    let pod = blocks.find(|block| block.contains("kind: Pod")).unwrap();
+    let mut pod: Value = serde_saphyr::from_str(pod).unwrap();
+    let container = &mut pod["spec"]["containers"][0];
+    container["image"] = json!("weft.dev/tools:1");
+    container["imagePullPolicy"] = json!("Never");
+    lent.apply(&pod);
+    let unscheduled = "--for=condition=PodScheduled=false";
+    lent.kubectl(&[
+        "wait",
+        unscheduled,
+        "pod/serve",
+        "-n",
+        TEAM,
+        "--timeout=60s",
+    ]);
+}
+
+pub(crate) fn the_pod_runs_where_the_model_is(lent: &Lent, files: &Tree) {
+    let begun = Instant::now();
+    lent.kubectl(&[
+        "wait",
+        "--for=condition=Ready",
+        "pod/serve",
+        "-n",
+        TEAM,
+        "--timeout=120s",
+    ]);
+    report("the pod that waits for the model runs", begun);
+    let name = "config.json";
+    let seen = lent.kubectl(&[
+        "exec",
+        "-n",
+        TEAM,
+        "serve",
+        "--",
+        "sha256sum",
+        &format!("/model/{name}"),
+    ]);
+    let (digest, _) = seen.split_once(' ').unwrap();
+    let here = lent.scratch.path().join(name);
+    fs::write(&here, files.content(name)).unwrap();
+    let expected = Command::new("sha256sum").arg(&here).output().unwrap();
+    let expected = String::from_utf8(expected.stdout).unwrap();
+    assert!(expected.starts_with(digest), "{seen}, {expected}");
+    lent.kubectl(&["delete", "pod", "serve", "-n", TEAM, "--timeout=60s"]);
+}
+
+/// What is not whole any more is not promised any more.
+pub(crate) fn a_node_that_loses_a_file_loses_the_label(lent: &Lent, files: &Tree) {
+    let digest = files.digest();
+    let label = format!("weft.dev/model.{TEAM}.{JOB}");
+    let holders = || {
+        let selector = format!("-l={label}={}", &digest[..12]);
+        let said = lent.kubectl(&["get", "nodes", &selector, "-o=name"]);
+        said.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(holders(), ["node/node0", "node/node1", "node/node2"]);
+    let begun = Instant::now();
+    let file = directory(lent, "node2", JOB).join("config.json");
+    fs::remove_file(&file).unwrap();
+    lent.wait_until("the label goes with the file", || {
+        (holders() == ["node/node0", "node/node1"]).then_some(())
+    });
+    report("a file removed to its node's label gone", begun);
+    fs::write(file, files.content("config.json")).unwrap();
+}
+
+pub(crate) fn a_directory_of_files_reaches_all_nodes(lent: &Lent, files: &Tree) {
     files.write(&directory(lent, "node0", JOB));
     let begun = Instant::now();
     lent.apply(&job(JOB, "minilm/"));

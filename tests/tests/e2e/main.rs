@@ -7,6 +7,7 @@
 // The steps are beside the `#[test]` functions, so clippy does not see that they are tests.
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
 
+mod caller;
 #[path = "../../../node-agent/tests/agents/eventually.rs"]
 mod eventually;
 mod faults;
@@ -29,12 +30,15 @@ fn from_helm_install_to_a_verified_copy_and_to_helm_uninstall() {
     install::a_fabric_becomes_ready(&lent, &install::fabric());
     install::helm_test_finds_it_well(&lent);
     plugin::a_doctor_finds_every_pair_reached_by_large_packets_and_small(&lent);
+    journey::a_pod_waits_for_the_model(&lent);
     journey::a_directory_of_files_reaches_all_nodes(&lent, &files);
+    journey::the_pod_runs_where_the_model_is(&lent, &files);
     journey::the_columns_say_how_it_went(&lent);
     journey::the_events_are_its_transitions(&lent);
     journey::describe_shows_plan_destinations_and_digest(&lent, &files);
     plugin::a_plan_says_who_would_send_or_what_is_in_the_way_and_makes_nothing(&lent, &files);
     plugin::a_status_is_shown_to_who_may_see_the_job_and_to_nobody_else(&lent);
+    journey::a_node_that_loses_a_file_loses_the_label(&lent, &files);
     journey::a_deleted_job_is_gone_and_its_files_stay(&lent, &files);
     install::helm_uninstall_leaves_nothing_that_does_not_end(&lent);
 }

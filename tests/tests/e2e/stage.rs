@@ -241,7 +241,7 @@ pub(crate) fn job(namespace: &str, name: &str, to: &[&str]) -> Value {
 }
 
 /// The process of a pod's program, as this machine sees it.
-fn process(program: &str, variable: &str) -> Option<Pid> {
+pub(crate) fn process(program: &str, variable: &str) -> Option<Pid> {
     let is_it = |directory: &Path| {
         let is_program = fs::read_link(directory.join("exe"))
             .is_ok_and(|exe| exe.file_name().is_some_and(|name| name == program));

@@ -73,6 +73,10 @@ impl Tree {
         self.0.values().map(|content| content.len() as u64).sum()
     }
 
+    pub(crate) fn content(&self, path: &str) -> &[u8] {
+        &self.0[Path::new(path)]
+    }
+
     pub(crate) fn files(&self) -> usize {
         self.0.len()
     }

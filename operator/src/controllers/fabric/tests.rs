@@ -292,3 +292,50 @@ fn agents_are_told_no_more_paths_than_the_ports_give() {
     let writable: Vec<bool> = config.roots.iter().map(|root| root.writable).collect();
     assert_eq!(writable, [true, false]);
 }
+
+#[test]
+fn what_an_agent_finds_is_an_event_once() {
+    let mut stage = Stage::new();
+    for node in ["n1", "n2", "n3"] {
+        stage.sees(node, 0);
+    }
+    stage.settle();
+    let finding = |message: &str| weft_proto::operator::v1::Finding {
+        reason: "CertificateMisused".to_owned(),
+        message: message.to_owned(),
+    };
+    let told = |stage: &mut Stage| {
+        let requests = stage.decide();
+        let notes = requests.iter().filter_map(|request| match request {
+            Request::FabricNodeStatus { name, news, .. } => Some((name.clone(), news.clone())),
+            _ => None,
+        });
+        let notes = notes.flat_map(|(name, news)| {
+            let line =
+                move |one: News| format!("{name} {} {}: {}", one.warning, one.reason, one.note);
+            news.into_iter().map(line)
+        });
+        let notes: Vec<String> = notes.collect();
+        stage.settle();
+        notes
+    };
+    let sighting = stage.sightings.get_mut("n2").unwrap();
+    sighting.report.findings = vec![finding("node n1 tried Prepare")];
+    assert_eq!(
+        told(&mut stage),
+        ["n2 true CertificateMisused: node n1 tried Prepare"]
+    );
+    assert_eq!(told(&mut stage), [""; 0]);
+    let sighting = stage.sightings.get_mut("n2").unwrap();
+    sighting.report.findings.push(finding("another"));
+    assert_eq!(told(&mut stage), ["n2 true CertificateMisused: another"]);
+    // It is gone: nothing to say.
+    stage
+        .sightings
+        .get_mut("n2")
+        .unwrap()
+        .report
+        .findings
+        .clear();
+    assert_eq!(told(&mut stage), [""; 0]);
+}

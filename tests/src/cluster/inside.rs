@@ -1,0 +1,32 @@
+//! Looking at a cluster from inside: on the networks that only its processes have.
+
+use std::fs::File;
+use std::io;
+use std::thread;
+
+use nix::sched::{CloneFlags, setns};
+
+/// Does something on a thread that is in the network of this process.
+///
+/// # Errors
+/// The process is gone, or this one is not root.
+pub fn in_network_of<T: Send + 'static>(
+    pid: u32,
+    f: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<thread::JoinHandle<T>> {
+    let network = File::open(format!("/proc/{pid}/ns/net"))?;
+    let (sender, entered) = std::sync::mpsc::channel();
+    let thread = thread::Builder::new().name("in-network".to_owned());
+    let handle = thread.spawn(move || {
+        let done = setns(&network, CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
+        let failed = done.is_err();
+        // Whoever waits for it waits for nothing else.
+        let _ = sender.send(done);
+        if failed {
+            thread::park();
+        }
+        f()
+    })?;
+    entered.recv().map_err(io::Error::other)??;
+    Ok(handle)
+}

@@ -1,7 +1,7 @@
 //! What people ask the operator: an aggregated API, group `live.weft.dev`, behind the API server.
 //!
 //! The API server authenticates the caller, asks its own roles, and passes the call on with a client
-//! certificate that only it has; [`front`] takes no call from anybody else. Here the caller's rights to
+//! certificate that only it has; `front` takes no call from anybody else. Here the caller's rights to
 //! the TransferJobs themselves are asked for, by SubjectAccessReview. Nothing is stored, and nothing of
 //! the operator's work depends on it: a cluster whose API server cannot aggregate loses these answers
 //! and nothing else. Only a leader serves it.

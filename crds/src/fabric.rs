@@ -73,7 +73,8 @@ pub struct Root {
     pub host_path: String,
     /// What jobs may do there.
     pub access: RootAccess,
-    /// PerNamespace: a job sees the directory hostPath/NAMESPACE only. Shared: jobs of all namespaces see all of it.
+    /// PerNamespace: a job sees the directory hostPath/NAMESPACE only. Shared: jobs that say so, in
+    /// scope beside root, see all of it, whatever their namespace.
     #[serde(default)]
     pub scope: RootScope,
     /// The namespaces whose jobs may use it; all when absent.

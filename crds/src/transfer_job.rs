@@ -13,6 +13,8 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::RootScope;
+
 /// Destinations that a status lists at most; the counts are of all.
 pub const DESTINATIONS_SHOWN: usize = 64;
 
@@ -121,6 +123,10 @@ pub struct FileSource {
     /// A root of the fabric, by its name.
     #[schemars(length(min = 1, max = 63))]
     pub root: String,
+    /// What the author takes that root for: the job waits while the root's own scope is another.
+    /// Shared may be said only by who has the verb use on rdmafabrics in this namespace.
+    #[serde(default)]
+    pub scope: RootScope,
     /// In the root; in a PerNamespace root: in this namespace's directory. Empty: all of it.
     #[schemars(length(max = 1024))]
     #[x_kube(validation = Rule::new("!self.startsWith('/') && !('/' + self + '/').contains('/../') && !('/' + self + '/').contains('/./') && !self.contains('//')")
@@ -148,6 +154,10 @@ pub struct Destinations {
     /// A root of the fabric, by its name; must be ReadWrite.
     #[schemars(length(min = 1, max = 63))]
     pub root: String,
+    /// What the author takes that root for: the job waits while the root's own scope is another.
+    /// Shared may be said only by who has the verb use on rdmafabrics in this namespace.
+    #[serde(default)]
+    pub scope: RootScope,
     /// What the copy is to be called in the root; in a PerNamespace root: in this namespace's
     /// directory.
     #[schemars(length(min = 1, max = 1024))]

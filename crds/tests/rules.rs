@@ -152,6 +152,16 @@ fn what_is_under_way_cannot_be_changed_but_stopped() {
             json!("other/"),
             "spec.destinations is immutable",
         ),
+        (
+            "/spec/source/file/scope",
+            json!("Shared"),
+            "spec.source is immutable",
+        ),
+        (
+            "/spec/destinations/scope",
+            json!("Shared"),
+            "spec.destinations is immutable",
+        ),
         ("/spec/strategy", json!("Chain"), "are immutable"),
         ("/spec/overwrite", json!("Never"), "are immutable"),
         (
@@ -195,6 +205,10 @@ fn defaults_are_in_the_schema_and_are_those_of_the_types() {
     let spec = &job["properties"]["spec"]["properties"];
     assert_eq!(spec["backoffLimit"]["default"], 6);
     assert_eq!(spec["strategy"]["default"], "Auto");
+    let file = &spec["source"]["properties"]["file"];
+    for end in [file, &spec["destinations"]] {
+        assert_eq!(end["properties"]["scope"]["default"], "PerNamespace");
+    }
     assert_eq!(spec["verification"]["default"]["algorithm"], "Blake3");
 }
 

@@ -454,6 +454,26 @@ fn a_policy_that_nothing_binds_would_deny_nothing() {
     assert_eq!(policies, bound);
 }
 
+/// Roots and fabrics come and go after a job was made; its own word stays.
+#[test]
+fn the_right_to_shared_roots_is_asked_for_by_what_a_job_says_and_not_by_what_roots_are() {
+    let rendered = rendered(&[]);
+    let policy = &rendered.find("ValidatingAdmissionPolicy", "shared-roots.weft.dev")["spec"];
+    let binding = &rendered.find("ValidatingAdmissionPolicyBinding", "shared-roots.weft.dev");
+    assert_eq!(policy["failurePolicy"], "Fail");
+    assert!(policy["paramKind"].is_null() && binding["spec"]["paramRef"].is_null());
+    let said = policy["variables"].to_string();
+    for field in ["spec.source.file.scope", "spec.destinations.scope"] {
+        assert!(said.contains(&format!("object.{field} == 'Shared'")));
+    }
+    let asked = policy["validations"][0]["expression"].as_str().unwrap();
+    assert!(asked.starts_with("!(variables.source || variables.destinations) ||"));
+    assert!(asked.contains(".check('use').allowed()") && !asked.contains(".name("));
+    let role = rendered.find("ClusterRole", "weft-use-shared-roots");
+    let rule = json!([{"apiGroups": ["weft.dev"], "resources": ["rdmafabrics"], "verbs": ["use"]}]);
+    assert_eq!(role["rules"], rule);
+}
+
 #[test]
 fn monitors_are_made_on_request_and_find_what_they_watch() {
     let without = rendered(&[]);

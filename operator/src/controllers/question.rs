@@ -76,8 +76,8 @@ pub struct Neighbour {
 pub struct Survey {
     /// Everything in its way that is known without asking an agent.
     pub obstacles: Vec<Obstacle>,
-    /// Fabrics that have a Shared root which it names.
-    pub shared: Vec<String>,
+    /// It says that a root is Shared: its author needs the right to use fabrics.
+    pub is_shared: bool,
     /// How it would begin, where nothing is in its way.
     pub(crate) transfer: Option<Transfer>,
 }
@@ -149,7 +149,7 @@ pub(super) fn survey(
     };
     Survey {
         obstacles: found.into_iter().map(obstacle).collect(),
-        shared: shared(job, world),
+        is_shared: is_shared(job),
         transfer,
     }
 }
@@ -179,15 +179,11 @@ pub(super) fn neighbours(world: &World, node: &str) -> Option<Neighbours> {
     })
 }
 
-/// Fabrics with a Shared root that the job names: as the admission policy asks.
-fn shared(job: &TransferJob, world: &World) -> Vec<String> {
-    let source = job.spec.source.file.iter().map(|file| &file.root);
-    let named: Vec<&String> = source.chain([&job.spec.destinations.root]).collect();
-    let fabrics = world.fabrics.iter().filter(|(_, fabric)| {
-        let mut roots = fabric.spec.roots.iter();
-        roots.any(|root| root.scope == RootScope::Shared && named.contains(&&root.name))
-    });
-    fabrics.map(|(_, fabric)| fabric.name_any()).collect()
+/// As the admission policy asks.
+fn is_shared(job: &TransferJob) -> bool {
+    let source = job.spec.source.file.iter().map(|file| file.scope);
+    let mut scopes = source.chain([job.spec.destinations.scope]);
+    scopes.any(|scope| scope == RootScope::Shared)
 }
 
 /// Answers a question from what there is.
@@ -349,13 +345,15 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_root_is_asked_for_where_a_fabric_has_it() {
-        let world = scenario::world(2);
+    fn the_right_to_shared_roots_is_asked_for_by_the_jobs_own_word() {
         let mut job = scenario::job("minilm");
-        assert!(shared(&job, &world).is_empty());
+        assert!(!is_shared(&job));
+        job.spec.destinations.scope = RootScope::Shared;
+        assert!(is_shared(&job));
+        let mut job = scenario::job("minilm");
         if let Some(file) = &mut job.spec.source.file {
-            file.root = "library".into();
+            file.scope = RootScope::Shared;
         }
-        assert_eq!(shared(&job, &world), ["default"]);
+        assert!(is_shared(&job));
     }
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{
-    Algorithm, FileSource, Overwrite, RdmaFabric, Root, RootAccess, RootScope, Strategy,
-    TransferJob,
+    Algorithm, Destinations, FileSource, Overwrite, RdmaFabric, Root, RootAccess, RootScope,
+    Strategy, TransferJob,
 };
 use weft_planner::{Node, Topology, Uplink};
 use weft_proto::agent::v1 as agent;
@@ -109,8 +109,7 @@ pub(super) fn obstacles(
     let side = Side::Destination {
         // The root is the same on all nodes.
         node: &source.node,
-        root: &to.root,
-        path: &to.path,
+        to,
     };
     found.extend(place(job, fabric, world, side).err());
     let mut names = vec![source.node.clone()];
@@ -199,11 +198,7 @@ fn copies(
     let to = &job.spec.destinations;
     let mut copies = Vec::new();
     for node in &destinations(job, fabric_name, world, membership)? {
-        let side = Side::Destination {
-            node,
-            root: &to.root,
-            path: &to.path,
-        };
+        let side = Side::Destination { node, to };
         let copy = place(job, fabric, world, side)?;
         if copy == *from {
             // It is where it shall be.
@@ -419,11 +414,7 @@ fn no_destinations(fabric: &str, source: &str, is_listed: bool) -> Obstacle {
 #[derive(Clone, Copy)]
 enum Side<'a> {
     Source(&'a FileSource),
-    Destination {
-        node: &'a str,
-        root: &'a str,
-        path: &'a str,
-    },
+    Destination { node: &'a str, to: &'a Destinations },
 }
 
 /// Where an end is, once it is sure that the job may name it.
@@ -433,15 +424,19 @@ fn place(
     world: &World,
     side: Side<'_>,
 ) -> Result<Place, Obstacle> {
-    let (field, node, name, path) = match side {
+    let (end, node, name, scope, path) = match side {
         Side::Source(file) => (
-            "spec.source.file.root",
+            "spec.source.file",
             file.node.as_str(),
             &*file.root,
+            file.scope,
             &*file.path,
         ),
-        Side::Destination { node, root, path } => ("spec.destinations.root", node, root, path),
+        Side::Destination { node, to } => {
+            ("spec.destinations", node, &*to.root, to.scope, &*to.path)
+        }
     };
+    let field = format!("{end}.root");
     let fabric_name = fabric.name_any();
     let Some(root) = fabric.spec.roots.iter().find(|root| root.name == name) else {
         let known: Vec<&str> = fabric
@@ -471,8 +466,11 @@ fn place(
         );
         return Err(wait("RootNotAllowed", text));
     }
+    if scope != root.scope {
+        return Err(wait("ScopeDiffers", scope_differs(end, root, &fabric_name)));
+    }
     let path = path.trim_end_matches('/');
-    let path = match root.scope {
+    let path = match scope {
         RootScope::Shared => path.to_owned(),
         RootScope::PerNamespace if path.is_empty() => namespace,
         RootScope::PerNamespace => format!("{namespace}/{path}"),
@@ -490,6 +488,22 @@ fn place(
         root: name.to_owned(),
         path,
     })
+}
+
+/// The author may have been asked for no right to a root that was made Shared since.
+fn scope_differs(end: &str, root: &Root, fabric: &str) -> String {
+    let name = &root.name;
+    match root.scope {
+        RootScope::Shared => format!(
+            "{end}.scope: root {name} of fabric {fabric} is Shared and the job does not say so; \
+             delete the job and make another with scope: Shared, which needs the verb use on \
+             rdmafabrics"
+        ),
+        RootScope::PerNamespace => format!(
+            "{end}.scope: root {name} of fabric {fabric} is PerNamespace and the job says Shared; \
+             delete the job and make another without scope"
+        ),
+    }
 }
 
 fn admits(root: &Root, namespace: &str, world: &World) -> Result<bool, Obstacle> {

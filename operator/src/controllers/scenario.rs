@@ -164,6 +164,7 @@ pub(super) fn job(name: &str) -> TransferJob {
             file: Some(FileSource {
                 node: "n1".into(),
                 root: "models".into(),
+                scope: RootScope::PerNamespace,
                 path: "minilm/".into(),
             }),
         },
@@ -171,6 +172,7 @@ pub(super) fn job(name: &str) -> TransferJob {
             node_selector: Some(labelled("gpu")),
             nodes: None,
             root: "models".into(),
+            scope: RootScope::PerNamespace,
             path: "minilm/".into(),
         },
         strategy: Default::default(),

@@ -53,6 +53,7 @@ fn a_shared_root_has_no_directories_of_namespaces() {
     let mut job = scenario::job("minilm");
     let source = job.spec.source.file.as_mut().unwrap();
     (source.root, source.path) = ("library".into(), "llama/70b/".into());
+    source.scope = RootScope::Shared;
     let mut fabric = world.fabrics.named("default").unwrap().clone();
     assert_eq!(fabric.spec.roots[1].scope, RootScope::Shared);
     fabric.metadata.resource_version = Some("2".into());
@@ -62,6 +63,26 @@ fn a_shared_root_has_no_directories_of_namespaces() {
     // The other place is a copy of its own, which the source makes for itself.
     assert_eq!(nodes(&transfer), ["n1/here", "n2"]);
     assert_eq!(transfer.contacts.len(), 2);
+}
+
+/// Who made the job was asked for no right when it was made, so the job gets none later.
+#[test]
+fn a_job_that_is_older_than_its_roots_word_shared_is_not_let_in() {
+    let mut world = scenario::world(2);
+    let job = scenario::job("minilm");
+    resolved(&world, &job).unwrap();
+    let mut fabric = world.fabrics.named("default").unwrap().clone();
+    fabric.spec.roots[0].scope = RootScope::Shared;
+    fabric.metadata.resource_version = Some("2".into());
+    world.fabrics.learn(fabric);
+    let obstacle = resolved(&world, &job).unwrap_err();
+    assert_eq!(
+        (obstacle.reason, obstacle.is_final),
+        ("ScopeDiffers", false)
+    );
+    // Neither does one that is under way get further nodes.
+    let membership = Membership::of(&world);
+    assert!(roster(&job, &world, &membership, &BTreeSet::new()).is_none());
 }
 
 #[test]
@@ -118,7 +139,7 @@ fn a_destination_that_is_not_ready_is_no_obstacle_to_the_others() {
 #[test]
 fn every_obstacle_names_the_field_and_what_to_do() {
     type Change = fn(&mut World, &mut TransferJob);
-    let table: [(&str, bool, &str, Change); 13] = [
+    let table: [(&str, bool, &str, Change); 15] = [
         (
             "SourceNodeNotInFabric",
             false,
@@ -159,6 +180,21 @@ fn every_obstacle_names_the_field_and_what_to_do() {
                 fabric.metadata.resource_version = Some("2".into());
                 world.fabrics.learn(fabric);
             },
+        ),
+        (
+            "ScopeDiffers",
+            false,
+            "spec.source.file.scope: root library of fabric default is Shared and the job does not say \
+             so; delete the job and make another with scope: Shared, which needs the verb use on \
+             rdmafabrics",
+            |_, job| job.spec.source.file.as_mut().unwrap().root = "library".into(),
+        ),
+        (
+            "ScopeDiffers",
+            false,
+            "spec.destinations.scope: root models of fabric default is PerNamespace and the job says \
+             Shared; delete the job and make another without scope",
+            |_, job| job.spec.destinations.scope = RootScope::Shared,
         ),
         (
             "NodeNotInFabric",

@@ -65,7 +65,7 @@ fn controllers(answer: Vec<TransferProgress>) -> mpsc::Sender<Question> {
                 Question::Survey { answer: to, .. } => {
                     let survey = Survey {
                         obstacles: Vec::new(),
-                        shared: vec!["default".to_owned()],
+                        is_shared: true,
                         transfer: None,
                     };
                     to.send(survey).map_err(drop).unwrap();
@@ -123,7 +123,7 @@ async fn a_plan_needs_the_right_to_make_the_job_and_to_use_its_shared_roots() {
         "{refused:?}"
     );
     let shared = first.authorizer.asked.lock().unwrap()[1].clone();
-    assert_eq!((&*shared.namespace, &*shared.name), ("team-a", "default"));
+    assert_eq!((&*shared.namespace, &*shared.name), ("team-a", ""));
 
     let both = asked(vec![make.clone(), shared], controllers(Vec::new()));
     let plan = both.plan(&ada(), "team-a", JOB.as_bytes()).await.unwrap();

@@ -65,6 +65,7 @@ fn bind(stage: &Stage, role: &str) {
 pub(super) fn shared_root_without_permission(stage: &mut Stage) {
     let mut wanted = job(TEAM, "shared", &["node1"]);
     wanted["spec"]["source"]["file"]["root"] = json!("library");
+    wanted["spec"]["source"]["file"]["scope"] = json!("Shared");
     let no_role = made_by_user(stage, &wanted).unwrap_err();
     assert!(
         no_role.contains("transferjobs.weft.dev is forbidden"),
@@ -74,26 +75,48 @@ pub(super) fn shared_root_without_permission(stage: &mut Stage) {
     bind(stage, "edit");
     let refused = made_by_user(stage, &wanted).unwrap_err();
     for part in [
-        "root library",
-        "is Shared",
-        "rdmafabrics/default",
+        "spec.source.file.scope",
+        "Shared",
+        "use on rdmafabrics in namespace team-a",
         "weft-use-shared-roots",
     ] {
         assert!(refused.contains(part), "{part}: {refused}");
     }
     let mut own = wanted.clone();
-    own["spec"]["source"]["file"]["root"] = json!("models");
+    own["spec"]["source"]["file"] = json!({"node": "node0", "root": "models", "path": "shared"});
     made_by_user(stage, &own).unwrap();
     stage
         .lent
         .kubectl(&["delete", "tj", "shared", "--namespace", TEAM]);
-    // … and of a Shared root once that is granted.
+    // … and one that names a Shared root without the word waits, as one does that is older than the
+    // root's scope.
+    let mut silent = wanted.clone();
+    silent["spec"]["source"]["file"]["scope"] = json!("PerNamespace");
+    made_by_user(stage, &silent).unwrap();
+    stage.lent.kubectl(&[
+        "wait",
+        "tj/shared",
+        "--namespace",
+        TEAM,
+        "--for=jsonpath={.status.phase}=Waiting",
+        "--timeout=30s",
+    ]);
+    let message = ["get", "tj", "shared", "--namespace", TEAM];
+    let message = [&message[..], &["-o=jsonpath={.status.message}"]].concat();
+    let message = stage.lent.kubectl(&message);
+    assert!(message.contains("spec.source.file.scope"), "{message}");
+    stage
+        .lent
+        .kubectl(&["delete", "tj", "shared", "--namespace", TEAM]);
+    // The word is free once that is granted.
     bind(stage, "weft-use-shared-roots");
     made_by_user(stage, &wanted).unwrap();
     stage
         .lent
         .kubectl(&["delete", "tj", "shared", "--namespace", TEAM]);
-    println!("  refused without a role, with edit only; accepted with weft-use-shared-roots");
+    println!(
+        "  refused without a role, with edit only; waits without the word; accepted with weft-use-shared-roots"
+    );
 }
 
 pub(super) fn path_traversal(stage: &mut Stage) {

@@ -88,6 +88,10 @@ pub struct FabricNodeStatus {
     pub ports: NodePorts,
     /// The agent's release.
     pub version: String,
+    /// The hash of the fabric's configuration that the agent works with: jobs wait for an agent that
+    /// has not taken over the present one yet.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub configuration: String,
     /// When its certificate ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub certificate_expires: Option<Time>,

@@ -99,6 +99,7 @@ impl Agent {
         let account = Account::new(memory);
         let jobs = Jobs::new(JobsConfig {
             node: config.node.clone(),
+            author: config.author,
             engine,
             tls,
             roots: roots.clone(),

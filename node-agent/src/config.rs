@@ -53,6 +53,19 @@ pub struct Config {
     /// How stores of objects are read.
     #[serde(default)]
     pub objects: Objects,
+    /// Whose word all of this is; no field of the file.
+    #[serde(skip)]
+    pub author: Author,
+}
+
+/// Whose word a configuration is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Author {
+    /// A file's: it changes when somebody edits it and starts the agent anew.
+    #[default]
+    File,
+    /// An operator's, which may have another one under way already.
+    Operator,
 }
 
 /// How stores of objects are read.

@@ -178,7 +178,7 @@ impl Dial {
                     Ok(Err(status)) => self.fault(&status),
                     Err(_) => self.unreachable(format!("no answer within {TRY_TIMEOUT:?}")),
                 };
-            if !fault.retriable() || Instant::now() + wait > deadline {
+            if !fault.passes() || Instant::now() + wait > deadline {
                 return Err(fault);
             }
             tokio::time::sleep(wait).await;

@@ -7,8 +7,19 @@ use tonic::{Code, Status};
 use weft_proto::Message as _;
 use weft_proto::agent::v1::ErrorDetail;
 
+use crate::config::Author;
 use crate::files::FileError;
 use crate::object::ObjectError;
+
+/// Reasons that another configuration of this agent may take away.
+const CONFIGURATION: [&str; 4] = [
+    "UnknownRoot",
+    "RootReadOnly",
+    "SettingsDiffer",
+    "TicketForged",
+];
+/// The next attempt has a new one.
+const TICKET_EXPIRED: &str = "TicketExpired";
 
 /// What a connection was doing when it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -343,13 +354,35 @@ impl Fault {
         }
     }
 
-    /// The same call, or the next attempt, may succeed without anybody changing anything.
+    /// The next attempt may succeed without anybody changing anything at this agent, whose
+    /// configuration is its author's word: an operator may have another one under way already.
     #[must_use]
-    pub fn retriable(&self) -> bool {
+    pub fn retriable(&self, author: Author) -> bool {
+        match self {
+            Fault::PeerRefused { retriable, .. } => *retriable,
+            _ => {
+                let may_change = author == Author::Operator;
+                let reason = self.reason();
+                self.passes()
+                    || reason == TICKET_EXPIRED
+                    || may_change && CONFIGURATION.contains(&reason)
+            }
+        }
+    }
+
+    /// The same call may succeed a moment later, in the same attempt. An agent takes no
+    /// configuration over during one.
+    #[must_use]
+    pub fn passes(&self) -> bool {
         match self {
             Fault::File(error) => matches!(error.reason(), "BlockRefused" | "DestinationBusy"),
             Fault::Object(error) => error.retriable(),
-            Fault::PeerRefused { retriable, .. } => *retriable,
+            Fault::PeerRefused {
+                retriable, reason, ..
+            } => {
+                let reason = reason.as_str();
+                *retriable && reason != TICKET_EXPIRED && !CONFIGURATION.contains(&reason)
+            }
             Fault::UnknownAttempt { .. }
             | Fault::PeerUnreachable { .. }
             | Fault::PeerLost { .. }
@@ -420,7 +453,7 @@ impl Fault {
 
     /// As the control API answers it: the message starts with the node.
     #[must_use]
-    pub fn to_status(&self, node: &str) -> Status {
+    pub fn to_status(&self, node: &str, author: Author) -> Status {
         let message = format!("node {node}: {self}");
         let remedy = message.rsplit_once(": ").map_or("", |(_, remedy)| remedy);
         let detail = ErrorDetail {
@@ -428,7 +461,7 @@ impl Fault {
             node: node.to_owned(),
             subject: self.subject().to_owned(),
             remedy: remedy.to_owned(),
-            retriable: self.retriable(),
+            retriable: self.retriable(author),
         };
         Status::with_details(self.code(), message, detail.encode_to_vec().into())
     }

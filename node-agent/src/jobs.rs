@@ -16,6 +16,7 @@ use weft_proto::agent::v1::{
 };
 
 use crate::attempt::{Attempt, Worker};
+use crate::config::Author;
 use crate::config_values::NodeName;
 use crate::convert;
 use crate::fault::Fault;
@@ -39,6 +40,8 @@ const REMEMBERED: usize = 1024;
 pub struct JobsConfig {
     /// This node.
     pub node: NodeName,
+    /// Whose word the configuration is.
+    pub author: Author,
     /// The transport.
     pub engine: Arc<Engine>,
     /// This node's certificate, as it is now.

@@ -9,6 +9,7 @@ use weft_core::units::ConnectionId;
 use weft_engine::Snapshot;
 use weft_proto::agent::v1::{PathSummary, PeerProgress, Role};
 
+use crate::config::Author;
 use crate::fault::Fault;
 
 /// Where a connection stands.
@@ -101,7 +102,7 @@ impl Peer {
 
     /// For a progress stream.
     #[must_use]
-    pub fn to_proto(&self, node: &str, snapshot: &Snapshot) -> PeerProgress {
+    pub fn to_proto(&self, node: &str, author: Author, snapshot: &Snapshot) -> PeerProgress {
         let counted = self.counted(snapshot);
         let fault = self.fault();
         let said = |text: fn(&Fault) -> String| fault.as_ref().map(text).unwrap_or_default();
@@ -118,7 +119,7 @@ impl Peer {
                 Some(fault) => format!("node {node}: {fault}"),
                 None => String::new(),
             },
-            retriable: fault.as_ref().is_some_and(Fault::retriable),
+            retriable: fault.as_ref().is_some_and(|fault| fault.retriable(author)),
         }
     }
 

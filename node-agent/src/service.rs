@@ -58,7 +58,7 @@ impl Service {
     pub(crate) fn status(&self, fault: &Fault) -> Status {
         self.jobs.refuse(fault.reason());
         tracing::debug!(reason = fault.reason(), "refused: {fault}");
-        fault.to_status(self.node.as_str())
+        fault.to_status(self.node.as_str(), self.jobs.config.author)
     }
 }
 
@@ -267,7 +267,7 @@ fn describe(jobs: &Jobs, run: &Run, node: &NodeName) -> proto::ProgressResponse 
     let peers: Vec<_> = attempt
         .peers()
         .iter()
-        .map(|peer| peer.to_proto(node.as_str(), &snapshot))
+        .map(|peer| peer.to_proto(node.as_str(), jobs.config.author, &snapshot))
         .collect();
     let counters = &attempt.counters;
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
@@ -283,7 +283,7 @@ fn describe(jobs: &Jobs, run: &Run, node: &NodeName) -> proto::ProgressResponse 
         message: fault
             .map(|fault| format!("node {node}: {fault}"))
             .unwrap_or_default(),
-        retriable: fault.is_some_and(Fault::retriable),
+        retriable: fault.is_some_and(|fault| fault.retriable(jobs.config.author)),
         bytes: count(&counters.bytes),
         bytes_total: count(&counters.bytes_total),
         bytes_resumed: count(&counters.bytes_resumed),

@@ -393,8 +393,12 @@ fn tidy(report: &mut NodeReport) -> Result<(), Fault> {
     if report.mtu > MTU_MAX {
         return Err(bad("mtu", "give the bytes of an IP packet, at most 65535"));
     }
-    if report.interface.len() > NAME_BYTES_MAX || report.version.len() > NAME_BYTES_MAX {
-        return Err(bad("interface, version", "give at most 253 bytes"));
+    let names = [&report.interface, &report.version, &report.configuration];
+    if names.iter().any(|name| name.len() > NAME_BYTES_MAX) {
+        return Err(bad(
+            "interface, version, configuration",
+            "give at most 253 bytes",
+        ));
     }
     report.findings.truncate(FINDINGS_MAX);
     for finding in &mut report.findings {

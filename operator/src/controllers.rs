@@ -182,7 +182,10 @@ pub async fn run(
         bucket: Bucket::new(Duration::ZERO),
         began: Instant::now(),
         changed: Arc::default(),
-        world: World::default(),
+        world: World {
+            ticket_key: context.authority.ticket_key(),
+            ..World::default()
+        },
         works: BTreeMap::new(),
         written: BTreeMap::new(),
         holds: BTreeMap::new(),
@@ -587,7 +590,7 @@ impl Controllers {
 
     /// Tells the server of agents what they are to know.
     fn publish(&self, membership: &Membership) {
-        let key = self.context.authority.ticket_key();
+        let key = &self.world.ticket_key;
         let view = |name: &str| {
             let fabric = self.world.fabrics.named(name)?;
             let nodes = membership.members(name)?.nodes.clone();
@@ -596,7 +599,7 @@ impl Controllers {
                 (!models.is_empty()).then(|| (node.clone(), models))
             });
             Some(FabricView {
-                config: fabric::config(fabric, &key),
+                config: fabric::config(fabric, key),
                 models: models.collect(),
                 nodes,
             })

@@ -67,6 +67,7 @@ pub(crate) fn config(
             .map_or_else(|| Ok(Transport::default()), transport)?,
         limits: config::Limits::default(),
         objects: config::Objects::default(),
+        author: config::Author::Operator,
     };
     config::check(&config).map_err(|error| {
         let renamed = FIELDS.iter().find_map(|(file, fabric)| {
@@ -196,6 +197,7 @@ mod tests {
                 count: 16,
             }),
             nics: None,
+            hash: "12".to_owned(),
         }
     }
 

@@ -220,7 +220,12 @@ impl Basis {
             } = basis.nic.clone();
             (interface, address, mtu)
         };
-        self.config == other.config && nic(self) == nic(other)
+        // The hash names the rest; an operator of another release may name the same otherwise.
+        let config = |basis: &Basis| NodeConfig {
+            hash: String::new(),
+            ..basis.config.clone()
+        };
+        config(self) == config(other) && nic(self) == nic(other)
     }
 }
 
@@ -285,12 +290,14 @@ impl Member {
     async fn attend(&mut self, agent: &Agent, basis: &Basis) -> (Basis, Config) {
         loop {
             let mut findings = self.standing_findings();
-            let mut nic = basis.nic.clone();
+            let mut told = basis.clone();
             let mut waits = false;
             match self.wanted().await {
                 Ok((next, config)) => {
-                    nic.mbps = next.nic.mbps;
-                    if !next.asks_for_the_same(basis) {
+                    told.nic.mbps = next.nic.mbps;
+                    if next.asks_for_the_same(basis) {
+                        told.config.hash = next.config.hash;
+                    } else {
                         // An agent that works is not given up for one that cannot start: the pod with
                         // the volume of a new root comes later than the word of it.
                         let (usable, config) =
@@ -311,7 +318,7 @@ impl Member {
             findings.extend(agent.jobs().misuse().map(|told| finding(MISUSED, told)));
             let named = self.models.borrow_and_update().clone();
             let states = models::look(agent.jobs(), named).await;
-            self.tell(Some((agent, basis, &nic)), findings, states);
+            self.tell(Some((agent, &told)), findings, states);
             let jobs = agent.jobs();
             tokio::select! {
                 () = self.changed() => {}
@@ -383,7 +390,7 @@ impl Member {
     /// Tells the operator and the log.
     fn tell(
         &self,
-        running: Option<(&Agent, &Basis, &Nic)>,
+        running: Option<(&Agent, &Basis)>,
         findings: Vec<Finding>,
         models: Vec<ModelState>,
     ) {
@@ -399,13 +406,14 @@ impl Member {
             models,
             ..NodeReport::default()
         };
-        if let Some((agent, basis, nic)) = running {
+        if let Some((agent, Basis { config, nic })) = running {
             report.control_address = agent.control().to_string();
             report.data_address = nic.address.to_string();
             report.interface.clone_from(&nic.interface);
             report.mtu = nic.mtu.into();
             report.link_mbps = nic.mbps;
-            report.ports = basis.config.ports;
+            report.ports = config.ports;
+            report.configuration.clone_from(&config.hash);
         }
         self.report.send_if_modified(|told| {
             for finding in &report.findings {

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
+use weft_proto::Message as _;
 use weft_proto::agent::v1::*;
 use weft_proto::operator::v1::NodeReport;
 
@@ -251,7 +252,10 @@ async fn another_configuration_comes_into_force_when_no_job_runs() {
         name: "more".to_owned(),
         writable: false,
     };
-    operator.order(|config| config.roots.push(more.clone()));
+    operator.order(|config| {
+        config.roots.push(more.clone());
+        config.hash = "2".to_owned();
+    });
     let more_at = async |node: usize| {
         let request = StatRequest {
             leader_epoch: 7,
@@ -274,7 +278,12 @@ async fn another_configuration_comes_into_force_when_no_job_runs() {
         report.ready && report.control_address == lab.control(1),
         "{report:?}"
     );
-    assert_eq!(reason(&more_at(1).await.unwrap_err()), "UnknownRoot");
+    assert_eq!(report.configuration, "1");
+    // It will have that root soon, and says so: nobody has to change anything.
+    let refused = more_at(1).await.unwrap_err();
+    assert_eq!(reason(&refused), "UnknownRoot");
+    let detail = ErrorDetail::decode(refused.details()).unwrap();
+    assert!(detail.retriable, "{detail:?}");
     let cancel = CancelRequest {
         job: Some(waiting),
         leader_epoch: 7,
@@ -290,8 +299,14 @@ async fn another_configuration_comes_into_force_when_no_job_runs() {
     more.writable = true;
     operator.order(|config| config.roots[1] = more);
     operator
-        .report("nothing is wrong", |r| r.ready && r.findings.is_empty())
+        .report("nothing is wrong", |r| {
+            r.ready && r.findings.is_empty() && r.configuration == "2"
+        })
         .await;
+    // Another name of the same configuration is only repeated.
+    operator.order(|config| config.hash = "3".to_owned());
+    let named = |r: &NodeReport| r.ready && r.configuration == "3";
+    operator.report("it is repeated", named).await;
     for member in members {
         member.stop().await;
     }

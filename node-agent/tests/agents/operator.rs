@@ -74,6 +74,7 @@ impl Operator {
                 count: 2,
             }),
             nics: None,
+            hash: "1".to_owned(),
         };
         Self(Arc::new(Inner {
             lab: RwLock::new(lab),

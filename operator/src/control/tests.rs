@@ -519,6 +519,13 @@ async fn a_report_that_nobody_could_dial_is_refused() {
                 ..good.clone()
             },
         ),
+        (
+            "configuration",
+            NodeReport {
+                configuration: "x".repeat(300),
+                ..good.clone()
+            },
+        ),
     ];
     for (field, report) in table {
         let stage = Stage::new().await;

@@ -11,7 +11,10 @@ use weft_crds::{
     CongestionControl, FabricNode, FabricNodeStatus, FabricStatus, Finding, Link, NodeCount,
     NodePorts, PathPolicy, RdmaFabric, RootAccess,
 };
-use weft_proto::operator::v1::{Nics, NodeConfig, NodeReport, Ports, Root, Transport};
+use weft_proto::{
+    Message as _,
+    operator::v1::{Nics, NodeConfig, NodeReport, Ports, Root, Transport},
+};
 
 use super::{
     agents::{self, APPLIED, AgentTemplate, FABRIC_LABEL},
@@ -26,6 +29,8 @@ use super::{
 pub(super) const SILENCE: Duration = Duration::from_secs(30);
 /// Nodes that a message names at most.
 const NAMED_MAX: usize = 5;
+/// An agent's finding: its release cannot work with the fabric's configuration.
+const CONFIG_REFUSED: &str = "ConfigRefused";
 /// Findings that a status lists at most, as the definition says.
 const FINDINGS_MAX: usize = 32;
 
@@ -245,6 +250,7 @@ fn fill(status: &mut FabricNodeStatus, report: &NodeReport) {
             count: small(ports.count),
         },
         version: report.version.clone(),
+        configuration: report.configuration.clone(),
         certificate_expires: expires
             .filter(|time| time.as_second() > 0)
             .map(condition::moment),
@@ -378,7 +384,8 @@ pub(super) fn is_ready(world: &World, node: &str, fabric: &str) -> bool {
 pub(super) fn config(fabric: &RdmaFabric, ticket_key: &str) -> NodeConfig {
     let spec = &fabric.spec;
     let most = u32::from(spec.ports.count) * u32::from(spec.ports.count);
-    NodeConfig {
+    let mut config = NodeConfig {
+        hash: String::new(),
         fabric: fabric.name_any(),
         ticket_key: ticket_key.to_owned(),
         roots: spec
@@ -420,6 +427,36 @@ pub(super) fn config(fabric: &RdmaFabric, ticket_key: &str) -> NodeConfig {
             include: spec.nics.include.clone(),
             exclude: spec.nics.exclude.clone(),
         }),
+    };
+    config.hash = blake3::hash(&config.encode_to_vec()).to_hex()[..16].to_owned();
+    config
+}
+
+/// How far a node's agent is with the configuration that its fabric asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Configured {
+    /// It works with it, or is too old to say with which.
+    Present,
+    /// It works with another, and takes this one over by itself.
+    Behind,
+    /// It works with another, and says that it cannot work with this one.
+    Refused,
+}
+
+/// How far a node is with the configuration of that hash.
+pub(super) fn configured(world: &World, node: &str, hash: &str) -> Configured {
+    let node = world.fabric_nodes.named(node);
+    let Some(status) = node.and_then(|node| node.status.as_ref()) else {
+        return Configured::Present;
+    };
+    if status.configuration.is_empty() || status.configuration == hash {
+        return Configured::Present;
+    }
+    let refused = status.findings.iter().any(|f| f.reason == CONFIG_REFUSED);
+    if refused {
+        Configured::Refused
+    } else {
+        Configured::Behind
     }
 }
 

@@ -11,7 +11,7 @@ use weft_planner::{Node, Topology, Uplink};
 use weft_proto::agent::v1 as agent;
 
 use super::{
-    fabric::{is_ready, listed},
+    fabric::{self, Configured, configured, is_ready, listed},
     membership::{Membership, selector},
     world::World,
 };
@@ -88,7 +88,40 @@ pub(super) fn resolve(
         );
         return Err(wait("NodesNotReady", text));
     }
-    Ok(transfer)
+    let nodes = destinations.iter().map(|copy| node_of(&copy.node));
+    let source = transfer.spec.source.node.as_str();
+    match behind(world, &transfer.fabric, source, nodes) {
+        Some(obstacle) => Err(obstacle),
+        None => Ok(transfer),
+    }
+}
+
+/// Agents that work, but with another configuration than the fabric's present one: they would refuse
+/// what the job asks, and take the new one over only while no job keeps them busy. One that cannot
+/// take it over holds up nobody but its own readers, so only as the source it is waited for.
+fn behind<'a>(
+    world: &World,
+    fabric: &str,
+    source: &'a str,
+    destinations: impl Iterator<Item = &'a str>,
+) -> Option<Obstacle> {
+    let asked = fabric::config(world.fabrics.named(fabric)?, &world.ticket_key).hash;
+    let how = |node: &str| configured(world, node, &asked);
+    let waits = |node: &&str| is_ready(world, node, fabric) && how(node) == Configured::Behind;
+    let from = (how(source) != Configured::Present).then_some(source);
+    let late: BTreeSet<&str> = from.into_iter().chain(destinations.filter(waits)).collect();
+    let first = late.first()?;
+    let late: Vec<&str> = late.iter().copied().collect();
+    Some(wait(
+        "ConfigurationPending",
+        format!(
+            "the agents of {} of its nodes do not work with the present configuration (roots, \
+             transport, ports, nics) of fabric {fabric} yet: {}; each takes it over as soon as no \
+             job runs there; see: kubectl describe fabricnode {first}",
+            late.len(),
+            listed(&late)
+        ),
+    ))
 }
 
 /// What is in a job's way, as far as one thing does not hide the other; for who plans a job.
@@ -126,6 +159,8 @@ pub(super) fn obstacles(
         }
         Err(obstacle) => found.push(obstacle),
     }
+    let others = names.iter().map(String::as_str);
+    found.extend(behind(world, name, &source.node, others));
     names.retain(|node| !is_ready(world, node, name));
     if !names.is_empty() {
         let asleep: Vec<&str> = names.iter().map(String::as_str).collect();

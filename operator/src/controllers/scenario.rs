@@ -152,6 +152,7 @@ pub(super) fn sighting(name: &str, fabric: &str, silent: u64) -> Sighting {
             ready: true,
             findings: Vec::new(),
             models: Vec::new(),
+            configuration: String::new(),
         },
         silent: Duration::from_secs(silent),
     }
@@ -200,6 +201,7 @@ pub(super) fn world(nodes: usize) -> World {
         nodes: (1..=nodes).map(|i| node(&name(i), &["gpu"])).collect(),
         namespaces: [namespace("team-a", &["models"])].into_iter().collect(),
         daemon_sets: std::iter::empty().collect(),
+        ticket_key: "0a".repeat(32),
     }
 }
 

@@ -1,7 +1,8 @@
 //! The objects of the API that decisions are made from, as the API server has them.
 //!
 //! Written by the one task that owns it: from watches, and from the answers to its own writes, so that
-//! a decision never overlooks what an earlier one did. Never holds what only this process knows.
+//! a decision never overlooks what an earlier one did. Beside the ticket key, holds nothing that only this
+//! process knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -239,6 +240,8 @@ pub(super) struct World {
     pub(super) namespaces: Kept<PartialObjectMeta<Namespace>>,
     /// The agents' DaemonSets, likewise.
     pub(super) daemon_sets: Kept<PartialObjectMeta<DaemonSet>>,
+    /// The public key of this leader's tickets: part of what agents are told, and of no object.
+    pub(super) ticket_key: String,
 }
 
 impl World {

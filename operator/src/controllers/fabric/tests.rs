@@ -284,6 +284,32 @@ fn a_set_that_somebody_else_made_is_left_alone() {
 }
 
 #[test]
+fn a_configuration_has_another_hash_when_anything_of_it_is_another() {
+    let hash = |change: fn(&mut weft_crds::RdmaFabricSpec), key: &str| {
+        let mut fabric = scenario::fabric("default", 1);
+        change(&mut fabric.spec);
+        config(&fabric, key).hash
+    };
+    let now = hash(|_| {}, "00");
+    assert_eq!(now.len(), 16);
+    assert_eq!(hash(|_| {}, "00"), now);
+    let others = [
+        hash(|_| {}, "01"),
+        hash(|spec| spec.transport.paths = 4, "00"),
+        hash(|spec| spec.ports.first = 7600, "00"),
+        hash(|spec| spec.nics.include = vec!["ib*".into()], "00"),
+        hash(|spec| spec.roots[1].access = RootAccess::ReadWrite, "00"),
+        hash(|spec| drop(spec.roots.pop()), "00"),
+    ];
+    for (i, other) in others.iter().enumerate() {
+        assert_ne!(*other, now, "{i}");
+    }
+    // What agents are not told is no news to them.
+    let same = hash(|spec| spec.topology.link_mbps = Some(1), "00");
+    assert_eq!(same, now);
+}
+
+#[test]
 fn agents_are_told_no_more_paths_than_the_ports_give() {
     let mut fabric = scenario::fabric("default", 1);
     fabric.spec.ports.count = 8;

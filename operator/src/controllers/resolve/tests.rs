@@ -135,6 +135,80 @@ fn a_destination_that_is_not_ready_is_no_obstacle_to_the_others() {
     assert_eq!(nodes(&transfer), ["n2", "n3"]);
 }
 
+/// A node's agent says with which configuration it works, and what it finds.
+fn works_with(world: &mut World, node: &str, configuration: &str, findings: &[&str]) {
+    let mut node = world.fabric_nodes.named(node).unwrap().clone();
+    let status = node.status.as_mut().unwrap();
+    status.configuration = configuration.into();
+    let finding = |reason: &&str| weft_crds::Finding {
+        reason: (*reason).into(),
+        message: String::new(),
+    };
+    status.findings = findings.iter().map(finding).collect();
+    let version: u64 = node.metadata.resource_version.unwrap().parse().unwrap();
+    node.metadata.resource_version = Some((version + 1).to_string());
+    world.fabric_nodes.learn(node);
+}
+
+#[test]
+fn a_job_waits_for_agents_that_have_not_taken_over_the_fabrics_configuration() {
+    let (mut world, job) = (scenario::world(3), scenario::job("minilm"));
+    let hash = |world: &World| {
+        let fabric = world.fabrics.named("default").unwrap();
+        fabric::config(fabric, &world.ticket_key).hash
+    };
+    let before = hash(&world);
+    for node in ["n1", "n2", "n3"] {
+        works_with(&mut world, node, &before, &[]);
+    }
+    resolved(&world, &job).unwrap();
+    let mut fabric = world.fabrics.named("default").unwrap().clone();
+    fabric.spec.transport.paths = 16;
+    fabric.metadata.resource_version = Some("2".into());
+    world.fabrics.learn(fabric);
+    let now = hash(&world);
+    works_with(&mut world, "n1", &now, &[]);
+    let obstacle = resolved(&world, &job).unwrap_err();
+    assert_eq!(
+        (obstacle.reason, obstacle.is_final),
+        ("ConfigurationPending", false)
+    );
+    assert_eq!(
+        obstacle.message,
+        "the agents of 2 of its nodes do not work with the present configuration (roots, transport, \
+         ports, nics) of fabric default yet: n2, n3; each takes it over as soon as no job runs there; \
+         see: kubectl describe fabricnode n2"
+    );
+    // A plan says the same, once.
+    let named = obstacles(&job, &world, &Membership::of(&world));
+    assert_eq!(named, [obstacle]);
+    // The pod with the volume of a new root comes later than the word of it: that is waited for, too.
+    works_with(&mut world, "n2", &now, &[]);
+    works_with(&mut world, "n3", &before, &["RootMissing"]);
+    let obstacle = resolved(&world, &job).unwrap_err();
+    assert_eq!(obstacle.reason, "ConfigurationPending");
+    works_with(&mut world, "n3", &now, &[]);
+    resolved(&world, &job).unwrap();
+}
+
+#[test]
+fn an_agent_that_cannot_take_a_configuration_over_holds_up_nobody_but_its_readers() {
+    let (mut world, job) = (scenario::world(3), scenario::job("minilm"));
+    works_with(&mut world, "n3", "another", &["ConfigRefused"]);
+    assert_eq!(nodes(&resolved(&world, &job).unwrap()), ["n2", "n3"]);
+    // Nor does one that is away and comes back with who knows what.
+    works_with(&mut world, "n3", "another", &[]);
+    let mut away = world.fabric_nodes.named("n3").unwrap().clone();
+    away.status.as_mut().unwrap().conditions[0].status = "False".into();
+    away.metadata.resource_version = Some("9".into());
+    world.fabric_nodes.learn(away);
+    resolved(&world, &job).unwrap();
+    works_with(&mut world, "n1", "another", &["ConfigRefused"]);
+    let obstacle = resolved(&world, &job).unwrap_err();
+    assert_eq!(obstacle.reason, "ConfigurationPending");
+    assert!(obstacle.message.contains("yet: n1;"), "{obstacle:?}");
+}
+
 /// What is in a job's way, by what is changed in a world where nothing is.
 #[test]
 fn every_obstacle_names_the_field_and_what_to_do() {

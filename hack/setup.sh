@@ -27,7 +27,7 @@ case "$verb" in
     cluster) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux
                        etcd:etcd-server runc:runc /usr/lib/cni/bridge:containernetworking-plugins
                        iptables:iptables conntrack:conntrack umoci:umoci skopeo:skopeo
-                       busybox:busybox-static python3:python3) ;;
+                       busybox:busybox-static python3:python3 faketime:faketime) ;;
     *) echo "usage: hack/setup.sh build|play|test|bench|cluster" >&2; exit 2 ;;
 esac
 

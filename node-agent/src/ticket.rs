@@ -11,6 +11,11 @@ use crate::config_values::{FabricName, NodeName, PublicKey};
 /// What is signed before the ticket's bytes, so that a signature can mean nothing else.
 pub const CONTEXT: &[u8; 21] = b"weft.agent.v1.Ticket\n";
 
+/// How far this node's clock may be ahead of the operator's: as far as certificates allow
+/// (`weft_operator::authority`). What else a ticket says, its job and attempt above all, is as strict
+/// as ever.
+const CLOCK_SKEW_S: u64 = 60 * 60;
+
 /// Why a ticket does not hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TicketFault {
@@ -112,7 +117,7 @@ pub fn verify(signed: &SignedTicket, meeting: &Meeting<'_>) -> Result<Ticket, Ti
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default()
         .as_secs();
-    if now >= ticket.expires_unix_s {
+    if now >= ticket.expires_unix_s.saturating_add(CLOCK_SKEW_S) {
         return Err(TicketFault::Expired {
             seconds: now - ticket.expires_unix_s,
         });
@@ -207,9 +212,10 @@ mod tests {
     #[test]
     fn a_ticket_holds_for_its_pair_its_transfer_and_its_time_only() {
         type Change = fn(&mut Ticket);
-        let table: [(&str, Change); 9] = [
+        let table: [(&str, Change); 10] = [
             ("", |_| {}),
-            ("TicketExpired", |t| t.expires_unix_s = NOW_S),
+            ("", |t| t.expires_unix_s = NOW_S - CLOCK_SKEW_S + 1),
+            ("TicketExpired", |t| t.expires_unix_s = NOW_S - CLOCK_SKEW_S),
             ("TicketOtherFabric", |t| t.fabric = "other".to_owned()),
             ("TicketOtherNode", |t| t.to_node = "n2".to_owned()),
             ("TicketOtherNode", |t| t.from_node = "n2".to_owned()),

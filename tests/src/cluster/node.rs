@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -19,10 +20,15 @@ use super::{ClusterError, hierarchy, output, write_private};
 /// Where containerd listens, as everywhere.
 const SOCKET: &str = "/run/containerd/containerd.sock";
 /// The node's configuration, in its own words.
-const CONFIGURATION: &str = "/var/lib/weft-cluster";
+pub const CONFIGURATION: &str = "/var/lib/weft-cluster";
 /// What a pod's sandbox runs; from `hack/cluster-binaries.sh`.
 const SANDBOX: &str = "weft.dev/tools:1";
 const SANDBOX_ARCHIVE: &str = "tools.tar";
+/// In [`CONFIGURATION`]: by how much the containers of Weft that begin from now on see another time, as
+/// `faketime` has it (`+10m`); there is no such file unless somebody makes it.
+pub const CLOCK: &str = "clock";
+/// What containerd calls for runc: there is one clock for all, and a node shall have its own.
+const RUNC: &str = include_str!("runc.sh");
 /// Where Debian's programs are, and ours first.
 const PATH: &str =
     "/run/weft-programs:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
@@ -192,6 +198,12 @@ sandbox = "{SANDBOX}"
 [plugins."io.containerd.cri.v1.runtime"]
 restrict_oom_score_adj = true
 
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+BinaryName = "{CONFIGURATION}/runc"
+
 [plugins."io.containerd.cri.v1.runtime".cni]
 bin_dirs = ["/usr/lib/cni"]
 conf_dir = "{cni}"
@@ -241,6 +253,7 @@ conf_dir = "{cni}"
     for (file, text) in [
         ("containerd.toml", containerd),
         ("cni/10-weft.conflist", bridge.to_string()),
+        ("runc", RUNC.to_owned()),
         ("kubelet.json", kubelet.to_string()),
         ("kubelet.kubeconfig", plan.kubelet.clone()),
         ("proxy.kubeconfig", plan.proxy.clone()),
@@ -248,5 +261,8 @@ conf_dir = "{cni}"
         write_private(&Path::new(CONFIGURATION).join(file), &text)
             .map_err(|error| ClusterError::Setting(format!("configuring {name}: {error}")))?;
     }
+    let runc = Path::new(CONFIGURATION).join("runc");
+    fs::set_permissions(&runc, fs::Permissions::from_mode(0o700))
+        .map_err(ClusterError::system(runc.display().to_string()))?;
     Ok(())
 }

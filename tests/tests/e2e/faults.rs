@@ -57,6 +57,7 @@ const FAULTS: &[Fault] = &[
     ("path traversal", refusals::path_traversal),
     ("another tenant's files", refusals::another_tenants_files),
     ("stolen certificate", identity::stolen_certificate),
+    ("clock of a node", identity::clock_of_a_node_is_off),
     ("replicas partitioned", identity::replicas_partitioned),
     ("authority rotated", identity::authority_rotated),
     ("CA Secret deleted", objects::ca_secret_deleted),

@@ -1,16 +1,19 @@
 //! Keys in the wrong hands, operators that were deposed, and one authority that follows another.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use weft_proto::agent::v1::{
     CancelRequest, ConnectRequest, JobRef, Location, SignedTicket, StatRequest,
 };
+
+use weft_tests::cluster::{CLOCK, CONFIGURATION};
 
 use super::programs::agents_are_ready;
 use crate::caller::{Caller, reason_of};
@@ -19,6 +22,9 @@ use crate::stage::{Running, Stage, process};
 
 /// More than the 25 hours between two steps of a rotation.
 const LONG_AGO: Duration = Duration::from_secs(26 * 60 * 60);
+
+/// The fabric's nodes.
+const ALL: [&str; 3] = ["node0", "node1", "node2"];
 
 /// An operator's command about a job.
 fn cancel(stage: &Stage, running: &Running, leader_epoch: u64) -> CancelRequest {
@@ -112,7 +118,7 @@ pub(super) fn replicas_partitioned(stage: &mut Stage) {
     let running = stage.begin("deposed");
     let (earlier, now) = (before.unsigned_abs().into(), after.unsigned_abs().into());
     let operator = Caller::operator(&stage.lent);
-    for node in ["node0", "node1", "node2"] {
+    for node in ALL {
         let request = cancel(stage, &running, earlier);
         let answer = operator.call(&stage.lent, node, |mut agent| async move {
             agent.cancel(request).await
@@ -205,6 +211,27 @@ impl Cut {
     }
 }
 
+/// A node's agent sees a time that is ten minutes off; certificates, tickets and reports go on.
+pub(super) fn clock_of_a_node_is_off(stage: &mut Stage) {
+    let clock = format!("{CONFIGURATION}/{CLOCK}");
+    let clock = stage.lent.cluster.file("node2", &clock);
+    for (ahead, seconds) in [("+10m", 600), ("-10m", -600)] {
+        fs::write(&clock, ahead).unwrap();
+        agents_are_made_anew(stage, &["node2"]);
+        let pod = stage.lent.agent("node2").name_any();
+        let said = stage.lent.kubectl(&["logs", "-n", SYSTEM, &pod]);
+        let last = said.lines().last().and_then(|line| line.split(' ').next());
+        let last: Timestamp = last.unwrap().parse().unwrap();
+        let off = last.as_second() - Timestamp::now().as_second();
+        assert!((off - seconds).abs() < 60, "{off} s: {said}");
+        let running = stage.begin(if seconds > 0 { "ahead" } else { "behind" });
+        stage.assert_fell_within(&running);
+        stage.completes(&running, &format!("the clock of a destination {ahead}"));
+    }
+    fs::remove_file(&clock).unwrap();
+    agents_are_made_anew(stage, &["node2"]);
+}
+
 /// The authority is followed by another, a step in the middle of each of three transfers. A day goes by
 /// between two steps: all agents then have another certificate, which they get here by being made anew.
 pub(super) fn authority_rotated(stage: &mut Stage) {
@@ -246,13 +273,13 @@ pub(super) fn authority_rotated(stage: &mut Stage) {
         stage.completes(&running, what);
         assert!(stage.leader().1 > before, "the leader has not taken it up");
         if i < 2 {
-            agents_are_made_anew(stage);
+            agents_are_made_anew(stage, &ALL);
         }
     }
     let last = trusted(stage);
     let count = last.matches("BEGIN CERTIFICATE").count();
     assert!(count == 1 && last != first, "{count} certificates");
-    agents_are_made_anew(stage);
+    agents_are_made_anew(stage, &ALL);
     let running = stage.begin("rotation-after");
     stage.completes(&running, "a transfer after that");
 }
@@ -262,10 +289,9 @@ fn step_was_long_ago() -> String {
     format!("weft.dev/rotation-step-at={}", (now - LONG_AGO).as_secs())
 }
 
-fn agents_are_made_anew(stage: &Stage) {
-    let agents: Vec<String> = ["node0", "node1", "node2"]
-        .map(|node| stage.lent.agent(node).name_any())
-        .into();
+fn agents_are_made_anew(stage: &Stage, nodes: &[&str]) {
+    let agents = nodes.iter().map(|node| stage.lent.agent(node).name_any());
+    let agents: Vec<String> = agents.collect();
     let pods = stage.lent.of::<Pod>(SYSTEM);
     let delete = [
         &["delete", "pod", "-n", SYSTEM],

@@ -4,7 +4,6 @@
 //! Report; no message says of which node it is. Who belongs to a fabric is what the controllers say.
 
 use std::{
-    future::Future,
     net::{Ipv4Addr, SocketAddr},
     pin::Pin,
     sync::Arc,
@@ -19,7 +18,7 @@ use prometheus_client::{
 use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{
@@ -36,6 +35,7 @@ use crate::{
     caller::{Caller, caller},
     fault::Fault,
     reports::{Fabrics, Reporter, Reports},
+    review::{Reviewer, Reviews},
 };
 
 /// What a token must be made for.
@@ -52,8 +52,6 @@ const FINDING_BYTES_MAX: usize = 1024;
 const NAME_BYTES_MAX: usize = 253;
 /// Of an IPv4 packet (RFC 791).
 const MTU_MAX: u32 = 65_535;
-/// The API server answers a review within milliseconds.
-const REVIEW_WITHIN: Duration = Duration::from_secs(10);
 /// A caller that has not shown who it is by then is cut off.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 /// With [`PING_TIMEOUT`]: a node that vanished without a word gives its stream up after 20 s.
@@ -63,15 +61,6 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 const STREAMS_MAX: u32 = 16;
 /// Orders on their way to an agent: the next one holds all that the ones before it did.
 const ORDERS: usize = 1;
-
-/// Asks the API server about a token.
-pub trait Reviewer: Send + Sync + 'static {
-    /// What it says of a token that must be good for [`AUDIENCE`]; an error is that it did not answer.
-    fn review(
-        &self,
-        token: String,
-    ) -> impl Future<Output = Result<TokenReviewStatus, String>> + Send;
-}
 
 /// What is counted.
 #[derive(Debug, Clone, Default)]
@@ -113,7 +102,7 @@ pub struct Control<R> {
     /// Issues the certificates.
     pub authority: Arc<Authority>,
     /// Knows whose a token is.
-    pub reviewer: R,
+    pub reviews: Reviews<R>,
     /// The agents' service account, `system:serviceaccount:NAMESPACE:NAME`.
     pub account: String,
     /// Which fabrics there are, with their nodes and what those are told.
@@ -216,11 +205,7 @@ fn order_of(fabrics: &Fabrics, fabric: &str, node: &str) -> Result<NodeOrder, Fa
 impl<R: Reviewer> Control<R> {
     async fn enroll(&self, request: EnrollRequest) -> Result<EnrollResponse, (Fault, String)> {
         let unknown = |fault| (fault, String::new());
-        let failed = |problem| unknown(Fault::ReviewFailed { problem });
-        let status = timeout(REVIEW_WITHIN, self.reviewer.review(request.token))
-            .await
-            .map_err(|_| failed("it has not answered for 10 s".to_owned()))?
-            .map_err(failed)?;
+        let status = self.reviews.of(request.token).await.map_err(unknown)?;
         let node = admit(&status, &self.account).map_err(unknown)?;
         let known = |fault: Fault| (fault, node.clone());
         let config = config_of(&self.fabrics.borrow(), &request.fabric, &node).map_err(known)?;

@@ -280,7 +280,7 @@ impl Controllers {
         }
         let jobs = self.jobs(now);
         // The jobs first: people wait for them. Progress last.
-        let (progress, transitions): (Vec<_>, Vec<_>) = jobs
+        let (mut progress, transitions): (Vec<_>, Vec<_>) = jobs
             .into_iter()
             .partition(|(_, request)| is_progress(request));
         let mut all_done = true;
@@ -293,6 +293,11 @@ impl Controllers {
         for request in self.fabrics(are_reports_new, now) {
             all_done &= self.carry_out(&request, now).await;
         }
+        // Where there is no room for all, those come first that were shown longest ago.
+        progress.sort_by_key(|(_, request)| match request {
+            Request::JobStatus { uid, .. } => self.written.get(uid).copied(),
+            _ => None,
+        });
         for (key, request) in progress {
             let is_done = self.carry_out(&request, now).await;
             looked.push((key, is_done));

@@ -18,6 +18,7 @@ pub mod lease;
 pub mod live;
 pub mod process;
 pub mod reports;
+pub mod review;
 pub mod rotation;
 pub mod transfer;
 pub mod uninstall;

@@ -31,12 +31,13 @@ use tokio::{
 
 use crate::{
     NAME,
-    control::{self, AUDIENCE, Control, ControlError, Reviewer, Tally},
+    control::{self, AUDIENCE, Control, ControlError, Tally},
     controllers::{self, ControllerError},
     home::{Home, HomeError, Ports},
     lease::{LeaseBoard, Lost, acquire},
     live::{self, Live},
     reports::{Fabrics, Reports},
+    review::{Reviewer, Reviews},
     transfer::innermost,
     web::{self, Standing},
 };
@@ -256,7 +257,7 @@ impl Leader {
         ));
         let control = Control {
             authority: Arc::clone(&authority),
-            reviewer: TokenReviews(self.client.clone()),
+            reviews: Reviews::new(TokenReviews(self.client.clone())),
             account: format!(
                 "system:serviceaccount:{}:{}",
                 settings.namespace, settings.agent_account

@@ -13,27 +13,29 @@
 //! have. A destination that does not answer when an attempt is prepared is late: it is in the next,
 //! unless it has never been reached; then it is given up within seconds.
 
+mod agent;
+mod asked;
 mod attempt;
+mod calls;
 mod contact;
 mod destination;
 mod job;
 mod ledger;
+mod refusal;
 mod runner;
 
+pub(crate) use asked::{diagnose, stat};
 pub use destination::{DestinationView, Standing};
 pub use job::{Course, End, Job};
+use refusal::NEVER_REACHED;
+pub use refusal::Refusal;
+pub(crate) use refusal::innermost;
 pub use runner::{Contact, Runner, RunnerError};
-pub(crate) use runner::{diagnose, innermost, stat};
 
 use std::time::Duration;
 
 use weft_planner::{Part, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, Manifest, Overwrite, ProgressResponse};
-
-/// The reason of a refusal by silence, of a node that has been reached before.
-const UNREACHABLE: &str = "NodeUnreachable";
-/// The same of a node that no connection has ever been made to.
-const NEVER_REACHED: &str = "NodeNeverReached";
 
 /// How long one try to reach a node for the first time takes, TLS included: a management network
 /// answers within milliseconds, and a SYN that was lost is sent again after 1 s.
@@ -160,19 +162,6 @@ impl Mandate {
         generation: 1,
         attempts_before: 0,
     };
-}
-
-/// Something that an agent, or the way to it, refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// Who says so, or who could not be asked.
-    pub node: String,
-    /// Stable, for machines.
-    pub reason: String,
-    /// For people: cause and remedy.
-    pub message: String,
-    /// The next attempt may succeed without anybody changing anything.
-    pub retriable: bool,
 }
 
 /// What shall be done. Every command has one answer; [`Command::Follow`] has many.

@@ -2,7 +2,7 @@ use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, Overwrite};
 
 use super::*;
-use crate::transfer::{Mandate, Standing, Tempo};
+use crate::transfer::{Mandate, Place, Standing, Tempo};
 
 #[tokio::test]
 async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds() {
@@ -61,32 +61,5 @@ async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds()
             "node node0 at {address} does not answer (no connection within 1.5s): check that \
              its agent runs and that the management network lets this port through"
         )
-    );
-}
-
-#[test]
-fn an_agents_own_words_are_kept_and_silence_is_retriable() {
-    let detail = ErrorDetail {
-        reason: "DiskFull".into(),
-        ..ErrorDetail::default()
-    };
-    let status = Status::with_details(
-        Code::ResourceExhausted,
-        "node node1: the disk is full: free some",
-        detail.encode_to_vec().into(),
-    );
-    let own = refusal("node1", "10.254.0.2:7400", &status);
-    assert_eq!((own.reason.as_str(), own.retriable), ("DiskFull", false));
-    assert_eq!(own.message, "node node1: the disk is full: free some");
-
-    let silent = refusal("node1", "10.254.0.2:7400", &Status::unavailable("refused"));
-    assert_eq!(
-        (silent.reason.as_str(), silent.retriable),
-        ("NodeUnreachable", true)
-    );
-    assert_eq!(
-        silent.message,
-        "node node1 at 10.254.0.2:7400 does not answer (refused): check that its agent runs and \
-         that the management network lets this port through"
     );
 }

@@ -1,0 +1,345 @@
+//! Carries a job's commands to the agents and brings the answers back: a call each.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::{
+    sync::{mpsc::UnboundedSender, watch},
+    time::timeout,
+};
+use tonic::{Status, transport::Channel};
+use weft_planner::Part;
+use weft_proto::agent::v1::{
+    CancelRequest, Child, DestinationPart, Direction, JobRef, LocalPart, Location, Manifest,
+    PrepareRequest, ProgressRequest, RemoveRequest, SourcePart, StartRequest, StatRequest, Ticket,
+    Verification, agent_client::AgentClient, start_request,
+};
+
+use super::{
+    Answer, Command, Place, Refusal, Removal, Spec, agent::Agent, is_local, node_of,
+    refusal::refusal,
+};
+use crate::authority::Authority;
+
+/// How long a ticket holds; an attempt that is not connected by then never will be.
+const TICKET_LIFE: Duration = Duration::from_secs(15 * 60);
+/// Listing 300,000 files on a slow disk.
+pub(super) const STAT_WITHIN: Duration = Duration::from_secs(2 * 60);
+/// Hashing what an earlier attempt left: 900 GB at 1 GB/s.
+const PREPARE_WITHIN: Duration = Duration::from_secs(15 * 60);
+/// Nothing is waited for.
+const START_WITHIN: Duration = Duration::from_secs(30);
+/// Writes that are on their way to a slow disk have to end.
+const CANCEL_WITHIN: Duration = Duration::from_secs(60);
+
+/// What the calls share.
+pub(super) struct Calls {
+    pub(super) spec: Spec,
+    pub(super) authority: Arc<Authority>,
+    pub(super) agents: BTreeMap<String, Agent>,
+    pub(super) answers: UnboundedSender<Answer>,
+}
+
+impl Calls {
+    pub(super) async fn carry_out(
+        &self,
+        command: Command,
+        manifest: Option<Arc<Manifest>>,
+        mut permits: watch::Receiver<u32>,
+    ) {
+        let answer = match command {
+            Command::Claim { attempt } => {
+                if permits.wait_for(|permit| *permit >= attempt).await.is_err() {
+                    // Nobody is left to permit it.
+                    return;
+                }
+                Answer::Claimed { attempt }
+            }
+            Command::Stat => {
+                let call = within(STAT_WITHIN, "Stat", &self.spec.source.node, self.stat());
+                Answer::Stat(call.await)
+            }
+            Command::Prepare { node, attempt } => {
+                let call = self.prepare(&node, attempt, manifest);
+                let result = within(PREPARE_WITHIN, "Prepare", &node, call).await;
+                Answer::Prepared {
+                    node,
+                    attempt,
+                    result,
+                }
+            }
+            Command::Start { attempt, part } => {
+                let call = self.start(&part, attempt, manifest);
+                let result = within(START_WITHIN, "Start", &part.node, call).await;
+                Answer::Started {
+                    node: part.node,
+                    attempt,
+                    result,
+                }
+            }
+            Command::Follow { node, attempt } => {
+                let result = self.follow(&node, attempt).await;
+                Answer::FollowEnded {
+                    node,
+                    attempt,
+                    result,
+                }
+            }
+            Command::Cancel {
+                node,
+                attempt,
+                discard,
+            } => {
+                let call = self.cancel(&node, attempt, discard);
+                let result = within(CANCEL_WITHIN, "Cancel", &node, call).await;
+                if let Err(refusal) = result {
+                    tracing::debug!(node, attempt, refusal.message, "not cancelled");
+                }
+                Answer::Cancelled { node, attempt }
+            }
+            Command::Remove(removal) => {
+                let node = removal.place.node.clone();
+                let call = self.remove(&removal);
+                match within(CANCEL_WITHIN, "Remove", &node, call).await {
+                    Ok(true) => {}
+                    Ok(false) => tracing::info!(
+                        node,
+                        path = removal.place.path,
+                        "not removed: something of it has been changed since it was verified"
+                    ),
+                    Err(refusal) => tracing::warn!(node, refusal.message, "not removed"),
+                }
+                Answer::Removed { node }
+            }
+        };
+        // The runner is gone only when nobody waits for an answer any more.
+        let _ = self.answers.send(answer);
+    }
+
+    /// A client of a node that has been reached once; the first call reaches it, or says that it
+    /// does not answer.
+    async fn client(&self, name: &str) -> Result<AgentClient<Channel>, Refusal> {
+        let node = node_of(name);
+        let Some(agent) = self.agents.get(node) else {
+            return Err(Refusal {
+                node: node.to_owned(),
+                reason: "NodeUnknown".to_owned(),
+                message: format!(
+                    "node {node}: no agent has said yet where it is; see that one runs there"
+                ),
+                retriable: true,
+            });
+        };
+        agent.client(node).await
+    }
+
+    fn address(&self, node: &str) -> &str {
+        self.agents
+            .get(node_of(node))
+            .map_or("", |agent| &agent.address)
+    }
+
+    /// An attempt as a node knows it; a copy that a node makes for itself is one of its own there.
+    fn job(&self, node: &str, attempt: u32) -> Option<JobRef> {
+        let uid = &self.spec.uid;
+        Some(JobRef {
+            uid: if is_local(node) {
+                format!("{uid}-here")
+            } else {
+                uid.clone()
+            },
+            generation: self.spec.mandate.generation,
+            attempt,
+        })
+    }
+
+    fn verification(&self) -> Verification {
+        Verification {
+            algorithm: self.spec.algorithm.into(),
+            expect: self.spec.expect.clone(),
+        }
+    }
+
+    fn place(&self, node: &str) -> Option<Location> {
+        self.spec
+            .destinations
+            .iter()
+            .find(|place| place.node == node)
+            .map(location)
+    }
+
+    fn refusal(&self, node: &str, status: &Status) -> Refusal {
+        refusal(node_of(node), self.address(node), status)
+    }
+
+    pub(super) async fn stat(&self) -> Result<Manifest, Refusal> {
+        let source = &self.spec.source;
+        let request = StatRequest {
+            leader_epoch: self.spec.mandate.leader_epoch,
+            location: Some(location(source)),
+            object: None,
+        };
+        match self.client(&source.node).await?.stat(request).await {
+            Ok(response) => Ok(response.into_inner().manifest.unwrap_or_default()),
+            Err(status) => Err(self.refusal(&source.node, &status)),
+        }
+    }
+
+    async fn prepare(
+        &self,
+        node: &str,
+        attempt: u32,
+        manifest: Option<Arc<Manifest>>,
+    ) -> Result<(), Refusal> {
+        let request = PrepareRequest {
+            job: self.job(node, attempt),
+            leader_epoch: self.spec.mandate.leader_epoch,
+            location: self.place(node),
+            manifest: manifest.as_deref().cloned(),
+            verification: Some(self.verification()),
+            overwrite: self.spec.overwrite.into(),
+        };
+        match self.client(node).await?.prepare(request).await {
+            Ok(_) => Ok(()),
+            Err(status) => Err(self.refusal(node, &status)),
+        }
+    }
+
+    async fn start(
+        &self,
+        part: &Part,
+        attempt: u32,
+        manifest: Option<Arc<Manifest>>,
+    ) -> Result<(), Refusal> {
+        let role = match &part.receives_from {
+            None if is_local(&part.node) => start_request::Part::Local(LocalPart {
+                source: Some(location(&self.spec.source)),
+                manifest: manifest.as_deref().cloned(),
+            }),
+            Some(from) => start_request::Part::Destination(DestinationPart {
+                receives_from: from.clone(),
+                object: None,
+            }),
+            None => start_request::Part::Source(SourcePart {
+                location: Some(location(&self.spec.source)),
+                manifest: manifest.as_deref().cloned(),
+                verification: Some(self.verification()),
+            }),
+        };
+        let child = |node: &String| Child {
+            node: node.clone(),
+            control_address: self.address(node).to_owned(),
+            ticket: Some(self.authority.sign(&Ticket {
+                fabric: self.authority.fabric().to_owned(),
+                job: self.job(node, attempt),
+                from_node: part.node.clone(),
+                to_node: node.clone(),
+                source: Some(location(&self.spec.source)),
+                destination: self.place(node),
+                direction: Direction::Write.into(),
+                expires_unix_s: expiry(),
+            })),
+        };
+        let request = StartRequest {
+            job: self.job(&part.node, attempt),
+            leader_epoch: self.spec.mandate.leader_epoch,
+            part: Some(role),
+            sends_to: part.sends_to.iter().map(child).collect(),
+        };
+        match self.client(&part.node).await?.start(request).await {
+            Ok(_) => Ok(()),
+            Err(status) => Err(self.refusal(&part.node, &status)),
+        }
+    }
+
+    async fn follow(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
+        let request = ProgressRequest {
+            job: self.job(node, attempt),
+            leader_epoch: self.spec.mandate.leader_epoch,
+            interval_ms: u32::try_from(self.spec.tempo.report.as_millis()).unwrap_or(u32::MAX),
+        };
+        let failed = |status: Status| self.refusal(node, &status);
+        let mut stream = self
+            .client(node)
+            .await?
+            .progress(request)
+            .await
+            .map_err(failed)?
+            .into_inner();
+        while let Some(report) = stream.message().await.map_err(failed)? {
+            let node = node.to_owned();
+            let answer = Answer::Progress {
+                node,
+                attempt,
+                report: Box::new(report),
+            };
+            if self.answers.send(answer).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn cancel(&self, node: &str, attempt: u32, discard: bool) -> Result<(), Refusal> {
+        let request = CancelRequest {
+            job: self.job(node, attempt),
+            leader_epoch: self.spec.mandate.leader_epoch,
+            discard,
+        };
+        match self.client(node).await?.cancel(request).await {
+            Ok(_) => Ok(()),
+            Err(status) => Err(self.refusal(node, &status)),
+        }
+    }
+
+    async fn remove(&self, removal: &Removal) -> Result<bool, Refusal> {
+        let node = &removal.place.node;
+        let request = RemoveRequest {
+            leader_epoch: self.spec.mandate.leader_epoch,
+            location: Some(location(&removal.place)),
+            fingerprint: removal.fingerprint.clone(),
+        };
+        match self.client(node).await?.remove(request).await {
+            Ok(response) => Ok(response.into_inner().removed),
+            Err(status) => Err(self.refusal(node, &status)),
+        }
+    }
+}
+
+/// A call with its deadline.
+pub(super) async fn within<T>(
+    limit: Duration,
+    call: &str,
+    node: &str,
+    work: impl Future<Output = Result<T, Refusal>>,
+) -> Result<T, Refusal> {
+    timeout(limit, work).await.unwrap_or_else(|_| {
+        Err(Refusal {
+            node: node.to_owned(),
+            reason: "CallTimedOut".to_owned(),
+            message: format!(
+                "node {}: its agent has not answered {call} for {} s; see its log, and restart it",
+                node_of(node),
+                limit.as_secs()
+            ),
+            retriable: true,
+        })
+    })
+}
+
+fn location(place: &Place) -> Location {
+    Location {
+        root: place.root.clone(),
+        path: place.path.clone(),
+    }
+}
+
+fn expiry() -> u64 {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    (now + TICKET_LIFE).as_secs()
+}

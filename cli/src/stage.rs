@@ -23,7 +23,7 @@ pub use error::StageError;
 pub use ground::{Addresses, Ground};
 use weft_operator::{
     authority::{Authority, IdentityFiles},
-    transfer::{Contact, Place, Runner, RunnerError, Spec},
+    transfer::{Channels, Contact, Place, Runner, Spec},
 };
 use weft_planner::Topology;
 
@@ -66,6 +66,7 @@ pub struct Root {
 pub struct Stage {
     agents: Agents,
     authority: Arc<Authority>,
+    channels: Channels,
     files: Vec<IdentityFiles>,
     setup: Setup,
 }
@@ -73,9 +74,11 @@ pub struct Stage {
 impl Stage {
     /// Makes keys, directories and configurations. No agent runs yet.
     pub fn set(setup: Setup) -> Result<Self, StageError> {
+        let authority = Arc::new(Authority::new(setup.name)?);
         let mut stage = Self {
             agents: Agents::default(),
-            authority: Arc::new(Authority::new(setup.name)?),
+            channels: Channels::new(Arc::clone(&authority)),
+            authority,
             files: Vec::new(),
             setup,
         };
@@ -229,14 +232,15 @@ impl Stage {
         self.setup.ground.topology()
     }
 
-    /// Begins a transfer.
-    pub fn begin(&self, spec: Spec) -> Result<Runner, RunnerError> {
+    /// Begins a transfer. All of a stage share their connections to the agents, so they are of one
+    /// runtime.
+    pub fn begin(&self, spec: Spec) -> Runner {
         let contact = |i| Contact {
             node: node_name(i),
             address: self.setup.ground.addresses(i).control.to_string(),
         };
         let contacts: Vec<Contact> = (0..self.nodes()).map(contact).collect();
-        Runner::begin(spec, Arc::clone(&self.authority), &contacts)
+        Runner::begin(spec, self.channels.clone(), &contacts)
     }
 }
 

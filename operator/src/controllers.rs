@@ -70,6 +70,7 @@ use self::{
 use crate::{
     authority::Authority,
     reports::{FabricView, Fabrics, NodeState},
+    transfer::Channels,
 };
 
 /// Fabrics are looked at so often, and the agenda: deadlines and silences are counted in seconds.
@@ -138,8 +139,10 @@ pub struct Context {
     pub namespace: String,
     /// Of this leader.
     pub epoch: u64,
-    /// Issues the operator's certificate and signs tickets.
+    /// Its key is what agents know tickets by.
     pub authority: Arc<Authority>,
+    /// The ways to agents.
+    pub channels: Channels,
     /// What agents say of their nodes.
     pub reports: watch::Receiver<BTreeMap<String, NodeState>>,
     /// What agents are told; kept by the controllers.
@@ -420,9 +423,9 @@ impl Controllers {
 
     fn obey(&mut self, key: Key, uid: String, order: Order) {
         let object = ("TransferJob", key);
-        let authority = &self.context.authority;
+        let channels = &self.context.channels;
         let changed = Arc::clone(&self.changed);
-        let begun = match order {
+        let work = match order {
             Order::Begin(_) | Order::Withdraw { .. } if self.is_held(&object) => return,
             Order::Begin(transfer) => {
                 let Key { namespace, name } = &object.1;
@@ -434,23 +437,13 @@ impl Controllers {
                     attempts_before,
                     "a transfer begins"
                 );
-                let authority = authority.of_fabric(&transfer.fabric);
-                Work::begin(object.1.clone(), *transfer, Arc::new(authority), changed)
+                Work::begin(object.1, *transfer, channels, changed)
             }
             Order::Withdraw {
                 transfer,
                 discard,
                 remove,
-            } => {
-                let authority = authority.of_fabric(&transfer.fabric);
-                Work::withdraw(
-                    object.1.clone(),
-                    *transfer,
-                    (discard, remove),
-                    Arc::new(authority),
-                    changed,
-                )
-            }
+            } => Work::withdraw(object.1, *transfer, (discard, remove), channels, changed),
             Order::Meet { layout, who } => {
                 if let Some(work) = self.works.get_mut(&uid) {
                     work.meet(layout, who);
@@ -480,16 +473,7 @@ impl Controllers {
                 return;
             }
         };
-        match begun {
-            Ok(work) => {
-                self.works.insert(uid, work);
-            }
-            Err(error) => {
-                let Key { namespace, name } = &object.1;
-                tracing::warn!(namespace, name, %error, "a job cannot begin; it is tried again");
-                self.hold(object, false);
-            }
-        }
+        self.works.insert(uid, work);
     }
 
     /// Makes a request; false where there is no room for it now.

@@ -20,6 +20,7 @@ use tokio::{net::TcpListener, sync::mpsc, time::sleep};
 use crate::{
     authority::{Authority, AuthorityError},
     controllers::Question,
+    transfer::Channels,
 };
 
 use self::{
@@ -40,6 +41,8 @@ pub struct Live {
     pub namespace: String,
     /// Issues the server's certificate.
     pub authority: Arc<Authority>,
+    /// The ways to agents.
+    pub channels: Channels,
     /// Who knows the answers.
     pub questions: mpsc::Sender<Question>,
     /// The leader's epoch, with which agents are asked.
@@ -96,7 +99,7 @@ async fn once(listener: &Arc<TcpListener>, live: &Live) -> Result<(), LiveError>
         authorizer: caller::Reviews(live.client.clone()),
         headers: front.headers(),
         questions: live.questions.clone(),
-        authority: Arc::clone(&live.authority),
+        channels: live.channels.clone(),
         epoch: live.epoch,
     };
     tokio::select! {

@@ -38,7 +38,7 @@ use crate::{
     live::{self, Live},
     reports::{Fabrics, Reports},
     review::{Reviewer, Reviews},
-    transfer::innermost,
+    transfer::{Channels, innermost},
     web::{self, Standing},
 };
 
@@ -233,11 +233,13 @@ impl Leader {
         let (questions, asked) = mpsc::channel(QUESTIONS);
         let (fabrics, known) = watch::channel(Fabrics::new());
         let reports = Reports::default();
+        let channels = Channels::new(Arc::clone(&authority));
         let context = controllers::Context {
             client: self.client.clone(),
             namespace: settings.namespace.clone(),
             epoch: self.epoch,
             authority: Arc::clone(&authority),
+            channels: channels.clone(),
             reports: reports.subscribe(),
             fabrics,
             template: self.template,
@@ -251,6 +253,7 @@ impl Leader {
                 client: self.client.clone(),
                 namespace: settings.namespace.clone(),
                 authority: Arc::clone(&authority),
+                channels,
                 questions,
                 epoch: self.epoch,
             }

@@ -1,7 +1,8 @@
 //! The operator's part of a transfer: what to ask of which agent, and what to make of the answers.
 //!
 //! [`Job`] is pure: an answer goes in, commands come out; no clock, no network. [`Runner`] carries
-//! the commands to the agents. The order is always
+//! the commands to the agents, over the connections of [`Channels`], which all jobs share. The order
+//! is always
 //!
 //! ```text
 //! Stat at the source → Claim → plan → Prepare at the destinations → Start at them, then at the
@@ -17,27 +18,30 @@ mod agent;
 mod asked;
 mod attempt;
 mod calls;
+mod channels;
 mod contact;
 mod destination;
 mod job;
 mod ledger;
 mod refusal;
 mod runner;
+#[cfg(test)]
+mod stand_in;
 
 pub(crate) use asked::{diagnose, stat};
+pub use channels::Channels;
 pub use destination::{DestinationView, Standing};
 pub use job::{Course, End, Job};
-use refusal::NEVER_REACHED;
 pub use refusal::Refusal;
 pub(crate) use refusal::innermost;
-pub use runner::{Contact, Runner, RunnerError};
+pub use runner::{Contact, Runner};
 
 use std::time::Duration;
 
 use weft_planner::{Part, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, Manifest, Overwrite, ProgressResponse};
 
-/// How long one try to reach a node for the first time takes, TLS included: a management network
+/// How long one try to reach a node takes, TLS included: a management network
 /// answers within milliseconds, and a SYN that was lost is sent again after 1 s.
 const CONTACT_TRY: Duration = Duration::from_millis(1500);
 

@@ -30,7 +30,6 @@ use weft_engine::rate::RateError;
 use weft_engine::{EngineError, Failure};
 use weft_link::LinkError;
 use weft_operator::authority::AuthorityError;
-use weft_operator::transfer::RunnerError;
 
 use crate::report::Row;
 
@@ -95,9 +94,6 @@ pub enum BenchError {
     /// Agents could not be set up.
     #[error(transparent)]
     Stage(#[from] StageError),
-    /// The agents cannot be called.
-    #[error(transparent)]
-    Runner(#[from] RunnerError),
     /// A connection failed.
     #[error("the connection failed: {0}")]
     Failed(Failure),

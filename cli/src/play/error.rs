@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use weft_operator::{authority::AuthorityError, transfer::RunnerError};
+use weft_operator::authority::AuthorityError;
 
 use crate::{
     fabric::{FabricError, isolation::IsolationError},
@@ -30,9 +30,6 @@ pub enum PlayError {
     /// No keys or certificates.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    /// The agents cannot be called.
-    #[error(transparent)]
-    Runner(#[from] RunnerError),
     /// A file or directory of ours.
     #[error("{}: {source}; free some space there, or give --out DIR elsewhere", path.display())]
     Files {
@@ -81,7 +78,6 @@ impl PlayError {
             Self::Fabric(error) => error.reason(),
             Self::NeedsFabric { source, .. } => source.reason(),
             Self::Authority(error) => error.reason(),
-            Self::Runner(error) => error.reason(),
             Self::Files { .. } => "FilesUnusable",
             Self::TooLittleMemory { .. } => "TooLittleMemory",
             Self::Stage(error) => error.reason(),

@@ -186,7 +186,7 @@ impl<'a> Play<'a> {
             .map(|fault| (*fault, Happened::No))
             .collect();
         let mut next = 0;
-        let mut runner = self.stage.begin(self.spec()?)?;
+        let mut runner = self.stage.begin(self.spec()?);
         let mut show = interval(SHOW_INTERVAL);
         show.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !runner.job().is_over() {

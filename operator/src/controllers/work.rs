@@ -12,10 +12,7 @@ use super::{
     snapshot::{Pace, Snapshot},
     world::Key,
 };
-use crate::{
-    authority::Authority,
-    transfer::{Contact, Course, End, Removal, Roster, Runner, RunnerError},
-};
+use crate::transfer::{Channels, Contact, Course, End, Removal, Roster, Runner};
 
 /// Between two looks while nothing but bytes change: agents report once a second.
 const LOOK: Duration = Duration::from_secs(1);
@@ -42,11 +39,12 @@ impl Work {
     pub(super) fn begin(
         key: Key,
         transfer: Transfer,
-        authority: Arc<Authority>,
+        channels: &Channels,
         changed: Arc<Notify>,
-    ) -> Result<Self, RunnerError> {
-        let runner = Runner::begin(transfer.spec, authority, &transfer.contacts)?;
-        Ok(Self::drive(key, runner, changed))
+    ) -> Self {
+        let channels = channels.of_fabric(&transfer.fabric);
+        let runner = Runner::begin(transfer.spec, channels, &transfer.contacts);
+        Self::drive(key, runner, changed)
     }
 
     /// Begins to tell agents that it is over.
@@ -54,11 +52,12 @@ impl Work {
         key: Key,
         transfer: Transfer,
         end: Stop,
-        authority: Arc<Authority>,
+        channels: &Channels,
         changed: Arc<Notify>,
-    ) -> Result<Self, RunnerError> {
-        let runner = Runner::withdraw(transfer.spec, end, authority, &transfer.contacts)?;
-        Ok(Self::drive(key, runner, changed))
+    ) -> Self {
+        let channels = channels.of_fabric(&transfer.fabric);
+        let runner = Runner::withdraw(transfer.spec, end, channels, &transfer.contacts);
+        Self::drive(key, runner, changed)
     }
 
     fn drive(key: Key, runner: Runner, changed: Arc<Notify>) -> Self {
@@ -181,11 +180,8 @@ async fn drive(
             }
             Ok(()) = people.changed() => {
                 let people = people.borrow_and_update().clone();
-                if let Some(people) = people
-                    && let Err(error) = runner.meet(people.0.clone(), &people.1)
-                {
-                    // Calls to them say so, too, and are repeated.
-                    tracing::warn!(%error, "an agent cannot be called");
+                if let Some(people) = people {
+                    runner.meet(people.0.clone(), &people.1);
                 }
             }
         }

@@ -6,9 +6,8 @@ use weft_crds::{Diagnosis, NodeFacts, Reach, live_api_version};
 use weft_proto::agent::v1::{self as agent, DiagnosePeer, DiagnoseRequest, Ports};
 
 use crate::{
-    authority::Authority,
     controllers::{Neighbour, Neighbours},
-    transfer::{self, Contact, Refusal},
+    transfer::{self, Channels, Contact, Refusal},
 };
 
 /// What every network carries.
@@ -20,10 +19,10 @@ const PEERS: usize = 64;
 pub(super) async fn of(
     node: &str,
     neighbours: &Neighbours,
-    authority: &Authority,
+    channels: &Channels,
     leader_epoch: u64,
 ) -> Result<Diagnosis, Refusal> {
-    let authority = authority.of_fabric(&neighbours.fabric);
+    let channels = channels.of_fabric(&neighbours.fabric);
     let contact = Contact {
         node: node.to_owned(),
         address: neighbours.control_address.clone(),
@@ -43,7 +42,7 @@ pub(super) async fn of(
             peers: peers.iter().map(|peer| asked(peer)).collect(),
             packet_bytes,
         };
-        let answer = transfer::diagnose(request, &authority, &contact).await?;
+        let answer = transfer::diagnose(request, &channels, &contact).await?;
         let facts = answer.facts.unwrap_or_default();
         told.clock_ahead_ms = ahead_ms(facts.clock_unix_ms);
         told.facts = found(facts);

@@ -1,6 +1,6 @@
 //! What can be asked, by path and verb as the API server has them.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::{
     Router,
@@ -28,9 +28,8 @@ use super::{
     front::Headers,
 };
 use crate::{
-    authority::Authority,
     controllers::{Question, Survey},
-    transfer,
+    transfer::{self, Channels},
 };
 
 /// The controllers answer between two decisions, which take milliseconds; before they have listed
@@ -45,7 +44,7 @@ pub(super) struct Asked<A> {
     pub(super) authorizer: A,
     pub(super) headers: Headers,
     pub(super) questions: mpsc::Sender<Question>,
-    pub(super) authority: Arc<Authority>,
+    pub(super) channels: Channels,
     /// The leader's, with which agents are asked.
     pub(super) epoch: u64,
 }
@@ -225,7 +224,7 @@ impl<A: Authorizer> Asked<A> {
             };
             self.allow(&caller, &access).await?;
         }
-        let planned = timeout(STAT_WITHIN, plan_of(survey, &self.authority));
+        let planned = timeout(STAT_WITHIN, plan_of(survey, &self.channels));
         planned
             .await
             .map_err(|_| Refused::late("the source's agent"))
@@ -252,7 +251,7 @@ impl<A: Authorizer> Asked<A> {
             let text = format!("no agent of node {node} is known; see: kubectl get fabricnodes");
             return Err(Refused::new(StatusCode::NOT_FOUND, "NotFound", text));
         };
-        let told = diagnosis::of(&node, &neighbours, &self.authority, self.epoch).await;
+        let told = diagnosis::of(&node, &neighbours, &self.channels, self.epoch).await;
         told.map_err(|refusal| {
             let code = StatusCode::BAD_GATEWAY;
             Refused::new(code, "AgentRefused", refusal.message)
@@ -326,7 +325,7 @@ fn list(items: Vec<TransferProgress>) -> TransferProgressList {
 }
 
 /// The plan of what would begin: asks the source's agent what there is, and nobody for anything else.
-async fn plan_of(survey: Survey, authority: &Authority) -> TransferPlan {
+async fn plan_of(survey: Survey, channels: &Channels) -> TransferPlan {
     let mut told = TransferPlan {
         api_version: live_api_version(),
         kind: TransferPlan::KIND.to_owned(),
@@ -345,8 +344,8 @@ async fn plan_of(survey: Survey, authority: &Authority) -> TransferPlan {
         });
     };
     let (spec, contacts) = (begun.spec, begun.contacts);
-    let authority = Arc::new(authority.of_fabric(&begun.fabric));
-    let manifest = match transfer::stat(spec.clone(), authority, &contacts).await {
+    let channels = channels.of_fabric(&begun.fabric);
+    let manifest = match transfer::stat(spec.clone(), channels, &contacts).await {
         Ok(manifest) => manifest,
         Err(refusal) => {
             obstacle(&refusal.reason, refusal.message, !refusal.retriable);

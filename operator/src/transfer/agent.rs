@@ -1,85 +1,243 @@
-//! The ways to agents: a channel each, made when it is first needed.
+//! An agent, and the connection to it that all who call it share.
+//!
+//! One try to reach it is under way at a time, and whoever waits for it shares its result: of a
+//! hundred jobs that want an agent which does not answer, none waits longer than for one try. A
+//! connection that has failed a call is not used again. The call is made once more on another where
+//! that connection was older than the call, for the agent may have been restarted in between; agents
+//! take the same command twice.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use tokio::{sync::OnceCell, time::timeout};
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tokio::time::{Instant, timeout};
+use tonic::{
+    Response, Status,
+    codegen::http::uri::Authority as HostPort,
+    transport::{Channel, Endpoint},
+};
 use weft_proto::agent::v1::agent_client::AgentClient;
 
 use super::{
-    CONTACT_TRY, NEVER_REACHED, Refusal,
-    refusal::{innermost, unreachable},
-    runner::{Contact, RunnerError},
+    CONTACT_TRY, Refusal,
+    channels::Channels,
+    refusal::{ADDRESS_UNUSABLE, NEVER_REACHED, innermost, is_of_connection, refusal, unreachable},
+    runner::Contact,
 };
-use crate::authority::Authority;
 
-/// To reach an agent again: a management network answers within milliseconds.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// With [`PING_TIMEOUT`]: an agent that vanished without a word is missed after 6 s.
+/// With [`PING_TIMEOUT`]: an agent that vanished without a word is missed after 6 s, also while nobody
+/// calls it, so that the next call does not have to find out.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_TIMEOUT: Duration = Duration::from_secs(4);
 /// A manifest has some 200 B per file; 64 MiB are 300,000 files.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// An agent and the way to it.
-#[derive(Clone)]
-pub(super) struct Agent {
-    pub(super) address: String,
-    endpoint: Endpoint,
-    /// Once it has been reached; mends itself from then on.
-    client: Arc<OnceCell<AgentClient<Channel>>>,
+/// Makes calls of an agent.
+pub(super) type Client = AgentClient<Channel>;
+
+/// What all who call an agent share.
+pub(super) struct Shared {
+    contact: Contact,
+    way: Mutex<Way>,
+    /// Held by who tries to reach it.
+    trying: tokio::sync::Mutex<()>,
 }
 
-/// The ways to agents, by node.
-pub(super) fn agents(
-    authority: &Authority,
-    contacts: &[Contact],
-) -> Result<BTreeMap<String, Agent>, RunnerError> {
-    let operator = authority.operator()?;
-    let identity = tonic::transport::Identity::from_pem(operator.certificate, operator.key);
-    let agent = |Contact { node, address }: &Contact| {
-        let failed = |source| RunnerError::Contact {
-            node: node.clone(),
-            address: address.clone(),
-            source,
-        };
-        let tls = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(authority.certificate()))
-            .identity(identity.clone())
-            .domain_name(Authority::server_name(authority.fabric(), node));
-        let endpoint = Endpoint::from_shared(format!("https://{address}"))
-            .and_then(|endpoint| endpoint.tls_config(tls))
-            .map_err(failed)?
-            .connect_timeout(CONNECT_TIMEOUT)
-            .http2_keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_TIMEOUT);
-        let agent = Agent {
-            address: address.clone(),
-            endpoint,
-            client: Arc::default(),
-        };
-        Ok((node.clone(), agent))
-    };
-    contacts.iter().map(agent).collect()
+/// How it is reached.
+#[derive(Default)]
+struct Way {
+    open: Option<Connection>,
+    /// How many were made.
+    made: u64,
+    /// The last try, where it came to nothing, and when that was known.
+    failed: Option<(Instant, Refusal)>,
+}
+
+/// A connection, which tonic mends where it was closed and nobody was calling.
+#[derive(Clone)]
+pub(super) struct Connection {
+    client: Client,
+    number: u64,
+    /// Which certificate was shown.
+    certificate: u64,
+}
+
+/// An agent. Its connection stays as long as anybody holds one of these.
+#[derive(Clone)]
+pub(super) struct Agent {
+    shared: Arc<Shared>,
+    channels: Channels,
+}
+
+impl Shared {
+    pub(super) fn new(contact: &Contact) -> Self {
+        Self {
+            contact: contact.clone(),
+            way: Mutex::default(),
+            trying: tokio::sync::Mutex::default(),
+        }
+    }
+
+    fn way(&self) -> MutexGuard<'_, Way> {
+        self.way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Agent {
-    /// A client once it has been reached; the first call reaches it, or says that it does not answer.
-    pub(super) async fn client(&self, node: &str) -> Result<AgentClient<Channel>, Refusal> {
-        let failed = |cause: &str| Refusal {
-            reason: NEVER_REACHED.to_owned(),
-            ..unreachable(node, &self.address, cause)
-        };
-        let reach = async {
-            // TLS included: what answers is the node.
-            match timeout(CONTACT_TRY, self.endpoint.connect()).await {
-                Ok(Ok(channel)) => Ok(AgentClient::new(channel)
-                    .max_decoding_message_size(MESSAGE_BYTES_MAX)
-                    .max_encoding_message_size(MESSAGE_BYTES_MAX)),
-                Ok(Err(error)) => Err(failed(&innermost(&error))),
-                Err(_) => Err(failed(&format!("no connection within {CONTACT_TRY:?}"))),
+    pub(super) fn new(shared: Arc<Shared>, channels: Channels) -> Self {
+        Self { shared, channels }
+    }
+
+    /// HOST:PORT of its control API, as was said.
+    pub(super) fn address(&self) -> &str {
+        &self.shared.contact.address
+    }
+
+    /// Makes a call; the answer, or what the agent or the way to it refused.
+    pub(super) async fn call<T, C>(&self, call: impl Fn(Client) -> C) -> Result<T, Refusal>
+    where
+        C: Future<Output = Result<Response<T>, Status>>,
+    {
+        Ok(self.open(call).await?.0)
+    }
+
+    /// The same, with the connection that the answer is from, for answers that go on.
+    pub(super) async fn open<T, C>(
+        &self,
+        call: impl Fn(Client) -> C,
+    ) -> Result<(T, Connection), Refusal>
+    where
+        C: Future<Output = Result<Response<T>, Status>>,
+    {
+        let (mut connection, mut is_new) = self.reach().await?;
+        loop {
+            match call(connection.client.clone()).await {
+                Ok(response) => return Ok((response.into_inner(), connection)),
+                Err(status) => {
+                    let refusal = self.failed(&connection, &status);
+                    if is_new || !is_of_connection(&status) {
+                        return Err(refusal);
+                    }
+                    // Once more, and no more.
+                    is_new = true;
+                    connection = self.reach().await?.0;
+                }
             }
+        }
+    }
+
+    /// What an error means that came over a connection, which is not used again if it is at fault.
+    pub(super) fn failed(&self, connection: &Connection, status: &Status) -> Refusal {
+        let Contact { node, address } = &self.shared.contact;
+        if is_of_connection(status) {
+            let mut way = self.shared.way();
+            // Another one may have been made since.
+            way.open.take_if(|open| open.number == connection.number);
+        }
+        refusal(node, address, status)
+    }
+
+    /// A connection that shows the certificate in force, and whether it was made for this call.
+    async fn reach(&self) -> Result<(Connection, bool), Refusal> {
+        let wanted = self.channels.certificate().map_err(|e| self.unshown(&e))?;
+        if let Some(open) = self.usable(wanted) {
+            return Ok((open, false));
+        }
+        let came = Instant::now();
+        let _trying = self.shared.trying.lock().await;
+        if let Some(open) = self.usable(wanted) {
+            return Ok((open, true));
+        }
+        let failed = self.shared.way().failed.clone();
+        if let Some((at, refusal)) = failed
+            && at >= came
+        {
+            return Err(refusal);
+        }
+        let tried = self.connect().await;
+        let mut way = self.shared.way();
+        match tried {
+            Ok((client, certificate)) => {
+                way.made += 1;
+                let open = Connection {
+                    client,
+                    number: way.made,
+                    certificate,
+                };
+                way.open = Some(open.clone());
+                way.failed = None;
+                Ok((open, true))
+            }
+            Err(refusal) => {
+                way.open = None;
+                way.failed = Some((Instant::now(), refusal.clone()));
+                Err(refusal)
+            }
+        }
+    }
+
+    fn usable(&self, certificate: u64) -> Option<Connection> {
+        let open = self.shared.way().open.clone();
+        open.filter(|open| open.certificate >= certificate)
+    }
+
+    async fn connect(&self) -> Result<(Client, u64), Refusal> {
+        let Contact { node, address } = &self.shared.contact;
+        let is_host_port =
+            |address: &HostPort| address.port_u16().is_some() && !address.as_str().contains('@');
+        if !address.parse().is_ok_and(|parsed| is_host_port(&parsed)) {
+            return Err(self.undialled("it is not HOST:PORT"));
+        }
+        let shown = self.channels.credentials(node);
+        let shown = shown.map_err(|error| self.unshown(&error))?;
+        let endpoint = Endpoint::from_shared(format!("https://{address}"))
+            .and_then(|endpoint| endpoint.tls_config(shown.tls))
+            .map_err(|error| self.undialled(&innermost(&error)))?
+            .connect_timeout(CONTACT_TRY)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .keep_alive_while_idle(true);
+        // TLS included: what answers is the node.
+        let cause = match timeout(CONTACT_TRY, endpoint.connect()).await {
+            Ok(Ok(channel)) => {
+                let client = AgentClient::new(channel)
+                    .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                    .max_encoding_message_size(MESSAGE_BYTES_MAX);
+                return Ok((client, shown.number));
+            }
+            Ok(Err(error)) => innermost(&error),
+            Err(_) => format!("no connection within {CONTACT_TRY:?}"),
         };
-        self.client.get_or_try_init(|| reach).await.cloned()
+        let refusal = unreachable(node, address, &cause);
+        if self.shared.way().made > 0 {
+            return Err(refusal);
+        }
+        Err(Refusal {
+            reason: NEVER_REACHED.to_owned(),
+            ..refusal
+        })
+    }
+
+    fn undialled(&self, problem: &str) -> Refusal {
+        let Contact { node, address } = &self.shared.contact;
+        Refusal {
+            node: node.clone(),
+            reason: ADDRESS_UNUSABLE.to_owned(),
+            message: format!(
+                "node {node}: its agent cannot be dialled at `{address}` ({problem}): see what its \
+                 agent reports, as status.controlAddress of its FabricNode"
+            ),
+            retriable: true,
+        }
+    }
+
+    fn unshown(&self, error: &crate::authority::AuthorityError) -> Refusal {
+        Refusal {
+            node: self.shared.contact.node.clone(),
+            reason: error.reason().to_owned(),
+            message: error.to_string(),
+            retriable: true,
+        }
     }
 }

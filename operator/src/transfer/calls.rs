@@ -10,19 +10,17 @@ use tokio::{
     sync::{mpsc::UnboundedSender, watch},
     time::timeout,
 };
-use tonic::{Status, transport::Channel};
 use weft_planner::Part;
 use weft_proto::agent::v1::{
     CancelRequest, Child, DestinationPart, Direction, JobRef, LocalPart, Location, Manifest,
     PrepareRequest, ProgressRequest, RemoveRequest, SourcePart, StartRequest, StatRequest, Ticket,
-    Verification, agent_client::AgentClient, start_request,
+    Verification, start_request,
 };
 
 use super::{
-    Answer, Command, Place, Refusal, Removal, Spec, agent::Agent, is_local, node_of,
-    refusal::refusal,
+    Answer, Channels, Command, Contact, Place, Refusal, Removal, Spec, agent::Agent, is_local,
+    node_of, refusal::unknown,
 };
-use crate::authority::Authority;
 
 /// How long a ticket holds; an attempt that is not connected by then never will be.
 const TICKET_LIFE: Duration = Duration::from_secs(15 * 60);
@@ -37,13 +35,37 @@ const CANCEL_WITHIN: Duration = Duration::from_secs(60);
 
 /// What the calls share.
 pub(super) struct Calls {
-    pub(super) spec: Spec,
-    pub(super) authority: Arc<Authority>,
-    pub(super) agents: BTreeMap<String, Agent>,
-    pub(super) answers: UnboundedSender<Answer>,
+    spec: Spec,
+    channels: Channels,
+    /// By node.
+    agents: BTreeMap<String, Agent>,
+    answers: UnboundedSender<Answer>,
 }
 
 impl Calls {
+    /// The calls of a job at agents that were made known to it.
+    pub(super) fn new(
+        spec: Spec,
+        channels: Channels,
+        contacts: &[Contact],
+        answers: UnboundedSender<Answer>,
+    ) -> Self {
+        let agents = contacts.iter();
+        let agents = agents.map(|contact| (contact.node.clone(), channels.agent(contact)));
+        Self {
+            spec,
+            agents: agents.collect(),
+            channels,
+            answers,
+        }
+    }
+
+    /// The same for what the job has become.
+    pub(super) fn with(&self, spec: Spec, contacts: &[Contact]) -> Self {
+        let (channels, answers) = (self.channels.clone(), self.answers.clone());
+        Self::new(spec, channels, contacts, answers)
+    }
+
     pub(super) async fn carry_out(
         &self,
         command: Command,
@@ -119,27 +141,16 @@ impl Calls {
         let _ = self.answers.send(answer);
     }
 
-    /// A client of a node that has been reached once; the first call reaches it, or says that it
-    /// does not answer.
-    async fn client(&self, name: &str) -> Result<AgentClient<Channel>, Refusal> {
+    /// The agent of a node, or of the source's node as a destination.
+    fn agent(&self, name: &str) -> Result<&Agent, Refusal> {
         let node = node_of(name);
-        let Some(agent) = self.agents.get(node) else {
-            return Err(Refusal {
-                node: node.to_owned(),
-                reason: "NodeUnknown".to_owned(),
-                message: format!(
-                    "node {node}: no agent has said yet where it is; see that one runs there"
-                ),
-                retriable: true,
-            });
-        };
-        agent.client(node).await
+        self.agents.get(node).ok_or_else(|| unknown(node))
     }
 
     fn address(&self, node: &str) -> &str {
         self.agents
             .get(node_of(node))
-            .map_or("", |agent| &agent.address)
+            .map_or("", |agent| agent.address())
     }
 
     /// An attempt as a node knows it; a copy that a node makes for itself is one of its own there.
@@ -171,10 +182,6 @@ impl Calls {
             .map(location)
     }
 
-    fn refusal(&self, node: &str, status: &Status) -> Refusal {
-        refusal(node_of(node), self.address(node), status)
-    }
-
     pub(super) async fn stat(&self) -> Result<Manifest, Refusal> {
         let source = &self.spec.source;
         let request = StatRequest {
@@ -182,10 +189,11 @@ impl Calls {
             location: Some(location(source)),
             object: None,
         };
-        match self.client(&source.node).await?.stat(request).await {
-            Ok(response) => Ok(response.into_inner().manifest.unwrap_or_default()),
-            Err(status) => Err(self.refusal(&source.node, &status)),
-        }
+        let call = self.agent(&source.node)?.call(|mut client| {
+            let request = request.clone();
+            async move { client.stat(request).await }
+        });
+        Ok(call.await?.manifest.unwrap_or_default())
     }
 
     async fn prepare(
@@ -202,10 +210,11 @@ impl Calls {
             verification: Some(self.verification()),
             overwrite: self.spec.overwrite.into(),
         };
-        match self.client(node).await?.prepare(request).await {
-            Ok(_) => Ok(()),
-            Err(status) => Err(self.refusal(node, &status)),
-        }
+        let call = self.agent(node)?.call(|mut client| {
+            let request = request.clone();
+            async move { client.prepare(request).await }
+        });
+        call.await.map(drop)
     }
 
     async fn start(
@@ -232,8 +241,8 @@ impl Calls {
         let child = |node: &String| Child {
             node: node.clone(),
             control_address: self.address(node).to_owned(),
-            ticket: Some(self.authority.sign(&Ticket {
-                fabric: self.authority.fabric().to_owned(),
+            ticket: Some(self.channels.authority().sign(&Ticket {
+                fabric: self.channels.authority().fabric().to_owned(),
                 job: self.job(node, attempt),
                 from_node: part.node.clone(),
                 to_node: node.clone(),
@@ -249,10 +258,11 @@ impl Calls {
             part: Some(role),
             sends_to: part.sends_to.iter().map(child).collect(),
         };
-        match self.client(&part.node).await?.start(request).await {
-            Ok(_) => Ok(()),
-            Err(status) => Err(self.refusal(&part.node, &status)),
-        }
+        let call = self.agent(&part.node)?.call(|mut client| {
+            let request = request.clone();
+            async move { client.start(request).await }
+        });
+        call.await.map(drop)
     }
 
     async fn follow(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
@@ -261,14 +271,13 @@ impl Calls {
             leader_epoch: self.spec.mandate.leader_epoch,
             interval_ms: u32::try_from(self.spec.tempo.report.as_millis()).unwrap_or(u32::MAX),
         };
-        let failed = |status: Status| self.refusal(node, &status);
-        let mut stream = self
-            .client(node)
-            .await?
-            .progress(request)
-            .await
-            .map_err(failed)?
-            .into_inner();
+        let agent = self.agent(node)?;
+        let begun = agent.open(|mut client| {
+            let request = request.clone();
+            async move { client.progress(request).await }
+        });
+        let (mut stream, connection) = begun.await?;
+        let failed = |status| agent.failed(&connection, &status);
         while let Some(report) = stream.message().await.map_err(failed)? {
             let node = node.to_owned();
             let answer = Answer::Progress {
@@ -289,10 +298,11 @@ impl Calls {
             leader_epoch: self.spec.mandate.leader_epoch,
             discard,
         };
-        match self.client(node).await?.cancel(request).await {
-            Ok(_) => Ok(()),
-            Err(status) => Err(self.refusal(node, &status)),
-        }
+        let call = self.agent(node)?.call(|mut client| {
+            let request = request.clone();
+            async move { client.cancel(request).await }
+        });
+        call.await.map(drop)
     }
 
     async fn remove(&self, removal: &Removal) -> Result<bool, Refusal> {
@@ -302,10 +312,11 @@ impl Calls {
             location: Some(location(&removal.place)),
             fingerprint: removal.fingerprint.clone(),
         };
-        match self.client(node).await?.remove(request).await {
-            Ok(response) => Ok(response.into_inner().removed),
-            Err(status) => Err(self.refusal(node, &status)),
-        }
+        let call = self.agent(node)?.call(|mut client| {
+            let request = request.clone();
+            async move { client.remove(request).await }
+        });
+        Ok(call.await?.removed)
     }
 }
 

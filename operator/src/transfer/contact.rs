@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::{NEVER_REACHED, Refusal};
+use super::Refusal;
 
 /// Owned and written by the job.
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ impl FirstContact {
 
     /// A refusal, final where it is one more vain try to reach a node that never was.
     pub(super) fn judge(&mut self, now: Duration, refusal: Refusal) -> Refusal {
-        if refusal.reason != NEVER_REACHED {
+        if !refusal.is_before_contact() {
             self.reached(&refusal.node);
             return refusal;
         }

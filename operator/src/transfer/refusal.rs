@@ -5,8 +5,12 @@ use weft_proto::{Message as _, agent::v1::ErrorDetail};
 
 /// The reason of a refusal by silence, of a node that has been reached before.
 pub(super) const UNREACHABLE: &str = "NodeUnreachable";
-/// The same of a node that no connection has ever been made to.
+/// The same of a node that no connection of this process has ever been made to.
 pub(super) const NEVER_REACHED: &str = "NodeNeverReached";
+/// The reason of a refusal by an address that is none.
+pub(super) const ADDRESS_UNUSABLE: &str = "AddressUnusable";
+/// The reason of a refusal by no address.
+pub(super) const UNKNOWN: &str = "NodeUnknown";
 
 /// Something that an agent, or the way to it, refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +23,29 @@ pub struct Refusal {
     pub message: String,
     /// The next attempt may succeed without anybody changing anything.
     pub retriable: bool,
+}
+
+impl Refusal {
+    /// It says that nothing was ever said to the node: no connection was made, or could be tried.
+    pub(super) fn is_before_contact(&self) -> bool {
+        [NEVER_REACHED, ADDRESS_UNUSABLE, UNKNOWN].contains(&self.reason.as_str())
+    }
+}
+
+/// No agent has said where it is.
+pub(super) fn unknown(node: &str) -> Refusal {
+    Refusal {
+        node: node.to_owned(),
+        reason: UNKNOWN.to_owned(),
+        message: format!("node {node}: no agent has said yet where it is; see that one runs there"),
+        retriable: true,
+    }
+}
+
+/// It is the connection's error, or the call's on it, and no answer of the agent.
+pub(super) fn is_of_connection(status: &Status) -> bool {
+    // What came from the other end as a status has no source here.
+    std::error::Error::source(status).is_some()
 }
 
 /// What an error of a call means: the agent's own words where it gave them, else it is out of reach.

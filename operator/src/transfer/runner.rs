@@ -14,8 +14,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Answer, Command, Job, Removal, Roster, Spec, agent::agents, calls::Calls};
-use crate::authority::{Authority, AuthorityError};
+use super::{Answer, Channels, Command, Job, Removal, Roster, Spec, calls::Calls};
 
 /// An agent's control API.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,34 +23,6 @@ pub struct Contact {
     pub node: String,
     /// `HOST:PORT`.
     pub address: String,
-}
-
-/// Why agents cannot even be called.
-#[derive(Debug, thiserror::Error)]
-pub enum RunnerError {
-    /// No certificate for the operator.
-    #[error(transparent)]
-    Authority(#[from] AuthorityError),
-    /// An address is none, or the certificates cannot be used.
-    #[error("node {node} at {address} cannot be called: {source}; check address and certificates")]
-    Contact {
-        /// The node.
-        node: String,
-        /// Its address.
-        address: String,
-        /// What the library said.
-        source: tonic::transport::Error,
-    },
-}
-
-impl RunnerError {
-    /// A short stable name.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Authority(error) => error.reason(),
-            Self::Contact { .. } => "ContactUnusable",
-        }
-    }
 }
 
 /// A job on its way. Dropping it ends all its calls; agents are told nothing.
@@ -66,24 +37,21 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// Begins a job at agents that were made known to it.
-    pub fn begin(
-        spec: Spec,
-        authority: Arc<Authority>,
-        contacts: &[Contact],
-    ) -> Result<Self, RunnerError> {
-        Self::with(Job::begin(spec), authority, contacts)
+    /// Begins a job at agents that were made known to it, in the fabric that the channels are seen
+    /// from. One that cannot be called is a refusal of its node, when it is called.
+    pub fn begin(spec: Spec, channels: Channels, contacts: &[Contact]) -> Self {
+        Self::with(Job::begin(spec), channels, contacts)
     }
 
     /// Tells the agents of a job that an earlier operator began that nobody wants it any more.
     pub fn withdraw(
         spec: Spec,
         (discard, remove): (bool, Vec<Removal>),
-        authority: Arc<Authority>,
+        channels: Channels,
         contacts: &[Contact],
-    ) -> Result<Self, RunnerError> {
+    ) -> Self {
         let begun = Job::withdraw(spec, discard, remove);
-        Self::with(begun, authority, contacts)
+        Self::with(begun, channels, contacts)
     }
 
     /// From now on an attempt begins only once this says that its number may.
@@ -95,17 +63,11 @@ impl Runner {
 
     fn with(
         (job, commands): (Job, Vec<Command>),
-        authority: Arc<Authority>,
+        channels: Channels,
         contacts: &[Contact],
-    ) -> Result<Self, RunnerError> {
-        let agents = agents(&authority, contacts)?;
+    ) -> Self {
         let (sender, answers) = unbounded_channel();
-        let calls = Calls {
-            spec: job.spec().clone(),
-            authority,
-            agents,
-            answers: sender,
-        };
+        let calls = Calls::new(job.spec().clone(), channels, contacts, sender);
         let mut runner = Self {
             job,
             calls: Arc::new(calls),
@@ -116,7 +78,7 @@ impl Runner {
             permits: watch::channel(u32::MAX).1,
         };
         runner.issue(commands);
-        Ok(runner)
+        runner
     }
 
     /// How it stands.
@@ -153,29 +115,15 @@ impl Runner {
         self.take(Answer::Stop { discard, remove });
     }
 
-    /// Takes up who has come to be a destination, and agents that have another address now.
-    pub fn meet(&mut self, roster: Roster, contacts: &[Contact]) -> Result<(), RunnerError> {
-        let is_new = |contact: &&Contact| {
-            let known = self.calls.agents.get(&contact.node);
-            known.is_none_or(|known| known.address != contact.address)
-        };
-        let new: Vec<Contact> = contacts.iter().filter(is_new).cloned().collect();
-        let mut agents = self.calls.agents.clone();
-        if !new.is_empty() {
-            agents.extend(self::agents(&self.calls.authority, &new)?);
-        }
+    /// Takes up who has come to be a destination, and where the agents are now. One that is not
+    /// named has left the fabric.
+    pub fn meet(&mut self, roster: Roster, contacts: &[Contact]) {
         let commands = self
             .job
             .advance(self.began.elapsed(), Answer::Roster(Box::new(roster)));
         // Calls that are under way end with what they began with.
-        self.calls = Arc::new(Calls {
-            spec: self.job.spec().clone(),
-            authority: Arc::clone(&self.calls.authority),
-            agents,
-            answers: self.calls.answers.clone(),
-        });
+        self.calls = Arc::new(self.calls.with(self.job.spec().clone(), contacts));
         self.issue(commands);
-        Ok(())
     }
 
     fn take(&mut self, answer: Answer) {

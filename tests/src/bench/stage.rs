@@ -103,7 +103,7 @@ impl Stage {
         let spec = self.spec(transfer)?;
         let begun = Instant::now();
         let transfer = async {
-            let mut runner = self.stage.begin(spec)?;
+            let mut runner = self.stage.begin(spec);
             while !runner.job().is_over() {
                 runner.turn().await;
             }

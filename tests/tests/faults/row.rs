@@ -282,7 +282,7 @@ impl Play<'_> {
     }
 
     async fn run(&mut self) {
-        let mut runner = self.stage.begin(self.spec()).unwrap();
+        let mut runner = self.stage.begin(self.spec());
         if let Fault::Within(node, strike) = self.row.fault {
             let percent = self.draw.within(MOMENT_PERCENT.0, MOMENT_PERCENT.1);
             let due = (self.tree.bytes() * percent / 100).max(1);

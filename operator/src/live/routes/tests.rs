@@ -1,6 +1,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
+use crate::authority::Authority;
 
 /// Allows what it is told to, and remembers what was asked.
 #[derive(Clone, Default)]
@@ -30,7 +31,7 @@ fn asked(allowed: Vec<Access>, questions: mpsc::Sender<Question>) -> Asked<Roles
             extra: one("X-Remote-Extra-"),
         },
         questions,
-        authority: Arc::new(Authority::new("weft").unwrap()),
+        channels: Channels::new(Arc::new(Authority::new("weft").unwrap())),
         epoch: 1,
     }
 }

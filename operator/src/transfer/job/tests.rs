@@ -4,7 +4,10 @@ use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, File, Overwrite};
 
 use super::*;
-use crate::transfer::{CONTACT_TRY, Mandate, NEVER_REACHED, Place, refusal::UNREACHABLE};
+use crate::transfer::{
+    CONTACT_TRY, Mandate, Place,
+    refusal::{NEVER_REACHED, UNREACHABLE},
+};
 
 const BYTES: u64 = 100;
 

@@ -2,6 +2,7 @@ use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, Overwrite};
 
 use super::*;
+use crate::authority::Authority;
 use crate::transfer::{Mandate, Place, Standing, Tempo};
 
 #[tokio::test]
@@ -43,8 +44,8 @@ async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds()
             address: address.clone(),
         })
         .collect();
-    let authority = Arc::new(Authority::new("play").unwrap());
-    let mut runner = Runner::begin(spec, authority, &contacts).unwrap();
+    let channels = Channels::new(Arc::new(Authority::new("play").unwrap()));
+    let mut runner = Runner::begin(spec, channels, &contacts);
     while !runner.job().is_over() {
         runner.turn().await;
     }

@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -36,8 +36,6 @@ pub(super) struct StandIn {
 struct Service {
     connections: Arc<AtomicUsize>,
     beats: watch::Sender<u64>,
-    prepared: Arc<Mutex<Vec<PrepareRequest>>>,
-    started: Arc<Mutex<Vec<StartRequest>>>,
 }
 
 impl StandIn {
@@ -104,16 +102,6 @@ impl StandIn {
     pub(super) fn beat(&self) {
         self.service.beats.send_modify(|beat| *beat += 1);
     }
-
-    /// What it was told to prepare.
-    pub(super) fn prepared(&self) -> Vec<PrepareRequest> {
-        self.service.prepared.lock().unwrap().clone()
-    }
-
-    /// What it was told to start.
-    pub(super) fn started(&self) -> Vec<StartRequest> {
-        self.service.started.lock().unwrap().clone()
-    }
 }
 
 impl Drop for StandIn {
@@ -136,18 +124,13 @@ impl Agent for Service {
 
     async fn prepare(
         &self,
-        request: Request<PrepareRequest>,
+        _: Request<PrepareRequest>,
     ) -> Result<Response<PrepareResponse>, Status> {
-        self.prepared.lock().unwrap().push(request.into_inner());
-        Ok(Response::new(Default::default()))
+        none()
     }
 
-    async fn start(
-        &self,
-        request: Request<StartRequest>,
-    ) -> Result<Response<StartResponse>, Status> {
-        self.started.lock().unwrap().push(request.into_inner());
-        Ok(Response::new(Default::default()))
+    async fn start(&self, _: Request<StartRequest>) -> Result<Response<StartResponse>, Status> {
+        none()
     }
 
     type ProgressStream = Pin<Box<dyn Stream<Item = Result<ProgressResponse, Status>> + Send>>;

@@ -1,0 +1,127 @@
+//! Jobs over real agents, as far as their way to them goes: who shares a connection, and what becomes
+//! of it when an agent is restarted.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::time::timeout;
+use weft_cli::stage::{Access, Ground, PathPolicy, Root, Setup, Stage};
+use weft_operator::transfer::{Mandate, Runner, Spec, Tempo};
+use weft_planner::Strategy;
+use weft_proto::agent::v1::{Algorithm, Overwrite};
+
+/// Nothing here takes longer, even on a machine that does ten other things.
+const DEADLINE: Duration = Duration::from_secs(120);
+const NODES: usize = 3;
+
+/// A program of this build. Cargo builds a package's programs for its own tests only.
+fn agent() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let program = test.parent().and_then(Path::parent).unwrap();
+    let program = program.join("weft-agent");
+    let is_there = program.is_file();
+    assert!(is_there, "run `cargo build -p weft-agent` first");
+    program
+}
+
+async fn stage(directory: &Path) -> Stage {
+    let root = |i: usize| Root {
+        name: "data",
+        directory: directory.join(format!("root{i}")),
+        access: Access::ReadWrite,
+    };
+    let setup = Setup {
+        name: "lab",
+        ground: Ground::loopback(NODES, 1500).unwrap(),
+        program: agent(),
+        home: directory.join("agents"),
+        roots: (0..NODES).map(root).collect(),
+        paths: 1,
+        policy: PathPolicy::TwoChoices,
+        stays: false,
+    };
+    let mut stage = Stage::set(setup).unwrap();
+    stage.start_all().await.unwrap();
+    stage
+}
+
+/// From node 0 to another.
+fn spec(stage: &Stage, uid: &str, to: usize) -> Spec {
+    fs::write(stage.root(0).join(uid), uid.repeat(1 << 16)).unwrap();
+    Spec {
+        uid: uid.to_owned(),
+        source: stage.place(0, uid),
+        destinations: vec![stage.place(to, uid)],
+        topology: stage.topology(),
+        strategy: Strategy::Direct,
+        payload_share: stage.ground().payload_share(),
+        algorithm: Algorithm::Blake3,
+        expect: String::new(),
+        overwrite: Overwrite::IfDifferent,
+        backoff_limit: 6,
+        tempo: Tempo::PERSON,
+        mandate: Mandate::ONLY,
+    }
+}
+
+/// Plays the operator to the end of a job; how many attempts that took.
+async fn complete(mut runner: Runner) -> u32 {
+    let played = async {
+        while !runner.job().is_over() {
+            runner.turn().await;
+        }
+    };
+    timeout(DEADLINE, played).await.expect("the job ends");
+    let job = runner.job();
+    let standings: Vec<_> = job.destinations().map(|view| view.standing).collect();
+    assert!(job.is_complete(), "{standings:?} {:?}", job.source_fault());
+    job.attempt()
+}
+
+/// The TCP connections that this process has to an agent's control API.
+fn connections(stage: &Stage, i: usize) -> usize {
+    let links = fs::read_dir("/proc/self/fd").unwrap();
+    let links = links.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    let sockets: BTreeSet<String> = links
+        .filter_map(|link| {
+            let text = link.to_str()?.strip_prefix("socket:[")?;
+            Some(text.strip_suffix(']')?.to_owned())
+        })
+        .collect();
+    let port = stage.ground().addresses(i).control.port();
+    let remote = format!("0100007F:{port:04X}");
+    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let is_ours = |line: &&str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.get(2) == Some(&&*remote) && words.get(9).is_some_and(|it| sockets.contains(*it))
+    };
+    table.lines().filter(is_ours).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_at_the_same_agents_share_a_connection_to_each_also_when_one_was_restarted() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut stage = stage(directory.path()).await;
+    for round in ["first", "second", "third"] {
+        for (a, b) in [(1, 2), (2, 1)] {
+            let job = |to| stage.begin(spec(&stage, &format!("{round}-{a}{b}-to-{to}"), to));
+            let attempts = tokio::join!(complete(job(a)), complete(job(b)));
+            // An agent that was restarted in between is called as if nothing had happened.
+            assert_eq!(attempts, (1, 1), "{round}");
+        }
+        for i in 0..NODES {
+            assert_eq!(connections(&stage, i), 1, "{round}: node {i}");
+        }
+        for i in [0, 2] {
+            stage.kill(i).unwrap();
+            stage.start(i, &[]).unwrap();
+            stage.ready(i).await.unwrap();
+        }
+    }
+}

@@ -23,6 +23,7 @@ mod contact;
 mod destination;
 mod job;
 mod ledger;
+mod manifest;
 mod refusal;
 mod runner;
 #[cfg(test)]
@@ -32,6 +33,7 @@ pub(crate) use asked::{diagnose, stat};
 pub use channels::Channels;
 pub use destination::{DestinationView, Standing};
 pub use job::{Course, End, Job};
+pub use manifest::EncodedManifest;
 pub use refusal::Refusal;
 pub(crate) use refusal::innermost;
 pub use runner::{Contact, Runner};

@@ -75,7 +75,7 @@ impl Snapshot {
         let (link, reason) = job.link();
         let digest = Some(job.digest().to_owned()).filter(|digest| !digest.is_empty());
         let manifest = job.manifest().map(|manifest| ManifestSummary {
-            files: u32::try_from(manifest.files.len()).unwrap_or(u32::MAX),
+            files: u32::try_from(manifest.files()).unwrap_or(u32::MAX),
             bytes: signed(job.bytes()),
             digest: digest.clone(),
         });

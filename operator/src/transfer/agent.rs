@@ -22,6 +22,7 @@ use weft_proto::agent::v1::agent_client::AgentClient;
 use super::{
     CONTACT_TRY, Refusal,
     channels::Channels,
+    manifest::Appending,
     refusal::{ADDRESS_UNUSABLE, NEVER_REACHED, innermost, is_of_connection, refusal, unreachable},
     runner::Contact,
 };
@@ -34,7 +35,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(4);
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// Makes calls of an agent.
-pub(super) type Client = AgentClient<Channel>;
+pub(super) type Client = AgentClient<Appending<Channel>>;
 
 /// What all who call an agent share.
 pub(super) struct Shared {
@@ -201,7 +202,7 @@ impl Agent {
         // TLS included: what answers is the node.
         let cause = match timeout(CONTACT_TRY, endpoint.connect()).await {
             Ok(Ok(channel)) => {
-                let client = AgentClient::new(channel)
+                let client = AgentClient::new(Appending(channel))
                     .max_decoding_message_size(MESSAGE_BYTES_MAX)
                     .max_encoding_message_size(MESSAGE_BYTES_MAX);
                 return Ok((client, shown.number));

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -10,6 +9,7 @@ use tokio::{
     sync::{mpsc::UnboundedSender, watch},
     time::timeout,
 };
+use tonic::Request;
 use weft_planner::Part;
 use weft_proto::agent::v1::{
     CancelRequest, Child, DestinationPart, Direction, JobRef, LocalPart, Location, Manifest,
@@ -18,8 +18,8 @@ use weft_proto::agent::v1::{
 };
 
 use super::{
-    Answer, Channels, Command, Contact, Place, Refusal, Removal, Spec, agent::Agent, is_local,
-    node_of, refusal::unknown,
+    Answer, Channels, Command, Contact, EncodedManifest, Place, Refusal, Removal, Spec,
+    agent::Agent, is_local, node_of, refusal::unknown,
 };
 
 /// How long a ticket holds; an attempt that is not connected by then never will be.
@@ -32,6 +32,13 @@ const PREPARE_WITHIN: Duration = Duration::from_secs(15 * 60);
 const START_WITHIN: Duration = Duration::from_secs(30);
 /// Writes that are on their way to a slow disk have to end.
 const CANCEL_WITHIN: Duration = Duration::from_secs(60);
+
+/// `PrepareRequest.manifest`.
+pub(super) const PREPARE_MANIFEST: [u64; 1] = [4];
+/// `StartRequest.source`, `SourcePart.manifest`.
+pub(super) const SOURCE_MANIFEST: [u64; 2] = [3, 2];
+/// `StartRequest.local`, `LocalPart.manifest`.
+pub(super) const LOCAL_MANIFEST: [u64; 2] = [6, 2];
 
 /// What the calls share.
 pub(super) struct Calls {
@@ -69,7 +76,7 @@ impl Calls {
     pub(super) async fn carry_out(
         &self,
         command: Command,
-        manifest: Option<Arc<Manifest>>,
+        manifest: Option<EncodedManifest>,
         mut permits: watch::Receiver<u32>,
     ) {
         let answer = match command {
@@ -200,18 +207,20 @@ impl Calls {
         &self,
         node: &str,
         attempt: u32,
-        manifest: Option<Arc<Manifest>>,
+        manifest: Option<EncodedManifest>,
     ) -> Result<(), Refusal> {
         let request = PrepareRequest {
             job: self.job(node, attempt),
             leader_epoch: self.spec.mandate.leader_epoch,
             location: self.place(node),
-            manifest: manifest.as_deref().cloned(),
+            // It comes last.
+            manifest: None,
             verification: Some(self.verification()),
             overwrite: self.spec.overwrite.into(),
         };
+        let manifest = manifest.unwrap_or_default();
         let call = self.agent(node)?.call(|mut client| {
-            let request = request.clone();
+            let request = manifest.append_to(request.clone(), &PREPARE_MANIFEST);
             async move { client.prepare(request).await }
         });
         call.await.map(drop)
@@ -221,23 +230,35 @@ impl Calls {
         &self,
         part: &Part,
         attempt: u32,
-        manifest: Option<Arc<Manifest>>,
+        manifest: Option<EncodedManifest>,
     ) -> Result<(), Refusal> {
-        let role = match &part.receives_from {
-            None if is_local(&part.node) => start_request::Part::Local(LocalPart {
-                source: Some(location(&self.spec.source)),
-                manifest: manifest.as_deref().cloned(),
-            }),
-            Some(from) => start_request::Part::Destination(DestinationPart {
-                receives_from: from.clone(),
-                object: None,
-            }),
-            None => start_request::Part::Source(SourcePart {
-                location: Some(location(&self.spec.source)),
-                manifest: manifest.as_deref().cloned(),
-                verification: Some(self.verification()),
-            }),
+        let source = Some(location(&self.spec.source));
+        // A manifest comes last.
+        let (role, numbers) = match &part.receives_from {
+            None if is_local(&part.node) => {
+                let part = LocalPart {
+                    source,
+                    manifest: None,
+                };
+                (start_request::Part::Local(part), Some(&LOCAL_MANIFEST))
+            }
+            Some(from) => {
+                let part = DestinationPart {
+                    receives_from: from.clone(),
+                    object: None,
+                };
+                (start_request::Part::Destination(part), None)
+            }
+            None => {
+                let part = SourcePart {
+                    location: source,
+                    manifest: None,
+                    verification: Some(self.verification()),
+                };
+                (start_request::Part::Source(part), Some(&SOURCE_MANIFEST))
+            }
         };
+        let manifest = manifest.unwrap_or_default();
         let child = |node: &String| Child {
             node: node.clone(),
             control_address: self.address(node).to_owned(),
@@ -259,7 +280,10 @@ impl Calls {
             sends_to: part.sends_to.iter().map(child).collect(),
         };
         let call = self.agent(&part.node)?.call(|mut client| {
-            let request = request.clone();
+            let request = match numbers {
+                Some(numbers) => manifest.append_to(request.clone(), numbers),
+                None => Request::new(request.clone()),
+            };
             async move { client.start(request).await }
         });
         call.await.map(drop)

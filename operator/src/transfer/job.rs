@@ -1,12 +1,12 @@
 //! A job from Stat to its end, as a pure step from an answer to commands.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use weft_planner::{Part, Plan, Request};
 use weft_proto::agent::v1::{Manifest, PeerProgress, ProgressResponse, Role, State};
 
 use super::{
-    Answer, Command, Refusal, Removal, Roster, Spec, Tempo,
+    Answer, Command, EncodedManifest, Refusal, Removal, Roster, Spec, Tempo,
     attempt::{Attempt, Run},
     contact::FirstContact,
     destination::{DestinationView, Standing},
@@ -99,7 +99,7 @@ enum Phase {
 pub struct Job {
     spec: Spec,
     phase: Phase,
-    manifest: Option<Arc<Manifest>>,
+    manifest: Option<EncodedManifest>,
     ledger: Ledger,
     contact: FirstContact,
     /// Counts up from 1.
@@ -219,17 +219,13 @@ impl Job {
     }
 
     /// What the source said there is; empty before it did.
-    pub fn manifest(&self) -> Option<&Arc<Manifest>> {
+    pub fn manifest(&self) -> Option<&EncodedManifest> {
         self.manifest.as_ref()
     }
 
     /// Bytes of all files that the source said there are.
     pub fn bytes(&self) -> u64 {
-        self.manifest
-            .iter()
-            .flat_map(|manifest| &manifest.files)
-            .map(|file| file.size)
-            .sum()
+        self.manifest.as_ref().map_or(0, EncodedManifest::bytes)
     }
 
     /// The plan of the first attempt, once there is one.
@@ -366,7 +362,7 @@ impl Job {
         match result {
             Ok(manifest) => {
                 self.contact.reached(&self.spec.source.node);
-                self.manifest = Some(Arc::new(manifest));
+                self.manifest = Some(EncodedManifest::new(&manifest));
                 self.vain = 0;
                 self.claim(commands);
             }

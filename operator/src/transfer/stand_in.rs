@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -36,6 +36,8 @@ pub(super) struct StandIn {
 struct Service {
     connections: Arc<AtomicUsize>,
     beats: watch::Sender<u64>,
+    prepared: Arc<Mutex<Vec<PrepareRequest>>>,
+    started: Arc<Mutex<Vec<StartRequest>>>,
 }
 
 impl StandIn {
@@ -102,6 +104,16 @@ impl StandIn {
     pub(super) fn beat(&self) {
         self.service.beats.send_modify(|beat| *beat += 1);
     }
+
+    /// What it was told to prepare.
+    pub(super) fn prepared(&self) -> Vec<PrepareRequest> {
+        self.service.prepared.lock().unwrap().clone()
+    }
+
+    /// What it was told to start.
+    pub(super) fn started(&self) -> Vec<StartRequest> {
+        self.service.started.lock().unwrap().clone()
+    }
 }
 
 impl Drop for StandIn {
@@ -124,13 +136,18 @@ impl Agent for Service {
 
     async fn prepare(
         &self,
-        _: Request<PrepareRequest>,
+        request: Request<PrepareRequest>,
     ) -> Result<Response<PrepareResponse>, Status> {
-        none()
+        self.prepared.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(Default::default()))
     }
 
-    async fn start(&self, _: Request<StartRequest>) -> Result<Response<StartResponse>, Status> {
-        none()
+    async fn start(
+        &self,
+        request: Request<StartRequest>,
+    ) -> Result<Response<StartResponse>, Status> {
+        self.started.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(Default::default()))
     }
 
     type ProgressStream = Pin<Box<dyn Stream<Item = Result<ProgressResponse, Status>> + Send>>;

@@ -326,7 +326,10 @@ impl Play<'_> {
                     .unwrap();
             }
             Strike::RemoveSource => fs::remove_file(self.file()).unwrap(),
-            Strike::Rival => self.rival(runner.job().manifest().unwrap(), node).await,
+            Strike::Rival => {
+                let manifest = runner.job().manifest().unwrap().decode();
+                self.rival(&manifest, node).await;
+            }
             Strike::Unreachable(node) => {
                 fabric.fail_node(node, Unreachable::Everywhere).unwrap();
                 self.assert_silenced_within(node);

@@ -52,14 +52,13 @@ impl Misuses {
     pub(crate) fn told(&mut self, now: Instant) -> Option<String> {
         self.forget(now);
         let one = |(node, misuse): (&NodeName, &Misuse)| {
-            format!("node {node} tried {}", misuse.things.join(", "))
+            format!("that of node {node} for {}", misuse.things.join(", "))
         };
         let all: Vec<String> = self.0.iter().map(one).collect();
         (!all.is_empty()).then(|| {
             format!(
-                "by its certificate {}; all of it was refused: unless somebody tried that by hand, \
-                 the node's key is stolen: look at the node, and have the authority followed by \
-                 another (operations, \"A key is stolen\")",
+                "certificates were shown for what they are not for, and refused: {}: unless somebody \
+                 tried that by hand, the key is stolen; see \"A key is stolen\" in docs/operations.md",
                 all.join("; ")
             )
         })
@@ -96,13 +95,13 @@ mod tests {
         assert_eq!(misuses.told(begun), None);
         misuses.note(begun, &node("n1"), "Prepare");
         let told = misuses.told(begun).unwrap();
-        assert!(told.contains("node n1 tried Prepare;"), "{told}");
+        assert!(told.contains("that of node n1 for Prepare:"), "{told}");
         let later = begun + TOLD_FOR / 2;
         misuses.note(later, &node("n1"), "Prepare");
         assert_eq!(misuses.told(begun + TOLD_FOR).as_ref(), Some(&told));
         misuses.note(begun + TOLD_FOR, &node("n1"), "another node's ticket");
         let more = misuses.told(begun + TOLD_FOR).unwrap();
-        assert!(more.contains("Prepare, another node's ticket;"), "{more}");
+        assert!(more.contains("Prepare, another node's ticket:"), "{more}");
         assert_eq!(misuses.told(begun + TOLD_FOR * 2), None);
     }
 

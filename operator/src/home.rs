@@ -9,7 +9,13 @@
 //!
 //! Only a leader writes here, and keeps it so: what somebody deletes or changes is put back.
 
-use std::{collections::BTreeMap, convert::Infallible, net::IpAddr, time::Duration};
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    net::IpAddr,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use k8s_openapi::{
     ByteString,
@@ -93,6 +99,8 @@ pub enum HomeError {
 pub struct Home {
     client: Client,
     namespace: String,
+    /// What stood beside the authority when it was last seen: a Secret that is put back says it, too.
+    notes: Mutex<BTreeMap<String, String>>,
 }
 
 /// What a leader keeps in its namespace.
@@ -133,7 +141,13 @@ impl Home {
         Self {
             client,
             namespace: namespace.to_owned(),
+            notes: Mutex::default(),
         }
+    }
+
+    /// Of a rotation.
+    fn notes(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The authority that was kept, or a new one if there is none.
@@ -195,11 +209,13 @@ impl Home {
         match judge(found.as_ref(), authority) {
             Found::Same => {
                 if let Some(secret) = &found {
+                    *self.notes() = rotation_notes(secret);
                     self.rotate(&api, secret, authority).await?;
                 }
             }
             Found::Missing => {
-                let secret = secret(&authority.to_kept());
+                let mut secret = secret(&authority.to_kept());
+                secret.metadata.annotations = Some(self.notes().clone());
                 let created = api.create(&PostParams::default(), &secret).await;
                 created.map_err(|source| self.failed(object, "written", source))?;
                 tracing::warn!("{object} was deleted; it is there again, with the same authority");
@@ -233,6 +249,10 @@ impl Home {
         let mut next = secret(&kept);
         let notes = next.metadata.annotations.get_or_insert_default();
         notes.insert(ROTATED_AT.to_owned(), now.unix_timestamp().to_string());
+        if asked && step != Step::Announce {
+            // Asked for while one goes on already: another follows it.
+            notes.insert(ROTATE.to_owned(), "now".to_owned());
+        }
         // Somebody else's change in between is not written over.
         next.metadata.resource_version = found.metadata.resource_version.clone();
         let replaced = api.replace(AUTHORITY, &PostParams::default(), &next).await;
@@ -340,6 +360,14 @@ fn secret(kept: &KeptAuthority) -> Secret {
         data: Some(data.map(part).collect()),
         ..Secret::default()
     }
+}
+
+/// What a Secret says about a rotation.
+fn rotation_notes(secret: &Secret) -> BTreeMap<String, String> {
+    let notes = secret.metadata.annotations.iter().flatten();
+    let ours = notes.filter(|(name, _)| [ROTATE, ROTATED_AT].contains(&name.as_str()));
+    ours.map(|(name, text)| (name.clone(), text.clone()))
+        .collect()
 }
 
 fn config_map(authority: &Authority) -> ConfigMap {

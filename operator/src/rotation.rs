@@ -24,6 +24,8 @@ pub const OVERLAP: Duration = Duration::seconds(VALID.whole_seconds() + CLOCK_SK
 pub enum Step {
     /// Another authority is made, and trusted from now on.
     Announce,
+    /// When the last step was is not known any more; the next comes as long after now.
+    Wait,
     /// It signs from now on.
     Switch,
     /// The one before it is not trusted any more.
@@ -34,6 +36,7 @@ impl std::fmt::Display for Step {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Announce => "another is made and trusted; it signs in 25 h",
+            Self::Wait => "when its last step was had been lost; the next one is in 25 h",
             Self::Switch => "the new one signs; the old one is trusted for 25 h more",
             Self::Retire => "the old one is not trusted any more",
         })
@@ -52,6 +55,9 @@ pub fn due(
     let waited = since.is_some_and(|since| now - since >= OVERLAP);
     match (certificates.as_slice(), kept.next.is_empty()) {
         ([only], true) if asked || is_old(only, now) => announce(kept).map(Some),
+        // Somebody has made the Secret anew, or has taken the note away: nobody knows how long ago the
+        // step was, so it counts as having been now.
+        ([_, _], false) if since.is_none() => Ok(Some((Step::Wait, kept.clone()))),
         ([old, new], false) if waited => Ok(Some((
             Step::Switch,
             KeptAuthority {
@@ -166,6 +172,22 @@ mod tests {
         let at = |days| due(&kept, None, false, now + Duration::days(days)).unwrap();
         assert!(at(0).is_none() && at(240).is_none());
         assert_eq!(at(245).unwrap().0, Step::Announce);
+    }
+
+    #[test]
+    fn a_rotation_whose_last_step_nobody_remembers_goes_on_later() {
+        let kept = Authority::new("weft").unwrap().to_kept();
+        let mut now = OffsetDateTime::now_utc();
+        let (_, announced) = due(&kept, None, true, now).unwrap().unwrap();
+        let (step, same) = due(&announced, None, false, now).unwrap().unwrap();
+        assert!(step == Step::Wait && same == announced);
+        let since = Some(now);
+        assert!(due(&same, since, false, now).unwrap().is_none());
+        now += OVERLAP;
+        assert_eq!(
+            due(&same, since, false, now).unwrap().unwrap().0,
+            Step::Switch
+        );
     }
 
     #[test]

@@ -14,7 +14,7 @@ use kube::{
 };
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
-use weft_crds::{Phase, TransferJob};
+use weft_crds::{DeletionPolicy, Phase, TransferJob};
 
 use crate::{NAME, controllers::FINALIZER, transfer::innermost};
 
@@ -54,12 +54,15 @@ enum Step {
 /// What to do about a job; `None` where nothing keeps it. `late`: the operator had its time.
 fn step(job: &TransferJob, late: bool) -> Option<Step> {
     let status = job.status.clone().unwrap_or_default();
-    let ends = status.phase.is_over() || job.metadata.deletion_timestamp.is_some();
-    if !ends && !job.spec.suspend {
+    let is_deleted = job.metadata.deletion_timestamp.is_some();
+    let is_over = status.phase.is_over();
+    let is_held = job.finalizers().iter().any(|one| one == FINALIZER);
+    // One that is over is held until its copies have gone with it, unless it is suspended.
+    let goes_on = !is_over || (is_held && job.spec.deletion_policy == DeletionPolicy::Delete);
+    if goes_on && !is_deleted && !job.spec.suspend {
         return Some(Step::Suspend);
     }
-    let is_held = job.finalizers().iter().any(|one| one == FINALIZER);
-    let stopped = status.phase == Phase::Suspended && !ends;
+    let stopped = (status.phase == Phase::Suspended || is_over && job.spec.suspend) && !is_deleted;
     match (is_held, late || stopped) {
         (false, _) => None,
         (true, true) => Some(Step::LetGo),
@@ -227,6 +230,21 @@ mod tests {
         let mut deleted = job(Phase::Transferring, false, true);
         deleted.metadata.deletion_timestamp = Some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
         assert_eq!(step(&deleted, false), Some(Step::Wait));
+    }
+
+    #[test]
+    fn a_job_whose_copies_go_with_it_is_let_go_and_they_stay() {
+        let with_policy = |suspend| {
+            let mut job = job(Phase::Complete, suspend, true);
+            job.spec.deletion_policy = DeletionPolicy::Delete;
+            job
+        };
+        // Its operator puts the finalizer back as long as it is not suspended.
+        assert_eq!(step(&with_policy(false), false), Some(Step::Suspend));
+        assert_eq!(step(&with_policy(true), false), Some(Step::LetGo));
+        let mut free = with_policy(true);
+        free.metadata.finalizers = None;
+        assert_eq!(step(&free, false), None);
     }
 
     #[test]

@@ -278,8 +278,10 @@ fn settle(view: &View<'_>, old: &TransferJobStatus, discard: bool) -> Option<Ord
 /// Complete or Failed: that is written, so nothing of it is of use any more.
 fn finished(view: &View<'_>) -> Decision {
     let order = view.work.map(|_| Order::Forget);
-    // What is removed with it is removed before it is.
+    // What is removed with it is removed before it is. A suspended job keeps nothing and is kept by
+    // nothing: an uninstall suspends all, and nobody is there afterwards to remove anything.
     let keep = view.job.spec.deletion_policy == DeletionPolicy::Delete
+        && !view.job.spec.suspend
         && !models::copies(view.job, view.world).is_empty();
     if is_held(view.job) != keep {
         return Decision {

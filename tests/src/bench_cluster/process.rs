@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use crate::cluster::in_network_of;
+use crate::cluster::{in_network_of, is_below};
 
 /// An answer on the same machine.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -94,22 +94,4 @@ impl Process {
             .join()
             .map_err(|_| io::Error::other("the asking thread panicked"))?
     }
-}
-
-fn is_below(pid: u32, ancestor: u32) -> bool {
-    let mut at = pid;
-    while at > 1 {
-        if at == ancestor {
-            return true;
-        }
-        let Ok(stat) = fs::read_to_string(format!("/proc/{at}/stat")) else {
-            return false;
-        };
-        let parent = stat
-            .rsplit_once(')')
-            .and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
-        let Some(parent) = parent else { return false };
-        at = parent;
-    }
-    false
 }

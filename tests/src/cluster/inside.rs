@@ -1,6 +1,6 @@
-//! Looking at a cluster from inside: on the networks that only its processes have.
+//! Looking at a cluster from inside: its processes, and the networks that only they have.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::thread;
 
@@ -29,4 +29,24 @@ pub fn in_network_of<T: Send + 'static>(
     })?;
     entered.recv().map_err(io::Error::other)??;
     Ok(handle)
+}
+
+/// Whether a process was started by another, or by one that was.
+#[must_use]
+pub fn is_below(pid: u32, ancestor: u32) -> bool {
+    let mut at = pid;
+    while at > 1 {
+        if at == ancestor {
+            return true;
+        }
+        let Ok(stat) = fs::read_to_string(format!("/proc/{at}/stat")) else {
+            return false;
+        };
+        let parent = stat
+            .rsplit_once(')')
+            .and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
+        let Some(parent) = parent else { return false };
+        at = parent;
+    }
+    false
 }

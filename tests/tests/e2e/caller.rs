@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::Secret;
+use nix::unistd::Pid;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use weft_crds::FabricNode;
 use weft_operator::authority::{Authority, KeptAuthority};
@@ -19,8 +20,9 @@ const STATE: &str = "var/lib/weft/agent";
 const FABRIC: &str = "default";
 
 /// A certificate, its key, and whom it believes.
-#[derive(Clone)]
 pub(crate) struct Caller {
+    /// In whose network it is.
+    from: Pid,
     certificate: String,
     key: String,
     authorities: String,
@@ -29,7 +31,7 @@ pub(crate) struct Caller {
 impl Caller {
     /// Steals a node's key, as who has become root on that node could.
     pub(crate) fn stolen_from(lent: &Lent, node: &str) -> Self {
-        let pid = process("weft-agent", &format!("NODE_NAME={node}"));
+        let pid = process(lent, "weft-agent", &format!("NODE_NAME={node}"));
         let pid = pid.unwrap_or_else(|| lent.fail(&format!("the agent of {node} has no process")));
         let directory = Path::new("/proc")
             .join(pid.to_string())
@@ -37,14 +39,16 @@ impl Caller {
             .join(STATE);
         let read = |name: &str| fs::read_to_string(directory.join(name)).unwrap();
         Self {
+            from: pid,
             certificate: read("node.pem"),
             key: read("node.key"),
             authorities: read("ca.pem"),
         }
     }
 
-    /// The operator, whoever leads: what is in the Secret makes one.
-    pub(crate) fn operator(lent: &Lent) -> Self {
+    /// An operator, as what is in the Secret makes one; called from this one's pod.
+    pub(crate) fn operator(lent: &Lent, pod: &str) -> Self {
+        let from = process(lent, "weft-operator", &format!("POD_NAME={pod}"));
         let secrets = lent.of::<Secret>(SYSTEM);
         let data = lent.wait(secrets.get("weft-ca")).unwrap().data.unwrap();
         let part = |name: &str| {
@@ -60,6 +64,7 @@ impl Caller {
         let authority = Authority::from_kept("weft", kept).unwrap();
         let identity = authority.of_fabric(FABRIC).operator().unwrap();
         Self {
+            from: from.unwrap_or_else(|| lent.fail(&format!("{pod} has no process"))),
             certificate: identity.certificate,
             key: identity.key,
             authorities: authority.certificate().to_owned(),
@@ -81,7 +86,7 @@ impl Caller {
             .domain_name(Authority::server_name(FABRIC, node));
         let endpoint = Endpoint::from_shared(format!("https://{address}")).unwrap();
         let endpoint = endpoint.tls_config(tls).unwrap();
-        let called = in_network_of(lent.cluster.pid(), move || {
+        let called = in_network_of(self.from.as_raw().cast_unsigned(), move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()

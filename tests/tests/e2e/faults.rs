@@ -76,7 +76,12 @@ pub(crate) fn play_all() {
     println!("seed {seed}");
     let mut stage = Stage::set(seed);
     let mut failed = Vec::new();
-    for (name, play) in FAULTS.iter().filter(|(name, _)| name.contains(&only)) {
+    let chosen = || FAULTS.iter().filter(|(name, _)| name.contains(&only));
+    assert!(
+        chosen().next().is_some(),
+        "{ONLY_VARIABLE}={only} names no fault"
+    );
+    for (name, play) in chosen() {
         println!("{name}");
         if catch_unwind(AssertUnwindSafe(|| play(&mut stage))).is_err() {
             failed.push(*name);

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use weft_crds::{Phase, TransferJob};
 use weft_sim::draw::Draw;
-use weft_tests::cluster::Settings;
+use weft_tests::cluster::{Settings, is_below};
 
 use crate::install;
 use crate::lent::{Lent, MODELS, SYSTEM};
@@ -208,7 +208,7 @@ impl Stage {
     /// Ends the leading operator's process as a crash would; gives its pod.
     pub(crate) fn kill_leader(&self) -> String {
         let (leader, _) = self.leader();
-        let pid = process("weft-operator", &format!("POD_NAME={leader}"));
+        let pid = process(&self.lent, "weft-operator", &format!("POD_NAME={leader}"));
         let pid = pid.unwrap_or_else(|| self.lent.fail(&format!("{leader} has no process")));
         kill(pid, Signal::SIGKILL).unwrap();
         leader
@@ -240,8 +240,8 @@ pub(crate) fn job(namespace: &str, name: &str, to: &[&str]) -> Value {
     })
 }
 
-/// The process of a pod's program, as this machine sees it.
-pub(crate) fn process(program: &str, variable: &str) -> Option<Pid> {
+/// The process of a pod's program, as this machine sees it; other clusters may be up.
+pub(crate) fn process(lent: &Lent, program: &str, variable: &str) -> Option<Pid> {
     let is_it = |directory: &Path| {
         let is_program = fs::read_link(directory.join("exe"))
             .is_ok_and(|exe| exe.file_name().is_some_and(|name| name == program));
@@ -252,8 +252,9 @@ pub(crate) fn process(program: &str, variable: &str) -> Option<Pid> {
     let all = fs::read_dir("/proc").unwrap();
     let mut numbers = all.filter_map(|entry| {
         let path = entry.unwrap().path();
-        let pid: i32 = path.file_name()?.to_str()?.parse().ok()?;
-        is_it(&path).then(|| Pid::from_raw(pid))
+        let pid: u32 = path.file_name()?.to_str()?.parse().ok()?;
+        let found = is_it(&path) && is_below(pid, lent.cluster.pid());
+        found.then(|| Pid::from_raw(pid.cast_signed()))
     });
     numbers.next()
 }

@@ -88,7 +88,7 @@ pub(super) fn stolen_certificate(stage: &mut Stage) {
         "  an Event {:.1} s later: {event}",
         since.elapsed().as_secs_f64()
     );
-    assert!(event.contains("node node1 tried"), "{event}");
+    assert!(event.contains("that of node node1 for Cancel"), "{event}");
     agents_are_ready(&stage.lent);
 }
 
@@ -112,12 +112,14 @@ pub(super) fn replicas_partitioned(stage: &mut Stage) {
     let seconds = running.since.elapsed().as_secs_f64();
     println!("  {leader} cut off: another leads {seconds:.1} s later");
     stage.completes(&running, "the leader cut off");
-    let (_, after) = stage.leader();
+    let (leader, after) = stage.leader();
 
     // Whatever the deposed one might still say while it does not know.
     let running = stage.begin("deposed");
-    let (earlier, now) = (before.unsigned_abs().into(), after.unsigned_abs().into());
-    let operator = Caller::operator(&stage.lent);
+    // A leader's epoch is the number of its lease, and that of the first is 1.
+    let epoch = |transitions: i32| u64::from(transitions.unsigned_abs()) + 1;
+    let (earlier, now) = (epoch(before), epoch(after));
+    let operator = Caller::operator(&stage.lent, &leader);
     for node in ALL {
         let request = cancel(stage, &running, earlier);
         let answer = operator.call(&stage.lent, node, |mut agent| async move {
@@ -158,7 +160,7 @@ impl Drop for Cut {
 
 impl Cut {
     fn off(stage: &Stage, pod: &str) -> Self {
-        let pid = process("weft-operator", &format!("POD_NAME={pod}"));
+        let pid = process(&stage.lent, "weft-operator", &format!("POD_NAME={pod}"));
         let pid = pid.unwrap_or_else(|| stage.lent.fail(&format!("{pod} has no process")));
         let cut = Self {
             network: File::open(format!("/proc/{pid}/ns/net")).unwrap(),

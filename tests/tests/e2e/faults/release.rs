@@ -9,7 +9,7 @@ use weft_crds::Phase;
 use super::programs::agents_are_ready;
 use crate::install::{helm_install, helm_uninstall_leaves_nothing_that_does_not_end, terminating};
 use crate::lent::{SYSTEM, repository};
-use crate::stage::{Stage, TEAM};
+use crate::stage::{Stage, TEAM, job};
 
 /// Operators and agents are replaced, one after the other.
 pub(super) fn helm_upgrade(stage: &mut Stage) {
@@ -107,6 +107,15 @@ pub(super) fn definitions_upgraded(stage: &mut Stage) {
 /// The job is suspended and let go; back with the chart, it goes on from where it was.
 pub(super) fn helm_uninstall(stage: &mut Stage) {
     agents_are_ready(&stage.lent);
+    // Its copies would go with it, if somebody were there to remove them.
+    let name = "goes-with-its-copies";
+    let files = stage.files(TEAM, name);
+    let mut wanted = job(TEAM, name, &["node1", "node2"]);
+    wanted["spec"]["deletionPolicy"] = json!("Delete");
+    stage.lent.apply(&wanted);
+    let done = stage.moment(TEAM, name, files, &["node1", "node2"]);
+    stage.completes(&done, "a job with deletionPolicy Delete");
+
     let running = stage.begin_long(TEAM, "uninstalled");
     helm_uninstall_leaves_nothing_that_does_not_end(&stage.lent);
     stage.assert_fell_within(&running);
@@ -114,6 +123,10 @@ pub(super) fn helm_uninstall(stage: &mut Stage) {
     assert_eq!(left.status.unwrap_or_default().phase, Phase::Suspended);
     assert_eq!(left.metadata.finalizers, None);
     println!("  suspended at {} %, no finalizer left", running.percent);
+    assert_eq!(stage.of_job(TEAM, name).metadata.finalizers, None);
+    for node in &done.to {
+        done.files.assert_is_at(&stage.copy(&done, node));
+    }
 
     helm_install(&stage.lent);
     agents_are_ready(&stage.lent);

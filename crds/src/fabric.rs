@@ -49,6 +49,9 @@ pub struct RdmaFabricSpec {
     /// How bytes move.
     #[serde(default)]
     pub transport: Transport,
+    /// How stores of objects are read.
+    #[serde(default)]
+    pub objects: Objects,
     /// UDP ports of the data path; a firewall must let them through between the nodes.
     #[serde(default)]
     pub ports: Ports,
@@ -171,6 +174,15 @@ impl Default for Transport {
             dscp: 0,
         }
     }
+}
+
+/// How stores of objects are read.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Objects {
+    /// Also without TLS (http), and from services of the nodes themselves: whoever may make jobs can then
+    /// have such a service asked. For tests, and for stores of a network of its own.
+    pub allow_insecure: bool,
 }
 
 /// How the path of a chunk is chosen.

@@ -11,7 +11,7 @@ mod transfer_job;
 mod yaml;
 
 pub use fabric::{
-    CongestionControl, FabricStatus, Link, Nics, NodeCount, PathPolicy, Ports, RdmaFabric,
+    CongestionControl, FabricStatus, Link, Nics, NodeCount, Objects, PathPolicy, Ports, RdmaFabric,
     RdmaFabricSpec, Root, RootAccess, RootScope, Topology, Transport,
 };
 pub use fabric_node::{FabricNode, FabricNodeSpec, FabricNodeStatus, Finding, NodePorts};
@@ -21,8 +21,9 @@ pub use live::{
 };
 pub use transfer_job::{
     Algorithm, Counts, DESTINATIONS_SHOWN, DeletionPolicy, DestinationState, DestinationStatus,
-    Destinations, FileSource, LinkInUse, ManifestSummary, Overwrite, Phase, PlanSummary, Source,
-    Strategy, TransferJob, TransferJobSpec, TransferJobStatus, Verification,
+    Destinations, FileSource, LinkInUse, ManifestSummary, ObjectExpect, ObjectSource, Overwrite,
+    Phase, PlanSummary, SecretReference, Source, Strategy, TransferJob, TransferJobSpec,
+    TransferJobStatus, Verification,
 };
 pub use yaml::{Document, documents};
 

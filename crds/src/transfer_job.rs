@@ -18,8 +18,8 @@ use crate::RootScope;
 /// Destinations that a status lists at most; the counts are of all.
 pub const DESTINATIONS_SHOWN: usize = 64;
 
-/// Moves a file or directory from one node of a fabric to others, and says Complete only when every
-/// byte of every copy has been checked.
+/// Moves a file or directory from one node of a fabric, or objects of a store, to others, and says
+/// Complete only when every byte of every copy has been checked.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "weft.dev",
@@ -31,7 +31,7 @@ pub const DESTINATIONS_SHOWN: usize = 64;
     namespaced,
     status = "TransferJobStatus",
     derive = "PartialEq",
-    doc = "Moves a file or directory from one node of a fabric to others, and says Complete only when every byte of every copy has been checked.",
+    doc = "Moves a file or directory from one node of a fabric, or objects of a store, to others, and says Complete only when every byte of every copy has been checked.",
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Progress", type_ = "string", json_path = ".status.progress"),
     printcolumn(name = "Rate", type_ = "string", json_path = ".status.rate"),
@@ -42,6 +42,12 @@ pub const DESTINATIONS_SHOWN: usize = 64;
         json_path = ".metadata.creationTimestamp"
     ),
     printcolumn(name = "Link", type_ = "string", json_path = ".status.link.name"),
+    printcolumn(
+        name = "Reader",
+        type_ = "string",
+        json_path = ".status.reader",
+        priority = 1
+    ),
     printcolumn(
         name = "Digest",
         type_ = "string",
@@ -105,12 +111,66 @@ fn backoff_limit() -> u32 {
 /// Where the bytes come from: exactly one of its fields.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("[has(self.file)].exists_one(x, x)")
-    .message("spec.source: give exactly one of: file"))]
+#[x_kube(validation = Rule::new("[has(self.file), has(self.object)].exists_one(x, x)")
+    .message("spec.source: give exactly one of: file, object"))]
 pub struct Source {
     /// A file or directory of a node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<FileSource>,
+    /// An object of a store, or all whose names begin with a prefix. One of the destinations reads it
+    /// and passes it on; the others never ask the store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub object: Option<ObjectSource>,
+}
+
+/// An object of a store.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!self.url.endsWith('/') || !has(self.expect) || !has(self.expect.etag)")
+    .message("spec.source.object.expect.etag is that of one object, and the url names all below a prefix: leave it out"))]
+pub struct ObjectSource {
+    /// s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY or https://HOST/PATH. One that ends with a
+    /// slash is a directory of all objects below it, which a web server cannot list. http only where
+    /// the fabric has objects.allowInsecure.
+    #[schemars(length(min = 1, max = 2048))]
+    #[x_kube(validation = Rule::new("self.matches('^(s3|gs|az|https?)://[^/?#@]+(/[^?#]*)?$')")
+        .message("url must be s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY or https://HOST/PATH, without a user name, '?' and '#': credentials are given by secretRef"))]
+    #[x_kube(validation = Rule::new("!self.matches('^https?://') || self.matches('^https?://[^/]+/.*[^/]$')")
+        .message("url of a web server must name a file, for example https://example.org/model.bin: it has no list of its files"))]
+    pub url: String,
+    /// A Secret of the job's namespace with what the store asks for; the operator needs the right to
+    /// read it. Without one nothing is signed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<SecretReference>,
+    /// What is known of the object; a difference is refused before anything is read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expect: Option<ObjectExpect>,
+}
+
+/// A Secret of the job's namespace.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretReference {
+    /// Its name.
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
+    )]
+    pub name: String,
+}
+
+/// What an object must be.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectExpect {
+    /// Its entity tag, as the store says it.
+    #[schemars(length(min = 1, max = 1024))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etag: Option<String>,
+    /// Bytes, of a prefix: of all its objects.
+    #[schemars(range(min = 0))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<i64>,
 }
 
 /// A file or directory of a node.
@@ -302,6 +362,9 @@ pub struct TransferJobStatus {
     /// What the source holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manifest: Option<ManifestSummary>,
+    /// Of an object: the destination that reads it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reader: String,
     /// Who sends to whom, and what it should take.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<PlanSummary>,

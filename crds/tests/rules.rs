@@ -118,7 +118,7 @@ fn a_job_that_cannot_work_is_refused_with_the_field_and_the_remedy() {
         (neither, "give either nodeSelector or nodes"),
         (
             with(job(), "/spec/source", json!({})),
-            "give exactly one of: file",
+            "give exactly one of: file, object",
         ),
         (path("/etc/shadow"), "path must be relative"),
         (path("../other-team/model"), "path must be relative"),
@@ -136,6 +136,59 @@ fn a_job_that_cannot_work_is_refused_with_the_field_and_the_remedy() {
             "{object}: `{said}` does not say `{expected}`"
         );
     }
+}
+
+fn of_object(url: &str) -> Value {
+    with(
+        job(),
+        "/spec/source",
+        json!({"object": {"url": url, "secretRef": {"name": "store"}}}),
+    )
+}
+
+#[test]
+fn an_object_is_named_by_a_url_that_a_reader_can_use() {
+    for url in [
+        "s3://models",
+        "s3://models/minilm/",
+        "gs://models/a/b.bin",
+        "az://container/a",
+        "https://example.org/a/model.bin",
+        "https://example.org:8443/m",
+        "http://minio.storage:9000/models/m.bin",
+    ] {
+        assert_eq!(said!(TransferJob, of_object(url)), "", "{url}");
+    }
+    let (scheme, file) = ("url must be s3://BUCKET/KEY", "must name a file");
+    for (url, expected) in [
+        ("ftp://example.org/a", scheme),
+        ("file:///etc/shadow", scheme),
+        ("models/minilm", scheme),
+        ("s3:///minilm", scheme),
+        ("https://ada:hunter2@example.org/m", scheme),
+        ("s3://models/a?versionId=1", scheme),
+        ("https://example.org/a#b", scheme),
+        ("https://example.org", file),
+        ("https://example.org/models/", file),
+    ] {
+        let said = said!(TransferJob, of_object(url));
+        assert!(
+            said.contains(expected),
+            "{url}: `{said}` does not say `{expected}`"
+        );
+    }
+    let both = with(of_object("s3://models/a"), "/spec/source/file", {
+        json!({"node": "n1", "root": "models", "path": "minilm/"})
+    });
+    let said = said!(TransferJob, both);
+    assert!(said.contains("exactly one of: file, object"), "{said}");
+    let expect = |url: &str| {
+        let expect = json!({"etag": "\"v1\"", "bytes": 7});
+        with(of_object(url), "/spec/source/object/expect", expect)
+    };
+    assert_eq!(said!(TransferJob, expect("s3://models/a")), "");
+    let said = said!(TransferJob, expect("s3://models/a/"));
+    assert!(said.contains("is that of one object"), "{said}");
 }
 
 #[test]
@@ -178,6 +231,19 @@ fn what_is_under_way_cannot_be_changed_but_stopped() {
             said.contains(expected),
             "{pointer}: `{said}` does not say `{expected}`"
         );
+    }
+    let old_object: TransferJob = typed(of_object("s3://models/a"));
+    for changed in [
+        of_object("s3://models/b"),
+        with(
+            of_object("s3://models/a"),
+            "/spec/source/object/secretRef",
+            json!({"name": "other"}),
+        ),
+    ] {
+        let new: TransferJob = typed(changed);
+        let said = validate_cel_update(&new, &old_object).unwrap_err();
+        assert!(said.to_string().contains("spec.source is immutable"));
     }
     for (pointer, value) in [
         ("/spec/suspend", json!(true)),

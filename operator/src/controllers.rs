@@ -18,8 +18,10 @@ mod job;
 mod membership;
 mod models;
 mod question;
+mod reading;
 mod request;
 mod resolve;
+mod secret;
 mod snapshot;
 mod status;
 mod work;
@@ -64,17 +66,21 @@ use self::{
     job::Order,
     membership::Membership,
     request::Request,
+    secret::{SecretFault, Secrets},
     work::Work,
     world::{Key, World, uid},
 };
 use crate::{
     authority::Authority,
     reports::{FabricView, Fabrics, NodeState},
-    transfer::Channels,
+    transfer::{Channels, Vault},
 };
 
 /// Fabrics are looked at so often, and the agenda: deadlines and silences are counted in seconds.
 const LOOK: Duration = Duration::from_secs(1);
+/// Whether a Secret can be read is believed for so long: nothing tells when that changes, and who waits
+/// for it is looked at with all others by then.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// When something was left undone, it is tried again so soon.
 const AGAIN: Duration = Duration::from_millis(100);
 /// Between two steps: what comes in a bunch is decided at once.
@@ -179,6 +185,8 @@ pub async fn run(
         operator: context.service_address.clone(),
         owner: deployment.and_then(|deployment| deployment.owner_ref(&())),
     };
+    let secrets = Secrets::new(context.client.clone(), &context.namespace);
+    let (tell, mut seen_secrets) = mpsc::unbounded_channel();
     let mut watches = cluster.watch();
     let mut reports = context.reports.clone();
     let mut controllers = Controllers {
@@ -187,11 +195,17 @@ pub async fn run(
         changed: Arc::default(),
         world: World {
             ticket_key: context.authority.ticket_key(),
+            vault: Vault::new(secrets.clone()),
             ..World::default()
         },
         works: BTreeMap::new(),
         written: BTreeMap::new(),
         holds: BTreeMap::new(),
+        looks: Looks {
+            secrets,
+            begun: BTreeMap::new(),
+            tell,
+        },
         agenda: Agenda::default(),
         membership: Membership::default(),
         members_of: None,
@@ -207,6 +221,7 @@ pub async fn run(
         tokio::select! {
             Some(seen) = watches.next() => seen.enter(&mut controllers.world),
             Ok(()) = reports.changed() => are_reports_new = true,
+            Some((secret, seen)) = seen_secrets.recv() => controllers.saw(secret, seen),
             () = changed.notified() => {}
             // Before everything has been listed, nobody knows what there is.
             Some(question) = questions.recv(), if controllers.world.is_whole() => {
@@ -251,6 +266,14 @@ struct Hold {
     is_refused: bool,
 }
 
+/// Whether Secrets can be read, asked of the API server for jobs that wait for it.
+struct Looks {
+    secrets: Secrets,
+    /// When each was last begun.
+    begun: BTreeMap<Key, Instant>,
+    tell: mpsc::UnboundedSender<(Key, Result<(), SecretFault>)>,
+}
+
 struct Controllers {
     context: Context,
     cluster: Cluster,
@@ -261,6 +284,7 @@ struct Controllers {
     /// When a job's status was last written, by UID.
     written: BTreeMap<String, Timestamp>,
     holds: BTreeMap<(&'static str, Key), Hold>,
+    looks: Looks,
     agenda: Agenda,
     membership: Membership,
     /// The layout that it is of.
@@ -382,6 +406,7 @@ impl Controllers {
             .filter(|((kind, _), hold)| *kind == "Node" && hold.is_refused);
         let refused: BTreeSet<String> = nodes.map(|((_, key), _)| key.name.clone()).collect();
         let (mut orders, mut requests) = (Vec::new(), Vec::new());
+        self.forget_looks();
         for key in self.due() {
             let Some(job) = self.world.jobs.get(&key) else {
                 continue;
@@ -453,6 +478,7 @@ impl Controllers {
                 self.changed.notify_one();
                 return;
             }
+            Order::Look(secret) => return self.look(secret),
             Order::Permit(attempt) => {
                 if let Some(work) = self.works.get(&uid) {
                     work.permit(attempt);
@@ -474,6 +500,37 @@ impl Controllers {
             }
         };
         self.works.insert(uid, work);
+    }
+
+    /// Looks whether a Secret can be read, unless that is under way.
+    fn look(&mut self, secret: Key) {
+        if self.looks.begun.contains_key(&secret) {
+            return;
+        }
+        self.looks.begun.insert(secret.clone(), Instant::now());
+        let (secrets, tell) = (self.looks.secrets.clone(), self.looks.tell.clone());
+        tokio::spawn(async move {
+            let seen = secrets.read(&secret.namespace, &secret.name).await;
+            // Whoever has gone needs no answer. What it holds is read anew when it is needed.
+            let _ = tell.send((secret, seen.map(drop)));
+        });
+    }
+
+    /// What came of a look; those that wait for it are decided at once.
+    fn saw(&mut self, secret: Key, seen: Result<(), SecretFault>) {
+        for (key, job) in self.world.jobs.iter() {
+            if reading::secret(job).as_ref() == Some(&secret) {
+                self.agenda.note(key.clone());
+            }
+        }
+        self.world.secrets.insert(secret, seen);
+    }
+
+    /// What was seen some time ago is seen anew before it is believed again.
+    fn forget_looks(&mut self) {
+        let begun = &mut self.looks.begun;
+        begun.retain(|_, at| at.elapsed() < LOOK_AGAIN);
+        (self.world.secrets).retain(|secret, _| begun.contains_key(secret));
     }
 
     /// Makes a request; false where there is no room for it now.

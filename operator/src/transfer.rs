@@ -24,6 +24,7 @@ mod destination;
 mod job;
 mod ledger;
 mod manifest;
+mod object;
 mod refusal;
 mod runner;
 #[cfg(test)]
@@ -34,6 +35,7 @@ pub use channels::Channels;
 pub use destination::{DestinationView, Standing};
 pub use job::{Course, End, Job};
 pub use manifest::EncodedManifest;
+pub use object::{Object, Open, Secret, Vault};
 pub use refusal::Refusal;
 pub(crate) use refusal::innermost;
 pub use runner::{Contact, Runner};
@@ -82,8 +84,10 @@ pub struct Place {
 pub struct Spec {
     /// Names the job to the agents, through all attempts.
     pub uid: String,
-    /// Where it is.
+    /// Where it is; of an object: where the reader's own copy shall be.
     pub source: Place,
+    /// Read from a store by the source's node, which is one of the destinations, instead of its files.
+    pub object: Option<Object>,
     /// Where it shall be.
     pub destinations: Vec<Place>,
     /// What the plan is made from.
@@ -104,6 +108,15 @@ pub struct Spec {
     pub tempo: Tempo,
     /// In whose name agents are asked.
     pub mandate: Mandate,
+}
+
+impl Spec {
+    /// Destinations that receive from others. What the source's node copies for itself, or reads itself
+    /// from a store, takes no part in a plan: it is on no link.
+    pub(crate) fn receivers(&self) -> impl Iterator<Item = &str> {
+        let names = self.destinations.iter().map(|place| place.node.as_str());
+        names.filter(|name| !is_local(name) && *name != self.source.node)
+    }
 }
 
 /// Who is to have a copy now: may grow while a job runs, and never shrinks.

@@ -454,6 +454,27 @@ fn a_policy_that_nothing_binds_would_deny_nothing() {
     assert_eq!(policies, bound);
 }
 
+/// A tenant's own Role does; jobs that lack it say how it is made, for this account.
+#[test]
+fn nothing_in_the_chart_lets_the_operator_read_a_tenants_secret() {
+    let rendered = rendered(&[]);
+    let roles = rendered.of_kind("ClusterRole");
+    for role in roles {
+        let name = &role["metadata"]["name"];
+        for rule in role["rules"].as_array().unwrap() {
+            let resources = strings(&rule["resources"]);
+            assert!(!resources.contains(&"secrets"), "{name}");
+            assert!(!resources.contains(&"*"), "{name}");
+        }
+    }
+    let elsewhere = rendered.of_kind("Role").filter(|role| {
+        role["metadata"]["namespace"] != NAMESPACE && role["rules"].to_string().contains("secrets")
+    });
+    assert_eq!(elsewhere.count(), 0);
+    let pod = &rendered.operator()["spec"];
+    assert_eq!(pod["serviceAccountName"], weft_operator::NAME);
+}
+
 /// Roots and fabrics come and go after a job was made; its own word stays.
 #[test]
 fn the_right_to_shared_roots_is_asked_for_by_what_a_job_says_and_not_by_what_roots_are() {

@@ -57,6 +57,7 @@ fn spec(stage: &Stage, uid: &str, to: usize) -> Spec {
     Spec {
         uid: uid.to_owned(),
         source: stage.place(0, uid),
+        object: None,
         destinations: vec![stage.place(to, uid)],
         topology: stage.topology(),
         strategy: Strategy::Direct,

@@ -312,6 +312,7 @@ mod tests {
         let (job, _) = Job::begin(Spec {
             uid: "uid".into(),
             source: place("node0"),
+            object: None,
             destinations: vec![place("node1"), place("node2")],
             topology: Topology {
                 nodes: Vec::new(),

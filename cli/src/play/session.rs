@@ -160,6 +160,7 @@ impl<'a> Play<'a> {
         Ok(Spec {
             uid: format!("play-{}", authority::unique()?),
             source: self.stage.place(0, &self.origin.path),
+            object: None,
             destinations: settings.to.iter().map(destination).collect(),
             topology: self.stage.topology(),
             strategy: settings.strategy,

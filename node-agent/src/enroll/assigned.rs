@@ -66,7 +66,10 @@ pub(crate) fn config(
             .as_ref()
             .map_or_else(|| Ok(Transport::default()), transport)?,
         limits: config::Limits::default(),
-        objects: config::Objects::default(),
+        objects: config::Objects {
+            allow_insecure: assigned.objects.unwrap_or_default().allow_insecure,
+            ..config::Objects::default()
+        },
         author: config::Author::Operator,
     };
     config::check(&config).map_err(|error| {
@@ -198,6 +201,7 @@ mod tests {
             }),
             nics: None,
             hash: "12".to_owned(),
+            objects: None,
         }
     }
 
@@ -246,7 +250,17 @@ mod tests {
             transport: None,
             ..assigned()
         };
-        assert_eq!(of(&sparse).unwrap().paths(), 128);
+        let sparse = of(&sparse).unwrap();
+        assert_eq!(sparse.paths(), 128);
+        assert!(!sparse.objects.allow_insecure);
+        let objects = Some(proto::Objects {
+            allow_insecure: true,
+        });
+        let lax = proto::NodeConfig {
+            objects,
+            ..assigned()
+        };
+        assert!(of(&lax).unwrap().objects.allow_insecure);
     }
 
     #[test]

@@ -17,8 +17,8 @@ use crate::transfer::names;
 
 const MIB: usize = 1 << 20;
 /// The stores here have no TLS, and are on the node itself.
-const INSECURE: &str = "objects: {allowInsecure: true, stallTimeout: 500ms}\n";
-const PASSWORD: &str = "hunter2hunter2";
+pub(crate) const INSECURE: &str = "objects: {allowInsecure: true, stallTimeout: 500ms}\n";
+pub(crate) const PASSWORD: &str = "hunter2hunter2";
 
 fn object(url: &str) -> ObjectSource {
     ObjectSource {
@@ -104,7 +104,7 @@ fn assert_verified(ends: &[ProgressResponse]) {
 }
 
 /// A server of S3 with one bucket, `models`, and what is in it.
-async fn s3(lab: &Lab, files: &[(&str, &[u8])]) -> String {
+pub(crate) async fn s3(lab: &Lab, files: &[(&str, &[u8])]) -> String {
     let root = lab.dir.path().join("s3");
     std::fs::create_dir_all(root.join("models")).unwrap();
     for (name, bytes) in files {

@@ -75,6 +75,7 @@ impl Operator {
             }),
             nics: None,
             hash: "1".to_owned(),
+            objects: None,
         };
         Self(Arc::new(Inner {
             lab: RwLock::new(lab),

@@ -22,6 +22,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic::{Code, Status};
 use weft_agent::agent::Agent;
 use weft_agent::config;
+use weft_operator::authority::Authority;
 use weft_proto::Message as _;
 use weft_proto::agent::v1::agent_client::AgentClient;
 use weft_proto::agent::v1::start_request::Part;
@@ -176,6 +177,18 @@ impl Lab {
         let file = dir.join(format!("{name}.yaml"));
         std::fs::write(&file, text).unwrap();
         file
+    }
+
+    /// Starts the agent of a node whose authority is an operator's.
+    pub(crate) async fn agent_of(&self, authority: &Authority, node: usize, extra: &str) -> Agent {
+        let text = std::fs::read_to_string(self.configure(node, extra)).unwrap();
+        let (dir, name) = (self.dir.path(), format!("n{node}"));
+        let identity = authority.node(&name).unwrap();
+        std::fs::write(dir.join("ca.pem"), authority.certificate()).unwrap();
+        std::fs::write(dir.join(format!("{name}.pem")), identity.certificate).unwrap();
+        std::fs::write(dir.join(format!("{name}.key")), identity.key).unwrap();
+        let text = text.replace(&self.ticket_key(), &authority.ticket_key());
+        Agent::start(&config::parse(&text).unwrap()).await.unwrap()
     }
 
     /// Starts a node's agent in this process.

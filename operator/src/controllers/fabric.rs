@@ -13,7 +13,7 @@ use weft_crds::{
 };
 use weft_proto::{
     Message as _,
-    operator::v1::{Nics, NodeConfig, NodeReport, Ports, Root, Transport},
+    operator::v1::{Nics, NodeConfig, NodeReport, Objects, Ports, Root, Transport},
 };
 
 use super::{
@@ -426,6 +426,9 @@ pub(super) fn config(fabric: &RdmaFabric, ticket_key: &str) -> NodeConfig {
         nics: Some(Nics {
             include: spec.nics.include.clone(),
             exclude: spec.nics.exclude.clone(),
+        }),
+        objects: Some(Objects {
+            allow_insecure: spec.objects.allow_insecure,
         }),
     };
     config.hash = blake3::hash(&config.encode_to_vec()).to_hex()[..16].to_owned();

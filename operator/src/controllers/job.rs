@@ -17,6 +17,7 @@ use weft_crds::{DeletionPolicy, Phase, TransferJob, TransferJobStatus};
 use super::{
     membership::Membership,
     models,
+    reading::{self, Shut},
     request::{FINALIZER, Request},
     resolve::{self, Obstacle, Transfer},
     snapshot::{Outcome, Snapshot},
@@ -55,6 +56,8 @@ pub(super) struct View<'a> {
 /// Something for this process to do.
 #[derive(Debug, Clone)]
 pub(super) enum Order {
+    /// See whether this Secret can be read: the job waits for that.
+    Look(Key),
     /// Move the bytes.
     Begin(Box<Transfer>),
     /// Tell the agents that it is over; nobody here is working at it.
@@ -337,7 +340,19 @@ fn go_on(view: &View<'_>, old: &TransferJobStatus, work: &Snapshot) -> Decision 
 }
 
 fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
-    match resolve::resolve(view.job, view.world, view.membership, view.leader_epoch) {
+    let wait = |obstacle: &Obstacle| {
+        let waiting = status::waiting(view.job, obstacle, view.now);
+        write(view, old, waiting)
+    };
+    let transfer = resolve::resolve(view.job, view.world, view.membership, view.leader_epoch);
+    if transfer.is_ok() {
+        match reading::unlocked(view.job, view.world) {
+            Ok(()) => {}
+            Err(Shut::Unseen(secret)) => return Order::Look(secret).into(),
+            Err(Shut::Denied(obstacle)) => return wait(&obstacle),
+        }
+    }
+    match transfer {
         Ok(_) if !is_held(view.job) => hold(view.job, true).into(),
         Ok(transfer) => Order::Begin(Box::new(transfer)).into(),
         Err(Obstacle {
@@ -349,7 +364,7 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
             old,
             status::failed(view.job, reason, &message, view.now),
         ),
-        Err(obstacle) => write(view, old, status::waiting(view.job, &obstacle, view.now)),
+        Err(obstacle) => wait(&obstacle),
     }
 }
 

@@ -11,6 +11,7 @@ use weft_crds::{NodePorts, Obstacle, RootScope, TransferJob, TransferProgress, l
 use super::{
     fabric::is_ready,
     membership::Membership,
+    reading::{self, Shut},
     resolve::{self, Transfer},
     snapshot::{Outcome, Snapshot},
     status,
@@ -133,7 +134,13 @@ pub(super) fn survey(
         Err(obstacle) => (Some(obstacle), None),
     };
     // What stands first hides the others, and a person wants to mend all at once.
-    let others = resolve::obstacles(job, world, membership);
+    let mut others = resolve::obstacles(job, world, membership);
+    // With nothing in the way the store is asked, and the Secret read for that.
+    if first.is_some()
+        && let Err(Shut::Denied(obstacle)) = reading::unlocked(job, world)
+    {
+        others.push(obstacle);
+    }
     let is_new = |one: &resolve::Obstacle| {
         first.as_ref().is_none_or(|first| {
             // The first of these is about fewer nodes.
@@ -243,6 +250,7 @@ mod tests {
             attempt: 1,
             claims: None,
             outcome: None,
+            reader: None,
             manifest: Some(ManifestSummary {
                 files: 1,
                 bytes: 100,

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{
-    Algorithm, Destinations, FileSource, Overwrite, RdmaFabric, Root, RootAccess, RootScope,
-    Strategy, TransferJob,
+    Algorithm, Destinations, FileSource, ObjectSource, Overwrite, RdmaFabric, Root, RootAccess,
+    RootScope, Strategy, TransferJob,
 };
 use weft_planner::{Node, Topology, Uplink};
 use weft_proto::agent::v1 as agent;
@@ -13,6 +13,7 @@ use weft_proto::agent::v1 as agent;
 use super::{
     fabric::{self, Configured, configured, is_ready, listed},
     membership::{Membership, selector},
+    reading,
     world::World,
 };
 use crate::transfer::{Contact, Mandate, Place, Removal, Roster, Spec, Tempo, local, node_of};
@@ -50,7 +51,7 @@ pub(super) struct Obstacle {
     pub(super) is_final: bool,
 }
 
-fn wait(reason: &'static str, message: String) -> Obstacle {
+pub(super) fn wait(reason: &'static str, message: String) -> Obstacle {
     Obstacle {
         reason,
         message,
@@ -68,7 +69,9 @@ pub(super) fn resolve(
 ) -> Result<Transfer, Obstacle> {
     let transfer = lay_out(job, world, membership, leader_epoch, &BTreeSet::new())?;
     let awake = |place: &Place| is_ready(world, node_of(&place.node), &transfer.fabric);
-    if !awake(&transfer.spec.source) {
+    let source = transfer.spec.source.node.as_str();
+    let source = transfer.spec.object.is_none().then_some(source);
+    if source.is_some() && !awake(&transfer.spec.source) {
         let text = format!(
             "spec.source.file.node: {} is not ready; see: kubectl get fabricnodes",
             transfer.spec.source.node
@@ -89,7 +92,6 @@ pub(super) fn resolve(
         return Err(wait("NodesNotReady", text));
     }
     let nodes = destinations.iter().map(|copy| node_of(&copy.node));
-    let source = transfer.spec.source.node.as_str();
     match behind(world, &transfer.fabric, source, nodes) {
         Some(obstacle) => Err(obstacle),
         None => Ok(transfer),
@@ -102,13 +104,13 @@ pub(super) fn resolve(
 fn behind<'a>(
     world: &World,
     fabric: &str,
-    source: &'a str,
+    source: Option<&'a str>,
     destinations: impl Iterator<Item = &'a str>,
 ) -> Option<Obstacle> {
     let asked = fabric::config(world.fabrics.named(fabric)?, &world.ticket_key).hash;
     let how = |node: &str| configured(world, node, &asked);
     let waits = |node: &&str| is_ready(world, node, fabric) && how(node) == Configured::Behind;
-    let from = (how(source) != Configured::Present).then_some(source);
+    let from = source.filter(|source| how(source) != Configured::Present);
     let late: BTreeSet<&str> = from.into_iter().chain(destinations.filter(waits)).collect();
     let first = late.first()?;
     let late: Vec<&str> = late.iter().copied().collect();
@@ -131,42 +133,55 @@ pub(super) fn obstacles(
     membership: &Membership,
 ) -> Vec<Obstacle> {
     let mut found = Vec::new();
-    let Ok(source) = file(job) else {
+    let Ok(origin) = origin(job) else {
         return found;
     };
-    let Ok((name, fabric)) = fabric_of(&source.node, world, membership) else {
+    let Ok((name, fabric)) = home(job, origin, world, membership) else {
         return found;
     };
-    found.extend(place(job, fabric, world, Side::Source(source)).err());
+    let file = match origin {
+        Origin::File(file) => {
+            found.extend(place(job, fabric, world, Side::Source(file)).err());
+            Some(file)
+        }
+        Origin::Object(object) => {
+            found.extend(reading::allowed(object, fabric).err());
+            None
+        }
+    };
+    let source = file.map(|file| file.node.as_str());
     let to = &job.spec.destinations;
     let side = Side::Destination {
         // The root is the same on all nodes.
-        node: &source.node,
+        node: source.unwrap_or_default(),
         to,
     };
     found.extend(place(job, fabric, world, side).err());
-    let mut names = vec![source.node.clone()];
+    let mut names: Vec<String> = source.into_iter().map(str::to_owned).collect();
     match destinations(job, name, world, membership) {
         Ok(nodes) => {
-            let is_elsewhere = source.root != to.root
-                || source.path.trim_end_matches('/') != to.path.trim_end_matches('/');
-            let others = nodes.iter().filter(|node| **node != source.node);
+            let is_elsewhere = |file: &FileSource| {
+                file.root != to.root
+                    || file.path.trim_end_matches('/') != to.path.trim_end_matches('/')
+            };
+            let is_there = file.is_some_and(|file| !is_elsewhere(file));
+            let others = nodes.iter().filter(|node| Some(node.as_str()) != source);
             names.extend(others.cloned());
-            if names.len() == 1 && (nodes.is_empty() || !is_elsewhere) {
+            if names.len() <= 1 && (nodes.is_empty() || is_there) {
                 let is_listed = to.nodes.is_some();
-                found.push(no_destinations(name, &source.node, is_listed));
+                found.push(no_destinations(name, source, is_listed));
             }
         }
         Err(obstacle) => found.push(obstacle),
     }
     let others = names.iter().map(String::as_str);
-    found.extend(behind(world, name, &source.node, others));
+    found.extend(behind(world, name, source, others));
     names.retain(|node| !is_ready(world, node, name));
     if !names.is_empty() {
         let asleep: Vec<&str> = names.iter().map(String::as_str).collect();
         let text = format!(
             "{} of its nodes are not ready: {}; a destination is waited for while the others go on, \
-             the source holds all up; see: kubectl get fabricnodes",
+             a file's node holds all up; see: kubectl get fabricnodes",
             asleep.len(),
             listed(&asleep)
         );
@@ -199,14 +214,27 @@ fn lay_out(
     leader_epoch: u64,
     also: &BTreeSet<&str>,
 ) -> Result<Transfer, Obstacle> {
-    let source = file(job)?;
-    let (fabric_name, fabric) = fabric_of(&source.node, world, membership)?;
-    let from = place(job, fabric, world, Side::Source(source))?;
-    let copies = copies(job, (fabric_name, fabric), world, membership, &from)?;
-    if copies.is_empty() {
+    let origin = origin(job)?;
+    let (fabric_name, fabric) = home(job, origin, world, membership)?;
+    let from = match origin {
+        Origin::File(file) => Some(place(job, fabric, world, Side::Source(file))?),
+        Origin::Object(object) => {
+            reading::allowed(object, fabric)?;
+            None
+        }
+    };
+    let whole = (fabric_name, fabric);
+    let copies = copies(job, whole, world, membership, from.as_ref())?;
+    let Some(first) = copies.first() else {
         let is_listed = job.spec.destinations.nodes.is_some();
-        return Err(no_destinations(fabric_name, &source.node, is_listed));
-    }
+        let source = from.as_ref().map(|from| from.node.as_str());
+        return Err(no_destinations(fabric_name, source, is_listed));
+    };
+    let readers = reading::readers(job, &copies, world, fabric);
+    let reader = copies
+        .iter()
+        .find(|copy| readers.first() == Some(&copy.node));
+    let from = from.unwrap_or_else(|| reader.unwrap_or(first).clone());
     let names: BTreeSet<&str> = std::iter::once(from.node.as_str())
         .chain(copies.iter().map(|copy| node_of(&copy.node)))
         .chain(also.iter().copied())
@@ -217,35 +245,38 @@ fn lay_out(
         spec: Spec {
             topology: topology(world, fabric, &names),
             payload_share: payload_share(world, &names),
+            object: match origin {
+                Origin::File(_) => None,
+                Origin::Object(object) => Some(reading::object(job, object, readers, world)),
+            },
             ..spec(job, from, copies, leader_epoch)
         },
     })
 }
 
-/// Where copies shall be, without the one that is there already: the source.
+/// Where copies shall be, without the one that is there already: the source, where that is a node.
 fn copies(
     job: &TransferJob,
     (fabric_name, fabric): (&str, &RdmaFabric),
     world: &World,
     membership: &Membership,
-    from: &Place,
+    from: Option<&Place>,
 ) -> Result<Vec<Place>, Obstacle> {
     let to = &job.spec.destinations;
     let mut copies = Vec::new();
     for node in &destinations(job, fabric_name, world, membership)? {
         let side = Side::Destination { node, to };
         let copy = place(job, fabric, world, side)?;
-        if copy == *from {
+        match from {
             // It is where it shall be.
-            continue;
+            Some(from) if copy == *from => {}
+            Some(from) if copy.node == from.node => {
+                apart(&copy, from)?;
+                let node = local(&copy.node);
+                copies.push(Place { node, ..copy });
+            }
+            _ => copies.push(copy),
         }
-        if copy.node == from.node {
-            apart(&copy, from)?;
-            let node = local(&copy.node);
-            copies.push(Place { node, ..copy });
-            continue;
-        }
-        copies.push(copy);
     }
     Ok(copies)
 }
@@ -279,19 +310,29 @@ pub(super) fn involved(
     leader_epoch: u64,
     removals: &[Removal],
 ) -> Option<Transfer> {
-    let source = job.spec.source.file.as_ref()?;
-    let fabric = world
-        .fabric_nodes
-        .named(&source.node)
-        .map(|node| node.spec.fabric.clone())?;
     let shown = job.status.iter().flat_map(|status| &status.destinations);
     let mut names: BTreeSet<String> = shown.map(|destination| destination.node.clone()).collect();
+    let source = match origin(job).ok()? {
+        Origin::File(file) => file.node.clone(),
+        // Whoever has not read knows of the job as a destination.
+        Origin::Object(_) => {
+            let reader = job.status.as_ref().map(|status| status.reader.clone());
+            let reader = reader.filter(|reader| !reader.is_empty());
+            reader.or_else(|| names.first().cloned())?
+        }
+    };
+    let fabric = world
+        .fabric_nodes
+        .named(&source)
+        .map(|node| node.spec.fabric.clone())?;
     names.extend(destinations(job, &fabric, world, membership).unwrap_or_default());
     let to = &job.spec.destinations;
     let bare = |path: &str| path.trim_end_matches('/').to_owned();
-    let is_elsewhere = (&to.root, bare(&to.path)) != (&source.root, bare(&source.path));
-    if names.remove(&source.node) && is_elsewhere {
-        names.insert(local(&source.node));
+    let file = job.spec.source.file.as_ref();
+    let (root, path) = file.map_or((&to.root, &to.path), |file| (&file.root, &file.path));
+    let is_elsewhere = (&to.root, bare(&to.path)) != (root, bare(path));
+    if file.is_some() && names.remove(&source) && is_elsewhere {
+        names.insert(local(&source));
     }
     let place = |node: &str, root: &str, path: &str| Place {
         node: node.to_owned(),
@@ -302,11 +343,11 @@ pub(super) fn involved(
         .iter()
         .map(|node| place(node, &to.root, &to.path))
         .collect();
-    let from = place(&source.node, &source.root, &source.path);
+    let from = place(&source, root, path);
     let all: BTreeSet<&str> = names
         .iter()
         .map(|name| node_of(name))
-        .chain([source.node.as_str()])
+        .chain([source.as_str()])
         .chain(removals.iter().map(|removal| removal.place.node.as_str()))
         .collect();
     Some(Transfer {
@@ -321,6 +362,7 @@ fn spec(job: &TransferJob, source: Place, destinations: Vec<Place>, leader_epoch
     Spec {
         uid: job.uid().unwrap_or_default(),
         source,
+        object: None,
         destinations,
         topology: Topology::default(),
         strategy: match job.spec.strategy {
@@ -354,16 +396,46 @@ fn spec(job: &TransferJob, source: Place, destinations: Vec<Place>, leader_epoch
     }
 }
 
-fn file(job: &TransferJob) -> Result<&FileSource, Obstacle> {
-    job.spec.source.file.as_ref().ok_or_else(|| Obstacle {
-        reason: "SourceMissing",
-        message: "spec.source: give exactly one of: file".to_owned(),
-        is_final: true,
-    })
+/// Where a job's bytes come from.
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    File(&'a FileSource),
+    Object(&'a ObjectSource),
 }
 
-fn fabric_of<'a>(
+fn origin(job: &TransferJob) -> Result<Origin<'_>, Obstacle> {
+    match (&job.spec.source.file, &job.spec.source.object) {
+        (Some(file), None) => Ok(Origin::File(file)),
+        (None, Some(object)) => Ok(Origin::Object(object)),
+        // The definition refuses it, but it may have been changed since.
+        _ => Err(Obstacle {
+            reason: "SourceMissing",
+            message: "spec.source: give exactly one of: file, object".to_owned(),
+            is_final: true,
+        }),
+    }
+}
+
+/// The fabric that a job is in.
+fn home<'a>(
+    job: &TransferJob,
+    origin: Origin<'_>,
+    world: &'a World,
+    membership: &'a Membership,
+) -> Result<(&'a str, &'a RdmaFabric), Obstacle> {
+    match origin {
+        Origin::File(file) => {
+            let field = ("SourceNodeNotInFabric", "spec.source.file.node");
+            fabric_of(&file.node, field, world, membership)
+        }
+        Origin::Object(_) => reading::fabric_of_destinations(job, world, membership),
+    }
+}
+
+/// A node's fabric, or what is wrong with the field that names it.
+pub(super) fn fabric_of<'a>(
     node: &str,
+    (reason, field): (&'static str, &str),
     world: &'a World,
     membership: &'a Membership,
 ) -> Result<(&'a str, &'a RdmaFabric), Obstacle> {
@@ -376,10 +448,7 @@ fn fabric_of<'a>(
             "no RdmaFabric selects it; label the node, or name one of: kubectl get fabricnodes"
                 .to_owned()
         };
-        wait(
-            "SourceNodeNotInFabric",
-            format!("spec.source.file.node: {node}: {what}"),
-        )
+        wait(reason, format!("{field}: {node}: {what}"))
     })
 }
 
@@ -398,11 +467,15 @@ fn destinations(
             .collect();
         if !strangers.is_empty() {
             let text = format!(
-                "spec.destinations.nodes: {} not of fabric {fabric}, which the source is of; label \
+                "spec.destinations.nodes: {} not of fabric {fabric}, which the {} is of; label \
                  them so that it selects them, or name one of: kubectl get fabricnodes",
                 match strangers.len() {
                     1 => format!("node {} is", strangers[0]),
                     _ => format!("nodes {} are", listed(&strangers)),
+                },
+                match job.spec.source.file {
+                    Some(_) => "source",
+                    None => "first node",
                 }
             );
             return Err(wait("NodeNotInFabric", text));
@@ -425,7 +498,14 @@ fn destinations(
     Ok(selected.map(|(node, _)| node.to_owned()).collect())
 }
 
-fn no_destinations(fabric: &str, source: &str, is_listed: bool) -> Obstacle {
+fn no_destinations(fabric: &str, source: Option<&str>, is_listed: bool) -> Obstacle {
+    let Some(source) = source else {
+        let text = format!(
+            "spec.destinations: no node of fabric {fabric} matches; it begins when one does: label a \
+             node"
+        );
+        return wait("NoDestinations", text);
+    };
     if is_listed {
         return Obstacle {
             reason: "NoDestinations",

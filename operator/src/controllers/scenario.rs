@@ -12,8 +12,9 @@ use kube::{
     core::{ObjectMeta, PartialObjectMeta},
 };
 use weft_crds::{
-    Destinations, FabricNode, FabricNodeSpec, FabricNodeStatus, FileSource, RdmaFabric,
-    RdmaFabricSpec, Root, RootAccess, RootScope, Source, TransferJob, TransferJobSpec,
+    Destinations, FabricNode, FabricNodeSpec, FabricNodeStatus, FileSource, ObjectSource,
+    RdmaFabric, RdmaFabricSpec, Root, RootAccess, RootScope, SecretReference, Source, TransferJob,
+    TransferJobSpec,
 };
 use weft_proto::operator::v1::{NodeReport, Ports};
 
@@ -69,6 +70,7 @@ pub(super) fn fabric(name: &str, second: i64) -> RdmaFabric {
         nics: Default::default(),
         topology: Default::default(),
         transport: Default::default(),
+        objects: Default::default(),
         ports: Default::default(),
     };
     let mut fabric = RdmaFabric::new(name, spec);
@@ -168,6 +170,7 @@ pub(super) fn job(name: &str) -> TransferJob {
                 scope: RootScope::PerNamespace,
                 path: "minilm/".into(),
             }),
+            object: None,
         },
         destinations: Destinations {
             node_selector: Some(labelled("gpu")),
@@ -191,6 +194,21 @@ pub(super) fn job(name: &str) -> TransferJob {
     job
 }
 
+/// Objects of a store, read with a Secret.
+pub(super) fn object(url: &str) -> Source {
+    let secret_ref = SecretReference {
+        name: "store".into(),
+    };
+    Source {
+        file: None,
+        object: Some(ObjectSource {
+            url: url.into(),
+            secret_ref: Some(secret_ref),
+            expect: None,
+        }),
+    }
+}
+
 /// One fabric whose nodes n1, n2, … are ready, and a job.
 pub(super) fn world(nodes: usize) -> World {
     let name = |i: usize| format!("n{i}");
@@ -202,6 +220,8 @@ pub(super) fn world(nodes: usize) -> World {
         namespaces: [namespace("team-a", &["models"])].into_iter().collect(),
         daemon_sets: std::iter::empty().collect(),
         ticket_key: "0a".repeat(32),
+        secrets: BTreeMap::new(),
+        vault: Default::default(),
     }
 }
 

@@ -49,6 +49,8 @@ pub(super) struct Snapshot {
     pub(super) claims: Option<u32>,
     /// Once it is over.
     pub(super) outcome: Option<Outcome>,
+    /// Who reads, where the bytes come from a store.
+    pub(super) reader: Option<String>,
     /// What the source holds.
     pub(super) manifest: Option<ManifestSummary>,
     /// Who sends to whom.
@@ -89,6 +91,7 @@ impl Snapshot {
                 End::Failed => Outcome::Failed,
                 End::Withdrawn { discard } => Outcome::Withdrawn { discard },
             }),
+            reader: (job.spec().object.as_ref()).map(|_| job.spec().source.node.clone()),
             manifest,
             plan: job.plan().map(|plan| PlanSummary {
                 strategy: match plan.strategy {
@@ -132,8 +135,10 @@ fn holders(job: &Job) -> Vec<Holder> {
         is_verified.then(|| holder(view.place, view.report))
     });
     let (source, report) = (&job.spec().source, job.source_report());
+    let is_counted = job.destinations().any(|view| view.place == source);
     // A pod looks for it in one place on all nodes.
     let is_there = report.state() == State::Verified
+        && !is_counted
         && job
             .spec()
             .destinations

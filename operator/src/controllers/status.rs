@@ -209,6 +209,9 @@ fn show(status: &mut TransferJobStatus, job: &TransferJob, work: &Snapshot) {
         String::new()
     };
     status.eta = status.eta_seconds.map(duration).unwrap_or_default();
+    if let Some(reader) = &work.reader {
+        status.reader.clone_from(reader);
+    }
     status.plan = work.plan.clone().or(status.plan.take());
     status.link = work.link.clone().or(status.link.take());
     let trouble = work.destinations.iter().find(|d| !d.reason.is_empty());

@@ -17,6 +17,9 @@ use kube::{
 };
 use weft_crds::{FabricNode, RdmaFabric, TransferJob};
 
+use super::secret::SecretFault;
+use crate::transfer::Vault;
+
 /// An object of its kind; the namespace of a cluster's object is "".
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(super) struct Key {
@@ -242,6 +245,10 @@ pub(super) struct World {
     pub(super) daemon_sets: Kept<PartialObjectMeta<DaemonSet>>,
     /// The public key of this leader's tickets: part of what agents are told, and of no object.
     pub(super) ticket_key: String,
+    /// What came of the last looks at the Secrets that jobs name; what they hold is kept nowhere.
+    pub(super) secrets: BTreeMap<Key, Result<(), SecretFault>>,
+    /// The way to them, which transfers are given.
+    pub(super) vault: Vault,
 }
 
 impl World {

@@ -353,9 +353,7 @@ async fn plan_of(survey: Survey, channels: &Channels) -> TransferPlan {
         }
     };
     let bytes = manifest.files.iter().map(|file| file.size).sum();
-    let names = spec.destinations.iter().map(|place| place.node.clone());
-    // What the source's node copies for itself takes no part in a plan: it is on no link.
-    let names: Vec<String> = names.filter(|name| !transfer::is_local(name)).collect();
+    let names: Vec<String> = spec.receivers().map(str::to_owned).collect();
     let request = Request {
         strategy: spec.strategy,
         payload_share: spec.payload_share,

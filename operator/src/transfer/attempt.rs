@@ -48,6 +48,8 @@ impl Member {
 #[derive(Debug, Clone)]
 pub(super) struct Attempt {
     source: String,
+    /// The source is a destination, too: it reads from a store.
+    is_reader: bool,
     members: BTreeMap<String, Member>,
 }
 
@@ -66,7 +68,16 @@ impl Attempt {
         };
         Self {
             source: source.to_owned(),
+            is_reader: false,
             members: parts.iter().map(member).collect(),
+        }
+    }
+
+    /// The source gets a copy itself, of what it reads from a store.
+    pub(super) fn reading(self) -> Self {
+        Self {
+            is_reader: true,
+            ..self
         }
     }
 
@@ -157,7 +168,8 @@ impl Attempt {
     /// Some destination can still finish: it and everyone between it and the source are well.
     pub(super) fn can_go_on(&self) -> bool {
         self.members.iter().any(|(node, member)| {
-            *node != self.source && member.can_go_on() && self.is_served(member)
+            let is_destination = self.is_reader || *node != self.source;
+            is_destination && member.can_go_on() && self.is_served(member)
         })
     }
 

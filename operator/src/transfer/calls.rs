@@ -13,8 +13,8 @@ use tonic::Request;
 use weft_planner::Part;
 use weft_proto::agent::v1::{
     CancelRequest, Child, DestinationPart, Direction, JobRef, LocalPart, Location, Manifest,
-    PrepareRequest, ProgressRequest, RemoveRequest, SourcePart, StartRequest, StatRequest, Ticket,
-    Verification, start_request,
+    ObjectPart, PrepareRequest, ProgressRequest, RemoveRequest, SourcePart, StartRequest,
+    StatRequest, Ticket, Verification, start_request,
 };
 
 use super::{
@@ -39,6 +39,9 @@ pub(super) const PREPARE_MANIFEST: [u64; 1] = [4];
 pub(super) const SOURCE_MANIFEST: [u64; 2] = [3, 2];
 /// `StartRequest.local`, `LocalPart.manifest`.
 pub(super) const LOCAL_MANIFEST: [u64; 2] = [6, 2];
+
+/// `StartRequest.destination`, `DestinationPart.object`, `ObjectPart.manifest`.
+pub(super) const OBJECT_MANIFEST: [u64; 3] = [4, 2, 2];
 
 /// What the calls share.
 pub(super) struct Calls {
@@ -65,6 +68,18 @@ impl Calls {
             channels,
             answers,
         }
+    }
+
+    /// The same while its agents are the same, once the bytes come from another node.
+    pub(super) fn moved(&self, spec: &Spec) -> Option<Self> {
+        let (old, new) = (&self.spec, spec);
+        let is_same = old.source == new.source && old.object.is_some() == new.object.is_some();
+        (!is_same).then(|| Self {
+            spec: spec.clone(),
+            channels: self.channels.clone(),
+            agents: self.agents.clone(),
+            answers: self.answers.clone(),
+        })
     }
 
     /// The same for what the job has become.
@@ -191,10 +206,14 @@ impl Calls {
 
     pub(super) async fn stat(&self) -> Result<Manifest, Refusal> {
         let source = &self.spec.source;
+        let object = match &self.spec.object {
+            Some(object) => Some(object.source().await?),
+            None => None,
+        };
         let request = StatRequest {
             leader_epoch: self.spec.mandate.leader_epoch,
-            location: Some(location(source)),
-            object: None,
+            location: object.is_none().then(|| location(source)),
+            object,
         };
         let call = self.agent(&source.node)?.call(|mut client| {
             let request = request.clone();
@@ -234,22 +253,36 @@ impl Calls {
     ) -> Result<(), Refusal> {
         let source = Some(location(&self.spec.source));
         // A manifest comes last.
-        let (role, numbers) = match &part.receives_from {
-            None if is_local(&part.node) => {
+        let (role, numbers): (_, Option<&[u64]>) = match (&part.receives_from, &self.spec.object) {
+            (None, _) if is_local(&part.node) => {
                 let part = LocalPart {
                     source,
                     manifest: None,
                 };
                 (start_request::Part::Local(part), Some(&LOCAL_MANIFEST))
             }
-            Some(from) => {
+            (Some(from), _) => {
                 let part = DestinationPart {
                     receives_from: from.clone(),
                     object: None,
                 };
                 (start_request::Part::Destination(part), None)
             }
-            None => {
+            (None, Some(object)) => {
+                let object = ObjectPart {
+                    source: Some(object.source().await?),
+                    manifest: None,
+                };
+                let part = DestinationPart {
+                    receives_from: String::new(),
+                    object: Some(object),
+                };
+                (
+                    start_request::Part::Destination(part),
+                    Some(&OBJECT_MANIFEST),
+                )
+            }
+            (None, None) => {
                 let part = SourcePart {
                     location: source,
                     manifest: None,

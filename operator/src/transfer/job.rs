@@ -6,12 +6,13 @@ use weft_planner::{Part, Plan, Request};
 use weft_proto::agent::v1::{Manifest, PeerProgress, ProgressResponse, Role, State};
 
 use super::{
-    Answer, Command, EncodedManifest, Refusal, Removal, Roster, Spec, Tempo,
+    Answer, Command, EncodedManifest, Object, Place, Refusal, Removal, Roster, Spec, Tempo,
     attempt::{Attempt, Run},
     contact::FirstContact,
     destination::{DestinationView, Standing},
     is_local,
     ledger::{Ledger, cut_off, is_ours, reported},
+    object::is_of_the_store,
 };
 
 /// How long the last reports may take once everything is Verified: they only complete the counts.
@@ -100,6 +101,10 @@ pub struct Job {
     spec: Spec,
     phase: Phase,
     manifest: Option<EncodedManifest>,
+    /// What a verified copy is sent in place of, in this attempt.
+    store: Option<Object>,
+    /// Nodes that could not be asked what they have, since the last one that could.
+    silent: BTreeSet<String>,
     ledger: Ledger,
     contact: FirstContact,
     /// Counts up from 1.
@@ -138,6 +143,8 @@ impl Job {
             spec,
             phase: Phase::Asking,
             manifest: None,
+            store: None,
+            silent: BTreeSet::new(),
             mark: 0,
             vain: 0,
             plan: None,
@@ -363,11 +370,15 @@ impl Job {
             Ok(manifest) => {
                 self.contact.reached(&self.spec.source.node);
                 self.manifest = Some(EncodedManifest::new(&manifest));
+                self.silent.clear();
                 self.vain = 0;
                 self.claim(commands);
             }
             Err(refusal) if refusal.retriable && self.vain < self.spec.backoff_limit => {
                 self.vain += 1;
+                if !is_of_the_store(&refusal.reason) {
+                    self.ask_the_next();
+                }
                 self.phase = Phase::Resting {
                     until: now + self.backoff(),
                 };
@@ -382,9 +393,15 @@ impl Job {
     fn on_woken(&mut self, now: Duration, commands: &mut Vec<Command>) {
         match &self.phase {
             Phase::Resting { until } if now >= *until => {
-                if self.manifest.is_some() {
+                self.ask_the_store();
+                let copy = self.copy_to_send();
+                if self.manifest.is_some() && copy.is_none() {
                     self.claim(commands);
                 } else {
+                    if let Some(copy) = copy {
+                        self.send_files(copy);
+                    }
+                    self.contact.asked(&self.spec.source.node, now);
                     self.phase = Phase::Asking;
                     commands.push(Command::Stat);
                 }
@@ -501,11 +518,16 @@ impl Job {
                 destination.standing = Standing::Waiting;
             }
         }
-        let (here, others): (Vec<String>, Vec<String>) =
-            ready.into_iter().partition(|node| is_local(node));
-        // What the source's node copies for itself takes no part in the plan: it is on no link.
-        let mut parts: Vec<Part> = here.into_iter().map(copied_there).collect();
-        if !others.is_empty() {
+        self.choose_reader(&ready);
+        let is_alone = |node: &String| is_local(node) || self.reads(node);
+        let (here, others): (Vec<String>, Vec<String>) = ready.into_iter().partition(is_alone);
+        // What a node gets from nobody is on no link: what the source's node copies for itself takes no
+        // part in the plan, and what a reader gets itself only where it has nobody to send it to.
+        let has_others = !others.is_empty();
+        let here = here.into_iter();
+        let here = here.filter(|node| is_local(node) || !has_others);
+        let mut parts: Vec<Part> = here.map(copied_there).collect();
+        if has_others {
             match weft_planner::plan(&self.request(others), &self.spec.topology) {
                 Ok(plan) => {
                     parts.extend_from_slice(&plan.parts);
@@ -523,6 +545,9 @@ impl Job {
             }
         }
         let mut attempt = Attempt::new(&self.spec.source.node, &parts);
+        if self.spec.object.is_some() {
+            attempt = attempt.reading();
+        }
         for part in attempt.start_destinations() {
             commands.push(Command::Start {
                 attempt: self.attempt,
@@ -532,6 +557,8 @@ impl Job {
         self.ledger.open();
         self.started.get_or_insert(now);
         self.phase = Phase::Running(attempt);
+        // A reader without others waits for nobody.
+        self.look(now, commands);
     }
 
     fn request(&self, destinations: Vec<String>) -> Request {
@@ -791,7 +818,84 @@ impl Job {
     }
 }
 
-/// The part of a copy that the source's node makes for itself.
+/// Which destination reads, where the bytes come from a store.
+impl Job {
+    /// It reads from a store in this attempt.
+    fn reads(&self, node: &str) -> bool {
+        self.spec.object.is_some() && self.spec.source.node == node
+    }
+
+    /// The one that reads goes on to do so as long as it can; else the next one that is ready does.
+    fn choose_reader(&mut self, ready: &[String]) {
+        let Some(object) = &self.spec.object else {
+            return;
+        };
+        if ready.contains(&self.spec.source.node) {
+            return;
+        }
+        let is_ready = |reader: &&String| ready.contains(reader);
+        // Who has come later stands in no order.
+        let chosen = object.readers.iter().find(is_ready).or(ready.first());
+        if let Some(node) = chosen.cloned() {
+            self.read_at(&node);
+        }
+    }
+
+    /// Whoever was asked does not answer; another one may.
+    fn ask_the_next(&mut self) {
+        self.ask_the_store();
+        self.silent.insert(self.spec.source.node.clone());
+        let object = self.spec.object.as_ref();
+        let next = object.and_then(|object| object.after(&self.spec.source.node));
+        if let Some(node) = next.map(str::to_owned) {
+            self.read_at(&node);
+        }
+    }
+
+    fn read_at(&mut self, node: &str) {
+        let place = self.spec.destinations.iter().find(|it| it.node == node);
+        if let Some(place) = place.cloned() {
+            self.ledger.comes_from(&place.node, true);
+            self.spec.source = place;
+        }
+    }
+
+    /// Whose copy was sent in the last attempt need not be there in the next.
+    fn ask_the_store(&mut self) {
+        if let Some(object) = self.store.take() {
+            self.ledger.comes_from(&self.spec.source.node, true);
+            self.spec.object = Some(object);
+            self.manifest = None;
+        }
+    }
+
+    /// A verified copy of what a store has: while one answers, nobody has to ask the store again.
+    fn copy_to_send(&self) -> Option<Place> {
+        self.spec.object.as_ref()?;
+        let is_verified = |node: &str| {
+            let there = self.ledger.destinations.get(node);
+            !self.silent.contains(node)
+                && there.is_some_and(|there| matches!(there.standing, Standing::Verified { .. }))
+        };
+        let reader = std::iter::once(&self.spec.source);
+        let mut places = reader.chain(&self.spec.destinations);
+        places.find(|place| is_verified(&place.node)).cloned()
+    }
+
+    /// The next attempt is that of a job whose source is that copy.
+    fn send_files(&mut self, copy: Place) {
+        // Whatever has become of that copy since: these bytes, or none.
+        let digest = self.ledger.destinations.get(&copy.node);
+        let digest = digest.map(|there| there.report.digest.clone());
+        self.spec.expect = digest.unwrap_or_default();
+        self.ledger.comes_from(&copy.node, false);
+        self.spec.source = copy;
+        self.store = self.spec.object.take();
+        self.manifest = None;
+    }
+}
+
+/// The part of a node that receives from nobody and sends to nobody.
 fn copied_there(node: String) -> Part {
     Part {
         node,

@@ -8,6 +8,7 @@ use super::{
     Refusal, Spec,
     attempt::{Attempt, Run},
     destination::{Destinations, Standing},
+    object::is_of_the_store,
 };
 
 /// Owned and written by the job.
@@ -15,6 +16,8 @@ use super::{
 pub(super) struct Ledger {
     pub(super) destinations: Destinations,
     source_node: String,
+    /// It is a destination, too: it reads from a store.
+    is_reader: bool,
     source: ProgressResponse,
     /// The link in use and why, once an agent has said.
     link: (String, String),
@@ -27,6 +30,7 @@ impl Ledger {
         Self {
             destinations: Destinations::new(&spec.destinations),
             source_node: spec.source.node.clone(),
+            is_reader: spec.object.is_some(),
             source: ProgressResponse::default(),
             link: <(String, String)>::default(),
             chunks: BTreeMap::new(),
@@ -36,6 +40,13 @@ impl Ledger {
     /// The source's newest report; all zero before its first of this attempt.
     pub(super) fn source(&self) -> &ProgressResponse {
         &self.source
+    }
+
+    /// The bytes come from another node now, as files or, where it is a reader, from a store.
+    pub(super) fn comes_from(&mut self, node: &str, is_reader: bool) {
+        self.source_node = node.to_owned();
+        self.is_reader = is_reader;
+        self.source = ProgressResponse::default();
     }
 
     pub(super) fn digest(&self) -> &str {
@@ -73,8 +84,12 @@ impl Ledger {
     /// Keeps a report of the attempt in force, so long after the first Start.
     pub(super) fn book(&mut self, node: &str, report: ProgressResponse, since: Duration) {
         if node == self.source_node {
-            self.source = report;
-        } else if let Some(destination) = self.destinations.get_mut(node) {
+            self.source = report.clone();
+            if !self.is_reader {
+                return;
+            }
+        }
+        if let Some(destination) = self.destinations.get_mut(node) {
             let state = report.state();
             destination.best = destination.best.max(report.bytes);
             destination.report = report;
@@ -89,7 +104,14 @@ impl Ledger {
         let failed = self.source.state() == State::Failed;
         let explained = self.source.peers.iter().any(|peer| peer.failed);
         let refusal = reported(&self.source_node, &self.source);
-        (failed && !explained && !refusal.retriable && !is_ours(&refusal)).then_some(refusal)
+        (failed && !explained && self.is_final(&refusal)).then_some(refusal)
+    }
+
+    /// What the source says would be no other the next time. A reader's own troubles are its own: another
+    /// destination reads then.
+    fn is_final(&self, refusal: &Refusal) -> bool {
+        let is_everybodys = !self.is_reader || is_of_the_store(&refusal.reason);
+        is_everybodys && !refusal.retriable && !is_ours(refusal)
     }
 
     /// Books what an ended attempt left.
@@ -123,7 +145,7 @@ impl Ledger {
         }
         if let Some(Run::Stopped(refusal)) = attempt.run(attempt.source())
             && self.source.state() != State::Failed
-            && !refusal.retriable
+            && self.is_final(refusal)
         {
             self.destinations.fail_remaining(&refusal.clone());
         }

@@ -153,14 +153,14 @@ impl<S: Service<http::Request<Body>>> Service<http::Request<Body>> for Appending
 #[cfg(test)]
 mod tests {
     use weft_proto::agent::v1::{
-        File, JobRef, LocalPart, Location, PrepareRequest, SourcePart, StartRequest,
-        start_request::Part,
+        DestinationPart, File, JobRef, LocalPart, Location, ObjectPart, ObjectSource,
+        PrepareRequest, SourcePart, StartRequest, start_request::Part,
     };
 
     use super::*;
     use crate::transfer::{
         Channels,
-        calls::{LOCAL_MANIFEST, PREPARE_MANIFEST, SOURCE_MANIFEST},
+        calls::{LOCAL_MANIFEST, OBJECT_MANIFEST, PREPARE_MANIFEST, SOURCE_MANIFEST},
         stand_in::StandIn,
     };
 
@@ -260,9 +260,21 @@ mod tests {
                 source: location.clone(),
                 manifest: None,
             };
+            let store = Some(ObjectSource {
+                url: "s3://models/x".into(),
+                ..ObjectSource::default()
+            });
+            let reader = DestinationPart {
+                receives_from: String::new(),
+                object: Some(ObjectPart {
+                    source: store.clone(),
+                    manifest: None,
+                }),
+            };
             for (part, numbers) in [
-                (Part::Source(source), SOURCE_MANIFEST),
-                (Part::Local(local), LOCAL_MANIFEST),
+                (Part::Source(source), &SOURCE_MANIFEST[..]),
+                (Part::Local(local), &LOCAL_MANIFEST),
+                (Part::Destination(reader), &OBJECT_MANIFEST),
             ] {
                 let message = StartRequest {
                     job: job.clone(),
@@ -270,17 +282,18 @@ mod tests {
                     ..StartRequest::default()
                 };
                 let call = agent.call(|mut client| {
-                    let request = encoded.append_to(message.clone(), &numbers);
+                    let request = encoded.append_to(message.clone(), numbers);
                     async move { client.start(request).await }
                 });
                 call.await.unwrap();
                 let mut read = node.started().pop().unwrap();
-                let (at, told) = match read.part.as_mut().unwrap() {
-                    Part::Source(part) => (&part.location, part.manifest.take()),
-                    Part::Local(part) => (&part.source, part.manifest.take()),
-                    Part::Destination(_) => panic!("{message:?}"),
+                let told = match read.part.as_mut().unwrap() {
+                    Part::Source(part) => part.manifest.take(),
+                    Part::Local(part) => part.manifest.take(),
+                    Part::Destination(part) => part.object.as_mut().unwrap().manifest.take(),
                 };
-                assert_eq!((at, &told), (&location, &wanted));
+                assert_eq!(told, wanted);
+                // And everything else that it said.
                 assert_eq!(read, message);
             }
         }

@@ -128,6 +128,9 @@ impl Runner {
 
     fn take(&mut self, answer: Answer) {
         let commands = self.job.advance(self.began.elapsed(), answer);
+        if let Some(calls) = self.calls.moved(self.job.spec()) {
+            self.calls = Arc::new(calls);
+        }
         self.issue(commands);
     }
 

@@ -130,6 +130,7 @@ impl Stage {
         Ok(Spec {
             uid: format!("bench-{}", authority::unique()?),
             source: self.stage.place(0, transfer.source),
+            object: None,
             destinations: (1..self.stage.nodes())
                 .map(|i| self.stage.place(i, transfer.destination))
                 .collect(),

@@ -259,6 +259,7 @@ impl Play<'_> {
         Spec {
             uid: self.job.clone(),
             source: self.stage.place(0, &self.source),
+            object: None,
             destinations: self
                 .row
                 .to

@@ -27,6 +27,7 @@ fn running() -> Job {
     let spec = Spec {
         uid: "uid".into(),
         source: place(0),
+        object: None,
         destinations: vec![place(1), place(2)],
         topology: Topology {
             nodes: (0..3).map(member).collect(),

@@ -300,6 +300,7 @@ fn a_configuration_has_another_hash_when_anything_of_it_is_another() {
         hash(|spec| spec.nics.include = vec!["ib*".into()], "00"),
         hash(|spec| spec.roots[1].access = RootAccess::ReadWrite, "00"),
         hash(|spec| drop(spec.roots.pop()), "00"),
+        hash(|spec| spec.objects.allow_insecure = true, "00"),
     ];
     for (i, other) in others.iter().enumerate() {
         assert_ne!(*other, now, "{i}");

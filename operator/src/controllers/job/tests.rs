@@ -6,12 +6,14 @@ use weft_crds::DestinationState;
 use weft_proto::agent::v1::{File, Manifest, ProgressResponse, State};
 
 mod nodes;
+mod objects;
 
 use super::*;
 use crate::{
     controllers::{
         condition,
         scenario::{self, minilm},
+        secret::SecretFault,
     },
     transfer::{Answer, Command, Course, Job, Refusal, Standing},
 };
@@ -56,6 +58,8 @@ struct Stage {
     kill_after: Option<usize>,
     /// Agents that do not answer.
     dead: BTreeSet<String>,
+    /// What comes of a look at a Secret.
+    secret: Result<(), SecretFault>,
     /// What agents say of their files; nothing by default, so that no node is labelled.
     fingerprint: String,
 }
@@ -73,6 +77,7 @@ impl Stage {
             log: Vec::new(),
             kill_after: None,
             dead: BTreeSet::new(),
+            secret: Ok(()),
             fingerprint: String::new(),
         }
     }
@@ -155,6 +160,9 @@ impl Stage {
             began: self.now,
         };
         match order {
+            Order::Look(secret) => {
+                self.world.secrets.insert(secret, self.secret.clone());
+            }
             Order::Begin(transfer) => {
                 assert!(self.process.is_none());
                 self.process = Some(begin(Job::begin(transfer.spec)));

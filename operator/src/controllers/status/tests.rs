@@ -22,6 +22,7 @@ fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
         attempt: 1,
         claims: None,
         outcome: None,
+        reader: None,
         manifest: Some(weft_crds::ManifestSummary {
             files: 1,
             bytes: 100,

@@ -11,6 +11,8 @@ use crate::transfer::{
 
 const BYTES: u64 = 100;
 
+mod objects;
+
 /// Agents that answer by the book. What goes wrong is one line in a test.
 struct World {
     job: Job,
@@ -75,6 +77,7 @@ impl World {
         let spec = Spec {
             uid: "uid".into(),
             source: place(0),
+            object: None,
             destinations: (1..nodes).map(place).collect(),
             topology: Topology {
                 nodes: (0..nodes).map(node).collect(),
@@ -89,6 +92,10 @@ impl World {
             tempo: Tempo::PERSON,
             mandate: Mandate::ONLY,
         };
+        Self::begin(spec, dead, death)
+    }
+
+    fn begin(spec: Spec, dead: Option<u32>, death: (Duration, &'static str)) -> Self {
         let (job, commands) = Job::begin(spec);
         let mut world = Self {
             job,
@@ -140,7 +147,8 @@ impl World {
                         files: vec![file],
                         ..Manifest::default()
                     };
-                    let result = reach("node0").map(|()| manifest);
+                    let source = self.job.spec().source.node.clone();
+                    let result = reach(&source).map(|()| manifest);
                     self.answer(Answer::Stat(result));
                 }
                 Command::Claim { attempt } => self.answer(Answer::Claimed { attempt }),

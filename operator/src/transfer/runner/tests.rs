@@ -24,6 +24,7 @@ async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds()
     let spec = Spec {
         uid: "uid".into(),
         source: place(0),
+        object: None,
         destinations: vec![place(1)],
         topology: Topology {
             nodes: (0..2).map(node).collect(),

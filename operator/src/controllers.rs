@@ -17,6 +17,7 @@ mod fabric;
 mod job;
 mod membership;
 mod models;
+mod network;
 mod question;
 mod reading;
 mod request;

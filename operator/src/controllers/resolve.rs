@@ -1,33 +1,23 @@
 //! From what a job says to what the agents are asked: nodes, places, addresses, the network between.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{
     Algorithm, Destinations, FileSource, ObjectSource, Overwrite, RdmaFabric, Root, RootAccess,
     RootScope, Strategy, TransferJob,
 };
-use weft_planner::{Node, Topology, Uplink};
+use weft_planner::Topology;
 use weft_proto::agent::v1 as agent;
 
 use super::{
     fabric::{self, Configured, configured, is_ready, listed},
     membership::{Membership, selector},
+    network::{contacts, payload_share, topology},
     reading,
     world::World,
 };
 use crate::transfer::{Contact, Mandate, Place, Removal, Roster, Spec, Tempo, local, node_of};
-
-/// A node's link where nothing says how fast it is: 10 Gbit/s. Only estimates depend on it.
-const LINK_BPS: u64 = 10_000_000_000;
-/// The leaf of a node that has no label for it.
-const LEAF: &str = "leaf";
-/// What leaves are assumed to hang on: nothing is known above them, so it holds nobody up.
-const SPINE: &str = "spine";
-/// Of an IP packet: 20 IPv4, 8 UDP, 48 Weft header, 16 Weft trailer.
-const NOT_PAYLOAD: u32 = 92;
-/// Of an Ethernet frame: 8 preamble, 14 header, 4 checksum, 12 gap.
-const FRAMING: u32 = 38;
 
 /// What a transfer needs.
 #[derive(Debug, Clone)]
@@ -635,80 +625,6 @@ fn admits(root: &Root, namespace: &str, world: &World) -> Result<bool, Obstacle>
         .namespaces
         .named(namespace)
         .is_some_and(|there| wanted.matches(there.labels())))
-}
-
-fn contacts(world: &World, fabric: &str, names: &BTreeSet<&str>) -> Vec<Contact> {
-    let contact = |name: &&str| {
-        let node = world
-            .fabric_nodes
-            .named(name)
-            .filter(|node| node.spec.fabric == fabric)?;
-        let address = node.status.as_ref()?.control_address.clone();
-        (!address.is_empty()).then(|| Contact {
-            node: (*name).to_owned(),
-            address,
-        })
-    };
-    names.iter().filter_map(contact).collect()
-}
-
-fn topology(world: &World, fabric: &RdmaFabric, names: &BTreeSet<&str>) -> Topology {
-    let known = &fabric.spec.topology;
-    let node = |name: &&str| {
-        let leaf = known.leaf_label.as_ref().and_then(|label| {
-            world
-                .nodes
-                .named(name)?
-                .labels()
-                .get(label)
-                .filter(|leaf| !leaf.is_empty())
-        });
-        let reported = world
-            .fabric_nodes
-            .named(name)
-            .and_then(|node| node.status.as_ref());
-        let mbps = known
-            .link_mbps
-            .or(reported.map(|status| status.link_mbps))
-            .unwrap_or(0);
-        Node {
-            name: (*name).to_owned(),
-            address: None,
-            leaf: leaf.map_or(LEAF, String::as_str).to_owned(),
-            rate_bps: if mbps == 0 {
-                LINK_BPS
-            } else {
-                u64::from(mbps) * 1_000_000
-            },
-        }
-    };
-    let nodes: Vec<Node> = names.iter().map(node).collect();
-    let mut leaves: BTreeMap<&str, u64> = BTreeMap::new();
-    for node in &nodes {
-        *leaves.entry(&node.leaf).or_default() += node.rate_bps;
-    }
-    let uplink = |(leaf, rate): (&&str, &u64)| Uplink {
-        leaf: (*leaf).to_owned(),
-        spine: SPINE.to_owned(),
-        rate_bps: *rate,
-    };
-    let uplinks = if leaves.len() > 1 {
-        leaves.iter().map(uplink).collect()
-    } else {
-        Vec::new()
-    };
-    Topology { uplinks, nodes }
-}
-
-/// By the smallest MTU among the nodes: it is what a plan's slowest link may have.
-fn payload_share(world: &World, names: &BTreeSet<&str>) -> f64 {
-    let mtus = names.iter().filter_map(|name| {
-        let status = world.fabric_nodes.named(name)?.status.as_ref()?;
-        (status.mtu > NOT_PAYLOAD).then_some(status.mtu)
-    });
-    mtus.min().map_or(weft_planner::PAYLOAD_SHARE, |mtu| {
-        f64::from(mtu - NOT_PAYLOAD) / f64::from(mtu + FRAMING)
-    })
 }
 
 #[cfg(test)]

@@ -17,8 +17,10 @@ use crate::wire::{self, Kind, Seal};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
+mod asks;
 mod chunk;
 mod config;
+mod owed;
 mod receive;
 mod saved;
 mod transmit;
@@ -363,6 +365,7 @@ impl Connection {
                 result = Err(reason);
             }
         }
+        self.receive.run_ended();
         result
     }
 
@@ -533,17 +536,22 @@ impl Connection {
         }
     }
 
-    /// When [`Connection::handle_timeout`] (or, for a probe, [`Connection::poll_control`]) has
-    /// something to do next.
+    /// When [`Connection::handle_timeout`] (or, for a probe or an acknowledgement,
+    /// [`Connection::poll_control`]) has something to do next.
     pub fn poll_timeout(&self, paths: &PathSet) -> Option<Time> {
-        if self.failed.is_some() || !self.transmit.is_busy() {
+        if self.failed.is_some() {
             return None;
+        }
+        let answer = self.receive.ack_due();
+        if !self.transmit.is_busy() {
+            return answer;
         }
         let stall = self.transmit.stalled_at(self.config.stall_timeout);
         let timers = [
             self.transmit.poll_timeout(paths),
             paths.poll_timeout(),
             stall,
+            answer,
         ];
         timers.into_iter().flatten().min()
     }
@@ -597,7 +605,18 @@ impl Connection {
 
     /// Whether every write is complete and nothing waits to be sent.
     pub fn is_idle(&self) -> bool {
-        !self.transmit.is_busy() && !self.receive.ack_is_due()
+        !self.transmit.is_busy() && !self.owes_ack()
+    }
+
+    /// Whether something has arrived that no acknowledgement was sent for.
+    pub fn owes_ack(&self) -> bool {
+        self.failed.is_none() && self.receive.ack_due().is_some()
+    }
+
+    /// Lets [`Connection::poll_control`] send what is owed now and not when it is due: for a caller that
+    /// is about to sleep, and is woken later than it asks for.
+    pub fn hurry_ack(&mut self) {
+        self.receive.hurry_ack();
     }
 
     /// The connection's name at this end.

@@ -3,10 +3,12 @@
 //! Both are rings over chunk numbers. They decide nothing about paths and windows; the connection
 //! does.
 
+use crate::units::Nanos;
+
 mod receive;
 mod send;
 
-pub use receive::{MessageEnd, ReceiveBoard};
+pub use receive::{Marked, MessageEnd, ReceiveBoard};
 pub use send::{SendBoard, Sent, SentState};
 
 /// Chunks that may be outstanding at most. The ring holds 64 more, so that a word of the
@@ -20,6 +22,19 @@ pub const DUPLICATE_THRESHOLD: u64 = 4;
 /// Packets of one chunk, on one path, that must have overtaken a missing one: TCP's threshold
 /// (RFC 5681, section 3.2), for one path keeps order.
 pub const OVERTAKEN_THRESHOLD: u32 = 3;
+
+/// Runs of packets (what one receive call merges: a chunk where the kernel merges it whole, less elsewhere) that
+/// one acknowledgement answers at most. TCP answers every second segment (RFC 5681, section 4.2), QUIC lets the
+/// peers choose (draft-ietf-quic-ack-frequency); no more than [`DUPLICATE_THRESHOLD`], so that a loss is noticed
+/// no later for it.
+pub const ACK_RUNS: u32 = 4;
+
+const _: () = assert!(ACK_RUNS > 1 && ACK_RUNS as u64 <= DUPLICATE_THRESHOLD);
+
+/// How long a packet waits at most for its acknowledgement (QUIC's max_ack_delay, RFC 9000, section 13.2.1; 25 ms
+/// there). Four chunks of 64 KiB take as long at 20 Gbit/s; the least retransmission timeout in use is 250 us,
+/// and counts it in.
+pub const ACK_DELAY: Nanos = Nanos::from_micros(100);
 
 /// The slots of a ring that holds `window` outstanding chunks.
 fn ring_slots(window: u16) -> usize {

@@ -1,9 +1,10 @@
 //! The receiving half: scoreboard, echoes, acknowledgements.
 
+use super::owed::Owed;
 use super::{Arrival, ControlPacket, Event, Stats};
 use crate::drops::DropReason;
 use crate::memory::Memory;
-use crate::recovery::{MessageEnd, ReceiveBoard};
+use crate::recovery::{DUPLICATE_THRESHOLD, Marked, MessageEnd, ReceiveBoard};
 use crate::units::{ChunkNumber, ConnectionId, PathId, Time, WIRE_CLOCK_SHIFT};
 use crate::wire::{
     ACK_ECHOES_MAX, ACK_MAP_WORDS_MAX, ACK_PARTIALS_MAX, Ack, DataHeader, Echo, Flags,
@@ -33,12 +34,15 @@ pub(super) struct Receive {
     /// What arrived by path since the last acknowledgement, and when the newest did.
     #[serde(skip)]
     echoes: Vec<(Echo, Time)>,
-    /// The newest path, when an acknowledgement is due.
-    ack_due: Option<PathId>,
+    owed: Owed,
     /// What was refused since the last turn, and on which path it came.
     #[serde(skip)]
     refusals: Vec<(Refusal, PathId)>,
     newest_packet: u64,
+    /// The newest packet of which an acknowledgement has told: what was sent before it and arrives later is
+    /// overdue at the sender.
+    #[serde(skip)]
+    told: u64,
     /// The newest control packet's number, and which of those before it were seen.
     newest_control: u64,
     controls: u128,
@@ -49,16 +53,23 @@ impl Receive {
         Receive {
             board: ReceiveBoard::new(window),
             echoes: Vec::with_capacity(ACK_ECHOES_MAX),
-            ack_due: None,
+            owed: Owed::Nothing,
             refusals: Vec::new(),
             newest_packet: 0,
+            told: 0,
             newest_control: 0,
             controls: 0,
         }
     }
 
-    pub(super) fn ack_is_due(&self) -> bool {
-        self.ack_due.is_some()
+    /// When an acknowledgement that is owed is due.
+    pub(super) fn ack_due(&self) -> Option<Time> {
+        self.owed.due()
+    }
+
+    /// An acknowledgement that is owed is due at once.
+    pub(super) fn hurry_ack(&mut self) {
+        self.owed.at_once();
     }
 
     #[allow(clippy::too_many_arguments)] // the halves of the connection that it borrows
@@ -88,7 +99,8 @@ impl Receive {
             .check(header.chunk, header.packet, header.packets);
         if wanted == Err(DropReason::Duplicate) {
             // The peer does not know that we have it: tell it again.
-            self.ack_due = Some(arrival.path);
+            self.owed.arrived(now, arrival.path);
+            self.owed.at_once();
             if header.packet_number.saturating_add(ECHO_NUMBERS) > self.newest_packet {
                 self.echo(now, arrival, header.sent_at);
             }
@@ -104,17 +116,30 @@ impl Receive {
         // The path has carried it, whatever becomes of it.
         self.newest_packet = self.newest_packet.max(header.packet_number);
         self.echo(now, arrival, header.sent_at);
-        self.ack_due = Some(arrival.path);
+        self.owed.arrived(now, arrival.path);
+        if arrival.ce {
+            // Congestion is told of as soon as it is seen (RFC 9000, section 13.2.1).
+            self.owed.at_once();
+        }
         if let Err(reason) = placed {
+            self.owed.at_once();
             self.refuse(arrival, header.chunk, reason);
             return Err(reason);
         }
         stats.packets_placed += 1;
         stats.bytes_placed += payload.len() as u64;
-        if self.board.mark(header.chunk, header.packet, header.packets) {
-            self.whole_chunk(&header, events);
+        match self.board.mark(header.chunk, header.packet, header.packets) {
+            Marked::Whole => self.whole_chunk(&header, events),
+            Marked::Beginning if self.board.span() <= 1 => {}
+            // Something before it is missing, in the chunk or before.
+            Marked::Beginning | Marked::Gap => self.owed.at_once(),
         }
         Ok(())
+    }
+
+    /// Everything that was received together is taken in.
+    pub(super) fn run_ended(&mut self) {
+        self.owed.run_ended();
     }
 
     fn refuse(&mut self, arrival: Arrival, chunk: ChunkNumber, reason: DropReason) {
@@ -153,6 +178,15 @@ impl Receive {
     }
 
     fn whole_chunk(&mut self, header: &DataHeader, events: &mut VecDeque<Event>) {
+        // The sender may take a chunk for lost once so many later ones are known to have arrived, and soon
+        // after it takes the one for lost that arrives after all.
+        let overdue = header.packet_number < self.told;
+        let overtaken = self.board.span() > DUPLICATE_THRESHOLD;
+        // Of a chunk that may have lost its end the sender should know what is here before it sends it again.
+        let part = self.board.has_part_before(header.chunk);
+        if header.flags.contains(Flags::ACK_NOW) || overdue || overtaken || part {
+            self.owed.at_once();
+        }
         if header.flags.contains(Flags::LAST.with(Flags::IMMEDIATE)) {
             self.board.end_message(MessageEnd {
                 first: header.chunk.minus(header.chunk_index),
@@ -162,7 +196,9 @@ impl Receive {
             });
         }
         if self.board.waiting_messages() > 0 {
-            self.board.complete(|end| {
+            let (owed, board) = (&mut self.owed, &mut self.board);
+            board.complete(|end| {
+                owed.at_once();
                 events.push_back(Event::Immediate {
                     value: end.immediate,
                     key: end.key,
@@ -198,7 +234,8 @@ impl Receive {
 
     pub(super) fn handle_probe(&mut self, now: Time, arrival: Arrival, probe: Probe) {
         self.echo(now, arrival, probe.sent_at);
-        self.ack_due = Some(arrival.path);
+        self.owed.arrived(now, arrival.path);
+        self.owed.at_once();
     }
 
     /// Refuses a control packet that was seen before, or that is too old to tell.
@@ -231,7 +268,8 @@ impl Receive {
         remote: ConnectionId,
         number: u64,
     ) -> Option<ControlPacket> {
-        let path = self.ack_due?;
+        let path = self.owed.path_if_due(now)?;
+        self.told = self.newest_packet;
         let mut map = [0u64; ACK_MAP_WORDS_MAX];
         let words = self.board.map(&mut map);
         let mut partials = [Partial::default(); ACK_PARTIALS_MAX];
@@ -246,7 +284,7 @@ impl Receive {
             };
         }
         if self.echoes.is_empty() {
-            self.ack_due = None;
+            self.owed = Owed::Nothing;
         }
         let ack = Ack {
             cumulative: self.board.cumulative(),

@@ -1,10 +1,11 @@
 //! The sending half: writes are cut into chunks, chunks are sent, acknowledged, or sent again.
 
+use super::asks::{Next, Unasked, Use};
 use super::{Chunk, Event, PostError, Settings, Stats, WRITES_MAX, Write};
 use crate::drops::DropReason;
 use crate::path::PathSet;
 use crate::recovery::{
-    DUPLICATE_THRESHOLD, OVERTAKEN_THRESHOLD, SendBoard, Sent, SentState, full_map,
+    ACK_DELAY, DUPLICATE_THRESHOLD, OVERTAKEN_THRESHOLD, SendBoard, Sent, SentState, full_map,
 };
 use crate::units::{ChunkNumber, ConnectionId, Key, Nanos, Rng, Time};
 use crate::wire::{AckReader, CHUNK_INDEX_MAX, DataHeader, Flags, OVERHEAD_BYTES, Seal};
@@ -99,6 +100,9 @@ pub(super) struct Transmit {
     /// A transmission whose timer was served late, and when it is due instead.
     rearmed: Option<(u64, Time)>,
     waiting: bool,
+    /// What was sent since an answer was asked for.
+    #[serde(skip)]
+    unasked: Unasked,
 }
 
 impl Transmit {
@@ -121,6 +125,7 @@ impl Transmit {
             heard: Time::ZERO,
             rearmed: None,
             waiting: false,
+            unasked: Unasked::default(),
         }
     }
 
@@ -209,7 +214,12 @@ impl Transmit {
             stats.chunks_resent += 1;
             stats.packets_resent += u64::from(sent.missing.count_ones());
             paths.on_sent(path);
-            let sent = Sent { path, ..sent };
+            let sent = Sent {
+                path,
+                asks: true,
+                ..sent
+            };
+            self.unasked = Unasked::default();
             return self.chunk(now, number, &sent, sent.missing, out, stats);
         }
         if !self.board.has_room() {
@@ -251,8 +261,21 @@ impl Transmit {
             in_flight: bytes,
             ..sent
         };
-        let number = self.board.push(sent);
         self.in_flight += u64::from(bytes);
+        let asks = self.unasked.asks(Next {
+            bytes,
+            waits: self.queue.is_empty() || paths.is_unsure(path),
+            in_flight: Use {
+                used: self.in_flight,
+                window: out.window,
+            },
+            outstanding: Use {
+                used: self.outstanding() as u64 + 1,
+                window: out.settings.window_chunks.into(),
+            },
+        });
+        let sent = Sent { asks, ..sent };
+        let number = self.board.push(sent);
         stats.chunks_sent += 1;
         paths.on_sent(path);
         self.chunk(now, number, &sent, full_map(packets), out, stats)
@@ -273,7 +296,11 @@ impl Transmit {
         stats: &mut Stats,
     ) -> Option<Chunk> {
         let posted = self.posted[sent.write as usize].as_ref()?;
-        let mut flags = Flags::NONE;
+        let mut flags = if sent.asks {
+            Flags::ACK_NOW
+        } else {
+            Flags::NONE
+        };
         let mut immediate = 0;
         if sent.start + u64::from(sent.length) == posted.bytes {
             flags = flags.with(Flags::LAST);
@@ -537,7 +564,8 @@ impl Transmit {
     }
 
     fn timeout(&self, sent: &Sent, paths: &PathSet) -> Nanos {
-        paths.rto(sent.path).times(1 << self.backoff)
+        let put_off = if sent.asks { Nanos::ZERO } else { ACK_DELAY };
+        paths.rto(sent.path, put_off).times(1 << self.backoff)
     }
 
     /// When the oldest transmission times out or is known to be overtaken, or a parked one is due.
@@ -593,7 +621,7 @@ impl Transmit {
         stats.timeouts += 1;
         out.silence = now - self.heard >= rto;
         while let Some((chunk, sent)) = self.board.oldest() {
-            if sent.sent_at + rto > now {
+            if sent.sent_at + rto.max(self.timeout(sent, paths)) > now {
                 break;
             }
             out.packets_lost += self.lose(now, chunk, paths, stats);

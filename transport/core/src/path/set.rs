@@ -281,7 +281,7 @@ impl PathSet {
                     continue;
                 }
             }
-            let rto = self.rto(path);
+            let rto = self.rto(path, Nanos::ZERO);
             let path_state = &mut self.paths[index];
             path_state.probing = true;
             match path_state.state {
@@ -308,11 +308,19 @@ impl PathSet {
         waiting.map(|path| path.probe_at).min()
     }
 
-    /// The retransmission timeout of something sent on `path`: max(rtoMin, srtt + 4·rttvar).
-    pub fn rto(&self, path: PathId) -> Nanos {
+    /// The retransmission timeout of something sent on `path` whose answer the peer may put off for `put_off`:
+    /// max(rtoMin, srtt + 4·rttvar + put_off), as RFC 9002, section 6.2.1. Round trips are measured without
+    /// that time.
+    pub fn rto(&self, path: PathId, put_off: Nanos) -> Nanos {
         self.round_trip_bound(path)
-            .unwrap_or(self.rto_min.times(4))
+            .map_or(self.rto_min.times(4), |bound| bound + put_off)
             .max(self.rto_min)
+    }
+
+    /// Whether little is known of `path`: it has never been measured, or something went unanswered.
+    pub fn is_unsure(&self, path: PathId) -> bool {
+        let index = path.0 as usize;
+        self.rtt[index].smoothed().is_none() || self.paths[index].state != PathState::Live
     }
 
     /// What a round trip on `path` rarely exceeds, once anything was measured: the larger of the

@@ -19,6 +19,17 @@ pub struct MessageEnd {
     pub key: Key,
 }
 
+/// What became of a chunk by one packet more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Marked {
+    /// It is whole.
+    Whole,
+    /// What is there of it is its beginning.
+    Beginning,
+    /// A packet before one that is there is missing: on the one path that all take, it is lost.
+    Gap,
+}
+
 /// The receiver's scoreboard: which chunks of the window are whole, which packets of the others are
 /// there. Also the replay protection: what is marked here is never placed again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -68,6 +79,19 @@ impl ReceiveBoard {
         self.ends.len()
     }
 
+    /// From the oldest chunk that is not whole to the newest of which anything has arrived.
+    pub fn span(&self) -> u64 {
+        u64::try_from(self.end.ahead_of(self.cumulative)).unwrap_or(0)
+    }
+
+    /// Whether a chunk before `chunk` got a packet since the last acknowledgement and is not whole.
+    pub fn has_part_before(&self, chunk: ChunkNumber) -> bool {
+        let mut touched = self.touched.iter();
+        touched.any(|&part| {
+            part.ahead_of(chunk) < 0 && part.ahead_of(self.cumulative) >= 0 && !self.is_whole(part)
+        })
+    }
+
     fn slot(&self, chunk: ChunkNumber) -> usize {
         chunk.0 as usize & (self.maps.len() - 1)
     }
@@ -101,19 +125,24 @@ impl ReceiveBoard {
         Ok(())
     }
 
-    /// The packet, checked before, was placed. Returns whether its chunk is whole now.
-    pub fn mark(&mut self, chunk: ChunkNumber, packet: u8, packets: u8) -> bool {
+    /// The packet, checked before, was placed.
+    pub fn mark(&mut self, chunk: ChunkNumber, packet: u8, packets: u8) -> Marked {
         let slot = self.slot(chunk);
         self.counts[slot] = packets;
         self.maps[slot] |= 1 << packet;
         if chunk.plus(1).ahead_of(self.end) > 0 {
             self.end = chunk.plus(1);
         }
-        if self.maps[slot] != full_map(packets) {
+        let map = self.maps[slot];
+        if map != full_map(packets) {
             if self.touched.len() < TOUCHED_MAX && self.touched.last() != Some(&chunk) {
                 self.touched.push(chunk);
             }
-            return false;
+            return if map & map.wrapping_add(1) == 0 {
+                Marked::Beginning
+            } else {
+                Marked::Gap
+            };
         }
         self.whole[slot / 64] |= 1 << (slot % 64);
         while self.is_whole(self.cumulative) {
@@ -123,7 +152,7 @@ impl ReceiveBoard {
             self.counts[slot] = 0;
             self.cumulative = self.cumulative.plus(1);
         }
-        true
+        Marked::Whole
     }
 
     /// The last chunk of a message is whole; its immediate counts when [`ReceiveBoard::complete`]
@@ -202,7 +231,7 @@ mod tests {
     fn arrive(board: &mut ReceiveBoard, chunk: u32, packet: u8, packets: u8) -> bool {
         let chunk = ChunkNumber(chunk);
         board.check(chunk, packet, packets).expect("new and wanted");
-        board.mark(chunk, packet, packets)
+        board.mark(chunk, packet, packets) == Marked::Whole
     }
 
     #[test]
@@ -224,6 +253,21 @@ mod tests {
         assert!(arrive(&mut board, 2, 0, 1));
         board.complete(|end| seen.push(end.immediate));
         assert_eq!((seen, board.cumulative()), (vec![9], ChunkNumber(4)));
+    }
+
+    #[test]
+    fn a_packet_that_others_of_its_chunk_have_overtaken_is_a_gap() {
+        let mut board = ReceiveBoard::new(128);
+        let mut mark = |packet| board.mark(ChunkNumber(0), packet, 5);
+        let marks = [0, 1, 3, 2, 4].map(&mut mark);
+        use Marked::{Beginning, Gap, Whole};
+        assert_eq!(marks, [Beginning, Beginning, Gap, Beginning, Whole]);
+        assert_eq!(board.span(), 0);
+        assert!(!board.has_part_before(ChunkNumber(4)));
+        board.mark(ChunkNumber(3), 0, 5);
+        assert_eq!(board.span(), 3);
+        assert!(board.has_part_before(ChunkNumber(4)));
+        assert!(!board.has_part_before(ChunkNumber(3)));
     }
 
     #[test]

@@ -35,6 +35,9 @@ pub struct Sent {
     pub packets: u8,
     /// The path of its last transmission.
     pub path: PathId,
+    /// Whether its last transmission asked for an answer at once; otherwise the peer may put it off.
+    #[serde(skip)]
+    pub asks: bool,
     /// How often it was sent, saturating.
     pub transmissions: u8,
     /// The packets that arrived.
@@ -151,7 +154,7 @@ impl SendBoard {
         chunk
     }
 
-    /// A lost chunk's missing packets are sent again.
+    /// A lost chunk's missing packets are sent again, and ask for an answer at once.
     pub fn resend(&mut self, chunk: ChunkNumber, path: PathId, now: Time, bytes: u32) {
         let slot = self.slot(chunk);
         let sent = &mut self.slots[slot];
@@ -161,6 +164,7 @@ impl SendBoard {
         sent.path = path;
         sent.sent_at = now;
         sent.in_flight = bytes;
+        sent.asks = true;
         self.thread(slot);
     }
 

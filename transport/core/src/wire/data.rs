@@ -19,7 +19,10 @@ impl Flags {
     pub const IMMEDIATE: Flags = Flags(2);
     /// The packet was sent before.
     pub const RETRANSMITTED: Flags = Flags(4);
-    const KNOWN: u8 = 7;
+    /// The sender waits for the acknowledgement of the chunk; set on each packet of a chunk, and it counts
+    /// when the chunk is whole.
+    pub const ACK_NOW: Flags = Flags(8);
+    const KNOWN: u8 = 15;
 
     /// Whether every bit of `other` is set here.
     pub const fn contains(self, other: Flags) -> bool {

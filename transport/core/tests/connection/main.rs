@@ -1,6 +1,7 @@
 //! The connection from outside: two ends over virtual time, packet traces, and what may not be said
 //! to it. A fault is one visible line; a drop that a test did not announce fails it.
 
+mod acks;
 mod drops;
 mod immediates;
 mod loss;

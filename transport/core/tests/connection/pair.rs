@@ -516,7 +516,13 @@ impl Pair {
                 } else {
                     ""
                 };
-                format!("data {}.{}/{}{last}{again}", h.chunk.0, h.packet, h.packets)
+                let asks = if h.flags.contains(wire::Flags::ACK_NOW) {
+                    " asks"
+                } else {
+                    ""
+                };
+                let (chunk, packet, packets) = (h.chunk.0, h.packet, h.packets);
+                format!("data {chunk}.{packet}/{packets}{last}{again}{asks}")
             }
             Kind::Ack => {
                 let body = &packet.bytes[wire::PREFIX_BYTES..][..];

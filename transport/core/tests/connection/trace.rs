@@ -1,5 +1,6 @@
 //! Packet traces: microseconds, who, what, on which path. `data 3.1/4` is packet 1 of 4 of chunk 3;
-//! `ack 2 +3 5:101` says that all before chunk 2 are whole, 3 is, and of 5 packets 0 and 2 are there.
+//! `asks` is of a chunk whose answer is wanted at once. `ack 2 +3 5:101` says that all before chunk 2 are
+//! whole, 3 is, and of 5 packets 0 and 2 are there.
 
 use crate::pair::Pair;
 
@@ -22,12 +23,12 @@ fn two_chunks_in_turn_on_two_paths_are_acknowledged_together() {
     compare(
         &pair,
         "
-        0 A data 0.0/4 on 0
-        0 A data 0.1/4 on 0
-        0 A data 0.2/4 on 0
-        0 A data 0.3/4 on 0
-        0 A data 1.0/2 last on 1
-        0 A data 1.1/2 last on 1
+        0 A data 0.0/4 asks on 0
+        0 A data 0.1/4 asks on 0
+        0 A data 0.2/4 asks on 0
+        0 A data 0.3/4 asks on 0
+        0 A data 1.0/2 last asks on 1
+        0 A data 1.1/2 last asks on 1
         50 B ack 2 on 1
         ",
     );
@@ -43,12 +44,12 @@ fn a_lost_packet_is_asked_for_by_its_map() {
     compare(
         &pair,
         "
-        0 A data 0.0/4 last on 0 lost
-        0 A data 0.1/4 last on 0
-        0 A data 0.2/4 last on 0
-        0 A data 0.3/4 last on 0
+        0 A data 0.0/4 last asks on 0 lost
+        0 A data 0.1/4 last asks on 0
+        0 A data 0.2/4 last asks on 0
+        0 A data 0.3/4 last asks on 0
         50 B ack 0 0:1110 on 0
-        100 A data 0.0/4 last again on 1
+        100 A data 0.0/4 last again asks on 1
         150 B ack 1 on 1
         ",
     );
@@ -64,9 +65,9 @@ fn a_lost_chunk_times_out_and_goes_on_another_path() {
     compare(
         &pair,
         "
-        0 A data 0.0/1 last on 0 lost
+        0 A data 0.0/1 last asks on 0 lost
         1000 A probe on 0
-        1000 A data 0.0/1 last again on 2
+        1000 A data 0.0/1 last again asks on 2
         1050 B ack 1 on 2
         ",
     );

@@ -1,0 +1,102 @@
+//! Which chunks ask for their acknowledgement at once, so that a receiver that puts acknowledgements off holds
+//! nothing up. Used by the sending half, for each new chunk; one that is sent again always asks.
+
+/// While more than half of a window is used, the answers are the sender's clock: one is asked for with each
+/// sixteenth of it, so that waiting for them takes no more than 3 % of a round trip's bytes. (RFC 9002,
+/// section 7.8, and draft-ietf-quic-ack-frequency, section 6.3, ask for several in a round trip.)
+const ASKS_PER_WINDOW: u64 = 16;
+
+/// How much of a window is used, with the chunk that goes next.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Use {
+    pub(super) used: u64,
+    pub(super) window: u64,
+}
+
+impl Use {
+    fn asks(self, unasked: u64) -> bool {
+        self.used * 2 > self.window && unasked * ASKS_PER_WINDOW >= self.window
+    }
+}
+
+/// The chunk that goes next.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Next {
+    /// On the wire.
+    pub(super) bytes: u32,
+    /// Nothing will be sent before an answer, or little is known of its path.
+    pub(super) waits: bool,
+    /// The congestion window, bytes.
+    pub(super) in_flight: Use,
+    /// The window of chunk numbers.
+    pub(super) outstanding: Use,
+}
+
+/// What was sent since a chunk last asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Unasked {
+    bytes: u64,
+    chunks: u64,
+}
+
+impl Unasked {
+    /// Whether the chunk asks.
+    pub(super) fn asks(&mut self, next: Next) -> bool {
+        self.bytes += u64::from(next.bytes);
+        self.chunks += 1;
+        let asks =
+            next.waits || next.in_flight.asks(self.bytes) || next.outstanding.asks(self.chunks);
+        if asks {
+            *self = Unasked::default();
+        }
+        asks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The `n`-th of equal chunks into windows of so many.
+    fn next(n: u64, window: u64, number_window: u64) -> Next {
+        Next {
+            bytes: 1_000,
+            waits: false,
+            in_flight: Use {
+                used: n * 1_000,
+                window: window * 1_000,
+            },
+            outstanding: Use {
+                used: n,
+                window: number_window,
+            },
+        }
+    }
+
+    fn asking(window: u64, number_window: u64) -> Vec<u64> {
+        let mut unasked = Unasked::default();
+        let chunks = 1..=window.min(number_window);
+        chunks
+            .filter(|&n| unasked.asks(next(n, window, number_window)))
+            .collect()
+    }
+
+    #[test]
+    fn beyond_half_a_window_each_sixteenth_of_it_asks() {
+        assert_eq!(asking(8, 500), [5, 6, 7, 8]);
+        assert_eq!(asking(500, 8), [5, 6, 7, 8]);
+        assert_eq!(asking(64, 500), [33, 37, 41, 45, 49, 53, 57, 61]);
+        assert_eq!(asking(200, 500).len(), 8);
+    }
+
+    #[test]
+    fn what_waits_asks_and_the_count_begins_anew() {
+        let mut unasked = Unasked::default();
+        let waits = Next {
+            waits: true,
+            ..next(33, 64, 500)
+        };
+        assert!(unasked.asks(waits));
+        assert!(!unasked.asks(next(34, 64, 500)));
+    }
+}

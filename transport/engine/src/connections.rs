@@ -23,7 +23,7 @@ use crate::config::EngineConfig;
 use crate::engine::RemoteEnd;
 use crate::event::{Event, Failure};
 use crate::identity::reset_token;
-use crate::pace::AckPace;
+use crate::piece::leading_piece;
 use crate::regions::Regions;
 use crate::resets::{PendingReset, Resets};
 use crate::snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
@@ -69,7 +69,8 @@ pub(crate) struct Open {
     events: Sender<Event>,
     pub(crate) account: Account,
     pub(crate) stalled: Option<Stalled>,
-    pace: AckPace,
+    /// It is in the list of those that owe an acknowledgement.
+    owing: bool,
     /// The earliest entry for it in the timers.
     timer: Option<Time>,
     touched: bool,
@@ -101,6 +102,8 @@ pub(crate) struct Connections {
     rng: Rng,
     /// Those with something to look at before the turn is over.
     touched: Vec<ConnectionId>,
+    /// Those that owed an acknowledgement when their turn ended; they may have sent it since.
+    owing: Vec<ConnectionId>,
     /// Entries may be older than what their connection now wants; never later.
     timers: BinaryHeap<Reverse<(Time, ConnectionId)>>,
     /// Dropped packets that were no live connection's.
@@ -120,6 +123,7 @@ impl Connections {
             resets: Resets::default(),
             turns: Turns::default(),
             touched: Vec::new(),
+            owing: Vec::new(),
             timers: BinaryHeap::new(),
             drops: Drops::default(),
             ended: connection::Stats::default(),
@@ -194,7 +198,7 @@ impl Connections {
             events,
             account: Account::default(),
             stalled: None,
-            pace: AckPace::default(),
+            owing: false,
             timer: None,
             touched: false,
         };
@@ -371,9 +375,6 @@ impl Connections {
                     .core
                     .handle_packets(now, &mut peer.paths, arrival, run, &mut memory);
                 let lit = dark && !peer.paths.is_dark();
-                if peek.kind == Kind::Data {
-                    open.pace.arrived(now);
-                }
                 touch(&mut self.touched, id, open);
                 if lit {
                     let peer = open.peer;
@@ -470,8 +471,34 @@ impl Connections {
     }
 
     /// When a timer is due next.
-    pub(crate) fn next_timer(&self) -> Option<Time> {
-        self.timers.peek().map(|Reverse((due, _))| *due)
+    pub(crate) fn next_timer(&mut self) -> Option<Time> {
+        while let Some(&Reverse((due, id))) = self.timers.peek() {
+            match self.ends.get(&id) {
+                Some(End::Open(open)) if open.timer == Some(due) => return Some(due),
+                // Nobody waits for this entry any more, so nobody is to be woken by it.
+                _ => self.timers.pop(),
+            };
+        }
+        None
+    }
+
+    /// The connections that owe an acknowledgement, which is due now; the caller rests each.
+    pub(crate) fn take_owing(&mut self) -> Vec<ConnectionId> {
+        let mut owing = std::mem::take(&mut self.owing);
+        owing.retain(|id| {
+            let Some(End::Open(open)) = self.ends.get_mut(id) else {
+                return false;
+            };
+            open.owing = false;
+            let owes = open.core.owes_ack();
+            if owes {
+                open.core.hurry_ack();
+                // Its own timer has served: nothing is woken by it.
+                open.timer = None;
+            }
+            owes
+        });
+        owing
     }
 
     /// The connections with something to look at; the caller gives the list back empty.
@@ -512,7 +539,6 @@ impl Connections {
                     value: immediate,
                     key,
                 } => {
-                    open.pace.message_ended();
                     if key == crate::SIGNAL {
                         let _ = open.events.send(Event::Signal {
                             connection: id,
@@ -542,19 +568,19 @@ impl Connections {
     }
 
     /// Ends the turn of a touched connection: it is looked at again when its timer is due.
-    pub(crate) fn rest(&mut self, now: Time, id: ConnectionId) {
+    pub(crate) fn rest(&mut self, id: ConnectionId) {
         let Some(End::Open(open)) = self.ends.get_mut(&id) else {
             return;
         };
         open.touched = false;
+        if !open.owing && open.core.owes_ack() {
+            open.owing = true;
+            self.owing.push(id);
+        }
         let Some(peer) = &self.peers[open.peer] else {
             return;
         };
-        let timers = [
-            open.core.poll_timeout(&peer.paths),
-            open.pace.wait_until(now),
-        ];
-        let Some(due) = timers.into_iter().flatten().min() else {
+        let Some(due) = open.core.poll_timeout(&peer.paths) else {
             return;
         };
         // An earlier entry will look again when it is due; most never get that far.
@@ -616,10 +642,6 @@ impl Open {
         paths: &mut PathSet,
         out: &mut [u8],
     ) -> Option<connection::ControlPacket> {
-        if self.pace.wait_until(now).is_some() {
-            return None;
-        }
-        self.pace.answered();
         self.core.poll_control(now, paths, out)
     }
 
@@ -666,22 +688,6 @@ fn touch(touched: &mut Vec<ConnectionId>, id: ConnectionId, open: &mut Open) {
         open.touched = true;
         touched.push(id);
     }
-}
-
-/// Bytes at the front of a run that belong together: equal version, kind, path and connection.
-fn leading_piece(run: &[u8], segment: usize) -> usize {
-    let name = |packet: &[u8]| -> Option<([u8; 2], [u8; 4])> {
-        let head: &[u8; 8] = packet.first_chunk()?;
-        Some(([head[0], head[1]], [head[4], head[5], head[6], head[7]]))
-    };
-    let mut packets = run.chunks(segment);
-    let Some(first) = packets.next() else {
-        return 0;
-    };
-    let same = packets
-        .take_while(|packet| name(packet) == name(first))
-        .map(<[u8]>::len);
-    first.len() + same.sum::<usize>()
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ mod engine;
 mod error;
 mod event;
 mod identity;
-mod pace;
+mod piece;
 pub mod rate;
 mod regions;
 mod resets;

@@ -166,16 +166,17 @@ impl Worker {
         drop(guard);
     }
 
-    /// The inline worker: turns until there is nothing to do, waiting once for at most `wait`.
+    /// The inline worker: a turn, and when there was nothing to do in it, another one after waiting for at
+    /// most `wait`.
     pub(crate) fn poll(&mut self, wait: Duration) -> io::Result<bool> {
-        if self.turn()? {
-            return Ok(true);
+        let mut busy = self.turn()?;
+        if !busy && !wait.is_zero() {
+            self.wait(Some(wait))?;
+            busy = self.turn()?;
         }
-        if wait.is_zero() {
-            return Ok(false);
-        }
-        self.wait(Some(wait))?;
-        self.turn()
+        // When the next call comes only its caller knows.
+        self.pay_acks();
+        Ok(busy)
     }
 
     /// One round. Answers whether anything was done.
@@ -197,9 +198,9 @@ impl Worker {
             self.send_controls(id);
         }
         self.send_resets();
-        let sent = self.send_chunks(now);
+        let sent = self.send_chunks();
         for &id in &touched {
-            self.connections.rest(now, id);
+            self.connections.rest(id);
         }
         self.connections.give_back(touched);
         Ok(busy | sent)
@@ -303,6 +304,15 @@ impl Worker {
         }
     }
 
+    /// Sends every acknowledgement that is owed, due or not: where nobody polls, a timer is served too late
+    /// for what waits for it.
+    fn pay_acks(&mut self) {
+        for id in self.connections.take_owing() {
+            self.send_controls(id);
+            self.connections.rest(id);
+        }
+    }
+
     fn send_resets(&mut self) {
         while let Some(reset) = self.connections.resets.next() {
             let datagram = Reset {
@@ -326,7 +336,7 @@ impl Worker {
         }
     }
 
-    fn send_chunks(&mut self, now: Time) -> bool {
+    fn send_chunks(&mut self) -> bool {
         let mut left = CHUNKS_PER_TURN;
         while left > 0 && self.may_send() {
             let Some(id) = self.connections.turns.next() else {
@@ -337,7 +347,7 @@ impl Worker {
                 self.connections.join_turns(id);
             }
             if left < before {
-                self.connections.rest(now, id);
+                self.connections.rest(id);
             }
         }
         left < CHUNKS_PER_TURN
@@ -489,6 +499,7 @@ impl Worker {
 
     /// Sleeps until a socket, a command or a timer has something, at most `limit`.
     fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        self.pay_acks();
         let retry = self
             .blocked
             .iter()

@@ -4,6 +4,7 @@ use std::net::SocketAddrV4;
 use std::sync::Arc;
 
 use crossbeam_channel::{never, unbounded};
+use weft_core::recovery::ACK_DELAY;
 use weft_core::units::{Key, PathId};
 use weft_core::wire::CONTROL_BYTES_MAX;
 
@@ -124,7 +125,7 @@ impl Duo {
             }
         }
         for &id in &touched {
-            end.rest(now, id);
+            end.rest(id);
         }
         end.give_back(touched);
         out
@@ -279,35 +280,35 @@ fn the_end_of_an_outage_is_seen_by_every_connection_of_the_peer() {
 }
 
 #[test]
-fn a_run_is_cut_where_the_connection_the_path_or_the_kind_changes() {
-    let packet = |kind: u8, path: u8, id: u8| {
-        let mut packet = [0; 20];
-        (packet[0], packet[1], packet[4]) = (kind, path, id);
-        packet
-    };
-    let packets = [
-        packet(1, 0, 1),
-        packet(1, 0, 1),
-        packet(1, 0, 2),
-        packet(17, 0, 2),
-        packet(17, 3, 2),
-        packet(17, 3, 2),
-    ];
-    let mut run = packets.concat();
-    // The last one of a run may be shorter.
-    run.truncate(6 * 20 - 4);
-    let mut pieces = Vec::new();
-    let mut rest = &run[..];
-    while !rest.is_empty() {
-        let piece = leading_piece(rest, 20);
-        pieces.push(piece);
-        rest = &rest[piece..];
-    }
-    assert_eq!(pieces, [40, 20, 20, 36]);
-}
-
-#[test]
-fn a_run_shorter_than_a_name_is_one_piece() {
-    assert_eq!(leading_piece(&[0; 5], 20), 5);
-    assert_eq!(leading_piece(&[1, 2, 3, 4, 5], 2), 5);
+fn what_a_worker_owes_when_it_goes_to_sleep_is_sent_and_wakes_it_no_more() {
+    let mut duo = Duo::new();
+    let _events = duo.join([1, 11]);
+    let key = Key(77);
+    duo.ends[1]
+        .regions
+        .table
+        .register(key, DOMAIN, vec![0; 4000].into());
+    duo.write(1, key, 4000);
+    // The beginning of a chunk: more of it is on the way, so nobody waits for an answer.
+    let sent = duo.turn(0);
+    duo.deliver(1, &sent[..1]);
+    assert!(duo.turn(1).is_empty());
+    let due = duo.now + ACK_DELAY;
+    assert_eq!(duo.ends[1].next_timer(), Some(due));
+    assert_eq!(duo.ends[1].take_owing(), [ConnectionId(11)]);
+    let (now, end) = (duo.now, &mut duo.ends[1]);
+    let mut buffer = [0; CONTROL_BYTES_MAX];
+    let (open, paths, _) = end.open(ConnectionId(11)).expect("it is open");
+    let packet = open.poll_control(now, paths, &mut buffer);
+    let packet = packet.expect("what is owed is sent");
+    let kind = peek(&buffer[..packet.bytes]).map(|peek| peek.kind);
+    assert_eq!(kind, Ok(Kind::Ack));
+    end.rest(ConnectionId(11));
+    assert_eq!(end.next_timer(), None);
+    assert_eq!(end.take_owing(), []);
+    // In time it would have been sent by itself.
+    duo.deliver(1, &sent[1..2]);
+    assert!(duo.turn(1).is_empty());
+    duo.now = duo.now + ACK_DELAY;
+    assert_eq!(duo.turn(1).len(), 1);
 }

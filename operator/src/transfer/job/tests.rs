@@ -1,11 +1,11 @@
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use weft_planner::{Node, Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, File, Overwrite};
+use weft_proto::agent::v1::{Algorithm, File, Overwrite, PeerProgress, Role, State};
 
 use super::*;
 use crate::transfer::{
-    CONTACT_TRY, Mandate, Place,
+    CONTACT_TRY, Mandate, Place, Standing,
     refusal::{NEVER_REACHED, UNREACHABLE},
 };
 

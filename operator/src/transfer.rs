@@ -214,7 +214,16 @@ pub enum Command {
         /// Of which attempt.
         attempt: u32,
     },
-    /// End an attempt at a node.
+    /// End an attempt at a node, and every earlier one of the job. The agent's answer is the
+    /// confirmation that nothing of it lands there any more; an attempt that it does not know counts
+    /// as ended.
+    ///
+    /// A node that it does not reach holds up no other: the next attempt begins and overtakes what is
+    /// going on there, by its own Prepare or Start, or by a Cancel where the node has no part in it. A
+    /// job that ends asks again, a few times in its tempo, until the node confirms, has no agent in
+    /// the fabric any more, or is given up; where the job ends because nothing but vain attempts were
+    /// made, once. What then still goes on the agent ends by itself, when its lease is over; partial
+    /// files stay there.
     Cancel {
         /// Where.
         node: String,
@@ -282,12 +291,14 @@ pub enum Answer {
         /// An end, or what broke it.
         result: Result<(), Refusal>,
     },
-    /// Of Cancel: confirmed, or the agent is out of reach.
+    /// Of Cancel.
     Cancelled {
         /// Where.
         node: String,
         /// Which attempt.
         attempt: u32,
+        /// Whether it is confirmed.
+        result: Result<(), Refusal>,
     },
     /// Of Remove: it is gone, or stays for a reason that has been logged.
     Removed {

@@ -139,10 +139,14 @@ impl Calls {
             } => {
                 let call = self.cancel(&node, attempt, discard);
                 let result = within(CANCEL_WITHIN, "Cancel", &node, call).await;
-                if let Err(refusal) = result {
-                    tracing::debug!(node, attempt, refusal.message, "not cancelled");
+                if let Err(refusal) = &result {
+                    tracing::info!(node, attempt, refusal.message, "a Cancel is not confirmed");
                 }
-                Answer::Cancelled { node, attempt }
+                Answer::Cancelled {
+                    node,
+                    attempt,
+                    result,
+                }
             }
             Command::Remove(removal) => {
                 let node = removal.place.node.clone();

@@ -58,6 +58,11 @@ impl FirstContact {
         }
     }
 
+    /// A connection was made to it.
+    pub(super) fn was_reached(&self, node: &str) -> bool {
+        self.reached.contains(node)
+    }
+
     /// No connection was ever made to it, so nothing of this job is there.
     pub(super) fn was_never_reached(&self, node: &str) -> bool {
         self.unreached.contains_key(node)

@@ -1,6 +1,7 @@
 //! A job from Stat to its end, as a pure step from an answer to commands.
 
 mod attempts;
+mod cancels;
 mod course;
 mod ending;
 mod reader;
@@ -37,6 +38,8 @@ pub struct Job {
     silent: BTreeSet<String>,
     ledger: Ledger,
     contact: FirstContact,
+    /// Nodes that may be at an earlier attempt still: a Cancel has not reached them.
+    unheard: BTreeSet<String>,
     /// Counts up from 1.
     attempt: u32,
     /// What the destinations had gained when the attempt began.
@@ -75,6 +78,7 @@ impl Job {
             manifest: None,
             store: None,
             silent: BTreeSet::new(),
+            unheard: BTreeSet::new(),
             mark: 0,
             vain: 0,
             plan: None,
@@ -101,6 +105,7 @@ impl Job {
     pub fn wake_at(&self) -> Option<Duration> {
         match &self.phase {
             Phase::Resting { until } | Phase::Settling { until, .. } => Some(*until),
+            Phase::Discarding(cancels) | Phase::Withdrawing { cancels, .. } => cancels.until(),
             _ => None,
         }
     }
@@ -267,9 +272,13 @@ impl Job {
                     self.on_follow_ended(now, &node, result, commands);
                 }
             }
-            Answer::Cancelled { node, attempt } => {
+            Answer::Cancelled {
+                node,
+                attempt,
+                result,
+            } => {
                 if attempt == self.attempt {
-                    self.on_cancelled(now, &node, commands);
+                    self.on_cancelled(now, &node, &result, commands);
                 }
             }
             Answer::Woken => self.on_woken(now, commands),
@@ -337,7 +346,7 @@ impl Job {
                 }
             }
             Phase::Settling { until, .. } if now >= *until => self.settled(now, commands),
-            _ => {}
+            _ => self.tell_again(now, commands),
         }
     }
 
@@ -407,10 +416,15 @@ impl Job {
     }
 
     fn backoff(&self) -> Duration {
+        self.rest_of(self.vain)
+    }
+
+    /// After so many times in vain.
+    fn rest_of(&self, times: u32) -> Duration {
         let Tempo {
             backoff, doublings, ..
         } = self.spec.tempo;
-        backoff * 2u32.pow(self.vain.saturating_sub(1).min(doublings))
+        backoff * 2u32.pow(times.saturating_sub(1).min(doublings))
     }
 }
 

@@ -26,6 +26,11 @@ pub struct Refusal {
 }
 
 impl Refusal {
+    /// It says that there is no agent to ask: the node has none, or has left the fabric.
+    pub(super) fn is_of_no_agent(&self) -> bool {
+        self.reason == UNKNOWN
+    }
+
     /// It says that nothing was ever said to the node: no connection was made, or could be tried.
     pub(super) fn is_before_contact(&self) -> bool {
         [NEVER_REACHED, ADDRESS_UNUSABLE, UNKNOWN].contains(&self.reason.as_str())

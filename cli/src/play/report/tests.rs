@@ -168,6 +168,7 @@ fn a_transfer_that_failed_at_one_node_and_was_over_before_a_fault() {
                 Answer::Cancelled {
                     node: node(i),
                     attempt: 1,
+                    result: Ok(()),
                 },
             )
             .0;
@@ -178,6 +179,7 @@ fn a_transfer_that_failed_at_one_node_and_was_over_before_a_fault() {
             Answer::Cancelled {
                 node: node(2),
                 attempt: 1,
+                result: Ok(()),
             },
         )
         .0;

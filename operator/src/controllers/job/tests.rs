@@ -294,7 +294,11 @@ impl Stage {
             } => {
                 let agent = self.agents.entry(node.clone()).or_default();
                 agent.partial &= !discard;
-                Answer::Cancelled { node, attempt }
+                Answer::Cancelled {
+                    node,
+                    attempt,
+                    result: Ok(()),
+                }
             }
             Command::Remove(removal) => {
                 let node = removal.place.node;

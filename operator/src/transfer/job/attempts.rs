@@ -23,6 +23,7 @@ impl Job {
             attempt: self.attempt,
         };
         commands.extend(waiting.iter().map(prepare));
+        self.cancel_unheard(&waiting, commands);
         for node in &waiting {
             self.contact.asked(node, now);
         }
@@ -49,6 +50,7 @@ impl Job {
         match result {
             Ok(()) => {
                 self.contact.reached(node);
+                self.unheard.remove(node);
                 ready.push(node.to_owned());
             }
             Err(refusal) => {
@@ -137,6 +139,7 @@ impl Job {
         };
         match result {
             Ok(()) => {
+                self.unheard.remove(node);
                 attempt.started(node);
                 commands.push(Command::Follow {
                     node: node.to_owned(),

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use super::cancels::Cancels;
 use crate::transfer::{Removal, attempt::Attempt};
 
 /// How far a job is, for readers.
@@ -58,10 +59,10 @@ pub(super) enum Phase {
     /// All is Verified; the last reports come in.
     Settling { attempt: Attempt, until: Duration },
     /// What failed is being removed.
-    Discarding { waiting: BTreeSet<String> },
+    Discarding(Cancels),
     /// It was stopped, and everybody is told.
     Withdrawing {
-        waiting: BTreeSet<String>,
+        cancels: Cancels,
         discard: bool,
         /// What goes next.
         remove: Vec<Removal>,

@@ -2,39 +2,108 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::{Job, Phase};
-use crate::transfer::{Command, Removal};
+use super::{Job, Phase, cancels::Cancels};
+use crate::transfer::{Command, Refusal, Removal, node_of};
 
 impl Job {
-    pub(super) fn on_cancelled(&mut self, now: Duration, node: &str, commands: &mut Vec<Command>) {
+    pub(super) fn on_cancelled(
+        &mut self,
+        now: Duration,
+        node: &str,
+        result: &Result<(), Refusal>,
+        commands: &mut Vec<Command>,
+    ) {
+        let is_heard = self.is_heard(node, result);
+        if is_heard {
+            self.unheard.remove(node);
+        }
         match &mut self.phase {
             Phase::Cancelling { attempt, waiting } => {
-                waiting.remove(node);
+                if waiting.remove(node) && !is_heard {
+                    // Nobody waits for it: the next attempt overtakes this one wherever it is asked.
+                    self.unheard.insert(node.to_owned());
+                }
                 if waiting.is_empty() {
                     let attempt = attempt.clone();
                     self.ledger.close(&attempt);
                     self.next_attempt(now, commands);
                 }
             }
-            Phase::Discarding { waiting } => {
-                waiting.remove(node);
-                if waiting.is_empty() {
-                    self.phase = Phase::Over;
-                }
-            }
-            Phase::Withdrawing {
-                waiting,
-                discard,
-                remove,
-            } => {
-                waiting.remove(node);
-                if waiting.is_empty() {
-                    let (discard, remove) = (*discard, std::mem::take(remove));
-                    self.remove(discard, remove, commands);
-                }
+            Phase::Discarding(cancels) | Phase::Withdrawing { cancels, .. } => {
+                cancels.answered(node, is_heard);
+                self.tell_on(now, commands);
             }
             _ => {}
         }
+    }
+
+    /// It has confirmed the Cancel, or asking again would change nothing.
+    fn is_heard(&self, node: &str, result: &Result<(), Refusal>) -> bool {
+        let Err(refusal) = result else {
+            return true;
+        };
+        // Only an earlier operator can have reached it, if it was ever reached.
+        let was_never_reached =
+            self.spec.mandate.attempts_before == 0 && !self.contact.was_reached(node_of(node));
+        !refusal.retriable
+            || refusal.is_of_no_agent()
+            || refusal.is_before_contact() && was_never_reached
+    }
+
+    /// Goes on once all are told, or have been out of reach for too long.
+    fn tell_on(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        let (Phase::Discarding(cancels) | Phase::Withdrawing { cancels, .. }) = &self.phase else {
+            return;
+        };
+        if let Some(times) = cancels.are_to_rest() {
+            let until = now + self.rest_of(times);
+            if let Phase::Discarding(cancels) | Phase::Withdrawing { cancels, .. } = &mut self.phase
+            {
+                cancels.rest(until);
+            }
+            return;
+        }
+        if !cancels.are_over() {
+            return;
+        }
+        match &mut self.phase {
+            Phase::Withdrawing {
+                discard, remove, ..
+            } => {
+                let (discard, remove) = (*discard, std::mem::take(remove));
+                self.remove(discard, remove, commands);
+            }
+            _ => self.phase = Phase::Over,
+        }
+    }
+
+    /// Asks those again whom a Cancel has not reached, if it is time.
+    pub(super) fn tell_again(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        let (nodes, discard) = match &mut self.phase {
+            Phase::Discarding(cancels) => (cancels.again(now), true),
+            Phase::Withdrawing {
+                cancels, discard, ..
+            } => (cancels.again(now), *discard),
+            _ => return,
+        };
+        self.cancel(&nodes, discard, commands);
+    }
+
+    fn cancel(&self, nodes: &BTreeSet<String>, discard: bool, commands: &mut Vec<Command>) {
+        commands.extend(nodes.iter().map(|node| Command::Cancel {
+            node: node.clone(),
+            attempt: self.attempt,
+            discard,
+        }));
+    }
+
+    /// Ends earlier attempts where a Cancel of them was not heard, and where this one, which begins,
+    /// does not overtake them: at nodes that have no part in it.
+    pub(super) fn cancel_unheard(&self, part: &BTreeSet<String>, commands: &mut Vec<Command>) {
+        let source = &self.spec.source.node;
+        let is_asked = |node: &&String| !part.contains(*node) && *node != source;
+        let nodes = self.unheard.iter().filter(is_asked).cloned().collect();
+        self.cancel(&nodes, false, commands);
     }
 
     /// Everybody who may know of it is told. What is ending by itself goes on to do so.
@@ -66,13 +135,9 @@ impl Job {
             .map(|place| place.node.clone())
             .chain([self.spec.source.node.clone()])
             .collect();
-        commands.extend(waiting.iter().map(|node| Command::Cancel {
-            node: node.clone(),
-            attempt: self.attempt,
-            discard,
-        }));
+        self.cancel(&waiting, discard, commands);
         self.phase = Phase::Withdrawing {
-            waiting,
+            cancels: Cancels::ask(waiting),
             discard,
             remove,
         };
@@ -102,15 +167,14 @@ impl Job {
         if self.spec.mandate.attempts_before == 0 {
             waiting.retain(|node| !self.contact.was_never_reached(node));
         }
-        commands.extend(waiting.iter().map(|node| Command::Cancel {
-            node: node.clone(),
-            attempt: self.attempt,
-            discard: true,
-        }));
+        self.cancel(&waiting, true, commands);
         self.phase = if waiting.is_empty() {
             Phase::Over
+        } else if self.vain > self.spec.backoff_limit {
+            // Who is out of reach was so in all these attempts.
+            Phase::Discarding(Cancels::ask_once(waiting))
         } else {
-            Phase::Discarding { waiting }
+            Phase::Discarding(Cancels::ask(waiting))
         };
     }
 }

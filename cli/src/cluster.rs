@@ -73,6 +73,16 @@ impl ClusterError {
             Self::Refused { .. } => "Refused",
         }
     }
+
+    /// Asking again may help, with nothing changed: there was no answer, or one that says later.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::NoAnswer { .. } => true,
+            // 429 Too Many Requests, 503 Service Unavailable, 504 Gateway Timeout (RFC 6585, RFC 9110).
+            Self::Refused { code, .. } => matches!(code, 429 | 503 | 504),
+            Self::Kubeconfig(_) | Self::Credentials(_) | Self::NotLive(_) => false,
+        }
+    }
 }
 
 /// A cluster that is known; nothing has been asked yet.

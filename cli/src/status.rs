@@ -184,7 +184,7 @@ async fn follow(
     let mut ticks = interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
-    let mut away = None;
+    let mut away: Option<String> = None;
     loop {
         match args.output {
             Some(Output::Json) => {
@@ -202,12 +202,17 @@ async fn follow(
         }
         ticks.tick().await;
         match look(args, cluster).await {
-            Ok((seen, _)) => {
+            Ok((seen, live)) => {
                 jobs = seen;
-                away = None;
+                // Said once: what is shown is what was written last.
+                let why = live.err().map(|why| format!("not live: {why}"));
+                if let Some(why) = why.as_ref().filter(|why| away.as_ref() != Some(why)) {
+                    watch.say(why, err)?;
+                }
+                away = why;
             }
             // It comes back; a person may end the wait.
-            Err(error @ ClusterError::NoAnswer { .. }) => {
+            Err(error) if error.may_pass() => {
                 let text = error.to_string();
                 if away.as_ref() != Some(&text) {
                     watch.say(&text, err)?;

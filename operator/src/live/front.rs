@@ -13,7 +13,7 @@ use rustls::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::mpsc,
+    sync::{Semaphore, mpsc},
     task::JoinHandle,
     time::{sleep, timeout},
 };
@@ -27,6 +27,8 @@ const NAMESPACE: &str = "kube-system";
 const CONFIG_MAP: &str = "extension-apiserver-authentication";
 /// A caller that has not shown who it is by then is cut off.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+/// Callers that are showing who they are, at a time: some 30 KiB each.
+const HANDSHAKES: usize = 256;
 /// Connections that have been let in and wait to be served.
 const WAITING: usize = 16;
 /// After an error of accept, which is of this process's limits: too many files.
@@ -146,13 +148,19 @@ impl Doors {
         let acceptor = TlsAcceptor::from(Arc::new(tls));
         let names = Arc::new(names);
         let task = tokio::spawn(async move {
+            let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
             loop {
+                // Who comes beyond that waits in the kernel's queue. It is never closed.
+                let Ok(turn) = Arc::clone(&handshakes).acquire_owned().await else {
+                    return;
+                };
                 let Ok((stream, from)) = listener.accept().await else {
                     sleep(BREATH).await;
                     continue;
                 };
                 let (acceptor, names, admit) = (acceptor.clone(), names.clone(), admit.clone());
                 tokio::spawn(async move {
+                    let _turn = turn;
                     match timeout(HANDSHAKE_WITHIN, acceptor.accept(stream)).await {
                         Ok(Ok(stream)) if is_front(&stream, &names) => {
                             // Nobody serves any more: the caller is cut off.

@@ -39,6 +39,11 @@ pub(super) fn contacts(world: &World, fabric: &str, names: &BTreeSet<&str>) -> V
 /// What a plan is made from: the nodes' links, and what is known of the switches between them.
 pub(super) fn topology(world: &World, fabric: &RdmaFabric, names: &BTreeSet<&str>) -> Topology {
     let known = &fabric.spec.topology;
+    let cap_bps = fabric
+        .spec
+        .transport
+        .cap_mbps
+        .map(|mbps| u64::from(mbps) * 1_000_000);
     let node = |name: &&str| {
         let leaf = known.leaf_label.as_ref().and_then(|label| {
             world
@@ -56,15 +61,16 @@ pub(super) fn topology(world: &World, fabric: &RdmaFabric, names: &BTreeSet<&str
             .link_mbps
             .or(reported.map(|status| status.link_mbps))
             .unwrap_or(0);
+        let link_bps = match mbps {
+            0 => LINK_BPS,
+            mbps => u64::from(mbps) * 1_000_000,
+        };
         Node {
             name: (*name).to_owned(),
             address: None,
             leaf: leaf.map_or(LEAF, String::as_str).to_owned(),
-            rate_bps: if mbps == 0 {
-                LINK_BPS
-            } else {
-                u64::from(mbps) * 1_000_000
-            },
+            // No node sends more, whatever its link.
+            rate_bps: cap_bps.map_or(link_bps, |cap| cap.min(link_bps)),
         }
     };
     let nodes: Vec<Node> = names.iter().map(node).collect();

@@ -311,10 +311,12 @@ pub(super) fn involved(
             reader.or_else(|| names.first().cloned())?
         }
     };
-    let fabric = world
-        .fabric_nodes
-        .named(&source)
-        .map(|node| node.spec.fabric.clone())?;
+    // Any of them tells which fabric it was: the source may have left it, or the cluster.
+    let fabric = [source.as_str()]
+        .into_iter()
+        .chain(names.iter().map(String::as_str))
+        .chain(removals.iter().map(|removal| removal.place.node.as_str()))
+        .find_map(|node| Some(world.fabric_nodes.named(node)?.spec.fabric.clone()))?;
     names.extend(destinations(job, &fabric, world, membership).unwrap_or_default());
     let to = &job.spec.destinations;
     let bare = |path: &str| path.trim_end_matches('/').to_owned();

@@ -1,7 +1,8 @@
-use weft_crds::TransferJob;
+use weft_crds::{DestinationStatus, TransferJob, TransferJobStatus};
 
 use super::*;
-use crate::controllers::scenario;
+use crate::controllers::{network::topology, scenario, world::Key};
+use crate::transfer::Removal;
 
 fn resolved(world: &World, job: &TransferJob) -> Result<Transfer, Obstacle> {
     resolve(job, world, &Membership::of(world), 3)
@@ -369,7 +370,6 @@ fn a_root_is_for_the_namespaces_that_it_selects() {
 
 #[test]
 fn who_may_know_of_a_job_is_told_even_when_it_is_not_selected_any_more() {
-    use weft_crds::{DestinationStatus, TransferJobStatus};
     let world = scenario::world(4);
     let mut job = scenario::job("minilm");
     job.spec.destinations.node_selector = Some(scenario::labelled("none"));
@@ -390,4 +390,50 @@ fn who_may_know_of_a_job_is_told_even_when_it_is_not_selected_any_more() {
     assert_eq!(nodes(&transfer), ["n4"]);
     assert_eq!(transfer.contacts.len(), 2);
     assert_eq!(transfer.spec.mandate.attempts_before, 7);
+}
+
+#[test]
+fn agents_are_told_although_the_sources_node_is_gone() {
+    let mut world = scenario::world(4);
+    let mut job = scenario::job("minilm");
+    let all = involved(&job, &world, &Membership::of(&world), 3, &[]).unwrap();
+    world.fabric_nodes.forget(&Key::cluster("n1"));
+    // Nobody but the source is known of a job whose status names nobody yet.
+    assert!(involved(&job, &world, &Membership::of(&world), 3, &[]).is_none());
+    let removal = Removal {
+        place: all.spec.destinations[0].clone(),
+        fingerprint: "f".into(),
+    };
+    let by_removal = involved(&job, &world, &Membership::of(&world), 3, &[removal]).unwrap();
+    let shown = DestinationStatus {
+        node: "n2".into(),
+        state: Default::default(),
+        reason: String::new(),
+        message: String::new(),
+        bytes: 0,
+        digest: String::new(),
+    };
+    job.status = Some(TransferJobStatus {
+        attempt: 1,
+        destinations: vec![shown],
+        ..TransferJobStatus::default()
+    });
+    let by_status = involved(&job, &world, &Membership::of(&world), 3, &[]).unwrap();
+    for transfer in [by_removal, by_status] {
+        assert_eq!(transfer.fabric, "default");
+        let told = transfer.contacts.iter().map(|contact| &*contact.node);
+        assert_eq!(told.collect::<Vec<_>>(), ["n2", "n3", "n4"]);
+    }
+}
+
+#[test]
+fn a_plan_counts_with_the_fabrics_cap() {
+    let world = scenario::world(2);
+    let mut fabric = world.fabrics.named("default").unwrap().clone();
+    let names = BTreeSet::from(["n1", "n2"]);
+    for (cap, mbps) in [(None, 1000), (Some(400), 400), (Some(40_000), 1000)] {
+        fabric.spec.transport.cap_mbps = cap;
+        let nodes = topology(&world, &fabric, &names).nodes;
+        assert!(nodes.iter().all(|node| node.rate_bps == mbps * 1_000_000));
+    }
 }

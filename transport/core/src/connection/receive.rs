@@ -177,14 +177,18 @@ impl Receive {
         })
     }
 
+    /// Whether the sender waits for the answer to a chunk that is whole. It may take a chunk for lost once so
+    /// many later ones are known to have arrived, and soon after it takes the one for lost that arrives after
+    /// all; of a chunk that may have lost its end it should know what is here before it sends it again.
+    fn is_waited_for(&self, header: &DataHeader) -> bool {
+        header.flags.contains(Flags::ACK_NOW)
+            || header.packet_number < self.told
+            || self.board.span() > DUPLICATE_THRESHOLD
+            || self.board.has_part_before(header.chunk)
+    }
+
     fn whole_chunk(&mut self, header: &DataHeader, events: &mut VecDeque<Event>) {
-        // The sender may take a chunk for lost once so many later ones are known to have arrived, and soon
-        // after it takes the one for lost that arrives after all.
-        let overdue = header.packet_number < self.told;
-        let overtaken = self.board.span() > DUPLICATE_THRESHOLD;
-        // Of a chunk that may have lost its end the sender should know what is here before it sends it again.
-        let part = self.board.has_part_before(header.chunk);
-        if header.flags.contains(Flags::ACK_NOW) || overdue || overtaken || part {
+        if self.owed.due() != Some(Time::ZERO) && self.is_waited_for(header) {
             self.owed.at_once();
         }
         if header.flags.contains(Flags::LAST.with(Flags::IMMEDIATE)) {

@@ -29,6 +29,7 @@ pub(super) enum Owed {
 
 impl Owed {
     /// A packet has arrived.
+    #[inline]
     pub(super) fn arrived(&mut self, now: Time, on: PathId) {
         match self {
             Owed::Answer { path, in_run, .. } => (*path, *in_run) = (on, true),
@@ -44,6 +45,7 @@ impl Owed {
     }
 
     /// What was received together is taken in.
+    #[inline]
     pub(super) fn run_ended(&mut self) {
         if let Owed::Answer {
             due, runs, in_run, ..

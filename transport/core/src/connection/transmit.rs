@@ -256,11 +256,6 @@ impl Transmit {
         if posted.done {
             self.queue.pop_front();
         }
-        let sent = Sent {
-            path,
-            in_flight: bytes,
-            ..sent
-        };
         self.in_flight += u64::from(bytes);
         let asks = self.unasked.asks(Next {
             bytes,
@@ -274,7 +269,12 @@ impl Transmit {
                 window: out.settings.window_chunks.into(),
             },
         });
-        let sent = Sent { asks, ..sent };
+        let sent = Sent {
+            path,
+            in_flight: bytes,
+            asks,
+            ..sent
+        };
         let number = self.board.push(sent);
         stats.chunks_sent += 1;
         paths.on_sent(path);

@@ -317,10 +317,9 @@ impl PathSet {
             .max(self.rto_min)
     }
 
-    /// Whether little is known of `path`: it has never been measured, or something went unanswered.
+    /// Whether little is known of `path`, which was chosen: it has never been measured, or none is live.
     pub fn is_unsure(&self, path: PathId) -> bool {
-        let index = path.0 as usize;
-        self.rtt[index].smoothed().is_none() || self.paths[index].state != PathState::Live
+        self.live.is_empty() || self.rtt[path.0 as usize].smoothed().is_none()
     }
 
     /// What a round trip on `path` rarely exceeds, once anything was measured: the larger of the

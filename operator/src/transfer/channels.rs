@@ -1,6 +1,6 @@
 //! One connection to each agent, shared by everybody of this process who calls it.
 //!
-//! A connection costs its two ends some 100 KiB and a handshake; a thousand jobs of a few nodes each
+//! A connection costs its two ends some 90 KiB and a handshake; a thousand jobs of a few nodes each
 //! would have thousands of them to the same agents. HTTP/2 carries as many calls over one as the
 //! agent takes at a time, and one that is given up ends alone. A connection is made by the first call,
 //! stays while anybody holds its [`Agent`], and for [`IDLE`] after.

@@ -1,9 +1,11 @@
-#!/bin/sh
+#!/usr/bin/env bash
 # runc, for containerd. Where the node's file `clock` says so, Weft's containers see another time: their
 # programs ask libfaketime for it. All other clocks of the machine stay as they are.
+set -euo pipefail
+
 clock=${0%/*}/clock
 if [ ! -e "$clock" ]; then exec runc "$@"; fi
-python3 - "$clock" "$@" <<'EDIT' || exit
+python3 - "$clock" "$@" <<'EDIT'
 import glob, json, sys
 
 clock, words = sys.argv[1], sys.argv[2:]

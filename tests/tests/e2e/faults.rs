@@ -8,6 +8,7 @@ mod objects;
 mod programs;
 mod refusals;
 mod release;
+mod store;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -53,6 +54,10 @@ const FAULTS: &[Fault] = &[
     (
         "Shared root without permission",
         refusals::shared_root_without_permission,
+    ),
+    (
+        "Secret without permission",
+        store::secret_without_permission,
     ),
     ("path traversal", refusals::path_traversal),
     ("another tenant's files", refusals::another_tenants_files),

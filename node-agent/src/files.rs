@@ -16,6 +16,7 @@ mod digest;
 mod discard;
 mod error;
 mod filling;
+mod fingerprint;
 mod gate;
 mod manifest;
 mod occupancy;
@@ -39,6 +40,7 @@ pub use digest::{
 };
 pub use discard::Leftover;
 pub use error::{FileError, Place};
+pub use fingerprint::{Condition, Fingerprint};
 pub use manifest::{
     Entry, EntryKind, Identity, MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, Manifest, Shape,
 };

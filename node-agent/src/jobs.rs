@@ -21,7 +21,8 @@ use crate::config_values::NodeName;
 use crate::convert;
 use crate::fault::Fault;
 use crate::files::{
-    self, Destination, DestinationConfig, Leftover, Manifest, Partials, Removed, Root, RootPath,
+    self, Destination, DestinationConfig, Fingerprint, Leftover, Manifest, Partials, Removed, Root,
+    RootPath,
 };
 use crate::guard;
 use crate::layout::Layout;
@@ -238,28 +239,37 @@ impl Jobs {
         })
     }
 
-    /// Removes a verified copy that nobody has changed.
+    /// Removes the files of a verified copy that nobody has changed.
     pub async fn remove(
         &self,
         location: Option<Location>,
         fingerprint: String,
     ) -> Result<RemoveResponse, Fault> {
         let location = convert::given(location, "location")?;
-        if fingerprint.is_empty() {
-            return Err(Fault::bad("fingerprint", "is empty"));
-        }
+        let fingerprint = Fingerprint::parse(&fingerprint)
+            .ok_or_else(|| Fault::bad("fingerprint", "is none that an agent has told"))?;
         let root = self.root(&location.root)?;
         let path = RootPath::parse(&location.path)?;
         let removed =
             guard::blocking("remove", move || files::remove(&root, &path, &fingerprint)).await?;
-        let removed = removed == Removed::Gone;
-        tracing::info!(
-            root = location.root,
-            path = location.path,
-            removed,
-            "remove"
-        );
-        Ok(RemoveResponse { removed })
+        let (root, path) = (location.root, location.path);
+        match removed {
+            Removed::Gone => tracing::info!(root, path, "removed"),
+            Removed::Changed => tracing::warn!(
+                root,
+                path,
+                "not removed: something of it has been changed since it was verified"
+            ),
+            Removed::Mixed => tracing::warn!(
+                root,
+                path,
+                "not removed: other files lay there when it was verified, and it has too many files \
+                 to tell which are its own: remove it by hand"
+            ),
+        }
+        Ok(RemoveResponse {
+            removed: removed == Removed::Gone,
+        })
     }
 
     /// A way to read a store.

@@ -20,7 +20,7 @@ use crate::dial::{Dial, draw_secret};
 use crate::fanout::CACHE_MESSAGES;
 use crate::fault::Fault;
 use crate::fetch::{self, Fetch, FetchConfig};
-use crate::files::{Algorithm, RootPath, Source};
+use crate::files::{Algorithm, Fingerprint, RootPath, Source};
 use crate::guard;
 use crate::intake::{Intake, IntakeConfig};
 use crate::jobs::{Jobs, Prepared, Run, fingerprint};
@@ -148,7 +148,8 @@ impl Jobs {
             .store(manifest.bytes(), Ordering::Relaxed);
         let layout = Arc::new(Layout::new(&manifest, algorithm));
         let manifest_digest = convert::manifest_digest(&manifest);
-        run.attempt.set_fingerprint(manifest.fingerprint());
+        run.attempt
+            .set_fingerprint(Fingerprint::of_source(&manifest).to_string());
         let source = Source::new(root, path, manifest);
         let cargo = Cargo {
             supply: SourceSupply::new(source, layout.clone(), algorithm, run.attempt.clone()),

@@ -122,7 +122,9 @@ impl LocalCopy {
             return Ok(());
         }
         let digest = destination.complete()?;
-        self.attempt.set_fingerprint(destination.fingerprint());
+        if let Some(fingerprint) = destination.fingerprint() {
+            self.attempt.set_fingerprint(fingerprint.to_string());
+        }
         self.attempt.published(digest);
         Ok(())
     }

@@ -268,8 +268,9 @@ impl Placing {
             return Ok(false);
         }
         let digest = shelf.destination.complete()?;
-        let fingerprint = shelf.destination.fingerprint();
-        self.attempt.set_fingerprint(fingerprint);
+        if let Some(fingerprint) = shelf.destination.fingerprint() {
+            self.attempt.set_fingerprint(fingerprint.to_string());
+        }
         self.attempt.published(digest);
         Ok(true)
     }

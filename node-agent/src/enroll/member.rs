@@ -20,7 +20,7 @@ use crate::dial::chain;
 use crate::enroll::interface::{self, Nic};
 use crate::enroll::keys::{Keys, Validity};
 use crate::enroll::lobby::Lobby;
-use crate::enroll::models;
+use crate::enroll::models::Caretaker;
 use crate::enroll::report::Reporter;
 use crate::enroll::trouble::Tries;
 use crate::enroll::{EnrollError, Settings, Trouble, assigned, operator};
@@ -89,6 +89,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         ordered: ordered.subscribe(),
         models: models.subscribe(),
         standing: standing.subscribe(),
+        caretaker: Caretaker::new(settings.pace.report),
         looks: tokio::time::interval(settings.pace.report),
         report,
         fence: Arc::default(),
@@ -194,6 +195,7 @@ struct Member {
     ordered: watch::Receiver<NodeConfig>,
     /// What is to be looked after.
     models: watch::Receiver<Vec<Model>>,
+    caretaker: Caretaker,
     standing: watch::Receiver<Standing>,
     looks: Interval,
     report: watch::Sender<NodeReport>,
@@ -317,9 +319,9 @@ impl Member {
             }
             findings.extend(agent.jobs().misuse().map(|told| finding(MISUSED, told)));
             let named = self.models.borrow_and_update().clone();
-            let states = models::look(agent.jobs(), named).await;
-            self.tell(Some((agent, &told)), findings, states);
             let jobs = agent.jobs();
+            self.caretaker.begin(jobs, &named);
+            self.tell(Some((agent, &told)), findings, self.caretaker.lost());
             tokio::select! {
                 () = self.changed() => {}
                 () = jobs.idle(), if waits => {}
@@ -331,6 +333,7 @@ impl Member {
     async fn changed(&mut self) {
         // The senders live as long as the process enrols.
         tokio::select! {
+            () = self.caretaker.ended() => {}
             _ = self.looks.tick() => {}
             _ = self.ordered.changed() => {}
             _ = self.models.changed() => {}

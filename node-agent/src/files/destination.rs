@@ -20,6 +20,7 @@ use super::claim::{JobLock, JobUid};
 use super::digest::{Algorithm, Blocks, Digest, directory_digest};
 use super::error::{FileError, Place};
 use super::filling::Filling;
+use super::fingerprint::{self, Fingerprint, Survey, Verified};
 use super::gate::Gate;
 use super::manifest::{Entry, EntryKind, Identity, Manifest, Shape};
 use super::occupancy::{Claim, Occupancy};
@@ -128,10 +129,10 @@ enum Stage {
     Waiting(Origin),
     /// Whole and verified, not yet on disk for sure or not yet under its name.
     Finished(Digest, Finish),
-    /// Under its final name, which is not yet on disk for sure.
-    Renamed(Digest),
+    /// Under its final name, which is not yet on disk for sure, and in this state.
+    Renamed(Digest, Identity),
     /// Under its final name and on disk.
-    Published(Digest),
+    Published(Digest, Identity),
 }
 
 impl Destination {
@@ -200,11 +201,33 @@ impl Destination {
         &self.config.manifest
     }
 
-    /// What [`Manifest::fingerprint`] says of what lies there now; nothing when that cannot be listed.
-    pub fn fingerprint(&self) -> String {
-        Manifest::scan(&self.config.root, &self.config.path)
-            .map(|manifest| manifest.fingerprint())
-            .unwrap_or_default()
+    /// Tells what this job has brought from what may become of it; nothing when that is not any more
+    /// what was verified, or cannot be listed. Of a job that is complete.
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        let listed = match fingerprint::survey(&self.config.root, &self.config.path) {
+            Ok(Survey::Listed(listed)) => listed,
+            Ok(Survey::NoCopy | Survey::Nothing) => return None,
+            Err(error) => {
+                tracing::warn!("a verified copy cannot be looked after: {error}");
+                return None;
+            }
+        };
+        let slots = self.slots();
+        let mut verified = Verified::new();
+        for (entry, slot) in self.manifest().entries().iter().zip(slots.iter()) {
+            let state = match slot.stage {
+                Stage::Directory => None,
+                Stage::Published(_, state) => Some(state),
+                Stage::Waiting(_) | Stage::Finished(..) | Stage::Renamed(..) => return None,
+            };
+            // One file may have another name here than at the source.
+            let path = match self.manifest().shape() {
+                Shape::File => self.base.file_name()?,
+                Shape::Directory => entry.path.as_str(),
+            };
+            verified.insert(path, state);
+        }
+        Fingerprint::of_copy(&verified, listed.entries())
     }
 
     /// The root that it is in.
@@ -244,8 +267,8 @@ impl Destination {
             Stage::Waiting(origin) => (origin, None),
             Stage::Finished(digest, Finish::Rename) => (Origin::Finished, Some(digest)),
             Stage::Finished(digest, Finish::Keep(_))
-            | Stage::Renamed(digest)
-            | Stage::Published(digest) => (Origin::Existing, Some(digest)),
+            | Stage::Renamed(digest, _)
+            | Stage::Published(digest, _) => (Origin::Existing, Some(digest)),
         };
         let file = Arc::new(DestinationFile::open(
             target,
@@ -311,9 +334,11 @@ impl Destination {
             let slots = self.slots();
             for (index, slot) in (0..).zip(slots.iter()) {
                 match slot.stage {
-                    Stage::Directory | Stage::Published(_) => {}
+                    Stage::Directory | Stage::Published(..) => {}
                     Stage::Waiting(_) => waiting += 1,
-                    Stage::Renamed(digest) => renamed.push((index, self.file(index)?.0, digest)),
+                    Stage::Renamed(digest, state) => {
+                        renamed.push((index, self.file(index)?.0, digest, state));
+                    }
                     Stage::Finished(digest, finish) => {
                         ready.push(Ready {
                             index,
@@ -353,18 +378,18 @@ impl Destination {
             let parent = open.at(&file.target.parent)?;
             // Under one lock: who opens the file in between would look for it by its old name.
             let mut slots = self.slots();
-            file.rename(&parent)?;
-            slots[file.index as usize].stage = Stage::Renamed(file.digest);
+            let state = file.rename(&parent)?;
+            slots[file.index as usize].stage = Stage::Renamed(file.digest, state);
             drop(slots);
-            renamed.push((file.index, file.target, file.digest));
+            renamed.push((file.index, file.target, file.digest, state));
         }
         let parents: BTreeSet<&RootPath> = renamed
             .iter()
-            .map(|(_, target, _)| &target.parent)
+            .map(|(_, target, ..)| &target.parent)
             .collect();
         self.sync_directories(parents.into_iter())?;
-        for (index, _, digest) in &renamed {
-            self.slots()[*index as usize].stage = Stage::Published(*digest);
+        for (index, _, digest, state) in &renamed {
+            self.slots()[*index as usize].stage = Stage::Published(*digest, *state);
         }
         Ok(Published {
             files: renamed.len() as u32,
@@ -462,7 +487,9 @@ impl Destination {
             match slot.stage {
                 Stage::Directory => {}
                 Stage::Waiting(_) => return None,
-                Stage::Finished(digest, _) | Stage::Renamed(digest) | Stage::Published(digest) => {
+                Stage::Finished(digest, _)
+                | Stage::Renamed(digest, _)
+                | Stage::Published(digest, _) => {
                     digests.push((entry.path.as_str(), digest));
                 }
             }
@@ -584,7 +611,8 @@ struct Ready {
 impl Ready {
     /// Gives the file its final name, or removes the claim of one that had it all along: if it is
     /// still the one that was checked, which may be long ago where it came early in a large job.
-    fn rename(&self, parent: &OwnedFd) -> Result<(), FileError> {
+    /// Answers its state then: renaming is itself a change of attributes.
+    fn rename(&self, parent: &OwnedFd) -> Result<Identity, FileError> {
         let target = &self.target;
         if let Finish::Keep(checked) = self.finish {
             let named = fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW);
@@ -593,7 +621,8 @@ impl Ready {
                     place: target.place(),
                 });
             }
-            return target.remove_partial(parent);
+            target.remove_partial(parent)?;
+            return Ok(checked);
         }
         let rename =
             |flags| fs::renameat_with(parent, &target.partial, parent, &target.name, flags);
@@ -612,8 +641,15 @@ impl Ready {
             answer => answer,
         };
         match answer {
-            Ok(()) => Ok(()),
-            Err(Errno::EXIST) if target.overwrite == Overwrite::Never => target.may_replace(),
+            Ok(()) => fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW)
+                .map(|stat| Identity::of(&stat))
+                .map_err(|cause| target.failed("stat", cause, 0)),
+            Err(Errno::EXIST) if target.overwrite == Overwrite::Never => {
+                target.may_replace()?;
+                Err(FileError::DestinationChanged {
+                    place: target.place(),
+                })
+            }
             Err(Errno::ISDIR) => Err(FileError::DestinationExists {
                 place: target.place(),
                 found: "a directory that was made meanwhile",

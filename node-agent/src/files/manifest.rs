@@ -125,33 +125,19 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Tells these files, as they are on their node, from what may become of them. Of directories only
-    /// the names count: what other transfers do beside the files changes their times. Device numbers
-    /// do not: they may be others after a restart of the node.
-    pub fn fingerprint(&self) -> String {
-        let mut hasher = blake3::Hasher::new();
-        for entry in &self.entries {
-            hasher.update(&(entry.path.len() as u64).to_le_bytes());
-            hasher.update(entry.path.as_bytes());
-            if let EntryKind::File { bytes } = entry.kind {
-                let Identity {
-                    ino,
-                    mtime_ns,
-                    ctime_ns,
-                    ..
-                } = entry.identity;
-                hasher.update(&bytes.to_le_bytes());
-                hasher.update(&ino.to_le_bytes());
-                hasher.update(&mtime_ns.to_le_bytes());
-                hasher.update(&ctime_ns.to_le_bytes());
-            }
-        }
-        hasher.finalize().to_hex()[..32].to_owned()
-    }
-
     /// Lists the file or directory `path`. Weft's own partial files are left out; a link, device,
     /// pipe or socket anywhere in it is refused, as is what cannot be read.
     pub fn scan(root: &Root, path: &RootPath) -> Result<Self, FileError> {
+        Self::scan_for(root, path, Purpose::Sending)
+    }
+
+    /// As [`Manifest::scan`], but what could not be sent is in it, too: as a file, which it differs
+    /// from by its inode. Only of the directory itself it is refused to be anything else.
+    pub(super) fn survey(root: &Root, path: &RootPath) -> Result<Self, FileError> {
+        Self::scan_for(root, path, Purpose::Comparing)
+    }
+
+    fn scan_for(root: &Root, path: &RootPath, purpose: Purpose) -> Result<Self, FileError> {
         let opened = root.open_at(path, OFlags::PATH).map_err(|cause| {
             if cause == Errno::NOENT {
                 return FileError::SourceMissing {
@@ -165,8 +151,10 @@ impl Manifest {
         let place = || root.place(path);
         let stat = fs::fstat(&opened).map_err(|cause| FileError::reading(place(), cause))?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            let entries = scan_directory(root, path)?;
-            check_blocks(&entries)?;
+            let entries = scan_directory(root, path, purpose)?;
+            if purpose == Purpose::Sending {
+                check_blocks(&entries)?;
+            }
             return Ok(Manifest {
                 shape: Shape::Directory,
                 entries,
@@ -312,7 +300,16 @@ fn check_blocks(entries: &[Entry]) -> Result<(), FileError> {
     Ok(())
 }
 
-fn scan_directory(root: &Root, top: &RootPath) -> Result<Vec<Entry>, FileError> {
+/// What a scan is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// All of it can be sent, or an error says what cannot.
+    Sending,
+    /// It tells what lies there, whatever it is.
+    Comparing,
+}
+
+fn scan_directory(root: &Root, top: &RootPath, purpose: Purpose) -> Result<Vec<Entry>, FileError> {
     let mut entries: Vec<Entry> = Vec::new();
     // Directories still to be listed, relative to the top, with their depth.
     let mut waiting = vec![(String::new(), 0usize)];
@@ -334,17 +331,20 @@ fn scan_directory(root: &Root, top: &RootPath) -> Result<Vec<Entry>, FileError> 
                 root: root.name().into(),
                 path: format!("{path}/{name}").trim_start_matches("./").into(),
             };
-            let name = std::str::from_utf8(bytes).map_err(|_| FileError::NameNotUtf8 {
-                place: place(&bytes.escape_ascii().to_string()),
-            })?;
+            let Ok(name) = std::str::from_utf8(bytes) else {
+                let escaped = bytes.escape_ascii().to_string();
+                if purpose == Purpose::Comparing {
+                    entries.push(stranger(&directory, &escaped));
+                    continue;
+                }
+                return Err(FileError::NameNotUtf8 {
+                    place: place(&escaped),
+                });
+            };
             if claim::is_reserved(name) {
                 continue;
             }
-            let relative = if directory.is_empty() {
-                name.into()
-            } else {
-                format!("{directory}/{name}")
-            };
+            let relative = below(&directory, name);
             let stat = match fs::statat(&opened, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => stat,
                 Err(Errno::NOENT) => {
@@ -372,6 +372,8 @@ fn scan_directory(root: &Root, top: &RootPath) -> Result<Vec<Entry>, FileError> 
                     identity: Identity::of(&stat),
                 });
                 waiting.push((relative, depth + 1));
+            } else if purpose == Purpose::Comparing {
+                entries.push(entry_of(&relative, &stat));
             } else {
                 entries.push(file_entry(&opened, name, &relative, &stat, || place(name))?);
             }
@@ -418,12 +420,35 @@ fn file_entry(
     }
     fs::accessat(parent.as_fd(), name, fs::Access::READ_OK, AtFlags::EACCESS)
         .map_err(|cause| FileError::reading(place(), cause))?;
-    Ok(Entry {
+    Ok(entry_of(relative, stat))
+}
+
+fn entry_of(relative: &str, stat: &Stat) -> Entry {
+    let identity = Identity::of(stat);
+    Entry {
         path: relative.into(),
         kind: EntryKind::File {
             bytes: identity.size,
         },
         mode: stat.st_mode & MODE_BITS,
         identity,
-    })
+    }
+}
+
+/// A name that no manifest has.
+fn stranger(directory: &str, escaped: &str) -> Entry {
+    Entry {
+        path: below(directory, escaped),
+        kind: EntryKind::File { bytes: 0 },
+        mode: 0,
+        identity: Identity::default(),
+    }
+}
+
+fn below(directory: &str, name: &str) -> String {
+    if directory.is_empty() {
+        name.into()
+    } else {
+        format!("{directory}/{name}")
+    }
 }

@@ -94,6 +94,7 @@ async fn a_verified_copy_is_removed_unless_something_of_it_has_changed() {
     let agents = [lab.agent(0, "").await, lab.agent(1, "").await];
     write(&lab.root(0).join("model/weights"), &noise(3 << 20, 1));
     write(&lab.root(0).join("model/sub/config"), b"{}");
+    write(&lab.root(1).join("model/mine"), b"mine");
     let ends = lab.run(&job("first", 1), &[(0, 1)]).await;
     let request = RemoveRequest {
         leader_epoch: 1,
@@ -101,17 +102,31 @@ async fn a_verified_copy_is_removed_unless_something_of_it_has_changed() {
         fingerprint: ends[1].fingerprint.clone(),
     };
     let mut operator = lab.operator(1).await;
-    let added = lab.root(1).join("model/sub/notes");
-    write(&added, b"mine");
-    let answer = operator.remove(request.clone()).await.unwrap().into_inner();
-    assert!(!answer.removed && lab.root(1).join("model/weights").exists());
-    std::fs::remove_file(added).unwrap();
+    // One lay there before, one was put there after.
+    write(&lab.root(1).join("model/sub/notes"), b"mine");
     for _ in 0..2 {
         // Repeated, it is gone already.
         let answer = operator.remove(request.clone()).await.unwrap().into_inner();
         assert!(answer.removed);
-        assert_eq!(names(&lab, 1), Vec::<String>::new());
+        let left = |name: &str| lab.root(1).join("model").join(name).exists();
+        assert!(left("mine") && left("sub/notes"));
+        assert!(!left("weights") && !left("sub/config"));
     }
+    // Another copy, of which something is changed.
+    let ends = lab.run(&job("second", 1), &[(0, 1)]).await;
+    write(&lab.root(1).join("model/weights"), b"mine");
+    let request = RemoveRequest {
+        fingerprint: ends[1].fingerprint.clone(),
+        ..request
+    };
+    let answer = operator.remove(request.clone()).await.unwrap().into_inner();
+    assert!(!answer.removed && lab.root(1).join("model/sub/config").exists());
+    let request = RemoveRequest {
+        fingerprint: "none".to_owned(),
+        ..request
+    };
+    let refused = operator.remove(request).await.unwrap_err();
+    assert!(refused.message().contains("fingerprint"), "{refused:?}");
     for agent in agents {
         agent.stop().await;
     }

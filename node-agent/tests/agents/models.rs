@@ -7,7 +7,7 @@ use crate::operator::Operator;
 use crate::support::{Lab, job, noise, write};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_verified_model_is_intact_until_a_file_of_it_is_changed_added_or_removed() {
+async fn a_verified_model_is_intact_until_a_file_of_it_is_changed_or_removed() {
     let operator = Operator::new(Lab::new());
     let running = operator.serve().await;
     let members = [operator.join(0).await, operator.join(1).await];
@@ -24,7 +24,6 @@ async fn a_verified_model_is_intact_until_a_file_of_it_is_changed_added_or_remov
     write(&lab.root(0).join("model/sub/config"), b"{}");
     let ends = lab.run(&job("first", 1), &[(0, 1)]).await;
     assert!(ends.iter().all(|end| end.state() == State::Verified));
-    assert!(ends.iter().all(|end| end.fingerprint.len() == 32));
     assert_ne!(ends[0].fingerprint, ends[1].fingerprint);
     let model = |name: &str, end: usize| Model {
         name: name.to_owned(),
@@ -35,7 +34,8 @@ async fn a_verified_model_is_intact_until_a_file_of_it_is_changed_added_or_remov
     // Both nodes are told of both: each knows its own files only.
     operator.look_after(vec![model("of-0", 0), model("of-1", 1)]);
     let said = |states: &[ModelState], intact: [bool; 2]| {
-        states.len() == 2 && states.iter().map(|state| state.intact).eq(intact)
+        let lost = |name: &str| states.iter().any(|s| s.name == name && !s.intact);
+        intact == [!lost("of-0"), !lost("of-1")]
     };
     let seen = async |what: &str, node: usize, intact: [bool; 2]| {
         let address = lab.control(node);
@@ -49,9 +49,7 @@ async fn a_verified_model_is_intact_until_a_file_of_it_is_changed_added_or_remov
     seen("the destination has its files", 1, [false, true]).await;
     let root = lab.root(1);
     write(&root.join("model/more"), b"x");
-    seen("a file was added", 1, [false, false]).await;
-    std::fs::remove_file(root.join("model/more")).unwrap();
-    seen("it is as it was", 1, [false, true]).await;
+    seen("what lies beside them is not theirs", 1, [false, true]).await;
     write(&root.join("model/sub/config"), b"[]");
     seen("a file was written to", 1, [false, false]).await;
     std::fs::remove_dir_all(lab.root(0).join("model")).unwrap();

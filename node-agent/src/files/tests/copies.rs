@@ -1,0 +1,151 @@
+//! What a verified copy is told by, and what goes when it is removed.
+
+use super::*;
+
+/// A destination that is complete, and its fingerprint.
+fn copy(node: &Node, path: &str, source: &Source) -> Fingerprint {
+    let config = node.config(path, source);
+    let destination = Destination::prepare(config).unwrap();
+    for (index, _, _) in source.manifest().files() {
+        send_file(source, &destination, index, u32::MAX, &mut Sent::default()).unwrap();
+    }
+    destination.complete().unwrap();
+    let made = destination.fingerprint().unwrap();
+    // It travels as text.
+    let read = Fingerprint::parse(&made.to_string()).unwrap();
+    assert_eq!(read, made);
+    read
+}
+
+fn condition(node: &Node, path: &str, fingerprint: &Fingerprint) -> Condition {
+    let path = RootPath::parse(path).unwrap();
+    fingerprint.examine(&node.root, &path).unwrap()
+}
+
+fn remove(node: &Node, path: &str, fingerprint: &Fingerprint) -> Removed {
+    let path = RootPath::parse(path).unwrap();
+    super::remove(&node.root, &path, fingerprint).unwrap()
+}
+
+#[test]
+fn what_lay_beside_a_copy_stays_when_the_copy_is_removed() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w").write("m/sub/config", b"{}");
+    node.write("m/notes", b"mine").write("m/sub/mine/x", b"x");
+    let source = from.source("m").unwrap();
+    let made = copy(&node, "m", &source);
+    node.write("m/later", b"mine");
+    std::os::unix::fs::symlink("notes", node.path("m/link")).unwrap();
+    assert_eq!(condition(&node, "m", &made), Condition::Intact);
+    assert_eq!(remove(&node, "m", &made), Removed::Gone);
+    let left = [
+        "m/",
+        "m/later",
+        "m/link",
+        "m/notes",
+        "m/sub/",
+        "m/sub/mine/",
+        "m/sub/mine/x",
+    ];
+    assert_eq!(node.names(), left);
+    assert_eq!(condition(&node, "m", &made), Condition::Missing);
+    assert_eq!(remove(&node, "m", &made), Removed::Gone, "repeated");
+}
+
+#[test]
+fn a_model_that_lay_where_another_job_put_its_files_stays() {
+    let (base, adapter, node) = (Node::new(), Node::new(), Node::new());
+    base.write("m/base", b"b").write("m/config", b"{}");
+    adapter.write("m/adapter", b"a");
+    let below = copy(&node, "m", &base.source("m").unwrap());
+    let above = copy(&node, "m", &adapter.source("m").unwrap());
+    assert_eq!(condition(&node, "m", &below), Condition::Intact);
+    assert_eq!(remove(&node, "m", &above), Removed::Gone);
+    assert_eq!(node.names(), ["m/", "m/base", "m/config"]);
+    assert_eq!(condition(&node, "m", &below), Condition::Intact);
+    assert_eq!(remove(&node, "m", &below), Removed::Gone);
+    assert_eq!(node.names(), Vec::<String>::new());
+}
+
+#[test]
+fn one_file_goes_and_the_directory_that_it_was_put_into_stays_with_the_rest() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("weights", b"w");
+    node.write("m/notes", b"mine");
+    let source = from.source("weights").unwrap();
+    for (path, name) in [("m/", "m/weights"), ("m/other", "m/other")] {
+        let made = copy(&node, path, &source);
+        assert!(node.names().contains(&name.to_owned()));
+        assert_eq!(condition(&node, path, &made), Condition::Intact);
+        assert_eq!(remove(&node, path, &made), Removed::Gone);
+        assert_eq!(node.names(), ["m/", "m/notes"]);
+    }
+}
+
+#[test]
+fn a_copy_of_which_a_file_is_changed_or_gone_is_not_intact_and_stays() {
+    let from = Node::new();
+    from.write("m/weights", b"w").write("m/config", b"{}");
+    let source = from.source("m").unwrap();
+    let spoil: [fn(&Node); 4] = [
+        |node| std::fs::remove_file(node.path("m/config")).unwrap(),
+        |node| {
+            node.write("m/config", b"[]");
+        },
+        |node| {
+            std::fs::rename(node.path("m/config"), node.path("m/was")).unwrap();
+            std::os::unix::fs::symlink("was", node.path("m/config")).unwrap();
+        },
+        |node| {
+            std::fs::rename(node.path("m"), node.path("was")).unwrap();
+            std::os::unix::fs::symlink("was", node.path("m")).unwrap();
+        },
+    ];
+    for spoil in spoil {
+        let node = Node::new();
+        let made = copy(&node, "m", &source);
+        spoil(&node);
+        let before = node.names();
+        assert_eq!(
+            condition(&node, "m", &made),
+            Condition::Changed,
+            "{before:?}"
+        );
+        assert_eq!(remove(&node, "m", &made), Removed::Changed);
+        assert_eq!(node.names(), before);
+    }
+}
+
+#[test]
+fn a_copy_of_very_many_files_among_others_is_looked_after_and_not_removed() {
+    let (from, node) = (Node::in_memory(), Node::in_memory());
+    for number in 0..300 {
+        from.write(&format!("m/{number}"), b"x");
+    }
+    let source = from.source("m").unwrap();
+    let alone = copy(&node, "alone", &source);
+    node.write("among/notes", b"mine");
+    let among = copy(&node, "among", &source);
+    for (path, made, removed) in [
+        ("alone", &alone, Removed::Gone),
+        ("among", &among, Removed::Mixed),
+    ] {
+        assert_eq!(condition(&node, path, made), Condition::Intact);
+        assert_eq!(remove(&node, path, made), removed);
+    }
+    assert!(!node.path("alone").exists());
+    assert_eq!(std::fs::read_dir(node.path("among")).unwrap().count(), 301);
+}
+
+#[test]
+fn what_is_written_after_the_check_is_vouched_for_by_nobody() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w");
+    let source = from.source("m").unwrap();
+    let destination = Destination::prepare(node.config("m", &source)).unwrap();
+    send_file(&source, &destination, 0, u32::MAX, &mut Sent::default()).unwrap();
+    assert_eq!(destination.fingerprint(), None, "before it is complete");
+    destination.complete().unwrap();
+    node.write("m/weights", b"W");
+    assert_eq!(destination.fingerprint(), None);
+}

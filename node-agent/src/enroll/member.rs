@@ -308,7 +308,7 @@ impl Member {
                         if waits && agent.jobs().close_if_idle() {
                             return (next, config);
                         }
-                        findings.extend(usable.err().map(|error| unusable(&error)));
+                        findings.extend(usable.err().map(|error| refused(&error)));
                     }
                 }
                 Err(finding) => findings.push(finding),
@@ -442,6 +442,15 @@ fn unusable(error: &AgentError) -> Finding {
         _ => "AgentNotStarted",
     };
     finding(reason, chain(error))
+}
+
+/// Why a configuration is not taken over by the agent that works.
+fn refused(error: &AgentError) -> Finding {
+    let mut finding = unusable(error);
+    if finding.reason != ROOT_MISSING {
+        CONFIG_REFUSED.clone_into(&mut finding.reason);
+    }
+    finding
 }
 
 fn finding(reason: &str, message: impl Into<String>) -> Finding {

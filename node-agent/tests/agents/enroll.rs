@@ -344,12 +344,22 @@ async fn a_configuration_that_cannot_be_used_is_reported_by_field_and_changes_no
         .report("it says why", |report| finds(report, "InterfaceMissing"))
         .await;
     assert!(!report.ready && report.findings[0].message.contains("ib*"));
+    // Only the next agent would need the file: the one that works is ready.
+    let certificate = member.settings.state.join("node.pem");
+    let kept = std::fs::read(&certificate).unwrap();
+    std::fs::write(&certificate, "none").unwrap();
     operator.order(|config| {
         config.transport = None;
         config.nics = Some(nics("l*"));
-        // A root whose directory is not there.
-        config.roots[0].name = "none".to_owned();
+        config.ports.as_mut().unwrap().count = 1;
     });
+    let report = operator
+        .report("it says why", |report| finds(report, "ConfigRefused"))
+        .await;
+    assert!(report.ready && report.findings[0].message.contains("node.pem"));
+    std::fs::write(&certificate, kept).unwrap();
+    // A root whose directory is not there.
+    operator.order(|config| config.roots[0].name = "none".to_owned());
     let report = operator
         .report("it says why", |report| finds(report, "RootMissing"))
         .await;

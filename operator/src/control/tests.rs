@@ -14,7 +14,7 @@ use tonic::{
 use weft_proto::{
     Message as _,
     agent::v1::ErrorDetail,
-    operator::v1::{Finding, operator_client::OperatorClient},
+    operator::v1::{Finding, ModelState, operator_client::OperatorClient},
 };
 
 use super::*;
@@ -487,6 +487,28 @@ async fn what_an_agent_may_say_is_bounded() {
     // Too long: the stream is over.
     assert_eq!(agent.order().await.unwrap(), None);
     stage.reported(&[("n1", "1", false)]).await;
+}
+
+#[test]
+fn the_longest_report_of_an_agent_is_taken() {
+    // What one report of an agent tells of lost models (`enroll/models.rs` there).
+    let lost = ModelState {
+        name: format!("weft.dev/{}", "x".repeat(63)),
+        fingerprint: "x".repeat(1500),
+        intact: false,
+    };
+    let finding = Finding {
+        reason: "CertificateExpired".to_owned(),
+        message: "x".repeat(FINDING_BYTES_MAX),
+    };
+    let report = NodeReport {
+        control_address: "255.255.255.255:65535".to_owned(),
+        data_address: "255.255.255.255".to_owned(),
+        models: vec![lost; 16],
+        findings: vec![finding; FINDINGS_MAX],
+        ..NodeReport::default()
+    };
+    assert!(report.encoded_len() < MESSAGE_BYTES_MAX);
 }
 
 #[tokio::test]

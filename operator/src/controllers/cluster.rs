@@ -205,7 +205,7 @@ impl Cluster {
                 let mut text = json!({ "metadata": {
                     "uid": uid,
                     "labels": { key: note.as_ref().map(Note::value) },
-                    "annotations": { key: note.as_ref().map(|note| json!(note).to_string()) },
+                    "annotations": { key: note.as_ref().map(Note::text) },
                 } });
                 if let Some(version) = version {
                     text["metadata"]["resourceVersion"] = json!(version);

@@ -25,6 +25,11 @@ use crate::transfer::{Place, Removal};
 const PREFIX: &str = "weft.dev/model.";
 /// What the API leaves for a model's name: 63 less `model.`.
 const NAME_MAX: usize = 57;
+/// Models of one node: what its agent scans every few seconds, and what is named to it.
+const MODELS_MAX: usize = 128;
+/// Of a node's annotations for models. Kubernetes takes 256 KiB of all annotations of an object, and
+/// others need some.
+const NOTES_BYTES_MAX: usize = 128 << 10;
 /// Of the digest, in the label's value.
 const DIGEST_SHOWN: usize = 12;
 
@@ -45,6 +50,11 @@ impl Note {
     /// The label's value.
     pub(super) fn value(&self) -> &str {
         self.digest.get(..DIGEST_SHOWN).unwrap_or(&self.digest)
+    }
+
+    /// The annotation.
+    pub(super) fn text(&self) -> String {
+        serde_json::json!(self).to_string()
     }
 }
 
@@ -82,7 +92,17 @@ pub(super) fn to_look_after(world: &World, node: &str) -> Vec<Model> {
             fingerprint: note.fingerprint,
         })
     });
-    models.collect()
+    models.take(MODELS_MAX).collect()
+}
+
+/// Whether a node can take one more note, or another one in place of that which it has.
+fn has_room(node: &PartialObjectMeta<Node>, key: &str, note: &Note) -> bool {
+    let others = node.annotations().iter();
+    let others = others.filter(|(there, _)| there.starts_with(PREFIX) && *there != key);
+    let (count, bytes) = others.fold((0, 0), |(count, bytes), (there, text)| {
+        (count + 1, bytes + there.len() + text.len())
+    });
+    count < MODELS_MAX && bytes + key.len() + note.text().len() <= NOTES_BYTES_MAX
 }
 
 /// The copies that a job has made and that are still noted: all but the source's own files.
@@ -110,7 +130,8 @@ pub(super) fn copies(job: &TransferJob, world: &World) -> Vec<Removal> {
     copies.collect()
 }
 
-/// The next node that holds a job's model and does not say so yet. Those that are refused are left out.
+/// The next node that holds a job's model and does not say so yet. Those that are refused, and those
+/// that are full, are left out.
 pub(super) fn next(
     job: &TransferJob,
     world: &World,
@@ -124,6 +145,18 @@ pub(super) fn next(
             .any(|(there, note)| there == key && note.as_ref() == Some(&holder.note))
             && node.labels().get(&key).map(String::as_str) == Some(holder.note.value());
         if is_said || refused.contains(&holder.node) {
+            return None;
+        }
+        if !has_room(node, &key, &holder.note) {
+            // Said at its end only: until then this is asked with every step.
+            if work.outcome.is_some() {
+                tracing::warn!(
+                    node = holder.node,
+                    label = key,
+                    "no label: the node has as many models as its annotations and its agent can hold; \
+                     delete models, or labels and annotations weft.dev/model.* of the node"
+                );
+            }
             return None;
         }
         Some(Request::NodeModel {

@@ -1,7 +1,8 @@
 use weft_proto::operator::v1::ModelState;
 
 use super::*;
-use crate::controllers::scenario;
+use crate::controllers::{scenario, snapshot::Holder};
+use crate::transfer::Course;
 
 const KEY: &str = "weft.dev/model.team-a.minilm";
 
@@ -109,4 +110,59 @@ fn a_key_is_of_the_namespace_and_fits() {
     );
     job.metadata.name = Some(format!("{}y", "x".repeat(59)));
     assert_ne!(key(&job), long);
+}
+
+#[test]
+fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
+    let mut work = Snapshot {
+        course: Course::Asking,
+        reader: None,
+        started: true,
+        attempt: 1,
+        claims: None,
+        outcome: None,
+        manifest: None,
+        plan: None,
+        link: None,
+        destinations: Vec::new(),
+        holders: Vec::new(),
+        bytes: 0,
+        bytes_total: 0,
+        bytes_per_second: 0,
+    };
+    let job = scenario::job("minilm");
+    let holder = |fingerprint: &str| Holder {
+        node: "n2".into(),
+        note: note(fingerprint),
+    };
+    work.holders = vec![holder("f1")];
+    let write = |world: &mut World, name: &str, note: Note| {
+        world.obey(&Request::NodeModel {
+            node: "n2".into(),
+            uid: "node-n2".into(),
+            version: None,
+            key: format!("{PREFIX}team-b.{name}"),
+            note: Some(note),
+        });
+    };
+    let none = BTreeSet::new();
+    // Too many, and too large.
+    for (count, fingerprint) in [(MODELS_MAX, "f1".to_owned()), (90, "f".repeat(1500))] {
+        let mut world = scenario::world(3);
+        for number in 0..count {
+            assert!(next(&job, &world, &work, &none).is_some() || number > 70);
+            write(&mut world, &number.to_string(), note(&fingerprint));
+        }
+        assert_eq!(next(&job, &world, &work, &none), None);
+        // One more that somebody wrote by hand.
+        write(&mut world, "more", note(&fingerprint));
+        assert!(to_look_after(&world, "n2").len() <= MODELS_MAX);
+    }
+    // What it has already is replaced.
+    let mut world = world();
+    for number in 1..MODELS_MAX {
+        write(&mut world, &number.to_string(), note("f1"));
+    }
+    work.holders = vec![holder("f2")];
+    assert!(next(&job, &world, &work, &none).is_some());
 }

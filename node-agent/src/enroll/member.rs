@@ -294,11 +294,18 @@ impl Member {
             let mut findings = self.standing_findings();
             let mut told = basis.clone();
             let mut waits = false;
+            // Where a job runs, the next look says so again.
+            let has_moved = self.caretaker.take_moved();
             match self.wanted().await {
                 Ok((next, config)) => {
                     told.nic.mbps = next.nic.mbps;
                     if next.asks_for_the_same(basis) {
-                        told.config.hash = next.config.hash;
+                        told.config.hash.clone_from(&next.config.hash);
+                        // A file system was mounted after the agent had opened its roots.
+                        if has_moved && agent.jobs().close_if_idle() {
+                            tracing::info!("a root's path leads to another directory");
+                            return (next, config);
+                        }
                     } else {
                         // An agent that works is not given up for one that cannot start: the pod with
                         // the volume of a new root comes later than the word of it.

@@ -40,6 +40,25 @@ pub(crate) struct Caretaker {
     looks: JoinSet<Look>,
     /// By the model's name.
     known: BTreeMap<String, Known>,
+    /// A root's path leads to another directory than the one that the agent has open.
+    has_moved: bool,
+}
+
+/// What was seen of a model.
+#[derive(Debug, Clone, Copy)]
+struct Sight {
+    condition: Condition,
+    /// Its root is not any more where the root's path leads.
+    has_moved: bool,
+}
+
+impl From<Condition> for Sight {
+    fn from(condition: Condition) -> Self {
+        Self {
+            condition,
+            has_moved: false,
+        }
+    }
 }
 
 /// A root's.
@@ -55,7 +74,7 @@ enum Turn {
 struct Look {
     root: String,
     /// Of those that could be looked at.
-    seen: Vec<(Model, Condition)>,
+    seen: Vec<(Model, Sight)>,
 }
 
 #[derive(Debug)]
@@ -99,20 +118,21 @@ impl Caretaker {
             turns: BTreeMap::new(),
             looks: JoinSet::new(),
             known: BTreeMap::new(),
+            has_moved: false,
         }
     }
 
     /// Begins to look wherever it is time to, with an agent's roots.
     pub(crate) fn begin(&mut self, jobs: &Arc<Jobs>, models: &[Model]) {
         let jobs = jobs.clone();
-        self.begin_with(models, Instant::now(), move |model| condition(&jobs, model));
+        self.begin_with(models, Instant::now(), move |model| sight(&jobs, model));
     }
 
     fn begin_with(
         &mut self,
         models: &[Model],
         now: Instant,
-        look: impl Fn(&Model) -> Option<Condition> + Clone + Send + 'static,
+        look: impl Fn(&Model) -> Option<Sight> + Clone + Send + 'static,
     ) {
         let named: BTreeMap<&str, &str> = models
             .iter()
@@ -153,8 +173,8 @@ impl Caretaker {
             let look = look.clone();
             self.looks.spawn(guard::blocking("models", move || {
                 let seen = models.into_iter().filter_map(|model| {
-                    let condition = look(&model)?;
-                    Some((model, condition))
+                    let sight = look(&model)?;
+                    Some((model, sight))
                 });
                 Look {
                     seen: seen.collect(),
@@ -182,10 +202,11 @@ impl Caretaker {
             };
             *turn = Turn::RestsUntil(now + self.rest.max(took * REST));
         }
-        for (model, condition) in look.seen {
+        for (model, sight) in look.seen {
+            self.has_moved |= sight.has_moved;
             let known = self.known.get_mut(&model.name);
             if let Some(known) = known.filter(|known| known.fingerprint == model.fingerprint) {
-                let standing = known.standing.after(condition, now);
+                let standing = known.standing.after(sight.condition, now);
                 if standing != known.standing && standing != Standing::Intact {
                     let Model {
                         name, root, path, ..
@@ -206,6 +227,11 @@ impl Caretaker {
         }
     }
 
+    /// Whether the roots are to be opened anew, which whoever asks does.
+    pub(crate) fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.has_moved)
+    }
+
     /// Those that are not any more what they were, as far as one report tells.
     pub(crate) fn lost(&self) -> Vec<ModelState> {
         let lost = self
@@ -223,16 +249,16 @@ impl Caretaker {
 }
 
 /// What has become of a model; nothing where nobody can tell.
-fn condition(jobs: &Jobs, model: &Model) -> Option<Condition> {
+fn sight(jobs: &Jobs, model: &Model) -> Option<Sight> {
     // A root that is none any more holds nothing for anybody.
     let Ok(root) = jobs.root(&model.root) else {
-        return Some(Condition::Changed);
+        return Some(Condition::Changed.into());
     };
     let path = RootPath::parse(&model.path).ok()?;
     let Some(fingerprint) = Fingerprint::parse(&model.fingerprint) else {
-        return Some(Condition::Changed);
+        return Some(Condition::Changed.into());
     };
-    fingerprint
+    let condition = fingerprint
         .examine(&root, &path)
         .inspect_err(|error| {
             tracing::warn!(
@@ -240,7 +266,11 @@ fn condition(jobs: &Jobs, model: &Model) -> Option<Condition> {
                 "a model cannot be looked at, and stays as it was last seen: {error}"
             );
         })
-        .ok()
+        .ok()?;
+    Some(Sight {
+        condition,
+        has_moved: condition == Condition::Missing && root.is_elsewhere(),
+    })
 }
 
 #[cfg(test)]
@@ -272,7 +302,7 @@ mod tests {
             if model.root == "hung" {
                 let _ = held.recv();
             }
-            Some(Condition::Changed)
+            Some(Condition::Changed.into())
         };
         let models = vec![model("a", "hung"), model("b", "good")];
         let mut caretaker = Caretaker::new(PACE);
@@ -299,7 +329,7 @@ mod tests {
         let mut caretaker = Caretaker::new(PACE);
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let look = |_: &Model| Some(Condition::Intact);
+        let look = |_: &Model| Some(Condition::Intact.into());
         let under_way = |caretaker: &Caretaker| caretaker.looks.len();
         caretaker.begin_with(&models, start, look);
         let ended = caretaker.looks.join_next().await.unwrap().unwrap();
@@ -318,7 +348,7 @@ mod tests {
         let mut told = Vec::new();
         let mut now = Instant::now();
         while !models.is_empty() {
-            caretaker.begin_with(&models, now, |_| Some(Condition::Changed));
+            caretaker.begin_with(&models, now, |_| Some(Condition::Changed.into()));
             caretaker.ended().await;
             let lost = lost(&caretaker);
             assert!((1..=REPORTED_MAX).contains(&lost.len()));
@@ -327,7 +357,7 @@ mod tests {
             now = Instant::now() + PACE;
         }
         assert_eq!(told.len(), 40);
-        caretaker.begin_with(&models, now, |_| Some(Condition::Changed));
+        caretaker.begin_with(&models, now, |_| Some(Condition::Changed.into()));
         assert!(lost(&caretaker).is_empty());
     }
 

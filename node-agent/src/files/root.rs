@@ -14,6 +14,7 @@ use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use super::error::{FileError, Place};
+use super::manifest::Identity;
 use super::occupancy::Occupancy;
 
 /// Bytes in the longest path (`PATH_MAX` less its NUL) and in the longest name (`NAME_MAX`).
@@ -202,6 +203,15 @@ impl Root {
     /// The directory on the node.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether its path leads to another directory by now, which has been mounted over this one or put
+    /// in its place.
+    pub fn is_elsewhere(&self) -> bool {
+        match (fs::stat(&self.path), fs::fstat(&self.directory)) {
+            (Ok(path), Ok(open)) => Identity::of(&open).replaced(&Identity::of(&path)).is_some(),
+            _ => false,
+        }
     }
 
     /// What jobs may do in it.

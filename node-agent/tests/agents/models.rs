@@ -59,3 +59,53 @@ async fn a_verified_model_is_intact_until_a_file_of_it_is_changed_or_removed() {
     }
     running.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_is_found_again_when_its_file_system_is_mounted_late() {
+    let operator = Operator::new(Lab::new());
+    let running = operator.serve().await;
+    let members = [operator.join(0).await, operator.join(1).await];
+    for node in 0..2 {
+        let address = operator.lab().await.control(node);
+        operator
+            .report("the node is ready", |r| {
+                r.ready && r.control_address == address
+            })
+            .await;
+    }
+    let lab = operator.lab().await;
+    write(&lab.root(0).join("model"), &noise(1 << 20, 1));
+    let ends = lab.run(&job("first", 1), &[(0, 1)]).await;
+    for member in members {
+        member.stop().await;
+    }
+    // The node restarts, and only the directory is there onto which it will be mounted.
+    let (root, device) = (lab.root(1), lab.root(1).with_extension("device"));
+    std::fs::rename(&root, &device).unwrap();
+    std::fs::create_dir(&root).unwrap();
+    operator.look_after(vec![Model {
+        name: "of-1".to_owned(),
+        root: "data".to_owned(),
+        path: "model".to_owned(),
+        fingerprint: ends[1].fingerprint.clone(),
+    }]);
+    let member = operator.join(1).await;
+    let ready = operator.report("it is ready", |r| r.ready).await;
+    assert_eq!(ready.models, []);
+    std::fs::remove_dir(&root).unwrap();
+    std::fs::rename(&device, &root).unwrap();
+    let file = root.join("model");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[0] ^= 1;
+    // That can be told of a file only that is seen.
+    write(&file, &bytes);
+    let told = operator
+        .report("the file was changed", |r| !r.models.is_empty())
+        .await;
+    assert_eq!(
+        (&*told.models[0].name, told.models[0].intact),
+        ("of-1", false)
+    );
+    member.stop().await;
+    running.stop().await;
+}

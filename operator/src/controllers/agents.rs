@@ -203,6 +203,8 @@ fn mount_roots(pod: &mut PodSpec, fabric: &RdmaFabric) {
         let mount = VolumeMount {
             name,
             mount_path: format!("{ROOTS}/{}", root.name),
+            // File systems that are mounted below it later are seen, too.
+            mount_propagation: Some("HostToContainer".to_owned()),
             read_only: (root.access == RootAccess::ReadOnly).then_some(true),
             ..VolumeMount::default()
         };

@@ -1,6 +1,6 @@
 //! What can be asked, by path and verb as the API server has them.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -13,7 +13,7 @@ use axum::{
 use serde::Serialize;
 use serde_json::json;
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{Semaphore, SemaphorePermit, mpsc, oneshot},
     time::timeout,
 };
 use weft_crds::{
@@ -38,6 +38,9 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// The API server gives a call up after 60 s. The source may list many files.
 const STAT_WITHIN: Duration = Duration::from_secs(45);
 
+/// Plans under way: each may hold a list of 300,000 files, which is much for an operator.
+const PLANS: usize = 2;
+
 /// What the routes work with.
 #[derive(Clone)]
 pub(super) struct Asked<A> {
@@ -47,6 +50,27 @@ pub(super) struct Asked<A> {
     pub(super) channels: Channels,
     /// The leader's, with which agents are asked.
     pub(super) epoch: u64,
+    /// Of plans.
+    pub(super) turns: Turns,
+}
+
+/// Who may make a plan now.
+#[derive(Clone)]
+pub(super) struct Turns(Arc<Semaphore>);
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(PLANS)))
+    }
+}
+
+impl Turns {
+    fn take(&self) -> Result<SemaphorePermit<'_>, Refused> {
+        self.0.try_acquire().map_err(|_| {
+            let text = format!("{PLANS} plans are being made, which is the most; try again");
+            Refused::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", text)
+        })
+    }
 }
 
 /// The routes.
@@ -224,6 +248,7 @@ impl<A: Authorizer> Asked<A> {
             };
             self.allow(&caller, &access).await?;
         }
+        let _turn = self.turns.take()?;
         let planned = timeout(STAT_WITHIN, plan_of(survey, &self.channels));
         planned
             .await

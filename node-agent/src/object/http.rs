@@ -30,6 +30,13 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 const REDIRECTS: usize = 5;
 /// Amazon's metadata service over IPv6.
 const METADATA_V6: [u16; 8] = [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254];
+/// Services for the node itself that are not link-local, as other clouds have them: Azure's wire
+/// server, the metadata services of Alibaba Cloud and of Oracle Cloud.
+const METADATA_V4: [Ipv4Addr; 3] = [
+    Ipv4Addr::new(168, 63, 129, 16),
+    Ipv4Addr::new(100, 100, 100, 200),
+    Ipv4Addr::new(192, 0, 0, 192),
+];
 
 /// What may be spoken to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,9 +51,9 @@ pub enum Access {
 impl Access {
     /// Whether an address may be connected to.
     fn admits(self, address: IpAddr) -> bool {
-        let address = address.to_canonical();
+        let address = canonical(address);
         let metadata = match address {
-            IpAddr::V4(v4) => v4.is_link_local(),
+            IpAddr::V4(v4) => v4.is_link_local() || METADATA_V4.contains(&v4),
             IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.segments() == METADATA_V6,
         };
         let own = address.is_loopback() || address.is_unspecified();
@@ -58,7 +65,7 @@ impl Access {
         if url.scheme() != "https" && self == Self::Secure {
             return Err(format!(
                 "it is reached by {} without TLS: use https, or set objects.allowInsecure in \
-                 the agent's configuration",
+                 the RdmaFabric, or in the agent's configuration where there is none",
                 url.scheme()
             ));
         }
@@ -75,6 +82,22 @@ impl Access {
                 "{address} belongs to the node itself or its cloud's metadata service: name a store"
             ))
         }
+    }
+}
+
+/// The address that is meant: IPv4 that is written as IPv6 (RFC 4291 section 2.5.5.2), or reached
+/// through a translator (NAT64's well-known prefix, RFC 6052) or a tunnel (6to4, RFC 3056).
+fn canonical(address: IpAddr) -> IpAddr {
+    let IpAddr::V6(v6) = address.to_canonical() else {
+        return address.to_canonical();
+    };
+    let v4 = |high: u16, low: u16| {
+        let bits = u32::from(high) << 16 | u32::from(low);
+        IpAddr::V4(Ipv4Addr::from_bits(bits))
+    };
+    match v6.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => v4(high, low),
+        _ => IpAddr::V6(v6),
     }
 }
 
@@ -239,6 +262,12 @@ mod tests {
             ("https://[::ffff:169.254.169.254]/", false, false),
             ("https://[fe80::1]/", false, false),
             ("https://[fd00:ec2::254]/", false, false),
+            ("https://[64:ff9b::169.254.169.254]/", false, false),
+            ("https://[2002:a9fe:a9fe::1]/", false, false),
+            ("https://[64:ff9b::10.1.2.3]/", true, true),
+            ("http://168.63.129.16/machine", false, false),
+            ("http://100.100.100.200/latest", false, false),
+            ("https://192.0.0.192/opc", false, false),
         ];
         for (text, secure, insecure) in table {
             let url = Url::parse(text).unwrap();

@@ -20,12 +20,7 @@ async fn two_nodes_join_tell_how_they_are_and_move_a_file() {
     let running = operator.serve().await;
     let members = [operator.join(0).await, operator.join(1).await];
     for (node, member) in members.iter().enumerate() {
-        let address = operator.lab().await.control(node);
-        let report = operator
-            .report("the node is ready", |r| {
-                r.ready && r.control_address == address
-            })
-            .await;
+        let report = operator.ready(node).await;
         assert_eq!(report.interface, "lo");
         assert_eq!(report.data_address, member.settings.address.to_string());
         assert_eq!(report.mtu, 65_535);
@@ -228,12 +223,7 @@ async fn another_configuration_comes_into_force_when_no_job_runs() {
     let members = [operator.join(0).await, operator.join(1).await];
     let lab = operator.lab().await;
     for node in 0..2 {
-        let address = lab.control(node);
-        operator
-            .report("the node is ready", |r| {
-                r.ready && r.control_address == address
-            })
-            .await;
+        operator.ready(node).await;
     }
     write(&lab.root(0).join("model"), &noise(3 << 20, 1));
     let manifest = stat(&mut lab.operator(0).await).await.unwrap();

@@ -12,12 +12,7 @@ async fn a_verified_model_is_intact_until_a_file_of_it_is_changed_or_removed() {
     let running = operator.serve().await;
     let members = [operator.join(0).await, operator.join(1).await];
     for node in 0..2 {
-        let address = operator.lab().await.control(node);
-        operator
-            .report("the node is ready", |r| {
-                r.ready && r.control_address == address
-            })
-            .await;
+        operator.ready(node).await;
     }
     let lab = operator.lab().await;
     write(&lab.root(0).join("model/weights"), &noise(3 << 20, 1));
@@ -66,12 +61,7 @@ async fn a_model_is_found_again_when_its_file_system_is_mounted_late() {
     let running = operator.serve().await;
     let members = [operator.join(0).await, operator.join(1).await];
     for node in 0..2 {
-        let address = operator.lab().await.control(node);
-        operator
-            .report("the node is ready", |r| {
-                r.ready && r.control_address == address
-            })
-            .await;
+        operator.ready(node).await;
     }
     let lab = operator.lab().await;
     write(&lab.root(0).join("model"), &noise(1 << 20, 1));

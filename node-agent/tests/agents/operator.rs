@@ -142,6 +142,13 @@ impl Operator {
         .await
     }
 
+    /// The next report by which this node is ready.
+    pub(crate) async fn ready(&self, node: usize) -> NodeReport {
+        let address = self.lab().await.control(node);
+        let is_it = |report: &NodeReport| report.ready && report.control_address == address;
+        self.report("the node is ready", is_it).await
+    }
+
     /// Where this operator listens, once it does.
     async fn address(&self) -> SocketAddr {
         // No node has this one.

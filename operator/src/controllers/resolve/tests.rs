@@ -368,24 +368,29 @@ fn a_root_is_for_the_namespaces_that_it_selects() {
     );
 }
 
-#[test]
-fn who_may_know_of_a_job_is_told_even_when_it_is_not_selected_any_more() {
-    let world = scenario::world(4);
-    let mut job = scenario::job("minilm");
-    job.spec.destinations.node_selector = Some(scenario::labelled("none"));
+/// After so many attempts, with this one destination.
+fn naming(node: &str, attempt: u32) -> TransferJobStatus {
     let shown = DestinationStatus {
-        node: "n4".into(),
+        node: node.into(),
         state: Default::default(),
         reason: String::new(),
         message: String::new(),
         bytes: 0,
         digest: String::new(),
     };
-    job.status = Some(TransferJobStatus {
-        attempt: 7,
+    TransferJobStatus {
+        attempt,
         destinations: vec![shown],
         ..TransferJobStatus::default()
-    });
+    }
+}
+
+#[test]
+fn who_may_know_of_a_job_is_told_even_when_it_is_not_selected_any_more() {
+    let world = scenario::world(4);
+    let mut job = scenario::job("minilm");
+    job.spec.destinations.node_selector = Some(scenario::labelled("none"));
+    job.status = Some(naming("n4", 7));
     let transfer = involved(&job, &world, &Membership::of(&world), 3, &[]).unwrap();
     assert_eq!(nodes(&transfer), ["n4"]);
     assert_eq!(transfer.contacts.len(), 2);
@@ -405,19 +410,7 @@ fn agents_are_told_although_the_sources_node_is_gone() {
         fingerprint: "f".into(),
     };
     let by_removal = involved(&job, &world, &Membership::of(&world), 3, &[removal]).unwrap();
-    let shown = DestinationStatus {
-        node: "n2".into(),
-        state: Default::default(),
-        reason: String::new(),
-        message: String::new(),
-        bytes: 0,
-        digest: String::new(),
-    };
-    job.status = Some(TransferJobStatus {
-        attempt: 1,
-        destinations: vec![shown],
-        ..TransferJobStatus::default()
-    });
+    job.status = Some(naming("n2", 1));
     let by_status = involved(&job, &world, &Membership::of(&world), 3, &[]).unwrap();
     for transfer in [by_removal, by_status] {
         assert_eq!(transfer.fabric, "default");

@@ -14,7 +14,9 @@ mod bucket;
 mod cluster;
 mod condition;
 mod fabric;
+mod holds;
 mod job;
+mod looks;
 mod membership;
 mod models;
 mod network;
@@ -25,8 +27,11 @@ mod resolve;
 mod secret;
 mod snapshot;
 mod status;
+mod tally;
+mod views;
 mod work;
 mod world;
+mod writes;
 
 #[cfg(test)]
 mod scenario;
@@ -39,18 +44,8 @@ use std::{
 };
 
 use futures::{FutureExt as _, StreamExt as _};
-use k8s_openapi::{
-    api::{apps::v1::DaemonSet, core::v1::ObjectReference},
-    jiff::Timestamp,
-};
-use kube::{Client, Resource as _, ResourceExt as _};
-use prometheus_client::{
-    metrics::{
-        counter::Counter,
-        histogram::{Histogram, exponential_buckets},
-    },
-    registry::Registry,
-};
+use k8s_openapi::{api::apps::v1::DaemonSet, jiff::Timestamp};
+use kube::{Client, Resource as _};
 use tokio::{
     sync::{Notify, mpsc, watch},
     time::{Instant, sleep_until},
@@ -58,85 +53,34 @@ use tokio::{
 
 pub use self::question::{Neighbour, Neighbours, Question, Survey};
 pub(crate) use self::request::FINALIZER;
+pub use self::tally::Tally;
 use self::{
     agenda::Agenda,
     agents::AgentTemplate,
     bucket::Bucket,
     cluster::Cluster,
-    fabric::Sighting,
+    holds::Holds,
     job::Order,
+    looks::Looks,
     membership::Membership,
     request::Request,
-    secret::{SecretFault, Secrets},
+    secret::Secrets,
     work::Work,
     world::{Key, World, uid},
+    writes::is_progress,
 };
 use crate::{
     authority::Authority,
-    reports::{FabricView, Fabrics, NodeState},
+    reports::{Fabrics, NodeState},
     transfer::{Channels, Vault},
 };
 
 /// Fabrics are looked at so often, and the agenda: deadlines and silences are counted in seconds.
 const LOOK: Duration = Duration::from_secs(1);
-/// Whether a Secret can be read is believed for so long: nothing tells when that changes, and who waits
-/// for it is looked at with all others by then.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// When something was left undone, it is tried again so soon.
 const AGAIN: Duration = Duration::from_millis(100);
 /// Between two steps: what comes in a bunch is decided at once.
 const BREATH: Duration = Duration::from_millis(20);
-/// An object whose request failed is left alone for so long …
-const HOLD: Duration = Duration::from_secs(1);
-/// … which doubles so often: 32 s.
-const HOLD_DOUBLINGS: u32 = 5;
-
-/// What the controllers count.
-#[derive(Debug, Clone)]
-pub struct Tally {
-    writes: Counter,
-    dropped: Counter,
-    failed: Counter,
-    steps: Histogram,
-}
-
-impl Default for Tally {
-    fn default() -> Self {
-        Self {
-            writes: Counter::default(),
-            dropped: Counter::default(),
-            failed: Counter::default(),
-            // From 1 ms to 16 s.
-            steps: Histogram::new(exponential_buckets(0.001, 2.0, 15)),
-        }
-    }
-}
-
-impl Tally {
-    /// Shows it.
-    pub fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "weft_operator_writes",
-            "Requests to the API server that changed something, Events included",
-            self.writes.clone(),
-        );
-        registry.register(
-            "weft_operator_writes_dropped",
-            "Progress and Events that were not written because 20 writes a second are the limit",
-            self.dropped.clone(),
-        );
-        registry.register(
-            "weft_operator_writes_failed",
-            "Requests that the API server refused or did not answer; they are made again",
-            self.failed.clone(),
-        );
-        registry.register(
-            "weft_operator_step_seconds",
-            "From hearing of a change to having decided everything anew and asked for what follows",
-            self.steps.clone(),
-        );
-    }
-}
 
 /// What the controllers work with.
 pub struct Context {
@@ -201,12 +145,8 @@ pub async fn run(
         },
         works: BTreeMap::new(),
         written: BTreeMap::new(),
-        holds: BTreeMap::new(),
-        looks: Looks {
-            secrets,
-            begun: BTreeMap::new(),
-            tell,
-        },
+        holds: Holds::default(),
+        looks: Looks::new(secrets, tell),
         agenda: Agenda::default(),
         membership: Membership::default(),
         members_of: None,
@@ -222,7 +162,7 @@ pub async fn run(
         tokio::select! {
             Some(seen) = watches.next() => seen.enter(&mut controllers.world),
             Ok(()) = reports.changed() => are_reports_new = true,
-            Some((secret, seen)) = seen_secrets.recv() => controllers.saw(secret, seen),
+            Some(seen) = seen_secrets.recv() => controllers.saw(seen),
             () = changed.notified() => {}
             // Before everything has been listed, nobody knows what there is.
             Some(question) = questions.recv(), if controllers.world.is_whole() => {
@@ -248,33 +188,6 @@ pub async fn run(
     }
 }
 
-/// Only bytes have moved.
-fn is_progress(request: &Request) -> bool {
-    matches!(
-        request,
-        Request::JobStatus {
-            is_progress: true,
-            ..
-        }
-    )
-}
-
-/// An object that is left alone for a while.
-struct Hold {
-    until: Instant,
-    failures: u32,
-    /// The API server said no, and will again.
-    is_refused: bool,
-}
-
-/// Whether Secrets can be read, asked of the API server for jobs that wait for it.
-struct Looks {
-    secrets: Secrets,
-    /// When each was last begun.
-    begun: BTreeMap<Key, Instant>,
-    tell: mpsc::UnboundedSender<(Key, Result<(), SecretFault>)>,
-}
-
 struct Controllers {
     context: Context,
     cluster: Cluster,
@@ -284,7 +197,7 @@ struct Controllers {
     works: BTreeMap<String, Work>,
     /// When a job's status was last written, by UID.
     written: BTreeMap<String, Timestamp>,
-    holds: BTreeMap<(&'static str, Key), Hold>,
+    holds: Holds,
     looks: Looks,
     agenda: Agenda,
     membership: Membership,
@@ -346,27 +259,6 @@ impl Controllers {
         question::answer(question, &self.world, &snapshots, epoch, Timestamp::now());
     }
 
-    /// Decides the fabrics, if it is time.
-    fn fabrics(&mut self, are_reports_new: bool, now: Timestamp) -> Vec<Request> {
-        let around = self.world.surroundings();
-        let is_time = self
-            .fabrics_of
-            .is_none_or(|(known, at)| known != around || at.elapsed() >= LOOK);
-        if !is_time && !are_reports_new {
-            return Vec::new();
-        }
-        self.fabrics_of = Some((around, Instant::now()));
-        self.publish(&self.membership);
-        fabric::decide(&fabric::View {
-            world: &self.world,
-            membership: &self.membership,
-            sightings: &self.sightings(),
-            leading: self.began.elapsed(),
-            template: &self.template,
-            now,
-        })
-    }
-
     /// The jobs that are to be decided now.
     fn due(&mut self) -> BTreeSet<Key> {
         let changed = self.world.take_changed_jobs();
@@ -401,11 +293,7 @@ impl Controllers {
 
     /// Decides jobs and does what is to be done here; gives what is to be written.
     fn jobs(&mut self, now: Timestamp) -> Vec<(Key, Request)> {
-        let nodes = self
-            .holds
-            .iter()
-            .filter(|((kind, _), hold)| *kind == "Node" && hold.is_refused);
-        let refused: BTreeSet<String> = nodes.map(|((_, key), _)| key.name.clone()).collect();
+        let refused = self.holds.refused_nodes();
         let (mut orders, mut requests) = (Vec::new(), Vec::new());
         self.forget_looks();
         for key in self.due() {
@@ -452,7 +340,11 @@ impl Controllers {
         let channels = &self.context.channels;
         let changed = Arc::clone(&self.changed);
         let work = match order {
-            Order::Begin(_) | Order::Withdraw { .. } if self.is_held(&object) => return,
+            Order::Begin(_) | Order::Withdraw { .. }
+                if self.holds.is_held(&object, self.began.elapsed()) =>
+            {
+                return;
+            }
             Order::Begin(transfer) => {
                 let Key { namespace, name } = &object.1;
                 let attempts_before = transfer.spec.mandate.attempts_before;
@@ -501,170 +393,5 @@ impl Controllers {
             }
         };
         self.works.insert(uid, work);
-    }
-
-    /// Looks whether a Secret can be read, unless that is under way.
-    fn look(&mut self, secret: Key) {
-        if self.looks.begun.contains_key(&secret) {
-            return;
-        }
-        self.looks.begun.insert(secret.clone(), Instant::now());
-        let (secrets, tell) = (self.looks.secrets.clone(), self.looks.tell.clone());
-        tokio::spawn(async move {
-            let seen = secrets.read(&secret.namespace, &secret.name).await;
-            // Whoever has gone needs no answer. What it holds is read anew when it is needed.
-            let _ = tell.send((secret, seen.map(drop)));
-        });
-    }
-
-    /// What came of a look; those that wait for it are decided at once.
-    fn saw(&mut self, secret: Key, seen: Result<(), SecretFault>) {
-        for (key, job) in self.world.jobs.iter() {
-            if reading::secret(job).as_ref() == Some(&secret) {
-                self.agenda.note(key.clone());
-            }
-        }
-        self.world.secrets.insert(secret, seen);
-    }
-
-    /// What was seen some time ago is seen anew before it is believed again.
-    fn forget_looks(&mut self) {
-        let begun = &mut self.looks.begun;
-        begun.retain(|_, at| at.elapsed() < LOOK_AGAIN);
-        (self.world.secrets).retain(|secret, _| begun.contains_key(secret));
-    }
-
-    /// Makes a request; false where there is no room for it now.
-    async fn carry_out(&mut self, request: &Request, now: Timestamp) -> bool {
-        let object = request.object();
-        if self.is_held(&object) {
-            return true;
-        }
-        let is_progress = is_progress(request);
-        if !self.bucket.take(self.began.elapsed(), is_progress) {
-            if is_progress {
-                self.context.tally.dropped.inc();
-            }
-            return is_progress;
-        }
-        self.context.tally.writes.inc();
-        match self.cluster.carry_out(request, &mut self.world).await {
-            Ok(()) => {
-                self.holds.remove(&object);
-                match request {
-                    Request::JobStatus { key, uid, news, .. } => {
-                        self.written.insert(uid.clone(), now);
-                        let job = self.world.jobs.get(key).map(|job| job.object_ref(&()));
-                        self.tell(job, "Transfer", news).await;
-                    }
-                    Request::FabricNodeStatus { name, news, .. } => {
-                        let node = self.world.fabric_nodes.named(name);
-                        let node = node.map(|node| node.object_ref(&()));
-                        self.tell(node, "Report", news).await;
-                    }
-                    _ => {}
-                }
-                // It may be followed by the next, at once.
-                self.changed.notify_one();
-                true
-            }
-            Err(error) => {
-                let (kind, Key { namespace, name }) = &object;
-                if error.is_stale() {
-                    tracing::debug!(kind, namespace, name, %error, "the object has changed");
-                } else {
-                    tracing::warn!(kind, namespace, name, %error, "a write failed; it is repeated");
-                    self.context.tally.failed.inc();
-                }
-                self.hold(object, error.is_refusal());
-                true
-            }
-        }
-    }
-
-    /// Says it of an object, unless that is gone.
-    async fn tell(
-        &mut self,
-        object: Option<ObjectReference>,
-        action: &str,
-        news: &[request::News],
-    ) {
-        let Some(object) = object else {
-            return;
-        };
-        for news in news {
-            if self.bucket.take(self.began.elapsed(), true) {
-                self.context.tally.writes.inc();
-                self.cluster.tell(&object, action, news).await;
-            } else {
-                self.context.tally.dropped.inc();
-            }
-        }
-    }
-
-    fn is_held(&self, object: &(&'static str, Key)) -> bool {
-        self.holds
-            .get(object)
-            .is_some_and(|hold| hold.until > Instant::now())
-    }
-
-    fn hold(&mut self, object: (&'static str, Key), is_refused: bool) {
-        let hold = self.holds.entry(object).or_insert(Hold {
-            until: Instant::now(),
-            failures: 0,
-            is_refused,
-        });
-        hold.is_refused = is_refused;
-        hold.until = Instant::now() + HOLD * 2u32.pow(hold.failures.min(HOLD_DOUBLINGS));
-        hold.failures += 1;
-        let long_ago = Instant::now().checked_sub(HOLD * 2u32.pow(HOLD_DOUBLINGS + 1));
-        self.holds
-            .retain(|_, hold| long_ago.is_none_or(|long_ago| hold.until > long_ago));
-    }
-
-    fn sightings(&self) -> BTreeMap<String, Sighting> {
-        let reports = self.context.reports.borrow();
-        let sighting = |state: &NodeState| Sighting {
-            fabric: state.fabric.clone(),
-            report: state.report.clone(),
-            silent: state.seen.elapsed(),
-        };
-        reports
-            .iter()
-            .map(|(node, state)| (node.clone(), sighting(state)))
-            .collect()
-    }
-
-    /// Tells the server of agents what they are to know.
-    fn publish(&self, membership: &Membership) {
-        let key = &self.world.ticket_key;
-        let view = |name: &str| {
-            let fabric = self.world.fabrics.named(name)?;
-            let nodes = membership.members(name)?.nodes.clone();
-            let models = nodes.iter().filter_map(|node| {
-                let models = models::to_look_after(&self.world, node);
-                (!models.is_empty()).then(|| (node.clone(), models))
-            });
-            Some(FabricView {
-                config: fabric::config(fabric, key),
-                models: models.collect(),
-                nodes,
-            })
-        };
-        let names = self
-            .world
-            .fabrics
-            .iter()
-            .map(|(_, fabric)| fabric.name_any());
-        let views: Fabrics = names
-            .filter_map(|name| Some((name.clone(), view(&name)?)))
-            .collect();
-        self.context.fabrics.send_if_modified(|old| {
-            let is_other = *old != views;
-            if is_other {
-                *old = views;
-            }
-            is_other
-        });
     }
 }

@@ -25,6 +25,7 @@ use crate::{NAME, transfer::innermost};
 
 use super::{
     agents::FABRIC_LABEL,
+    holds::Failure,
     models::Note,
     request::{FINALIZER, News, Request},
     world::{Key, World},
@@ -70,9 +71,16 @@ pub(super) enum ClusterError {
 }
 
 impl ClusterError {
-    /// It will say the same again, until somebody changes something.
-    pub(super) fn is_refusal(&self) -> bool {
-        matches!(self, Self::Refused(kube::Error::Api(status)) if [403, 404, 422].contains(&status.code))
+    /// What is to become of the object.
+    pub(super) fn failure(&self) -> Failure {
+        match self {
+            Self::Refused(kube::Error::Api(status)) => match status.code {
+                409 => Failure::Stale,
+                403 | 404 | 422 => Failure::Refused,
+                _ => Failure::Failed,
+            },
+            Self::Refused(_) | Self::Late => Failure::Failed,
+        }
     }
 
     /// The object is gone or another: the watch will tell.

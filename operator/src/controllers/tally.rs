@@ -1,0 +1,56 @@
+//! What the controllers count.
+
+use prometheus_client::{
+    metrics::{
+        counter::Counter,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+
+/// What the controllers count.
+#[derive(Debug, Clone)]
+pub struct Tally {
+    pub(super) writes: Counter,
+    pub(super) dropped: Counter,
+    pub(super) failed: Counter,
+    pub(super) steps: Histogram,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            writes: Counter::default(),
+            dropped: Counter::default(),
+            failed: Counter::default(),
+            // From 1 ms to 16 s.
+            steps: Histogram::new(exponential_buckets(0.001, 2.0, 15)),
+        }
+    }
+}
+
+impl Tally {
+    /// Shows it.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "weft_operator_writes",
+            "Requests to the API server that changed something, Events included",
+            self.writes.clone(),
+        );
+        registry.register(
+            "weft_operator_writes_dropped",
+            "Progress and Events that were not written because 20 writes a second are the limit",
+            self.dropped.clone(),
+        );
+        registry.register(
+            "weft_operator_writes_failed",
+            "Requests that the API server refused or did not answer; they are made again",
+            self.failed.clone(),
+        );
+        registry.register(
+            "weft_operator_step_seconds",
+            "From hearing of a change to having decided everything anew and asked for what follows",
+            self.steps.clone(),
+        );
+    }
+}

@@ -1,0 +1,87 @@
+//! What was decided is written, as far as there is room for it, and said to people.
+
+use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
+use kube::Resource as _;
+
+use super::{
+    Controllers,
+    request::{News, Request},
+    world::Key,
+};
+
+/// Only bytes have moved.
+pub(super) fn is_progress(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::JobStatus {
+            is_progress: true,
+            ..
+        }
+    )
+}
+
+impl Controllers {
+    /// Makes a request; false where there is no room for it now.
+    pub(super) async fn carry_out(&mut self, request: &Request, now: Timestamp) -> bool {
+        let object = request.object();
+        if self.holds.is_held(&object, self.began.elapsed()) {
+            return true;
+        }
+        let is_progress = is_progress(request);
+        if !self.bucket.take(self.began.elapsed(), is_progress) {
+            if is_progress {
+                self.context.tally.dropped.inc();
+            }
+            return is_progress;
+        }
+        self.context.tally.writes.inc();
+        match self.cluster.carry_out(request, &mut self.world).await {
+            Ok(()) => {
+                self.holds.clear(&object);
+                match request {
+                    Request::JobStatus { key, uid, news, .. } => {
+                        self.written.insert(uid.clone(), now);
+                        let job = self.world.jobs.get(key).map(|job| job.object_ref(&()));
+                        self.tell(job, "Transfer", news).await;
+                    }
+                    Request::FabricNodeStatus { name, news, .. } => {
+                        let node = self.world.fabric_nodes.named(name);
+                        let node = node.map(|node| node.object_ref(&()));
+                        self.tell(node, "Report", news).await;
+                    }
+                    _ => {}
+                }
+                // It may be followed by the next, at once.
+                self.changed.notify_one();
+                true
+            }
+            Err(error) => {
+                let (kind, Key { namespace, name }) = &object;
+                if error.is_stale() {
+                    tracing::debug!(kind, namespace, name, %error, "the object has changed");
+                } else {
+                    tracing::warn!(kind, namespace, name, %error, "a write failed; it is repeated");
+                    self.context.tally.failed.inc();
+                }
+                let elapsed = self.began.elapsed();
+                self.holds.hold(object, error.failure(), elapsed);
+                true
+            }
+        }
+    }
+
+    /// Says it of an object, unless that is gone.
+    async fn tell(&mut self, object: Option<ObjectReference>, action: &str, news: &[News]) {
+        let Some(object) = object else {
+            return;
+        };
+        for news in news {
+            if self.bucket.take(self.began.elapsed(), true) {
+                self.context.tally.writes.inc();
+                self.cluster.tell(&object, action, news).await;
+            } else {
+                self.context.tally.dropped.inc();
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Where the leader is: the chart's Service, and EndpointSlice `weft-operator-leader`, by which it leads
+//! to one process.
+
+use std::net::IpAddr;
+
+use k8s_openapi::{
+    api::{
+        core::v1::Service,
+        discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice},
+    },
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use kube::{Api, Resource as _, api::Patch};
+
+use super::{Home, HomeError, metadata, params};
+use crate::NAME;
+
+/// The leader's EndpointSlice.
+pub(crate) const LEADER: &str = "weft-operator-leader";
+/// The port's name where the Service gives it none.
+const PORT: &str = "control";
+/// The port's name in the chart's Service.
+const LIVE_PORT: &str = "live";
+
+/// Where a leader listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ports {
+    /// Of the control API, which agents call.
+    pub control: u16,
+    /// Of the live API, which the API server calls.
+    pub live: Option<u16>,
+}
+
+/// What agents are told to dial.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Address {
+    /// HOST:PORT of the Service.
+    pub dial: String,
+    /// Its port's name.
+    port_name: Option<String>,
+    owner: Option<OwnerReference>,
+}
+
+impl Home {
+    pub(super) async fn keep_slice(
+        &self,
+        address: &Address,
+        pod: IpAddr,
+        ports: Ports,
+    ) -> Result<(), HomeError> {
+        let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
+        let found = api.get_opt(LEADER).await;
+        let found = found
+            .map_err(|source| self.failed("EndpointSlice weft-operator-leader", "read", source))?;
+        match found.is_some_and(|found| leads_to(&found, &slice(address, pod, ports))) {
+            true => Ok(()),
+            false => self.lead(address, pod, ports).await,
+        }
+    }
+
+    /// Where agents reach whoever leads.
+    pub async fn address(&self, port: u16) -> Result<Address, HomeError> {
+        let api: Api<Service> = Api::namespaced(self.client.clone(), &self.namespace);
+        let read = |source| self.failed("Service weft-operator", "read", source);
+        let found = api.get_opt(NAME).await.map_err(read)?;
+        found
+            .as_ref()
+            .ok_or("is missing")
+            .and_then(|service| address(service, port))
+            .map_err(|problem| HomeError::Service {
+                namespace: self.namespace.clone(),
+                problem,
+            })
+    }
+
+    /// Makes the Service lead to this process.
+    pub async fn lead(
+        &self,
+        address: &Address,
+        pod: IpAddr,
+        ports: Ports,
+    ) -> Result<(), HomeError> {
+        let slice = slice(address, pod, ports);
+        let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
+        match api.patch(LEADER, &params(), &Patch::Apply(&slice)).await {
+            Ok(_) => Ok(()),
+            Err(source) => {
+                Err(self.failed("EndpointSlice weft-operator-leader", "written", source))
+            }
+        }
+    }
+}
+
+/// Whether a slice still says what was written; the API server adds defaults to some of it.
+fn leads_to(found: &EndpointSlice, ours: &EndpointSlice) -> bool {
+    let where_to = |slice: &EndpointSlice| {
+        let addresses = |endpoint: &Endpoint| endpoint.addresses.clone();
+        let ports = slice.ports.iter().flatten();
+        let addresses: Vec<_> = slice.endpoints.iter().flat_map(addresses).collect();
+        let ports: Vec<_> = ports.map(|port| (port.name.clone(), port.port)).collect();
+        (slice.metadata.labels.clone(), addresses, ports)
+    };
+    where_to(found) == where_to(ours)
+}
+
+fn address(service: &Service, port: u16) -> Result<Address, &'static str> {
+    let spec = service.spec.as_ref().ok_or("is empty")?;
+    let ip: IpAddr = spec
+        .cluster_ip
+        .as_deref()
+        .and_then(|ip| ip.parse().ok())
+        .ok_or("has no cluster IP")?;
+    let ports = spec.ports.iter().flatten();
+    let ours = ports
+        .clone()
+        .find(|entry| entry.port == i32::from(port))
+        .or(ports.clone().next());
+    let ours = ours.ok_or("has no port")?;
+    let number = u16::try_from(ours.port).map_err(|_| "has no port")?;
+    Ok(Address {
+        dial: std::net::SocketAddr::new(ip, number).to_string(),
+        port_name: ours.name.clone(),
+        owner: service.owner_ref(&()),
+    })
+}
+
+fn slice(address: &Address, pod: IpAddr, ports: Ports) -> EndpointSlice {
+    let mut metadata = metadata(LEADER);
+    let labels = metadata.labels.get_or_insert_default();
+    labels.insert("kubernetes.io/service-name".to_owned(), NAME.to_owned());
+    labels.insert(
+        "endpointslice.kubernetes.io/managed-by".to_owned(),
+        NAME.to_owned(),
+    );
+    metadata.owner_references = address.owner.clone().map(|owner| vec![owner]);
+    let port = |name: &str, port: u16| EndpointPort {
+        name: Some(name.to_owned()),
+        port: Some(port.into()),
+        protocol: Some("TCP".to_owned()),
+        ..EndpointPort::default()
+    };
+    let control = port(address.port_name.as_deref().unwrap_or(PORT), ports.control);
+    let live = ports.live.map(|number| port(LIVE_PORT, number));
+    EndpointSlice {
+        metadata,
+        address_type: if pod.is_ipv4() { "IPv4" } else { "IPv6" }.to_owned(),
+        endpoints: vec![Endpoint {
+            addresses: vec![pod.to_string()],
+            conditions: Some(EndpointConditions {
+                ready: Some(true),
+                ..EndpointConditions::default()
+            }),
+            ..Endpoint::default()
+        }],
+        ports: Some([Some(control), live].into_iter().flatten().collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const PORTS: Ports = Ports {
+        control: 7410,
+        live: Some(7412),
+    };
+
+    fn service() -> Service {
+        let service = json!({
+            "metadata": {"name": "weft-operator", "uid": "u1"},
+            "spec": {"clusterIP": "10.96.0.7", "ports": [
+                {"name": "other", "port": 80},
+                {"name": "control", "port": 7410},
+            ]},
+        });
+        serde_json::from_value(service).unwrap()
+    }
+
+    #[test]
+    fn the_service_leads_to_the_leaders_pod_under_the_services_own_port_name() {
+        let address = address(&service(), 7410).unwrap();
+        assert_eq!(address.dial, "10.96.0.7:7410");
+        let slice = slice(&address, "10.244.1.5".parse().unwrap(), PORTS);
+        let slice = serde_json::to_value(slice).unwrap();
+        assert_eq!(
+            slice["metadata"]["labels"]["kubernetes.io/service-name"],
+            NAME
+        );
+        assert_eq!(slice["metadata"]["ownerReferences"][0]["uid"], "u1");
+        assert_eq!(slice["addressType"], "IPv4");
+        assert_eq!(slice["endpoints"][0]["addresses"], json!(["10.244.1.5"]));
+        assert_eq!(slice["ports"][0]["name"], "control");
+        assert_eq!(slice["ports"][0]["port"], 7410);
+        assert_eq!(slice["ports"][1]["name"], "live");
+        assert_eq!(slice["ports"][1]["port"], 7412);
+    }
+
+    #[test]
+    fn a_slice_that_leads_elsewhere_is_written_again_and_defaults_are_no_difference() {
+        let address = address(&service(), 7410).unwrap();
+        let to = |pod: &str| slice(&address, pod.parse().unwrap(), PORTS);
+        let mut found = to("10.244.1.5");
+        found.endpoints[0].node_name = Some("n1".to_owned());
+        assert!(leads_to(&found, &to("10.244.1.5")));
+        assert!(!leads_to(&found, &to("10.244.2.9")));
+        found.metadata.labels = None;
+        assert!(!leads_to(&found, &to("10.244.1.5")));
+    }
+
+    #[test]
+    fn an_address_of_the_sixth_version_is_written_as_one() {
+        let mut service = service();
+        service.spec.as_mut().unwrap().cluster_ip = Some("fd00::7".to_owned());
+        let address = address(&service, 7410).unwrap();
+        assert_eq!(address.dial, "[fd00::7]:7410");
+        assert_eq!(
+            slice(&address, "fd00::5".parse().unwrap(), PORTS).address_type,
+            "IPv6"
+        );
+    }
+
+    #[test]
+    fn a_service_without_an_address_is_named_as_the_cause() {
+        let mut headless = service();
+        headless.spec.as_mut().unwrap().cluster_ip = Some("None".to_owned());
+        assert_eq!(address(&headless, 7410), Err("has no cluster IP"));
+        let mut bare = service();
+        bare.spec.as_mut().unwrap().ports = None;
+        assert_eq!(address(&bare, 7410), Err("has no port"));
+    }
+}

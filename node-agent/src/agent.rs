@@ -112,6 +112,7 @@ impl Agent {
                 false => object::Access::Secure,
             },
             store_patience: config.objects.stall_timeout.value.to_std(),
+            list_patience: config.objects.list_timeout.value.to_std(),
         });
         let service = Service {
             jobs: jobs.clone(),

@@ -76,6 +76,10 @@ pub struct Objects {
     pub allow_insecure: bool,
     /// Silence of a store, after which a request has failed and is made again.
     pub stall_timeout: Spanned<Duration>,
+    /// For all that a store is asked to say what there is. Less than the two minutes that an operator
+    /// waits for the answer, so that it hears why there is none; a million objects, 1,000 at a time, are
+    /// listed in it at 100 ms each.
+    pub list_timeout: Spanned<Duration>,
 }
 
 impl Default for Objects {
@@ -83,6 +87,7 @@ impl Default for Objects {
         Self {
             allow_insecure: false,
             stall_timeout: unplaced(Duration::from_millis(30_000)),
+            list_timeout: unplaced(Duration::from_millis(100_000)),
         }
     }
 }
@@ -410,6 +415,10 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     let stall = &config.objects.stall_timeout;
     if stall.value.nanos() < 100_000_000 {
         return wrong(stall, "objects.stallTimeout", "must be 100ms or more");
+    }
+    let list = &config.objects.list_timeout;
+    if list.value.nanos() < 100_000_000 {
+        return wrong(list, "objects.listTimeout", "must be 100ms or more");
     }
     check_roots(&config.roots)
 }

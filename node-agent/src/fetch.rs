@@ -142,12 +142,26 @@ impl Fetch {
     }
 
     fn fetch(&mut self) -> Result<(), Fault> {
-        let next = self.in_parts()?;
-        let Some(next) = next else {
+        let url = self.plan.reader.store.url().to_owned();
+        if self
+            .plan
+            .versions
+            .iter()
+            .flatten()
+            .any(|version| !version.is_named())
+        {
+            tracing::info!(
+                url,
+                "the server names no version by ETag or Last-Modified, so parts might be of two: it is \
+                 read as a whole"
+            );
+            return self.as_a_whole(0);
+        }
+        let Some(next) = self.in_parts()? else {
             return Ok(());
         };
         tracing::info!(
-            url = self.plan.reader.store.url(),
+            url,
             "the server gives no parts of an object: it is read as a whole"
         );
         self.as_a_whole(next)

@@ -61,6 +61,8 @@ pub struct JobsConfig {
     pub objects: object::Access,
     /// A request to a store that brings nothing for so long has failed.
     pub store_patience: Duration,
+    /// A store must have said within it what there is.
+    pub list_patience: Duration,
 }
 
 /// All attempts.
@@ -274,7 +276,7 @@ impl Jobs {
 
     /// A way to read a store.
     pub(crate) fn reader(&self, source: &ObjectSource) -> Result<Reader, Fault> {
-        let tempo = Tempo::new(self.config.store_patience);
+        let tempo = Tempo::new(self.config.store_patience, self.config.list_patience);
         Ok(Reader {
             store: Store::open(source, self.config.objects, tempo.stall)?,
             tempo,

@@ -8,6 +8,7 @@
 mod credentials;
 mod error;
 mod http;
+mod listing;
 mod locator;
 mod read;
 mod store;

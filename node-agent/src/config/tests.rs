@@ -177,6 +177,13 @@ fn an_error_names_line_and_field_and_what_would_be_right() {
             "limits.lease",
             "1s or more",
         ),
+        (
+            "memory: 64MiB",
+            "slots: 8}\nobjects: {listTimeout: 1ms",
+            20,
+            "objects.listTimeout",
+            "100ms",
+        ),
         ("control: {", "control: {{", 3, "", ""),
     ];
     for (good, bad, line, field, hint) in table {

@@ -83,6 +83,11 @@ impl Credentials {
         Ok(found)
     }
 
+    /// Nothing is sent that says who asks.
+    pub(super) fn are_none(&self) -> bool {
+        self.values.is_empty()
+    }
+
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
     }

@@ -80,6 +80,30 @@ pub enum ObjectError {
         /// Why.
         problem: String,
     },
+    /// More lies below a prefix than one transfer can have.
+    #[error(
+        "below {url} are more than {entries} objects and directories, or they take more than {bytes} bytes to list: name a prefix with less below it"
+    )]
+    TooMuch {
+        /// The prefix.
+        url: String,
+        /// Objects and directories, at most.
+        entries: usize,
+        /// Of the list, at most.
+        bytes: usize,
+    },
+    /// The store tells too slowly what is there.
+    #[error(
+        "{url} could not be listed within {seconds} s ({problem}): check the store, or name a prefix with less below it; the next attempt asks again"
+    )]
+    Late {
+        /// The object or prefix.
+        url: String,
+        /// How long was waited.
+        seconds: u64,
+        /// The last answer.
+        problem: String,
+    },
     /// The store does not answer as it should, again and again.
     #[error(
         "{url} could not be read in {tries} tries without a byte between them ({problem}): check the store; the next attempt goes on from here"
@@ -107,7 +131,8 @@ impl ObjectError {
             Self::Changed { .. } => "ObjectChanged",
             Self::Unexpected { .. } => "ExpectMismatch",
             Self::BadKey { .. } => "ObjectKeyInvalid",
-            Self::Unavailable { .. } => "ObjectUnavailable",
+            Self::TooMuch { .. } => "ObjectsTooMany",
+            Self::Late { .. } | Self::Unavailable { .. } => "ObjectUnavailable",
         }
     }
 
@@ -123,6 +148,8 @@ impl ObjectError {
             | Self::Changed { url, .. }
             | Self::Unexpected { url, .. }
             | Self::BadKey { url, .. }
+            | Self::TooMuch { url, .. }
+            | Self::Late { url, .. }
             | Self::Unavailable { url, .. } => url,
         }
     }
@@ -130,6 +157,6 @@ impl ObjectError {
     /// The next attempt may succeed without anybody changing anything.
     #[must_use]
     pub fn retriable(&self) -> bool {
-        matches!(self, Self::Unavailable { .. })
+        matches!(self, Self::Late { .. } | Self::Unavailable { .. })
     }
 }

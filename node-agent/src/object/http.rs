@@ -2,20 +2,26 @@
 //!
 //! The agent is on its node's network, where a cloud's metadata service hands out the node's identity
 //! to whoever asks. A tenant chooses URLs, so what leads there is refused, wherever it comes from: the
-//! URL, the Secret, a redirect, or a name.
+//! URL, the Secret, a redirect, or a name. Proxies that the agent's environment names are not used: one
+//! would look up names itself, and connect to what it finds.
+//!
+//! A store is not trusted either: only an object's bytes, which go to disk a block at a time, may be as
+//! many as they are. Every other answer is bounded in bytes and in time.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::{Bytes, BytesMut};
+use futures::TryStreamExt as _;
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
 };
-use reqwest::StatusCode;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use reqwest::redirect::Policy;
+use reqwest::{Method, StatusCode};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::{ClientConfig, RootCertStore};
@@ -28,6 +34,13 @@ use super::error::ObjectError;
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// A download site sends its callers on once or twice.
 const REDIRECTS: usize = 5;
+/// A page of a list, or a token: S3 and Google Storage list 1,000 objects at a time, Azure 5,000, of
+/// which each takes about 1 KiB.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
+/// Of an answer that says what is wrong: the codes by which stores tell it stand at its beginning.
+const ERROR_BYTES_MAX: usize = 4 << 10;
+/// For all of such an answer: the largest page at 1.2 Mbit/s. Silence ends it sooner.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Amazon's metadata service over IPv6.
 const METADATA_V6: [u16; 8] = [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254];
 /// Services for the node itself that are not link-local, as other clouds have them: Azure's wire
@@ -129,6 +142,16 @@ impl Resolve for Guarded {
 #[error("{0}")]
 pub(super) struct Refused(pub(super) String);
 
+/// Whether a store may send its callers on to another host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Callers {
+    /// Nothing secret goes with them but an Authorization header, which the client takes off.
+    SentOn,
+    /// Their requests are signed, in headers and parameters that only the library knows: nothing of
+    /// that is for anybody else.
+    Kept,
+}
+
 /// Gives the store's library our client, behind the same guard: it also makes URLs of its own.
 #[derive(Debug, Clone)]
 pub(super) struct Connector {
@@ -145,19 +168,66 @@ impl HttpConnector for Connector {
 #[tonic::async_trait]
 impl HttpService for Connector {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let refused = |problem: String| HttpError::new(HttpErrorKind::Unknown, Refused(problem));
         let url = Url::parse(&request.uri().to_string());
         let url = url.map_err(|error| refused(error.to_string()))?;
         self.access.admits_url(&url).map_err(refused)?;
+        let asks_for_data = *request.method() == Method::GET && !is_list(&url);
         let response = HttpService::call(&self.client, request).await?;
-        if is_final(response.status()) {
+        let status = response.status();
+        if is_final(status) {
             return Err(refused(format!(
-                "the store answers {}: check the URL, and region and endpoint in the Secret",
-                response.status()
+                "the store answers {status}: check the URL, and region and endpoint in the Secret"
             )));
         }
-        Ok(response)
+        if status.is_success() && asks_for_data {
+            return Ok(response);
+        }
+        match tokio::time::timeout(ANSWER_WITHIN, bounded(response)).await {
+            Ok(bounded) => bounded,
+            Err(late) => Err(HttpError::new(HttpErrorKind::Timeout, late)),
+        }
     }
+}
+
+fn refused(problem: String) -> HttpError {
+    HttpError::new(HttpErrorKind::Unknown, Refused(problem))
+}
+
+/// Whether a list of objects is asked for, as S3 and Google Storage name it, or Azure.
+fn is_list(url: &Url) -> bool {
+    url.query_pairs()
+        .any(|(key, value)| key == "list-type" || key == "comp" && value == "list")
+}
+
+/// All of an answer that is no object's bytes; of one that says what is wrong, its beginning.
+async fn bounded(response: HttpResponse) -> Result<HttpResponse, HttpError> {
+    let (parts, body) = response.into_parts();
+    let succeeded = parts.status.is_success();
+    let most = match succeeded {
+        true => ANSWER_BYTES_MAX,
+        false => ERROR_BYTES_MAX,
+    };
+    let mut pieces = body.bytes_stream();
+    let mut taken = BytesMut::new();
+    while let Some(piece) = pieces.try_next().await? {
+        let room = most - taken.len();
+        if piece.len() > room {
+            if succeeded {
+                return Err(refused(format!(
+                    "an answer of more than {most} bytes that is no object: is it a store?"
+                )));
+            }
+            taken.extend_from_slice(&piece[..room]);
+            break;
+        }
+        taken.extend_from_slice(&piece);
+    }
+    // The library takes no text that ends within a character.
+    let taken = match succeeded {
+        true => taken.freeze(),
+        false => Bytes::from(String::from_utf8_lossy(&taken).into_owned()),
+    };
+    Ok(HttpResponse::from_parts(parts, taken.into()))
 }
 
 /// An answer that says neither why nor that it will be another next time; the others the library
@@ -175,6 +245,7 @@ impl Connector {
         stall: Duration,
         credentials: &Credentials,
         headers: HeaderMap,
+        callers: Callers,
     ) -> Result<Self, ObjectError> {
         let failed = |problem: String| ObjectError::Forbidden {
             url: "the store".to_owned(),
@@ -190,6 +261,15 @@ impl Connector {
             if attempt.previous().len() > REDIRECTS {
                 return attempt.error(Refused("it sends its callers on without end".to_owned()));
             }
+            let from = attempt.previous().last().map(Url::origin);
+            if callers == Callers::Kept && from != Some(attempt.url().origin()) {
+                let problem = format!(
+                    "it sends its callers on to {}, and signed requests are for itself only: name \
+                     that one as the Secret's endpoint, or the right region",
+                    attempt.url().origin().ascii_serialization()
+                );
+                return attempt.error(Refused(problem));
+            }
             match access.admits_url(attempt.url()) {
                 Ok(()) => attempt.follow(),
                 Err(problem) => attempt.error(Refused(problem)),
@@ -200,6 +280,9 @@ impl Connector {
             .https_only(access == Access::Secure)
             .dns_resolver(Arc::new(Guarded(access)))
             .redirect(redirect)
+            // It would have the URL of a signed request, and its parameters, in it.
+            .referer(false)
+            .no_proxy()
             .connect_timeout(CONNECT_WITHIN)
             .read_timeout(stall)
             .default_headers(headers)

@@ -1,6 +1,5 @@
 //! `Store`: what is there, and one way to ask for its bytes.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -14,26 +13,19 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::http::HttpBuilder;
 use object_store::path::Path;
-use object_store::{
-    GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt as _, RetryConfig,
-};
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, RetryConfig};
 use reqwest::header::HeaderMap;
 use url::Url;
 use weft_proto::agent::v1 as proto;
 
 use super::credentials::Credentials;
 use super::error::ObjectError;
-use super::http::{Access, Connector, Refused, authorization};
+use super::http::{Access, Callers, Connector, Refused, authorization};
+use super::listing::{Bounds, Listing, TOLD_CHARS, file, modified_ns, relative};
 use super::locator::{Locator, Scheme};
-use crate::files::MAX_ENTRIES;
 
-/// What a file made of an object may be done with: there is nothing that would say otherwise.
-const FILE_MODE: u32 = 0o644;
-const DIRECTORY_MODE: u32 = 0o755;
 /// Where a Secret says nothing: stores other than Amazon's do not look at it.
 const REGION: &str = "us-east-1";
-/// Of an error's text, in messages.
-const PROBLEM_CHARS: usize = 200;
 
 /// A version of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +42,7 @@ impl Version {
     /// A name for exactly these bytes, if the store gives one: without, nothing that was read before
     /// can be believed to be of the same version.
     pub(crate) fn fingerprint(&self, url: &str) -> Option<[u8; 16]> {
-        if self.etag.is_none() && self.modified_ns == 0 {
+        if !self.is_named() {
             return None;
         }
         let mut hasher = blake3::Hasher::new();
@@ -64,6 +56,11 @@ impl Version {
         let mut out = [0; 16];
         hasher.finalize_xof().fill(&mut out);
         Some(out)
+    }
+
+    /// Whether the store would say that these are other bytes: by a tag, or a time.
+    pub(crate) fn is_named(&self) -> bool {
+        self.etag.is_some() || self.modified_ns != 0
     }
 
     /// For If-Match, which weak tags are not for.
@@ -132,52 +129,14 @@ impl Store {
     }
 
     async fn list_prefix(&self) -> Result<proto::Manifest, Answer> {
-        let mut files = Vec::new();
-        let mut directories = BTreeSet::new();
         let prefix = &self.locator.key;
         let some = (!prefix.as_ref().is_empty()).then_some(prefix);
+        let mut listing = Listing::new(&self.locator, Bounds::default());
         let mut found = self.inner.list(some);
         while let Some(meta) = found.try_next().await.map_err(|error| self.judge(error))? {
-            let Some(relative) = relative(prefix, &meta.location) else {
-                continue;
-            };
-            if files.len() >= MAX_ENTRIES {
-                let problem = format!("there are more than {MAX_ENTRIES} objects");
-                return Err(self.bad_key(&relative, &problem));
-            }
-            for (at, _) in relative.match_indices('/') {
-                directories.insert(relative[..at].to_owned());
-            }
-            files.push(file(relative, &meta));
+            listing.add(&meta).map_err(Answer::Final)?;
         }
-        // Consoles make objects without bytes for directories; the library has cut their slash off.
-        files.retain(|file| file.size > 0 || !directories.contains(&file.path));
-        if let Some(both) = files.iter().find(|file| directories.contains(&file.path)) {
-            return Err(self.bad_key(&both.path, "others have it as their directory"));
-        }
-        if files.is_empty() {
-            let url = self.locator.url.clone();
-            return Err(Answer::Final(ObjectError::Missing { url }));
-        }
-        files.sort_by(|a, b| a.path.cmp(&b.path));
-        let directory = |path: String| proto::Directory {
-            path,
-            mode: DIRECTORY_MODE,
-            identity: None,
-        };
-        Ok(proto::Manifest {
-            files,
-            directories: directories.into_iter().map(directory).collect(),
-            directory: true,
-        })
-    }
-
-    fn bad_key(&self, key: &str, problem: &str) -> Answer {
-        Answer::Final(ObjectError::BadKey {
-            url: self.locator.url.clone(),
-            key: key.to_owned(),
-            problem: problem.to_owned(),
-        })
+        listing.manifest().map_err(Answer::Final)
     }
 
     /// Whether it is what the job expects.
@@ -205,7 +164,8 @@ impl Store {
         if !differ(Some(expected), Some(found)) {
             Ok(())
         } else {
-            Err(unexpected("ETag", expected.to_owned(), found.to_owned()))
+            let found = found.chars().take(TOLD_CHARS).collect();
+            Err(unexpected("ETag", expected.to_owned(), found))
         }
     }
 
@@ -335,35 +295,7 @@ fn problem(error: &dyn std::error::Error) -> String {
         text = error.to_string();
         next = error.source();
     }
-    text.chars().take(PROBLEM_CHARS).collect()
-}
-
-/// The part of a key below a prefix.
-fn relative(prefix: &Path, key: &Path) -> Option<String> {
-    let parts: Vec<String> = key
-        .prefix_match(prefix)?
-        .map(|part| part.as_ref().to_owned())
-        .collect();
-    (!parts.is_empty()).then(|| parts.join("/"))
-}
-
-fn file(path: String, meta: &ObjectMeta) -> proto::File {
-    proto::File {
-        path,
-        size: meta.size,
-        mode: FILE_MODE,
-        identity: Some(proto::FileIdentity {
-            modified_ns: modified_ns(meta),
-            size: meta.size,
-            ..proto::FileIdentity::default()
-        }),
-        etag: meta.e_tag.clone().unwrap_or_default(),
-    }
-}
-
-/// Seconds are all that HTTP tells, and a list may tell more than an answer to GET.
-fn modified_ns(meta: &ObjectMeta) -> i64 {
-    meta.last_modified.timestamp().saturating_mul(1_000_000_000)
+    text.chars().take(TOLD_CHARS).collect()
 }
 
 fn build(
@@ -373,8 +305,12 @@ fn build(
     stall: Duration,
 ) -> Result<Box<dyn ObjectStore>, ObjectError> {
     let unusable = |error: object_store::Error| credentials.wrong("", &problem(&error));
-    let connector = |headers| Connector::new(access, stall, credentials, headers);
-    let plain = || connector(HeaderMap::new());
+    let connector = |headers, callers| Connector::new(access, stall, credentials, headers, callers);
+    let callers = match credentials.are_none() {
+        true => Callers::SentOn,
+        false => Callers::Kept,
+    };
+    let plain = || connector(HeaderMap::new(), callers);
     Ok(match locator.scheme {
         Scheme::S3 => {
             let region = credentials.get("region").unwrap_or(REGION);
@@ -428,7 +364,7 @@ fn build(
             let builder = HttpBuilder::new()
                 .with_url(&locator.bucket)
                 .with_retry(once())
-                .with_http_connector(connector(headers)?);
+                .with_http_connector(connector(headers, Callers::SentOn)?);
             Box::new(builder.build().map_err(unusable)?)
         }
     })

@@ -11,8 +11,19 @@ pub(crate) struct Kept(pub(crate) Process);
 
 impl Kept {
     pub(crate) fn start(lab: &Lab, node: usize, extra: &str) -> Self {
+        Self::start_in(lab, node, extra, &[])
+    }
+
+    /// In an environment with these variables.
+    pub(crate) fn start_in(
+        lab: &Lab,
+        node: usize,
+        extra: &str,
+        variables: &[(&str, &str)],
+    ) -> Self {
         let config = lab.configure(node, extra);
         let process = Command::new(env!("CARGO_BIN_EXE_weft-agent"))
+            .envs(variables.iter().copied())
             .arg("--config")
             .arg(config)
             .args(["--log", "warn"])

@@ -11,6 +11,7 @@ use tonic::Status;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::*;
 
+use crate::kept::Kept;
 use crate::shop::{Shop, Trouble};
 use crate::support::{Lab, job, noise, prepare, reason, write};
 use crate::transfer::names;
@@ -350,7 +351,7 @@ async fn a_token_is_shown_to_the_one_host_that_its_secret_names() {
     assert!(shop.change(|stock| stock.shown.is_empty()));
     stat(&lab, &source(&shop.address)).await.unwrap();
     let shown = shop.change(|stock| stock.shown.clone());
-    assert_eq!(shown, [format!("Bearer {PASSWORD}")]);
+    assert_eq!(shown, [format!("authorization: Bearer {PASSWORD}")]);
     agent.stop().await;
 }
 
@@ -377,4 +378,157 @@ async fn no_store_is_read_without_tls_or_on_the_node_itself_unless_that_is_allow
     assert_eq!(reason(&status), "SecretInvalid", "{status:?}");
     assert!(shop.change(|stock| stock.asked.is_empty()));
     agent.stop().await;
+}
+
+/// An object of S3 at that server, with a Secret that is only good there.
+fn signed(shop: &Shop, url: &str) -> ObjectSource {
+    with(
+        object(url),
+        &[
+            ("access_key_id", "reader"),
+            ("secret_access_key", PASSWORD),
+            ("session_token", "of-the-session"),
+            ("endpoint", &format!("http://{}", shop.address)),
+        ],
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_sends_its_callers_on_has_not_what_they_show_shown_elsewhere() {
+    let lab = Lab::new();
+    let agent = lab.agent(0, INSECURE).await;
+    let (first, second) = (Shop::open(&[]).await, Shop::open(&[("m.bin", b"m")]).await);
+    let on_to = format!("http://{}", second.address);
+    first.change(|stock| stock.sends_on_to = Some(on_to));
+    let public = with(
+        object(&first.url("m.bin")),
+        &[("host", &first.address), ("bearer_token", PASSWORD)],
+    );
+    stat(&lab, &public).await.unwrap();
+    let status = stat(&lab, &signed(&first, "s3://models/m.bin")).await;
+    let status = status.unwrap_err();
+    assert_eq!(reason(&status), "StoreForbidden", "{status:?}");
+    assert!(status.message().contains(&second.address), "{status:?}");
+    let shown = first.change(|stock| stock.shown.clone());
+    assert!(shown.iter().any(|shown| shown.contains("of-the-session")));
+    assert!(shown.iter().any(|shown| shown.contains(PASSWORD)));
+    let shown = second.change(|stock| stock.shown.clone());
+    assert!(shown.is_empty(), "{shown:?}");
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_of_the_environment_is_not_asked() {
+    let lab = Lab::new();
+    let (shop, proxy) = (Shop::open(&[("m.bin", b"m")]).await, Shop::open(&[]).await);
+    let address = format!("http://{}", proxy.address);
+    let variables = [("HTTP_PROXY", &*address), ("http_proxy", &*address)];
+    let direct = [("NO_PROXY", ""), ("no_proxy", "")];
+    let _agent = Kept::start_in(&lab, 0, INSECURE, &[variables, direct].concat());
+    // There is no such object at the proxy.
+    assert!(stat(&lab, &object(&shop.url("m.bin"))).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_that_is_too_long_for_one_answer_is_no_stores() {
+    let lab = Lab::new();
+    let agent = lab.agent(0, INSECURE).await;
+    let shop = Shop::open(&[]).await;
+    let page = |bytes: usize| {
+        let name = "n".repeat(bytes);
+        let object = format!(
+            "<Contents><Key>m/{name}</Key><Size>1</Size>\
+             <LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;1&quot;</ETag></Contents>"
+        );
+        format!("<ListBucketResult><IsTruncated>false</IsTruncated>{object}</ListBucketResult>")
+    };
+    shop.change(|stock| stock.list = page(200).into());
+    let source = signed(&shop, "s3://models/m/");
+    assert_eq!(stat(&lab, &source).await.unwrap().files.len(), 1);
+    shop.change(|stock| stock.list = page(8 << 20).into());
+    let status = stat(&lab, &source).await.unwrap_err();
+    assert_eq!(reason(&status), "StoreForbidden", "{status:?}");
+    assert!(status.message().contains("8388608 bytes"), "{status:?}");
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_without_end_is_a_refusal_whose_rest_nobody_reads() {
+    let lab = Lab::new();
+    let agent = lab.agent(0, INSECURE).await;
+    let shop = Shop::open(&[("m.bin", b"m")]).await;
+    let source = object(&shop.url("m.bin"));
+    let manifest = stat(&lab, &source).await.unwrap();
+    shop.change(|stock| stock.troubles = [Trouble::Endless(403)].into());
+    let ends = read(&lab, &job("endless", 1), &source, &manifest, &[]).await;
+    assert_eq!(ends[0].reason, "ObjectDenied", "{}", ends[0].message);
+    assert!(ends[0].message.len() < 1000, "{}", ends[0].message);
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_does_not_say_what_there_is_is_asked_for_so_long_and_no_longer() {
+    let lab = Lab::new();
+    let limits = "objects: {allowInsecure: true, stallTimeout: 500ms, listTimeout: 1s}\n";
+    let agent = lab.agent(0, limits).await;
+    let shop = Shop::open(&[("m.bin", b"m")]).await;
+    shop.change(|stock| stock.silent = true);
+    for source in [
+        object(&shop.url("m.bin")),
+        signed(&shop, "s3://models/m.bin"),
+        signed(&shop, "s3://models/m/"),
+    ] {
+        let status = stat(&lab, &source).await.unwrap_err();
+        assert_eq!(reason(&status), "ObjectUnavailable", "{status:?}");
+        assert!(status.message().contains("within 1 s"), "{status:?}");
+    }
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_without_a_named_version_is_one_answers_or_begins_with_what_was_read_before() {
+    let lab = Lab::new();
+    let agents = [lab.agent(0, INSECURE).await, lab.agent(1, INSECURE).await];
+    let (old, new) = (noise(12 * MIB + 5, 6), noise(12 * MIB + 5, 7));
+    let shop = Shop::open(&[("m.bin", &old)]).await;
+    shop.change(|stock| stock.etag = String::new());
+    let source = object(&shop.url("m.bin"));
+    let manifest = stat(&lab, &source).await.unwrap();
+    let broken = Trouble::Truncate(5 * MIB + 17);
+
+    // Changed while it is read: in one answer it is what it was when that began.
+    shop.change(|stock| stock.replaced_by = Some(new.clone()));
+    let ends = read(&lab, &job("unnamed", 1), &source, &manifest, &[1]).await;
+    assert_verified(&ends);
+    assert_eq!(ends[0].digest, blake3::hash(&old).to_string());
+    assert_eq!(
+        shop.change(|stock| std::mem::take(&mut stock.asked)),
+        [("m.bin".to_owned(), None)]
+    );
+
+    // The same, in two answers.
+    shop.change(|stock| stock.troubles = [broken].into());
+    let ends = read(&lab, &job("broken", 1), &source, &manifest, &[1]).await;
+    assert_verified(&ends);
+    assert_eq!(ends[0].digest, blake3::hash(&new).to_string());
+    let asked = shop.change(|stock| std::mem::take(&mut stock.asked));
+    assert_eq!(
+        asked,
+        [("m.bin".to_owned(), None), ("m.bin".to_owned(), None)]
+    );
+
+    // Changed between two answers, of which the second begins otherwise.
+    shop.change(|stock| {
+        stock.troubles = [broken].into();
+        stock.replaced_by = Some(old.clone());
+    });
+    let ends = read(&lab, &job("mixed", 1), &source, &manifest, &[1]).await;
+    assert_eq!(ends[0].reason, "ObjectChanged", "{}", ends[0].message);
+    assert_eq!(ends[1].state(), State::Failed, "{}", ends[1].message);
+    for node in 0..2 {
+        assert!(std::fs::read(lab.root(node).join("model")).unwrap() == new);
+    }
+    for agent in agents {
+        agent.stop().await;
+    }
 }

@@ -15,22 +15,33 @@ pub(crate) enum Trouble {
     Stall(usize),
     /// So many bytes, and the end of the connection.
     Truncate(usize),
+    /// This status, and a body without end.
+    Endless(u16),
 }
 
 /// What the server does.
 #[derive(Debug, Default)]
 pub(crate) struct Stock {
     pub(crate) objects: BTreeMap<String, Vec<u8>>,
+    /// "" for none.
     pub(crate) etag: String,
     /// For the next GETs, one after the other.
     pub(crate) troubles: VecDeque<Trouble>,
     /// After so many GETs all that follow are refused.
     pub(crate) refuses_after: Option<usize>,
+    /// What the object that is asked for is once the next GET is answered.
+    pub(crate) replaced_by: Option<Vec<u8>>,
+    /// What a list is answered with, in S3's manner.
+    pub(crate) list: Vec<u8>,
+    /// No request is answered.
+    pub(crate) silent: bool,
+    /// Where every request is sent on to.
+    pub(crate) sends_on_to: Option<String>,
     /// Ranges are ignored.
     pub(crate) whole_only: bool,
     /// What was asked for: path and range, of GETs.
     pub(crate) asked: Vec<(String, Option<(usize, usize)>)>,
-    /// Authorization headers.
+    /// What requests showed that is nobody else's, as `name: value`.
     pub(crate) shown: Vec<String>,
 }
 
@@ -78,6 +89,9 @@ async fn serve(mut stream: TcpStream, stock: Arc<Mutex<Stock>>) {
             continue;
         }
         let text = String::from_utf8(std::mem::take(&mut head)).unwrap();
+        if stock.lock().unwrap().silent {
+            return std::future::pending().await;
+        }
         let (answer, trouble) = stock.lock().unwrap().answer(&text);
         let cut = match trouble {
             Some(Trouble::Stall(bytes) | Trouble::Truncate(bytes)) => bytes,
@@ -92,6 +106,10 @@ async fn serve(mut stream: TcpStream, stock: Arc<Mutex<Stock>>) {
         match trouble {
             Some(Trouble::Stall(_)) => std::future::pending().await,
             Some(Trouble::Truncate(_)) => return,
+            Some(Trouble::Endless(_)) => {
+                while stream.write_all(&[b'!'; 4096]).await.is_ok() {}
+                return;
+            }
             _ => {}
         }
     }
@@ -110,26 +128,50 @@ impl Stock {
         };
         let mut words = request.split(' ');
         let (method, path) = (words.next().unwrap(), words.next().unwrap());
-        self.shown.extend(header("authorization"));
+        for secret in ["authorization", "x-amz-security-token", "referer"] {
+            let shown = header(secret).map(|value| format!("{secret}: {value}"));
+            self.shown.extend(shown);
+        }
+        if let Some(to) = &self.sends_on_to {
+            let head = format!(
+                "HTTP/1.1 307 Elsewhere\r\nLocation: {to}{path}\r\nContent-Length: 0\r\n\r\n"
+            );
+            return ((head, Vec::new()), None);
+        }
+        if path.contains("list-type=2") {
+            let length = self.list.len();
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
+            return ((head, self.list.clone()), None);
+        }
         let name = path.trim_start_matches('/').to_owned();
         let Some(bytes) = self.objects.get(&name).cloned() else {
             return (status(404), None);
         };
         let etag = self.etag.clone();
+        let tag = match etag.as_str() {
+            "" => String::new(),
+            etag => format!("ETag: {etag}\r\n"),
+        };
         if method == "HEAD" {
             let length = bytes.len();
-            let head =
-                format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nETag: {etag}\r\n\r\n");
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n{tag}\r\n");
             return ((head, Vec::new()), None);
         }
         let range = header("range").map(|range| {
             let (first, last) = range.trim_start_matches("bytes=").split_once('-').unwrap();
             (first.parse().unwrap(), last.parse::<usize>().unwrap() + 1)
         });
+        if let Some(next) = self.replaced_by.take() {
+            self.objects.insert(name.clone(), next);
+        }
         self.asked.push((name, range));
         let trouble = self.troubles.pop_front();
         if let Some(Trouble::Status(code)) = trouble {
             return (status(code), trouble);
+        }
+        if let Some(Trouble::Endless(code)) = trouble {
+            let head = format!("HTTP/1.1 {code} Trouble\r\nConnection: close\r\n\r\n");
+            return ((head, Vec::new()), trouble);
         }
         if self
             .refuses_after
@@ -149,8 +191,7 @@ impl Stock {
             _ => ("200 OK", bytes, String::new()),
         };
         let length = part.len();
-        let head =
-            format!("HTTP/1.1 {code}\r\nContent-Length: {length}\r\nETag: {etag}\r\n{more}\r\n");
+        let head = format!("HTTP/1.1 {code}\r\nContent-Length: {length}\r\n{tag}{more}\r\n");
         ((head, part), trouble)
     }
 }

@@ -1,0 +1,245 @@
+//! `Listing`: what a store says lies below a prefix, until it is a manifest.
+//!
+//! A store is not trusted: what it may have this node remember is bounded while it is told, not when
+//! it has ended. Pure; [`Store`](super::store::Store) feeds it.
+
+use std::collections::BTreeSet;
+
+use object_store::ObjectMeta;
+use object_store::path::Path;
+use weft_proto::agent::v1 as proto;
+
+use super::error::ObjectError;
+use super::locator::Locator;
+use crate::dial::CONTROL_BYTES_MAX;
+use crate::files::{MAX_DEPTH, MAX_ENTRIES};
+
+/// What a file made of an object may be done with: there is nothing that would say otherwise.
+const FILE_MODE: u32 = 0o644;
+const DIRECTORY_MODE: u32 = 0o755;
+/// Of what a store says, in messages.
+pub(super) const TOLD_CHARS: usize = 200;
+/// What an entry of a manifest has beside its path and tag: sizes, times and modes, a few bytes each.
+const ENTRY_BYTES: usize = 32;
+
+/// How much a store may list.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    /// Objects, and the directories that their names make, together; objects that are passed over
+    /// count.
+    pub(super) entries: usize,
+    /// Of all of them in the answer to Stat.
+    pub(super) bytes: usize,
+}
+
+impl Default for Bounds {
+    /// What a manifest may have, and what one message of the control API may.
+    fn default() -> Self {
+        Self {
+            entries: MAX_ENTRIES,
+            bytes: CONTROL_BYTES_MAX,
+        }
+    }
+}
+
+/// What was listed.
+pub(super) struct Listing<'a> {
+    locator: &'a Locator,
+    bounds: Bounds,
+    files: Vec<proto::File>,
+    directories: BTreeSet<String>,
+    /// Objects, those that were passed over among them.
+    told: usize,
+    bytes: usize,
+}
+
+impl<'a> Listing<'a> {
+    /// Of nothing yet.
+    pub(super) fn new(locator: &'a Locator, bounds: Bounds) -> Self {
+        Self {
+            locator,
+            bounds,
+            files: Vec::new(),
+            directories: BTreeSet::new(),
+            told: 0,
+            bytes: 0,
+        }
+    }
+
+    /// One more object.
+    pub(super) fn add(&mut self, meta: &ObjectMeta) -> Result<(), ObjectError> {
+        self.told += 1;
+        if self.told + self.directories.len() > self.bounds.entries {
+            return Err(self.too_much());
+        }
+        let Some(relative) = relative(&self.locator.key, &meta.location) else {
+            return Ok(());
+        };
+        if relative.split('/').count() > MAX_DEPTH + 1 {
+            let problem = format!("it lies more than {MAX_DEPTH} directories deep");
+            return Err(self.bad_key(&relative, &problem));
+        }
+        for (at, _) in relative.match_indices('/') {
+            let directory = &relative[..at];
+            if !self.directories.contains(directory) {
+                self.bytes += directory.len() + ENTRY_BYTES;
+                self.directories.insert(directory.to_owned());
+            }
+        }
+        let file = file(relative, meta);
+        self.bytes += file.path.len() + file.etag.len() + ENTRY_BYTES;
+        if self.bytes > self.bounds.bytes
+            || self.told + self.directories.len() > self.bounds.entries
+        {
+            return Err(self.too_much());
+        }
+        self.files.push(file);
+        Ok(())
+    }
+
+    /// That was all.
+    pub(super) fn manifest(self) -> Result<proto::Manifest, ObjectError> {
+        let mut files = self.files;
+        // Consoles make objects without bytes for directories; the library has cut their slash off.
+        files.retain(|file| file.size > 0 || !self.directories.contains(&file.path));
+        let both = files
+            .iter()
+            .find(|file| self.directories.contains(&file.path));
+        if let Some(both) = both {
+            let problem = "others have it as their directory";
+            return Err(bad_key(self.locator, &both.path, problem));
+        }
+        if files.is_empty() {
+            let url = self.locator.url.clone();
+            return Err(ObjectError::Missing { url });
+        }
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        let directory = |path: String| proto::Directory {
+            path,
+            mode: DIRECTORY_MODE,
+            identity: None,
+        };
+        Ok(proto::Manifest {
+            files,
+            directories: self.directories.into_iter().map(directory).collect(),
+            directory: true,
+        })
+    }
+
+    fn bad_key(&self, key: &str, problem: &str) -> ObjectError {
+        bad_key(self.locator, key, problem)
+    }
+
+    fn too_much(&self) -> ObjectError {
+        ObjectError::TooMuch {
+            url: self.locator.url.clone(),
+            entries: self.bounds.entries,
+            bytes: self.bounds.bytes,
+        }
+    }
+}
+
+fn bad_key(locator: &Locator, key: &str, problem: &str) -> ObjectError {
+    ObjectError::BadKey {
+        url: locator.url.clone(),
+        key: key.chars().take(TOLD_CHARS).collect(),
+        problem: problem.to_owned(),
+    }
+}
+
+/// The part of a key below a prefix.
+pub(super) fn relative(prefix: &Path, key: &Path) -> Option<String> {
+    let parts: Vec<String> = key
+        .prefix_match(prefix)?
+        .map(|part| part.as_ref().to_owned())
+        .collect();
+    (!parts.is_empty()).then(|| parts.join("/"))
+}
+
+/// An object as a file.
+pub(super) fn file(path: String, meta: &ObjectMeta) -> proto::File {
+    proto::File {
+        path,
+        size: meta.size,
+        mode: FILE_MODE,
+        identity: Some(proto::FileIdentity {
+            modified_ns: modified_ns(meta),
+            size: meta.size,
+            ..proto::FileIdentity::default()
+        }),
+        etag: meta.e_tag.clone().unwrap_or_default(),
+    }
+}
+
+/// Seconds are all that HTTP tells, and a list may tell more than an answer to GET.
+pub(super) fn modified_ns(meta: &ObjectMeta) -> i64 {
+    meta.last_modified.timestamp().saturating_mul(1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meta(key: &str) -> ObjectMeta {
+        ObjectMeta {
+            location: Path::parse(key).unwrap(),
+            last_modified: Default::default(),
+            size: 1,
+            e_tag: Some("\"1\"".to_owned()),
+            version: None,
+        }
+    }
+
+    /// What a listing of these says.
+    fn listed(bounds: Bounds, keys: &[&str]) -> Result<proto::Manifest, ObjectError> {
+        let locator = Locator::parse("s3://models/m/").unwrap();
+        let mut listing = Listing::new(&locator, bounds);
+        for key in keys {
+            listing.add(&meta(key))?;
+        }
+        listing.manifest()
+    }
+
+    #[test]
+    fn objects_directories_and_what_is_passed_over_count_while_they_are_told() {
+        let bounds = Bounds {
+            entries: 4,
+            bytes: 1 << 20,
+        };
+        let within = listed(bounds, &["m/a/b/c", "m/d"]).unwrap();
+        assert_eq!((within.files.len(), within.directories.len()), (2, 2));
+        for keys in [
+            ["m/a/b/c", "m/d", "m/e"].as_slice(),
+            &["m/a/b/c/d/e"],
+            &["x", "x", "x", "x", "m/a"],
+        ] {
+            let error = listed(bounds, keys).unwrap_err();
+            assert_eq!(error.reason(), "ObjectsTooMany", "{keys:?}");
+            let text = error.to_string();
+            assert!(text.contains("s3://models/m/") && text.contains("more than 4 "));
+        }
+    }
+
+    #[test]
+    fn long_names_are_too_much_before_many_are() {
+        let bounds = Bounds {
+            entries: 1000,
+            bytes: 1000,
+        };
+        let long = format!("m/{}", "n".repeat(900));
+        assert!(listed(bounds, &[&long]).is_ok());
+        let error = listed(
+            bounds,
+            &[&long, "m/and-one-that-does-not-fit-any-more-then"],
+        );
+        assert_eq!(error.unwrap_err().reason(), "ObjectsTooMany");
+    }
+
+    #[test]
+    fn a_name_of_many_directories_is_refused_before_they_are_made() {
+        let deep = format!("m/{}x", "d/".repeat(MAX_DEPTH + 1));
+        let error = listed(Bounds::default(), &[&deep]).unwrap_err();
+        assert_eq!(error.reason(), "ObjectKeyInvalid");
+        assert!(listed(Bounds::default(), &[&deep.replacen("d/", "", 1)]).is_ok());
+    }
+}

@@ -108,13 +108,13 @@ impl Fetch {
             pool,
             runtime,
         } = config;
-        let record = shelf.destination.read_record()?;
+        let mut record = shelf.destination.read_record(shelf.layout.blocks())?;
         let url = reader.store.url();
         let ids: Vec<Option<VersionId>> = versions
             .iter()
             .map(|version| version.as_ref()?.fingerprint(url))
             .collect();
-        let held = held(&shelf, algorithm, &ids, &record);
+        let held = held(&shelf, algorithm, &ids, &mut record)?;
         let plan = Plan {
             attempt: attempt.clone(),
             layout: shelf.layout.clone(),
@@ -361,8 +361,8 @@ fn held(
     shelf: &Shelf,
     algorithm: Algorithm,
     ids: &[Option<VersionId>],
-    record: &ReadRecord,
-) -> HashMap<(u32, u32), BlockDigest> {
+    record: &mut ReadRecord,
+) -> Result<HashMap<(u32, u32), BlockDigest>, Fault> {
     let mut all = HashMap::new();
     for run in &shelf.have {
         for (block, value) in (run.first_block..).zip(run.values.as_chunks::<32>().0) {
@@ -371,13 +371,25 @@ fn held(
     }
     let expected = shelf.destination.expect();
     if expected.is_some() && expected == whole(shelf, algorithm, &all) {
-        return all;
+        return Ok(all);
     }
-    all.retain(|(file, block), digest| {
-        let id = ids.get(*file as usize).copied().flatten();
-        id.and_then(|id| record.digest(&id, *block)) == Some(*digest)
-    });
-    all
+    let files: HashMap<VersionId, u32> = ids
+        .iter()
+        .zip(0..)
+        .filter_map(|(id, file)| Some(((*id)?, file)))
+        .collect();
+    let mut held = HashMap::new();
+    record.read(|id, block, digest| {
+        let Some(file) = files.get(id) else {
+            return false;
+        };
+        let at = (*file, block);
+        if all.get(&at) == Some(&digest) {
+            held.insert(at, digest);
+        }
+        true
+    })?;
+    Ok(held)
 }
 
 /// The digest of all that is on disk, if that is everything.

@@ -240,10 +240,10 @@ impl Destination {
         &self.made
     }
 
-    /// What was read for this job from a store, by this attempt or an earlier one.
-    pub fn read_record(&self) -> Result<ReadRecord, FileError> {
+    /// What was read for this job, which has so many blocks, from a store, by this attempt or an earlier one.
+    pub fn read_record(&self, blocks: u64) -> Result<ReadRecord, FileError> {
         let _pass = self.gate.pass(|| self.place())?;
-        ReadRecord::open(&self.config.root, &self.config.job)
+        ReadRecord::open(&self.config.root, &self.config.job, blocks)
     }
 
     /// The digest that the whole must have, if the job says so.

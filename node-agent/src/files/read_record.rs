@@ -8,9 +8,9 @@
 //!
 //! The file has the name of a partial file of no file, beside the job's lock: it goes with them.
 
-use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use rustix::fs::{self, AtFlags, OFlags};
@@ -29,17 +29,23 @@ const ENTRY_BYTES: usize = 16 + 4 + 32;
 /// Names the version of an object.
 pub type VersionId = [u8; 16];
 
-/// The record of a job in a root, open for more.
+/// Entries that are read at a time.
+const ENTRIES_READ: usize = 1024;
+/// How often each block of a job may have been read anew, torn by crashes or changed in the store, before
+/// its record is begun anew: what grows on has no use.
+const READS_MAX: u64 = 4;
+
+/// The record of a job in a root, open for more. Of what it says nothing is kept: it is as long as the
+/// job is large.
 #[derive(Debug)]
 pub struct ReadRecord {
     file: File,
     place: Place,
-    known: HashMap<(VersionId, u32), BlockDigest>,
 }
 
 impl ReadRecord {
-    /// Reads what is there.
-    pub(super) fn open(root: &Arc<Root>, job: &JobUid) -> Result<Self, FileError> {
+    /// Of a job of so many blocks.
+    pub(super) fn open(root: &Arc<Root>, job: &JobUid, blocks: u64) -> Result<Self, FileError> {
         let name = claim::partial_name(job, NAME);
         let place = Place {
             root: root.name().into(),
@@ -54,42 +60,66 @@ impl ReadRecord {
             | OFlags::CLOEXEC;
         let file = fs::openat(root.directory(), &name, flags, PRIVATE)
             .map_err(|cause| failed("open", cause))?;
-        let mut file = File::from(file);
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)
-            .map_err(|error| failed("read", errno(&error)))?;
-        let (entries, rest) = bytes.as_chunks::<ENTRY_BYTES>();
-        if !rest.is_empty() {
-            // Half an entry: the next one begins where it began.
-            let whole = (bytes.len() - rest.len()) as u64;
-            fs::ftruncate(&file, whole).map_err(|cause| failed("ftruncate", cause))?;
+        let length = fs::fstat(&file).map_err(|cause| failed("fstat", cause))?;
+        let length = u64::try_from(length.st_size).unwrap_or_default();
+        let entry = ENTRY_BYTES as u64;
+        let kept = match length / entry {
+            entries if entries > blocks.saturating_mul(READS_MAX) => 0,
+            // Of half an entry nothing: the next one begins where it began.
+            entries => entries * entry,
+        };
+        if kept < length {
+            fs::ftruncate(&file, kept).map_err(|cause| failed("ftruncate", cause))?;
         }
-        let known = entries.iter().map(|entry| {
-            let part = |from: usize, to: usize| entry[from..to].iter().copied();
-            let (mut id, mut block, mut digest) = ([0; 16], [0; 4], [0; 32]);
-            id.iter_mut()
-                .zip(part(0, 16))
-                .for_each(|(to, from)| *to = from);
-            block
-                .iter_mut()
-                .zip(part(16, 20))
-                .for_each(|(to, from)| *to = from);
-            digest
-                .iter_mut()
-                .zip(part(20, 52))
-                .for_each(|(to, from)| *to = from);
-            ((id, u32::from_le_bytes(block)), BlockDigest(digest))
-        });
         Ok(ReadRecord {
-            known: known.collect(),
-            file,
+            file: File::from(file),
             place,
         })
     }
 
-    /// The digest that a block had when it was read.
-    pub fn digest(&self, version: &VersionId, block: u32) -> Option<BlockDigest> {
-        self.known.get(&(*version, block)).copied()
+    /// Tells each block that was read, and the digest it had; `counts` says whether it is of a version
+    /// that still is. Where none is, the record begins anew.
+    pub fn read(
+        &mut self,
+        mut counts: impl FnMut(&VersionId, u32, BlockDigest) -> bool,
+    ) -> Result<(), FileError> {
+        let mut some = false;
+        let mut buffer = vec![[0; ENTRY_BYTES]; ENTRIES_READ];
+        let mut at = 0;
+        loop {
+            let bytes = buffer.as_flattened_mut();
+            let filled = read_at(&self.file, bytes, at)
+                .map_err(|error| self.failed("read", errno(&error), 0))?;
+            let (entries, _) = bytes[..filled].as_chunks::<ENTRY_BYTES>();
+            for entry in entries {
+                let part = |from: usize, to: usize| entry[from..to].iter().copied();
+                let (mut id, mut block, mut digest) = ([0; 16], [0; 4], [0; 32]);
+                id.iter_mut()
+                    .zip(part(0, 16))
+                    .for_each(|(to, from)| *to = from);
+                block
+                    .iter_mut()
+                    .zip(part(16, 20))
+                    .for_each(|(to, from)| *to = from);
+                digest
+                    .iter_mut()
+                    .zip(part(20, 52))
+                    .for_each(|(to, from)| *to = from);
+                some |= counts(&id, u32::from_le_bytes(block), BlockDigest(digest));
+            }
+            at += filled as u64;
+            if filled < ENTRIES_READ * ENTRY_BYTES {
+                break;
+            }
+        }
+        if !some && at > 0 {
+            fs::ftruncate(&self.file, 0).map_err(|cause| self.failed("ftruncate", cause, 0))?;
+        }
+        Ok(())
+    }
+
+    fn failed(&self, operation: &'static str, cause: Errno, bytes: u64) -> FileError {
+        FileError::writing(self.place.clone(), operation, cause, bytes)
     }
 
     /// Writes down a block that is written.
@@ -103,10 +133,8 @@ impl ReadRecord {
         entry[..16].copy_from_slice(version);
         entry[16..20].copy_from_slice(&block.to_le_bytes());
         entry[20..].copy_from_slice(&digest.0);
-        self.file.write_all(&entry).map_err(|error| {
-            let (place, cause) = (self.place.clone(), errno(&error));
-            FileError::writing(place, "write", cause, ENTRY_BYTES as u64)
-        })
+        let written = self.file.write_all(&entry);
+        written.map_err(|error| self.failed("write", errno(&error), ENTRY_BYTES as u64))
     }
 
     /// Removes a job's record, if there is one.
@@ -125,6 +153,20 @@ impl ReadRecord {
     }
 }
 
+/// Fills as much of `buffer` as the file has from there on.
+fn read_at(file: &File, buffer: &mut [u8], at: u64) -> std::io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match file.read_at(&mut buffer[filled..], at + filled as u64) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
@@ -132,26 +174,55 @@ mod tests {
     use super::super::root::Access;
     use super::*;
 
+    /// All that a record says; `version` is the one that still is.
+    fn all(record: &mut ReadRecord, version: u8) -> Vec<(u8, u32, u8)> {
+        let mut all = Vec::new();
+        let tell = |id: &VersionId, block, digest: BlockDigest| {
+            all.push((id[0], block, digest.0[31]));
+            id[0] == version
+        };
+        record.read(tell).unwrap();
+        all
+    }
+
     #[test]
     fn what_was_written_down_is_read_again_and_half_an_entry_is_cut_off() {
         let directory = tempfile::tempdir().unwrap();
         let root = Arc::new(Root::open("r", directory.path(), Access::ReadWrite).unwrap());
         let job: JobUid = "job".parse().unwrap();
-        let mut record = ReadRecord::open(&root, &job).unwrap();
+        let mut record = ReadRecord::open(&root, &job, 2).unwrap();
         record.add(&[1; 16], 0, &BlockDigest([7; 32])).unwrap();
         record.add(&[1; 16], 9, &BlockDigest([8; 32])).unwrap();
         record.file.write_all(&[5; 20]).unwrap();
-        let mut again = ReadRecord::open(&root, &job).unwrap();
-        assert_eq!(again.digest(&[1; 16], 9), Some(BlockDigest([8; 32])));
-        // Of another version, or another block.
-        assert_eq!(again.digest(&[2; 16], 9), None);
-        assert_eq!(again.digest(&[1; 16], 1), None);
+        let mut again = ReadRecord::open(&root, &job, 2).unwrap();
+        assert_eq!(all(&mut again, 1), [(1, 0, 7), (1, 9, 8)]);
         again.add(&[2; 16], 1, &BlockDigest([9; 32])).unwrap();
-        let last = ReadRecord::open(&root, &job).unwrap();
-        assert_eq!(last.digest(&[2; 16], 1), Some(BlockDigest([9; 32])));
-        assert_eq!(last.known.len(), 3);
+        let mut last = ReadRecord::open(&root, &job, 2).unwrap();
+        assert_eq!(all(&mut last, 2), [(1, 0, 7), (1, 9, 8), (2, 1, 9)]);
         ReadRecord::remove(&root, &job).unwrap();
         ReadRecord::remove(&root, &job).unwrap();
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_record_of_other_versions_or_without_measure_is_begun_anew() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Arc::new(Root::open("r", directory.path(), Access::ReadWrite).unwrap());
+        let job: JobUid = "job".parse().unwrap();
+        let blocks = ENTRIES_READ as u32;
+        let filled = || {
+            let mut record = ReadRecord::open(&root, &job, blocks.into()).unwrap();
+            for block in 0..=blocks {
+                record.add(&[1; 16], block, &BlockDigest([7; 32])).unwrap();
+            }
+            record
+        };
+        let more = blocks as usize + 1;
+        assert_eq!(all(&mut filled(), 2).len(), more);
+        assert_eq!(all(&mut filled(), 1).len(), more);
+        let reopened = |blocks| all(&mut ReadRecord::open(&root, &job, blocks).unwrap(), 1);
+        assert_eq!(reopened(blocks.into()).len(), more);
+        assert!(reopened(1).is_empty());
+        assert!(reopened(blocks.into()).is_empty());
     }
 }

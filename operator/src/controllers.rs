@@ -58,7 +58,7 @@ use self::{
     agenda::Agenda,
     agents::AgentTemplate,
     bucket::Bucket,
-    cluster::Cluster,
+    cluster::{Cluster, ClusterError},
     holds::Holds,
     job::Order,
     looks::Looks,
@@ -71,8 +71,10 @@ use self::{
 };
 use crate::{
     authority::Authority,
+    patience::patiently,
     reports::{Fabrics, NodeState},
     transfer::{Channels, Vault},
+    web::Pulse,
 };
 
 /// Fabrics are looked at so often, and the agenda: deadlines and silences are counted in seconds.
@@ -90,6 +92,10 @@ pub struct Context {
     pub namespace: String,
     /// Of this leader.
     pub epoch: u64,
+    /// When the last request was sent by which its Lease was renewed.
+    pub renewals: watch::Receiver<Instant>,
+    /// That the controllers go on.
+    pub pulse: Pulse,
     /// Its key is what agents know tickets by.
     pub authority: Arc<Authority>,
     /// The ways to agents.
@@ -120,8 +126,10 @@ pub async fn run(
     mut questions: mpsc::Receiver<Question>,
 ) -> Result<Infallible, ControllerError> {
     let cluster = Cluster::new(context.client.clone(), &context.namespace);
-    let deployment = cluster
-        .deployment()
+    let deployment = patiently("the controllers cannot begin", ClusterError::passes, || {
+        cluster.deployment()
+    });
+    let deployment = deployment
         .await
         .map_err(|error| ControllerError::Deployment(error.to_string()))?;
     let template = AgentTemplate {
@@ -172,6 +180,7 @@ pub async fn run(
             () = sleep_until(due) => {}
         }
         let woken = Instant::now();
+        controllers.context.pulse.beat(woken);
         let begin = woken + BREATH;
         while let Ok(Some(seen)) = tokio::time::timeout_at(begin, watches.next()).await {
             seen.enter(&mut controllers.world);

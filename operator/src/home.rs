@@ -31,6 +31,7 @@ pub use self::leader::{Address, Ports};
 use crate::{
     NAME,
     authority::{Authority, AuthorityError},
+    patience,
     rotation::Step,
 };
 
@@ -74,6 +75,16 @@ pub enum HomeError {
         /// What is wrong with it.
         problem: &'static str,
     },
+}
+
+impl HomeError {
+    /// The same may succeed without anybody changing anything.
+    pub(crate) fn passes(&self) -> bool {
+        match self {
+            Self::Request { source, .. } => patience::passes(source),
+            Self::Authority(_) | Self::Replaced | Self::Rotated(_) | Self::Service { .. } => false,
+        }
+    }
 }
 
 /// The operator's namespace.

@@ -3,10 +3,12 @@
 //! `Candidate` is pure: a Lease goes in, what to write comes out. [`acquire`] waits until this
 //! process holds the Lease, [`Leadership::keep`] renews it and returns when it is lost; the process
 //! then ends, so nothing of a deposed leader goes on. Until it has ended, agents refuse its commands,
-//! because the next leader's epoch is higher.
+//! because the next leader's epoch is higher. [`Candidacy`] does all that on a thread of its own.
 //!
 //! Time is measured here and never compared with another machine's: a Lease is free when nobody has
 //! renewed it for 30 s while this process was looking.
+
+mod thread;
 
 use std::{future::Future, time::Duration};
 
@@ -16,18 +18,22 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kube::{
-    Api, Client,
+    Api, Client, Config,
     api::{ObjectMeta, PostParams},
 };
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout, timeout_at},
+};
 
+pub use self::thread::{Candidacy, Held};
 use crate::NAME;
 
 /// A leader that has not renewed for so long has lost it to whoever asks. Longer than the 20 s that
 /// an API server may be away without ending transfers; one that ends in an orderly way gives the Lease back.
 const DURATION: Duration = Duration::from_secs(30);
 /// Before that the leader has given up: its clock and another's may run apart by a sixth.
-const GIVE_UP: Duration = Duration::from_secs(25);
+pub(crate) const GIVE_UP: Duration = Duration::from_secs(25);
 /// Between two renewals, and between two looks at another's Lease.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// An API server that answers at all answers within.
@@ -45,9 +51,13 @@ pub trait Board: Send + Sync {
 pub struct LeaseBoard(Api<Lease>);
 
 impl LeaseBoard {
-    /// In the operator's namespace.
-    pub fn new(client: Client, namespace: &str) -> Self {
-        Self(Api::namespaced(client, namespace))
+    /// In the operator's namespace, over a connection of the runtime that this is called in.
+    ///
+    /// # Errors
+    /// Nobody can be asked with this configuration.
+    pub fn of(config: Config, namespace: &str) -> Result<Self, kube::Error> {
+        let client = Client::try_from(config)?;
+        Ok(Self(Api::namespaced(client, namespace)))
     }
 }
 
@@ -125,7 +135,7 @@ pub struct Leadership<B> {
     board: B,
     lease: Lease,
     /// Before the last request that renewed it was sent.
-    renewed: Instant,
+    renewed: watch::Sender<Instant>,
 }
 
 /// Somebody else leads, or may.
@@ -133,6 +143,20 @@ pub struct Leadership<B> {
 #[error("the lead is lost: {why}; this process ends, and the next one begins as a candidate")]
 pub struct Lost {
     why: String,
+}
+
+impl Lost {
+    fn ended() -> Self {
+        Self {
+            why: "the thread that renews it has ended, which is a bug".to_owned(),
+        }
+    }
+
+    fn without_a_board(error: &kube::Error) -> Self {
+        Self {
+            why: format!("the API server cannot be asked for it: {error}"),
+        }
+    }
 }
 
 /// Waits until this process leads, under a name that no other process has; `looked` is called after
@@ -149,7 +173,7 @@ pub async fn acquire<B: Board>(board: B, name: &str, looked: impl Fn()) -> Leade
                 return Leadership {
                     board,
                     lease,
-                    renewed,
+                    renewed: watch::Sender::new(renewed),
                 };
             }
             Ok(None) => {
@@ -208,10 +232,16 @@ impl<B: Board> Leadership<B> {
         u64::try_from(transitions).unwrap_or(0) + 1
     }
 
+    /// When the last request was sent by which it was renewed.
+    fn renewals(&self) -> watch::Receiver<Instant> {
+        self.renewed.subscribe()
+    }
+
     /// Renews it until it is lost. May be dropped at any time.
     pub async fn keep(&mut self) -> Lost {
         loop {
-            match timeout_at(self.renewed + GIVE_UP, self.renewal()).await {
+            let until = *self.renewed.borrow() + GIVE_UP;
+            match timeout_at(until, self.renewal()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(lost)) => return lost,
                 Err(_) => {
@@ -259,7 +289,7 @@ impl<B: Board> Leadership<B> {
         self.lease = answer(self.board.write(lease))
             .await
             .map_err(Renewal::Failed)?;
-        self.renewed = now;
+        self.renewed.send_replace(now);
         Ok(())
     }
 

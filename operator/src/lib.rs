@@ -16,6 +16,7 @@ mod fault;
 pub mod home;
 pub mod lease;
 pub mod live;
+mod patience;
 pub mod process;
 pub mod reports;
 pub mod review;

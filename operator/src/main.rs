@@ -5,9 +5,11 @@ use std::{
     net::IpAddr,
     path::PathBuf,
     process::ExitCode,
+    time::Duration,
 };
 
 use clap::{CommandFactory as _, Parser, Subcommand, error::ErrorKind};
+use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
 use weft_operator::{
     authority::unique,
@@ -16,11 +18,15 @@ use weft_operator::{
     uninstall,
 };
 
+/// A process that has lost the lead is gone before the next one leads, which takes 5 s and more.
+const END_WITHIN: Duration = Duration::from_secs(2);
+
 /// The operator of Weft: fabrics, their agents, and transfers between them.
 ///
 /// Runs in a cluster, as `helm install` sets it up; outside of one it takes the cluster from a
 /// kubeconfig. Several may run: one leads, by the Lease weft-operator, and the others stand by. Ends
-/// with an error when the lead is lost; it is meant to be started again then.
+/// with an error when the lead is lost; it is meant to be started again then. Waits for an API server that
+/// does not answer.
 #[derive(Debug, Parser)]
 #[command(name = "weft-operator", version, subcommand_negates_reqs = true)]
 struct Arguments {
@@ -111,6 +117,13 @@ fn run(arguments: Arguments) -> Result<(), String> {
         .map_err(|error| {
             format!("the runtime cannot start: {error}: raise the limit on threads")
         })?;
+    let ended = carry_out(&runtime, arguments);
+    // What still computes does not keep a process that is to end.
+    runtime.shutdown_timeout(END_WITHIN);
+    ended
+}
+
+fn carry_out(runtime: &Runtime, arguments: Arguments) -> Result<(), String> {
     match arguments.verb {
         None => {
             let settings = settings(arguments)?;

@@ -1,7 +1,11 @@
 //! The program's life: look for the API server, wait for the lead, lead until it is lost.
 //!
 //! Losing the lead, or anything that a leader needs, ends the process with an error; the kubelet
-//! starts it anew, as a candidate. SIGTERM gives the lead back first.
+//! starts it anew, as a candidate. SIGTERM gives the lead back first. An API server that does not answer
+//! ends nothing: it is waited for, and /readyz says so.
+//!
+//! Three things go on beside each other and never wait for one another: the Lease, on a thread of its
+//! own; the HTTP endpoint; and what a leader does. When one of them ends, the process does.
 
 use std::{
     convert::Infallible,
@@ -26,7 +30,8 @@ use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
-    time::{sleep, timeout},
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
@@ -34,16 +39,15 @@ use crate::{
     control::{self, AUDIENCE, Control, ControlError, Tally},
     controllers::{self, ControllerError},
     home::{Home, HomeError, Ports},
-    lease::{LeaseBoard, Lost, acquire},
+    lease::{Candidacy, Held, LeaseBoard, Lost},
     live::{self, Live},
+    patience::{ANSWER_WITHIN, Patience, patiently},
     reports::{Fabrics, Reports},
     review::{Reviewer, Reviews},
     transfer::{Channels, innermost},
-    web::{self, Standing},
+    web::{self, Pulse, Standing},
 };
 
-/// Until there is an answer from the API server, or a connection to it.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// A leader ends and comes back with another server certificate: at two thirds of that one's life.
 const CERTIFICATE_RENEWAL: Duration = Duration::from_secs(240 * 24 * 60 * 60);
 
@@ -87,7 +91,7 @@ pub enum ProcessError {
         "no API server is known: {0}; run this as the chart's Deployment, or give a kubeconfig in KUBECONFIG"
     )]
     NoCluster(String),
-    /// It is known, and does not answer.
+    /// It is known, and does not answer, though somebody waits for it.
     #[error(
         "no API server answers at {url}: {problem}; check that it runs and that this address is its own"
     )]
@@ -125,6 +129,9 @@ pub enum ProcessError {
     /// Something that never ends has ended.
     #[error("{0} has ended; this is a bug")]
     Ended(&'static str),
+    /// The Lease's.
+    #[error("the thread that keeps the Lease cannot be started: {0}; raise the limit on threads")]
+    Thread(std::io::Error),
     /// Signals cannot be awaited.
     #[error("signals cannot be awaited: {0}")]
     Signal(std::io::Error),
@@ -134,49 +141,77 @@ pub enum ProcessError {
 pub async fn run(settings: Settings) -> Result<(), ProcessError> {
     let mut stop = pin!(stopped()?);
     let template = template(&settings.agent_template)?;
-    let client = tokio::select! {
-        client = client() => client?,
-        () = &mut stop => return Ok(()),
-    };
+    let config = config().await?;
     let meters = Meters::default();
     let (standing, readiness) = watch::channel(Standing::Starting);
+    let pulse = Pulse::default();
     let metrics = listen(settings.metrics_port, "--metrics-port").await?;
     let control = listen(settings.control_port, "--control-port").await?;
     let live = match settings.live_port {
         Some(port) => Some(listen(port, "--live-port").await?),
         None => None,
     };
-    let router = web::router(meters.registry(), readiness);
-    let mut web = pin!(axum::serve(metrics, router).into_future());
+    let router = web::router(meters.registry(), readiness, pulse.clone());
+    let mut web = tokio::spawn(axum::serve(metrics, router).into_future());
 
-    let board = LeaseBoard::new(client.clone(), &settings.namespace);
-    let looked = || {
-        standing.send_replace(Standing::Standby);
+    let prepared = async {
+        let client = reach(&config, &standing).await;
+        let (namespace, standing) = (settings.namespace.clone(), standing.clone());
+        let board = move || LeaseBoard::of(config, &namespace);
+        let looked = move || {
+            standing.send_replace(Standing::Standby);
+        };
+        let candidacy = Candidacy::begin(board, settings.name.clone(), looked);
+        let held = candidacy.map_err(ProcessError::Thread)?.lead().await?;
+        Ok::<(Client, Held), ProcessError>((client, held))
     };
-    let mut leadership = tokio::select! {
-        leadership = acquire(board, &settings.name, looked) => leadership,
+    let (client, mut held) = tokio::select! {
+        prepared = prepared => prepared?,
         _ = &mut web => return Err(ProcessError::Ended("the HTTP endpoint")),
         () = &mut stop => return Ok(()),
     };
-    let epoch = leadership.epoch();
+    let epoch = held.epoch();
     meters.epoch.set(i64::try_from(epoch).unwrap_or(i64::MAX));
     tracing::info!(epoch, "this process leads");
     let leader = Leader {
         settings,
         client,
         epoch,
+        renewals: held.renewals(),
+        pulse,
         template,
         tally: meters.control,
         controllers: meters.controllers,
     };
+    let mut work = tokio::spawn(leader.work(control, live, standing));
     let ended = tokio::select! {
-        result = leader.work(control, live, standing) => result.map(|never| match never {}),
-        lost = leadership.keep() => return Err(lost.into()),
+        ended = &mut work => Err(ending(ended)),
+        lost = held.lost() => return Err(lost.into()),
         _ = &mut web => Err(ProcessError::Ended("the HTTP endpoint")),
         () = &mut stop => Ok(()),
     };
-    leadership.release().await;
+    cease(work).await;
+    held.release().await;
     ended
+}
+
+/// Why a leader's work has ended, which it never does of itself.
+fn ending(ended: Result<Result<Infallible, ProcessError>, tokio::task::JoinError>) -> ProcessError {
+    match ended {
+        Ok(Ok(never)) => match never {},
+        Ok(Err(error)) => error,
+        Err(_) => ProcessError::Ended("what a leader does"),
+    }
+}
+
+/// Ends a leader's work: nothing is written any more when this returns. Work that has ended is left as
+/// it is.
+async fn cease<T>(work: JoinHandle<T>) {
+    if !work.is_finished() {
+        work.abort();
+        // It was told to end: that is what it answers.
+        let _ = work.await;
+    }
 }
 
 /// What is measured.
@@ -208,6 +243,8 @@ struct Leader {
     settings: Settings,
     client: Client,
     epoch: u64,
+    renewals: watch::Receiver<Instant>,
+    pulse: Pulse,
     template: DaemonSet,
     tally: Tally,
     controllers: controllers::Tally,
@@ -223,13 +260,13 @@ impl Leader {
     ) -> Result<Infallible, ProcessError> {
         let settings = self.settings;
         let home = Home::new(self.client.clone(), &settings.namespace);
-        let authority = Arc::new(home.authority().await?);
-        home.publish(&authority).await?;
+        let authority = Arc::new(patient(|| home.authority()).await?);
+        patient(|| home.publish(&authority)).await?;
         let ports = Ports {
             control: settings.control_port,
             live: settings.live_port,
         };
-        let address = home.address(ports.control).await?;
+        let address = patient(|| home.address(ports.control)).await?;
         let (questions, asked) = mpsc::channel(QUESTIONS);
         let (fabrics, known) = watch::channel(Fabrics::new());
         let reports = Reports::default();
@@ -238,6 +275,8 @@ impl Leader {
             client: self.client.clone(),
             namespace: settings.namespace.clone(),
             epoch: self.epoch,
+            renewals: self.renewals,
+            pulse: self.pulse,
             authority: Arc::clone(&authority),
             channels: channels.clone(),
             reports: reports.subscribe(),
@@ -272,11 +311,12 @@ impl Leader {
         let name = format!("{NAME}.{}.svc", settings.namespace);
         let names = [name.as_str()];
         let serve = pin!(control::serve(listener, control, &names));
-        home.lead(&address, settings.address, ports).await?;
+        let pod = settings.address;
+        patient(|| home.lead(&address, pod, ports)).await?;
         standing.send_replace(Standing::Leading);
         tokio::select! {
             ended = controllers => Ok(ended?),
-            kept = home.keep(&authority, &address, settings.address, ports) => Ok(kept?),
+            kept = home.keep(&authority, &address, pod, ports) => Ok(kept?),
             never = live => match never {},
             served = serve => Err(served.map_or_else(ProcessError::from, |()| ProcessError::Ended("the control API"))),
             () = sleep(CERTIFICATE_RENEWAL) => Err(ProcessError::CertificateDue),
@@ -319,28 +359,67 @@ fn template(path: &Path) -> Result<DaemonSet, ProcessError> {
     serde_saphyr::from_str(&text).map_err(|error| wrong(error.to_string()))
 }
 
+/// A leader's request about its own objects, until the API server answers. The Lease is lost meanwhile if
+/// it is away for long.
+async fn patient<T, F: Future<Output = Result<T, HomeError>>>(
+    attempt: impl FnMut() -> F,
+) -> Result<T, HomeError> {
+    patiently("a leader cannot begin", HomeError::passes, attempt).await
+}
+
 /// A client of an API server that answers.
 ///
 /// # Errors
 /// None is known, or it does not answer.
 pub async fn client() -> Result<Client, ProcessError> {
+    let config = config().await?;
+    answering(&config).await.map_err(|problem| {
+        let url = config.cluster_url.to_string();
+        ProcessError::NoAnswer { url, problem }
+    })
+}
+
+/// Where the API server is.
+async fn config() -> Result<Config, ProcessError> {
     let mut config = Config::infer()
         .await
         .map_err(|error| ProcessError::NoCluster(error.to_string()))?;
     config.connect_timeout = Some(ANSWER_WITHIN);
-    let url = config.cluster_url.to_string();
-    let no_answer = |problem: String| ProcessError::NoAnswer {
-        url: url.clone(),
-        problem,
-    };
-    let client = Client::try_from(config).map_err(|error| no_answer(innermost(&error)))?;
+    Ok(config)
+}
+
+/// A client, once its API server has answered.
+async fn answering(config: &Config) -> Result<Client, String> {
+    let client = Client::try_from(config.clone()).map_err(|error| innermost(&error))?;
     match timeout(ANSWER_WITHIN, client.apiserver_version()).await {
         Ok(Ok(version)) => {
+            let url = config.cluster_url.to_string();
             tracing::info!(url, version = version.git_version, "API server");
             Ok(client)
         }
-        Ok(Err(error)) => Err(no_answer(innermost(&error))),
-        Err(_) => Err(no_answer(format!("nothing within {ANSWER_WITHIN:?}"))),
+        Ok(Err(error)) => Err(innermost(&error)),
+        Err(_) => Err(format!("nothing within {ANSWER_WITHIN:?}")),
+    }
+}
+
+/// The same, however long that takes.
+async fn reach(config: &Config, standing: &watch::Sender<Standing>) -> Client {
+    let mut patience = Patience::new("no API server answers");
+    loop {
+        match answering(config).await {
+            Ok(client) => {
+                standing.send_replace(Standing::Starting);
+                return client;
+            }
+            Err(problem) => {
+                let cause = format!(
+                    "{}: {problem}; check that it runs and that this address is its own",
+                    config.cluster_url
+                );
+                standing.send_replace(Standing::Alone(cause.clone()));
+                patience.wait(&cause).await;
+            }
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use weft_crds::{FabricNode, RdmaFabric, TransferJob};
 
-use crate::{NAME, transfer::innermost};
+use crate::{NAME, patience, transfer::innermost};
 
 use super::{
     agents::FABRIC_LABEL,
@@ -71,6 +71,14 @@ pub(super) enum ClusterError {
 }
 
 impl ClusterError {
+    /// The same may succeed without anybody changing anything.
+    pub(super) fn passes(&self) -> bool {
+        match self {
+            Self::Refused(error) => patience::passes(error),
+            Self::Late => true,
+        }
+    }
+
     /// What is to become of the object.
     pub(super) fn failure(&self) -> Failure {
         match self {

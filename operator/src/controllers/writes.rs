@@ -2,6 +2,7 @@
 
 use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 use kube::Resource as _;
+use tokio::time::Instant;
 
 use super::{
     Controllers,
@@ -35,6 +36,7 @@ impl Controllers {
             return is_progress;
         }
         self.context.tally.writes.inc();
+        self.context.pulse.beat(Instant::now());
         match self.cluster.carry_out(request, &mut self.world).await {
             Ok(()) => {
                 self.holds.clear(&object);
@@ -78,6 +80,7 @@ impl Controllers {
         for news in news {
             if self.bucket.take(self.began.elapsed(), true) {
                 self.context.tally.writes.inc();
+                self.context.pulse.beat(Instant::now());
                 self.cluster.tell(&object, action, news).await;
             } else {
                 self.context.tally.dropped.inc();

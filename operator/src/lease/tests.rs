@@ -210,3 +210,60 @@ async fn of_two_that_find_no_lease_one_leads() {
     let (a, b) = tokio::join!(lead("a"), lead("b"));
     assert_eq!([a.is_ok(), b.is_ok()].iter().filter(|led| **led).count(), 1);
 }
+
+/// Says when it is written to.
+struct Told {
+    memory: Memory,
+    tell: std::sync::mpsc::Sender<()>,
+}
+
+impl Board for Told {
+    async fn read(&self) -> Result<Option<Lease>, kube::Error> {
+        self.memory.read().await
+    }
+
+    async fn write(&self, lease: Lease) -> Result<Lease, kube::Error> {
+        let written = self.memory.write(lease).await;
+        self.tell.send(()).unwrap();
+        written
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_is_busy_renews_all_the_same_and_gives_the_lease_back_at_its_end() {
+    let (tell, written) = std::sync::mpsc::channel();
+    let memory = Memory::default();
+    let board = {
+        let memory = memory.clone();
+        move || Ok(Told { memory, tell })
+    };
+    let candidacy = Candidacy::begin(board, "a".to_owned(), || {}).unwrap();
+    let held = candidacy.lead().await.unwrap();
+    let taken = *held.renewals().borrow();
+    // This blocks the only thread that the runtime has, as a decision over thousands of jobs does.
+    for _ in 0..2 {
+        written.recv_timeout(Duration::from_secs(60)).unwrap();
+    }
+    held.renewals()
+        .wait_for(|renewed| *renewed > taken)
+        .await
+        .unwrap();
+    assert_eq!(memory.spec().holder_identity.as_deref(), Some("a"));
+    held.release().await;
+    assert_eq!(memory.spec().holder_identity.as_deref(), Some(""));
+}
+
+#[tokio::test]
+async fn who_lost_the_lead_is_told_and_so_is_one_whose_thread_ended() {
+    let memory = Memory::default();
+    let board = memory.clone();
+    let candidacy = Candidacy::begin(|| Ok(board), "a".to_owned(), || {}).unwrap();
+    let mut held = candidacy.lead().await.unwrap();
+    *memory.lease.lock().unwrap() = None;
+    let lost = held.lost().await.to_string();
+    assert!(lost.contains("gone"), "{lost}");
+    let broken = || -> Result<Memory, kube::Error> { panic!("there is no board") };
+    let candidacy = Candidacy::begin(broken, "b".to_owned(), || {}).unwrap();
+    let lost = candidacy.lead().await.err().unwrap().to_string();
+    assert!(lost.contains("this process ends"), "{lost}");
+}

@@ -1,0 +1,148 @@
+//! Trying again what another will be able to do soon: an API server that is being started or upgraded
+//! is no reason to end.
+
+use std::{fmt::Display, time::Duration};
+
+use tokio::time::{sleep, timeout};
+
+/// Before the second try; it doubles …
+const FIRST: Duration = Duration::from_secs(1);
+/// … up to this: whoever is back after an hour is found within half a minute.
+const LONGEST: Duration = Duration::from_secs(30);
+/// Whoever answers at all answers within.
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// What has been tried in vain, and how long to wait before it is tried again.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    what: &'static str,
+    wait: Duration,
+    said: String,
+}
+
+impl Patience {
+    /// Nothing has been tried; `what` is what the log says that cannot be done.
+    pub(crate) fn new(what: &'static str) -> Self {
+        Self {
+            what,
+            wait: FIRST,
+            said: String::new(),
+        }
+    }
+
+    /// It came to nothing, for this reason: how long to wait now, and whether the log is to be told,
+    /// which hears of each cause once in a row.
+    fn failed(&mut self, cause: &str) -> (Duration, bool) {
+        let wait = self.wait;
+        self.wait = (wait * 2).min(LONGEST);
+        let is_new = self.said != cause;
+        cause.clone_into(&mut self.said);
+        (wait, is_new)
+    }
+
+    /// The same, and then waits.
+    pub(crate) async fn wait(&mut self, cause: &str) {
+        let (wait, is_new) = self.failed(cause);
+        if is_new {
+            tracing::warn!("{}: {cause}; trying on", self.what);
+        }
+        sleep(wait).await;
+    }
+}
+
+/// Tries until it succeeds, or fails in a way that time does not mend.
+///
+/// # Errors
+/// One that `passes` does not hold for.
+pub(crate) async fn patiently<T, E: Display, F: Future<Output = Result<T, E>>>(
+    what: &'static str,
+    passes: impl Fn(&E) -> bool,
+    mut attempt: impl FnMut() -> F,
+) -> Result<T, E> {
+    let mut patience = Patience::new(what);
+    loop {
+        let cause = match timeout(ANSWER_WITHIN, attempt()).await {
+            Ok(Err(error)) if passes(&error) => error.to_string(),
+            Ok(ended) => return ended,
+            Err(_) => format!("no answer within {ANSWER_WITHIN:?}"),
+        };
+        patience.wait(&cause).await;
+    }
+}
+
+/// Whether the same request may succeed without anybody changing anything: there was no answer, or one
+/// by which the API server says that it cannot now.
+pub(crate) fn passes(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => status.code == 429 || status.code >= 500,
+        kube::Error::HyperError(_) | kube::Error::Service(_) | kube::Error::ReadEvents(_) => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn the_wait_doubles_to_half_a_minute_and_each_cause_is_said_once_in_a_row() {
+        let mut patience = Patience::new("nothing can be done");
+        let said = ["a", "a", "b", "b", "a", "a", "a"].map(|cause| {
+            let (wait, is_new) = patience.failed(cause);
+            (wait.as_secs(), is_new)
+        });
+        let expected = [
+            (1, true),
+            (2, false),
+            (4, true),
+            (8, false),
+            (16, true),
+            (30, false),
+            (30, false),
+        ];
+        assert_eq!(said, expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_passes_is_tried_again_and_what_does_not_is_told_at_once() {
+        let began = Instant::now();
+        let mut answers = vec![Ok(7), Err("busy"), Err("busy")];
+        let tried = patiently(
+            "the test cannot go on",
+            |error| *error == "busy",
+            || std::future::ready(answers.pop().unwrap_or(Err("asked too often"))),
+        );
+        assert_eq!(tried.await, Ok(7));
+        assert_eq!(began.elapsed(), Duration::from_secs(3));
+        let refused = patiently(
+            "the test cannot go on",
+            |_| false,
+            || std::future::ready(Err::<(), _>("no")),
+        );
+        assert_eq!(refused.await, Err("no"));
+        assert_eq!(began.elapsed(), Duration::from_secs(3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_never_answers_is_asked_again() {
+        let mut asked = 0;
+        let answered = patiently(
+            "the test cannot go on",
+            |_: &String| false,
+            || {
+                asked += 1;
+                let is_first = asked == 1;
+                async move {
+                    if is_first {
+                        std::future::pending::<()>().await;
+                    }
+                    Ok(())
+                }
+            },
+        );
+        assert_eq!(answered.await, Ok(()));
+        assert_eq!(asked, 2);
+    }
+}

@@ -261,6 +261,10 @@ pub struct FabricStatus {
     pub conditions: Vec<Condition>,
     /// How many nodes.
     pub nodes: NodeCount,
+    /// The epoch of the leader that wrote this. An operator of an earlier one that sees it writes nothing
+    /// until it knows that it still leads.
+    #[serde(skip_serializing_if = "crate::unsaid")]
+    pub leader_epoch: i64,
 }
 
 /// Nodes of a fabric.

@@ -98,6 +98,10 @@ pub struct FabricNodeStatus {
     /// What is not as it should be, each with its remedy.
     #[schemars(length(max = 32))]
     pub findings: Vec<Finding>,
+    /// The epoch of the leader that wrote this. An operator of an earlier one that sees it writes nothing
+    /// until it knows that it still leads.
+    #[serde(skip_serializing_if = "crate::unsaid")]
+    pub leader_epoch: i64,
 }
 
 /// A range of UDP ports.

@@ -31,3 +31,8 @@ pub use yaml::{Document, documents};
 pub const GROUP: &str = "weft.dev";
 /// The API version.
 pub const VERSION: &str = "v1alpha1";
+
+/// A number that nothing is said by.
+fn unsaid(number: &i64) -> bool {
+    *number == 0
+}

@@ -381,6 +381,10 @@ pub struct TransferJobStatus {
     pub destinations: Vec<DestinationStatus>,
     /// There are more destinations than are listed.
     pub destinations_truncated: bool,
+    /// The epoch of the leader that wrote this. An operator of an earlier one that sees it writes nothing
+    /// until it knows that it still leads.
+    #[serde(skip_serializing_if = "crate::unsaid")]
+    pub leader_epoch: i64,
 }
 
 /// Destinations by their state.

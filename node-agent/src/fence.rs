@@ -4,7 +4,8 @@ use tokio::sync::watch;
 
 use crate::fault::Fault;
 
-/// The highest leader epoch seen by this agent since it started.
+/// The highest leader epoch seen by this process. It has seen one before any agent takes commands: the
+/// operator says its own when the node joins.
 #[derive(Debug)]
 pub(crate) struct Fence(watch::Sender<u64>);
 
@@ -15,6 +16,15 @@ impl Default for Fence {
 }
 
 impl Fence {
+    /// The leader's own word.
+    pub(crate) fn hears(&self, epoch: u64) {
+        self.0.send_if_modified(|highest| {
+            let is_later = epoch > *highest;
+            *highest = epoch.max(*highest);
+            is_later
+        });
+    }
+
     /// Lets a command through and remembers its epoch, or refuses it.
     pub(crate) fn pass(&self, given: u64) -> Result<(), Fault> {
         let mut seen = 0;
@@ -51,6 +61,17 @@ mod tests {
         for (given, passes) in [(3, true), (3, true), (2, false), (4, true), (3, false)] {
             assert_eq!(fence.pass(given).is_ok(), passes, "{given}");
         }
+    }
+
+    #[test]
+    fn what_the_leader_says_of_itself_counts_as_seen_and_nothing_lowers_it() {
+        let fence = Fence::default();
+        fence.hears(5);
+        assert!(fence.pass(4).is_err() && fence.pass(5).is_ok());
+        for earlier in [0, 3] {
+            fence.hears(earlier);
+        }
+        assert!(fence.pass(4).is_err() && fence.pass(5).is_ok());
     }
 
     #[tokio::test]

@@ -101,6 +101,8 @@ impl Tally {
 pub struct Control<R> {
     /// Issues the certificates.
     pub authority: Arc<Authority>,
+    /// The leader's: agents refuse commands of earlier ones from their first answer on.
+    pub epoch: u64,
     /// Knows whose a token is.
     pub reviews: Reviews<R>,
     /// The agents' service account, `system:serviceaccount:NAMESPACE:NAME`.
@@ -193,12 +195,18 @@ fn config_of(fabrics: &Fabrics, fabric: &str, node: &str) -> Result<NodeConfig, 
 }
 
 /// All that a node is told.
-fn order_of(fabrics: &Fabrics, fabric: &str, node: &str) -> Result<NodeOrder, Fault> {
+fn order_of(
+    fabrics: &Fabrics,
+    fabric: &str,
+    node: &str,
+    leader_epoch: u64,
+) -> Result<NodeOrder, Fault> {
     let config = config_of(fabrics, fabric, node)?;
     let models = fabrics.get(fabric).and_then(|view| view.models.get(node));
     Ok(NodeOrder {
         config: Some(config),
         models: models.cloned().unwrap_or_default(),
+        leader_epoch,
     })
 }
 
@@ -219,6 +227,7 @@ impl<R: Reviewer> Control<R> {
             certificate,
             authorities: authority.certificate().to_owned(),
             config: Some(config),
+            leader_epoch: self.epoch,
         })
     }
 
@@ -281,6 +290,7 @@ impl<R: Reviewer> Operator for Control<R> {
             reporter: self.reports.open(&caller.fabric, &caller.node),
             caller,
             fabrics: self.fabrics.clone(),
+            epoch: self.epoch,
             orders,
             tally: self.tally.clone(),
         };
@@ -294,6 +304,7 @@ struct ReportStream {
     caller: Caller,
     reporter: Reporter,
     fabrics: watch::Receiver<Fabrics>,
+    epoch: u64,
     orders: mpsc::Sender<Result<NodeOrder, Status>>,
     tally: Tally,
 }
@@ -349,7 +360,7 @@ impl ReportStream {
     /// Tells what is new; false when nobody listens.
     async fn order(&mut self, told: &mut Option<NodeOrder>) -> Result<bool, Fault> {
         let Caller { fabric, node, .. } = &self.caller;
-        let order = order_of(&self.fabrics.borrow_and_update(), fabric, node)?;
+        let order = order_of(&self.fabrics.borrow_and_update(), fabric, node, self.epoch)?;
         if told.as_ref() == Some(&order) {
             return Ok(true);
         }

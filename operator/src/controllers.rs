@@ -16,6 +16,7 @@ mod condition;
 mod fabric;
 mod holds;
 mod job;
+mod lead;
 mod looks;
 mod membership;
 mod models;
@@ -58,9 +59,10 @@ use self::{
     agenda::Agenda,
     agents::AgentTemplate,
     bucket::Bucket,
-    cluster::{Cluster, ClusterError},
+    cluster::{Cluster, ClusterError, Seen},
     holds::Holds,
     job::Order,
+    lead::Lead,
     looks::Looks,
     membership::Membership,
     request::Request,
@@ -125,7 +127,7 @@ pub async fn run(
     context: Context,
     mut questions: mpsc::Receiver<Question>,
 ) -> Result<Infallible, ControllerError> {
-    let cluster = Cluster::new(context.client.clone(), &context.namespace);
+    let cluster = Cluster::new(context.client.clone(), &context.namespace, context.epoch);
     let deployment = patiently("the controllers cannot begin", ClusterError::passes, || {
         cluster.deployment()
     });
@@ -144,6 +146,7 @@ pub async fn run(
     let mut reports = context.reports.clone();
     let mut controllers = Controllers {
         bucket: Bucket::new(Duration::ZERO),
+        lead: Lead::new(context.epoch, context.renewals.clone()),
         began: Instant::now(),
         changed: Arc::default(),
         world: World {
@@ -168,7 +171,7 @@ pub async fn run(
     loop {
         let mut are_reports_new = false;
         tokio::select! {
-            Some(seen) = watches.next() => seen.enter(&mut controllers.world),
+            Some(seen) = watches.next() => controllers.take(seen),
             Ok(()) = reports.changed() => are_reports_new = true,
             Some(seen) = seen_secrets.recv() => controllers.saw(seen),
             () = changed.notified() => {}
@@ -183,14 +186,19 @@ pub async fn run(
         controllers.context.pulse.beat(woken);
         let begin = woken + BREATH;
         while let Ok(Some(seen)) = tokio::time::timeout_at(begin, watches.next()).await {
-            seen.enter(&mut controllers.world);
+            controllers.take(seen);
         }
         while let Some(Some(seen)) = watches.next().now_or_never() {
-            seen.enter(&mut controllers.world);
+            controllers.take(seen);
         }
         are_reports_new |= reports.has_changed().unwrap_or(false);
         reports.mark_unchanged();
-        let all_done = !controllers.world.is_whole() || controllers.step(are_reports_new).await;
+        let all_done = if controllers.world.is_whole() {
+            // Whoever may not write has nothing to decide either.
+            controllers.lead.may_write(Instant::now()) && controllers.step(are_reports_new).await
+        } else {
+            true
+        };
         let steps = &controllers.context.tally.steps;
         steps.observe(woken.elapsed().as_secs_f64());
         due = Instant::now() + if all_done { LOOK } else { AGAIN };
@@ -206,6 +214,7 @@ struct Controllers {
     works: BTreeMap<String, Work>,
     /// When a job's status was last written, by UID.
     written: BTreeMap<String, Timestamp>,
+    lead: Lead,
     holds: Holds,
     looks: Looks,
     agenda: Agenda,
@@ -259,6 +268,12 @@ impl Controllers {
             self.agenda.at(&key, elapsed + wait);
         }
         all_done
+    }
+
+    /// Takes what a watch says.
+    fn take(&mut self, seen: Seen) {
+        self.lead.sees(seen.leader_epoch(), Instant::now());
+        seen.enter(&mut self.world);
     }
 
     fn answer(&self, question: Question) {

@@ -299,6 +299,7 @@ impl Leader {
         ));
         let control = Control {
             authority: Arc::clone(&authority),
+            epoch: self.epoch,
             reviews: Reviews::new(TokenReviews(self.client.clone())),
             account: format!(
                 "system:serviceaccount:{}:{}",

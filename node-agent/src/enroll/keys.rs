@@ -194,6 +194,7 @@ mod tests {
             certificate: certificate.pem(),
             authorities: authority.pem(),
             config: None,
+            leader_epoch: 0,
         }
     }
 

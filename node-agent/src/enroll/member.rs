@@ -53,9 +53,10 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     tracing::info!(
         node = %settings.node, fabric = %settings.fabric, operator = settings.operator, "enrolling"
     );
+    let fence = Arc::new(Fence::default());
     let mut tries = Tries::new("enroll", &settings.node, settings.pace);
     let enrolled = tokio::select! {
-        enrolled = enroll(&settings, &keys, &mut tries) => Some(enrolled),
+        enrolled = enroll(&settings, &keys, &fence, &mut tries) => Some(enrolled),
         () = &mut stop => None,
     };
     let Some((config, validity)) = enrolled else {
@@ -82,6 +83,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         ordered: ordered.clone(),
         models: models.clone(),
         doubted: doubted.clone(),
+        fence: fence.clone(),
     };
     let member = Member {
         settings: settings.clone(),
@@ -92,10 +94,10 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         caretaker: Caretaker::new(settings.pace.report),
         looks: tokio::time::interval(settings.pace.report),
         report,
-        fence: Arc::default(),
+        fence: fence.clone(),
     };
     tokio::select! {
-        never = renew(&settings, &keys, &standing, &ordered, doubted.subscribe()) => match never {},
+        never = renew((&settings, &keys, &fence), &standing, &ordered, doubted.subscribe()) => match never {},
         never = reporter.run() => match never {},
         ended = member.work(lobby, stop) => Ok(ended?),
     }
@@ -113,10 +115,11 @@ struct Standing {
 async fn enroll(
     settings: &Settings,
     keys: &Arc<Keys>,
+    fence: &Fence,
     tries: &mut Tries,
 ) -> (NodeConfig, Validity) {
     loop {
-        match enroll_once(settings, keys).await {
+        match enroll_once(settings, keys, fence).await {
             Ok(enrolled) => {
                 tries.succeeded();
                 return enrolled;
@@ -129,8 +132,10 @@ async fn enroll(
 async fn enroll_once(
     settings: &Settings,
     keys: &Arc<Keys>,
+    fence: &Fence,
 ) -> Result<(NodeConfig, Validity), Trouble> {
     let mut answer = operator::enroll(settings, keys).await?;
+    fence.hears(answer.leader_epoch);
     let config = answer.config.take().ok_or_else(|| Trouble::BadAnswer {
         field: "config",
         problem: "is missing".to_owned(),
@@ -144,8 +149,7 @@ async fn enroll_once(
 /// Asks for the next certificate in time, or when the operator does not know the one in force; again
 /// and again. The private key stays.
 async fn renew(
-    settings: &Settings,
-    keys: &Arc<Keys>,
+    (settings, keys, fence): (&Settings, &Arc<Keys>, &Fence),
     standing: &watch::Sender<Standing>,
     ordered: &watch::Sender<NodeConfig>,
     mut doubted: watch::Receiver<u64>,
@@ -162,7 +166,7 @@ async fn renew(
         }
         tokio::time::sleep_until(soonest).await;
         loop {
-            match enroll_once(settings, keys).await {
+            match enroll_once(settings, keys, fence).await {
                 Ok((config, validity)) => {
                     tries.succeeded();
                     tracing::info!(expires_unix_s = validity.ends, "certificate renewed");

@@ -12,6 +12,7 @@ use crate::enroll::keys::Keys;
 use crate::enroll::operator;
 use crate::enroll::trouble::Tries;
 use crate::enroll::{Settings, Trouble};
+use crate::fence::Fence;
 
 /// Reports on their way: with one that the operator has not taken yet, later ones wait for the next
 /// tick.
@@ -31,6 +32,8 @@ pub(crate) struct Reporter {
     /// The end of the certificate that the operator seems not to know: its authority may have been
     /// lost and made anew.
     pub(crate) doubted: watch::Sender<u64>,
+    /// What later leaders than the one that let the node join say of themselves.
+    pub(crate) fence: Arc<Fence>,
 }
 
 /// How far a stream has come.
@@ -105,6 +108,7 @@ impl Reporter {
     }
 
     fn take(&self, order: NodeOrder) {
+        self.fence.hears(order.leader_epoch);
         take(&self.models, order.models);
         if let Some(config) = order.config {
             take(&self.ordered, config);

@@ -304,6 +304,38 @@ async fn another_configuration_comes_into_force_when_no_job_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_has_just_started_obeys_no_leader_before_the_one_it_joined() {
+    let operator = Operator::new(Lab::new());
+    operator.lead(7);
+    let running = operator.serve().await;
+    let member = operator.join(0).await;
+    operator.ready(0).await;
+    let lab = operator.lab().await;
+    let stat_of = async |leader_epoch| {
+        let request = StatRequest {
+            leader_epoch,
+            location: Some(Location {
+                root: "data".to_owned(),
+                path: String::new(),
+            }),
+            object: None,
+        };
+        lab.operator(0).await.stat(request).await
+    };
+    // The first command that it ever gets.
+    assert_eq!(reason(&stat_of(6).await.unwrap_err()), "StaleEpoch");
+    stat_of(7).await.unwrap();
+    // The next leader says so when it is heard of, before it commands anything.
+    operator.lead(8);
+    let is_refused = || async { stat_of(7).await.err() };
+    let refused = eventually("the leader before is refused", is_refused).await;
+    assert_eq!(reason(&refused), "StaleEpoch");
+    stat_of(8).await.unwrap();
+    member.stop().await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_configuration_that_cannot_be_used_is_reported_by_field_and_changes_nothing() {
     let operator = Operator::new(Lab::new());
     let running = operator.serve().await;

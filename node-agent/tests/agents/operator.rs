@@ -39,6 +39,7 @@ struct Inner {
     life: Mutex<Range<i64>>,
     config: watch::Sender<NodeConfig>,
     models: watch::Sender<Vec<Model>>,
+    epoch: watch::Sender<u64>,
     requests: Mutex<Vec<EnrollRequest>>,
     reports: watch::Sender<Vec<NodeReport>>,
     streams: AtomicUsize,
@@ -82,6 +83,7 @@ impl Operator {
             life: Mutex::new(DAY),
             config: watch::Sender::new(config),
             models: watch::Sender::default(),
+            epoch: watch::Sender::new(1),
             requests: Mutex::default(),
             reports: watch::Sender::default(),
             streams: AtomicUsize::new(0),
@@ -112,6 +114,11 @@ impl Operator {
     /// Names the models that nodes are to look after.
     pub(crate) fn look_after(&self, models: Vec<Model>) {
         self.0.models.send_replace(models);
+    }
+
+    /// Another one leads from now on, and says so to whoever asks or listens.
+    pub(crate) fn lead(&self, epoch: u64) {
+        self.0.epoch.send_replace(epoch);
     }
 
     /// All requests to enrol so far.
@@ -279,6 +286,7 @@ impl Serve for Operator {
             certificate,
             authorities,
             config: Some(self.0.config.borrow().clone()),
+            leader_epoch: *self.0.epoch.borrow(),
         }))
     }
 
@@ -302,11 +310,14 @@ impl Serve for Operator {
         let inner = self.0.clone();
         let configs = WatchStream::new(self.0.config.subscribe()).map(drop);
         let models = WatchStream::new(self.0.models.subscribe()).map(drop);
-        let orders = futures::stream::select(configs, models)
+        let epochs = WatchStream::new(self.0.epoch.subscribe()).map(drop);
+        let changes = futures::stream::select(configs, models);
+        let orders = futures::stream::select(changes, epochs)
             .map(move |()| {
                 Ok(NodeOrder {
                     config: Some(inner.config.borrow().clone()),
                     models: inner.models.borrow().clone(),
+                    leader_epoch: *inner.epoch.borrow(),
                 })
             })
             .take_until(down(self.0.up.subscribe()));

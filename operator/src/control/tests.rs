@@ -104,6 +104,7 @@ impl Stage {
         };
         let control = Control {
             authority: Arc::new(authority),
+            epoch: 7,
             reviews: Reviews::new(Known),
             account: ACCOUNT.to_owned(),
             fabrics: known,

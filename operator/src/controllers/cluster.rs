@@ -10,7 +10,7 @@ use k8s_openapi::api::{
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
-    core::{ObjectMeta, PartialObjectMeta},
+    core::{ObjectMeta, PartialObjectMeta, object::HasStatus},
     runtime::{
         WatchStreamExt as _,
         events::{Event as Told, EventType, Recorder, Reporter},
@@ -35,6 +35,7 @@ use super::{
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// What a watch says.
+#[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "it is put away at once")]
 pub(super) enum Seen {
     Fabric(Event<RdmaFabric>),
@@ -46,6 +47,17 @@ pub(super) enum Seen {
 }
 
 impl Seen {
+    /// The epoch of the leader that has written the status of the object; 0 where none has.
+    pub(super) fn leader_epoch(&self) -> u64 {
+        let epoch = match self {
+            Self::Fabric(event) => of(event).map(|status| status.leader_epoch),
+            Self::FabricNode(event) => of(event).map(|status| status.leader_epoch),
+            Self::Job(event) => of(event).map(|status| status.leader_epoch),
+            Self::Node(_) | Self::Namespace(_) | Self::DaemonSet(_) => None,
+        };
+        u64::try_from(epoch.unwrap_or(0)).unwrap_or(0)
+    }
+
     /// Puts it into the world.
     pub(super) fn enter(self, world: &mut World) {
         match self {
@@ -56,6 +68,14 @@ impl Seen {
             Self::Namespace(event) => world.namespaces.take(event),
             Self::DaemonSet(event) => world.daemon_sets.take(event),
         }
+    }
+}
+
+/// The status of the object that an event is about.
+fn of<K: HasStatus>(event: &Event<K>) -> Option<&K::Status> {
+    match event {
+        Event::Apply(object) | Event::InitApply(object) => object.status(),
+        Event::Delete(_) | Event::Init | Event::InitDone => None,
     }
 }
 
@@ -101,11 +121,13 @@ impl ClusterError {
 pub(super) struct Cluster {
     client: Client,
     namespace: String,
+    /// Of this leader: every status says it.
+    epoch: u64,
     recorder: Recorder,
 }
 
 impl Cluster {
-    pub(super) fn new(client: Client, namespace: &str) -> Self {
+    pub(super) fn new(client: Client, namespace: &str, epoch: u64) -> Self {
         let reporter = Reporter {
             controller: NAME.to_owned(),
             instance: None,
@@ -114,6 +136,7 @@ impl Cluster {
             recorder: Recorder::new(client.clone(), reporter),
             client,
             namespace: namespace.to_owned(),
+            epoch,
         }
     }
 
@@ -161,7 +184,8 @@ impl Cluster {
             Request::JobStatus {
                 key, uid, status, ..
             } => {
-                let text = identified::<TransferJob>(key, uid, "status", status);
+                let mut text = identified::<TransferJob>(key, uid, "status", status);
+                self.fence(&mut text, world.jobs.get(key));
                 world
                     .jobs
                     .learn(self.apply_status(&self.jobs(key), &key.name, &text).await?);
@@ -170,6 +194,7 @@ impl Cluster {
                 let mut text = identified::<TransferJob>(key, uid, "spec", &Value::Null);
                 let finalizers = if *hold { json!([FINALIZER]) } else { json!([]) };
                 text["metadata"]["finalizers"] = finalizers;
+                over(&mut text, world.jobs.get(key));
                 if let Some(text) = text.as_object_mut() {
                     text.remove("spec");
                 }
@@ -178,13 +203,16 @@ impl Cluster {
                     .learn(self.apply(&self.jobs(key), &key.name, &text).await?);
             }
             Request::DeleteJob { key, uid } => {
-                match self.delete(&self.jobs(key), &key.name, uid).await? {
+                let version = world.jobs.get(key).and_then(TransferJob::resource_version);
+                let jobs = self.jobs(key);
+                match self.delete(&jobs, &key.name, (uid, version)).await? {
                     Some(job) => world.jobs.learn(job),
                     None => world.jobs.forget(key),
                 }
             }
             Request::FabricStatus { name, uid, status } => {
-                let text = identified::<RdmaFabric>(&Key::cluster(name), uid, "status", status);
+                let mut text = identified::<RdmaFabric>(&Key::cluster(name), uid, "status", status);
+                self.fence(&mut text, world.fabrics.named(name));
                 world
                     .fabrics
                     .learn(self.apply_status(&self.all(), name, &text).await?);
@@ -192,7 +220,8 @@ impl Cluster {
             Request::FabricNodeStatus {
                 name, uid, status, ..
             } => {
-                let text = identified::<FabricNode>(&Key::cluster(name), uid, "status", status);
+                let mut text = identified::<FabricNode>(&Key::cluster(name), uid, "status", status);
+                self.fence(&mut text, world.fabric_nodes.named(name));
                 world
                     .fabric_nodes
                     .learn(self.apply_status(&self.all(), name, &text).await?);
@@ -235,7 +264,10 @@ impl Cluster {
                 world.nodes.learn(within(call).await?);
             }
             Request::DeleteFabricNode { name, uid } => {
-                match self.delete::<FabricNode>(&self.all(), name, uid).await? {
+                let known = world.fabric_nodes.named(name);
+                let version = known.and_then(FabricNode::resource_version);
+                let nodes = self.all::<FabricNode>();
+                match self.delete(&nodes, name, (uid, version)).await? {
                     Some(node) => world.fabric_nodes.learn(node),
                     None => world.fabric_nodes.forget(&Key::cluster(name)),
                 }
@@ -245,7 +277,7 @@ impl Cluster {
                 world.daemon_sets.learn(bare(set));
             }
             Request::DeleteDaemonSet { name, uid } => {
-                match self.delete(&self.sets(), name, uid).await? {
+                match self.delete(&self.sets(), name, (uid, None)).await? {
                     Some(set) => world.daemon_sets.learn(bare(set)),
                     None => world.daemon_sets.forget(&Key {
                         namespace: self.namespace.clone(),
@@ -311,19 +343,25 @@ impl Cluster {
         within(api.patch_status(name, &parameters, &Patch::Apply(text))).await
     }
 
+    /// Has a status say who wrote it, and refused where the object is another than the one known.
+    fn fence(&self, text: &mut Value, known: Option<&impl Resource>) {
+        over(text, known);
+        text["status"]["leaderEpoch"] = json!(i64::try_from(self.epoch).unwrap_or(i64::MAX));
+    }
+
     /// Ends an object; gives it as it is until it is gone.
     async fn delete<K>(
         &self,
         api: &Api<K>,
         name: &str,
-        uid: &str,
+        (uid, version): (&str, Option<String>),
     ) -> Result<Option<K>, ClusterError>
     where
         K: Clone + DeserializeOwned + std::fmt::Debug,
     {
         let parameters = DeleteParams::background().preconditions(Preconditions {
             uid: Some(uid.to_owned()),
-            resource_version: None,
+            resource_version: version,
         });
         Ok(within(api.delete(name, &parameters)).await?.left())
     }
@@ -375,9 +413,19 @@ fn identified<K: Resource<DynamicType = ()>>(
     })
 }
 
+/// Has the API server refuse it where the object is another than the one that was decided about.
+fn over(text: &mut Value, known: Option<&impl Resource>) {
+    if let Some(version) = known.and_then(|known| known.resource_version()) {
+        text["metadata"]["resourceVersion"] = json!(version);
+    }
+}
+
 async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, ClusterError> {
     match tokio::time::timeout(WITHIN, call).await {
         Ok(result) => Ok(result?),
         Err(_) => Err(ClusterError::Late),
     }
 }
+
+#[cfg(test)]
+mod tests;

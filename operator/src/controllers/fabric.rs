@@ -263,6 +263,7 @@ fn fill(status: &mut FabricNodeStatus, report: &NodeReport) {
                 message: f.message.clone(),
             })
             .collect(),
+        leader_epoch: status.leader_epoch,
     };
 }
 

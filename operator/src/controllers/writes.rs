@@ -28,6 +28,9 @@ impl Controllers {
         if self.holds.is_held(&object, self.began.elapsed()) {
             return true;
         }
+        if !self.lead.may_write(Instant::now()) {
+            return false;
+        }
         let is_progress = is_progress(request);
         if !self.bucket.take(self.began.elapsed(), is_progress) {
             if is_progress {

@@ -1,0 +1,109 @@
+//! Whether this process may write: the fence against the moments in which two operators believe to lead.
+//!
+//! Every status says which leader wrote it, and is written only over the version that was decided about.
+//! So whoever has lost the lead either writes over nothing of its successor's, or has seen that there is
+//! one, and then writes nothing until its own Lease was renewed after that. Written and asked by the one
+//! task that owns the controllers.
+
+use tokio::{sync::watch, time::Instant};
+
+use crate::lease::GIVE_UP;
+
+/// The lead, as the controllers know it.
+#[derive(Debug)]
+pub(super) struct Lead {
+    epoch: u64,
+    /// When the last request was sent by which the Lease was renewed.
+    renewals: watch::Receiver<Instant>,
+    /// A later leader's epoch, and when it was first seen.
+    doubt: Option<(u64, Instant)>,
+    /// Epochs up to this are of no leader: the Lease was renewed after they had been seen.
+    overruled: u64,
+}
+
+impl Lead {
+    /// Nothing has been seen yet.
+    pub(super) fn new(epoch: u64, renewals: watch::Receiver<Instant>) -> Self {
+        Self {
+            epoch,
+            renewals,
+            doubt: None,
+            overruled: epoch,
+        }
+    }
+
+    /// A status says that the leader of this epoch wrote it.
+    pub(super) fn sees(&mut self, epoch: u64, now: Instant) {
+        let known = self.doubt.map_or(self.overruled, |(known, _)| known);
+        if epoch > known {
+            tracing::warn!(
+                epoch,
+                ours = self.epoch,
+                "a later leader has written: nothing is written here until the Lease is renewed"
+            );
+            self.doubt = Some((epoch, now));
+        }
+    }
+
+    /// Whether the lead is certain enough to write.
+    pub(super) fn may_write(&mut self, now: Instant) -> bool {
+        let renewed = *self.renewals.borrow();
+        if let Some((epoch, since)) = self.doubt {
+            if renewed <= since {
+                return false;
+            }
+            // Who holds the Lease leads, whatever was restored from a backup or written by hand.
+            tracing::warn!(
+                epoch,
+                ours = self.epoch,
+                "the Lease is held all the same: the later epoch is of no leader"
+            );
+            self.overruled = epoch;
+            self.doubt = None;
+        }
+        now.saturating_duration_since(renewed) < GIVE_UP
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn nothing_is_written_once_the_lease_may_be_anothers() {
+        let now = Instant::now();
+        let (renew, renewals) = watch::channel(now);
+        let mut lead = Lead::new(5, renewals);
+        assert!(lead.may_write(now + GIVE_UP - SECOND));
+        assert!(!lead.may_write(now + GIVE_UP));
+        renew.send_replace(now + SECOND);
+        assert!(lead.may_write(now + GIVE_UP));
+    }
+
+    #[test]
+    fn who_sees_a_later_leader_writes_again_only_after_another_renewal() {
+        let now = Instant::now();
+        let (renew, renewals) = watch::channel(now);
+        let mut lead = Lead::new(5, renewals);
+        for earlier in [0, 4, 5] {
+            lead.sees(earlier, now + SECOND);
+        }
+        assert!(lead.may_write(now + SECOND));
+        lead.sees(6, now + 2 * SECOND);
+        assert!(!lead.may_write(now + 3 * SECOND));
+        // Sent before it was seen: another may have taken the Lease since.
+        renew.send_replace(now + 2 * SECOND);
+        assert!(!lead.may_write(now + 3 * SECOND));
+        renew.send_replace(now + 3 * SECOND);
+        assert!(lead.may_write(now + 3 * SECOND));
+        // It is known by now; a still later one is not.
+        lead.sees(6, now + 4 * SECOND);
+        assert!(lead.may_write(now + 4 * SECOND));
+        lead.sees(7, now + 4 * SECOND);
+        assert!(!lead.may_write(now + 4 * SECOND));
+    }
+}

@@ -169,6 +169,7 @@ async fn written(args: &Args, cluster: &Cluster) -> Result<Vec<TransferProgress>
         kind: TransferProgress::KIND.to_owned(),
         metadata: job.metadata,
         status: job.status.unwrap_or_default(),
+        ahead: None,
     };
     Ok(jobs.into_iter().map(progress).collect())
 }

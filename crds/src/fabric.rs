@@ -151,7 +151,8 @@ pub struct Transport {
     pub rto_min_micros: u32,
     /// What carries the packets.
     pub link: Link,
-    /// Most that a node sends over the data path, Mbit/s; jobs share it evenly. No limit when absent.
+    /// Most that a node sends over the data path, Mbit/s; jobs share it evenly, and take turns: a node
+    /// takes part in two at a time. No limit, and no turns, when absent.
     #[schemars(range(min = 1, max = 10_000_000))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cap_mbps: Option<u32>,

@@ -35,6 +35,9 @@ pub struct TransferProgress {
     pub metadata: ObjectMeta,
     /// What the operator knows now; `destinations` holds all of them.
     pub status: TransferJobStatus,
+    /// While it waits for its turn: how many jobs of its fabric that wait come before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ahead: Option<u32>,
 }
 
 impl TransferProgress {

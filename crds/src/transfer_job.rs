@@ -43,6 +43,12 @@ pub const DESTINATIONS_SHOWN: usize = 64;
     ),
     printcolumn(name = "Link", type_ = "string", json_path = ".status.link.name"),
     printcolumn(
+        name = "Fabric",
+        type_ = "string",
+        json_path = ".status.fabric",
+        priority = 1
+    ),
+    printcolumn(
         name = "Reader",
         type_ = "string",
         json_path = ".status.reader",
@@ -82,7 +88,9 @@ pub struct TransferJobSpec {
     /// What happens to a file that is there already.
     #[serde(default)]
     pub overwrite: Overwrite,
-    /// Seconds after its start at which the job fails unless it is complete; no limit when absent.
+    /// Seconds after its start at which the job fails unless it is complete; no limit when absent. The
+    /// start is that of the first attempt, so waiting for it, in the queue of a fabric with a cap too,
+    /// does not count; it counts anew after a suspension.
     #[schemars(range(min = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline_seconds: Option<i64>,
@@ -328,6 +336,9 @@ pub struct TransferJobStatus {
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,
+    /// The fabric that it runs on, once that is known.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub fabric: String,
     /// For people: what is waited for, or why it failed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,

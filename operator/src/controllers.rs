@@ -22,6 +22,7 @@ mod membership;
 mod models;
 mod network;
 mod question;
+mod queue;
 mod reading;
 mod request;
 mod resolve;
@@ -65,6 +66,7 @@ use self::{
     lead::Lead,
     looks::Looks,
     membership::Membership,
+    queue::Queue,
     request::Request,
     secret::Secrets,
     work::Work,
@@ -159,6 +161,7 @@ pub async fn run(
         holds: Holds::default(),
         looks: Looks::new(secrets, tell),
         agenda: Agenda::default(),
+        queue: Queue::default(),
         membership: Membership::default(),
         members_of: None,
         fabrics_of: None,
@@ -218,6 +221,7 @@ struct Controllers {
     holds: Holds,
     looks: Looks,
     agenda: Agenda,
+    queue: Queue,
     membership: Membership,
     /// The layout that it is of.
     members_of: Option<u64>,
@@ -280,7 +284,13 @@ impl Controllers {
         let works = self.works.iter();
         let snapshots = works.map(|(uid, work)| (uid.clone(), work.look()));
         let (snapshots, epoch) = (snapshots.collect(), self.context.epoch);
-        question::answer(question, &self.world, &snapshots, epoch, Timestamp::now());
+        let known = question::Known {
+            world: &self.world,
+            snapshots: &snapshots,
+            queue: &self.queue,
+            leader_epoch: epoch,
+        };
+        question::answer(question, &known, Timestamp::now());
     }
 
     /// The jobs that are to be decided now.
@@ -290,6 +300,9 @@ impl Controllers {
             let uids: BTreeSet<String> = self.world.jobs.iter().map(|(_, job)| uid(job)).collect();
             self.works.retain(|uid, _| uids.contains(uid));
             self.written.retain(|uid, _| uids.contains(uid));
+            self.queue.keep(&uids);
+            let jobs = &self.world.jobs;
+            self.agenda.keep(|key| jobs.get(key).is_some());
         }
         changed.into_iter().for_each(|key| self.agenda.note(key));
         for work in self.works.values() {
@@ -335,10 +348,12 @@ impl Controllers {
                 work: work.as_deref(),
                 met,
                 refused: &refused,
+                queue: &self.queue,
                 leader_epoch: self.context.epoch,
                 written: self.written.get(&uid).copied(),
                 now,
             });
+            self.queue.see(&uid, decision.party);
             if let Some(due) = job::due(job).filter(|due| *due > now) {
                 let left = due.duration_since(now).unsigned_abs();
                 self.agenda.at(&key, self.began.elapsed() + left);
@@ -355,6 +370,10 @@ impl Controllers {
             let soon = self.began.elapsed() + LOOK;
             self.agenda.at(&key, soon);
             self.obey(key, uid, order);
+        }
+        for key in self.queue.settle() {
+            self.agenda.note(key);
+            self.changed.notify_one();
         }
         requests
     }

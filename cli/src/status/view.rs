@@ -31,7 +31,7 @@ impl fmt::Display for Table<'_> {
                 or_dash(&bytes(status)),
                 or_dash(&rate(status)),
                 or_dash(&eta(status)),
-                status.message.clone(),
+                message(job),
             ];
             if self.namespaces {
                 row.insert(0, namespace(job));
@@ -56,6 +56,12 @@ impl fmt::Display for Detail<'_> {
         let (job, status) = (self.0, &self.0.status);
         writeln!(f, "job         {}/{}", namespace(job), name(job))?;
         writeln!(f, "phase       {:?}", status.phase)?;
+        if !status.fabric.is_empty() {
+            writeln!(f, "fabric      {}", status.fabric)?;
+        }
+        if let Some(place) = place(job) {
+            writeln!(f, "queue       place {place}")?;
+        }
         if !status.message.is_empty() {
             writeln!(f, "message     {}", status.message)?;
         }
@@ -166,6 +172,20 @@ pub(super) fn job(job: &TransferProgress) -> String {
     ];
     let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     parts.join(", ")
+}
+
+/// Its place in the queue, from 1, while it waits for its turn.
+fn place(job: &TransferProgress) -> Option<u32> {
+    job.ahead.map(|ahead| ahead.saturating_add(1))
+}
+
+/// What is waited for, or why it failed.
+fn message(job: &TransferProgress) -> String {
+    let message = &job.status.message;
+    match place(job) {
+        Some(place) => format!("place {place} in the queue: {message}"),
+        None => message.clone(),
+    }
 }
 
 pub(super) fn name(job: &TransferProgress) -> String {

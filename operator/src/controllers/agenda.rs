@@ -37,6 +37,12 @@ impl Agenda {
         *due = at.min(*due);
     }
 
+    /// Forgets those that are no more, when they would be due too.
+    pub(super) fn keep(&mut self, is_there: impl Fn(&Key) -> bool) {
+        self.now.retain(&is_there);
+        self.later.retain(|key, _| is_there(key));
+    }
+
     /// Whether all are to be looked at: the layout is another, or it is time.
     pub(super) fn is_for_all(&mut self, layout: u64, now: Duration) -> bool {
         let has_passed = |since: Duration, span: Duration| now.saturating_sub(since) >= span;
@@ -85,6 +91,20 @@ mod tests {
         assert_eq!(agenda.take(4 * SECOND), BTreeSet::new());
         assert_eq!(agenda.take(5 * SECOND), BTreeSet::from([b.clone()]));
         assert_eq!(agenda.take(99 * SECOND), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_job_that_is_no_more_is_off_the_agenda() {
+        let (gone, there) = (Key::cluster("gone"), Key::cluster("there"));
+        let mut agenda = Agenda::default();
+        for key in [&gone, &there] {
+            agenda.note(key.clone());
+            agenda.at(key, 1000 * SECOND);
+        }
+        agenda.keep(|key| *key == there);
+        assert_eq!(agenda.later.len(), 1);
+        assert_eq!(agenda.take(SECOND), BTreeSet::from([there.clone()]));
+        assert_eq!(agenda.take(1000 * SECOND), BTreeSet::from([there]));
     }
 
     #[test]

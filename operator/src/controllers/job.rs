@@ -17,6 +17,7 @@ use weft_crds::{DeletionPolicy, Phase, TransferJob, TransferJobStatus};
 use super::{
     membership::Membership,
     models,
+    queue::{self, Party, Queue, Stake, Turn},
     reading::{self, Shut},
     request::{FINALIZER, Request},
     resolve::{self, Obstacle, Transfer},
@@ -45,6 +46,8 @@ pub(super) struct View<'a> {
     pub(super) met: Option<u64>,
     /// Nodes that may not be written to.
     pub(super) refused: &'a BTreeSet<String>,
+    /// Whose turn it is, as far as that has been decided.
+    pub(super) queue: &'a Queue,
     /// Of this process.
     pub(super) leader_epoch: u64,
     /// When its status was last written by this process.
@@ -96,13 +99,15 @@ pub(super) struct Decision {
     pub(super) request: Option<Request>,
     /// What to do here.
     pub(super) order: Option<Order>,
+    /// Where its jobs take turns: what the queue is to know of this one.
+    pub(super) party: Option<Party>,
 }
 
 impl From<Order> for Decision {
     fn from(order: Order) -> Self {
         Self {
             order: Some(order),
-            request: None,
+            ..Self::default()
         }
     }
 }
@@ -111,7 +116,7 @@ impl From<Request> for Decision {
     fn from(request: Request) -> Self {
         Self {
             request: Some(request),
-            order: None,
+            ..Self::default()
         }
     }
 }
@@ -125,6 +130,18 @@ enum Stop {
 
 /// What shall become of it.
 pub(super) fn decide(view: &View<'_>) -> Decision {
+    let decision = next(view);
+    // It keeps its places until agents have been told of its end.
+    let work = view.work.filter(|work| work.outcome.is_none());
+    let stake = work.and_then(|work| Stake::of_work(view.job, work, view.world));
+    let at_work = stake.map(|stake| Party::new(view.job, true, stake));
+    Decision {
+        party: at_work.or(decision.party),
+        ..decision
+    }
+}
+
+fn next(view: &View<'_>) -> Decision {
     let old = view.job.status.clone().unwrap_or_default();
     if view.job.metadata.deletion_timestamp.is_some() {
         return leave(view, &old);
@@ -204,7 +221,7 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
         // It ends without us; whatever was begun for it is dropped with it.
         return Decision {
             order: view.work.map(|_| Order::Forget),
-            request: None,
+            ..Decision::default()
         };
     }
     match depart(view, old) {
@@ -290,6 +307,7 @@ fn finished(view: &View<'_>) -> Decision {
         return Decision {
             request: Some(hold(view.job, keep)),
             order,
+            party: None,
         };
     }
     let request = due(view.job)
@@ -298,7 +316,11 @@ fn finished(view: &View<'_>) -> Decision {
             key: Key::of(&view.job.metadata),
             uid: uid(view.job),
         });
-    Decision { request, order }
+    Decision {
+        request,
+        order,
+        party: None,
+    }
 }
 
 fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: Stop) -> Decision {
@@ -344,17 +366,19 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
         let waiting = status::waiting(view.job, obstacle, view.now);
         write(view, old, waiting)
     };
-    let transfer = resolve::resolve(view.job, view.world, view.membership, view.leader_epoch);
-    if transfer.is_ok() {
-        match reading::unlocked(view.job, view.world) {
-            Ok(()) => {}
-            Err(Shut::Unseen(secret)) => return Order::Look(secret).into(),
-            Err(Shut::Denied(obstacle)) => return wait(&obstacle),
-        }
-    }
-    match transfer {
-        Ok(_) if !is_held(view.job) => hold(view.job, true).into(),
-        Ok(transfer) => Order::Begin(Box::new(transfer)).into(),
+    match resolve::resolve(view.job, view.world, view.membership, view.leader_epoch) {
+        Ok(transfer) => match reading::unlocked(view.job, view.world) {
+            Ok(()) => in_turn(view, old, transfer),
+            Err(Shut::Unseen(secret)) => {
+                // What is at work keeps its places while that is seen.
+                let stake = Stake::of(&transfer, view.world).filter(|_| queue::is_at_work(old));
+                Decision {
+                    party: stake.map(|stake| Party::new(view.job, true, stake)),
+                    ..Order::Look(secret).into()
+                }
+            }
+            Err(Shut::Denied(obstacle)) => wait(&obstacle),
+        },
         Err(Obstacle {
             reason,
             message,
@@ -365,6 +389,45 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
             status::failed(view.job, reason, &message, view.now),
         ),
         Err(obstacle) => wait(&obstacle),
+    }
+}
+
+/// Nothing but its turn is in its way.
+fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Decision {
+    let is_at_work = queue::is_at_work(old);
+    let stake = Stake::of(&transfer, view.world);
+    let party = |is_at_work| {
+        let stake = stake.clone();
+        stake.map(|stake| Party::new(view.job, is_at_work, stake))
+    };
+    if let Some(stake) = stake.as_ref().filter(|_| !is_at_work) {
+        let decision = match view.queue.turn(&uid(view.job), stake) {
+            Some(Turn::Begins) => None,
+            Some(Turn::Waits { node, .. }) => {
+                let obstacle = queue::queued(node, &stake.fabric);
+                let waiting = TransferJobStatus {
+                    fabric: stake.fabric.clone(),
+                    ..status::waiting(view.job, &obstacle, view.now)
+                };
+                Some(write(view, old, waiting))
+            }
+            // The queue has not heard of it, and decides with the next look.
+            None => Some(Decision::default()),
+        };
+        if let Some(decision) = decision {
+            return Decision {
+                party: party(false),
+                ..decision
+            };
+        }
+    }
+    let begins = is_held(view.job);
+    Decision {
+        party: party(is_at_work || begins),
+        ..match begins {
+            true => Order::Begin(Box::new(transfer)).into(),
+            false => hold(view.job, true).into(),
+        }
     }
 }
 

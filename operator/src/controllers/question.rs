@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+    jiff::Timestamp,
+};
 use kube::ResourceExt as _;
 use tokio::sync::oneshot;
 use weft_crds::{NodePorts, Obstacle, RootScope, TransferJob, TransferProgress, live_api_version};
@@ -11,11 +14,12 @@ use weft_crds::{NodePorts, Obstacle, RootScope, TransferJob, TransferProgress, l
 use super::{
     fabric::is_ready,
     membership::Membership,
+    queue::{self, Party, Queue, Stake, Turn},
     reading::{self, Shut},
     resolve::{self, Transfer},
     snapshot::{Outcome, Snapshot},
     status,
-    world::World,
+    world::{World, uid},
 };
 
 /// A question, and where the answer goes.
@@ -83,10 +87,24 @@ pub struct Survey {
     pub(crate) transfer: Option<Transfer>,
 }
 
+/// What answers are made from.
+#[derive(Clone, Copy)]
+pub(super) struct Known<'a> {
+    /// The objects.
+    pub(super) world: &'a World,
+    /// What this process is doing, by the jobs' UIDs.
+    pub(super) snapshots: &'a BTreeMap<String, Arc<Snapshot>>,
+    /// Whose turn it is.
+    pub(super) queue: &'a Queue,
+    /// Of this process.
+    pub(super) leader_epoch: u64,
+}
+
 /// How far a job is at this moment.
 pub(super) fn progress(
     job: &TransferJob,
     work: Option<&Snapshot>,
+    queue: &Queue,
     now: Timestamp,
 ) -> TransferProgress {
     let written = job.status.clone().unwrap_or_default();
@@ -104,6 +122,9 @@ pub(super) fn progress(
             ..ObjectMeta::default()
         },
         status: at_work.map_or(written, |work| status::live(job, work, now)),
+        ahead: queue
+            .ahead(&uid(job))
+            .map(|ahead| u32::try_from(ahead).unwrap_or(u32::MAX)),
     }
 }
 
@@ -126,11 +147,12 @@ pub(super) fn survey(
     job: &TransferJob,
     world: &World,
     membership: &Membership,
+    queue: &Queue,
     leader_epoch: u64,
 ) -> Survey {
     let resolved = resolve::resolve(job, world, membership, leader_epoch);
     let (first, transfer) = match resolved {
-        Ok(transfer) => (None, Some(transfer)),
+        Ok(transfer) => (queued(job, world, queue, &transfer), Some(transfer)),
         Err(obstacle) => (Some(obstacle), None),
     };
     // What stands first hides the others, and a person wants to mend all at once.
@@ -158,6 +180,22 @@ pub(super) fn survey(
         obstacles: found.into_iter().map(obstacle).collect(),
         is_shared: is_shared(job),
         transfer,
+    }
+}
+
+/// Whether it would have to wait for its turn: as the youngest of its namespace.
+fn queued(
+    job: &TransferJob,
+    world: &World,
+    queue: &Queue,
+    transfer: &Transfer,
+) -> Option<resolve::Obstacle> {
+    let stake = Stake::of(transfer, world)?;
+    let mut party = Party::new(job, false, stake);
+    party.made = Some(Time(Timestamp::MAX));
+    match queue.asked(&party) {
+        Turn::Begins => None,
+        Turn::Waits { node, .. } => Some(queue::queued(&node, &party.stake.fabric)),
     }
 }
 
@@ -194,13 +232,13 @@ fn is_shared(job: &TransferJob) -> bool {
 }
 
 /// Answers a question from what there is.
-pub(super) fn answer(
-    question: Question,
-    world: &World,
-    snapshots: &BTreeMap<String, Arc<Snapshot>>,
-    leader_epoch: u64,
-    now: Timestamp,
-) {
+pub(super) fn answer(question: Question, known: &Known<'_>, now: Timestamp) {
+    let Known {
+        world,
+        snapshots,
+        queue,
+        leader_epoch,
+    } = *known;
     // Whoever has gone needs no answer.
     match question {
         Question::Progress {
@@ -211,13 +249,13 @@ pub(super) fn answer(
             let jobs = chosen(world, namespace.as_deref(), name.as_deref());
             let told = jobs.map(|job| {
                 let work = snapshots.get(job.metadata.uid.as_deref().unwrap_or_default());
-                progress(job, work.map(|work| &**work), now)
+                progress(job, work.map(|work| &**work), queue, now)
             });
             let _ = answer.send(told.collect());
         }
         Question::Survey { job, answer } => {
             let membership = Membership::of(world);
-            let _ = answer.send(survey(&job, world, &membership, leader_epoch));
+            let _ = answer.send(survey(&job, world, &membership, queue, leader_epoch));
         }
         Question::Neighbours { node, answer } => {
             let _ = answer.send(neighbours(world, &node));
@@ -245,6 +283,7 @@ mod tests {
             digest: String::new(),
         };
         Snapshot {
+            fabric: "default".into(),
             course: Course::Running,
             started: true,
             attempt: 1,
@@ -269,7 +308,7 @@ mod tests {
     #[test]
     fn live_progress_shows_every_destination_and_ends_with_what_is_written() {
         let mut job = scenario::job("minilm");
-        let told = progress(&job, Some(&moving(100)), start());
+        let told = progress(&job, Some(&moving(100)), &Queue::default(), start());
         assert_eq!(told.status.phase, Phase::Transferring);
         assert_eq!(told.status.destinations.len(), 100);
         assert!(!told.status.destinations_truncated);
@@ -283,7 +322,7 @@ mod tests {
             bytes: 77,
             ..Default::default()
         });
-        let told = progress(&job, Some(&moving(1)), start());
+        let told = progress(&job, Some(&moving(1)), &Queue::default(), start());
         assert_eq!(
             (told.status.phase, told.status.bytes),
             (Phase::Complete, 77)
@@ -300,7 +339,7 @@ mod tests {
     }
 
     fn reasons(job: &TransferJob, world: &World) -> Vec<String> {
-        let survey = survey(job, world, &Membership::of(world), 1);
+        let survey = survey(job, world, &Membership::of(world), &Queue::default(), 1);
         survey.obstacles.into_iter().map(|o| o.reason).collect()
     }
 
@@ -329,6 +368,40 @@ mod tests {
             file.node = "n9".into();
         }
         assert_eq!(reasons(&bad, &world), ["SourceNodeNotInFabric"]);
+    }
+
+    #[test]
+    fn who_would_wait_for_a_turn_is_told_so_before_and_its_place_while_it_does() {
+        let mut world = scenario::world(3);
+        let mut fabric = scenario::fabric("default", 1);
+        fabric.spec.transport.cap_mbps = Some(1000);
+        fabric.metadata.resource_version = Some("2".into());
+        world.fabrics.learn(fabric);
+        let job = scenario::job("minilm");
+        let membership = Membership::of(&world);
+        let mut queue = Queue::default();
+        let party = |is_at_work| {
+            let transfer = resolve::resolve(&job, &world, &membership, 1).unwrap();
+            Party::new(&job, is_at_work, Stake::of(&transfer, &world).unwrap())
+        };
+        let reasons = |queue: &Queue| {
+            let survey = survey(&job, &world, &membership, queue, 1);
+            // What it would do is told all the same.
+            assert!(survey.transfer.is_some());
+            let reasons = survey.obstacles.into_iter().map(|o| o.reason);
+            reasons.collect::<Vec<_>>()
+        };
+        queue.see("first", Some(party(true)));
+        assert_eq!(reasons(&queue), Vec::<String>::new());
+        queue.see("second", Some(party(true)));
+        assert_eq!(reasons(&queue), [queue::QUEUED]);
+
+        queue.see(&uid(&job), Some(party(false)));
+        queue.settle();
+        assert_eq!(progress(&job, None, &queue, start()).ahead, Some(0));
+        queue.see("first", None);
+        queue.settle();
+        assert_eq!(progress(&job, None, &queue, start()).ahead, None);
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub(super) struct Holder {
 /// A transfer as it is now.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Snapshot {
+    /// The fabric that it is in.
+    pub(super) fabric: String,
     /// How far it is.
     pub(super) course: Course,
     /// A part was started.
@@ -71,7 +73,7 @@ pub(super) struct Snapshot {
 
 impl Snapshot {
     /// Of a job.
-    pub(super) fn of(job: &Job, bytes_per_second: u64) -> Self {
+    pub(super) fn of(job: &Job, fabric: &str, bytes_per_second: u64) -> Self {
         let destinations: Vec<DestinationStatus> = job.destinations().map(destination).collect();
         let count = u64::try_from(destinations.len()).unwrap_or(u64::MAX);
         let (link, reason) = job.link();
@@ -82,6 +84,7 @@ impl Snapshot {
             digest: digest.clone(),
         });
         Self {
+            fabric: fabric.to_owned(),
             course: job.course(),
             started: job.started().is_some(),
             attempt: job.attempt(),

@@ -76,6 +76,7 @@ pub(super) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
         _ => Phase::Planning,
     };
     status.start_time.get_or_insert_with(|| moment(now));
+    status.fabric.clone_from(&work.fabric);
     status.attempt = status.attempt.max(work.claims.unwrap_or(work.attempt));
     show(&mut status, job, work);
     resumed(&mut status, now);

@@ -44,7 +44,7 @@ impl Work {
     ) -> Self {
         let channels = channels.of_fabric(&transfer.fabric);
         let runner = Runner::begin(transfer.spec, channels, &transfer.contacts);
-        Self::drive(key, runner, changed)
+        Self::drive(key, transfer.fabric, runner, changed)
     }
 
     /// Begins to tell agents that it is over.
@@ -57,16 +57,17 @@ impl Work {
     ) -> Self {
         let channels = channels.of_fabric(&transfer.fabric);
         let runner = Runner::withdraw(transfer.spec, end, channels, &transfer.contacts);
-        Self::drive(key, runner, changed)
+        Self::drive(key, transfer.fabric, runner, changed)
     }
 
-    fn drive(key: Key, runner: Runner, changed: Arc<Notify>) -> Self {
+    fn drive(key: Key, fabric: String, runner: Runner, changed: Arc<Notify>) -> Self {
         let (permits, permitted) = watch::channel(0);
         let (stop, stopped) = watch::channel(None);
         let (people, met) = watch::channel(None);
-        let (tell, snapshot) = watch::channel(Arc::new(Snapshot::of(runner.job(), 0)));
+        let first = Snapshot::of(runner.job(), &fabric, 0);
+        let (tell, snapshot) = watch::channel(Arc::new(first));
         let runner = runner.heeding(permitted);
-        let task = tokio::spawn(drive(runner, (stopped, met), tell, changed));
+        let task = tokio::spawn(drive(fabric, runner, (stopped, met), tell, changed));
         Self {
             key,
             snapshot,
@@ -148,6 +149,7 @@ impl Drop for Work {
 type Mark = (Course, Option<u32>, u32, Option<End>);
 
 async fn drive(
+    fabric: String,
     mut runner: Runner,
     (mut stop, mut people): (
         watch::Receiver<Option<Stop>>,
@@ -163,7 +165,7 @@ async fn drive(
         let mark = (job.course(), job.claims(), job.attempt(), job.end());
         if told.is_none_or(|(at, before)| before != mark || now >= at + LOOK) {
             let rate = pace.mark(now, job.bytes_moved());
-            tell.send_replace(Arc::new(Snapshot::of(job, rate)));
+            tell.send_replace(Arc::new(Snapshot::of(job, &fabric, rate)));
             changed.notify_one();
             told = Some((now, mark));
         }

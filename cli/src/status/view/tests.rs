@@ -59,6 +59,7 @@ pub(in super::super) fn job(name: &str, phase: Phase) -> TransferProgress {
             ],
             ..TransferJobStatus::default()
         },
+        ahead: None,
     }
 }
 
@@ -78,6 +79,32 @@ fn a_job_that_failed_says_where_and_why() {
     failed.reason = "DiskFull".to_owned();
     failed.message = "node n2: the disk is full".to_owned();
     assert_snapshot!(Detail(&job));
+}
+
+#[test]
+fn a_job_that_waits_for_its_turn_has_a_place_in_the_queue() {
+    let mut job = job("minilm", Phase::Waiting);
+    job.ahead = Some(3);
+    job.status = TransferJobStatus {
+        phase: Phase::Waiting,
+        fabric: "default".to_owned(),
+        message: "node n1 takes part in 2 jobs at a time".to_owned(),
+        ..TransferJobStatus::default()
+    };
+    assert_eq!(
+        Detail(&job).to_string(),
+        "job         team-a/minilm\n\
+         phase       Waiting\n\
+         fabric      default\n\
+         queue       place 4\n\
+         message     node n1 takes part in 2 jobs at a time\n"
+    );
+    assert_eq!(
+        Table::of(&[job], false).to_string(),
+        "name    phase    verified  bytes  rate  ETA  message\n\
+         minilm  Waiting  0/0       -      -     -    place 4 in the queue: node n1 takes part in 2 \
+         jobs at a time\n"
+    );
 }
 
 #[test]

@@ -7,6 +7,7 @@ use weft_proto::agent::v1::{File, Manifest, ProgressResponse, State};
 
 mod nodes;
 mod objects;
+mod turns;
 
 use super::*;
 use crate::{
@@ -60,6 +61,8 @@ struct Stage {
     dead: BTreeSet<String>,
     /// What comes of a look at a Secret.
     secret: Result<(), SecretFault>,
+    /// Whose turn it is: what the operator's process knows.
+    queue: Queue,
     /// What agents say of their files; nothing by default, so that no node is labelled.
     fingerprint: String,
 }
@@ -78,6 +81,7 @@ impl Stage {
             kill_after: None,
             dead: BTreeSet::new(),
             secret: Ok(()),
+            queue: Queue::default(),
             fingerprint: String::new(),
         }
     }
@@ -114,7 +118,7 @@ impl Stage {
         let work = self
             .process
             .as_ref()
-            .map(|process| Snapshot::of(&process.job, 0));
+            .map(|process| Snapshot::of(&process.job, "default", 0));
         let decision = decide(&View {
             job: &job,
             world: &self.world,
@@ -122,11 +126,13 @@ impl Stage {
             work: work.as_ref(),
             met: self.process.as_ref().and_then(|process| process.met),
             refused: &BTreeSet::new(),
+            queue: &self.queue,
             leader_epoch: 1,
             written: self.written,
             now: self.now,
         });
-        let mut is_busy = false;
+        self.queue.see(&uid(&job), decision.party);
+        let mut is_busy = !self.queue.settle().is_empty();
         if let Some(request) = &decision.request {
             is_busy = true;
             self.log.push(line(request));
@@ -148,6 +154,7 @@ impl Stage {
     fn kill(&mut self) {
         self.process = None;
         self.written = None;
+        self.queue = Queue::default();
         self.life += 1;
     }
 
@@ -636,7 +643,7 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
     let process = stage.process.as_ref().unwrap();
     let snapshot = Snapshot {
         bytes_total: 100_000,
-        ..Snapshot::of(&process.job, 0)
+        ..Snapshot::of(&process.job, "default", 0)
     };
     let membership = Membership::of(&stage.world);
     let mut job = stage.job().clone();
@@ -654,6 +661,7 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
             work: Some(&work),
             met: Some(stage.world.layout()),
             refused: &BTreeSet::new(),
+            queue: &stage.queue,
             leader_epoch: 1,
             written: Some(now),
             now: now + SignedDuration::from_secs(age),

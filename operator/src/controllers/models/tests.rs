@@ -115,6 +115,7 @@ fn a_key_is_of_the_namespace_and_fits() {
 #[test]
 fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
     let mut work = Snapshot {
+        fabric: "default".into(),
         course: Course::Asking,
         reader: None,
         started: true,

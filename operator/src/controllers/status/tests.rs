@@ -16,6 +16,7 @@ fn destination(node: &str, state: DestinationState, bytes: i64) -> DestinationSt
 
 fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
     Snapshot {
+        fabric: "default".into(),
         holders: Vec::new(),
         course: Course::Running,
         started: true,

@@ -54,6 +54,7 @@ fn progress(namespace: &str, name: &str) -> TransferProgress {
             ..Default::default()
         },
         status: Default::default(),
+        ahead: None,
     }
 }
 

@@ -9,6 +9,7 @@ mod programs;
 mod refusals;
 mod release;
 mod store;
+mod turns;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -49,6 +50,10 @@ const FAULTS: &[Fault] = &[
     (
         "two jobs, one destination",
         objects::two_jobs_one_destination,
+    ),
+    (
+        "jobs take turns under a cap",
+        turns::jobs_take_turns_under_a_cap,
     ),
     ("node in two fabrics", objects::node_in_two_fabrics),
     (

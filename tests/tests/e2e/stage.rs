@@ -77,7 +77,7 @@ impl Stage {
         self.files_of(BYTES, namespace, name)
     }
 
-    fn files_of(&mut self, bytes: usize, namespace: &str, name: &str) -> Tree {
+    pub(crate) fn files_of(&mut self, bytes: usize, namespace: &str, name: &str) -> Tree {
         let files = Tree::draw(bytes, &mut self.draw);
         files.write(&self.directory("node0", namespace, name));
         files

@@ -99,7 +99,10 @@ pub struct TransferJobSpec {
     #[schemars(range(min = 0, max = 100))]
     #[serde(default = "backoff_limit")]
     pub backoff_limit: u32,
-    /// What becomes of the verified copies when the job is deleted.
+    /// What becomes of the verified copies when the job is deleted. With Delete go the files that it has
+    /// brought, and files with the same content that somebody had put there by hand before it. What has
+    /// been changed since stays, and so do the source's own files, what a job of the same name had left
+    /// there, and a copy at or around or within which another job has one: that goes with the last of them.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
     /// Seconds after its end at which the job is deleted; what becomes of the files says
@@ -289,9 +292,8 @@ pub enum DeletionPolicy {
     /// They stay.
     #[default]
     Retain,
-    /// They are removed, on every node that the job has labelled as holding them, unless something of
-    /// them has been changed there since. What the source holds stays. A node that does not answer
-    /// then keeps its copy.
+    /// They are removed, on every node that the job has labelled as holding them. A node that does not
+    /// answer then keeps its copy.
     Delete,
 }
 

@@ -224,36 +224,33 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
             ..Decision::default()
         };
     }
-    match depart(view, old) {
+    let remove = match view.job.spec.deletion_policy {
+        DeletionPolicy::Retain => Vec::new(),
+        DeletionPolicy::Delete => {
+            if let Some(request) = models::left_to_another(view.job, view.world, view.refused) {
+                return request.into();
+            }
+            models::copies(view.job, view.world, view.work)
+        }
+    };
+    match depart(view, old, remove) {
         Some(order) => order.into(),
         None => hold(view.job, false).into(),
     }
 }
 
 /// What is to be done before it may go; nothing once it may.
-fn depart(view: &View<'_>, old: &TransferJobStatus) -> Option<Order> {
-    let remove = match view.job.spec.deletion_policy {
-        DeletionPolicy::Retain => Vec::new(),
-        DeletionPolicy::Delete => models::copies(view.job, view.world),
-    };
-    if remove.is_empty() {
-        return if old.phase.is_over() {
-            None
-        } else {
-            settle(view, old, true)
-        };
-    }
-    match view.work {
-        Some(work) => match work.outcome {
-            None => Some(Order::Stop {
-                discard: true,
-                remove,
-            }),
-            // Whoever could be reached has been told.
-            Some(Outcome::Withdrawn { discard: true }) => None,
-            Some(_) => Some(Order::Forget),
-        },
-        None => withdraw(view, true, remove),
+fn depart(view: &View<'_>, old: &TransferJobStatus, remove: Vec<Removal>) -> Option<Order> {
+    let discard = true;
+    match view.work.map(|work| work.outcome) {
+        Some(None) => Some(Order::Stop { discard, remove }),
+        // Whoever could be reached has been told.
+        Some(Some(Outcome::Withdrawn { discard: true })) => None,
+        Some(Some(Outcome::Withdrawn { discard: false })) => Some(Order::Forget),
+        _ if !remove.is_empty() => withdraw(view, discard, remove),
+        Some(Some(Outcome::Complete | Outcome::Failed)) => None,
+        None if old.phase.is_over() => None,
+        None => settle(view, old, discard),
     }
 }
 
@@ -273,26 +270,14 @@ fn withdraw(view: &View<'_>, discard: bool, remove: Vec<Removal>) -> Option<Orde
     })
 }
 
-/// What is to be done until no agent is at it any more; nothing once that is so.
+/// What is to be done until no agent is at it any more, where nobody here is; nothing once that is so.
 fn settle(view: &View<'_>, old: &TransferJobStatus, discard: bool) -> Option<Order> {
-    match view.work {
-        Some(work) => match work.outcome {
-            None => Some(Order::Stop {
-                discard,
-                remove: Vec::new(),
-            }),
-            Some(Outcome::Withdrawn { discard: false }) if discard => Some(Order::Forget),
-            Some(_) => None,
-        },
-        None => {
-            // Waiting may have been written over an attempt of a leader before this one.
-            let at_work = old.phase != Phase::Suspended && !old.phase.is_over();
-            if old.attempt == 0 || !(at_work || discard) {
-                return None;
-            }
-            withdraw(view, discard, Vec::new())
-        }
+    // Waiting may have been written over an attempt of a leader before this one.
+    let at_work = old.phase != Phase::Suspended && !old.phase.is_over();
+    if old.attempt == 0 || !(at_work || discard) {
+        return None;
     }
+    withdraw(view, discard, Vec::new())
 }
 
 /// Complete or Failed: that is written, so nothing of it is of use any more.
@@ -302,7 +287,7 @@ fn finished(view: &View<'_>) -> Decision {
     // nothing: an uninstall suspends all, and nobody is there afterwards to remove anything.
     let keep = view.job.spec.deletion_policy == DeletionPolicy::Delete
         && !view.job.spec.suspend
-        && !models::copies(view.job, view.world).is_empty();
+        && !models::brought(view.job, view.world, None).is_empty();
     if is_held(view.job) != keep {
         return Decision {
             request: Some(hold(view.job, keep)),

@@ -16,7 +16,8 @@ use super::{
     fabric::Sighting,
     membership::Membership,
     request::Request,
-    snapshot::Snapshot,
+    resolve,
+    snapshot::{Holder, Snapshot},
     world::{World, uid},
 };
 use crate::transfer::{Place, Removal};
@@ -33,7 +34,7 @@ const NOTES_BYTES_MAX: usize = 128 << 10;
 /// Of the digest, in the label's value.
 const DIGEST_SHOWN: usize = 12;
 
-/// What the annotation says.
+/// What the annotation says. It outlives its job, and another job of the same name finds it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Note {
     /// A root of the fabric.
@@ -44,6 +45,12 @@ pub(super) struct Note {
     pub(super) digest: String,
     /// By which the agent knows that nothing has changed.
     pub(super) fingerprint: String,
+    /// UID of the job that wrote it; "" of a release that wrote none.
+    #[serde(default)]
+    pub(super) job: String,
+    /// That job brought these files. Not so of the source's own, and of a copy that was there already.
+    #[serde(default)]
+    pub(super) brought: bool,
 }
 
 impl Note {
@@ -56,6 +63,22 @@ impl Note {
     pub(super) fn text(&self) -> String {
         serde_json::json!(self).to_string()
     }
+
+    /// It is about files of the other's place, or of one that lies within it or around it.
+    fn overlaps(&self, other: &Self) -> bool {
+        let (mine, theirs) = (names(&self.path), names(&other.path));
+        self.root == other.root && (mine.starts_with(&theirs) || theirs.starts_with(&mine))
+    }
+
+    /// It is about the same files, as far as their place and their content tell.
+    fn is_of_the_same(&self, other: &Self) -> bool {
+        let is_there = self.root == other.root && names(&self.path) == names(&other.path);
+        is_there && (self.digest == other.digest || self.fingerprint == other.fingerprint)
+    }
+}
+
+fn names(path: &str) -> Vec<&str> {
+    path.split('/').filter(|name| !name.is_empty()).collect()
 }
 
 /// The key of the label by which a job's model is known.
@@ -105,29 +128,95 @@ fn has_room(node: &PartialObjectMeta<Node>, key: &str, note: &Note) -> bool {
     count < MODELS_MAX && bytes + key.len() + note.text().len() <= NOTES_BYTES_MAX
 }
 
-/// The copies that a job has made and that are still noted: all but the source's own files.
-pub(super) fn copies(job: &TransferJob, world: &World) -> Vec<Removal> {
-    let key = key(job);
-    let (source, to) = (job.spec.source.file.as_ref(), &job.spec.destinations);
-    let bare = |path: &str| path.trim_end_matches('/').to_owned();
-    let is_source = |node: &str| {
-        source.is_some_and(|source| {
-            source.node == node && (&source.root, bare(&source.path)) == (&to.root, bare(&to.path))
-        })
+/// What a node says of one model.
+fn note(node: &PartialObjectMeta<Node>, key: &str) -> Option<Note> {
+    serde_json::from_str(node.annotations().get(key)?).ok()
+}
+
+/// What is to be said of a copy. Of one that another job's note at this key tells of already, the job has
+/// found the files, and brought none: whoever kept them when that job went wants them still.
+fn said(holder: &Holder, node: &PartialObjectMeta<Node>, key: &str) -> Note {
+    let new = holder.note.clone();
+    let before = note(node, key).filter(|before| before.is_of_the_same(&new));
+    let was_there = before.is_some_and(|before| before.job != new.job || !before.brought);
+    Note {
+        brought: new.brought && !was_there,
+        ..new
+    }
+}
+
+/// The copies that a job has brought to its own place, by node: as the nodes say, and, while this process
+/// is at it, also those that no node says yet.
+pub(super) fn brought(
+    job: &TransferJob,
+    world: &World,
+    work: Option<&Snapshot>,
+) -> BTreeMap<String, Note> {
+    let (key, own) = (key(job), uid(job));
+    let to = resolve::destined(job);
+    let is_its_own = |note: &Note| {
+        note.brought
+            && note.job == own
+            && (note.root.as_str(), names(&note.path)) == (&*to.0, names(&to.1))
     };
-    let copies = world.nodes.iter().filter_map(|(place, node)| {
-        let (_, note) = noted(node).find(|(there, _)| *there == key)?;
-        let note = note.filter(|_| !is_source(&place.name))?;
-        Some(Removal {
+    let noted = world.nodes.iter().filter_map(|(place, node)| {
+        let note = note(node, &key)?;
+        Some((place.name.clone(), note))
+    });
+    let holders = work.iter().flat_map(|work| &work.holders);
+    let held = holders.filter_map(|holder| {
+        let node = world.nodes.named(&holder.node)?;
+        Some((holder.node.clone(), said(holder, node, &key)))
+    });
+    let all = noted.chain(held);
+    all.filter(|(_, note)| is_its_own(note)).collect()
+}
+
+/// A node's word on another model, of files at the same place, in it or around it.
+fn is_covered(world: &World, node: &str, key: &str, note: &Note) -> bool {
+    let node = world.nodes.named(node);
+    let mut others = node.into_iter().flat_map(noted);
+    others.any(|(there, other)| there != key && other.is_some_and(|other| other.overlaps(note)))
+}
+
+/// The copies that go with a job: those that it has brought, but for those that are another's, too.
+pub(super) fn copies(job: &TransferJob, world: &World, work: Option<&Snapshot>) -> Vec<Removal> {
+    let key = key(job);
+    let copies = brought(job, world, work).into_iter();
+    let copies = copies.filter(|(node, note)| !is_covered(world, node, &key, note));
+    copies
+        .map(|(node, note)| Removal {
             place: Place {
-                node: place.name.clone(),
+                node,
                 root: note.root,
                 path: note.path,
             },
             fingerprint: note.fingerprint,
         })
-    });
-    copies.collect()
+        .collect()
+}
+
+/// The next node with a copy that stays when its job goes, because it is another's, too. The node says so
+/// no more, so that the copy goes with the last of them.
+pub(super) fn left_to_another(
+    job: &TransferJob,
+    world: &World,
+    refused: &BTreeSet<String>,
+) -> Option<Request> {
+    let key = key(job);
+    let brought = brought(job, world, None).into_iter();
+    let (name, _) = brought
+        .filter(|(node, _)| !refused.contains(node))
+        .find(|(node, note)| is_covered(world, node, &key, note))?;
+    let node = world.nodes.named(&name)?;
+    Some(Request::NodeModel {
+        uid: uid(node),
+        // The other may go at the same time: then one of the two is refused, and looks again.
+        version: node.resource_version(),
+        node: name,
+        key,
+        note: None,
+    })
 }
 
 /// The next node that holds a job's model and does not say so yet. Those that are refused, and those
@@ -141,13 +230,13 @@ pub(super) fn next(
     let key = key(job);
     work.holders.iter().find_map(|holder| {
         let node = world.nodes.named(&holder.node)?;
-        let is_said = noted(node)
-            .any(|(there, note)| there == key && note.as_ref() == Some(&holder.note))
-            && node.labels().get(&key).map(String::as_str) == Some(holder.note.value());
+        let new = said(holder, node, &key);
+        let is_said = note(node, &key).as_ref() == Some(&new)
+            && node.labels().get(&key).map(String::as_str) == Some(new.value());
         if is_said || refused.contains(&holder.node) {
             return None;
         }
-        if !has_room(node, &key, &holder.note) {
+        if !has_room(node, &key, &new) {
             // Said at its end only: until then this is asked with every step.
             if work.outcome.is_some() {
                 tracing::warn!(
@@ -164,7 +253,7 @@ pub(super) fn next(
             uid: uid(node),
             version: None,
             key: key.clone(),
-            note: Some(holder.note.clone()),
+            note: Some(new),
         })
     })
 }

@@ -576,12 +576,7 @@ fn place(
     if scope != root.scope {
         return Err(wait("ScopeDiffers", scope_differs(end, root, &fabric_name)));
     }
-    let path = path.trim_end_matches('/');
-    let path = match scope {
-        RootScope::Shared => path.to_owned(),
-        RootScope::PerNamespace if path.is_empty() => namespace,
-        RootScope::PerNamespace => format!("{namespace}/{path}"),
-    };
+    let path = scoped(namespace, scope, path);
     // The definition refuses such paths, but it may have been changed since.
     if path.split('/').any(|part| part == "..") || path.starts_with('/') {
         return Err(Obstacle {
@@ -595,6 +590,23 @@ fn place(
         root: name.to_owned(),
         path,
     })
+}
+
+/// Below the root, what a path says that is the namespace's own where the root is not shared.
+fn scoped(namespace: String, scope: RootScope, path: &str) -> String {
+    let path = path.trim_end_matches('/');
+    match scope {
+        RootScope::Shared => path.to_owned(),
+        RootScope::PerNamespace if path.is_empty() => namespace,
+        RootScope::PerNamespace => format!("{namespace}/{path}"),
+    }
+}
+
+/// The root and the path below it that a job's copies are for.
+pub(super) fn destined(job: &TransferJob) -> (String, String) {
+    let to = &job.spec.destinations;
+    let namespace = job.namespace().unwrap_or_default();
+    (to.root.clone(), scoped(namespace, to.scope, &to.path))
 }
 
 /// The author may have been asked for no right to a root that was made Shared since.

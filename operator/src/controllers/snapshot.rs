@@ -124,18 +124,20 @@ impl Snapshot {
 }
 
 fn holders(job: &Job) -> Vec<Holder> {
-    let holder = |place: &Place, report: &ProgressResponse| Holder {
+    let holder = |place: &Place, report: &ProgressResponse, brought| Holder {
         node: node_of(&place.node).to_owned(),
         note: Note {
             root: place.root.clone(),
             path: place.path.clone(),
             digest: report.digest.clone(),
             fingerprint: report.fingerprint.clone(),
+            job: job.spec().uid.clone(),
+            brought,
         },
     };
     let verified = job.destinations().filter_map(|view| {
         let is_verified = matches!(view.standing, Standing::Verified { .. });
-        is_verified.then(|| holder(view.place, view.report))
+        is_verified.then(|| holder(view.place, view.report, true))
     });
     let (source, report) = (&job.spec().source, job.source_report());
     let is_counted = job.destinations().any(|view| view.place == source);
@@ -148,7 +150,7 @@ fn holders(job: &Job) -> Vec<Holder> {
             .iter()
             .all(|place| (&place.root, &place.path) == (&source.root, &source.path));
     verified
-        .chain(is_there.then(|| holder(source, report)))
+        .chain(is_there.then(|| holder(source, report, false)))
         .filter(|holder| {
             let note = &holder.note;
             !note.digest.is_empty() && !note.fingerprint.is_empty()

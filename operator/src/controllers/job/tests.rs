@@ -5,6 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use weft_crds::DestinationState;
 use weft_proto::agent::v1::{File, Manifest, ProgressResponse, State};
 
+mod copies;
 mod nodes;
 mod objects;
 mod turns;
@@ -16,7 +17,7 @@ use crate::{
         scenario::{self, minilm},
         secret::SecretFault,
     },
-    transfer::{Answer, Command, Course, Job, Refusal, Standing},
+    transfer::{Answer, Command, Course, Job, Place, Refusal, Standing},
 };
 
 const BYTES: u64 = 1000;
@@ -65,6 +66,8 @@ struct Stage {
     queue: Queue,
     /// What agents say of their files; nothing by default, so that no node is labelled.
     fingerprint: String,
+    /// Copies that agents were told to remove: node and path.
+    removed: Vec<(String, String)>,
 }
 
 impl Stage {
@@ -83,6 +86,7 @@ impl Stage {
             secret: Ok(()),
             queue: Queue::default(),
             fingerprint: String::new(),
+            removed: Vec::new(),
         }
     }
 
@@ -93,7 +97,8 @@ impl Stage {
     }
 
     fn edit(&mut self, change: impl FnOnce(&mut TransferJob)) {
-        self.world.change_job(&minilm(), "job-minilm", change);
+        let uid = uid(self.job());
+        self.world.change_job(&minilm(), &uid, change);
     }
 
     fn job(&self) -> &TransferJob {
@@ -179,7 +184,8 @@ impl Stage {
                 discard,
                 remove,
             } => {
-                assert!(self.process.is_none());
+                let before = self.process.as_ref();
+                assert!(before.is_none_or(|process| process.job.is_over()));
                 self.withdrawals += 1;
                 self.process = Some(begin(Job::withdraw(transfer.spec, discard, remove)));
             }
@@ -308,8 +314,9 @@ impl Stage {
                 }
             }
             Command::Remove(removal) => {
-                let node = removal.place.node;
+                let Place { node, path, .. } = removal.place;
                 self.agents.entry(node.clone()).or_default().verified = false;
+                self.removed.push((node.clone(), path));
                 Answer::Removed { node }
             }
         })

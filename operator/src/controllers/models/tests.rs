@@ -12,6 +12,8 @@ fn note(fingerprint: &str) -> Note {
         path: "team-a/minilm".into(),
         digest: "0123456789abcdef".into(),
         fingerprint: fingerprint.into(),
+        job: "job-minilm".into(),
+        brought: true,
     }
 }
 
@@ -95,6 +97,38 @@ fn a_label_goes_where_nobody_looks_after_it() {
     node.metadata.resource_version = Some("9".into());
     world.nodes.learn(node);
     assert!(taken(&world, vec![]).contains(&("n3".into(), "weft.dev/model.x.y".into())));
+}
+
+#[test]
+fn a_copy_is_another_jobs_too_where_that_lies_at_its_place_or_in_it_or_around_it() {
+    let job = scenario::job("minilm");
+    for (root, path, is_anothers) in [
+        ("models", "team-a/minilm", true),
+        ("models", "team-a/minilm/", true),
+        ("models", "team-a/minilm/sub", true),
+        ("models", "team-a", true),
+        ("models", "", true),
+        ("models", "team-a/minilm2", false),
+        ("models", "team-b/minilm", false),
+        ("scratch", "team-a/minilm", false),
+    ] {
+        let mut world = world();
+        assert_eq!(copies(&job, &world, None).len(), 1);
+        world.obey(&Request::NodeModel {
+            node: "n2".into(),
+            uid: "node-n2".into(),
+            version: None,
+            key: format!("{PREFIX}team-b.other"),
+            note: Some(Note {
+                root: root.into(),
+                path: path.into(),
+                ..note("f2")
+            }),
+        });
+        assert_eq!(copies(&job, &world, None).is_empty(), is_anothers, "{path}");
+        let left = left_to_another(&job, &world, &BTreeSet::new());
+        assert_eq!(left.is_some(), is_anothers, "{path}");
+    }
 }
 
 #[test]

@@ -113,16 +113,28 @@ impl Job {
         remove: Vec<Removal>,
         commands: &mut Vec<Command>,
     ) {
-        match self.phase {
+        match &mut self.phase {
             Phase::Asking
             | Phase::Resting { .. }
             | Phase::Claiming
             | Phase::Preparing { .. }
             | Phase::Running(_)
             | Phase::Cancelling { .. } => {}
+            Phase::Withdrawing {
+                discard: told,
+                remove: known,
+                ..
+            } => {
+                // Some may have become Verified since.
+                if *told == discard {
+                    let is_new = |it: &Removal| known.iter().all(|one| one.place != it.place);
+                    let new: Vec<Removal> = remove.into_iter().filter(is_new).collect();
+                    known.extend(new);
+                }
+                return;
+            }
             Phase::Settling { .. }
             | Phase::Discarding { .. }
-            | Phase::Withdrawing { .. }
             | Phase::Removing { .. }
             | Phase::Withdrawn { .. }
             | Phase::Over => return,

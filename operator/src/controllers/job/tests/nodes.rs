@@ -1,4 +1,4 @@
-//! Which nodes a job is about: late ones, silent ones, its source, and those that hold a copy.
+//! Which nodes a job is about: late ones, silent ones, its source, and those that say what they hold.
 
 use super::*;
 
@@ -117,35 +117,6 @@ fn every_node_with_a_verified_copy_is_labelled_before_the_job_is_complete() {
         let labels = stage.log.iter().filter(|line| line.starts_with("label"));
         assert_eq!(labels.count(), 3);
     });
-}
-
-#[test]
-fn copies_go_with_a_job_that_says_so_and_the_sources_files_stay() {
-    killed_after_any_request(|stage| {
-        stage.fingerprint = "f1".into();
-        stage.edit(|job| job.spec.deletion_policy = weft_crds::DeletionPolicy::Delete);
-        stage.settle();
-        assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
-        assert!(is_held(stage.job()), "{:?}", stage.log);
-        stage.edit(deleted);
-        stage.settle();
-        assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
-        let holds = |node: &str| stage.agents[node].verified;
-        assert!(!holds("n2") && !holds("n3"), "{:?}", stage.log);
-        assert!(holds("n1"));
-    });
-}
-
-#[test]
-fn copies_that_are_there_go_with_a_job_that_is_deleted_while_it_runs() {
-    let mut stage = Stage::new();
-    stage.fingerprint = "f1".into();
-    stage.edit(|job| job.spec.deletion_policy = weft_crds::DeletionPolicy::Delete);
-    stage.until(|stage| stage.log.iter().any(|line| line == "label n2"));
-    stage.edit(deleted);
-    stage.settle();
-    assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
-    assert!(!stage.agents["n2"].verified && stage.left().is_empty());
 }
 
 #[test]

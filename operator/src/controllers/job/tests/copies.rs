@@ -1,0 +1,210 @@
+//! Which copies go with a job, and which stay.
+
+use super::*;
+
+const KEY: &str = "weft.dev/model.team-a.minilm";
+
+fn goes_with_its_copies(job: &mut TransferJob) {
+    job.spec.deletion_policy = DeletionPolicy::Delete;
+}
+
+/// A job of minilm's name has run, and is gone; its copies and the word on them are there.
+fn after_a_job() -> Stage {
+    let mut stage = Stage::new();
+    stage.fingerprint = "f1".into();
+    stage.settle();
+    assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
+    stage.edit(deleted);
+    stage.settle();
+    assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+    assert!(stage.removed.is_empty());
+    stage
+}
+
+/// Another job of that name is made, which goes with its copies, runs and is deleted.
+fn again(stage: &mut Stage, change: impl FnOnce(&mut TransferJob)) {
+    let mut job = scenario::job("minilm");
+    job.metadata.uid = Some("job-minilm-again".into());
+    goes_with_its_copies(&mut job);
+    change(&mut job);
+    stage.agents.clear();
+    stage.world.jobs.learn(job);
+    stage.settle();
+    assert!(stage.phase().is_over(), "{:?}", stage.log);
+    stage.edit(deleted);
+    stage.settle();
+    assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+}
+
+fn to(nodes: &[&str]) -> impl FnOnce(&mut TransferJob) {
+    let nodes = nodes.iter().map(|node| (*node).to_owned()).collect();
+    |job| {
+        job.spec.destinations.node_selector = None;
+        job.spec.destinations.nodes = Some(nodes);
+    }
+}
+
+fn removed(stage: &Stage) -> Vec<(&str, &str)> {
+    let removed = stage.removed.iter();
+    removed.map(|(node, path)| (&**node, &**path)).collect()
+}
+
+#[test]
+fn copies_go_with_a_job_that_says_so_and_the_sources_files_stay() {
+    killed_after_any_request(|stage| {
+        stage.fingerprint = "f1".into();
+        stage.edit(goes_with_its_copies);
+        stage.settle();
+        assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
+        assert!(is_held(stage.job()), "{:?}", stage.log);
+        stage.edit(deleted);
+        stage.settle();
+        assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+        let holds = |node: &str| stage.agents[node].verified;
+        assert!(!holds("n2") && !holds("n3"), "{:?}", stage.log);
+        assert!(holds("n1"));
+    });
+}
+
+#[test]
+fn copies_that_are_there_go_with_a_job_that_is_deleted_while_it_runs() {
+    let mut stage = Stage::new();
+    stage.fingerprint = "f1".into();
+    stage.edit(goes_with_its_copies);
+    stage.until(|stage| stage.log.iter().any(|line| line == "label n2"));
+    stage.edit(deleted);
+    stage.settle();
+    assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+    assert!(!stage.agents["n2"].verified && stage.left().is_empty());
+}
+
+#[test]
+fn copies_that_no_node_says_yet_go_with_a_job_too() {
+    // Right after the last is Verified, and between the first and the second.
+    for node in ["n3", "n2"] {
+        killed_after_any_request(|stage| {
+            stage.fingerprint = "f1".into();
+            stage.edit(goes_with_its_copies);
+            stage.until(|stage| stage.agents.get(node).is_some_and(|agent| agent.verified));
+            let said = format!("label {node}");
+            assert!(stage.life == 2 || !stage.log.contains(&said));
+            stage.edit(deleted);
+            stage.settle();
+            assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+            if stage.life == 1 {
+                assert!(!stage.agents[node].verified, "{:?}", stage.log);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_job_removes_no_copy_of_another_job_that_had_its_name() {
+    let elsewhere = |job: &mut TransferJob| job.spec.destinations.path = "other/".into();
+    let mut stage = after_a_job();
+    again(&mut stage, |job| {
+        to(&["n2"])(job);
+        elsewhere(job);
+    });
+    assert_eq!(removed(&stage), [("n2", "team-a/other")]);
+    // One that brought nothing anywhere.
+    let mut stage = after_a_job();
+    again(&mut stage, |job| {
+        job.spec.destinations.path = "minilm/x/".into()
+    });
+    assert_eq!(removed(&stage), []);
+    let node = stage.world.nodes.named("n3").unwrap();
+    assert!(node.labels().contains_key(KEY));
+}
+
+#[test]
+fn a_job_removes_no_files_that_it_found_as_another_job_of_its_name_had_left_them() {
+    let mut stage = after_a_job();
+    again(&mut stage, |_| {});
+    assert_eq!(removed(&stage), []);
+    // What it finds changed it brings anew.
+    let mut stage = after_a_job();
+    for node in ["n2", "n3"] {
+        let mut note = noted(&stage, node);
+        note["digest"] = "of another release".into();
+        note["fingerprint"] = "f0".into();
+        annotate(&mut stage, node, &note);
+    }
+    again(&mut stage, |_| {});
+    let both = [("n2", "team-a/minilm"), ("n3", "team-a/minilm")];
+    assert_eq!(removed(&stage), both);
+}
+
+#[test]
+fn the_files_of_a_jobs_source_are_nobodys_copy_when_another_node_is_the_source() {
+    let from_n2 = |job: &mut TransferJob| job.spec.source.file.as_mut().unwrap().node = "n2".into();
+    // n1 is away, and no destination now.
+    let mut stage = after_a_job();
+    assert_eq!(noted(&stage, "n1")["brought"], false);
+    again(&mut stage, |job| {
+        from_n2(job);
+        to(&["n3"])(job);
+    });
+    assert_eq!(removed(&stage), []);
+    // It is one.
+    let mut stage = after_a_job();
+    again(&mut stage, from_n2);
+    assert_eq!(removed(&stage), []);
+}
+
+#[test]
+fn a_word_of_a_release_that_named_no_job_removes_nothing() {
+    let mut stage = Stage::with(goes_with_its_copies);
+    stage.fingerprint = "f1".into();
+    stage.settle();
+    let mut note = noted(&stage, "n2");
+    let fields = note.as_object_mut().unwrap();
+    assert!(fields.remove("job").is_some() && fields.remove("brought").is_some());
+    annotate(&mut stage, "n2", &note);
+    stage.edit(deleted);
+    stage.settle();
+    assert_eq!(removed(&stage), [("n3", "team-a/minilm")]);
+}
+
+#[test]
+fn a_copy_that_is_another_jobs_too_goes_with_the_last_of_them() {
+    killed_after_any_request(|stage| {
+        stage.fingerprint = "f1".into();
+        stage.edit(goes_with_its_copies);
+        let base = serde_json::json!({
+            "root": "models", "path": "team-a/minilm/base", "digest": "d0", "fingerprint": "f0",
+            "job": "job-base", "brought": true,
+        });
+        let other = "weft.dev/model.team-b.base";
+        stage.settle();
+        annotate_as(stage, "n2", other, &base);
+        stage.edit(deleted);
+        stage.settle();
+        assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+        assert_eq!(removed(stage), [("n3", "team-a/minilm")], "{:?}", stage.log);
+        // The other one's alone from now on.
+        let node = stage.world.nodes.named("n2").unwrap();
+        assert!(!node.labels().contains_key(KEY) && !node.annotations().contains_key(KEY));
+        assert!(node.annotations().contains_key(other));
+    });
+}
+
+fn noted(stage: &Stage, node: &str) -> serde_json::Value {
+    let node = stage.world.nodes.named(node).unwrap();
+    serde_json::from_str(&node.annotations()[KEY]).unwrap()
+}
+
+fn annotate(stage: &mut Stage, node: &str, note: &serde_json::Value) {
+    annotate_as(stage, node, KEY, note);
+}
+
+fn annotate_as(stage: &mut Stage, node: &str, key: &str, note: &serde_json::Value) {
+    let mut node = stage.world.nodes.named(node).unwrap().clone();
+    let annotations = node.metadata.annotations.get_or_insert_default();
+    annotations.insert(key.to_owned(), note.to_string());
+    // The label's value follows from it.
+    let version = node.metadata.resource_version.take();
+    let version: u64 = version.unwrap().parse().unwrap();
+    node.metadata.resource_version = Some((version + 1).to_string());
+    stage.world.nodes.learn(node);
+}

@@ -110,7 +110,7 @@ fn a_job_removes_no_copy_of_another_job_that_had_its_name() {
     // One that brought nothing anywhere.
     let mut stage = after_a_job();
     again(&mut stage, |job| {
-        job.spec.destinations.path = "minilm/x/".into()
+        job.spec.destinations.path = "minilm/x/".into();
     });
     assert_eq!(removed(&stage), []);
     let node = stage.world.nodes.named("n3").unwrap();

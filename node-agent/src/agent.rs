@@ -11,6 +11,7 @@ use weft_core::units::Nanos;
 use weft_core::wire::Secret;
 use weft_engine::{Engine, EngineConfig, EngineError, PortRange};
 
+use crate::account::Account;
 use crate::config::{Config, LinkKind};
 use crate::control::{self, Control};
 use crate::door::Door;
@@ -21,7 +22,6 @@ use crate::jobs::{Jobs, JobsConfig};
 use crate::metrics;
 use crate::node_key;
 use crate::object;
-use crate::pool::Account;
 use crate::service::Service;
 use crate::tls::{Tls, TlsError};
 use crate::web;

@@ -17,6 +17,8 @@ use crate::files::Access;
 
 /// Slots of one incoming connection: enough to keep a link busy while the writer hashes one.
 pub const DEFAULT_SLOTS: u16 = 8;
+/// Slots of a connection for which there is no more memory: one is filled while the other is emptied.
+pub const SLOTS_LEAST: u16 = 2;
 /// Smallest `limits.memory` that holds one incoming connection's slots and one sender's buffers.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
 /// Largest MTU that the data path builds packets for (Ethernet jumbo frames, and loopback's 64 KiB).
@@ -222,9 +224,11 @@ pub enum LinkKind {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Limits {
-    /// Bytes of transfer buffers, over all jobs.
+    /// Bytes of transfer buffers, over all jobs. One job alone uses what it can; several share it, down to
+    /// two slots and a buffer for each node sent to and one more. What needs more than is left then is
+    /// refused, and tried again in the next attempt. The default is for eight jobs of any kind at once.
     pub memory: Spanned<ByteCount>,
-    /// Receive slots of 1 MiB + 64 KiB per incoming connection.
+    /// Receive slots of 1 MiB + 64 KiB per incoming connection, at most.
     pub slots: Spanned<u16>,
     /// Time after which an attempt that no operator asks about cancels itself.
     pub lease: Spanned<Duration>,
@@ -406,7 +410,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     if limits.memory.value.0 < MEMORY_BYTES_MIN {
         return wrong(&limits.memory, "limits.memory", "must be 16MiB or more");
     }
-    if !(2..=64).contains(&limits.slots.value) {
+    if !(SLOTS_LEAST..=64).contains(&limits.slots.value) {
         return wrong(&limits.slots, "limits.slots", "must be 2 to 64");
     }
     if limits.lease.value.nanos() < 1_000_000_000 {

@@ -14,6 +14,39 @@ use crate::pool::Buffer;
 /// Messages kept because some child still needs them: a round trip's worth beyond the slots.
 pub(crate) const CACHE_MESSAGES: usize = 8;
 
+/// How far a sender may spread itself: as far as its buffers reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Messages that are kept because some child still needs them.
+    cache: usize,
+    /// Messages under way to each child: one that stands still must not hold all buffers.
+    under_way: usize,
+}
+
+impl Room {
+    /// With which nothing waits for a buffer: what is kept, and for each child all its slots and a message
+    /// that is read for it.
+    pub(crate) const fn buffers_most(children: usize, slots: usize) -> usize {
+        CACHE_MESSAGES + children * (slots + 1)
+    }
+
+    /// With which each child goes on, however the others do: one under way to each, and one more.
+    pub(crate) const fn buffers_least(children: usize) -> usize {
+        children + 1
+    }
+
+    /// What so many buffers are good for.
+    pub(crate) fn of(buffers: usize, children: usize) -> Self {
+        let beside = buffers.saturating_sub(children);
+        let cache = beside.min(buffers / 2).clamp(1, CACHE_MESSAGES);
+        let left = buffers.saturating_sub(cache);
+        Self {
+            cache,
+            under_way: (left / children.max(1)).max(1),
+        }
+    }
+}
+
 /// Index of a child in its parent's part of the plan.
 pub(crate) type ChildIndex = usize;
 
@@ -66,8 +99,13 @@ struct UnderWay {
 }
 
 impl Open {
-    /// Whether the next message is near enough to the first that is not acknowledged.
-    fn may_go_on(&self) -> bool {
+    /// Whether the next message may go to it: there is a slot and room for one more, and the message is
+    /// near enough to the first that is not acknowledged.
+    fn may_go_on(&self, room: Room) -> bool {
+        let under_way = self.under_way.len() - self.free.len();
+        if self.free.is_empty() || under_way >= room.under_way {
+            return false;
+        }
         let first = self
             .under_way
             .iter()
@@ -96,12 +134,13 @@ pub(crate) struct Fanout {
     /// Buffers that left the cache.
     dropped: Vec<Arc<Buffer>>,
     actions: VecDeque<Action>,
+    room: Room,
 }
 
 impl Fanout {
     /// For a transfer of `messages`, to so many children. At a source everything is ready.
     #[must_use]
-    pub(crate) fn new(messages: u32, children: usize, ready: u32) -> Self {
+    pub(crate) fn new(messages: u32, children: usize, ready: u32, room: Room) -> Self {
         Self {
             messages,
             ready,
@@ -110,6 +149,15 @@ impl Fanout {
             building: BTreeSet::new(),
             dropped: Vec::new(),
             actions: VecDeque::new(),
+            room,
+        }
+    }
+
+    /// There are more or fewer buffers now.
+    pub(crate) fn set_room(&mut self, room: Room) {
+        if room != self.room {
+            self.room = room;
+            self.turn();
         }
     }
 
@@ -231,7 +279,7 @@ impl Fanout {
         let Child::Open(open) = &mut self.children[index] else {
             return;
         };
-        while open.may_go_on()
+        while open.may_go_on(self.room)
             && let Some(message) = self.cache.get(&open.next)
         {
             let Some(slot) = open.free.pop() else {
@@ -256,7 +304,7 @@ impl Fanout {
         let mut wanted: Vec<u32> = Vec::new();
         for child in &self.children {
             if let Child::Open(open) = child
-                && !open.free.is_empty()
+                && open.may_go_on(self.room)
             {
                 wanted.push(open.next);
             }
@@ -271,7 +319,7 @@ impl Fanout {
             if number >= self.ready.min(self.messages) || here {
                 continue;
             }
-            if self.cache.len() + self.building.len() >= CACHE_MESSAGES + self.children.len() {
+            if self.cache.len() + self.building.len() >= self.room.cache + self.children.len() {
                 return;
             }
             self.building.insert(number);
@@ -282,10 +330,10 @@ impl Fanout {
     /// Keeps the cache within its bound: what was there longest goes first, except for what a child
     /// with a free slot would get next.
     fn trim(&mut self) {
-        while self.cache.len() + self.building.len() > CACHE_MESSAGES {
+        while self.cache.len() + self.building.len() > self.room.cache {
             let next = |number: &u32| {
                 self.children.iter().any(|child| {
-                    matches!(child, Child::Open(open) if open.next == *number && !open.free.is_empty())
+                    matches!(child, Child::Open(open) if open.next == *number && open.may_go_on(self.room))
                 })
             };
             let Some(oldest) = self.cache.keys().copied().find(|number| !next(number)) else {

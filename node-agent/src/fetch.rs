@@ -14,6 +14,7 @@ use futures::stream;
 use tokio::runtime::Handle;
 use tokio::task::{JoinError, JoinHandle};
 
+use crate::account::Share;
 use crate::attempt::Attempt;
 use crate::fault::Fault;
 use crate::files::{
@@ -29,11 +30,11 @@ use crate::shelf::Shelf;
 use crate::state::State;
 use crate::supply::padded_digest;
 
-/// Messages of 1 MiB that are asked for at a time: a store far away takes 50 ms to begin an answer, and
-/// eight of them then bring 160 MB/s.
-const WINDOW: usize = 8;
-/// Buffers: the window's, and one that is being written.
-pub(crate) const BUFFERS: usize = WINDOW + 1;
+/// Buffers: one that is being written, and for each message of 1 MiB that is asked for at a time. A store
+/// far away takes 50 ms to begin an answer, and eight of them then bring 160 MB/s.
+pub(crate) const BUFFERS: usize = 8 + 1;
+/// Of a reader for which there is no more memory.
+pub(crate) const BUFFERS_LEAST: usize = 2 + 1;
 
 /// What a fetch works with.
 pub(crate) struct FetchConfig {
@@ -47,8 +48,8 @@ pub(crate) struct FetchConfig {
     pub reader: Arc<Reader>,
     /// By the manifest's entries.
     pub versions: Vec<Option<Version>>,
-    /// Of [`BUFFERS`].
-    pub pool: Arc<Pool>,
+    /// Of its buffers: [`BUFFERS_LEAST`] to [`BUFFERS`].
+    pub share: Share,
     /// Where requests run.
     pub runtime: Handle,
 }
@@ -59,6 +60,8 @@ pub(crate) struct Fetch {
     plan: Arc<Plan>,
     record: ReadRecord,
     runtime: Handle,
+    /// Messages that are asked for at a time.
+    window: usize,
     /// Files of which not all blocks have come by.
     trees: HashMap<u32, FileTree>,
 }
@@ -105,9 +108,10 @@ impl Fetch {
             algorithm,
             reader,
             versions,
-            pool,
+            share,
             runtime,
         } = config;
+        let window = share.buffers() - 1;
         let mut record = shelf.destination.read_record(shelf.layout.blocks())?;
         let url = reader.store.url();
         let ids: Vec<Option<VersionId>> = versions
@@ -122,13 +126,14 @@ impl Fetch {
             versions,
             ids,
             held,
-            pool,
+            pool: Pool::of(share),
         };
         Ok(Self {
             placing: Placing::new(attempt, shelf, algorithm, "the store".to_owned()),
             plan: Arc::new(plan),
             record,
             runtime,
+            window,
             trees: HashMap::new(),
         })
     }
@@ -176,7 +181,7 @@ impl Fetch {
             Aborting(runtime.spawn(async move { plan.read(number).await }))
         });
         // Lazily: a task begins when there is room for it in the window.
-        let mut read = stream::iter(tasks).buffered(WINDOW);
+        let mut read = stream::iter(tasks).buffered(self.window);
         let mut number = 0;
         while let Some(result) = runtime.block_on(until_stopped(&plan.attempt, read.next())) {
             match result {

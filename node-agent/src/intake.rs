@@ -11,12 +11,13 @@ use crossbeam_channel::{Receiver, select, tick};
 use weft_core::units::{ConnectionId, Key};
 use weft_engine::{Engine, Event};
 
+use crate::account::Share;
 use crate::attempt::Attempt;
 use crate::fault::{Fault, Stage};
 use crate::files::Algorithm;
 use crate::peer::Peer;
 use crate::placing::Placing;
-use crate::pool::{Buffer, Share};
+use crate::pool::Buffer;
 use crate::shelf::Shelf;
 use crate::signal::{self, FAREWELL, GIVEN_UP, PING, PING_INTERVAL};
 

@@ -15,8 +15,9 @@ use weft_proto::agent::v1::{
     RemoveResponse, StatRequest, StatResponse, State as Told,
 };
 
+use crate::account::{Account, Share};
 use crate::attempt::{Attempt, Worker};
-use crate::config::Author;
+use crate::config::{Author, SLOTS_LEAST};
 use crate::config_values::NodeName;
 use crate::convert;
 use crate::fault::Fault;
@@ -28,7 +29,6 @@ use crate::guard;
 use crate::layout::Layout;
 use crate::misuse::Misuses;
 use crate::object::{self, Reader, Store, Tempo};
-use crate::pool::{Account, Share};
 use crate::shelf::Shelf;
 use crate::state::{Event, State, Step};
 use crate::tls::Tls;
@@ -51,7 +51,7 @@ pub struct JobsConfig {
     pub roots: Vec<Arc<Root>>,
     /// Bytes of buffers for all transfers.
     pub account: Arc<Account>,
-    /// Receive slots per connection.
+    /// Receive slots per connection, at most.
     pub slots: u16,
     /// Time after which an attempt that nobody asks about ends.
     pub lease: Duration,
@@ -341,13 +341,13 @@ impl Jobs {
         location: Location,
     ) {
         let run = run.clone();
-        let (account, slots) = (self.config.account.clone(), usize::from(self.config.slots));
+        let account = self.config.account.clone();
         guard::task("prepare", async move {
             let _worker = worker;
             let work = run.clone();
             let result = guard::blocking("prepare", move || {
                 work.left().expect(config.clone());
-                work.parts().share = Some(account.take(slots)?);
+                work.parts().share = Some(account.take(usize::from(SLOTS_LEAST))?);
                 prepare(&work, config, location)
             })
             .await;

@@ -10,6 +10,7 @@
 //! Control runs on a small runtime; whatever may block (files, hashing, waiting for the engine) runs
 //! on threads of its own, joined by channels.
 
+mod account;
 pub mod agent;
 mod arrivals;
 pub mod attempt;

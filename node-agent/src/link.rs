@@ -13,11 +13,13 @@ use weft_proto::agent::v1::{
     StartRequest, StartResponse, Ticket,
 };
 
+use crate::account::Share;
 use crate::attempt::Worker;
+use crate::config::SLOTS_LEAST;
 use crate::config_values::NodeName;
 use crate::convert;
 use crate::dial::{Dial, draw_secret};
-use crate::fanout::CACHE_MESSAGES;
+use crate::fanout::Room;
 use crate::fault::Fault;
 use crate::fetch::{self, Fetch, FetchConfig};
 use crate::files::{Algorithm, Fingerprint, RootPath, Source};
@@ -221,9 +223,9 @@ impl Jobs {
         {
             return Err(Fault::ManifestDiffers { what: "manifests" });
         }
-        // A parent's slots are not needed.
-        drop(run.parts().share.take());
-        let pool = Pool::new(&self.config.account, fetch::BUFFERS)?;
+        // In place of a parent's slots.
+        let mut share = self.share(run)?;
+        share.grow(fetch::BUFFERS_LEAST, fetch::BUFFERS)?;
         if run.attempt.apply(Event::StartDestination) == Step::Refuse {
             return Err(run.not_ready("prepare it first"));
         }
@@ -235,7 +237,7 @@ impl Jobs {
             algorithm: prepared.algorithm,
             reader: Arc::new(reader),
             versions,
-            pool,
+            share,
             runtime: Handle::current(),
         };
         let attempt = run.attempt.clone();
@@ -284,8 +286,7 @@ impl Jobs {
         if convert::manifest_digest(&manifest) != prepared.manifest_digest {
             return Err(Fault::ManifestDiffers { what: "manifests" });
         }
-        let share = run.parts().share.take();
-        let share = share.map_or_else(|| self.config.account.take(1), Ok)?;
+        let share = self.share(run)?;
         if run.attempt.apply(Event::StartDestination) == Step::Refuse {
             return Err(run.not_ready("prepare it first"));
         }
@@ -302,10 +303,17 @@ impl Jobs {
         })
     }
 
-    /// Buffers of an outlet: what its cache holds, and what is under way to each child.
+    /// What was taken for an attempt when it was prepared.
+    fn share(&self, run: &Run) -> Result<Share, Fault> {
+        let share = run.parts().share.take();
+        share.map_or_else(|| self.config.account.take(usize::from(SLOTS_LEAST)), Ok)
+    }
+
+    /// Buffers of an outlet.
     fn pool(&self, children: usize) -> Result<Arc<Pool>, Fault> {
-        let each = usize::from(self.config.slots) + 1;
-        Pool::new(&self.config.account, CACHE_MESSAGES + children * each)
+        let least = Room::buffers_least(children);
+        let most = Room::buffers_most(children, usize::from(self.config.slots));
+        Pool::new(&self.config.account, least, most)
     }
 
     /// Makes the outlet's thread, its supply's, and a dialer for each child.
@@ -428,10 +436,12 @@ impl Jobs {
         if run.attempt.apply(Event::Connect) == Step::Refuse {
             return Err(run.not_ready("prepare the next attempt"));
         }
-        let share = match parts.share.take() {
+        let mut share = match parts.share.take() {
             Some(share) => share,
-            None => self.config.account.take(usize::from(self.config.slots))?,
+            None => self.config.account.take(usize::from(SLOTS_LEAST))?,
         };
+        // As many slots as there is room for: what the attempt sends with has had its own.
+        share.grow(usize::from(SLOTS_LEAST), usize::from(self.config.slots))?;
         // Nobody can connect to what has failed to receive.
         let response = self
             .receive(&run, worker, &prepared, parent, remote, share)
@@ -452,7 +462,7 @@ impl Jobs {
         prepared: &Prepared,
         parent: &NodeName,
         remote: weft_engine::RemoteEnd,
-        share: crate::pool::Share,
+        share: Share,
     ) -> Result<ConnectResponse, Fault> {
         // The thread first: where there is none, nothing is left behind.
         let (begin, given) = bounded::<Intake>(1);
@@ -477,7 +487,7 @@ impl Jobs {
         })?;
         peer.opened(local.id, address);
         run.attempt.add_peer(peer.clone());
-        let slots: Vec<_> = (0..self.config.slots)
+        let slots: Vec<_> = (0..share.buffers())
             .map(|_| engine.register(run.domain, vec![0; SLOT_BYTES].into_boxed_slice()))
             .collect();
         let response = ConnectResponse {

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::account::Share;
 use crate::attempt::Attempt;
 use crate::fault::Fault;
 use crate::files::{Algorithm, BlockDigest, Digest, Source};
-use crate::pool::Share;
 use crate::record::{Record, Records, SLOT_BYTES};
 use crate::shelf::Shelf;
 use crate::state::State;

@@ -18,8 +18,8 @@ use prometheus_client::registry::Registry;
 use weft_core::path::{PathReport, PathState};
 use weft_engine::Snapshot;
 
+use crate::account::Account;
 use crate::jobs::{Jobs, Run};
-use crate::pool::Account;
 use crate::state::State;
 
 /// Peers whose paths are exported one by one.

@@ -12,7 +12,7 @@ use weft_engine::{Engine, Event, WriteRequest};
 use weft_proto::agent::v1::Role;
 
 use crate::attempt::Attempt;
-use crate::fanout::{Action, ChildIndex, Fanout};
+use crate::fanout::{Action, ChildIndex, Fanout, Room};
 use crate::fault::{Fault, Stage};
 use crate::message::{Held, Message};
 use crate::peer::Peer;
@@ -91,7 +91,9 @@ impl Outlet {
     /// For a new attempt's children.
     #[must_use]
     pub(crate) fn new(config: OutletConfig) -> Self {
-        let fanout = Fanout::new(config.messages, config.peers.len(), config.ready);
+        let children = config.peers.len();
+        let room = Room::of(config.pool.allowance(), children);
+        let fanout = Fanout::new(config.messages, children, config.ready, room);
         Self {
             config,
             fanout,
@@ -115,9 +117,15 @@ impl Outlet {
                     Ok(told) => self.told(told),
                     Err(_) => stopping = true,
                 },
-                recv(idle) -> _ => self.ping(),
+                recv(idle) -> _ => {
+                    self.ping();
+                    self.config.pool.settle();
+                }
                 recv(stopped) -> _ => stopping = true,
             }
+            let allowance = self.config.pool.allowance();
+            self.fanout
+                .set_room(Room::of(allowance, self.config.peers.len()));
             self.act();
         }
         if stopping {

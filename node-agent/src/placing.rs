@@ -74,11 +74,11 @@ impl Placing {
         } else {
             None
         };
-        let Some(spare) = spare else {
+        let Some((spare, pool)) = spare else {
             return buffer;
         };
         let message = Message {
-            buffer: Arc::new(buffer),
+            buffer: pool.share(buffer),
             bytes: contents.bytes,
         };
         self.shelf.tell(Feed::Built(contents.number, message));

@@ -1,152 +1,199 @@
 //! Buffers of one transfer: so many of slot size, made when first needed, used again and again.
 //!
-//! And the account over all transfers, which keeps their sum below `limits.memory`.
+//! How many there may be changes while it is at work: the [`account`](crate::account) says so.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::account::{Account, Books, Loan, Share};
 use crate::fault::Fault;
 use crate::record::SLOT_BYTES;
 
 /// A buffer of [`SLOT_BYTES`].
 pub(crate) type Buffer = Box<[u8]>;
 
-/// Bytes of transfer buffers that all jobs of this agent may use together.
-#[derive(Debug)]
-pub struct Account {
-    limit: u64,
-    used: AtomicU64,
-}
-
-/// A part of an [`Account`], given back when dropped.
-#[derive(Debug)]
-pub struct Share {
-    account: Arc<Account>,
-    bytes: u64,
-}
-
-impl Account {
-    /// An account of that many bytes.
-    #[must_use]
-    pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self {
-            limit,
-            used: AtomicU64::new(0),
-        })
-    }
-
-    /// Takes the room for that many buffers, or says what is lacking.
-    pub fn take(self: &Arc<Self>, buffers: usize) -> Result<Share, Fault> {
-        let needed = (buffers * SLOT_BYTES) as u64;
-        self.used
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-                used.checked_add(needed).filter(|sum| *sum <= self.limit)
-            })
-            .map_err(|used| Fault::MemoryLimit {
-                needed,
-                left: self.limit.saturating_sub(used),
-            })?;
-        Ok(Share {
-            account: self.clone(),
-            bytes: needed,
-        })
-    }
-
-    /// Bytes taken.
-    #[must_use]
-    pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Acquire)
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.account.used.fetch_sub(self.bytes, Ordering::AcqRel);
-    }
-}
-
 /// The buffers of one transfer.
 #[derive(Debug)]
 pub(crate) struct Pool {
+    loan: Loan,
+    /// Locked after the account's books.
     state: Mutex<State>,
-    freed: Condvar,
-    _share: Share,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     free: Vec<Buffer>,
-    /// Buffers that may still be made.
-    unmade: usize,
+    /// Free, or somebody's.
+    made: usize,
+    /// What others share, by [`Pool::share`]: a connection that ends lets go of its buffers without a word.
+    shared: Vec<Weak<Buffer>>,
     closed: bool,
 }
 
+/// A buffer that may be taken.
+enum Pick {
+    Free(Buffer),
+    /// It is counted already.
+    Make,
+}
+
+impl Pick {
+    fn take(self) -> Buffer {
+        match self {
+            Pick::Free(buffer) => buffer,
+            Pick::Make => vec![0; SLOT_BYTES].into_boxed_slice(),
+        }
+    }
+}
+
 impl Pool {
-    /// A pool of that many buffers.
-    pub(crate) fn new(account: &Arc<Account>, buffers: usize) -> Result<Arc<Self>, Fault> {
-        let share = account.take(buffers)?;
-        let state = State {
-            free: Vec::new(),
-            unmade: buffers,
-            closed: false,
-        };
+    /// A pool of so many buffers at least, and at most.
+    pub(crate) fn new(
+        account: &Arc<Account>,
+        least: usize,
+        most: usize,
+    ) -> Result<Arc<Self>, Fault> {
         Ok(Arc::new(Self {
-            state: Mutex::new(state),
-            freed: Condvar::new(),
-            _share: share,
+            loan: account.lend(least, most)?,
+            state: Mutex::default(),
         }))
+    }
+
+    /// A pool of as many buffers as the share has.
+    pub(crate) fn of(share: Share) -> Arc<Self> {
+        Arc::new(Self {
+            loan: share.into_loan(),
+            state: Mutex::default(),
+        })
+    }
+
+    /// Buffers that there may be now.
+    #[must_use]
+    pub(crate) fn allowance(&self) -> usize {
+        self.loan.allowance()
     }
 
     /// A buffer if there is one now.
     #[must_use]
     pub(crate) fn try_take(&self) -> Option<Buffer> {
-        Self::pick(&mut self.lock())
+        let pick = {
+            let mut books = self.loan.books();
+            let mut state = self.lock();
+            self.pick(&mut books, &mut state)
+        };
+        pick.map(Pick::take)
     }
 
     /// A buffer as soon as there is one; none once the pool is closed.
     #[must_use]
     pub(crate) fn take(&self) -> Option<Buffer> {
-        let mut state = self.lock();
-        loop {
-            if state.closed {
-                return None;
+        let mut books = self.loan.books();
+        let pick = loop {
+            {
+                let mut state = self.lock();
+                if state.closed {
+                    return None;
+                }
+                if let Some(pick) = self.pick(&mut books, &mut state) {
+                    break pick;
+                }
             }
-            if let Some(buffer) = Self::pick(&mut state) {
-                return Some(buffer);
-            }
-            state = self
-                .freed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
+            books = self.loan.wait(books);
+        };
+        drop(books);
+        Some(pick.take())
     }
 
     /// Gives a buffer back. One of another size is dropped: it was never the pool's.
     pub(crate) fn give(&self, buffer: Buffer) {
-        if buffer.len() == SLOT_BYTES {
-            self.lock().free.push(buffer);
-            self.freed.notify_one();
+        if buffer.len() != SLOT_BYTES {
+            return;
         }
+        let over = {
+            let mut books = self.loan.books();
+            let mut state = self.lock();
+            state.free.push(buffer);
+            self.shrink(&mut books, &mut state)
+        };
+        self.loan.notify();
+        // Giving memory back takes its time: not while others wait for the books.
+        drop(over);
+    }
+
+    /// Lets others share a buffer, to come back by [`Pool::release`] or not at all.
+    #[must_use]
+    pub(crate) fn share(&self, buffer: Buffer) -> Arc<Buffer> {
+        let shared = Arc::new(buffer);
+        self.lock().shared.push(Arc::downgrade(&shared));
+        shared
     }
 
     /// Gives a shared buffer back if this was its last owner.
     pub(crate) fn release(&self, buffer: Arc<Buffer>) {
-        if let Some(buffer) = Arc::into_inner(buffer) {
+        let at = Arc::as_ptr(&buffer);
+        let owned = {
+            // Locked before it is nobody's: or it would be counted as one that did not come back.
+            let mut state = self.lock();
+            let owned = Arc::into_inner(buffer);
+            if owned.is_some() {
+                // Its address is nobody else's while the list has it.
+                state.shared.retain(|weak| weak.as_ptr() != at);
+            }
+            owned
+        };
+        if let Some(buffer) = owned {
             self.give(buffer);
+        }
+    }
+
+    /// Lets go of what it may have no longer, as far as it is free.
+    pub(crate) fn settle(&self) {
+        let over = {
+            let mut books = self.loan.books();
+            let mut state = self.lock();
+            self.shrink(&mut books, &mut state)
+        };
+        if !over.is_empty() {
+            self.loan.notify();
         }
     }
 
     /// Wakes whoever waits for a buffer; nobody gets one from now on.
     pub(crate) fn close(&self) {
-        self.lock().closed = true;
-        self.freed.notify_all();
+        {
+            let _books = self.loan.books();
+            self.lock().closed = true;
+        }
+        self.loan.notify();
     }
 
-    fn pick(state: &mut State) -> Option<Buffer> {
-        state.free.pop().or_else(|| {
-            state.unmade = state.unmade.checked_sub(1)?;
-            Some(vec![0; SLOT_BYTES].into_boxed_slice())
-        })
+    fn pick(&self, books: &mut Books, state: &mut State) -> Option<Pick> {
+        if let Some(buffer) = state.free.pop() {
+            return Some(Pick::Free(buffer));
+        }
+        if !self.loan.may_make(books, state.made) {
+            let before = state.shared.len();
+            state.shared.retain(|weak| weak.strong_count() > 0);
+            let gone = (before - state.shared.len()).min(state.made);
+            state.made -= gone;
+            self.loan.unmade(books, gone);
+            if !self.loan.may_make(books, state.made) {
+                return None;
+            }
+        }
+        state.made += 1;
+        Some(Pick::Make)
+    }
+
+    fn shrink(&self, books: &mut Books, state: &mut State) -> Vec<Buffer> {
+        let mut over = Vec::new();
+        while self.loan.is_over(books, state.made)
+            && let Some(buffer) = state.free.pop()
+        {
+            state.made -= 1;
+            self.loan.unmade(books, 1);
+            over.push(buffer);
+        }
+        over
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -155,32 +202,76 @@ impl Pool {
     }
 }
 
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let state = std::mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let mut books = self.loan.books();
+        self.loan.unmade(&mut books, state.made);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn an_account_refuses_what_it_does_not_have_and_takes_back_what_is_dropped() {
-        let account = Account::new(3 * SLOT_BYTES as u64);
-        let share = account.take(2).unwrap();
-        assert_eq!(account.take(2).unwrap_err().reason(), "MemoryLimit");
-        drop(share);
-        assert!(account.take(3).is_ok());
-        assert_eq!(account.used(), 0);
+    fn account(buffers: u64) -> Arc<Account> {
+        Account::new(buffers * SLOT_BYTES as u64)
     }
 
     #[test]
     fn a_pool_lends_as_many_as_it_has_and_no_more() {
-        let pool = Pool::new(&Account::new(u64::MAX), 2).unwrap();
+        let account = account(5);
+        let pool = Pool::new(&account, 1, 2).unwrap();
         let first = pool.try_take().unwrap();
         let _second = pool.try_take().unwrap();
         assert!(pool.try_take().is_none());
-        let shared = Arc::new(first);
+        let shared = pool.share(first);
         pool.release(shared.clone());
         assert!(pool.try_take().is_none());
         pool.release(shared);
         assert!(pool.try_take().is_some());
         pool.close();
         assert!(pool.take().is_none());
+        drop(pool);
+        assert_eq!(account.used(), 0);
+    }
+
+    #[test]
+    fn a_shared_buffer_that_nobody_gave_back_is_made_anew() {
+        let pool = Pool::new(&account(5), 1, 1).unwrap();
+        let shared = pool.share(pool.take().unwrap());
+        assert!(pool.try_take().is_none());
+        drop(shared);
+        assert!(pool.take().is_some());
+    }
+
+    #[test]
+    fn one_more_pool_gets_its_least_as_soon_as_what_others_have_beyond_theirs_comes_back() {
+        let account = account(6);
+        let first = Pool::new(&account, 2, 9).unwrap();
+        let mut all: Vec<Buffer> = std::iter::from_fn(|| first.try_take()).collect();
+        assert_eq!(all.len(), 6);
+        let second = Pool::new(&account, 2, 9).unwrap();
+        assert!(second.try_take().is_none());
+        let waits = std::thread::spawn({
+            let second = second.clone();
+            move || second.take().is_some()
+        });
+        first.give(all.pop().unwrap());
+        assert!(waits.join().unwrap());
+        // Three for each: of five one is too many.
+        all.pop().into_iter().for_each(|buffer| first.give(buffer));
+        assert!(first.try_take().is_none());
+        assert!(second.try_take().is_some());
+        // What lies free is let go when its pool looks.
+        drop(second);
+        let again = first.try_take().unwrap();
+        first.give(again);
+        let third = Pool::new(&account, 2, 9).unwrap();
+        all.drain(..).for_each(|buffer| first.give(buffer));
+        first.settle();
+        assert_eq!(account.used(), 3 * SLOT_BYTES as u64);
+        drop((first, third));
+        assert_eq!(account.used(), 0);
     }
 }

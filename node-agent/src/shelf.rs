@@ -190,13 +190,12 @@ impl Shelf {
         self.lock().outlet = Some((outlet, pool));
     }
 
-    /// A buffer in exchange for one that the outlet is given, if there is an outlet and it has one.
+    /// A buffer in exchange for one that the outlet is given, if there is an outlet and it has one; and
+    /// its pool, which the other belongs to then.
     #[must_use]
-    pub(crate) fn spare(&self) -> Option<Buffer> {
-        self.lock()
-            .outlet
-            .as_ref()
-            .and_then(|(_, pool)| pool.try_take())
+    pub(crate) fn spare(&self) -> Option<(Buffer, Arc<Pool>)> {
+        let pool = self.lock().outlet.as_ref().map(|(_, pool)| pool.clone())?;
+        Some((pool.try_take()?, pool))
     }
 
     /// Tells the outlet, if there is one.

@@ -50,7 +50,7 @@ pub(crate) fn run(
             Ok(bytes) => Feed::Built(
                 number,
                 Message {
-                    buffer: Arc::new(buffer),
+                    buffer: pool.share(buffer),
                     bytes,
                 },
             ),

@@ -30,18 +30,33 @@ fn number_of(message: &Message) -> u32 {
     }
 }
 
-/// Carries out what the fanout asks for; children return credits when told to.
+/// Carries out what the fanout asks for, with so many buffers; children return credits when told to.
 struct Bench {
     fanout: Fanout,
+    buffers: usize,
+    /// All that were made.
+    made: Vec<std::sync::Weak<Buffer>>,
+    /// Asked for, and not built for want of a buffer.
+    asked: VecDeque<u32>,
     got: Vec<Vec<u32>>,
-    slots: Vec<VecDeque<u16>>,
+    /// What is under way to each child.
+    slots: Vec<VecDeque<(u16, Message)>>,
     built: Vec<u32>,
 }
 
 impl Bench {
     fn new(messages: u32, children: usize, ready: u32) -> Self {
+        let buffers = Room::buffers_most(children, usize::from(SLOTS));
+        Self::with(messages, children, ready, buffers)
+    }
+
+    fn with(messages: u32, children: usize, ready: u32, buffers: usize) -> Self {
+        let room = Room::of(buffers, children);
         let mut bench = Self {
-            fanout: Fanout::new(messages, children, ready),
+            fanout: Fanout::new(messages, children, ready, room),
+            buffers,
+            made: Vec::new(),
+            asked: VecDeque::new(),
             got: vec![Vec::new(); children],
             slots: vec![VecDeque::new(); children],
             built: Vec::new(),
@@ -54,29 +69,40 @@ impl Bench {
     }
 
     fn settle(&mut self) {
-        while let Some(action) = self.fanout.poll() {
-            match action {
-                Action::Build(number) => {
-                    self.built.push(number);
-                    self.fanout.built(number, message(number));
+        loop {
+            if let Some(action) = self.fanout.poll() {
+                match action {
+                    Action::Build(number) => self.asked.push_back(number),
+                    Action::Send {
+                        child,
+                        slot,
+                        message,
+                    } => {
+                        self.got[child].push(number_of(&message));
+                        self.slots[child].push_back((slot, message));
+                    }
                 }
-                Action::Send {
-                    child,
-                    slot,
-                    message,
-                } => {
-                    self.got[child].push(number_of(&message));
-                    self.slots[child].push_back(slot);
-                }
+                let most = CACHE_MESSAGES + self.got.len();
+                assert!(self.fanout.cache.len() + self.fanout.building.len() <= most);
+                continue;
             }
-            let most = CACHE_MESSAGES + self.got.len();
-            assert!(self.fanout.cache.len() + self.fanout.building.len() <= most);
+            self.fanout.dropped().for_each(drop);
+            self.made.retain(|made| made.strong_count() > 0);
+            if self.made.len() >= self.buffers {
+                return;
+            }
+            let Some(number) = self.asked.pop_front() else {
+                return;
+            };
+            self.built.push(number);
+            let message = message(number);
+            self.made.push(Arc::downgrade(&message.buffer));
+            self.fanout.built(number, message);
         }
-        self.fanout.dropped().for_each(drop);
     }
 
     fn credit(&mut self, child: usize) -> bool {
-        let Some(slot) = self.slots[child].pop_front() else {
+        let Some((slot, _)) = self.slots[child].pop_front() else {
             return false;
         };
         self.fanout.credit(child, slot.into()).unwrap();
@@ -145,7 +171,7 @@ fn a_failed_child_ends_for_itself_only() {
 #[test]
 fn a_credit_that_was_not_given_is_refused() {
     let mut bench = Bench::new(3, 1, 3);
-    let slot = bench.slots[0][0];
+    let slot = bench.slots[0][0].0;
     assert!(bench.fanout.credit(0, 77).is_err());
     assert!(bench.fanout.credit(0, slot.into()).is_ok());
     assert!(bench.fanout.credit(0, slot.into()).is_err());
@@ -154,7 +180,7 @@ fn a_credit_that_was_not_given_is_refused() {
 #[test]
 fn a_child_that_withholds_one_credit_is_not_sent_more_than_it_may_take() {
     let mut bench = Bench::new(200, 1, 200);
-    let withheld = bench.slots[0].pop_front().unwrap();
+    let (withheld, _) = bench.slots[0].pop_front().unwrap();
     while bench.credit(0) {}
     // Message 0 is not acknowledged.
     let all: Vec<u32> = (0..AHEAD_MESSAGES).collect();
@@ -164,4 +190,52 @@ fn a_child_that_withholds_one_credit_is_not_sent_more_than_it_may_take() {
     while bench.credit(0) {}
     assert_eq!(bench.got[0].len(), 200);
     assert!(bench.fanout.is_over());
+}
+
+#[test]
+fn with_any_number_of_buffers_a_child_that_stands_still_holds_nobody_up() {
+    for children in 1..=5 {
+        let least = Room::buffers_least(children);
+        let most = Room::buffers_most(children, usize::from(SLOTS));
+        for buffers in least..=most {
+            let mut bench = Bench::with(60, children, 60, buffers);
+            // All but the first; then that one, too.
+            while (1..children).any(|child| bench.credit(child)) {}
+            let all: Vec<u32> = (0..60).collect();
+            assert!(bench.got[1..].iter().all(|got| *got == all), "{buffers}");
+            while bench.credit(0) {}
+            assert_eq!(bench.got[0], all, "{buffers}");
+            assert!(bench.fanout.is_over());
+        }
+    }
+}
+
+#[test]
+fn with_the_least_of_buffers_children_that_go_on_at_random_get_everything() {
+    let mut state = 1_u32;
+    let mut bench = Bench::with(40, 3, 40, Room::buffers_least(3));
+    while !bench.fanout.is_over() {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let child = (state >> 16) as usize % 3;
+        let others = [child, (child + 1) % 3, (child + 2) % 3];
+        assert!(others.into_iter().any(|child| bench.credit(child)));
+    }
+    let all: Vec<u32> = (0..40).collect();
+    assert_eq!(bench.got, vec![all; 3]);
+}
+
+#[test]
+fn fewer_buffers_are_made_do_with_as_soon_as_they_are_fewer() {
+    let mut bench = Bench::new(60, 2, 60);
+    let least = Room::buffers_least(2);
+    bench.buffers = least;
+    bench.fanout.set_room(Room::of(least, 2));
+    bench.settle();
+    while (0..2).any(|child| bench.credit(child)) {
+        let under_way: Vec<usize> = bench.slots.iter().map(VecDeque::len).collect();
+        assert!(under_way.iter().all(|count| *count <= usize::from(SLOTS)));
+    }
+    let all: Vec<u32> = (0..60).collect();
+    assert_eq!(bench.got, vec![all; 2]);
+    assert!(bench.fanout.cache.len() <= 1);
 }

@@ -28,6 +28,42 @@ async fn memory_is_bounded_whatever_the_size() {
     assert!(most.iter().all(|kb| *kb <= ANONYMOUS_KB_MAX), "{most:?}");
 }
 
+/// Eight jobs of one source at the same time, by this tree, with what agents may use by default.
+async fn eight_at_once(edges: &[(usize, usize)]) {
+    let lab = Lab::new();
+    let agents: Vec<Kept> = (0..3).map(|node| Kept::start(&lab, node, "")).collect();
+    let bytes = noise(24 << 20, 9);
+    write(&lab.root(0).join("model"), &bytes);
+    let jobs: Vec<JobRef> = (0..8).map(|n| job(&format!("at-once-{n}"), 1)).collect();
+    for job in &jobs {
+        let begun = lab.begin_at(&job.uid, job, edges, Algorithm::Xxh3).await;
+        begun.unwrap_or_else(|status| panic!("{}: {status:?}", job.uid));
+    }
+    let mut most = 0;
+    for job in &jobs {
+        for node in 0..3 {
+            let end = lab.finish(node, job).await;
+            assert_eq!(end.state(), State::Verified, "{end:?}");
+            let held = agents.iter().map(Kept::anonymous_kb).max();
+            most = held.unwrap().max(most);
+        }
+        for node in 1..3 {
+            assert!(std::fs::read(lab.root(node).join(&job.uid)).unwrap() == bytes);
+        }
+    }
+    assert!(most <= ANONYMOUS_KB_MAX, "{most}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn eight_jobs_of_one_source_to_two_nodes_each_move_at_once() {
+    eight_at_once(&[(0, 1), (0, 2)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn eight_jobs_through_one_relay_move_at_once() {
+    eight_at_once(&[(0, 1), (1, 2)]).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_gets_no_thread_to_receive_says_so_and_keeps_no_connection() {
     let lab = Lab::new();

@@ -313,10 +313,26 @@ impl Lab {
         edges: &[(usize, usize)],
         algorithm: Algorithm,
     ) -> Result<Vec<PrepareResponse>, Status> {
+        self.begin_at("model", job, edges, algorithm).await
+    }
+
+    /// The same to another place at the destinations.
+    pub(crate) async fn begin_at(
+        &self,
+        path: &str,
+        job: &JobRef,
+        edges: &[(usize, usize)],
+        algorithm: Algorithm,
+    ) -> Result<Vec<PrepareResponse>, Status> {
+        let location = Some(Location {
+            path: path.to_owned(),
+            ..model().unwrap()
+        });
         let manifest = stat(&mut self.operator(0).await).await?;
         let mut prepared = Vec::new();
         for (_, node) in edges {
             let request = PrepareRequest {
+                location: location.clone(),
                 verification: verify(algorithm),
                 ..prepare(job, &manifest)
             };
@@ -332,7 +348,12 @@ impl Lab {
             edges
                 .iter()
                 .filter(|(parent, _)| *parent == node)
-                .map(|(_, child)| self.child(job, node, *child))
+                .map(|(_, child)| Child {
+                    ticket: Some(self.ticket(job, node, *child, |ticket| {
+                        ticket.destination = location.clone();
+                    })),
+                    ..self.child(job, node, *child)
+                })
                 .collect()
         };
         for (parent, node) in edges {

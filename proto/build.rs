@@ -17,6 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Callers make a `tonic::transport::Channel` and pass it to `AgentClient::new`.
     tonic_prost_build::configure()
         .build_transport(false)
+        .codec_path("crate::codec::Codec")
         .compile_fds_with_config(files, config)?;
     Ok(())
 }

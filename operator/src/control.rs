@@ -20,7 +20,7 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep},
 };
-use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{
     Request, Response, Status, Streaming,
     transport::{Certificate, Identity, Server, ServerTlsConfig, server::TcpIncoming},
@@ -295,7 +295,8 @@ impl<R: Reviewer> Operator for Control<R> {
             tally: self.tally.clone(),
         };
         tokio::spawn(stream.run(request.into_inner()));
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+        let orders = ReceiverStream::new(receiver).map(|order| *order);
+        Ok(Response::new(Box::pin(orders)))
     }
 }
 
@@ -305,7 +306,8 @@ struct ReportStream {
     reporter: Reporter,
     fabrics: watch::Receiver<Fabrics>,
     epoch: u64,
-    orders: mpsc::Sender<Result<NodeOrder, Status>>,
+    /// Boxed: a channel keeps room for 32 of what it carries, and every agent has one.
+    orders: mpsc::Sender<Box<Result<NodeOrder, Status>>>,
     tally: Tally,
 }
 
@@ -321,7 +323,7 @@ impl ReportStream {
                 self.tally.refuse("Report", &fault);
                 tracing::warn!(node, reason = fault.reason(), "reports no longer: {fault}");
                 // An agent that has gone needs no reason.
-                let _ = self.orders.send(Err(fault.to_status(&node))).await;
+                let _ = self.orders.send(Box::new(Err(fault.to_status(&node)))).await;
             }
         }
     }
@@ -365,7 +367,7 @@ impl ReportStream {
             return Ok(true);
         }
         *told = Some(order.clone());
-        Ok(self.orders.send(Ok(order)).await.is_ok())
+        Ok(self.orders.send(Box::new(Ok(order))).await.is_ok())
     }
 }
 

@@ -26,6 +26,7 @@ mod ledger;
 mod manifest;
 mod object;
 mod refusal;
+mod report;
 mod runner;
 #[cfg(test)]
 mod stand_in;

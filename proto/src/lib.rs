@@ -1,4 +1,4 @@
-//! The control APIs of agents and operator; generated code only.
+//! The control APIs of agents and operator; generated code, and how its messages are buffered (`codec`).
 //!
 //! The definitions are in `proto/`; every message and field is documented there. Callers: the agent
 //! serves its own, which the operator and `weft play` call, and agents each other's `Connect`; the
@@ -10,6 +10,8 @@
     clippy::pedantic,
     rustdoc::all
 )]
+
+pub(crate) mod codec;
 
 /// The agent's control API, version 1.
 pub mod agent {

@@ -32,7 +32,10 @@ use super::{
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_TIMEOUT: Duration = Duration::from_secs(4);
 /// A manifest has some 200 B per file; 64 MiB are 300,000 files.
-const MESSAGE_BYTES_MAX: usize = 64 << 20;
+pub(super) const MANIFEST_BYTES_MAX: usize = 64 << 20;
+/// Of every other answer. A report has some 300 B and as much for each child; a diagnosis 100 B for each
+/// of 64 peers.
+const ANSWER_BYTES_MAX: usize = 256 << 10;
 
 /// Makes calls of an agent.
 pub(super) type Client = AgentClient<Appending<Channel>>;
@@ -203,8 +206,8 @@ impl Agent {
         let cause = match timeout(CONTACT_TRY, endpoint.connect()).await {
             Ok(Ok(channel)) => {
                 let client = AgentClient::new(Appending(channel))
-                    .max_decoding_message_size(MESSAGE_BYTES_MAX)
-                    .max_encoding_message_size(MESSAGE_BYTES_MAX);
+                    .max_decoding_message_size(ANSWER_BYTES_MAX)
+                    .max_encoding_message_size(MANIFEST_BYTES_MAX);
                 return Ok((client, shown.number));
             }
             Ok(Err(error)) => innermost(&error),

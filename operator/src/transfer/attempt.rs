@@ -50,7 +50,8 @@ pub(super) struct Attempt {
     source: String,
     /// The source is a destination, too: it reads from a store.
     is_reader: bool,
-    members: BTreeMap<String, Member>,
+    /// Boxed: as destinations are.
+    members: BTreeMap<String, Box<Member>>,
 }
 
 impl Attempt {
@@ -58,12 +59,12 @@ impl Attempt {
         let member = |part: &Part| {
             (
                 part.node.clone(),
-                Member {
+                Box::new(Member {
                     part: part.clone(),
                     run: Run::Prepared,
                     silent: false,
                     gone: false,
-                },
+                }),
             )
         };
         Self {

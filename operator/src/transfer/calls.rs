@@ -19,7 +19,7 @@ use weft_proto::agent::v1::{
 
 use super::{
     Answer, Channels, Command, Contact, EncodedManifest, Place, Refusal, Removal, Spec,
-    agent::Agent, is_local, node_of, refusal::unknown,
+    agent::{Agent, MANIFEST_BYTES_MAX}, is_local, node_of, refusal::unknown, report::tidy,
 };
 
 /// How long a ticket holds; an attempt that is not connected by then never will be.
@@ -43,13 +43,16 @@ pub(super) const LOCAL_MANIFEST: [u64; 2] = [6, 2];
 /// `StartRequest.destination`, `DestinationPart.object`, `ObjectPart.manifest`.
 pub(super) const OBJECT_MANIFEST: [u64; 3] = [4, 2, 2];
 
+/// Where answers go. Boxed: a channel keeps room for 32 of what it carries, and there is one for each job.
+pub(super) type Answers = UnboundedSender<Box<Answer>>;
+
 /// What the calls share.
 pub(super) struct Calls {
     spec: Spec,
     channels: Channels,
     /// By node.
     agents: BTreeMap<String, Agent>,
-    answers: UnboundedSender<Answer>,
+    answers: Answers,
 }
 
 impl Calls {
@@ -58,7 +61,7 @@ impl Calls {
         spec: Spec,
         channels: Channels,
         contacts: &[Contact],
-        answers: UnboundedSender<Answer>,
+        answers: Answers,
     ) -> Self {
         let agents = contacts.iter();
         let agents = agents.map(|contact| (contact.node.clone(), channels.agent(contact)));
@@ -88,6 +91,8 @@ impl Calls {
         Self::new(spec, channels, contacts, answers)
     }
 
+    /// The future of a call is boxed: a task is as large as the largest of them, and most tasks only
+    /// follow a stream.
     pub(super) async fn carry_out(
         &self,
         command: Command,
@@ -104,11 +109,11 @@ impl Calls {
             }
             Command::Stat => {
                 let call = within(STAT_WITHIN, "Stat", &self.spec.source.node, self.stat());
-                Answer::Stat(call.await)
+                Answer::Stat(Box::pin(call).await)
             }
             Command::Prepare { node, attempt } => {
                 let call = self.prepare(&node, attempt, manifest);
-                let result = within(PREPARE_WITHIN, "Prepare", &node, call).await;
+                let result = Box::pin(within(PREPARE_WITHIN, "Prepare", &node, call)).await;
                 Answer::Prepared {
                     node,
                     attempt,
@@ -117,7 +122,7 @@ impl Calls {
             }
             Command::Start { attempt, part } => {
                 let call = self.start(&part, attempt, manifest);
-                let result = within(START_WITHIN, "Start", &part.node, call).await;
+                let result = Box::pin(within(START_WITHIN, "Start", &part.node, call)).await;
                 Answer::Started {
                     node: part.node,
                     attempt,
@@ -125,7 +130,7 @@ impl Calls {
                 }
             }
             Command::Follow { node, attempt } => {
-                let result = self.follow(&node, attempt).await;
+                let result = Box::pin(self.follow(&node, attempt)).await;
                 Answer::FollowEnded {
                     node,
                     attempt,
@@ -138,7 +143,7 @@ impl Calls {
                 discard,
             } => {
                 let call = self.cancel(&node, attempt, discard);
-                let result = within(CANCEL_WITHIN, "Cancel", &node, call).await;
+                let result = Box::pin(within(CANCEL_WITHIN, "Cancel", &node, call)).await;
                 if let Err(refusal) = &result {
                     tracing::info!(node, attempt, refusal.message, "a Cancel is not confirmed");
                 }
@@ -151,7 +156,7 @@ impl Calls {
             Command::Remove(removal) => {
                 let node = removal.place.node.clone();
                 let call = self.remove(&removal);
-                match within(CANCEL_WITHIN, "Remove", &node, call).await {
+                match Box::pin(within(CANCEL_WITHIN, "Remove", &node, call)).await {
                     Ok(true) => {}
                     Ok(false) => tracing::info!(
                         node,
@@ -164,7 +169,7 @@ impl Calls {
             }
         };
         // The runner is gone only when nobody waits for an answer any more.
-        let _ = self.answers.send(answer);
+        let _ = self.answers.send(Box::new(answer));
     }
 
     /// The agent of a node, or of the source's node as a destination.
@@ -219,8 +224,9 @@ impl Calls {
             location: object.is_none().then(|| location(source)),
             object,
         };
-        let call = self.agent(&source.node)?.call(|mut client| {
+        let call = self.agent(&source.node)?.call(|client| {
             let request = request.clone();
+            let mut client = client.max_decoding_message_size(MANIFEST_BYTES_MAX);
             async move { client.stat(request).await }
         });
         Ok(call.await?.manifest.unwrap_or_default())
@@ -337,16 +343,18 @@ impl Calls {
             let request = request.clone();
             async move { client.progress(request).await }
         });
-        let (mut stream, connection) = begun.await?;
+        // What it takes to begin is let go of once it has.
+        let (mut stream, connection) = Box::pin(begun).await?;
         let failed = |status| agent.failed(&connection, &status);
-        while let Some(report) = stream.message().await.map_err(failed)? {
+        while let Some(mut report) = stream.message().await.map_err(failed)? {
+            tidy(&mut report);
             let node = node.to_owned();
             let answer = Answer::Progress {
                 node,
                 attempt,
                 report: Box::new(report),
             };
-            if self.answers.send(answer).is_err() {
+            if self.answers.send(Box::new(answer)).is_err() {
                 break;
             }
         }

@@ -55,10 +55,10 @@ pub struct DestinationView<'a> {
     pub bytes: u64,
 }
 
-/// All of them, by node.
+/// All of them, by node. Boxed: a map has room for eleven at least, and most jobs have one or two.
 #[derive(Debug, Clone)]
 pub(super) struct Destinations {
-    all: BTreeMap<String, Destination>,
+    all: BTreeMap<String, Box<Destination>>,
 }
 
 impl Destinations {
@@ -83,24 +83,24 @@ impl Destinations {
             report: ProgressResponse::default(),
             best: 0,
         };
-        self.all.insert(place.node.clone(), destination);
+        self.all.insert(place.node.clone(), Box::new(destination));
         true
     }
 
     pub(super) fn get(&self, node: &str) -> Option<&Destination> {
-        self.all.get(node)
+        self.all.get(node).map(Box::as_ref)
     }
 
     pub(super) fn get_mut(&mut self, node: &str) -> Option<&mut Destination> {
-        self.all.get_mut(node)
+        self.all.get_mut(node).map(Box::as_mut)
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Destination> {
-        self.all.values_mut()
+        self.all.values_mut().map(Box::as_mut)
     }
 
     pub(super) fn are_verified(&self) -> bool {
-        let verified = |d: &Destination| matches!(d.standing, Standing::Verified { .. });
+        let verified = |d: &Box<Destination>| matches!(d.standing, Standing::Verified { .. });
         self.all.values().all(verified)
     }
 

@@ -29,7 +29,7 @@ pub struct Contact {
 pub struct Runner {
     job: Job,
     calls: Arc<Calls>,
-    answers: UnboundedReceiver<Answer>,
+    answers: UnboundedReceiver<Box<Answer>>,
     tasks: JoinSet<()>,
     began: Instant,
     /// Attempts up to this number may begin.
@@ -98,7 +98,7 @@ impl Runner {
     pub async fn turn(&mut self) {
         let due = self.job.wake_at().map(|at| self.began + at);
         let answer = tokio::select! {
-            answer = self.answers.recv() => answer.unwrap_or(Answer::Woken),
+            answer = self.answers.recv() => answer.map_or(Answer::Woken, |answer| *answer),
             Some(ended) = self.tasks.join_next() => {
                 if let Err(error) = ended && error.is_panic() {
                     std::panic::resume_unwind(error.into_panic());

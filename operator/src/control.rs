@@ -323,7 +323,10 @@ impl ReportStream {
                 self.tally.refuse("Report", &fault);
                 tracing::warn!(node, reason = fault.reason(), "reports no longer: {fault}");
                 // An agent that has gone needs no reason.
-                let _ = self.orders.send(Box::new(Err(fault.to_status(&node)))).await;
+                let _ = self
+                    .orders
+                    .send(Box::new(Err(fault.to_status(&node))))
+                    .await;
             }
         }
     }

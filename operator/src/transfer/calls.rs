@@ -19,7 +19,10 @@ use weft_proto::agent::v1::{
 
 use super::{
     Answer, Channels, Command, Contact, EncodedManifest, Place, Refusal, Removal, Spec,
-    agent::{Agent, MANIFEST_BYTES_MAX}, is_local, node_of, refusal::unknown, report::tidy,
+    agent::{Agent, MANIFEST_BYTES_MAX},
+    is_local, node_of,
+    refusal::unknown,
+    report::tidy,
 };
 
 /// How long a ticket holds; an attempt that is not connected by then never will be.

@@ -4,6 +4,7 @@ mod attempts;
 mod cancels;
 mod course;
 mod ending;
+mod planning;
 mod reader;
 
 use std::{collections::BTreeSet, time::Duration};
@@ -46,8 +47,10 @@ pub struct Job {
     mark: u64,
     /// Attempts in a row that brought nothing.
     vain: u32,
-    /// The first attempt's plan: the later ones only mend.
+    /// The first attempt's plan: the later ones only mend. Before that, one for all.
     plan: Option<Plan>,
+    /// The plan is one for all: none of them has been asked yet.
+    is_sketch: bool,
     /// When the first Start was sent.
     started: Option<Duration>,
 }
@@ -82,6 +85,7 @@ impl Job {
             mark: 0,
             vain: 0,
             plan: None,
+            is_sketch: false,
             started: None,
         }
     }
@@ -170,7 +174,7 @@ impl Job {
         self.manifest.as_ref().map_or(0, EncodedManifest::bytes)
     }
 
-    /// The plan of the first attempt, once there is one.
+    /// The plan of the first attempt; before that, one for all destinations, once it is known what there is.
     pub fn plan(&self) -> Option<&Plan> {
         self.plan.as_ref()
     }
@@ -311,6 +315,7 @@ impl Job {
                 self.manifest = Some(EncodedManifest::new(&manifest));
                 self.silent.clear();
                 self.vain = 0;
+                self.sketch();
                 self.claim(commands);
             }
             Err(refusal) if refusal.retriable && self.vain < self.spec.backoff_limit => {
@@ -366,8 +371,14 @@ impl Job {
         {
             return;
         }
+        let is_other = self.spec.topology != roster.topology;
         self.spec.topology = roster.topology;
         self.spec.payload_share = roster.payload_share;
+        if self.is_sketch && is_other {
+            // It is of what was known before.
+            self.plan = None;
+            self.is_sketch = false;
+        }
         for place in roster.destinations {
             if !self.ledger.destinations.add(&place) {
                 continue;

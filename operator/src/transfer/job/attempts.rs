@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use weft_planner::{Part, Request};
+use weft_planner::Part;
 use weft_proto::agent::v1::{PeerProgress, ProgressResponse, Role, State};
 
 use super::{Job, Phase, SETTLE};
@@ -86,11 +86,8 @@ impl Job {
         let here = here.filter(|node| is_local(node) || !has_others);
         let mut parts: Vec<Part> = here.map(copied_there).collect();
         if has_others {
-            match weft_planner::plan(&self.request(others), &self.spec.topology) {
-                Ok(plan) => {
-                    parts.extend_from_slice(&plan.parts);
-                    self.plan.get_or_insert(plan);
-                }
+            match self.plan_for(others) {
+                Ok(plan) => parts.extend(plan.parts),
                 Err(error) => {
                     self.ledger.destinations.fail_remaining(&Refusal {
                         node: self.spec.source.node.clone(),
@@ -117,14 +114,6 @@ impl Job {
         self.phase = Phase::Running(attempt);
         // A reader without others waits for nobody.
         self.look(now, commands);
-    }
-
-    pub(super) fn request(&self, destinations: Vec<String>) -> Request {
-        Request {
-            strategy: self.spec.strategy,
-            payload_share: self.spec.payload_share,
-            ..Request::new(&self.spec.source.node, destinations, self.bytes())
-        }
     }
 
     pub(super) fn on_started(

@@ -13,6 +13,7 @@ const BYTES: u64 = 100;
 
 mod cancels;
 mod objects;
+mod planning;
 
 /// Agents that answer by the book. What goes wrong is one line in a test.
 struct World {

@@ -1,0 +1,84 @@
+//! A plan is there before anybody is asked, and the one in force is for those that were ready.
+
+use super::*;
+
+fn nodes(job: &Job) -> Vec<&str> {
+    let parts = job.plan().into_iter().flat_map(|plan| &plan.parts);
+    parts.map(|part| part.node.as_str()).collect()
+}
+
+/// A job of four nodes whose source has said what it has, and what is to be done next.
+fn stated() -> (Job, Vec<Command>) {
+    let spec = World::of(4, Strategy::Chain).job.spec().clone();
+    let (job, _) = Job::begin(spec);
+    let manifest = Manifest {
+        files: vec![File {
+            path: "x".into(),
+            size: BYTES,
+            ..File::default()
+        }],
+        ..Manifest::default()
+    };
+    job.step(Duration::ZERO, Answer::Stat(Ok(manifest)))
+}
+
+fn prepared(mut job: Job, dead: Option<u32>) -> Job {
+    job = job.step(Duration::ZERO, Answer::Claimed { attempt: 1 }).0;
+    for node in 1..4 {
+        let is_dead = dead == Some(node);
+        let result = if is_dead {
+            Err(refusal(&name(node), "DiskFull", true))
+        } else {
+            Ok(())
+        };
+        let answer = Answer::Prepared {
+            node: name(node),
+            attempt: 1,
+            result,
+        };
+        job = job.step(Duration::ZERO, answer).0;
+    }
+    job
+}
+
+#[test]
+fn a_plan_for_all_is_there_before_anybody_is_asked_to_be_ready() {
+    let (job, commands) = stated();
+    assert!(
+        matches!(commands[..], [Command::Claim { attempt: 1 }]),
+        "{commands:?}"
+    );
+    assert_eq!(nodes(&job), ["node0", "node1", "node2", "node3"]);
+    let planned = job.plan().cloned();
+
+    let job = prepared(job, None);
+    assert_eq!(job.plan().cloned(), planned);
+}
+
+#[test]
+fn the_plan_in_force_is_for_those_that_were_ready() {
+    let (job, _) = stated();
+    let job = prepared(job, Some(2));
+    assert_eq!(nodes(&job), ["node0", "node1", "node3"]);
+}
+
+#[test]
+fn a_plan_of_a_topology_that_has_changed_is_shown_no_longer() {
+    let (job, _) = stated();
+    let spec = job.spec();
+    let mut roster = Roster {
+        destinations: spec.destinations.clone(),
+        topology: spec.topology.clone(),
+        payload_share: spec.payload_share,
+    };
+    let (same, _) = job
+        .clone()
+        .step(Duration::ZERO, Answer::Roster(Box::new(roster.clone())));
+    assert_eq!(nodes(&same), ["node0", "node1", "node2", "node3"]);
+
+    roster.topology.nodes[1].rate_bps /= 2;
+    let (other, _) = job.step(Duration::ZERO, Answer::Roster(Box::new(roster)));
+    assert_eq!(other.plan(), None);
+    let other = prepared(other, None);
+    assert_eq!(nodes(&other), ["node0", "node1", "node2", "node3"]);
+}

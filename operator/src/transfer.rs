@@ -30,6 +30,7 @@ mod report;
 mod runner;
 #[cfg(test)]
 mod stand_in;
+mod tls;
 
 pub(crate) use asked::{diagnose, stat};
 pub use channels::Channels;

@@ -14,9 +14,10 @@ use std::{
 use tokio::time::{Instant, timeout};
 use tonic::{
     Response, Status,
-    codegen::http::uri::Authority as HostPort,
+    codegen::http::{Uri, uri::Authority as HostPort},
     transport::{Channel, Endpoint},
 };
+use tower::service_fn;
 use weft_proto::agent::v1::agent_client::AgentClient;
 
 use super::{
@@ -25,6 +26,7 @@ use super::{
     manifest::Appending,
     refusal::{ADDRESS_UNUSABLE, NEVER_REACHED, innermost, is_of_connection, refusal, unreachable},
     runner::Contact,
+    tls,
 };
 
 /// With [`PING_TIMEOUT`]: an agent that vanished without a word is missed after 6 s, also while nobody
@@ -195,15 +197,20 @@ impl Agent {
         }
         let shown = self.channels.credentials(node);
         let shown = shown.map_err(|error| self.unshown(&error))?;
-        let endpoint = Endpoint::from_shared(format!("https://{address}"))
-            .and_then(|endpoint| endpoint.tls_config(shown.tls))
+        // The connector does TLS: for the library the connection is as it comes.
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| self.undialled(&innermost(&error)))?
             .connect_timeout(CONTACT_TRY)
             .http2_keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
             .keep_alive_while_idle(true);
         // TLS included: what answers is the node.
-        let cause = match timeout(CONTACT_TRY, endpoint.connect()).await {
+        let to = address.clone();
+        let connector = service_fn(move |_: Uri| {
+            tls::dial(to.clone(), shown.name.clone(), Arc::clone(&shown.tls))
+        });
+        let connected = endpoint.connect_with_connector(connector);
+        let cause = match timeout(CONTACT_TRY, connected).await {
             Ok(Ok(channel)) => {
                 let client = AgentClient::new(Appending(channel))
                     .max_decoding_message_size(ANSWER_BYTES_MAX)

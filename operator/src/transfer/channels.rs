@@ -17,12 +17,13 @@ use std::{
     time::Duration,
 };
 
+use rustls::ClientConfig;
 use tokio::time::{Instant, sleep};
-use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use super::{
     agent::{Agent, Shared},
     runner::Contact,
+    tls,
 };
 use crate::authority::{Authority, AuthorityError, VALID};
 
@@ -73,7 +74,7 @@ struct Entry {
 /// The operator's certificate in a fabric.
 struct Shown {
     number: u64,
-    identity: Identity,
+    tls: Arc<ClientConfig>,
     until: Instant,
 }
 
@@ -81,8 +82,10 @@ struct Shown {
 pub(super) struct Credentials {
     /// Tells certificates apart.
     pub(super) number: u64,
-    /// For the agent's node.
-    pub(super) tls: ClientTlsConfig,
+    /// The same for all agents of the fabric.
+    pub(super) tls: Arc<ClientConfig>,
+    /// That of the agent's certificate.
+    pub(super) name: String,
 }
 
 impl Channels {
@@ -135,13 +138,9 @@ impl Channels {
 
     /// What to show to a node now.
     pub(super) fn credentials(&self, node: &str) -> Result<Credentials, AuthorityError> {
-        let (number, identity) = self.pool.certificate(&self.authority)?;
+        let (number, tls) = self.pool.certificate(&self.authority)?;
         let name = Authority::server_name(self.authority.fabric(), node);
-        let tls = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(self.authority.certificate()))
-            .identity(identity)
-            .domain_name(name);
-        Ok(Credentials { number, tls })
+        Ok(Credentials { number, tls, name })
     }
 
     /// Which certificate is to be shown now.
@@ -155,26 +154,29 @@ impl Pool {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn certificate(&self, authority: &Authority) -> Result<(u64, Identity), AuthorityError> {
+    fn certificate(
+        &self,
+        authority: &Authority,
+    ) -> Result<(u64, Arc<ClientConfig>), AuthorityError> {
         let now = Instant::now();
         let mut held = self.lock();
         if let Some(shown) = held.certificates.get(authority.fabric())
             && now < shown.until
         {
-            return Ok((shown.number, shown.identity.clone()));
+            return Ok((shown.number, Arc::clone(&shown.tls)));
         }
         let operator = authority.operator()?;
-        let identity = Identity::from_pem(operator.certificate, operator.key);
+        let tls = tls::config(authority.certificate(), &operator)?;
         held.made += 1;
         let shown = Shown {
             number: held.made,
-            identity: identity.clone(),
+            tls: Arc::clone(&tls),
             until: now + self.shown,
         };
         let number = shown.number;
         held.certificates
             .insert(authority.fabric().to_owned(), shown);
-        Ok((number, identity))
+        Ok((number, tls))
     }
 }
 

@@ -1,0 +1,73 @@
+//! TLS to agents: what the operator shows and whom it believes is the same for all agents of a fabric, and
+//! is held once. A library that makes it for each connection keeps a store of sessions with each.
+
+use std::{fmt, io, sync::Arc};
+
+use hyper_util::rt::TokioIo;
+use rustls::{
+    ClientConfig, RootCertStore,
+    client::Resumption,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
+};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use crate::authority::{AuthorityError, Identity};
+
+/// What agents speak (RFC 9113).
+const HTTP2: &[u8] = b"h2";
+
+/// A connection that has shown what it is, for the HTTP library.
+pub(super) type Stream = TokioIo<TlsStream<TcpStream>>;
+
+/// Shows `identity`, and believes certificates of `authorities` only.
+pub(super) fn config(
+    authorities: &str,
+    identity: &Identity,
+) -> Result<Arc<ClientConfig>, AuthorityError> {
+    let kept = |error: &dyn fmt::Display| AuthorityError::Kept {
+        part: "ca.crt",
+        problem: error.to_string(),
+    };
+    let own = |error: &dyn fmt::Display| AuthorityError::Kept {
+        part: "ca.key",
+        problem: format!("the operator's certificate made with it cannot be shown: {error}"),
+    };
+    let mut roots = RootCertStore::empty();
+    for authority in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
+        let authority = authority.map_err(|error| kept(&error))?;
+        roots.add(authority).map_err(|error| kept(&error))?;
+    }
+    let chain: Result<Vec<_>, _> =
+        CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect();
+    let chain = chain.map_err(|error| own(&error))?;
+    let key =
+        PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).map_err(|error| own(&error))?;
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| own(&error))?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)
+        .map_err(|error| own(&error))?;
+    config.alpn_protocols = vec![HTTP2.to_vec()];
+    // An agent is called over one connection for as long as it is needed.
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(config))
+}
+
+/// Connects to HOST:PORT; what answers has a certificate of that name.
+pub(super) async fn dial(
+    address: String,
+    name: String,
+    config: Arc<ClientConfig>,
+) -> io::Result<Stream> {
+    let name = ServerName::try_from(name).map_err(io::Error::other)?;
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let stream = TlsConnector::from(config).connect(name, stream).await?;
+    if stream.get_ref().1.alpn_protocol() != Some(HTTP2) {
+        return Err(io::Error::other("what answers there does not speak HTTP/2"));
+    }
+    Ok(TokioIo::new(stream))
+}

@@ -6,11 +6,13 @@
 //! stand-in in this process (`fleet`, `stand_in`) that enrolls with that pod's token, reports, and
 //! answers the operator's calls over mutual TLS. The operator cannot tell it from a real one.
 
+mod crowd;
 mod fleet;
 mod load;
 mod metrics;
 mod process;
 mod stand_in;
+mod wide;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -41,6 +43,8 @@ pub struct Size {
     pub jobs: usize,
     /// How long they are watched. A transfer takes half of that.
     pub watched: Duration,
+    /// Simulated agents of a cluster of its own, in which one job is planned for all of them; none for 0.
+    pub wide: usize,
 }
 
 /// Why nothing was measured.
@@ -120,7 +124,7 @@ impl Drop for Lent {
     }
 }
 
-/// Brings a cluster up below `scratch`, measures, and takes it down. `server` is as in
+/// Brings clusters up below `scratch`, one after the other, measures, and takes them down. `server` is as in
 /// [`Cluster::up`], `images` the archives of operator and agent.
 ///
 /// # Errors
@@ -132,21 +136,33 @@ pub fn measure(
     images: &[PathBuf],
     say: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, ClusterBenchError> {
-    let state = scratch.join("cluster");
-    let settings = Settings {
-        nodes: 2,
-        ..Settings::default()
+    let lend = |name: &str, say: &mut dyn FnMut(&str)| {
+        let state = scratch.join(name);
+        let settings = Settings {
+            nodes: 2,
+            ..Settings::default()
+        };
+        let up = Cluster::up(&settings, &state, &programs()?, server, say)?;
+        let (Up::Made(cluster) | Up::Found(cluster)) = up;
+        let lent = Lent { cluster, state };
+        lent.cluster.load_images(images)?;
+        Ok::<_, ClusterBenchError>(lent)
     };
-    let up = Cluster::up(&settings, &state, &programs()?, server, say)?;
-    let (Up::Made(cluster) | Up::Found(cluster)) = up;
-    let lent = Lent { cluster, state };
-    lent.cluster.load_images(images)?;
-    let mut rows = vec![start_up(&lent.cluster)?];
-    say("the fabric of real nodes is ready");
-    rows.push(first_job(&lent.cluster)?);
-    say("looking at an idle agent");
-    rows.extend(idle_agent(&lent.cluster)?);
-    rows.extend(Load::new(&lent.cluster, size)?.run(say)?);
+    let mut rows = Vec::new();
+    if size.jobs > 0 {
+        let lent = lend("cluster", say)?;
+        rows.push(start_up(&lent.cluster, &[])?);
+        say("the fabric of real nodes is ready");
+        rows.push(first_job(&lent.cluster)?);
+        say("looking at an idle agent");
+        rows.extend(idle_agent(&lent.cluster)?);
+        rows.extend(Load::new(&lent.cluster, size)?.run(say)?);
+    }
+    if size.wide > 0 {
+        let lent = lend("cluster-wide", say)?;
+        start_up(&lent.cluster, wide::VALUES)?;
+        rows.extend(wide::measure(&lent.cluster, size.wide, say)?);
+    }
     Ok(rows)
 }
 
@@ -165,13 +181,14 @@ fn row(id: &str, work: String, unit: &str, ours: f64, most: f64) -> Row {
 }
 
 /// Chart installed until the fabric is Ready.
-fn start_up(cluster: &Cluster) -> Result<Row, ClusterBenchError> {
+fn start_up(cluster: &Cluster, values: &[&str]) -> Result<Row, ClusterBenchError> {
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/weft");
     let begun = Instant::now();
     let mut helm = cluster.command("helm");
     helm.args(["install", "weft", "--create-namespace", "--namespace"])
         .arg(NAMESPACE)
         .args(["--set", "operator.replicas=1"])
+        .args(values)
         .arg(chart);
     crate::cluster::output(&mut helm)?;
     cluster.apply(&load::fabric(FABRIC, "gpu").to_string())?;

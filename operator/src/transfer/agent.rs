@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tonic::{
     Response, Status,
     codegen::http::{Uri, uri::Authority as HostPort},
@@ -21,7 +21,7 @@ use tower::service_fn;
 use weft_proto::agent::v1::agent_client::AgentClient;
 
 use super::{
-    CONTACT_TRY, Refusal,
+    Refusal,
     channels::Channels,
     manifest::Appending,
     refusal::{ADDRESS_UNUSABLE, NEVER_REACHED, innermost, is_of_connection, refusal, unreachable},
@@ -200,7 +200,6 @@ impl Agent {
         // The connector does TLS: for the library the connection is as it comes.
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| self.undialled(&innermost(&error)))?
-            .connect_timeout(CONTACT_TRY)
             .http2_keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
             .keep_alive_while_idle(true);
@@ -209,16 +208,14 @@ impl Agent {
         let connector = service_fn(move |_: Uri| {
             tls::dial(to.clone(), shown.name.clone(), Arc::clone(&shown.tls))
         });
-        let connected = endpoint.connect_with_connector(connector);
-        let cause = match timeout(CONTACT_TRY, connected).await {
-            Ok(Ok(channel)) => {
+        let cause = match endpoint.connect_with_connector(connector).await {
+            Ok(channel) => {
                 let client = AgentClient::new(Appending(channel))
                     .max_decoding_message_size(ANSWER_BYTES_MAX)
                     .max_encoding_message_size(MANIFEST_BYTES_MAX);
                 return Ok((client, shown.number));
             }
-            Ok(Err(error)) => innermost(&error),
-            Err(_) => format!("no connection within {CONTACT_TRY:?}"),
+            Err(error) => innermost(&error),
         };
         let refusal = unreachable(node, address, &cause);
         if self.shared.way().made > 0 {

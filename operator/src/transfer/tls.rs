@@ -10,9 +10,10 @@ use rustls::{
     crypto::ring,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
 };
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
+use super::CONTACT_TRY;
 use crate::authority::{AuthorityError, Identity};
 
 /// What agents speak (RFC 9113).
@@ -63,9 +64,13 @@ pub(super) async fn dial(
     config: Arc<ClientConfig>,
 ) -> io::Result<Stream> {
     let name = ServerName::try_from(name).map_err(io::Error::other)?;
-    let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
-    let stream = TlsConnector::from(config).connect(name, stream).await?;
+    let connected = timeout(CONTACT_TRY, async {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        TlsConnector::from(config).connect(name, stream).await
+    });
+    let late = |_| io::Error::other(format!("no connection within {CONTACT_TRY:?}"));
+    let stream = connected.await.map_err(late)??;
     if stream.get_ref().1.alpn_protocol() != Some(HTTP2) {
         return Err(io::Error::other("what answers there does not speak HTTP/2"));
     }

@@ -1,39 +1,24 @@
 //! Many nodes and many jobs, and what the operator makes of them.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use futures::{StreamExt as _, TryStreamExt as _, stream};
-use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service, ServiceAccount};
 use kube::api::{ListParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config, ResourceExt as _};
+use kube::{Api, Client};
 use serde_json::{Value, json};
-use tokio::runtime::{Builder, Runtime};
 use tokio::time::sleep;
-use weft_crds::{Phase, RdmaFabric, TransferJob};
+use weft_crds::{Phase, TransferJob};
 
-use super::fleet::{Fleet, Member};
+use super::crowd::{Crowd, at_once, client, late, parse, runtime};
 use super::process::Process;
-use super::{ClusterBenchError, MIB, NAMESPACE, OPERATOR_METRICS, Size, metrics, row};
+use super::{ClusterBenchError, MIB, OPERATOR_METRICS, Size, metrics, row};
 use crate::cluster::Cluster;
 use crate::report::Row;
 
-/// Of the simulated nodes.
-const FABRIC: &str = "simulated";
 const JOBS: &str = "load";
-/// Requests under way at a time.
-const AT_ONCE: usize = 16;
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(500);
 /// Over which writes per second are counted.
 const WINDOW: usize = 10;
-/// Until every simulated node is ready: its FabricNode is written twice, at 20 writes a second.
-const READY_WITHIN: Duration = Duration::from_secs(240);
 
 /// A fabric of the nodes with the label `LABEL=true`.
 pub(super) fn fabric(name: &str, label: &str) -> Value {
@@ -98,34 +83,6 @@ pub(super) fn until_complete(
     })
 }
 
-fn late(what: &str, begun: Instant) -> ClusterBenchError {
-    ClusterBenchError::Late {
-        what: what.to_owned(),
-        seconds: begun.elapsed().as_secs(),
-    }
-}
-
-fn parse<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T, ClusterBenchError> {
-    serde_json::from_value(value.clone())
-        .map_err(|error| ClusterBenchError::Kubeconfig(error.to_string()))
-}
-
-fn runtime() -> Result<Runtime, ClusterBenchError> {
-    let made = Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build();
-    made.map_err(ClusterBenchError::system("starting a runtime"))
-}
-
-async fn client(cluster: &Cluster) -> Result<Client, ClusterBenchError> {
-    let wrong = |error: &dyn std::fmt::Display| ClusterBenchError::Kubeconfig(error.to_string());
-    let file = Kubeconfig::read_from(cluster.kubeconfig()).map_err(|error| wrong(&error))?;
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-    let config = config.map_err(|error| wrong(&error))?;
-    Client::try_from(config).map_err(|error| wrong(&error))
-}
-
 /// What was seen of the operator in a second.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
@@ -139,28 +96,15 @@ pub(super) struct Load<'a> {
     cluster: &'a Cluster,
     size: &'a Size,
     operator: Process,
-    node: Process,
 }
 
 impl<'a> Load<'a> {
     /// On a cluster in which the chart is installed.
     pub(super) fn new(cluster: &'a Cluster, size: &'a Size) -> Result<Self, ClusterBenchError> {
-        let find = |name: &str, word: &str| {
-            let found = Process::below(cluster.pid(), name, word)
-                .map_err(ClusterBenchError::system("looking for a process"))?;
-            found
-                .first()
-                .copied()
-                .ok_or_else(|| ClusterBenchError::Late {
-                    what: format!("a process {name} {word}"),
-                    seconds: 0,
-                })
-        };
         Ok(Self {
             cluster,
             size,
-            operator: find("weft-operator", "")?,
-            node: find("kubelet", "--hostname-override=node0")?,
+            operator: Process::one_below(cluster.pid(), "weft-operator", "")?,
         })
     }
 
@@ -168,14 +112,8 @@ impl<'a> Load<'a> {
     pub(super) fn run(&self, say: &mut dyn FnMut(&str)) -> Result<Vec<Row>, ClusterBenchError> {
         let runtime = runtime()?;
         let client = runtime.block_on(client(self.cluster))?;
-        say("making nodes");
-        self.cluster
-            .apply(&fabric(FABRIC, "simulated").to_string())?;
-        runtime.block_on(self.make_nodes(&client))?;
-        let members = runtime.block_on(self.tokens(&client))?;
-        say("starting their agents");
-        let fleet = self.start(&runtime, &client, members)?;
-        runtime.block_on(self.ready(&client))?;
+        let crowd = Crowd::new(self.cluster, self.size.agents, self.size.watched / 2)?;
+        let fleet = crowd.gather(&runtime, &client, say)?;
         say("making jobs");
         self.cluster.kubectl(&["create", "namespace", JOBS])?;
         let begun = Instant::now();
@@ -280,183 +218,13 @@ impl<'a> Load<'a> {
         ])
     }
 
-    fn name(i: usize) -> String {
-        format!("simulated{i}")
-    }
-
-    async fn make_nodes(&self, client: &Client) -> Result<(), ClusterBenchError> {
-        let nodes: Api<Node> = Api::all(client.clone());
-        let make = |i: usize| {
-            let nodes = nodes.clone();
-            async move {
-                // What a kubelet would say of a machine with room for pods.
-                let room = json!({"cpu": "64", "memory": "256Gi", "pods": "110"});
-                let node = parse(&json!({
-                    "metadata": {"name": Self::name(i), "labels": {"simulated": "true"}},
-                    "spec": {"taints": [{"key": "weft.dev/simulated", "effect": "NoSchedule"}]},
-                    "status": {"capacity": room, "allocatable": room},
-                }))?;
-                nodes
-                    .create(&PostParams::default(), &node)
-                    .await
-                    .map_err(ClusterBenchError::api("creating a Node"))
-                    .map(drop)
-            }
-        };
-        at_once(0..self.size.agents, make).await
-    }
-
-    /// A token for every agent's pod, once it is bound to its node.
-    async fn tokens(&self, client: &Client) -> Result<Vec<Member>, ClusterBenchError> {
-        let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
-        let begun = Instant::now();
-        let bound = loop {
-            let all = pods
-                .list(&ListParams::default())
-                .await
-                .map_err(ClusterBenchError::api("listing pods"))?;
-            let bound: Vec<(String, String, String)> = all
-                .into_iter()
-                .filter_map(|pod| {
-                    let node = pod.spec.as_ref()?.node_name.clone()?;
-                    let simulated = node.starts_with("simulated");
-                    simulated.then(|| (node, pod.name_any(), pod.uid().unwrap_or_default()))
-                })
-                .collect();
-            if bound.len() >= self.size.agents {
-                break bound;
-            }
-            if begun.elapsed() > READY_WITHIN {
-                return Err(late(&format!("{} of the agents' pods", bound.len()), begun));
-            }
-            sleep(LOOK).await;
-        };
-        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
-        let token = |(i, (node, pod, uid)): (usize, (String, String, String))| {
-            let accounts = accounts.clone();
-            async move {
-                let request: TokenRequest = parse(&json!({
-                    "spec": {
-                        "audiences": ["weft.dev/operator"],
-                        "boundObjectRef":
-                            {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid},
-                    },
-                }))?;
-                let token = accounts
-                    .create_token_request("weft-agent", &PostParams::default(), &request)
-                    .await
-                    .map_err(ClusterBenchError::api("asking for a token"))?;
-                let [_, _, high, low] = (i as u32).to_be_bytes();
-                Ok(Member {
-                    node,
-                    token: token.status.map(|status| status.token).unwrap_or_default(),
-                    data_address: Ipv4Addr::new(10, 99, high, low),
-                })
-            }
-        };
-        stream::iter(bound.into_iter().enumerate())
-            .map(token)
-            .buffer_unordered(AT_ONCE)
-            .try_collect()
-            .await
-    }
-
-    /// Starts the agents on threads of their own, in the network of node0.
-    fn start(
-        &self,
-        runtime: &Runtime,
-        client: &Client,
-        members: Vec<Member>,
-    ) -> Result<Arc<Fleet>, ClusterBenchError> {
-        let (operator, authorities) = runtime.block_on(async {
-            let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
-            let service = services
-                .get("weft-operator")
-                .await
-                .map_err(ClusterBenchError::api("reading the Service weft-operator"))?;
-            let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
-            let map = maps
-                .get("weft-ca")
-                .await
-                .map_err(ClusterBenchError::api("reading the ConfigMap weft-ca"))?;
-            let address = service.spec.and_then(|spec| spec.cluster_ip);
-            let authorities = map.data.unwrap_or_default().into_values().collect();
-            Ok::<_, ClusterBenchError>((address.unwrap_or_default(), authorities))
-        })?;
-        let fleet = Arc::new(Fleet {
-            fabric: FABRIC.to_owned(),
-            operator: format!("{operator}:7410"),
-            authorities,
-            address: self.cluster.nodes()[0].address,
-            transfer: self.size.watched / 2,
-            reporting: AtomicUsize::new(0),
-        });
-        let (sender, started) = std::sync::mpsc::channel();
-        let joining = Arc::clone(&fleet);
-        let inside = self.node.in_network(move || {
-            let runtime = runtime_of_fleet();
-            let joined = runtime
-                .as_ref()
-                .map_err(ToString::to_string)
-                .and_then(|runtime| {
-                    runtime
-                        .block_on(async {
-                            let join = |member| {
-                                let fleet = Arc::clone(&joining);
-                                async move { fleet.join(member).await }
-                            };
-                            at_once(members, join).await
-                        })
-                        .map_err(|error| error.to_string())
-                });
-            let goes_on = joined.is_ok();
-            // Whoever waits for it waits for nothing else.
-            let _ = sender.send(joined);
-            if goes_on {
-                std::thread::park();
-            }
-        });
-        // It ends with the process.
-        drop(inside.map_err(ClusterBenchError::system("entering the network of node0"))?);
-        match started.recv() {
-            Ok(Ok(())) => Ok(fleet),
-            Ok(Err(problem)) => Err(ClusterBenchError::Fleet {
-                node: "node0".to_owned(),
-                problem,
-            }),
-            Err(_) => Err(ClusterBenchError::Fleet {
-                node: "node0".to_owned(),
-                problem: "its thread panicked".to_owned(),
-            }),
-        }
-    }
-
-    async fn ready(&self, client: &Client) -> Result<(), ClusterBenchError> {
-        let fabrics: Api<RdmaFabric> = Api::all(client.clone());
-        let begun = Instant::now();
-        loop {
-            let fabric = fabrics
-                .get(FABRIC)
-                .await
-                .map_err(ClusterBenchError::api("reading the RdmaFabric"))?;
-            let ready = fabric.status.unwrap_or_default().nodes.ready as usize;
-            if ready >= self.size.agents {
-                return Ok(());
-            }
-            if begun.elapsed() > READY_WITHIN {
-                return Err(late(&format!("{ready} simulated nodes ready"), begun));
-            }
-            sleep(LOOK).await;
-        }
-    }
-
     async fn make_jobs(&self, client: &Client) -> Result<(), ClusterBenchError> {
         let jobs: Api<TransferJob> = Api::namespaced(client.clone(), JOBS);
         let agents = self.size.agents;
         let make = |i: usize| {
             let jobs = jobs.clone();
             async move {
-                let (from, to) = (Self::name(i % agents), Self::name((i + 1) % agents));
+                let (from, to) = (Crowd::name(i % agents), Crowd::name((i + 1) % agents));
                 let name = format!("job-{i}");
                 let object = job(&name, JOBS, (&from, "source"), (&to, &name));
                 jobs.create(&PostParams::default(), &parse(&object)?)
@@ -481,23 +249,4 @@ impl<'a> Load<'a> {
         }
         Ok(phases)
     }
-}
-
-/// In the network of the thread that calls it, as its threads are.
-fn runtime_of_fleet() -> std::io::Result<Runtime> {
-    Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-}
-
-async fn at_once<I: IntoIterator, F: Future<Output = Result<(), ClusterBenchError>>>(
-    all: I,
-    f: impl Fn(I::Item) -> F,
-) -> Result<(), ClusterBenchError> {
-    stream::iter(all)
-        .map(f)
-        .buffer_unordered(AT_ONCE)
-        .try_collect()
-        .await
 }

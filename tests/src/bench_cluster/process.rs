@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
+use super::ClusterBenchError;
 use crate::cluster::{in_network_of, is_below};
 
 /// An answer on the same machine.
@@ -38,6 +39,21 @@ impl Process {
             }
         }
         Ok(found)
+    }
+
+    /// The first of those.
+    pub(super) fn one_below(
+        ancestor: u32,
+        name: &str,
+        word: &str,
+    ) -> Result<Self, ClusterBenchError> {
+        let found = Self::below(ancestor, name, word)
+            .map_err(ClusterBenchError::system("looking for a process"))?;
+        let first = found.first().copied();
+        first.ok_or_else(|| ClusterBenchError::Late {
+            what: format!("a process {name} {word}"),
+            seconds: 0,
+        })
     }
 
     /// Anonymous memory that is in use, bytes.

@@ -19,12 +19,16 @@ struct Args {
     /// Simulated agents.
     #[arg(long, value_name = "N", default_value_t = 200)]
     agents: u16,
-    /// Jobs.
+    /// Jobs; with 0, neither these nor anything of the real nodes is measured.
     #[arg(long, value_name = "N", default_value_t = 1000)]
     jobs: u16,
     /// How long the jobs are watched, seconds; a transfer takes half of that.
     #[arg(long, value_name = "S", default_value_t = 600)]
     seconds: u16,
+    /// Simulated agents of a second cluster, for which one job is planned; 0 for none. Getting them ready
+    /// takes some ten minutes for 5000, as the operator writes 20 times a second.
+    #[arg(long, value_name = "N", default_value_t = 5000)]
+    wide: u16,
     /// The program that serves the cluster: target/release/cluster.
     #[arg(long, value_name = "PROGRAM")]
     server: PathBuf,
@@ -42,6 +46,7 @@ fn main() -> ExitCode {
         agents: args.agents.into(),
         jobs: args.jobs.into(),
         watched: Duration::from_secs(args.seconds.into()),
+        wide: args.wide.into(),
     };
     let rows = match measure(&size, &args.out, &args.server, &args.images, &mut say) {
         Ok(rows) => rows,

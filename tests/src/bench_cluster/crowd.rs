@@ -1,0 +1,301 @@
+//! Many nodes that are none: each is a Node object, the pod of an agent that no kubelet starts, and a
+//! stand-in for that agent (`fleet`).
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service, ServiceAccount};
+use kube::api::{ListParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config, ResourceExt as _};
+use serde_json::{Value, json};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::sleep;
+use weft_crds::RdmaFabric;
+
+use super::fleet::{Fleet, Member};
+use super::load::fabric;
+use super::process::Process;
+use super::{ClusterBenchError, NAMESPACE};
+use crate::cluster::Cluster;
+
+/// Of the simulated nodes.
+const FABRIC: &str = "simulated";
+/// Requests under way at a time.
+const AT_ONCE: usize = 16;
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The nodes and their agents.
+pub(super) struct Crowd<'a> {
+    cluster: &'a Cluster,
+    agents: usize,
+    transfer: Duration,
+    /// In whose network the agents are.
+    node: Process,
+}
+
+impl<'a> Crowd<'a> {
+    /// So many, in a cluster in which the chart is installed; a transfer takes so long.
+    pub(super) fn new(
+        cluster: &'a Cluster,
+        agents: usize,
+        transfer: Duration,
+    ) -> Result<Self, ClusterBenchError> {
+        Ok(Self {
+            cluster,
+            agents,
+            transfer,
+            node: Process::one_below(cluster.pid(), "kubelet", "--hostname-override=node0")?,
+        })
+    }
+
+    /// Makes them, and waits until their fabric is ready.
+    pub(super) fn gather(
+        &self,
+        runtime: &Runtime,
+        client: &Client,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Arc<Fleet>, ClusterBenchError> {
+        say("making nodes");
+        self.cluster
+            .apply(&fabric(FABRIC, "simulated").to_string())?;
+        runtime.block_on(self.make_nodes(client))?;
+        say("waiting for their agents' pods");
+        let members = runtime.block_on(self.tokens(client))?;
+        say("starting their agents");
+        let fleet = self.start(runtime, client, members)?;
+        say("waiting for their fabric");
+        runtime.block_on(self.ready(client))?;
+        Ok(fleet)
+    }
+
+    /// Every FabricNode is written twice, at 18 writes a second.
+    fn ready_within(&self) -> Duration {
+        Duration::from_secs(240)
+            + Duration::from_millis(200) * u32::try_from(self.agents).unwrap_or(u32::MAX)
+    }
+
+    /// Of the node of that number.
+    pub(super) fn name(i: usize) -> String {
+        format!("simulated{i}")
+    }
+
+    async fn make_nodes(&self, client: &Client) -> Result<(), ClusterBenchError> {
+        let nodes: Api<Node> = Api::all(client.clone());
+        let make = |i: usize| {
+            let nodes = nodes.clone();
+            async move {
+                // What a kubelet would say of a machine with room for pods.
+                let room = json!({"cpu": "64", "memory": "256Gi", "pods": "110"});
+                let node = parse(&json!({
+                    "metadata": {"name": Self::name(i), "labels": {"simulated": "true"}},
+                    "spec": {"taints": [{"key": "weft.dev/simulated", "effect": "NoSchedule"}]},
+                    "status": {"capacity": room, "allocatable": room},
+                }))?;
+                nodes
+                    .create(&PostParams::default(), &node)
+                    .await
+                    .map_err(ClusterBenchError::api("creating a Node"))
+                    .map(drop)
+            }
+        };
+        at_once(0..self.agents, make).await
+    }
+
+    /// A token for every agent's pod, once it is bound to its node.
+    async fn tokens(&self, client: &Client) -> Result<Vec<Member>, ClusterBenchError> {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+        let begun = Instant::now();
+        let bound = loop {
+            let all = pods
+                .list(&ListParams::default())
+                .await
+                .map_err(ClusterBenchError::api("listing pods"))?;
+            let bound: Vec<(String, String, String)> = all
+                .into_iter()
+                .filter_map(|pod| {
+                    let node = pod.spec.as_ref()?.node_name.clone()?;
+                    let simulated = node.starts_with("simulated");
+                    simulated.then(|| (node, pod.name_any(), pod.uid().unwrap_or_default()))
+                })
+                .collect();
+            if bound.len() >= self.agents {
+                break bound;
+            }
+            if begun.elapsed() > self.ready_within() {
+                return Err(late(&format!("{} of the agents' pods", bound.len()), begun));
+            }
+            sleep(LOOK).await;
+        };
+        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
+        let token = |(i, (node, pod, uid)): (usize, (String, String, String))| {
+            let accounts = accounts.clone();
+            async move {
+                let request: TokenRequest = parse(&json!({
+                    "spec": {
+                        "audiences": ["weft.dev/operator"],
+                        "boundObjectRef":
+                            {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid},
+                    },
+                }))?;
+                let token = accounts
+                    .create_token_request("weft-agent", &PostParams::default(), &request)
+                    .await
+                    .map_err(ClusterBenchError::api("asking for a token"))?;
+                let [_, _, high, low] = (i as u32).to_be_bytes();
+                Ok(Member {
+                    node,
+                    token: token.status.map(|status| status.token).unwrap_or_default(),
+                    data_address: Ipv4Addr::new(10, 99, high, low),
+                })
+            }
+        };
+        stream::iter(bound.into_iter().enumerate())
+            .map(token)
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await
+    }
+
+    /// Starts the agents on threads of their own, in the network of node0.
+    fn start(
+        &self,
+        runtime: &Runtime,
+        client: &Client,
+        members: Vec<Member>,
+    ) -> Result<Arc<Fleet>, ClusterBenchError> {
+        let (operator, authorities) = runtime.block_on(async {
+            let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
+            let service = services
+                .get("weft-operator")
+                .await
+                .map_err(ClusterBenchError::api("reading the Service weft-operator"))?;
+            let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
+            let map = maps
+                .get("weft-ca")
+                .await
+                .map_err(ClusterBenchError::api("reading the ConfigMap weft-ca"))?;
+            let address = service.spec.and_then(|spec| spec.cluster_ip);
+            let authorities = map.data.unwrap_or_default().into_values().collect();
+            Ok::<_, ClusterBenchError>((address.unwrap_or_default(), authorities))
+        })?;
+        let fleet = Arc::new(Fleet {
+            fabric: FABRIC.to_owned(),
+            operator: format!("{operator}:7410"),
+            authorities,
+            address: self.cluster.nodes()[0].address,
+            transfer: self.transfer,
+            reporting: AtomicUsize::new(0),
+        });
+        let (sender, started) = std::sync::mpsc::channel();
+        let joining = Arc::clone(&fleet);
+        let inside = self.node.in_network(move || {
+            let runtime = runtime_of_fleet();
+            let joined = runtime
+                .as_ref()
+                .map_err(ToString::to_string)
+                .and_then(|runtime| {
+                    runtime
+                        .block_on(async {
+                            let join = |member| {
+                                let fleet = Arc::clone(&joining);
+                                async move { fleet.join(member).await }
+                            };
+                            at_once(members, join).await
+                        })
+                        .map_err(|error| error.to_string())
+                });
+            let goes_on = joined.is_ok();
+            // Whoever waits for it waits for nothing else.
+            let _ = sender.send(joined);
+            if goes_on {
+                std::thread::park();
+            }
+        });
+        // It ends with the process.
+        drop(inside.map_err(ClusterBenchError::system("entering the network of node0"))?);
+        match started.recv() {
+            Ok(Ok(())) => Ok(fleet),
+            Ok(Err(problem)) => Err(ClusterBenchError::Fleet {
+                node: "node0".to_owned(),
+                problem,
+            }),
+            Err(_) => Err(ClusterBenchError::Fleet {
+                node: "node0".to_owned(),
+                problem: "its thread panicked".to_owned(),
+            }),
+        }
+    }
+
+    async fn ready(&self, client: &Client) -> Result<(), ClusterBenchError> {
+        let fabrics: Api<RdmaFabric> = Api::all(client.clone());
+        let begun = Instant::now();
+        loop {
+            let fabric = fabrics
+                .get(FABRIC)
+                .await
+                .map_err(ClusterBenchError::api("reading the RdmaFabric"))?;
+            let ready = fabric.status.unwrap_or_default().nodes.ready as usize;
+            if ready >= self.agents {
+                return Ok(());
+            }
+            if begun.elapsed() > self.ready_within() {
+                return Err(late(&format!("{ready} simulated nodes ready"), begun));
+            }
+            sleep(LOOK).await;
+        }
+    }
+}
+
+pub(super) fn late(what: &str, begun: Instant) -> ClusterBenchError {
+    ClusterBenchError::Late {
+        what: what.to_owned(),
+        seconds: begun.elapsed().as_secs(),
+    }
+}
+
+pub(super) fn parse<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T, ClusterBenchError> {
+    serde_json::from_value(value.clone())
+        .map_err(|error| ClusterBenchError::Kubeconfig(error.to_string()))
+}
+
+pub(super) fn runtime() -> Result<Runtime, ClusterBenchError> {
+    let made = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    made.map_err(ClusterBenchError::system("starting a runtime"))
+}
+
+pub(super) async fn client(cluster: &Cluster) -> Result<Client, ClusterBenchError> {
+    let wrong = |error: &dyn std::fmt::Display| ClusterBenchError::Kubeconfig(error.to_string());
+    let file = Kubeconfig::read_from(cluster.kubeconfig()).map_err(|error| wrong(&error))?;
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
+    let config = config.map_err(|error| wrong(&error))?;
+    Client::try_from(config).map_err(|error| wrong(&error))
+}
+
+/// In the network of the thread that calls it, as its threads are.
+fn runtime_of_fleet() -> std::io::Result<Runtime> {
+    Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+}
+
+/// Does it for all, some at a time.
+pub(super) async fn at_once<I: IntoIterator, F: Future<Output = Result<(), ClusterBenchError>>>(
+    all: I,
+    f: impl Fn(I::Item) -> F,
+) -> Result<(), ClusterBenchError> {
+    stream::iter(all)
+        .map(f)
+        .buffer_unordered(AT_ONCE)
+        .try_collect()
+        .await
+}

@@ -100,8 +100,8 @@ impl Destinations {
     }
 
     pub(super) fn are_verified(&self) -> bool {
-        let verified = |d: &Box<Destination>| matches!(d.standing, Standing::Verified { .. });
-        self.all.values().all(verified)
+        let verified = |standing: &Standing| matches!(standing, Standing::Verified { .. });
+        self.all.values().all(|d| verified(&d.standing))
     }
 
     /// Those that are neither Verified nor given up.

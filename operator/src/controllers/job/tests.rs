@@ -426,8 +426,8 @@ fn a_job_is_held_claimed_moved_and_released() {
         stage.log,
         [
             "hold",
-            "Preparing #1 Started",
-            "Transferring #1 Planned,Transferring",
+            "Preparing #1 Started,Planned",
+            "Transferring #1 Transferring",
             "Transferring #1 ",
             "Transferring #1 ",
             "Transferring #1 ",

@@ -14,6 +14,8 @@ use crate::{
 
 /// An API server that has not answered by then is asked again with the next attempt.
 const WITHIN: Duration = Duration::from_secs(10);
+/// Of an object's name.
+const NAME_MAX: usize = 253;
 
 /// Why a Secret could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -43,6 +45,15 @@ pub(super) enum SecretFault {
         /// The Secret's.
         name: String,
     },
+    /// It is no name: the body of a question is not checked as an object is.
+    #[error(
+        "secretRef.name: `{name}` is no name of a Secret: give one of at most 253 characters, of a-z, 0-9, \
+         `-` and `.`, which begins and ends with a letter or digit (RFC 1123)"
+    )]
+    BadName {
+        /// What was said, cut.
+        name: String,
+    },
     /// The API server did not say.
     #[error(
         "Secret {namespace}/{name} could not be read ({problem}): see whether the API server is well; \
@@ -64,6 +75,7 @@ impl SecretFault {
         match self {
             Self::Forbidden { .. } => "SecretForbidden",
             Self::Missing { .. } => "SecretMissing",
+            Self::BadName { .. } => "BadRequest",
             Self::Unread { .. } => "SecretUnread",
         }
     }
@@ -91,6 +103,11 @@ impl Secrets {
         namespace: &str,
         name: &str,
     ) -> Result<BTreeMap<String, Vec<u8>>, SecretFault> {
+        // It becomes part of a path.
+        if !is_name(name) {
+            let name = name.chars().take(NAME_MAX).collect();
+            return Err(SecretFault::BadName { name });
+        }
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
         let answer = timeout(WITHIN, api.get_opt(name)).await;
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
@@ -122,6 +139,18 @@ impl Secrets {
     }
 }
 
+/// A DNS subdomain (RFC 1123), as Kubernetes has it.
+fn is_name(name: &str) -> bool {
+    let is_end = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let is_label = |label: &str| {
+        let bytes = label.as_bytes();
+        bytes.first().is_some_and(|c| is_end(*c))
+            && bytes.last().is_some_and(|c| is_end(*c))
+            && bytes.iter().all(|c| is_end(*c) || *c == b'-')
+    };
+    name.len() <= NAME_MAX && name.split('.').all(is_label)
+}
+
 impl Open for Secrets {
     fn open<'a>(
         &'a self,
@@ -134,7 +163,7 @@ impl Open for Secrets {
                 reason: fault.reason().to_owned(),
                 message: fault.to_string(),
                 // Somebody may give the right, or make it.
-                retriable: true,
+                retriable: !matches!(fault, SecretFault::BadName { .. }),
             })
         })
     }
@@ -190,6 +219,36 @@ mod tests {
         let broken = answering(500, status(500, "InternalError"));
         let fault = broken.read("team-a", "store").await.unwrap_err();
         assert_eq!(fault.reason(), "SecretUnread");
+    }
+
+    /// What the API server answers to every question is a Secret that nobody may have.
+    #[tokio::test]
+    async fn what_is_no_name_is_asked_of_nobody() {
+        let answer = get(|| async { (StatusCode::OK, json!({"data": {"a": "YQ=="}}).to_string()) });
+        let client = Client::new(Router::new().fallback(answer), "default");
+        let secrets = Secrets::new(client, "weft-system");
+        let long = "a".repeat(254);
+        for name in [
+            "../../weft-system/secrets/weft-ca",
+            "a/b",
+            "a?b",
+            "a#b",
+            "a%2fb",
+            "",
+            ".",
+            "a..b",
+            "-a",
+            "a-",
+            "A",
+            &long,
+        ] {
+            let fault = secrets.read("team-a", name).await.unwrap_err();
+            assert!(matches!(fault, SecretFault::BadName { .. }), "{name}");
+            assert!(fault.to_string().len() < 500);
+        }
+        for name in ["a", "store.team-a", "0-1"] {
+            assert!(secrets.read("team-a", name).await.is_ok(), "{name}");
+        }
     }
 
     #[tokio::test]

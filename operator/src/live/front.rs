@@ -1,6 +1,6 @@
 //! The API server's proxy: how it is known, and the only door that opens to it.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::serve::Listener;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -13,8 +13,8 @@ use rustls::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, mpsc},
-    task::JoinHandle,
+    sync::mpsc,
+    task::{AbortHandle, JoinHandle},
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -27,7 +27,9 @@ const NAMESPACE: &str = "kube-system";
 const CONFIG_MAP: &str = "extension-apiserver-authentication";
 /// A caller that has not shown who it is by then is cut off.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
-/// Callers that are showing who they are, at a time: some 30 KiB each.
+/// Callers that are showing who they are, at a time: some 30 KiB each. Who comes beyond that takes the place
+/// of the one that has been at it for longest: the API server needs milliseconds, and one who only dawdles
+/// keeps nobody out.
 const HANDSHAKES: usize = 256;
 /// Connections that have been let in and wait to be served.
 const WAITING: usize = 16;
@@ -148,19 +150,20 @@ impl Doors {
         let acceptor = TlsAcceptor::from(Arc::new(tls));
         let names = Arc::new(names);
         let task = tokio::spawn(async move {
-            let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+            let mut handshakes: VecDeque<AbortHandle> = VecDeque::new();
             loop {
-                // Who comes beyond that waits in the kernel's queue. It is never closed.
-                let Ok(turn) = Arc::clone(&handshakes).acquire_owned().await else {
-                    return;
-                };
                 let Ok((stream, from)) = listener.accept().await else {
                     sleep(BREATH).await;
                     continue;
                 };
+                handshakes.retain(|one| !one.is_finished());
+                if handshakes.len() >= HANDSHAKES
+                    && let Some(oldest) = handshakes.pop_front()
+                {
+                    oldest.abort();
+                }
                 let (acceptor, names, admit) = (acceptor.clone(), names.clone(), admit.clone());
-                tokio::spawn(async move {
-                    let _turn = turn;
+                let handshake = tokio::spawn(async move {
                     match timeout(HANDSHAKE_WITHIN, acceptor.accept(stream)).await {
                         Ok(Ok(stream)) if is_front(&stream, &names) => {
                             // Nobody serves any more: the caller is cut off.
@@ -176,6 +179,7 @@ impl Doors {
                         Err(_) => tracing::debug!(%from, "no handshake in time"),
                     }
                 });
+                handshakes.push_back(handshake.abort_handle());
             }
         });
         Self {
@@ -275,6 +279,51 @@ mod tests {
             let error = Front::of(&map(&rest)).unwrap_err();
             assert!(error.starts_with(missing), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn those_who_dawdle_keep_nobody_out() {
+        let authority = Authority::new("front").unwrap();
+        let front = Front {
+            authorities: authority.certificate().to_owned(),
+            names: Vec::new(),
+            headers: Headers {
+                user: Vec::new(),
+                group: Vec::new(),
+                extra: Vec::new(),
+            },
+        };
+        let server = front.server(&authority.operator_server(&[]).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut doors = Doors::open(Arc::new(listener), server.unwrap(), Vec::new());
+        let mut idle = Vec::new();
+        for _ in 0..HANDSHAKES + 20 {
+            idle.push(TcpStream::connect(address).await.unwrap());
+        }
+
+        let mut roots = RootCertStore::empty();
+        let root = CertificateDer::from_pem_slice(authority.certificate().as_bytes());
+        roots.add(root.unwrap()).unwrap();
+        let own = authority.operator().unwrap();
+        let chain = CertificateDer::from_pem_slice(own.certificate.as_bytes()).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes()).unwrap();
+        let client =
+            rustls::ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(roots)
+                .with_client_auth_cert(vec![chain], key)
+                .unwrap();
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(client));
+        let stream = TcpStream::connect(address).await.unwrap();
+        let name = "operator.weft".try_into().unwrap();
+        // Before anybody's time is over.
+        let within = HANDSHAKE_WITHIN / 2;
+        let calls = timeout(within, connector.connect(name, stream));
+        let (called, let_in) = tokio::join!(calls, timeout(within, doors.accept()));
+        called.unwrap().unwrap();
+        let_in.unwrap();
     }
 
     #[test]

@@ -233,6 +233,9 @@ impl<A: Authorizer> Asked<A> {
             Refused::new(StatusCode::BAD_REQUEST, "BadRequest", text)
         })?;
         job.metadata.namespace = Some(namespace.to_owned());
+        // It is no object yet, whatever it says of itself.
+        job.metadata.uid = None;
+        job.status = None;
         let survey = self.ask(|answer| Question::Survey {
             job: Box::new(job),
             answer,

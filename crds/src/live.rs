@@ -23,7 +23,8 @@ pub fn live_api_version() -> String {
     format!("{LIVE_GROUP}/{LIVE_VERSION}")
 }
 
-/// How far a job is: the status that the operator would write now, with every destination.
+/// How far a job is: the status that the operator would write now, with every destination where one job
+/// is asked for.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct TransferProgress {
@@ -33,7 +34,8 @@ pub struct TransferProgress {
     pub kind: String,
     /// Name, namespace, UID and creation of the job.
     pub metadata: ObjectMeta,
-    /// What the operator knows now; `destinations` holds all of them.
+    /// What the operator knows now; `destinations` holds all of them, and in a list none: `counts` says
+    /// there how many there are.
     pub status: TransferJobStatus,
     /// While it waits for its turn: how many jobs of its fabric that wait come before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -205,7 +205,7 @@ fn order_of(
     let models = fabrics.get(fabric).and_then(|view| view.models.get(node));
     Ok(NodeOrder {
         config: Some(config),
-        models: models.cloned().unwrap_or_default(),
+        models: models.map(|models| models.to_vec()).unwrap_or_default(),
         leader_epoch,
     })
 }

@@ -21,6 +21,7 @@ mod looks;
 mod membership;
 mod models;
 mod network;
+mod orders;
 mod question;
 mod queue;
 mod reading;
@@ -29,6 +30,7 @@ mod resolve;
 mod secret;
 mod snapshot;
 mod status;
+mod stumbles;
 mod tally;
 mod views;
 mod work;
@@ -62,13 +64,14 @@ use self::{
     bucket::Bucket,
     cluster::{Cluster, ClusterError, Seen},
     holds::Holds,
-    job::Order,
     lead::Lead,
     looks::Looks,
     membership::Membership,
+    models::Notes,
     queue::Queue,
-    request::Request,
+    request::{News, Request},
     secret::Secrets,
+    stumbles::Stumbles,
     work::Work,
     world::{Key, World, uid},
     writes::is_progress,
@@ -158,6 +161,9 @@ pub async fn run(
         },
         works: BTreeMap::new(),
         written: BTreeMap::new(),
+        stumbles: Stumbles::default(),
+        untold: Vec::new(),
+        notes: Notes::default(),
         holds: Holds::default(),
         looks: Looks::new(secrets, tell),
         agenda: Agenda::default(),
@@ -218,6 +224,10 @@ struct Controllers {
     /// When a job's status was last written, by UID.
     written: BTreeMap<String, Timestamp>,
     lead: Lead,
+    stumbles: Stumbles,
+    /// What people shall hear of jobs and has not been said yet.
+    untold: Vec<(Key, News)>,
+    notes: Notes,
     holds: Holds,
     looks: Looks,
     agenda: Agenda,
@@ -252,6 +262,10 @@ impl Controllers {
             let is_done = self.carry_out(&request, now).await;
             looked.push((key, is_done));
             all_done &= is_done;
+        }
+        for (key, news) in std::mem::take(&mut self.untold) {
+            let job = self.world.jobs.get(&key).map(|job| job.object_ref(&()));
+            self.tell(job, "Transfer", &[news]).await;
         }
         for request in self.fabrics(are_reports_new, now) {
             all_done &= self.carry_out(&request, now).await;
@@ -303,6 +317,7 @@ impl Controllers {
             self.queue.keep(&uids);
             let jobs = &self.world.jobs;
             self.agenda.keep(|key| jobs.get(key).is_some());
+            self.stumbles.keep(&uids);
         }
         changed.into_iter().for_each(|key| self.agenda.note(key));
         for work in self.works.values() {
@@ -310,16 +325,17 @@ impl Controllers {
                 self.agenda.note(key.clone());
             }
         }
-        self.works.retain(|uid, work| {
-            if work.is_lost() {
-                tracing::error!(
-                    uid,
-                    "a transfer's task ended without an outcome; it begins again"
-                );
-            }
-            !work.is_lost()
-        });
         let elapsed = self.began.elapsed();
+        for (uid, work) in self.works.extract_if(.., |_, work| work.is_lost()) {
+            let wait = self.stumbles.stumbled(&uid, elapsed);
+            tracing::error!(
+                uid,
+                "a transfer's task ended without an outcome; it begins again in {wait:?}"
+            );
+            self.agenda.at(work.key(), elapsed + wait);
+            self.untold
+                .push((work.key().clone(), stumbles::interrupted(wait)));
+        }
         if self.agenda.is_for_all(self.world.layout(), elapsed) {
             for (key, _) in self.world.jobs.iter() {
                 self.agenda.note(key.clone());
@@ -376,65 +392,5 @@ impl Controllers {
             self.changed.notify_one();
         }
         requests
-    }
-
-    fn obey(&mut self, key: Key, uid: String, order: Order) {
-        let object = ("TransferJob", key);
-        let channels = &self.context.channels;
-        let changed = Arc::clone(&self.changed);
-        let work = match order {
-            Order::Begin(_) | Order::Withdraw { .. }
-                if self.holds.is_held(&object, self.began.elapsed()) =>
-            {
-                return;
-            }
-            Order::Begin(transfer) => {
-                let Key { namespace, name } = &object.1;
-                let attempts_before = transfer.spec.mandate.attempts_before;
-                tracing::info!(
-                    namespace,
-                    name,
-                    fabric = transfer.fabric,
-                    attempts_before,
-                    "a transfer begins"
-                );
-                Work::begin(object.1, *transfer, channels, changed)
-            }
-            Order::Withdraw {
-                transfer,
-                discard,
-                remove,
-            } => Work::withdraw(object.1, *transfer, (discard, remove), channels, changed),
-            Order::Meet { layout, who } => {
-                if let Some(work) = self.works.get_mut(&uid) {
-                    work.meet(layout, who);
-                }
-                // An attempt may be waiting for its permit.
-                self.agenda.note(object.1);
-                self.changed.notify_one();
-                return;
-            }
-            Order::Look(secret) => return self.look(secret),
-            Order::Permit(attempt) => {
-                if let Some(work) = self.works.get(&uid) {
-                    work.permit(attempt);
-                }
-                return;
-            }
-            Order::Stop { discard, remove } => {
-                if let Some(work) = self.works.get(&uid) {
-                    work.stop(discard, remove);
-                }
-                return;
-            }
-            Order::Forget => {
-                self.works.remove(&uid);
-                // What follows from that is decided at once.
-                self.agenda.note(object.1);
-                self.changed.notify_one();
-                return;
-            }
-        };
-        self.works.insert(uid, work);
     }
 }

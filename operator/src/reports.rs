@@ -23,7 +23,7 @@ pub struct FabricView {
     /// The nodes that belong to it.
     pub nodes: BTreeSet<String>,
     /// What they are to look after, by node; nothing at those that are not in it.
-    pub models: BTreeMap<String, Vec<Model>>,
+    pub models: BTreeMap<String, Arc<Vec<Model>>>,
 }
 
 /// Every fabric, by name.

@@ -20,7 +20,7 @@ use super::{
     agents::{self, APPLIED, AgentTemplate, FABRIC_LABEL},
     condition::{self, Verdict},
     membership::{Members, Membership},
-    models,
+    models::{self, Notes},
     request::{News, Request},
     world::{World, readiness, uid},
 };
@@ -53,6 +53,8 @@ pub(super) struct View<'a> {
     pub(super) membership: &'a Membership,
     /// What agents have said to this process.
     pub(super) sightings: &'a BTreeMap<String, Sighting>,
+    /// What nodes say that they hold.
+    pub(super) notes: &'a Notes,
     /// How long this process has been leading: agents need a while to find a new leader.
     pub(super) leading: Duration,
     /// What DaemonSets are made from.
@@ -66,7 +68,12 @@ pub(super) fn decide(view: &View<'_>) -> Vec<Request> {
     let mut requests = agents(view);
     requests.extend(fabric_nodes(view));
     requests.extend(statuses(view));
-    requests.extend(models::lost(view.world, view.membership, view.sightings));
+    requests.extend(models::lost(
+        view.world,
+        view.membership,
+        view.sightings,
+        view.notes,
+    ));
     requests
 }
 

@@ -4,13 +4,16 @@
 //! Both are on the cluster's node and written as one, so they outlive this process, and end with the
 //! node. A model is called by its job, namespace included: nobody can give another's name away.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt as _, core::PartialObjectMeta};
 use serde::{Deserialize, Serialize};
 use weft_crds::TransferJob;
-use weft_proto::operator::v1::Model;
+use weft_proto::operator::v1::{Model, ModelState};
 
 use super::{
     fabric::Sighting,
@@ -92,30 +95,83 @@ pub(super) fn key(job: &TransferJob) -> String {
     format!("{PREFIX}{kept}.{}", &hash[..8])
 }
 
-/// What is noted at a node, by key.
+/// What is noted at a node, by key, as far as it can be read.
 fn noted(node: &PartialObjectMeta<Node>) -> impl Iterator<Item = (&str, Option<Note>)> {
-    let annotations = node.annotations().iter();
-    annotations
-        .filter(|(key, _)| key.starts_with(PREFIX))
-        // What cannot be read was written by somebody else, and nobody looks after it.
-        .map(|(key, text)| (key.as_str(), serde_json::from_str(text).ok()))
+    let keys = node.annotations().keys();
+    let keys = keys.filter(|key| key.starts_with(PREFIX));
+    keys.map(|key| (key.as_str(), note(node, key)))
 }
 
-/// What a node's agent is to look after.
-pub(super) fn to_look_after(world: &World, node: &str) -> Vec<Model> {
-    let Some(node) = world.nodes.named(node) else {
-        return Vec::new();
-    };
-    let models = noted(node).filter_map(|(key, note)| {
-        let note = note?;
-        Some(Model {
-            name: key.to_owned(),
-            root: note.root,
-            path: note.path,
-            fingerprint: note.fingerprint,
-        })
-    });
-    models.take(MODELS_MAX).collect()
+/// What nodes' annotations say, read once for each version of a node: there may be thousands of nodes
+/// with a hundred models each, and fabrics are decided every second.
+#[derive(Debug, Default)]
+pub(super) struct Notes(BTreeMap<String, Noted>);
+
+#[derive(Debug)]
+struct Noted {
+    /// UID and version of the node that was read.
+    of: (Option<String>, Option<String>),
+    models: Arc<Vec<Model>>,
+    /// Keys of what cannot be read: somebody else wrote it, and nobody looks after it.
+    unreadable: Vec<String>,
+}
+
+impl Notes {
+    /// Reads what is new.
+    pub(super) fn read(&mut self, world: &World) {
+        self.0.retain(|name, _| world.nodes.named(name).is_some());
+        for (place, node) in world.nodes.iter() {
+            let of = (node.uid(), node.resource_version());
+            if self.0.get(&place.name).is_none_or(|noted| noted.of != of) {
+                self.0.insert(place.name.clone(), Noted::new(node, of));
+            }
+        }
+    }
+
+    /// What a node's agent is to look after.
+    pub(super) fn to_look_after(&self, node: &str) -> Arc<Vec<Model>> {
+        let noted = self.0.get(node);
+        noted
+            .map(|noted| Arc::clone(&noted.models))
+            .unwrap_or_default()
+    }
+
+    /// The first key by which a node promises what its agent does not find any more, or what nobody can
+    /// read.
+    fn broken(&self, node: &str, said: &[ModelState]) -> Option<&str> {
+        let noted = self.0.get(node)?;
+        let is_lost = |model: &&Model| {
+            said.iter().any(|state| {
+                !state.intact
+                    && (&state.name, &state.fingerprint) == (&model.name, &model.fingerprint)
+            })
+        };
+        let lost = noted.models.iter().find(is_lost).map(|model| &*model.name);
+        noted.unreadable.first().map(|key| &**key).or(lost)
+    }
+}
+
+impl Noted {
+    fn new(node: &PartialObjectMeta<Node>, of: (Option<String>, Option<String>)) -> Self {
+        let (mut models, mut unreadable) = (Vec::new(), Vec::new());
+        for (key, note) in noted(node) {
+            match note {
+                Some(note) => models.push(Model {
+                    name: key.to_owned(),
+                    root: note.root,
+                    path: note.path,
+                    fingerprint: note.fingerprint,
+                }),
+                None => unreadable.push(key.to_owned()),
+            }
+        }
+        models.truncate(MODELS_MAX);
+        Self {
+            of,
+            models: Arc::new(models),
+            unreadable,
+        }
+    }
 }
 
 /// Whether a node can take one more note, or another one in place of that which it has.
@@ -263,6 +319,7 @@ pub(super) fn lost(
     world: &World,
     membership: &Membership,
     sightings: &BTreeMap<String, Sighting>,
+    notes: &Notes,
 ) -> Vec<Request> {
     let mut requests = Vec::new();
     for (place, node) in world.nodes.iter() {
@@ -271,22 +328,19 @@ pub(super) fn lost(
         let sighting = sightings
             .get(name)
             .filter(|sighting| Some(sighting.fabric.as_str()) == fabric);
-        let is_lost = |key: &str, note: &Option<Note>| {
-            let Some(note) = note else { return true };
-            let said = sighting.iter().flat_map(|sighting| &sighting.report.models);
+        let said = sighting.map_or(&[][..], |sighting| &sighting.report.models);
+        let gone = match fabric {
+            Some(_) => notes.broken(name, said),
             // Nobody looks after it where no fabric has the node.
-            fabric.is_none()
-                || said
-                    .filter(|state| state.name == key && state.fingerprint == note.fingerprint)
-                    .any(|state| !state.intact)
+            None => {
+                let mut keys = node.annotations().keys().map(String::as_str);
+                keys.find(|key| key.starts_with(PREFIX))
+            }
         };
         let labels = node.labels().keys().filter(|key| key.starts_with(PREFIX));
         let stray = labels
             .map(String::as_str)
             .find(|key| !node.annotations().contains_key(*key));
-        let gone = noted(node)
-            .find(|(key, note)| is_lost(key, note))
-            .map(|(key, _)| key);
         if let Some(key) = gone.or(stray) {
             requests.push(Request::NodeModel {
                 node: name.clone(),

@@ -9,7 +9,10 @@ use k8s_openapi::{
 };
 use kube::ResourceExt as _;
 use tokio::sync::oneshot;
-use weft_crds::{NodePorts, Obstacle, RootScope, TransferJob, TransferProgress, live_api_version};
+use weft_crds::{
+    NodePorts, Obstacle, RootScope, TransferJob, TransferJobStatus, TransferProgress,
+    live_api_version,
+};
 
 use super::{
     fabric::is_ready,
@@ -100,12 +103,22 @@ pub(super) struct Known<'a> {
     pub(super) leader_epoch: u64,
 }
 
+/// How much is told of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Detail {
+    /// Every destination.
+    Whole,
+    /// Their counts: a thousand jobs with hundreds of destinations each are a hundred megabytes.
+    Summary,
+}
+
 /// How far a job is at this moment.
 pub(super) fn progress(
     job: &TransferJob,
     work: Option<&Snapshot>,
     queue: &Queue,
     now: Timestamp,
+    detail: Detail,
 ) -> TransferProgress {
     let written = job.status.clone().unwrap_or_default();
     let at_work = work.filter(|work| {
@@ -121,7 +134,17 @@ pub(super) fn progress(
             creation_timestamp: job.metadata.creation_timestamp.clone(),
             ..ObjectMeta::default()
         },
-        status: at_work.map_or(written, |work| status::live(job, work, now)),
+        status: match detail {
+            Detail::Whole => at_work.map_or(written, |work| status::live(job, work, now)),
+            Detail::Summary => {
+                let status = at_work.map_or(written, |work| status::of_work(job, work, now));
+                TransferJobStatus {
+                    destinations: Vec::new(),
+                    destinations_truncated: status.counts.total > 0,
+                    ..status
+                }
+            }
+        },
         ahead: queue
             .ahead(&uid(job))
             .map(|ahead| u32::try_from(ahead).unwrap_or(u32::MAX)),
@@ -247,9 +270,13 @@ pub(super) fn answer(question: Question, known: &Known<'_>, now: Timestamp) {
             answer,
         } => {
             let jobs = chosen(world, namespace.as_deref(), name.as_deref());
+            let detail = match name {
+                Some(_) => Detail::Whole,
+                None => Detail::Summary,
+            };
             let told = jobs.map(|job| {
                 let work = snapshots.get(job.metadata.uid.as_deref().unwrap_or_default());
-                progress(job, work.map(|work| &**work), queue, now)
+                progress(job, work.map(|work| &**work), queue, now, detail)
             });
             let _ = answer.send(told.collect());
         }
@@ -308,7 +335,13 @@ mod tests {
     #[test]
     fn live_progress_shows_every_destination_and_ends_with_what_is_written() {
         let mut job = scenario::job("minilm");
-        let told = progress(&job, Some(&moving(100)), &Queue::default(), start());
+        let told = progress(
+            &job,
+            Some(&moving(100)),
+            &Queue::default(),
+            start(),
+            Detail::Whole,
+        );
         assert_eq!(told.status.phase, Phase::Transferring);
         assert_eq!(told.status.destinations.len(), 100);
         assert!(!told.status.destinations_truncated);
@@ -322,11 +355,66 @@ mod tests {
             bytes: 77,
             ..Default::default()
         });
-        let told = progress(&job, Some(&moving(1)), &Queue::default(), start());
+        let told = progress(
+            &job,
+            Some(&moving(1)),
+            &Queue::default(),
+            start(),
+            Detail::Whole,
+        );
         assert_eq!(
             (told.status.phase, told.status.bytes),
             (Phase::Complete, 77)
         );
+    }
+
+    fn asked(world: &World, name: Option<&str>) -> TransferProgress {
+        let (answer, mut answered) = oneshot::channel();
+        let question = Question::Progress {
+            namespace: Some("team-a".to_owned()),
+            name: name.map(str::to_owned),
+            answer,
+        };
+        let snapshots = BTreeMap::from([("job-minilm".to_owned(), Arc::new(moving(200)))]);
+        let known = Known {
+            world,
+            snapshots: &snapshots,
+            queue: &Queue::default(),
+            leader_epoch: 1,
+        };
+        super::answer(question, &known, start());
+        let mut told = answered.try_recv().unwrap();
+        assert_eq!(told.len(), 1);
+        told.remove(0)
+    }
+
+    #[test]
+    fn a_list_tells_how_many_destinations_there_are_and_one_job_which() {
+        let mut world = scenario::world(2);
+        let (one, listed) = (asked(&world, Some("minilm")), asked(&world, None));
+        assert_eq!(one.status.destinations.len(), 200);
+        assert_eq!(listed.status.destinations, []);
+        assert!(listed.status.destinations_truncated);
+        let bare = |told: TransferProgress| TransferProgress {
+            status: TransferJobStatus {
+                destinations: Vec::new(),
+                destinations_truncated: false,
+                ..told.status
+            },
+            ..told
+        };
+        assert_eq!(bare(one), bare(listed));
+        // Also of one that is over, of which only what is written is known.
+        let mut job = scenario::job("minilm");
+        job.metadata.resource_version = Some("9".to_owned());
+        job.status = Some(TransferJobStatus {
+            phase: Phase::Complete,
+            destinations: moving(1).destinations,
+            ..TransferJobStatus::default()
+        });
+        world.jobs.learn(job);
+        assert_eq!(asked(&world, Some("minilm")).status.destinations.len(), 1);
+        assert_eq!(asked(&world, None).status.destinations, []);
     }
 
     #[test]
@@ -398,10 +486,16 @@ mod tests {
 
         queue.see(&uid(&job), Some(party(false)));
         queue.settle();
-        assert_eq!(progress(&job, None, &queue, start()).ahead, Some(0));
+        assert_eq!(
+            progress(&job, None, &queue, start(), Detail::Summary).ahead,
+            Some(0)
+        );
         queue.see("first", None);
         queue.settle();
-        assert_eq!(progress(&job, None, &queue, start()).ahead, None);
+        assert_eq!(
+            progress(&job, None, &queue, start(), Detail::Summary).ahead,
+            None
+        );
     }
 
     #[test]

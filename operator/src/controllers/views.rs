@@ -10,7 +10,6 @@ use super::{
     Controllers, LOOK,
     fabric::{self, Sighting},
     membership::Membership,
-    models,
     request::Request,
 };
 use crate::reports::{FabricView, Fabrics, NodeState};
@@ -26,11 +25,13 @@ impl Controllers {
             return Vec::new();
         }
         self.fabrics_of = Some((around, Instant::now()));
+        self.notes.read(&self.world);
         self.publish(&self.membership);
         fabric::decide(&fabric::View {
             world: &self.world,
             membership: &self.membership,
             sightings: &self.sightings(),
+            notes: &self.notes,
             leading: self.began.elapsed(),
             template: &self.template,
             now,
@@ -57,7 +58,7 @@ impl Controllers {
             let fabric = self.world.fabrics.named(name)?;
             let nodes = membership.members(name)?.nodes.clone();
             let models = nodes.iter().filter_map(|node| {
-                let models = models::to_look_after(&self.world, node);
+                let models = self.notes.to_look_after(node);
                 (!models.is_empty()).then(|| (node.clone(), models))
             });
             Some(FabricView {

@@ -12,7 +12,7 @@ use super::{
     snapshot::{Pace, Snapshot},
     world::Key,
 };
-use crate::transfer::{Channels, Contact, Course, End, Removal, Roster, Runner};
+use crate::transfer::{Channels, Contact, Removal, Roster, Runner};
 
 /// Between two looks while nothing but bytes change: agents report once a second.
 const LOOK: Duration = Duration::from_secs(1);
@@ -115,6 +115,11 @@ impl Work {
         is_new.then_some(&self.key)
     }
 
+    /// Its job.
+    pub(super) fn key(&self) -> &Key {
+        &self.key
+    }
+
     /// It ended without an outcome: a bug.
     pub(super) fn is_lost(&self) -> bool {
         self.task.is_finished() && self.snapshot.borrow().outcome.is_none()
@@ -145,8 +150,49 @@ impl Drop for Work {
     }
 }
 
-/// What is told at once when it changes.
-type Mark = (Course, Option<u32>, u32, Option<End>);
+/// When it is told how far a transfer is, and how fast it goes by then.
+#[derive(Debug)]
+struct Telling<M> {
+    pace: Pace,
+    told: Option<(Duration, M)>,
+    rate: u64,
+}
+
+impl<M> Default for Telling<M> {
+    fn default() -> Self {
+        Self {
+            pace: Pace::default(),
+            told: None,
+            rate: 0,
+        }
+    }
+}
+
+impl<M: PartialEq> Telling<M> {
+    /// Bytes per second, if it is to be told now.
+    fn rate(&mut self, now: Duration, mark: M, bytes: u64) -> Option<u64> {
+        let is_due =
+            (self.told.as_ref()).is_none_or(|(at, before)| *before != mark || now >= *at + LOOK);
+        is_due.then(|| {
+            self.told = Some((now, mark));
+            self.rate = self.pace.mark(now, bytes);
+            self.rate
+        })
+    }
+
+    /// When it is to be told again though nothing is heard: a rate falls with time, too.
+    fn due(&self) -> Option<Duration> {
+        let (at, _) = self.told.as_ref()?;
+        (self.rate > 0).then(|| *at + LOOK)
+    }
+}
+
+async fn passed(wait: Option<Duration>) {
+    match wait {
+        Some(wait) => tokio::time::sleep(wait).await,
+        None => std::future::pending().await,
+    }
+}
 
 async fn drive(
     fabric: String,
@@ -158,22 +204,22 @@ async fn drive(
     tell: watch::Sender<Arc<Snapshot>>,
     changed: Arc<Notify>,
 ) {
-    let mut pace = Pace::default();
-    let mut told: Option<(Duration, Mark)> = None;
+    let mut telling = Telling::default();
     loop {
         let (job, now) = (runner.job(), runner.now());
+        // What is told at once when it changes.
         let mark = (job.course(), job.claims(), job.attempt(), job.end());
-        if told.is_none_or(|(at, before)| before != mark || now >= at + LOOK) {
-            let rate = pace.mark(now, job.bytes_moved());
+        if let Some(rate) = telling.rate(now, mark, job.bytes_moved()) {
             tell.send_replace(Arc::new(Snapshot::of(job, &fabric, rate)));
             changed.notify_one();
-            told = Some((now, mark));
         }
         if runner.job().is_over() {
             return;
         }
+        let due = telling.due().map(|at| at.saturating_sub(runner.now()));
         tokio::select! {
             () = runner.turn() => {}
+            () = passed(due) => {}
             Ok(()) = stop.changed() => {
                 let end = stop.borrow_and_update().clone();
                 if let Some((discard, remove)) = end {
@@ -187,5 +233,42 @@ async fn drive(
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_of_a_transfer_that_nothing_is_heard_of_falls_to_nothing() {
+        let mut telling = Telling::default();
+        let mut now = Duration::ZERO;
+        for step in 0..=20 {
+            now = step * LOOK;
+            telling.rate(now, (), 1000 * u64::from(step));
+        }
+        assert_eq!(telling.rate, 1000);
+        let mut before = telling.rate;
+        while let Some(due) = telling.due() {
+            assert_eq!(due, now + LOOK);
+            now = due;
+            let rate = telling.rate(now, (), 20_000);
+            assert!(rate.is_some_and(|rate| rate < before), "{rate:?}");
+            before = telling.rate;
+        }
+        assert_eq!(now, 30 * LOOK);
+    }
+
+    #[test]
+    fn what_changes_is_told_at_once_and_bytes_once_a_second() {
+        let mut telling = Telling::default();
+        assert_eq!(telling.rate(Duration::ZERO, 1, 0), Some(0));
+        // Nothing moves: nobody need be woken.
+        assert_eq!(telling.due(), None);
+        assert_eq!(telling.rate(LOOK / 2, 1, 500), None);
+        assert!(telling.rate(LOOK / 2, 2, 500).is_some());
+        assert!(telling.rate(LOOK, 2, 1000).is_none());
+        assert!(telling.rate(2 * LOOK, 2, 1000).is_some());
     }
 }

@@ -76,7 +76,12 @@ impl Controllers {
     }
 
     /// Says it of an object, unless that is gone.
-    async fn tell(&mut self, object: Option<ObjectReference>, action: &str, news: &[News]) {
+    pub(super) async fn tell(
+        &mut self,
+        object: Option<ObjectReference>,
+        action: &str,
+        news: &[News],
+    ) {
         let Some(object) = object else {
             return;
         };

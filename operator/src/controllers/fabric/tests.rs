@@ -27,10 +27,13 @@ impl Stage {
             namespace: "weft-system".into(),
             ..AgentTemplate::default()
         };
+        let mut notes = Notes::default();
+        notes.read(&self.world);
         decide(&View {
             world: &self.world,
             membership: &membership,
             sightings: &self.sightings,
+            notes: &notes,
             leading: self.leading,
             template: &template,
             now: scenario::start(),

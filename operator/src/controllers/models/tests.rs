@@ -30,12 +30,18 @@ fn world() -> World {
     world
 }
 
+fn read(world: &World) -> Notes {
+    let mut notes = Notes::default();
+    notes.read(world);
+    notes
+}
+
 /// What is taken from nodes when the agent of n2 says this.
 fn taken(world: &World, states: Vec<ModelState>) -> Vec<(String, String)> {
     let mut sighting = scenario::sighting("n2", "default", 0);
     sighting.report.models = states;
     let sightings = BTreeMap::from([("n2".to_owned(), sighting)]);
-    lost(world, &Membership::of(world), &sightings)
+    lost(world, &Membership::of(world), &sightings, &read(world))
         .into_iter()
         .map(|request| match request {
             Request::NodeModel {
@@ -63,13 +69,48 @@ fn a_label_has_twelve_digits_of_the_digest_and_the_agent_is_told_what_to_look_af
     let world = world();
     let node = world.nodes.named("n2").unwrap();
     assert_eq!(node.labels()[KEY], "0123456789ab");
-    let models = to_look_after(&world, "n2");
+    let notes = read(&world);
+    let models = notes.to_look_after("n2");
     assert_eq!(models.len(), 1);
     assert_eq!(
         (&*models[0].name, &*models[0].path, &*models[0].fingerprint),
         (KEY, "team-a/minilm", "f1")
     );
-    assert!(to_look_after(&world, "n1").is_empty() && to_look_after(&world, "n9").is_empty());
+    assert!(notes.to_look_after("n1").is_empty() && notes.to_look_after("n9").is_empty());
+}
+
+#[test]
+fn a_nodes_notes_are_read_once_for_each_version_of_it() {
+    let mut world = world();
+    let mut notes = read(&world);
+    let first = notes.to_look_after("n2");
+    notes.read(&world);
+    assert!(Arc::ptr_eq(&first, &notes.to_look_after("n2")));
+    world.obey(&Request::NodeModel {
+        node: "n2".into(),
+        uid: "node-n2".into(),
+        version: None,
+        key: KEY.into(),
+        note: Some(note("f2")),
+    });
+    notes.read(&world);
+    assert_eq!(notes.to_look_after("n2")[0].fingerprint, "f2");
+    world
+        .nodes
+        .forget(&crate::controllers::world::Key::cluster("n2"));
+    notes.read(&world);
+    assert!(notes.to_look_after("n2").is_empty());
+}
+
+#[test]
+fn what_nobody_can_read_is_taken_away() {
+    let mut world = world();
+    let mut node = world.nodes.named("n2").unwrap().clone();
+    let annotations = node.metadata.annotations.get_or_insert_default();
+    annotations.insert(KEY.into(), "nonsense".into());
+    node.metadata.resource_version = Some("9".into());
+    world.nodes.learn(node);
+    assert_eq!(taken(&world, vec![]), [("n2".to_owned(), KEY.to_owned())]);
 }
 
 #[test]
@@ -191,7 +232,7 @@ fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
         assert_eq!(next(&job, &world, &work, &none), None);
         // One more that somebody wrote by hand.
         write(&mut world, "more", note(&fingerprint));
-        assert!(to_look_after(&world, "n2").len() <= MODELS_MAX);
+        assert!(read(&world).to_look_after("n2").len() <= MODELS_MAX);
     }
     // What it has already is replaced.
     let mut world = world();

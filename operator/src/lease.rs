@@ -34,8 +34,14 @@ use crate::NAME;
 const DURATION: Duration = Duration::from_secs(30);
 /// Before that the leader has given up: its clock and another's may run apart by a sixth.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(25);
+/// The uninstall's hook, which takes the Lease so that no operator undoes what it does.
+const UNINSTALL: &str = "weft-uninstall";
+/// Helm ends the operators within seconds of the hook's end; the next installation's waits so long.
+const UNINSTALLED: Duration = Duration::from_secs(10);
 /// Between two renewals, and between two looks at another's Lease.
 const INTERVAL: Duration = Duration::from_secs(2);
+/// A leader that renews comes in between once in a while, and not so often in a row.
+const SEIZURES: u32 = 5;
 /// An API server that answers at all answers within.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
@@ -51,13 +57,17 @@ pub trait Board: Send + Sync {
 pub struct LeaseBoard(Api<Lease>);
 
 impl LeaseBoard {
-    /// In the operator's namespace, over a connection of the runtime that this is called in.
+    /// In the operator's namespace.
+    pub fn new(client: Client, namespace: &str) -> Self {
+        Self(Api::namespaced(client, namespace))
+    }
+
+    /// The same, over a connection of the runtime that this is called in.
     ///
     /// # Errors
     /// Nobody can be asked with this configuration.
     pub fn of(config: Config, namespace: &str) -> Result<Self, kube::Error> {
-        let client = Client::try_from(config)?;
-        Ok(Self(Api::namespaced(client, namespace)))
+        Ok(Self::new(Client::try_from(config)?, namespace))
     }
 }
 
@@ -96,14 +106,7 @@ impl Candidate {
             Some(lease) if self.is_held(lease, now) => return None,
             Some(lease) => lease.lease_transitions.unwrap_or(0).saturating_add(1),
         };
-        Some(LeaseSpec {
-            holder_identity: Some(self.name.clone()),
-            lease_duration_seconds: Some(i32::try_from(DURATION.as_secs()).unwrap_or(i32::MAX)),
-            acquire_time: Some(MicroTime(wall)),
-            renew_time: Some(MicroTime(wall)),
-            lease_transitions: Some(transitions),
-            ..LeaseSpec::default()
-        })
+        Some(taken(&self.name, transitions, wall))
     }
 
     /// Whether another holds it. A Lease in this one's own name is of a process before it in the same
@@ -114,12 +117,29 @@ impl Candidate {
             return false;
         }
         match &self.seen {
-            Some((seen, since)) if seen == lease => now.duration_since(*since) < DURATION,
+            Some((seen, since)) if seen == lease => {
+                let duration = match holder {
+                    UNINSTALL => UNINSTALLED,
+                    _ => DURATION,
+                };
+                now.duration_since(*since) < duration
+            }
             _ => {
                 self.seen = Some((lease.clone(), now));
                 true
             }
         }
+    }
+}
+
+fn taken(name: &str, transitions: i32, wall: Timestamp) -> LeaseSpec {
+    LeaseSpec {
+        holder_identity: Some(name.to_owned()),
+        lease_duration_seconds: Some(i32::try_from(DURATION.as_secs()).unwrap_or(i32::MAX)),
+        acquire_time: Some(MicroTime(wall)),
+        renew_time: Some(MicroTime(wall)),
+        lease_transitions: Some(transitions),
+        ..LeaseSpec::default()
     }
 }
 
@@ -215,6 +235,35 @@ async fn attempt<B: Board>(
         Ok(lease) => Ok(Some((lease, now))),
         Err(problem) => Err(problem),
     }
+}
+
+/// Takes the Lease from whoever holds it, for the uninstall: the leader learns of it at its next renewal,
+/// and nobody leads as long as this is kept. Nothing where no operator has ever led.
+///
+/// # Errors
+/// The API server does not answer, or somebody renews it whenever it is written.
+pub async fn seize<B: Board>(board: B) -> Result<Option<Leadership<B>>, String> {
+    let mut problem = String::new();
+    for _ in 0..SEIZURES {
+        let now = Instant::now();
+        let Some(mut lease) = answer(board.read()).await? else {
+            return Ok(None);
+        };
+        let before = lease.spec.take().unwrap_or_default();
+        let transitions = before.lease_transitions.unwrap_or(0).saturating_add(1);
+        lease.spec = Some(taken(UNINSTALL, transitions, Timestamp::now()));
+        match answer(board.write(lease)).await {
+            Ok(lease) => {
+                return Ok(Some(Leadership {
+                    board,
+                    lease,
+                    renewed: watch::Sender::new(now),
+                }));
+            }
+            Err(refused) => problem = refused,
+        }
+    }
+    Err(problem)
 }
 
 async fn answer<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {

@@ -14,6 +14,7 @@ use tracing_subscriber::EnvFilter;
 use weft_operator::{
     authority::unique,
     check,
+    lease::LeaseBoard,
     process::{self, Settings},
     uninstall,
 };
@@ -74,7 +75,8 @@ struct Arguments {
 enum Verb {
     /// Suspend all TransferJobs and let them go, so that nothing waits for an operator any more.
     ///
-    /// What `helm uninstall` runs before it removes anything; ends within 90 s.
+    /// Then nodes say nothing of fabrics and models any more. What `helm uninstall` runs before it removes
+    /// anything; ends within 150 s.
     Uninstall,
     /// Say whether an operator leads and every RdmaFabric is Ready; what `helm test` runs.
     Check,
@@ -132,7 +134,8 @@ fn carry_out(runtime: &Runtime, arguments: Arguments) -> Result<(), String> {
         }
         Some(Verb::Uninstall) => runtime.block_on(async {
             let client = process::client().await.map_err(|error| error.to_string())?;
-            let done = uninstall::run(client).await;
+            let board = LeaseBoard::new(client.clone(), &arguments.namespace);
+            let done = uninstall::run(client, board).await;
             done.map_err(|error| error.to_string())
         }),
         Some(Verb::Check) => runtime.block_on(async {

@@ -4,7 +4,10 @@
 //! Jobs that are not over are suspended, so that the operator, which still runs, ends them at the
 //! agents; then their finalizer goes. They stay, and go on from where they are once the chart is back
 //! and `spec.suspend` is false. When the operator does not answer, the finalizers go all the same
-//! after [`PATIENCE`]: agents end by themselves what no operator renews.
+//! after [`PATIENCE`]: agents end by themselves what no operator renews. Last, `labels` takes from the
+//! nodes what they say of fabrics and models.
+
+mod labels;
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,12 +19,14 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 use weft_crds::{DeletionPolicy, Phase, TransferJob};
 
-use crate::{NAME, controllers::FINALIZER, transfer::innermost};
+use crate::{NAME, controllers::FINALIZER, lease::Board, transfer::innermost};
 
 /// So long the operator has to end the jobs at the agents.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// After that it may take so long to let them go.
 const GRACE: Duration = Duration::from_secs(30);
+/// After that, nodes may be written to for so long: thousands take seconds.
+const LABELS_WITHIN: Duration = Duration::from_secs(60);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(500);
 /// An API server that answers at all answers within.
@@ -70,16 +75,27 @@ fn step(job: &TransferJob, late: bool) -> Option<Step> {
     }
 }
 
-/// Stops all jobs and lets them go, within [`PATIENCE`] and a little more.
+/// Stops all jobs and lets them go, within [`PATIENCE`] and a little more; then nodes say nothing of
+/// fabrics and models any more. What cannot be taken from them is no reason to stay installed.
 ///
 /// # Errors
-/// Some are still held.
-pub async fn run(client: Client) -> Result<(), UninstallError> {
+/// Some jobs are still held.
+pub async fn run(client: Client, board: impl Board) -> Result<(), UninstallError> {
+    let_go(&client).await?;
+    match timeout(LABELS_WITHIN, labels::remove(&client, board)).await {
+        Ok(Ok(nodes)) => tracing::info!(nodes, "no node says anything of fabrics and models"),
+        Ok(Err(problem)) => tracing::warn!("labels weft.dev/* of nodes stay: {problem}"),
+        Err(_) => tracing::warn!("labels weft.dev/* of nodes stay: not done in {LABELS_WITHIN:?}"),
+    }
+    Ok(())
+}
+
+async fn let_go(client: &Client) -> Result<(), UninstallError> {
     let begun = Instant::now();
     let mut suspended = BTreeSet::new();
     loop {
         let late = begun.elapsed() >= PATIENCE;
-        let (left, problem) = match pass(&client, late, &mut suspended).await {
+        let (left, problem) = match pass(client, late, &mut suspended).await {
             Ok(left) => (left, String::new()),
             Err(problem) => ("unknown".to_owned(), format!(" ({problem})")),
         };

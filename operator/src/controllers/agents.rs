@@ -9,17 +9,17 @@ use k8s_openapi::{
             Volume, VolumeMount,
         },
     },
-    apimachinery::pkg::apis::meta::v1::{LabelSelector, OwnerReference},
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::ResourceExt as _;
 use weft_crds::{RdmaFabric, Root, RootAccess};
 
-use super::membership::Members;
-
-/// The fabric that a DaemonSet and its pods belong to.
+/// The fabric that a DaemonSet, its pods and their nodes belong to.
 pub(super) const FABRIC_LABEL: &str = "weft.dev/fabric";
 /// The hash of what was applied, so that a difference is seen without comparing defaults.
 pub(super) const APPLIED: &str = "weft.dev/applied";
+/// On a DaemonSet: its pods run where the nodes' labels say so. Releases before that said which nodes.
+pub(super) const BOUND: &str = "weft.dev/bound-by";
 /// The container of the template that runs the agent.
 const CONTAINER: &str = "agent";
 /// Where the roots are mounted; agents know it, too.
@@ -50,11 +50,7 @@ pub(super) fn name(fabric: &str) -> String {
 }
 
 /// The DaemonSet as it shall be.
-pub(super) fn daemon_set(
-    template: &AgentTemplate,
-    fabric: &RdmaFabric,
-    members: &Members,
-) -> DaemonSet {
+pub(super) fn daemon_set(template: &AgentTemplate, fabric: &RdmaFabric) -> DaemonSet {
     let fabric_name = fabric.name_any();
     let mut set = template.manifest.clone();
     let label = (FABRIC_LABEL.to_owned(), fabric_name.clone());
@@ -71,7 +67,7 @@ pub(super) fn daemon_set(
     let metadata = spec.template.metadata.get_or_insert_default();
     metadata.labels.get_or_insert_default().extend([label]);
     let pod = spec.template.spec.get_or_insert_default();
-    bind(pod, fabric, members);
+    bind(pod, &fabric_name);
     mount_roots(pod, fabric);
     if let Some(agent) = container(pod) {
         let more = arguments(template, &fabric_name);
@@ -84,6 +80,7 @@ pub(super) fn daemon_set(
     let hash = hash(&set);
     let annotations = set.metadata.annotations.get_or_insert_default();
     annotations.insert(APPLIED.to_owned(), hash);
+    annotations.insert(BOUND.to_owned(), "label".to_owned());
     set
 }
 
@@ -132,18 +129,15 @@ fn container(pod: &mut PodSpec) -> Option<&mut Container> {
     pod.containers.get_mut(at.unwrap_or(0))
 }
 
-/// Pods run where the fabric's nodes are, beside what the chart asks for.
-fn bind(pod: &mut PodSpec, fabric: &RdmaFabric, members: &Members) {
-    let expressions = requirements(&fabric.spec.node_selector);
-    let not_taken = members.taken.keys().map(|node| NodeSelectorRequirement {
-        key: "metadata.name".to_owned(),
-        operator: "NotIn".to_owned(),
-        values: Some(vec![node.clone()]),
-    });
-    let fields: Vec<NodeSelectorRequirement> = not_taken.collect();
-    if expressions.is_empty() && fields.is_empty() {
-        return;
-    }
+/// Pods run on the nodes that the operator has labelled for the fabric, beside what the chart asks for.
+/// Nothing of this depends on which nodes those are: a template that did would be rolled out anew, to all
+/// nodes of the fabric, whenever one comes or goes.
+fn bind(pod: &mut PodSpec, fabric: &str) {
+    let labelled = NodeSelectorRequirement {
+        key: FABRIC_LABEL.to_owned(),
+        operator: "In".to_owned(),
+        values: Some(vec![fabric.to_owned()]),
+    };
     let affinity = pod.affinity.get_or_insert_with(Affinity::default);
     let of_nodes = affinity
         .node_affinity
@@ -158,34 +152,10 @@ fn bind(pod: &mut PodSpec, fabric: &RdmaFabric, members: &Members) {
     }
     // Terms are alternatives, so each has to say it.
     for term in &mut required.node_selector_terms {
-        extend(&mut term.match_expressions, &expressions);
-        extend(&mut term.match_fields, &fields);
+        term.match_expressions
+            .get_or_insert_default()
+            .push(labelled.clone());
     }
-}
-
-fn extend(
-    requirements: &mut Option<Vec<NodeSelectorRequirement>>,
-    more: &[NodeSelectorRequirement],
-) {
-    if !more.is_empty() {
-        requirements.get_or_insert_default().extend_from_slice(more);
-    }
-}
-
-fn requirements(selector: &LabelSelector) -> Vec<NodeSelectorRequirement> {
-    let labels = selector.match_labels.iter().flatten();
-    let equal = labels.map(|(key, value)| NodeSelectorRequirement {
-        key: key.clone(),
-        operator: "In".to_owned(),
-        values: Some(vec![value.clone()]),
-    });
-    let expressions = selector.match_expressions.iter().flatten();
-    let said = expressions.map(|expression| NodeSelectorRequirement {
-        key: expression.key.clone(),
-        operator: expression.operator.clone(),
-        values: expression.values.clone(),
-    });
-    equal.chain(said).collect()
 }
 
 /// Exactly the roots are mounted.
@@ -253,9 +223,7 @@ spec:
     #[test]
     fn a_fabric_gets_the_template_with_its_own_name_nodes_and_roots() {
         let fabric = scenario::fabric("default", 1);
-        let mut members = Members::default();
-        members.taken.insert("n9".into(), "older".into());
-        let set = daemon_set(&template(TEMPLATE), &fabric, &members);
+        let set = daemon_set(&template(TEMPLATE), &fabric);
         let text = serde_saphyr::to_string(&serde_json::to_value(&set).unwrap()).unwrap();
         insta::assert_snapshot!(text);
     }
@@ -265,23 +233,49 @@ spec:
         let applied = |set: &DaemonSet| set.metadata.annotations.as_ref().unwrap()[APPLIED].clone();
         let fabric = scenario::fabric("default", 1);
         let template = template(TEMPLATE);
-        let one = daemon_set(&template, &fabric, &Members::default());
-        let again = daemon_set(&template, &fabric, &Members::default());
+        let one = daemon_set(&template, &fabric);
+        let again = daemon_set(&template, &fabric);
         assert_eq!(applied(&one), applied(&again));
         let mut other = fabric.clone();
         other.spec.roots[0].access = RootAccess::ReadOnly;
-        assert_ne!(
-            applied(&one),
-            applied(&daemon_set(&template, &other, &Members::default()))
+        assert_ne!(applied(&one), applied(&daemon_set(&template, &other)));
+    }
+
+    #[test]
+    fn another_selector_rolls_no_agent() {
+        let fabric = scenario::fabric("default", 1);
+        let mut other = fabric.clone();
+        other.spec.node_selector = Default::default();
+        let template = template(TEMPLATE);
+        assert_eq!(
+            daemon_set(&template, &fabric),
+            daemon_set(&template, &other)
         );
     }
 
     #[test]
-    fn a_selector_of_all_nodes_asks_for_no_affinity() {
-        let mut fabric = scenario::fabric("default", 1);
-        fabric.spec.node_selector = LabelSelector::default();
-        let set = daemon_set(&template(TEMPLATE), &fabric, &Members::default());
-        // A term without requirements would match no node at all.
-        assert_eq!(set.spec.unwrap().template.spec.unwrap().affinity, None);
+    fn each_alternative_of_the_charts_own_affinity_is_bound_to_the_fabric() {
+        let mut template = template(TEMPLATE);
+        let term = |value: &str| {
+            serde_json::json!({"matchExpressions": [
+                {"key": "zone", "operator": "In", "values": [value]},
+            ]})
+        };
+        let affinity = serde_json::json!({"nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution":
+                {"nodeSelectorTerms": [term("a"), term("b")]},
+        }});
+        let spec = template.manifest.spec.as_mut().unwrap();
+        spec.template.spec.as_mut().unwrap().affinity = serde_json::from_value(affinity).unwrap();
+        let set = daemon_set(&template, &scenario::fabric("default", 1));
+        let set = serde_json::to_value(set).unwrap();
+        let terms = &set["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+            ["nodeSelectorTerms"];
+        for (term, zone) in [(0, "a"), (1, "b")] {
+            let expressions = &terms[term]["matchExpressions"];
+            assert_eq!(expressions[0]["values"][0], zone);
+            assert_eq!(expressions[1]["key"], FABRIC_LABEL);
+            assert_eq!(expressions[1]["values"][0], "default");
+        }
     }
 }

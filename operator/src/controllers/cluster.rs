@@ -240,6 +240,13 @@ impl Cluster {
                     .fabric_nodes
                     .learn(self.apply(&self.all(), name, &text).await?);
             }
+            Request::NodeFabric { node, uid, fabric } => {
+                let text = json!({ "metadata": {
+                    "uid": uid,
+                    "labels": { FABRIC_LABEL: fabric },
+                } });
+                world.nodes.learn(self.merge_node(node, text).await?);
+            }
             Request::NodeModel {
                 node,
                 uid,
@@ -255,13 +262,7 @@ impl Cluster {
                 if let Some(version) = version {
                     text["metadata"]["resourceVersion"] = json!(version);
                 }
-                let parameters = PatchParams {
-                    field_manager: Some(NAME.to_owned()),
-                    ..PatchParams::default()
-                };
-                let (nodes, text) = (self.all::<Node>(), Patch::Merge(text));
-                let call = nodes.patch_metadata(node, &parameters, &text);
-                world.nodes.learn(within(call).await?);
+                world.nodes.learn(self.merge_node(node, text).await?);
             }
             Request::DeleteFabricNode { name, uid } => {
                 let known = world.fabric_nodes.named(name);
@@ -315,6 +316,19 @@ impl Cluster {
 
     fn sets(&self) -> Api<DaemonSet> {
         Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    async fn merge_node(
+        &self,
+        node: &str,
+        text: Value,
+    ) -> Result<PartialObjectMeta<Node>, ClusterError> {
+        let parameters = PatchParams {
+            field_manager: Some(NAME.to_owned()),
+            ..PatchParams::default()
+        };
+        let nodes = self.all::<Node>();
+        within(nodes.patch_metadata(node, &parameters, &Patch::Merge(text))).await
     }
 
     async fn apply<K>(

@@ -5,8 +5,11 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt as _;
+use k8s_openapi::{
+    api::{apps::v1::DaemonSet, core::v1::Node},
+    jiff::Timestamp,
+};
+use kube::{ResourceExt as _, core::PartialObjectMeta};
 use weft_crds::{
     CongestionControl, FabricNode, FabricNodeStatus, FabricStatus, Finding, Link, NodeCount,
     NodePorts, PathPolicy, RdmaFabric, RootAccess,
@@ -17,12 +20,12 @@ use weft_proto::{
 };
 
 use super::{
-    agents::{self, APPLIED, AgentTemplate, FABRIC_LABEL},
+    agents::{self, APPLIED, AgentTemplate, BOUND, FABRIC_LABEL},
     condition::{self, Verdict},
     membership::{Members, Membership},
     models::{self, Notes},
     request::{News, Request},
-    world::{World, readiness, uid},
+    world::{Key, World, readiness, uid},
 };
 
 /// A node that has said nothing for so long is not ready: three of the reports that it owes.
@@ -65,16 +68,49 @@ pub(super) struct View<'a> {
 
 /// What is to be written, one request for an object at most.
 pub(super) fn decide(view: &View<'_>) -> Vec<Request> {
-    let mut requests = agents(view);
+    let mut requests = node_labels(view);
+    let labelled: BTreeSet<Key> = requests.iter().map(|request| request.object().1).collect();
+    requests.extend(agents(view));
     requests.extend(fabric_nodes(view));
     requests.extend(statuses(view));
-    requests.extend(models::lost(
-        view.world,
-        view.membership,
-        view.sightings,
-        view.notes,
-    ));
+    let lost = models::lost(view.world, view.membership, view.sightings, view.notes);
+    // One request for an object: what else is to be said of a node is said then.
+    requests.extend(
+        lost.into_iter()
+            .filter(|lost| !labelled.contains(&lost.object().1)),
+    );
     requests
+}
+
+/// Whether a node says of which fabric it is, and that is so.
+fn is_labelled(view: &View<'_>, node: &PartialObjectMeta<Node>) -> bool {
+    let said = node.labels().get(FABRIC_LABEL).map(String::as_str);
+    said == view.membership.fabric(&node.name_any())
+}
+
+/// Every node says of which fabric it is, and of none where that is so.
+fn node_labels(view: &View<'_>) -> Vec<Request> {
+    let nodes = view.world.nodes.iter().map(|(_, node)| node);
+    let others = nodes.filter(|node| !is_labelled(view, node));
+    let request = |node: &PartialObjectMeta<Node>| {
+        let name = node.name_any();
+        Request::NodeFabric {
+            uid: uid(node),
+            fabric: view.membership.fabric(&name).map(str::to_owned),
+            node: name,
+        }
+    };
+    others.map(request).collect()
+}
+
+/// Whether a set that was bound to nodes by their own labels may be bound by the operator's. Until all
+/// nodes have that, its agents would be ended on those that have not.
+fn may_be_bound(view: &View<'_>, set: &PartialObjectMeta<DaemonSet>, members: &Members) -> bool {
+    let mut nodes = members
+        .nodes
+        .iter()
+        .filter_map(|name| view.world.nodes.named(name));
+    set.annotations().contains_key(BOUND) || nodes.all(|node| is_labelled(view, node))
 }
 
 fn agents(view: &View<'_>) -> Vec<Request> {
@@ -86,12 +122,15 @@ fn agents(view: &View<'_>) -> Vec<Request> {
             // Whatever runs goes on until somebody mends the selector.
             continue;
         }
-        let wanted = agents::daemon_set(view.template, fabric, members);
+        let wanted = agents::daemon_set(view.template, fabric);
         let there = view
             .world
             .daemon_sets
             .iter()
             .find(|(_, set)| set.name_any() == wanted.name_any());
+        if there.is_some_and(|(_, set)| !may_be_bound(view, set, members)) {
+            continue;
+        }
         let applied = there.and_then(|(_, set)| set.annotations().get(APPLIED));
         if applied.is_none() || applied != wanted.annotations().get(APPLIED) {
             requests.push(Request::ApplyDaemonSet(Box::new(wanted)));

@@ -69,6 +69,15 @@ pub(super) enum Request {
         /// The UID of the cluster's node, which it ends with.
         owner: String,
     },
+    /// Says at a node of which fabric it is: agents run where that stands.
+    NodeFabric {
+        /// The node.
+        node: String,
+        /// Its UID.
+        uid: String,
+        /// Of none any more.
+        fabric: Option<String>,
+    },
     /// Says at a node that it holds a model, or no longer says so.
     NodeModel {
         /// The node.
@@ -122,7 +131,9 @@ impl Request {
             Self::FabricNodeStatus { name, .. }
             | Self::ApplyFabricNode { name, .. }
             | Self::DeleteFabricNode { name, .. } => ("FabricNode", Key::cluster(name)),
-            Self::NodeModel { node, .. } => ("Node", Key::cluster(node)),
+            Self::NodeFabric { node, .. } | Self::NodeModel { node, .. } => {
+                ("Node", Key::cluster(node))
+            }
             Self::ApplyDaemonSet(set) => ("DaemonSet", Key::of(&set.metadata)),
             Self::DeleteDaemonSet { name, .. } => ("DaemonSet", Key::cluster(name)),
         }

@@ -19,6 +19,7 @@ use weft_crds::{
 use weft_proto::operator::v1::{NodeReport, Ports};
 
 use super::{
+    agents::FABRIC_LABEL,
     condition::{self, Verdict},
     fabric::Sighting,
     request::{FINALIZER, Request},
@@ -274,6 +275,18 @@ impl World {
                 node.spec.fabric = fabric.clone();
                 newer(&mut node.metadata);
                 self.fabric_nodes.learn(node);
+            }
+            Request::NodeFabric { node, fabric, .. } => {
+                let mut node = self.nodes.named(node).unwrap().clone();
+                let labels = node.metadata.labels.get_or_insert_default();
+                labels.remove(FABRIC_LABEL);
+                labels.extend(
+                    fabric
+                        .clone()
+                        .map(|fabric| (FABRIC_LABEL.to_owned(), fabric)),
+                );
+                newer(&mut node.metadata);
+                self.nodes.learn(node);
             }
             Request::NodeModel {
                 node, key, note, ..

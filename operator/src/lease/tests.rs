@@ -267,3 +267,24 @@ async fn who_lost_the_lead_is_told_and_so_is_one_whose_thread_ended() {
     let lost = candidacy.lead().await.err().unwrap().to_string();
     assert!(lost.contains("this process ends"), "{lost}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_uninstall_takes_the_lease_and_nobody_leads_before_it_has_been_over_for_ten_seconds() {
+    let board = Memory::default();
+    assert!(seize(board.clone()).await.unwrap().is_none());
+    let mut leader = acquire(board.clone(), "a", || {}).await;
+    let mut uninstall = seize(board.clone()).await.unwrap().unwrap();
+    let lost = leader.keep().await.to_string();
+    assert!(lost.contains("weft-uninstall has taken it"), "{lost}");
+    let next = tokio::spawn({
+        let board = board.clone();
+        async move { acquire(board, "b", || {}).await.epoch() }
+    });
+    let kept = timeout(Duration::from_secs(60), uninstall.keep()).await;
+    assert!(kept.is_err() && !next.is_finished());
+    let (over, epoch) = (Instant::now(), uninstall.epoch());
+    drop(uninstall);
+    assert_eq!(next.await.unwrap(), epoch + 1);
+    let waited = over.elapsed();
+    assert!((8..=14).contains(&waited.as_secs()), "{waited:?}");
+}

@@ -62,6 +62,12 @@ impl Stage {
         (condition.status.clone(), condition.reason.clone())
     }
 
+    /// The fabric that a node says it is of.
+    fn label(&self, node: &str) -> Option<&str> {
+        let labels = self.world.nodes.named(node).unwrap().labels();
+        labels.get(FABRIC_LABEL).map(String::as_str)
+    }
+
     fn fabric(&self, name: &str, kind: &str) -> (String, String, String) {
         let status = self
             .world
@@ -85,6 +91,7 @@ fn line(request: &Request) -> String {
     let (kind, key) = request.object();
     let verb = match request {
         Request::FabricStatus { .. } | Request::FabricNodeStatus { .. } => "status",
+        Request::NodeFabric { .. } => "label",
         Request::ApplyFabricNode { .. } | Request::ApplyDaemonSet(_) => "apply",
         Request::DeleteFabricNode { .. } | Request::DeleteDaemonSet { .. } => "delete",
         _ => "other",
@@ -99,6 +106,9 @@ fn a_new_fabric_gets_agents_and_nodes_and_is_ready_once_all_have_reported() {
     assert_eq!(
         log,
         [
+            "label Node n1",
+            "label Node n2",
+            "label Node n3",
             "apply DaemonSet weft-agent-default",
             "apply FabricNode n1",
             "status FabricNode n1",
@@ -227,17 +237,26 @@ fn what_a_fabric_or_node_leaves_is_removed() {
     let mut stage = Stage::new();
     stage.settle();
     stage.world.nodes.learn({
-        let mut node = scenario::node("n3", &[]);
-        node.metadata.resource_version = Some("2".into());
+        let mut node = stage.world.nodes.named("n3").unwrap().clone();
+        node.metadata.labels.as_mut().unwrap().remove("gpu");
+        node.metadata.resource_version = Some("9".into());
         node
     });
     let log = stage.settle();
-    assert_eq!(log, ["delete FabricNode n3", "status RdmaFabric default"]);
+    let expected = [
+        "label Node n3",
+        "delete FabricNode n3",
+        "status RdmaFabric default",
+    ];
+    assert_eq!(log, expected);
+    assert_eq!(stage.label("n3"), None);
     stage.world.fabrics = std::iter::empty().collect();
     let log = stage.settle();
     assert_eq!(
         log,
         [
+            "label Node n1",
+            "label Node n2",
             "delete DaemonSet weft-agent-default",
             "delete FabricNode n1",
             "delete FabricNode n2"
@@ -368,4 +387,69 @@ fn what_an_agent_finds_is_an_event_once() {
         .findings
         .clear();
     assert_eq!(told(&mut stage), [""; 0]);
+}
+
+#[test]
+fn a_node_that_changes_its_fabric_rolls_no_agent_of_either() {
+    let mut stage = Stage::new();
+    let mut younger = scenario::fabric("all", 2);
+    younger.spec.node_selector = Default::default();
+    stage.world.fabrics.learn(younger);
+    stage.settle();
+    let labels =
+        |stage: &Stage| ["n1", "n2", "n3"].map(|node| stage.label(node).map(str::to_owned));
+    let all_of = |fabric: &str| std::array::from_fn(|_| Some(fabric.to_owned()));
+    assert_eq!(labels(&stage), all_of("default"));
+    // The older one lets go of a node, which the younger has selected all along.
+    let mut node = stage.world.nodes.named("n1").unwrap().clone();
+    node.metadata.labels.as_mut().unwrap().remove("gpu");
+    node.metadata.resource_version = Some("9".into());
+    stage.world.nodes.learn(node);
+    let log = stage.settle();
+    assert_eq!(stage.label("n1"), Some("all"));
+    assert!(
+        !log.iter().any(|line| line.contains("DaemonSet")),
+        "{log:?}"
+    );
+    // Somebody who takes the label away, or writes another, changes nothing for long.
+    for (other, version) in [(None, "99"), (Some("mine"), "999")] {
+        let mut node = stage.world.nodes.named("n2").unwrap().clone();
+        let labels = node.metadata.labels.as_mut().unwrap();
+        labels.remove(FABRIC_LABEL);
+        labels.extend(other.map(|other| (FABRIC_LABEL.to_owned(), other.to_owned())));
+        node.metadata.resource_version = Some(version.into());
+        stage.world.nodes.learn(node);
+        assert_eq!(stage.settle(), ["label Node n2"]);
+        assert_eq!(stage.label("n2"), Some("default"));
+    }
+}
+
+#[test]
+fn a_set_of_an_earlier_release_keeps_its_agents_until_all_nodes_are_labelled() {
+    let mut stage = Stage::new();
+    let mut set = PartialObjectMeta::default();
+    set.metadata.name = Some("weft-agent-default".into());
+    set.metadata.namespace = Some("weft-system".into());
+    set.metadata.uid = Some("set-weft-agent-default".into());
+    set.metadata.labels = Some([(FABRIC_LABEL.to_owned(), "default".to_owned())].into());
+    set.metadata.annotations = Some([(APPLIED.to_owned(), "0".to_owned())].into());
+    stage.world.daemon_sets.learn(set);
+    let log = stage.settle();
+    let at = |line: &str| log.iter().position(|one| one == line).unwrap();
+    assert!(
+        at("apply DaemonSet weft-agent-default") > at("label Node n3"),
+        "{log:?}"
+    );
+    // From then on a node without the label holds nothing up.
+    let mut fabric = stage.world.fabrics.named("default").unwrap().clone();
+    fabric.spec.roots.pop();
+    fabric.metadata.resource_version = Some("50".into());
+    stage.world.fabrics.learn(fabric);
+    stage.world.nodes.learn(scenario::node("n4", &["gpu"]));
+    let asked = stage.decide();
+    assert!(
+        asked
+            .iter()
+            .any(|one| matches!(one, Request::ApplyDaemonSet(_)))
+    );
 }

@@ -1,0 +1,133 @@
+//! What nodes say by labels and annotations is taken from them: nobody looks after it any more.
+//!
+//! The operator still runs and would label the nodes of its fabrics again, so the Lease is taken first.
+
+use std::time::Duration;
+
+use futures::{StreamExt as _, stream};
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams},
+    core::PartialObjectMeta,
+};
+use serde_json::{Map, Value, json};
+use tokio::time::sleep;
+
+use super::{LOOK, MANAGER, Refused, answer};
+use crate::lease::{Board, seize};
+
+/// What the operator writes at nodes.
+const OURS: [&str; 2] = ["weft.dev/fabric", "weft.dev/model."];
+/// Until whoever led knows that it does not any more: a renewal comes every 2 s.
+const NOTICE: Duration = Duration::from_secs(5);
+/// Nodes that are written to at once.
+const AT_ONCE: usize = 8;
+
+/// What takes all of it from a node; `None` where nothing is.
+fn patch(node: &PartialObjectMeta<Node>) -> Option<Value> {
+    let none = |keys: Vec<&String>| -> Map<String, Value> {
+        let ours = keys.into_iter().filter(|key| {
+            let [fabric, model] = OURS;
+            key.as_str() == fabric || key.starts_with(model)
+        });
+        ours.map(|key| (key.clone(), Value::Null)).collect()
+    };
+    let labels = none(node.labels().keys().collect());
+    let annotations = none(node.annotations().keys().collect());
+    (!labels.is_empty() || !annotations.is_empty()).then(
+        || json!({"metadata": {"uid": node.uid(), "labels": labels, "annotations": annotations}}),
+    )
+}
+
+/// Takes it from all nodes; gives how many had any.
+///
+/// # Errors
+/// Why some of it stays.
+pub(super) async fn remove(client: &Client, board: impl Board) -> Result<usize, String> {
+    let Some(mut lead) = seize(board).await? else {
+        return strip(client).await;
+    };
+    sleep(NOTICE).await;
+    let all = async {
+        let mut count = 0;
+        loop {
+            match strip(client).await? {
+                0 => return Ok(count),
+                more => count += more,
+            }
+            sleep(LOOK).await;
+        }
+    };
+    tokio::select! {
+        count = all => count,
+        lost = lead.keep() => Err(lost.to_string()),
+    }
+}
+
+/// Looks at all nodes once; gives how many had any.
+async fn strip(client: &Client) -> Result<usize, String> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let said = |refused| match refused {
+        Refused::Gone => "a node has changed meanwhile".to_owned(),
+        Refused::Failed(problem) => problem,
+    };
+    let parameters = ListParams::default();
+    let listed = answer(nodes.list_metadata(&parameters))
+        .await
+        .map_err(said)?;
+    let patches = listed.items.iter().filter_map(|node| {
+        let text = patch(node)?;
+        let nodes = nodes.clone();
+        Some(async move {
+            let parameters = PatchParams {
+                field_manager: Some(MANAGER.to_owned()),
+                ..PatchParams::default()
+            };
+            let text = Patch::Merge(text);
+            answer(nodes.patch_metadata(&node.name_any(), &parameters, &text)).await
+        })
+    });
+    let mut done = stream::iter(patches).buffer_unordered(AT_ONCE);
+    let mut count = 0;
+    while let Some(patched) = done.next().await {
+        match patched {
+            // A node that is gone says nothing any more.
+            Ok(_) | Err(Refused::Gone) => count += 1,
+            Err(refused) => return Err(said(refused)),
+        }
+    }
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_operator_wrote_goes_and_all_else_stays() {
+        let node = |labels: Value, annotations: Value| -> PartialObjectMeta<Node> {
+            serde_json::from_value(json!({
+                "apiVersion": "v1", "kind": "Node",
+                "metadata": {"name": "n1", "uid": "u1", "labels": labels, "annotations": annotations},
+            }))
+            .unwrap()
+        };
+        let model = "weft.dev/model.team-a.minilm";
+        let ours = node(
+            json!({"gpu": "true", "weft.dev/fabric": "default", model: "0123456789ab"}),
+            json!({"weft.dev/mine": "x", model: "{}"}),
+        );
+        let expected = json!({"metadata": {
+            "uid": "u1",
+            "labels": {"weft.dev/fabric": null, model: null},
+            "annotations": {model: null},
+        }});
+        assert_eq!(patch(&ours), Some(expected));
+        let others = node(
+            json!({"gpu": "true", "weft.dev/fabric-x": "y"}),
+            json!({"a": "b"}),
+        );
+        assert_eq!(patch(&others), None);
+    }
+}

@@ -190,7 +190,7 @@ impl Cluster {
                     .jobs
                     .learn(self.apply_status(&self.jobs(key), &key.name, &text).await?);
             }
-            Request::Finalizer { key, uid, hold } => {
+            Request::Finalizer { key, uid, hold, .. } => {
                 let mut text = identified::<TransferJob>(key, uid, "spec", &Value::Null);
                 let finalizers = if *hold { json!([FINALIZER]) } else { json!([]) };
                 text["metadata"]["finalizers"] = finalizers;

@@ -212,6 +212,18 @@ fn hold(job: &TransferJob, hold: bool) -> Request {
         key: Key::of(&job.metadata),
         uid: uid(job),
         hold,
+        news: Vec::new(),
+    }
+}
+
+/// It may go.
+fn release(view: &View<'_>) -> Request {
+    let untold = view.work.map_or(&[][..], |work| &work.untold);
+    Request::Finalizer {
+        key: Key::of(&view.job.metadata),
+        uid: uid(view.job),
+        hold: false,
+        news: status::left_behind(view.job, untold).into_iter().collect(),
     }
 }
 
@@ -235,7 +247,7 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
     };
     match depart(view, old, remove) {
         Some(order) => order.into(),
-        None => hold(view.job, false).into(),
+        None => release(view).into(),
     }
 }
 
@@ -313,10 +325,13 @@ fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: Stop) -> Decision {
         Stop::Suspend => status::suspended(view.job, view.now),
         Stop::Deadline => {
             let seconds = view.job.spec.deadline_seconds.unwrap_or_default();
+            let untold = view.work.map_or(&[][..], |work| &work.untold);
+            let left = status::left_behind(view.job, untold);
+            let left = left.map_or(String::new(), |left| format!("; {}", left.note));
             let text = format!(
                 "not complete {seconds} s after its start (spec.deadlineSeconds): {} of {} \
                  destinations are verified; give it more time, or see why it is slow in \
-                 status.destinations",
+                 status.destinations{left}",
                 old.counts.verified, old.counts.total
             );
             status::failed(view.job, "DeadlineExceeded", &text, view.now)

@@ -326,6 +326,7 @@ mod tests {
             link: None,
             destinations: (0..nodes).map(destination).collect(),
             holders: Default::default(),
+            untold: Vec::new(),
             bytes: 10 * i64::try_from(nodes).unwrap(),
             bytes_total: 100 * i64::try_from(nodes).unwrap(),
             bytes_per_second: 5,

@@ -32,6 +32,8 @@ pub(super) enum Request {
         uid: String,
         /// Hold it.
         hold: bool,
+        /// What people shall hear of it.
+        news: Vec<News>,
     },
     /// Its time is over.
     DeleteJob {

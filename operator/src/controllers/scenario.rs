@@ -248,7 +248,7 @@ impl World {
             } => {
                 self.change_job(key, uid, |job| job.status = Some((**status).clone()));
             }
-            Request::Finalizer { key, uid, hold } => self.change_job(key, uid, |job| {
+            Request::Finalizer { key, uid, hold, .. } => self.change_job(key, uid, |job| {
                 job.metadata.finalizers = hold.then(|| vec![FINALIZER.to_owned()]);
             }),
             Request::DeleteJob { key, uid } => self.change_job(key, uid, |job| {

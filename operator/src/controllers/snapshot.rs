@@ -63,6 +63,8 @@ pub(super) struct Snapshot {
     pub(super) destinations: Vec<DestinationStatus>,
     /// Who has a verified copy at the destinations' place, the source included.
     pub(super) holders: Vec<Holder>,
+    /// Nodes that could not be told of its end.
+    pub(super) untold: Vec<String>,
     /// Verified bytes of all destinations.
     pub(super) bytes: i64,
     /// What they will be.
@@ -116,6 +118,7 @@ impl Snapshot {
             }),
             destinations,
             holders: holders(job),
+            untold: job.untold().map(|name| node_of(name).to_owned()).collect(),
             bytes: signed(job.bytes_moved()),
             bytes_total: signed(job.bytes().saturating_mul(count)),
             bytes_per_second: signed(bytes_per_second),

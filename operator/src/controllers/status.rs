@@ -10,10 +10,12 @@ use weft_crds::{
 
 use super::{
     condition::{self, Verdict, moment},
+    fabric::listed,
     models,
     request::News,
     resolve::Obstacle,
     snapshot::{Outcome, Snapshot},
+    world::uid,
 };
 use crate::transfer::Course;
 
@@ -274,6 +276,28 @@ fn set(status: &mut TransferJobStatus, verdict: Verdict, now: Timestamp) {
         status.observed_generation,
         now,
     );
+}
+
+/// What may be left at nodes that could not be told of a job's end.
+pub(super) fn left_behind(job: &TransferJob, nodes: &[String]) -> Option<News> {
+    if nodes.is_empty() {
+        return None;
+    }
+    let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    let to = &job.spec.destinations;
+    let text = format!(
+        "{} could not be told that the job ends, and may keep what had arrived: files \
+         .weft-{}-* in root {} at {}; remove them when no job of that name is under way there",
+        listed(&names),
+        uid(job),
+        to.root,
+        to.path
+    );
+    Some(News {
+        warning: true,
+        reason: "FilesLeft".to_owned(),
+        note: cut(&text),
+    })
 }
 
 /// More than bytes have moved between the two.

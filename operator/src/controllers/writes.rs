@@ -40,10 +40,17 @@ impl Controllers {
         }
         self.context.tally.writes.inc();
         self.context.pulse.beat(Instant::now());
+        // A job that is let go may be gone then.
+        let let_go = match request {
+            Request::Finalizer { key, .. } => self.world.jobs.get(key),
+            _ => None,
+        };
+        let let_go = let_go.map(|job| job.object_ref(&()));
         match self.cluster.carry_out(request, &mut self.world).await {
             Ok(()) => {
                 self.holds.clear(&object);
                 match request {
+                    Request::Finalizer { news, .. } => self.tell(let_go, "Transfer", news).await,
                     Request::JobStatus { key, uid, news, .. } => {
                         self.written.insert(uid.clone(), now);
                         let job = self.world.jobs.get(key).map(|job| job.object_ref(&()));

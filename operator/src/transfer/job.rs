@@ -41,6 +41,8 @@ pub struct Job {
     contact: FirstContact,
     /// Nodes that may be at an earlier attempt still: a Cancel has not reached them.
     unheard: BTreeSet<String>,
+    /// Nodes that were given up when the job ended.
+    untold: BTreeSet<String>,
     /// Counts up from 1.
     attempt: u32,
     /// What the destinations had gained when the attempt began.
@@ -82,6 +84,7 @@ impl Job {
             store: None,
             silent: BTreeSet::new(),
             unheard: BTreeSet::new(),
+            untold: BTreeSet::new(),
             mark: 0,
             vain: 0,
             plan: None,
@@ -137,6 +140,12 @@ impl Job {
             ),
             _ => None,
         }
+    }
+
+    /// Destinations that could not be told of its end: partial files may be left there.
+    pub fn untold(&self) -> impl Iterator<Item = &str> {
+        let nodes = self.spec.destinations.iter().map(|place| &*place.node);
+        nodes.filter(|node| self.untold.contains(*node))
     }
 
     /// How far it is.

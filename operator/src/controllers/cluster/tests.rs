@@ -147,6 +147,7 @@ async fn a_job_that_was_changed_since_is_neither_held_let_go_nor_deleted() {
         key: minilm(),
         uid: uid.clone(),
         hold,
+        news: Vec::new(),
     });
     let delete = Request::DeleteJob { key: minilm(), uid };
     for request in requests.into_iter().chain([delete]) {

@@ -237,7 +237,10 @@ impl Stage {
             return false;
         };
         let answer = match process.pending.pop_front() {
-            Some(Command::Claim { attempt }) if process.permit < attempt => {
+            // One that is stopped claims nothing any more.
+            Some(Command::Claim { attempt })
+                if process.permit < attempt && process.job.claims() == Some(attempt) =>
+            {
                 process.pending.push_front(Command::Claim { attempt });
                 return false;
             }
@@ -264,19 +267,11 @@ impl Stage {
                 ..Manifest::default()
             })),
             Command::Claim { attempt } => Answer::Claimed { attempt },
-            Command::Prepare { node, attempt } if self.dead.contains(&node) => {
-                let refusal = Refusal {
-                    reason: "NodeNeverReached".into(),
-                    message: format!("node {node} does not answer"),
-                    node: node.clone(),
-                    retriable: true,
-                };
-                Answer::Prepared {
-                    node,
-                    attempt,
-                    result: Err(refusal),
-                }
-            }
+            Command::Prepare { node, attempt } if self.dead.contains(&node) => Answer::Prepared {
+                result: Err(unreachable(&node)),
+                node,
+                attempt,
+            },
             Command::Prepare { node, attempt } => {
                 let agent = self.agents.entry(node.clone()).or_default();
                 if let Some((before, life)) = agent.attempt {
@@ -300,6 +295,18 @@ impl Stage {
                 result: Ok(()),
             },
             Command::Follow { .. } => return self.speak(),
+            Command::Cancel {
+                node,
+                attempt,
+                discard,
+            } if self.dead.contains(&node) => {
+                assert!(discard);
+                Answer::Cancelled {
+                    result: Err(unreachable(&node)),
+                    node,
+                    attempt,
+                }
+            }
             Command::Cancel {
                 node,
                 attempt,
@@ -407,10 +414,23 @@ fn line(request: &Request) -> String {
             let news: Vec<&str> = news.iter().map(|news| news.reason.as_str()).collect();
             format!("{:?} #{} {}", status.phase, status.attempt, news.join(","))
         }
-        Request::Finalizer { hold, .. } => if *hold { "hold" } else { "release" }.to_owned(),
+        Request::Finalizer { hold, news, .. } => {
+            let word = if *hold { "hold" } else { "release" };
+            let news = news.iter().map(|news| format!(" {}", news.reason));
+            format!("{word}{}", news.collect::<String>())
+        }
         Request::DeleteJob { .. } => "delete".to_owned(),
         Request::NodeModel { node, .. } => format!("label {node}"),
         other => format!("{other:?}"),
+    }
+}
+
+fn unreachable(node: &str) -> Refusal {
+    Refusal {
+        reason: "NodeNeverReached".into(),
+        message: format!("node {node} does not answer"),
+        node: node.to_owned(),
+        retriable: true,
     }
 }
 
@@ -502,6 +522,31 @@ fn a_job_deleted_while_it_runs_leaves_nothing_at_the_agents() {
         assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
         assert_eq!(stage.left(), Vec::<&str>::new(), "{:?}", stage.log);
     });
+}
+
+#[test]
+fn a_job_is_gone_soon_though_a_node_is_down_and_says_what_is_left_there() {
+    let mut stage = Stage::new();
+    stage.until(|stage| stage.agents.get("n3").is_some_and(|agent| agent.partial));
+    // A successor does not know whether the node was ever reached.
+    stage.kill();
+    stage.until(|stage| stage.process.is_some());
+    stage.dead.insert("n3".into());
+    let since = stage.now;
+    stage.edit(deleted);
+    stage.settle();
+    assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+    assert_eq!(stage.log.last().unwrap(), "release FilesLeft");
+    assert_eq!(stage.left(), ["n3"]);
+    let took = stage.now.duration_since(since);
+    assert!(took < SignedDuration::from_secs(10), "{took:?}");
+    let said = status::left_behind(&scenario::job("minilm"), &["n3".to_owned()]);
+    assert_eq!(
+        said.unwrap().note,
+        "n3 could not be told that the job ends, and may keep what had arrived: files \
+         .weft-job-minilm-* in root models at minilm/; remove them when no job of that name is under \
+         way there"
+    );
 }
 
 #[test]

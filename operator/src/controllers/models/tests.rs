@@ -202,6 +202,7 @@ fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
         link: None,
         destinations: Vec::new(),
         holders: Vec::new(),
+        untold: Vec::new(),
         bytes: 0,
         bytes_total: 0,
         bytes_per_second: 0,

@@ -18,6 +18,7 @@ fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
     Snapshot {
         fabric: "default".into(),
         holders: Vec::new(),
+        untold: Vec::new(),
         course: Course::Running,
         started: true,
         attempt: 1,

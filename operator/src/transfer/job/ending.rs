@@ -66,6 +66,7 @@ impl Job {
         if !cancels.are_over() {
             return;
         }
+        self.untold.clone_from(cancels.unheard());
         match &mut self.phase {
             Phase::Withdrawing {
                 discard, remove, ..

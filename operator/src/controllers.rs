@@ -22,6 +22,8 @@ mod membership;
 mod models;
 mod network;
 mod orders;
+mod origin;
+mod place;
 mod question;
 mod queue;
 mod reading;

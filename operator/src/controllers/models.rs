@@ -18,8 +18,8 @@ use weft_proto::operator::v1::{Model, ModelState};
 use super::{
     fabric::Sighting,
     membership::Membership,
+    place,
     request::Request,
-    resolve,
     snapshot::{Holder, Snapshot},
     world::{World, uid},
 };
@@ -209,7 +209,7 @@ pub(super) fn brought(
     work: Option<&Snapshot>,
 ) -> BTreeMap<String, Note> {
     let (key, own) = (key(job), uid(job));
-    let to = resolve::destined(job);
+    let to = place::destined(job);
     let is_its_own = |note: &Note| {
         note.brought
             && note.job == own

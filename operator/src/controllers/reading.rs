@@ -8,7 +8,8 @@ use weft_crds::{ObjectSource, RdmaFabric, TransferJob};
 use super::{
     fabric::{self, Configured, configured, is_ready, listed},
     membership::{Membership, selector},
-    resolve::{Obstacle, fabric_of, wait},
+    origin::fabric_of,
+    resolve::{Obstacle, wait},
     world::{Key, World},
 };
 use crate::transfer::{Object, Place, Secret};

@@ -3,10 +3,7 @@
 use std::collections::BTreeSet;
 
 use kube::{ResourceExt as _, core::SelectorExt as _};
-use weft_crds::{
-    Algorithm, Destinations, FileSource, ObjectSource, Overwrite, RdmaFabric, Root, RootAccess,
-    RootScope, Strategy, TransferJob,
-};
+use weft_crds::{Algorithm, FileSource, Overwrite, RdmaFabric, Strategy, TransferJob};
 use weft_planner::Topology;
 use weft_proto::agent::v1 as agent;
 
@@ -14,6 +11,8 @@ use super::{
     fabric::{self, Configured, configured, is_ready, listed},
     membership::{Membership, selector},
     network::{contacts, payload_share, topology},
+    origin::{Origin, home, origin},
+    place::{Side, apart, place},
     reading,
     world::World,
 };
@@ -271,26 +270,6 @@ fn copies(
     Ok(copies)
 }
 
-/// A copy beside its original must neither lie in it nor hold it.
-fn apart(copy: &Place, from: &Place) -> Result<(), Obstacle> {
-    let within = |inner: &str, outer: &str| {
-        outer.is_empty() || format!("{inner}/").starts_with(&format!("{outer}/"))
-    };
-    if copy.root != from.root || !within(&copy.path, &from.path) && !within(&from.path, &copy.path)
-    {
-        return Ok(());
-    }
-    Err(Obstacle {
-        reason: "CopyWithinSource",
-        message: format!(
-            "spec.destinations.path: node {} is the source, and of {} and {} in root {} one lies \
-             within the other: give a path of its own, or leave the node out",
-            from.node, from.path, copy.path, from.root
-        ),
-        is_final: true,
-    })
-}
-
 /// Whom to tell that a job is over, as far as anybody knows them: those it says now, and those its
 /// status names. `None` where nobody can be told.
 pub(super) fn involved(
@@ -388,62 +367,6 @@ fn spec(job: &TransferJob, source: Place, destinations: Vec<Place>, leader_epoch
     }
 }
 
-/// Where a job's bytes come from.
-#[derive(Clone, Copy)]
-enum Origin<'a> {
-    File(&'a FileSource),
-    Object(&'a ObjectSource),
-}
-
-fn origin(job: &TransferJob) -> Result<Origin<'_>, Obstacle> {
-    match (&job.spec.source.file, &job.spec.source.object) {
-        (Some(file), None) => Ok(Origin::File(file)),
-        (None, Some(object)) => Ok(Origin::Object(object)),
-        // The definition refuses it, but it may have been changed since.
-        _ => Err(Obstacle {
-            reason: "SourceMissing",
-            message: "spec.source: give exactly one of: file, object".to_owned(),
-            is_final: true,
-        }),
-    }
-}
-
-/// The fabric that a job is in.
-fn home<'a>(
-    job: &TransferJob,
-    origin: Origin<'_>,
-    world: &'a World,
-    membership: &'a Membership,
-) -> Result<(&'a str, &'a RdmaFabric), Obstacle> {
-    match origin {
-        Origin::File(file) => {
-            let field = ("SourceNodeNotInFabric", "spec.source.file.node");
-            fabric_of(&file.node, field, world, membership)
-        }
-        Origin::Object(_) => reading::fabric_of_destinations(job, world, membership),
-    }
-}
-
-/// A node's fabric, or what is wrong with the field that names it.
-pub(super) fn fabric_of<'a>(
-    node: &str,
-    (reason, field): (&'static str, &str),
-    world: &'a World,
-    membership: &'a Membership,
-) -> Result<(&'a str, &'a RdmaFabric), Obstacle> {
-    let name = membership.fabric(node);
-    let found = name.and_then(|name| Some((name, world.fabrics.named(name)?)));
-    found.ok_or_else(|| {
-        let what = if world.nodes.named(node).is_none() {
-            "there is no such node; name one of: kubectl get fabricnodes".to_owned()
-        } else {
-            "no RdmaFabric selects it; label the node, or name one of: kubectl get fabricnodes"
-                .to_owned()
-        };
-        wait(reason, format!("{field}: {node}: {what}"))
-    })
-}
-
 fn destinations(
     job: &TransferJob,
     fabric: &str,
@@ -515,130 +438,6 @@ fn no_destinations(fabric: &str, source: Option<&str>, is_listed: bool) -> Obsta
              it begins when one does: label a node"
         ),
     )
-}
-
-/// One end of a job.
-#[derive(Clone, Copy)]
-enum Side<'a> {
-    Source(&'a FileSource),
-    Destination { node: &'a str, to: &'a Destinations },
-}
-
-/// Where an end is, once it is sure that the job may name it.
-fn place(
-    job: &TransferJob,
-    fabric: &RdmaFabric,
-    world: &World,
-    side: Side<'_>,
-) -> Result<Place, Obstacle> {
-    let (end, node, name, scope, path) = match side {
-        Side::Source(file) => (
-            "spec.source.file",
-            file.node.as_str(),
-            &*file.root,
-            file.scope,
-            &*file.path,
-        ),
-        Side::Destination { node, to } => {
-            ("spec.destinations", node, &*to.root, to.scope, &*to.path)
-        }
-    };
-    let field = format!("{end}.root");
-    let fabric_name = fabric.name_any();
-    let Some(root) = fabric.spec.roots.iter().find(|root| root.name == name) else {
-        let known: Vec<&str> = fabric
-            .spec
-            .roots
-            .iter()
-            .map(|root| root.name.as_str())
-            .collect();
-        let text = format!(
-            "{field}: fabric {fabric_name} has no root {name}; it has {}",
-            listed(&known)
-        );
-        return Err(wait("RootUnknown", text));
-    };
-    if matches!(side, Side::Destination { .. }) && root.access == RootAccess::ReadOnly {
-        let text = format!(
-            "{field}: root {name} of fabric {fabric_name} is ReadOnly; name another, or make it \
-             ReadWrite"
-        );
-        return Err(wait("RootReadOnly", text));
-    }
-    let namespace = job.namespace().unwrap_or_default();
-    if !admits(root, &namespace, world)? {
-        let text = format!(
-            "{field}: root {name} of fabric {fabric_name} is not for jobs of namespace {namespace}; \
-             label the namespace as the root's namespaces ask, or name another root"
-        );
-        return Err(wait("RootNotAllowed", text));
-    }
-    if scope != root.scope {
-        return Err(wait("ScopeDiffers", scope_differs(end, root, &fabric_name)));
-    }
-    let path = scoped(namespace, scope, path);
-    // The definition refuses such paths, but it may have been changed since.
-    if path.split('/').any(|part| part == "..") || path.starts_with('/') {
-        return Err(Obstacle {
-            reason: "PathInvalid",
-            message: format!("{field}: path {path} must be relative to the root and without '..'"),
-            is_final: true,
-        });
-    }
-    Ok(Place {
-        node: node.to_owned(),
-        root: name.to_owned(),
-        path,
-    })
-}
-
-/// Below the root, what a path says that is the namespace's own where the root is not shared.
-fn scoped(namespace: String, scope: RootScope, path: &str) -> String {
-    let path = path.trim_end_matches('/');
-    match scope {
-        RootScope::Shared => path.to_owned(),
-        RootScope::PerNamespace if path.is_empty() => namespace,
-        RootScope::PerNamespace => format!("{namespace}/{path}"),
-    }
-}
-
-/// The root and the path below it that a job's copies are for.
-pub(super) fn destined(job: &TransferJob) -> (String, String) {
-    let to = &job.spec.destinations;
-    let namespace = job.namespace().unwrap_or_default();
-    (to.root.clone(), scoped(namespace, to.scope, &to.path))
-}
-
-/// The author may have been asked for no right to a root that was made Shared since.
-fn scope_differs(end: &str, root: &Root, fabric: &str) -> String {
-    let name = &root.name;
-    match root.scope {
-        RootScope::Shared => format!(
-            "{end}.scope: root {name} of fabric {fabric} is Shared and the job does not say so; \
-             delete the job and make another with scope: Shared, which needs the verb use on \
-             rdmafabrics"
-        ),
-        RootScope::PerNamespace => format!(
-            "{end}.scope: root {name} of fabric {fabric} is PerNamespace and the job says Shared; \
-             delete the job and make another without scope"
-        ),
-    }
-}
-
-fn admits(root: &Root, namespace: &str, world: &World) -> Result<bool, Obstacle> {
-    let Some(wanted) = &root.namespaces else {
-        return Ok(true);
-    };
-    let wanted = selector(wanted).map_err(|fault| {
-        wait(
-            "RootSelectorInvalid",
-            format!("root {} of the fabric: namespaces: {fault}", root.name),
-        )
-    })?;
-    Ok(world
-        .namespaces
-        .named(namespace)
-        .is_some_and(|there| wanted.matches(there.labels())))
 }
 
 #[cfg(test)]

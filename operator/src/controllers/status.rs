@@ -12,6 +12,7 @@ use super::{
     condition::{self, Verdict, moment},
     fabric::listed,
     models,
+    place::destined,
     request::News,
     resolve::Obstacle,
     snapshot::{Outcome, Snapshot},
@@ -284,14 +285,12 @@ pub(super) fn left_behind(job: &TransferJob, nodes: &[String]) -> Option<News> {
         return None;
     }
     let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
-    let to = &job.spec.destinations;
+    let (root, path) = destined(job);
     let text = format!(
         "{} could not be told that the job ends, and may keep what had arrived: files \
-         .weft-{}-* in root {} at {}; remove them when no job of that name is under way there",
+         .weft-{}-* in root {root} at {path}; remove them when no job of that name is under way there",
         listed(&names),
         uid(job),
-        to.root,
-        to.path
     );
     Some(News {
         warning: true,

@@ -544,8 +544,8 @@ fn a_job_is_gone_soon_though_a_node_is_down_and_says_what_is_left_there() {
     assert_eq!(
         said.unwrap().note,
         "n3 could not be told that the job ends, and may keep what had arrived: files \
-         .weft-job-minilm-* in root models at minilm/; remove them when no job of that name is under \
-         way there"
+         .weft-job-minilm-* in root models at team-a/minilm; remove them when no job of that name is \
+         under way there"
     );
 }
 

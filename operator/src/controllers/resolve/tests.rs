@@ -1,4 +1,4 @@
-use weft_crds::{DestinationStatus, TransferJob, TransferJobStatus};
+use weft_crds::{DestinationStatus, RootScope, TransferJob, TransferJobStatus};
 
 use super::*;
 use crate::controllers::{network::topology, scenario, world::Key};

@@ -3,6 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
 use crate::config::TlsFiles;
@@ -31,6 +35,22 @@ pub enum TlsError {
     NotPem {
         /// The file.
         path: PathBuf,
+    },
+    /// It is no authority's.
+    #[error("tls.ca: {}: {problem}: give the PEM certificates of the fabric's authority", path.display())]
+    NoAuthority {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// It is not the certificate's.
+    #[error("tls.key: {}: {problem}: give the PEM private key that tls.certificate was issued for", path.display())]
+    WrongKey {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
     },
     /// It is not this node's.
     #[error("tls.certificate: {}: {problem}: issue one with URI SAN weft://{fabric}/node/{node}", path.display())]
@@ -92,6 +112,14 @@ impl Tls {
             }
             Err(fault) => return Err(not_ours(fault.to_string())),
         }
+        check_authority(&authority).map_err(|problem| TlsError::NoAuthority {
+            path: files.ca.clone(),
+            problem,
+        })?;
+        check_key(&certificate, &key).map_err(|problem| TlsError::WrongKey {
+            path: files.key.clone(),
+            problem,
+        })?;
         Ok(Self {
             files: files.clone(),
             node: node.clone(),
@@ -133,6 +161,31 @@ impl Tls {
             .identity(self.identity.clone())
             .domain_name(server_name(node, &self.fabric))
     }
+}
+
+/// Whether these certificates vouch for others: the transport would say so only when somebody calls.
+fn check_authority(pem: &[u8]) -> Result<(), String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(|error| format!("no PEM ({error})"))?;
+        roots.add(certificate).map_err(|error| error.to_string())?;
+    }
+    match roots.is_empty() {
+        true => Err("no PEM certificate in it".to_owned()),
+        false => Ok(()),
+    }
+}
+
+/// Whether the key belongs to the certificate.
+fn check_key(certificate: &[u8], key: &[u8]) -> Result<(), String> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate).collect();
+    let chain = chain.map_err(|error| format!("its certificate is no PEM ({error})"))?;
+    let key = PrivateKeyDer::from_pem_slice(key)
+        .map_err(|error| format!("no PEM private key in it ({error})"))?;
+    let provider = rustls::crypto::ring::default_provider();
+    CertifiedKey::from_der(chain, key, &provider)
+        .map(drop)
+        .map_err(|error| error.to_string())
 }
 
 fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
@@ -178,6 +231,31 @@ mod tests {
         assert!(renewed.reread().unwrap().is_none());
         certify("n1");
         assert!(matches!(renewed.reread(), Err(TlsError::NotOurs { .. })));
+        certify("n0");
+        let good = |name: &str| std::fs::read(file(name)).unwrap();
+        let (ca, key) = (good("ca"), good("key"));
+        let half = ca[..ca.len() / 2].to_vec();
+        let broken = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_vec();
+        for wrong in [half, broken, Vec::new(), key.clone()] {
+            std::fs::write(file("ca"), wrong).unwrap();
+            let error = renewed.reread().unwrap_err().to_string();
+            assert!(
+                error.starts_with("tls.ca") && error.contains("/ca"),
+                "{error}"
+            );
+        }
+        std::fs::write(file("ca"), ca).unwrap();
+        let others = KeyPair::generate().unwrap().serialize_pem().into_bytes();
+        for wrong in [b"half".to_vec(), others] {
+            std::fs::write(file("key"), wrong).unwrap();
+            let error = renewed.reread().unwrap_err().to_string();
+            assert!(
+                error.starts_with("tls.key") && error.contains("/key"),
+                "{error}"
+            );
+        }
+        std::fs::write(file("key"), key).unwrap();
+        assert!(renewed.reread().unwrap().is_some());
         std::fs::write(file("certificate"), "half").unwrap();
         assert!(matches!(renewed.reread(), Err(TlsError::NotPem { .. })));
         std::fs::remove_file(file("key")).unwrap();

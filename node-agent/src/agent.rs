@@ -22,6 +22,7 @@ use crate::jobs::{Jobs, JobsConfig};
 use crate::metrics;
 use crate::node_key;
 use crate::object;
+use crate::opener::Opener;
 use crate::service::Service;
 use crate::tls::{Tls, TlsError};
 use crate::web;
@@ -81,16 +82,18 @@ pub struct Agent {
 impl Agent {
     /// Opens everything that the configuration names, and serves.
     pub async fn start(config: &Config) -> Result<Self, AgentError> {
-        Self::start_behind(config, Arc::default()).await
+        Self::start_behind(config, Arc::default(), Arc::default()).await
     }
 
-    /// The same behind the fence of an agent that was here before.
+    /// The same behind the fence of an agent that was here before, and with its opener.
     pub(crate) async fn start_behind(
         config: &Config,
         fence: Arc<Fence>,
+        opener: Arc<Opener>,
     ) -> Result<Self, AgentError> {
         let tls = Tls::read(&config.tls, &config.node, &config.fabric)?;
-        let roots = roots(config)?;
+        let entries = config.roots.clone();
+        let roots = guard::blocking("roots", move || opener.open(&entries)).await?;
         let control = listen("control.listen", config.control.listen).await?;
         let metrics_listener = listen("metrics.listen", config.metrics.listen).await?;
         let engine = Arc::new(Engine::start(engine_config(config, &tls))?);
@@ -250,14 +253,6 @@ pub(crate) async fn listen(
     Ok((listener, bound))
 }
 
-fn roots(config: &Config) -> Result<Vec<Arc<Root>>, FileError> {
-    config
-        .roots
-        .iter()
-        .map(|root| Root::open(&root.name.value, &root.path.value, root.access).map(Arc::new))
-        .collect()
-}
-
 /// What reset tokens are made from.
 fn node_key(config: &Config, tls: &Tls) -> Secret {
     let path = node_key::path(&config.tls.key);
@@ -303,8 +298,13 @@ fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
 impl Config {
     /// Everything that [`Agent::start`] checks without opening ports: certificates and roots.
     pub fn check_files(&self) -> Result<(), AgentError> {
+        self.check_files_by(&Arc::default())
+    }
+
+    /// The same with an opener that knows which roots hang. Blocks, but not for ever.
+    pub(crate) fn check_files_by(&self, opener: &Arc<Opener>) -> Result<(), AgentError> {
         Tls::read(&self.tls, &self.node, &self.fabric)?;
-        roots(self)?;
+        opener.open(&self.roots)?;
         Ok(())
     }
 }

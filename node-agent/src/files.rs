@@ -39,6 +39,7 @@ pub use digest::{
     MAX_FILE_BYTES, VerifiedBlock, directory_digest,
 };
 pub use discard::Leftover;
+pub(crate) use error::errno;
 pub use error::{FileError, Place};
 pub use fingerprint::{Condition, Fingerprint};
 pub use manifest::{

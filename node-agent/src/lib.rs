@@ -39,6 +39,7 @@ mod metrics;
 mod misuse;
 mod node_key;
 pub mod object;
+mod opener;
 mod outlet;
 mod peer;
 mod placing;

@@ -25,16 +25,21 @@ use crate::enroll::report::Reporter;
 use crate::enroll::trouble::Tries;
 use crate::enroll::{EnrollError, Settings, Trouble, assigned, operator};
 use crate::fence::Fence;
+use crate::files::FileError;
 use crate::guard;
+use crate::opener::Opener;
 
 /// A configuration that cannot be used.
 const CONFIG_REFUSED: &str = "ConfigRefused";
 /// A root whose directory is not there.
 const ROOT_MISSING: &str = "RootMissing";
+/// A root whose directory does not answer.
+const ROOT_HUNG: &str = "RootHung";
 /// Findings that keep no agent from working.
-const HARMLESS: [&str; 5] = [
+const HARMLESS: [&str; 6] = [
     CONFIG_REFUSED,
     ROOT_MISSING,
+    ROOT_HUNG,
     "RestartPending",
     "NotRenewed",
     MISUSED,
@@ -95,6 +100,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         looks: tokio::time::interval(settings.pace.report),
         report,
         fence: fence.clone(),
+        opener: Arc::default(),
     };
     tokio::select! {
         never = renew((&settings, &keys, &fence), &standing, &ordered, doubted.subscribe()) => match never {},
@@ -206,6 +212,8 @@ struct Member {
     /// Of all agents that this process has: what a deposed operator orders is refused by the next one,
     /// too.
     fence: Arc<Fence>,
+    /// Of all agents that this process has, too: it knows which roots hang.
+    opener: Arc<Opener>,
 }
 
 /// What an agent is made of: another basis asks for another agent.
@@ -254,7 +262,7 @@ impl Member {
                 return Ok(());
             }
             while let Some((basis, config)) = next.take() {
-                match Agent::start_behind(&config, self.fence.clone()).await {
+                match Agent::start_behind(&config, self.fence.clone(), self.opener.clone()).await {
                     Ok(agent) => {
                         next = tokio::select! {
                             next = self.attend(&agent, &basis) => Some(next),
@@ -313,8 +321,9 @@ impl Member {
                     } else {
                         // An agent that works is not given up for one that cannot start: the pod with
                         // the volume of a new root comes later than the word of it.
-                        let (usable, config) =
-                            guard::blocking("roots", move || (config.check_files(), config)).await;
+                        let opener = self.opener.clone();
+                        let check = move || (config.check_files_by(&opener), config);
+                        let (usable, config) = guard::blocking("roots", check).await;
                         waits = usable.is_ok();
                         if waits && agent.jobs().close_if_idle() {
                             return (next, config);
@@ -449,6 +458,7 @@ impl Member {
 /// Why there is no agent of a configuration.
 fn unusable(error: &AgentError) -> Finding {
     let reason = match error {
+        AgentError::Root(FileError::RootHung { .. }) => ROOT_HUNG,
         AgentError::Root(_) => ROOT_MISSING,
         _ => "AgentNotStarted",
     };
@@ -458,7 +468,7 @@ fn unusable(error: &AgentError) -> Finding {
 /// Why a configuration is not taken over by the agent that works.
 fn refused(error: &AgentError) -> Finding {
     let mut finding = unusable(error);
-    if finding.reason != ROOT_MISSING {
+    if ![ROOT_MISSING, ROOT_HUNG].contains(&finding.reason.as_str()) {
         CONFIG_REFUSED.clone_into(&mut finding.reason);
     }
     finding

@@ -71,6 +71,19 @@ pub enum FileError {
         /// The system's answer.
         cause: Errno,
     },
+    /// The root's directory does not answer.
+    #[error(
+        "root {root:?} at {} has not opened for {seconds} s: see whether the server of its file system answers; until then, take the root out of the configuration, or unmount it (umount -f)",
+        path.display()
+    )]
+    RootHung {
+        /// The root's name.
+        root: String,
+        /// Its directory on the node.
+        path: PathBuf,
+        /// How long was waited.
+        seconds: u64,
+    },
     /// The root is configured read-only.
     #[error(
         "root {root:?} is ReadOnly: choose another root or set its access to ReadWrite in the agent's configuration"
@@ -197,12 +210,12 @@ pub enum FileError {
         /// Bytes the file system has free for the agent.
         available: u64,
     },
-    /// No thread for taking its space.
+    /// No thread for what may block.
     #[error(
-        "{place}: no thread could be made to take its space: {cause}: raise the limit on threads (TasksMax of the agent's unit, or the limit on pids of its pod)"
+        "{place}: no thread could be made to work on it: {cause}: raise the limit on threads (TasksMax of the agent's unit, or the limit on pids of its pod)"
     )]
     NoThread {
-        /// The destination.
+        /// A destination, or a root itself.
         place: Place,
         /// The system's answer.
         cause: Errno,
@@ -339,6 +352,7 @@ impl FileError {
             FileError::BadJobUid { .. } => "BadJobUid",
             FileError::SymlinkRefused { .. } => "SymlinkRefused",
             FileError::RootMissing { .. } => "RootMissing",
+            FileError::RootHung { .. } => "RootHung",
             FileError::RootReadOnly { .. } => "RootReadOnly",
             FileError::KernelTooOld => "KernelTooOld",
             FileError::SourceMissing { .. } => "SourceMissing",
@@ -428,7 +442,7 @@ fn from(place: &Place, missing: &str) -> String {
 }
 
 /// The system's error number in an `io::Error`; errors without one count as input/output errors.
-pub(super) fn errno(error: &std::io::Error) -> Errno {
+pub(crate) fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use weft_engine::{DomainId, Engine};
 use weft_proto::agent::v1::{
-    CancelResponse, JobRef, Location, ObjectSource, PrepareRequest, PrepareResponse,
+    CancelResponse, JobRef, Kept, Location, ObjectSource, PrepareRequest, PrepareResponse,
     RemoveResponse, StatRequest, StatResponse, State as Told,
 };
 
@@ -269,8 +269,14 @@ impl Jobs {
                  to tell which are its own: remove it by hand"
             ),
         }
+        let kept = match removed {
+            Removed::Gone => Kept::Unspecified,
+            Removed::Changed => Kept::Changed,
+            Removed::Mixed => Kept::Mixed,
+        };
         Ok(RemoveResponse {
             removed: removed == Removed::Gone,
+            kept: kept.into(),
         })
     }
 

@@ -107,7 +107,7 @@ async fn a_verified_copy_is_removed_unless_something_of_it_has_changed() {
     for _ in 0..2 {
         // Repeated, it is gone already.
         let answer = operator.remove(request.clone()).await.unwrap().into_inner();
-        assert!(answer.removed);
+        assert_eq!((answer.removed, answer.kept()), (true, Kept::Unspecified));
         let left = |name: &str| lab.root(1).join("model").join(name).exists();
         assert!(left("mine") && left("sub/notes"));
         assert!(!left("weights") && !left("sub/config"));
@@ -120,7 +120,8 @@ async fn a_verified_copy_is_removed_unless_something_of_it_has_changed() {
         ..request
     };
     let answer = operator.remove(request.clone()).await.unwrap().into_inner();
-    assert!(!answer.removed && lab.root(1).join("model/sub/config").exists());
+    assert_eq!((answer.removed, answer.kept()), (false, Kept::Changed));
+    assert!(lab.root(1).join("model/sub/config").exists());
     let request = RemoveRequest {
         fingerprint: "none".to_owned(),
         ..request

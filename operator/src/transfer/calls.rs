@@ -12,9 +12,9 @@ use tokio::{
 use tonic::Request;
 use weft_planner::Part;
 use weft_proto::agent::v1::{
-    CancelRequest, Child, DestinationPart, Direction, JobRef, LocalPart, Location, Manifest,
-    ObjectPart, PrepareRequest, ProgressRequest, RemoveRequest, SourcePart, StartRequest,
-    StatRequest, Ticket, Verification, start_request,
+    CancelRequest, Child, DestinationPart, Direction, JobRef, Kept, LocalPart, Location, Manifest,
+    ObjectPart, PrepareRequest, ProgressRequest, RemoveRequest, RemoveResponse, SourcePart,
+    StartRequest, StatRequest, Ticket, Verification, start_request,
 };
 
 use super::{
@@ -160,11 +160,12 @@ impl Calls {
                 let node = removal.place.node.clone();
                 let call = self.remove(&removal);
                 match Box::pin(within(CANCEL_WITHIN, "Remove", &node, call)).await {
-                    Ok(true) => {}
-                    Ok(false) => tracing::info!(
+                    Ok(answer) if answer.removed => {}
+                    Ok(answer) => tracing::info!(
                         node,
                         path = removal.place.path,
-                        "not removed: something of it has been changed since it was verified"
+                        "not removed: {}",
+                        why_kept(answer.kept())
                     ),
                     Err(refusal) => tracing::warn!(node, refusal.message, "not removed"),
                 }
@@ -377,7 +378,7 @@ impl Calls {
         call.await.map(drop)
     }
 
-    async fn remove(&self, removal: &Removal) -> Result<bool, Refusal> {
+    async fn remove(&self, removal: &Removal) -> Result<RemoveResponse, Refusal> {
         let node = &removal.place.node;
         let request = RemoveRequest {
             leader_epoch: self.spec.mandate.leader_epoch,
@@ -388,7 +389,19 @@ impl Calls {
             let request = request.clone();
             async move { client.remove(request).await }
         });
-        Ok(call.await?.removed)
+        call.await
+    }
+}
+
+/// As people are told, with what to do.
+fn why_kept(kept: Kept) -> &'static str {
+    match kept {
+        Kept::Changed => "something of it has been changed since it was verified",
+        Kept::Mixed => {
+            "other files lay there when it was verified, and it has too many to tell which are its own: \
+             remove it by hand"
+        }
+        Kept::Unspecified => "its agent does not say why; see its log",
     }
 }
 

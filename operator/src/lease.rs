@@ -135,12 +135,16 @@ impl Candidate {
 fn taken(name: &str, transitions: i32, wall: Timestamp) -> LeaseSpec {
     LeaseSpec {
         holder_identity: Some(name.to_owned()),
-        lease_duration_seconds: Some(i32::try_from(DURATION.as_secs()).unwrap_or(i32::MAX)),
+        lease_duration_seconds: Some(seconds(DURATION)),
         acquire_time: Some(MicroTime(wall)),
         renew_time: Some(MicroTime(wall)),
         lease_transitions: Some(transitions),
         ..LeaseSpec::default()
     }
+}
+
+fn seconds(span: Duration) -> i32 {
+    i32::try_from(span.as_secs()).unwrap_or(i32::MAX)
 }
 
 /// Where the transitions of a Lease begin that is made anew: at the minutes since 1970. Were it 0,
@@ -251,7 +255,10 @@ pub async fn seize<B: Board>(board: B) -> Result<Option<Leadership<B>>, String> 
         };
         let before = lease.spec.take().unwrap_or_default();
         let transitions = before.lease_transitions.unwrap_or(0).saturating_add(1);
-        lease.spec = Some(taken(UNINSTALL, transitions, Timestamp::now()));
+        lease.spec = Some(LeaseSpec {
+            lease_duration_seconds: Some(seconds(UNINSTALLED)),
+            ..taken(UNINSTALL, transitions, Timestamp::now())
+        });
         match answer(board.write(lease)).await {
             Ok(lease) => {
                 return Ok(Some(Leadership {

@@ -96,6 +96,10 @@ pub(crate) fn helm_uninstall_leaves_nothing_that_does_not_end(lent: &Lent) {
     });
     report("the last pod gone", begun);
     assert_eq!(terminating(lent), Vec::<String>::new());
+    let said = lent.kubectl(&["get", "nodes", "-o=jsonpath={.items[*].metadata}"]);
+    for ours in ["weft.dev/fabric", "weft.dev/model."] {
+        assert!(!said.contains(ours), "{ours} in {said}");
+    }
     let kept = lent.kubectl(&["get", "crds", "-o=name"]);
     for kind in ["rdmafabrics", "fabricnodes", "transferjobs"] {
         assert!(kept.contains(&format!("{kind}.weft.dev")), "{kept}");

@@ -221,7 +221,8 @@ fn node_status(
             ),
         ),
         Some(sighting) => {
-            fill(&mut new, &sighting.report);
+            let full = view.world.nodes.named(&name).and_then(models::full);
+            fill(&mut new, &sighting.report, full);
             judge(&name, sighting, view)
         }
     };
@@ -278,7 +279,7 @@ fn not_ready(reason: &str, message: String) -> Verdict {
     }
 }
 
-fn fill(status: &mut FabricNodeStatus, report: &NodeReport) {
+fn fill(status: &mut FabricNodeStatus, report: &NodeReport, full: Option<Finding>) {
     let ports = report.ports.unwrap_or_default();
     let small = |number: u32| u16::try_from(number).unwrap_or(u16::MAX);
     let expires = i64::try_from(report.certificate_expires_unix_s).ok();
@@ -303,11 +304,12 @@ fn fill(status: &mut FabricNodeStatus, report: &NodeReport) {
         findings: report
             .findings
             .iter()
-            .take(FINDINGS_MAX)
+            .take(FINDINGS_MAX - usize::from(full.is_some()))
             .map(|f| Finding {
                 reason: f.reason.clone(),
                 message: f.message.clone(),
             })
+            .chain(full)
             .collect(),
         leader_epoch: status.leader_epoch,
     };

@@ -12,7 +12,7 @@ use std::{
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt as _, core::PartialObjectMeta};
 use serde::{Deserialize, Serialize};
-use weft_crds::TransferJob;
+use weft_crds::{Finding, TransferJob};
 use weft_proto::operator::v1::{Model, ModelState};
 
 use super::{
@@ -182,6 +182,30 @@ fn has_room(node: &PartialObjectMeta<Node>, key: &str, note: &Note) -> bool {
         (count + 1, bytes + there.len() + text.len())
     });
     count < MODELS_MAX && bytes + key.len() + note.text().len() <= NOTES_BYTES_MAX
+}
+
+/// What an entry needs at most: a key, and a note with a path and a fingerprint of 1.5 kB. Most need a
+/// tenth of it.
+const NOTE_BYTES_MAX: usize = 4 << 10;
+
+/// What is wrong where a node may have no room for one more model.
+pub(super) fn full(node: &PartialObjectMeta<Node>) -> Option<Finding> {
+    let notes = node.annotations().iter();
+    let notes = notes.filter(|(key, _)| key.starts_with(PREFIX));
+    let (count, bytes) = notes.fold((0, 0), |(count, bytes), (key, text)| {
+        (count + 1, bytes + key.len() + text.len())
+    });
+    let is_full = count >= MODELS_MAX || bytes + NOTE_BYTES_MAX > NOTES_BYTES_MAX;
+    is_full.then(|| Finding {
+        reason: "ModelsFull".to_owned(),
+        // No numbers that change with each model: another text is another Event.
+        message: format!(
+            "the node has as many models as its annotations and its agent can hold ({MODELS_MAX}, or {} KiB of \
+             annotations): a copy of another one gets no label, and nobody looks after it; delete jobs with \
+             deletionPolicy Delete, or labels and annotations {PREFIX}* of the node",
+            NOTES_BYTES_MAX >> 10
+        ),
+    })
 }
 
 /// What a node says of one model.

@@ -14,10 +14,11 @@ use weft_proto::agent::v1::{Manifest, ProgressResponse};
 
 use self::course::Phase;
 pub use self::course::{Course, End};
+use self::reader::{Blame, Stored};
 
 use super::{
-    Answer, Command, EncodedManifest, Object, Refusal, Removal, Roster, Spec, Tempo,
-    contact::FirstContact, destination::DestinationView, ledger::Ledger, object::is_of_the_store,
+    Answer, Command, EncodedManifest, Refusal, Removal, Roster, Spec, Tempo, contact::FirstContact,
+    destination::DestinationView, ledger::Ledger, object::is_of_the_store,
 };
 
 /// How long the last reports may take once everything is Verified: they only complete the counts.
@@ -34,9 +35,11 @@ pub struct Job {
     phase: Phase,
     manifest: Option<EncodedManifest>,
     /// What a verified copy is sent in place of, in this attempt.
-    store: Option<Object>,
-    /// Nodes that could not be asked what they have, since the last one that could.
-    silent: BTreeSet<String>,
+    store: Option<Stored>,
+    /// Nodes whose copies are not sent: they do not answer, or the copy is not what was verified.
+    aside: BTreeSet<String>,
+    /// Readers that the store has not served, since it last served one.
+    passed: BTreeSet<String>,
     ledger: Ledger,
     contact: FirstContact,
     /// Nodes that may be at an earlier attempt still: a Cancel has not reached them.
@@ -82,7 +85,8 @@ impl Job {
             phase: Phase::Asking,
             manifest: None,
             store: None,
-            silent: BTreeSet::new(),
+            aside: BTreeSet::new(),
+            passed: BTreeSet::new(),
             unheard: BTreeSet::new(),
             untold: BTreeSet::new(),
             mark: 0,
@@ -318,29 +322,47 @@ impl Job {
             return;
         }
         let result = result.map_err(|refusal| self.contact.judge(now, refusal));
-        match result {
+        match result.and_then(|manifest| self.of_the_copy(manifest)) {
             Ok(manifest) => {
                 self.contact.reached(&self.spec.source.node);
                 self.manifest = Some(EncodedManifest::new(&manifest));
-                self.silent.clear();
-                self.vain = 0;
+                if self.attempt == self.spec.mandate.attempts_before {
+                    self.vain = 0;
+                }
                 self.sketch();
                 self.claim(commands);
             }
-            Err(refusal) if refusal.retriable && self.vain < self.spec.backoff_limit => {
-                self.vain += 1;
-                if !is_of_the_store(&refusal.reason) {
-                    self.ask_the_next();
-                }
-                self.phase = Phase::Resting {
-                    until: now + self.backoff(),
-                };
+            // Whatever is wrong with that copy, others have it, and the store.
+            Err(refusal) if self.store.is_some() => {
+                tracing::info!(refusal.node, refusal.message, "its copy is not sent");
+                self.put_aside();
+                self.phase = Phase::Resting { until: now };
             }
             Err(refusal) => {
-                self.ledger.destinations.fail_remaining(&refusal);
-                self.phase = Phase::Over;
+                let is_the_stores = is_of_the_store(&refusal.reason);
+                if !is_the_stores {
+                    self.ask_the_next();
+                }
+                let may_go_on = refusal.retriable && self.vain < self.spec.backoff_limit;
+                if may_go_on || !is_the_stores && self.another_can_ask() {
+                    self.vain += 1;
+                    self.rest(now);
+                    if !refusal.retriable {
+                        // That node will not come to another answer; the next one may.
+                        self.phase = Phase::Resting { until: now };
+                    }
+                } else {
+                    self.ledger.destinations.fail_remaining(&refusal);
+                    self.phase = Phase::Over;
+                }
             }
         }
+    }
+
+    fn rest(&mut self, now: Duration) {
+        self.phase = Phase::Resting {
+            until: now + self.backoff(),
+        };
     }
 
     fn on_woken(&mut self, now: Duration, commands: &mut Vec<Command>) {
@@ -369,7 +391,7 @@ impl Job {
         if self.ledger.destinations.remaining().is_empty() {
             self.finish(commands);
         } else {
-            self.next_attempt(now, commands);
+            self.next_attempt(now, Blame::None, commands);
         }
     }
 
@@ -417,21 +439,19 @@ impl Job {
         });
     }
 
-    fn next_attempt(&mut self, now: Duration, commands: &mut Vec<Command>) {
+    fn next_attempt(&mut self, now: Duration, blame: Blame, commands: &mut Vec<Command>) {
         if self.ledger.destinations.gained() > self.mark {
             self.vain = 0;
-        } else {
+        } else if blame != Blame::Copy {
             self.vain += 1;
         }
-        if self.vain > self.spec.backoff_limit {
+        if self.vain > self.spec.backoff_limit && blame == Blame::None {
             self.ledger.destinations.give_up();
         }
         if self.ledger.destinations.remaining().is_empty() {
             self.finish(commands);
         } else {
-            self.phase = Phase::Resting {
-                until: now + self.backoff(),
-            };
+            self.rest(now);
         }
     }
 

@@ -8,16 +8,29 @@ use super::{
     Refusal, Spec,
     attempt::{Attempt, Run},
     destination::{Destinations, Standing},
-    object::is_of_the_store,
+    object::{is_of_access, is_of_the_store},
 };
+
+/// The reason of a destination that got other bytes than it must have.
+const EXPECT_MISMATCH: &str = "ExpectMismatch";
+
+/// What the source sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sends {
+    /// Its own files.
+    Files,
+    /// What it reads from a store: it is a destination, too.
+    Object,
+    /// A verified copy of what a store has; others have it, too.
+    Copy,
+}
 
 /// Owned and written by the job.
 #[derive(Debug, Clone)]
 pub(super) struct Ledger {
     pub(super) destinations: Destinations,
     source_node: String,
-    /// It is a destination, too: it reads from a store.
-    is_reader: bool,
+    sends: Sends,
     source: ProgressResponse,
     /// The link in use and why, once an agent has said.
     link: (String, String),
@@ -30,7 +43,11 @@ impl Ledger {
         Self {
             destinations: Destinations::new(&spec.destinations),
             source_node: spec.source.node.clone(),
-            is_reader: spec.object.is_some(),
+            sends: if spec.object.is_some() {
+                Sends::Object
+            } else {
+                Sends::Files
+            },
             source: ProgressResponse::default(),
             link: <(String, String)>::default(),
             chunks: BTreeMap::new(),
@@ -42,10 +59,10 @@ impl Ledger {
         &self.source
     }
 
-    /// The bytes come from another node now, as files or, where it is a reader, from a store.
-    pub(super) fn comes_from(&mut self, node: &str, is_reader: bool) {
+    /// The bytes come from another node now, or from elsewhere at that node.
+    pub(super) fn comes_from(&mut self, node: &str, sends: Sends) {
         self.source_node = node.to_owned();
-        self.is_reader = is_reader;
+        self.sends = sends;
         self.source = ProgressResponse::default();
     }
 
@@ -85,7 +102,7 @@ impl Ledger {
     pub(super) fn book(&mut self, node: &str, report: ProgressResponse, since: Duration) {
         if node == self.source_node {
             self.source = report.clone();
-            if !self.is_reader {
+            if self.sends != Sends::Object {
                 return;
             }
         }
@@ -107,19 +124,53 @@ impl Ledger {
         (failed && !explained && self.is_final(&refusal)).then_some(refusal)
     }
 
-    /// What the source says would be no other the next time. A reader's own troubles are its own: another
-    /// destination reads then.
+    /// What the source says would be no other the next time. A reader's own troubles are its own, and a
+    /// copy's that copy's: another destination reads or sends then.
     fn is_final(&self, refusal: &Refusal) -> bool {
-        let is_everybodys = !self.is_reader || is_of_the_store(&refusal.reason);
+        let is_everybodys = match self.sends {
+            Sends::Files => true,
+            Sends::Object => is_of_the_store(&refusal.reason),
+            Sends::Copy => false,
+        };
         is_everybodys && !refusal.retriable && !is_ours(refusal)
     }
 
-    /// Books what an ended attempt left.
-    pub(super) fn close(&mut self, attempt: &Attempt) {
+    /// What this destination says of itself is the sender's fault: from another one it may get the bytes.
+    fn is_of_the_sender(&self, node: &str, refusal: &Refusal) -> bool {
+        match self.sends {
+            Sends::Files => false,
+            Sends::Object => node == self.source_node && is_of_access(&refusal.reason),
+            Sends::Copy => refusal.reason == EXPECT_MISMATCH,
+        }
+    }
+
+    /// Whoever sent in an ended attempt could not, by no fault of its receivers, and another one may.
+    fn has_failed_to_send(&self, attempt: &Attempt) -> bool {
+        let explained = self.source.peers.iter().any(|peer| peer.failed);
+        match attempt.run(&self.source_node) {
+            Some(Run::Stopped(refusal)) if !is_ours(refusal) => match self.sends {
+                Sends::Files => false,
+                Sends::Object => is_of_access(&refusal.reason),
+                Sends::Copy => !explained,
+            },
+            _ => false,
+        }
+    }
+
+    /// Books what an ended attempt left; whether another one should send the next time.
+    #[must_use]
+    pub(super) fn close(&mut self, attempt: &Attempt) -> bool {
+        let mut is_the_senders = self.has_failed_to_send(attempt);
         for node in self.destinations.remaining() {
             match attempt.run(&node) {
                 Some(Run::Stopped(refusal) | Run::CutOff(refusal)) => {
-                    self.destinations.refuse(&node, refusal.clone());
+                    let is_of_the_sender = self.is_of_the_sender(&node, refusal);
+                    is_the_senders |= is_of_the_sender;
+                    let refusal = Refusal {
+                        retriable: refusal.retriable || is_of_the_sender,
+                        ..refusal.clone()
+                    };
+                    self.destinations.refuse(&node, refusal);
                 }
                 Some(_) => {
                     let sender = match attempt.run(attempt.source()) {
@@ -149,6 +200,7 @@ impl Ledger {
         {
             self.destinations.fail_remaining(&refusal.clone());
         }
+        is_the_senders
     }
 
     /// The last word on what says that it is Verified.

@@ -1,6 +1,10 @@
 //! An object of a store that one of the destinations reads, in place of files at a source.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
 
 use futures::future::BoxFuture;
 use weft_proto::agent::v1::{Credentials, ObjectExpect, ObjectSource};
@@ -9,6 +13,8 @@ use super::Refusal;
 
 /// Begin the reasons of what a store, a URL or a Secret is to blame for. No other node could read it either.
 const OF_THE_STORE: [&str; 4] = ["Object", "Store", "Secret", "Expect"];
+/// But for these: one node's way to the store, its name server, clock or configuration may be to blame.
+const OF_ACCESS: [&str; 2] = ["ObjectUnavailable", "StoreForbidden"];
 
 /// Where the bytes come from. Its destinations take turns at reading it, one for each attempt.
 #[derive(Debug, Clone)]
@@ -115,17 +121,25 @@ impl Object {
         })
     }
 
-    /// Who reads after `node`, which could not.
-    pub(super) fn after(&self, node: &str) -> Option<&str> {
+    /// Who reads after `node`, which could not: the next that was not passed over, while there is one.
+    pub(super) fn after(&self, node: &str, passed: &BTreeSet<String>) -> Option<&str> {
         let at = self.readers.iter().position(|reader| reader == node);
-        let next = at.map_or(0, |at| (at + 1) % self.readers.len().max(1));
-        self.readers.get(next).map(String::as_str)
+        let next = at.map_or(0, |at| at + 1);
+        let (before, after) = self.readers.split_at_checked(next)?;
+        let in_turn = || after.iter().chain(before);
+        let fresh = in_turn().find(|reader| !passed.contains(*reader));
+        fresh.or_else(|| in_turn().next()).map(String::as_str)
     }
 }
 
 /// It is not the reader's fault: nobody else could read it either.
 pub(super) fn is_of_the_store(reason: &str) -> bool {
-    OF_THE_STORE.iter().any(|begin| reason.starts_with(begin))
+    !is_of_access(reason) && OF_THE_STORE.iter().any(|begin| reason.starts_with(begin))
+}
+
+/// The store has not served this reader; it may serve another one.
+pub(super) fn is_of_access(reason: &str) -> bool {
+    OF_ACCESS.contains(&reason)
 }
 
 #[cfg(test)]
@@ -141,19 +155,23 @@ mod tests {
             secret: None,
             readers: vec!["n1".into(), "n2".into()],
         };
-        assert_eq!(object.after("n1"), Some("n2"));
-        assert_eq!(object.after("n2"), Some("n1"));
-        assert_eq!(object.after("gone"), Some("n1"));
+        let none = BTreeSet::new();
+        assert_eq!(object.after("n1", &none), Some("n2"));
+        assert_eq!(object.after("n2", &none), Some("n1"));
+        assert_eq!(object.after("gone", &none), Some("n1"));
+        let passed = |nodes: &[&str]| nodes.iter().map(|node| (*node).to_owned()).collect();
+        assert_eq!(object.after("gone", &passed(&["n1"])), Some("n2"));
+        assert_eq!(object.after("n1", &passed(&["n1", "n2"])), Some("n2"));
         let nobody = Object {
             readers: Vec::new(),
             ..object
         };
-        assert_eq!(nobody.after("n1"), None);
+        assert_eq!(nobody.after("n1", &none), None);
     }
 
     #[test]
     fn a_disk_is_the_readers_own_and_a_key_is_everybodys() {
-        for reason in ["ObjectMissing", "StoreForbidden", "SecretInvalid"] {
+        for reason in ["ObjectMissing", "ObjectDenied", "SecretInvalid"] {
             assert!(is_of_the_store(reason), "{reason}");
         }
         for reason in [
@@ -161,6 +179,8 @@ mod tests {
             "NodeUnreachable",
             "UnknownRoot",
             "SourceMissing",
+            "ObjectUnavailable",
+            "StoreForbidden",
         ] {
             assert!(!is_of_the_store(reason), "{reason}");
         }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use weft_planner::Part;
 use weft_proto::agent::v1::{PeerProgress, ProgressResponse, Role, State};
 
-use super::{Job, Phase, SETTLE};
+use super::{Blame, Job, Phase, SETTLE};
 use crate::transfer::{
     Command, Refusal, Standing,
     attempt::{Attempt, Run},
@@ -69,7 +69,7 @@ impl Job {
         };
         let ready = std::mem::take(ready);
         if ready.is_empty() {
-            return self.next_attempt(now, commands);
+            return self.next_attempt(now, Blame::None, commands);
         }
         for node in &ready {
             if let Some(destination) = self.ledger.destinations.get_mut(node) {

@@ -25,8 +25,9 @@ impl Job {
                 }
                 if waiting.is_empty() {
                     let attempt = attempt.clone();
-                    self.ledger.close(&attempt);
-                    self.next_attempt(now, commands);
+                    let is_to_blame = self.ledger.close(&attempt);
+                    let blame = self.pass_over(&attempt, is_to_blame);
+                    self.next_attempt(now, blame, commands);
                 }
             }
             Phase::Discarding(cancels) | Phase::Withdrawing { cancels, .. } => {

@@ -1,4 +1,4 @@
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, File, Overwrite, PeerProgress, Role, State};
@@ -24,6 +24,8 @@ struct World {
     death: (Duration, &'static str),
     /// Whether a call of one of them may be made again.
     is_retriable: bool,
+    /// What nodes answer to Stat, where that is not one file.
+    listings: BTreeMap<String, Result<Manifest, Refusal>>,
     /// Commands that were carried out since the last look.
     log: Vec<String>,
     pending: VecDeque<Command>,
@@ -33,6 +35,20 @@ fn stop(discard: bool) -> Answer {
     Answer::Stop {
         discard,
         remove: Vec::new(),
+    }
+}
+
+/// Files of the same size.
+fn listing(paths: &[&str]) -> Manifest {
+    let file = |path: &&str| File {
+        path: (*path).to_owned(),
+        size: BYTES,
+        ..File::default()
+    };
+    Manifest {
+        files: paths.iter().map(file).collect(),
+        directory: true,
+        ..Manifest::default()
     }
 }
 
@@ -107,6 +123,7 @@ impl World {
             dead: dead.into_iter().map(name).collect(),
             death,
             is_retriable: true,
+            listings: BTreeMap::new(),
             log: Vec::new(),
             pending: commands.into(),
         };
@@ -143,17 +160,10 @@ impl World {
                 }
                 Command::Stat => {
                     self.log.push("stat".into());
-                    let file = File {
-                        path: "x".into(),
-                        size: BYTES,
-                        ..File::default()
-                    };
-                    let manifest = Manifest {
-                        files: vec![file],
-                        ..Manifest::default()
-                    };
                     let source = self.job.spec().source.node.clone();
-                    let result = reach(&source).map(|()| manifest);
+                    let listed = self.listings.get(&source).cloned();
+                    let listed = listed.unwrap_or_else(|| Ok(listing(&["x"])));
+                    let result = reach(&source).and(listed);
                     self.answer(Answer::Stat(result));
                 }
                 Command::Claim { attempt } => self.answer(Answer::Claimed { attempt }),

@@ -18,8 +18,8 @@ const CONFIGURATION: [&str; 4] = [
     "SettingsDiffer",
     "TicketForged",
 ];
-/// The next attempt has a new one.
-const TICKET_EXPIRED: &str = "TicketExpired";
+/// What another attempt finds otherwise: it has a new ticket, and a root that was opened anew.
+const UNTIL_THE_NEXT: [&str; 2] = ["TicketExpired", "RootReplaced"];
 
 /// What a connection was doing when it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -364,7 +364,7 @@ impl Fault {
                 let may_change = author == Author::Operator;
                 let reason = self.reason();
                 self.passes()
-                    || reason == TICKET_EXPIRED
+                    || UNTIL_THE_NEXT.contains(&reason)
                     || may_change && CONFIGURATION.contains(&reason)
             }
         }
@@ -381,7 +381,7 @@ impl Fault {
                 retriable, reason, ..
             } => {
                 let reason = reason.as_str();
-                *retriable && reason != TICKET_EXPIRED && !CONFIGURATION.contains(&reason)
+                *retriable && !UNTIL_THE_NEXT.contains(&reason) && !CONFIGURATION.contains(&reason)
             }
             Fault::UnknownAttempt { .. }
             | Fault::PeerUnreachable { .. }

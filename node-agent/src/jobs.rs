@@ -235,7 +235,8 @@ impl Jobs {
         let location = convert::given(request.location, "location")?;
         let root = self.root(&location.root)?;
         let path = RootPath::parse(&location.path)?;
-        let manifest = guard::blocking("stat", move || Manifest::scan(&root, &path)).await?;
+        let scan = move || root.in_place().and_then(|()| Manifest::scan(&root, &path));
+        let manifest = guard::blocking("stat", scan).await?;
         Ok(StatResponse {
             manifest: Some(convert::manifest_to_proto(&manifest)),
         })
@@ -508,6 +509,11 @@ impl Jobs {
         known.runs.insert(job.uid.clone(), run.clone());
         guard::task("supervisor", supervise(run.clone(), self.config.lease));
         run
+    }
+
+    /// The directories that may be named.
+    pub(crate) fn roots(&self) -> &[Arc<Root>] {
+        &self.config.roots
     }
 
     /// All attempts that are known.

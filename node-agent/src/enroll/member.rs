@@ -305,18 +305,22 @@ impl Member {
         loop {
             let mut findings = self.standing_findings();
             let mut told = basis.clone();
-            let mut waits = false;
-            // Where a job runs, the next look says so again.
-            let has_moved = self.caretaker.take_moved();
+            let mut waits = None;
             match self.wanted().await {
                 Ok((next, config)) => {
                     told.nic.mbps = next.nic.mbps;
                     if next.asks_for_the_same(basis) {
                         told.config.hash.clone_from(&next.config.hash);
                         // A file system was mounted after the agent had opened its roots.
-                        if has_moved && agent.jobs().close_if_idle() {
-                            tracing::info!("a root's path leads to another directory");
-                            return (next, config);
+                        if self.caretaker.has_moved() {
+                            if agent.jobs().close_if_idle() {
+                                tracing::info!("a root's path leads to another directory");
+                                self.caretaker.opened_anew();
+                                return (next, config);
+                            }
+                            waits = Some(
+                                "a file system has been mounted over a root, or another directory put in its place: the agent opens its roots anew as soon as no job runs here",
+                            );
                         }
                     } else {
                         // An agent that works is not given up for one that cannot start: the pod with
@@ -324,19 +328,20 @@ impl Member {
                         let opener = self.opener.clone();
                         let check = move || (config.check_files_by(&opener), config);
                         let (usable, config) = guard::blocking("roots", check).await;
-                        waits = usable.is_ok();
-                        if waits && agent.jobs().close_if_idle() {
-                            return (next, config);
+                        if usable.is_ok() {
+                            if agent.jobs().close_if_idle() {
+                                return (next, config);
+                            }
+                            waits = Some(
+                                "another configuration is in force: the agent restarts itself with it as soon as no job runs here",
+                            );
                         }
                         findings.extend(usable.err().map(|error| refused(&error)));
                     }
                 }
                 Err(finding) => findings.push(finding),
             }
-            if waits {
-                let message = "another configuration is in force: the agent restarts itself with it as soon as no job runs here";
-                findings.push(finding("RestartPending", message));
-            }
+            findings.extend(waits.map(|why| finding("RestartPending", why)));
             findings.extend(agent.jobs().misuse().map(|told| finding(MISUSED, told)));
             let named = self.models.borrow_and_update().clone();
             let jobs = agent.jobs();
@@ -344,7 +349,7 @@ impl Member {
             self.tell(Some((agent, &told)), findings, self.caretaker.lost());
             tokio::select! {
                 () = self.changed() => {}
-                () = jobs.idle(), if waits => {}
+                () = jobs.idle(), if waits.is_some() => {}
             }
         }
     }

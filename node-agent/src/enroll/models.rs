@@ -44,23 +44,6 @@ pub(crate) struct Caretaker {
     has_moved: bool,
 }
 
-/// What was seen of a model.
-#[derive(Debug, Clone, Copy)]
-struct Sight {
-    condition: Condition,
-    /// Its root is not any more where the root's path leads.
-    has_moved: bool,
-}
-
-impl From<Condition> for Sight {
-    fn from(condition: Condition) -> Self {
-        Self {
-            condition,
-            has_moved: false,
-        }
-    }
-}
-
 /// A root's.
 #[derive(Debug)]
 enum Turn {
@@ -73,8 +56,10 @@ enum Turn {
 #[derive(Debug)]
 struct Look {
     root: String,
+    /// Its path leads to another directory than the one that the agent has open.
+    is_elsewhere: bool,
     /// Of those that could be looked at.
-    seen: Vec<(Model, Sight)>,
+    seen: Vec<(Model, Condition)>,
 }
 
 #[derive(Debug)]
@@ -122,17 +107,27 @@ impl Caretaker {
         }
     }
 
-    /// Begins to look wherever it is time to, with an agent's roots.
+    /// Begins to look wherever it is time to, with an agent's roots: at all of them, for a file system may
+    /// be mounted over one that holds no model yet.
     pub(crate) fn begin(&mut self, jobs: &Arc<Jobs>, models: &[Model]) {
-        let jobs = jobs.clone();
-        self.begin_with(models, Instant::now(), move |model| sight(&jobs, model));
+        let roots = jobs.roots().iter().map(|root| root.name().to_owned());
+        let (jobs, same) = (jobs.clone(), jobs.clone());
+        self.begin_with(
+            models,
+            roots.collect(),
+            Instant::now(),
+            move |model| sight(&jobs, model),
+            move |root| same.root(root).is_ok_and(|root| root.is_elsewhere()),
+        );
     }
 
     fn begin_with(
         &mut self,
         models: &[Model],
+        mut roots: BTreeSet<String>,
         now: Instant,
-        look: impl Fn(&Model) -> Option<Sight> + Clone + Send + 'static,
+        look: impl Fn(&Model) -> Option<Condition> + Clone + Send + 'static,
+        is_elsewhere: impl Fn(&str) -> bool + Clone + Send + 'static,
     ) {
         let named: BTreeMap<&str, &str> = models
             .iter()
@@ -148,7 +143,7 @@ impl Caretaker {
                     standing: Standing::Unseen,
                 });
         }
-        let roots: BTreeSet<String> = models.iter().map(|model| model.root.clone()).collect();
+        roots.extend(models.iter().map(|model| model.root.clone()));
         self.turns
             .retain(|root, turn| roots.contains(root) || matches!(turn, Turn::Looking(..)));
         for root in roots {
@@ -170,14 +165,16 @@ impl Caretaker {
             let there = |model: &&Model| model.root == root;
             let models: Vec<Model> = models.iter().filter(there).cloned().collect();
             self.turns.insert(root.clone(), Turn::Looking(now, false));
-            let look = look.clone();
+            let (look, is_elsewhere) = (look.clone(), is_elsewhere.clone());
             self.looks.spawn(guard::blocking("models", move || {
                 let seen = models.into_iter().filter_map(|model| {
-                    let sight = look(&model)?;
-                    Some((model, sight))
+                    let condition = look(&model)?;
+                    Some((model, condition))
                 });
                 Look {
                     seen: seen.collect(),
+                    // After them: what they have not found may have just been mounted.
+                    is_elsewhere: is_elsewhere(&root),
                     root,
                 }
             }));
@@ -202,11 +199,11 @@ impl Caretaker {
             };
             *turn = Turn::RestsUntil(now + self.rest.max(took * REST));
         }
-        for (model, sight) in look.seen {
-            self.has_moved |= sight.has_moved;
+        self.has_moved |= look.is_elsewhere;
+        for (model, condition) in look.seen {
             let known = self.known.get_mut(&model.name);
             if let Some(known) = known.filter(|known| known.fingerprint == model.fingerprint) {
-                let standing = known.standing.after(sight.condition, now);
+                let standing = known.standing.after(condition, now);
                 if standing != known.standing && standing != Standing::Intact {
                     let Model {
                         name, root, path, ..
@@ -227,9 +224,14 @@ impl Caretaker {
         }
     }
 
-    /// Whether the roots are to be opened anew, which whoever asks does.
-    pub(crate) fn take_moved(&mut self) -> bool {
-        std::mem::take(&mut self.has_moved)
+    /// Whether the roots are to be opened anew.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.has_moved
+    }
+
+    /// They have been.
+    pub(crate) fn opened_anew(&mut self) {
+        self.has_moved = false;
     }
 
     /// Those that are not any more what they were, as far as one report tells.
@@ -249,16 +251,16 @@ impl Caretaker {
 }
 
 /// What has become of a model; nothing where nobody can tell.
-fn sight(jobs: &Jobs, model: &Model) -> Option<Sight> {
+fn sight(jobs: &Jobs, model: &Model) -> Option<Condition> {
     // A root that is none any more holds nothing for anybody.
     let Ok(root) = jobs.root(&model.root) else {
-        return Some(Condition::Changed.into());
+        return Some(Condition::Changed);
     };
     let path = RootPath::parse(&model.path).ok()?;
     let Some(fingerprint) = Fingerprint::parse(&model.fingerprint) else {
-        return Some(Condition::Changed.into());
+        return Some(Condition::Changed);
     };
-    let condition = fingerprint
+    fingerprint
         .examine(&root, &path)
         .inspect_err(|error| {
             tracing::warn!(
@@ -266,11 +268,7 @@ fn sight(jobs: &Jobs, model: &Model) -> Option<Sight> {
                 "a model cannot be looked at, and stays as it was last seen: {error}"
             );
         })
-        .ok()?;
-    Some(Sight {
-        condition,
-        has_moved: condition == Condition::Missing && root.is_elsewhere(),
-    })
+        .ok()
 }
 
 #[cfg(test)]
@@ -288,6 +286,16 @@ mod tests {
         }
     }
 
+    /// With roots that are where they were.
+    fn begin(
+        caretaker: &mut Caretaker,
+        models: &[Model],
+        now: Instant,
+        look: impl Fn(&Model) -> Option<Condition> + Clone + Send + 'static,
+    ) {
+        caretaker.begin_with(models, BTreeSet::new(), now, look, |_| false);
+    }
+
     fn lost(caretaker: &Caretaker) -> Vec<String> {
         let lost = caretaker.lost().into_iter();
         lost.map(|state| state.name).collect()
@@ -302,13 +310,13 @@ mod tests {
             if model.root == "hung" {
                 let _ = held.recv();
             }
-            Some(Condition::Changed.into())
+            Some(Condition::Changed)
         };
         let models = vec![model("a", "hung"), model("b", "good")];
         let mut caretaker = Caretaker::new(PACE);
         let mut now = Instant::now();
         for turn in 1..=3 {
-            caretaker.begin_with(&models, now, look.clone());
+            begin(&mut caretaker, &models, now, look.clone());
             // Of the two the one that answers.
             caretaker.ended().await;
             assert_eq!(lost(&caretaker), ["b"], "turn {turn}");
@@ -324,20 +332,36 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_root_that_holds_no_model_is_seen_to_be_elsewhere() {
+        let mut caretaker = Caretaker::new(PACE);
+        let mut now = Instant::now();
+        for is_mounted in [false, true] {
+            let roots = BTreeSet::from(["data".to_owned()]);
+            let is_elsewhere = move |root: &str| is_mounted && root == "data";
+            caretaker.begin_with(&[], roots, now, |_| None, is_elsewhere);
+            caretaker.ended().await;
+            assert_eq!(caretaker.has_moved(), is_mounted);
+            now = Instant::now() + PACE;
+        }
+        caretaker.opened_anew();
+        assert!(!caretaker.has_moved());
+    }
+
+    #[tokio::test]
     async fn a_root_is_looked_at_for_a_tenth_of_the_time_at_most() {
         let models = vec![model("a", "data")];
         let mut caretaker = Caretaker::new(PACE);
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let look = |_: &Model| Some(Condition::Intact.into());
+        let look = |_: &Model| Some(Condition::Intact);
         let under_way = |caretaker: &Caretaker| caretaker.looks.len();
-        caretaker.begin_with(&models, start, look);
+        begin(&mut caretaker, &models, start, look);
         let ended = caretaker.looks.join_next().await.unwrap().unwrap();
         // It took a minute.
         caretaker.learn(ended, at(60));
-        caretaker.begin_with(&models, at(60 + 539), look);
+        begin(&mut caretaker, &models, at(60 + 539), look);
         assert_eq!(under_way(&caretaker), 0);
-        caretaker.begin_with(&models, at(60 + 540), look);
+        begin(&mut caretaker, &models, at(60 + 540), look);
         assert_eq!(under_way(&caretaker), 1);
     }
 
@@ -348,7 +372,7 @@ mod tests {
         let mut told = Vec::new();
         let mut now = Instant::now();
         while !models.is_empty() {
-            caretaker.begin_with(&models, now, |_| Some(Condition::Changed.into()));
+            begin(&mut caretaker, &models, now, |_| Some(Condition::Changed));
             caretaker.ended().await;
             let lost = lost(&caretaker);
             assert!((1..=REPORTED_MAX).contains(&lost.len()));
@@ -357,7 +381,7 @@ mod tests {
             now = Instant::now() + PACE;
         }
         assert_eq!(told.len(), 40);
-        caretaker.begin_with(&models, now, |_| Some(Condition::Changed.into()));
+        begin(&mut caretaker, &models, now, |_| Some(Condition::Changed));
         assert!(lost(&caretaker).is_empty());
     }
 

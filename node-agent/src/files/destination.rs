@@ -145,6 +145,7 @@ impl Destination {
                 root: root.name().into(),
             });
         }
+        root.in_place()?;
         if let Some(expected) = config.expect
             && expected.algorithm() != config.algorithm
         {

@@ -84,6 +84,16 @@ pub enum FileError {
         /// How long was waited.
         seconds: u64,
     },
+    /// The root's path leads to another directory than the one that is open.
+    #[error(
+        "root {root:?}: another file system has been mounted at {} since the agent opened it, or another directory put there: the agent opens it anew when it is restarted, and where it takes its configuration from an operator, as soon as no job runs here", path.display()
+    )]
+    RootReplaced {
+        /// The root's name.
+        root: String,
+        /// Its path on the node.
+        path: PathBuf,
+    },
     /// The root is configured read-only.
     #[error(
         "root {root:?} is ReadOnly: choose another root or set its access to ReadWrite in the agent's configuration"
@@ -353,6 +363,7 @@ impl FileError {
             FileError::SymlinkRefused { .. } => "SymlinkRefused",
             FileError::RootMissing { .. } => "RootMissing",
             FileError::RootHung { .. } => "RootHung",
+            FileError::RootReplaced { .. } => "RootReplaced",
             FileError::RootReadOnly { .. } => "RootReadOnly",
             FileError::KernelTooOld => "KernelTooOld",
             FileError::SourceMissing { .. } => "SourceMissing",

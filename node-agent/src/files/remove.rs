@@ -32,6 +32,7 @@ pub fn remove(
             root: root.name().into(),
         });
     }
+    root.in_place()?;
     let listed = match survey(root, path)? {
         Survey::Listed(listed) => listed,
         Survey::Nothing => return Ok(Removed::Gone),
@@ -82,6 +83,8 @@ fn unlink(root: &Root, path: &RootPath, file: Option<&Identity>) -> Result<(), F
     };
     match fs::unlinkat(&parent, name, flags) {
         Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+        // Something is mounted there: a directory that stays, like one that is not empty.
+        Err(Errno::BUSY) if file.is_none() => Ok(()),
         Err(cause) => Err(failed(cause)),
     }
 }

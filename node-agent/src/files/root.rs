@@ -214,6 +214,17 @@ impl Root {
         }
     }
 
+    /// Refuses what would happen in a directory that nobody else sees any more.
+    pub fn in_place(&self) -> Result<(), FileError> {
+        if self.is_elsewhere() {
+            return Err(FileError::RootReplaced {
+                root: self.name.clone(),
+                path: self.path.clone(),
+            });
+        }
+        Ok(())
+    }
+
     /// What jobs may do in it.
     pub fn access(&self) -> Access {
         self.access

@@ -155,6 +155,15 @@ fn send(source: &Source, config: DestinationConfig) -> Result<(Digest, Sent), Fi
     Ok((destination.complete()?, counts))
 }
 
+/// The same directory after something was mounted on it.
+fn reopened(node: Node) -> Node {
+    let root = Root::open("models", node.directory.path(), Access::ReadWrite).unwrap();
+    Node {
+        root: Arc::new(root),
+        directory: node.directory,
+    }
+}
+
 /// An error says its reason and, in its text, where it happened.
 #[track_caller]
 fn assert_fault(error: &FileError, reason: &str, named: &str) {

@@ -1,8 +1,11 @@
 //! A node looks after the models that its operator names.
 
-use weft_proto::agent::v1::State;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use weft_proto::agent::v1::{Algorithm, State};
 use weft_proto::operator::v1::{Model, ModelState};
 
+use crate::eventually::eventually;
 use crate::operator::Operator;
 use crate::support::{Lab, job, noise, write};
 
@@ -97,5 +100,37 @@ async fn a_model_is_found_again_when_its_file_system_is_mounted_late() {
         ("of-1", false)
     );
     member.stop().await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_writes_into_no_directory_that_a_file_system_has_been_mounted_over() {
+    let operator = Operator::new(Lab::new());
+    let running = operator.serve().await;
+    let members = [operator.join(0).await, operator.join(1).await];
+    for node in 0..2 {
+        operator.ready(node).await;
+    }
+    let lab = operator.lab().await;
+    write(&lab.root(0).join("model"), &noise(1 << 20, 1));
+    // No model is noted at the node whose file system comes late.
+    let (root, covered) = (lab.root(1), lab.root(1).with_extension("covered"));
+    std::fs::rename(&root, &covered).unwrap();
+    std::fs::create_dir(&root).unwrap();
+    let attempts = AtomicU32::new(0);
+    let attempt = eventually("the job begins", || async {
+        let attempt = attempts.fetch_add(1, Ordering::Relaxed) + 1;
+        let job = job("first", attempt);
+        let begun = lab.begin(&job, &[(0, 1)], Algorithm::Blake3).await;
+        begun.is_ok().then_some(attempt)
+    })
+    .await;
+    let end = lab.finish(1, &job("first", attempt)).await;
+    assert_eq!(end.state(), State::Verified, "{}", end.message);
+    assert!(root.join("model").exists());
+    assert_eq!(std::fs::read_dir(&covered).unwrap().count(), 0);
+    for member in members {
+        member.stop().await;
+    }
     running.stop().await;
 }

@@ -1,5 +1,6 @@
 //! What a verified copy is told by, and what goes when it is removed.
 
+use super::alone::{Alone, alone, mount, this_test};
 use super::*;
 
 /// A destination that is complete, and its fingerprint.
@@ -65,6 +66,48 @@ fn a_model_that_lay_where_another_job_put_its_files_stays() {
     assert_eq!(condition(&node, "m", &below), Condition::Intact);
     assert_eq!(remove(&node, "m", &below), Removed::Gone);
     assert_eq!(node.names(), Vec::<String>::new());
+}
+
+#[test]
+fn a_directory_of_a_copy_that_something_is_mounted_on_stays_and_its_files_go() {
+    alone(
+        this_test!(a_directory_of_a_copy_that_something_is_mounted_on_stays_and_its_files_go),
+        Alone::Mounts,
+        || {
+            let (from, node) = (Node::new(), Node::new());
+            from.write("weights", b"w").write("sub/config", b"{}");
+            std::fs::create_dir_all(node.path("m/sub")).unwrap();
+            mount("tmpfs", "size=1m", &node.path("m"));
+            std::fs::create_dir_all(node.path("m/sub")).unwrap();
+            mount("tmpfs", "size=1m", &node.path("m/sub"));
+            let made = copy(&node, "m", &from.source("").unwrap());
+            assert_eq!(node.names(), ["m/", "m/sub/", "m/sub/config", "m/weights"]);
+            assert_eq!(remove(&node, "m", &made), Removed::Gone);
+            assert_eq!(node.names(), ["m/", "m/sub/"]);
+        },
+    );
+}
+
+#[test]
+fn nothing_is_prepared_listed_or_removed_in_a_root_that_something_is_mounted_over() {
+    alone(
+        this_test!(nothing_is_prepared_listed_or_removed_in_a_root_that_something_is_mounted_over),
+        Alone::Mounts,
+        || {
+            let (from, node) = (Node::new(), Node::new());
+            from.write("m/weights", b"w");
+            let source = from.source("m").unwrap();
+            let made = copy(&node, "m", &source);
+            mount("tmpfs", "size=1m", node.directory.path());
+            let error = Destination::prepare(node.config("n", &source)).unwrap_err();
+            assert_fault(&error, "RootReplaced", "models");
+            let path = RootPath::parse("m").unwrap();
+            let error = super::remove(&node.root, &path, &made).unwrap_err();
+            assert_fault(&error, "RootReplaced", "models");
+            let node = reopened(node);
+            Destination::prepare(node.config("n", &source)).unwrap();
+        },
+    );
 }
 
 #[test]

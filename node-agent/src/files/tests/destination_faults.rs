@@ -552,12 +552,3 @@ fn a_file_that_is_kept_and_changes_before_the_end_is_not_verified() {
         }
     }
 }
-
-/// The same directory after something was mounted on it.
-fn reopened(node: Node) -> Node {
-    let root = Root::open("models", node.directory.path(), Access::ReadWrite).unwrap();
-    Node {
-        root: Arc::new(root),
-        directory: node.directory,
-    }
-}

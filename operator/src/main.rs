@@ -22,6 +22,11 @@ use weft_operator::{
 /// A process that has lost the lead is gone before the next one leads, which takes 5 s and more.
 const END_WITHIN: Duration = Duration::from_secs(2);
 
+/// Jobs of hours live beside answers of milliseconds, thousands of both: glibc's allocator keeps what lies
+/// between them. How this one is set up is in `.cargo/config.toml`.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// The operator of Weft: fabrics, their agents, and transfers between them.
 ///
 /// Runs in a cluster, as `helm install` sets it up; outside of one it takes the cluster from a

@@ -66,7 +66,7 @@ impl Work {
         let (people, met) = watch::channel(None);
         let first = Snapshot::of(runner.job(), &fabric, 0);
         let (tell, snapshot) = watch::channel(Arc::new(first));
-        let runner = runner.heeding(permitted);
+        let runner = Box::new(runner.heeding(permitted));
         let task = tokio::spawn(drive(fabric, runner, (stopped, met), tell, changed));
         Self {
             key,
@@ -196,7 +196,7 @@ async fn passed(wait: Option<Duration>) {
 
 async fn drive(
     fabric: String,
-    mut runner: Runner,
+    mut runner: Box<Runner>,
     (mut stop, mut people): (
         watch::Receiver<Option<Stop>>,
         watch::Receiver<Option<Arc<People>>>,

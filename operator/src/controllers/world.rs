@@ -88,9 +88,10 @@ fn bare(metadata: &ObjectMeta) -> ObjectMeta {
 /// All objects of a kind.
 #[derive(Debug, Clone)]
 pub(super) struct Kept<K> {
-    objects: BTreeMap<Key, K>,
+    /// Boxed: a map keeps room for more than it has, and a job is large.
+    objects: BTreeMap<Key, Box<K>>,
     /// What a listing has brought so far; it replaces everything once it is whole.
-    listing: Option<BTreeMap<Key, K>>,
+    listing: Option<BTreeMap<Key, Box<K>>>,
     is_whole: bool,
     /// Counts what has changed something.
     revision: u64,
@@ -123,7 +124,7 @@ impl<K: Told> Kept<K> {
             Event::InitApply(mut object) => {
                 strip(object.meta_mut());
                 let listing = self.listing.get_or_insert_default();
-                listing.insert(Key::of(object.meta()), object);
+                listing.insert(Key::of(object.meta()), Box::new(object));
             }
             Event::InitDone => {
                 let listing = self.listing.take().unwrap_or_default();
@@ -143,7 +144,7 @@ impl<K: Told> Kept<K> {
             Event::Apply(object) => self.learn(object),
             Event::Delete(object) => {
                 let key = Key::of(object.meta());
-                let known = self.objects.get(&key);
+                let known = self.get(&key);
                 if known.is_some_and(|known| known.meta().uid == object.meta().uid) {
                     self.forget(&key);
                 }
@@ -154,7 +155,7 @@ impl<K: Told> Kept<K> {
     /// An object as the API server has it, unless something newer is known.
     pub(super) fn learn(&mut self, mut object: K) {
         let key = Key::of(object.meta());
-        let known = self.objects.get(&key);
+        let known = self.get(&key);
         if known.is_some_and(|known| is_newer(known.meta(), object.meta())) {
             return;
         }
@@ -164,7 +165,7 @@ impl<K: Told> Kept<K> {
             self.revision += 1;
             self.changed.insert(key.clone());
         }
-        self.objects.insert(key, object);
+        self.objects.insert(key, Box::new(object));
     }
 
     /// It is no more.
@@ -186,17 +187,17 @@ impl<K: Told> Kept<K> {
 
     /// The object of that name.
     pub(super) fn get(&self, key: &Key) -> Option<&K> {
-        self.objects.get(key)
+        self.objects.get(key).map(Box::as_ref)
     }
 
     /// The cluster's object of that name.
     pub(super) fn named(&self, name: &str) -> Option<&K> {
-        self.objects.get(&Key::cluster(name))
+        self.get(&Key::cluster(name))
     }
 
     /// All of them, by their keys.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Key, &K)> {
-        self.objects.iter()
+        self.objects.iter().map(|(key, object)| (key, &**object))
     }
 }
 

@@ -94,8 +94,7 @@ impl Calls {
         Self::new(spec, channels, contacts, answers)
     }
 
-    /// The future of a call is boxed: a task is as large as the largest of them, and most tasks only
-    /// follow a stream.
+    /// The future of each call is boxed: a task is as large as the largest of them.
     pub(super) async fn carry_out(
         &self,
         command: Command,
@@ -133,12 +132,7 @@ impl Calls {
                 }
             }
             Command::Follow { node, attempt } => {
-                let result = Box::pin(self.follow(&node, attempt)).await;
-                Answer::FollowEnded {
-                    node,
-                    attempt,
-                    result,
-                }
+                return Box::pin(self.follow(node, attempt)).await;
             }
             Command::Cancel {
                 node,
@@ -336,7 +330,18 @@ impl Calls {
         call.await.map(drop)
     }
 
-    async fn follow(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
+    /// Passes on what a node reports, until it reports no more.
+    pub(super) async fn follow(&self, node: String, attempt: u32) {
+        let result = self.reports(&node, attempt).await;
+        let ended = Answer::FollowEnded {
+            node,
+            attempt,
+            result,
+        };
+        let _ = self.answers.send(Box::new(ended));
+    }
+
+    async fn reports(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
         let request = ProgressRequest {
             job: self.job(node, attempt),
             leader_epoch: self.spec.mandate.leader_epoch,

@@ -138,6 +138,12 @@ impl Runner {
         for command in commands {
             tracing::debug!(?command);
             let calls = Arc::clone(&self.calls);
+            // Of these there are most, and they last longest: each is a task that holds nothing else.
+            if let Command::Follow { node, attempt } = command {
+                self.tasks
+                    .spawn(async move { calls.follow(node, attempt).await });
+                continue;
+            }
             let manifest = self.job.manifest().cloned();
             let permits = self.permits.clone();
             self.tasks

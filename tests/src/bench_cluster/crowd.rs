@@ -2,20 +2,21 @@
 //! stand-in for that agent (`fleet`).
 
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service, ServiceAccount};
-use kube::api::{ListParams, PostParams};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::sleep;
-use weft_crds::RdmaFabric;
+use weft_crds::{FabricNode, RdmaFabric};
+use weft_proto::operator::v1::NodeReport;
 
 use super::fleet::{Fleet, Member};
 use super::load::fabric;
@@ -35,12 +36,17 @@ pub(super) struct Crowd<'a> {
     cluster: &'a Cluster,
     agents: usize,
     transfer: Duration,
+    /// Between two reports of an agent.
+    report: Duration,
+    /// The operator finds what it has written of the nodes at an earlier time.
+    is_old: bool,
     /// In whose network the agents are.
     node: Process,
 }
 
 impl<'a> Crowd<'a> {
-    /// So many, in a cluster in which the chart is installed; a transfer takes so long.
+    /// So many, in a cluster in which the chart is installed; a transfer takes so long. Each reports once
+    /// a second.
     pub(super) fn new(
         cluster: &'a Cluster,
         agents: usize,
@@ -50,8 +56,20 @@ impl<'a> Crowd<'a> {
             cluster,
             agents,
             transfer,
+            report: Duration::from_secs(1),
+            is_old: false,
             node: Process::one_below(cluster.pid(), "kubelet", "--hostname-override=node0")?,
         })
+    }
+
+    /// The same as an operator finds them that begins at a cluster which is there: what it would write of
+    /// each node, three times at 18 a second, is written. Each reports as often as a real agent does.
+    pub(super) fn old(self) -> Self {
+        Self {
+            report: Duration::from_secs(10),
+            is_old: true,
+            ..self
+        }
     }
 
     /// Makes them, and waits until their fabric is ready.
@@ -69,12 +87,58 @@ impl<'a> Crowd<'a> {
         let members = runtime.block_on(self.tokens(client))?;
         say("starting their agents");
         let fleet = self.start(runtime, client, members)?;
+        if self.is_old {
+            say("writing what the operator would write of them");
+            runtime.block_on(self.write(client, &fleet))?;
+        }
         say("waiting for their fabric");
         runtime.block_on(self.ready(client))?;
         Ok(fleet)
     }
 
-    /// Every FabricNode is written twice, at 18 writes a second.
+    async fn write(&self, client: &Client, fleet: &Fleet) -> Result<(), ClusterBenchError> {
+        let nodes: Api<FabricNode> = Api::all(client.clone());
+        let write = |(node, report): (String, NodeReport)| {
+            let nodes = nodes.clone();
+            async move {
+                let object = parse(&json!({
+                    "apiVersion": "weft.dev/v1alpha1",
+                    "kind": "FabricNode",
+                    "metadata": {"name": node},
+                    "spec": {"fabric": FABRIC},
+                }))?;
+                // The operator may have come to it already.
+                let _ = nodes.create(&PostParams::default(), &object).await;
+                let ports = report.ports.unwrap_or_default();
+                let status = json!({"status": {
+                    "controlAddress": report.control_address,
+                    "dataAddress": report.data_address,
+                    "interface": report.interface,
+                    "mtu": report.mtu,
+                    "linkMbps": report.link_mbps,
+                    "ports": {"first": ports.first, "count": ports.count},
+                    "version": report.version,
+                    "observedGeneration": 1,
+                    "conditions": [{
+                        "type": "Ready",
+                        "status": "True",
+                        "reason": "AgentReady",
+                        "message": "the agent reports and can work",
+                        "observedGeneration": 1,
+                        "lastTransitionTime": "2026-01-01T00:00:00Z",
+                    }],
+                }});
+                nodes
+                    .patch_status(&node, &PatchParams::default(), &Patch::Merge(&status))
+                    .await
+                    .map_err(ClusterBenchError::api("writing a FabricNode's status"))
+                    .map(drop)
+            }
+        };
+        at_once(fleet.reports(), write).await
+    }
+
+    /// Every node is written three times, at 18 writes a second.
     fn ready_within(&self) -> Duration {
         Duration::from_secs(240)
             + Duration::from_millis(200) * u32::try_from(self.agents).unwrap_or(u32::MAX)
@@ -92,8 +156,12 @@ impl<'a> Crowd<'a> {
             async move {
                 // What a kubelet would say of a machine with room for pods.
                 let room = json!({"cpu": "64", "memory": "256Gi", "pods": "110"});
+                let mut labels = json!({"simulated": "true"});
+                if self.is_old {
+                    labels["weft.dev/fabric"] = FABRIC.into();
+                }
                 let node = parse(&json!({
-                    "metadata": {"name": Self::name(i), "labels": {"simulated": "true"}},
+                    "metadata": {"name": Self::name(i), "labels": labels},
                     "spec": {"taints": [{"key": "weft.dev/simulated", "effect": "NoSchedule"}]},
                     "status": {"capacity": room, "allocatable": room},
                 }))?;
@@ -127,6 +195,8 @@ impl<'a> Crowd<'a> {
             if bound.len() >= self.agents {
                 break bound;
             }
+            // A list of very many is work for the API server.
+            sleep(LOOK * u32::try_from(self.agents / 500).unwrap_or(u32::MAX)).await;
             if begun.elapsed() > self.ready_within() {
                 return Err(late(&format!("{} of the agents' pods", bound.len()), begun));
             }
@@ -190,6 +260,8 @@ impl<'a> Crowd<'a> {
             authorities,
             address: self.cluster.nodes()[0].address,
             transfer: self.transfer,
+            report: self.report,
+            joined: Mutex::default(),
             reporting: AtomicUsize::new(0),
         });
         let (sender, started) = std::sync::mpsc::channel();

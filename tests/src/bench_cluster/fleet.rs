@@ -2,8 +2,8 @@
 //! the agents' control API, all over mutual TLS as real ones do.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rcgen::{CertificateParams, KeyPair};
@@ -23,8 +23,6 @@ use super::stand_in::StandIn;
 
 /// What the operator's certificate says.
 const SERVER_NAME: &str = "operator.weft";
-/// A real agent reports when something changes and every 10 s.
-const REPORT_EVERY: Duration = Duration::from_secs(1);
 /// After a call that failed: the operator may not know the node yet.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -52,6 +50,10 @@ pub(super) struct Fleet {
     pub(super) address: Ipv4Addr,
     /// How long a transfer takes.
     pub(super) transfer: Duration,
+    /// Between two reports.
+    pub(super) report: Duration,
+    /// Those that have enrolled, with what they report.
+    pub(super) joined: Mutex<Vec<(String, NodeReport)>>,
     /// How many have a stream of reports.
     pub(super) reporting: AtomicUsize,
 }
@@ -82,6 +84,7 @@ impl Fleet {
             .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
         tokio::spawn(served);
         let report = report(&member, control);
+        self.joined().push((member.node.clone(), report.clone()));
         tokio::spawn(async move {
             loop {
                 if let Err(error) = self.report(&report, &identity).await {
@@ -91,6 +94,15 @@ impl Fleet {
             }
         });
         Ok(())
+    }
+
+    fn joined(&self) -> MutexGuard<'_, Vec<(String, NodeReport)>> {
+        self.joined.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those that have enrolled, with what they report.
+    pub(super) fn reports(&self) -> Vec<(String, NodeReport)> {
+        self.joined().clone()
     }
 
     async fn enroll(
@@ -129,7 +141,7 @@ impl Fleet {
         identity: &Identity,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let mut operator = self.dial(Some(identity.clone())).await?;
-        let mut ticks = interval(REPORT_EVERY);
+        let mut ticks = interval(self.report);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let report = report.clone();
         let reports = IntervalStream::new(ticks).map(move |_| report.clone());

@@ -52,7 +52,9 @@ pub(super) fn measure(
     let client = runtime.block_on(client(cluster))?;
     let operator = Process::one_below(cluster.pid(), "weft-operator", "")?;
     let begun = Instant::now();
-    Crowd::new(cluster, nodes, TRANSFER)?.gather(&runtime, &client, say)?;
+    Crowd::new(cluster, nodes, TRANSFER)?
+        .old()
+        .gather(&runtime, &client, say)?;
     say(&format!(
         "{nodes} nodes ready after {} s, the operator at {:.0} MiB",
         begun.elapsed().as_secs(),

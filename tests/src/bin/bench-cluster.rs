@@ -25,8 +25,8 @@ struct Args {
     /// How long the jobs are watched, seconds; a transfer takes half of that.
     #[arg(long, value_name = "S", default_value_t = 600)]
     seconds: u16,
-    /// Simulated agents of a second cluster, for which one job is planned; 0 for none. Getting them ready
-    /// takes some ten minutes for 5000, as the operator writes 20 times a second.
+    /// Simulated agents of a second cluster, for which one job is planned; 0 for none. 5000 take some
+    /// minutes to make.
     #[arg(long, value_name = "N", default_value_t = 5000)]
     wide: u16,
     /// The program that serves the cluster: target/release/cluster.

@@ -29,6 +29,8 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("oldSelf.roots.all(a, self.roots.all(b, a.name != b.name || a.hostPath == b.hostPath))")
+    .message("spec.roots: the hostPath of a root is immutable, for copies are known by its name; add a root of another name and remove this one once no job names it"))]
 pub struct RdmaFabricSpec {
     /// The nodes of this fabric, by their labels. A node belongs to one fabric: where two select it,
     /// the older fabric has it and the other gets the condition Conflicting.
@@ -67,7 +69,7 @@ pub struct Root {
         regex(pattern = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
     )]
     pub name: String,
-    /// Where it is on each node; made where it is missing.
+    /// Where it is on each node; made where it is missing. Cannot be changed.
     #[schemars(length(min = 2, max = 1024))]
     #[x_kube(validation = Rule::new("self.startsWith('/') && !self.endsWith('/') && !self.contains('//') && !(self + '/').contains('/../') && !(self + '/').contains('/./')")
         .message("hostPath must be absolute, without '..', '.', '//' and a slash at its end, for example /var/lib/weft/models"))]

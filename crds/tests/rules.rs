@@ -192,6 +192,29 @@ fn an_object_is_named_by_a_url_that_a_reader_can_use() {
 }
 
 #[test]
+fn a_root_comes_and_goes_and_never_moves() {
+    let root =
+        |name: &str, path: &str| json!({"name": name, "hostPath": path, "access": "ReadWrite"});
+    let roots =
+        |roots: Vec<Value>| typed::<RdmaFabric>(with(fabric(), "/spec/roots", roots.into()));
+    let old = roots(vec![root("models", "/srv/a"), root("data", "/srv/b")]);
+    for well in [
+        vec![root("models", "/srv/a")],
+        vec![
+            root("data", "/srv/b"),
+            root("models", "/srv/a"),
+            root("more", "/srv/c"),
+        ],
+        vec![root("models2", "/srv/a"), root("data", "/srv/b")],
+    ] {
+        validate_cel_update(&roots(well), &old).unwrap();
+    }
+    let moved = roots(vec![root("models", "/srv/c"), root("data", "/srv/b")]);
+    let said = validate_cel_update(&moved, &old).unwrap_err().to_string();
+    assert!(said.contains("hostPath of a root is immutable"), "{said}");
+}
+
+#[test]
 fn what_is_under_way_cannot_be_changed_but_stopped() {
     let old: TransferJob = typed(job());
     for (pointer, value, expected) in [

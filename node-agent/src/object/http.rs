@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt as _;
+use nix::ifaddrs::getifaddrs;
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
@@ -41,8 +42,9 @@ const ANSWER_BYTES_MAX: usize = 8 << 20;
 const ERROR_BYTES_MAX: usize = 4 << 10;
 /// For all of such an answer: the largest page at 1.2 Mbit/s. Silence ends it sooner.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Amazon's metadata service over IPv6.
-const METADATA_V6: [u16; 8] = [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254];
+/// Metadata services over IPv6: Amazon's, of machines and of pods, have a prefix; Google's is one address.
+const METADATA_V6_PREFIX: [u16; 2] = [0xfd00, 0xec2];
+const METADATA_V6: [u16; 8] = [0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254];
 /// Services for the node itself that are not link-local, as other clouds have them: Azure's wire
 /// server, the metadata services of Alibaba Cloud and of Oracle Cloud.
 const METADATA_V4: [Ipv4Addr; 3] = [
@@ -67,9 +69,13 @@ impl Access {
         let address = canonical(address);
         let metadata = match address {
             IpAddr::V4(v4) => v4.is_link_local() || METADATA_V4.contains(&v4),
-            IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.segments() == METADATA_V6,
+            IpAddr::V6(v6) => {
+                v6.is_unicast_link_local()
+                    || v6.segments().starts_with(&METADATA_V6_PREFIX)
+                    || v6.segments() == METADATA_V6
+            }
         };
-        let own = address.is_loopback() || address.is_unspecified();
+        let own = address.is_loopback() || address.is_unspecified() || is_of_this_node(address);
         !metadata && !address.is_multicast() && (self == Self::Insecure || !own)
     }
 
@@ -98,8 +104,21 @@ impl Access {
     }
 }
 
+/// Some interface here has it. When the kernel does not say which have what, nothing is let through.
+fn is_of_this_node(address: IpAddr) -> bool {
+    let Ok(entries) = getifaddrs() else {
+        return true;
+    };
+    let mut addresses = entries.filter_map(|entry| entry.address);
+    addresses.any(|own| {
+        let v4 = own.as_sockaddr_in().map(|own| IpAddr::V4(own.ip()));
+        let v6 = own.as_sockaddr_in6().map(|own| IpAddr::V6(own.ip()));
+        v4.or(v6) == Some(address)
+    })
+}
+
 /// The address that is meant: IPv4 that is written as IPv6 (RFC 4291 section 2.5.5.2), or reached
-/// through a translator (NAT64's well-known prefix, RFC 6052) or a tunnel (6to4, RFC 3056).
+/// through a translator (NAT64's prefixes, RFC 6052 and RFC 8215 with the same layout) or a tunnel (6to4, RFC 3056).
 fn canonical(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address.to_canonical() else {
         return address.to_canonical();
@@ -109,7 +128,7 @@ fn canonical(address: IpAddr) -> IpAddr {
         IpAddr::V4(Ipv4Addr::from_bits(bits))
     };
     match v6.segments() {
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => v4(high, low),
+        [0x64, 0xff9b, 0 | 1, _, _, _, high, low] | [0x2002, high, low, ..] => v4(high, low),
         _ => IpAddr::V6(v6),
     }
 }
@@ -345,6 +364,9 @@ mod tests {
             ("https://[::ffff:169.254.169.254]/", false, false),
             ("https://[fe80::1]/", false, false),
             ("https://[fd00:ec2::254]/", false, false),
+            ("https://[fd00:ec2::23]/", false, false),
+            ("https://[fd20:ce::254]/", false, false),
+            ("https://[64:ff9b:1::a9fe:a9fe]/", false, false),
             ("https://[64:ff9b::169.254.169.254]/", false, false),
             ("https://[2002:a9fe:a9fe::1]/", false, false),
             ("https://[64:ff9b::10.1.2.3]/", true, true),
@@ -358,6 +380,22 @@ mod tests {
             let found = Access::Insecure.admits_url(&url).is_ok();
             assert_eq!(found, insecure, "{text}");
         }
+    }
+
+    #[test]
+    fn no_address_of_an_interface_here_is_connected_to() {
+        let mut seen = 0;
+        for entry in getifaddrs().unwrap() {
+            let Some(address) = entry.address else {
+                continue;
+            };
+            let Some(v4) = address.as_sockaddr_in() else {
+                continue;
+            };
+            seen += 1;
+            assert!(!Access::Secure.admits(IpAddr::V4(v4.ip())), "{v4}");
+        }
+        assert!(seen > 0);
     }
 
     #[tokio::test]

@@ -219,7 +219,11 @@ fn lay_out(
         let source = from.as_ref().map(|from| from.node.as_str());
         return Err(no_destinations(fabric_name, source, is_listed));
     };
-    let readers = reading::readers(job, &copies, world, fabric);
+    let readers = match origin {
+        Origin::Object(_) => reading::readers(job, &copies, world, fabric),
+        // It has to look at all jobs for it.
+        Origin::File(_) => Vec::new(),
+    };
     let reader = copies
         .iter()
         .find(|copy| readers.first() == Some(&copy.node));

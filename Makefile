@@ -34,19 +34,24 @@ bench-cluster: ## Measure operator and agents on a real Kubernetes; writes targe
 e2e: ## Test on a real Kubernetes: brings a cluster up, uses it, takes it down
 	@hack/e2e.sh $(ARGS)
 
+# Of the whole workspace and all at once: with other features everything would be built twice.
+CLUSTER := --workspace --bin cluster --bin weft-agent --bin weft-operator --bin weft
+
 cluster-up: ## Bring up a real Kubernetes of NODES=3 nodes on a small fabric, in target/cluster
 	@hack/setup.sh cluster
 	@hack/cluster-binaries.sh >/dev/null
-	@cargo run --quiet --locked -p weft-tests --bin cluster -- up --nodes $(or $(NODES),3) $(ARGS)
+	@cargo build --quiet --locked $(CLUSTER)
+	@"$${CARGO_TARGET_DIR:-target}/debug/cluster" up --nodes $(or $(NODES),3) $(ARGS)
 
 cluster-load-images: ## Build Weft's images and put them where the cluster's pods find them
 	@hack/setup.sh cluster
-	@cargo build --quiet --locked --workspace --bin weft-agent --bin weft-operator
+	@cargo build --quiet --locked $(CLUSTER)
 	@hack/images.sh target/images $(foreach who,agent operator,$(who)=$(or $(CARGO_TARGET_DIR),target)/debug/weft-$(who))
-	@cargo run --quiet --locked -p weft-tests --bin cluster -- load-images target/images/*.tar
+	@"$${CARGO_TARGET_DIR:-target}/debug/cluster" load-images target/images/*.tar
 
 cluster-down: ## Take the cluster down and leave nothing of it
-	@cargo run --quiet --locked -p weft-tests --bin cluster -- down $(ARGS)
+	@cargo build --quiet --locked $(CLUSTER)
+	@"$${CARGO_TARGET_DIR:-target}/debug/cluster" down $(ARGS)
 
 lint: ## Format check, clippy and the house rules: the quick half of `make test`
 	@hack/setup.sh test

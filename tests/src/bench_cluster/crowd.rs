@@ -26,6 +26,8 @@ use crate::cluster::Cluster;
 
 /// Of the simulated nodes.
 const FABRIC: &str = "simulated";
+/// Who alone may write FabricNodes.
+const OPERATOR: &str = "system:serviceaccount:weft-system:weft-operator";
 /// Requests under way at a time.
 const AT_ONCE: usize = 16;
 /// Between two looks.
@@ -89,7 +91,10 @@ impl<'a> Crowd<'a> {
         let fleet = self.start(runtime, client, members)?;
         if self.is_old {
             say("writing what the operator would write of them");
-            runtime.block_on(self.write(client, &fleet))?;
+            runtime.block_on(async {
+                let operator = client_as(self.cluster, Some(OPERATOR)).await?;
+                self.write(&operator, &fleet).await
+            })?;
         }
         say("waiting for their fabric");
         runtime.block_on(self.ready(client))?;
@@ -107,8 +112,13 @@ impl<'a> Crowd<'a> {
                     "metadata": {"name": node},
                     "spec": {"fabric": FABRIC},
                 }))?;
-                // The operator may have come to it already.
-                let _ = nodes.create(&PostParams::default(), &object).await;
+                match nodes.create(&PostParams::default(), &object).await {
+                    // The operator has come to it already.
+                    Err(kube::Error::Api(status)) if status.code == 409 => {}
+                    made => {
+                        made.map_err(ClusterBenchError::api("creating a FabricNode"))?;
+                    }
+                }
                 let ports = report.ports.unwrap_or_default();
                 let status = json!({"status": {
                     "controlAddress": report.control_address,
@@ -345,10 +355,16 @@ pub(super) fn runtime() -> Result<Runtime, ClusterBenchError> {
 }
 
 pub(super) async fn client(cluster: &Cluster) -> Result<Client, ClusterBenchError> {
+    client_as(cluster, None).await
+}
+
+/// In somebody else's name.
+async fn client_as(cluster: &Cluster, who: Option<&str>) -> Result<Client, ClusterBenchError> {
     let wrong = |error: &dyn std::fmt::Display| ClusterBenchError::Kubeconfig(error.to_string());
     let file = Kubeconfig::read_from(cluster.kubeconfig()).map_err(|error| wrong(&error))?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-    let config = config.map_err(|error| wrong(&error))?;
+    let mut config = config.map_err(|error| wrong(&error))?;
+    config.auth_info.impersonate = who.map(str::to_owned);
     Client::try_from(config).map_err(|error| wrong(&error))
 }
 

@@ -44,7 +44,7 @@ pub use spec::{
 pub use tool::{MissingTools, Tool, Tools};
 
 /// A link comes up when a kernel thread gets to it: at once, unless the machine is overloaded.
-const UP_WITHIN: Duration = Duration::from_secs(5);
+const UP_WITHIN: Duration = Duration::from_secs(30);
 
 /// Why a fabric cannot be built or changed.
 #[derive(Debug, thiserror::Error)]

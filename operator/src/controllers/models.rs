@@ -51,7 +51,8 @@ pub(super) struct Note {
     /// UID of the job that wrote it; "" of a release that wrote none.
     #[serde(default)]
     pub(super) job: String,
-    /// That job brought these files. Not so of the source's own, and of a copy that was there already.
+    /// They go with that job. Not so of the source's own, and of a copy that an earlier job's note of this key
+    /// told of; files that nobody noted count as brought, also where the job found them with this content.
     #[serde(default)]
     pub(super) brought: bool,
 }

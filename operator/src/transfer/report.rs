@@ -1,5 +1,5 @@
 //! What an agent says of its part, cut to what an agent may say: it is kept for each destination, and
-//! ends in objects. A node whose key is in the wrong hands fills no operator's memory.
+//! ends in objects. How many there are in a second is not bounded here.
 
 use weft_proto::agent::v1::ProgressResponse;
 

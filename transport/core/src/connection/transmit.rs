@@ -564,8 +564,7 @@ impl Transmit {
     }
 
     fn timeout(&self, sent: &Sent, paths: &PathSet) -> Nanos {
-        let put_off = if sent.asks { Nanos::ZERO } else { ACK_DELAY };
-        paths.rto(sent.path, put_off).times(1 << self.backoff)
+        single_timeout(sent, paths).times(1 << self.backoff)
     }
 
     /// When the oldest transmission times out or is known to be overtaken, or a parked one is due.
@@ -621,7 +620,13 @@ impl Transmit {
         stats.timeouts += 1;
         out.silence = now - self.heard >= rto;
         while let Some((chunk, sent)) = self.board.oldest() {
-            if sent.sent_at + rto.max(self.timeout(sent, paths)) > now {
+            // In silence what was sent with the oldest is as lost (RFC 5681, section 3.1): it would wait twice
+            // as long each time, and fill a window that has room for one chunk by then.
+            let waits = match out.silence {
+                true => single_timeout(sent, paths),
+                false => rto.max(self.timeout(sent, paths)),
+            };
+            if sent.sent_at + waits > now {
                 break;
             }
             out.packets_lost += self.lose(now, chunk, paths, stats);
@@ -645,6 +650,12 @@ impl Transmit {
         self.rearmed = None;
         self.parked_until = now;
     }
+}
+
+/// How long an answer is waited for, as long as answers come.
+fn single_timeout(sent: &Sent, paths: &PathSet) -> Nanos {
+    let put_off = if sent.asks { Nanos::ZERO } else { ACK_DELAY };
+    paths.rto(sent.path, put_off)
 }
 
 /// The packets of a chunk to send again; all of them when each has arrived, but never the whole.

@@ -32,7 +32,7 @@ pub struct Request {
     /// A relay forwards after this many bytes.
     #[serde(default = "default_segment_bytes")]
     pub segment_bytes: u64,
-    /// Part of the line rate that is payload, above 0 and at most 1.
+    /// Part of the line rate that is payload, from 0.000001 to 1.
     #[serde(default = "default_payload_share")]
     pub payload_share: f64,
     /// Time from the last byte sent to the last byte seen by the receiving agent, nanoseconds.
@@ -43,6 +43,9 @@ pub struct Request {
 fn default_segment_bytes() -> u64 {
     SEGMENT_BYTES
 }
+
+/// Far less than any packet's: with next to nothing a transfer would take longer than a number can say.
+const PAYLOAD_SHARE_MIN: f64 = 1e-6;
 
 fn default_payload_share() -> f64 {
     PAYLOAD_SHARE
@@ -168,7 +171,7 @@ pub enum PlanError {
     #[error("segment_bytes is 0: give at least 1, {SEGMENT_BYTES} is usual")]
     ZeroSegment,
     /// A share that is none.
-    #[error("payload_share is {value}: give a number above 0 and at most 1")]
+    #[error("payload_share is {value}: give a number from {PAYLOAD_SHARE_MIN} to 1")]
     BadPayloadShare {
         /// The value as given.
         value: f64,
@@ -286,7 +289,7 @@ fn line_up<'a>(request: &Request, topology: &'a Topology) -> Result<Vec<&'a Node
     if request.segment_bytes == 0 {
         return Err(PlanError::ZeroSegment);
     }
-    if !(request.payload_share > 0.0 && request.payload_share <= 1.0) {
+    if !(PAYLOAD_SHARE_MIN..=1.0).contains(&request.payload_share) {
         return Err(PlanError::BadPayloadShare {
             value: request.payload_share,
         });

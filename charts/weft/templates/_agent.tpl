@@ -48,6 +48,10 @@ spec:
           imagePullPolicy: {{ .Values.image.pullPolicy }}
           args:
             - --log={{ .Values.agent.log }}
+          env:
+            # A transfer's buffers go back to the system when it lets go of them: by default the C library's
+            # threshold grows with them, and then they stay (mallopt(3), M_MMAP_THRESHOLD).
+            - {name: MALLOC_MMAP_THRESHOLD_, value: "524288"}
           # Ports of the node: a second agent on it stays Pending.
           ports:
             - {name: control, containerPort: 7400}

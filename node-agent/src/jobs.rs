@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use weft_engine::{DomainId, Engine};
 use weft_proto::agent::v1::{
-    CancelResponse, JobRef, Kept, Location, ObjectSource, PrepareRequest, PrepareResponse,
-    RemoveResponse, StatRequest, StatResponse, State as Told,
+    CancelResponse, JobRef, Location, ObjectSource, PrepareRequest, PrepareResponse, StatRequest,
+    StatResponse, State as Told,
 };
 
 use crate::account::{Account, Share};
@@ -21,14 +21,12 @@ use crate::config::{Author, SLOTS_LEAST};
 use crate::config_values::NodeName;
 use crate::convert;
 use crate::fault::Fault;
-use crate::files::{
-    self, Destination, DestinationConfig, Fingerprint, Leftover, Manifest, Partials, Removed, Root,
-    RootPath,
-};
+use crate::files::{Destination, DestinationConfig, Leftover, Manifest, Partials, Root, RootPath};
 use crate::guard;
 use crate::layout::Layout;
 use crate::misuse::Misuses;
 use crate::object::{self, Reader, Store, Tempo};
+use crate::removal::Removal;
 use crate::shelf::Shelf;
 use crate::state::{Event, State, Step};
 use crate::tls::Tls;
@@ -73,6 +71,8 @@ pub struct Jobs {
     refused: Mutex<BTreeMap<&'static str, u64>>,
     misuses: Mutex<Misuses>,
     state: Mutex<Known>,
+    /// Copies that are being removed. Counted up under the lock of `state`.
+    removals: Arc<watch::Sender<usize>>,
     domains: AtomicU32,
 }
 
@@ -175,6 +175,7 @@ impl Jobs {
             refused: Mutex::default(),
             misuses: Mutex::default(),
             state: Mutex::default(),
+            removals: Arc::default(),
             domains: AtomicU32::new(1),
         })
     }
@@ -239,45 +240,6 @@ impl Jobs {
         let manifest = guard::blocking("stat", scan).await?;
         Ok(StatResponse {
             manifest: Some(convert::manifest_to_proto(&manifest)),
-        })
-    }
-
-    /// Removes the files of a verified copy that nobody has changed.
-    pub async fn remove(
-        &self,
-        location: Option<Location>,
-        fingerprint: String,
-    ) -> Result<RemoveResponse, Fault> {
-        let location = convert::given(location, "location")?;
-        let fingerprint = Fingerprint::parse(&fingerprint)
-            .ok_or_else(|| Fault::bad("fingerprint", "is none that an agent has told"))?;
-        let root = self.root(&location.root)?;
-        let path = RootPath::parse(&location.path)?;
-        let removed =
-            guard::blocking("remove", move || files::remove(&root, &path, &fingerprint)).await?;
-        let (root, path) = (location.root, location.path);
-        match removed {
-            Removed::Gone => tracing::info!(root, path, "removed"),
-            Removed::Changed => tracing::warn!(
-                root,
-                path,
-                "not removed: something of it has been changed since it was verified"
-            ),
-            Removed::Mixed => tracing::warn!(
-                root,
-                path,
-                "not removed: other files lay there when it was verified, and it has too many files \
-                 to tell which are its own: remove it by hand"
-            ),
-        }
-        let kept = match removed {
-            Removed::Gone => Kept::Unspecified,
-            Removed::Changed => Kept::Changed,
-            Removed::Mixed => Kept::Mixed,
-        };
-        Ok(RemoveResponse {
-            removed: removed == Removed::Gone,
-            kept: kept.into(),
         })
     }
 
@@ -522,22 +484,41 @@ impl Jobs {
         self.lock().runs.values().cloned().collect()
     }
 
-    /// Refuses new attempts from now on, unless one runs; whether none does.
+    /// Counts a copy that is being removed, until the answer is dropped.
+    pub(crate) fn begin_removal(&self) -> Result<Removal, Fault> {
+        let known = self.lock();
+        if known.stopping {
+            return Err(Fault::ShuttingDown);
+        }
+        self.removals.send_modify(|count| *count += 1);
+        Ok(Removal(self.removals.clone()))
+    }
+
+    /// Refuses new attempts and removals from now on, unless one runs; whether none does.
     pub(crate) fn close_if_idle(&self) -> bool {
         let mut known = self.lock();
-        let idle = known.runs.values().all(|run| run.attempt.status().closed);
+        let idle = known.runs.values().all(|run| run.attempt.status().closed)
+            && *self.removals.borrow() == 0;
         known.stopping |= idle;
         idle
     }
 
-    /// Waits for a moment when no attempt runs.
+    /// Waits for a moment when no attempt runs and no copy is being removed.
     pub(crate) async fn idle(&self) {
         loop {
             let runs = self.runs();
-            let Some(run) = runs.iter().find(|run| !run.attempt.status().closed) else {
+            if let Some(run) = runs.iter().find(|run| !run.attempt.status().closed) {
+                run.attempt.closed().await;
+            } else if *self.removals.borrow() > 0 {
+                // The sender lives as long as `self`.
+                let _ = self
+                    .removals
+                    .subscribe()
+                    .wait_for(|count| *count == 0)
+                    .await;
+            } else {
                 return;
-            };
-            run.attempt.closed().await;
+            }
         }
     }
 
@@ -691,12 +672,15 @@ async fn supervise(run: Arc<Run>, lease: Duration) {
         let (partials, work) = (partials(attempt), run.clone());
         let result = guard::blocking("abort", move || {
             prepared.shelf.clear();
-            if failed {
-                prepared.shelf.destination.abort(partials)
+            let destination = &prepared.shelf.destination;
+            let result = if failed {
+                destination.abort(partials)
             } else {
                 work.left().forget();
                 Ok(())
-            }
+            };
+            destination.leave();
+            result
         })
         .await;
         if let Err(error) = result {

@@ -45,6 +45,7 @@ mod peer;
 mod placing;
 mod pool;
 pub mod record;
+mod removal;
 mod service;
 mod shelf;
 mod signal;

@@ -21,8 +21,9 @@ pub(crate) struct Pool {
 
 #[derive(Debug, Default)]
 struct State {
+    /// None once it is closed.
     free: Vec<Buffer>,
-    /// Free, or somebody's.
+    /// Free, or somebody's: what is booked.
     made: usize,
     /// What others share, by [`Pool::share`]: a connection that ends lets go of its buffers without a word.
     shared: Vec<Weak<Buffer>>,
@@ -72,12 +73,15 @@ impl Pool {
         self.loan.allowance()
     }
 
-    /// A buffer if there is one now.
+    /// A buffer if there is one now; none once the pool is closed.
     #[must_use]
     pub(crate) fn try_take(&self) -> Option<Buffer> {
         let pick = {
             let mut books = self.loan.books();
             let mut state = self.lock();
+            if state.closed {
+                return None;
+            }
             self.pick(&mut books, &mut state)
         };
         pick.map(Pick::take)
@@ -103,7 +107,8 @@ impl Pool {
         Some(pick.take())
     }
 
-    /// Gives a buffer back. One of another size is dropped: it was never the pool's.
+    /// Gives a buffer back. One that was never the pool's is dropped: one of another size, or one more
+    /// than were made. A closed pool keeps none.
     pub(crate) fn give(&self, buffer: Buffer) {
         if buffer.len() != SLOT_BYTES {
             return;
@@ -111,8 +116,13 @@ impl Pool {
         let over = {
             let mut books = self.loan.books();
             let mut state = self.lock();
-            state.free.push(buffer);
-            self.shrink(&mut books, &mut state)
+            self.reap(&mut books, &mut state);
+            if state.free.len() + state.shared.len() < state.made {
+                state.free.push(buffer);
+                self.shrink(&mut books, &mut state)
+            } else {
+                vec![buffer]
+            }
         };
         self.loan.notify();
         // Giving memory back takes its time: not while others wait for the books.
@@ -145,11 +155,12 @@ impl Pool {
         }
     }
 
-    /// Lets go of what it may have no longer, as far as it is free.
+    /// Lets go of what it may have no longer, as far as it is free, and of what nobody gave back.
     pub(crate) fn settle(&self) {
         let over = {
             let mut books = self.loan.books();
             let mut state = self.lock();
+            self.reap(&mut books, &mut state);
             self.shrink(&mut books, &mut state)
         };
         if !over.is_empty() {
@@ -157,13 +168,18 @@ impl Pool {
         }
     }
 
-    /// Wakes whoever waits for a buffer; nobody gets one from now on.
+    /// Wakes whoever waits for a buffer; nobody gets one from now on, and only what is somebody's stays
+    /// booked.
     pub(crate) fn close(&self) {
-        {
-            let _books = self.loan.books();
-            self.lock().closed = true;
-        }
+        let free = {
+            let mut books = self.loan.books();
+            let mut state = self.lock();
+            state.closed = true;
+            self.reap(&mut books, &mut state);
+            self.shrink(&mut books, &mut state)
+        };
         self.loan.notify();
+        drop(free);
     }
 
     fn pick(&self, books: &mut Books, state: &mut State) -> Option<Pick> {
@@ -171,11 +187,7 @@ impl Pool {
             return Some(Pick::Free(buffer));
         }
         if !self.loan.may_make(books, state.made) {
-            let before = state.shared.len();
-            state.shared.retain(|weak| weak.strong_count() > 0);
-            let gone = (before - state.shared.len()).min(state.made);
-            state.made -= gone;
-            self.loan.unmade(books, gone);
+            self.reap(books, state);
             if !self.loan.may_make(books, state.made) {
                 return None;
             }
@@ -184,16 +196,36 @@ impl Pool {
         Some(Pick::Make)
     }
 
+    /// Strikes out what was shared and is nobody's any more.
+    fn reap(&self, books: &mut Books, state: &mut State) {
+        let before = state.shared.len();
+        state.shared.retain(|weak| weak.strong_count() > 0);
+        let gone = before - state.shared.len();
+        if gone > 0 {
+            self.unmake(books, state, gone);
+            // Another pool may wait for them.
+            self.loan.notify();
+        }
+    }
+
+    /// Takes out what is free and more than the pool may have: all of it once it is closed.
     fn shrink(&self, books: &mut Books, state: &mut State) -> Vec<Buffer> {
         let mut over = Vec::new();
-        while self.loan.is_over(books, state.made)
+        while (state.closed || self.loan.is_over(books, state.made))
             && let Some(buffer) = state.free.pop()
         {
-            state.made -= 1;
-            self.loan.unmade(books, 1);
+            self.unmake(books, state, 1);
             over.push(buffer);
         }
         over
+    }
+
+    /// Counts down, but never below what is free or shared.
+    fn unmake(&self, books: &mut Books, state: &mut State, buffers: usize) {
+        let there = state.free.len() + state.shared.len();
+        let gone = buffers.min(state.made.saturating_sub(there));
+        state.made -= gone;
+        self.loan.unmade(books, gone);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -272,6 +304,72 @@ mod tests {
         first.settle();
         assert_eq!(account.used(), 3 * SLOT_BYTES as u64);
         drop((first, third));
+        assert_eq!(account.used(), 0);
+    }
+
+    #[test]
+    fn an_idle_pool_that_settles_strikes_out_what_others_let_go_of_without_a_word() {
+        let account = account(6);
+        let idle = Pool::new(&account, 2, 9).unwrap();
+        let lent = std::iter::from_fn(|| idle.try_take()).map(|buffer| idle.share(buffer));
+        let mut lent: Vec<_> = lent.collect();
+        let other = Pool::new(&account, 1, 3).unwrap();
+        assert!(other.try_take().is_none());
+        lent.truncate(1);
+        idle.settle();
+        assert_eq!(account.used(), SLOT_BYTES as u64);
+        assert!(other.try_take().is_some());
+        // Also when a buffer comes back.
+        let own = idle.try_take().unwrap();
+        lent.clear();
+        idle.give(own);
+        assert_eq!(account.used(), 2 * SLOT_BYTES as u64);
+        drop((idle, other));
+        assert_eq!(account.used(), 0);
+    }
+
+    #[test]
+    fn of_a_closed_pool_only_what_is_somebodys_is_booked() {
+        let account = account(6);
+        let pool = Pool::new(&account, 2, 9).unwrap();
+        let mut all: Vec<Buffer> = std::iter::from_fn(|| pool.try_take()).collect();
+        let mut shared = || pool.share(all.pop().unwrap());
+        let (lost, late, back) = (shared(), shared(), shared());
+        drop(lost);
+        pool.give(all.pop().unwrap());
+        pool.close();
+        assert_eq!(account.used(), 4 * SLOT_BYTES as u64);
+        assert!(pool.try_take().is_none());
+        let other = Pool::new(&account, 2, 2).unwrap();
+        let _taken = [other.try_take().unwrap(), other.try_take().unwrap()];
+        // What comes back is not kept, in whatever way it comes.
+        pool.give(all.pop().unwrap());
+        pool.release(back);
+        assert_eq!(account.used(), 4 * SLOT_BYTES as u64);
+        drop(late);
+        pool.settle();
+        assert_eq!(account.used(), 3 * SLOT_BYTES as u64);
+        pool.give(all.pop().unwrap());
+        assert_eq!(account.used(), 2 * SLOT_BYTES as u64);
+        assert!(pool.lock().free.is_empty());
+    }
+
+    #[test]
+    fn more_buffers_than_were_made_are_neither_kept_nor_counted_down() {
+        let account = account(5);
+        let pool = Pool::new(&account, 1, 2).unwrap();
+        let foreign = || vec![0; SLOT_BYTES].into_boxed_slice();
+        pool.give(foreign());
+        assert_eq!((account.used(), pool.lock().free.len()), (0, 0));
+        let shared = pool.share(pool.take().unwrap());
+        pool.give(pool.take().unwrap());
+        pool.give(foreign());
+        assert_eq!(pool.lock().free.len(), 1);
+        pool.close();
+        pool.give(foreign());
+        assert_eq!(account.used(), SLOT_BYTES as u64);
+        pool.release(shared);
+        pool.give(foreign());
         assert_eq!(account.used(), 0);
     }
 }

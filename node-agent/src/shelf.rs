@@ -198,15 +198,64 @@ impl Shelf {
         Some((pool.try_take()?, pool))
     }
 
-    /// Tells the outlet, if there is one.
+    /// Tells the outlet, if there is one. One that is over needs nothing more, nor its buffers.
     pub(crate) fn tell(&self, feed: Feed) {
-        if let Some((outlet, _)) = &self.lock().outlet {
-            // An outlet that is over needs nothing more.
-            let _ = outlet.send(feed);
-        }
+        let over = {
+            let mut state = self.lock();
+            let sent = state.outlet.as_ref().map(|(outlet, _)| outlet.send(feed));
+            match sent {
+                Some(Err(unsent)) => Some((state.outlet.take(), unsent)),
+                Some(Ok(())) | None => None,
+            }
+        };
+        // Its pool may go with it: not under the lock.
+        drop(over);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::account::Account;
+    use crate::files::{Access, Algorithm, DestinationConfig, Manifest, Overwrite, Root, RootPath};
+    use crate::record::SLOT_BYTES;
+
+    #[test]
+    fn the_buffers_of_an_outlet_that_is_over_are_anybodys_while_more_arrives() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a"), b"a").unwrap();
+        let root = Arc::new(Root::open("r", directory.path(), Access::ReadWrite).unwrap());
+        let path = |text| RootPath::parse(text).unwrap();
+        let manifest = Arc::new(Manifest::scan(&root, &path("a")).unwrap());
+        let layout = Layout::new(&manifest, Algorithm::Blake3);
+        let config = DestinationConfig {
+            root,
+            path: path("b"),
+            job: "job".parse().unwrap(),
+            manifest,
+            algorithm: Algorithm::Blake3,
+            overwrite: Overwrite::IfDifferent,
+            expect: None,
+        };
+        let destination = Arc::new(Destination::prepare(config).unwrap());
+        let shelf = Shelf::fill(destination, layout, || Ok(())).unwrap();
+        let account = Account::new(4 * SLOT_BYTES as u64);
+        let pool = Pool::new(&account, 2, 4).unwrap();
+        let (feed, fed) = crossbeam_channel::unbounded();
+        shelf.join(feed, pool.clone());
+        let kept = pool.share(pool.take().unwrap());
+        shelf.set_ready(0);
+        drop(pool);
+        assert!(shelf.spare().is_some(), "the outlet is at work");
+        // It ends, and what it kept goes with it.
+        drop((fed, kept));
+        shelf.set_ready(1);
+        assert!(shelf.spare().is_none());
+        assert_eq!(account.used(), 0);
+        assert!(account.take(4).is_ok());
     }
 }

@@ -23,7 +23,7 @@ use super::filling::Filling;
 use super::fingerprint::{self, Fingerprint, Survey, Verified};
 use super::gate::Gate;
 use super::manifest::{Entry, EntryKind, Identity, Manifest, Shape};
-use super::occupancy::{Claim, Occupancy};
+use super::occupancy::{Claim, Occupancy, Stay};
 use super::partial::{DestinationFile, Finish};
 use super::read_record::ReadRecord;
 use super::reservation::{self, Made, OpenDirectory, Origin, Target};
@@ -100,6 +100,8 @@ pub struct Destination {
     gate: Arc<Gate>,
     /// Nothing once it has ended.
     held: Mutex<Option<Held>>,
+    /// No copy is removed here: nothing once nobody needs the files.
+    stay: Mutex<Option<Stay>>,
 }
 
 /// What a job holds for as long as it writes.
@@ -158,7 +160,8 @@ impl Destination {
         let (base, files) = reservation::targets(&config)?;
         let directories = reservation::directories(&config.manifest, &base)?;
         let lock = JobLock::take(root, &config.job)?;
-        let claim = Occupancy::claim(root, &config.job, &base);
+        let stay = Occupancy::stay(root, &base);
+        let claim = Occupancy::claim(root, &config.job, &base)?;
         let mut made = Made::default();
         let (origins, unfilled) =
             reservation::reserve(root, &base, &directories, &files, &config.job, &mut made)
@@ -193,6 +196,7 @@ impl Destination {
             publishing: Mutex::new(()),
             gate,
             held: Mutex::new(Some(held)),
+            stay: Mutex::new(Some(stay)),
             config,
         })
     }
@@ -466,6 +470,15 @@ impl Destination {
         ReadRecord::remove(&self.config.root, &self.config.job)?;
         self.made
             .remove_directories(&self.config.root, &self.config.job)
+    }
+
+    /// Nobody writes or reads here for the attempt any more: copies may be removed here. After
+    /// [`Destination::complete`] that may be much later, for what is complete is still passed on.
+    pub fn leave(&self) {
+        self.stay
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .take();
     }
 
     /// Lets no further write through; what the job held is given back with the answer.

@@ -274,6 +274,14 @@ pub enum FileError {
         /// The job that holds it.
         job: JobUid,
     },
+    /// A verified copy is being removed there.
+    #[error(
+        "{place}: a copy whose job was deleted is being removed there: the next attempt can begin once it is gone"
+    )]
+    BeingRemoved {
+        /// What was to be written.
+        place: Place,
+    },
     /// Somebody else wrote to it meanwhile.
     #[error(
         "{place} was changed by somebody else while it was being written: start the job again and keep others out"
@@ -384,7 +392,7 @@ impl FileError {
             FileError::DestinationReadOnly { .. } => "DestinationReadOnly",
             FileError::DestinationDenied { .. } => "DestinationDenied",
             FileError::DestinationExists { .. } => "DestinationExists",
-            FileError::DestinationBusy { .. } => "DestinationBusy",
+            FileError::DestinationBusy { .. } | FileError::BeingRemoved { .. } => "DestinationBusy",
             FileError::DestinationChanged { .. } => "DestinationChanged",
             FileError::DestinationFailed { .. } => "DestinationFailed",
             FileError::BlockRefused { .. } => "BlockRefused",

@@ -18,10 +18,12 @@ pub enum Removed {
     /// Other files lay there when it was verified, and it is too large to tell which are which: all of
     /// it stays.
     Mixed,
+    /// Somebody writes or reads there, or within it, or around it: all of it stays.
+    InUse,
 }
 
 /// Removes the copy at `path` that has this fingerprint: its own files, and its directories as far as
-/// they are empty then. What others have put beside them stays.
+/// they are empty then. What others have put beside them stays. Meanwhile no job is prepared there.
 pub fn remove(
     root: &Root,
     path: &RootPath,
@@ -33,6 +35,9 @@ pub fn remove(
         });
     }
     root.in_place()?;
+    let Some(_clearing) = root.occupancy().clear(path) else {
+        return Ok(Removed::InUse);
+    };
     let listed = match survey(root, path)? {
         Survey::Listed(listed) => listed,
         Survey::Nothing => return Ok(Removed::Gone),

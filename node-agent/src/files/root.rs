@@ -126,6 +126,11 @@ impl RootPath {
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || other.text.is_empty())
     }
 
+    /// Whether one of the two lies within the other, or they are the same.
+    pub(super) fn overlaps(&self, other: &RootPath) -> bool {
+        self.is_within(other) || other.is_within(self)
+    }
+
     /// Its directory and last name; `None` for the root itself.
     pub(super) fn split(&self) -> Option<(RootPath, &str)> {
         if self.text.is_empty() {

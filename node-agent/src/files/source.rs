@@ -17,20 +17,23 @@ use rustix::io::Errno;
 use super::digest::{Algorithm, BLOCK_BYTES, Blocks};
 use super::error::{FileError, errno};
 use super::manifest::{Entry, EntryKind, Identity, Manifest};
+use super::occupancy::{Occupancy, Stay};
 use super::root::{Root, RootPath, special};
 
-/// A scanned source whose files can be opened.
+/// A scanned source whose files can be opened. As long as it is there, no copy is removed there.
 #[derive(Clone, Debug)]
 pub struct Source {
     root: Arc<Root>,
     path: RootPath,
     manifest: Arc<Manifest>,
+    _stay: Arc<Stay>,
 }
 
 impl Source {
     /// The file or directory `path` that `manifest` is a scan of.
     pub fn new(root: Arc<Root>, path: RootPath, manifest: Arc<Manifest>) -> Self {
         Source {
+            _stay: Arc::new(Occupancy::stay(&root, &path)),
             root,
             path,
             manifest,

@@ -23,6 +23,8 @@ impl Kept {
     ) -> Self {
         let config = lab.configure(node, extra);
         let process = Command::new(env!("CARGO_BIN_EXE_weft-agent"))
+            // As the chart starts it.
+            .env("MALLOC_MMAP_THRESHOLD_", "524288")
             .envs(variables.iter().copied())
             .arg("--config")
             .arg(config)

@@ -9,6 +9,8 @@ mod enroll;
 #[cfg(test)]
 mod eventually;
 #[cfg(test)]
+mod in_use;
+#[cfg(test)]
 mod jobs;
 #[cfg(test)]
 mod kept;

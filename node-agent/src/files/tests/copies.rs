@@ -192,3 +192,97 @@ fn what_is_written_after_the_check_is_vouched_for_by_nobody() {
     node.write("m/weights", b"W");
     assert_eq!(destination.fingerprint(), None);
 }
+
+/// What `path` is a destination of: another job's.
+fn another(node: &Node, path: &str, source: &Source) -> Result<Destination, FileError> {
+    Destination::prepare(DestinationConfig {
+        job: "job-2".parse().unwrap(),
+        ..node.config(path, source)
+    })
+}
+
+#[test]
+fn a_copy_stays_while_another_job_writes_at_it_within_it_or_around_it() {
+    let (from, node, elsewhere) = (Node::new(), Node::new(), Node::new());
+    from.write("m/weights", b"w").write("m/sub/config", b"{}");
+    let source = from.source("m").unwrap();
+    let made = copy(&node, "a/m", &source);
+    for path in ["a/m", "a/m/sub", "a/m/new/deep", "a", ""] {
+        let other = another(&node, path, &source).unwrap();
+        assert_eq!(remove(&node, "a/m", &made), Removed::InUse, "{path}");
+        other.abort(Partials::Remove).unwrap();
+        assert_eq!(condition(&node, "a/m", &made), Condition::Intact, "{path}");
+    }
+    // A name that begins alike is another one.
+    let _beside = [
+        another(&node, "a/mm", &source).unwrap(),
+        another(&elsewhere, "a/m", &source).unwrap(),
+    ];
+    assert_eq!(remove(&node, "a/m", &made), Removed::Gone);
+    assert!(!node.path("a/m/weights").exists() && !node.path("a/m/sub/config").exists());
+}
+
+#[test]
+fn a_file_is_put_into_a_directory_from_which_another_goes() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("one", b"1").write("two", b"2");
+    let made = copy(&node, "m/one", &from.source("one").unwrap());
+    let two = from.source("two").unwrap();
+    let other = another(&node, "m/", &two).unwrap();
+    assert_eq!(remove(&node, "m/one", &made), Removed::Gone);
+    send_file(&two, &other, 0, u32::MAX, &mut Sent::default()).unwrap();
+    other.complete().unwrap();
+    assert_eq!(node.names(), ["m/", "m/two"]);
+}
+
+#[test]
+fn what_is_complete_is_in_use_until_its_attempt_is_over() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w");
+    let source = from.source("m").unwrap();
+    let made = copy(&node, "m", &source);
+    let other = another(&node, "m", &source).unwrap();
+    send_file(&source, &other, 0, u32::MAX, &mut Sent::default()).unwrap();
+    other.complete().unwrap();
+    assert_eq!(remove(&node, "m", &made), Removed::InUse, "it is passed on");
+    other.leave();
+    assert_eq!(remove(&node, "m", &made), Removed::Gone);
+}
+
+#[test]
+fn a_copy_stays_while_it_is_read() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w").write("m/sub/config", b"{}");
+    let made = copy(&node, "a/m", &from.source("m").unwrap());
+    node.write("a/mm", b"mine");
+    let _beside = node.source("a/mm").unwrap();
+    for path in ["a/m", "a/m/sub/config", "a"] {
+        let reader = node.source(path).unwrap();
+        let another = reader.clone();
+        drop(reader);
+        assert_eq!(remove(&node, "a/m", &made), Removed::InUse, "{path}");
+        another.unchanged().unwrap();
+    }
+    assert_eq!(remove(&node, "a/m", &made), Removed::Gone);
+    assert_eq!(node.names(), ["a/", "a/mm"]);
+}
+
+#[test]
+fn nobody_begins_to_write_where_a_copy_is_being_removed() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w");
+    let source = from.source("m").unwrap();
+    let made = copy(&node, "a/m", &source);
+    let path = RootPath::parse("a/m").unwrap();
+    let removal = node.root.occupancy().clear(&path).unwrap();
+    for path in ["a/m", "a/m/sub", "a"] {
+        let error = another(&node, path, &source).unwrap_err();
+        assert_fault(&error, "DestinationBusy", path);
+        assert!(crate::fault::Fault::from(error).passes());
+    }
+    another(&node, "a/mm", &source).unwrap();
+    // Asked for once more: whoever was refused is not there.
+    assert_eq!(remove(&node, "a/m", &made), Removed::Gone);
+    drop(removal);
+    another(&node, "a/m", &source).unwrap();
+}

@@ -70,7 +70,8 @@ pub struct FabricNodeSpec {
 pub struct FabricNodeStatus {
     /// The generation of the spec that this is about.
     pub observed_generation: i64,
-    /// Ready: the agent reports, and says that it can work.
+    /// Ready: the agent reports, and says that it can work. Configured: since when it works with the
+    /// fabric's configuration, or with an earlier one; of a node that never was behind, it is not there.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,

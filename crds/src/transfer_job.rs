@@ -102,7 +102,9 @@ pub struct TransferJobSpec {
     /// What becomes of the verified copies when the job is deleted. With Delete go the files that it has
     /// brought, and files with the same content that somebody had put there by hand before it. What has
     /// been changed since stays, and so do the source's own files, what a job of the same name had left
-    /// there, and a copy at or around or within which another job has one: that goes with the last of them.
+    /// there, and a copy at or around or within which another job has one, or is neither over nor being
+    /// deleted and wants or reads one. Of several jobs that have it, the last one takes it. What a node's
+    /// agent writes or reads there at that moment stays for good, as the operator's log says.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
     /// Seconds after its end at which the job is deleted; what becomes of the files says

@@ -13,6 +13,7 @@ mod agents;
 mod bucket;
 mod cluster;
 mod condition;
+mod copies;
 mod fabric;
 mod holds;
 mod job;
@@ -63,7 +64,7 @@ pub use self::tally::Tally;
 use self::{
     agenda::Agenda,
     agents::AgentTemplate,
-    bucket::Bucket,
+    bucket::{Bucket, Rank},
     cluster::{Cluster, ClusterError, Seen},
     holds::Holds,
     lead::Lead,
@@ -76,7 +77,7 @@ use self::{
     stumbles::Stumbles,
     work::Work,
     world::{Key, World, uid},
-    writes::is_progress,
+    writes::rank,
 };
 use crate::{
     authority::Authority,
@@ -153,6 +154,7 @@ pub async fn run(
     let mut reports = context.reports.clone();
     let mut controllers = Controllers {
         bucket: Bucket::new(Duration::ZERO),
+        label_bucket: Bucket::of_labels(Duration::ZERO),
         lead: Lead::new(context.epoch, context.renewals.clone()),
         began: Instant::now(),
         changed: Arc::default(),
@@ -163,6 +165,7 @@ pub async fn run(
         },
         works: BTreeMap::new(),
         written: BTreeMap::new(),
+        labelled: None,
         stumbles: Stumbles::default(),
         untold: Vec::new(),
         notes: Notes::default(),
@@ -225,6 +228,8 @@ struct Controllers {
     works: BTreeMap<String, Work>,
     /// When a job's status was last written, by UID.
     written: BTreeMap<String, Timestamp>,
+    /// The job whose node was labelled last.
+    labelled: Option<Key>,
     lead: Lead,
     stumbles: Stumbles,
     /// What people shall hear of jobs and has not been said yet.
@@ -240,6 +245,8 @@ struct Controllers {
     /// What was around the jobs when fabrics were last decided, and when that was.
     fabrics_of: Option<(u64, Instant)>,
     bucket: Bucket,
+    /// Of these, labels.
+    label_bucket: Bucket,
     began: Instant,
     changed: Arc<Notify>,
 }
@@ -255,14 +262,19 @@ impl Controllers {
         }
         let jobs = self.jobs(now);
         // The jobs first: people wait for them. Progress last.
-        let (mut progress, transitions): (Vec<_>, Vec<_>) = jobs
-            .into_iter()
-            .partition(|(_, request)| is_progress(request));
+        let (mut progress, mut transitions, mut labels) = (Vec::new(), Vec::new(), Vec::new());
+        for (key, request) in jobs {
+            match rank(&request) {
+                Rank::Change => transitions.push((key, request)),
+                Rank::Progress => progress.push((key, request)),
+                Rank::Label => labels.push((key, request)),
+            }
+        }
         let mut all_done = true;
         let mut looked = Vec::new();
         for (key, request) in transitions {
             let is_done = self.carry_out(&request, now).await;
-            looked.push((key, is_done));
+            looked.push((key, if is_done { LOOK } else { AGAIN }));
             all_done &= is_done;
         }
         for (key, news) in std::mem::take(&mut self.untold) {
@@ -272,6 +284,8 @@ impl Controllers {
         for request in self.fabrics(are_reports_new, now) {
             all_done &= self.carry_out(&request, now).await;
         }
+        // Before progress, and with a pace of their own: neither waits for ever.
+        all_done &= self.label(labels, &mut looked, now).await;
         // Where there is no room for all, those come first that were shown longest ago.
         progress.sort_by_key(|(_, request)| match request {
             Request::JobStatus { uid, .. } => self.written.get(uid).copied(),
@@ -279,15 +293,47 @@ impl Controllers {
         });
         for (key, request) in progress {
             let is_done = self.carry_out(&request, now).await;
-            looked.push((key, is_done));
+            looked.push((key, if is_done { LOOK } else { AGAIN }));
         }
         // Whether it was done, and what follows from it, is seen by another look.
         let elapsed = self.began.elapsed();
-        for (key, is_done) in looked {
-            let wait = if is_done { LOOK } else { AGAIN };
+        for (key, wait) in looked {
             self.agenda.at(&key, elapsed + wait);
         }
         all_done
+    }
+
+    /// Has nodes labelled, as far as there is room; whether there was for all. A job has one label after the
+    /// other, and may have a thousand: they take turns.
+    async fn label(
+        &mut self,
+        mut labels: Vec<(Key, Request)>,
+        looked: &mut Vec<(Key, Duration)>,
+        now: Timestamp,
+    ) -> bool {
+        let is_next =
+            |(key, _): &(Key, Request)| self.labelled.as_ref().is_none_or(|last| key > last);
+        let next = labels.iter().position(is_next).unwrap_or_default();
+        labels.rotate_left(next);
+        let mut has_room = true;
+        for (key, request) in labels {
+            let elapsed = self.began.elapsed();
+            let is_held = self.holds.is_held(&request.object(), elapsed);
+            let wait = if is_held || !has_room {
+                LOOK
+            } else if self.label_bucket.take(elapsed, Rank::Label)
+                && self.carry_out(&request, now).await
+            {
+                self.labelled = Some(key.clone());
+                // The next one at once: it is no change of the job by which that would be looked at.
+                Duration::ZERO
+            } else {
+                has_room = false;
+                AGAIN
+            };
+            looked.push((key, wait));
+        }
+        has_room
     }
 
     /// Takes what a watch says.

@@ -25,6 +25,7 @@ mod job;
 mod ledger;
 mod manifest;
 mod object;
+mod pace;
 mod refusal;
 mod report;
 mod runner;
@@ -315,7 +316,9 @@ pub enum Answer {
     Stop {
         /// Partial files go, too.
         discard: bool,
-        /// Verified copies that go.
-        remove: Vec<Removal>,
+        /// Verified copies that may go with it: see [`Job::parting`].
+        copies: Vec<Removal>,
     },
+    /// Of the copies that it parts with: these go, and the others stay.
+    Remove(Vec<Removal>),
 }

@@ -104,7 +104,8 @@ impl ClusterError {
         match self {
             Self::Refused(kube::Error::Api(status)) => match status.code {
                 409 => Failure::Stale,
-                403 | 404 | 422 => Failure::Refused,
+                // 400 is what becomes of a webhook's no without a code.
+                400 | 403 | 404 | 422 => Failure::Refused,
                 _ => Failure::Failed,
             },
             Self::Refused(_) | Self::Late => Failure::Failed,

@@ -1,26 +1,23 @@
 //! What shall become of the fabrics, their nodes and their agents: a pure function of what there is.
 
+mod binding;
+mod configuration;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
-use k8s_openapi::{
-    api::{apps::v1::DaemonSet, core::v1::Node},
-    jiff::Timestamp,
-};
-use kube::{ResourceExt as _, core::PartialObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
 use weft_crds::{
-    CongestionControl, FabricNode, FabricNodeStatus, FabricStatus, Finding, Link, NodeCount,
-    NodePorts, PathPolicy, RdmaFabric, RootAccess,
+    FabricNode, FabricNodeStatus, FabricStatus, Finding, NodeCount, NodePorts, RdmaFabric,
 };
-use weft_proto::{
-    Message as _,
-    operator::v1::{Nics, NodeConfig, NodeReport, Objects, Ports, Root, Transport},
-};
+use weft_proto::operator::v1::NodeReport;
 
+pub(super) use self::configuration::{Configured, config, configured};
 use super::{
-    agents::{self, APPLIED, AgentTemplate, BOUND, FABRIC_LABEL},
+    agents::{self, APPLIED, AgentTemplate, FABRIC_LABEL},
     condition::{self, Verdict},
     membership::{Members, Membership},
     models::{self, Notes},
@@ -32,8 +29,6 @@ use super::{
 pub(super) const SILENCE: Duration = Duration::from_secs(30);
 /// Nodes that a message names at most.
 const NAMED_MAX: usize = 5;
-/// An agent's finding: its release cannot work with the fabric's configuration.
-const CONFIG_REFUSED: &str = "ConfigRefused";
 /// Findings that a status lists at most, as the definition says.
 const FINDINGS_MAX: usize = 32;
 
@@ -58,6 +53,8 @@ pub(super) struct View<'a> {
     pub(super) sightings: &'a BTreeMap<String, Sighting>,
     /// What nodes say that they hold.
     pub(super) notes: &'a Notes,
+    /// Nodes that may not be written to, as far as that is known.
+    pub(super) refused: &'a BTreeSet<String>,
     /// How long this process has been leading: agents need a while to find a new leader.
     pub(super) leading: Duration,
     /// What DaemonSets are made from.
@@ -68,7 +65,7 @@ pub(super) struct View<'a> {
 
 /// What is to be written, one request for an object at most.
 pub(super) fn decide(view: &View<'_>) -> Vec<Request> {
-    let mut requests = node_labels(view);
+    let mut requests = binding::node_labels(view);
     let labelled: BTreeSet<Key> = requests.iter().map(|request| request.object().1).collect();
     requests.extend(agents(view));
     requests.extend(fabric_nodes(view));
@@ -82,37 +79,6 @@ pub(super) fn decide(view: &View<'_>) -> Vec<Request> {
     requests
 }
 
-/// Whether a node says of which fabric it is, and that is so.
-fn is_labelled(view: &View<'_>, node: &PartialObjectMeta<Node>) -> bool {
-    let said = node.labels().get(FABRIC_LABEL).map(String::as_str);
-    said == view.membership.fabric(&node.name_any())
-}
-
-/// Every node says of which fabric it is, and of none where that is so.
-fn node_labels(view: &View<'_>) -> Vec<Request> {
-    let nodes = view.world.nodes.iter().map(|(_, node)| node);
-    let others = nodes.filter(|node| !is_labelled(view, node));
-    let request = |node: &PartialObjectMeta<Node>| {
-        let name = node.name_any();
-        Request::NodeFabric {
-            uid: uid(node),
-            fabric: view.membership.fabric(&name).map(str::to_owned),
-            node: name,
-        }
-    };
-    others.map(request).collect()
-}
-
-/// Whether a set that was bound to nodes by their own labels may be bound by the operator's. Until all
-/// nodes have that, its agents would be ended on those that have not.
-fn may_be_bound(view: &View<'_>, set: &PartialObjectMeta<DaemonSet>, members: &Members) -> bool {
-    let mut nodes = members
-        .nodes
-        .iter()
-        .filter_map(|name| view.world.nodes.named(name));
-    set.annotations().contains_key(BOUND) || nodes.all(|node| is_labelled(view, node))
-}
-
 fn agents(view: &View<'_>) -> Vec<Request> {
     let mut requests = Vec::new();
     let none = Members::default();
@@ -123,15 +89,11 @@ fn agents(view: &View<'_>) -> Vec<Request> {
             continue;
         }
         let wanted = agents::daemon_set(view.template, fabric);
-        let there = view
-            .world
-            .daemon_sets
-            .iter()
-            .find(|(_, set)| set.name_any() == wanted.name_any());
-        if there.is_some_and(|(_, set)| !may_be_bound(view, set, members)) {
+        let there = binding::set_of(view, &key.name);
+        if there.is_some_and(|set| !binding::unlabelled(view, set, members).is_empty()) {
             continue;
         }
-        let applied = there.and_then(|(_, set)| set.annotations().get(APPLIED));
+        let applied = there.and_then(|set| set.annotations().get(APPLIED));
         if applied.is_none() || applied != wanted.annotations().get(APPLIED) {
             requests.push(Request::ApplyDaemonSet(Box::new(wanted)));
         }
@@ -152,6 +114,13 @@ fn agents(view: &View<'_>) -> Vec<Request> {
 
 fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
     let mut requests = Vec::new();
+    let fabrics = view.world.fabrics.iter();
+    let asked: BTreeMap<&str, String> = fabrics
+        .map(|(key, fabric)| {
+            let hash = config(fabric, &view.world.ticket_key).hash;
+            (key.name.as_str(), hash)
+        })
+        .collect();
     for (node, fabric) in view.membership.nodes() {
         let there = view.world.fabric_nodes.named(node);
         let Some(there) = there.filter(|there| there.spec.fabric == fabric) else {
@@ -167,7 +136,8 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
             .sightings
             .get(node)
             .filter(|sighting| sighting.fabric == fabric);
-        if let Some(status) = node_status(there, sighting, view) {
+        let asked = asked.get(fabric).map(String::as_str);
+        if let Some(status) = node_status(there, sighting, asked, view) {
             requests.push(Request::FabricNodeStatus {
                 name: node.to_owned(),
                 uid: uid(there),
@@ -200,10 +170,12 @@ fn findings_news(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<
     new.findings.iter().filter(is_new).map(news).collect()
 }
 
-/// The status of a node, if it is another than the one there.
+/// The status of a node whose fabric asks for the configuration of that hash, if it is another than the
+/// one there.
 fn node_status(
     node: &FabricNode,
     sighting: Option<&Sighting>,
+    asked: Option<&str>,
     view: &View<'_>,
 ) -> Option<FabricNodeStatus> {
     let old = node.status.clone().unwrap_or_default();
@@ -228,7 +200,14 @@ fn node_status(
     };
     let generation = node.metadata.generation.unwrap_or_default();
     new.observed_generation = generation;
+    // What it worked with when it was last heard is no news of a node that is away.
+    let asked = asked.filter(|_| verdict.holds);
     condition::set(&mut new.conditions, verdict, generation, view.now);
+    if let Some(asked) = asked
+        && let Some(configured) = configuration::verdict(&new, asked, view.now)
+    {
+        configuration::set(&mut new, configured, asked, view.now);
+    }
     (node.status.as_ref() != Some(&new)).then_some(new)
 }
 
@@ -373,13 +352,10 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
         reason: reason.to_owned(),
         message,
     };
-    condition::set(&mut status.conditions, ready, generation, view.now);
-    condition::set(
-        &mut status.conditions,
-        conflict(members),
-        generation,
-        view.now,
-    );
+    let updated = binding::updated(view, &fabric.name_any(), members);
+    for verdict in [ready, conflict(members), updated] {
+        condition::set(&mut status.conditions, verdict, generation, view.now);
+    }
     status
 }
 
@@ -427,89 +403,6 @@ pub(super) fn is_ready(world: &World, node: &str, fabric: &str) -> bool {
         .filter(|node| node.spec.fabric == fabric);
     node.and_then(readiness)
         .is_some_and(|condition| condition.status == "True")
-}
-
-/// What the agents of a fabric are told.
-pub(super) fn config(fabric: &RdmaFabric, ticket_key: &str) -> NodeConfig {
-    let spec = &fabric.spec;
-    let most = u32::from(spec.ports.count) * u32::from(spec.ports.count);
-    let mut config = NodeConfig {
-        hash: String::new(),
-        fabric: fabric.name_any(),
-        ticket_key: ticket_key.to_owned(),
-        roots: spec
-            .roots
-            .iter()
-            .map(|root| Root {
-                name: root.name.clone(),
-                writable: root.access == RootAccess::ReadWrite,
-            })
-            .collect(),
-        transport: Some(Transport {
-            paths: u32::from(spec.transport.paths).min(most),
-            policy: match spec.transport.policy {
-                PathPolicy::TwoChoices => "two-choices",
-                PathPolicy::Oblivious => "oblivious",
-                PathPolicy::RoundRobin => "round-robin",
-                PathPolicy::Single => "single",
-            }
-            .to_owned(),
-            chunk_bytes: spec.transport.chunk_bytes,
-            rto_min_micros: spec.transport.rto_min_micros,
-            link: match spec.transport.link {
-                Link::Auto => "auto",
-                Link::Udp => "udp",
-            }
-            .to_owned(),
-            congestion: match spec.transport.congestion {
-                CongestionControl::EcnRtt => "ecn-rtt",
-            }
-            .to_owned(),
-            cap_mbps: spec.transport.cap_mbps.unwrap_or(0),
-            dscp: spec.transport.dscp.into(),
-        }),
-        ports: Some(Ports {
-            first: u32::from(spec.ports.first),
-            count: u32::from(spec.ports.count),
-        }),
-        nics: Some(Nics {
-            include: spec.nics.include.clone(),
-            exclude: spec.nics.exclude.clone(),
-        }),
-        objects: Some(Objects {
-            allow_insecure: spec.objects.allow_insecure,
-        }),
-    };
-    config.hash = blake3::hash(&config.encode_to_vec()).to_hex()[..16].to_owned();
-    config
-}
-
-/// How far a node's agent is with the configuration that its fabric asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Configured {
-    /// It works with it, or is too old to say with which.
-    Present,
-    /// It works with another, and takes this one over by itself.
-    Behind,
-    /// It works with another, and says that it cannot work with this one.
-    Refused,
-}
-
-/// How far a node is with the configuration of that hash.
-pub(super) fn configured(world: &World, node: &str, hash: &str) -> Configured {
-    let node = world.fabric_nodes.named(node);
-    let Some(status) = node.and_then(|node| node.status.as_ref()) else {
-        return Configured::Present;
-    };
-    if status.configuration.is_empty() || status.configuration == hash {
-        return Configured::Present;
-    }
-    let refused = status.findings.iter().any(|f| f.reason == CONFIG_REFUSED);
-    if refused {
-        Configured::Refused
-    } else {
-        Configured::Behind
-    }
 }
 
 #[cfg(test)]

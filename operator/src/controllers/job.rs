@@ -15,6 +15,7 @@ use kube::ResourceExt as _;
 use weft_crds::{DeletionPolicy, Phase, TransferJob, TransferJobStatus};
 
 use super::{
+    copies::{self, Parting},
     membership::Membership,
     models,
     queue::{self, Party, Queue, Stake, Turn},
@@ -31,6 +32,9 @@ use crate::transfer::{Contact, Removal, Roster};
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);
 /// … and this part of all bytes has moved since: 1 %.
 const PROGRESS_PART: i64 = 100;
+
+/// So long after a deadline nodes are labelled: a thousand take a minute.
+const NOTING: SignedDuration = SignedDuration::from_mins(2);
 
 /// What a job is decided from.
 pub(super) struct View<'a> {
@@ -69,8 +73,8 @@ pub(super) enum Order {
         transfer: Box<Transfer>,
         /// Partial files go, too.
         discard: bool,
-        /// Verified copies that go.
-        remove: Vec<Removal>,
+        /// Verified copies that may go.
+        copies: Vec<Removal>,
     },
     /// The world has another layout: who is to have a copy by now, where that can be said.
     Meet {
@@ -85,9 +89,11 @@ pub(super) enum Order {
     Stop {
         /// Partial files go, too.
         discard: bool,
-        /// Verified copies that go.
-        remove: Vec<Removal>,
+        /// Verified copies that may go.
+        copies: Vec<Removal>,
     },
+    /// All agents know that it is over: these copies go, and the others stay.
+    Remove(Vec<Removal>),
     /// Its outcome is written down.
     Forget,
 }
@@ -153,7 +159,18 @@ fn next(view: &View<'_>) -> Decision {
     match (view.work, stop) {
         (Some(work), stop) => match (&work.outcome, stop) {
             (Some(Outcome::Withdrawn { .. }), None) => Order::Forget.into(),
-            (Some(Outcome::Withdrawn { .. }), Some(stop)) => stopped(view, &old, stop),
+            (Some(Outcome::Withdrawn { .. }), Some(Stop::Suspend)) => {
+                stopped(view, &old, Stop::Suspend)
+            }
+            // What is Verified stays, and is said as after any other end, but not for ever: whoever set a
+            // deadline waits for it.
+            (Some(Outcome::Withdrawn { .. }), Some(Stop::Deadline)) => {
+                let until = due(view.job).and_then(|due| due.checked_add(NOTING).ok());
+                let request = until.filter(|until| view.now < *until);
+                let request =
+                    request.and_then(|_| models::next(view.job, view.world, work, view.refused));
+                request.map_or_else(|| stopped(view, &old, Stop::Deadline), Decision::from)
+            }
             (Some(Outcome::Complete | Outcome::Failed), _) => {
                 // First what only this process knows: with the outcome written, nobody asks again.
                 match models::next(view.job, view.world, work, view.refused) {
@@ -163,7 +180,7 @@ fn next(view: &View<'_>) -> Decision {
             }
             (None, Some(stop)) => Order::Stop {
                 discard: stop == Stop::Deadline,
-                remove: Vec::new(),
+                copies: Vec::new(),
             }
             .into(),
             (None, None) => go_on(view, &old, work),
@@ -236,49 +253,66 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
             ..Decision::default()
         };
     }
-    let remove = match view.job.spec.deletion_policy {
-        DeletionPolicy::Retain => Vec::new(),
-        DeletionPolicy::Delete => {
-            if let Some(request) = models::left_to_another(view.job, view.world, view.refused) {
-                return request.into();
-            }
-            models::copies(view.job, view.world, view.work)
-        }
-    };
-    match depart(view, old, remove) {
-        Some(order) => order.into(),
-        None => release(view).into(),
+    if view.work.is_some_and(|work| work.has_parted) {
+        return release(view).into();
+    }
+    let takes_copies = view.job.spec.deletion_policy == DeletionPolicy::Delete;
+    let around = (view.world, view.membership);
+    let parting = takes_copies.then(|| Parting::of(view.job, around, view.work, view.refused));
+    let unsay = parting.as_ref().and_then(|parting| parting.unsay.clone());
+    match depart(view, old, parting, unsay.is_some()) {
+        order @ Some(_) => Decision {
+            request: unsay,
+            order,
+            party: None,
+        },
+        None => unsay.unwrap_or_else(|| release(view)).into(),
     }
 }
 
-/// What is to be done before it may go; nothing once it may.
-fn depart(view: &View<'_>, old: &TransferJobStatus, remove: Vec<Removal>) -> Option<Order> {
+/// What is to be done before it may go; nothing once it may, or while nodes say of copies that stay that they
+/// are its own: while they do, another job that is being deleted, too, may be about to leave it some.
+fn depart(
+    view: &View<'_>,
+    old: &TransferJobStatus,
+    parting: Option<Parting<'_>>,
+    is_said: bool,
+) -> Option<Order> {
     let discard = true;
+    if let Some(known) = view.work.and_then(|work| work.parting.as_ref()) {
+        let remove = parting.map(|parting| parting.with(known));
+        return (!is_said).then(|| Order::Remove(remove.unwrap_or_default()));
+    }
+    let copies = parting.map_or_else(Vec::new, |parting| parting.going);
     match view.work.map(|work| work.outcome) {
-        Some(None) => Some(Order::Stop { discard, remove }),
+        Some(None) => Some(Order::Stop { discard, copies }),
+        // Whatever goes or stays, agents are told first.
+        None if is_said && !old.phase.is_over() => settle(view, old, discard),
+        _ if is_said => None,
+        _ if !copies.is_empty() => withdraw(view, discard, copies),
         // Whoever could be reached has been told.
-        Some(Some(Outcome::Withdrawn { discard: true })) => None,
+        Some(Some(Outcome::Withdrawn { discard: true } | Outcome::Complete | Outcome::Failed)) => {
+            None
+        }
         Some(Some(Outcome::Withdrawn { discard: false })) => Some(Order::Forget),
-        _ if !remove.is_empty() => withdraw(view, discard, remove),
-        Some(Some(Outcome::Complete | Outcome::Failed)) => None,
         None if old.phase.is_over() => None,
         None => settle(view, old, discard),
     }
 }
 
-fn withdraw(view: &View<'_>, discard: bool, remove: Vec<Removal>) -> Option<Order> {
+fn withdraw(view: &View<'_>, discard: bool, copies: Vec<Removal>) -> Option<Order> {
     resolve::involved(
         view.job,
         view.world,
         view.membership,
         view.leader_epoch,
-        &remove,
+        &copies,
     )
     .filter(|transfer| !transfer.contacts.is_empty())
     .map(|transfer| Order::Withdraw {
         transfer: Box::new(transfer),
         discard,
-        remove,
+        copies,
     })
 }
 
@@ -299,7 +333,7 @@ fn finished(view: &View<'_>) -> Decision {
     // nothing: an uninstall suspends all, and nobody is there afterwards to remove anything.
     let keep = view.job.spec.deletion_policy == DeletionPolicy::Delete
         && !view.job.spec.suspend
-        && !models::brought(view.job, view.world, None).is_empty();
+        && !copies::brought(view.job, view.world, None).is_empty();
     if is_held(view.job) != keep {
         return Decision {
             request: Some(hold(view.job, keep)),
@@ -328,13 +362,7 @@ fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: Stop) -> Decision {
             let untold = view.work.map_or(&[][..], |work| &work.untold);
             let left = status::left_behind(view.job, untold);
             let left = left.map_or(String::new(), |left| format!("; {}", left.note));
-            let text = format!(
-                "not complete {seconds} s after its start (spec.deadlineSeconds): {} of {} \
-                 destinations are verified; give it more time, or see why it is slow in \
-                 status.destinations{left}",
-                old.counts.verified, old.counts.total
-            );
-            status::failed(view.job, "DeadlineExceeded", &text, view.now)
+            status::overdue(view.job, view.work, seconds, &left, view.now)
         }
     };
     let decision = write(view, old, new);

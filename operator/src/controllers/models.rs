@@ -18,12 +18,10 @@ use weft_proto::operator::v1::{Model, ModelState};
 use super::{
     fabric::Sighting,
     membership::Membership,
-    place,
     request::Request,
     snapshot::{Holder, Snapshot},
     world::{World, uid},
 };
-use crate::transfer::{Place, Removal};
 
 /// Of the keys of labels and annotations.
 const PREFIX: &str = "weft.dev/model.";
@@ -68,12 +66,6 @@ impl Note {
         serde_json::json!(self).to_string()
     }
 
-    /// It is about files of the other's place, or of one that lies within it or around it.
-    fn overlaps(&self, other: &Self) -> bool {
-        let (mine, theirs) = (names(&self.path), names(&other.path));
-        self.root == other.root && (mine.starts_with(&theirs) || theirs.starts_with(&mine))
-    }
-
     /// It is about the same files, as far as their place and their content tell.
     fn is_of_the_same(&self, other: &Self) -> bool {
         let is_there = self.root == other.root && names(&self.path) == names(&other.path);
@@ -81,7 +73,7 @@ impl Note {
     }
 }
 
-fn names(path: &str) -> Vec<&str> {
+pub(super) fn names(path: &str) -> Vec<&str> {
     path.split('/').filter(|name| !name.is_empty()).collect()
 }
 
@@ -97,7 +89,7 @@ pub(super) fn key(job: &TransferJob) -> String {
 }
 
 /// What is noted at a node, by key, as far as it can be read.
-fn noted(node: &PartialObjectMeta<Node>) -> impl Iterator<Item = (&str, Option<Note>)> {
+pub(super) fn noted(node: &PartialObjectMeta<Node>) -> impl Iterator<Item = (&str, Option<Note>)> {
     let keys = node.annotations().keys();
     let keys = keys.filter(|key| key.starts_with(PREFIX));
     keys.map(|key| (key.as_str(), note(node, key)))
@@ -210,13 +202,13 @@ pub(super) fn full(node: &PartialObjectMeta<Node>) -> Option<Finding> {
 }
 
 /// What a node says of one model.
-fn note(node: &PartialObjectMeta<Node>, key: &str) -> Option<Note> {
+pub(super) fn note(node: &PartialObjectMeta<Node>, key: &str) -> Option<Note> {
     serde_json::from_str(node.annotations().get(key)?).ok()
 }
 
 /// What is to be said of a copy. Of one that another job's note at this key tells of already, the job has
 /// found the files, and brought none: whoever kept them when that job went wants them still.
-fn said(holder: &Holder, node: &PartialObjectMeta<Node>, key: &str) -> Note {
+pub(super) fn said(holder: &Holder, node: &PartialObjectMeta<Node>, key: &str) -> Note {
     let new = holder.note.clone();
     let before = note(node, key).filter(|before| before.is_of_the_same(&new));
     let was_there = before.is_some_and(|before| before.job != new.job || !before.brought);
@@ -224,80 +216,6 @@ fn said(holder: &Holder, node: &PartialObjectMeta<Node>, key: &str) -> Note {
         brought: new.brought && !was_there,
         ..new
     }
-}
-
-/// The copies that a job has brought to its own place, by node: as the nodes say, and, while this process
-/// is at it, also those that no node says yet.
-pub(super) fn brought(
-    job: &TransferJob,
-    world: &World,
-    work: Option<&Snapshot>,
-) -> BTreeMap<String, Note> {
-    let (key, own) = (key(job), uid(job));
-    let to = place::destined(job);
-    let is_its_own = |note: &Note| {
-        note.brought
-            && note.job == own
-            && (note.root.as_str(), names(&note.path)) == (&*to.0, names(&to.1))
-    };
-    let noted = world.nodes.iter().filter_map(|(place, node)| {
-        let note = note(node, &key)?;
-        Some((place.name.clone(), note))
-    });
-    let holders = work.iter().flat_map(|work| &work.holders);
-    let held = holders.filter_map(|holder| {
-        let node = world.nodes.named(&holder.node)?;
-        Some((holder.node.clone(), said(holder, node, &key)))
-    });
-    let all = noted.chain(held);
-    all.filter(|(_, note)| is_its_own(note)).collect()
-}
-
-/// A node's word on another model, of files at the same place, in it or around it.
-fn is_covered(world: &World, node: &str, key: &str, note: &Note) -> bool {
-    let node = world.nodes.named(node);
-    let mut others = node.into_iter().flat_map(noted);
-    others.any(|(there, other)| there != key && other.is_some_and(|other| other.overlaps(note)))
-}
-
-/// The copies that go with a job: those that it has brought, but for those that are another's, too.
-pub(super) fn copies(job: &TransferJob, world: &World, work: Option<&Snapshot>) -> Vec<Removal> {
-    let key = key(job);
-    let copies = brought(job, world, work).into_iter();
-    let copies = copies.filter(|(node, note)| !is_covered(world, node, &key, note));
-    copies
-        .map(|(node, note)| Removal {
-            place: Place {
-                node,
-                root: note.root,
-                path: note.path,
-            },
-            fingerprint: note.fingerprint,
-        })
-        .collect()
-}
-
-/// The next node with a copy that stays when its job goes, because it is another's, too. The node says so
-/// no more, so that the copy goes with the last of them.
-pub(super) fn left_to_another(
-    job: &TransferJob,
-    world: &World,
-    refused: &BTreeSet<String>,
-) -> Option<Request> {
-    let key = key(job);
-    let brought = brought(job, world, None).into_iter();
-    let (name, _) = brought
-        .filter(|(node, _)| !refused.contains(node))
-        .find(|(node, note)| is_covered(world, node, &key, note))?;
-    let node = world.nodes.named(&name)?;
-    Some(Request::NodeModel {
-        uid: uid(node),
-        // The other may go at the same time: then one of the two is refused, and looks again.
-        version: node.resource_version(),
-        node: name,
-        key,
-        note: None,
-    })
 }
 
 /// The next node that holds a job's model and does not say so yet. Those that are refused, and those
@@ -320,7 +238,7 @@ pub(super) fn next(
         if !has_room(node, &key, &new) {
             // Said at its end only: until then this is asked with every step.
             if work.outcome.is_some() {
-                tracing::warn!(
+                tracing::debug!(
                     node = holder.node,
                     label = key,
                     "no label: the node has as many models as its annotations and its agent can hold; \

@@ -32,8 +32,8 @@ impl Controllers {
             Order::Withdraw {
                 transfer,
                 discard,
-                remove,
-            } => Work::withdraw(object.1, *transfer, (discard, remove), channels, changed),
+                copies,
+            } => Work::withdraw(object.1, *transfer, (discard, copies), channels, changed),
             Order::Meet { layout, who } => {
                 if let Some(work) = self.works.get_mut(&uid) {
                     work.meet(layout, who);
@@ -50,9 +50,15 @@ impl Controllers {
                 }
                 return;
             }
-            Order::Stop { discard, remove } => {
+            Order::Stop { discard, copies } => {
                 if let Some(work) = self.works.get(&uid) {
-                    work.stop(discard, remove);
+                    work.stop(discard, copies);
+                }
+                return;
+            }
+            Order::Remove(remove) => {
+                if let Some(work) = self.works.get(&uid) {
+                    work.remove(remove);
                 }
                 return;
             }

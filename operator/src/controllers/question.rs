@@ -326,6 +326,8 @@ mod tests {
             link: None,
             destinations: (0..nodes).map(destination).collect(),
             holders: Default::default(),
+            parting: None,
+            has_parted: false,
             untold: Vec::new(),
             bytes: 10 * i64::try_from(nodes).unwrap(),
             bytes_total: 100 * i64::try_from(nodes).unwrap(),

@@ -89,7 +89,8 @@ pub(super) fn resolve(
 
 /// Agents that work, but with another configuration than the fabric's present one: they would refuse
 /// what the job asks, and take the new one over only while no job keeps them busy. One that cannot
-/// take it over holds up nobody but its own readers, so only as the source it is waited for.
+/// take it over, or has not for too long, holds up nobody but its own readers, so only as the source it
+/// is waited for: what a destination refuses is its own trouble, and tried again.
 fn behind<'a>(
     world: &World,
     fabric: &str,
@@ -108,7 +109,8 @@ fn behind<'a>(
         format!(
             "the agents of {} of its nodes do not work with the present configuration (roots, \
              transport, ports, nics) of fabric {fabric} yet: {}; each takes it over as soon as no \
-             job runs there; see: kubectl describe fabricnode {first}",
+             job runs there, and no destination is waited for without end; see: kubectl describe \
+             fabricnode {first}",
             late.len(),
             listed(&late)
         ),

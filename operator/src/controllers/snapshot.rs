@@ -8,7 +8,7 @@ use weft_crds::{
 use weft_proto::agent::v1::{ProgressResponse, State};
 
 use super::models::Note;
-use crate::transfer::{Course, DestinationView, End, Job, Place, Standing, node_of};
+use crate::transfer::{Course, DestinationView, End, Job, Place, Removal, Standing, node_of};
 
 /// The rate is that of the last so many seconds: a person looks at it.
 const PACE: Duration = Duration::from_secs(10);
@@ -63,6 +63,10 @@ pub(super) struct Snapshot {
     pub(super) destinations: Vec<DestinationStatus>,
     /// Who has a verified copy at the destinations' place, the source included.
     pub(super) holders: Vec<Holder>,
+    /// Its copies, once it was stopped and everybody knows: it waits to be told which of them go.
+    pub(super) parting: Option<Vec<Removal>>,
+    /// It has been told that.
+    pub(super) has_parted: bool,
     /// Nodes that could not be told of its end.
     pub(super) untold: Vec<String>,
     /// Verified bytes of all destinations.
@@ -118,6 +122,8 @@ impl Snapshot {
             }),
             destinations,
             holders: holders(job),
+            parting: job.parting().map(<[Removal]>::to_vec),
+            has_parted: job.has_parted(),
             untold: job.untold().map(|name| node_of(name).to_owned()).collect(),
             bytes: signed(job.bytes_moved()),
             bytes_total: signed(job.bytes().saturating_mul(count)),

@@ -60,6 +60,29 @@ pub(super) fn failed(
     status
 }
 
+/// It was not complete so many seconds after its start.
+pub(super) fn overdue(
+    job: &TransferJob,
+    work: Option<&Snapshot>,
+    seconds: i64,
+    left: &str,
+    now: Timestamp,
+) -> TransferJobStatus {
+    let mut status = next(job);
+    // A successor's that only tells agents knows less than what is written.
+    let knows = |work: &&Snapshot| work.manifest.is_some() && !status.destinations_truncated;
+    if let Some(work) = work.filter(knows) {
+        show(&mut status, job, work);
+    }
+    let text = format!(
+        "not complete {seconds} s after its start (spec.deadlineSeconds): {} of {} destinations are verified; \
+         give it more time, or see why it is slow in status.destinations{left}",
+        status.counts.verified, status.counts.total
+    );
+    fail(&mut status, "DeadlineExceeded", &text, now);
+    status
+}
+
 fn fail(status: &mut TransferJobStatus, reason: &str, message: &str, now: Timestamp) {
     status.phase = Phase::Failed;
     status.message = cut(message);

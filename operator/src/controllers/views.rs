@@ -32,6 +32,7 @@ impl Controllers {
             membership: &self.membership,
             sightings: &self.sightings(),
             notes: &self.notes,
+            refused: &self.holds.refused_nodes(),
             leading: self.began.elapsed(),
             template: &self.template,
             now,

@@ -12,7 +12,7 @@ use super::{
     snapshot::{Pace, Snapshot},
     world::Key,
 };
-use crate::transfer::{Channels, Contact, Removal, Roster, Runner};
+use crate::transfer::{Channels, Contact, Job, Removal, Roster, Runner};
 
 /// Between two looks while nothing but bytes change: agents report once a second.
 const LOOK: Duration = Duration::from_secs(1);
@@ -22,14 +22,20 @@ pub(super) struct Work {
     key: Key,
     snapshot: watch::Receiver<Arc<Snapshot>>,
     permits: watch::Sender<u32>,
-    stop: watch::Sender<Option<Stop>>,
+    end: watch::Sender<Option<End>>,
     people: watch::Sender<Option<Arc<People>>>,
     met: Option<u64>,
     task: JoinHandle<()>,
 }
 
-/// Whether partial files go, and which verified copies.
-type Stop = (bool, Vec<Removal>);
+/// How it is to end; the newest word counts.
+#[derive(Debug, Clone)]
+enum End {
+    /// Whether partial files go, and which verified copies may.
+    Stop(bool, Vec<Removal>),
+    /// Which copies go.
+    Remove(Vec<Removal>),
+}
 
 /// Who is to have a copy, and how they are reached.
 type People = (Roster, Vec<Contact>);
@@ -51,7 +57,7 @@ impl Work {
     pub(super) fn withdraw(
         key: Key,
         transfer: Transfer,
-        end: Stop,
+        end: (bool, Vec<Removal>),
         channels: &Channels,
         changed: Arc<Notify>,
     ) -> Self {
@@ -62,17 +68,17 @@ impl Work {
 
     fn drive(key: Key, fabric: String, runner: Runner, changed: Arc<Notify>) -> Self {
         let (permits, permitted) = watch::channel(0);
-        let (stop, stopped) = watch::channel(None);
+        let (end, ended) = watch::channel(None);
         let (people, met) = watch::channel(None);
         let first = Snapshot::of(runner.job(), &fabric, 0);
         let (tell, snapshot) = watch::channel(Arc::new(first));
         let runner = Box::new(runner.heeding(permitted));
-        let task = tokio::spawn(drive(fabric, runner, (stopped, met), tell, changed));
+        let task = tokio::spawn(drive(fabric, runner, (ended, met), tell, changed));
         Self {
             key,
             snapshot,
             permits,
-            stop,
+            end,
             people,
             met: None,
             task,
@@ -132,15 +138,18 @@ impl Work {
     }
 
     /// It is to end.
-    pub(super) fn stop(&self, discard: bool, remove: Vec<Removal>) {
-        let end = Some((discard, remove));
-        self.stop.send_if_modified(|stop| {
-            let is_other = *stop != end;
-            if is_other {
-                *stop = end;
-            }
-            is_other
-        });
+    pub(super) fn stop(&self, discard: bool, copies: Vec<Removal>) {
+        self.tell(End::Stop(discard, copies));
+    }
+
+    /// Of the copies that it parts with, these go.
+    pub(super) fn remove(&self, remove: Vec<Removal>) {
+        self.tell(End::Remove(remove));
+    }
+
+    /// Also what it was told before: it may have been in a phase that ends by itself, and have gone on.
+    fn tell(&self, end: End) {
+        self.end.send_replace(Some(end));
     }
 }
 
@@ -187,6 +196,18 @@ impl<M: PartialEq> Telling<M> {
     }
 }
 
+/// What is told at once when it changes.
+fn mark(job: &Job) -> impl PartialEq + use<> {
+    let is_parting = job.parting().is_some();
+    (
+        job.course(),
+        job.claims(),
+        job.attempt(),
+        is_parting,
+        job.end(),
+    )
+}
+
 async fn passed(wait: Option<Duration>) {
     match wait {
         Some(wait) => tokio::time::sleep(wait).await,
@@ -197,8 +218,8 @@ async fn passed(wait: Option<Duration>) {
 async fn drive(
     fabric: String,
     mut runner: Box<Runner>,
-    (mut stop, mut people): (
-        watch::Receiver<Option<Stop>>,
+    (mut end, mut people): (
+        watch::Receiver<Option<End>>,
         watch::Receiver<Option<Arc<People>>>,
     ),
     tell: watch::Sender<Arc<Snapshot>>,
@@ -207,8 +228,7 @@ async fn drive(
     let mut telling = Telling::default();
     loop {
         let (job, now) = (runner.job(), runner.now());
-        // What is told at once when it changes.
-        let mark = (job.course(), job.claims(), job.attempt(), job.end());
+        let mark = mark(job);
         if let Some(rate) = telling.rate(now, mark, job.bytes_moved()) {
             tell.send_replace(Arc::new(Snapshot::of(job, &fabric, rate)));
             changed.notify_one();
@@ -220,10 +240,12 @@ async fn drive(
         tokio::select! {
             () = runner.turn() => {}
             () = passed(due) => {}
-            Ok(()) = stop.changed() => {
-                let end = stop.borrow_and_update().clone();
-                if let Some((discard, remove)) = end {
-                    runner.stop(discard, remove);
+            Ok(()) = end.changed() => {
+                let end = end.borrow_and_update().clone();
+                match end {
+                    Some(End::Stop(discard, copies)) => runner.stop(discard, copies),
+                    Some(End::Remove(remove)) => runner.remove(remove),
+                    None => {}
                 }
             }
             Ok(()) = people.changed() => {
@@ -239,6 +261,41 @@ async fn drive(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        controllers::{membership::Membership, resolve, scenario},
+        transfer::{Answer, Command},
+    };
+
+    #[test]
+    fn it_is_told_at_once_that_a_job_waits_to_be_told_which_copies_go() {
+        let mut world = scenario::world(2);
+        world.change_job(&scenario::minilm(), "job-minilm", |job| {
+            job.status.get_or_insert_default().attempt = 1;
+        });
+        let membership = Membership::of(&world);
+        let job = world.jobs.get(&scenario::minilm()).unwrap();
+        let transfer = resolve::resolve(job, &world, &membership, 1).unwrap();
+        let copy = Removal {
+            place: transfer.spec.destinations[0].clone(),
+            fingerprint: "f1".into(),
+        };
+        let (mut job, commands) = Job::withdraw(transfer.spec, true, vec![copy]);
+        for command in commands {
+            assert!(job.parting().is_none());
+            let before = mark(&job);
+            let Command::Cancel { node, attempt, .. } = command else {
+                panic!("{command:?}");
+            };
+            let answer = Answer::Cancelled {
+                node,
+                attempt,
+                result: Ok(()),
+            };
+            (job, _) = job.step(Duration::ZERO, answer);
+            assert!((mark(&job) == before) == job.parting().is_none());
+        }
+        assert!(job.parting().is_some());
+    }
 
     #[test]
     fn the_rate_of_a_transfer_that_nothing_is_heard_of_falls_to_nothing() {

@@ -6,19 +6,21 @@ use tokio::time::Instant;
 
 use super::{
     Controllers,
+    bucket::Rank,
     request::{News, Request},
     world::Key,
 };
 
-/// Only bytes have moved.
-pub(super) fn is_progress(request: &Request) -> bool {
-    matches!(
-        request,
+/// How much it matters.
+pub(super) fn rank(request: &Request) -> Rank {
+    match request {
+        // Only bytes have moved.
         Request::JobStatus {
-            is_progress: true,
-            ..
-        }
-    )
+            is_progress: true, ..
+        } => Rank::Progress,
+        Request::NodeModel { .. } => Rank::Label,
+        _ => Rank::Change,
+    }
 }
 
 impl Controllers {
@@ -31,8 +33,9 @@ impl Controllers {
         if !self.lead.may_write(Instant::now()) {
             return false;
         }
-        let is_progress = is_progress(request);
-        if !self.bucket.take(self.began.elapsed(), is_progress) {
+        let rank = rank(request);
+        if !self.bucket.take(self.began.elapsed(), rank) {
+            let is_progress = rank == Rank::Progress;
             if is_progress {
                 self.context.tally.dropped.inc();
             }
@@ -93,7 +96,7 @@ impl Controllers {
             return;
         };
         for news in news {
-            if self.bucket.take(self.began.elapsed(), true) {
+            if self.bucket.take(self.began.elapsed(), Rank::Progress) {
                 self.context.tally.writes.inc();
                 self.context.pulse.beat(Instant::now());
                 self.cluster.tell(&object, action, news).await;

@@ -38,6 +38,10 @@ pub(super) const MANIFEST_BYTES_MAX: usize = 64 << 20;
 /// Of every other answer. A report has some 300 B and as much for each child; a diagnosis 100 B for each
 /// of 64 peers.
 const ANSWER_BYTES_MAX: usize = 256 << 10;
+/// What an agent may send ahead of what is read of a call …
+const CALL_WINDOW: u32 = 256 << 10;
+/// … and of all calls of a connection: a call whose answers are read slowly leaves the others room.
+const CONNECTION_WINDOW: u32 = 512 << 10;
 
 /// Makes calls of an agent.
 pub(super) type Client = AgentClient<Appending<Channel>>;
@@ -200,6 +204,8 @@ impl Agent {
         // The connector does TLS: for the library the connection is as it comes.
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| self.undialled(&innermost(&error)))?
+            .initial_stream_window_size(CALL_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
             .http2_keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
             .keep_alive_while_idle(true);

@@ -1,5 +1,7 @@
 //! Carries a job's commands to the agents and brings the answers back: a call each.
 
+mod following;
+
 use std::{
     collections::BTreeMap,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -13,8 +15,8 @@ use tonic::Request;
 use weft_planner::Part;
 use weft_proto::agent::v1::{
     CancelRequest, Child, DestinationPart, Direction, JobRef, Kept, LocalPart, Location, Manifest,
-    ObjectPart, PrepareRequest, ProgressRequest, RemoveRequest, RemoveResponse, SourcePart,
-    StartRequest, StatRequest, Ticket, Verification, start_request,
+    ObjectPart, PrepareRequest, RemoveRequest, RemoveResponse, SourcePart, StartRequest,
+    StatRequest, Ticket, Verification, start_request,
 };
 
 use super::{
@@ -22,7 +24,6 @@ use super::{
     agent::{Agent, MANIFEST_BYTES_MAX},
     is_local, node_of,
     refusal::unknown,
-    report::tidy,
 };
 
 /// How long a ticket holds; an attempt that is not connected by then never will be.
@@ -330,46 +331,6 @@ impl Calls {
         call.await.map(drop)
     }
 
-    /// Passes on what a node reports, until it reports no more.
-    pub(super) async fn follow(&self, node: String, attempt: u32) {
-        let result = self.reports(&node, attempt).await;
-        let ended = Answer::FollowEnded {
-            node,
-            attempt,
-            result,
-        };
-        let _ = self.answers.send(Box::new(ended));
-    }
-
-    async fn reports(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
-        let request = ProgressRequest {
-            job: self.job(node, attempt),
-            leader_epoch: self.spec.mandate.leader_epoch,
-            interval_ms: u32::try_from(self.spec.tempo.report.as_millis()).unwrap_or(u32::MAX),
-        };
-        let agent = self.agent(node)?;
-        let begun = agent.open(|mut client| {
-            let request = request.clone();
-            async move { client.progress(request).await }
-        });
-        // What it takes to begin is let go of once it has.
-        let (mut stream, connection) = Box::pin(begun).await?;
-        let failed = |status| agent.failed(&connection, &status);
-        while let Some(mut report) = stream.message().await.map_err(failed)? {
-            tidy(&mut report);
-            let node = node.to_owned();
-            let answer = Answer::Progress {
-                node,
-                attempt,
-                report: Box::new(report),
-            };
-            if self.answers.send(Box::new(answer)).is_err() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
     async fn cancel(&self, node: &str, attempt: u32, discard: bool) -> Result<(), Refusal> {
         let request = CancelRequest {
             job: self.job(node, attempt),
@@ -405,6 +366,9 @@ fn why_kept(kept: Kept) -> &'static str {
         Kept::Mixed => {
             "other files lay there when it was verified, and it has too many to tell which are its own: \
              remove it by hand"
+        }
+        Kept::InUse => {
+            "another job is at work there, or reads it: remove it by hand once that job has ended"
         }
         Kept::Unspecified => "its agent does not say why; see its log",
     }
@@ -444,3 +408,6 @@ fn expiry() -> u64 {
         .unwrap_or_default();
     (now + TICKET_LIFE).as_secs()
 }
+
+#[cfg(test)]
+mod tests;

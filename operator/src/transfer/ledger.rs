@@ -14,6 +14,9 @@ use super::{
 /// The reason of a destination that got other bytes than it must have.
 const EXPECT_MISMATCH: &str = "ExpectMismatch";
 
+/// The reason of a destination that somebody between it and the source has failed.
+pub(super) const SENDER_LOST: &str = "SenderLost";
+
 /// What the source sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sends {
@@ -181,7 +184,7 @@ impl Ledger {
                         &node,
                         Refusal {
                             node: node.clone(),
-                            reason: "SenderLost".to_owned(),
+                            reason: SENDER_LOST.to_owned(),
                             message: format!("node {node} has nobody to receive from: {sender}"),
                             retriable: true,
                         },

@@ -1,5 +1,5 @@
 //! What an agent says of its part, cut to what an agent may say: it is kept for each destination, and
-//! ends in objects. How many there are in a second is not bounded here.
+//! ends in objects. How many there are in a second is bounded where they are read ([`super::pace`]).
 
 use weft_proto::agent::v1::ProgressResponse;
 

@@ -46,11 +46,11 @@ impl Runner {
     /// Tells the agents of a job that an earlier operator began that nobody wants it any more.
     pub fn withdraw(
         spec: Spec,
-        (discard, remove): (bool, Vec<Removal>),
+        (discard, copies): (bool, Vec<Removal>),
         channels: Channels,
         contacts: &[Contact],
     ) -> Self {
-        let begun = Job::withdraw(spec, discard, remove);
+        let begun = Job::withdraw(spec, discard, copies);
         Self::with(begun, channels, contacts)
     }
 
@@ -111,8 +111,13 @@ impl Runner {
     }
 
     /// Nobody wants it any more; it is over once the agents know.
-    pub fn stop(&mut self, discard: bool, remove: Vec<Removal>) {
-        self.take(Answer::Stop { discard, remove });
+    pub fn stop(&mut self, discard: bool, copies: Vec<Removal>) {
+        self.take(Answer::Stop { discard, copies });
+    }
+
+    /// Of the copies that it parts with, these go.
+    pub fn remove(&mut self, remove: Vec<Removal>) {
+        self.take(Answer::Remove(remove));
     }
 
     /// Takes up who has come to be a destination, and where the agents are now. One that is not

@@ -5,12 +5,12 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use futures::{Stream, StreamExt as _};
+use futures::{Stream, StreamExt as _, stream};
 use tokio::{net::TcpListener, runtime::Runtime, sync::watch};
 use tokio_stream::wrappers::{TcpListenerStream, WatchStream};
 use tonic::{
@@ -38,6 +38,9 @@ struct Service {
     beats: watch::Sender<u64>,
     prepared: Arc<Mutex<Vec<PrepareRequest>>>,
     started: Arc<Mutex<Vec<StartRequest>>>,
+    /// Reports that a progress stream has at once; where there are any, it waits for no beats.
+    flood: Arc<AtomicU64>,
+    told: Arc<AtomicUsize>,
 }
 
 impl StandIn {
@@ -105,6 +108,16 @@ impl StandIn {
         self.service.beats.send_modify(|beat| *beat += 1);
     }
 
+    /// Each progress stream that begins from now on has so many reports at once, and then nothing to say.
+    pub(super) fn flood(&self, reports: u64) {
+        self.service.flood.store(reports, Ordering::Relaxed);
+    }
+
+    /// Reports that a flood has got rid of.
+    pub(super) fn told(&self) -> usize {
+        self.service.told.load(Ordering::Relaxed)
+    }
+
     /// What it was told to prepare.
     pub(super) fn prepared(&self) -> Vec<PrepareRequest> {
         self.service.prepared.lock().unwrap().clone()
@@ -163,6 +176,19 @@ impl Agent for Service {
                 ..ProgressResponse::default()
             })
         };
+        let reports = self.flood.load(Ordering::Relaxed);
+        if reports > 0 {
+            let count = Arc::clone(&self.told);
+            let flood = stream::iter(0..reports).map(move |bytes| {
+                count.fetch_add(1, Ordering::Relaxed);
+                Ok(ProgressResponse {
+                    bytes,
+                    message: "x".repeat(1000),
+                    ..ProgressResponse::default()
+                })
+            });
+            return Ok(Response::new(Box::pin(flood.chain(stream::pending()))));
+        }
         let beats = WatchStream::new(self.beats.subscribe());
         Ok(Response::new(Box::pin(beats.map(told))))
     }

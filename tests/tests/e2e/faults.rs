@@ -3,6 +3,7 @@
 //! `WEFT_E2E_SEED=7` draws other moments; `WEFT_E2E_ONLY=etcd` plays only the faults with that in
 //! their name.
 
+mod copies;
 mod identity;
 mod objects;
 mod programs;
@@ -47,6 +48,11 @@ const FAULTS: &[Fault] = &[
     ),
     ("late joiner", objects::late_joiner),
     ("node outside the fabric", objects::node_outside_the_fabric),
+    ("copies go with their job", copies::copies_go_with_their_job),
+    (
+        "copy on the source's node",
+        copies::the_sources_node_makes_its_own_copy,
+    ),
     (
         "two jobs, one destination",
         objects::two_jobs_one_destination,

@@ -1,4 +1,5 @@
 use kube::core::PartialObjectMeta;
+use weft_crds::RootAccess;
 
 use super::*;
 use crate::controllers::scenario;
@@ -7,6 +8,9 @@ struct Stage {
     world: World,
     sightings: BTreeMap<String, Sighting>,
     leading: Duration,
+    now: Timestamp,
+    /// Nodes that the API server does not let anybody write to.
+    refused: BTreeSet<String>,
 }
 
 impl Stage {
@@ -18,6 +22,8 @@ impl Stage {
             world,
             sightings: BTreeMap::new(),
             leading: Duration::from_secs(3600),
+            now: scenario::start(),
+            refused: BTreeSet::new(),
         }
     }
 
@@ -34,16 +40,21 @@ impl Stage {
             membership: &membership,
             sightings: &self.sightings,
             notes: &notes,
+            refused: &self.refused,
             leading: self.leading,
             template: &template,
-            now: scenario::start(),
+            now: self.now,
         })
     }
 
     /// Decides anew after each single request, as one who begins anew after each would.
     fn settle(&mut self) -> Vec<String> {
         let mut log = Vec::new();
-        while let Some(request) = self.decide().first() {
+        let is_let = |request: &Request| {
+            let (kind, key) = request.object();
+            kind != "Node" || !self.refused.contains(&key.name)
+        };
+        while let Some(request) = self.decide().iter().find(|request| is_let(request)) {
             log.push(line(request));
             self.world.obey(request);
             assert!(log.len() < 100, "{log:#?}");
@@ -470,16 +481,21 @@ fn a_node_that_changes_its_fabric_rolls_no_agent_of_either() {
     }
 }
 
-#[test]
-fn a_set_of_an_earlier_release_keeps_its_agents_until_all_nodes_are_labelled() {
-    let mut stage = Stage::new();
+/// That of fabric default, bound to its nodes by their own labels.
+fn set_of_an_earlier_release() -> PartialObjectMeta<k8s_openapi::api::apps::v1::DaemonSet> {
     let mut set = PartialObjectMeta::default();
     set.metadata.name = Some("weft-agent-default".into());
     set.metadata.namespace = Some("weft-system".into());
     set.metadata.uid = Some("set-weft-agent-default".into());
     set.metadata.labels = Some([(FABRIC_LABEL.to_owned(), "default".to_owned())].into());
     set.metadata.annotations = Some([(APPLIED.to_owned(), "0".to_owned())].into());
-    stage.world.daemon_sets.learn(set);
+    set
+}
+
+#[test]
+fn a_set_of_an_earlier_release_keeps_its_agents_until_all_nodes_are_labelled() {
+    let mut stage = Stage::new();
+    stage.world.daemon_sets.learn(set_of_an_earlier_release());
     let log = stage.settle();
     let at = |line: &str| log.iter().position(|one| one == line).unwrap();
     assert!(
@@ -498,4 +514,198 @@ fn a_set_of_an_earlier_release_keeps_its_agents_until_all_nodes_are_labelled() {
             .iter()
             .any(|one| matches!(one, Request::ApplyDaemonSet(_)))
     );
+}
+
+#[test]
+fn a_node_whose_label_is_refused_is_named_with_what_to_do_while_the_agents_wait_for_it() {
+    let mut stage = Stage::new();
+    for node in ["n1", "n2", "n3"] {
+        stage.sees(node, 0);
+    }
+    stage.world.daemon_sets.learn(set_of_an_earlier_release());
+    let updated = |stage: &Stage| stage.fabric("default", "AgentsUpdated");
+    let says = |stage: &mut Stage| {
+        for request in stage.decide() {
+            if matches!(request, Request::FabricStatus { .. }) {
+                stage.world.obey(&request);
+            }
+        }
+        updated(stage)
+    };
+    // In the course of every upgrade from there.
+    let (status, reason, message) = says(&mut stage);
+    assert_eq!((&*status, &*reason), ("False", "NodesNotLabelled"));
+    assert_eq!(
+        message,
+        "3 of 3 nodes have no label weft.dev/fabric=default yet: n1, n2, n3; the operator writes it, and \
+         replaces the agents of the earlier release once all nodes have it; where that lasts, its log says why"
+    );
+
+    stage.refused = BTreeSet::from(["n2".to_owned()]);
+    let log = stage.settle();
+    assert!(
+        !log.iter().any(|line| line.contains("DaemonSet")),
+        "{log:?}"
+    );
+    let (status, reason, message) = updated(&stage);
+    assert_eq!((&*status, &*reason), ("False", "LabelsRefused"));
+    assert_eq!(
+        message,
+        "the operator may not write the label weft.dev/fabric=default to 1 of 3 nodes: n2; the agents stay \
+         those of the earlier release until all nodes have it: the operator's log says who refuses; allow its \
+         ServiceAccount to patch nodes, or write the label yourself: kubectl label node n2 \
+         weft.dev/fabric=default --overwrite"
+    );
+    // The agents work as they did.
+    assert_eq!(stage.fabric("default", "Ready").0, "True");
+
+    // Somebody does so.
+    let mut node = stage.world.nodes.named("n2").unwrap().clone();
+    node.labels_mut()
+        .insert(FABRIC_LABEL.to_owned(), "default".to_owned());
+    node.metadata.resource_version = Some("9".into());
+    stage.world.nodes.learn(node);
+    let log = stage.settle();
+    assert!(
+        log.contains(&"apply DaemonSet weft-agent-default".to_owned()),
+        "{log:?}"
+    );
+    let (status, reason, _) = updated(&stage);
+    assert_eq!((&*status, &*reason), ("True", "NodesLabelled"));
+    // Once it follows the label, a node that has none is waited for by nobody.
+    stage.world.nodes.learn(scenario::node("n4", &["gpu"]));
+    stage.refused.insert("n4".to_owned());
+    stage.settle();
+    assert_eq!(updated(&stage).0, "True");
+}
+
+#[test]
+fn of_many_nodes_whose_labels_are_refused_a_few_are_named() {
+    let mut stage = Stage::new();
+    stage.world = scenario::world(9);
+    stage.world.daemon_sets.learn(set_of_an_earlier_release());
+    stage.refused = (1..=9).map(|i| format!("n{i}")).collect();
+    stage.settle();
+    let (_, _, message) = stage.fabric("default", "AgentsUpdated");
+    assert!(
+        message.contains("to 9 of 9 nodes: n1, n2, n3, n4, n5 and 4 more;")
+            && message
+                .ends_with("kubectl label node n1 n2 n3 n4 n5 weft.dev/fabric=default --overwrite"),
+        "{message}"
+    );
+}
+
+/// Why the scenario's job does not begin; "" where it does.
+fn obstacle(stage: &Stage) -> String {
+    let job = scenario::job("minilm");
+    let membership = Membership::of(&stage.world);
+    let resolved = crate::controllers::resolve::resolve(&job, &stage.world, &membership, 1);
+    resolved.map_or_else(|obstacle| obstacle.reason.to_owned(), |_| String::new())
+}
+
+#[test]
+fn a_destination_that_does_not_take_a_configuration_over_is_waited_for_for_half_an_hour() {
+    let mut stage = Stage::new();
+    let asked = |stage: &Stage| {
+        let fabric = stage.world.fabrics.named("default").unwrap();
+        config(fabric, &stage.world.ticket_key).hash
+    };
+    let before = asked(&stage);
+    let says = |stage: &mut Stage, node: &str, hash: &str, finding: &str| {
+        stage.sees(node, 0);
+        let report = &mut stage.sightings.get_mut(node).unwrap().report;
+        report.configuration = hash.to_owned();
+        let finds = weft_proto::operator::v1::Finding {
+            reason: finding.to_owned(),
+            message: String::new(),
+        };
+        report.findings = Some(finds)
+            .filter(|_| !finding.is_empty())
+            .into_iter()
+            .collect();
+    };
+    let after = |stage: &mut Stage, seconds: i64| {
+        stage.now = Timestamp::from_second(scenario::start().as_second() + seconds).unwrap();
+        stage.settle();
+        obstacle(stage)
+    };
+    let condition = |stage: &Stage, node: &str| {
+        let status = stage.world.fabric_nodes.named(node).unwrap().status.clone();
+        let conditions = status.unwrap().conditions.into_iter();
+        let mut found = conditions.filter(|one| one.type_ == "Configured");
+        found.next().map(|one| (one.status, one.reason))
+    };
+    let is = |status: &str, reason: &str| Some((status.to_owned(), reason.to_owned()));
+    for node in ["n1", "n2", "n3"] {
+        says(&mut stage, node, &before, "");
+    }
+    assert_eq!(after(&mut stage, 0), "");
+    assert_eq!(condition(&stage, "n3"), None);
+
+    // A root more, whose volume never comes to n3.
+    let mut fabric = stage.world.fabrics.named("default").unwrap().clone();
+    let mut root = fabric.spec.roots[0].clone();
+    root.name = "more".into();
+    fabric.spec.roots.push(root);
+    fabric.metadata.resource_version = Some("50".into());
+    stage.world.fabrics.learn(fabric);
+    let now = asked(&stage);
+    says(&mut stage, "n1", &now, "");
+    says(&mut stage, "n2", &now, "");
+    says(&mut stage, "n3", &before, "RootMissing");
+    assert_eq!(after(&mut stage, 100), "ConfigurationPending");
+    assert_eq!(condition(&stage, "n3"), is("False", "Pending"));
+    assert_eq!(after(&mut stage, 1899), "ConfigurationPending");
+    assert_eq!(after(&mut stage, 1900), "");
+    assert_eq!(condition(&stage, "n3"), is("False", "NotTakenOver"));
+    assert_eq!(stage.settle(), [""; 0]);
+    // That it is one of many that wait is no reason to begin.
+    says(&mut stage, "n2", &before, "");
+    assert_eq!(after(&mut stage, 2000), "ConfigurationPending");
+    says(&mut stage, "n2", &now, "");
+    assert_eq!(after(&mut stage, 2001), "");
+
+    // One that only waits for its jobs to end is given more time.
+    says(&mut stage, "n3", &before, "RestartPending");
+    assert_eq!(after(&mut stage, 3699), "ConfigurationPending");
+    assert_eq!(after(&mut stage, 3700), "");
+
+    says(&mut stage, "n3", &now, "");
+    assert_eq!(after(&mut stage, 4000), "");
+    assert_eq!(condition(&stage, "n3"), is("True", "Current"));
+    // The next time it is waited for again, from then on.
+    says(&mut stage, "n3", &before, "RootMissing");
+    assert_eq!(after(&mut stage, 5000), "ConfigurationPending");
+    assert_eq!(after(&mut stage, 6800), "");
+    // With another configuration, too.
+    let mut fabric = stage.world.fabrics.named("default").unwrap().clone();
+    fabric.spec.roots.pop();
+    fabric.spec.transport.dscp += 1;
+    fabric.metadata.resource_version = Some("60".into());
+    stage.world.fabrics.learn(fabric);
+    let now = asked(&stage);
+    says(&mut stage, "n1", &now, "");
+    says(&mut stage, "n2", &now, "");
+    says(&mut stage, "n3", &before, "RootMissing");
+    assert_eq!(after(&mut stage, 6801), "ConfigurationPending");
+    assert_eq!(after(&mut stage, 8600), "ConfigurationPending");
+    assert_eq!(after(&mut stage, 8601), "");
+
+    // The source is waited for as long as it takes.
+    says(&mut stage, "n1", &before, "RootMissing");
+    assert_eq!(after(&mut stage, 9000), "ConfigurationPending");
+    assert_eq!(after(&mut stage, 99_999), "ConfigurationPending");
+    assert_eq!(condition(&stage, "n1"), is("False", "NotTakenOver"));
+}
+
+#[test]
+fn a_node_that_is_away_is_not_said_to_be_behind() {
+    let mut stage = Stage::new();
+    stage.sees("n1", 30);
+    let report = &mut stage.sightings.get_mut("n1").unwrap().report;
+    report.configuration = "another".to_owned();
+    stage.settle();
+    let status = stage.world.fabric_nodes.named("n1").unwrap().status.clone();
+    let kinds = status.unwrap().conditions.into_iter().map(|one| one.type_);
+    assert_eq!(kinds.collect::<Vec<_>>(), ["Ready"]);
 }

@@ -182,12 +182,12 @@ impl Stage {
             Order::Withdraw {
                 transfer,
                 discard,
-                remove,
+                copies,
             } => {
                 let before = self.process.as_ref();
                 assert!(before.is_none_or(|process| process.job.is_over()));
                 self.withdrawals += 1;
-                self.process = Some(begin(Job::withdraw(transfer.spec, discard, remove)));
+                self.process = Some(begin(Job::withdraw(transfer.spec, discard, copies)));
             }
             Order::Meet { layout, who } => {
                 let now = self.since();
@@ -206,24 +206,28 @@ impl Stage {
                 let process = self.process.as_mut().unwrap();
                 return std::mem::replace(&mut process.permit, attempt) != attempt;
             }
-            Order::Stop { discard, remove } => {
-                let now = self.since();
-                let process = self.process.as_mut().unwrap();
-                let before = process.job.course();
-                let (job, commands) = process
-                    .job
-                    .clone()
-                    .step(now, Answer::Stop { discard, remove });
-                process.job = job;
-                process.pending.extend(commands);
-                return process.job.course() != before;
+            Order::Stop { discard, copies } => {
+                return self.tell(Answer::Stop { discard, copies });
             }
+            Order::Remove(remove) => return self.tell(Answer::Remove(remove)),
             Order::Forget => {
                 assert!(self.process.is_some());
                 self.process = None;
             }
         }
         true
+    }
+
+    /// Has the job know of it; whether it goes on from there.
+    fn tell(&mut self, answer: Answer) -> bool {
+        let now = self.since();
+        let process = self.process.as_mut().unwrap();
+        let how = |job: &Job| (job.course(), job.parting().is_some());
+        let before = how(&process.job);
+        let (job, commands) = process.job.clone().step(now, answer);
+        process.job = job;
+        process.pending.extend(commands);
+        how(&process.job) != before
     }
 
     fn since(&self) -> Duration {

@@ -141,38 +141,6 @@ fn a_label_goes_where_nobody_looks_after_it() {
 }
 
 #[test]
-fn a_copy_is_another_jobs_too_where_that_lies_at_its_place_or_in_it_or_around_it() {
-    let job = scenario::job("minilm");
-    for (root, path, is_anothers) in [
-        ("models", "team-a/minilm", true),
-        ("models", "team-a/minilm/", true),
-        ("models", "team-a/minilm/sub", true),
-        ("models", "team-a", true),
-        ("models", "", true),
-        ("models", "team-a/minilm2", false),
-        ("models", "team-b/minilm", false),
-        ("scratch", "team-a/minilm", false),
-    ] {
-        let mut world = world();
-        assert_eq!(copies(&job, &world, None).len(), 1);
-        world.obey(&Request::NodeModel {
-            node: "n2".into(),
-            uid: "node-n2".into(),
-            version: None,
-            key: format!("{PREFIX}team-b.other"),
-            note: Some(Note {
-                root: root.into(),
-                path: path.into(),
-                ..note("f2")
-            }),
-        });
-        assert_eq!(copies(&job, &world, None).is_empty(), is_anothers, "{path}");
-        let left = left_to_another(&job, &world, &BTreeSet::new());
-        assert_eq!(left.is_some(), is_anothers, "{path}");
-    }
-}
-
-#[test]
 fn a_key_is_of_the_namespace_and_fits() {
     let mut job = scenario::job("minilm");
     assert_eq!(key(&job), KEY);
@@ -202,6 +170,8 @@ fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
         link: None,
         destinations: Vec::new(),
         holders: Vec::new(),
+        parting: None,
+        has_parted: false,
         untold: Vec::new(),
         bytes: 0,
         bytes_total: 0,

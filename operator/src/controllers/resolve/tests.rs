@@ -177,8 +177,8 @@ fn a_job_waits_for_agents_that_have_not_taken_over_the_fabrics_configuration() {
     assert_eq!(
         obstacle.message,
         "the agents of 2 of its nodes do not work with the present configuration (roots, transport, \
-         ports, nics) of fabric default yet: n2, n3; each takes it over as soon as no job runs there; \
-         see: kubectl describe fabricnode n2"
+         ports, nics) of fabric default yet: n2, n3; each takes it over as soon as no job runs there, and \
+         no destination is waited for without end; see: kubectl describe fabricnode n2"
     );
     // A plan says the same, once.
     let named = obstacles(&job, &world, &Membership::of(&world));

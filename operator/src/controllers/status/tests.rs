@@ -18,6 +18,8 @@ fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
     Snapshot {
         fabric: "default".into(),
         holders: Vec::new(),
+        parting: None,
+        has_parted: false,
         untold: Vec::new(),
         course: Course::Running,
         started: true,

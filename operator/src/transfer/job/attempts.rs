@@ -71,6 +71,7 @@ impl Job {
         if ready.is_empty() {
             return self.next_attempt(now, Blame::None, commands);
         }
+        let troubled = self.troubled(&ready);
         for node in &ready {
             if let Some(destination) = self.ledger.destinations.get_mut(node) {
                 destination.standing = Standing::Waiting;
@@ -86,8 +87,8 @@ impl Job {
         let here = here.filter(|node| is_local(node) || !has_others);
         let mut parts: Vec<Part> = here.map(copied_there).collect();
         if has_others {
-            match self.plan_for(others) {
-                Ok(plan) => parts.extend(plan.parts),
+            match self.parts_for(others, &troubled) {
+                Ok(planned) => parts.extend(planned),
                 Err(error) => {
                     self.ledger.destinations.fail_remaining(&Refusal {
                         node: self.spec.source.node.clone(),

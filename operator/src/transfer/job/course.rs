@@ -64,16 +64,22 @@ pub(super) enum Phase {
     Withdrawing {
         cancels: Cancels,
         discard: bool,
-        /// What goes next.
-        remove: Vec<Removal>,
+        /// What may go next.
+        copies: Vec<Removal>,
     },
+    /// Everybody that can be reached knows that it was stopped. Which of its copies go is being decided.
+    Parting { discard: bool, copies: Vec<Removal> },
     /// Verified copies are being removed.
     Removing {
         waiting: BTreeSet<String>,
         discard: bool,
     },
     /// Nothing will change any more, because it was stopped.
-    Withdrawn { discard: bool },
+    Withdrawn {
+        discard: bool,
+        /// It was told which of its copies go, and they have gone.
+        has_parted: bool,
+    },
     /// Nothing will change any more.
     Over,
 }

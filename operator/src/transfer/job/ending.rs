@@ -32,7 +32,7 @@ impl Job {
             }
             Phase::Discarding(cancels) | Phase::Withdrawing { cancels, .. } => {
                 cancels.answered(node, is_heard);
-                self.tell_on(now, commands);
+                self.tell_on(now);
             }
             _ => {}
         }
@@ -52,7 +52,7 @@ impl Job {
     }
 
     /// Goes on once all are told, or have been out of reach for too long.
-    fn tell_on(&mut self, now: Duration, commands: &mut Vec<Command>) {
+    fn tell_on(&mut self, now: Duration) {
         let (Phase::Discarding(cancels) | Phase::Withdrawing { cancels, .. }) = &self.phase else {
             return;
         };
@@ -70,10 +70,10 @@ impl Job {
         self.untold.clone_from(cancels.unheard());
         match &mut self.phase {
             Phase::Withdrawing {
-                discard, remove, ..
+                discard, copies, ..
             } => {
-                let (discard, remove) = (*discard, std::mem::take(remove));
-                self.remove(discard, remove, commands);
+                let (discard, copies) = (*discard, std::mem::take(copies));
+                self.part(discard, copies);
             }
             _ => self.phase = Phase::Over,
         }
@@ -112,7 +112,7 @@ impl Job {
     pub(super) fn on_stop(
         &mut self,
         discard: bool,
-        remove: Vec<Removal>,
+        copies: Vec<Removal>,
         commands: &mut Vec<Command>,
     ) {
         match &mut self.phase {
@@ -124,25 +124,27 @@ impl Job {
             | Phase::Cancelling { .. } => {}
             Phase::Withdrawing {
                 discard: told,
-                remove: known,
+                copies: known,
                 ..
             } => {
-                // Some may have become Verified since.
+                // Some may have become Verified since. Those that are not named any more stay known: a
+                // job that was begun only to be withdrawn has heard of none itself.
                 if *told == discard {
                     let is_new = |it: &Removal| known.iter().all(|one| one.place != it.place);
-                    let new: Vec<Removal> = remove.into_iter().filter(is_new).collect();
+                    let new: Vec<Removal> = copies.into_iter().filter(is_new).collect();
                     known.extend(new);
                 }
                 return;
             }
             Phase::Settling { .. }
             | Phase::Discarding { .. }
+            | Phase::Parting { .. }
             | Phase::Removing { .. }
             | Phase::Withdrawn { .. }
             | Phase::Over => return,
         }
         if self.attempt == 0 {
-            return self.remove(discard, remove, commands);
+            return self.part(discard, copies);
         }
         let destinations = self.spec.destinations.iter();
         let waiting: BTreeSet<String> = destinations
@@ -153,21 +155,35 @@ impl Job {
         self.phase = Phase::Withdrawing {
             cancels: Cancels::ask(waiting),
             discard,
-            remove,
+            copies,
         };
     }
 
-    /// No byte of it lands any more: what shall not stay goes.
-    pub(super) fn remove(
-        &mut self,
-        discard: bool,
-        remove: Vec<Removal>,
-        commands: &mut Vec<Command>,
-    ) {
+    /// No byte of it lands any more. Telling everybody has taken a while, in which a copy may have become
+    /// another job's: which of them go is asked now.
+    fn part(&mut self, discard: bool, copies: Vec<Removal>) {
+        self.phase = if copies.is_empty() {
+            Phase::Withdrawn {
+                discard,
+                has_parted: false,
+            }
+        } else {
+            Phase::Parting { discard, copies }
+        };
+    }
+
+    /// What shall not stay goes.
+    pub(super) fn on_remove(&mut self, remove: Vec<Removal>, commands: &mut Vec<Command>) {
+        let Phase::Parting { discard, .. } = self.phase else {
+            return;
+        };
         let waiting: BTreeSet<String> = remove.iter().map(|it| it.place.node.clone()).collect();
         commands.extend(remove.into_iter().map(Command::Remove));
         self.phase = if waiting.is_empty() {
-            Phase::Withdrawn { discard }
+            Phase::Withdrawn {
+                discard,
+                has_parted: true,
+            }
         } else {
             Phase::Removing { waiting, discard }
         };

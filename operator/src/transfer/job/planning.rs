@@ -3,9 +3,16 @@
 
 use std::collections::BTreeSet;
 
-use weft_planner::{Plan, PlanError, Request, plan};
+use weft_planner::{Part, Plan, PlanError, Request, plan};
 
 use super::Job;
+use crate::transfer::{Standing, ledger::SENDER_LOST};
+
+/// After so many attempts in a row that brought nothing, those at whom they ended no longer stand between
+/// the source and the others.
+const APART_AFTER: u32 = 2;
+/// So many at once: the source sends to each of them by itself.
+const APART_MAX: usize = 8;
 
 impl Job {
     /// Plans for all that are to receive, before any of them is asked to be ready. What cannot be planned
@@ -23,7 +30,7 @@ impl Job {
     }
 
     /// The plan for those that are ready: the one that there is where it is for the same nodes.
-    pub(super) fn plan_for(&mut self, ready: Vec<String>) -> Result<Plan, PlanError> {
+    fn plan_for(&mut self, ready: Vec<String>) -> Result<Plan, PlanError> {
         let sketch = self.plan.as_ref().filter(|_| self.is_sketch);
         if let Some(plan) = sketch.filter(|plan| is_for(plan, &self.spec.source.node, &ready)) {
             let plan = plan.clone();
@@ -36,6 +43,57 @@ impl Job {
             self.is_sketch = false;
         }
         Ok(made)
+    }
+
+    /// Of those that are ready, those that nobody shall receive from. Whoever has a trouble of its own, as an
+    /// agent with other settings than its sender, would cut off those behind it in this attempt as in the
+    /// last.
+    pub(super) fn troubled(&self, ready: &[String]) -> BTreeSet<String> {
+        let is_troubled = |node: &&String| {
+            let there = self.ledger.destinations.get(node);
+            there.is_some_and(|there| match &there.standing {
+                Standing::Troubled(refusal) => refusal.reason != SENDER_LOST,
+                _ => false,
+            })
+        };
+        if self.vain < APART_AFTER {
+            return BTreeSet::new();
+        }
+        let mut troubled: Vec<&String> = ready.iter().filter(is_troubled).collect();
+        troubled.sort_unstable();
+        // Where there are more, others the next time.
+        let times = usize::try_from(self.vain).unwrap_or_default();
+        let first = (times * APART_MAX) % troubled.len().max(1);
+        troubled.rotate_left(first);
+        troubled.into_iter().take(APART_MAX).cloned().collect()
+    }
+
+    /// The parts of an attempt for those that are ready: those that are troubled receive from the source, beside
+    /// the plan for the others.
+    pub(super) fn parts_for(
+        &mut self,
+        ready: Vec<String>,
+        troubled: &BTreeSet<String>,
+    ) -> Result<Vec<Part>, PlanError> {
+        let (mut apart, mut others): (Vec<_>, Vec<_>) =
+            ready.into_iter().partition(|node| troubled.contains(node));
+        if others.is_empty() {
+            // Each is as good as the other.
+            std::mem::swap(&mut apart, &mut others);
+        }
+        let mut parts = self.plan_for(others)?.parts;
+        let source = &self.spec.source.node;
+        for part in parts.iter_mut().filter(|part| part.node == *source) {
+            part.sends_to.extend(apart.iter().cloned());
+        }
+        let leaves = apart.into_iter().map(|node| Part {
+            node,
+            receives_from: Some(source.clone()),
+            sends_to: Vec::new(),
+            depth: 1,
+        });
+        parts.extend(leaves);
+        Ok(parts)
     }
 
     fn request(&self, destinations: Vec<String>) -> Request {

@@ -189,6 +189,171 @@ fn a_copy_that_is_another_jobs_too_goes_with_the_last_of_them() {
     });
 }
 
+/// n2 and n3 have copies, n3 is down, and the job is deleted: it asks n3 again and again.
+fn while_agents_are_told() -> Stage {
+    let mut stage = Stage::with(goes_with_its_copies);
+    stage.fingerprint = "f1".into();
+    stage.settle();
+    stage.dead.insert("n3".into());
+    stage.edit(deleted);
+    let is_at_it = |stage: &Stage| {
+        let course = stage.process.as_ref().map(|process| process.job.course());
+        course == Some(Course::Ending)
+    };
+    stage.until(is_at_it);
+    (0..3).for_each(|_| assert!(stage.turn() && is_at_it(&stage)));
+    assert!(stage.removed.is_empty());
+    stage
+}
+
+#[test]
+fn a_copy_that_has_become_another_jobs_while_agents_were_told_stays() {
+    let gone = |stage: &mut Stage| {
+        stage.settle();
+        assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+    };
+    let mut stage = while_agents_are_told();
+    gone(&mut stage);
+    let both = [("n2", "team-a/minilm"), ("n3", "team-a/minilm")];
+    assert_eq!(removed(&stage), both);
+    // One that has come to its end, and one that is at work.
+    let mut stage = while_agents_are_told();
+    let other = serde_json::json!({
+        "root": "models", "path": "team-a/minilm", "digest": "d1", "fingerprint": "f1",
+        "job": "job-too", "brought": true,
+    });
+    annotate_as(&mut stage, "n2", "weft.dev/model.team-a.minilm-too", &other);
+    gone(&mut stage);
+    assert_eq!(removed(&stage), [("n3", "team-a/minilm")]);
+    let mut stage = while_agents_are_told();
+    stage.world.jobs.learn(scenario::job("minilm-too"));
+    gone(&mut stage);
+    assert_eq!(removed(&stage), []);
+}
+
+#[test]
+fn what_is_verified_before_the_deadline_is_said_and_goes_with_the_job() {
+    killed_after_any_request(|stage| {
+        stage.fingerprint = "f1".into();
+        stage.edit(|job| {
+            goes_with_its_copies(job);
+            job.spec.deadline_seconds = Some(1000);
+        });
+        stage.until(|stage| stage.agents.get("n2").is_some_and(|agent| agent.verified));
+        stage.now += SignedDuration::from_secs(1000);
+        stage.settle();
+        assert_eq!(stage.phase(), Phase::Failed, "{:?}", stage.log);
+        let is_said = stage.log.iter().any(|line| line == "label n2");
+        assert!(is_said || stage.life == 2, "{:?}", stage.log);
+        stage.edit(deleted);
+        stage.settle();
+        assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+        if stage.life == 1 {
+            assert!(!stage.agents["n2"].verified, "{:?}", stage.log);
+        }
+    });
+}
+
+#[test]
+fn copies_go_with_a_job_that_is_deleted_between_its_deadline_and_its_end() {
+    for turns in 0.. {
+        let mut stage = Stage::with(|job| {
+            goes_with_its_copies(job);
+            job.spec.deadline_seconds = Some(1000);
+        });
+        stage.fingerprint = "f1".into();
+        stage.until(|stage| stage.agents.get("n2").is_some_and(|agent| agent.verified));
+        stage.now += SignedDuration::from_secs(1000);
+        for _ in 0..turns {
+            stage.turn();
+        }
+        let is_over = stage.phase().is_over();
+        stage.edit(deleted);
+        stage.settle();
+        assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+        assert!(!stage.agents["n2"].verified, "{turns}: {:?}", stage.log);
+        if is_over {
+            return;
+        }
+    }
+}
+
+#[test]
+fn of_two_jobs_that_go_at_the_same_time_the_last_takes_the_copies() {
+    let mut stage = Stage::with(goes_with_its_copies);
+    stage.fingerprint = "f1".into();
+    stage.settle();
+    let other = "weft.dev/model.team-a.minilm-too";
+    let says = serde_json::json!({
+        "root": "models", "path": "team-a/minilm", "digest": "d1", "fingerprint": "f1",
+        "job": "job-too", "brought": true,
+    });
+    for node in ["n2", "n3"] {
+        annotate_as(&mut stage, node, other, &says);
+    }
+    stage.edit(deleted);
+    // The other one has let go of n2 first, and is about to let go of n3.
+    let unsaid = |stage: &mut Stage, node: &str| {
+        stage.world.obey(&Request::NodeModel {
+            node: node.into(),
+            uid: format!("node-{node}"),
+            version: None,
+            key: other.into(),
+            note: None,
+        });
+    };
+    unsaid(&mut stage, "n2");
+    assert!(stage.turn() && stage.process.is_none(), "more may come");
+    stage.settle();
+    assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+    assert_eq!(removed(&stage), [("n2", "team-a/minilm")]);
+}
+
+#[test]
+fn agents_are_told_by_a_successor_before_nodes_unsay_anything() {
+    let mut stage = Stage::with(goes_with_its_copies);
+    stage.fingerprint = "f1".into();
+    stage.dead.insert("n3".into());
+    stage.until(|stage| stage.log.iter().any(|line| line == "label n2"));
+    stage.kill();
+    stage.world.jobs.learn(scenario::job("minilm-too"));
+    stage.edit(deleted);
+    stage.turn();
+    let course = stage.process.as_ref().map(|process| process.job.course());
+    assert_eq!(course, Some(Course::Ending));
+    stage.settle();
+    assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+    assert_eq!(removed(&stage), []);
+}
+
+#[test]
+fn copies_stay_if_the_job_comes_to_say_so_while_agents_are_told() {
+    let mut stage = while_agents_are_told();
+    stage.edit(|job| job.spec.deletion_policy = DeletionPolicy::Retain);
+    stage.settle();
+    assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+    assert_eq!(removed(&stage), []);
+}
+
+#[test]
+fn a_job_is_stopped_before_its_nodes_say_that_a_copy_is_anothers() {
+    let mut stage = Stage::with(goes_with_its_copies);
+    stage.fingerprint = "f1".into();
+    // It would go on with this one.
+    stage.dead.insert("n3".into());
+    stage.until(|stage| stage.log.iter().any(|line| line == "label n2"));
+    stage.world.jobs.learn(scenario::job("minilm-too"));
+    stage.edit(deleted);
+    stage.turn();
+    let course = stage.process.as_ref().map(|process| process.job.course());
+    assert_eq!(course, Some(Course::Ending));
+    stage.settle();
+    assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+    assert_eq!(removed(&stage), []);
+    let node = stage.world.nodes.named("n2").unwrap();
+    assert!(!node.annotations().contains_key(KEY));
+}
+
 fn noted(stage: &Stage, node: &str) -> serde_json::Value {
     let node = stage.world.nodes.named(node).unwrap();
     serde_json::from_str(&node.annotations()[KEY]).unwrap()

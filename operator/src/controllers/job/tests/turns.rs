@@ -139,7 +139,9 @@ impl Yard {
             }
             Some(Order::Permit(attempt)) => self.tasks.get_mut(&uid).unwrap().permit = attempt,
             Some(Order::Forget) => drop(self.tasks.remove(&uid)),
-            Some(Order::Look(_) | Order::Meet { .. }) => panic!("nothing asks for that"),
+            Some(Order::Look(_) | Order::Meet { .. } | Order::Remove(_)) => {
+                panic!("nothing asks for that")
+            }
             None => {}
         }
         true

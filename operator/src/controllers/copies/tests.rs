@@ -1,0 +1,225 @@
+use weft_crds::{DestinationStatus, Phase, RootScope};
+
+use super::*;
+use crate::controllers::scenario;
+
+const KEY: &str = "weft.dev/model.team-a.minilm";
+
+fn note(fingerprint: &str) -> Note {
+    Note {
+        root: "models".into(),
+        path: "team-a/minilm".into(),
+        digest: "0123456789abcdef".into(),
+        fingerprint: fingerprint.into(),
+        job: "job-minilm".into(),
+        brought: true,
+    }
+}
+
+fn say(world: &mut World, node: &str, key: &str, note: Note) {
+    world.obey(&Request::NodeModel {
+        node: node.into(),
+        uid: format!("node-{node}"),
+        version: None,
+        key: key.into(),
+        note: Some(note),
+    });
+}
+
+/// minilm has brought a copy to n2.
+fn world() -> World {
+    let mut world = scenario::world(3);
+    say(&mut world, "n2", KEY, note("f1"));
+    world
+}
+
+/// Whether the copy on n2 goes with minilm, by what nodes say and by what is known from before.
+fn goes(world: &World) -> bool {
+    let job = scenario::job("minilm");
+    let known = Removal {
+        place: Place {
+            node: "n2".into(),
+            root: "models".into(),
+            path: "team-a/minilm".into(),
+        },
+        fingerprint: "f1".into(),
+    };
+    let membership = Membership::of(world);
+    let parting = Parting::of(&job, (world, &membership), None, &BTreeSet::new());
+    assert_eq!(parting.unsay.is_none(), parting.going == [known.clone()]);
+    let going = parting.going.clone();
+    assert_eq!(parting.with(std::slice::from_ref(&known)), going);
+    !going.is_empty()
+}
+
+/// minilm-too, for the same place on all nodes, as another has changed it.
+fn beside(change: impl FnOnce(&mut TransferJob)) -> World {
+    let mut world = world();
+    let mut other = scenario::job("minilm-too");
+    change(&mut other);
+    world.jobs.learn(other);
+    world
+}
+
+fn begun(phase: Phase) -> impl FnOnce(&mut TransferJob) {
+    move |job| job.status.get_or_insert_default().phase = phase
+}
+
+#[test]
+fn a_copy_stays_while_another_job_is_at_it_though_no_node_says_so() {
+    assert!(goes(&world()));
+    assert!(!goes(&beside(|_| {})));
+    assert!(!goes(&beside(begun(Phase::Transferring))));
+    // It goes on with what is there.
+    assert!(!goes(&beside(begun(Phase::Suspended))));
+    assert!(!goes(&beside(
+        |job| job.spec.destinations.path = "minilm/sub/".into()
+    )));
+    assert!(!goes(&beside(|job| {
+        job.spec.destinations.node_selector = None;
+        job.spec.destinations.nodes = Some(vec!["n2".into()]);
+    })));
+    // All that it has brought is said by then.
+    assert!(goes(&beside(begun(Phase::Complete))));
+    assert!(goes(&beside(begun(Phase::Failed))));
+    assert!(goes(&beside(|job| {
+        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(scenario::start());
+        job.metadata.deletion_timestamp = Some(now);
+        job.metadata.finalizers = Some(vec!["weft.dev/transfer".into()]);
+    })));
+}
+
+fn over(phase: Phase, state: DestinationState) -> impl FnOnce(&mut TransferJob) {
+    move |job| {
+        let there = |node: &str, state| DestinationStatus {
+            node: node.into(),
+            state,
+            reason: String::new(),
+            message: String::new(),
+            bytes: 0,
+            digest: String::new(),
+        };
+        let status = job.status.get_or_insert_default();
+        status.phase = phase;
+        status.destinations = vec![there("n2", state), there("n3", DestinationState::Verified)];
+    }
+}
+
+#[test]
+fn a_copy_stays_that_a_job_that_is_over_says_it_has_though_the_node_has_no_room_to_say_so() {
+    use DestinationState::{Failed, Transferring, Verified};
+    assert!(!goes(&beside(over(Phase::Complete, Verified))));
+    assert!(!goes(&beside(over(Phase::Failed, Verified))));
+    assert!(!goes(&beside(over(Phase::Failed, Transferring))));
+    assert!(goes(&beside(over(Phase::Failed, Failed))));
+    // It says so of some only.
+    let unlisted = |is_some_only| {
+        move |job: &mut TransferJob| {
+            over(Phase::Complete, Verified)(job);
+            let status = job.status.as_mut().unwrap();
+            status.destinations.remove(0);
+            status.destinations_truncated = is_some_only;
+        }
+    };
+    assert!(!goes(&beside(unlisted(true))));
+    assert!(goes(&beside(unlisted(false))));
+    // The node has changed its labels since.
+    let others_too = |job: &mut TransferJob| {
+        job.spec.destinations.node_selector = Some(scenario::labelled("other"));
+    };
+    assert!(!goes(&beside(|job| {
+        others_too(job);
+        over(Phase::Complete, Verified)(job);
+    })));
+    assert!(!goes(&beside(|job| {
+        others_too(job);
+        over(Phase::Transferring, Transferring)(job);
+    })));
+    // It has read them, and reads them no more.
+    assert!(goes(&beside(|job| {
+        over(Phase::Complete, Verified)(job);
+        job.spec.source.file.as_mut().unwrap().node = "n2".into();
+        job.spec.destinations.path = "elsewhere/".into();
+    })));
+}
+
+#[test]
+fn a_job_of_another_fabric_keeps_nothing() {
+    let elsewhere = |change: fn(&mut TransferJob)| {
+        let mut world = beside(|job| {
+            job.spec.source.file.as_mut().unwrap().node = "m1".into();
+            change(job);
+        });
+        world.fabrics.learn(scenario::fabric("other", 2));
+        let mut fabric = world.fabrics.named("other").unwrap().clone();
+        fabric.spec.node_selector = scenario::labelled("other");
+        fabric.metadata.resource_version = Some("2".into());
+        world.fabrics.learn(fabric);
+        world.nodes.learn(scenario::node("m1", &["other"]));
+        world
+    };
+    assert!(goes(&elsewhere(|_| {})));
+    // It has begun in that of the copy before its source's node went to another.
+    assert!(!goes(&elsewhere(|job| {
+        job.status.get_or_insert_default().fabric = "default".into();
+    })));
+}
+
+#[test]
+fn a_job_for_another_place_or_other_nodes_keeps_nothing() {
+    assert!(goes(&beside(
+        |job| job.spec.destinations.path = "minilm2/".into()
+    )));
+    assert!(goes(&beside(
+        |job| job.spec.destinations.root = "scratch".into()
+    )));
+    assert!(goes(&beside(
+        |job| job.metadata.namespace = Some("team-b".into())
+    )));
+    assert!(goes(&beside(|job| {
+        job.spec.source.file.as_mut().unwrap().path = "other/".into();
+        job.spec.destinations.scope = RootScope::Shared;
+    })));
+    assert!(goes(&beside(|job| {
+        job.spec.destinations.node_selector = None;
+        job.spec.destinations.nodes = Some(vec!["n3".into()]);
+    })));
+    assert!(goes(&beside(|job| {
+        job.spec.destinations.node_selector = Some(scenario::labelled("other"));
+    })));
+}
+
+#[test]
+fn a_copy_that_another_job_reads_stays() {
+    let from = |node: &'static str| {
+        move |job: &mut TransferJob| {
+            job.spec.source.file.as_mut().unwrap().node = node.into();
+            job.spec.destinations.path = "elsewhere/".into();
+        }
+    };
+    assert!(!goes(&beside(from("n2"))));
+    assert!(goes(&beside(from("n3"))));
+}
+
+#[test]
+fn a_copy_is_another_jobs_too_where_that_lies_at_its_place_or_in_it_or_around_it() {
+    for (root, path, is_anothers) in [
+        ("models", "team-a/minilm", true),
+        ("models", "team-a/minilm/", true),
+        ("models", "team-a/minilm/sub", true),
+        ("models", "team-a", true),
+        ("models", "", true),
+        ("models", "team-a/minilm2", false),
+        ("models", "team-b/minilm", false),
+        ("scratch", "team-a/minilm", false),
+    ] {
+        let mut world = world();
+        let there = Note {
+            root: root.into(),
+            path: path.into(),
+            ..note("f2")
+        };
+        say(&mut world, "n2", "weft.dev/model.team-b.other", there);
+        assert_eq!(goes(&world), !is_anothers, "{path}");
+    }
+}

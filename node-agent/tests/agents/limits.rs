@@ -41,12 +41,15 @@ async fn eight_at_once(edges: &[(usize, usize)]) {
     }
     let mut most = 0;
     for job in &jobs {
+        let mut ends = Vec::new();
         for node in 0..3 {
-            let end = lab.finish(node, job).await;
-            assert_eq!(end.state(), State::Verified, "{end:?}");
+            ends.push(lab.finish(node, job).await);
             let held = agents.iter().map(Kept::anonymous_kb).max();
             most = held.unwrap().max(most);
         }
+        // Why one failed may be known to another only.
+        let verified = ends.iter().all(|end| end.state() == State::Verified);
+        assert!(verified, "{ends:?}");
         for node in 1..3 {
             assert!(std::fs::read(lab.root(node).join(&job.uid)).unwrap() == bytes);
         }

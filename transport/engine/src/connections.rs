@@ -383,6 +383,9 @@ impl Connections {
             }
             // The peer was quicker than the control channel: it will send again.
             Some(End::Allocated { .. }) => self.count(DropReason::UnknownConnection, packets),
+            // Or quicker than this worker, which has been told of the end before the peer was, but
+            // has not come to it. A Reset would end what has only begun.
+            None if self.regions.is_behind() => self.count(DropReason::UnknownConnection, packets),
             end => {
                 let known = end.is_some();
                 let reason = if known {

@@ -394,7 +394,7 @@ impl Controllers {
 
     /// Decides jobs and does what is to be done here; gives what is to be written.
     fn jobs(&mut self, now: Timestamp) -> Vec<(Key, Request)> {
-        let refused = self.holds.refused_nodes();
+        let held = self.holds.nodes(self.began.elapsed());
         let (mut orders, mut requests) = (Vec::new(), Vec::new());
         self.forget_looks();
         for key in self.due() {
@@ -411,7 +411,7 @@ impl Controllers {
                 membership: &self.membership,
                 work: work.as_deref(),
                 met,
-                refused: &refused,
+                held: &held,
                 queue: &self.queue,
                 leader_epoch: self.context.epoch,
                 written: self.written.get(&uid).copied(),

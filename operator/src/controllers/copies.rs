@@ -1,6 +1,6 @@
 //! Which copies go with a job: those that it has brought, but for those that are another's, too.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -10,6 +10,7 @@ use kube::{
 use weft_crds::{DestinationState, TransferJob, TransferJobStatus};
 
 use super::{
+    holds::HeldNodes,
     membership::{Membership, selector},
     models::{Note, key, names, note, noted, said},
     origin::{home, origin},
@@ -207,13 +208,13 @@ impl<'a> Parting<'a> {
         job: &TransferJob,
         (world, membership): (&'a World, &'a Membership),
         work: Option<&Snapshot>,
-        refused: &BTreeSet<String>,
+        held: &HeldNodes,
     ) -> Self {
         let others = Others::of(job, world, membership);
-        let (mut going, mut unsay) = (Vec::new(), None);
+        let (mut going, mut staying) = (Vec::new(), Vec::new());
         for (node, copy) in brought(job, world, work) {
             if others.have(&node) {
-                unsay = unsay.or_else(|| others.unsay(&node, &copy.job, refused));
+                staying.push((node, copy.job));
             } else {
                 going.push(Removal {
                     place: Place {
@@ -225,6 +226,9 @@ impl<'a> Parting<'a> {
                 });
             }
         }
+        let to_unsay = staying.iter();
+        let to_unsay = to_unsay.filter_map(|(node, job)| others.unsay(node, job, held));
+        let unsay = held.pick(to_unsay);
         Self {
             others,
             going,
@@ -246,10 +250,10 @@ impl<'a> Parting<'a> {
 
 impl Others<'_> {
     /// The node does not say any more that it has a copy of that job.
-    fn unsay(&self, name: &str, job: &str, refused: &BTreeSet<String>) -> Option<Request> {
+    fn unsay(&self, name: &str, job: &str, held: &HeldNodes) -> Option<Request> {
         let node = self.world.nodes.named(name)?;
         let is_said = note(node, &self.key).is_some_and(|note| note.job == job);
-        let may_be = is_said && !refused.contains(name);
+        let may_be = is_said && !held.given_up.contains(name);
         may_be.then(|| Request::NodeModel {
             node: name.to_owned(),
             uid: uid(node),

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::world::Key;
+use super::{request::Request, world::Key};
 
 /// Somebody else was faster: what is there by now is on its way here, in milliseconds.
 const STALE: Duration = Duration::from_millis(100);
@@ -15,6 +15,9 @@ const STALE: Duration = Duration::from_millis(100);
 const FAILED: Duration = Duration::from_secs(1);
 /// With each further failure the wait doubles, so often at most: to 32 s.
 const DOUBLINGS: u32 = 5;
+/// Whoever fails for so long is not waited for any longer: this process leads, so the API server does as it
+/// is asked elsewhere.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// An object, with its kind.
 pub(super) type Object = (&'static str, Key);
@@ -32,6 +35,7 @@ pub(super) enum Failure {
 
 #[derive(Debug)]
 struct Hold {
+    since: Duration,
     until: Duration,
     failures: u32,
     failure: Failure,
@@ -50,6 +54,7 @@ impl Holds {
     /// A write of it has come to nothing.
     pub(super) fn hold(&mut self, object: Object, failure: Failure, now: Duration) {
         let hold = self.0.entry(object).or_insert(Hold {
+            since: now,
             until: now,
             failures: 0,
             failure,
@@ -61,9 +66,7 @@ impl Holds {
         hold.failure = failure;
         hold.until = now + first * 2u32.pow(hold.failures.min(DOUBLINGS));
         hold.failures += 1;
-        // Long over, and nothing came of it since: whoever it was about has gone or is well.
-        let longest = FAILED * 2u32.pow(DOUBLINGS + 1);
-        self.0.retain(|_, hold| hold.until + longest > now);
+        self.0.retain(|_, hold| hold.is_of_late(now));
     }
 
     /// A write of it has succeeded.
@@ -71,13 +74,62 @@ impl Holds {
         self.0.remove(object);
     }
 
-    /// The nodes that may not be written to.
-    pub(super) fn refused_nodes(&self) -> BTreeSet<String> {
-        let refused = |(object, hold): (&Object, &Hold)| {
-            let is_refused = object.0 == "Node" && hold.failure == Failure::Refused;
-            is_refused.then(|| object.1.name.clone())
-        };
-        self.0.iter().filter_map(refused).collect()
+    /// The nodes that cannot be written to.
+    pub(super) fn nodes(&self, now: Duration) -> HeldNodes {
+        let mut nodes = HeldNodes::default();
+        for ((kind, key), hold) in &self.0 {
+            if *kind != "Node" || !hold.is_of_late(now) {
+                continue;
+            }
+            let is_in_vain = match hold.failure {
+                Failure::Refused => {
+                    nodes.refused.insert(key.name.clone());
+                    true
+                }
+                Failure::Failed => now.saturating_sub(hold.since) >= PATIENCE,
+                Failure::Stale => false,
+            };
+            if is_in_vain {
+                nodes.given_up.insert(key.name.clone());
+            } else if hold.until > now {
+                nodes.waiting.insert(key.name.clone());
+            }
+        }
+        nodes
+    }
+}
+
+impl Hold {
+    /// What is long over, with nothing come of it since, is forgotten: whoever it was about has gone, or
+    /// may be well again and is tried as at first.
+    fn is_of_late(&self, now: Duration) -> bool {
+        let longest = FAILED * 2u32.pow(DOUBLINGS + 1);
+        self.until + longest > now
+    }
+}
+
+/// The nodes that cannot be written to.
+#[derive(Debug, Clone, Default)]
+pub(super) struct HeldNodes {
+    /// The API server says no.
+    pub(super) refused: BTreeSet<String>,
+    /// These, and those that have failed for minutes: nobody waits for them.
+    pub(super) given_up: BTreeSet<String>,
+    /// They are tried again: whoever has others to write to does that first.
+    pub(super) waiting: BTreeSet<String>,
+}
+
+impl HeldNodes {
+    /// Of requests to write to nodes the first that may be made now; else one that has to wait.
+    pub(super) fn pick(&self, requests: impl Iterator<Item = Request>) -> Option<Request> {
+        let mut waits = None;
+        for request in requests {
+            if !self.waiting.contains(&request.object().1.name) {
+                return Some(request);
+            }
+            waits.get_or_insert(request);
+        }
+        waits
     }
 }
 
@@ -130,6 +182,33 @@ mod tests {
             Failure::Refused,
             SECOND,
         );
-        assert_eq!(holds.refused_nodes(), BTreeSet::from(["n1".to_owned()]));
+        let now = SECOND + SECOND / 20;
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        let nodes = holds.nodes(now);
+        assert_eq!(nodes.refused, names(&["n1"]));
+        assert_eq!(nodes.given_up, nodes.refused);
+        assert_eq!(nodes.waiting, names(&["n2"]));
+        // Whoever refused may have thought again.
+        assert!(holds.nodes(now + PATIENCE).refused.is_empty());
+    }
+
+    #[test]
+    fn a_node_that_fails_is_passed_over_while_it_is_left_alone_and_given_up_after_two_minutes() {
+        let mut holds = Holds::default();
+        let mut now = SECOND;
+        while now < SECOND + PATIENCE {
+            holds.hold(node("n1"), Failure::Failed, now);
+            let nodes = holds.nodes(now);
+            assert!(nodes.waiting.contains("n1") && nodes.given_up.is_empty());
+            let until = holds.0[&node("n1")].until;
+            assert!(holds.nodes(until).waiting.is_empty(), "it is tried again");
+            now = until;
+        }
+        holds.hold(node("n1"), Failure::Failed, now);
+        assert!(holds.nodes(now).given_up.contains("n1"));
+        assert!(holds.nodes(now).refused.is_empty(), "nobody has said no");
+        holds.clear(&node("n1"));
+        holds.hold(node("n1"), Failure::Failed, now);
+        assert!(holds.nodes(now).given_up.is_empty());
     }
 }

@@ -16,6 +16,7 @@ use weft_crds::{DeletionPolicy, Phase, TransferJob, TransferJobStatus};
 
 use super::{
     copies::{self, Parting},
+    holds::HeldNodes,
     membership::Membership,
     models,
     queue::{self, Party, Queue, Stake, Turn},
@@ -48,8 +49,8 @@ pub(super) struct View<'a> {
     pub(super) work: Option<&'a Snapshot>,
     /// The layout of the world that the work has last been told of.
     pub(super) met: Option<u64>,
-    /// Nodes that may not be written to.
-    pub(super) refused: &'a BTreeSet<String>,
+    /// Nodes that cannot be written to.
+    pub(super) held: &'a HeldNodes,
     /// Whose turn it is, as far as that has been decided.
     pub(super) queue: &'a Queue,
     /// Of this process.
@@ -168,12 +169,12 @@ fn next(view: &View<'_>) -> Decision {
                 let until = due(view.job).and_then(|due| due.checked_add(NOTING).ok());
                 let request = until.filter(|until| view.now < *until);
                 let request =
-                    request.and_then(|_| models::next(view.job, view.world, work, view.refused));
+                    request.and_then(|_| models::next(view.job, view.world, work, view.held));
                 request.map_or_else(|| stopped(view, &old, Stop::Deadline), Decision::from)
             }
             (Some(Outcome::Complete | Outcome::Failed), _) => {
                 // First what only this process knows: with the outcome written, nobody asks again.
-                match models::next(view.job, view.world, work, view.refused) {
+                match models::next(view.job, view.world, work, view.held) {
                     Some(request) => request.into(),
                     None => write(view, &old, status::of_work(view.job, work, view.now)),
                 }
@@ -258,7 +259,7 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
     }
     let takes_copies = view.job.spec.deletion_policy == DeletionPolicy::Delete;
     let around = (view.world, view.membership);
-    let parting = takes_copies.then(|| Parting::of(view.job, around, view.work, view.refused));
+    let parting = takes_copies.then(|| Parting::of(view.job, around, view.work, view.held));
     let unsay = parting.as_ref().and_then(|parting| parting.unsay.clone());
     match depart(view, old, parting, unsay.is_some()) {
         order @ Some(_) => Decision {
@@ -375,7 +376,7 @@ fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: Stop) -> Decision {
 fn go_on(view: &View<'_>, old: &TransferJobStatus, work: &Snapshot) -> Decision {
     let mut decision = write(view, old, status::of_work(view.job, work, view.now));
     if decision.request.is_none() {
-        decision.request = models::next(view.job, view.world, work, view.refused);
+        decision.request = models::next(view.job, view.world, work, view.held);
     }
     let layout = view.world.layout();
     if view.met != Some(layout) {

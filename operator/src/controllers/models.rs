@@ -4,10 +4,7 @@
 //! Both are on the cluster's node and written as one, so they outlive this process, and end with the
 //! node. A model is called by its job, namespace included: nobody can give another's name away.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt as _, core::PartialObjectMeta};
@@ -17,6 +14,7 @@ use weft_proto::operator::v1::{Model, ModelState};
 
 use super::{
     fabric::Sighting,
+    holds::HeldNodes,
     membership::Membership,
     request::Request,
     snapshot::{Holder, Snapshot},
@@ -218,21 +216,21 @@ pub(super) fn said(holder: &Holder, node: &PartialObjectMeta<Node>, key: &str) -
     }
 }
 
-/// The next node that holds a job's model and does not say so yet. Those that are refused, and those
+/// The next node that holds a job's model and does not say so yet. Those that are given up, and those
 /// that are full, are left out.
 pub(super) fn next(
     job: &TransferJob,
     world: &World,
     work: &Snapshot,
-    refused: &BTreeSet<String>,
+    held: &HeldNodes,
 ) -> Option<Request> {
     let key = key(job);
-    work.holders.iter().find_map(|holder| {
+    let requests = work.holders.iter().filter_map(|holder| {
         let node = world.nodes.named(&holder.node)?;
         let new = said(holder, node, &key);
         let is_said = note(node, &key).as_ref() == Some(&new)
             && node.labels().get(&key).map(String::as_str) == Some(new.value());
-        if is_said || refused.contains(&holder.node) {
+        if is_said || held.given_up.contains(&holder.node) {
             return None;
         }
         if !has_room(node, &key, &new) {
@@ -254,7 +252,8 @@ pub(super) fn next(
             key: key.clone(),
             note: Some(new),
         })
-    })
+    });
+    held.pick(requests)
 }
 
 /// What nodes say and do not hold any more, one request for a node at most.

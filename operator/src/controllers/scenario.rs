@@ -22,6 +22,8 @@ use super::{
     agents::FABRIC_LABEL,
     condition::{self, Verdict},
     fabric::Sighting,
+    holds::HeldNodes,
+    models::Note,
     request::{FINALIZER, Request},
     world::{Key, World},
 };
@@ -340,5 +342,41 @@ impl World {
         } else {
             self.jobs.learn(job);
         }
+    }
+}
+
+/// The key of the label of minilm, a job of [`job`].
+pub(super) const MODEL: &str = "weft.dev/model.team-a.minilm";
+
+/// What is noted of a copy that minilm has brought.
+pub(super) fn note(fingerprint: &str) -> Note {
+    Note {
+        root: "models".into(),
+        path: "team-a/minilm".into(),
+        digest: "0123456789abcdef".into(),
+        fingerprint: fingerprint.into(),
+        job: "job-minilm".into(),
+        brought: true,
+    }
+}
+
+/// Writes a note at a node.
+pub(super) fn noted(world: &mut World, node: &str, key: &str, note: Note) {
+    world.obey(&Request::NodeModel {
+        node: node.into(),
+        uid: format!("node-{node}"),
+        version: None,
+        key: key.into(),
+        note: Some(note),
+    });
+}
+
+/// Nodes that cannot be written to.
+pub(super) fn held(given_up: &[&str], waiting: &[&str]) -> HeldNodes {
+    let names = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+    HeldNodes {
+        refused: Default::default(),
+        given_up: names(given_up),
+        waiting: names(waiting),
     }
 }

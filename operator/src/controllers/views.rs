@@ -32,7 +32,7 @@ impl Controllers {
             membership: &self.membership,
             sightings: &self.sightings(),
             notes: &self.notes,
-            refused: &self.holds.refused_nodes(),
+            refused: &self.holds.nodes(self.began.elapsed()).refused,
             leading: self.began.elapsed(),
             template: &self.template,
             now,

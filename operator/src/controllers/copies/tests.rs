@@ -1,35 +1,12 @@
 use weft_crds::{DestinationStatus, Phase, RootScope};
 
 use super::*;
-use crate::controllers::scenario;
-
-const KEY: &str = "weft.dev/model.team-a.minilm";
-
-fn note(fingerprint: &str) -> Note {
-    Note {
-        root: "models".into(),
-        path: "team-a/minilm".into(),
-        digest: "0123456789abcdef".into(),
-        fingerprint: fingerprint.into(),
-        job: "job-minilm".into(),
-        brought: true,
-    }
-}
-
-fn say(world: &mut World, node: &str, key: &str, note: Note) {
-    world.obey(&Request::NodeModel {
-        node: node.into(),
-        uid: format!("node-{node}"),
-        version: None,
-        key: key.into(),
-        note: Some(note),
-    });
-}
+use crate::controllers::scenario::{self, MODEL, note, noted};
 
 /// minilm has brought a copy to n2.
 fn world() -> World {
     let mut world = scenario::world(3);
-    say(&mut world, "n2", KEY, note("f1"));
+    noted(&mut world, "n2", MODEL, note("f1"));
     world
 }
 
@@ -45,7 +22,7 @@ fn goes(world: &World) -> bool {
         fingerprint: "f1".into(),
     };
     let membership = Membership::of(world);
-    let parting = Parting::of(&job, (world, &membership), None, &BTreeSet::new());
+    let parting = Parting::of(&job, (world, &membership), None, &HeldNodes::default());
     assert_eq!(parting.unsay.is_none(), parting.going == [known.clone()]);
     let going = parting.going.clone();
     assert_eq!(parting.with(std::slice::from_ref(&known)), going);
@@ -219,7 +196,29 @@ fn a_copy_is_another_jobs_too_where_that_lies_at_its_place_or_in_it_or_around_it
             path: path.into(),
             ..note("f2")
         };
-        say(&mut world, "n2", "weft.dev/model.team-b.other", there);
+        noted(&mut world, "n2", "weft.dev/model.team-b.other", there);
         assert_eq!(goes(&world), !is_anothers, "{path}");
     }
+}
+
+#[test]
+fn of_copies_that_stay_those_are_unsaid_first_whose_nodes_can_be_written_to() {
+    let mut world = beside(|_| {});
+    noted(&mut world, "n3", MODEL, note("f1"));
+    let membership = Membership::of(&world);
+    let job = scenario::job("minilm");
+    let unsaid = |given_up: &[&str], waiting: &[&str]| {
+        let parting = Parting::of(
+            &job,
+            (&world, &membership),
+            None,
+            &scenario::held(given_up, waiting),
+        );
+        Some(parting.unsay?.object().1.name)
+    };
+    assert_eq!(unsaid(&[], &[]).as_deref(), Some("n2"));
+    assert_eq!(unsaid(&[], &["n2"]).as_deref(), Some("n3"));
+    assert_eq!(unsaid(&[], &["n2", "n3"]).as_deref(), Some("n2"));
+    assert_eq!(unsaid(&["n2"], &[]).as_deref(), Some("n3"));
+    assert_eq!(unsaid(&["n2", "n3"], &[]), None);
 }

@@ -1,32 +1,16 @@
 use weft_proto::operator::v1::ModelState;
 
 use super::*;
-use crate::controllers::{scenario, snapshot::Holder};
+use crate::controllers::{
+    scenario::{self, MODEL, note},
+    snapshot::Holder,
+};
 use crate::transfer::Course;
-
-const KEY: &str = "weft.dev/model.team-a.minilm";
-
-fn note(fingerprint: &str) -> Note {
-    Note {
-        root: "models".into(),
-        path: "team-a/minilm".into(),
-        digest: "0123456789abcdef".into(),
-        fingerprint: fingerprint.into(),
-        job: "job-minilm".into(),
-        brought: true,
-    }
-}
 
 /// n2 holds minilm.
 fn world() -> World {
     let mut world = scenario::world(3);
-    world.obey(&Request::NodeModel {
-        node: "n2".into(),
-        uid: "node-n2".into(),
-        version: None,
-        key: KEY.into(),
-        note: Some(note("f1")),
-    });
+    scenario::noted(&mut world, "n2", MODEL, note("f1"));
     world
 }
 
@@ -58,7 +42,7 @@ fn taken(world: &World, states: Vec<ModelState>) -> Vec<(String, String)> {
 
 fn state(fingerprint: &str, intact: bool) -> ModelState {
     ModelState {
-        name: KEY.into(),
+        name: MODEL.into(),
         fingerprint: fingerprint.into(),
         intact,
     }
@@ -68,13 +52,13 @@ fn state(fingerprint: &str, intact: bool) -> ModelState {
 fn a_label_has_twelve_digits_of_the_digest_and_the_agent_is_told_what_to_look_after() {
     let world = world();
     let node = world.nodes.named("n2").unwrap();
-    assert_eq!(node.labels()[KEY], "0123456789ab");
+    assert_eq!(node.labels()[MODEL], "0123456789ab");
     let notes = read(&world);
     let models = notes.to_look_after("n2");
     assert_eq!(models.len(), 1);
     assert_eq!(
         (&*models[0].name, &*models[0].path, &*models[0].fingerprint),
-        (KEY, "team-a/minilm", "f1")
+        (MODEL, "team-a/minilm", "f1")
     );
     assert!(notes.to_look_after("n1").is_empty() && notes.to_look_after("n9").is_empty());
 }
@@ -86,13 +70,7 @@ fn a_nodes_notes_are_read_once_for_each_version_of_it() {
     let first = notes.to_look_after("n2");
     notes.read(&world);
     assert!(Arc::ptr_eq(&first, &notes.to_look_after("n2")));
-    world.obey(&Request::NodeModel {
-        node: "n2".into(),
-        uid: "node-n2".into(),
-        version: None,
-        key: KEY.into(),
-        note: Some(note("f2")),
-    });
+    scenario::noted(&mut world, "n2", MODEL, note("f2"));
     notes.read(&world);
     assert_eq!(notes.to_look_after("n2")[0].fingerprint, "f2");
     world
@@ -107,10 +85,10 @@ fn what_nobody_can_read_is_taken_away() {
     let mut world = world();
     let mut node = world.nodes.named("n2").unwrap().clone();
     let annotations = node.metadata.annotations.get_or_insert_default();
-    annotations.insert(KEY.into(), "nonsense".into());
+    annotations.insert(MODEL.into(), "nonsense".into());
     node.metadata.resource_version = Some("9".into());
     world.nodes.learn(node);
-    assert_eq!(taken(&world, vec![]), [("n2".to_owned(), KEY.to_owned())]);
+    assert_eq!(taken(&world, vec![]), [("n2".to_owned(), MODEL.to_owned())]);
 }
 
 #[test]
@@ -120,7 +98,7 @@ fn a_label_goes_when_the_agent_no_longer_finds_the_files_and_not_before() {
     assert_eq!(taken(&world, vec![state("f1", true)]), []);
     // That was said of files that have been replaced since.
     assert_eq!(taken(&world, vec![state("f0", false)]), []);
-    let gone = [("n2".to_owned(), KEY.to_owned())];
+    let gone = [("n2".to_owned(), MODEL.to_owned())];
     assert_eq!(taken(&world, vec![state("f1", false)]), gone);
 }
 
@@ -131,7 +109,7 @@ fn a_label_goes_where_nobody_looks_after_it() {
     node.metadata.labels.as_mut().unwrap().remove("gpu");
     node.metadata.resource_version = Some("9".into());
     world.nodes.learn(node);
-    let gone = [("n2".to_owned(), KEY.to_owned())];
+    let gone = [("n2".to_owned(), MODEL.to_owned())];
     assert_eq!(taken(&world, vec![]), gone);
     // Somebody wrote a label by hand.
     let mut node = scenario::node("n3", &["gpu", "weft.dev/model.x.y"]);
@@ -143,7 +121,7 @@ fn a_label_goes_where_nobody_looks_after_it() {
 #[test]
 fn a_key_is_of_the_namespace_and_fits() {
     let mut job = scenario::job("minilm");
-    assert_eq!(key(&job), KEY);
+    assert_eq!(key(&job), MODEL);
     job.metadata.name = Some("x".repeat(60));
     let long = key(&job);
     let name = long.strip_prefix("weft.dev/").unwrap();
@@ -155,9 +133,13 @@ fn a_key_is_of_the_namespace_and_fits() {
     assert_ne!(key(&job), long);
 }
 
-#[test]
-fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
-    let mut work = Snapshot {
+/// The work of a job whose copies are there, on these nodes and of this content.
+fn work(holders: &[(&str, &str)]) -> Snapshot {
+    let holder = |&(node, fingerprint): &(&str, &str)| Holder {
+        node: node.into(),
+        note: note(fingerprint),
+    };
+    Snapshot {
         fabric: "default".into(),
         course: Course::Asking,
         reader: None,
@@ -169,38 +151,49 @@ fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
         plan: None,
         link: None,
         destinations: Vec::new(),
-        holders: Vec::new(),
+        holders: holders.iter().map(holder).collect(),
         parting: None,
         has_parted: false,
         untold: Vec::new(),
         bytes: 0,
         bytes_total: 0,
         bytes_per_second: 0,
-    };
+    }
+}
+
+#[test]
+fn a_node_that_cannot_be_written_to_holds_up_no_other_and_nobody_for_ever() {
+    let world = scenario::world(3);
     let job = scenario::job("minilm");
-    let holder = |fingerprint: &str| Holder {
-        node: "n2".into(),
-        note: note(fingerprint),
+    let work = work(&[("n1", "f1"), ("n2", "f1")]);
+    let next = |given_up: &[&str], waiting: &[&str]| {
+        let request = next(&job, &world, &work, &scenario::held(given_up, waiting))?;
+        Some(request.object().1.name)
     };
-    work.holders = vec![holder("f1")];
+    assert_eq!(next(&[], &[]).as_deref(), Some("n1"));
+    assert_eq!(next(&[], &["n1"]).as_deref(), Some("n2"));
+    // It is not over yet.
+    assert_eq!(next(&[], &["n1", "n2"]).as_deref(), Some("n1"));
+    assert_eq!(next(&["n2"], &["n1"]).as_deref(), Some("n1"));
+    assert_eq!(next(&["n1", "n2"], &[]), None);
+}
+
+#[test]
+fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
+    let job = scenario::job("minilm");
+    let first = work(&[("n2", "f1")]);
     let write = |world: &mut World, name: &str, note: Note| {
-        world.obey(&Request::NodeModel {
-            node: "n2".into(),
-            uid: "node-n2".into(),
-            version: None,
-            key: format!("{PREFIX}team-b.{name}"),
-            note: Some(note),
-        });
+        scenario::noted(world, "n2", &format!("{PREFIX}team-b.{name}"), note);
     };
-    let none = BTreeSet::new();
+    let none = HeldNodes::default();
     // Too many, and too large.
     for (count, fingerprint) in [(MODELS_MAX, "f1".to_owned()), (90, "f".repeat(1500))] {
         let mut world = scenario::world(3);
         for number in 0..count {
-            assert!(next(&job, &world, &work, &none).is_some() || number > 70);
+            assert!(next(&job, &world, &first, &none).is_some() || number > 70);
             write(&mut world, &number.to_string(), note(&fingerprint));
         }
-        assert_eq!(next(&job, &world, &work, &none), None);
+        assert_eq!(next(&job, &world, &first, &none), None);
         // One more that somebody wrote by hand.
         write(&mut world, "more", note(&fingerprint));
         assert!(read(&world).to_look_after("n2").len() <= MODELS_MAX);
@@ -210,6 +203,6 @@ fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
     for number in 1..MODELS_MAX {
         write(&mut world, &number.to_string(), note("f1"));
     }
-    work.holders = vec![holder("f2")];
-    assert!(next(&job, &world, &work, &none).is_some());
+    let second = work(&[("n2", "f2")]);
+    assert!(next(&job, &world, &second, &none).is_some());
 }

@@ -82,3 +82,52 @@ fn a_plan_of_a_topology_that_has_changed_is_shown_no_longer() {
     let other = prepared(other, None);
     assert_eq!(nodes(&other), ["node0", "node1", "node2", "node3"]);
 }
+
+/// An agent that works with an older configuration makes ready, and no connection with its sender.
+#[test]
+fn a_node_that_breaks_every_attempt_does_not_take_those_behind_it_with_it() {
+    let mut world = World::chain(4);
+    let refuses = |world: &mut World| {
+        world.reports(0, |report| {
+            report.peers = vec![PeerProgress {
+                node: name(1),
+                role: Role::Child.into(),
+                failed: true,
+                reason: "SettingsDiffer".into(),
+                retriable: true,
+                ..PeerProgress::default()
+            }];
+        });
+    };
+    refuses(&mut world);
+    world.rests();
+    refuses(&mut world);
+    assert_eq!(
+        (world.reason(1), world.reason(2)),
+        ("SettingsDiffer", "SenderLost")
+    );
+    world.log();
+    world.rests();
+    assert_eq!(
+        world.log(),
+        "prepare node1 #3\nprepare node2 #3\nprepare node3 #3\nstart node3 #3 -> []\n\
+         start node1 #3 -> []\nstart node2 #3 -> [node3]\nstart node0 #3 -> [node2,node1]"
+    );
+    refuses(&mut world);
+    world.verifies(2);
+    world.verifies(3);
+    world.verifies(0);
+    // By now it may have taken the configuration over.
+    world.rests();
+    assert!(
+        world
+            .log()
+            .ends_with("prepare node1 #4\nstart node1 #4 -> []\nstart node0 #4 -> [node1]")
+    );
+    world.verifies(1);
+    world.verifies(0);
+    for node in 0..2 {
+        world.ends(node, Ok(()));
+    }
+    assert!(world.job.is_complete());
+}

@@ -15,7 +15,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
 use thiserror::Error;
-use weft_crds::{Diagnosis, DiagnosisRequest, FabricNode};
+use weft_crds::{Diagnosis, DiagnosisRequest, FabricNode, RdmaFabric};
 
 use self::findings::{Finding, find, is_ready};
 use crate::{
@@ -82,8 +82,12 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, DoctorError>
     let api: Api<FabricNode> = Api::all(cluster.client());
     let listed = api.list(&Default::default()).await;
     let mut nodes = listed.map_err(|error| cluster.explain("", error))?.items;
-    if let Some(fabric) = &args.fabric {
-        nodes.retain(|node| node.spec.fabric == *fabric);
+    let api: Api<RdmaFabric> = Api::all(cluster.client());
+    let listed = api.list(&Default::default()).await;
+    let mut fabrics = listed.map_err(|error| cluster.explain("", error))?.items;
+    if let Some(name) = &args.fabric {
+        nodes.retain(|node| node.spec.fabric == *name);
+        fabrics.retain(|fabric| fabric.name_any() == *name);
     }
     let names: Vec<String> = nodes
         .iter()
@@ -94,7 +98,7 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, DoctorError>
     let examined: Vec<Result<Examined, ClusterError>> =
         stream::iter(asked).buffered(AT_A_TIME).collect().await;
     let examined: Vec<Examined> = examined.into_iter().collect::<Result<_, _>>()?;
-    let findings = find(&nodes, &examined, Timestamp::now());
+    let findings = find(&fabrics, &nodes, &examined, Timestamp::now());
     let is_well = findings.is_empty();
     let report = Report { examined, findings };
     if args.json {

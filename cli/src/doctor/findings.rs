@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use kube::ResourceExt as _;
 use serde::Serialize;
-use weft_crds::{Diagnosis, FabricNode, NodeFacts, Reach};
+use weft_crds::{Diagnosis, FabricNode, NodeFacts, RdmaFabric, Reach};
 
 use super::Examined;
 use crate::quantity;
@@ -17,6 +17,9 @@ const CERTIFICATE_LEFT_S: i64 = 7 * 3600;
 const CLOCK_APART_MS: u64 = 60_000;
 /// The agent without its buffers: program, connections, manifests.
 const AGENT_BYTES: u64 = 64 << 20;
+
+/// Where the problem says what to do.
+const SAYS_ITSELF: &str = "do what the message says";
 
 /// Something that is wrong, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -42,17 +45,28 @@ pub(super) fn is_ready(node: &FabricNode) -> bool {
     ready(node).is_some_and(|condition| condition.status == "True")
 }
 
-fn ready(node: &FabricNode) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
-    let mut conditions = node.status.iter().flat_map(|status| &status.conditions);
-    conditions.find(|condition| condition.type_ == "Ready")
+fn ready(node: &FabricNode) -> Option<&Condition> {
+    condition(node.status.as_ref()?.conditions.as_slice(), "Ready")
 }
 
-/// Everything that is wrong: the nodes by themselves first, then between them.
-pub(super) fn find(nodes: &[FabricNode], examined: &[Examined], now: Timestamp) -> Vec<Finding> {
+fn condition<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+/// Everything that is wrong: the fabrics and nodes by themselves first, then between nodes.
+pub(super) fn find(
+    fabrics: &[RdmaFabric],
+    nodes: &[FabricNode],
+    examined: &[Examined],
+    now: Timestamp,
+) -> Vec<Finding> {
     let mut found = Vec::new();
     if nodes.is_empty() {
         let fix = "make an RdmaFabric whose spec.nodeSelector matches nodes; see: kubectl get rdmafabrics";
         found.push(finding("cluster", "no node is in a fabric".to_owned(), fix));
+    }
+    for fabric in fabrics {
+        of_fabric(fabric, &mut found);
     }
     for node in nodes {
         by_itself(node, now, &mut found);
@@ -83,6 +97,23 @@ pub(super) fn find(nodes: &[FabricNode], examined: &[Examined], now: Timestamp) 
     found
 }
 
+/// What its conditions say, but for nodes that are not ready: each of them is a finding.
+fn of_fabric(fabric: &RdmaFabric, found: &mut Vec<Finding>) {
+    let Some(status) = &fabric.status else {
+        return;
+    };
+    for (kind, wrong) in [("Conflicting", "True"), ("AgentsUpdated", "False")] {
+        let said = condition(&status.conditions, kind).filter(|said| said.status == wrong);
+        if let Some(said) = said {
+            found.push(finding(
+                format!("fabric {}", fabric.name_any()),
+                format!("{}: {}", said.reason, said.message),
+                SAYS_ITSELF,
+            ));
+        }
+    }
+}
+
 fn by_itself(node: &FabricNode, now: Timestamp, found: &mut Vec<Finding>) {
     let name = node.name_any();
     if !is_ready(node) {
@@ -96,12 +127,17 @@ fn by_itself(node: &FabricNode, now: Timestamp, found: &mut Vec<Finding>) {
         return;
     };
     for one in &status.findings {
-        let fix = "do what the message says";
         found.push(finding(
             &name,
             format!("{}: {}", one.reason, one.message),
-            fix,
+            SAYS_ITSELF,
         ));
+    }
+    // That it is pending, or that the agent refuses it, the operator or the agent deals with, and says.
+    let late = condition(&status.conditions, "Configured");
+    if let Some(late) = late.filter(|late| late.reason == "NotTakenOver") {
+        let fix = "see why its agent's pod is not replaced: kubectl --namespace weft-system describe pods";
+        found.push(finding(&name, late.message.clone(), fix));
     }
     if let Some(ends) = &status.certificate_expires {
         let left = ends.0.as_second() - now.as_second();

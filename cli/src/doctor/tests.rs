@@ -23,6 +23,15 @@ fn node(name: &str, mtu: u32) -> FabricNode {
     .unwrap()
 }
 
+fn fabric(name: &str, conditions: &[serde_json::Value]) -> RdmaFabric {
+    serde_json::from_value(json!({
+        "apiVersion": "weft.dev/v1alpha1", "kind": "RdmaFabric", "metadata": {"name": name},
+        "spec": {"nodeSelector": {}, "roots": []},
+        "status": {"conditions": conditions},
+    }))
+    .unwrap()
+}
+
 fn reached(node: &str, packet_bytes: u32) -> Reached {
     Reached {
         node: node.to_owned(),
@@ -60,15 +69,19 @@ fn well(node: &str, peer: &str) -> Examined {
     }
 }
 
-fn report(nodes: &[FabricNode], examined: Vec<Examined>) -> String {
-    let findings = find(nodes, &examined, now());
+fn report(fabrics: &[RdmaFabric], nodes: &[FabricNode], examined: Vec<Examined>) -> String {
+    let findings = find(fabrics, nodes, &examined, now());
     Report { examined, findings }.to_string()
 }
 
 #[test]
 fn where_nothing_is_wrong_what_was_measured_stands_alone() {
     let nodes = [node("n1", 9000), node("n2", 9000)];
-    assert_snapshot!(report(&nodes, vec![well("n1", "n2"), well("n2", "n1")]));
+    assert_snapshot!(report(
+        &[fabric("default", &[])],
+        &nodes,
+        vec![well("n1", "n2"), well("n2", "n1")]
+    ));
 }
 
 #[test]
@@ -89,7 +102,54 @@ fn every_finding_has_its_fix() {
         reason: "RootMissing".to_owned(),
         message: "root models: make the directory".to_owned(),
     }];
+    let said = |kind: &str, status: &str, reason: &str, message: &str| {
+        json!({"type": kind, "status": status, "reason": reason, "message": message,
+               "lastTransitionTime": "2027-01-15T00:00:00Z"})
+    };
+    let late = said(
+        "Configured",
+        "False",
+        "NotTakenOver",
+        "the agent has not taken it over for 30 min",
+    );
+    ending
+        .conditions
+        .push(serde_json::from_value(late).unwrap());
     nodes[1].status = Some(ending);
+    let fabrics = [
+        fabric(
+            "default",
+            &[
+                said(
+                    "Ready",
+                    "False",
+                    "NodesNotReady",
+                    "1 of 4 nodes is not ready",
+                ),
+                said(
+                    "Conflicting",
+                    "False",
+                    "NoConflict",
+                    "no other fabric selects its nodes",
+                ),
+                said(
+                    "AgentsUpdated",
+                    "False",
+                    "LabelsRefused",
+                    "write the label yourself",
+                ),
+            ],
+        ),
+        fabric(
+            "younger",
+            &[said(
+                "Conflicting",
+                "True",
+                "NodesOfAnother",
+                "n1 is in fabric default",
+            )],
+        ),
+    ];
     nodes[3].status = None;
 
     let mut first = well("n1", "n2");
@@ -122,12 +182,12 @@ fn every_finding_has_its_fix() {
         diagnosis: None,
         error: Some("node n2 at 10.0.0.2:7400 does not answer".to_owned()),
     };
-    assert_snapshot!(report(&nodes, vec![first, lost]));
+    assert_snapshot!(report(&fabrics, &nodes, vec![first, lost]));
 }
 
 #[test]
 fn a_cluster_without_nodes_is_not_well() {
-    let found = find(&[], &[], now());
+    let found = find(&[], &[], &[], now());
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].problem, "no node is in a fabric");
 }

@@ -383,9 +383,6 @@ impl Connections {
             }
             // The peer was quicker than the control channel: it will send again.
             Some(End::Allocated { .. }) => self.count(DropReason::UnknownConnection, packets),
-            // Or quicker than this worker, which has been told of the end before the peer was, but
-            // has not come to it. A Reset would end what has only begun.
-            None if self.regions.is_behind() => self.count(DropReason::UnknownConnection, packets),
             end => {
                 let known = end.is_some();
                 let reason = if known {
@@ -434,6 +431,19 @@ impl Connections {
                 self.count(DropReason::UnknownConnection, 1);
             }
         }
+    }
+
+    /// Whether packets have come of connections that are not known.
+    pub(crate) fn has_strangers(&self) -> bool {
+        !self.resets.is_empty()
+    }
+
+    /// The next Reset to send, but for connections that are known by now.
+    pub(crate) fn next_reset(&mut self) -> Option<PendingReset> {
+        let ends = &self.ends;
+        let is_known =
+            |id: &ConnectionId| matches!(ends.get(id), Some(End::Open(_) | End::Allocated { .. }));
+        self.resets.next(|reset| is_known(&reset.connection))
     }
 
     fn count(&mut self, reason: DropReason, packets: usize) {

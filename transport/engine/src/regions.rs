@@ -31,11 +31,6 @@ impl Regions {
         }
     }
 
-    /// Whether the worker has still to be told of something: what it does not know may be among it.
-    pub(crate) fn is_behind(&self) -> bool {
-        !self.commands.is_empty()
-    }
-
     pub(crate) fn counts(&self) -> RegionCounts {
         let mut counts = RegionCounts::default();
         for buffer in self.table.backings() {

@@ -51,11 +51,23 @@ impl Resets {
         self.pending.push(reset);
     }
 
-    /// The next Reset to send.
-    pub(crate) fn next(&mut self) -> Option<PendingReset> {
-        let reset = self.pending.pop()?;
-        self.sent += 1;
-        Some(reset)
+    /// Whether there is none to be sent.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// The next Reset to send, but for those that are not needed any more.
+    pub(crate) fn next(
+        &mut self,
+        is_needless: impl Fn(&PendingReset) -> bool,
+    ) -> Option<PendingReset> {
+        while let Some(reset) = self.pending.pop() {
+            if !is_needless(&reset) {
+                self.sent += 1;
+                return Some(reset);
+            }
+        }
+        None
     }
 
     pub(crate) fn sent(&self) -> u64 {
@@ -85,7 +97,7 @@ mod tests {
         for connection in 0..1000 {
             resets.answer(now, reset(connection));
         }
-        std::iter::from_fn(|| resets.next()).count()
+        std::iter::from_fn(|| resets.next(|_| false)).count()
     }
 
     #[test]
@@ -108,7 +120,7 @@ mod tests {
         for _ in 0..44 {
             resets.answer(Time::from_nanos(1 << 40), reset(9));
         }
-        assert_eq!(resets.next(), Some(reset(9)));
-        assert_eq!(resets.next(), None);
+        assert_eq!(resets.next(|_| false), Some(reset(9)));
+        assert_eq!(resets.next(|_| false), None);
     }
 }

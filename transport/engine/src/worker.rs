@@ -181,7 +181,7 @@ impl Worker {
 
     /// One round. Answers whether anything was done.
     fn turn(&mut self) -> io::Result<bool> {
-        let mut busy = self.serve_commands();
+        let mut busy = self.serve_commands(COMMANDS_PER_TURN);
         self.note_readiness()?;
         let now = self.clock.now();
         busy |= self.retry_blocked(now);
@@ -192,6 +192,7 @@ impl Worker {
             self.turns_without_timers = 0;
             busy |= self.connections.serve_timers(now);
         }
+        busy |= self.hear_of_strangers();
         let touched = self.connections.take_touched();
         for &id in &touched {
             self.connections.tell(id);
@@ -206,9 +207,9 @@ impl Worker {
         Ok(busy | sent)
     }
 
-    fn serve_commands(&mut self) -> bool {
+    fn serve_commands(&mut self, most: usize) -> bool {
         let mut served = false;
-        for _ in 0..COMMANDS_PER_TURN {
+        for _ in 0..most {
             let Ok(command) = self.commands.try_recv() else {
                 break;
             };
@@ -244,6 +245,12 @@ impl Worker {
             }
         }
         served
+    }
+
+    /// A peer knows an end as soon as it is allocated, and its packets may be quicker than that command: a
+    /// Reset would end what has only begun. So before any is sent all commands are served that are there.
+    fn hear_of_strangers(&mut self) -> bool {
+        self.connections.has_strangers() && self.serve_commands(self.commands.len())
     }
 
     fn note_readiness(&mut self) -> io::Result<()> {
@@ -314,7 +321,7 @@ impl Worker {
     }
 
     fn send_resets(&mut self) {
-        while let Some(reset) = self.connections.resets.next() {
+        while let Some(reset) = self.connections.next_reset() {
             let datagram = Reset {
                 path: reset.path,
                 connection: reset.connection,
@@ -561,8 +568,8 @@ mod tests {
     use std::net::{Ipv4Addr, UdpSocket};
     use std::time::Instant;
     use weft_core::memory::DomainId;
-    use weft_core::units::Key;
-    use weft_core::wire::{OVERHEAD_BYTES, Secret};
+    use weft_core::units::{Key, PathId};
+    use weft_core::wire::{OVERHEAD_BYTES, Probe, Seal, Secret};
 
     /// A worker on one port that no other process has.
     fn worker() -> (Worker, Sender<Command>, EngineConfig) {
@@ -624,7 +631,7 @@ mod tests {
         ] {
             assert!(commands.send(command).is_ok());
         }
-        assert!(worker.serve_commands());
+        assert!(worker.serve_commands(3));
         let now = worker.clock.now();
         let (open, paths, rng) = worker.connections.open(id).unwrap();
         let chunk = open.poll_chunk(now, paths, rng).unwrap();
@@ -643,6 +650,45 @@ mod tests {
     }
 
     #[test]
+    fn a_packet_that_overtakes_the_word_of_its_connection_is_answered_by_no_reset() {
+        let (mut worker, commands, config) = worker();
+        let peer = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        peer.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let sends = |worker: &mut Worker, connection: u32| {
+            let mut probe = [0; Probe::BYTES];
+            let seal = Seal::new(&Secret([2; 32]));
+            let connection = ConnectionId(connection);
+            let probe_bytes =
+                Probe { sent_at: 0 }.emit(&mut probe, &seal, PathId(0), connection, 0);
+            peer.send_to(&probe[..probe_bytes], (config.address, config.ports.first))
+                .unwrap();
+            // After a quiet time, in which Resets may be saved up.
+            while !worker.receive(worker.clock.now() + Nanos::from_secs(1)) {
+                worker.note_readiness().unwrap();
+            }
+            worker.hear_of_strangers();
+            worker.send_resets();
+        };
+        // It was queued after the worker's last look at the queue.
+        let allocate = Command::Allocate {
+            id: ConnectionId(7),
+            domain: DomainId(1),
+            receive_secret: Secret([2; 32]),
+        };
+        assert!(commands.send(allocate).is_ok());
+        sends(&mut worker, 7);
+        assert_eq!(worker.snapshot().resets_sent, 0);
+        // Who has heard everything and knows nothing of it says so.
+        sends(&mut worker, 8);
+        assert_eq!(worker.snapshot().resets_sent, 1);
+        let mut answer = [0; 100];
+        let bytes = peer.recv(&mut answer).unwrap();
+        let reset = Reset::parse(&answer[..bytes]).unwrap();
+        assert_eq!(reset.connection, ConnectionId(8));
+    }
+
+    #[test]
     fn a_port_whose_receive_calls_failed_is_read_again_soon() {
         let (mut worker, _commands, config) = worker();
         assert!(!worker.turn().unwrap(), "the port is empty");
@@ -651,8 +697,9 @@ mod tests {
             .send_to(&[1], (config.address, config.ports.first))
             .unwrap();
         // What two failed calls leave: epoll has told of the datagram, and nobody has read it.
-        worker.note_readiness().unwrap();
-        assert_eq!(worker.readable, [true]);
+        while worker.readable != [true] {
+            worker.note_readiness().unwrap();
+        }
         let patience = Duration::from_secs(20);
         let begun = Instant::now();
         worker.wait(Some(patience)).unwrap();

@@ -79,7 +79,14 @@ fn messages_cross_in_both_directions_while_slots_are_armed_again() {
     });
     for side in sides {
         side.engine.close(side.id);
-        assert!(matches!(next(side), Event::Closed { .. }));
+        loop {
+            match next(side) {
+                Event::Closed { .. } => break,
+                // The other end is closed already, and has said so to a late probe.
+                Event::Failed { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
         assert_eq!(side.engine.snapshot().connections.len(), 0);
     }
 }

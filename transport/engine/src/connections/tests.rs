@@ -257,30 +257,6 @@ fn what_a_node_says_of_an_address_ends_no_connection_of_another_node() {
 }
 
 #[test]
-fn a_packet_that_overtakes_the_word_of_its_connection_is_not_answered_by_a_reset() {
-    let mut duo = Duo::new();
-    let _events = duo.join([1, 11]);
-    duo.write(1, Key(77), 100);
-    let sent = duo.turn(0);
-    let (commands, queue) = unbounded();
-    duo.ends[1] = Connections::new(config(1), 0, queue.clone());
-    let allocate = Command::Allocate {
-        id: ConnectionId(11),
-        domain: DOMAIN,
-        receive_secret: Secret([2; 32]),
-    };
-    assert!(commands.send(allocate).is_ok());
-    duo.deliver(1, &sent);
-    assert_eq!(duo.ends[1].resets.next(), None);
-    assert_eq!(duo.ends[1].drops.get(DropReason::UnknownConnection), 1);
-    // Who has heard everything and knows nothing of it says so.
-    assert!(queue.try_recv().is_ok());
-    duo.deliver(1, &sent);
-    let reset = duo.ends[1].resets.next();
-    assert_eq!(reset.map(|reset| reset.connection), Some(ConnectionId(11)));
-}
-
-#[test]
 fn the_end_of_an_outage_is_seen_by_every_connection_of_the_peer() {
     let mut duo = Duo::new();
     let _events = [duo.join([1, 11]), duo.join([2, 12])];

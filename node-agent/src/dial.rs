@@ -7,7 +7,7 @@ use crossbeam_channel::Sender;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
-use weft_core::units::{ConnectionId, Key};
+use weft_core::units::Key;
 use weft_core::wire::{Secret, VERSION};
 use weft_engine::{DomainId, Engine, Event};
 use weft_proto::Message as _;
@@ -20,7 +20,7 @@ use crate::convert;
 use crate::fanout::ChildIndex;
 use crate::fault::Fault;
 use crate::message::Held;
-use crate::outlet::{Feed, Link};
+use crate::outlet::{End, Feed, Link};
 use crate::peer::Peer;
 use crate::record::SLOT_BYTES;
 use crate::state::State;
@@ -75,27 +75,6 @@ pub(crate) struct Dial {
     pub feed: Sender<Feed>,
 }
 
-/// An end that comes to nothing is forgotten by the engine, also where the call is given up half way.
-struct Allocated<'a> {
-    engine: &'a Engine,
-    id: Option<ConnectionId>,
-}
-
-impl Allocated<'_> {
-    /// It has become a connection.
-    fn keep(mut self) {
-        self.id = None;
-    }
-}
-
-impl Drop for Allocated<'_> {
-    fn drop(&mut self) {
-        if let Some(id) = self.id {
-            self.engine.close(id);
-        }
-    }
-}
-
 impl Dial {
     /// Calls until the child has agreed or refused, or patience is over; tells the outlet.
     pub(crate) async fn run(self) {
@@ -109,20 +88,14 @@ impl Dial {
             // its children.
             _ = watch.wait_for(|status| status.state == State::Failed) => return,
         };
-        if let Err(refused) = self.feed.send(feed)
-            && let Feed::Connected(_, link) = refused.0
-        {
-            self.engine.close(link.connection);
-        }
+        // An outlet that is over needs neither; a connection closes with the message.
+        let _ = self.feed.send(feed);
     }
 
     async fn connect(&self) -> Result<Link, Fault> {
         let secret = draw_secret()?;
         let local = self.engine.allocate(self.domain, secret.clone());
-        let end = Allocated {
-            engine: &self.engine,
-            id: Some(local.id),
-        };
+        let end = End::new(self.engine.clone(), local.id);
         let request = ConnectRequest {
             ticket: self.child.ticket.clone(),
             wire_version: VERSION.into(),
@@ -151,7 +124,6 @@ impl Dial {
             .map_err(|error| Fault::Engine {
                 problem: error.to_string(),
             })?;
-        end.keep();
         self.peer.opened(local.id, address);
         let slots = response
             .slots
@@ -159,11 +131,7 @@ impl Dial {
             .take(self.slots)
             .map(|slot| Key(slot.key))
             .collect();
-        Ok(Link {
-            connection: local.id,
-            slots,
-            held,
-        })
+        Ok(Link { end, slots, held })
     }
 
     async fn call(&self, request: ConnectRequest) -> Result<ConnectResponse, Fault> {

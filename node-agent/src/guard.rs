@@ -42,7 +42,9 @@ pub(crate) async fn blocking<T: Send + 'static>(
 ) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
-        Err(_) => die(name),
+        Err(error) if error.is_panic() => die(name),
+        // The runtime is being shut down, and whoever waits here with it.
+        Err(_) => std::future::pending().await,
     }
 }
 

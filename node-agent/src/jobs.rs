@@ -71,7 +71,7 @@ pub struct Jobs {
     refused: Mutex<BTreeMap<&'static str, u64>>,
     misuses: Mutex<Misuses>,
     state: Mutex<Known>,
-    /// Copies that are being removed. Counted up under the lock of `state`.
+    /// Copies, and what attempts have left, that are being removed. Counted up under the lock of `state`.
     removals: Arc<watch::Sender<usize>>,
     domains: AtomicU32,
 }
@@ -391,7 +391,12 @@ impl Jobs {
     async fn discard(self: &Arc<Self>, run: Arc<Run>) -> Result<(), Fault> {
         let (jobs, job) = (self.clone(), run.attempt.job.clone());
         let uid = convert::uid(&job)?;
+        let counted = {
+            let _known = self.lock();
+            self.count_removal()
+        };
         let faults = guard::blocking("discard", move || {
+            let _counted = counted;
             // One after the other. The next attempt's Prepare waits, too, or has come before.
             let mut left = run.left();
             let latest = jobs.lock().runs.get(uid.as_str()).cloned();
@@ -484,14 +489,18 @@ impl Jobs {
         self.lock().runs.values().cloned().collect()
     }
 
-    /// Counts a copy that is being removed, until the answer is dropped.
+    /// Counts what is being removed, until the answer is dropped.
     pub(crate) fn begin_removal(&self) -> Result<Removal, Fault> {
         let known = self.lock();
         if known.stopping {
             return Err(Fault::ShuttingDown);
         }
+        Ok(self.count_removal())
+    }
+
+    fn count_removal(&self) -> Removal {
         self.removals.send_modify(|count| *count += 1);
-        Ok(Removal(self.removals.clone()))
+        Removal(self.removals.clone())
     }
 
     /// Refuses new attempts and removals from now on, unless one runs; whether none does.

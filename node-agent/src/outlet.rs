@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, select, tick};
+use crossbeam_channel::{Receiver, never, select, tick};
 use weft_core::units::{ConnectionId, Key};
 use weft_engine::{Engine, Event, WriteRequest};
 use weft_proto::agent::v1::Role;
@@ -33,11 +33,42 @@ pub(crate) enum Feed {
     Refused(ChildIndex, Fault),
 }
 
+/// An end that is the engine's as long as this is here, unless somebody else takes care of it: one that comes
+/// to nothing is closed, also where a call is given up half way or a message is not read.
+#[derive(Debug)]
+pub(crate) struct End {
+    engine: Arc<Engine>,
+    id: Option<ConnectionId>,
+}
+
+impl End {
+    /// Of one that was allocated.
+    pub(crate) fn new(engine: Arc<Engine>, id: ConnectionId) -> Self {
+        Self {
+            engine,
+            id: Some(id),
+        }
+    }
+
+    /// Whoever has it from now on closes it.
+    pub(crate) fn keep(mut self) -> ConnectionId {
+        self.id.take().unwrap_or_default()
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.engine.close(id);
+        }
+    }
+}
+
 /// An agreed connection to a child.
 #[derive(Debug)]
 pub(crate) struct Link {
     /// In the engine.
-    pub connection: ConnectionId,
+    pub end: End,
     /// Where it receives.
     pub slots: Vec<Key>,
     /// What it has.
@@ -105,13 +136,14 @@ impl Outlet {
     pub(crate) fn run(mut self) {
         let stopped = self.config.attempt.stopped();
         let idle = tick(PING_INTERVAL);
-        let (feed, events) = (self.config.feed.clone(), self.config.events.clone());
+        let (feed, mut events) = (self.config.feed.clone(), self.config.events.clone());
         let mut stopping = false;
         while !self.fanout.is_over() && !stopping {
             select! {
                 recv(events) -> event => match event {
                     Ok(event) => self.event(event),
-                    Err(_) => stopping = true,
+                    // No child is connected, and nobody dials any more: why, the feed still has to tell.
+                    Err(_) => events = never(),
                 },
                 recv(feed) -> told => match told {
                     Ok(told) => self.told(told),
@@ -158,7 +190,7 @@ impl Outlet {
                 let slots = link.slots.len() as u16;
                 self.open.push(Open {
                     child,
-                    connection: link.connection,
+                    connection: link.end.keep(),
                     slots: link.slots,
                     under_way: 0,
                     failed: false,
@@ -348,20 +380,7 @@ impl Outlet {
             self.config.peers[open.child].closed(&snapshot);
             self.config.engine.close(open.connection);
         }
-        // Connections that were agreed on while this thread was ending.
-        for told in self.config.feed.try_iter() {
-            if let Feed::Connected(child, link) = told {
-                self.config.engine.close(link.connection);
-                let (connection, slots) = (link.connection, link.slots);
-                self.open.push(Open {
-                    child,
-                    connection,
-                    slots,
-                    under_way: 0,
-                    failed: true,
-                });
-            }
-        }
+        // Those that are agreed on while this thread is ending close with the message that nobody reads.
         let mut left: Vec<ConnectionId> = self.open.drain(..).map(|open| open.connection).collect();
         while !left.is_empty() {
             match self.config.events.recv() {
@@ -380,4 +399,60 @@ pub(crate) fn peers<'a>(nodes: impl Iterator<Item = &'a str>) -> Vec<Arc<Peer>> 
     nodes
         .map(|node| Arc::new(Peer::new(node.to_owned(), Role::Child)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use crossbeam_channel::unbounded;
+    use weft_core::wire::Secret;
+    use weft_engine::{EngineConfig, PortRange};
+    use weft_proto::agent::v1::JobRef;
+
+    use super::*;
+    use crate::account::Account;
+    use crate::record::SLOT_BYTES;
+    use crate::state::State;
+
+    /// On one port that no other process has.
+    fn engine() -> Arc<Engine> {
+        let first = std::process::id();
+        let free = (first..first + 100).find_map(|step| {
+            let ports = PortRange {
+                first: 18_000 + (step % 400) as u16,
+                count: 1,
+            };
+            let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
+            Engine::start(config).ok()
+        });
+        Arc::new(free.unwrap())
+    }
+
+    #[test]
+    fn the_last_refusal_is_told_though_nobody_is_left_who_could_connect() {
+        let engine = engine();
+        // Which of two channels is read first is drawn.
+        for _ in 0..20 {
+            let attempt = Attempt::new(JobRef::default());
+            let account = Account::new(8 * SLOT_BYTES as u64);
+            let (feed, fed) = unbounded();
+            let (wanted, _asked) = unbounded();
+            let outlet = Outlet::new(OutletConfig {
+                engine: engine.clone(),
+                attempt: attempt.clone(),
+                peers: peers(["n1"].into_iter()),
+                pool: Pool::new(&account, 2, 4).unwrap(),
+                messages: 1,
+                ready: 0,
+                is_source: true,
+                wanted,
+                feed: fed,
+                events: unbounded().1,
+            });
+            feed.send(Feed::Refused(0, Fault::ShuttingDown)).unwrap();
+            outlet.run();
+            assert_eq!(attempt.state(), State::Failed);
+        }
+    }
 }

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// How often it is tried meanwhile.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// A copy is being removed: as long as it is there, the agent is not replaced by one that would not know.
+/// A copy is being removed, or what attempts have left: as long as it is there, the agent is not replaced by one that would not know.
 #[derive(Debug)]
 pub(crate) struct Removal(pub(crate) Arc<watch::Sender<usize>>);
 

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use weft_proto::operator::v1::{Model, ModelState};
 
-use crate::files::{Condition, Fingerprint, RootPath};
+use crate::files::{Condition, Fingerprint, Root, RootPath};
 use crate::guard;
 use crate::jobs::Jobs;
 
@@ -110,14 +110,16 @@ impl Caretaker {
     /// Begins to look wherever it is time to, with an agent's roots: at all of them, for a file system may
     /// be mounted over one that holds no model yet.
     pub(crate) fn begin(&mut self, jobs: &Arc<Jobs>, models: &[Model]) {
-        let roots = jobs.roots().iter().map(|root| root.name().to_owned());
-        let (jobs, same) = (jobs.clone(), jobs.clone());
+        // Not the jobs themselves: a look that hangs would keep their engine, and its ports, for as long.
+        let roots = jobs.roots().to_vec();
+        let names = roots.iter().map(|root| root.name().to_owned()).collect();
+        let same = roots.clone();
         self.begin_with(
             models,
-            roots.collect(),
+            names,
             Instant::now(),
-            move |model| sight(&jobs, model),
-            move |root| same.root(root).is_ok_and(|root| root.is_elsewhere()),
+            move |model| sight(&roots, model),
+            move |root| named(&same, root).is_some_and(|root| root.is_elsewhere()),
         );
     }
 
@@ -250,10 +252,14 @@ impl Caretaker {
     }
 }
 
+fn named<'a>(roots: &'a [Arc<Root>], name: &str) -> Option<&'a Arc<Root>> {
+    roots.iter().find(|root| root.name() == name)
+}
+
 /// What has become of a model; nothing where nobody can tell.
-fn sight(jobs: &Jobs, model: &Model) -> Option<Condition> {
+fn sight(roots: &[Arc<Root>], model: &Model) -> Option<Condition> {
     // A root that is none any more holds nothing for anybody.
-    let Ok(root) = jobs.root(&model.root) else {
+    let Some(root) = named(roots, &model.root) else {
         return Some(Condition::Changed);
     };
     let path = RootPath::parse(&model.path).ok()?;
@@ -261,7 +267,7 @@ fn sight(jobs: &Jobs, model: &Model) -> Option<Condition> {
         return Some(Condition::Changed);
     };
     fingerprint
-        .examine(&root, &path)
+        .examine(root, &path)
         .inspect_err(|error| {
             tracing::warn!(
                 model = model.name,

@@ -18,7 +18,9 @@ use crate::transfer::names;
 
 const MIB: usize = 1 << 20;
 /// The stores here have no TLS, and are on the node itself.
-pub(crate) const INSECURE: &str = "objects: {allowInsecure: true, stallTimeout: 500ms}\n";
+pub(crate) const INSECURE: &str = "objects: {allowInsecure: true, stallTimeout: 5s}\n";
+/// The same where a server falls silent.
+const RESTLESS: &str = "objects: {allowInsecure: true, stallTimeout: 1s}\n";
 pub(crate) const PASSWORD: &str = "hunter2hunter2";
 
 fn object(url: &str) -> ObjectSource {
@@ -207,7 +209,7 @@ async fn a_store_that_refuses_is_a_failure_at_once_that_names_secret_and_key_and
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_stalls_truncates_and_has_enough_for_now_is_asked_for_the_rest() {
     let lab = Lab::new();
-    let agents = [lab.agent(0, INSECURE).await, lab.agent(1, INSECURE).await];
+    let agents = [lab.agent(0, RESTLESS).await, lab.agent(1, RESTLESS).await];
     let bytes = noise(2 * MIB + 5, 2);
     let shop = Shop::open(&[("m.bin", &bytes)]).await;
     shop.change(|stock| {

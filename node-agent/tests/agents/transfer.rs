@@ -210,13 +210,11 @@ async fn after_a_cancel_nothing_lands_and_what_is_discarded_is_gone() {
     assert_eq!(answer.state(), State::Failed);
     let end = lab.finish(1, &first).await;
     assert_eq!(end.reason, "Cancelled");
-    // The source hears of it and ends too.
+    // The source hears of it and ends too: is told so, unless the connection was gone before that.
     let end = lab.finish(0, &first).await;
-    assert_eq!(
-        (end.state(), end.reason.as_str()),
-        (State::Failed, "PeerGaveUp"),
-        "{end:?}"
-    );
+    assert_eq!(end.state(), State::Failed, "{end:?}");
+    let reasons = ["PeerGaveUp", "PeerRestarted"];
+    assert!(reasons.contains(&end.reason.as_str()), "{end:?}");
     assert!(
         !names(&lab, 1).is_empty(),
         "partial files are kept for a resume"
@@ -272,7 +270,7 @@ async fn a_failed_child_does_not_stop_its_sibling() {
     let source = lab.agent(0, SLOW).await;
     let _sibling = lab.agent(2, SLOW).await;
     let killed = Kept::start(&lab, 1, SLOW);
-    let bytes = noise(24 << 20, 8);
+    let bytes = noise(64 << 20, 8);
     write(&lab.root(0).join("model"), &bytes);
     let first = job("sibling", 1);
     lab.begin(&first, &[(0, 1), (0, 2)], Algorithm::Blake3)
@@ -301,13 +299,14 @@ async fn a_source_that_changes_while_it_is_read_fails_and_publishes_nothing() {
     let _agents = [lab.agent(0, SLOW).await, lab.agent(1, SLOW).await];
     let path = lab.root(0).join("model");
     write(&path, &noise(64 << 20, 9));
+    let other = noise(64 << 20, 10);
     let first = job("changed", 1);
     lab.begin(&first, &[(0, 1)], Algorithm::Blake3)
         .await
         .unwrap();
     let mut stream = lab.follow(0, &first).await;
     while stream.message().await.unwrap().unwrap().bytes < 4 << 20 {}
-    write(&path, &noise(64 << 20, 10));
+    write(&path, &other);
     let end = lab.finish(0, &first).await;
     assert!(
         ["SourceChanged", "SourceTruncated"].contains(&end.reason.as_str()),
@@ -328,8 +327,9 @@ async fn a_source_that_changes_while_it_is_read_fails_and_publishes_nothing() {
 async fn an_attempt_that_nobody_asks_about_ends_by_itself() {
     let lab = Lab::new();
     let agents = [
-        lab.agent(0, "limits: {lease: 1s}\n").await,
-        lab.agent(1, "limits: {lease: 1s}\n").await,
+        // Longer than a busy disk takes to reserve a file.
+        lab.agent(0, "limits: {lease: 5s}\n").await,
+        lab.agent(1, "limits: {lease: 5s}\n").await,
     ];
     write(&lab.root(0).join("model"), &noise(1 << 20, 11));
     let first = job("lease", 1);

@@ -94,6 +94,10 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// Between two steps: what comes in a bunch is decided at once.
 const BREATH: Duration = Duration::from_millis(20);
 
+/// Writes that no job's change waits for take so long in a step, but for the last of them: it may be one
+/// that is not answered.
+const WRITES_WITHIN: Duration = Duration::from_secs(2);
+
 /// What the controllers work with.
 pub struct Context {
     /// The API server.
@@ -281,18 +285,23 @@ impl Controllers {
             let job = self.world.jobs.get(&key).map(|job| job.object_ref(&()));
             self.tell(job, "Transfer", &[news]).await;
         }
+        // A write that is not answered takes its time, and jobs are not looked at meanwhile. What came to
+        // nothing is left alone after that, so that the next look is at others.
+        let until = Instant::now() + WRITES_WITHIN;
         for request in self.fabrics(are_reports_new, now) {
-            all_done &= self.carry_out(&request, now).await;
+            let has_time = Instant::now() < until;
+            all_done &= has_time && self.carry_out(&request, now).await;
         }
         // Before progress, and with a pace of their own: neither waits for ever.
-        all_done &= self.label(labels, &mut looked, now).await;
+        all_done &= self.label(labels, &mut looked, until, now).await;
         // Where there is no room for all, those come first that were shown longest ago.
         progress.sort_by_key(|(_, request)| match request {
             Request::JobStatus { uid, .. } => self.written.get(uid).copied(),
             _ => None,
         });
         for (key, request) in progress {
-            let is_done = self.carry_out(&request, now).await;
+            let has_time = Instant::now() < until;
+            let is_done = has_time && self.carry_out(&request, now).await;
             looked.push((key, if is_done { LOOK } else { AGAIN }));
         }
         // Whether it was done, and what follows from it, is seen by another look.
@@ -309,6 +318,7 @@ impl Controllers {
         &mut self,
         mut labels: Vec<(Key, Request)>,
         looked: &mut Vec<(Key, Duration)>,
+        until: Instant,
         now: Timestamp,
     ) -> bool {
         let is_next =
@@ -321,7 +331,8 @@ impl Controllers {
             let is_held = self.holds.is_held(&request.object(), elapsed);
             let wait = if is_held || !has_room {
                 LOOK
-            } else if self.label_bucket.take(elapsed, Rank::Label)
+            } else if Instant::now() < until
+                && self.label_bucket.take(elapsed, Rank::Label)
                 && self.carry_out(&request, now).await
             {
                 self.labelled = Some(key.clone());

@@ -165,12 +165,17 @@ fn next(view: &View<'_>) -> Decision {
             }
             // What is Verified stays, and is said as after any other end, but not for ever: whoever set a
             // deadline waits for it.
-            (Some(Outcome::Withdrawn { .. }), Some(Stop::Deadline)) => {
+            (Some(Outcome::Withdrawn { discard }), Some(Stop::Deadline)) => {
                 let until = due(view.job).and_then(|due| due.checked_add(NOTING).ok());
                 let request = until.filter(|until| view.now < *until);
                 let request =
                     request.and_then(|_| models::next(view.job, view.world, work, view.held));
-                request.map_or_else(|| stopped(view, &old, Stop::Deadline), Decision::from)
+                match request {
+                    Some(request) => request.into(),
+                    None if *discard => stopped(view, &old, Stop::Deadline),
+                    // Agents were told that it is suspended, and nothing shall be left of it: they are told anew.
+                    None => Order::Forget.into(),
+                }
             }
             (Some(Outcome::Complete | Outcome::Failed), _) => {
                 // First what only this process knows: with the outcome written, nobody asks again.

@@ -672,6 +672,27 @@ fn a_job_past_its_deadline_fails_and_its_partial_files_go() {
 }
 
 #[test]
+fn of_a_job_whose_deadline_ends_while_agents_are_told_that_it_is_suspended_nothing_is_left() {
+    for turns in 0.. {
+        let mut stage = Stage::with(|job| job.spec.deadline_seconds = Some(1000));
+        stage.until(|stage| stage.agents.get("n3").is_some_and(|agent| agent.partial));
+        stage.edit(|job| job.spec.suspend = true);
+        for _ in 0..turns {
+            stage.turn();
+        }
+        // Once that is written the time does not run any more, and it goes on from what is there.
+        if stage.phase() == Phase::Suspended {
+            assert!(turns > 2);
+            return;
+        }
+        stage.now += SignedDuration::from_secs(1000);
+        stage.settle();
+        assert_eq!(stage.phase(), Phase::Failed, "{turns}: {:?}", stage.log);
+        assert_eq!(stage.left(), Vec::<&str>::new(), "{turns}: {:?}", stage.log);
+    }
+}
+
+#[test]
 fn a_finished_job_is_deleted_when_its_time_is_over_and_not_before() {
     let mut stage = Stage::with(|job| job.spec.ttl_seconds_after_finished = Some(3600));
     stage.settle();

@@ -98,7 +98,8 @@ async fn the_last_of_a_bunch_of_reports_is_heard_though_nothing_comes_after_it()
     let authority = Arc::new(Authority::new("lab").unwrap());
     let node = StandIn::start(&authority, "n1").await;
     node.flood(200);
-    let report = Duration::from_millis(50);
+    // In the time that the test takes there is room for a tenth of them.
+    let report = Duration::from_millis(500);
     let mut heard = following(&node, authority, report).await;
     let mut count = 1;
     while heard.next().await < 199 {

@@ -138,7 +138,8 @@ async fn all_who_wait_for_an_agent_that_does_not_answer_share_one_try() {
     for called in join_all(jobs.iter().map(cancel)).await {
         assert_eq!(called.unwrap_err().reason, "NodeNeverReached");
     }
-    assert!(began.elapsed() < 2 * CONTACT_TRY, "{:?}", began.elapsed());
+    // One after the other it would be a hundred times as long.
+    assert!(began.elapsed() < 20 * CONTACT_TRY, "{:?}", began.elapsed());
     assert_eq!(tries.load(Ordering::Relaxed), 1);
     // Who comes later tries again.
     cancel(&jobs[0]).await.unwrap_err();

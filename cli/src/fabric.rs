@@ -45,6 +45,8 @@ pub use tool::{MissingTools, Tool, Tools};
 
 /// A link comes up when a kernel thread gets to it: at once, unless the machine is overloaded.
 const UP_WITHIN: Duration = Duration::from_secs(30);
+/// It is looked for so often.
+const UP_LOOK: Duration = Duration::from_millis(10);
 
 /// Why a fabric cannot be built or changed.
 #[derive(Debug, thiserror::Error)]
@@ -255,6 +257,8 @@ impl Fabric {
                 let (namespace, port) = (namespace.to_owned(), down.clone());
                 return Err(FabricError::LinkDown { namespace, port });
             }
+            // The kernel's thread needs the processor more.
+            std::thread::sleep(UP_LOOK);
         }
     }
 

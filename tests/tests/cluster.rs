@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use weft_tests::cluster::{Cluster, ClusterError, DATA_INTERFACE, Order, Settings, Up, programs};
@@ -248,11 +248,16 @@ fn pods_run_and_can_be_asked(lent: &Lent) {
     // To a Service, from a pod's own network and from the node's.
     let ask = r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w5 10.96.0.1 443";
     for from in ["node0", &agent] {
-        let answer = lent.kubectl(&["exec", from, "--", "sh", "-c", ask]);
-        assert!(
-            answer.contains("HTTP request to an HTTPS server"),
-            "{from}: {answer}"
-        );
+        // Once kube-proxy has written its rules.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let answer = lent.cluster.kubectl(&["exec", from, "--", "sh", "-c", ask]);
+            let answer = answer.unwrap_or_else(|error| error.to_string());
+            if answer.contains("HTTP request to an HTTPS server") {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{from}: {answer}");
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::order::{Answer, Order, SOCKET};
-use super::record::{LOCK, Lock};
+use super::record::{Lock, remove_all_but_lock};
 use super::server::{KUBECONFIG, Said};
 use super::{ClusterError, NodeRecord, Record, Settings, hierarchy, output, output_of};
 
@@ -346,28 +346,6 @@ fn end(record: &Record) -> Result<(), ClusterError> {
     }
     if record.groups != 0 {
         hierarchy::remove(record.groups)?;
-    }
-    Ok(())
-}
-
-fn remove_all_but_lock(state: &Path) -> Result<(), ClusterError> {
-    let failed = || format!("emptying {}", state.display());
-    for entry in std::fs::read_dir(state).map_err(ClusterError::system(failed()))? {
-        let entry = entry.map_err(ClusterError::system(failed()))?;
-        let path = entry.path();
-        if entry.file_name() == LOCK {
-            continue;
-        }
-        let directory = entry
-            .file_type()
-            .map_err(ClusterError::system(failed()))?
-            .is_dir();
-        let removed = if directory {
-            std::fs::remove_dir_all(&path)
-        } else {
-            std::fs::remove_file(&path)
-        };
-        removed.map_err(ClusterError::system(failed()))?;
     }
     Ok(())
 }

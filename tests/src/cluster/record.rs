@@ -1,6 +1,7 @@
 //! The state directory: what is up, and which process it ends with.
 
 use std::fs::{self, File};
+use std::io::{self, ErrorKind};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -12,7 +13,9 @@ use super::{ClusterError, Settings, write_private};
 /// Its presence says that the directory is a cluster's.
 const RECORD: &str = "cluster.json";
 /// Who holds it may change the directory.
-pub(super) const LOCK: &str = "lock";
+const LOCK: &str = "lock";
+/// How often a directory may be gone again before it can be used: others take it and clear it meanwhile.
+const TRIES: u32 = 1000;
 
 /// A cluster, as its state directory tells of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,30 +110,95 @@ impl Lock {
     /// Makes the directory if it is not there, and waits for who holds it.
     pub(super) fn take(state: &Path) -> Result<Self, ClusterError> {
         let failed = || format!("taking {}", state.display());
+        let mut left = TRIES;
         loop {
-            fs::create_dir_all(state).map_err(ClusterError::system(failed()))?;
-            let path = state.join(LOCK);
-            let mut entries = fs::read_dir(state).map_err(ClusterError::system(failed()))?;
-            if entries.next().is_some() && !path.exists() {
-                return Err(ClusterError::Occupied(state.to_owned()));
-            }
-            let file = File::create(&path).map_err(ClusterError::system(failed()))?;
-            file.lock().map_err(ClusterError::system(failed()))?;
-            // Who held it may have removed it, and another may have made one anew.
-            let held = file.metadata().map_err(ClusterError::system(failed()))?;
-            if fs::metadata(&path).is_ok_and(|named| named.ino() == held.ino()) {
-                return Ok(Self { _file: file });
+            left = left.saturating_sub(1);
+            match Self::attempt(state) {
+                Ok(Attempt::Taken(lock)) => return Ok(lock),
+                Ok(Attempt::Occupied) => return Err(ClusterError::Occupied(state.to_owned())),
+                Ok(Attempt::Overtaken) => {}
+                Err(error) => {
+                    // Who held it may be removing the directory.
+                    let kinds = [ErrorKind::NotFound, ErrorKind::AlreadyExists];
+                    if left == 0 || !kinds.contains(&error.kind()) {
+                        return Err(ClusterError::system(failed())(error));
+                    }
+                }
             }
         }
     }
 
-    /// Removes the directory with everything in it.
-    pub(super) fn clear(self, state: &Path) -> Result<(), ClusterError> {
-        fs::remove_dir_all(state).map_err(ClusterError::system(format!(
-            "removing {}",
-            state.display()
-        )))
+    fn attempt(state: &Path) -> io::Result<Attempt> {
+        fs::create_dir_all(state)?;
+        let path = state.join(LOCK);
+        if !path.exists() {
+            for entry in fs::read_dir(state)? {
+                if entry?.file_name() != LOCK {
+                    return Ok(Attempt::Occupied);
+                }
+            }
+        }
+        let file = File::create(&path)?;
+        file.lock()?;
+        // Who held it may have removed it, and another may have made one anew.
+        let held = file.metadata()?;
+        let is_named = fs::metadata(&path).is_ok_and(|named| named.ino() == held.ino());
+        Ok(match is_named {
+            true => Attempt::Taken(Self { _file: file }),
+            false => Attempt::Overtaken,
+        })
     }
+
+    /// Removes the directory with everything in it, the lock last: whoever finds other things without it
+    /// takes them for somebody's. If the next one has taken the directory by then, it stays.
+    pub(super) fn clear(self, state: &Path) -> Result<(), ClusterError> {
+        let failed = || format!("removing {}", state.display());
+        remove_all_but_lock(state)?;
+        fs::remove_file(state.join(LOCK)).map_err(ClusterError::system(failed()))?;
+        match fs::remove_dir(state) {
+            Err(error)
+                if !matches!(
+                    error.kind(),
+                    ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty
+                ) =>
+            {
+                Err(ClusterError::system(failed())(error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Empties the directory, by who holds the lock.
+pub(super) fn remove_all_but_lock(state: &Path) -> Result<(), ClusterError> {
+    let failed = || format!("emptying {}", state.display());
+    for entry in fs::read_dir(state).map_err(ClusterError::system(failed()))? {
+        let entry = entry.map_err(ClusterError::system(failed()))?;
+        let path = entry.path();
+        if entry.file_name() == LOCK {
+            continue;
+        }
+        let directory = entry
+            .file_type()
+            .map_err(ClusterError::system(failed()))?
+            .is_dir();
+        let removed = if directory {
+            fs::remove_dir_all(&path)
+        } else {
+            fs::remove_file(&path)
+        };
+        removed.map_err(ClusterError::system(failed()))?;
+    }
+    Ok(())
+}
+
+/// What came of a try to take the lock.
+enum Attempt {
+    Taken(Lock),
+    /// The directory holds what is no cluster's.
+    Occupied,
+    /// Somebody else was faster.
+    Overtaken,
 }
 
 #[cfg(test)]
@@ -179,13 +247,18 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let state = scratch.path().join("state");
         let first = Lock::take(&state).unwrap();
-        let second = std::thread::scope(|scope| {
-            let second = scope.spawn(|| Lock::take(&state).unwrap());
-            first.clear(&state).unwrap();
-            second.join().unwrap()
-        });
-        assert!(state.join(LOCK).exists());
-        second.clear(&state).unwrap();
+        // So often that the two meet at each of their steps.
+        let mut held = first;
+        for _ in 0..1000 {
+            fs::write(state.join("log"), "all is well").unwrap();
+            held = std::thread::scope(|scope| {
+                let next = scope.spawn(|| Lock::take(&state).unwrap());
+                held.clear(&state).unwrap();
+                next.join().unwrap()
+            });
+            assert!(state.join(LOCK).exists());
+        }
+        held.clear(&state).unwrap();
         assert!(!state.exists());
     }
 

@@ -38,6 +38,9 @@ fn told(lent: &Lent, arguments: &[&str]) -> Value {
 }
 
 pub(crate) fn a_doctor_finds_every_pair_reached_by_large_packets_and_small(lent: &Lent) {
+    // The API server asks the operator for its live resources now and then only.
+    let live = "apiservice/v1alpha1.live.weft.dev";
+    lent.kubectl(&["wait", "--for=condition=Available", live, "--timeout=120s"]);
     let report = told(lent, &["doctor", "--json"]);
     assert_eq!(report["findings"], Value::Array(Vec::new()));
     let nodes = report["examined"].as_array().unwrap();
@@ -99,7 +102,11 @@ pub(crate) fn a_status_is_shown_to_who_may_see_the_job_and_to_nobody_else(lent: 
     let path = |namespace: &str| {
         format!("/apis/live.weft.dev/v1alpha1/namespaces/{namespace}/transferprogress")
     };
-    let shown = lent.kubectl(&["get", "--raw", &path(TEAM), &user]);
+    // The API server learns of a binding by a watch.
+    let shown = lent.wait_until("the viewer is let in", || {
+        let asked = ["get", "--raw", &path(TEAM), &user];
+        lent.cluster.kubectl(&asked).ok()
+    });
     assert!(shown.contains("minilm"), "{shown}");
     let refused = lent.refused(&["get", "--raw", &path("default"), &user]);
     assert!(refused.contains("forbidden"), "{refused}");

@@ -28,6 +28,12 @@ use stage::Stage;
 use tokio::runtime::Runtime;
 use weft_cli::fabric::isolation::{self, Entered};
 
+/// The panic of a row whose fault came when all was over: the machine had other things to do meanwhile. That
+/// says nothing of what was to be tried, so the seed is played again.
+pub(crate) struct TooLate;
+
+/// How often a seed is played until its fault strikes in time.
+const PLAYS: u32 = 5;
 /// Seeds of a row where the environment does not say.
 const SEEDS: u64 = 5;
 const SEEDS_VARIABLE: &str = "WEFT_FAULT_SEEDS";
@@ -96,13 +102,22 @@ fn all_seeds(
 ) -> Result<(), Failed> {
     let mut stage = STAGE.lock().unwrap_or_else(PoisonError::into_inner);
     for seed in seeds {
-        stage.reset();
-        if catch_unwind(AssertUnwindSafe(|| play(&mut stage, seed))).is_err() {
+        let mut plays = 0;
+        loop {
+            stage.reset();
+            plays += 1;
+            let Err(why) = catch_unwind(AssertUnwindSafe(|| play(&mut stage, seed))) else {
+                break;
+            };
             let logs: Vec<String> = (0..stage::NODES)
                 .map(|node| format!("--- {}\n{}", stage::name(node), stage.log(node)))
                 .collect();
             // A job that was not waited for is still theirs.
             (0..stage::NODES).for_each(|node| stage.kill(node).unwrap());
+            if why.is::<TooLate>() && plays < PLAYS {
+                eprintln!("{row}: seed {seed} is played again: its fault came too late");
+                continue;
+            }
             return Err(Failed::from(format!(
                 "seed {seed}: {SEED_VARIABLE}={seed} cargo test -p weft-tests --test faults -- {row}\n{}",
                 logs.concat()

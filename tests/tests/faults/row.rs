@@ -10,6 +10,7 @@ use std::{
         fs::{FileExt, PermissionsExt, symlink},
         net::UnixListener,
     },
+    panic::panic_any,
     path::PathBuf,
     time::Duration,
 };
@@ -30,6 +31,7 @@ use weft_proto::{
 use weft_sim::draw::Draw;
 
 use crate::{
+    TooLate,
     packets::Attack,
     stage::{ROOT, SPINES, Stage, mount_tmpfs, name},
     tree::{Tree, Work, below},
@@ -289,7 +291,9 @@ impl Play<'_> {
             let due = (self.tree.bytes() * percent / 100).max(1);
             drive(&mut runner, |job| bytes_at(job, node) >= due).await;
             let job = runner.job();
-            assert!(!job.is_over(), "over before the moment: {}", standings(job));
+            in_time(!job.is_over(), || {
+                format!("over before the moment: {}", standings(job))
+            });
             self.strike(&mut runner, node, strike).await;
         }
         drive(&mut runner, |_| false).await;
@@ -358,7 +362,8 @@ impl Play<'_> {
                 timeout(OUTAGE, job)
                     .await
                     .expect_err("nothing arrives meanwhile");
-                assert!(self.stage.moved(node, &self.job) < total, "it ended before");
+                let moved = self.stage.moved(node, &self.job);
+                in_time(moved < total, || "it ended before".to_owned());
                 self.stage.fabric.heal_all().unwrap();
             }
             Strike::Loss(share) => fabric.set_loss(share).unwrap(),
@@ -372,10 +377,9 @@ impl Play<'_> {
         );
         if !cannot_say {
             let moved = self.stage.moved(node, &self.job);
-            assert!(
-                moved < total,
-                "struck too late: {moved} of {total} bytes had moved"
-            );
+            in_time(moved < total, || {
+                format!("struck too late: {moved} of {total} bytes had moved")
+            });
         }
     }
 
@@ -383,14 +387,18 @@ impl Play<'_> {
     fn assert_silenced_within(&self, node: usize) {
         if self.row.to.contains(&node) {
             let path = self.stage.root(node).join(&self.destination);
-            self.tree.assert_not_published(&path);
+            in_time(!self.tree.is_published(&path), || {
+                format!("{} is published", path.display())
+            });
         } else {
             let (total, others) = (self.tree.bytes(), self.row.to);
             let least = others
                 .iter()
                 .map(|node| self.stage.moved(*node, &self.job))
                 .min();
-            assert!(least < Some(total), "killed after the last byte had moved");
+            in_time(least < Some(total), || {
+                "killed after the last byte had moved".to_owned()
+            });
         }
     }
 
@@ -401,7 +409,9 @@ impl Play<'_> {
         let request = prepare(&job, &self.destination, manifest, Overwrite::IfDifferent);
         let answer = agent.prepare(request).await;
         let moved = self.stage.moved(node, &self.job);
-        assert!(moved < self.tree.bytes(), "the rival came too late");
+        in_time(moved < self.tree.bytes(), || {
+            "the rival came too late".to_owned()
+        });
         let status = answer.unwrap_err();
         let refusal = refusal(&status);
         assert_refusal(
@@ -417,6 +427,14 @@ impl Play<'_> {
             discard: true,
         };
         agent.cancel(cancel).await.unwrap();
+    }
+}
+
+/// That the fault struck while bytes moved: without it nothing was tried.
+fn in_time(holds: bool, why: impl FnOnce() -> String) {
+    if !holds {
+        eprintln!("{}", why());
+        panic_any(TooLate);
     }
 }
 

@@ -135,8 +135,12 @@ impl Tree {
 
     /// No file of it stands whole under its final name.
     pub(crate) fn assert_not_published(&self, at: &Path) {
-        let path = below(at, &self.largest());
-        assert!(!path.exists(), "{} is published", path.display());
+        assert!(!self.is_published(at), "{} is published", at.display());
+    }
+
+    /// Its largest file stands under its final name.
+    pub(crate) fn is_published(&self, at: &Path) -> bool {
+        below(at, &self.largest()).exists()
     }
 }
 

@@ -88,6 +88,15 @@ pub(super) enum ClusterError {
     /// It did not answer.
     #[error("the API server has not answered for {} s; it is asked again", WITHIN.as_secs())]
     Late,
+    /// It took the write, and what was written is not there.
+    #[error(
+        "the API server took a write of {key} and left it out: an admission webhook or policy takes it away; \
+         have it let labels and annotations weft.dev/* of nodes through"
+    )]
+    LeftOut {
+        /// Of the label.
+        key: String,
+    },
 }
 
 impl ClusterError {
@@ -96,6 +105,7 @@ impl ClusterError {
         match self {
             Self::Refused(error) => patience::passes(error),
             Self::Late => true,
+            Self::LeftOut { .. } => false,
         }
     }
 
@@ -109,6 +119,7 @@ impl ClusterError {
                 _ => Failure::Failed,
             },
             Self::Refused(_) | Self::Late => Failure::Failed,
+            Self::LeftOut { .. } => Failure::Refused,
         }
     }
 
@@ -246,7 +257,7 @@ impl Cluster {
                     "uid": uid,
                     "labels": { FABRIC_LABEL: fabric },
                 } });
-                world.nodes.learn(self.merge_node(node, text).await?);
+                self.merge_node(node, text, world).await?;
             }
             Request::NodeModel {
                 node,
@@ -263,7 +274,7 @@ impl Cluster {
                 if let Some(version) = version {
                     text["metadata"]["resourceVersion"] = json!(version);
                 }
-                world.nodes.learn(self.merge_node(node, text).await?);
+                self.merge_node(node, text, world).await?;
             }
             Request::DeleteFabricNode { name, uid } => {
                 let known = world.fabric_nodes.named(name);
@@ -319,17 +330,23 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
+    /// Has a node say this by its metadata, and looks whether it does.
     async fn merge_node(
         &self,
         node: &str,
-        text: Value,
-    ) -> Result<PartialObjectMeta<Node>, ClusterError> {
+        said: Value,
+        world: &mut World,
+    ) -> Result<(), ClusterError> {
         let parameters = PatchParams {
             field_manager: Some(NAME.to_owned()),
             ..PatchParams::default()
         };
         let nodes = self.all::<Node>();
-        within(nodes.patch_metadata(node, &parameters, &Patch::Merge(text))).await
+        let patch = Patch::Merge(&said);
+        let node = within(nodes.patch_metadata(node, &parameters, &patch)).await?;
+        let left_out = left_out(&said, &node);
+        world.nodes.learn(node);
+        left_out.map_or(Ok(()), |key| Err(ClusterError::LeftOut { key }))
     }
 
     async fn apply<K>(
@@ -404,6 +421,22 @@ fn bare(set: DaemonSet) -> PartialObjectMeta<DaemonSet> {
         metadata: set.metadata,
         ..PartialObjectMeta::default()
     }
+}
+
+/// The first label or annotation that a node does not have as it was said.
+fn left_out(said: &Value, node: &PartialObjectMeta<Node>) -> Option<String> {
+    let parts = [
+        ("labels", node.labels()),
+        ("annotations", node.annotations()),
+    ];
+    let mut said = parts.into_iter().flat_map(|(part, there)| {
+        let said = said["metadata"][part].as_object().into_iter().flatten();
+        said.map(move |(key, value)| (key, value.as_str(), there.get(key)))
+    });
+    let is_other = |(_, value, there): &(&String, Option<&str>, Option<&String>)| {
+        *value != there.map(String::as_str)
+    };
+    said.find(is_other).map(|(key, ..)| key.clone())
 }
 
 /// An object of one part, with its UID: refused where that is another's by now.

@@ -13,8 +13,12 @@ use weft_crds::{Phase, TransferJobStatus};
 use super::*;
 use crate::controllers::{
     lead::Lead,
+    models,
     scenario::{self, minilm},
 };
+
+/// The end of a label's name that a webhook leaves out.
+const UNWANTED: &str = ".unwanted";
 
 /// One object, kept as an API server keeps it: whoever names a version or UID that is not its own is
 /// refused.
@@ -63,6 +67,15 @@ async fn serve(State(kept): State<Kept>, method: Method, uri: Uri, body: Bytes) 
         object["status"] = said["status"].clone();
     } else if method == Method::PATCH {
         object["metadata"]["finalizers"] = said["metadata"]["finalizers"].clone();
+        for part in ["labels", "annotations"] {
+            let said = said["metadata"][part].as_object().into_iter().flatten();
+            for (key, value) in said.filter(|(key, _)| !key.ends_with(UNWANTED)) {
+                match object["metadata"][part].as_object_mut() {
+                    Some(there) if value.is_null() => drop(there.remove(key)),
+                    _ => object["metadata"][part][key] = value.clone(),
+                }
+            }
+        }
     }
     answer(StatusCode::OK, &object)
 }
@@ -189,4 +202,27 @@ async fn statuses_of_fabrics_and_nodes_are_fenced_too() {
         let refused = kept.cluster(4).carry_out(&request, &mut behind).await;
         assert!(refused.unwrap_err().is_stale(), "{request:?}");
     }
+}
+
+#[tokio::test]
+async fn a_label_that_the_api_server_takes_and_leaves_out_is_refused() {
+    let kept = Kept::new(&scenario::node("n1", &["gpu"]));
+    let (cluster, mut world) = (kept.cluster(5), scenario::world(2));
+    let says = |key: &str, note: Option<Note>| Request::NodeModel {
+        node: "n1".to_owned(),
+        uid: "node-n1".to_owned(),
+        version: None,
+        key: key.to_owned(),
+        note,
+    };
+    for note in [Some(scenario::note("f1")), None] {
+        let request = says(scenario::MODEL, note.clone());
+        cluster.carry_out(&request, &mut world).await.unwrap();
+        let there = world.nodes.named("n1").unwrap();
+        assert_eq!(models::note(there, scenario::MODEL), note);
+    }
+    let request = says("weft.dev/model.team-a.unwanted", Some(scenario::note("f1")));
+    let refused = cluster.carry_out(&request, &mut world).await.unwrap_err();
+    assert_eq!(refused.failure(), Failure::Refused);
+    assert!(refused.to_string().contains("team-a.unwanted"), "{refused}");
 }

@@ -27,7 +27,8 @@ use crate::snapshot::Snapshot;
 const PORTS: Token = Token(0);
 const WAKER: Token = Token(usize::MAX);
 
-/// Commands served in one turn at most, so that receiving never waits long.
+/// Commands served in one turn at most, so that receiving never waits long; more only before a Reset, of which
+/// there is one in a millisecond.
 const COMMANDS_PER_TURN: usize = 256;
 
 /// Receive calls on one port in one turn at most: 8 runs of 64 KiB each.
@@ -192,7 +193,6 @@ impl Worker {
             self.turns_without_timers = 0;
             busy |= self.connections.serve_timers(now);
         }
-        busy |= self.hear_of_strangers();
         let touched = self.connections.take_touched();
         for &id in &touched {
             self.connections.tell(id);
@@ -247,12 +247,6 @@ impl Worker {
         served
     }
 
-    /// A peer knows an end as soon as it is allocated, and its packets may be quicker than that command: a
-    /// Reset would end what has only begun. So before any is sent all commands are served that are there.
-    fn hear_of_strangers(&mut self) -> bool {
-        self.connections.has_strangers() && self.serve_commands(self.commands.len())
-    }
-
     fn note_readiness(&mut self) -> io::Result<()> {
         match self.poll.poll(&mut self.readiness, Some(Duration::ZERO)) {
             Ok(()) => {}
@@ -284,6 +278,11 @@ impl Worker {
                 });
                 *readable = batch == Batch::More;
             }
+        }
+        // A peer knows an end as soon as it is allocated, and its packets may be quicker than that command: a
+        // Reset would end what has only begun. So before any is sent all commands are served that are there.
+        if self.connections.has_strangers() {
+            self.serve_commands(self.commands.len());
         }
         received
     }
@@ -667,7 +666,6 @@ mod tests {
             while !worker.receive(worker.clock.now() + Nanos::from_secs(1)) {
                 worker.note_readiness().unwrap();
             }
-            worker.hear_of_strangers();
             worker.send_resets();
         };
         // It was queued after the worker's last look at the queue.

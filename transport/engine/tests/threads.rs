@@ -3,7 +3,7 @@
 mod pair;
 
 use pair::{PATIENCE, Pair, Side, pattern, remote, secret, start};
-use weft_engine::{DomainId, Event, Progress, WriteRequest};
+use weft_engine::{DomainId, Event, Failure, Progress, WriteRequest};
 
 fn next(side: &Side) -> Event {
     side.events
@@ -83,7 +83,10 @@ fn messages_cross_in_both_directions_while_slots_are_armed_again() {
             match next(side) {
                 Event::Closed { .. } => break,
                 // The other end is closed already, and has said so to a late probe.
-                Event::Failed { .. } => {}
+                Event::Failed {
+                    failure: Failure::PeerRestarted,
+                    ..
+                } => {}
                 other => panic!("{other:?}"),
             }
         }

@@ -285,20 +285,23 @@ impl Controllers {
             let job = self.world.jobs.get(&key).map(|job| job.object_ref(&()));
             self.tell(job, "Transfer", &[news]).await;
         }
-        // A write that is not answered takes its time, and jobs are not looked at meanwhile. What came to
-        // nothing is left alone after that, so that the next look is at others.
+        // A write that is not answered takes its time, and jobs are not looked at meanwhile. So each kind has a
+        // bound of its own, and what has come to nothing is tried after all that has not.
+        let mut fabrics = self.fabrics(are_reports_new, now);
+        fabrics.sort_by_key(|request| self.holds.failures(&request.object()));
         let until = Instant::now() + WRITES_WITHIN;
-        for request in self.fabrics(are_reports_new, now) {
+        for request in fabrics {
             let has_time = Instant::now() < until;
             all_done &= has_time && self.carry_out(&request, now).await;
         }
         // Before progress, and with a pace of their own: neither waits for ever.
-        all_done &= self.label(labels, &mut looked, until, now).await;
+        all_done &= self.label(labels, &mut looked, now).await;
         // Where there is no room for all, those come first that were shown longest ago.
         progress.sort_by_key(|(_, request)| match request {
             Request::JobStatus { uid, .. } => self.written.get(uid).copied(),
             _ => None,
         });
+        let until = Instant::now() + WRITES_WITHIN;
         for (key, request) in progress {
             let has_time = Instant::now() < until;
             let is_done = has_time && self.carry_out(&request, now).await;
@@ -318,7 +321,6 @@ impl Controllers {
         &mut self,
         mut labels: Vec<(Key, Request)>,
         looked: &mut Vec<(Key, Duration)>,
-        until: Instant,
         now: Timestamp,
     ) -> bool {
         let is_next =
@@ -326,6 +328,7 @@ impl Controllers {
         let next = labels.iter().position(is_next).unwrap_or_default();
         labels.rotate_left(next);
         let mut has_room = true;
+        let until = Instant::now() + WRITES_WITHIN;
         for (key, request) in labels {
             let elapsed = self.began.elapsed();
             let is_held = self.holds.is_held(&request.object(), elapsed);
@@ -415,13 +418,17 @@ impl Controllers {
             let uid = uid(job);
             let work = self.works.get_mut(&uid);
             let met = work.as_ref().and_then(|work| work.met());
-            let work = work.map(Work::snapshot);
+            let (work, over) = match work {
+                Some(work) => (Some(work.snapshot()), work.over()),
+                None => (None, Duration::ZERO),
+            };
             let decision = job::decide(&job::View {
                 job,
                 world: &self.world,
                 membership: &self.membership,
                 work: work.as_deref(),
                 met,
+                over,
                 held: &held,
                 queue: &self.queue,
                 leader_epoch: self.context.epoch,

@@ -15,9 +15,11 @@ const STALE: Duration = Duration::from_millis(100);
 const FAILED: Duration = Duration::from_secs(1);
 /// With each further failure the wait doubles, so often at most: to 32 s.
 const DOUBLINGS: u32 = 5;
-/// Whoever fails for so long is not waited for any longer: this process leads, so the API server does as it
-/// is asked elsewhere.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// What a refusal was so long ago is tried as at first: somebody may have changed something.
+const REFUSED_LATELY: Duration = Duration::from_secs(600);
+/// What failed so long ago is: whoever it was about has gone or is well. Jobs that end pass over what has
+/// failed of late, so it is longer than it takes to try hundreds of nodes of which none answers.
+const FAILED_LATELY: Duration = Duration::from_secs(3600);
 
 /// An object, with its kind.
 pub(super) type Object = (&'static str, Key);
@@ -35,26 +37,46 @@ pub(super) enum Failure {
 
 #[derive(Debug)]
 struct Hold {
-    since: Duration,
     until: Duration,
     failures: u32,
     failure: Failure,
 }
 
+impl Hold {
+    fn is_of_late(&self, now: Duration) -> bool {
+        let remembered = match self.failure {
+            Failure::Stale | Failure::Refused => REFUSED_LATELY,
+            Failure::Failed => FAILED_LATELY,
+        };
+        self.until + remembered > now
+    }
+}
+
 /// All of them.
 #[derive(Debug, Default)]
-pub(super) struct Holds(BTreeMap<Object, Hold>);
+pub(super) struct Holds {
+    objects: BTreeMap<Object, Hold>,
+    /// What nodes were to say and the API server left out: node, key, and when that was.
+    left_out: BTreeMap<(String, String), Duration>,
+}
 
 impl Holds {
     /// Whether it is to be left alone now.
     pub(super) fn is_held(&self, object: &Object, now: Duration) -> bool {
-        self.0.get(object).is_some_and(|hold| hold.until > now)
+        self.objects
+            .get(object)
+            .is_some_and(|hold| hold.until > now)
+    }
+
+    /// How often in a row a write of it has come to nothing.
+    pub(super) fn failures(&self, object: &Object) -> u32 {
+        self.objects.get(object).map_or(0, |hold| hold.failures)
     }
 
     /// A write of it has come to nothing.
     pub(super) fn hold(&mut self, object: Object, failure: Failure, now: Duration) {
-        let hold = self.0.entry(object).or_insert(Hold {
-            since: now,
+        self.forget(now);
+        let hold = self.objects.entry(object).or_insert(Hold {
             until: now,
             failures: 0,
             failure,
@@ -66,70 +88,82 @@ impl Holds {
         hold.failure = failure;
         hold.until = now + first * 2u32.pow(hold.failures.min(DOUBLINGS));
         hold.failures += 1;
-        self.0.retain(|_, hold| hold.is_of_late(now));
+    }
+
+    /// The API server took what a node was to say under this key, and left it out: it says other things.
+    pub(super) fn leave_out(&mut self, node: String, key: String, now: Duration) {
+        self.forget(now);
+        self.left_out.insert((node, key), now);
+    }
+
+    fn forget(&mut self, now: Duration) {
+        self.objects.retain(|_, hold| hold.is_of_late(now));
+        self.left_out.retain(|_, at| *at + REFUSED_LATELY > now);
     }
 
     /// A write of it has succeeded.
     pub(super) fn clear(&mut self, object: &Object) {
-        self.0.remove(object);
+        self.objects.remove(object);
     }
 
-    /// The nodes that cannot be written to.
+    /// The nodes whose writes have come to nothing of late.
     pub(super) fn nodes(&self, now: Duration) -> HeldNodes {
         let mut nodes = HeldNodes::default();
-        for ((kind, key), hold) in &self.0 {
+        for ((kind, key), hold) in &self.objects {
             if *kind != "Node" || !hold.is_of_late(now) {
                 continue;
             }
-            let is_in_vain = match hold.failure {
-                Failure::Refused => {
-                    nodes.refused.insert(key.name.clone());
-                    true
+            match hold.failure {
+                Failure::Refused => drop(nodes.refused.insert(key.name.clone())),
+                Failure::Stale if hold.until <= now => {}
+                Failure::Stale | Failure::Failed => {
+                    nodes.failed.insert(key.name.clone(), hold.until);
                 }
-                Failure::Failed => now.saturating_sub(hold.since) >= PATIENCE,
-                Failure::Stale => false,
-            };
-            if is_in_vain {
-                nodes.given_up.insert(key.name.clone());
-            } else if hold.until > now {
-                nodes.waiting.insert(key.name.clone());
             }
         }
+        let left_out = self.left_out.iter();
+        nodes.left_out = left_out
+            .filter(|(_, at)| **at + REFUSED_LATELY > now)
+            .map(|(what, _)| what.clone())
+            .collect();
         nodes
     }
 }
 
-impl Hold {
-    /// What is long over, with nothing come of it since, is forgotten: whoever it was about has gone, or
-    /// may be well again and is tried as at first.
-    fn is_of_late(&self, now: Duration) -> bool {
-        let longest = FAILED * 2u32.pow(DOUBLINGS + 1);
-        self.until + longest > now
-    }
-}
-
-/// The nodes that cannot be written to.
+/// The nodes whose writes have come to nothing of late.
 #[derive(Debug, Clone, Default)]
 pub(super) struct HeldNodes {
     /// The API server says no.
     pub(super) refused: BTreeSet<String>,
-    /// These, and those that have failed for minutes: nobody waits for them.
-    pub(super) given_up: BTreeSet<String>,
-    /// They are tried again: whoever has others to write to does that first.
-    pub(super) waiting: BTreeSet<String>,
+    /// It leaves out what this node was to say under this key.
+    pub(super) left_out: BTreeSet<(String, String)>,
+    /// It did not answer, or could not; and until when they are left alone.
+    pub(super) failed: BTreeMap<String, Duration>,
 }
 
 impl HeldNodes {
-    /// Of requests to write to nodes the first that may be made now; else one that has to wait.
+    /// Whether there is any sense in asking a node to say something under this key. Whoever does not wait for
+    /// nodes does not for those that have failed.
+    pub(super) fn may_say(&self, node: &str, key: &str, waits: bool) -> bool {
+        let is_left_out = || {
+            let what = (node.to_owned(), key.to_owned());
+            !self.left_out.is_empty() && self.left_out.contains(&what)
+        };
+        !self.refused.contains(node) && (waits || !self.failed.contains_key(node)) && !is_left_out()
+    }
+
+    /// Of requests to write to nodes the first that has not failed; else that which is tried again first.
     pub(super) fn pick(&self, requests: impl Iterator<Item = Request>) -> Option<Request> {
-        let mut waits = None;
+        let mut next: Option<(Duration, Request)> = None;
         for request in requests {
-            if !self.waiting.contains(&request.object().1.name) {
+            let Some(until) = self.failed.get(&request.object().1.name) else {
                 return Some(request);
+            };
+            if next.as_ref().is_none_or(|(first, _)| until < first) {
+                next = Some((*until, request));
             }
-            waits.get_or_insert(request);
         }
-        waits
+        next.map(|(_, request)| request)
     }
 }
 
@@ -183,32 +217,41 @@ mod tests {
             SECOND,
         );
         let now = SECOND + SECOND / 20;
-        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect();
         let nodes = holds.nodes(now);
-        assert_eq!(nodes.refused, names(&["n1"]));
-        assert_eq!(nodes.given_up, nodes.refused);
-        assert_eq!(nodes.waiting, names(&["n2"]));
+        assert_eq!(nodes.refused, BTreeSet::from(["n1".to_owned()]));
+        assert_eq!(nodes.failed.keys().collect::<Vec<_>>(), ["n2"]);
+        assert!(!nodes.may_say("n1", "k", true) && nodes.may_say("n2", "k", true));
+        assert!(!nodes.may_say("n2", "k", false) && nodes.may_say("n3", "k", false));
         // Whoever refused may have thought again.
-        assert!(holds.nodes(now + PATIENCE).refused.is_empty());
+        let later = now + REFUSED_LATELY + SECOND;
+        assert!(holds.nodes(later).refused.is_empty());
+        // Nothing is left of it when it fails again.
+        holds.hold(node("n1"), Failure::Failed, later);
+        assert_eq!(holds.failures(&node("n1")), 1);
     }
 
     #[test]
-    fn a_node_that_fails_is_passed_over_while_it_is_left_alone_and_given_up_after_two_minutes() {
+    fn what_is_left_out_of_one_node_under_one_key_is_said_of_others() {
+        let mut holds = Holds::default();
+        holds.leave_out("n1".into(), "a".into(), SECOND);
+        let nodes = holds.nodes(SECOND);
+        assert!(!nodes.may_say("n1", "a", true));
+        assert!(nodes.may_say("n1", "b", true) && nodes.may_say("n2", "a", true));
+        assert!(
+            holds
+                .nodes(SECOND + REFUSED_LATELY)
+                .may_say("n1", "a", true)
+        );
+    }
+
+    #[test]
+    fn hundreds_of_nodes_that_do_not_answer_are_all_known_to_have_failed() {
         let mut holds = Holds::default();
         let mut now = SECOND;
-        while now < SECOND + PATIENCE {
-            holds.hold(node("n1"), Failure::Failed, now);
-            let nodes = holds.nodes(now);
-            assert!(nodes.waiting.contains("n1") && nodes.given_up.is_empty());
-            let until = holds.0[&node("n1")].until;
-            assert!(holds.nodes(until).waiting.is_empty(), "it is tried again");
-            now = until;
+        for number in 0..300 {
+            now += 10 * SECOND;
+            holds.hold(node(&format!("n{number}")), Failure::Failed, now);
         }
-        holds.hold(node("n1"), Failure::Failed, now);
-        assert!(holds.nodes(now).given_up.contains("n1"));
-        assert!(holds.nodes(now).refused.is_empty(), "nobody has said no");
-        holds.clear(&node("n1"));
-        holds.hold(node("n1"), Failure::Failed, now);
-        assert!(holds.nodes(now).given_up.is_empty());
+        assert_eq!(holds.nodes(now).failed.len(), 300);
     }
 }

@@ -5,7 +5,7 @@
 //! command, an attempt's number before its first command. So whoever decides next, here or in a
 //! successor, goes on from what is written.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
@@ -34,7 +34,8 @@ const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);
 /// … and this part of all bytes has moved since: 1 %.
 const PROGRESS_PART: i64 = 100;
 
-/// So long after a deadline nodes are labelled: a thousand take a minute.
+/// So long after a deadline nodes are labelled, where a thousand take two minutes; and so long after any end
+/// those are waited for whose writes fail.
 const NOTING: SignedDuration = SignedDuration::from_mins(2);
 
 /// What a job is decided from.
@@ -49,6 +50,8 @@ pub(super) struct View<'a> {
     pub(super) work: Option<&'a Snapshot>,
     /// The layout of the world that the work has last been told of.
     pub(super) met: Option<u64>,
+    /// For how long that has been over.
+    pub(super) over: Duration,
     /// Nodes that cannot be written to.
     pub(super) held: &'a HeldNodes,
     /// Whose turn it is, as far as that has been decided.
@@ -168,8 +171,7 @@ fn next(view: &View<'_>) -> Decision {
             (Some(Outcome::Withdrawn { discard }), Some(Stop::Deadline)) => {
                 let until = due(view.job).and_then(|due| due.checked_add(NOTING).ok());
                 let request = until.filter(|until| view.now < *until);
-                let request =
-                    request.and_then(|_| models::next(view.job, view.world, work, view.held));
+                let request = request.and_then(|_| label(view, work));
                 match request {
                     Some(request) => request.into(),
                     None if *discard => stopped(view, &old, Stop::Deadline),
@@ -179,7 +181,7 @@ fn next(view: &View<'_>) -> Decision {
             }
             (Some(Outcome::Complete | Outcome::Failed), _) => {
                 // First what only this process knows: with the outcome written, nobody asks again.
-                match models::next(view.job, view.world, work, view.held) {
+                match label(view, work) {
                     Some(request) => request.into(),
                     None => write(view, &old, status::of_work(view.job, work, view.now)),
                 }
@@ -197,6 +199,12 @@ fn next(view: &View<'_>) -> Decision {
         },
         (None, None) => begin(view, &old),
     }
+}
+
+/// The next node to be labelled. Whoever waits for the job's end does not wait for ever for a node that fails.
+fn label(view: &View<'_>, work: &Snapshot) -> Option<Request> {
+    let waits = view.over < NOTING.unsigned_abs();
+    models::next(view.job, view.world, work, (view.held, waits))
 }
 
 /// When it has to be looked at though nothing has happened to it.
@@ -264,7 +272,10 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
     }
     let takes_copies = view.job.spec.deletion_policy == DeletionPolicy::Delete;
     let around = (view.world, view.membership);
-    let parting = takes_copies.then(|| Parting::of(view.job, around, view.work, view.held));
+    let since = view.job.metadata.deletion_timestamp.as_ref();
+    let until = since.and_then(|since| since.0.checked_add(NOTING).ok());
+    let held = (view.held, until.is_some_and(|until| view.now < until));
+    let parting = takes_copies.then(|| Parting::of(view.job, around, view.work, held));
     let unsay = parting.as_ref().and_then(|parting| parting.unsay.clone());
     match depart(view, old, parting, unsay.is_some()) {
         order @ Some(_) => Decision {
@@ -381,7 +392,7 @@ fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: Stop) -> Decision {
 fn go_on(view: &View<'_>, old: &TransferJobStatus, work: &Snapshot) -> Decision {
     let mut decision = write(view, old, status::of_work(view.job, work, view.now));
     if decision.request.is_none() {
-        decision.request = models::next(view.job, view.world, work, view.held);
+        decision.request = label(view, work);
     }
     let layout = view.world.layout();
     if view.met != Some(layout) {

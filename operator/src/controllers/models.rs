@@ -216,13 +216,13 @@ pub(super) fn said(holder: &Holder, node: &PartialObjectMeta<Node>, key: &str) -
     }
 }
 
-/// The next node that holds a job's model and does not say so yet. Those that are given up, and those
-/// that are full, are left out.
+/// The next node that holds a job's model and does not say so yet. Those that refuse, and those that are full,
+/// are left out; where nobody waits for nodes, those that fail, too.
 pub(super) fn next(
     job: &TransferJob,
     world: &World,
     work: &Snapshot,
-    held: &HeldNodes,
+    (held, waits): (&HeldNodes, bool),
 ) -> Option<Request> {
     let key = key(job);
     let requests = work.holders.iter().filter_map(|holder| {
@@ -230,7 +230,7 @@ pub(super) fn next(
         let new = said(holder, node, &key);
         let is_said = note(node, &key).as_ref() == Some(&new)
             && node.labels().get(&key).map(String::as_str) == Some(new.value());
-        if is_said || held.given_up.contains(&holder.node) {
+        if is_said || !held.may_say(&holder.node, &key, waits) {
             return None;
         }
         if !has_room(node, &key, &new) {

@@ -371,12 +371,13 @@ pub(super) fn noted(world: &mut World, node: &str, key: &str, note: Note) {
     });
 }
 
-/// Nodes that cannot be written to.
-pub(super) fn held(given_up: &[&str], waiting: &[&str]) -> HeldNodes {
-    let names = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+/// Nodes that cannot be written to: those that refuse, and those that have failed, the one that is tried again
+/// first before the others.
+pub(super) fn held(refused: &[&str], failed: &[&str]) -> HeldNodes {
+    let failed = failed.iter().map(ToString::to_string);
     HeldNodes {
-        refused: Default::default(),
-        given_up: names(given_up),
-        waiting: names(waiting),
+        refused: refused.iter().map(ToString::to_string).collect(),
+        failed: failed.zip((1..).map(Duration::from_secs)).collect(),
+        ..HeldNodes::default()
     }
 }

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
     task::JoinHandle,
+    time::Instant,
 };
 
 use super::{
@@ -25,6 +26,8 @@ pub(super) struct Work {
     end: watch::Sender<Option<End>>,
     people: watch::Sender<Option<Arc<People>>>,
     met: Option<u64>,
+    /// When it was first seen to be over.
+    over_since: Option<Instant>,
     task: JoinHandle<()>,
 }
 
@@ -81,6 +84,7 @@ impl Work {
             end,
             people,
             met: None,
+            over_since: None,
             task,
         }
     }
@@ -107,6 +111,14 @@ impl Work {
     /// How far it is.
     pub(super) fn snapshot(&mut self) -> Arc<Snapshot> {
         Arc::clone(&self.snapshot.borrow_and_update())
+    }
+
+    /// For how long it has been over.
+    pub(super) fn over(&mut self) -> Duration {
+        if self.snapshot.borrow().outcome.is_none() {
+            return Duration::ZERO;
+        }
+        self.over_since.get_or_insert_with(Instant::now).elapsed()
     }
 
     /// The same for who only asks: it stays news for whoever decides.

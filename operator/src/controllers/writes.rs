@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use super::{
     Controllers,
     bucket::Rank,
+    cluster::ClusterError,
     request::{News, Request},
     world::Key,
 };
@@ -79,7 +80,13 @@ impl Controllers {
                     self.context.tally.failed.inc();
                 }
                 let elapsed = self.began.elapsed();
-                self.holds.hold(object, error.failure(), elapsed);
+                match (&error, request) {
+                    // It may say other things.
+                    (ClusterError::LeftOut { .. }, Request::NodeModel { node, key, .. }) => {
+                        self.holds.leave_out(node.clone(), key.clone(), elapsed);
+                    }
+                    _ => self.holds.hold(object, error.failure(), elapsed),
+                }
                 true
             }
         }

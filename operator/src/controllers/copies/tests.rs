@@ -22,7 +22,12 @@ fn goes(world: &World) -> bool {
         fingerprint: "f1".into(),
     };
     let membership = Membership::of(world);
-    let parting = Parting::of(&job, (world, &membership), None, &HeldNodes::default());
+    let parting = Parting::of(
+        &job,
+        (world, &membership),
+        None,
+        (&HeldNodes::default(), true),
+    );
     assert_eq!(parting.unsay.is_none(), parting.going == [known.clone()]);
     let going = parting.going.clone();
     assert_eq!(parting.with(std::slice::from_ref(&known)), going);
@@ -207,18 +212,15 @@ fn of_copies_that_stay_those_are_unsaid_first_whose_nodes_can_be_written_to() {
     noted(&mut world, "n3", MODEL, note("f1"));
     let membership = Membership::of(&world);
     let job = scenario::job("minilm");
-    let unsaid = |given_up: &[&str], waiting: &[&str]| {
-        let parting = Parting::of(
-            &job,
-            (&world, &membership),
-            None,
-            &scenario::held(given_up, waiting),
-        );
+    let unsaid = |refused: &[&str], failed: &[&str], waits| {
+        let held = scenario::held(refused, failed);
+        let parting = Parting::of(&job, (&world, &membership), None, (&held, waits));
         Some(parting.unsay?.object().1.name)
     };
-    assert_eq!(unsaid(&[], &[]).as_deref(), Some("n2"));
-    assert_eq!(unsaid(&[], &["n2"]).as_deref(), Some("n3"));
-    assert_eq!(unsaid(&[], &["n2", "n3"]).as_deref(), Some("n2"));
-    assert_eq!(unsaid(&["n2"], &[]).as_deref(), Some("n3"));
-    assert_eq!(unsaid(&["n2", "n3"], &[]), None);
+    assert_eq!(unsaid(&[], &[], true).as_deref(), Some("n2"));
+    assert_eq!(unsaid(&[], &["n2"], true).as_deref(), Some("n3"));
+    assert_eq!(unsaid(&[], &["n3", "n2"], true).as_deref(), Some("n3"));
+    assert_eq!(unsaid(&["n2"], &[], true).as_deref(), Some("n3"));
+    assert_eq!(unsaid(&[], &["n2"], false).as_deref(), Some("n3"));
+    assert_eq!(unsaid(&["n2"], &["n3"], false), None);
 }

@@ -66,6 +66,10 @@ struct Stage {
     queue: Queue,
     /// What agents say of their files; nothing by default, so that no node is labelled.
     fingerprint: String,
+    /// Nodes that cannot be written to.
+    failing: Vec<String>,
+    /// Since when the process has nothing to do for it.
+    over_since: Option<Timestamp>,
     /// Copies that agents were told to remove: node and path.
     removed: Vec<(String, String)>,
 }
@@ -86,6 +90,8 @@ impl Stage {
             secret: Ok(()),
             queue: Queue::default(),
             fingerprint: String::new(),
+            failing: Vec::new(),
+            over_since: None,
             removed: Vec::new(),
         }
     }
@@ -124,13 +130,24 @@ impl Stage {
             .process
             .as_ref()
             .map(|process| Snapshot::of(&process.job, "default", 0));
+        let is_over = |process: &Process| process.job.is_over();
+        let over = match self.process.as_ref().is_some_and(is_over) {
+            true => self
+                .now
+                .duration_since(*self.over_since.get_or_insert(self.now)),
+            false => SignedDuration::ZERO,
+        };
+        self.over_since = self.over_since.filter(|_| self.process.is_some());
+        let over = over.unsigned_abs();
+        let failing: Vec<&str> = self.failing.iter().map(String::as_str).collect();
         let decision = decide(&View {
             job: &job,
             world: &self.world,
             membership: &membership,
             work: work.as_ref(),
             met: self.process.as_ref().and_then(|process| process.met),
-            held: &HeldNodes::default(),
+            over,
+            held: &scenario::held(&[], &failing),
             queue: &self.queue,
             leader_epoch: 1,
             written: self.written,
@@ -141,7 +158,10 @@ impl Stage {
         if let Some(request) = &decision.request {
             is_busy = true;
             self.log.push(line(request));
-            self.world.obey(request);
+            let (kind, object) = request.object();
+            if kind != "Node" || !self.failing.contains(&object.name) {
+                self.world.obey(request);
+            }
             if matches!(request, Request::JobStatus { .. }) {
                 self.written = Some(self.now);
             }
@@ -737,6 +757,7 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
             membership: &membership,
             work: Some(&work),
             met: Some(stage.world.layout()),
+            over: Duration::ZERO,
             held: &HeldNodes::default(),
             queue: &stage.queue,
             leader_epoch: 1,

@@ -166,16 +166,18 @@ fn a_node_that_cannot_be_written_to_holds_up_no_other_and_nobody_for_ever() {
     let world = scenario::world(3);
     let job = scenario::job("minilm");
     let work = work(&[("n1", "f1"), ("n2", "f1")]);
-    let next = |given_up: &[&str], waiting: &[&str]| {
-        let request = next(&job, &world, &work, &scenario::held(given_up, waiting))?;
+    let next = |refused: &[&str], failed: &[&str], waits| {
+        let held = scenario::held(refused, failed);
+        let request = next(&job, &world, &work, (&held, waits))?;
         Some(request.object().1.name)
     };
-    assert_eq!(next(&[], &[]).as_deref(), Some("n1"));
-    assert_eq!(next(&[], &["n1"]).as_deref(), Some("n2"));
+    assert_eq!(next(&[], &[], true).as_deref(), Some("n1"));
+    assert_eq!(next(&[], &["n1"], true).as_deref(), Some("n2"));
     // It is not over yet.
-    assert_eq!(next(&[], &["n1", "n2"]).as_deref(), Some("n1"));
-    assert_eq!(next(&["n2"], &["n1"]).as_deref(), Some("n1"));
-    assert_eq!(next(&["n1", "n2"], &[]), None);
+    assert_eq!(next(&[], &["n2", "n1"], true).as_deref(), Some("n2"));
+    assert_eq!(next(&["n2"], &["n1"], true).as_deref(), Some("n1"));
+    assert_eq!(next(&[], &["n1"], false).as_deref(), Some("n2"));
+    assert_eq!(next(&["n2"], &["n1"], false), None);
 }
 
 #[test]
@@ -185,15 +187,15 @@ fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
     let write = |world: &mut World, name: &str, note: Note| {
         scenario::noted(world, "n2", &format!("{PREFIX}team-b.{name}"), note);
     };
-    let none = HeldNodes::default();
+    let none = (&HeldNodes::default(), true);
     // Too many, and too large.
     for (count, fingerprint) in [(MODELS_MAX, "f1".to_owned()), (90, "f".repeat(1500))] {
         let mut world = scenario::world(3);
         for number in 0..count {
-            assert!(next(&job, &world, &first, &none).is_some() || number > 70);
+            assert!(next(&job, &world, &first, none).is_some() || number > 70);
             write(&mut world, &number.to_string(), note(&fingerprint));
         }
-        assert_eq!(next(&job, &world, &first, &none), None);
+        assert_eq!(next(&job, &world, &first, none), None);
         // One more that somebody wrote by hand.
         write(&mut world, "more", note(&fingerprint));
         assert!(read(&world).to_look_after("n2").len() <= MODELS_MAX);
@@ -204,5 +206,5 @@ fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
         write(&mut world, &number.to_string(), note("f1"));
     }
     let second = work(&[("n2", "f2")]);
-    assert!(next(&job, &world, &second, &none).is_some());
+    assert!(next(&job, &world, &second, none).is_some());
 }

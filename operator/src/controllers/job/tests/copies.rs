@@ -373,3 +373,33 @@ fn annotate_as(stage: &mut Stage, node: &str, key: &str, note: &serde_json::Valu
     node.metadata.resource_version = Some((version + 1).to_string());
     stage.world.nodes.learn(node);
 }
+
+#[test]
+fn a_node_that_cannot_be_written_to_holds_up_neither_an_end_nor_a_deletion_for_ever() {
+    let mut stage = Stage::with(goes_with_its_copies);
+    stage.fingerprint = "f1".into();
+    stage.failing = vec!["n2".into()];
+    stage.until(|stage| stage.over_since.is_some());
+    let since = stage.now;
+    stage.settle();
+    assert_eq!(stage.phase(), Phase::Complete);
+    let took = stage.now.duration_since(since);
+    assert!(took > NOTING && took < NOTING * 2, "{took}");
+    assert!(stage.log.iter().any(|line| line == "label n3"));
+
+    // Another has it, too: what n2 says of it cannot be taken away, and it stays.
+    let mut stage = Stage::with(goes_with_its_copies);
+    stage.fingerprint = "f1".into();
+    stage.settle();
+    stage.world.jobs.learn(scenario::job("minilm-too"));
+    stage.failing = vec!["n2".into()];
+    let now = stage.now;
+    stage.edit(|job| {
+        deleted(job);
+        job.metadata.deletion_timestamp = Some(Time(now));
+    });
+    stage.settle();
+    assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+    assert!(stage.now.duration_since(now) > NOTING);
+    assert_eq!(removed(&stage), []);
+}

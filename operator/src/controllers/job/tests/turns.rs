@@ -106,6 +106,7 @@ impl Yard {
             membership: &membership,
             work: self.tasks.get(&uid).map(|task| &task.snapshot),
             met: Some(self.world.layout()),
+            over: Duration::ZERO,
             held: &HeldNodes::default(),
             queue: &self.queue,
             leader_epoch: 1,

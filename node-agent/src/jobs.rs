@@ -391,10 +391,7 @@ impl Jobs {
     async fn discard(self: &Arc<Self>, run: Arc<Run>) -> Result<(), Fault> {
         let (jobs, job) = (self.clone(), run.attempt.job.clone());
         let uid = convert::uid(&job)?;
-        let counted = {
-            let _known = self.lock();
-            self.count_removal()
-        };
+        let counted = self.begin_removal()?;
         let faults = guard::blocking("discard", move || {
             let _counted = counted;
             // One after the other. The next attempt's Prepare waits, too, or has come before.
@@ -495,12 +492,8 @@ impl Jobs {
         if known.stopping {
             return Err(Fault::ShuttingDown);
         }
-        Ok(self.count_removal())
-    }
-
-    fn count_removal(&self) -> Removal {
         self.removals.send_modify(|count| *count += 1);
-        Removal(self.removals.clone())
+        Ok(Removal(self.removals.clone()))
     }
 
     /// Refuses new attempts and removals from now on, unless one runs; whether none does.

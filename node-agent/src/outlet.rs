@@ -429,30 +429,64 @@ mod tests {
         Arc::new(free.unwrap())
     }
 
+    /// A source's outlet with one child.
+    fn outlet(engine: &Arc<Engine>, feed: Receiver<Feed>, events: Receiver<Event>) -> Outlet {
+        let account = Account::new(8 * SLOT_BYTES as u64);
+        Outlet::new(OutletConfig {
+            engine: engine.clone(),
+            attempt: Attempt::new(JobRef::default()),
+            peers: peers(["n1"].into_iter()),
+            pool: Pool::new(&account, 2, 4).unwrap(),
+            messages: 1,
+            ready: 0,
+            is_source: true,
+            wanted: unbounded().0,
+            feed,
+            events,
+        })
+    }
+
     #[test]
     fn the_last_refusal_is_told_though_nobody_is_left_who_could_connect() {
         let engine = engine();
         // Which of two channels is read first is drawn.
         for _ in 0..20 {
-            let attempt = Attempt::new(JobRef::default());
-            let account = Account::new(8 * SLOT_BYTES as u64);
             let (feed, fed) = unbounded();
-            let (wanted, _asked) = unbounded();
-            let outlet = Outlet::new(OutletConfig {
-                engine: engine.clone(),
-                attempt: attempt.clone(),
-                peers: peers(["n1"].into_iter()),
-                pool: Pool::new(&account, 2, 4).unwrap(),
-                messages: 1,
-                ready: 0,
-                is_source: true,
-                wanted,
-                feed: fed,
-                events: unbounded().1,
-            });
+            let outlet = outlet(&engine, fed, unbounded().1);
+            let attempt = outlet.config.attempt.clone();
             feed.send(Feed::Refused(0, Fault::ShuttingDown)).unwrap();
             outlet.run();
             assert_eq!(attempt.state(), State::Failed);
         }
+    }
+
+    #[test]
+    fn a_child_that_says_that_it_gives_up_is_not_taken_for_one_that_restarted() {
+        let engine = engine();
+        let ((feed, fed), (happens, happened)) = (unbounded(), unbounded());
+        let outlet = outlet(&engine, fed, happened);
+        let attempt = outlet.config.attempt.clone();
+        let connection = engine
+            .allocate(weft_engine::DomainId(1), Secret([1; 32]))
+            .id;
+        let link = Link {
+            end: End::new(engine.clone(), connection),
+            slots: vec![Key(1)],
+            held: Held::new(Vec::new()).unwrap(),
+        };
+        let running = std::thread::spawn(move || outlet.run());
+        feed.send(Feed::Connected(0, link)).unwrap();
+        while !feed.is_empty() {
+            std::thread::yield_now();
+        }
+        let gives_up = Event::Signal {
+            connection,
+            immediate: GIVEN_UP,
+        };
+        happens.send(gives_up).unwrap();
+        happens.send(Event::Closed { connection }).unwrap();
+        running.join().unwrap();
+        let fault = attempt.status().fault.unwrap();
+        assert_eq!(fault.reason(), "PeerGaveUp");
     }
 }

@@ -97,14 +97,22 @@ pub(super) fn find(
     found
 }
 
-/// What its conditions say, but for nodes that are not ready: each of them is a finding.
+/// What its conditions say, but for nodes that are not ready, of which each is a finding, and for what the
+/// operator is about.
 fn of_fabric(fabric: &RdmaFabric, found: &mut Vec<Finding>) {
     let Some(status) = &fabric.status else {
         return;
     };
-    for (kind, wrong) in [("Conflicting", "True"), ("AgentsUpdated", "False")] {
-        let said = condition(&status.conditions, kind).filter(|said| said.status == wrong);
-        if let Some(said) = said {
+    let others = ["NodesNotReady", "NodesNotLabelled"];
+    let wrongs = [
+        ("Ready", "False"),
+        ("Conflicting", "True"),
+        ("AgentsUpdated", "False"),
+    ];
+    for (kind, wrong) in wrongs {
+        let is_wrong =
+            |said: &&Condition| said.status == wrong && !others.contains(&said.reason.as_str());
+        if let Some(said) = condition(&status.conditions, kind).filter(is_wrong) {
             found.push(finding(
                 format!("fabric {}", fabric.name_any()),
                 format!("{}: {}", said.reason, said.message),

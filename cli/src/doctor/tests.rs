@@ -142,12 +142,26 @@ fn every_finding_has_its_fix() {
         ),
         fabric(
             "younger",
-            &[said(
-                "Conflicting",
-                "True",
-                "NodesOfAnother",
-                "n1 is in fabric default",
-            )],
+            &[
+                said(
+                    "Conflicting",
+                    "True",
+                    "NodesTaken",
+                    "n1 is in fabric default",
+                ),
+                said(
+                    "Ready",
+                    "False",
+                    "NoNodes",
+                    "label the nodes, or correct it",
+                ),
+                said(
+                    "AgentsUpdated",
+                    "False",
+                    "NodesNotLabelled",
+                    "the operator writes it",
+                ),
+            ],
         ),
     ];
     nodes[3].status = None;

@@ -413,7 +413,7 @@ fn stream_rate(fabric: &Fabric, from: usize, to: usize, port: u16) -> f64 {
 fn assert_about(rate: f64, limit: f64) {
     let share = rate / limit;
     // The machine may be slower, and the fabric never faster.
-    assert!((0.1..1.1).contains(&share), "{rate:.0} bit/s of {limit:.0}");
+    assert!((0.2..1.1).contains(&share), "{rate:.0} bit/s of {limit:.0}");
 }
 
 const LIMIT: u64 = 80_000_000;

@@ -131,11 +131,10 @@ impl Lock {
     fn attempt(state: &Path) -> io::Result<Attempt> {
         fs::create_dir_all(state)?;
         let path = state.join(LOCK);
-        if !path.exists() {
-            for entry in fs::read_dir(state)? {
-                if entry?.file_name() != LOCK {
-                    return Ok(Attempt::Occupied);
-                }
+        for entry in fs::read_dir(state)? {
+            // Whoever makes a cluster there has made the lock first.
+            if entry?.file_name() != LOCK && !path.exists() {
+                return Ok(Attempt::Occupied);
             }
         }
         let file = File::create(&path)?;

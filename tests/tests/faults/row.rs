@@ -291,6 +291,11 @@ impl Play<'_> {
             let due = (self.tree.bytes() * percent / 100).max(1);
             drive(&mut runner, |job| bytes_at(job, node) >= due).await;
             let job = runner.job();
+            assert!(
+                !job.is_over() || job.is_complete(),
+                "it fails without any fault: {}",
+                standings(job)
+            );
             in_time(!job.is_over(), || {
                 format!("over before the moment: {}", standings(job))
             });
@@ -300,7 +305,7 @@ impl Play<'_> {
         self.judge(runner.job());
     }
 
-    /// Does it, and asserts that it was done while bytes moved.
+    /// Does it; where that was not done while bytes moved, the seed is played again.
     async fn strike(&mut self, runner: &mut Runner, node: usize, strike: Strike) {
         let total = self.tree.bytes();
         for &node in self.row.to.iter().chain([&node]) {
@@ -387,6 +392,7 @@ impl Play<'_> {
     fn assert_silenced_within(&self, node: usize) {
         if self.row.to.contains(&node) {
             let path = self.stage.root(node).join(&self.destination);
+            self.tree.assert_nothing_wrong(&path);
             in_time(!self.tree.is_published(&path), || {
                 format!("{} is published", path.display())
             });

@@ -161,6 +161,7 @@ pub async fn run(
         label_bucket: Bucket::of_labels(Duration::ZERO),
         lead: Lead::new(context.epoch, context.renewals.clone()),
         began: Instant::now(),
+        led_since: Timestamp::now(),
         changed: Arc::default(),
         world: World {
             ticket_key: context.authority.ticket_key(),
@@ -252,6 +253,8 @@ struct Controllers {
     /// Of these, labels.
     label_bucket: Bucket,
     began: Instant,
+    /// The same by the clock of the cluster.
+    led_since: Timestamp,
     changed: Arc<Notify>,
 }
 
@@ -432,6 +435,7 @@ impl Controllers {
                 held: &held,
                 queue: &self.queue,
                 leader_epoch: self.context.epoch,
+                began: self.led_since,
                 written: self.written.get(&uid).copied(),
                 now,
             });

@@ -1,6 +1,6 @@
 //! Which copies go with a job: those that it has brought, but for those that are another's, too.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -208,7 +208,7 @@ impl<'a> Parting<'a> {
         job: &TransferJob,
         (world, membership): (&'a World, &'a Membership),
         work: Option<&Snapshot>,
-        (held, waits): (&HeldNodes, bool),
+        (held, waited): (&HeldNodes, Option<Duration>),
     ) -> Self {
         let others = Others::of(job, world, membership);
         let (mut going, mut staying) = (Vec::new(), Vec::new());
@@ -227,7 +227,7 @@ impl<'a> Parting<'a> {
             }
         }
         let to_unsay = staying.iter();
-        let to_unsay = to_unsay.filter_map(|(node, job)| others.unsay(node, job, held, waits));
+        let to_unsay = to_unsay.filter_map(|(node, job)| others.unsay(node, job, (held, waited)));
         let unsay = held.pick(to_unsay);
         Self {
             others,
@@ -250,10 +250,15 @@ impl<'a> Parting<'a> {
 
 impl Others<'_> {
     /// The node does not say any more that it has a copy of that job.
-    fn unsay(&self, name: &str, job: &str, held: &HeldNodes, waits: bool) -> Option<Request> {
+    fn unsay(
+        &self,
+        name: &str,
+        job: &str,
+        (held, waited): (&HeldNodes, Option<Duration>),
+    ) -> Option<Request> {
         let node = self.world.nodes.named(name)?;
         let is_said = note(node, &self.key).is_some_and(|note| note.job == job);
-        let may_be = is_said && held.may_say(name, &self.key, waits);
+        let may_be = is_said && held.may_say(name, &self.key, waited);
         may_be.then(|| Request::NodeModel {
             node: name.to_owned(),
             uid: uid(node),

@@ -15,10 +15,13 @@ const STALE: Duration = Duration::from_millis(100);
 const FAILED: Duration = Duration::from_secs(1);
 /// With each further failure the wait doubles, so often at most: to 32 s.
 const DOUBLINGS: u32 = 5;
-/// What a refusal was so long ago is tried as at first: somebody may have changed something.
-const REFUSED_LATELY: Duration = Duration::from_secs(600);
-/// What failed so long ago is: whoever it was about has gone or is well. Jobs that end pass over what has
-/// failed of late, so it is longer than it takes to try hundreds of nodes of which none answers.
+/// So long after it was left alone for the last time a refusal is forgotten: somebody may have changed
+/// something.
+const REFUSED_LATELY: Duration = Duration::from_secs(64);
+/// … what was left out, which concerns one model of a node only.
+const LEFT_OUT_LATELY: Duration = Duration::from_secs(600);
+/// … and a failure: jobs that end ask no node twice after they have waited, so it is longer than it takes to
+/// try hundreds of nodes of which none answers.
 const FAILED_LATELY: Duration = Duration::from_secs(3600);
 
 /// An object, with its kind.
@@ -37,6 +40,7 @@ pub(super) enum Failure {
 
 #[derive(Debug)]
 struct Hold {
+    last: Duration,
     until: Duration,
     failures: u32,
     failure: Failure,
@@ -77,6 +81,7 @@ impl Holds {
     pub(super) fn hold(&mut self, object: Object, failure: Failure, now: Duration) {
         self.forget(now);
         let hold = self.objects.entry(object).or_insert(Hold {
+            last: now,
             until: now,
             failures: 0,
             failure,
@@ -86,6 +91,7 @@ impl Holds {
             Failure::Refused | Failure::Failed => FAILED,
         };
         hold.failure = failure;
+        hold.last = now;
         hold.until = now + first * 2u32.pow(hold.failures.min(DOUBLINGS));
         hold.failures += 1;
     }
@@ -98,7 +104,7 @@ impl Holds {
 
     fn forget(&mut self, now: Duration) {
         self.objects.retain(|_, hold| hold.is_of_late(now));
-        self.left_out.retain(|_, at| *at + REFUSED_LATELY > now);
+        self.left_out.retain(|_, at| *at + LEFT_OUT_LATELY > now);
     }
 
     /// A write of it has succeeded.
@@ -108,22 +114,26 @@ impl Holds {
 
     /// The nodes whose writes have come to nothing of late.
     pub(super) fn nodes(&self, now: Duration) -> HeldNodes {
-        let mut nodes = HeldNodes::default();
+        let mut nodes = HeldNodes {
+            now,
+            ..HeldNodes::default()
+        };
         for ((kind, key), hold) in &self.objects {
             if *kind != "Node" || !hold.is_of_late(now) {
                 continue;
             }
             match hold.failure {
                 Failure::Refused => drop(nodes.refused.insert(key.name.clone())),
-                Failure::Stale if hold.until <= now => {}
-                Failure::Stale | Failure::Failed => {
-                    nodes.failed.insert(key.name.clone(), hold.until);
+                Failure::Stale => drop(nodes.again.insert(key.name.clone(), hold.until)),
+                Failure::Failed => {
+                    nodes.again.insert(key.name.clone(), hold.until);
+                    nodes.failed.insert(key.name.clone(), hold.last);
                 }
             }
         }
         let left_out = self.left_out.iter();
         nodes.left_out = left_out
-            .filter(|(_, at)| **at + REFUSED_LATELY > now)
+            .filter(|(_, at)| **at + LEFT_OUT_LATELY > now)
             .map(|(what, _)| what.clone())
             .collect();
         nodes
@@ -137,26 +147,35 @@ pub(super) struct HeldNodes {
     pub(super) refused: BTreeSet<String>,
     /// It leaves out what this node was to say under this key.
     pub(super) left_out: BTreeSet<(String, String)>,
-    /// It did not answer, or could not; and until when they are left alone.
+    /// It did not answer, or could not; and when that was.
     pub(super) failed: BTreeMap<String, Duration>,
+    /// Those that are left alone until then, or have been: whoever has others to write to does that first.
+    pub(super) again: BTreeMap<String, Duration>,
+    /// Now, by the same clock.
+    pub(super) now: Duration,
 }
 
 impl HeldNodes {
-    /// Whether there is any sense in asking a node to say something under this key. Whoever does not wait for
-    /// nodes does not for those that have failed.
-    pub(super) fn may_say(&self, node: &str, key: &str, waits: bool) -> bool {
+    /// Whether there is any sense in asking a node to say something under this key. Whoever has been done with
+    /// waiting for so long asks none that has failed since.
+    pub(super) fn may_say(&self, node: &str, key: &str, waited: Option<Duration>) -> bool {
+        let has_failed_since = |since: Duration| {
+            let failed = self.failed.get(node);
+            failed.is_some_and(|at| self.now.saturating_sub(*at) < since)
+        };
         let is_left_out = || {
             let what = (node.to_owned(), key.to_owned());
             !self.left_out.is_empty() && self.left_out.contains(&what)
         };
-        !self.refused.contains(node) && (waits || !self.failed.contains_key(node)) && !is_left_out()
+        !self.refused.contains(node) && !waited.is_some_and(has_failed_since) && !is_left_out()
     }
 
-    /// Of requests to write to nodes the first that has not failed; else that which is tried again first.
+    /// Of requests to write to nodes the first that has not come to nothing; else that which is tried again
+    /// first.
     pub(super) fn pick(&self, requests: impl Iterator<Item = Request>) -> Option<Request> {
         let mut next: Option<(Duration, Request)> = None;
         for request in requests {
-            let Some(until) = self.failed.get(&request.object().1.name) else {
+            let Some(until) = self.again.get(&request.object().1.name) else {
                 return Some(request);
             };
             if next.as_ref().is_none_or(|(first, _)| until < first) {
@@ -219,9 +238,10 @@ mod tests {
         let now = SECOND + SECOND / 20;
         let nodes = holds.nodes(now);
         assert_eq!(nodes.refused, BTreeSet::from(["n1".to_owned()]));
-        assert_eq!(nodes.failed.keys().collect::<Vec<_>>(), ["n2"]);
-        assert!(!nodes.may_say("n1", "k", true) && nodes.may_say("n2", "k", true));
-        assert!(!nodes.may_say("n2", "k", false) && nodes.may_say("n3", "k", false));
+        assert!(!nodes.may_say("n1", "k", None));
+        // Who was only overtaken is asked in any case, after others.
+        assert!(nodes.failed.is_empty() && nodes.again.contains_key("n2"));
+        assert!(nodes.may_say("n2", "k", Some(100 * SECOND)));
         // Whoever refused may have thought again.
         let later = now + REFUSED_LATELY + SECOND;
         assert!(holds.nodes(later).refused.is_empty());
@@ -231,16 +251,29 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_failed_while_it_was_waited_for_is_asked_once_more() {
+        let mut holds = Holds::default();
+        let may = |holds: &Holds, seconds: u32, waited: Option<u32>| {
+            let nodes = holds.nodes(seconds * SECOND);
+            nodes.may_say("n1", "k", waited.map(|seconds| seconds * SECOND))
+        };
+        holds.hold(node("n1"), Failure::Failed, SECOND);
+        assert!(may(&holds, 9, None) && may(&holds, 9, Some(7)));
+        holds.hold(node("n1"), Failure::Failed, 9 * SECOND);
+        assert!(may(&holds, 10, None) && !may(&holds, 10, Some(8)));
+    }
+
+    #[test]
     fn what_is_left_out_of_one_node_under_one_key_is_said_of_others() {
         let mut holds = Holds::default();
         holds.leave_out("n1".into(), "a".into(), SECOND);
         let nodes = holds.nodes(SECOND);
-        assert!(!nodes.may_say("n1", "a", true));
-        assert!(nodes.may_say("n1", "b", true) && nodes.may_say("n2", "a", true));
+        assert!(!nodes.may_say("n1", "a", None));
+        assert!(nodes.may_say("n1", "b", None) && nodes.may_say("n2", "a", None));
         assert!(
             holds
-                .nodes(SECOND + REFUSED_LATELY)
-                .may_say("n1", "a", true)
+                .nodes(SECOND + LEFT_OUT_LATELY)
+                .may_say("n1", "a", None)
         );
     }
 

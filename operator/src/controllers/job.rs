@@ -38,6 +38,10 @@ const PROGRESS_PART: i64 = 100;
 /// those are waited for whose writes fail.
 const NOTING: SignedDuration = SignedDuration::from_mins(2);
 
+/// After that nobody is waited for: what nodes are to say changes as fast as it is written, or none of hundreds
+/// answers.
+const HOPELESS: Duration = Duration::from_secs(3600);
+
 /// What a job is decided from.
 pub(super) struct View<'a> {
     /// The job.
@@ -58,6 +62,8 @@ pub(super) struct View<'a> {
     pub(super) queue: &'a Queue,
     /// Of this process.
     pub(super) leader_epoch: u64,
+    /// When it began to lead.
+    pub(super) began: Timestamp,
     /// When its status was last written by this process.
     pub(super) written: Option<Timestamp>,
     /// Now.
@@ -201,10 +207,13 @@ fn next(view: &View<'_>) -> Decision {
     }
 }
 
-/// The next node to be labelled. Whoever waits for the job's end does not wait for ever for a node that fails.
+/// The next node to be labelled. Whoever waits for the job's end does not wait for ever for nodes that fail.
 fn label(view: &View<'_>, work: &Snapshot) -> Option<Request> {
-    let waits = view.over < NOTING.unsigned_abs();
-    models::next(view.job, view.world, work, (view.held, waits))
+    if view.over >= HOPELESS {
+        return None;
+    }
+    let waited = view.over.checked_sub(NOTING.unsigned_abs());
+    models::next(view.job, view.world, work, (view.held, waited))
 }
 
 /// When it has to be looked at though nothing has happened to it.
@@ -272,11 +281,15 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
     }
     let takes_copies = view.job.spec.deletion_policy == DeletionPolicy::Delete;
     let around = (view.world, view.membership);
+    // A leader that comes late is as patient as its predecessor was.
     let since = view.job.metadata.deletion_timestamp.as_ref();
-    let until = since.and_then(|since| since.0.checked_add(NOTING).ok());
-    let held = (view.held, until.is_some_and(|until| view.now < until));
+    let since = since.map_or(view.began, |since| since.0.max(view.began));
+    let leaving = view.now.duration_since(since);
+    let leaving = Duration::try_from(leaving).unwrap_or_default();
+    let held = (view.held, leaving.checked_sub(NOTING.unsigned_abs()));
     let parting = takes_copies.then(|| Parting::of(view.job, around, view.work, held));
     let unsay = parting.as_ref().and_then(|parting| parting.unsay.clone());
+    let unsay = unsay.filter(|_| leaving < HOPELESS);
     match depart(view, old, parting, unsay.is_some()) {
         order @ Some(_) => Decision {
             request: unsay,

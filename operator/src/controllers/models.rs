@@ -4,7 +4,7 @@
 //! Both are on the cluster's node and written as one, so they outlive this process, and end with the
 //! node. A model is called by its job, namespace included: nobody can give another's name away.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt as _, core::PartialObjectMeta};
@@ -217,12 +217,12 @@ pub(super) fn said(holder: &Holder, node: &PartialObjectMeta<Node>, key: &str) -
 }
 
 /// The next node that holds a job's model and does not say so yet. Those that refuse, and those that are full,
-/// are left out; where nobody waits for nodes, those that fail, too.
+/// are left out; so are those that fail, once they have been waited for.
 pub(super) fn next(
     job: &TransferJob,
     world: &World,
     work: &Snapshot,
-    (held, waits): (&HeldNodes, bool),
+    (held, waited): (&HeldNodes, Option<Duration>),
 ) -> Option<Request> {
     let key = key(job);
     let requests = work.holders.iter().filter_map(|holder| {
@@ -230,7 +230,7 @@ pub(super) fn next(
         let new = said(holder, node, &key);
         let is_said = note(node, &key).as_ref() == Some(&new)
             && node.labels().get(&key).map(String::as_str) == Some(new.value());
-        if is_said || !held.may_say(&holder.node, &key, waits) {
+        if is_said || !held.may_say(&holder.node, &key, waited) {
             return None;
         }
         if !has_room(node, &key, &new) {

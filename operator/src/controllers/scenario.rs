@@ -375,9 +375,12 @@ pub(super) fn noted(world: &mut World, node: &str, key: &str, note: Note) {
 /// first before the others.
 pub(super) fn held(refused: &[&str], failed: &[&str]) -> HeldNodes {
     let failed = failed.iter().map(ToString::to_string);
+    let again: BTreeMap<_, _> = failed.zip((1..).map(Duration::from_secs)).collect();
     HeldNodes {
         refused: refused.iter().map(ToString::to_string).collect(),
-        failed: failed.zip((1..).map(Duration::from_secs)).collect(),
+        failed: again.clone(),
+        now: Duration::from_secs(100),
+        again,
         ..HeldNodes::default()
     }
 }

@@ -82,8 +82,17 @@ impl Controllers {
                 let elapsed = self.began.elapsed();
                 match (&error, request) {
                     // It may say other things.
-                    (ClusterError::LeftOut { .. }, Request::NodeModel { node, key, .. }) => {
+                    (
+                        ClusterError::LeftOut { .. },
+                        Request::NodeModel {
+                            node,
+                            key,
+                            note: Some(_),
+                            ..
+                        },
+                    ) => {
                         self.holds.leave_out(node.clone(), key.clone(), elapsed);
+                        self.holds.clear(&object);
                     }
                     _ => self.holds.hold(object, error.failure(), elapsed),
                 }

@@ -131,9 +131,11 @@ impl Lock {
     fn attempt(state: &Path) -> io::Result<Attempt> {
         fs::create_dir_all(state)?;
         let path = state.join(LOCK);
+        // Whoever makes a cluster there makes the lock first and removes it last.
+        let was_there = path.exists();
         for entry in fs::read_dir(state)? {
-            // Whoever makes a cluster there has made the lock first.
-            if entry?.file_name() != LOCK && !path.exists() {
+            let is_another = entry?.file_name() != LOCK;
+            if is_another && !was_there && !path.exists() {
                 return Ok(Attempt::Occupied);
             }
         }

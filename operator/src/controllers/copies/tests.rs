@@ -26,7 +26,7 @@ fn goes(world: &World) -> bool {
         &job,
         (world, &membership),
         None,
-        (&HeldNodes::default(), true),
+        (&HeldNodes::default(), None),
     );
     assert_eq!(parting.unsay.is_none(), parting.going == [known.clone()]);
     let going = parting.going.clone();
@@ -212,15 +212,16 @@ fn of_copies_that_stay_those_are_unsaid_first_whose_nodes_can_be_written_to() {
     noted(&mut world, "n3", MODEL, note("f1"));
     let membership = Membership::of(&world);
     let job = scenario::job("minilm");
-    let unsaid = |refused: &[&str], failed: &[&str], waits| {
+    let over = Some(Duration::from_secs(1000));
+    let unsaid = |refused: &[&str], failed: &[&str], waited| {
         let held = scenario::held(refused, failed);
-        let parting = Parting::of(&job, (&world, &membership), None, (&held, waits));
+        let parting = Parting::of(&job, (&world, &membership), None, (&held, waited));
         Some(parting.unsay?.object().1.name)
     };
-    assert_eq!(unsaid(&[], &[], true).as_deref(), Some("n2"));
-    assert_eq!(unsaid(&[], &["n2"], true).as_deref(), Some("n3"));
-    assert_eq!(unsaid(&[], &["n3", "n2"], true).as_deref(), Some("n3"));
-    assert_eq!(unsaid(&["n2"], &[], true).as_deref(), Some("n3"));
-    assert_eq!(unsaid(&[], &["n2"], false).as_deref(), Some("n3"));
-    assert_eq!(unsaid(&["n2"], &["n3"], false), None);
+    assert_eq!(unsaid(&[], &[], None).as_deref(), Some("n2"));
+    assert_eq!(unsaid(&[], &["n2"], None).as_deref(), Some("n3"));
+    assert_eq!(unsaid(&[], &["n3", "n2"], None).as_deref(), Some("n3"));
+    assert_eq!(unsaid(&["n2"], &[], None).as_deref(), Some("n3"));
+    assert_eq!(unsaid(&[], &["n2"], over).as_deref(), Some("n3"));
+    assert_eq!(unsaid(&["n2"], &["n3"], over), None);
 }

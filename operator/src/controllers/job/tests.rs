@@ -69,6 +69,8 @@ struct Stage {
     fingerprint: String,
     /// Nodes that cannot be written to.
     failing: Vec<String>,
+    /// … and nobody remembers that it was tried.
+    is_unnoticed: bool,
     /// Since when the process has nothing to do for it.
     over_since: Option<Timestamp>,
     /// Copies that agents were told to remove: node and path.
@@ -92,6 +94,7 @@ impl Stage {
             queue: Queue::default(),
             fingerprint: String::new(),
             failing: Vec::new(),
+            is_unnoticed: false,
             over_since: None,
             removed: Vec::new(),
         }
@@ -141,6 +144,12 @@ impl Stage {
         self.over_since = self.over_since.filter(|_| self.process.is_some());
         let over = over.unsigned_abs();
         let failing: Vec<&str> = self.failing.iter().map(String::as_str).collect();
+        let mut held = scenario::held(&[], &failing);
+        // They were tried a moment ago.
+        held.failed.values_mut().for_each(|at| *at = held.now);
+        if self.is_unnoticed {
+            held = HeldNodes::default();
+        }
         let decision = decide(&View {
             job: &job,
             world: &self.world,
@@ -148,9 +157,10 @@ impl Stage {
             work: work.as_ref(),
             met: self.process.as_ref().and_then(|process| process.met),
             over,
-            held: &scenario::held(&[], &failing),
+            held: &held,
             queue: &self.queue,
             leader_epoch: 1,
+            began: scenario::start(),
             written: self.written,
             now: self.now,
         });
@@ -650,6 +660,7 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
             held: &HeldNodes::default(),
             queue: &stage.queue,
             leader_epoch: 1,
+            began: scenario::start(),
             written: Some(now),
             now: now + SignedDuration::from_secs(age),
         })

@@ -166,18 +166,19 @@ fn a_node_that_cannot_be_written_to_holds_up_no_other_and_nobody_for_ever() {
     let world = scenario::world(3);
     let job = scenario::job("minilm");
     let work = work(&[("n1", "f1"), ("n2", "f1")]);
-    let next = |refused: &[&str], failed: &[&str], waits| {
+    let over = Some(Duration::from_secs(1000));
+    let next = |refused: &[&str], failed: &[&str], waited| {
         let held = scenario::held(refused, failed);
-        let request = next(&job, &world, &work, (&held, waits))?;
+        let request = next(&job, &world, &work, (&held, waited))?;
         Some(request.object().1.name)
     };
-    assert_eq!(next(&[], &[], true).as_deref(), Some("n1"));
-    assert_eq!(next(&[], &["n1"], true).as_deref(), Some("n2"));
+    assert_eq!(next(&[], &[], None).as_deref(), Some("n1"));
+    assert_eq!(next(&[], &["n1"], None).as_deref(), Some("n2"));
     // It is not over yet.
-    assert_eq!(next(&[], &["n2", "n1"], true).as_deref(), Some("n2"));
-    assert_eq!(next(&["n2"], &["n1"], true).as_deref(), Some("n1"));
-    assert_eq!(next(&[], &["n1"], false).as_deref(), Some("n2"));
-    assert_eq!(next(&["n2"], &["n1"], false), None);
+    assert_eq!(next(&[], &["n2", "n1"], None).as_deref(), Some("n2"));
+    assert_eq!(next(&["n2"], &["n1"], None).as_deref(), Some("n1"));
+    assert_eq!(next(&[], &["n1"], over).as_deref(), Some("n2"));
+    assert_eq!(next(&["n2"], &["n1"], over), None);
 }
 
 #[test]
@@ -187,7 +188,7 @@ fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
     let write = |world: &mut World, name: &str, note: Note| {
         scenario::noted(world, "n2", &format!("{PREFIX}team-b.{name}"), note);
     };
-    let none = (&HeldNodes::default(), true);
+    let none = (&HeldNodes::default(), None);
     // Too many, and too large.
     for (count, fingerprint) in [(MODELS_MAX, "f1".to_owned()), (90, "f".repeat(1500))] {
         let mut world = scenario::world(3);

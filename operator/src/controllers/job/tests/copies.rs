@@ -403,3 +403,33 @@ fn a_node_that_cannot_be_written_to_holds_up_neither_an_end_nor_a_deletion_for_e
     assert!(stage.now.duration_since(now) > NOTING);
     assert_eq!(removed(&stage), []);
 }
+
+#[test]
+fn after_an_hour_nobody_is_waited_for_whatever_is_known_of_the_nodes() {
+    let mut stage = Stage::with(goes_with_its_copies);
+    stage.fingerprint = "f1".into();
+    stage.failing = vec!["n3".into()];
+    stage.is_unnoticed = true;
+    stage.until(|stage| stage.over_since.is_some());
+    stage.now += SignedDuration::from_secs(3590);
+    stage.turn();
+    assert_eq!(stage.phase(), Phase::Transferring);
+    stage.now += SignedDuration::from_secs(10);
+    stage.settle();
+    assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
+
+    stage.world.jobs.learn(scenario::job("minilm-too"));
+    // n2 has said its own, which is to be taken away.
+    stage.failing = vec!["n2".into()];
+    let now = stage.now;
+    stage.edit(|job| {
+        deleted(job);
+        job.metadata.deletion_timestamp = Some(Time(now));
+    });
+    stage.now += SignedDuration::from_secs(3590);
+    stage.turn();
+    assert!(stage.world.jobs.get(&minilm()).is_some());
+    stage.now += SignedDuration::from_secs(10);
+    stage.settle();
+    assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+}

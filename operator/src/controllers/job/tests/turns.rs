@@ -110,6 +110,7 @@ impl Yard {
             held: &HeldNodes::default(),
             queue: &self.queue,
             leader_epoch: 1,
+            began: scenario::start(),
             written: None,
             now: self.now,
         });

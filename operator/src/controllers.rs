@@ -253,7 +253,7 @@ struct Controllers {
     /// Of these, labels.
     label_bucket: Bucket,
     began: Instant,
-    /// The same by the clock of the cluster.
+    /// The same by this machine's clock.
     led_since: Timestamp,
     changed: Arc<Notify>,
 }

@@ -25,7 +25,7 @@ use crate::{NAME, patience, transfer::innermost};
 
 use super::{
     agents::FABRIC_LABEL,
-    holds::Failure,
+    holds::{Consequence, Failure},
     models::Note,
     request::{FINALIZER, News, Request},
     world::{Key, World},
@@ -120,6 +120,29 @@ impl ClusterError {
             },
             Self::Refused(_) | Self::Late => Failure::Failed,
             Self::LeftOut { .. } => Failure::Refused,
+        }
+    }
+
+    /// What is to become of what was asked for.
+    pub(super) fn consequence(&self, request: &Request) -> Consequence {
+        match (self, request) {
+            (
+                Self::LeftOut { .. },
+                Request::NodeModel {
+                    node,
+                    key,
+                    note: Some(_),
+                    ..
+                },
+            ) => Consequence::LeaveOut {
+                node: node.clone(),
+                key: key.clone(),
+            },
+            // Somebody keeps it there: the node may still say other things, after a while.
+            (Self::LeftOut { .. }, Request::NodeModel { note: None, .. }) => {
+                Consequence::Hold(Failure::Failed)
+            }
+            _ => Consequence::Hold(self.failure()),
         }
     }
 

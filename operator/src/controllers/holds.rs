@@ -15,14 +15,28 @@ const STALE: Duration = Duration::from_millis(100);
 const FAILED: Duration = Duration::from_secs(1);
 /// With each further failure the wait doubles, so often at most: to 32 s.
 const DOUBLINGS: u32 = 5;
-/// So long after it was left alone for the last time a refusal is forgotten: somebody may have changed
-/// something.
+/// So long after it was left alone for the last time whoever refused may be asked again: somebody may have
+/// changed something.
 const REFUSED_LATELY: Duration = Duration::from_secs(64);
 /// … what was left out, which concerns one model of a node only.
 const LEFT_OUT_LATELY: Duration = Duration::from_secs(600);
-/// … and a failure: jobs that end ask no node twice after they have waited, so it is longer than it takes to
+/// … and so long it is known that they did, and who failed: jobs that end ask no node twice after they have waited, so it is longer than it takes to
 /// try hundreds of nodes of which none answers.
 const FAILED_LATELY: Duration = Duration::from_secs(3600);
+
+/// What follows from a write that has come to nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Consequence {
+    /// The object is left alone for a while.
+    Hold(Failure),
+    /// The node says nothing under this key; it may say other things.
+    LeaveOut {
+        /// The node.
+        node: String,
+        /// Of a label.
+        key: String,
+    },
+}
 
 /// An object, with its kind.
 pub(super) type Object = (&'static str, Key);
@@ -49,8 +63,8 @@ struct Hold {
 impl Hold {
     fn is_of_late(&self, now: Duration) -> bool {
         let remembered = match self.failure {
-            Failure::Stale | Failure::Refused => REFUSED_LATELY,
-            Failure::Failed => FAILED_LATELY,
+            Failure::Stale => REFUSED_LATELY,
+            Failure::Refused | Failure::Failed => FAILED_LATELY,
         };
         self.until + remembered > now
     }
@@ -104,7 +118,7 @@ impl Holds {
 
     fn forget(&mut self, now: Duration) {
         self.objects.retain(|_, hold| hold.is_of_late(now));
-        self.left_out.retain(|_, at| *at + LEFT_OUT_LATELY > now);
+        self.left_out.retain(|_, at| *at + FAILED_LATELY > now);
     }
 
     /// A write of it has succeeded.
@@ -123,7 +137,12 @@ impl Holds {
                 continue;
             }
             match hold.failure {
-                Failure::Refused => drop(nodes.refused.insert(key.name.clone())),
+                Failure::Refused => {
+                    nodes.failed.insert(key.name.clone(), hold.last);
+                    if hold.until + REFUSED_LATELY > now {
+                        nodes.refused.insert(key.name.clone());
+                    }
+                }
                 Failure::Stale => drop(nodes.again.insert(key.name.clone(), hold.until)),
                 Failure::Failed => {
                     nodes.again.insert(key.name.clone(), hold.until);
@@ -131,11 +150,7 @@ impl Holds {
                 }
             }
         }
-        let left_out = self.left_out.iter();
-        nodes.left_out = left_out
-            .filter(|(_, at)| **at + LEFT_OUT_LATELY > now)
-            .map(|(what, _)| what.clone())
-            .collect();
+        nodes.left_out = self.left_out.clone();
         nodes
     }
 }
@@ -145,9 +160,9 @@ impl Holds {
 pub(super) struct HeldNodes {
     /// The API server says no.
     pub(super) refused: BTreeSet<String>,
-    /// It leaves out what this node was to say under this key.
-    pub(super) left_out: BTreeSet<(String, String)>,
-    /// It did not answer, or could not; and when that was.
+    /// It left out what this node was to say under this key; and when that was.
+    pub(super) left_out: BTreeMap<(String, String), Duration>,
+    /// It said no, did not answer, or could not; and when that was.
     pub(super) failed: BTreeMap<String, Duration>,
     /// Those that are left alone until then, or have been: whoever has others to write to does that first.
     pub(super) again: BTreeMap<String, Duration>,
@@ -159,15 +174,15 @@ impl HeldNodes {
     /// Whether there is any sense in asking a node to say something under this key. Whoever has been done with
     /// waiting for so long asks none that has failed since.
     pub(super) fn may_say(&self, node: &str, key: &str, waited: Option<Duration>) -> bool {
-        let has_failed_since = |since: Duration| {
-            let failed = self.failed.get(node);
-            failed.is_some_and(|at| self.now.saturating_sub(*at) < since)
-        };
+        let is_since =
+            |at: Duration| waited.is_some_and(|waited| self.now.saturating_sub(at) < waited);
+        let has_failed = || self.failed.get(node).is_some_and(|at| is_since(*at));
         let is_left_out = || {
             let what = (node.to_owned(), key.to_owned());
-            !self.left_out.is_empty() && self.left_out.contains(&what)
+            let at = self.left_out.get(&what);
+            at.is_some_and(|at| *at + LEFT_OUT_LATELY > self.now || is_since(*at))
         };
-        !self.refused.contains(node) && !waited.is_some_and(has_failed_since) && !is_left_out()
+        !(self.refused.contains(node) || has_failed() || !self.left_out.is_empty() && is_left_out())
     }
 
     /// Of requests to write to nodes the first that has not come to nothing; else that which is tried again
@@ -240,12 +255,13 @@ mod tests {
         assert_eq!(nodes.refused, BTreeSet::from(["n1".to_owned()]));
         assert!(!nodes.may_say("n1", "k", None));
         // Who was only overtaken is asked in any case, after others.
-        assert!(nodes.failed.is_empty() && nodes.again.contains_key("n2"));
+        assert!(!nodes.failed.contains_key("n2") && nodes.again.contains_key("n2"));
         assert!(nodes.may_say("n2", "k", Some(100 * SECOND)));
         // Whoever refused may have thought again.
         let later = now + REFUSED_LATELY + SECOND;
         assert!(holds.nodes(later).refused.is_empty());
-        // Nothing is left of it when it fails again.
+        // Nothing is left of it when it fails again much later.
+        let later = later + FAILED_LATELY;
         holds.hold(node("n1"), Failure::Failed, later);
         assert_eq!(holds.failures(&node("n1")), 1);
     }
@@ -275,6 +291,20 @@ mod tests {
                 .nodes(SECOND + LEFT_OUT_LATELY)
                 .may_say("n1", "a", None)
         );
+    }
+
+    #[test]
+    fn who_refused_after_all_that_waiting_is_not_asked_again() {
+        let mut holds = Holds::default();
+        holds.hold(node("n1"), Failure::Refused, 200 * SECOND);
+        holds.leave_out("n2".into(), "k".into(), 200 * SECOND);
+        // A thousand others were asked meanwhile.
+        let nodes = holds.nodes(1000 * SECOND);
+        for name in ["n1", "n2"] {
+            assert!(!nodes.may_say(name, "k", Some(900 * SECOND)));
+            assert!(nodes.may_say(name, "k", Some(700 * SECOND)));
+            assert!(nodes.may_say(name, "k", None));
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{
     Controllers,
     bucket::Rank,
-    cluster::ClusterError,
+    holds::Consequence,
     request::{News, Request},
     world::Key,
 };
@@ -80,21 +80,12 @@ impl Controllers {
                     self.context.tally.failed.inc();
                 }
                 let elapsed = self.began.elapsed();
-                match (&error, request) {
-                    // It may say other things.
-                    (
-                        ClusterError::LeftOut { .. },
-                        Request::NodeModel {
-                            node,
-                            key,
-                            note: Some(_),
-                            ..
-                        },
-                    ) => {
-                        self.holds.leave_out(node.clone(), key.clone(), elapsed);
+                match error.consequence(request) {
+                    Consequence::LeaveOut { node, key } => {
+                        self.holds.leave_out(node, key, elapsed);
                         self.holds.clear(&object);
                     }
-                    _ => self.holds.hold(object, error.failure(), elapsed),
+                    Consequence::Hold(failure) => self.holds.hold(object, failure, elapsed),
                 }
                 true
             }

@@ -223,6 +223,20 @@ async fn a_label_that_the_api_server_takes_and_leaves_out_is_refused() {
     }
     let request = says("weft.dev/model.team-a.unwanted", Some(scenario::note("f1")));
     let refused = cluster.carry_out(&request, &mut world).await.unwrap_err();
-    assert_eq!(refused.failure(), Failure::Refused);
+    let left_out = Consequence::LeaveOut {
+        node: "n1".to_owned(),
+        key: "weft.dev/model.team-a.unwanted".to_owned(),
+    };
+    assert_eq!(refused.consequence(&request), left_out);
+    // Of what somebody keeps there, or would not have there, something else is to be thought.
+    let removal = says("weft.dev/model.team-a.unwanted", None);
+    let of_removal = refused.consequence(&removal);
+    assert_eq!(of_removal, Consequence::Hold(Failure::Failed));
+    let of_fabric = refused.consequence(&Request::NodeFabric {
+        node: "n1".to_owned(),
+        uid: "node-n1".to_owned(),
+        fabric: Some("default".to_owned()),
+    });
+    assert_eq!(of_fabric, Consequence::Hold(Failure::Refused));
     assert!(refused.to_string().contains("team-a.unwanted"), "{refused}");
 }

@@ -67,6 +67,8 @@ struct Stage {
     queue: Queue,
     /// What agents say of their files; nothing by default, so that no node is labelled.
     fingerprint: String,
+    /// When the process began to lead.
+    began: Timestamp,
     /// Nodes that cannot be written to.
     failing: Vec<String>,
     /// … and nobody remembers that it was tried.
@@ -93,6 +95,7 @@ impl Stage {
             secret: Ok(()),
             queue: Queue::default(),
             fingerprint: String::new(),
+            began: scenario::start(),
             failing: Vec::new(),
             is_unnoticed: false,
             over_since: None,
@@ -160,7 +163,7 @@ impl Stage {
             held: &held,
             queue: &self.queue,
             leader_epoch: 1,
-            began: scenario::start(),
+            began: self.began,
             written: self.written,
             now: self.now,
         });

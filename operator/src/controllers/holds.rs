@@ -20,8 +20,8 @@ const DOUBLINGS: u32 = 5;
 const REFUSED_LATELY: Duration = Duration::from_secs(64);
 /// … what was left out, which concerns one model of a node only.
 const LEFT_OUT_LATELY: Duration = Duration::from_secs(600);
-/// … and so long it is known that they did, and who failed: jobs that end ask no node twice after they have waited, so it is longer than it takes to
-/// try hundreds of nodes of which none answers.
+/// … and so long it is known that they did, and who failed. Jobs that end ask no node twice after they have
+/// waited, so it is longer than it takes to try hundreds of nodes of which none answers.
 const FAILED_LATELY: Duration = Duration::from_secs(3600);
 
 /// What follows from a write that has come to nothing.

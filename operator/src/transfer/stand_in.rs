@@ -17,13 +17,38 @@ use tonic::{
     Request, Response, Status,
     transport::{Certificate, Identity, Server, ServerTlsConfig},
 };
+use weft_planner::{Strategy, Topology};
 use weft_proto::agent::v1::{
     agent_server::{Agent, AgentServer},
     *,
 };
 
-use super::Contact;
+use super::{Contact, Mandate, Place, Spec, Tempo};
 use crate::authority::Authority;
+
+/// A transfer from n0 to n1.
+pub(super) fn spec(topology: Topology, tempo: Tempo) -> Spec {
+    let place = |node: &str| Place {
+        node: node.into(),
+        root: "data".into(),
+        path: "x".into(),
+    };
+    Spec {
+        uid: "uid".into(),
+        source: place("n0"),
+        object: None,
+        destinations: vec![place("n1")],
+        topology,
+        strategy: Strategy::Direct,
+        payload_share: 1.0,
+        algorithm: Algorithm::Blake3,
+        backoff_limit: 6,
+        expect: String::new(),
+        overwrite: Overwrite::IfDifferent,
+        tempo,
+        mandate: Mandate::ONLY,
+    }
+}
 
 /// A running one.
 pub(super) struct StandIn {

@@ -5,39 +5,23 @@ use tokio::{
     task::JoinSet,
     time::Instant,
 };
-use weft_planner::{Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, Overwrite};
+use weft_planner::Topology;
 
 use super::*;
 use crate::{
     authority::Authority,
-    transfer::{Mandate, Tempo, stand_in::StandIn},
+    transfer::{
+        Tempo,
+        stand_in::{self, StandIn},
+    },
 };
 
 fn spec(report: Duration) -> Spec {
-    let place = |node: &str| Place {
-        node: node.into(),
-        root: "data".into(),
-        path: "x".into(),
+    let tempo = Tempo {
+        report,
+        ..Tempo::PERSON
     };
-    Spec {
-        uid: "uid".into(),
-        source: place("n0"),
-        object: None,
-        destinations: vec![place("n1")],
-        topology: Topology::default(),
-        strategy: Strategy::Direct,
-        payload_share: 1.0,
-        algorithm: Algorithm::Blake3,
-        backoff_limit: 6,
-        expect: String::new(),
-        overwrite: Overwrite::IfDifferent,
-        tempo: Tempo {
-            report,
-            ..Tempo::PERSON
-        },
-        mandate: Mandate::ONLY,
-    }
+    stand_in::spec(Topology::default(), tempo)
 }
 
 /// What is heard of a node that has so many reports at once.

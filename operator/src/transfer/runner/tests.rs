@@ -1,44 +1,25 @@
-use weft_planner::{Node, Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, Overwrite};
+use weft_planner::{Node, Topology};
 
 use super::*;
 use crate::authority::Authority;
-use crate::transfer::{Mandate, Place, Standing, Tempo};
+use crate::transfer::{Standing, Tempo, stand_in};
 
 #[tokio::test]
 async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds() {
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = silent.local_addr().unwrap().to_string();
-    let name = |i: usize| format!("node{i}");
-    let place = |i: usize| Place {
-        node: name(i),
-        root: "data".into(),
-        path: "x".into(),
-    };
+    let name = |i: usize| format!("n{i}");
     let node = |i: usize| Node {
         name: name(i),
         address: None,
         leaf: "leaf0".into(),
         rate_bps: 1_000_000_000,
     };
-    let spec = Spec {
-        uid: "uid".into(),
-        source: place(0),
-        object: None,
-        destinations: vec![place(1)],
-        topology: Topology {
-            nodes: (0..2).map(node).collect(),
-            uplinks: Vec::new(),
-        },
-        strategy: Strategy::Direct,
-        payload_share: 1.0,
-        algorithm: Algorithm::Blake3,
-        backoff_limit: 6,
-        expect: String::new(),
-        overwrite: Overwrite::IfDifferent,
-        tempo: Tempo::PERSON,
-        mandate: Mandate::ONLY,
+    let topology = Topology {
+        nodes: (0..2).map(node).collect(),
+        uplinks: Vec::new(),
     };
+    let spec = stand_in::spec(topology, Tempo::PERSON);
     let contacts: Vec<_> = (0..2)
         .map(|i| Contact {
             node: name(i),
@@ -60,7 +41,7 @@ async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds()
     assert_eq!(
         refusal.message,
         format!(
-            "node node0 at {address} does not answer (no connection within 1.5s): check that \
+            "node n0 at {address} does not answer (no connection within 1.5s): check that \
              its agent runs and that the management network lets this port through"
         )
     );

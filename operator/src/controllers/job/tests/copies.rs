@@ -309,13 +309,14 @@ fn of_two_jobs_that_go_at_the_same_time_the_last_takes_the_copies() {
     assert_eq!(removed(&stage), [("n2", "team-a/minilm")]);
 }
 
-#[test]
-fn agents_are_told_by_a_successor_before_nodes_unsay_anything() {
+/// Agents are told first when it is deleted beside another job of the same place, while it would go on with a
+/// node that is down, and after that has happened.
+fn agents_are_told_first(before: impl FnOnce(&mut Stage)) -> Stage {
     let mut stage = Stage::with(goes_with_its_copies);
     stage.fingerprint = "f1".into();
     stage.dead.insert("n3".into());
     stage.until(|stage| stage.log.iter().any(|line| line == "label n2"));
-    stage.kill();
+    before(&mut stage);
     stage.world.jobs.learn(scenario::job("minilm-too"));
     stage.edit(deleted);
     stage.turn();
@@ -324,6 +325,12 @@ fn agents_are_told_by_a_successor_before_nodes_unsay_anything() {
     stage.settle();
     assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
     assert_eq!(removed(&stage), []);
+    stage
+}
+
+#[test]
+fn agents_are_told_by_a_successor_before_nodes_unsay_anything() {
+    agents_are_told_first(Stage::kill);
 }
 
 #[test]
@@ -337,19 +344,7 @@ fn copies_stay_if_the_job_comes_to_say_so_while_agents_are_told() {
 
 #[test]
 fn a_job_is_stopped_before_its_nodes_say_that_a_copy_is_anothers() {
-    let mut stage = Stage::with(goes_with_its_copies);
-    stage.fingerprint = "f1".into();
-    // It would go on with this one.
-    stage.dead.insert("n3".into());
-    stage.until(|stage| stage.log.iter().any(|line| line == "label n2"));
-    stage.world.jobs.learn(scenario::job("minilm-too"));
-    stage.edit(deleted);
-    stage.turn();
-    let course = stage.process.as_ref().map(|process| process.job.course());
-    assert_eq!(course, Some(Course::Ending));
-    stage.settle();
-    assert!(stage.world.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
-    assert_eq!(removed(&stage), []);
+    let stage = agents_are_told_first(|_| {});
     let node = stage.world.nodes.named("n2").unwrap();
     assert!(!node.annotations().contains_key(KEY));
 }

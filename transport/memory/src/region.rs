@@ -1,0 +1,238 @@
+//! A region: memory that threads and processes share.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags};
+use weft_core::drops::DropReason;
+use weft_core::memory::check_bounds;
+
+use crate::copy::{copy_in, copy_out};
+
+/// Memory that several threads, and with [`Region::memfd`] several processes, read and write at once.
+///
+/// Made from a `Box<[u8]>` or as a memfd. Neither touches its pages before they are used: `vec![0; n]`
+/// asks the kernel for zero pages.
+#[derive(Debug)]
+pub struct Region(Memory);
+
+#[derive(Debug)]
+enum Memory {
+    Private(Box<[AtomicU8]>),
+    Memfd { map: MmapRaw, file: OwnedFd },
+}
+
+/// Why a file was not taken as a region.
+#[derive(Debug, thiserror::Error)]
+pub enum MemfdError {
+    /// A process that holds the file could make it shorter while it is mapped.
+    #[error("the file is no memfd with F_SEAL_SHRINK: seal it before passing it on")]
+    NotSealed,
+    /// The file ends before the region does.
+    #[error("the memfd has {has} bytes, the region needs {needs}")]
+    TooShort {
+        /// Bytes of the file.
+        has: u64,
+        /// Bytes of the region.
+        needs: u64,
+    },
+    /// The kernel refused a call.
+    #[error("{call}: {source}")]
+    System {
+        /// The call.
+        call: &'static str,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
+
+fn failed<E: Into<std::io::Error>>(call: &'static str) -> impl FnOnce(E) -> MemfdError {
+    move |source| MemfdError::System {
+        call,
+        source: source.into(),
+    }
+}
+
+impl Region {
+    /// Makes memory shared. [`Region::into_box`] is the way back.
+    pub fn share(bytes: impl Into<Box<[u8]>>) -> Arc<Region> {
+        let bytes = Box::into_raw(bytes.into()) as *mut [AtomicU8];
+        // SAFETY: the box was owned, and an AtomicU8 has the layout of a u8.
+        Arc::new(Region(Memory::Private(unsafe { Box::from_raw(bytes) })))
+    }
+
+    /// A region of zeros that can be passed to another process: [`Region::file`] is a memfd whose size
+    /// is sealed. `name` is shown in `/proc/PID/maps`.
+    ///
+    /// # Errors
+    /// [`MemfdError::System`].
+    pub fn memfd(name: &str, bytes: u64) -> Result<Region, MemfdError> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(name, flags).map_err(failed("memfd_create"))?;
+        rustix::fs::ftruncate(&file, bytes).map_err(failed("ftruncate"))?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals).map_err(failed("F_ADD_SEALS"))?;
+        Region::from_memfd(file, bytes)
+    }
+
+    /// The first `bytes` bytes of a memfd that another process made.
+    ///
+    /// # Errors
+    /// [`MemfdError::NotSealed`] unless F_SEAL_SHRINK is set: a page that is cut off while it is mapped
+    /// ends this process by SIGBUS. [`MemfdError::TooShort`], [`MemfdError::System`].
+    pub fn from_memfd(file: OwnedFd, bytes: u64) -> Result<Region, MemfdError> {
+        // Only a memfd answers; the seal is checked before the size, which cannot shrink from then on.
+        let seals = rustix::fs::fcntl_get_seals(&file).map_err(|_| MemfdError::NotSealed)?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(MemfdError::NotSealed);
+        }
+        let has = rustix::fs::fstat(&file).map_err(failed("fstat"))?.st_size as u64;
+        if has < bytes {
+            return Err(MemfdError::TooShort { has, needs: bytes });
+        }
+        let map = MmapOptions::new()
+            .len(bytes as usize)
+            .map_raw(&file)
+            .map_err(failed("mmap"))?;
+        Ok(Region(Memory::Memfd { map, file }))
+    }
+
+    /// The file to pass to another process, where there is one.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.0 {
+            Memory::Private(_) => None,
+            Memory::Memfd { file, .. } => Some(file.as_fd()),
+        }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.bytes().len() as u64
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies `out.len()` bytes at `offset` out of the region. What is written there meanwhile may be
+    /// seen in part.
+    ///
+    /// # Errors
+    /// [`DropReason::Bounds`]; nothing was copied.
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DropReason> {
+        copy_out(self.range(offset, out.len())?, out);
+        Ok(())
+    }
+
+    /// Copies `bytes` to `offset` of the region.
+    ///
+    /// # Errors
+    /// [`DropReason::Bounds`]; nothing was copied.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DropReason> {
+        copy_in(self.range(offset, bytes.len())?, bytes);
+        Ok(())
+    }
+
+    /// The memory itself, when this was the only holder and no other process can hold it.
+    ///
+    /// # Errors
+    /// Gives the region back otherwise.
+    pub fn into_box(region: Arc<Region>) -> Result<Box<[u8]>, Arc<Region>> {
+        match Arc::try_unwrap(region) {
+            Ok(Region(Memory::Private(bytes))) => {
+                let bytes = Box::into_raw(bytes) as *mut [u8];
+                // SAFETY: the box came from `Box<[u8]>`'s allocator with this length, an AtomicU8 has
+                // the layout of a u8, and the region was owned: nobody else reaches the bytes.
+                Ok(unsafe { Box::from_raw(bytes) })
+            }
+            Ok(region) => Err(Arc::new(region)),
+            Err(region) => Err(region),
+        }
+    }
+
+    fn bytes(&self) -> &[AtomicU8] {
+        match &self.0 {
+            Memory::Private(bytes) => bytes,
+            Memory::Memfd { map, .. } => {
+                let start = map.as_mut_ptr().cast::<AtomicU8>();
+                // SAFETY: the mapping is readable and writable, lives as long as `self` and cannot
+                // lose pages (invariant 3); all of this process use it as atomics (invariant 1).
+                unsafe { std::slice::from_raw_parts(start, map.len()) }
+            }
+        }
+    }
+
+    fn range(&self, offset: u64, length: usize) -> Result<&[AtomicU8], DropReason> {
+        let bytes = self.bytes();
+        check_bounds(bytes.len() as u64, offset, length as u64)?;
+        let at = offset as usize;
+        Ok(&bytes[at..at + length])
+    }
+}
+
+/// Where the bytes of a write lie.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// Memory that nobody changes while it is shared.
+    Bytes(Arc<Box<[u8]>>),
+    /// Memory that may change: each packet carries what is there when it is sent.
+    Region(Arc<Region>),
+}
+
+impl Source {
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Source::Bytes(bytes) => bytes.len() as u64,
+            Source::Region(region) => region.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// `length` bytes at `offset`: where they lie if nobody changes them, else a copy in `scratch`,
+    /// so that what is checksummed is what is sent.
+    ///
+    /// # Errors
+    /// [`DropReason::Bounds`], also when `scratch` is shorter than `length`.
+    pub fn read<'a>(
+        &'a self,
+        offset: u64,
+        length: usize,
+        scratch: &'a mut [u8],
+    ) -> Result<&'a [u8], DropReason> {
+        match self {
+            Source::Bytes(bytes) => {
+                check_bounds(bytes.len() as u64, offset, length as u64)?;
+                let at = offset as usize;
+                Ok(&bytes[at..at + length])
+            }
+            Source::Region(region) => {
+                let scratch = scratch.get_mut(..length).ok_or(DropReason::Bounds)?;
+                region.read(offset, scratch)?;
+                Ok(scratch)
+            }
+        }
+    }
+}
+
+impl From<Arc<Box<[u8]>>> for Source {
+    fn from(bytes: Arc<Box<[u8]>>) -> Source {
+        Source::Bytes(bytes)
+    }
+}
+
+impl From<Arc<Region>> for Source {
+    fn from(region: Arc<Region>) -> Source {
+        Source::Region(region)
+    }
+}
+
+#[cfg(test)]
+mod tests;

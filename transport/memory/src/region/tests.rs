@@ -1,0 +1,126 @@
+use std::fs;
+
+use super::*;
+
+/// Bytes of this process's memory that are backed by pages.
+fn resident() -> u64 {
+    let statm = fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * rustix::param::page_size() as u64
+}
+
+#[test]
+fn a_region_of_one_gib_touches_no_page_before_it_is_used() {
+    let before = resident();
+    let regions = [
+        Region::share(vec![0; 1 << 30]),
+        Arc::new(Region::memfd("weft-test", 1 << 30).unwrap()),
+    ];
+    for region in &regions {
+        region.write(1 << 29, &[1, 2, 3]).unwrap();
+        let mut out = [9; 4];
+        region.read((1 << 29) - 1, &mut out).unwrap();
+        assert_eq!(out, [0, 1, 2, 3]);
+    }
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 64 << 20, "{grown} bytes are resident");
+}
+
+#[test]
+fn what_lies_beyond_the_region_is_neither_read_nor_written() {
+    for region in [
+        Region::share(vec![0; 10]),
+        Arc::new(Region::memfd("weft-test", 10).unwrap()),
+    ] {
+        assert_eq!(region.len(), 10);
+        assert_eq!(region.write(4, &[7; 6]), Ok(()));
+        assert_eq!(region.write(10, &[]), Ok(()));
+        for offset in [5, 10, 11, u64::MAX - 2, u64::MAX] {
+            let bytes = &mut [8; 6];
+            assert_eq!(region.write(offset, bytes), Err(DropReason::Bounds));
+            assert_eq!(region.read(offset, bytes), Err(DropReason::Bounds));
+            assert_eq!(*bytes, [8; 6]);
+        }
+        let mut out = [0; 10];
+        region.read(0, &mut out).unwrap();
+        assert_eq!(out, [0, 0, 0, 0, 7, 7, 7, 7, 7, 7]);
+    }
+}
+
+#[test]
+fn memory_is_owned_again_when_nobody_else_can_reach_it() {
+    let bytes: Box<[u8]> = vec![1; 100].into();
+    let address = bytes.as_ptr();
+    let region = Region::share(bytes);
+    region.write(50, &[2]).unwrap();
+    let other = region.clone();
+    let region = Region::into_box(region).unwrap_err();
+    drop(other);
+    let bytes = Region::into_box(region).unwrap();
+    assert_eq!((bytes.as_ptr(), bytes.len()), (address, 100));
+    assert_eq!((bytes[49], bytes[50]), (1, 2));
+    let memfd = Arc::new(Region::memfd("weft-test", 100).unwrap());
+    assert!(
+        Region::into_box(memfd).is_err(),
+        "another process may hold it"
+    );
+}
+
+#[test]
+fn two_holders_of_a_memfd_see_the_same_bytes() {
+    let ours = Region::memfd("weft-test", 8192).unwrap();
+    let passed_on = ours.file().unwrap().try_clone_to_owned().unwrap();
+    let theirs = Region::from_memfd(passed_on, 8192).unwrap();
+    theirs.write(5000, b"hello").unwrap();
+    let mut out = [0; 5];
+    ours.read(5000, &mut out).unwrap();
+    assert_eq!(&out, b"hello");
+    drop(ours);
+    theirs.read(5000, &mut out).unwrap();
+    assert_eq!(&out, b"hello");
+    assert!(Region::share(vec![0; 1]).file().is_none());
+}
+
+#[test]
+fn a_file_that_can_be_made_shorter_is_refused() {
+    let unsealed = rustix::fs::memfd_create("weft-test", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&unsealed, 4096).unwrap();
+    let unsealed = Region::from_memfd(unsealed, 4096);
+    assert!(matches!(unsealed, Err(MemfdError::NotSealed)));
+    let plain = fs::File::open("/proc/self/exe").unwrap();
+    let plain = Region::from_memfd(plain.into(), 1);
+    assert!(matches!(plain, Err(MemfdError::NotSealed)));
+    let region = Region::memfd("weft-test", 4096).unwrap();
+    assert!(rustix::fs::ftruncate(region.file().unwrap(), 0).is_err());
+    let file = region.file().unwrap().try_clone_to_owned().unwrap();
+    let longer = Region::from_memfd(file, 4097);
+    assert!(matches!(
+        longer,
+        Err(MemfdError::TooShort {
+            has: 4096,
+            needs: 4097
+        })
+    ));
+}
+
+#[test]
+fn a_source_is_read_in_place_when_nobody_changes_it_and_copied_otherwise() {
+    let bytes: Arc<Box<[u8]>> = Arc::new(vec![3; 20].into());
+    let sources = [
+        Source::from(bytes.clone()),
+        Source::from(Region::share(bytes.to_vec())),
+    ];
+    for source in &sources {
+        let mut scratch = [0; 8];
+        let read = source.read(12, 8, &mut scratch).unwrap();
+        assert_eq!(read, [3; 8]);
+        let in_place = std::ptr::eq(read, &bytes[12..20]);
+        assert_eq!(in_place, matches!(source, Source::Bytes(_)));
+        let mut scratch = [0; 8];
+        let beyond = source.read(13, 8, &mut scratch);
+        assert_eq!(beyond, Err(DropReason::Bounds));
+    }
+    let mut scratch = [0; 8];
+    let no_room = sources[1].read(0, 9, &mut scratch);
+    assert_eq!(no_room, Err(DropReason::Bounds));
+}

@@ -10,16 +10,17 @@
 
 use crate::congestion::{AckSample, Congestion};
 use crate::drops::{DropReason, Drops};
-use crate::memory::Memory;
+use crate::memory::{Memory, Ticket};
 use crate::path::PathSet;
 use crate::units::{ConnectionId, Key, Nanos, OneWay, PathId, Rng, Time, WIRE_CLOCK_SHIFT};
-use crate::wire::{self, Kind, Seal};
+use crate::wire::{self, Cipher, Kind};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 mod asks;
 mod chunk;
 mod config;
+mod keys;
 mod owed;
 mod receive;
 mod saved;
@@ -29,11 +30,9 @@ pub use chunk::Chunk;
 pub use config::{ConnectionConfig, Settings, SettingsError};
 pub use saved::RestoreError;
 
+use keys::{Keys, SavedKeys};
 use receive::Receive;
 use transmit::Transmit;
-
-/// Writes that one connection queues at most; further ones are refused.
-pub const WRITES_MAX: usize = 1024;
 
 /// A one-sided write to a region of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,9 +52,6 @@ pub struct Write {
 /// Why a write was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostError {
-    /// [`WRITES_MAX`] writes are not complete.
-    #[error("{WRITES_MAX} writes are not complete: wait for completions before posting more")]
-    QueueFull,
     /// The write needs more than 2^24 chunks, or its end overflows the offset.
     #[error("the write is too long for one message: split it")]
     TooLong,
@@ -71,8 +67,8 @@ pub enum Failure {
     #[error("the peer acknowledged nothing for the stall timeout, on any path")]
     Stalled,
     /// The peer does not know the connection: it was restarted.
-    #[error("the peer does not know this connection: it was restarted")]
-    Reset,
+    #[error("the peer does not know this connection: it was restarted; connect again")]
+    PeerRestarted,
     /// Closed at this end.
     #[error("the connection was closed at this end")]
     Closed,
@@ -97,7 +93,7 @@ impl Failure {
     pub const fn reason(self) -> &'static str {
         match self {
             Failure::Stalled => "Stalled",
-            Failure::Reset => "PeerRestarted",
+            Failure::PeerRestarted => "PeerRestarted",
             Failure::Closed => "Closed",
             Failure::KeyRefused => "KeyRefused",
             Failure::BoundsRefused => "BoundsRefused",
@@ -136,12 +132,21 @@ pub struct Arrival {
 }
 
 /// Packets received together: each `segment` bytes long, the last one maybe shorter.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Run<'a> {
-    /// The datagrams, one after the other.
-    pub bytes: &'a [u8],
+    /// The datagrams, one after the other. Encrypted ones are decrypted in place.
+    pub bytes: &'a mut [u8],
     /// Bytes of each but the last.
     pub segment: usize,
+}
+
+/// Which end's numbering a path is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PathOwner {
+    /// A path of this end.
+    Local,
+    /// A path of the other end: what answers it goes back the way it came.
+    Remote,
 }
 
 /// A control packet to be sent as it is.
@@ -149,6 +154,8 @@ pub struct Run<'a> {
 pub struct ControlPacket {
     /// The path to send it on.
     pub path: PathId,
+    /// Whose path that is.
+    pub owner: PathOwner,
     /// How many bytes of the buffer are the packet.
     pub bytes: usize,
 }
@@ -227,8 +234,7 @@ impl Stats {
 #[derive(Debug)]
 pub struct Connection {
     config: ConnectionConfig,
-    send_seal: Seal,
-    receive_seal: Seal,
+    keys: Keys,
     transmit: Transmit,
     receive: Receive,
     congestion: Box<dyn Congestion>,
@@ -242,16 +248,15 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection on which nothing was sent.
-    pub fn new(config: ConnectionConfig, now: Time) -> Connection {
+    /// A connection on which nothing was sent. `cipher` encrypts it if its settings say so.
+    pub fn new(config: ConnectionConfig, cipher: &'static dyn Cipher, now: Time) -> Connection {
         let window = config.settings.window_chunks;
         Connection {
-            send_seal: Seal::new(&config.send_secret),
-            receive_seal: Seal::new(&config.receive_secret),
+            keys: config.keys(cipher, SavedKeys::default()),
             transmit: Transmit::new(window),
             receive: Receive::new(window),
             congestion: config.congestion.build(config.settings.limits(), None),
-            events: VecDeque::with_capacity(WRITES_MAX),
+            events: VecDeque::new(),
             next_control: wire::CONTROL_PACKET_NUMBERS,
             drops: Drops::default(),
             stats: Stats::default(),
@@ -266,7 +271,8 @@ impl Connection {
         &self.config
     }
 
-    /// Takes a write in; its chunks come out of [`Connection::poll_chunk`].
+    /// Takes a write in; its chunks come out of [`Connection::poll_chunk`]. The caller bounds how many it posts
+    /// before they complete.
     ///
     /// # Errors
     /// [`PostError`]; nothing was queued.
@@ -286,19 +292,19 @@ impl Connection {
         rng: &mut Rng,
         room: u32,
     ) -> Option<Chunk> {
-        if self.failed.is_some() {
+        if self.failed.is_some() || self.keys.are_used_up() {
             return None;
         }
         let window = self.congestion.window();
-        let out = transmit::Out {
+        let mut out = transmit::Out {
             settings: &self.config.settings,
             remote: self.config.remote,
-            seal: self.send_seal,
+            keys: &mut self.keys,
             window,
             room,
         };
         self.transmit
-            .poll_chunk(now, paths, rng, &out, &mut self.stats)
+            .poll_chunk(now, paths, rng, &mut out, &mut self.stats)
     }
 
     /// Writes the next acknowledgement, refusal or probe into `out` ([`wire::CONTROL_BYTES_MAX`] bytes).
@@ -308,36 +314,45 @@ impl Connection {
         paths: &mut PathSet,
         out: &mut [u8],
     ) -> Option<ControlPacket> {
-        if self.failed.is_some() {
+        if self.failed.is_some() || self.keys.are_used_up() {
             return None;
         }
-        let (seal, remote, number) = (self.send_seal, self.config.remote, self.next_control);
+        let packet = self.write_control(now, paths, out)?;
+        self.next_control += 1;
+        self.keys.count_sealed(1);
+        Some(packet)
+    }
+
+    fn write_control(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        out: &mut [u8],
+    ) -> Option<ControlPacket> {
+        let (seal, remote, number) = (self.keys.seal(), self.config.remote, self.next_control);
         let receive = &mut self.receive;
-        if let Some(packet) = receive.poll_refusal(true, out, &seal, remote, number) {
-            self.next_control += 1;
+        if let Some(packet) = receive.poll_refusal(true, out, seal, remote, number) {
             return Some(packet);
         }
-        if let Some(packet) = receive.poll_ack(now, out, &seal, remote, number) {
-            self.next_control += 1;
+        if let Some(packet) = receive.poll_ack(now, out, seal, remote, number) {
             self.stats.acks_sent += 1;
             return Some(packet);
         }
-        if let Some(packet) = receive.poll_refusal(false, out, &seal, remote, number) {
-            self.next_control += 1;
+        if let Some(packet) = receive.poll_refusal(false, out, seal, remote, number) {
             return Some(packet);
         }
         if !self.transmit.is_busy() {
             return None;
         }
         let path = paths.poll_probe(now)?;
-        self.next_control += 1;
         self.stats.probes_sent += 1;
         let probe = wire::Probe {
             sent_at: now.to_wire(),
         };
         Some(ControlPacket {
             path,
-            bytes: probe.emit(out, &seal, path, remote, number),
+            owner: PathOwner::Local,
+            bytes: probe.emit(out, seal, path, remote, number),
         })
     }
 
@@ -354,12 +369,13 @@ impl Connection {
         run: Run<'_>,
         memory: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        if run.bytes.is_empty() {
+        let Run { bytes, segment } = run;
+        if bytes.is_empty() {
             self.drops.count(DropReason::Truncated);
             return Err(DropReason::Truncated);
         }
         let mut result = Ok(());
-        for packet in run.bytes.chunks(run.segment.max(1)) {
+        for packet in bytes.chunks_mut(segment.max(1)) {
             if let Err(reason) = self.handle_packet(now, paths, arrival, packet, memory) {
                 self.drops.count(reason);
                 result = Err(reason);
@@ -374,7 +390,7 @@ impl Connection {
         now: Time,
         paths: &mut PathSet,
         arrival: Arrival,
-        packet: &[u8],
+        packet: &mut [u8],
         memory: &mut impl Memory,
     ) -> Result<(), DropReason> {
         if self.failed.is_some() {
@@ -382,29 +398,64 @@ impl Connection {
         }
         // Taken apart at once: kept whole, the prefix is stored and loaded again in another width,
         // and every packet waits for that.
-        let kind = match wire::peek(packet) {
-            Ok(peek) if peek.connection == self.config.local => peek.kind,
+        let (kind, phase) = match wire::peek(packet) {
+            Ok(peek) if peek.connection == self.config.local => (peek.kind, peek.phase),
             Ok(_) => return Err(DropReason::UnknownConnection),
             Err(reason) => return Err(reason),
         };
         if u16::from(arrival.path.0) >= self.config.settings.paths {
             return Err(DropReason::Malformed);
         }
+        let seal = self.keys.open_with(now, phase)?;
         match kind {
             Kind::Data => self.receive.handle_data(
                 now,
                 arrival,
                 packet,
-                &self.receive_seal,
+                seal,
+                self.config.domain,
                 memory,
                 &mut self.events,
                 &mut self.stats,
-            ),
+            )?,
             Kind::Ack | Kind::Probe | Kind::Refusal => {
-                self.handle_control(now, paths, arrival, packet)
+                let control = wire::Control::open(seal, packet)?;
+                self.handle_control(now, paths, arrival, &control)?;
             }
-            Kind::Reset => Err(DropReason::Kind),
+            Kind::Credit
+            | Kind::Read
+            | Kind::Reset
+            | Kind::Revoke
+            | Kind::Revoked
+            | Kind::Send
+            | Kind::Trimmed => return Err(DropReason::Kind),
         }
+        self.keys.took(now, phase);
+        Ok(())
+    }
+
+    /// A payload that [`Memory::place`] kept is placed, or its placement failed: only now the packet is
+    /// acknowledged, or refused. Answers whether the ticket was of this connection. A connection that
+    /// is over only forgets it.
+    pub fn placed(&mut self, now: Time, ticket: Ticket, result: Result<(), DropReason>) -> bool {
+        let Some(ended) = self.receive.end_pending(ticket) else {
+            return false;
+        };
+        if self.failed.is_some() {
+            return true;
+        }
+        let (events, stats) = (&mut self.events, &mut self.stats);
+        let receive = &mut self.receive;
+        if let Err(reason) = receive.handle_placed(now, &ended, result, events, stats) {
+            self.drops.count(reason);
+        }
+        true
+    }
+
+    /// Placements that are under way. While there are any, bytes still land, also of a connection that is
+    /// over: a caller confirms its end, or saves it, when there are none.
+    pub fn pending_placements(&self) -> usize {
+        self.receive.pending()
     }
 
     fn handle_control(
@@ -412,9 +463,8 @@ impl Connection {
         now: Time,
         paths: &mut PathSet,
         arrival: Arrival,
-        packet: &[u8],
+        control: &wire::Control<'_>,
     ) -> Result<(), DropReason> {
-        let control = wire::Control::open(&self.receive_seal, packet)?;
         self.receive.check_control(control.packet_number)?;
         match control.kind {
             Kind::Ack => {
@@ -431,7 +481,7 @@ impl Connection {
                 let refusal = wire::Refusal::parse(control.body)?;
                 self.handle_refusal(now, refusal)
             }
-            Kind::Data | Kind::Reset => Err(DropReason::Kind),
+            _ => Err(DropReason::Kind),
         }
     }
 
@@ -501,8 +551,13 @@ impl Connection {
             self.drops.count(DropReason::Seal);
             return Err(DropReason::Seal);
         }
-        self.fail(Failure::Reset);
+        self.fail(Failure::PeerRestarted);
         Ok(())
+    }
+
+    /// The peer has answered a newer connection from another life: it does not know this one any more.
+    pub fn handle_peer_restart(&mut self) {
+        self.fail(Failure::PeerRestarted);
     }
 
     /// Serves the timers that are due.
@@ -571,6 +626,11 @@ impl Connection {
     fn fail(&mut self, failure: Failure) {
         self.failed = Some(failure);
         self.events.push_back(Event::Failed(failure));
+    }
+
+    /// Whether [`Connection::poll_event`] has an event.
+    pub fn has_event(&self) -> bool {
+        !self.events.is_empty()
     }
 
     /// Why it ended, if it has.

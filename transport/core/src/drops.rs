@@ -35,6 +35,10 @@ reasons! {
     UnknownConnection = "the datagram names no connection of this end",
     /// The keyed hash of the header does not match: forged, or damaged in the header.
     Seal = "the header's keyed hash does not match: forged or damaged",
+    /// The AEAD's tag does not match: forged, damaged, or sealed under other keys.
+    Tag = "the packet does not decrypt: forged, damaged, or sealed under other keys",
+    /// Its key phase is neither the previous, the current nor the next one.
+    KeyPhase = "the packet's key is not in use: its key phase is over, or never began",
     /// The checksum of the payload does not match: damaged on the way.
     Checksum = "the payload's checksum does not match: damaged on the way",
     /// The packet was placed already: a replay or a spurious retransmission.
@@ -47,6 +51,8 @@ reasons! {
     Bounds = "the write does not lie within its region",
     /// The region's buffer is with its owner and not armed.
     NotArmed = "the region is not armed to receive",
+    /// Too many placements of the connection are under way: the packet is lost, and sent again.
+    PlacementsFull = "too many placements of the connection are under way",
     /// The connection has failed or was closed.
     Closed = "the connection is closed",
     /// An acknowledgement of something that was never sent.

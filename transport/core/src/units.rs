@@ -1,8 +1,10 @@
 //! Time, identifiers and the random generator: the vocabulary of every other module.
 
 use core::fmt;
+use core::net::{IpAddr, Ipv6Addr};
 use core::ops::{Add, AddAssign, Sub};
 use serde::{Deserialize, Serialize};
+use siphasher::sip::SipHasher13;
 
 /// A moment: nanoseconds since the caller's start. Never a wall clock.
 #[derive(
@@ -185,6 +187,57 @@ impl ChunkNumber {
 )]
 pub struct Key(pub u64);
 
+/// A machine as its link addresses it. For IP: the IPv6 address, or the IPv4-mapped one (RFC 4291,
+/// section 2.5.5.2).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct Host(pub [u8; 16]);
+
+impl From<IpAddr> for Host {
+    fn from(address: IpAddr) -> Host {
+        Host(match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+            IpAddr::V6(address) => address.octets(),
+        })
+    }
+}
+
+impl From<Host> for IpAddr {
+    fn from(host: Host) -> IpAddr {
+        Ipv6Addr::from(host.0).to_canonical()
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        IpAddr::from(*self).fmt(f)
+    }
+}
+
+/// Where a packet came from and where it arrived, as the packet says: nothing of it is authenticated.
+///
+/// The link that received the packet makes it, and sends an answer back by it. The core knows the host in it
+/// and nothing else. The first 16 bytes are the [`Host`]; what the rest means is known to the link only.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct Source(pub [u8; Source::BYTES]);
+
+impl Source {
+    /// Bytes of a source: the host, and 4 of its link.
+    pub const BYTES: usize = 20;
+
+    /// The machine.
+    pub fn host(self) -> Host {
+        let mut host = [0; 16];
+        host.copy_from_slice(&self.0[..16]);
+        Host(host)
+    }
+
+    /// A hash of the machine by which limits are kept for each. Without the salt nobody can choose
+    /// addresses of equal hashes (SipHash, Aumasson and Bernstein 2012).
+    pub fn host_hash(self, salt: u64) -> u64 {
+        SipHasher13::new_with_keys(salt, 0).hash(&self.0[..16])
+    }
+}
+
 /// The generator that every random choice draws from. A named type, so that a seed means the same
 /// run in every release of the crate it comes from.
 pub type Rng = rand_pcg::Pcg64Mcg;
@@ -205,6 +258,21 @@ mod tests {
     fn chunk_numbers_compare_across_their_wrap() {
         assert_eq!(ChunkNumber(2).ahead_of(ChunkNumber(u32::MAX)), 3);
         assert_eq!(ChunkNumber(u32::MAX).ahead_of(ChunkNumber(2)), -3);
+    }
+
+    #[test]
+    fn a_source_names_its_host_and_hosts_are_told_apart_by_address_only() {
+        let source = |host: &str, link: u8| {
+            let mut bytes = [link; Source::BYTES];
+            bytes[..16].copy_from_slice(&Host::from(host.parse::<IpAddr>().unwrap()).0);
+            Source(bytes)
+        };
+        for host in ["192.0.2.7", "2001:db8::7"] {
+            assert_eq!(source(host, 1).host().to_string(), host);
+            assert_ne!(source(host, 1), source(host, 2));
+            assert_eq!(source(host, 1).host_hash(5), source(host, 2).host_hash(5));
+            assert_ne!(source(host, 1).host_hash(5), source(host, 1).host_hash(6));
+        }
     }
 
     #[test]

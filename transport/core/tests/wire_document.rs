@@ -1,7 +1,44 @@
 //! `docs/wire.md` shows the bytes that the code writes.
 
 use weft_core::units::{ChunkNumber, ConnectionId, Key, PathId};
-use weft_core::wire::{DataHeader, Flags, HEADER_BYTES};
+use weft_core::wire::{DataHeader, Flags, HEADER_BYTES, KeyPhase, Kind, field};
+
+const DOCUMENT: &str = include_str!("../../../docs/wire.md");
+
+/// The table that starts with `title` in its first column's heading: each row's first two cells.
+fn table(title: &str) -> Vec<(String, String)> {
+    let heading = format!("| {title} | ");
+    let start = DOCUMENT
+        .lines()
+        .skip_while(|line| !line.starts_with(&heading));
+    let rows = start.skip(2).take_while(|line| line.starts_with('|'));
+    let cells = rows.map(|row| row.trim_matches('|').split('|').map(str::trim));
+    cells
+        .map(|mut cells| {
+            let mut cell = || cells.next().unwrap_or_default().to_owned();
+            (cell(), cell())
+        })
+        .collect()
+}
+
+#[test]
+fn the_documents_tables_are_the_fields_that_the_code_reads_and_writes() {
+    for (title, fields) in field::ALL {
+        let rows = fields.iter().map(|(name, field)| {
+            let bytes = format!("{}..{}", field.start, field.end);
+            (bytes, (*name).to_owned())
+        });
+        let shown = table(&format!("{title}: bytes"));
+        assert_eq!(shown, rows.collect::<Vec<_>>(), "{title}");
+    }
+}
+
+#[test]
+fn the_document_lists_every_kind() {
+    let kinds = Kind::ALL.iter();
+    let kinds = kinds.map(|kind| (format!("{}", *kind as u8), format!("{kind:?}")));
+    assert_eq!(table("kind"), kinds.collect::<Vec<_>>());
+}
 
 #[test]
 fn the_documents_data_header_is_what_the_code_emits() {
@@ -20,9 +57,8 @@ fn the_documents_data_header_is_what_the_code_emits() {
         offset: 0x1000,
     };
     let mut bytes = [0u8; HEADER_BYTES];
-    header.emit(&mut bytes);
-    let document = include_str!("../../../docs/wire.md");
-    let shown = document
+    header.emit(KeyPhase::FIRST, &mut bytes);
+    let shown = DOCUMENT
         .split("```data")
         .nth(1)
         .and_then(|rest| rest.split("```").next());

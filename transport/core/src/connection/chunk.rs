@@ -1,12 +1,12 @@
 //! A chunk on its way out: which bytes, which path, and the headers.
 
 use crate::units::{ChunkNumber, PathId};
-use crate::wire::{DataHeader, HEADER_BYTES, Seal, TRAILER_BYTES};
+use crate::wire::{DataHeader, OVERHEAD_BYTES, Seal};
 use core::ops::Range;
 
 /// A descriptor of one send: its packets, or those of them that are missing at the peer. The link
-/// gathers the payload; the core never touches it.
-#[derive(Clone, Copy, Debug)]
+/// gathers the payload; the core touches it only to seal it.
+#[derive(Clone, Debug)]
 pub struct Chunk {
     /// The path to send it on.
     pub path: PathId,
@@ -31,6 +31,18 @@ impl Chunk {
         self.map.count_ones()
     }
 
+    /// Bytes of its datagrams, headers and trailers included.
+    pub fn wire_bytes(&self) -> u64 {
+        let payload = u64::from(self.packet_payload);
+        let last = u32::from(self.first.packets) - 1;
+        let full = u64::from(self.packets()) * (payload + OVERHEAD_BYTES as u64);
+        if self.map >> last & 1 == 1 {
+            full + u64::from(self.length) - payload * (u64::from(last) + 1)
+        } else {
+            full
+        }
+    }
+
     /// The place in the chunk of the `i`-th datagram to send.
     fn index(&self, i: u32) -> u32 {
         if self.map & (self.map.wrapping_add(1)) == 0 {
@@ -51,8 +63,13 @@ impl Chunk {
         self.start + u64::from(start)..self.start + u64::from(end)
     }
 
-    /// The header of the `i`-th datagram.
-    pub fn header(&self, i: u32) -> [u8; HEADER_BYTES] {
+    /// Writes the `i`-th datagram, header, payload and trailer, to the start of `out`; returns its
+    /// length. `payload` is what [`Chunk::payload`] names. Of two datagrams that were written for
+    /// one `i` at most one may be sent: both have the same packet number.
+    ///
+    /// # Panics
+    /// If `out` is shorter than the payload and [`crate::wire::OVERHEAD_BYTES`].
+    pub fn seal(&self, i: u32, payload: &[u8], out: &mut [u8]) -> usize {
         let index = self.index(i);
         let header = DataHeader {
             packet: index as u8,
@@ -60,13 +77,6 @@ impl Chunk {
             offset: self.first.offset + u64::from(index * u32::from(self.packet_payload)),
             ..self.first
         };
-        let mut out = [0u8; HEADER_BYTES];
-        header.emit(&mut out);
-        out
-    }
-
-    /// The trailer of a datagram with this header and payload.
-    pub fn trailer(&self, header: &[u8; HEADER_BYTES], payload: &[u8]) -> [u8; TRAILER_BYTES] {
-        self.seal.trailer(header, payload)
+        self.seal.seal_data(&header, payload, out)
     }
 }

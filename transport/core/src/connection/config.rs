@@ -1,10 +1,13 @@
 //! What a connection is set up with.
 
+use super::keys::{Keys, SavedKeys};
 use crate::congestion::{CongestionKind, Limits};
+use crate::memory::DomainId;
 use crate::path::PATHS_MAX;
 use crate::recovery::WINDOW_MAX;
 use crate::units::{ConnectionId, Nanos};
-use crate::wire::{CHUNK_PACKETS_MAX, OVERHEAD_BYTES, Secret, VERSION};
+use crate::wire::{CHUNK_PACKETS_MAX, Cipher, Integrity, OVERHEAD_BYTES, Secret, VERSION};
+use core::fmt::Display;
 use serde::{Deserialize, Serialize};
 
 /// One UDP datagram's payload at most: what a GSO send, which the kernel cuts, may hold
@@ -24,6 +27,8 @@ pub struct Settings {
     pub window_chunks: u16,
     /// The packets' format: [`VERSION`] and no other.
     pub wire_version: u8,
+    /// What protects the packets.
+    pub integrity: Integrity,
 }
 
 /// A setting outside of its range.
@@ -90,6 +95,7 @@ impl Settings {
             self.chunk_bytes.into(),
             self.window_chunks.into(),
             self.wire_version.into(),
+            self.integrity.code().into(),
         ];
         let bytes = fields.iter().flat_map(|field| field.to_le_bytes());
         bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -118,10 +124,16 @@ impl Settings {
                 other.window_chunks.into(),
             ),
         ];
-        let (name, ours, theirs) = fields
+        let differ = |name, ours: &dyn Display, theirs: &dyn Display| {
+            format!("{name} is {ours} here and {theirs} at the peer")
+        };
+        let number = fields
             .into_iter()
-            .find(|(_, ours, theirs)| ours != theirs)?;
-        Some(format!("{name} is {ours} here and {theirs} at the peer"))
+            .find(|(_, ours, theirs)| ours != theirs)
+            .map(|(name, ours, theirs)| differ(name, &ours, &theirs));
+        let (ours, theirs) = (self.integrity, other.integrity);
+        let integrity = || differ("integrity", &ours.name(), &theirs.name());
+        number.or_else(|| (ours != theirs).then(integrity))
     }
 
     pub(super) fn limits(&self) -> Limits {
@@ -143,9 +155,11 @@ pub struct ConnectionConfig {
     pub local: ConnectionId,
     /// The peer's name for it.
     pub remote: ConnectionId,
-    /// Seals what is sent.
+    /// Its protection domain: which regions at this end the peer may write to.
+    pub domain: DomainId,
+    /// Seals what is sent, until keys change for the first time.
     pub send_secret: Secret,
-    /// Opens what is received.
+    /// Opens what is received, until keys change for the first time.
     pub receive_secret: Secret,
     /// Who decides the window.
     pub congestion: CongestionKind,
@@ -153,6 +167,13 @@ pub struct ConnectionConfig {
     pub stall_timeout: Nanos,
     /// What a reset from the peer must carry.
     pub reset_token: u64,
+}
+
+impl ConnectionConfig {
+    pub(super) fn keys(&self, cipher: &'static dyn Cipher, saved: SavedKeys) -> Keys {
+        let secrets = [&self.send_secret, &self.receive_secret];
+        Keys::new(cipher, self.settings.integrity, secrets, saved)
+    }
 }
 
 #[cfg(test)]
@@ -165,6 +186,7 @@ mod tests {
         chunk_bytes: 64_768,
         window_chunks: 512,
         wire_version: VERSION,
+        integrity: Integrity::Sealed,
     };
 
     #[test]
@@ -259,6 +281,13 @@ mod tests {
         let text = SETTINGS.difference(&other).expect("they differ");
         assert_eq!(text, "chunk_bytes is 64768 here and 32768 at the peer");
         assert_eq!(SETTINGS.difference(&SETTINGS), None);
+        let encrypted = Settings {
+            integrity: Integrity::Aead,
+            ..SETTINGS
+        };
+        assert_ne!(SETTINGS.hash(), encrypted.hash());
+        let text = SETTINGS.difference(&encrypted).expect("they differ");
+        assert_eq!(text, "integrity is sealed here and aead at the peer");
         let newer = Settings {
             wire_version: VERSION + 1,
             paths: 4,

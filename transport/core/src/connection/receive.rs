@@ -1,14 +1,15 @@
 //! The receiving half: scoreboard, echoes, acknowledgements.
 
 use super::owed::Owed;
-use super::{Arrival, ControlPacket, Event, Stats};
+use super::{Arrival, ControlPacket, Event, PathOwner, Stats};
 use crate::drops::DropReason;
-use crate::memory::Memory;
+use crate::memory::{DomainId, Memory, Placed, Ticket};
+use crate::path::PATHS_MAX;
 use crate::recovery::{DUPLICATE_THRESHOLD, Marked, MessageEnd, ReceiveBoard};
 use crate::units::{ChunkNumber, ConnectionId, PathId, Time, WIRE_CLOCK_SHIFT};
 use crate::wire::{
-    ACK_ECHOES_MAX, ACK_MAP_WORDS_MAX, ACK_PARTIALS_MAX, Ack, DataHeader, Echo, Flags,
-    HEADER_BYTES, Partial, Probe, Refusal, Refused, Seal, TRAILER_BYTES, payload_crc,
+    ACK_ECHOES_MAX, ACK_MAP_WORDS_MAX, ACK_PARTIALS_MAX, Ack, DataHeader, Echo, Flags, OpenedData,
+    Partial, Probe, Refusal, Refused, Seal,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -25,12 +26,36 @@ const STALE_NUMBERS: u64 = 1 << 31;
 /// from each of 16 ports. Others are told of when they come again.
 const REFUSALS_MAX: usize = 256;
 
-/// Control packets may overtake each other by this many.
-const CONTROL_WINDOW: u64 = 128;
+/// Placements under way at most: four chunks of 64 packets. More would only lengthen the queue of the
+/// thread that copies; packets beyond are lost, by which the sender slows down.
+const PENDING_MAX: usize = 256;
+
+/// Words of the replay window of control packets (RFC 6479).
+const CONTROL_WORDS: usize = 16;
+
+/// Control packets may overtake each other by this many: one word of the window is being filled.
+const CONTROL_WINDOW: u64 = (CONTROL_WORDS as u64 - 1) * 64;
+
+// After an outage every path is probed at once, and a receiver that wakes late reads port by port: the probes of
+// one round, and as many acknowledgements and refusals between them, arrive in any order.
+const _: () = assert!(CONTROL_WINDOW >= 2 * PATHS_MAX as u64);
+
+/// A packet whose payload another thread is copying.
+#[derive(Debug)]
+pub(super) struct Pending {
+    ticket: Ticket,
+    header: DataHeader,
+    path: PathId,
+    bytes: usize,
+}
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Receive {
     board: ReceiveBoard,
+    /// Packets that are neither on the board nor wanted again. Not saved: they were never acknowledged,
+    /// so they are sent again.
+    #[serde(skip)]
+    pending: Vec<Pending>,
     /// What arrived by path since the last acknowledgement, and when the newest did.
     #[serde(skip)]
     echoes: Vec<(Echo, Time)>,
@@ -43,22 +68,52 @@ pub(super) struct Receive {
     /// overdue at the sender.
     #[serde(skip)]
     told: u64,
-    /// The newest control packet's number, and which of those before it were seen.
-    newest_control: u64,
-    controls: u128,
+    controls: ControlWindow,
+}
+
+/// Which control packets were seen: an anti-replay window that is never shifted (RFC 6479). The word of a number
+/// is cleared when the newest number enters it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct ControlWindow {
+    newest: u64,
+    seen: [u64; CONTROL_WORDS],
+}
+
+impl ControlWindow {
+    /// Refuses a control packet that was seen before, or that is too old to tell.
+    fn check(&mut self, number: u64) -> Result<(), DropReason> {
+        if number > self.newest {
+            let (from, to) = (self.newest / 64, number / 64);
+            for word in 1..=(to - from).min(CONTROL_WORDS as u64) {
+                self.seen[(from + word) as usize % CONTROL_WORDS] = 0;
+            }
+            self.newest = number;
+        } else if self.newest - number >= CONTROL_WINDOW {
+            return Err(DropReason::Duplicate);
+        }
+        let (word, bit) = (
+            &mut self.seen[(number / 64) as usize % CONTROL_WORDS],
+            1 << (number % 64),
+        );
+        if *word & bit != 0 {
+            return Err(DropReason::Duplicate);
+        }
+        *word |= bit;
+        Ok(())
+    }
 }
 
 impl Receive {
     pub(super) fn new(window: u16) -> Receive {
         Receive {
             board: ReceiveBoard::new(window),
+            pending: Vec::new(),
             echoes: Vec::with_capacity(ACK_ECHOES_MAX),
             owed: Owed::Nothing,
             refusals: Vec::new(),
             newest_packet: 0,
             told: 0,
-            newest_control: 0,
-            controls: 0,
+            controls: ControlWindow::default(),
         }
     }
 
@@ -77,20 +132,17 @@ impl Receive {
         &mut self,
         now: Time,
         arrival: Arrival,
-        packet: &[u8],
+        packet: &mut [u8],
         seal: &Seal,
+        domain: DomainId,
         memory: &mut impl Memory,
         events: &mut VecDeque<Event>,
         stats: &mut Stats,
     ) -> Result<(), DropReason> {
-        let header = DataHeader::parse(packet)?;
-        let (front, trailer) = packet
-            .split_last_chunk::<TRAILER_BYTES>()
-            .ok_or(DropReason::Truncated)?;
-        let (head, payload) = front
-            .split_first_chunk::<HEADER_BYTES>()
-            .ok_or(DropReason::Truncated)?;
-        let crc = seal.open(head, trailer)?;
+        let opened = seal.open_data(packet)?;
+        let OpenedData {
+            header, payload, ..
+        } = opened;
         if header.packet_number.saturating_add(STALE_NUMBERS) < self.newest_packet {
             return Err(DropReason::Duplicate);
         }
@@ -106,12 +158,14 @@ impl Receive {
             }
         }
         wanted?;
-        if payload_crc(payload) != crc {
-            return Err(DropReason::Checksum);
+        if self.is_pending(&header) {
+            return Err(DropReason::Duplicate);
         }
+        opened.check_payload()?;
         let placed = match payload {
-            [] => Ok(()),
-            _ => memory.place(header.key, header.offset, payload),
+            [] => Ok(Placed::Now),
+            _ if self.pending.len() == PENDING_MAX => return Err(DropReason::PlacementsFull),
+            _ => memory.place(domain, header.key, header.offset, payload),
         };
         // The path has carried it, whatever becomes of it.
         self.newest_packet = self.newest_packet.max(header.packet_number);
@@ -121,20 +175,98 @@ impl Receive {
             // Congestion is told of as soon as it is seen (RFC 9000, section 13.2.1).
             self.owed.at_once();
         }
-        if let Err(reason) = placed {
-            self.owed.at_once();
-            self.refuse(arrival, header.chunk, reason);
-            return Err(reason);
+        match placed {
+            Ok(Placed::Now) => {
+                self.mark_placed(&header, payload.len(), events, stats);
+                Ok(())
+            }
+            Ok(Placed::Pending(ticket)) => {
+                self.pending.push(Pending {
+                    ticket,
+                    header,
+                    path: arrival.path,
+                    bytes: payload.len(),
+                });
+                Ok(())
+            }
+            Err(reason) => {
+                self.owed.at_once();
+                self.refuse(arrival.path, header.chunk, reason);
+                Err(reason)
+            }
         }
+    }
+
+    /// Whether the payload of this packet is being copied: a second copy of it could land after the
+    /// first was acknowledged.
+    fn is_pending(&self, header: &DataHeader) -> bool {
+        let packet = (header.chunk, header.packet);
+        let mut pending = self.pending.iter();
+        pending.any(|pending| (pending.header.chunk, pending.header.packet) == packet)
+    }
+
+    /// Placements that are under way.
+    pub(super) fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Takes a placement that has ended from those under way. `None` when the ticket is not of this
+    /// connection.
+    pub(super) fn end_pending(&mut self, ticket: Ticket) -> Option<Pending> {
+        let mut pending = self.pending.iter();
+        let at = pending.position(|pending| pending.ticket == ticket)?;
+        Some(self.pending.swap_remove(at))
+    }
+
+    /// A payload that was being copied is placed, or its placement has failed.
+    pub(super) fn handle_placed(
+        &mut self,
+        now: Time,
+        ended: &Pending,
+        result: Result<(), DropReason>,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) -> Result<(), DropReason> {
+        let header = &ended.header;
+        self.owed.arrived(now, ended.path);
+        // Packets that have come since may contradict it.
+        let result = result.and_then(|()| {
+            self.board
+                .check(header.chunk, header.packet, header.packets)
+        });
+        match result {
+            // A chunk that is whole is answered as the run that brought it would be.
+            Ok(()) => {
+                if self.mark_placed(header, ended.bytes, events, stats) == Marked::Whole {
+                    self.owed.run_ended();
+                }
+            }
+            Err(reason) => {
+                self.owed.at_once();
+                self.refuse(ended.path, header.chunk, reason);
+            }
+        }
+        result
+    }
+
+    /// The packet is placed: it may be acknowledged.
+    fn mark_placed(
+        &mut self,
+        header: &DataHeader,
+        bytes: usize,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) -> Marked {
         stats.packets_placed += 1;
-        stats.bytes_placed += payload.len() as u64;
-        match self.board.mark(header.chunk, header.packet, header.packets) {
-            Marked::Whole => self.whole_chunk(&header, events),
+        stats.bytes_placed += bytes as u64;
+        let marked = self.board.mark(header.chunk, header.packet, header.packets);
+        match marked {
+            Marked::Whole => self.whole_chunk(header, events),
             Marked::Beginning if self.board.span() <= 1 => {}
             // Something before it is missing, in the chunk or before.
             Marked::Beginning | Marked::Gap => self.owed.at_once(),
         }
-        Ok(())
+        marked
     }
 
     /// Everything that was received together is taken in.
@@ -142,7 +274,7 @@ impl Receive {
         self.owed.run_ended();
     }
 
-    fn refuse(&mut self, arrival: Arrival, chunk: ChunkNumber, reason: DropReason) {
+    fn refuse(&mut self, path: PathId, chunk: ChunkNumber, reason: DropReason) {
         // The packets of a chunk come one after the other, and one of them is enough.
         let told = self
             .refusals
@@ -152,8 +284,7 @@ impl Receive {
             && !told
             && self.refusals.len() < REFUSALS_MAX
         {
-            self.refusals
-                .push((Refusal { refused, chunk }, arrival.path));
+            self.refusals.push((Refusal { refused, chunk }, path));
         }
     }
 
@@ -173,6 +304,7 @@ impl Receive {
         let (refusal, path) = self.refusals.remove(at);
         Some(ControlPacket {
             path,
+            owner: PathOwner::Remote,
             bytes: refusal.emit(out, seal, path, remote, number),
         })
     }
@@ -244,23 +376,7 @@ impl Receive {
 
     /// Refuses a control packet that was seen before, or that is too old to tell.
     pub(super) fn check_control(&mut self, number: u64) -> Result<(), DropReason> {
-        if number > self.newest_control {
-            let by = number - self.newest_control;
-            self.controls = if by >= CONTROL_WINDOW {
-                0
-            } else {
-                self.controls << by
-            };
-            self.controls |= 1;
-            self.newest_control = number;
-            return Ok(());
-        }
-        let behind = self.newest_control - number;
-        if behind >= CONTROL_WINDOW || self.controls >> behind & 1 == 1 {
-            return Err(DropReason::Duplicate);
-        }
-        self.controls |= 1 << behind;
-        Ok(())
+        self.controls.check(number)
     }
 
     /// Writes the acknowledgement that is due, on the newest path.
@@ -299,6 +415,7 @@ impl Receive {
         };
         Some(ControlPacket {
             path,
+            owner: PathOwner::Remote,
             bytes: ack.emit(out, seal, path, remote, number),
         })
     }
@@ -313,16 +430,47 @@ mod tests {
     fn a_control_packet_is_taken_once_in_any_order() {
         let mut receive = Receive::new(64);
         let number = |n: u64| CONTROL_PACKET_NUMBERS + n;
-        for n in [0, 5, 3, 200, 199] {
+        for n in [0, 5, 3, 1_000, 999] {
             assert_eq!(receive.check_control(number(n)), Ok(()), "{n}");
         }
-        for n in [5, 3, 200, 199, 0, 72] {
+        for n in [5, 3, 1_000, 999, 0, 40] {
             assert_eq!(
                 receive.check_control(number(n)),
                 Err(DropReason::Duplicate),
                 "{n}"
             );
         }
-        assert_eq!(receive.check_control(number(73)), Ok(()));
+        assert_eq!(receive.check_control(number(41)), Ok(()));
+    }
+
+    #[test]
+    fn the_probes_of_all_paths_are_taken_in_whatever_order_the_ports_are_read() {
+        let mut receive = Receive::new(64);
+        for round in 0..2 {
+            // Numbers ascend by path; the receiver reads port by port, and a path's port is path modulo 16.
+            let mut paths: Vec<u64> = (0..u64::from(PATHS_MAX)).collect();
+            paths.sort_by_key(|path| std::cmp::Reverse(path % 16));
+            for path in paths {
+                let number = CONTROL_PACKET_NUMBERS + round * u64::from(PATHS_MAX) + path;
+                assert_eq!(receive.check_control(number), Ok(()), "path {path}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_window_takes_and_refuses_what_a_list_of_all_numbers_would() {
+        let mut window = ControlWindow::default();
+        let (mut seen, mut newest) = (std::collections::BTreeSet::new(), 0);
+        let mut draw = 1u64;
+        for _ in 0..20_000 {
+            draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let step = (draw >> 33) % 1_200;
+            let number = (newest + step).saturating_sub(1_100);
+            let fresh =
+                number > newest || newest - number < CONTROL_WINDOW && !seen.contains(&number);
+            assert_eq!(window.check(number).is_ok(), fresh, "{number} at {newest}");
+            seen.insert(number);
+            newest = newest.max(number);
+        }
     }
 }

@@ -3,18 +3,21 @@
 //! Versioned: a program refuses what another version wrote rather than guess. What depends on the
 //! old program's clock (times of transmission, echoes) starts anew.
 
-use super::{Connection, ConnectionConfig, Drops, Event, Failure, Receive, Stats, Transmit};
+use super::{
+    Connection, ConnectionConfig, Drops, Event, Failure, Receive, SavedKeys, Stats, Transmit,
+};
 use crate::units::Time;
-use crate::wire::Seal;
+use crate::wire::Cipher;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Changes whenever the layout does.
-const SAVED_VERSION: u16 = 2;
+const SAVED_VERSION: u16 = 3;
 
 #[derive(Serialize)]
 struct SavedRef<'a> {
-    config: &'a ConnectionConfig,
+    config: ConnectionConfig,
+    keys: SavedKeys,
     transmit: &'a Transmit,
     receive: &'a Receive,
     window: u64,
@@ -28,6 +31,7 @@ struct SavedRef<'a> {
 #[derive(Deserialize)]
 struct Saved {
     config: ConnectionConfig,
+    keys: SavedKeys,
     transmit: Transmit,
     receive: Receive,
     window: u64,
@@ -50,10 +54,32 @@ pub enum RestoreError {
 }
 
 impl Connection {
-    /// The connection as bytes. Contains its secrets: hand it to nobody but the next program.
-    pub fn save(&self) -> Vec<u8> {
+    /// The connection as bytes. Contains its secrets: hand it to nobody but the next program. The
+    /// connection ends here, so that no packet number is used twice: each is a nonce.
+    ///
+    /// ```compile_fail,E0382
+    /// fn twice(connection: weft_core::connection::Connection) -> [Vec<u8>; 2] {
+    ///     [connection.save(), connection.save()]
+    /// }
+    /// ```
+    pub fn save(self) -> Vec<u8> {
+        self.to_bytes()
+    }
+
+    /// How many bytes [`Connection::save`] would write.
+    pub fn saved_bytes(&self) -> usize {
+        self.to_bytes().len()
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let [send_secret, receive_secret] = self.keys.secrets().map(Clone::clone);
         let saved = SavedRef {
-            config: &self.config,
+            config: ConnectionConfig {
+                send_secret,
+                receive_secret,
+                ..self.config.clone()
+            },
+            keys: self.keys.save(),
             transmit: &self.transmit,
             receive: &self.receive,
             window: self.congestion.window(),
@@ -75,7 +101,11 @@ impl Connection {
     ///
     /// # Errors
     /// [`RestoreError`].
-    pub fn restore(bytes: &[u8], now: Time) -> Result<Connection, RestoreError> {
+    pub fn restore(
+        bytes: &[u8],
+        cipher: &'static dyn Cipher,
+        now: Time,
+    ) -> Result<Connection, RestoreError> {
         let cut = || RestoreError::Damaged("shorter than its version".to_owned());
         let (version, body) = bytes.split_first_chunk().ok_or_else(cut)?;
         let version = u16::from_le_bytes(*version);
@@ -88,8 +118,7 @@ impl Connection {
         transmit.rebase(now);
         let limits = saved.config.settings.limits();
         Ok(Connection {
-            send_seal: Seal::new(&saved.config.send_secret),
-            receive_seal: Seal::new(&saved.config.receive_secret),
+            keys: saved.config.keys(cipher, saved.keys),
             congestion: saved.config.congestion.build(limits, Some(saved.window)),
             transmit,
             receive: saved.receive,

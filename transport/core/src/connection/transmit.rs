@@ -4,12 +4,13 @@ mod losses;
 
 use self::losses::missing;
 use super::asks::{Next, Unasked, Use};
-use super::{Chunk, Event, PostError, Settings, Stats, WRITES_MAX, Write};
+use super::keys::Keys;
+use super::{Chunk, Event, PostError, Settings, Stats, Write};
 use crate::drops::DropReason;
 use crate::path::PathSet;
 use crate::recovery::{SendBoard, Sent, SentState, full_map};
 use crate::units::{ChunkNumber, ConnectionId, Key, Nanos, Rng, Time};
-use crate::wire::{AckReader, CHUNK_INDEX_MAX, DataHeader, Flags, OVERHEAD_BYTES, Seal};
+use crate::wire::{AckReader, CHUNK_INDEX_MAX, DataHeader, Flags, OVERHEAD_BYTES};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -27,7 +28,7 @@ const PARKED_FOR_MAX: Nanos = Nanos::from_millis(64);
 pub(super) struct Out<'a> {
     pub(super) settings: &'a Settings,
     pub(super) remote: ConnectionId,
-    pub(super) seal: Seal,
+    pub(super) keys: &'a mut Keys,
     pub(super) window: u64,
     pub(super) room: u32,
 }
@@ -138,9 +139,6 @@ impl Transmit {
         if chunks > u64::from(CHUNK_INDEX_MAX) || write.offset.checked_add(write.bytes).is_none() {
             return Err(PostError::TooLong);
         }
-        if self.posted.len() - self.free.len() >= WRITES_MAX {
-            return Err(PostError::QueueFull);
-        }
         if !self.is_busy() {
             self.waiting = true;
         }
@@ -174,7 +172,7 @@ impl Transmit {
         now: Time,
         paths: &mut PathSet,
         rng: &mut Rng,
-        out: &Out<'_>,
+        out: &mut Out<'_>,
         stats: &mut Stats,
     ) -> Option<Chunk> {
         if self.waiting {
@@ -282,7 +280,7 @@ impl Transmit {
         number: ChunkNumber,
         sent: &Sent,
         map: u64,
-        out: &Out<'_>,
+        out: &mut Out<'_>,
         stats: &mut Stats,
     ) -> Option<Chunk> {
         let posted = self.posted[sent.write as usize].as_ref()?;
@@ -319,6 +317,8 @@ impl Transmit {
         let count = u64::from(map.count_ones());
         self.next_packet += count;
         stats.packets_sent += count;
+        let seal = out.keys.seal().clone();
+        out.keys.count_sealed(count);
         Some(Chunk {
             path: sent.path,
             number,
@@ -328,7 +328,7 @@ impl Transmit {
             start: sent.start,
             length: sent.length,
             packet_payload: out.settings.packet_payload,
-            seal: out.seal,
+            seal,
         })
     }
 

@@ -6,9 +6,10 @@
 //! multiple of 64, so that both ends compare whole words) · partials (chunk u32, 0 u32, packet map
 //! u64) · echoes (path u8, 0 u8, CE packets u16, packets u32, sent-at u32, delay u32 of 64 ns).
 
+use super::field::{ack, echo, partial};
 use super::{
-    ChunkNumber, ConnectionId, DropReason, Kind, PREFIX_BYTES, PathId, Seal, TRAILER_BYTES,
-    get_u16, get_u32, get_u64, put_prefix, put_u16, put_u32, put_u64,
+    ChunkNumber, ConnectionId, DropReason, Kind, PREFIX_BYTES, PathId, Seal, TRAILER_BYTES, get_u8,
+    get_u16, get_u32, get_u64, put_prefix, put_u8, put_u16, put_u32, put_u64,
 };
 
 /// Words of the map at most: a ring of 1,024 chunks ([`crate::recovery::WINDOW_MAX`] + 64).
@@ -19,12 +20,13 @@ pub(crate) const PARTIALS_MAX: usize = 16;
 pub(crate) const ECHOES_MAX: usize = 32;
 
 const FIXED_BYTES: usize = 12;
+const WORD_BYTES: usize = 8;
 const PARTIAL_BYTES: usize = 16;
 const ECHO_BYTES: usize = 16;
 
 pub(super) const ACK_BYTES_MAX: usize = PREFIX_BYTES
     + FIXED_BYTES
-    + MAP_WORDS_MAX * 8
+    + MAP_WORDS_MAX * WORD_BYTES
     + PARTIALS_MAX * PARTIAL_BYTES
     + ECHOES_MAX * ECHO_BYTES
     + TRAILER_BYTES;
@@ -82,32 +84,41 @@ impl Ack<'_> {
         let map = &self.map[..self.map.len().min(MAP_WORDS_MAX)];
         let partials = &self.partials[..self.partials.len().min(PARTIALS_MAX)];
         let echoes = &self.echoes[..self.echoes.len().min(ECHOES_MAX)];
-        put_prefix(out, Kind::Ack, path, connection, packet_number);
-        let mut at = PREFIX_BYTES;
-        put_u32(out, at, self.cumulative.0);
-        out[at + 4] = map.len() as u8;
-        out[at + 5] = partials.len() as u8;
-        out[at + 6] = echoes.len() as u8;
-        out[at + 7] = 0;
-        put_u32(out, at + 8, self.sent_at);
-        at += FIXED_BYTES;
+        put_prefix(
+            out,
+            Kind::Ack,
+            seal.phase(),
+            path,
+            connection,
+            packet_number,
+        );
+        let body = &mut out[PREFIX_BYTES..];
+        put_u32(body, ack::CUMULATIVE, self.cumulative.0);
+        put_u8(body, ack::WORDS, map.len() as u8);
+        put_u8(body, ack::PARTIALS, partials.len() as u8);
+        put_u8(body, ack::ECHOES, echoes.len() as u8);
+        put_u8(body, ack::ZERO, 0);
+        put_u32(body, ack::SENT_AT, self.sent_at);
+        let mut at = PREFIX_BYTES + FIXED_BYTES;
         for word in map {
-            put_u64(out, at, *word);
-            at += 8;
+            put_u64(out, at..at + WORD_BYTES, *word);
+            at += WORD_BYTES;
         }
-        for partial in partials {
-            put_u32(out, at, partial.chunk.0);
-            put_u32(out, at + 4, 0);
-            put_u64(out, at + 8, partial.packets);
+        for p in partials {
+            let item = &mut out[at..at + PARTIAL_BYTES];
+            put_u32(item, partial::CHUNK, p.chunk.0);
+            put_u32(item, partial::ZERO, 0);
+            put_u64(item, partial::PACKETS, p.packets);
             at += PARTIAL_BYTES;
         }
-        for echo in echoes {
-            out[at] = echo.path.0;
-            out[at + 1] = 0;
-            put_u16(out, at + 2, echo.ce);
-            put_u32(out, at + 4, echo.packets);
-            put_u32(out, at + 8, echo.sent_at);
-            put_u32(out, at + 12, echo.delay);
+        for e in echoes {
+            let item = &mut out[at..at + ECHO_BYTES];
+            put_u8(item, echo::PATH, e.path.0);
+            put_u8(item, echo::ZERO, 0);
+            put_u16(item, echo::CE, e.ce);
+            put_u32(item, echo::PACKETS, e.packets);
+            put_u32(item, echo::SENT_AT, e.sent_at);
+            put_u32(item, echo::DELAY, e.delay);
             at += ECHO_BYTES;
         }
         seal.seal_control(out, at)
@@ -133,17 +144,20 @@ impl<'a> AckReader<'a> {
         if body.len() < FIXED_BYTES {
             return Err(DropReason::Malformed);
         }
-        let (words, partials, echoes) = (body[4] as usize, body[5] as usize, body[6] as usize);
+        let count = |field| usize::from(get_u8(body, field));
+        let (words, partials) = (count(ack::WORDS), count(ack::PARTIALS));
+        let echoes = count(ack::ECHOES);
         let within = words <= MAP_WORDS_MAX && partials <= PARTIALS_MAX && echoes <= ECHOES_MAX;
-        let length = FIXED_BYTES + words * 8 + partials * PARTIAL_BYTES + echoes * ECHO_BYTES;
-        if !within || body.len() != length || body[7] != 0 {
+        let length =
+            FIXED_BYTES + words * WORD_BYTES + partials * PARTIAL_BYTES + echoes * ECHO_BYTES;
+        if !within || body.len() != length || get_u8(body, ack::ZERO) != 0 {
             return Err(DropReason::Malformed);
         }
-        let (map, rest) = body[FIXED_BYTES..].split_at(words * 8);
+        let (map, rest) = body[FIXED_BYTES..].split_at(words * WORD_BYTES);
         let (partials, echoes) = rest.split_at(partials * PARTIAL_BYTES);
         Ok(AckReader {
-            cumulative: ChunkNumber(get_u32(body, 0)),
-            sent_at: get_u32(body, 8),
+            cumulative: ChunkNumber(get_u32(body, ack::CUMULATIVE)),
+            sent_at: get_u32(body, ack::SENT_AT),
             map,
             partials,
             echoes,
@@ -162,25 +176,26 @@ impl<'a> AckReader<'a> {
 
     /// The words of the map.
     pub fn map(&self) -> impl Iterator<Item = u64> + 'a {
-        self.map.chunks_exact(8).map(|word| get_u64(word, 0))
+        let words = self.map.chunks_exact(WORD_BYTES);
+        words.map(|word| get_u64(word, 0..WORD_BYTES))
     }
 
     /// The partly received chunks.
     pub fn partials(&self) -> impl Iterator<Item = Partial> + 'a {
         self.partials.chunks_exact(PARTIAL_BYTES).map(|p| Partial {
-            chunk: ChunkNumber(get_u32(p, 0)),
-            packets: get_u64(p, 8),
+            chunk: ChunkNumber(get_u32(p, partial::CHUNK)),
+            packets: get_u64(p, partial::PACKETS),
         })
     }
 
     /// The echoes.
     pub fn echoes(&self) -> impl Iterator<Item = Echo> + 'a {
         self.echoes.chunks_exact(ECHO_BYTES).map(|e| Echo {
-            path: PathId(e[0]),
-            ce: get_u16(e, 2),
-            packets: get_u32(e, 4),
-            sent_at: get_u32(e, 8),
-            delay: get_u32(e, 12),
+            path: PathId(get_u8(e, echo::PATH)),
+            ce: get_u16(e, echo::CE),
+            packets: get_u32(e, echo::PACKETS),
+            sent_at: get_u32(e, echo::SENT_AT),
+            delay: get_u32(e, echo::DELAY),
         })
     }
 }
@@ -212,7 +227,7 @@ mod tests {
             };
             let mut out = [0u8; CONTROL_BYTES_MAX];
             let length = ack.emit(&mut out, &seal, PathId(4), ConnectionId(6), 1);
-            let control = Control::open(&seal, &out[..length]).expect("sealed");
+            let control = Control::open(&seal, &mut out[..length]).expect("sealed");
             let read = AckReader::parse(control.body).expect("well formed");
             prop_assert_eq!(read.cumulative(), ack.cumulative);
             prop_assert_eq!(read.sent_at(), ack.sent_at);

@@ -1,8 +1,9 @@
 //! Probes, refusals and resets.
 
+use super::field::{credit, prefix, probe, refusal};
 use super::{
-    ChunkNumber, ConnectionId, DropReason, Kind, PREFIX_BYTES, PathId, Seal, TRAILER_BYTES,
-    get_u32, get_u64, peek, put_prefix, put_u32,
+    ChunkNumber, ConnectionId, DropReason, Field, KeyPhase, Kind, PREFIX_BYTES, PathId, Seal,
+    TRAILER_BYTES, get_u8, get_u32, get_u64, peek, put_prefix, put_u32, put_u64,
 };
 
 /// The prefix of an authenticated control packet.
@@ -19,24 +20,34 @@ pub struct Control<'a> {
 }
 
 impl<'a> Control<'a> {
-    /// Opens a sealed control packet.
+    /// Opens a sealed control packet, in place where it is encrypted.
     ///
     /// # Errors
     /// [`DropReason::Truncated`], [`DropReason::Version`], [`DropReason::Kind`],
-    /// [`DropReason::Seal`] or [`DropReason::Malformed`].
-    pub fn open(seal: &Seal, packet: &'a [u8]) -> Result<Control<'a>, DropReason> {
+    /// [`DropReason::Seal`], [`DropReason::Tag`] or [`DropReason::Malformed`].
+    pub fn open(seal: &Seal, packet: &'a mut [u8]) -> Result<Control<'a>, DropReason> {
         let peek = peek(packet)?;
         let opened = seal.open_control(packet)?;
-        if opened[2] != 0 || opened[3] != 0 {
+        if !has_no_index(opened, peek.phase) {
             return Err(DropReason::Malformed);
         }
         Ok(Control {
             kind: peek.kind,
             path: peek.path,
-            packet_number: get_u64(opened, 8),
+            packet_number: get_u64(opened, prefix::PACKET_NUMBER),
             body: &opened[PREFIX_BYTES..],
         })
     }
+}
+
+/// Whether the fields that only data packets use are 0.
+fn has_no_index(packet: &[u8], phase: KeyPhase) -> bool {
+    get_u8(packet, prefix::INDEX_PHASE) == phase.bits() && get_u8(packet, prefix::PACKETS) == 0
+}
+
+/// A field of a body, in the packet.
+const fn in_body(field: &Field) -> Field {
+    PREFIX_BYTES + field.start..PREFIX_BYTES + field.end
 }
 
 /// Asks whether a path is alive.
@@ -59,9 +70,16 @@ impl Probe {
         connection: ConnectionId,
         packet_number: u64,
     ) -> usize {
-        put_prefix(out, Kind::Probe, path, connection, packet_number);
-        put_u32(out, PREFIX_BYTES, self.sent_at);
-        put_u32(out, PREFIX_BYTES + 4, 0);
+        put_prefix(
+            out,
+            Kind::Probe,
+            seal.phase(),
+            path,
+            connection,
+            packet_number,
+        );
+        put_u32(out, in_body(&probe::SENT_AT), self.sent_at);
+        put_u32(out, in_body(&probe::ZERO), 0);
         seal.seal_control(out, PREFIX_BYTES + 8)
     }
 
@@ -70,11 +88,11 @@ impl Probe {
     /// # Errors
     /// [`DropReason::Malformed`].
     pub fn parse(body: &[u8]) -> Result<Probe, DropReason> {
-        if body.len() != 8 || body[4..] != [0; 4] {
+        if body.len() != 8 || get_u32(body, probe::ZERO) != 0 {
             return Err(DropReason::Malformed);
         }
         Ok(Probe {
-            sent_at: get_u32(body, 0),
+            sent_at: get_u32(body, probe::SENT_AT),
         })
     }
 }
@@ -126,9 +144,16 @@ impl Refusal {
         connection: ConnectionId,
         packet_number: u64,
     ) -> usize {
-        put_prefix(out, Kind::Refusal, path, connection, packet_number);
-        put_u32(out, PREFIX_BYTES, self.refused as u32);
-        put_u32(out, PREFIX_BYTES + 4, self.chunk.0);
+        put_prefix(
+            out,
+            Kind::Refusal,
+            seal.phase(),
+            path,
+            connection,
+            packet_number,
+        );
+        put_u32(out, in_body(&refusal::REASON), self.refused as u32);
+        put_u32(out, in_body(&refusal::CHUNK), self.chunk.0);
         seal.seal_control(out, PREFIX_BYTES + 8)
     }
 
@@ -140,7 +165,7 @@ impl Refusal {
         if body.len() != 8 {
             return Err(DropReason::Malformed);
         }
-        let refused = match get_u32(body, 0) {
+        let refused = match get_u32(body, refusal::REASON) {
             1 => Refused::Key,
             2 => Refused::Bounds,
             3 => Refused::NotArmed,
@@ -148,7 +173,55 @@ impl Refusal {
         };
         Ok(Refusal {
             refused,
-            chunk: ChunkNumber(get_u32(body, 4)),
+            chunk: ChunkNumber(get_u32(body, refusal::CHUNK)),
+        })
+    }
+}
+
+/// How much the receiver lets the sender send: the credits of receiver-driven congestion controls
+/// (EQDS, section 3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Credit {
+    /// Bytes granted since the connection began, headers included. A total, so that the next credit makes up
+    /// for one that was lost.
+    pub bytes: u64,
+}
+
+impl Credit {
+    /// Bytes of a credit in all.
+    pub const BYTES: usize = PREFIX_BYTES + 8 + TRAILER_BYTES;
+
+    /// Writes a sealed credit; returns its length.
+    pub fn emit(
+        &self,
+        out: &mut [u8],
+        seal: &Seal,
+        path: PathId,
+        connection: ConnectionId,
+        packet_number: u64,
+    ) -> usize {
+        put_prefix(
+            out,
+            Kind::Credit,
+            seal.phase(),
+            path,
+            connection,
+            packet_number,
+        );
+        put_u64(out, in_body(&credit::BYTES), self.bytes);
+        seal.seal_control(out, PREFIX_BYTES + 8)
+    }
+
+    /// Reads a credit's body.
+    ///
+    /// # Errors
+    /// [`DropReason::Malformed`].
+    pub fn parse(body: &[u8]) -> Result<Credit, DropReason> {
+        if body.len() != 8 {
+            return Err(DropReason::Malformed);
+        }
+        Ok(Credit {
+            bytes: get_u64(body, credit::BYTES),
         })
     }
 }
@@ -175,6 +248,7 @@ impl Reset {
         put_prefix(
             &mut out,
             Kind::Reset,
+            KeyPhase::FIRST,
             self.path,
             self.connection,
             self.token,
@@ -192,13 +266,13 @@ impl Reset {
         if peek.kind != Kind::Reset {
             return Err(DropReason::Kind);
         }
-        if packet.len() != Reset::BYTES || packet[2] != 0 || packet[3] != 0 {
+        if packet.len() != Reset::BYTES || !has_no_index(packet, KeyPhase::FIRST) {
             return Err(DropReason::Malformed);
         }
         Ok(Reset {
             path: peek.path,
             connection: peek.connection,
-            token: get_u64(packet, 8),
+            token: get_u64(packet, prefix::PACKET_NUMBER),
         })
     }
 }
@@ -216,14 +290,15 @@ mod tests {
         let length =
             Probe { sent_at: 99 }.emit(&mut out, &seal, PathId(9), ConnectionId(5), number);
         assert_eq!(length, Probe::BYTES);
-        let control = Control::open(&seal, &out[..length]).expect("a sealed probe opens");
+        let mut sealed = out;
+        let control = Control::open(&seal, &mut sealed[..length]).expect("a sealed probe opens");
         assert_eq!((control.kind, control.path), (Kind::Probe, PathId(9)));
         assert_eq!(Probe::parse(control.body), Ok(Probe { sent_at: 99 }));
         for bit in 0..length * 8 {
             let mut damaged = out;
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert!(
-                Control::open(&seal, &damaged[..length]).is_err(),
+                Control::open(&seal, &mut damaged[..length]).is_err(),
                 "bit {bit} was not noticed"
             );
         }
@@ -239,7 +314,7 @@ mod tests {
             let number = CONTROL_PACKET_NUMBERS;
             let length = refusal.emit(&mut out, &seal, PathId(9), ConnectionId(5), number);
             assert_eq!(length, Refusal::BYTES);
-            let control = Control::open(&seal, &out[..length]).expect("a sealed refusal opens");
+            let control = Control::open(&seal, &mut out[..length]).expect("a sealed refusal opens");
             assert_eq!((control.kind, control.path), (Kind::Refusal, PathId(9)));
             assert_eq!(Refusal::parse(control.body), Ok(refusal));
         }
@@ -251,6 +326,22 @@ mod tests {
         ] {
             assert_eq!(Refusal::parse(body), Err(DropReason::Malformed), "{body:?}");
         }
+    }
+
+    #[test]
+    fn a_credit_is_read_back() {
+        let seal = Seal::new(&Secret([7; 32]));
+        let credit = Credit {
+            bytes: u64::MAX - 9,
+        };
+        let mut out = [0u8; 64];
+        let number = CONTROL_PACKET_NUMBERS;
+        let length = credit.emit(&mut out, &seal, PathId(9), ConnectionId(5), number);
+        assert_eq!(length, Credit::BYTES);
+        let control = Control::open(&seal, &mut out[..length]).expect("a sealed credit opens");
+        assert_eq!((control.kind, control.path), (Kind::Credit, PathId(9)));
+        assert_eq!(Credit::parse(control.body), Ok(credit));
+        assert_eq!(Credit::parse(&[0; 9]), Err(DropReason::Malformed));
     }
 
     #[test]

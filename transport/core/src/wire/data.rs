@@ -1,12 +1,12 @@
 //! The data packet's header.
 
+use super::field::{data, prefix};
 use super::{
-    CHUNK_PACKETS_MAX, ChunkNumber, ConnectionId, DropReason, HEADER_BYTES, Key, Kind, PathId,
-    TRAILER_BYTES, VERSION, get_u32, get_u64, put_u32, put_u64,
+    CHUNK_PACKETS_MAX, ChunkNumber, ConnectionId, DropReason, HEADER_BYTES, Key, KeyPhase, Kind,
+    PathId, TRAILER_BYTES, VERSION, get_u8, get_u32, get_u64, put_u8, put_u32, put_u64,
 };
 
-/// The flag bits of a data packet (byte 27). Bit 4 is reserved for the key phase; it and the bits
-/// above are sent as 0 and refused when set.
+/// The flag bits of a data packet. Bits that have no name are sent as 0 and refused when set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Flags(u8);
 
@@ -68,25 +68,34 @@ pub struct DataHeader {
 /// The largest chunk index: 24 bits.
 pub(crate) const CHUNK_INDEX_MAX: u32 = (1 << 24) - 1;
 
+/// The bits of the packet index in the byte that it shares with the key phase.
+const PACKET_BITS: u8 = 0x3f;
+
+/// Chunk index (24 bits) and flags, one word.
+const INDEX_AND_FLAGS: super::Field = data::CHUNK_INDEX.start..data::FLAGS.end;
+
+const _: () = assert!(
+    CHUNK_PACKETS_MAX <= PACKET_BITS as usize + 1,
+    "every packet of a chunk has an index"
+);
+
 impl DataHeader {
-    /// Writes the header.
-    pub fn emit(&self, out: &mut [u8; HEADER_BYTES]) {
-        out[0] = VERSION | (Kind::Data as u8) << 4;
-        out[1] = self.path.0;
-        out[2] = self.packet;
-        out[3] = self.packets;
-        put_u32(out, 4, self.connection.0);
-        put_u64(out, 8, self.packet_number);
-        put_u32(out, 16, self.sent_at);
-        put_u32(out, 20, self.chunk.0);
-        put_u32(
-            out,
-            24,
-            self.chunk_index & CHUNK_INDEX_MAX | u32::from(self.flags.0) << 24,
-        );
-        put_u32(out, 28, self.immediate);
-        put_u64(out, 32, self.key.0);
-        put_u64(out, 40, self.offset);
+    /// Writes the header, with the key phase of the seal.
+    #[inline]
+    pub fn emit(&self, phase: KeyPhase, out: &mut [u8; HEADER_BYTES]) {
+        put_u8(out, prefix::VERSION_KIND, Kind::Data.first_byte());
+        put_u8(out, prefix::PATH, self.path.0);
+        put_u8(out, prefix::INDEX_PHASE, self.packet | phase.bits());
+        put_u8(out, prefix::PACKETS, self.packets);
+        put_u32(out, prefix::CONNECTION, self.connection.0);
+        put_u64(out, prefix::PACKET_NUMBER, self.packet_number);
+        put_u32(out, data::SENT_AT, self.sent_at);
+        put_u32(out, data::CHUNK, self.chunk.0);
+        let word = self.chunk_index & CHUNK_INDEX_MAX | u32::from(self.flags.0) << 24;
+        put_u32(out, INDEX_AND_FLAGS, word);
+        put_u32(out, data::IMMEDIATE, self.immediate);
+        put_u64(out, data::KEY, self.key.0);
+        put_u64(out, data::OFFSET, self.offset);
     }
 
     /// Reads the header of a datagram; version and kind are checked, fields are range-checked,
@@ -100,26 +109,27 @@ impl DataHeader {
             return Err(DropReason::Truncated);
         }
         let bytes: &[u8; HEADER_BYTES] = datagram.first_chunk().ok_or(DropReason::Truncated)?;
-        if bytes[0] & 0x0f != VERSION {
+        let first = get_u8(bytes, prefix::VERSION_KIND);
+        if first & 0x0f != VERSION {
             return Err(DropReason::Version);
         }
-        if bytes[0] >> 4 != Kind::Data as u8 {
+        if first >> 4 != Kind::Data as u8 {
             return Err(DropReason::Kind);
         }
-        let word = get_u32(bytes, 24);
+        let word = get_u32(bytes, INDEX_AND_FLAGS);
         let header = DataHeader {
-            path: PathId(bytes[1]),
-            packet: bytes[2],
-            packets: bytes[3],
-            connection: ConnectionId(get_u32(bytes, 4)),
-            packet_number: get_u64(bytes, 8),
-            sent_at: get_u32(bytes, 16),
-            chunk: ChunkNumber(get_u32(bytes, 20)),
+            path: PathId(get_u8(bytes, prefix::PATH)),
+            packet: get_u8(bytes, prefix::INDEX_PHASE) & PACKET_BITS,
+            packets: get_u8(bytes, prefix::PACKETS),
+            connection: ConnectionId(get_u32(bytes, prefix::CONNECTION)),
+            packet_number: get_u64(bytes, prefix::PACKET_NUMBER),
+            sent_at: get_u32(bytes, data::SENT_AT),
+            chunk: ChunkNumber(get_u32(bytes, data::CHUNK)),
             chunk_index: word & CHUNK_INDEX_MAX,
             flags: Flags((word >> 24) as u8),
-            immediate: get_u32(bytes, 28),
-            key: Key(get_u64(bytes, 32)),
-            offset: get_u64(bytes, 40),
+            immediate: get_u32(bytes, data::IMMEDIATE),
+            key: Key(get_u64(bytes, data::KEY)),
+            offset: get_u64(bytes, data::OFFSET),
         };
         let sound = header.packets as usize <= CHUNK_PACKETS_MAX
             && header.packet < header.packets
@@ -154,12 +164,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_emitted_is_parsed_back(header in any_header(), payload in 0usize..100) {
+        fn what_is_emitted_is_parsed_back(
+            header in any_header(), phase: u8, payload in 0usize..100,
+        ) {
+            let phase = KeyPhase::from_bits(phase);
             let mut bytes = [0u8; HEADER_BYTES];
-            header.emit(&mut bytes);
+            header.emit(phase, &mut bytes);
             let mut datagram = bytes.to_vec();
             datagram.resize(HEADER_BYTES + payload + TRAILER_BYTES, 0);
             prop_assert_eq!(DataHeader::parse(&datagram), Ok(header));
+            prop_assert_eq!(crate::wire::peek(&datagram).map(|peek| peek.phase), Ok(phase));
         }
 
         #[test]

@@ -1,10 +1,9 @@
 //! When an acknowledgement goes out, and when a sender asks for one.
 
 use weft_core::congestion::CongestionKind;
-use weft_core::connection::{Arrival, Run};
 use weft_core::drops::DropReason;
 use weft_core::recovery::{ACK_DELAY, ACK_RUNS};
-use weft_core::units::{ChunkNumber, Nanos, PathId};
+use weft_core::units::{ChunkNumber, Nanos, PathId, Time};
 use weft_core::wire::{CONTROL_BYTES_MAX, CONTROL_PACKET_NUMBERS, DataHeader, Flags, Probe, Seal};
 
 use crate::pair::{KEY, Pair, Side, id, micros, secret};
@@ -58,26 +57,19 @@ impl Receiver {
     }
 
     fn arrive(&mut self, bytes: &[u8]) {
-        let (now, end) = (self.pair.now, &mut self.pair.b);
-        let arrival = Arrival {
-            path: PathId(0),
-            ce: self.ce,
-        };
-        let run = Run {
-            bytes,
-            segment: bytes.len(),
-        };
-        let (paths, memory) = (&mut end.paths, &mut end.memory);
         // What was dropped is looked at when the test ends.
-        let _ = end
-            .connection
-            .handle_packets(now, paths, arrival, run, memory);
+        let _ = self.pair.inject_run(Side::B, bytes, bytes.len(), self.ce);
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        let paths = self.pair.paths(Side::B);
+        self.pair.connection(Side::B).poll_timeout(paths)
     }
 
     /// Acknowledgements that went out by now.
     fn acks(&mut self) -> u64 {
         self.pair.run_for(Nanos::ZERO);
-        self.pair.b.connection.stats().acks_sent
+        self.pair.connection(Side::B).stats().acks_sent
     }
 }
 
@@ -87,8 +79,7 @@ fn a_chunk_alone_is_acknowledged_after_the_delay_and_not_before() {
     receiver.chunk(0);
     assert_eq!(receiver.acks(), 0);
     let due = receiver.pair.now + ACK_DELAY;
-    let end = &receiver.pair.b;
-    assert_eq!(end.connection.poll_timeout(&end.paths), Some(due));
+    assert_eq!(receiver.poll_timeout(), Some(due));
     receiver.pair.run_for(micros(60));
     // One that comes later does not put it off.
     receiver.chunk(1);
@@ -96,9 +87,8 @@ fn a_chunk_alone_is_acknowledged_after_the_delay_and_not_before() {
     assert_eq!(receiver.acks(), 0);
     receiver.pair.run_for(micros(1));
     assert_eq!(receiver.acks(), 1);
-    let end = &receiver.pair.b;
-    assert!(end.connection.is_idle());
-    assert_eq!(end.connection.poll_timeout(&end.paths), None);
+    assert!(receiver.pair.connection(Side::B).is_idle());
+    assert_eq!(receiver.poll_timeout(), None);
 }
 
 #[test]
@@ -157,7 +147,7 @@ fn what_the_sender_waits_for_is_acknowledged_at_once() {
         }),
         ("a refusal", |r| {
             r.pair.expect_drop(DropReason::NotArmed);
-            r.pair.b.memory.armed = false;
+            r.pair.memory_mut(Side::B).armed = false;
             r.chunk(0);
         }),
         ("a probe", |r| {
@@ -171,7 +161,7 @@ fn what_the_sender_waits_for_is_acknowledged_at_once() {
         ("what is about to sleep", |r| {
             r.chunk(0);
             assert_eq!(r.acks(), 0);
-            r.pair.b.connection.hurry_ack();
+            assert!(r.pair.ends[1].host.endpoint.hurry_acks());
         }),
     ];
     for (name, case) in cases {
@@ -244,7 +234,7 @@ fn what_is_sent_again_asks() {
     pair.run();
     let again = |line: &&&str| line.contains("again");
     assert_eq!(asking(&pair).iter().filter(again).count(), 1);
-    assert_eq!(pair.a.connection.stats().chunks_resent, 1);
+    assert_eq!(pair.connection(Side::A).stats().chunks_resent, 1);
 }
 
 #[test]

@@ -5,13 +5,14 @@ use weft_core::drops::DropReason;
 use weft_core::path::PathState;
 use weft_core::units::{ChunkNumber, Key, Nanos, PathId, Time};
 use weft_core::wire::{
-    Ack, DataHeader, Echo, Flags, HEADER_BYTES, Kind, Refusal, Refused, VERSION,
+    Ack, DataHeader, Echo, Flags, HEADER_BYTES, Kind, Refusal, Refused, Reset, VERSION, field,
 };
+use weft_crypto::AES_128_GCM;
 
 use crate::pair::{KEY, Pair, REGION_BYTES, Side, id, micros};
 
 /// A packet that B takes: chunk 0 of one packet, no message before it.
-fn header() -> DataHeader {
+pub(crate) fn header() -> DataHeader {
     DataHeader {
         path: PathId(0),
         packet: 0,
@@ -68,6 +69,34 @@ fn provoke(pair: &mut Pair, reason: DropReason) -> Result<(), DropReason> {
             forged[40] ^= 1;
             pair.inject(Side::B, &forged)
         }
+        DropReason::Tag => {
+            *pair = Pair::encrypted();
+            pair.expect_drop(reason);
+            let mut forged = pair.sealed_data(header(), b"payload");
+            forged[HEADER_BYTES] ^= 1;
+            pair.inject(Side::B, &forged)
+        }
+        DropReason::KeyPhase => {
+            let mut other = good;
+            other[field::prefix::INDEX_PHASE.start] |= 0x40;
+            pair.inject(Side::B, &other)
+        }
+        DropReason::PlacementsFull => {
+            pair.memory_mut(Side::B).copies_later = true;
+            for packet in 0..256 {
+                let next = DataHeader {
+                    chunk: ChunkNumber(packet / 32),
+                    packet: (packet % 32) as u8,
+                    packets: 32,
+                    ..header()
+                };
+                let next = pair.sealed_data(next, b"x");
+                assert_eq!(pair.inject(Side::B, &next), Ok(()));
+            }
+            let chunk = ChunkNumber(8);
+            let one_more = pair.sealed_data(DataHeader { chunk, ..header() }, b"x");
+            pair.inject(Side::B, &one_more)
+        }
         DropReason::Checksum => {
             let mut damaged = good;
             damaged[HEADER_BYTES] ^= 1;
@@ -103,11 +132,12 @@ fn provoke(pair: &mut Pair, reason: DropReason) -> Result<(), DropReason> {
             pair.inject(Side::B, &over)
         }
         DropReason::NotArmed => {
-            pair.b.memory.armed = false;
+            pair.memory_mut(Side::B).armed = false;
             pair.inject(Side::B, &good)
         }
         DropReason::Closed => {
-            pair.b.connection.close();
+            let token = pair.connection(Side::B).config().reset_token;
+            assert_eq!(pair.inject(Side::B, &reset(Side::A, token)), Ok(()));
             pair.inject(Side::B, &good)
         }
         DropReason::AckOfUnsent => {
@@ -131,11 +161,12 @@ fn every_drop_reason_occurs_is_counted_and_places_nothing() {
         let mut pair = Pair::new();
         pair.expect_drop(reason);
         assert_eq!(provoke(&mut pair, reason), Err(reason));
-        let counted = pair.a.connection.drops().get(reason) + pair.b.connection.drops().get(reason);
+        let drops = pair.drops(Side::A).chain(pair.drops(Side::B));
+        let counted: u64 = drops.map(|(_, count)| count).sum();
         assert_eq!(counted, 1, "{}", reason.reason());
         if reason != DropReason::Duplicate {
             assert!(
-                pair.b.memory.bytes.iter().all(|&byte| byte == 0),
+                pair.memory(Side::B).bytes.iter().all(|&byte| byte == 0),
                 "{}",
                 reason.reason()
             );
@@ -149,14 +180,14 @@ fn a_replayed_packet_is_dropped_before_placement() {
     pair.expect_drop(DropReason::Duplicate);
     pair.write(4_000);
     pair.run();
-    pair.b.memory.bytes.fill(0xee);
-    for packet in pair.arrived.clone().iter().filter(|p| p.is_data()) {
+    pair.memory_mut(Side::B).bytes.fill(0xee);
+    for packet in pair.wire.arrived.clone().iter().filter(|p| p.is_data()) {
         assert_eq!(
             pair.inject(Side::B, &packet.bytes),
             Err(DropReason::Duplicate)
         );
     }
-    assert!(pair.b.memory.bytes.iter().all(|&byte| byte == 0xee));
+    assert!(pair.memory(Side::B).bytes.iter().all(|&byte| byte == 0xee));
     pair.run();
 }
 
@@ -167,6 +198,7 @@ fn a_replayed_acknowledgement_is_dropped() {
     pair.write(4_000);
     pair.run();
     let acks: Vec<_> = pair
+        .wire
         .arrived
         .iter()
         .filter(|p| p.is_ack())
@@ -196,11 +228,11 @@ fn an_acknowledgement_that_covers_unsent_chunks_acknowledges_nothing() {
     let ack = pair.sealed_ack(&ack, 100);
     assert_eq!(pair.inject(Side::A, &ack), Err(DropReason::AckOfUnsent));
     assert_eq!(pair.events(Side::A), []);
-    assert_eq!(pair.a.connection.outstanding(), 1);
-    assert!(!pair.a.connection.is_idle());
+    assert_eq!(pair.connection(Side::A).outstanding(), 1);
+    assert!(!pair.connection(Side::A).is_idle());
     pair.run();
     assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
-    assert_eq!(pair.a.connection.outstanding(), 0);
+    assert_eq!(pair.connection(Side::A).outstanding(), 0);
 }
 
 #[test]
@@ -227,7 +259,7 @@ fn an_acknowledgement_that_is_refused_measures_nothing() {
     let ack = pair.sealed_ack(&ack, 100);
     let before = pair.path(2);
     assert_eq!(pair.inject(Side::A, &ack), Err(DropReason::AckOfUnsent));
-    assert_eq!((pair.path(2), pair.a.paths.srtt()), (before, None));
+    assert_eq!((pair.path(2), pair.paths(Side::A).srtt()), (before, None));
 }
 
 #[test]
@@ -245,7 +277,8 @@ fn a_forged_packet_is_dropped() {
         let result = pair.inject(Side::B, &forged);
         assert!(result.is_err(), "bit {bit} was not noticed");
     }
-    assert!(pair.b.memory.bytes.iter().all(|&byte| byte == 0));
+    assert!(pair.memory(Side::B).bytes.iter().all(|&byte| byte == 0));
+    pair.expect_drop(DropReason::KeyPhase);
     pair.expect_drop(DropReason::Malformed);
     pair.expect_drop(DropReason::UnknownConnection);
 }
@@ -257,8 +290,8 @@ fn a_damaged_payload_is_dropped_and_sent_again() {
     pair.flip_next(HEADER_BYTES + 100, |p| p.is_chunk(1));
     let token = pair.write(20_000);
     pair.run();
-    assert_eq!(pair.b.memory.bytes[..20_000], *pair.source(token));
-    assert_eq!(pair.a.connection.stats().packets_resent, 1);
+    assert_eq!(pair.memory(Side::B).bytes[..20_000], *pair.source(token));
+    assert_eq!(pair.connection(Side::A).stats().packets_resent, 1);
 }
 
 #[test]
@@ -297,38 +330,39 @@ fn the_packets_after_a_bad_one_in_a_run_are_taken() {
         pair.sealed_data(packet(2), b"ij"),
     ]
     .concat();
-    let now = Time::from_nanos(1);
-    let end = &mut pair.b;
-    let result = end.connection.handle_packets(
-        now,
-        &mut end.paths,
-        weft_core::connection::Arrival {
-            path: PathId(0),
-            ce: false,
-        },
-        weft_core::connection::Run {
-            bytes: &run,
-            segment: HEADER_BYTES + 4 + 16,
-        },
-        &mut end.memory,
-    );
+    let result = pair.inject_run(Side::B, &run, HEADER_BYTES + 4 + 16, false);
     assert_eq!(result, Err(DropReason::Checksum));
-    assert_eq!(&pair.b.memory.bytes[..10], b"abcd\0\0\0\0ij");
+    assert_eq!(&pair.memory(Side::B).bytes[..10], b"abcd\0\0\0\0ij");
+}
+
+/// A Reset in the name of `from`, which claims not to know its end.
+fn reset(from: Side, token: u64) -> Vec<u8> {
+    let (path, connection) = (PathId(0), id(from));
+    Reset {
+        path,
+        connection,
+        token,
+    }
+    .emit()
+    .to_vec()
 }
 
 #[test]
 fn a_reset_counts_only_with_the_peers_token() {
     let mut pair = Pair::new();
-    pair.expect_drop(DropReason::Seal);
+    pair.expect_drop(DropReason::UnknownConnection);
     pair.write(1_000);
-    let token = pair.a.connection.config().reset_token;
+    let token = pair.connection(Side::A).config().reset_token;
     assert_eq!(
-        pair.a.connection.handle_reset(token ^ 1),
-        Err(DropReason::Seal)
+        pair.inject(Side::A, &reset(Side::B, token ^ 1)),
+        Err(DropReason::UnknownConnection)
     );
     assert_eq!(pair.events(Side::A), []);
-    assert_eq!(pair.a.connection.handle_reset(token), Ok(()));
-    assert_eq!(pair.events(Side::A), [Event::Failed(Failure::Reset)]);
+    assert_eq!(pair.inject(Side::A, &reset(Side::B, token)), Ok(()));
+    assert_eq!(
+        pair.events(Side::A),
+        [Event::Failed(Failure::PeerRestarted)]
+    );
 }
 
 #[test]
@@ -349,8 +383,8 @@ fn a_write_out_of_bounds_fails_the_connection_and_says_why() {
         Event::Failed(Failure::BoundsRefused),
     ];
     assert_eq!(pair.events(Side::A), expected);
-    assert_eq!(pair.a.connection.stats().timeouts, 0);
-    assert_eq!(pair.a.paths.live(), 4);
+    assert_eq!(pair.stats(Side::A).timeouts, 0);
+    assert!(!pair.trace().contains("probe"), "no path is blamed");
 }
 
 #[test]
@@ -378,22 +412,22 @@ fn a_refusal_of_what_has_arrived_since_changes_nothing() {
     };
     let late = pair.sealed_refusal(refuse(0), 100);
     assert_eq!(pair.inject(Side::A, &late), Ok(()));
-    assert_eq!(pair.a.failure(), None);
+    assert_eq!(pair.failure(Side::A), None);
     pair.expect_drop(DropReason::AckOfUnsent);
     let unsent = pair.sealed_refusal(refuse(1), 101);
     assert_eq!(pair.inject(Side::A, &unsent), Err(DropReason::AckOfUnsent));
-    assert_eq!(pair.a.failure(), None);
+    assert_eq!(pair.failure(Side::A), None);
 }
 
 #[test]
 fn what_the_peer_is_not_ready_for_waits_and_no_path_is_blamed() {
     let mut pair = Pair::new();
     pair.expect_drop(DropReason::NotArmed);
-    pair.b.memory.armed = false;
+    pair.memory_mut(Side::B).armed = false;
     let token = pair.write(40_000);
     pair.run_for(Nanos::from_millis(300));
     assert_eq!(pair.events(Side::A), []);
-    let stats = *pair.a.connection.stats();
+    let stats = *pair.connection(Side::A).stats();
     assert_eq!(stats.timeouts, 0);
     // After 1, 2, 4 … 64 ms, then every 64 ms, one of them asks.
     assert_eq!((stats.chunks_sent, stats.chunks_resent), (10, 9));
@@ -401,17 +435,17 @@ fn what_the_peer_is_not_ready_for_waits_and_no_path_is_blamed() {
         let report = pair.path(path);
         assert_eq!((report.state, report.lost_chunks), (PathState::Live, 0));
     }
-    pair.b.memory.armed = true;
+    pair.memory_mut(Side::B).armed = true;
     pair.run();
     assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
-    assert_eq!(pair.b.memory.bytes[..40_000], *pair.source(token));
+    assert_eq!(pair.memory(Side::B).bytes[..40_000], *pair.source(token));
 }
 
 #[test]
 fn a_region_that_is_never_armed_is_named_by_the_failure() {
     let mut pair = Pair::new();
     pair.expect_drop(DropReason::NotArmed);
-    pair.b.memory.armed = false;
+    pair.memory_mut(Side::B).armed = false;
     pair.write(4_000);
     pair.run_for(Nanos::from_millis(100));
     // What waits is saved with the rest.
@@ -421,18 +455,28 @@ fn a_region_that_is_never_armed_is_named_by_the_failure() {
 }
 
 #[test]
-fn after_close_nothing_is_placed() {
+fn after_close_nothing_is_placed_and_the_peer_is_told() {
     let mut pair = Pair::new();
-    pair.expect_drop(DropReason::Closed);
+    pair.expect_drop(DropReason::UnknownConnection);
     pair.write(100_000);
     pair.run_for(Nanos::from_micros(20));
-    pair.b.connection.close();
+    pair.ends[1].host.endpoint.close(id(Side::B));
     pair.run();
-    assert!(pair.b.memory.bytes.iter().all(|&byte| byte == 0));
-    assert_eq!(pair.b.failure(), Some(Failure::Closed));
-    let saved = pair.b.connection.save();
-    let restored = Connection::restore(&saved, pair.now).expect("what was saved is restored");
-    assert_eq!(restored.failure(), Some(Failure::Closed));
+    assert!(pair.memory(Side::B).bytes.iter().all(|&byte| byte == 0));
+    assert_eq!(
+        pair.events(Side::A),
+        [Event::Failed(Failure::PeerRestarted)]
+    );
+}
+
+#[test]
+fn a_closed_connection_stays_closed_when_it_is_restored() {
+    let config = Pair::new().connection(Side::A).config().clone();
+    let mut connection = Connection::new(config, &AES_128_GCM, Time::ZERO);
+    connection.close();
+    let restored = Connection::restore(&connection.save(), &AES_128_GCM, Time::ZERO);
+    let failure = restored.map(|connection| connection.failure());
+    assert_eq!(failure, Ok(Some(Failure::Closed)));
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn an_immediate_counts_only_when_its_whole_message_is_placed() {
     pair.heal();
     pair.run();
     assert_eq!(immediates(&pair.events(Side::B)), [7]);
-    assert_eq!(pair.b.memory.bytes[..20_000], *pair.source(token));
+    assert_eq!(pair.memory(Side::B).bytes[..20_000], *pair.source(token));
     pair.expect_drop(weft_core::drops::DropReason::Duplicate);
 }
 
@@ -68,7 +68,7 @@ fn a_resent_message_delivers_its_immediate_once() {
     pair.drop_next(|p| p.is_ack());
     pair.write_to(Side::A, 4_000, 0, Some(9));
     pair.run();
-    assert!(pair.a.connection.stats().chunks_resent > 0);
+    assert!(pair.connection(Side::A).stats().chunks_resent > 0);
     assert_eq!(immediates(&pair.events(Side::B)), [9]);
 }
 

@@ -13,13 +13,13 @@ fn a_write_without_faults_is_placed_and_completed_and_nothing_is_resent() {
     let token = pair.write(100_000);
     pair.run();
     assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
-    assert_eq!(pair.b.memory.bytes[..100_000], *pair.source(token));
-    assert_eq!(pair.a.connection.stats().packets_resent, 0);
-    assert!(pair.a.connection.is_idle());
+    assert_eq!(pair.memory(Side::B).bytes[..100_000], *pair.source(token));
+    assert_eq!(pair.connection(Side::A).stats().packets_resent, 0);
+    assert!(pair.connection(Side::A).is_idle());
     assert_eq!(
         (
-            pair.a.connection.outstanding(),
-            pair.a.connection.in_flight()
+            pair.connection(Side::A).outstanding(),
+            pair.connection(Side::A).in_flight()
         ),
         (0, 0)
     );
@@ -52,8 +52,8 @@ fn only_the_missing_packet_of_a_chunk_is_resent() {
     let token = pair.write(40_000);
     pair.drop_next(|p| p.is_chunk(3) && p.header().packet == 1);
     pair.run();
-    assert_eq!(pair.b.memory.bytes[..40_000], *pair.source(token));
-    assert_eq!(pair.a.connection.stats().packets_resent, 1);
+    assert_eq!(pair.memory(Side::B).bytes[..40_000], *pair.source(token));
+    assert_eq!(pair.connection(Side::A).stats().packets_resent, 1);
 }
 
 #[test]
@@ -62,16 +62,12 @@ fn a_gap_that_later_chunks_close_over_is_resent_before_the_timeout() {
     // Two rounds first, so that the round trip is known.
     pair.write(20_000);
     pair.run();
-    pair.write(80_000);
+    pair.events(Side::A);
+    let token = pair.write(80_000);
     pair.drop_next(|p| p.is_chunk(8) && p.header().packet == 0);
-    let began = pair.now;
-    pair.run();
-    assert_eq!(pair.a.connection.stats().timeouts, 0);
-    assert!(
-        pair.now - began < Nanos::from_millis(2),
-        "it took {:?}",
-        pair.now - began
-    );
+    pair.run_for(Nanos::from_millis(2));
+    assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
+    assert_eq!(pair.connection(Side::A).stats().timeouts, 0);
 }
 
 #[test]
@@ -85,7 +81,7 @@ fn a_lost_acknowledgement_costs_no_resend_when_a_later_one_covers_it() {
     pair.drop_next(|p| p.is_ack());
     pair.run();
     assert_eq!(pair.events(Side::A).len(), 1);
-    assert!(pair.a.connection.stats().packets_resent <= 8);
+    assert!(pair.connection(Side::A).stats().packets_resent <= 8);
     pair.expect_drop(DropReason::Duplicate);
 }
 
@@ -95,18 +91,21 @@ fn a_spurious_timeout_restores_the_window() {
     pair.expect_drop(DropReason::Duplicate);
     pair.write(200_000);
     pair.run();
-    let before = pair.a.connection.window();
+    let before = pair.connection(Side::A).window();
     // Nothing is lost, all is late: by more than any timeout.
     pair.delay_all(Nanos::from_millis(3), |p| p.is_data());
     pair.write(100_000);
     pair.run_for(Nanos::from_millis(3));
     assert!(
-        pair.a.connection.window() < before,
+        pair.connection(Side::A).window() < before,
         "the silence shrank the window"
     );
     pair.run_for(micros(101));
-    assert!(pair.a.connection.stats().spurious > 0);
-    assert!(pair.a.connection.window() >= before, "the window came back");
+    assert!(pair.connection(Side::A).stats().spurious > 0);
+    assert!(
+        pair.connection(Side::A).window() >= before,
+        "the window came back"
+    );
     pair.run();
 }
 
@@ -118,8 +117,11 @@ fn packets_that_arrive_twice_are_placed_once() {
     pair.double_next(|p| p.is_chunk(4));
     pair.write(20_000);
     pair.run();
-    assert_eq!(pair.b.connection.stats().packets_placed, 20);
-    assert_eq!(pair.b.connection.drops().get(DropReason::Duplicate), 2);
+    assert_eq!(pair.connection(Side::B).stats().packets_placed, 20);
+    assert_eq!(
+        pair.connection(Side::B).drops().get(DropReason::Duplicate),
+        2
+    );
 }
 
 #[test]
@@ -130,7 +132,7 @@ fn a_chunk_that_overtakes_is_no_loss() {
     pair.delay_all(micros(20), |p| p.is_chunk(6));
     pair.write(60_000);
     pair.run();
-    assert_eq!(pair.a.connection.stats().chunks_resent, 0);
+    assert_eq!(pair.connection(Side::A).stats().chunks_resent, 0);
 }
 
 #[test]
@@ -141,7 +143,7 @@ fn a_peer_that_is_gone_fails_the_connection_after_the_stall_timeout() {
     pair.run();
     assert_eq!(pair.events(Side::A), [Event::Failed(Failure::Stalled)]);
     assert_eq!(pair.now.as_nanos() / 1_000_000, 3_000);
-    assert_eq!(pair.a.failure(), Some(Failure::Stalled));
+    assert_eq!(pair.failure(Side::A), Some(Failure::Stalled));
 }
 
 #[test]
@@ -168,12 +170,12 @@ fn the_window_is_never_exceeded_and_gives_everything_back() {
     pair.drop_next(|p| p.is_chunk(5));
     let until = pair.now + Nanos::from_secs(1);
     while pair.step(until) {
-        assert!(pair.a.connection.outstanding() <= 8);
+        assert!(pair.connection(Side::A).outstanding() <= 8);
     }
     assert_eq!(
         (
-            pair.a.connection.outstanding(),
-            pair.a.connection.in_flight()
+            pair.connection(Side::A).outstanding(),
+            pair.connection(Side::A).in_flight()
         ),
         (0, 0)
     );
@@ -185,11 +187,21 @@ fn marks_shrink_the_window_and_no_packet_is_resent() {
     let mut pair = Pair::with(|setup| setup.congestion = CongestionKind::EcnRtt);
     pair.write(1_000_000);
     pair.run();
-    let before = pair.a.connection.window();
+    let before = pair.connection(Side::A).window();
     pair.mark_all(|p| p.is_data());
     pair.write(1_000_000);
     pair.run();
-    assert!(pair.a.connection.window() < before);
-    assert_eq!(pair.a.connection.stats().packets_resent, 0);
+    assert!(pair.connection(Side::A).window() < before);
+    assert_eq!(pair.connection(Side::A).stats().packets_resent, 0);
     assert!((0..4).any(|path| pair.path(path).ce_packets > 0));
+}
+
+#[test]
+fn a_short_last_packet_is_resent_alone() {
+    let mut pair = Pair::new();
+    let token = pair.write(3_100);
+    pair.drop_next(|p| p.is_chunk(0) && p.header().packet == 3);
+    pair.run();
+    assert_eq!(pair.memory(Side::B).bytes[..3_100], *pair.source(token));
+    assert_eq!(pair.connection(Side::A).stats().packets_resent, 1);
 }

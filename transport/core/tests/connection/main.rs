@@ -3,10 +3,12 @@
 
 mod acks;
 mod drops;
+mod encryption;
 mod immediates;
 mod loss;
 mod pair;
 mod paths;
+mod placements;
 mod properties;
 mod restore;
 mod trace;

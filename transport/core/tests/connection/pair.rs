@@ -1,21 +1,24 @@
-//! Two ends of a connection and the wire between them, over virtual time.
+//! Two ends of a connection and the wire between them, over virtual time: a fault is one visible line.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::ops::{Deref, DerefMut};
 
-use rand_core::SeedableRng;
 use weft_core::congestion::CongestionKind;
-use weft_core::connection::{
-    Arrival, Connection, ConnectionConfig, Event, Failure, Run, Settings, Write,
-};
+use weft_core::connection::{Connection, Event, Failure, Settings, Stats, Write};
 use weft_core::drops::DropReason;
-use weft_core::memory::{Memory, check_bounds};
-use weft_core::path::{PathReport, PathSet, PathSetConfig, PathState, PolicyKind};
-use weft_core::units::{ConnectionId, Key, Nanos, PathId, Rng, Time};
+use weft_core::endpoint::Endpoint;
+use weft_core::memory::DomainId;
+use weft_core::path::{PathReport, PathSet, PathState, PolicyKind};
+use weft_core::units::{ConnectionId, Key, Nanos, PathId, Time};
 use weft_core::wire::{
-    self, Ack, CONTROL_BYTES_MAX, CONTROL_PACKET_NUMBERS, DataHeader, HEADER_BYTES, Kind, Seal,
-    Secret,
+    self, Ack, CONTROL_BYTES_MAX, CONTROL_PACKET_NUMBERS, Cipher, DataHeader, Integrity, KeyPhase,
+    Kind, OVERHEAD_BYTES, Seal, Secret,
 };
+use weft_crypto::AES_128_GCM;
+use weft_sim::host::Datagrams;
+use weft_sim::pair::{self, PairConfig, Region, Wire};
+use weft_sim::pattern;
 
 /// The key of the region at each end.
 pub(crate) const KEY: Key = Key(0x6b65_7921);
@@ -33,6 +36,7 @@ pub(crate) struct Setup {
     pub(crate) policy: PolicyKind,
     pub(crate) rto_min: Nanos,
     pub(crate) congestion: CongestionKind,
+    pub(crate) cipher: &'static dyn Cipher,
     pub(crate) stall_timeout: Nanos,
     /// One way.
     pub(crate) delay: Nanos,
@@ -49,46 +53,32 @@ impl Default for Setup {
                 chunk_bytes: 4 * 1_064,
                 window_chunks: 64,
                 wire_version: wire::VERSION,
+                integrity: Integrity::Sealed,
             },
             policy: PolicyKind::RoundRobin,
             rto_min: micros(250),
             congestion: CongestionKind::Fixed {
                 bytes: 64 * 4 * 1_064,
             },
+            cipher: &AES_128_GCM,
             stall_timeout: Nanos::from_secs(5),
             delay: micros(50),
         }
     }
 }
 
-/// A region that may be away, with its owner.
-pub(crate) struct Region {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) armed: bool,
-}
-
-impl Memory for Region {
-    fn place(&mut self, key: Key, offset: u64, payload: &[u8]) -> Result<(), DropReason> {
-        if key != KEY {
-            return Err(DropReason::Key);
-        }
-        if !self.armed {
-            return Err(DropReason::NotArmed);
-        }
-        check_bounds(self.bytes.len() as u64, offset, payload.len() as u64)?;
-        self.bytes[offset as usize..][..payload.len()].copy_from_slice(payload);
-        Ok(())
-    }
-}
-
 /// Which end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Side {
     A,
     B,
 }
 
 impl Side {
+    fn of(host: usize) -> Side {
+        if host == 0 { Side::A } else { Side::B }
+    }
+
     pub(crate) fn other(self) -> Side {
         if self == Side::A { Side::B } else { Side::A }
     }
@@ -104,6 +94,17 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
+    fn datagrams(&self, ce: bool) -> Datagrams {
+        Datagrams {
+            from: self.from as usize,
+            to: self.from.other() as usize,
+            path: self.path,
+            ce,
+            segment: self.bytes.len(),
+            bytes: self.bytes.clone(),
+        }
+    }
+
     pub(crate) fn is_data(&self) -> bool {
         self.kind == Kind::Data
     }
@@ -137,71 +138,157 @@ struct Fault {
     once: bool,
 }
 
-/// One end with what its worker holds.
-pub(crate) struct End {
-    pub(crate) connection: Connection,
-    pub(crate) paths: PathSet,
-    pub(crate) memory: Region,
-    pub(crate) events: Vec<Event>,
-    rng: Rng,
-    sources: BTreeMap<u64, Vec<u8>>,
-    next_token: u64,
-}
-
-/// Two ends and the wire between them.
-pub(crate) struct Pair {
-    pub(crate) now: Time,
-    pub(crate) a: End,
-    pub(crate) b: End,
-    setup: Setup,
-    wire: BTreeMap<(Time, u64), (Packet, bool)>,
-    sent: u64,
+/// Delays every packet by the same time, and does to it what the test says.
+pub(crate) struct FaultyWire {
+    delay: Nanos,
     faults: Vec<Fault>,
     trace: Option<String>,
-    expected: BTreeSet<&'static str>,
-    /// The last packets that arrived, for replays.
+    /// The packets that were not lost, for replays.
     pub(crate) arrived: Vec<Packet>,
 }
 
+impl Wire for FaultyWire {
+    fn carry(
+        &mut self,
+        now: Time,
+        datagrams: Datagrams,
+        arrives: &mut impl FnMut(Time, Datagrams),
+    ) {
+        for bytes in datagrams.bytes.chunks(datagrams.segment) {
+            let packet = Packet {
+                from: Side::of(datagrams.from),
+                kind: wire::peek(bytes)
+                    .expect("what an end sends can be read")
+                    .kind,
+                path: datagrams.path,
+                bytes: bytes.to_vec(),
+            };
+            self.transmit(now, packet, arrives);
+        }
+    }
+}
+
+impl FaultyWire {
+    fn transmit(
+        &mut self,
+        now: Time,
+        mut packet: Packet,
+        deliver: &mut impl FnMut(Time, Datagrams),
+    ) {
+        let mut arrives = now + self.delay;
+        let (mut ce, mut copies, mut told) = (false, 1, "");
+        let hit = self
+            .faults
+            .iter_mut()
+            .position(|fault| (fault.applies)(&packet));
+        if let Some(at) = hit {
+            match self.faults[at].fate {
+                Fate::Drop => (copies, told) = (0, " lost"),
+                Fate::Twice => (copies, told) = (2, " twice"),
+                Fate::Late(by) => (arrives, told) = (arrives + by, " late"),
+                Fate::Mark => (ce, told) = (true, " marked"),
+                Fate::Flip(byte) => {
+                    packet.bytes[byte] ^= 0x10;
+                    told = " damaged";
+                }
+            }
+            if self.faults[at].once {
+                self.faults.remove(at);
+            }
+        }
+        if let Some(trace) = &mut self.trace {
+            let _ = writeln!(trace, "{}{told}", line(now, &packet));
+        }
+        for _ in 0..copies {
+            deliver(arrives, packet.datagrams(ce));
+            self.arrived.push(packet.clone());
+        }
+    }
+}
+
+/// One line of a trace: when (us), from whom, what, on which path.
+fn line(now: Time, packet: &Packet) -> String {
+    let at = now.as_nanos() / 1_000;
+    let path = packet.path.0;
+    let what = match packet.kind {
+        Kind::Data => {
+            let h = packet.header();
+            let again = if h.flags.contains(wire::Flags::RETRANSMITTED) {
+                " again"
+            } else {
+                ""
+            };
+            let last = if h.flags.contains(wire::Flags::LAST) {
+                " last"
+            } else {
+                ""
+            };
+            let asks = if h.flags.contains(wire::Flags::ACK_NOW) {
+                " asks"
+            } else {
+                ""
+            };
+            let (chunk, packet, packets) = (h.chunk.0, h.packet, h.packets);
+            format!("data {chunk}.{packet}/{packets}{last}{again}{asks}")
+        }
+        Kind::Ack => {
+            let body = &packet.bytes[wire::PREFIX_BYTES..][..];
+            let body = &body[..body.len() - wire::TRAILER_BYTES];
+            let ack = wire::AckReader::parse(body).expect("an end sends sound acks");
+            let mut text = format!("ack {}", ack.cumulative().0);
+            let base = ack.cumulative().0 / 64 * 64;
+            for (w, word) in ack.map().enumerate() {
+                for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
+                    let _ = write!(text, " +{}", base + 64 * w as u32 + bit);
+                }
+            }
+            for partial in ack.partials() {
+                let _ = write!(text, " {}:{:b}", partial.chunk.0, partial.packets);
+            }
+            text
+        }
+        Kind::Probe => "probe".to_owned(),
+        Kind::Reset => "reset".to_owned(),
+        Kind::Refusal => {
+            let body = &packet.bytes[wire::PREFIX_BYTES..][..8];
+            let refusal = wire::Refusal::parse(body).expect("an end sends sound refusals");
+            format!("refuse {} {:?}", refusal.chunk.0, refusal.refused)
+        }
+        other => panic!("no end sends a packet of kind {other:?}"),
+    };
+    format!("{at:>6} {:?} {what} on {path}", packet.from)
+}
+
+/// Two ends with one connection.
+pub(crate) struct Pair {
+    inner: pair::Pair<FaultyWire>,
+    setup: Setup,
+    tokens: [u64; 2],
+    /// How many of each end's events the test has taken.
+    taken: [usize; 2],
+    lengths: Vec<usize>,
+    expected: BTreeSet<&'static str>,
+}
+
+impl Deref for Pair {
+    type Target = pair::Pair<FaultyWire>;
+    fn deref(&self) -> &Self::Target {
+        &self.inner
+    }
+}
+
+impl DerefMut for Pair {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.inner
+    }
+}
+
 pub(crate) fn secret(side: Side) -> Secret {
-    Secret([if side == Side::A { 0xa1 } else { 0xb2 }; 32])
+    pair::secret(side as usize, 0)
 }
 
 pub(crate) fn id(side: Side) -> ConnectionId {
-    ConnectionId(if side == Side::A { 0xaaaa } else { 0xbbbb })
-}
-
-fn end(setup: &Setup, side: Side) -> End {
-    let config = ConnectionConfig {
-        settings: setup.settings,
-        local: id(side),
-        remote: id(side.other()),
-        send_secret: secret(side),
-        receive_secret: secret(side.other()),
-        congestion: setup.congestion,
-        stall_timeout: setup.stall_timeout,
-        reset_token: 0x7265_7365_7421,
-    };
-    End {
-        connection: Connection::new(config, Time::ZERO),
-        paths: PathSet::new(&path_set(setup)),
-        memory: Region {
-            bytes: vec![0; REGION_BYTES],
-            armed: true,
-        },
-        events: Vec::new(),
-        rng: Rng::seed_from_u64(1),
-        sources: BTreeMap::new(),
-        next_token: 0,
-    }
-}
-
-fn path_set(setup: &Setup) -> PathSetConfig {
-    PathSetConfig {
-        paths: setup.settings.paths,
-        policy: setup.policy,
-        rto_min: setup.rto_min,
-    }
+    pair::id(side as usize, 0)
 }
 
 impl Pair {
@@ -209,35 +296,44 @@ impl Pair {
         Pair::with(|_| ())
     }
 
+    /// A pair whose packets are encrypted.
+    pub(crate) fn encrypted() -> Pair {
+        Pair::with(|setup| setup.settings.integrity = Integrity::Aead)
+    }
+
     /// A pair that differs from the default in what `change` says.
     pub(crate) fn with(change: impl FnOnce(&mut Setup)) -> Pair {
         let mut setup = Setup::default();
         change(&mut setup);
-        Pair {
-            now: Time::ZERO,
-            a: end(&setup, Side::A),
-            b: end(&setup, Side::B),
-            setup,
-            wire: BTreeMap::new(),
-            sent: 0,
+        let mut config = PairConfig::new(setup.settings);
+        config.endpoint.policy = setup.policy;
+        config.endpoint.rto_min = setup.rto_min;
+        config.endpoint.congestion = setup.congestion;
+        config.endpoint.stall_timeout = setup.stall_timeout;
+        config.endpoint.cipher = setup.cipher;
+        (config.key, config.region_bytes) = (KEY, REGION_BYTES);
+        let wire = FaultyWire {
+            delay: setup.delay,
             faults: Vec::new(),
             trace: None,
-            expected: BTreeSet::new(),
             arrived: Vec::new(),
-        }
-    }
-
-    pub(crate) fn end(&mut self, side: Side) -> &mut End {
-        match side {
-            Side::A => &mut self.a,
-            Side::B => &mut self.b,
+        };
+        let mut inner = pair::Pair::new(config, wire);
+        inner.connect(0, DomainId(0));
+        Pair {
+            inner,
+            setup,
+            tokens: [0; 2],
+            taken: [0; 2],
+            lengths: Vec::new(),
+            expected: BTreeSet::new(),
         }
     }
 
     // Faults: each is one line of a test.
 
     fn fault(&mut self, applies: impl FnMut(&Packet) -> bool + 'static, fate: Fate, once: bool) {
-        self.faults.push(Fault {
+        self.inner.wire.faults.push(Fault {
             applies: Box::new(applies),
             fate,
             once,
@@ -281,7 +377,7 @@ impl Pair {
 
     /// No fault any more.
     pub(crate) fn heal(&mut self) {
-        self.faults.clear();
+        self.inner.wire.faults.clear();
     }
 
     /// Drops for this reason do not fail the test.
@@ -303,13 +399,11 @@ impl Pair {
         offset: u64,
         imm: Option<u32>,
     ) -> u64 {
-        let end = self.end(from);
-        let token = end.next_token;
-        end.next_token += 1;
-        let source = (0..bytes)
-            .map(|i| (i as u64 * 31 + i as u64 / 251 + token) as u8)
-            .collect();
-        end.sources.insert(token, source);
+        let token = self.tokens[from as usize];
+        self.tokens[from as usize] += 1;
+        if from == Side::A {
+            self.lengths.push(bytes);
+        }
         let write = Write {
             token,
             bytes: bytes as u64,
@@ -317,18 +411,17 @@ impl Pair {
             offset,
             immediate: imm,
         };
-        end.connection
-            .post_write(write)
-            .expect("the queue has room");
+        let posted = self.inner.post(from as usize, 0, write);
+        posted.expect("the connection is open");
         token
     }
 
     /// What was written under `token` at A.
-    pub(crate) fn source(&self, token: u64) -> &[u8] {
-        &self.a.sources[&token]
+    pub(crate) fn source(&self, token: u64) -> Vec<u8> {
+        let bytes = self.lengths[token as usize];
+        let content = (0..bytes).map(|at| pattern::slice(token, at as u64, 1)[0]);
+        content.collect()
     }
-
-    // Time.
 
     /// Runs until nothing is under way and both ends are idle.
     ///
@@ -340,286 +433,170 @@ impl Pair {
         assert!(self.now < limit, "the pair is still busy after a minute");
     }
 
-    /// Runs everything that happens in the next `span`.
-    pub(crate) fn run_for(&mut self, span: Nanos) {
-        let until = self.now + span;
-        while self.step(until) {}
-        self.now = until;
-    }
-
-    /// Does what comes next, if that is not after `until`.
-    pub(crate) fn step(&mut self, until: Time) -> bool {
-        self.turn(Side::A);
-        self.turn(Side::B);
-        let arrival = self.wire.first_key_value().map(|((at, _), _)| *at);
-        let timers = [&self.a, &self.b].map(|end| end.connection.poll_timeout(&end.paths));
-        let next = timers.into_iter().chain([arrival]).flatten().min();
-        let Some(next) = next.filter(|next| *next <= until) else {
-            return false;
-        };
-        self.now = self.now.max(next);
-        while let Some(entry) = self.wire.first_entry() {
-            if entry.key().0 > self.now {
-                break;
-            }
-            let (packet, ce) = entry.remove();
-            self.deliver(packet, ce);
-        }
-        for side in [Side::A, Side::B] {
-            let now = self.now;
-            let end = self.end(side);
-            let due = end.connection.poll_timeout(&end.paths);
-            if due.is_some_and(|at| at <= now) {
-                end.connection.handle_timeout(now, &mut end.paths);
-            }
-        }
-        true
-    }
-
-    /// Hands bytes to an end as if they had arrived on path 0.
+    /// Hands bytes to an end as if they had arrived on path 0. Answers why a packet of them was dropped.
     pub(crate) fn inject(&mut self, to: Side, bytes: &[u8]) -> Result<(), DropReason> {
-        let now = self.now;
-        let end = self.end(to);
-        let result = end.connection.handle_packets(
-            now,
-            &mut end.paths,
-            Arrival {
-                path: PathId(0),
-                ce: false,
-            },
-            Run {
-                bytes,
-                segment: bytes.len(),
-            },
-            &mut end.memory,
-        );
-        end.take_events();
-        result
+        self.inject_run(to, bytes, bytes.len().max(1), false)
     }
 
-    fn deliver(&mut self, packet: Packet, ce: bool) {
-        let now = self.now;
-        let path = packet.path;
-        let end = self.end(packet.from.other());
-        let run = Run {
-            bytes: &packet.bytes,
-            segment: packet.bytes.len(),
-        };
-        // What was dropped is looked at when the test ends.
-        let _ = end.connection.handle_packets(
-            now,
-            &mut end.paths,
-            Arrival { path, ce },
-            run,
-            &mut end.memory,
-        );
-        end.take_events();
-        self.arrived.push(packet);
-    }
-
-    /// Everything that `side` has to send now.
-    fn turn(&mut self, side: Side) {
-        let now = self.now;
-        let end = self.end(side);
-        end.take_events();
-        let mut out = Vec::new();
-        let mut buffer = [0; CONTROL_BYTES_MAX];
-        while let Some(control) = end
-            .connection
-            .poll_control(now, &mut end.paths, &mut buffer)
-        {
-            out.push((control.path, buffer[..control.bytes].to_vec()));
-        }
-        while let Some(chunk) =
-            end.connection
-                .poll_chunk(now, &mut end.paths, &mut end.rng, u32::MAX)
-        {
-            let source = &end.sources[&chunk.token];
-            for i in 0..chunk.packets() {
-                let range = chunk.payload(i);
-                let payload = &source[range.start as usize..range.end as usize];
-                let header = chunk.header(i);
-                let trailer = chunk.trailer(&header, payload);
-                out.push((chunk.path, [&header[..], payload, &trailer].concat()));
-            }
-        }
-        for (path, bytes) in out {
-            let kind = wire::peek(&bytes)
-                .expect("what an end sends can be read")
-                .kind;
-            self.transmit(Packet {
-                from: side,
-                kind,
-                path,
-                bytes,
-            });
-        }
-    }
-
-    fn transmit(&mut self, mut packet: Packet) {
-        let mut arrives = self.now + self.setup.delay;
-        let (mut ce, mut copies, mut told) = (false, 1, "");
-        let hit = self
-            .faults
-            .iter_mut()
-            .position(|fault| (fault.applies)(&packet));
-        if let Some(at) = hit {
-            match self.faults[at].fate {
-                Fate::Drop => (copies, told) = (0, " lost"),
-                Fate::Twice => (copies, told) = (2, " twice"),
-                Fate::Late(by) => (arrives, told) = (arrives + by, " late"),
-                Fate::Mark => (ce, told) = (true, " marked"),
-                Fate::Flip(byte) => {
-                    packet.bytes[byte] ^= 0x10;
-                    told = " damaged";
-                }
-            }
-            if self.faults[at].once {
-                self.faults.remove(at);
-            }
-        }
-        if self.trace.is_some() {
-            let line = format!("{}{told}", self.line(&packet));
-            let _ = writeln!(self.trace.get_or_insert_default(), "{line}");
-        }
-        for _ in 0..copies {
-            self.sent += 1;
-            self.wire.insert((arrives, self.sent), (packet.clone(), ce));
-        }
+    /// Hands datagrams of `segment` bytes to an end.
+    pub(crate) fn inject_run(
+        &mut self,
+        to: Side,
+        bytes: &[u8],
+        segment: usize,
+        ce: bool,
+    ) -> Result<(), DropReason> {
+        let before: Vec<u64> = self.drops(to).map(|(_, count)| count).collect();
+        self.inner.inject(Datagrams {
+            from: to.other() as usize,
+            to: to as usize,
+            path: PathId(0),
+            ce,
+            segment,
+            bytes: bytes.to_vec(),
+        });
+        let mut after = self.drops(to).zip(before);
+        let dropped = after.find(|((_, after), before)| after > before);
+        dropped.map_or(Ok(()), |((reason, _), _)| Err(reason))
     }
 
     // What a test looks at.
 
+    /// What an end has dropped, by reason.
+    pub(crate) fn drops(&self, side: Side) -> impl Iterator<Item = (DropReason, u64)> {
+        let endpoint = &self.ends[side as usize].host.endpoint;
+        let mut drops = endpoint.counters().drops;
+        for (connection, _) in endpoint.connections() {
+            drops.add(connection.drops());
+        }
+        DropReason::ALL
+            .iter()
+            .map(move |&reason| (reason, drops.get(reason)))
+    }
+
+    /// The connection at an end; it has not failed.
+    pub(crate) fn connection(&self, side: Side) -> &Connection {
+        let endpoint = &self.ends[side as usize].host.endpoint;
+        let connection = endpoint.connection(id(side));
+        connection.expect("the connection is open")
+    }
+
+    /// What an end has counted, whether its connection is open or over.
+    pub(crate) fn stats(&self, side: Side) -> Stats {
+        let endpoint = &self.ends[side as usize].host.endpoint;
+        let mut stats = endpoint.counters().ended;
+        for (connection, _) in endpoint.connections() {
+            stats.add(connection.stats());
+        }
+        stats
+    }
+
+    /// An end's paths to the other end.
+    pub(crate) fn paths(&self, side: Side) -> &PathSet {
+        let mut peers = self.ends[side as usize].host.endpoint.peers();
+        peers.next().expect("the connection is open").1
+    }
+
+    pub(crate) fn memory(&self, side: Side) -> &Region {
+        &self.ends[side as usize].memory
+    }
+
+    pub(crate) fn memory_mut(&mut self, side: Side) -> &mut Region {
+        &mut self.ends[side as usize].memory
+    }
+
     /// From now on every packet sent is noted.
     pub(crate) fn start_trace(&mut self) {
-        self.trace = Some(String::new());
+        self.wire.trace = Some(String::new());
     }
 
-    /// One line per packet sent: when (us), from whom, what, on which path.
+    /// One line per packet sent.
     pub(crate) fn trace(&self) -> &str {
-        self.trace.as_deref().expect("the test has started a trace")
-    }
-
-    fn line(&self, packet: &Packet) -> String {
-        let at = self.now.as_nanos() / 1_000;
-        let path = packet.path.0;
-        let what = match packet.kind {
-            Kind::Data => {
-                let h = packet.header();
-                let again = if h.flags.contains(wire::Flags::RETRANSMITTED) {
-                    " again"
-                } else {
-                    ""
-                };
-                let last = if h.flags.contains(wire::Flags::LAST) {
-                    " last"
-                } else {
-                    ""
-                };
-                let asks = if h.flags.contains(wire::Flags::ACK_NOW) {
-                    " asks"
-                } else {
-                    ""
-                };
-                let (chunk, packet, packets) = (h.chunk.0, h.packet, h.packets);
-                format!("data {chunk}.{packet}/{packets}{last}{again}{asks}")
-            }
-            Kind::Ack => {
-                let body = &packet.bytes[wire::PREFIX_BYTES..][..];
-                let body = &body[..body.len() - wire::TRAILER_BYTES];
-                let ack = wire::AckReader::parse(body).expect("an end sends sound acks");
-                let mut text = format!("ack {}", ack.cumulative().0);
-                let base = ack.cumulative().0 / 64 * 64;
-                for (w, word) in ack.map().enumerate() {
-                    for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
-                        let _ = write!(text, " +{}", base + 64 * w as u32 + bit);
-                    }
-                }
-                for partial in ack.partials() {
-                    let _ = write!(text, " {}:{:b}", partial.chunk.0, partial.packets);
-                }
-                text
-            }
-            Kind::Probe => "probe".to_owned(),
-            Kind::Reset => "reset".to_owned(),
-            Kind::Refusal => {
-                let body = &packet.bytes[wire::PREFIX_BYTES..][..8];
-                let refusal = wire::Refusal::parse(body).expect("an end sends sound refusals");
-                format!("refuse {} {:?}", refusal.chunk.0, refusal.refused)
-            }
-        };
-        format!("{at:>6} {:?} {what} on {path}", packet.from)
+        let trace = self.wire.trace.as_deref();
+        trace.expect("the test has started a trace")
     }
 
     /// The events at an end since the test last asked.
     pub(crate) fn events(&mut self, side: Side) -> Vec<Event> {
-        let end = self.end(side);
-        end.take_events();
-        std::mem::take(&mut end.events)
+        let events = &self.inner.ends[side as usize].events;
+        let new = &events[self.taken[side as usize]..];
+        self.taken[side as usize] = events.len();
+        new.iter().map(|(_, event)| *event).collect()
+    }
+
+    /// Why the connection at an end is over, if it is.
+    pub(crate) fn failure(&self, side: Side) -> Option<Failure> {
+        let mut events = self.ends[side as usize].events.iter();
+        events.find_map(|(_, event)| match event {
+            Event::Failed(failure) => Some(*failure),
+            Event::Completed { .. } | Event::Immediate { .. } => None,
+        })
     }
 
     /// The path as A sees it.
     pub(crate) fn path(&self, path: u8) -> PathReport {
-        self.a
-            .paths
-            .report()
-            .nth(path.into())
-            .expect("the path exists")
+        let mut report = self.paths(Side::A).report();
+        report.nth(path.into()).expect("the path exists")
     }
 
     pub(crate) fn path_state(&self, path: u8) -> PathState {
         self.path(path).state
     }
 
-    /// Saves, drops and restores the connection at one end; `clock` is what a new process's clock
-    /// would show, but one pair has one clock, so it is the pair's.
+    /// Saves the connection at one end and restores it in a new endpoint.
     pub(crate) fn restart(&mut self, side: Side) {
-        let now = self.now;
-        let paths = path_set(&self.setup);
-        let end = self.end(side);
-        let saved = end.connection.save();
-        end.connection = Connection::restore(&saved, now).expect("what was saved is restored");
-        end.paths = PathSet::new(&paths);
+        self.upgrade(side as usize);
+    }
+
+    /// Ends the endpoint at one end; what its connection saves.
+    pub(crate) fn save(&mut self, side: Side) -> Vec<u8> {
+        let end = &mut self.inner.ends[side as usize].host;
+        let next = Endpoint::new(end.endpoint.config().clone(), self.inner.now);
+        let saved = std::mem::replace(&mut end.endpoint, next).save();
+        saved[0].state().to_vec()
+    }
+
+    /// What seals the packets of one end before keys change.
+    pub(crate) fn seal(&self, from: Side) -> Seal {
+        let Setup {
+            settings, cipher, ..
+        } = self.setup;
+        Seal::with(settings.integrity, &secret(from), KeyPhase::FIRST, cipher)
     }
 
     /// A sealed data packet from A, as only A can make it.
     pub(crate) fn sealed_data(&self, header: DataHeader, payload: &[u8]) -> Vec<u8> {
-        let mut bytes = [0; HEADER_BYTES];
-        header.emit(&mut bytes);
-        let trailer = Seal::new(&secret(Side::A)).trailer(&bytes, payload);
-        [&bytes[..], payload, &trailer].concat()
+        let mut bytes = vec![0; payload.len() + OVERHEAD_BYTES];
+        self.seal(Side::A).seal_data(&header, payload, &mut bytes);
+        bytes
     }
 
     /// A sealed acknowledgement from B.
     pub(crate) fn sealed_ack(&self, ack: &Ack<'_>, number: u64) -> Vec<u8> {
         let mut out = [0; CONTROL_BYTES_MAX];
-        let seal = Seal::new(&secret(Side::B));
         let number = CONTROL_PACKET_NUMBERS + number;
-        let length = ack.emit(&mut out, &seal, PathId(0), id(Side::A), number);
+        let length = ack.emit(
+            &mut out,
+            &self.seal(Side::B),
+            PathId(0),
+            id(Side::A),
+            number,
+        );
         out[..length].to_vec()
     }
-}
 
-impl Pair {
     /// A sealed refusal from B.
     pub(crate) fn sealed_refusal(&self, refusal: wire::Refusal, number: u64) -> Vec<u8> {
         let mut out = [0; CONTROL_BYTES_MAX];
-        let seal = Seal::new(&secret(Side::B));
         let number = CONTROL_PACKET_NUMBERS + number;
-        let length = refusal.emit(&mut out, &seal, PathId(0), id(Side::A), number);
+        let length = refusal.emit(
+            &mut out,
+            &self.seal(Side::B),
+            PathId(0),
+            id(Side::A),
+            number,
+        );
         out[..length].to_vec()
-    }
-}
-
-impl End {
-    pub(crate) fn take_events(&mut self) {
-        while let Some(event) = self.connection.poll_event() {
-            self.events.push(event);
-        }
-    }
-
-    pub(crate) fn failure(&self) -> Option<Failure> {
-        self.connection.failure()
     }
 }
 
@@ -629,12 +606,12 @@ impl Drop for Pair {
         if std::thread::panicking() {
             return;
         }
-        for (name, end) in [("A", &self.a), ("B", &self.b)] {
-            for (reason, count) in end.connection.drops().iter() {
+        for side in [Side::A, Side::B] {
+            for (reason, count) in self.drops(side) {
                 let reason = reason.reason();
                 assert!(
-                    self.expected.contains(reason),
-                    "{name} dropped {count} for {reason}"
+                    count == 0 || self.expected.contains(reason),
+                    "{side:?} dropped {count} for {reason}"
                 );
             }
         }

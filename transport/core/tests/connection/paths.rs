@@ -10,7 +10,7 @@ use crate::pair::{Pair, Side};
 fn keep_busy(pair: &mut Pair, span: Nanos, mut look: impl FnMut(&mut Pair) -> bool) -> bool {
     let until = pair.now + span;
     while pair.now < until {
-        if pair.a.connection.is_idle() {
+        if pair.connection(Side::A).is_idle() {
             pair.write(4_000);
         }
         if look(pair) {
@@ -63,7 +63,7 @@ fn no_chunk_goes_on_a_suspended_path() {
     let sent = pair.path(1).sent_chunks;
     keep_busy(&mut pair, Nanos::from_millis(100), |_| false);
     assert_eq!(pair.path(1).sent_chunks, sent);
-    assert_eq!(pair.a.paths.live(), 3);
+    assert_eq!(pair.paths(Side::A).live(), 3);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_path_that_answers_a_probe_is_live_again() {
     pair.heal();
     let live = |pair: &mut Pair| pair.path_state(1) == PathState::Live;
     assert!(keep_busy(&mut pair, Nanos::from_millis(50), live));
-    assert_eq!(pair.a.paths.live(), 4);
+    assert_eq!(pair.paths(Side::A).live(), 4);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn when_every_path_was_dead_one_answer_brings_all_of_them_back() {
     pair.drop_all(|_| true);
     pair.write(100_000);
     pair.run_for(Nanos::from_millis(500));
-    assert_eq!(pair.a.paths.live(), 0);
+    assert_eq!(pair.paths(Side::A).live(), 0);
     pair.heal();
     let healed: Time = pair.now;
     pair.run();
@@ -124,15 +124,15 @@ fn after_an_outage_the_first_answer_ends_the_backoff() {
     pair.drop_all(|_| true);
     pair.run_for(Nanos::from_secs(3));
     pair.heal();
-    let (healed, acked) = (pair.now, pair.a.connection.stats().bytes_acked);
+    let (healed, acked) = (pair.now, pair.connection(Side::A).stats().bytes_acked);
     // A probe is sent every second at the latest. What went out during the outage fills the window
     // until it is taken for lost.
     let until = healed + Nanos::from_millis(1_200);
-    while pair.a.connection.stats().bytes_acked == acked {
+    while pair.connection(Side::A).stats().bytes_acked == acked {
         assert!(
             pair.step(until),
             "nothing arrives: {}",
-            pair.a.connection.in_flight()
+            pair.connection(Side::A).in_flight()
         );
     }
     pair.expect_drop(weft_core::drops::DropReason::Duplicate);

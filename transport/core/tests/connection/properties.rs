@@ -48,7 +48,7 @@ proptest! {
         let _ = pair.inject(Side::A, &ack);
         // A peer that lies about what it has may not hurt anyone but itself.
         pair.run();
-        prop_assert_eq!(pair.a.connection.outstanding(), 0);
+        prop_assert_eq!(pair.connection(Side::A).outstanding(), 0);
     }
 
     #[test]
@@ -66,8 +66,8 @@ proptest! {
         pair.run();
         prop_assert_eq!(pair.events(Side::A).len(), 1);
         prop_assert_eq!(pair.events(Side::B).len(), 1);
-        prop_assert_eq!(&pair.b.memory.bytes[..bytes], pair.source(token));
-        let placed = pair.b.connection.stats().packets_placed;
+        prop_assert_eq!(&pair.memory(Side::B).bytes[..bytes], &*pair.source(token));
+        let placed = pair.connection(Side::B).stats().packets_placed;
         prop_assert_eq!(placed, bytes.div_ceil(1_000) as u64);
     }
 }

@@ -3,6 +3,7 @@
 use weft_core::connection::{Connection, Event, RestoreError};
 use weft_core::drops::DropReason;
 use weft_core::units::{Nanos, Time};
+use weft_crypto::AES_128_GCM;
 
 use crate::pair::{Pair, Side, micros};
 
@@ -23,8 +24,8 @@ fn restore_continues_where_save_left() {
                 "{side:?} at {after}"
             );
             assert_eq!(pair.events(Side::B).len(), 1, "{side:?} at {after}");
-            assert_eq!(pair.b.memory.bytes[..400_000], *pair.source(token));
-            assert_eq!(pair.b.connection.stats().packets_placed, 400);
+            assert_eq!(pair.memory(Side::B).bytes[..400_000], *pair.source(token));
+            assert_eq!(pair.connection(Side::B).stats().packets_placed, 400);
         }
     }
 }
@@ -36,7 +37,7 @@ fn a_packet_received_before_save_is_a_duplicate_after_restore() {
     pair.write(4_000);
     pair.run();
     pair.restart(Side::B);
-    for packet in pair.arrived.clone().iter().filter(|p| p.is_data()) {
+    for packet in pair.wire.arrived.clone().iter().filter(|p| p.is_data()) {
         assert_eq!(
             pair.inject(Side::B, &packet.bytes),
             Err(DropReason::Duplicate)
@@ -64,15 +65,16 @@ fn packet_numbers_go_on_after_restore() {
     pair.write(4_000);
     pair.run();
     let last = |pair: &Pair| {
-        let data = pair.arrived.iter().filter(|p| p.is_data());
+        let data = pair.wire.arrived.iter().filter(|p| p.is_data());
         data.map(|p| p.header().packet_number).max()
     };
     let before = last(&pair);
     pair.restart(Side::A);
-    pair.arrived.clear();
+    pair.wire.arrived.clear();
     pair.write(4_000);
     pair.run();
     let numbers = pair
+        .wire
         .arrived
         .iter()
         .filter(|p| p.is_data())
@@ -86,10 +88,11 @@ fn a_new_programs_clock_may_start_anew() {
     pair.run_for(Nanos::from_secs(300));
     pair.write(100_000);
     pair.run_for(micros(30));
-    let saved = pair.a.connection.save();
-    let restored = Connection::restore(&saved, Time::ZERO).expect("what was saved is restored");
+    let saved = pair.save(Side::A);
+    let restored =
+        Connection::restore(&saved, &AES_128_GCM, Time::ZERO).expect("what was saved is restored");
     let due = restored
-        .poll_timeout(&pair.a.paths)
+        .poll_timeout(pair.paths(Side::B))
         .expect("chunks are in flight");
     assert!(
         due < Time::from_nanos(Nanos::from_secs(1).get()),
@@ -99,11 +102,10 @@ fn a_new_programs_clock_may_start_anew() {
 
 #[test]
 fn what_is_no_saved_connection_is_refused_by_name() {
-    let pair = Pair::new();
-    let saved = pair.a.connection.save();
+    let saved = Pair::new().save(Side::A);
     let mut newer = saved.clone();
     newer[0] += 1;
-    let refused = |bytes: &[u8]| Connection::restore(bytes, Time::ZERO).map(|_| ());
+    let refused = |bytes: &[u8]| Connection::restore(bytes, &AES_128_GCM, Time::ZERO).map(|_| ());
     assert_eq!(
         refused(&newer),
         Err(RestoreError::Version(u16::from(saved[0]) + 1))

@@ -1,0 +1,40 @@
+//! What a link hands over: packets as they arrived, or the notice that a payload lies in place.
+//!
+//! Links make these values and an endpoint takes them. A link that writes payload straight into memory (tcp,
+//! shm) first asks with the packet's header and gets an [`Offer`]; a link that receives packets into buffers of
+//! its own (udp) never asks.
+
+use crate::units::Source;
+use crate::wire::DataHeader;
+
+/// Something that arrived.
+#[derive(Debug)]
+pub enum Received<'a> {
+    /// Packets of one sender, in one buffer of the link. They may be decrypted in place.
+    Packets {
+        /// Where they came from, and where they arrived.
+        from: Source,
+        /// Congestion Experienced (RFC 3168, section 5) was set on them.
+        ce: bool,
+        /// The packets, one behind the other.
+        bytes: &'a mut [u8],
+        /// Bytes of each packet but the last, at least 1.
+        segment: usize,
+    },
+    /// The link has written a payload where an [`Offer`] said.
+    Placed {
+        /// The header that was offered.
+        header: DataHeader,
+        /// Bytes of payload.
+        bytes: u32,
+    },
+}
+
+/// The answer to the header of a payload that a link could write into place.
+#[derive(Debug)]
+pub enum Offer<T> {
+    /// Write it through this ticket. Until [`Received::Placed`] the placement is under way.
+    Place(T),
+    /// Read the payload and forget it.
+    Discard,
+}

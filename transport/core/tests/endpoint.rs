@@ -1,0 +1,307 @@
+//! An endpoint among others: who sends how much, whom it answers, and what becomes of a chunk that the link
+//! refuses. Two endpoints over virtual time; most tests see to it that several connections are open.
+
+use weft_core::connection::{Event, Failure, Settings, Write};
+use weft_core::drops::DropReason;
+use weft_core::endpoint::{Endpoint, Transmit};
+use weft_core::memory::DomainId;
+use weft_core::received::Received;
+use weft_core::recovery::ACK_DELAY;
+use weft_core::units::{Nanos, PathId, Source, Time};
+use weft_core::wire::{CONTROL_BYTES_MAX, Integrity, Kind, OVERHEAD_BYTES, Reset, VERSION, peek};
+use weft_sim::host::Datagrams;
+use weft_sim::pair::{Pair, PairConfig, Wire, holds, id};
+
+/// One way.
+const DELAY: Nanos = Nanos::from_micros(50);
+const PAYLOAD: u32 = 1_000;
+const MEBIBYTE: u64 = 1 << 20;
+
+/// Delays everything by the same time, and keeps what was sent.
+#[derive(Debug, Default)]
+struct Recorder {
+    sent: Vec<(Time, Datagrams)>,
+}
+
+impl Recorder {
+    /// What a host sent of a kind, with its number of packets.
+    fn of(&self, from: usize, kind: Kind) -> impl Iterator<Item = (Time, &Datagrams, usize)> {
+        let sent = self.sent.iter();
+        let sent = sent.filter(move |(_, d)| {
+            d.from == from && peek(&d.bytes).is_ok_and(|peek| peek.kind == kind)
+        });
+        sent.map(|(at, d)| (*at, d, d.bytes.len().div_ceil(d.segment)))
+    }
+}
+
+impl Wire for Recorder {
+    fn carry(
+        &mut self,
+        now: Time,
+        datagrams: Datagrams,
+        arrives: &mut impl FnMut(Time, Datagrams),
+    ) {
+        self.sent.push((now, datagrams.clone()));
+        arrives(now + DELAY, datagrams);
+    }
+}
+
+fn config() -> PairConfig {
+    let packet = PAYLOAD + OVERHEAD_BYTES as u32;
+    PairConfig::new(Settings {
+        paths: 4,
+        packet_payload: PAYLOAD as u16,
+        chunk_bytes: 4 * packet,
+        window_chunks: 64,
+        wire_version: VERSION,
+        integrity: Integrity::Sealed,
+    })
+}
+
+fn pair() -> Pair<Recorder> {
+    Pair::new(config(), Recorder::default())
+}
+
+fn write(pair: &mut Pair<Recorder>, number: u32, token: u64, bytes: u64) {
+    let write = Write {
+        token,
+        bytes,
+        key: pair.ends[1].memory.key,
+        offset: 0,
+        immediate: None,
+    };
+    let posted = pair.post(0, number, write);
+    posted.expect("the connection is open");
+}
+
+fn acked(pair: &Pair<Recorder>, number: u32) -> u64 {
+    let connection = pair.ends[0].host.endpoint.connection(id(0, number));
+    connection.map_or(0, |connection| connection.stats().bytes_acked)
+}
+
+fn failures(pair: &Pair<Recorder>, host: usize) -> Vec<(u32, Failure)> {
+    let failures = pair.ends[host].events.iter();
+    let failures = failures.filter_map(|(connection, event)| match event {
+        Event::Failed(failure) => Some((connection.0 & 0xffff, *failure)),
+        Event::Completed { .. } | Event::Immediate { .. } => None,
+    });
+    failures.collect()
+}
+
+fn unknown(pair: &Pair<Recorder>, host: usize) -> u64 {
+    let counters = pair.ends[host].host.endpoint.counters();
+    counters.drops.get(DropReason::UnknownConnection)
+}
+
+#[test]
+fn two_tenants_share_the_link_evenly_when_one_has_many_connections() {
+    let mut config = config();
+    config.endpoint.rate_cap_bps = Some(400_000_000);
+    let mut pair = Pair::new(config, Recorder::default());
+    for number in 0..9 {
+        let tenant = DomainId(u32::from(number > 0));
+        pair.connect(number, tenant);
+        write(&mut pair, number, 1, 4 * MEBIBYTE);
+    }
+    pair.run_for(Nanos::from_millis(150));
+    let [alone, others] = [acked(&pair, 0), (1..9).map(|n| acked(&pair, n)).sum()];
+    let spread = alone.abs_diff(others) * 100 / others;
+    assert!(spread <= 3, "{alone} B beside {others} B");
+}
+
+#[test]
+fn what_is_sent_under_a_rate_cap_is_the_cap() {
+    let mut config = config();
+    config.endpoint.rate_cap_bps = Some(80_000_000);
+    let mut pair = Pair::new(config, Recorder::default());
+    pair.connect(0, DomainId(1));
+    write(&mut pair, 0, 1, 4 * MEBIBYTE);
+    pair.run_for(Nanos::from_millis(110));
+    let link_headers = 28;
+    let data = pair.wire.of(0, Kind::Data);
+    let bytes: usize = data
+        .map(|(_, datagrams, packets)| datagrams.bytes.len() + packets * link_headers)
+        .sum();
+    // 10 MB/s for 110 ms and the 10 ms that a full bucket holds, to the nearest chunk.
+    assert!(bytes.abs_diff(1_200_000) < 5_000, "{bytes} B");
+}
+
+#[test]
+fn a_restarted_peer_fails_the_connections_of_its_last_life() {
+    let mut pair = pair();
+    pair.connect(0, DomainId(1));
+    pair.connect(1, DomainId(2));
+    write(&mut pair, 0, 1, 10_000);
+    pair.run_for(Nanos::from_millis(10));
+    pair.restart(1);
+    pair.allocate(0, 2, DomainId(1));
+    pair.allocate(1, 2, DomainId(1));
+    pair.connect_end(1, 2, 1);
+    pair.connect_end(0, 2, 2);
+    write(&mut pair, 2, 2, 10_000);
+    pair.run_for(Nanos::from_millis(10));
+    let failed = [(0, Failure::PeerRestarted), (1, Failure::PeerRestarted)];
+    assert_eq!(failures(&pair, 0), failed);
+    assert_eq!(acked(&pair, 2), 10_000);
+    assert_eq!(
+        unknown(&pair, 1),
+        0,
+        "the old ones were told by the new one"
+    );
+}
+
+#[test]
+fn packets_for_an_allocated_id_get_no_reset() {
+    let mut pair = pair();
+    pair.allocate(0, 0, DomainId(1));
+    pair.allocate(1, 0, DomainId(1));
+    pair.connect_end(0, 0, 1);
+    write(&mut pair, 0, 1, 10_000);
+    pair.run_for(Nanos::from_micros(200));
+    assert!(unknown(&pair, 1) > 0, "the peer was quicker");
+    pair.connect_end(1, 0, 1);
+    pair.run_for(Nanos::from_millis(50));
+    assert_eq!(pair.wire.of(1, Kind::Reset).count(), 0);
+    assert_eq!(failures(&pair, 0), []);
+    assert_eq!(acked(&pair, 0), 10_000);
+}
+
+#[test]
+fn a_reset_goes_out_one_turn_after_the_packet_and_fails_the_connection() {
+    let mut pair = pair();
+    pair.connect(0, DomainId(1));
+    pair.connect(1, DomainId(1));
+    pair.restart(1);
+    write(&mut pair, 0, 1, 1_000);
+    // The packet arrives: its Reset waits for the command that may be on its way.
+    while !pair.ends[1].host.endpoint.has_resets() {
+        assert!(pair.step(Time::from_nanos(1_000_000)));
+    }
+    assert_eq!(pair.wire.of(1, Kind::Reset).count(), 0);
+    pair.run_for(Nanos::from_millis(1));
+    assert_eq!(pair.wire.of(1, Kind::Reset).count(), 1);
+    assert_eq!(failures(&pair, 0), [(0, Failure::PeerRestarted)]);
+}
+
+#[test]
+fn a_reset_does_not_go_out_when_its_connection_has_become_known() {
+    let mut pair = pair();
+    pair.allocate(0, 0, DomainId(1));
+    pair.connect_end(0, 0, 1);
+    write(&mut pair, 0, 1, 1_000);
+    while !pair.ends[1].host.endpoint.has_resets() {
+        assert!(pair.step(Time::from_nanos(1_000_000)));
+    }
+    pair.allocate(1, 0, DomainId(1));
+    pair.connect_end(1, 0, 1);
+    pair.run_for(Nanos::from_millis(50));
+    assert_eq!(pair.wire.of(1, Kind::Reset).count(), 0);
+    assert_eq!(acked(&pair, 0), 1_000);
+}
+
+#[test]
+fn acknowledgements_are_hurried_before_a_worker_sleeps() {
+    let mut config = config();
+    config.endpoint.settings.paths = 1;
+    let mut pair = Pair::new(config, Recorder::default());
+    pair.connect(0, DomainId(1));
+    // The path is measured, so that a chunk asks for no answer but the last of its write.
+    write(&mut pair, 0, 1, 8_000);
+    pair.run_for(Nanos::from_millis(1));
+    write(&mut pair, 0, 2, 8_000);
+    pair.step(pair.now + Nanos::from_micros(1));
+    let mut first = pair.wire.sent[pair.wire.sent.len() - 2].1.clone();
+    let endpoint = &mut pair.ends[1].host.endpoint;
+    let received = Received::Packets {
+        from: Source([0; Source::BYTES]),
+        ce: false,
+        segment: first.segment,
+        bytes: &mut first.bytes,
+    };
+    let (now, memory) = (pair.now + DELAY, &mut pair.ends[1].memory);
+    let mut acks = |endpoint: &mut Endpoint<usize>, received: Option<Received<'_>>| {
+        let mut receiving = endpoint.receive(now);
+        if let Some(received) = received {
+            receiving.handle(received, memory);
+        }
+        let mut sending = receiving.finish(true, u32::MAX);
+        let mut buffer = [0; CONTROL_BYTES_MAX];
+        let mut acks = 0;
+        while let Some(transmit) = sending.poll_transmit(now, &mut buffer) {
+            acks += u32::from(matches!(transmit, Transmit::Control { .. }));
+        }
+        acks
+    };
+    assert_eq!(acks(endpoint, Some(received)), 0, "it is put off");
+    assert_eq!(endpoint.poll_timeout(true), Some(now + ACK_DELAY));
+    assert!(endpoint.hurry_acks());
+    assert_eq!(endpoint.poll_timeout(true), Some(Time::ZERO));
+    assert_eq!(acks(endpoint, None), 1);
+    assert!(!endpoint.hurry_acks(), "nothing is owed any more");
+}
+
+#[test]
+fn a_link_that_takes_no_chunk_is_handed_none_and_makes_no_turn_due() {
+    let mut pair = pair();
+    pair.connect(0, DomainId(1));
+    let now = pair.now;
+    write(&mut pair, 0, 1, 8_000);
+    let endpoint = &mut pair.ends[0].host.endpoint;
+    let sent = |endpoint: &mut Endpoint<usize>, chunks: u32| {
+        let mut sending = endpoint.receive(now).finish(true, chunks);
+        let mut buffer = [0; CONTROL_BYTES_MAX];
+        let mut sent = 0;
+        while let Some(transmit) = sending.poll_transmit(now, &mut buffer) {
+            sent += u32::from(matches!(transmit, Transmit::Chunk { .. }));
+        }
+        sent
+    };
+    assert_eq!(sent(endpoint, 0), 0);
+    assert_eq!(endpoint.poll_timeout(true), Some(Time::ZERO));
+    assert_ne!(endpoint.poll_timeout(false), Some(Time::ZERO));
+    assert_eq!(sent(endpoint, 1), 1);
+    assert_eq!(sent(endpoint, u32::MAX), 1);
+    assert_ne!(endpoint.poll_timeout(true), Some(Time::ZERO));
+}
+
+#[test]
+fn a_run_with_packets_of_two_connections_reaches_both() {
+    let mut pair = pair();
+    for number in 0..2 {
+        pair.connect(number, DomainId(number));
+        write(&mut pair, number, u64::from(number), 4_000);
+    }
+    pair.step(pair.now);
+    let sent: Vec<Datagrams> = pair.wire.sent.drain(..).map(|(_, d)| d).collect();
+    assert_eq!(sent.len(), 2);
+    let mut run = sent[0].clone();
+    run.path = PathId(0);
+    run.bytes.extend_from_slice(&sent[1].bytes);
+    pair.inject(run);
+    let placed = |number| {
+        let connection = pair.ends[1].host.endpoint.connection(id(1, number));
+        connection.map(|connection| connection.stats().packets_placed)
+    };
+    assert_eq!([placed(0), placed(1)], [Some(4), Some(4)]);
+    assert!(holds(&pair.ends[1].memory.bytes, 0, 1, 4_000));
+}
+
+#[test]
+fn a_reset_with_another_token_changes_nothing() {
+    let mut pair = pair();
+    pair.connect(0, DomainId(1));
+    let reset = Reset {
+        path: PathId(0),
+        connection: id(1, 0),
+        token: pair.ends[1].reset_token ^ 1,
+    };
+    pair.inject(Datagrams {
+        from: 1,
+        to: 0,
+        path: PathId(0),
+        ce: false,
+        segment: Reset::BYTES,
+        bytes: reset.emit().to_vec(),
+    });
+    assert_eq!((failures(&pair, 0), unknown(&pair, 0)), (vec![], 1));
+}

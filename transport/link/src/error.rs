@@ -1,8 +1,8 @@
 //! What can go wrong when a link is opened or asked about a route; each error names its remedy.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
-use crate::ports::PortRange;
+use crate::udp::PortRange;
 
 /// Why a link could not be opened, or why it cannot serve a peer.
 #[derive(Debug, thiserror::Error)]
@@ -25,19 +25,17 @@ pub enum LinkError {
     )]
     PortTaken {
         /// The address of the NIC.
-        address: Ipv4Addr,
+        address: IpAddr,
         /// The port that is taken.
         port: u16,
         /// The whole range asked for.
         ports: PortRange,
     },
     /// No interface of this machine has the address.
-    #[error(
-        "no interface here has the address {address}: set address to one that `ip -4 addr` shows"
-    )]
+    #[error("no interface here has the address {address}: set address to one that `ip addr` shows")]
     AddressNotHere {
         /// The configured address.
-        address: Ipv4Addr,
+        address: IpAddr,
     },
     /// Ports below `net.ipv4.ip_unprivileged_port_start` without the capability.
     #[error(
@@ -46,7 +44,7 @@ pub enum LinkError {
     )]
     NotPermitted {
         /// The address of the NIC.
-        address: Ipv4Addr,
+        address: IpAddr,
         /// The range asked for.
         ports: PortRange,
     },
@@ -57,9 +55,9 @@ pub enum LinkError {
     )]
     MtuTooBig {
         /// The address of the NIC.
-        address: Ipv4Addr,
+        address: IpAddr,
         /// The peer.
-        peer: Ipv4Addr,
+        peer: IpAddr,
         /// The configured MTU, bytes of IP packet.
         mtu: u16,
         /// What the kernel's route says, bytes of IP packet.
@@ -71,11 +69,21 @@ pub enum LinkError {
     )]
     NoRoute {
         /// The address of the NIC.
-        address: Ipv4Addr,
+        address: IpAddr,
         /// The peer.
-        peer: Ipv4Addr,
+        peer: IpAddr,
         /// What the kernel said.
         source: std::io::Error,
+    },
+    /// One end has an IPv4 address and the other one an IPv6 address.
+    #[error(
+        "{address} and {peer} are of two IP versions: give both ends an IPv4 address or both an IPv6 address"
+    )]
+    OtherIpVersion {
+        /// The address of the NIC.
+        address: IpAddr,
+        /// The peer.
+        peer: IpAddr,
     },
     /// Any other refusal of the kernel.
     #[error(
@@ -85,7 +93,7 @@ pub enum LinkError {
         /// The call that failed.
         call: &'static str,
         /// The address of the NIC.
-        address: Ipv4Addr,
+        address: IpAddr,
         /// What the kernel said.
         source: std::io::Error,
     },
@@ -101,27 +109,10 @@ impl LinkError {
             Self::NotPermitted { .. } => "NotPermitted",
             Self::MtuTooBig { .. } => "MtuTooBig",
             Self::NoRoute { .. } => "NoRoute",
+            Self::OtherIpVersion { .. } => "OtherIpVersion",
             Self::System { .. } => "SystemCallFailed",
         }
     }
-}
-
-/// What became of a send that did not leave the machine whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unsent {
-    /// The socket's send buffer is full. Packets before `next` are gone; offer the rest again when
-    /// the port is writable.
-    Blocked {
-        /// The first packet that was not sent.
-        next: usize,
-    },
-    /// The kernel had no memory for it. As `Blocked`, but the kernel announces no moment to retry.
-    NoBuffers {
-        /// The first packet that was not sent.
-        next: usize,
-    },
-    /// The kernel refused it; it is counted, and to recovery it is a loss like any other.
-    Dropped(Refusal),
 }
 
 /// Why the kernel refused a datagram.

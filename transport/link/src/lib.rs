@@ -1,22 +1,24 @@
-//! How chunks leave the machine and how received runs enter it.
+//! How chunks leave the machine and how packets enter it.
 //!
-//! A link carries chunks and never decides anything: it holds no window, no timer and no path
-//! state, and it never retries by itself. Its caller is a worker of the engine, one worker per link.
+//! A [`Link`] carries packets for one NIC queue and never decides anything: it holds no window, no timer and no
+//! path state, and it resends nothing. Ports, sockets, segmentation offload and full send buffers are its own
+//! affair. Its caller is a worker of the engine, which is generic over the link: calls are dispatched statically.
 //!
-//! `udp` is the link of this crate: one socket per port of a range, one GSO system call per chunk,
-//! batched receive with GRO. [`blaster`] is its yardstick: the same system calls without a protocol.
+//! [`UdpLink`] is the link over UDP: one socket per port of a range, one GSO system call per chunk, batched
+//! receive with GRO. [`RouteProbe`] and [`ProbeSocket`] answer questions about the network beside any link.
 
-pub mod blaster;
+mod address;
 mod error;
-mod frame;
-mod ports;
+mod link;
+mod poller;
 mod probe;
 mod route;
 mod udp;
 
-pub use error::{LinkError, Refusal, Unsent};
-pub use frame::Frame;
-pub use ports::{PortPair, PortRange};
+pub use address::LinkAddress;
+pub use error::{LinkError, Refusal};
+pub use link::{Capabilities, Counters, Destination, Handler, Link, Sent};
+pub use poller::{Poller, Waker};
 pub use probe::{Offers, ProbeSocket};
 pub use route::RouteProbe;
-pub use udp::{Batch, Counters, ReceivedRun, SocketBuffers, UdpConfig, UdpLink};
+pub use udp::{PortPair, PortRange, SocketBuffers, UdpConfig, UdpLink, UdpPeer};

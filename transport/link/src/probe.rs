@@ -1,7 +1,7 @@
 //! A socket to try with what of a size reaches another machine, and what the kernel offers sockets.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{IpAddr, UdpSocket};
 
 use nix::sys::socket::{setsockopt, sockopt};
 use quinn_udp::{UdpSockRef, UdpSocketState};
@@ -34,7 +34,7 @@ impl ProbeSocket {
     ///
     /// # Errors
     /// The address is not here, or the system refuses the socket.
-    pub fn open(address: Ipv4Addr) -> Result<Self, LinkError> {
+    pub fn open(address: IpAddr) -> Result<Self, LinkError> {
         let failed = |call: &'static str| {
             move |source: io::Error| LinkError::System {
                 call,
@@ -42,7 +42,7 @@ impl ProbeSocket {
                 source,
             }
         };
-        let socket = UdpSocket::bind(SocketAddrV4::new(address, 0)).map_err(|source| {
+        let socket = UdpSocket::bind((address, 0)).map_err(|source| {
             if source.kind() == io::ErrorKind::AddrNotAvailable {
                 LinkError::AddressNotHere { address }
             } else {
@@ -84,22 +84,30 @@ impl ProbeSocket {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
 
     #[test]
     fn what_does_not_fit_the_interface_is_refused_and_not_cut() {
-        let probe = ProbeSocket::open(Ipv4Addr::LOCALHOST).unwrap();
-        assert!(probe.offers().granted.receive > 0);
-        let socket = probe.into_socket();
-        let to = socket.local_addr().unwrap();
-        // Loopback carries 65,536 bytes at most, a datagram 65,507.
-        let error = socket.send_to(&[0; 65_508], to).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(nix::libc::EMSGSIZE));
-        assert_eq!(socket.send_to(&[0; 1472], to).unwrap(), 1472);
+        for (address, too_long) in [
+            // Loopback carries 65,536 bytes, an IPv4 packet has 65,535 at most.
+            (IpAddr::V4(Ipv4Addr::LOCALHOST), 65_508),
+            (IpAddr::V6(Ipv6Addr::LOCALHOST), 65_536 - 48 + 1),
+        ] {
+            let probe = ProbeSocket::open(address).unwrap();
+            assert!(probe.offers().granted.receive > 0);
+            let socket = probe.into_socket();
+            let to = socket.local_addr().unwrap();
+            let error = socket.send_to(&vec![0; too_long], to).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(nix::libc::EMSGSIZE), "{address}");
+            assert_eq!(socket.send_to(&[0; 1472], to).unwrap(), 1472);
+        }
     }
 
     #[test]
     fn an_address_of_another_machine_is_named() {
-        let error = ProbeSocket::open(Ipv4Addr::new(192, 0, 2, 1)).unwrap_err();
-        assert!(matches!(error, LinkError::AddressNotHere { .. }), "{error}");
+        for address in ["192.0.2.1", "2001:db8::1"] {
+            let error = ProbeSocket::open(address.parse().unwrap()).unwrap_err();
+            assert!(matches!(error, LinkError::AddressNotHere { .. }), "{error}");
+        }
     }
 }

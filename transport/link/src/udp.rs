@@ -1,31 +1,58 @@
 //! UDP: a socket for each port of a range, GSO out, batched system calls with GRO in.
 
+mod frame;
+mod ports;
 mod receive;
 mod socket;
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
 
+use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, SockaddrIn, sendmsg};
-use std::os::fd::AsRawFd;
+use nix::sys::socket::{MsgFlags, SockaddrIn, SockaddrIn6, SockaddrLike, sendmsg};
+use weft_core::units::{Host, Nanos, PathId, Source, Time};
 
-use crate::error::{LinkError, Refusal, Unsent};
-use crate::frame::Frame;
-use crate::ports::{PortPair, PortRange};
+use crate::address::LinkAddress;
+use crate::error::{LinkError, Refusal};
+use crate::link::{Capabilities, Counters, Destination, Handler, Link, Sent};
+use frame::Frame;
+pub use ports::{PortPair, PortRange};
+use receive::Batch;
 use receive::ReceiveBuffers;
-pub use receive::{Batch, ReceivedRun};
 pub use socket::SocketBuffers;
 pub(crate) use socket::grant_buffers;
 use socket::{Port, bind_port};
+
+/// Bytes of an IPv4 header without options (RFC 791), an IPv6 header (RFC 8200) and a UDP header (RFC 768).
+const IPV4_BYTES: u16 = 20;
+const IPV6_BYTES: u16 = 40;
+const UDP_BYTES: u16 = 8;
+
+/// Most bytes of one UDP send, all its datagrams together: an IPv4 packet has 65,535. (IPv6 carries 20 more;
+/// one limit for both, since the two ends agree on the size of a chunk.)
+const SEND_BYTES_MAX: usize = 65_535 - (IPV4_BYTES + UDP_BYTES) as usize;
+
+/// When the kernel had no memory for a send it does not say when it has: tried again after this.
+const RETRY_AFTER: Nanos = Nanos::from_millis(1);
+
+/// Bytes that IP and UDP add to each datagram.
+pub(crate) fn header_bytes(address: IpAddr) -> u16 {
+    match address {
+        IpAddr::V4(_) => IPV4_BYTES + UDP_BYTES,
+        IpAddr::V6(_) => IPV6_BYTES + UDP_BYTES,
+    }
+}
 
 /// What a UDP link is opened with.
 #[derive(Debug, Clone)]
 pub struct UdpConfig {
     /// The NIC's address.
-    pub address: Ipv4Addr,
+    pub address: IpAddr,
     /// The ports to hold.
     pub ports: PortRange,
     /// Bytes of a full datagram (UDP payload): header, a full packet's payload, trailer.
@@ -36,102 +63,66 @@ pub struct UdpConfig {
     pub buffers: SocketBuffers,
 }
 
-/// What a link has done since it was opened; every field only grows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Datagrams handed to the kernel.
-    pub sent_packets: u64,
-    /// Bytes of them, without IP and UDP headers.
-    pub sent_bytes: u64,
-    /// System calls that handed datagrams over.
-    pub send_calls: u64,
-    /// Sends that met a full send buffer; kept by the caller and offered again.
-    pub blocked: u64,
-    /// Sends for which the kernel had no memory (ENOBUFS, ENOMEM); offered again.
-    pub no_buffers: u64,
-    /// Datagrams larger than the device's MTU (EMSGSIZE); lost.
-    pub too_big: u64,
-    /// Sends that a local firewall forbade (EPERM); lost.
-    pub not_permitted: u64,
-    /// Sends without a route or with the device down; lost.
-    pub unreachable: u64,
-    /// Sends that reported an earlier datagram's closed port (ECONNREFUSED); lost.
-    pub port_closed: u64,
-    /// Sends refused for another reason; lost.
-    pub refused: u64,
-    /// Ports whose device refused GSO and that send single packets since.
-    pub gso_refused: u64,
-    /// Runs (what GRO made of datagrams) received.
-    pub received_runs: u64,
-    /// Datagrams received.
-    pub received_packets: u64,
-    /// Bytes of them, without IP and UDP headers.
-    pub received_bytes: u64,
-    /// Datagrams that arrived with Congestion Experienced set.
-    pub received_ce: u64,
-    /// Receive calls that failed with something else than "nothing there".
-    pub receive_errors: u64,
+/// Another machine's NIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UdpPeer {
+    address: IpAddr,
+    ports: PortRange,
 }
 
-impl Counters {
-    /// Adds another link's counters to these.
-    pub fn add(&mut self, other: &Self) {
-        self.sent_packets += other.sent_packets;
-        self.sent_bytes += other.sent_bytes;
-        self.send_calls += other.send_calls;
-        self.blocked += other.blocked;
-        self.no_buffers += other.no_buffers;
-        self.too_big += other.too_big;
-        self.not_permitted += other.not_permitted;
-        self.unreachable += other.unreachable;
-        self.port_closed += other.port_closed;
-        self.refused += other.refused;
-        self.gso_refused += other.gso_refused;
-        self.received_runs += other.received_runs;
-        self.received_packets += other.received_packets;
-        self.received_bytes += other.received_bytes;
-        self.received_ce += other.received_ce;
-        self.receive_errors += other.receive_errors;
+impl UdpPeer {
+    fn port(&self, index: usize) -> SocketAddr {
+        SocketAddr::new(self.address, self.ports.port(index))
     }
 }
 
 /// The sockets of one port range of one NIC. Owned by one worker; nothing in it is shared.
+///
+/// A chunk that a socket takes only in part, or not now, stays in the frame, and no other chunk is sent until it
+/// has left. All ports lead to one NIC: a full send buffer means that the NIC is behind, and a connection that
+/// sprays over all ports would meet the same port next.
 pub struct UdpLink {
     config: UdpConfig,
     ports: Vec<Port>,
+    /// The ports that may hold something received, in the order in which they are read. Each `Port` knows
+    /// whether it is among them.
+    readable: VecDeque<u16>,
     receive: ReceiveBuffers,
+    frame: Frame,
+    kept: Option<Kept>,
+    registry: Option<Registry>,
     counters: Counters,
 }
 
+/// What of the frame has not left.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    pair: Pair,
+    /// The first packet that was not sent.
+    next: usize,
+    /// When to try again; absent while the poller will say.
+    retry_at: Option<Time>,
+}
+
+/// A local port and where it sends to.
+#[derive(Debug, Clone, Copy)]
+struct Pair {
+    local: usize,
+    to: SocketAddr,
+}
+
+/// Why a send did not leave the machine whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unsent {
+    /// The socket's send buffer is full.
+    Blocked,
+    /// The kernel had no memory for it, and announces no moment to retry.
+    NoBuffers,
+    /// The kernel refused it.
+    Dropped(Refusal),
+}
+
 impl UdpLink {
-    /// Binds every port of the range.
-    pub fn bind(config: UdpConfig) -> Result<Self, LinkError> {
-        config.ports.check()?;
-        let ports = (0..usize::from(config.ports.count))
-            .map(|index| bind_port(&config, config.ports.port(index)))
-            .collect::<Result<Vec<_>, _>>()?;
-        let gso_refused = ports.iter().filter(|port| !port.gso).count() as u64;
-        Ok(Self {
-            config,
-            ports,
-            receive: ReceiveBuffers::default(),
-            counters: Counters {
-                gso_refused,
-                ..Counters::default()
-            },
-        })
-    }
-
-    /// What the link was opened with.
-    pub fn config(&self) -> &UdpConfig {
-        &self.config
-    }
-
-    /// What the link has done.
-    pub fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
     /// The buffers that the kernel granted: the smallest of all ports. Without CAP_NET_ADMIN it
     /// grants at most `net.core.rmem_max` and `wmem_max`.
     pub fn granted_buffers(&self) -> SocketBuffers {
@@ -143,118 +134,266 @@ impl UdpLink {
                 .unwrap_or(0)
         };
         SocketBuffers {
-            receive: smallest(|b| b.receive),
-            send: smallest(|b| b.send),
+            receive: smallest(|buffers| buffers.receive),
+            send: smallest(|buffers| buffers.send),
         }
     }
 
-    /// Registers every port for readability; port `i` has token `first + i`. Edge-triggered: after
-    /// an event a port has to be received from until it answers [`Batch::Drained`].
-    pub fn register(&self, registry: &Registry, first: Token) -> io::Result<()> {
-        for (index, port) in self.ports.iter().enumerate() {
-            registry.register(
-                &mut SourceFd(&port.socket.as_raw_fd()),
-                Token(first.0 + index),
-                Interest::READABLE,
-            )?;
+    fn set_readable(&mut self, index: usize) {
+        if !std::mem::replace(&mut self.ports[index].readable, true) {
+            self.readable.push_back(index as u16);
+        }
+    }
+
+    /// Sends the packets of the frame from `next` on; keeps what the socket does not take.
+    fn send_frame(&mut self, now: Time, pair: Pair, mut next: usize) -> Sent {
+        match self.try_frame(pair, &mut next) {
+            Ok(()) => Sent::Whole,
+            // The rest of the chunk would meet the same refusal.
+            Err(Unsent::Dropped(refusal)) => Sent::Dropped(refusal),
+            Err(unsent) => {
+                let announced =
+                    unsent == Unsent::Blocked && self.watch_writable(pair.local, true).is_ok();
+                let retry_at = (!announced).then_some(now + RETRY_AFTER);
+                self.kept = Some(Kept {
+                    pair,
+                    next,
+                    retry_at,
+                });
+                Sent::Kept
+            }
+        }
+    }
+
+    /// One system call where the device does GSO. Packets before `next` have left.
+    fn try_frame(&mut self, pair: Pair, next: &mut usize) -> Result<(), Unsent> {
+        let port = &mut self.ports[pair.local];
+        let packets = self.frame.packets();
+        let mut singly = !port.gso;
+        while *next < packets {
+            let end = if singly { *next + 1 } else { packets };
+            let bytes = self.frame.wire(*next..end);
+            if !singly {
+                port.segment_by(self.frame.packet_bytes(), bytes.len());
+            }
+            match send_bytes(&port.socket, bytes, pair.to) {
+                Ok(()) => {
+                    if singly && port.gso {
+                        // Single packets leave where all together did not: there is no GSO here.
+                        port.gso = false;
+                        self.counters.gso_refused += 1;
+                    }
+                    self.counters.count_sent(end - *next, bytes.len());
+                    *next = end;
+                }
+                // A device without GSO says so only now (EIO or EINVAL), and one whose MTU has shrunk says the
+                // same: the single packet will tell.
+                Err(Errno::EIO | Errno::EINVAL | Errno::EMSGSIZE) if end - *next > 1 => {
+                    port.stop_segmenting();
+                    singly = true;
+                }
+                Err(errno) => return Err(self.counters.count_unsent(errno)),
+            }
         }
         Ok(())
     }
 
     /// Asks for (or no longer for) an event when port `index` can send again.
-    pub fn watch_writable(
-        &self,
-        registry: &Registry,
-        first: Token,
-        index: usize,
-        watch: bool,
-    ) -> io::Result<()> {
+    fn watch_writable(&self, index: usize, watch: bool) -> io::Result<()> {
+        let Some(registry) = &self.registry else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
         let interest = if watch {
             Interest::READABLE | Interest::WRITABLE
         } else {
             Interest::READABLE
         };
-        registry.reregister(
-            &mut SourceFd(&self.ports[index].socket.as_raw_fd()),
-            Token(first.0 + index),
-            interest,
-        )
+        let fd = self.ports[index].socket.as_raw_fd();
+        registry.reregister(&mut SourceFd(&fd), Token(index), interest)
+    }
+}
+
+impl Link for UdpLink {
+    type Config = UdpConfig;
+    type Peer = UdpPeer;
+
+    fn open(config: UdpConfig) -> Result<Self, LinkError> {
+        config.ports.check()?;
+        let ports = (0..usize::from(config.ports.count))
+            .map(|index| bind_port(&config, config.ports.port(index)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let gso_refused = ports.iter().filter(|port| !port.gso).count() as u64;
+        Ok(Self {
+            readable: (0..config.ports.count).collect(),
+            config,
+            ports,
+            receive: ReceiveBuffers::default(),
+            frame: Frame::default(),
+            kept: None,
+            registry: None,
+            counters: Counters {
+                gso_refused,
+                ..Counters::default()
+            },
+        })
     }
 
-    /// Sends the packets `from..` of `frame` over `pair` to the
-    /// NIC at `peer` with the range `ports`: one system call where the device does GSO.
-    pub fn send(
-        &mut self,
-        pair: PortPair,
-        peer: Ipv4Addr,
-        ports: PortRange,
-        frame: &Frame,
-        from: usize,
-    ) -> Result<(), Unsent> {
-        let to = SockaddrIn::from(SocketAddrV4::new(peer, ports.port(pair.remote)));
-        let packets = frame.packets();
-        let mut next = from;
-        while next < packets {
-            let port = &mut self.ports[pair.local];
-            let end = if port.gso { packets } else { next + 1 };
-            let bytes = frame.wire(next..end);
-            match send_bytes(&port.socket, bytes, &to) {
-                Ok(()) => {
-                    self.counters.count_sent(end - next, bytes.len());
-                    next = end;
-                }
-                // A device without GSO says so only now (EIO or EINVAL). EMSGSIZE with more than
-                // one packet may be GSO's too: the single packet will tell.
-                Err(Errno::EIO | Errno::EINVAL | Errno::EMSGSIZE) if end - next > 1 => {
-                    self.stop_gso(pair.local);
-                }
-                Err(errno) => {
-                    if let unsent @ (Unsent::Blocked { .. } | Unsent::NoBuffers { .. }) =
-                        self.counters.count_unsent(errno, next)
-                    {
-                        return Err(unsent);
-                    }
-                    // The rest of the chunk would meet the same refusal.
-                    return Err(Unsent::Dropped(refusal(errno)));
-                }
-            }
+    fn config(&self) -> &UdpConfig {
+        &self.config
+    }
+
+    fn address(&self) -> LinkAddress {
+        LinkAddress::Udp {
+            address: self.config.address,
+            ports: self.config.ports,
         }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            paths: self.config.ports.paths_to(self.config.ports),
+            packet_bytes: usize::from(self.config.datagram_bytes),
+            chunk_bytes: SEND_BYTES_MAX,
+            in_order: false,
+            encrypts: false,
+            places: false,
+        }
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn peer(&self, address: &LinkAddress) -> Result<UdpPeer, LinkError> {
+        let LinkAddress::Udp { address, ports } = *address;
+        ports.check()?;
+        if address.is_ipv4() != self.config.address.is_ipv4() {
+            return Err(LinkError::OtherIpVersion {
+                address: self.config.address,
+                peer: address,
+            });
+        }
+        Ok(UdpPeer { address, ports })
+    }
+
+    fn register(&mut self, registry: &Registry) -> io::Result<()> {
+        for (index, port) in self.ports.iter().enumerate() {
+            let fd = port.socket.as_raw_fd();
+            registry.register(&mut SourceFd(&fd), Token(index), Interest::READABLE)?;
+        }
+        self.registry = Some(registry.try_clone()?);
         Ok(())
     }
 
-    /// Sends one finished datagram over `pair`.
-    pub fn send_datagram(
-        &mut self,
-        pair: PortPair,
-        peer: Ipv4Addr,
-        ports: PortRange,
-        datagram: &[u8],
-    ) -> Result<(), Unsent> {
-        let to = SockaddrIn::from(SocketAddrV4::new(peer, ports.port(pair.remote)));
-        match send_bytes(&self.ports[pair.local].socket, datagram, &to) {
-            Ok(()) => {
-                self.counters.count_sent(1, datagram.len());
-                Ok(())
-            }
-            Err(errno) => Err(self.counters.count_unsent(errno, 0)),
+    fn handle_event(&mut self, event: &Event) {
+        let Token(index) = event.token();
+        if event.is_readable() || event.is_error() {
+            self.set_readable(index);
+        }
+        if event.is_writable()
+            && let Some(kept) = &mut self.kept
+            && kept.pair.local == index
+        {
+            kept.retry_at = Some(Time::ZERO);
         }
     }
 
-    /// Receives one batch on port `index` and hands each run to `sink`.
-    pub fn receive(&mut self, index: usize, sink: impl FnMut(ReceivedRun<'_>)) -> Batch {
-        self.receive
-            .batch(&self.ports[index], index, &mut self.counters, sink)
+    fn is_readable(&self) -> bool {
+        !self.readable.is_empty()
     }
 
-    /// The socket of port `index`.
-    pub(crate) fn socket(&self, index: usize) -> &UdpSocket {
-        &self.ports[index].socket
+    fn receive(&mut self, handler: &mut impl Handler) -> usize {
+        let Some(index) = self.readable.pop_front() else {
+            return 0;
+        };
+        let at = usize::from(index);
+        let (port, counters) = (&self.ports[at], &mut self.counters);
+        let (runs, batch) = self.receive.batch(port, at, counters, handler);
+        match batch {
+            Batch::More => self.readable.push_back(index),
+            Batch::Drained => self.ports[usize::from(index)].readable = false,
+        }
+        runs
     }
 
-    fn stop_gso(&mut self, index: usize) {
-        self.ports[index].stop_gso();
-        self.counters.gso_refused += 1;
+    fn can_send(&self) -> bool {
+        self.kept.is_none()
     }
+
+    fn send_chunk(
+        &mut self,
+        now: Time,
+        peer: &UdpPeer,
+        path: PathId,
+        packets: u32,
+        seal: impl FnMut(u32, &mut [u8]) -> usize,
+    ) -> Sent {
+        debug_assert!(self.can_send(), "the chunk that is kept would be lost");
+        self.frame.fill(packets, seal);
+        let PortPair { local, remote } = PortPair::of_path(path.0, peer.ports);
+        let to = peer.port(remote);
+        self.send_frame(now, Pair { local, to }, 0)
+    }
+
+    fn send_control(&mut self, destination: Destination<'_, UdpPeer>, packet: &[u8]) {
+        let of_peer = |peer: &UdpPeer, PortPair { local, remote }| Pair {
+            local,
+            to: peer.port(remote),
+        };
+        let pair = match destination {
+            Destination::Path(peer, path) => of_peer(peer, PortPair::of_path(path.0, peer.ports)),
+            Destination::Reverse(peer, path) => {
+                of_peer(peer, PortPair::mirror_of_path(path.0, self.config.ports))
+            }
+            Destination::Source(source) => pair_of(source),
+        };
+        let port = &mut self.ports[pair.local];
+        port.segment_by(packet.len(), packet.len());
+        match send_bytes(&port.socket, packet, pair.to) {
+            Ok(()) => self.counters.count_sent(1, packet.len()),
+            Err(errno) => {
+                self.counters.count_unsent(errno);
+            }
+        }
+    }
+
+    fn flush(&mut self, now: Time) -> bool {
+        let Some(kept) = self
+            .kept
+            .take_if(|kept| kept.retry_at.is_some_and(|at| at <= now))
+        else {
+            return false;
+        };
+        // What cannot be unwatched reports itself once more, which does no harm.
+        let _ = self.watch_writable(kept.pair.local, false);
+        self.send_frame(now, kept.pair, kept.next);
+        true
+    }
+
+    fn flush_at(&self) -> Option<Time> {
+        self.kept.and_then(|kept| kept.retry_at)
+    }
+}
+
+/// What the core knows a sender by: the address, the sender's port, the index of ours.
+pub(crate) fn source(from: SocketAddr, local: u16) -> Source {
+    let mut bytes = [0; Source::BYTES];
+    bytes[..16].copy_from_slice(&Host::from(from.ip()).0);
+    bytes[16..18].copy_from_slice(&from.port().to_be_bytes());
+    bytes[18..].copy_from_slice(&local.to_be_bytes());
+    Source(bytes)
+}
+
+/// The sender's port.
+pub(crate) fn port_of(source: Source) -> u16 {
+    u16::from_be_bytes([source.0[16], source.0[17]])
+}
+
+/// The way back to a source of this link.
+fn pair_of(source: Source) -> Pair {
+    let to = SocketAddr::new(source.host().into(), port_of(source));
+    let local = usize::from(u16::from_be_bytes([source.0[18], source.0[19]]));
+    Pair { local, to }
 }
 
 impl Counters {
@@ -264,15 +403,15 @@ impl Counters {
         self.sent_bytes += bytes as u64;
     }
 
-    fn count_unsent(&mut self, errno: Errno, next: usize) -> Unsent {
+    fn count_unsent(&mut self, errno: Errno) -> Unsent {
         match errno {
             Errno::EAGAIN => {
                 self.blocked += 1;
-                return Unsent::Blocked { next };
+                return Unsent::Blocked;
             }
             Errno::ENOBUFS | Errno::ENOMEM => {
                 self.no_buffers += 1;
-                return Unsent::NoBuffers { next };
+                return Unsent::NoBuffers;
             }
             _ => {}
         }
@@ -298,7 +437,14 @@ fn refusal(errno: Errno) -> Refusal {
     }
 }
 
-fn send_bytes(socket: &UdpSocket, bytes: &[u8], to: &SockaddrIn) -> Result<(), Errno> {
+fn send_bytes(socket: &UdpSocket, bytes: &[u8], to: SocketAddr) -> Result<(), Errno> {
+    match to {
+        SocketAddr::V4(to) => send_to(socket, bytes, &SockaddrIn::from(to)),
+        SocketAddr::V6(to) => send_to(socket, bytes, &SockaddrIn6::from(to)),
+    }
+}
+
+fn send_to<S: SockaddrLike>(socket: &UdpSocket, bytes: &[u8], to: &S) -> Result<(), Errno> {
     loop {
         // No control message: the segment size is a socket option, so nothing is allocated.
         match sendmsg(
@@ -322,10 +468,10 @@ mod tests {
     #[test]
     fn what_the_kernel_answers_is_kept_or_lost_and_counted_by_its_kind() {
         let mut counters = Counters::default();
-        let mut of = |errno| counters.count_unsent(errno, 7);
-        assert_eq!(of(Errno::EAGAIN), Unsent::Blocked { next: 7 });
-        assert_eq!(of(Errno::ENOBUFS), Unsent::NoBuffers { next: 7 });
-        assert_eq!(of(Errno::ENOMEM), Unsent::NoBuffers { next: 7 });
+        let mut of = |errno| counters.count_unsent(errno);
+        assert_eq!(of(Errno::EAGAIN), Unsent::Blocked);
+        assert_eq!(of(Errno::ENOBUFS), Unsent::NoBuffers);
+        assert_eq!(of(Errno::ENOMEM), Unsent::NoBuffers);
         for (errno, refusal) in [
             (Errno::EMSGSIZE, Refusal::TooBig),
             (Errno::EPERM, Refusal::NotPermitted),

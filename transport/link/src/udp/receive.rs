@@ -1,12 +1,13 @@
 //! Batched receive into buffers that are made once.
 
 use std::io::{ErrorKind, IoSliceMut};
-use std::net::{SocketAddr, SocketAddrV4};
 
 use quinn_udp::{EcnCodepoint, RecvMeta, UdpSockRef};
+use weft_core::received::Received;
 
-use super::Counters;
 use super::socket::Port;
+use super::source;
+use crate::link::{Counters, Handler};
 
 /// Runs taken by one system call. 8 × 64 KiB stay in a core's second-level cache.
 const BATCH_RUNS: usize = 8;
@@ -16,26 +17,11 @@ const RUN_BYTES: usize = 65_536;
 
 /// What one receive call says about the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Batch {
+pub(crate) enum Batch {
     /// There may be more.
     More,
     /// The port was empty at the end of the call.
     Drained,
-}
-
-/// What arrived as one piece: datagrams of one port pair, all but the last `segment` bytes long.
-#[derive(Debug, Clone, Copy)]
-pub struct ReceivedRun<'a> {
-    /// Index of the local port.
-    pub local: usize,
-    /// Where it came from, by its own word.
-    pub from: SocketAddrV4,
-    /// Congestion Experienced was set.
-    pub ce: bool,
-    /// The datagrams, one behind the other.
-    pub bytes: &'a [u8],
-    /// Bytes of each but the last.
-    pub segment: usize,
 }
 
 /// The buffers of one worker's receive calls.
@@ -54,14 +40,14 @@ impl Default for ReceiveBuffers {
 }
 
 impl ReceiveBuffers {
-    /// One receive call on `port`.
+    /// One receive call on `port`, whose index is `local`. Answers how many runs it handed over.
     pub(super) fn batch(
         &mut self,
         port: &Port,
         local: usize,
         counters: &mut Counters,
-        mut sink: impl FnMut(ReceivedRun<'_>),
-    ) -> Batch {
+        handler: &mut impl Handler,
+    ) -> (usize, Batch) {
         let mut rest = &mut self.storage[..];
         let mut slices: [IoSliceMut<'_>; BATCH_RUNS] = std::array::from_fn(|_| {
             let (run, behind) = std::mem::take(&mut rest).split_at_mut(RUN_BYTES);
@@ -74,20 +60,17 @@ impl ReceiveBuffers {
                 .recv(UdpSockRef::from(&port.socket), &mut slices, &mut self.meta)
             {
                 Ok(runs) => runs,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Batch::Drained,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return (0, Batch::Drained),
                 // An error that the socket had stored; reading it has cleared it.
                 Err(_) => {
                     counters.receive_errors += 1;
-                    return Batch::More;
+                    return (0, Batch::More);
                 }
             };
         for (meta, buffer) in self.meta[..runs]
             .iter()
-            .zip(self.storage.chunks_exact(RUN_BYTES))
+            .zip(self.storage.chunks_exact_mut(RUN_BYTES))
         {
-            let SocketAddr::V4(from) = meta.addr else {
-                continue;
-            };
             // A datagram without any byte has stride 0; the rest of the house divides by it.
             let segment = meta.stride.max(1);
             let packets = meta.len.div_ceil(segment).max(1) as u64;
@@ -96,18 +79,18 @@ impl ReceiveBuffers {
             counters.received_packets += packets;
             counters.received_bytes += meta.len as u64;
             counters.received_ce += if ce { packets } else { 0 };
-            sink(ReceivedRun {
-                local,
-                from,
+            handler.handle(Received::Packets {
+                from: source(meta.addr, local as u16),
                 ce,
-                bytes: &buffer[..meta.len],
+                bytes: &mut buffer[..meta.len],
                 segment,
             });
         }
-        if runs < BATCH_RUNS {
+        let batch = if runs < BATCH_RUNS {
             Batch::Drained
         } else {
             Batch::More
-        }
+        };
+        (runs, batch)
     }
 }

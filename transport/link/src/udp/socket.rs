@@ -1,7 +1,7 @@
 //! One socket of the range: its options, what the kernel granted, and whether it does GSO.
 
 use std::io;
-use std::net::{SocketAddrV4, UdpSocket};
+use std::net::{IpAddr, UdpSocket};
 
 use nix::sys::socket::{setsockopt, sockopt};
 use quinn_udp::{UdpSockRef, UdpSocketState};
@@ -10,7 +10,8 @@ use socket2::SockRef;
 use super::UdpConfig;
 use crate::error::LinkError;
 
-/// The ECN field's ECT(0): "this transport reacts to congestion marks" (RFC 3168, section 5).
+/// The ECN field's ECT(0): "this transport reacts to congestion marks" (RFC 3168, section 5). The field has
+/// the same place in the traffic class of IPv6.
 const ECT_0: u8 = 0b10;
 
 /// Bytes that a socket's two buffers hold, as the kernel counts them (payload and its overhead).
@@ -41,14 +42,32 @@ pub(super) struct Port {
     pub(super) buffers: SocketBuffers,
     /// Whether a send may hold many datagrams. False once the kernel or the device has refused.
     pub(super) gso: bool,
+    /// Bytes of a datagram that the kernel cuts a send into; 0: it does not cut.
+    segment: usize,
+    /// It is among the ports that may hold something received.
+    pub(super) readable: bool,
 }
 
 impl Port {
-    /// From now on each datagram of this socket is its own send.
-    pub(super) fn stop_gso(&mut self) {
-        self.gso = false;
-        // Refused at worst, and then single datagrams are shorter than the size anyway.
-        let _ = setsockopt(&self.socket, sockopt::UdpGsoSegment, &0);
+    /// Before a send of `bytes` bytes in datagrams of `segment`, which the kernel cuts. A socket option and
+    /// no control message: chunks of one size, which are nearly all, take no further call.
+    pub(super) fn segment_by(&mut self, segment: usize, bytes: usize) {
+        let cuts_wrong = self.segment != 0 && bytes > self.segment;
+        if self.segment != segment && (bytes > segment || cuts_wrong) {
+            self.set_segment(segment);
+        }
+    }
+
+    /// From now on the kernel cuts nothing.
+    pub(super) fn stop_segmenting(&mut self) {
+        self.set_segment(0);
+    }
+
+    fn set_segment(&mut self, segment: usize) {
+        // What the kernel refuses here it refuses in the send, which says so.
+        if setsockopt(&self.socket, sockopt::UdpGsoSegment, &(segment as i32)).is_ok() {
+            self.segment = segment;
+        }
     }
 }
 
@@ -62,7 +81,7 @@ pub(super) fn bind_port(config: &UdpConfig, port: u16) -> Result<Port, LinkError
             source,
         }
     };
-    let socket = UdpSocket::bind(SocketAddrV4::new(address, port)).map_err(|source| {
+    let socket = UdpSocket::bind((address, port)).map_err(|source| {
         let ports = config.ports;
         match source.kind() {
             io::ErrorKind::AddrInUse => LinkError::PortTaken {
@@ -85,9 +104,14 @@ pub(super) fn bind_port(config: &UdpConfig, port: u16) -> Result<Port, LinkError
     // on, which makes 112 of them on a GRO run: the ECN field would be cut off without a word.
     setsockopt(&socket, sockopt::ReceiveTimestampns, &false)
         .map_err(|errno| failed("setsockopt SO_TIMESTAMPNS")(errno.into()))?;
-    SockRef::from(&socket)
-        .set_tos_v4(u32::from(config.dscp) << 2 | u32::from(ECT_0))
-        .map_err(failed("setsockopt IP_TOS"))?;
+    let class = config.dscp << 2 | ECT_0;
+    match address {
+        IpAddr::V4(_) => SockRef::from(&socket)
+            .set_tos_v4(class.into())
+            .map_err(failed("setsockopt IP_TOS"))?,
+        IpAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6TClass, &class.into())
+            .map_err(|errno| failed("setsockopt IPV6_TCLASS")(errno.into()))?,
+    }
     // A kernel older than 4.18 has no UDP GSO: every datagram is its own send.
     let gso = setsockopt(
         &socket,
@@ -101,6 +125,12 @@ pub(super) fn bind_port(config: &UdpConfig, port: u16) -> Result<Port, LinkError
         state,
         buffers,
         gso,
+        segment: if gso {
+            usize::from(config.datagram_bytes)
+        } else {
+            0
+        },
+        readable: true,
     })
 }
 

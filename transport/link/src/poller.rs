@@ -1,0 +1,74 @@
+//! Waits until a link is ready or another thread wakes the worker.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+pub use mio::Waker;
+use mio::{Events, Poll, Token};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+
+use crate::link::Link;
+
+/// The token that no port has.
+const WAKER: Token = Token(usize::MAX);
+
+/// Events taken by one call: all ports of a usual range, and the waker.
+const EVENTS: usize = 64;
+
+/// The readiness of one link, and a waker.
+pub struct Poller {
+    poll: Poll,
+    events: Events,
+}
+
+impl Poller {
+    /// A poller of `link`.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn new(link: &mut impl Link) -> io::Result<Self> {
+        let poll = Poll::new()?;
+        link.register(poll.registry())?;
+        let events = Events::with_capacity(EVENTS);
+        Ok(Self { poll, events })
+    }
+
+    /// What ends a wait from another thread. One for each poller.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn waker(&self) -> io::Result<Waker> {
+        Waker::new(self.poll.registry(), WAKER)
+    }
+
+    /// Tells `link` what is ready, after waiting for something to be for at most `timeout`. A timeout of zero is
+    /// one system call.
+    ///
+    /// # Errors
+    /// The system does not say what is ready.
+    pub fn poll(&mut self, link: &mut impl Link, timeout: Option<Duration>) -> io::Result<()> {
+        if timeout != Some(Duration::ZERO) {
+            // Not epoll's own wait: its timeout is in milliseconds, and half an RTO would be lost.
+            // An epoll descriptor is itself readable when one of its own is.
+            let ready = self.poll.registry().as_fd();
+            let mut ready = [PollFd::new(ready, PollFlags::POLLIN)];
+            match ppoll(&mut ready, timeout.map(TimeSpec::from), None) {
+                Ok(0) | Err(Errno::EINTR) => return Ok(()),
+                Ok(_) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        match self.poll.poll(&mut self.events, Some(Duration::ZERO)) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        for event in self.events.iter().filter(|event| event.token() != WAKER) {
+            link.handle_event(event);
+        }
+        Ok(())
+    }
+}

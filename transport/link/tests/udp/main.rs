@@ -1,0 +1,5 @@
+//! The UDP link through its public interface only, over loopback and over a veth pair.
+
+mod loopback;
+mod pair;
+mod veth;

@@ -1,15 +1,14 @@
 //! What the handle asks of a worker.
 
-use std::sync::Arc;
-
 use crossbeam_channel::Sender;
 use weft_core::units::{ConnectionId, Key};
 use weft_core::wire::Secret;
 
-use crate::engine::RemoteEnd;
+use crate::ends::RemoteEnd;
 use crate::event::Event;
 use crate::snapshot::Snapshot;
 use weft_core::memory::DomainId;
+use weft_memory::Source;
 
 /// One request; a worker serves them in the order they were made.
 pub(crate) enum Command {
@@ -25,16 +24,6 @@ pub(crate) enum Command {
         remote: Box<RemoteEnd>,
         events: Sender<Event>,
     },
-    /// Give a peer's writes a place.
-    Register {
-        key: Key,
-        domain: DomainId,
-        buffer: Box<[u8]>,
-    },
-    /// Give a region whose buffer was handed out a buffer again.
-    Arm { key: Key, buffer: Box<[u8]> },
-    /// Forget a region.
-    Deregister { key: Key },
     /// Send.
     Write { id: ConnectionId, write: Outgoing },
     /// End a connection and say so.
@@ -47,7 +36,8 @@ pub(crate) enum Command {
 
 /// A write on its way.
 pub(crate) struct Outgoing {
-    pub(crate) source: Arc<Box<[u8]>>,
+    pub(crate) source: Source,
+    pub(crate) source_offset: u64,
     pub(crate) bytes: u64,
     pub(crate) key: Key,
     pub(crate) offset: u64,

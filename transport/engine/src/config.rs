@@ -1,20 +1,17 @@
 //! What an engine is started with, checked before anything is opened.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use weft_core::congestion::CongestionKind;
 use weft_core::connection::Settings;
 use weft_core::path::PolicyKind;
 use weft_core::recovery::WINDOW_MAX;
 use weft_core::units::Nanos;
-use weft_core::wire::{CHUNK_PACKETS_MAX, OVERHEAD_BYTES, Secret, VERSION};
-use weft_link::PortRange;
+use weft_core::wire::{CHUNK_PACKETS_MAX, Integrity, OVERHEAD_BYTES, Secret, VERSION};
+use weft_link::{LinkAddress, PortRange};
 
 use crate::error::EngineError;
 use crate::identity::WORKERS_MAX;
-
-/// IPv4 and UDP headers.
-const IP_UDP_BYTES: u16 = 20 + 8;
 
 /// The smallest MTU: IPv6's, and enough for every control packet.
 const MTU_MIN: u16 = 1280;
@@ -32,13 +29,21 @@ pub enum Progress {
     Inline,
 }
 
+/// Whether what an engine sends is encrypted. Both ends must agree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Encryption {
+    /// Headers are authenticated, payload is checked for damage, nothing is hidden.
+    #[default]
+    Off,
+    /// Every connection is encrypted; one that cannot be is refused.
+    Required,
+}
+
 /// Everything that an engine must be told.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    /// The NIC's address.
-    pub address: Ipv4Addr,
-    /// Its ports.
-    pub ports: PortRange,
+    /// Where the NIC is reached.
+    pub address: LinkAddress,
     /// Bytes of the largest IP packet, 1280 or more; both ends must agree.
     pub mtu: u16,
     /// Paths used between this NIC and another, 1 to 256; both ends must agree.
@@ -54,6 +59,8 @@ pub struct EngineConfig {
     pub chunk_bytes: u32,
     /// Most chunks in flight in one direction of a connection; both ends must agree.
     pub window_chunks: u16,
+    /// Whether connections are encrypted; both ends must agree.
+    pub encryption: Encryption,
     /// A connection with something in flight that hears nothing for this long fails.
     pub stall_timeout: Nanos,
     /// Who runs the workers.
@@ -73,11 +80,11 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// The defaults, each explained at its line.
-    pub fn new(address: Ipv4Addr, ports: PortRange, node_key: Secret) -> Self {
+    /// The defaults, each explained at its line, over UDP.
+    pub fn new(address: impl Into<IpAddr>, ports: PortRange, node_key: Secret) -> Self {
+        let address = address.into();
         Self {
-            address,
-            ports,
+            address: LinkAddress::Udp { address, ports },
             // What every Ethernet carries.
             mtu: 1500,
             // STELLAR, section 7: little is gained above 128 paths.
@@ -90,6 +97,7 @@ impl EngineConfig {
             chunk_bytes: 65_536,
             // 16 MiB in flight: 100 Gbit/s over 1.3 ms.
             window_chunks: 256,
+            encryption: Encryption::Off,
             // Ten times the longest interval between the probes of a dead path.
             stall_timeout: Nanos::from_secs(10),
             progress: Progress::Threads(1),
@@ -111,7 +119,7 @@ impl EngineConfig {
 
     /// Payload bytes of a full packet: what the MTU leaves, down to a multiple of 8.
     fn packet_payload(&self) -> u16 {
-        let datagram = usize::from(self.mtu - IP_UDP_BYTES).min(SEND_BYTES_MAX);
+        let datagram = usize::from(self.mtu - self.address.header_bytes()).min(SEND_BYTES_MAX);
         (datagram - OVERHEAD_BYTES) as u16 & !7
     }
 
@@ -130,14 +138,18 @@ impl EngineConfig {
             chunk_bytes: (packets.clamp(1, CHUNK_PACKETS_MAX) * packet) as u32,
             window_chunks: self.window_chunks,
             wire_version: VERSION,
+            integrity: match self.encryption {
+                Encryption::Off => Integrity::Sealed,
+                Encryption::Required => Integrity::Aead,
+            },
         }
     }
 
     /// Checks every field; the error names the first that is wrong.
     pub(crate) fn check(&self) -> Result<(), EngineError> {
-        self.ports.check()?;
+        self.address.check()?;
         let workers = self.workers();
-        let count = usize::from(self.ports.count);
+        let count = usize::from(self.address.parts());
         let within = |field, value: u64, allowed: std::ops::RangeInclusive<u64>| {
             if allowed.contains(&value) {
                 return Ok(());
@@ -164,10 +176,11 @@ impl EngineConfig {
         if count % workers != 0 {
             return Err(EngineError::UnevenWorkers {
                 workers,
-                ports: self.ports,
+                address: self.address,
             });
         }
-        let pairs = (count / workers).pow(2).min(256) as u64;
+        let part = self.address.part(0, workers as u16);
+        let pairs = part.paths_to(&part).into();
         within("paths", self.paths.into(), 1..=pairs)?;
         within(
             "windowChunks",
@@ -187,6 +200,7 @@ impl EngineConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
 
     fn config() -> EngineConfig {
         let ports = PortRange {
@@ -202,10 +216,18 @@ mod tests {
             let config = EngineConfig { mtu, ..config() };
             config.check().unwrap();
             config.settings().validate().unwrap();
-            assert!(config.datagram_bytes() <= mtu - IP_UDP_BYTES);
+            assert!(config.datagram_bytes() <= mtu - 28);
         }
         assert_eq!(config().settings().packet_payload, 1408);
         assert_eq!(config().settings().chunk_bytes, 44 * 1472);
+    }
+
+    #[test]
+    fn a_packet_over_ipv6_leaves_room_for_its_longer_header() {
+        let LinkAddress::Udp { ports, .. } = config().address;
+        let config = EngineConfig::new(Ipv6Addr::LOCALHOST, ports, Secret([0; 32]));
+        assert_eq!(config.settings().packet_payload, 1384);
+        assert!(config.datagram_bytes() <= 1500 - 48);
     }
 
     #[test]

@@ -1,14 +1,9 @@
 //! How a worker sleeps, and how a command wakes it without a system call when it is awake.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use mio::{Poll, Waker};
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::time::TimeSpec;
+use weft_link::Waker;
 
 /// Shared by a worker (who sleeps) and the engine's handle (who wakes).
 pub(crate) struct Doze {
@@ -34,31 +29,16 @@ impl Doze {
         }
     }
 
-    /// Sleeps until a socket of `poll` is ready, `timeout` is over or a command arrives. `idle` is asked
-    /// once more, after the worker has said that it sleeps.
+    /// Sleeps by `wait`, unless there is work: `is_idle` is asked once more, after the worker has said that
+    /// it sleeps.
     pub(crate) fn sleep(
         &self,
-        poll: &Poll,
-        timeout: Option<Duration>,
-        idle: impl FnOnce() -> bool,
+        is_idle: impl FnOnce() -> bool,
+        wait: impl FnOnce() -> io::Result<()>,
     ) -> io::Result<()> {
         self.asleep.store(true, Ordering::SeqCst);
-        let slept = if idle() {
-            // Not epoll's own wait: its timeout is in milliseconds, and half an RTO would be lost.
-            // An epoll descriptor is itself readable when one of its own is.
-            let ready = poll.registry().as_fd();
-            ppoll(
-                &mut [PollFd::new(ready, PollFlags::POLLIN)],
-                timeout.map(TimeSpec::from),
-                None,
-            )
-        } else {
-            Ok(0)
-        };
+        let slept = if is_idle() { wait() } else { Ok(()) };
         self.asleep.store(false, Ordering::SeqCst);
-        match slept {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(errno) => Err(errno.into()),
-        }
+        slept
     }
 }

@@ -1,7 +1,6 @@
 //! The handle: checks what is asked, names things, and passes commands on.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -10,59 +9,22 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 use weft_core::connection::Settings;
 use weft_core::units::{ConnectionId, Key};
 use weft_core::wire::Secret;
-use weft_link::{PortRange, RouteProbe};
+use weft_link::{LinkAddress, RouteProbe};
 
 use crate::command::{Command, Outgoing};
 use crate::config::{EngineConfig, Progress};
 use crate::doze::Doze;
+use crate::ends::{LocalEnd, RemoteEnd};
 use crate::error::EngineError;
 use crate::event::Event;
-use crate::identity::{Names, ResetKeys, worker_of_connection, worker_of_key};
+use crate::identity::{Names, ResetKeys, worker_of_connection};
 use crate::snapshot::Snapshot;
 use crate::worker::Worker;
-use weft_core::memory::DomainId;
+use weft_core::memory::{DomainId, check_bounds};
+use weft_memory::{Region, RegionTable, Source};
 
 /// Chunks of one message: the wire numbers them with 24 bits, and a chunk may be one packet.
 const MESSAGE_CHUNKS_MAX: u64 = (1 << 24) - 1;
-
-/// This end of a connection to be: what the other end must be told.
-#[derive(Debug, Clone)]
-pub struct LocalEnd {
-    /// What the peer puts into its packets.
-    pub id: ConnectionId,
-    /// What both ends must share.
-    pub settings: Settings,
-    /// Where the peer sends to.
-    pub address: Ipv4Addr,
-    /// The ports of the worker that holds this end.
-    pub ports: PortRange,
-    /// Tells this life of the engine from others.
-    pub generation: u64,
-    /// What the peer makes the token from by which it believes a Reset. Told to nobody else.
-    pub reset_key: u64,
-}
-
-/// The other end of a connection: what its [`LocalEnd`] said, and the secret it receives under.
-#[derive(Debug, Clone)]
-pub struct RemoteEnd {
-    /// Whose it is, as authenticated. What one owner says of an address and its engine's life counts
-    /// for nobody else's connections.
-    pub owner: Arc<str>,
-    /// The peer's id for the connection.
-    pub id: ConnectionId,
-    /// The peer's address.
-    pub address: Ipv4Addr,
-    /// The peer's ports.
-    pub ports: PortRange,
-    /// The secret under which we send.
-    pub send_secret: Secret,
-    /// The peer's settings, compared with ours.
-    pub settings: Settings,
-    /// The peer engine's life.
-    pub generation: u64,
-    /// What the tokens of its Resets are made from.
-    pub reset_key: u64,
-}
 
 /// A one-sided write.
 #[derive(Debug, Clone)]
@@ -70,8 +32,10 @@ pub struct WriteRequest {
     /// On which connection.
     pub connection: ConnectionId,
     /// Where the bytes lie. Shared, so that one block can be on its way to several peers.
-    pub source: Arc<Box<[u8]>>,
-    /// How many of them, from the first.
+    pub source: Source,
+    /// Where in the source they begin.
+    pub source_offset: u64,
+    /// How many of them.
     pub bytes: u64,
     /// The peer's region; [`crate::SIGNAL`] for an immediate without bytes.
     pub key: Key,
@@ -101,6 +65,7 @@ pub struct Engine {
     config: EngineConfig,
     settings: Settings,
     names: Names,
+    regions: RegionTable<Region>,
     reset_keys: ResetKeys,
     workers: Vec<Handle>,
     /// The only worker, when the caller runs it. The lock is for `snapshot`: `poll` has it alone.
@@ -118,23 +83,25 @@ impl Engine {
         let settings = config.settings();
         let names = Names::draw()?;
         let reset_keys = ResetKeys::new(&config.node_key);
+        let regions = RegionTable::default();
         let count = config.workers();
         // All ports are bound before any thread runs: a taken one leaves nothing behind.
         let mut made = Vec::with_capacity(count);
         for index in 0..count {
-            let ports = config.ports.part(index as u16, count as u16);
             let (commands, queue) = unbounded();
-            let worker = Worker::new(index, ports, &config, reset_keys.clone(), queue)?;
+            let keys = reset_keys.clone();
+            let worker = Worker::new(index, &config, keys, regions.reader(), queue)?;
             made.push((worker, commands));
         }
         let mut engine = Self {
             settings,
             names,
+            regions,
             reset_keys,
             workers: Vec::with_capacity(count),
             inline: None,
             ends: Mutex::new(BTreeMap::new()),
-            routes: Mutex::new(RouteProbe::bind(config.address)?),
+            routes: Mutex::new(RouteProbe::bind(&config.address)?),
             config,
         };
         for (index, (worker, commands)) in made.into_iter().enumerate() {
@@ -162,7 +129,6 @@ impl Engine {
         }
         tracing::info!(
             address = %engine.config.address,
-            ports = %engine.config.ports,
             workers = count,
             packet_payload = engine.settings.packet_payload,
             chunk_bytes = engine.settings.chunk_bytes,
@@ -203,12 +169,10 @@ impl Engine {
                 receive_secret,
             },
         );
-        let workers = self.workers.len() as u16;
         LocalEnd {
             id,
             settings: self.settings,
-            address: self.config.address,
-            ports: self.config.ports.part(worker as u16, workers),
+            address: self.address_of_worker(worker),
             generation: self.names.generation,
             reset_key: self.reset_keys.of(id),
         }
@@ -222,7 +186,7 @@ impl Engine {
         remote: RemoteEnd,
         events: Sender<Event>,
     ) -> Result<(), EngineError> {
-        remote.ports.check()?;
+        remote.address.check()?;
         if let Some(difference) = self.settings.difference(&remote.settings) {
             return Err(EngineError::SettingsDiffer {
                 peer: remote.address,
@@ -230,18 +194,17 @@ impl Engine {
             });
         }
         let worker = worker_of_connection(local);
-        let ports = self.config.ports.part(0, self.workers.len() as u16);
-        let pairs = ports.paths_to(remote.ports);
+        let here = self.address_of_worker(worker);
+        let pairs = here.paths_to(&remote.address);
         if u32::from(self.config.paths) > pairs {
             return Err(EngineError::TooFewPairs {
+                local: here,
                 peer: remote.address,
-                local: ports,
-                remote: remote.ports,
                 pairs,
                 paths: self.config.paths,
             });
         }
-        self.routes().check_mtu(remote.address, self.config.mtu)?;
+        self.routes().check_mtu(&remote.address, self.config.mtu)?;
         match self.ends().get_mut(&local) {
             None => return Err(EngineError::UnknownConnection { id: local }),
             Some(Stage::Connected) => return Err(EngineError::AlreadyConnected { id: local }),
@@ -258,30 +221,27 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes a region of `buffer`, open to the connections of `domain` that know the key.
-    pub fn register(&self, domain: DomainId, buffer: Box<[u8]>) -> Key {
-        let worker = self.worker_of_domain(domain);
-        let key = self.names.key(worker);
-        self.command(
-            worker,
-            Command::Register {
-                key,
-                domain,
-                buffer,
-            },
-        );
+    /// Opens a region to the connections of `domain` that know the key, on every worker.
+    pub fn register(&self, domain: DomainId, region: Arc<Region>) -> Key {
+        let key = self.names.key();
+        self.regions.register(key, domain, region);
         key
     }
 
-    /// Gives a region whose buffer was delivered a buffer to receive into again. What the old one
-    /// of an armed region held is dropped; a deregistered region stays so.
-    pub fn arm(&self, key: Key, buffer: Box<[u8]>) {
-        self.command(worker_of_key(key), Command::Arm { key, buffer });
+    /// Stops placements into a region and hands it to its owner: from here on no byte lands, and peers
+    /// that write to it try again until [`Engine::arm`]. `None` when it is not armed or not registered.
+    pub fn take(&self, key: Key) -> Option<Arc<Region>> {
+        self.regions.take(key)
     }
 
-    /// Closes a region and drops its buffer.
-    pub fn deregister(&self, key: Key) {
-        self.command(worker_of_key(key), Command::Deregister { key });
+    /// Lets a region receive again, into the same memory or other. A deregistered region stays so.
+    pub fn arm(&self, key: Key, region: Arc<Region>) {
+        self.regions.arm(key, region);
+    }
+
+    /// Closes a region: from here on no byte lands. `None` when it was not armed or not registered.
+    pub fn deregister(&self, key: Key) -> Option<Arc<Region>> {
+        self.regions.deregister(key)
     }
 
     /// Posts a write. The engine queues without limit: the caller bounds what it has under way
@@ -291,16 +251,18 @@ impl Engine {
         let WriteRequest {
             connection: id,
             source,
+            source_offset,
             bytes,
             key,
             offset,
             immediate,
             context,
         } = request;
-        if bytes > source.len() as u64 {
+        if check_bounds(source.len(), source_offset, bytes).is_err() {
             return Err(EngineError::BeyondSource {
+                source_offset,
                 bytes,
-                source_bytes: source.len() as u64,
+                source_bytes: source.len(),
             });
         }
         if bytes == 0 && immediate.is_none() {
@@ -320,6 +282,7 @@ impl Engine {
         }
         let write = Outgoing {
             source,
+            source_offset,
             bytes,
             key,
             offset,
@@ -344,6 +307,13 @@ impl Engine {
     /// What was counted. Waits for each worker's answer, some microseconds; an inline worker's
     /// counters are read as they are.
     pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            regions: self.regions.counts(),
+            ..self.workers_snapshot()
+        }
+    }
+
+    fn workers_snapshot(&self) -> Snapshot {
         if let Some(worker) = &self.inline {
             return worker
                 .lock()
@@ -373,6 +343,11 @@ impl Engine {
             call: "poll",
             source,
         })
+    }
+
+    fn address_of_worker(&self, worker: usize) -> LinkAddress {
+        let workers = self.workers.len() as u16;
+        self.config.address.part(worker as u16, workers)
     }
 
     fn worker_of_domain(&self, domain: DomainId) -> usize {
@@ -419,7 +394,6 @@ impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine")
             .field("address", &self.config.address)
-            .field("ports", &self.config.ports)
             .field("workers", &self.workers.len())
             .finish_non_exhaustive()
     }
@@ -433,6 +407,7 @@ const _: () = {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Ipv4Addr;
     use std::os::unix::process::ExitStatusExt;
     use std::process;
 
@@ -461,7 +436,7 @@ mod tests {
         let node_key = Secret([9; 32]);
         let first = process::id();
         let engine = (first..first + 100).find_map(|step| {
-            let ports = PortRange {
+            let ports = weft_link::PortRange {
                 first: 19_500 + (step % 400) as u16,
                 count: 1,
             };
@@ -474,7 +449,6 @@ mod tests {
             owner: "peer".into(),
             id: end.id,
             address: end.address,
-            ports: end.ports,
             send_secret: node_key,
             settings: end.settings,
             generation: end.generation,
@@ -484,7 +458,8 @@ mod tests {
         engine.connect(end.id, remote, events).unwrap();
         // More than its source has, which `write` would refuse: the worker relies on that.
         let write = Outgoing {
-            source: Arc::new(vec![0; 1].into()),
+            source: Region::share(vec![0; 1]).into(),
+            source_offset: 0,
             bytes: 100,
             key: Key(1),
             offset: 0,

@@ -1,9 +1,7 @@
 //! What the engine refuses at once; each error names the field and the remedy.
 
-use std::net::Ipv4Addr;
-
 use weft_core::units::ConnectionId;
-use weft_link::{LinkError, PortRange};
+use weft_link::{LinkAddress, LinkError};
 
 /// Why a call was refused. Nothing was begun.
 #[derive(Debug, thiserror::Error)]
@@ -22,15 +20,15 @@ pub enum EngineError {
     },
     /// The ports cannot be shared out evenly.
     #[error(
-        "progress.threads is {workers} and the range {ports} has {} ports: \
+        "progress.threads is {workers} and {address} has {} ports: \
          set threads to a divisor of ports.count",
-        ports.count
+        address.parts()
     )]
     UnevenWorkers {
         /// Threads asked for.
         workers: usize,
-        /// The ports to share.
-        ports: PortRange,
+        /// The address to share.
+        address: LinkAddress,
     },
     /// The link could not be opened or cannot reach the peer.
     #[error(transparent)]
@@ -39,22 +37,20 @@ pub enum EngineError {
     #[error("{peer} was set up differently: {difference}; give both ends the same value")]
     SettingsDiffer {
         /// The peer.
-        peer: Ipv4Addr,
+        peer: LinkAddress,
         /// The settings that differ, with both values.
         difference: String,
     },
     /// The peer's ports and ours make fewer pairs than paths are wanted.
     #[error(
-        "ports {local} here and {remote} at {peer} make {pairs} pairs, paths is {paths}: \
+        "{local} and {peer} make {pairs} pairs, paths is {paths}: \
          lower paths or widen the ranges"
     )]
     TooFewPairs {
-        /// The peer.
-        peer: Ipv4Addr,
-        /// Our range.
-        local: PortRange,
-        /// The peer's range.
-        remote: PortRange,
+        /// Our address.
+        local: LinkAddress,
+        /// The peer's.
+        peer: LinkAddress,
         /// Pairs they make.
         pairs: u32,
         /// Paths wanted.
@@ -79,8 +75,12 @@ pub enum EngineError {
         id: ConnectionId,
     },
     /// A write asks for more bytes than its source has.
-    #[error("the write asks for {bytes} bytes and its source has {source_bytes}")]
+    #[error(
+        "the write asks for {bytes} bytes at {source_offset} and its source has {source_bytes}"
+    )]
     BeyondSource {
+        /// Where they were to begin.
+        source_offset: u64,
         /// Asked for.
         bytes: u64,
         /// There.

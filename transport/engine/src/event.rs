@@ -1,9 +1,8 @@
 //! What the engine tells its user.
 
-use std::sync::Arc;
-
-use weft_core::connection;
+use weft_core::connection::Failure;
 use weft_core::units::{ConnectionId, Key};
+use weft_memory::Source;
 
 /// What happened on a connection. Events of one connection arrive in the order they happened.
 #[derive(Debug)]
@@ -15,10 +14,10 @@ pub enum Event {
         /// The write's own word.
         context: u64,
         /// What was sent; the engine holds no other reference to it.
-        source: Arc<Box<[u8]>>,
+        source: Source,
     },
-    /// A message with an immediate is here whole, and with it the region's buffer. The region
-    /// receives nothing until [`crate::Engine::arm`] gives it a buffer again.
+    /// A message with an immediate is in its region whole. The region still receives; an owner that wants
+    /// the memory for itself calls [`crate::Engine::take`].
     Delivered {
         /// The connection.
         connection: ConnectionId,
@@ -26,8 +25,6 @@ pub enum Event {
         immediate: u32,
         /// The region.
         key: Key,
-        /// The region's buffer.
-        buffer: Box<[u8]>,
     },
     /// An immediate that came without bytes, to the key [`crate::SIGNAL`].
     Signal {
@@ -50,32 +47,4 @@ pub enum Event {
         /// The connection.
         connection: ConnectionId,
     },
-}
-
-/// Why a connection is over.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// The transport gave up.
-    #[error(transparent)]
-    Transport(#[from] connection::Failure),
-    /// The peer's answer to a newer connection came from another life of its engine.
-    #[error("the peer has restarted since: connect again")]
-    PeerRestarted,
-    /// The peer wrote two messages into one arming of a region.
-    #[error("the peer wrote to a region that it had no credit for: it must wait for the credit")]
-    RegionOverrun {
-        /// The region.
-        key: Key,
-    },
-}
-
-impl Failure {
-    /// A stable name for conditions and metric labels.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Transport(failure) => failure.reason(),
-            Self::PeerRestarted => "PeerRestarted",
-            Self::RegionOverrun { .. } => "RegionOverrun",
-        }
-    }
 }

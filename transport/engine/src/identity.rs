@@ -1,16 +1,15 @@
 //! What only this engine can make: region keys, connection ids, reset keys.
 
-use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
-use weft_core::units::{ConnectionId, Key};
+use weft_core::units::{ConnectionId, Host, Key};
 use weft_core::wire::Secret;
 
 use crate::error::EngineError;
 
-/// The low bits of keys and connection ids that name the worker.
+/// The low bits of connection ids that name the worker.
 const WORKER_BITS: u32 = 8;
 
 /// Most workers of an engine.
@@ -38,9 +37,9 @@ impl ResetKeys {
 
 /// The token of a Reset to `peer`. Whoever elicits one gets that of its own address, which no other
 /// peer believes, now or when the connection's id is in use (decision 0009).
-pub(crate) fn reset_token(key: u64, peer: Ipv4Addr) -> u64 {
+pub(crate) fn reset_token(key: u64, peer: Host) -> u64 {
     let key = hmac::Key::new(hmac::HMAC_SHA256, &key.to_le_bytes());
-    cut(&key, &peer.octets())
+    cut(&key, &peer.0)
 }
 
 fn cut(key: &hmac::Key, message: &[u8]) -> u64 {
@@ -80,16 +79,15 @@ impl Names {
         })
     }
 
-    /// A key that nobody can guess: 56 random bits and the worker that holds the region.
-    pub(crate) fn key(&self, worker: usize) -> Key {
-        let count = self.keys.fetch_add(1, Ordering::Relaxed);
-        let word = cut(&self.secret, &count.to_le_bytes());
-        let key = word >> WORKER_BITS << WORKER_BITS | worker as u64;
-        // 0 is no region's key; 1 in 2^56 keys would be.
-        if key == crate::SIGNAL.0 {
-            self.key(worker)
-        } else {
-            Key(key)
+    /// A key that nobody can guess: 64 random bits.
+    pub(crate) fn key(&self) -> Key {
+        loop {
+            let count = self.keys.fetch_add(1, Ordering::Relaxed);
+            let key = Key(cut(&self.secret, &count.to_le_bytes()));
+            // 0 is no region's key; 1 in 2^64 keys would be.
+            if key != crate::SIGNAL {
+                return key;
+            }
         }
     }
 
@@ -98,11 +96,6 @@ impl Names {
         let count = self.ids.fetch_add(1, Ordering::Relaxed) as u32;
         ConnectionId(count << WORKER_BITS | worker as u32)
     }
-}
-
-/// The worker that a key names.
-pub(crate) fn worker_of_key(key: Key) -> usize {
-    key.0 as usize % WORKERS_MAX
 }
 
 /// The worker that a connection id names.
@@ -115,11 +108,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_and_ids_name_their_worker_and_never_repeat() {
+    fn keys_never_repeat_and_ids_name_their_worker() {
         let names = Names::draw().unwrap();
-        let keys: std::collections::BTreeSet<u64> = (0..1000).map(|_| names.key(3).0).collect();
+        let keys: std::collections::BTreeSet<u64> = (0..1000).map(|_| names.key().0).collect();
         assert_eq!(keys.len(), 1000);
-        assert!(keys.iter().all(|&key| worker_of_key(Key(key)) == 3));
         let (a, b) = (names.connection(7), names.connection(7));
         assert_ne!(a, b);
         assert_eq!(worker_of_connection(a), 7);

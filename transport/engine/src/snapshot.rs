@@ -1,12 +1,15 @@
 //! The engine's counters at one moment, for metrics and for `weft status`.
 
-use std::net::Ipv4Addr;
-
 use weft_core::connection::Stats;
 use weft_core::drops::Drops;
+use weft_core::endpoint::Endpoint;
 use weft_core::path::PathReport;
 use weft_core::units::ConnectionId;
-use weft_link::{Counters, PortRange, SocketBuffers};
+use weft_link::{Counters, Link, LinkAddress, SocketBuffers, UdpLink};
+use weft_memory::Counts;
+
+use crate::users::Users;
+use crate::worker::PeerNic;
 
 /// Everything that is counted, of all workers together.
 #[derive(Debug, Clone, Default)]
@@ -23,8 +26,8 @@ pub struct Snapshot {
     pub link: Counters,
     /// The socket buffers that the kernel granted: the smallest of all ports.
     pub buffers: SocketBuffers,
-    /// The regions.
-    pub regions: RegionCounts,
+    /// The regions, which all workers share.
+    pub regions: Counts,
     /// Resets sent to peers with packets for no connection.
     pub resets_sent: u64,
     /// Resets not sent because too many had been of late.
@@ -37,7 +40,7 @@ pub struct ConnectionSnapshot {
     /// Its id here.
     pub id: ConnectionId,
     /// The peer's address.
-    pub peer: Ipv4Addr,
+    pub peer: LinkAddress,
     /// Its counters.
     pub stats: Stats,
     /// Its packets that were not used.
@@ -52,28 +55,48 @@ pub struct ConnectionSnapshot {
 #[derive(Debug, Clone)]
 pub struct PeerSnapshot {
     /// Its address.
-    pub address: Ipv4Addr,
-    /// Its ports.
-    pub ports: PortRange,
+    pub address: LinkAddress,
     /// Paths that carry data.
     pub live_paths: usize,
     /// Each path.
     pub paths: Vec<PathReport>,
 }
 
-/// How many regions there are.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RegionCounts {
-    /// Ready to receive.
-    pub armed: usize,
-    /// Bytes of those.
-    pub armed_bytes: u64,
-    /// With their owners.
-    pub taken: usize,
-}
-
 impl Snapshot {
-    /// Adds what another worker counted.
+    /// What one worker has counted.
+    pub(crate) fn of(endpoint: &Endpoint<PeerNic>, link: &UdpLink, users: &Users) -> Self {
+        let counters = endpoint.counters();
+        let mut snapshot = Self {
+            ended: counters.ended,
+            drops: counters.drops,
+            link: *link.counters(),
+            buffers: link.granted_buffers(),
+            resets_sent: counters.resets_sent,
+            resets_withheld: counters.resets_withheld,
+            ..Self::default()
+        };
+        for (connection, peer) in endpoint.connections() {
+            snapshot.drops.add(connection.drops());
+            snapshot.connections.push(ConnectionSnapshot {
+                id: connection.id(),
+                peer: peer.address,
+                stats: *connection.stats(),
+                drops: connection.drops().clone(),
+                outstanding_chunks: connection.outstanding(),
+                writes: users.writes(connection.id()),
+            });
+        }
+        for (peer, paths) in endpoint.peers() {
+            snapshot.peers.push(PeerSnapshot {
+                address: peer.address,
+                live_paths: paths.live(),
+                paths: paths.report().collect(),
+            });
+        }
+        snapshot
+    }
+
+    /// Adds what another worker counted; regions are counted by the engine.
     pub(crate) fn add(&mut self, other: Self) {
         self.connections.extend(other.connections);
         self.peers.extend(other.peers);
@@ -82,9 +105,6 @@ impl Snapshot {
         self.link.add(&other.link);
         self.buffers.receive = self.buffers.receive.min(other.buffers.receive);
         self.buffers.send = self.buffers.send.min(other.buffers.send);
-        self.regions.armed += other.regions.armed;
-        self.regions.armed_bytes += other.regions.armed_bytes;
-        self.regions.taken += other.regions.taken;
         self.resets_sent += other.resets_sent;
         self.resets_withheld += other.resets_withheld;
     }

@@ -1,90 +1,102 @@
-//! A worker's loop: commands, receive, timers, control packets, chunks; then poll or sleep.
+//! A worker: the thread of one NIC queue. It owns a link and an endpoint and moves packets between them; the
+//! endpoint decides everything.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use mio::{Events, Poll, Token, Waker};
-use weft_core::units::{ConnectionId, Nanos, Time};
-use weft_core::wire::{CONTROL_BYTES_MAX, Kind, OVERHEAD_BYTES, Reset, peek};
+use weft_core::connection::{Event, PathOwner};
+use weft_core::drops::{DropReason, Drops};
+use weft_core::endpoint::{Endpoint, EndpointConfig, PendingReset, Receiving, Remote, Transmit};
+use weft_core::received::{Offer, Received};
+use weft_core::units::{ConnectionId, Nanos, Source, Time};
+use weft_core::wire::{CONTROL_BYTES_MAX, DataHeader, Reset};
 use weft_link::{
-    Batch, Frame, PortPair, PortRange, Refusal, SocketBuffers, UdpConfig, UdpLink, Unsent,
+    Destination, Handler, Link, LinkAddress, Poller, Refusal, Sent, SocketBuffers, UdpConfig,
+    UdpLink,
 };
+use weft_memory::{Placing, Region, TableReader};
 
-use crate::cap::Cap;
 use crate::clock::Clock;
 use crate::command::Command;
 use crate::config::EngineConfig;
-use crate::connections::{Connections, Stalled};
 use crate::doze::Doze;
+use crate::ends::RemoteEnd;
 use crate::error::EngineError;
 use crate::identity::{ResetKeys, reset_token};
 use crate::snapshot::Snapshot;
+use crate::users::Users;
 
-/// The first port's token; the waker has the one that no port can have.
-const PORTS: Token = Token(0);
-const WAKER: Token = Token(usize::MAX);
-
-/// Commands served in one turn at most, so that receiving never waits long; more only before a Reset, of which
-/// there is one in a millisecond.
+/// Commands served in one turn at most, so that receiving never waits long.
 const COMMANDS_PER_TURN: usize = 256;
 
-/// Receive calls on one port in one turn at most: 8 runs of 64 KiB each.
-const BATCHES_PER_TURN: usize = 2;
+/// Receive calls in one turn at most: as many as there are ports, 8 runs of 64 KiB each.
+const BATCHES_PER_TURN: usize = 16;
 
 /// Chunks sent in one turn at most: some 80 µs, the time that an arrived packet waits for.
-const CHUNKS_PER_TURN: usize = 8;
+const CHUNKS_PER_TURN: u32 = 8;
 
-/// Timers wait until everything received was read, but never for more turns than this.
-const TURNS_WITHOUT_TIMERS: u32 = 16;
+/// While a port is readable the others are asked for in every so many turns.
+const TURNS_WITHOUT_POLL_MAX: u32 = 4;
 
-/// When the kernel had no memory, to send or to receive, it does not say when it has: tried again
-/// after this.
+/// A link whose receive calls failed may hold something that the poller has told of already: it is tried
+/// again after this.
 const RETRY_AFTER: Nanos = Nanos::from_millis(1);
 
-/// What waits for a port that could not take it.
-#[derive(Default)]
-struct Blocked {
-    connections: VecDeque<ConnectionId>,
-    retry_at: Option<Time>,
+/// The NIC at the other end, as the endpoint compares it. What one owner says of an address counts for nobody
+/// else's connections.
+#[derive(Debug, Clone)]
+pub(crate) struct PeerNic {
+    pub(crate) owner: Arc<str>,
+    pub(crate) address: LinkAddress,
+    route: <UdpLink as Link>::Peer,
 }
 
-/// One run-to-completion loop with its ports, connections and regions.
+impl PartialEq for PeerNic {
+    fn eq(&self, other: &Self) -> bool {
+        self.owner == other.owner && self.address == other.address
+    }
+}
+
+impl Eq for PeerNic {}
+
+/// One run-to-completion loop.
 pub(crate) struct Worker {
     index: usize,
     spin: Nanos,
     clock: Clock,
     link: UdpLink,
-    poll: Poll,
-    readiness: Events,
+    poller: Poller,
     doze: Arc<Doze>,
     commands: Receiver<Command>,
-    connections: Connections,
+    endpoint: Endpoint<PeerNic>,
+    users: Users,
+    regions: TableReader<Region>,
+    /// One packet's payload, out of a source that may change.
+    scratch: Box<[u8]>,
     reset_keys: ResetKeys,
-    /// Ports that may hold something received.
-    readable: Vec<bool>,
-    blocked: Vec<Blocked>,
-    turns_without_timers: u32,
-    cap: Option<Cap>,
-    frame: Frame,
     control: Box<[u8; CONTROL_BYTES_MAX]>,
+    turns_without_poll: u32,
+    /// Messages without bytes whose key opened nothing.
+    drops: Drops,
     /// The kernel refused a packet as too big, and it was logged.
-    told_too_big: bool,
+    logged_too_big: bool,
     stopped: bool,
 }
 
 impl Worker {
     pub(crate) fn new(
         index: usize,
-        ports: PortRange,
         config: &EngineConfig,
         reset_keys: ResetKeys,
+        regions: TableReader<Region>,
         commands: Receiver<Command>,
     ) -> Result<Self, EngineError> {
-        let link = UdpLink::bind(UdpConfig {
-            address: config.address,
+        let workers = config.workers() as u16;
+        let LinkAddress::Udp { address, ports } = config.address.part(index as u16, workers);
+        let mut link = UdpLink::open(UdpConfig {
+            address,
             ports,
             datagram_bytes: config.datagram_bytes(),
             dscp: config.dscp,
@@ -100,33 +112,40 @@ impl Worker {
         }
         let failed =
             |call: &'static str| move |source: io::Error| EngineError::System { call, source };
-        let poll = Poll::new().map_err(failed("epoll_create"))?;
-        let waker = Waker::new(poll.registry(), WAKER).map_err(failed("eventfd"))?;
-        link.register(poll.registry(), PORTS)
-            .map_err(failed("epoll_ctl"))?;
-        let count = usize::from(ports.count);
+        let poller = Poller::new(&mut link).map_err(failed("epoll_create"))?;
+        let doze = Doze::new(poller.waker().map_err(failed("eventfd"))?);
         let clock = Clock::start();
-        let part = |bps: u64| bps / config.workers() as u64;
+        let endpoint = Endpoint::new(
+            EndpointConfig {
+                settings: config.settings(),
+                policy: config.policy,
+                congestion: config.congestion,
+                rto_min: config.rto_min,
+                stall_timeout: config.stall_timeout,
+                rate_cap_bps: config.cap_bps.map(|bps| bps / u64::from(workers)),
+                link_header_bytes: link.address().header_bytes().into(),
+                cipher: &weft_crypto::AES_128_GCM,
+                seed: config.seed.wrapping_add(index as u64),
+            },
+            clock.now(),
+        );
         Ok(Self {
             index,
             spin: config.spin,
-            cap: config.cap_bps.map(|bps| Cap::new(part(bps), clock.now())),
             clock,
             link,
-            poll,
-            readiness: Events::with_capacity(count + 1),
-            doze: Arc::new(Doze::new(waker)),
-            connections: Connections::new(config.clone(), index, commands.clone()),
+            poller,
+            doze: Arc::new(doze),
+            regions,
+            scratch: vec![0; usize::from(config.datagram_bytes())].into(),
             commands,
+            endpoint,
+            users: Users::default(),
             reset_keys,
-            readable: vec![true; count],
-            blocked: std::iter::repeat_with(Blocked::default)
-                .take(count)
-                .collect(),
-            turns_without_timers: 0,
-            frame: Frame::default(),
             control: Box::new([0; CONTROL_BYTES_MAX]),
-            told_too_big: false,
+            turns_without_poll: 0,
+            drops: Drops::default(),
+            logged_too_big: false,
             stopped: false,
         })
     }
@@ -139,7 +158,7 @@ impl Worker {
     pub(crate) fn run(mut self) {
         let guard = AbortOnPanic {
             worker: self.index,
-            config: self.link.config().clone(),
+            address: self.link.address(),
         };
         let mut idle_since: Option<Time> = None;
         while !self.stopped {
@@ -161,7 +180,7 @@ impl Worker {
             };
             if let Err(error) = result {
                 // Without readiness a worker can only hang in silence.
-                panic!("waiting for sockets failed: {error}");
+                panic!("waiting for the link failed: {error}");
             }
         }
         drop(guard);
@@ -175,36 +194,30 @@ impl Worker {
             self.wait(Some(wait))?;
             busy = self.turn()?;
         }
-        // When the next call comes only its caller knows.
-        self.pay_acks();
+        // Only the caller knows when the next call comes.
+        if self.endpoint.hurry_acks() {
+            self.transmit(false);
+        }
         Ok(busy)
     }
 
-    /// One round. Answers whether anything was done.
+    /// One turn: commands, what has arrived, timers, what there is to send, events. Answers whether anything
+    /// was done.
     fn turn(&mut self) -> io::Result<bool> {
-        let mut busy = self.serve_commands(COMMANDS_PER_TURN);
-        self.note_readiness()?;
-        let now = self.clock.now();
-        busy |= self.retry_blocked(now);
-        busy |= self.receive(now);
-        let read_all = !self.readable.contains(&true);
-        self.turns_without_timers += 1;
-        if read_all || self.turns_without_timers >= TURNS_WITHOUT_TIMERS {
-            self.turns_without_timers = 0;
-            busy |= self.connections.serve_timers(now);
+        // A Reset would end what has only begun: before one is sent, every command in the queue is served.
+        let commands = match self.endpoint.has_resets() {
+            true => self.commands.len(),
+            false => COMMANDS_PER_TURN,
+        };
+        let mut busy = self.serve_commands(commands);
+        self.turns_without_poll += 1;
+        if !self.link.is_readable() || self.turns_without_poll >= TURNS_WITHOUT_POLL_MAX {
+            self.turns_without_poll = 0;
+            self.poller.poll(&mut self.link, Some(Duration::ZERO))?;
         }
-        let touched = self.connections.take_touched();
-        for &id in &touched {
-            self.connections.tell(id);
-            self.send_controls(id);
-        }
-        self.send_resets();
-        let sent = self.send_chunks();
-        for &id in &touched {
-            self.connections.rest(id);
-        }
-        self.connections.give_back(touched);
-        Ok(busy | sent)
+        busy |= self.transmit(true);
+        self.report();
+        Ok(busy)
     }
 
     fn serve_commands(&mut self, most: usize) -> bool {
@@ -219,24 +232,16 @@ impl Worker {
                     id,
                     domain,
                     receive_secret,
-                } => {
-                    self.connections.allocate(id, domain, receive_secret);
-                }
+                } => self.endpoint.allocate(id, domain, receive_secret),
                 Command::Connect { id, remote, events } => {
-                    self.connections
-                        .connect(self.clock.now(), id, *remote, events);
+                    self.users.add(id, events);
+                    self.connect(id, *remote);
                 }
-                Command::Register {
-                    key,
-                    domain,
-                    buffer,
-                } => {
-                    self.connections.regions.table.register(key, domain, buffer);
+                Command::Write { id, write } => self.users.write(id, write, &mut self.endpoint),
+                Command::Close { id } => {
+                    self.endpoint.close(id);
+                    self.users.close(id);
                 }
-                Command::Arm { key, buffer } => self.connections.regions.table.arm(key, buffer),
-                Command::Deregister { key } => self.connections.regions.table.deregister(key),
-                Command::Write { id, write } => self.connections.write(id, write),
-                Command::Close { id } => self.connections.close(id),
                 Command::Snapshot { answer } => {
                     // Who asked may have gone.
                     let _ = answer.send(self.snapshot());
@@ -247,310 +252,189 @@ impl Worker {
         served
     }
 
-    fn note_readiness(&mut self) -> io::Result<()> {
-        match self.poll.poll(&mut self.readiness, Some(Duration::ZERO)) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-            Err(error) => return Err(error),
-        }
-        for event in &self.readiness {
-            let Token(port) = event.token();
-            if let Some(readable) = self.readable.get_mut(port) {
-                *readable |= event.is_readable() || event.is_error();
-                if event.is_writable() && !self.blocked[port].connections.is_empty() {
-                    self.blocked[port].retry_at = Some(Time::ZERO);
-                }
-            }
-        }
-        Ok(())
+    fn connect(&mut self, id: ConnectionId, remote: RemoteEnd) {
+        let Ok(route) = self.link.peer(&remote.address) else {
+            // The handle has checked the address.
+            return;
+        };
+        let here = self.link.address().host();
+        let remote = Remote {
+            generation: remote.generation,
+            id: remote.id,
+            send_secret: remote.send_secret,
+            reset_token: reset_token(remote.reset_key, here),
+            peer: PeerNic {
+                owner: remote.owner,
+                address: remote.address,
+                route,
+            },
+        };
+        self.endpoint.connect(self.clock.now(), id, remote);
     }
 
-    fn receive(&mut self, now: Time) -> bool {
-        let mut received = false;
-        for (port, readable) in self.readable.iter_mut().enumerate() {
-            for _ in 0..BATCHES_PER_TURN {
-                if !*readable {
-                    break;
-                }
-                let batch = self.link.receive(port, |run| {
-                    received = true;
-                    self.connections.arrive(now, run);
-                });
-                *readable = batch == Batch::More;
-            }
-        }
-        // A peer knows an end as soon as it is allocated, and its packets may be quicker than that command: a
-        // Reset would end what has only begun. So before any is sent all commands are served that are there.
-        if self.connections.has_strangers() {
-            self.serve_commands(self.commands.len());
-        }
-        received
-    }
-
-    fn send_controls(&mut self, id: ConnectionId) {
+    /// One turn of the endpoint. Answers whether anything arrived or was sent.
+    fn transmit(&mut self, receive: bool) -> bool {
         let now = self.clock.now();
-        let local = self.link.config().ports;
-        while let Some((open, paths, _)) = self.connections.open(id) {
-            let Some(packet) = open.poll_control(now, paths, &mut self.control[..]) else {
-                return;
-            };
-            let datagram = &self.control[..packet.bytes];
-            // A probe goes on a path of ours, an answer on one of the other end.
-            let asks = peek(datagram).is_ok_and(|peek| peek.kind == Kind::Probe);
-            let pair = if asks {
-                PortPair::of_path(packet.path.0, open.ports)
-            } else {
-                PortPair::mirror_of_path(packet.path.0, local)
-            };
-            // What a full buffer swallows here is said again by the next acknowledgement or probe;
-            // the link has counted it.
-            let _ = self
-                .link
-                .send_datagram(pair, open.address, open.ports, datagram);
-        }
-    }
-
-    /// Sends every acknowledgement that is owed, due or not: where nobody polls, a timer is served too late
-    /// for what waits for it.
-    fn pay_acks(&mut self) {
-        for id in self.connections.take_owing() {
-            self.send_controls(id);
-            self.connections.rest(id);
-        }
-    }
-
-    fn send_resets(&mut self) {
-        while let Some(reset) = self.connections.next_reset() {
-            let datagram = Reset {
-                path: reset.path,
-                connection: reset.connection,
-                token: reset_token(self.reset_keys.of(reset.connection), *reset.to.ip()),
-            }
-            .emit();
-            let pair = PortPair {
-                local: reset.local,
-                remote: 0,
-            };
-            let ports = PortRange {
-                first: reset.to.port(),
-                count: 1,
-            };
-            // One that is lost is asked for again by the next packet of that connection.
-            let _ = self
-                .link
-                .send_datagram(pair, *reset.to.ip(), ports, &datagram);
-        }
-    }
-
-    fn send_chunks(&mut self) -> bool {
-        let mut left = CHUNKS_PER_TURN;
-        while left > 0 && self.may_send() {
-            let Some(id) = self.connections.turns.next() else {
+        let mut busy = self.link.flush(now);
+        let mut incoming = Incoming {
+            receiving: self.endpoint.receive(now),
+            memory: self.regions.enter(),
+        };
+        let batches = if receive { BATCHES_PER_TURN } else { 0 };
+        for _ in 0..batches {
+            if !self.link.is_readable() {
                 break;
-            };
-            let before = left;
-            if self.send_share(id, &mut left) {
-                self.connections.join_turns(id);
             }
-            if left < before {
-                self.connections.rest(id);
-            }
+            busy |= self.link.receive(&mut incoming) > 0;
         }
-        left < CHUNKS_PER_TURN
-    }
-
-    fn may_send(&mut self) -> bool {
-        let now = self.clock.now();
-        self.cap.as_mut().is_none_or(|cap| cap.may_send(now))
-    }
-
-    /// Sends one connection's share, at most `left` chunks. Answers whether it may have more.
-    fn send_share(&mut self, id: ConnectionId, left: &mut usize) -> bool {
-        let Some((open, ..)) = self.connections.open(id) else {
-            return false;
+        let chunks = if self.link.can_send() {
+            CHUNKS_PER_TURN
+        } else {
+            0
         };
-        open.account.begin();
-        if open.stalled.is_some() {
-            return false;
-        }
-        loop {
-            let Some((open, paths, rng)) = self.connections.open(id) else {
-                return false;
-            };
-            if *left == 0 || !open.account.may_send() {
-                return true;
-            }
-            let now = self.clock.now();
-            // A turn is a chunk of full size, so whoever is stopped here has had its part.
-            if self.cap.as_mut().is_some_and(|cap| !cap.may_send(now)) {
-                return true;
-            }
-            let Some(chunk) = open.poll_chunk(now, paths, rng) else {
-                return false;
-            };
-            *left -= 1;
-            if let Some(cap) = &mut self.cap {
-                let packets = u64::from(chunk.packets());
-                let last = chunk.packets().saturating_sub(1);
-                let payload = chunk.payload(last).end - chunk.payload(0).start;
-                cap.charge(payload + packets * OVERHEAD_BYTES as u64, packets);
-            }
-            if !self.send_chunk(id, Stalled { chunk, next: 0 }) {
-                return false;
-            }
-        }
-    }
-
-    /// Sends a chunk, or what is left of it. Answers false when its port is blocked.
-    fn send_chunk(&mut self, id: ConnectionId, work: Stalled) -> bool {
-        let Stalled { chunk, next } = work;
-        let Some((open, ..)) = self.connections.open(id) else {
-            return true;
-        };
-        let Some(source) = open.source(&chunk) else {
-            return true;
-        };
-        self.frame.clear();
-        let mut bytes = 0;
-        for packet in 0..chunk.packets() {
-            let range = chunk.payload(packet);
-            let range = range.start as usize..range.end as usize;
-            let header = chunk.header(packet);
-            let payload = &source[range];
-            let trailer = chunk.trailer(&header, payload);
-            bytes += header.len() + payload.len() + trailer.len();
-            self.frame.push(&header, payload, &trailer);
-        }
-        let pair = PortPair::of_path(chunk.path.0, open.ports);
-        let sent = self
-            .link
-            .send(pair, open.address, open.ports, &self.frame, next);
-        let (next, retry_at) = match sent {
-            Ok(()) => {
-                open.account.charge(bytes);
-                return true;
-            }
-            Err(Unsent::Dropped(refusal)) => {
-                // To recovery it is a loss; the link has counted why.
-                open.account.charge(bytes);
-                self.tell_refusal(refusal);
-                return true;
-            }
-            Err(Unsent::Blocked { next }) => (next, None),
-            Err(Unsent::NoBuffers { next }) => (next, Some(self.clock.now() + RETRY_AFTER)),
-        };
-        self.put_off(id, pair.local, Stalled { chunk, next }, retry_at);
-        false
-    }
-
-    /// Keeps what a port did not take until `retry_at`, or else until the port is writable.
-    fn put_off(&mut self, id: ConnectionId, port: usize, work: Stalled, retry_at: Option<Time>) {
-        if let Some((open, ..)) = self.connections.open(id) {
-            open.stalled = Some(work);
-        }
-        let blocked = &mut self.blocked[port];
-        blocked.connections.push_back(id);
-        blocked.retry_at = retry_at;
-        if retry_at.is_none() {
-            self.watch_writable(port, true);
-        }
-    }
-
-    fn retry_blocked(&mut self, now: Time) -> bool {
-        let mut retried = false;
-        for port in 0..self.blocked.len() {
-            if self.blocked[port].retry_at.is_none_or(|at| at > now) {
-                continue;
-            }
-            self.blocked[port].retry_at = None;
-            self.watch_writable(port, false);
-            for _ in 0..self.blocked[port].connections.len() {
-                let Some(id) = self.blocked[port].connections.pop_front() else {
-                    break;
-                };
-                let Some((open, ..)) = self.connections.open(id) else {
-                    continue;
-                };
-                let Some(work) = open.stalled.take() else {
-                    continue;
-                };
-                retried = true;
-                if !self.send_chunk(id, work) {
-                    // The port is full again; the others keep their places.
-                    break;
+        // Nothing is placed from here on: who deregisters a region waits no longer.
+        drop(incoming.memory);
+        let mut sending = incoming.receiving.finish(!self.link.is_readable(), chunks);
+        let mut refused = None;
+        while let Some(transmit) = sending.poll_transmit(self.clock.now(), &mut self.control) {
+            busy = true;
+            match transmit {
+                Transmit::Control {
+                    peer,
+                    path,
+                    owner,
+                    bytes,
+                } => {
+                    let to = match owner {
+                        PathOwner::Local => Destination::Path(&peer.route, path),
+                        PathOwner::Remote => Destination::Reverse(&peer.route, path),
+                    };
+                    self.link.send_control(to, &self.control[..bytes]);
                 }
-                self.connections.join_turns(id);
+                Transmit::Reset(reset) => {
+                    let datagram = seal_reset(&self.reset_keys, reset);
+                    self.link
+                        .send_control(Destination::Source(reset.to), &datagram);
+                }
+                Transmit::Chunk { peer, chunk, .. } => {
+                    let Some((source, first)) = self.users.source(&chunk) else {
+                        continue;
+                    };
+                    let scratch = &mut self.scratch;
+                    let seal = |i, room: &mut [u8]| {
+                        let range = chunk.payload(i);
+                        let length = (range.end - range.start) as usize;
+                        let payload = source
+                            .read(first + range.start, length, scratch)
+                            .expect("the handle has checked that the write lies within its source");
+                        chunk.seal(i, payload, room)
+                    };
+                    let (path, packets) = (chunk.path, chunk.packets());
+                    match self.link.send_chunk(now, &peer.route, path, packets, seal) {
+                        Sent::Whole => {}
+                        Sent::Kept => break,
+                        Sent::Dropped(refusal) => refused = Some(refusal),
+                    }
+                }
             }
         }
-        retried
-    }
-
-    fn watch_writable(&mut self, port: usize, watch: bool) {
-        // Fails only when the descriptor is none, which it is for as long as the link lives.
-        let watched = self
-            .link
-            .watch_writable(self.poll.registry(), PORTS, port, watch);
-        debug_assert!(watched.is_ok());
-    }
-
-    fn tell_refusal(&mut self, refusal: Refusal) {
-        if refusal == Refusal::TooBig && !self.told_too_big {
-            self.told_too_big = true;
+        drop(sending);
+        if refused == Some(Refusal::TooBig) && !std::mem::replace(&mut self.logged_too_big, true) {
             tracing::error!(
-                datagram_bytes = self.link.config().datagram_bytes,
+                packet_bytes = self.link.capabilities().packet_bytes,
                 "the device's MTU has become smaller than the engine's mtu: raise it or lower mtu"
             );
         }
+        busy
     }
 
-    /// Sleeps until a socket, a command or a timer has something, at most `limit`.
+    /// Hands events to the users.
+    fn report(&mut self) {
+        while let Some((id, event)) = self.endpoint.poll_event() {
+            // A message without bytes was never looked up: its key may open nothing.
+            if let Event::Immediate { key, .. } = event
+                && key != crate::SIGNAL
+                && let Some(connection) = self.endpoint.connection(id)
+            {
+                let domain = connection.config().domain;
+                let opened = self.regions.enter().resolve(domain, key, 0, 0).map(|_| ());
+                if let Err(reason) = opened
+                    && reason != DropReason::NotArmed
+                {
+                    self.drops.count(reason);
+                    continue;
+                }
+            }
+            self.users.report(id, event);
+        }
+    }
+
+    /// Sleeps until the link, a command or a timer has something, at most `limit`.
     fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
-        self.pay_acks();
-        let retry = self
-            .blocked
-            .iter()
-            .filter_map(|blocked| blocked.retry_at)
-            .min();
-        // A port whose receive calls failed may hold something that epoll has told of already.
-        let unread = self.readable.contains(&true);
-        let unread = unread.then(|| self.clock.now() + RETRY_AFTER);
-        // Somebody waits for the cap, if anybody waits at all: nothing else ends a turn early.
-        let waits = !self.connections.turns.is_empty();
-        let cap = self.cap.as_ref().filter(|_| waits).and_then(Cap::next);
-        let due = [self.connections.next_timer(), retry, unread, cap]
-            .into_iter()
-            .flatten()
-            .min();
+        if self.endpoint.hurry_acks() {
+            self.transmit(false);
+        }
+        let failed = self.link.is_readable();
+        let retry = failed.then(|| self.clock.now() + RETRY_AFTER);
+        let turn = self.endpoint.poll_timeout(self.link.can_send());
+        let due = [turn, self.link.flush_at(), retry];
+        let due = due.into_iter().flatten().min();
         let until = due.map(|due| self.clock.until(due));
         let timeout = [until, limit].into_iter().flatten().min();
         if timeout.is_some_and(|timeout| timeout.is_zero()) {
             return Ok(());
         }
-        let commands = &self.commands;
-        self.doze.sleep(&self.poll, timeout, || commands.is_empty())
+        let (doze, commands) = (Arc::clone(&self.doze), &self.commands);
+        let (poller, link) = (&mut self.poller, &mut self.link);
+        doze.sleep(|| commands.is_empty(), || poller.poll(link, timeout))
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
-        Snapshot {
-            link: *self.link.counters(),
-            buffers: self.link.granted_buffers(),
-            ..self.connections.snapshot()
-        }
+        let mut snapshot = Snapshot::of(&self.endpoint, &self.link, &self.users);
+        snapshot.drops.add(&self.drops);
+        snapshot
     }
 }
 
-/// A worker that died would leave its connections silent for ever; the process goes with it, and
-/// whoever supervises it starts it again.
+fn seal_reset(keys: &ResetKeys, reset: PendingReset) -> [u8; Reset::BYTES] {
+    Reset {
+        path: reset.path,
+        connection: reset.connection,
+        token: reset_token(keys.of(reset.connection), reset.to.host()),
+    }
+    .emit()
+}
+
+/// What the link hands its packets to: the endpoint, with the memory that payload goes to.
+struct Incoming<'a> {
+    receiving: Receiving<'a, PeerNic>,
+    memory: Placing<'a, Region>,
+}
+
+impl Handler for Incoming<'_> {
+    type Place = std::convert::Infallible;
+
+    fn offer(&mut self, _from: Source, _header: &DataHeader) -> Offer<Self::Place> {
+        Offer::Discard
+    }
+
+    fn handle(&mut self, received: Received<'_>) {
+        self.receiving.handle(received, &mut self.memory);
+    }
+}
+
+/// A worker that died would leave its connections silent for ever: the process goes with it, and its
+/// supervisor starts it again.
 struct AbortOnPanic {
     worker: usize,
-    config: UdpConfig,
+    address: LinkAddress,
 }
 
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             tracing::error!(
-                worker = self.worker, address = %self.config.address, ports = %self.config.ports,
+                worker = self.worker, address = %self.address,
                 "a worker of the engine has panicked: the process ends"
             );
             std::process::abort();

@@ -2,13 +2,14 @@
 
 mod pair;
 
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pair::{PATIENCE, Pair, pattern, remote, secret, start};
+use pair::{PATIENCE, Pair, bytes_of, pattern, region, remote, secret, start};
 use weft_engine::{
-    DomainId, DropReason, Event, Failure, Nanos, PathReport, PathState, PortRange, Progress,
-    SIGNAL, WriteRequest,
+    DomainId, DropReason, Event, Failure, LinkAddress, Nanos, PathReport, PathState, PortRange,
+    Progress, Region, SIGNAL, Source, WriteRequest,
 };
 
 const DOMAIN: DomainId = DomainId(1);
@@ -75,7 +76,7 @@ fn writes_of_every_size_arrive_byte_exact() {
         let key = pair
             .b
             .engine
-            .register(DOMAIN, vec![0xAA; size + offset + 5].into());
+            .register(DOMAIN, region(size + offset + 5, 0xAA));
         let request = WriteRequest {
             key,
             offset: offset as u64,
@@ -88,7 +89,6 @@ fn writes_of_every_size_arrive_byte_exact() {
             connection,
             immediate,
             key: into,
-            buffer,
         } = pair.next_b()
         else {
             panic!("a delivery was expected")
@@ -97,6 +97,8 @@ fn writes_of_every_size_arrive_byte_exact() {
             (connection, immediate, into),
             (pair.b.id, round as u32, key)
         );
+        let region = pair.b.engine.take(key).expect("it is armed");
+        let buffer = Region::into_box(region).expect("nobody else has it");
         assert!(
             buffer[..offset].iter().all(|&b| b == 0xAA),
             "bytes before the write changed"
@@ -118,7 +120,7 @@ fn writes_of_every_size_arrive_byte_exact() {
             panic!("a completion was expected")
         };
         assert_eq!((connection, context), (pair.a.id, 77 + round as u64));
-        assert!(Arc::ptr_eq(&back, &source));
+        assert!(matches!(back, Source::Bytes(back) if Arc::ptr_eq(&back, &source)));
         pair.b.engine.deregister(key);
     }
     let snapshot = pair.b.engine.snapshot();
@@ -139,16 +141,22 @@ fn an_immediate_without_bytes_arrives_as_a_signal_in_both_directions() {
     };
     pair.a.engine.write(signal(&pair.a, 5)).unwrap();
     pair.b.engine.write(signal(&pair.b, 6)).unwrap();
-    assert!(matches!(
-        pair.next_b(),
-        Event::Signal { immediate: 5, .. } | Event::Written { .. }
-    ));
-    assert!(matches!(
-        pair.next_a(),
-        Event::Signal { immediate: 6, .. } | Event::Written { .. }
-    ));
-    pair.next_a();
-    pair.next_b();
+    // The write's own completion and the peer's immediate come in either order.
+    for (events, expected) in [
+        ([pair.next_a(), pair.next_a()], 6),
+        ([pair.next_b(), pair.next_b()], 5),
+    ] {
+        let signals: Vec<u32> = events
+            .iter()
+            .filter_map(|event| match event {
+                Event::Signal { immediate, .. } => Some(*immediate),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(signals, [expected], "{events:?}");
+        let is_written = |event: &&Event| matches!(event, Event::Written { .. });
+        assert_eq!(events.iter().filter(is_written).count(), 1, "{events:?}");
+    }
 }
 
 #[test]
@@ -156,7 +164,7 @@ fn the_immediate_counts_only_when_the_payload_is_there() {
     let mut pair = Pair::new(|config| config.paths = 256);
     for round in 0..50u32 {
         let source = pattern(300_000, round.into());
-        let key = pair.b.engine.register(DOMAIN, vec![0; source.len()].into());
+        let key = pair.b.engine.register(DOMAIN, region(source.len(), 0));
         pair.a
             .engine
             .write(WriteRequest {
@@ -165,14 +173,12 @@ fn the_immediate_counts_only_when_the_payload_is_there() {
                 ..pair.a.write(&source)
             })
             .unwrap();
-        let Event::Delivered {
-            immediate, buffer, ..
-        } = pair.next_b()
-        else {
+        let Event::Delivered { immediate, .. } = pair.next_b() else {
             panic!("a delivery was expected")
         };
         assert_eq!(immediate, round);
-        assert!(buffer == *source);
+        let region = pair.b.engine.deregister(key).expect("it is armed");
+        assert!(bytes_of(&region) == source[..]);
         pair.next_a();
     }
 }
@@ -181,7 +187,7 @@ fn the_immediate_counts_only_when_the_payload_is_there() {
 fn packets_for_a_taken_region_are_dropped_and_sent_again_once_it_is_armed() {
     let mut pair = Pair::new(|_| {});
     let source = pattern(10_000, 3);
-    let key = pair.b.engine.register(DOMAIN, vec![0; source.len()].into());
+    let key = pair.b.engine.register(DOMAIN, region(source.len(), 0));
     let write = |pair: &Pair, immediate| {
         let request = WriteRequest {
             key,
@@ -191,25 +197,19 @@ fn packets_for_a_taken_region_are_dropped_and_sent_again_once_it_is_armed() {
         pair.a.engine.write(request).unwrap();
     };
     write(&pair, 1);
-    let Event::Delivered { buffer, .. } = pair.next_b() else {
-        panic!("a delivery was expected")
-    };
+    assert!(matches!(pair.next_b(), Event::Delivered { .. }));
+    assert!(pair.b.engine.take(key).is_some());
     assert!(matches!(pair.next_a(), Event::Written { .. }));
     write(&pair, 2);
     pair.drive("packets for the taken region", |pair| {
         pair.b.engine.snapshot().drops.get(DropReason::NotArmed) > 0
     });
     assert!(pair.b.events.is_empty() && pair.a.events.is_empty());
-    pair.b.engine.arm(key, vec![0; buffer.len()].into());
-    let Event::Delivered {
-        immediate: 2,
-        buffer,
-        ..
-    } = pair.next_b()
-    else {
-        panic!("the second delivery was expected")
-    };
-    assert!(buffer == *source);
+    let second = region(source.len(), 0);
+    pair.b.engine.arm(key, second.clone());
+    let event = pair.next_b();
+    assert!(matches!(event, Event::Delivered { immediate: 2, .. }));
+    assert!(bytes_of(&second) == source[..]);
     assert!(matches!(pair.next_a(), Event::Written { .. }));
     let snapshot = pair.a.engine.snapshot();
     assert!(snapshot.stats().chunks_resent > 0);
@@ -218,13 +218,82 @@ fn packets_for_a_taken_region_are_dropped_and_sent_again_once_it_is_armed() {
 }
 
 #[test]
+fn many_messages_land_in_one_region_that_nobody_takes() {
+    let mut pair = Pair::new(|_| {});
+    let source = pattern(3_000, 9);
+    let shared = region(source.len(), 0);
+    let key = pair.b.engine.register(DOMAIN, shared.clone());
+    for part in 0..3 {
+        let request = WriteRequest {
+            source_offset: part * 1_000,
+            bytes: 1_000,
+            key,
+            offset: part * 1_000,
+            immediate: Some(part as u32),
+            ..pair.a.write(&source)
+        };
+        pair.a.engine.write(request).unwrap();
+    }
+    let mut immediates: Vec<u32> = (0..3)
+        .map(|_| match pair.next_b() {
+            Event::Delivered { immediate, .. } => immediate,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    immediates.sort_unstable();
+    assert_eq!(immediates, [0, 1, 2]);
+    assert!(bytes_of(&shared) == source[..]);
+    assert_eq!(pair.b.engine.snapshot().regions.armed, 1);
+}
+
+#[test]
+fn a_write_out_of_a_region_sends_what_lies_there() {
+    let mut pair = Pair::new(|_| {});
+    let source = pattern(300_000, 10);
+    let (from, to) = (region(300_100, 0), region(300_000, 0));
+    from.write(77, &source).unwrap();
+    let key = pair.b.engine.register(DOMAIN, to.clone());
+    let request = WriteRequest {
+        source: from.into(),
+        source_offset: 77,
+        key,
+        immediate: Some(1),
+        ..pair.a.write(&source)
+    };
+    pair.a.engine.write(request).unwrap();
+    assert!(matches!(pair.next_b(), Event::Delivered { .. }));
+    assert!(bytes_of(&to) == source[..]);
+}
+
+#[test]
+fn an_immediate_without_bytes_for_a_region_of_another_domain_is_not_delivered() {
+    let mut pair = Pair::new(|_| {});
+    let nothing = pattern(0, 0);
+    let key = pair.b.engine.register(DomainId(2), region(10, 0));
+    for (key, immediate) in [(key, 1), (weft_engine::Key(99), 2), (SIGNAL, 3)] {
+        let request = WriteRequest {
+            key,
+            immediate: Some(immediate),
+            ..pair.a.write(&nothing)
+        };
+        pair.a.engine.write(request).unwrap();
+    }
+    let event = pair.next_b();
+    assert!(
+        matches!(event, Event::Signal { immediate: 3, .. }),
+        "{event:?}"
+    );
+    pair.drive("the refused immediates", |pair| {
+        pair.b.engine.snapshot().drops.get(DropReason::Key) == 2
+    });
+    assert!(pair.b.events.is_empty());
+}
+
+#[test]
 fn a_region_of_another_domain_is_refused_and_the_writer_is_told() {
     let mut pair = Pair::new(|_| {});
     let source = pattern(5_000, 4);
-    let key = pair
-        .b
-        .engine
-        .register(DomainId(2), vec![0; source.len()].into());
+    let key = pair.b.engine.register(DomainId(2), region(source.len(), 0));
     pair.a
         .engine
         .write(WriteRequest {
@@ -247,7 +316,7 @@ fn a_region_of_another_domain_is_refused_and_the_writer_is_told() {
 fn a_write_beyond_its_region_changes_nothing_and_the_writer_is_told() {
     let mut pair = Pair::new(|_| {});
     let source = pattern(100, 4);
-    let key = pair.b.engine.register(DOMAIN, vec![0; 150].into());
+    let key = pair.b.engine.register(DOMAIN, region(150, 0));
     let request = WriteRequest {
         key,
         offset: 51,
@@ -312,7 +381,8 @@ fn a_reset_from_a_node_with_another_key_is_not_believed() {
         panic!("a failure was expected")
     };
     assert_eq!(failure.reason(), "Stalled");
-    assert!(pair.a.engine.snapshot().drops.get(DropReason::Seal) > 0);
+    let drops = pair.a.engine.snapshot().drops;
+    assert!(drops.get(DropReason::UnknownConnection) > 0);
 }
 
 #[test]
@@ -352,7 +422,8 @@ fn packets_before_connect_wait_for_it_and_meet_no_reset() {
     let mut b = b;
     a.write(WriteRequest {
         connection: a_end.id,
-        source,
+        source: source.into(),
+        source_offset: 0,
         bytes: 1000,
         key: SIGNAL,
         offset: 0,
@@ -374,7 +445,7 @@ fn packets_before_connect_wait_for_it_and_meet_no_reset() {
 fn close_is_confirmed_and_no_byte_lands_after_it() {
     let mut pair = Pair::new(|_| {});
     let source = pattern(8 << 20, 6);
-    let key = pair.b.engine.register(DOMAIN, vec![0; source.len()].into());
+    let key = pair.b.engine.register(DOMAIN, region(source.len(), 0));
     pair.a
         .engine
         .write(WriteRequest {
@@ -457,7 +528,7 @@ fn connections_share_the_sender_fairly_with_a_cap_and_without() {
             ids.push(a.id);
         }
         for &connection in &ids {
-            let key = pair.b.engine.register(DOMAIN, vec![0; source.len()].into());
+            let key = pair.b.engine.register(DOMAIN, region(source.len(), 0));
             keys.push(key);
             let request = WriteRequest {
                 connection,
@@ -475,20 +546,48 @@ fn connections_share_the_sender_fairly_with_a_cap_and_without() {
         let (least, most) = (acked.clone().min().unwrap(), acked.max().unwrap());
         assert!(most <= 2 * least, "{least} to {most} bytes");
         for _ in 0..keys.len() {
-            assert!(matches!(pair.next_b(), Event::Delivered { buffer, .. } if buffer == *source));
+            let Event::Delivered { key, .. } = pair.next_b() else {
+                panic!("a delivery was expected")
+            };
+            let region = pair.b.engine.take(key).expect("each is delivered once");
+            assert!(bytes_of(&region) == source[..]);
         }
     }
 }
 
 #[test]
+fn writes_arrive_over_ipv6() {
+    let mut pair = Pair::new(|config| {
+        let LinkAddress::Udp { address, .. } = &mut config.address;
+        *address = Ipv6Addr::LOCALHOST.into();
+    });
+    let source = pattern(1 << 20, 3);
+    let key = pair
+        .b
+        .engine
+        .register(DOMAIN, pair::region(source.len(), 0));
+    let request = WriteRequest {
+        key,
+        immediate: Some(7),
+        ..pair.a.write(&source)
+    };
+    pair.a.engine.write(request).unwrap();
+    let delivered = pair.next_b();
+    assert!(matches!(delivered, Event::Delivered { immediate: 7, .. }));
+    let region = pair.b.engine.take(key).expect("it is armed");
+    assert!(bytes_of(&region) == source[..]);
+}
+
+#[test]
 fn a_taken_port_range_is_refused_by_its_ports() {
     let first = start(|_| {});
-    let ports = first.config().ports;
-    let mut config = first.config().clone();
-    config.ports = PortRange {
-        first: ports.first - 8,
-        count: 16,
+    let LinkAddress::Udp { address, ports } = first.config().address;
+    let at = |first, count| LinkAddress::Udp {
+        address,
+        ports: PortRange { first, count },
     };
+    let mut config = first.config().clone();
+    config.address = at(ports.first - 8, 16);
     let error = weft_engine::Engine::start(config).err().unwrap();
     assert_eq!(error.reason(), "PortTaken");
     assert!(
@@ -497,10 +596,7 @@ fn a_taken_port_range_is_refused_by_its_ports() {
     );
     // Nothing is left behind: the free half can be had.
     let mut config = first.config().clone();
-    config.ports = PortRange {
-        first: ports.first - 8,
-        count: 8,
-    };
+    config.address = at(ports.first - 8, 8);
     config.paths = 64;
     drop(weft_engine::Engine::start(config).unwrap());
 }
@@ -529,7 +625,8 @@ fn wrong_calls_are_refused_at_once() {
     let peer = remote(&b_end, secret(2));
     let request = WriteRequest {
         connection: a_end.id,
-        source: pattern(10, 1),
+        source: pattern(10, 1).into(),
+        source_offset: 0,
         bytes: 10,
         key: SIGNAL,
         offset: 0,
@@ -542,12 +639,8 @@ fn wrong_calls_are_refused_at_once() {
         refused(a.connect(b_end.id, peer.clone(), sender.clone())),
         "UnknownConnection"
     );
-    let narrow = PortRange {
-        count: 2,
-        ..b_end.ports
-    };
     let few = weft_engine::RemoteEnd {
-        ports: narrow,
+        address: b_end.address.part(0, 8),
         ..peer.clone()
     };
     assert_eq!(
@@ -562,6 +655,13 @@ fn wrong_calls_are_refused_at_once() {
     assert_eq!(
         refused(a.write(WriteRequest {
             bytes: 11,
+            ..request.clone()
+        })),
+        "BeyondSource"
+    );
+    assert_eq!(
+        refused(a.write(WriteRequest {
+            source_offset: u64::MAX,
             ..request.clone()
         })),
         "BeyondSource"

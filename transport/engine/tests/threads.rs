@@ -2,8 +2,8 @@
 
 mod pair;
 
-use pair::{PATIENCE, Pair, Side, pattern, remote, secret, start};
-use weft_engine::{DomainId, Event, Failure, Progress, WriteRequest};
+use pair::{PATIENCE, Pair, Side, bytes_of, pattern, region, remote, secret, start};
+use weft_engine::{DomainId, Event, Failure, Progress, Region, WriteRequest};
 
 fn next(side: &Side) -> Event {
     side.events
@@ -23,7 +23,7 @@ fn messages_cross_in_both_directions_while_slots_are_armed_again() {
     let pair = pair_with(1);
     let source = [pattern(1 << 20, 1), pattern(1 << 20, 2)];
     let sides = [&pair.a, &pair.b];
-    let keys = sides.map(|side| side.engine.register(DomainId(1), vec![0; 1 << 20].into()));
+    let keys = sides.map(|side| side.engine.register(DomainId(1), region(1 << 20, 0)));
     const ROUNDS: u32 = 40;
     std::thread::scope(|scope| {
         for me in 0..2 {
@@ -51,16 +51,13 @@ fn messages_cross_in_both_directions_while_slots_are_armed_again() {
                 let (mut delivered, mut credited, mut written) = (0, 0, 0);
                 while delivered < ROUNDS || credited < ROUNDS || written < 2 * ROUNDS {
                     match next(side) {
-                        Event::Delivered {
-                            immediate,
-                            key,
-                            buffer,
-                            ..
-                        } => {
+                        Event::Delivered { immediate, key, .. } => {
                             assert_eq!(immediate, delivered);
-                            assert!(buffer == **theirs, "message {immediate} differs");
+                            let taken = side.engine.take(key).expect("it is armed");
+                            let bytes = Region::into_box(taken).expect("nobody else has it");
+                            assert!(bytes == **theirs, "message {immediate} differs");
                             delivered += 1;
-                            side.engine.arm(key, vec![0; 1 << 20].into());
+                            side.engine.arm(key, region(1 << 20, 0));
                             signal(immediate);
                         }
                         Event::Signal { immediate, .. } => {
@@ -95,6 +92,49 @@ fn messages_cross_in_both_directions_while_slots_are_armed_again() {
 }
 
 #[test]
+fn no_byte_lands_in_a_region_that_is_deregistered_under_writes() {
+    let pair = pair_with(1);
+    let source = pattern(8 << 20, 5);
+    for round in 0..10 {
+        let target = region(source.len(), 0);
+        let key = pair.b.engine.register(DomainId(1), target);
+        let placed = || pair.b.engine.snapshot().stats().bytes_placed;
+        let before = placed();
+        // A connection fails with its write: each round has its own.
+        let (a, b) = (
+            pair.a.engine.allocate(DomainId(1), secret(30)),
+            pair.b.engine.allocate(DomainId(1), secret(31)),
+        );
+        let (sender, events) = crossbeam_channel::unbounded();
+        let (to_a, to_b) = (remote(&a, secret(30)), remote(&b, secret(31)));
+        pair.a.engine.connect(a.id, to_b, sender.clone()).unwrap();
+        pair.b
+            .engine
+            .connect(b.id, to_a, pair.b.sender.clone())
+            .unwrap();
+        let request = WriteRequest {
+            connection: a.id,
+            key,
+            ..pair.a.write(&source)
+        };
+        pair.a.engine.write(request).unwrap();
+        while placed() == before {
+            std::thread::yield_now();
+        }
+        let taken = pair.b.engine.deregister(key).expect("it is armed");
+        let mut bytes = Region::into_box(taken).expect("no worker can reach it");
+        bytes.fill(0);
+        // The rest of the write arrives, and is refused.
+        match events.recv_timeout(PATIENCE).unwrap() {
+            Event::Failed { failure, .. } => assert_eq!(failure.reason(), "KeyRefused"),
+            Event::Written { .. } => {}
+            other => panic!("{other:?}"),
+        }
+        assert!(bytes.iter().all(|&byte| byte == 0), "round {round}");
+    }
+}
+
+#[test]
 fn every_worker_carries_its_own_domains() {
     let pair = pair_with(4);
     let source = pattern(200_000, 3);
@@ -116,7 +156,7 @@ fn every_worker_carries_its_own_domains() {
         let key = pair
             .b
             .engine
-            .register(DomainId(domain + 1), vec![0; source.len()].into());
+            .register(DomainId(domain + 1), region(source.len(), 0));
         let request = WriteRequest {
             connection: a.id,
             key,
@@ -127,18 +167,18 @@ fn every_worker_carries_its_own_domains() {
         ends.push((a, b, events));
     }
     for (domain, (a, b, events)) in ends.iter().enumerate() {
-        assert_eq!(a.ports.count, 4);
+        assert_eq!(a.address.parts(), 4);
         let mut done = (false, false);
         while done != (true, true) {
             match events.recv_timeout(PATIENCE).unwrap() {
                 Event::Delivered {
                     connection,
                     immediate,
-                    buffer,
-                    ..
+                    key,
                 } => {
                     assert_eq!((connection, immediate), (b.id, domain as u32));
-                    assert!(buffer == *source);
+                    let taken = pair.b.engine.take(key).expect("it is armed");
+                    assert!(bytes_of(&taken) == source[..]);
                     done.0 = true;
                 }
                 Event::Written { connection, .. } => {
@@ -149,7 +189,7 @@ fn every_worker_carries_its_own_domains() {
             }
         }
     }
-    let ports: std::collections::BTreeSet<u16> = ends.iter().map(|(a, ..)| a.ports.first).collect();
+    let ports: std::collections::HashSet<_> = ends.iter().map(|(a, ..)| a.address).collect();
     assert_eq!(
         ports.len(),
         4,
@@ -198,10 +238,7 @@ fn an_engine_sends_no_faster_than_its_cap() {
         config.cap_bps = Some(80_000_000);
     });
     let source = pattern(5 << 20, 1);
-    let key = pair
-        .b
-        .engine
-        .register(DomainId(1), vec![0; source.len()].into());
+    let key = pair.b.engine.register(DomainId(1), region(source.len(), 0));
     let began = std::time::Instant::now();
     let request = WriteRequest {
         key,
@@ -210,8 +247,9 @@ fn an_engine_sends_no_faster_than_its_cap() {
     };
     pair.a.engine.write(request).unwrap();
     loop {
-        if let Event::Delivered { buffer, .. } = next(&pair.b) {
-            assert!(buffer[..] == source[..]);
+        if let Event::Delivered { key, .. } = next(&pair.b) {
+            let taken = pair.b.engine.take(key).expect("it is armed");
+            assert!(bytes_of(&taken) == source[..]);
             break;
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use weft_engine::{
     ConnectionId, DomainId, Engine, EngineConfig, EngineError, Event, LocalEnd, Nanos, PortRange,
-    Progress, RemoteEnd, Secret, WriteRequest,
+    Progress, Region, RemoteEnd, Secret, WriteRequest,
 };
 
 /// Nothing here takes a tenth of this on an idle machine.
@@ -61,7 +61,6 @@ pub(crate) fn remote(end: &LocalEnd, receive_secret: Secret) -> RemoteEnd {
         owner: "peer".into(),
         id: end.id,
         address: end.address,
-        ports: end.ports,
         send_secret: receive_secret,
         settings: end.settings,
         generation: end.generation,
@@ -103,7 +102,8 @@ impl Side {
     pub(crate) fn write(&self, source: &Arc<Box<[u8]>>) -> WriteRequest {
         WriteRequest {
             connection: self.id,
-            source: Arc::clone(source),
+            source: Arc::clone(source).into(),
+            source_offset: 0,
             bytes: source.len() as u64,
             key: weft_engine::SIGNAL,
             offset: 0,
@@ -111,6 +111,20 @@ impl Side {
             context: 0,
         }
     }
+}
+
+/// A region of `bytes` bytes that are all `value`.
+#[allow(dead_code)] // not every test of this folder has regions
+pub(crate) fn region(bytes: usize, value: u8) -> Arc<Region> {
+    Region::share(vec![value; bytes])
+}
+
+/// The bytes of a region.
+#[allow(dead_code)] // not every test of this folder has regions
+pub(crate) fn bytes_of(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len() as usize];
+    region.read(0, &mut bytes).expect("all of it");
+    bytes
 }
 
 /// Bytes that differ at every place a chunk could be exchanged for another.

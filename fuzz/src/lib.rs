@@ -1,16 +1,21 @@
 //! Two ends of a connection without a network between them, for the targets that speak to one.
 //!
-//! A writes to B. What a target makes up arrives at either end, sealed by the other or not.
+//! Host 0 writes to host 1. What a target makes up arrives at either host, sealed by the other or not.
 
-use rand_core::SeedableRng;
 use siphasher::sip::SipHasher13;
 use weft_core::congestion::CongestionKind;
-use weft_core::connection::{Arrival, Connection, ConnectionConfig, Event, Run, Settings, Write};
-use weft_core::drops::DropReason;
-use weft_core::memory::{Memory, check_bounds};
-use weft_core::path::{PathSet, PathSetConfig, PolicyKind};
-use weft_core::units::{ConnectionId, Key, Nanos, PathId, Rng, Time};
-use weft_core::wire::{CONTROL_BYTES_MAX, CONTROL_PACKET_NUMBERS, Kind, Secret, VERSION};
+use weft_core::connection::{Event, Settings, Write};
+use weft_core::drops::{DropReason, Drops};
+use weft_core::memory::DomainId;
+use weft_core::path::PolicyKind;
+use weft_core::units::{ConnectionId, Key, Nanos, PathId, Time};
+use weft_core::wire::{
+    CONTROL_PACKET_NUMBERS, DataHeader, Integrity, KeyPhase, Kind, OVERHEAD_BYTES, Reset, Seal,
+    VERSION,
+};
+use weft_crypto::AES_128_GCM;
+use weft_sim::host::Datagrams;
+use weft_sim::pair::{Pair, PairConfig, Wire, holds, id, secret};
 
 const SETTINGS: Settings = Settings {
     paths: 4,
@@ -18,224 +23,193 @@ const SETTINGS: Settings = Settings {
     chunk_bytes: 4 * 1_064,
     window_chunks: 4,
     wire_version: VERSION,
+    integrity: Integrity::Sealed,
 };
-const KEY: Key = Key(0x6675_7a7a);
-const A: ConnectionId = ConnectionId(0xa);
-const B: ConnectionId = ConnectionId(0xb);
-const SECRETS: [Secret; 2] = [Secret([0xa1; 32]), Secret([0xb2; 32])];
+/// The key of the region at each end.
+pub const KEY: Key = Key(0x6675_7a7a);
+/// The connection at host 1, which is written to.
+pub const B: ConnectionId = ConnectionId(2 << 16);
 /// One way between the two ends.
 const DELAY: Nanos = Nanos::from_micros(50);
 /// Rounds that a transfer needs at most, whatever was said to it.
 const ROUNDS_MAX: usize = 2_000;
+const TOKEN: u64 = 7;
 
-struct Region(Vec<u8>);
+/// Delays everything by the same time.
+struct Delay;
 
-impl Memory for Region {
-    fn place(&mut self, key: Key, offset: u64, payload: &[u8]) -> Result<(), DropReason> {
-        if key != KEY {
-            return Err(DropReason::Key);
-        }
-        check_bounds(self.0.len() as u64, offset, payload.len() as u64)?;
-        self.0[offset as usize..][..payload.len()].copy_from_slice(payload);
-        Ok(())
+impl Wire for Delay {
+    fn carry(&mut self, now: Time, datagrams: Datagrams, arrives: &mut impl FnMut(Time, Datagrams)) {
+        arrives(now + DELAY, datagrams);
     }
 }
 
-struct End {
-    connection: Connection,
-    paths: PathSet,
-    memory: Region,
-    rng: Rng,
-}
-
-impl End {
-    fn new(local: ConnectionId, remote: ConnectionId, send: &Secret, receive: &Secret) -> End {
-        let config = ConnectionConfig {
-            settings: SETTINGS,
-            local,
-            remote,
-            send_secret: send.clone(),
-            receive_secret: receive.clone(),
-            congestion: CongestionKind::EcnRtt,
-            stall_timeout: Nanos::from_secs(600),
-            reset_token: 0x00de_adbe_efde_adbe,
-        };
-        let paths = PathSetConfig {
-            paths: SETTINGS.paths,
-            policy: PolicyKind::Oblivious,
-            rto_min: Nanos::from_micros(250),
-        };
-        End {
-            connection: Connection::new(config, Time::ZERO),
-            paths: PathSet::new(&paths),
-            memory: Region(vec![0; 1 << 16]),
-            rng: Rng::seed_from_u64(1),
-        }
-    }
-
-    fn take(&mut self, now: Time, bytes: &[u8], segment: usize) -> Result<(), DropReason> {
-        let arrival = Arrival {
-            path: PathId(0),
-            ce: false,
-        };
-        let run = Run { bytes, segment };
-        self.connection
-            .handle_packets(now, &mut self.paths, arrival, run, &mut self.memory)
-    }
-}
-
-/// A that writes, and B.
+/// Host 0, which writes, and host 1.
 pub struct Duo {
-    now: Time,
-    a: End,
-    b: End,
-    source: Vec<u8>,
+    pair: Pair<Delay>,
+    bytes: usize,
     completed: bool,
 }
 
 impl Duo {
-    /// A begins to write `bytes` bytes with an immediate.
+    /// Host 0 begins to write `bytes` bytes with an immediate.
     pub fn new(bytes: usize) -> Duo {
-        let mut a = End::new(A, B, &SECRETS[0], &SECRETS[1]);
-        let b = End::new(B, A, &SECRETS[1], &SECRETS[0]);
-        let source: Vec<u8> = (0..bytes).map(|i| (i * 31 + i / 251) as u8 | 1).collect();
+        Duo::with(bytes, Integrity::Sealed)
+    }
+
+    /// The same with packets that are protected so.
+    pub fn with(bytes: usize, integrity: Integrity) -> Duo {
+        let mut config = PairConfig::new(Settings { integrity, ..SETTINGS });
+        config.key = KEY;
+        config.endpoint.policy = PolicyKind::Oblivious;
+        config.endpoint.congestion = CongestionKind::EcnRtt;
+        config.endpoint.stall_timeout = Nanos::from_secs(600);
+        config.region_bytes = 1 << 16;
+        let key = config.key;
+        let mut pair = Pair::new(config, Delay);
+        assert_eq!(id(1, 0), B);
+        pair.connect(0, DomainId(0));
         let write = Write {
-            token: 7,
+            token: TOKEN,
             bytes: bytes as u64,
-            key: KEY,
+            key,
             offset: 0,
             immediate: Some(9),
         };
-        a.connection
-            .post_write(write)
-            .expect("a new connection takes a write");
+        pair.post(0, 0, write).expect("a new connection takes a write");
         Duo {
-            now: Time::ZERO,
-            a,
-            b,
-            source,
+            pair,
+            bytes,
             completed: false,
         }
     }
 
     /// Lets both ends send for some rounds of 100 us.
     pub fn exchange(&mut self, rounds: usize) {
-        let mut buffer = [0; CONTROL_BYTES_MAX];
         for _ in 0..rounds {
-            for end in [&mut self.a, &mut self.b] {
-                if end
-                    .connection
-                    .poll_timeout(&end.paths)
-                    .is_some_and(|at| at <= self.now)
-                {
-                    end.connection.handle_timeout(self.now, &mut end.paths);
-                }
-            }
-            let now = self.now;
-            let End {
-                connection,
-                paths,
-                rng,
-                ..
-            } = &mut self.a;
-            let mut packets = Vec::new();
-            while let Some(control) = connection.poll_control(now, paths, &mut buffer) {
-                packets.push(buffer[..control.bytes].to_vec());
-            }
-            while let Some(chunk) = connection.poll_chunk(now, paths, rng, u32::MAX) {
-                for i in 0..chunk.packets() {
-                    let range = chunk.payload(i);
-                    let payload = &self.source[range.start as usize..range.end as usize];
-                    let header = chunk.header(i);
-                    packets.push([&header[..], payload, &chunk.trailer(&header, payload)].concat());
-                }
-            }
-            self.now = self.now + DELAY;
-            for packet in packets {
-                let _ = self.b.take(self.now, &packet, packet.len());
-            }
-            let mut acks = Vec::new();
-            let End {
-                connection, paths, ..
-            } = &mut self.b;
-            while let Some(control) = connection.poll_control(self.now, paths, &mut buffer) {
-                acks.push(buffer[..control.bytes].to_vec());
-            }
-            self.now = self.now + DELAY;
-            for ack in acks {
-                let _ = self.a.take(self.now, &ack, ack.len());
-            }
+            self.pair.run_for(DELAY + DELAY);
             self.events();
         }
     }
 
     fn events(&mut self) {
-        while let Some(event) = self.a.connection.poll_event() {
+        let [a, b] = &mut self.pair.ends;
+        for (_, event) in a.events.drain(..) {
             match event {
                 Event::Completed { token } => {
-                    assert!(token == 7 && !self.completed, "{token} completed twice");
+                    assert!(token == TOKEN && !self.completed, "{token} completed twice");
                     self.completed = true;
                 }
-                other => panic!("A was made to report {other:?}"),
+                other => panic!("the writer was made to report {other:?}"),
             }
         }
-        while let Some(event) = self.b.connection.poll_event() {
-            assert_eq!(event, Event::Immediate { value: 9, key: KEY });
-            assert_eq!(self.b.memory.0[..self.source.len()], self.source);
+        let key = b.memory.key;
+        for (_, event) in b.events.drain(..) {
+            assert_eq!(event, Event::Immediate { value: 9, key });
+            assert!(holds(&b.memory.bytes, 0, TOKEN, self.bytes));
         }
+    }
+
+    fn arrives_at(&mut self, to: usize, bytes: &[u8], segment: usize) {
+        self.inject(to, bytes, segment);
+        self.events();
+    }
+
+    fn inject(&mut self, to: usize, bytes: &[u8], segment: usize) {
+        self.pair.inject(Datagrams {
+            from: 1 - to,
+            to,
+            path: PathId(0),
+            ce: false,
+            segment: segment.max(1),
+            bytes: bytes.to_vec(),
+        });
     }
 
     /// Bytes arrive at both ends.
     pub fn arrives(&mut self, bytes: &[u8], segment: usize) {
-        for end in [&mut self.a, &mut self.b] {
-            let _ = end.take(self.now, bytes, segment);
-        }
-        self.events();
+        self.arrives_at(0, bytes, segment);
+        self.arrives_at(1, bytes, segment);
     }
 
-    /// Makes bytes look like a data packet for B.
+    /// Makes bytes look like a data packet for host 1.
     pub fn address(&self, bytes: &mut [u8]) {
         if let Some(prefix) = bytes.first_chunk_mut::<8>() {
             prefix[0] = VERSION;
-            prefix[4..].copy_from_slice(&B.0.to_le_bytes());
+            prefix[4..].copy_from_slice(&id(1, 0).0.to_le_bytes());
         }
     }
 
-    /// A control packet from B to A with any body, sealed as only B can. Written from docs/wire.md,
+    /// A control packet from host 1 to host 0 with any body, sealed as only host 1 can. Written from docs/wire.md,
     /// not with the core's own writer.
     pub fn seal(&self, kind: Kind, number: u64, body: &[u8]) -> Vec<u8> {
         let mut packet = vec![VERSION | (kind as u8) << 4, 0, 0, 0];
-        packet.extend_from_slice(&A.0.to_le_bytes());
+        packet.extend_from_slice(&id(0, 0).0.to_le_bytes());
         packet.extend_from_slice(&(CONTROL_PACKET_NUMBERS + number).to_le_bytes());
         packet.extend_from_slice(body);
-        let key: [u8; 16] = std::array::from_fn(|i| SECRETS[1].0[i]);
+        let secret = secret(1, 0);
+        let key: [u8; 16] = std::array::from_fn(|i| secret.0[i]);
         let hash = SipHasher13::new_with_key(&key).hash(&packet);
         packet.extend_from_slice(&hash.to_le_bytes());
         packet.extend_from_slice(&[0; 8]);
         packet
     }
 
-    /// A packet from B arrives at A.
+    /// A data packet from host 0, sealed as only host 0 can.
+    pub fn seal_data(&self, header: &DataHeader, payload: &[u8]) -> Vec<u8> {
+        let integrity = self.pair.ends[0].host.endpoint.config().settings.integrity;
+        let seal = Seal::with(integrity, &secret(0, 0), KeyPhase::FIRST, &AES_128_GCM);
+        let mut packet = vec![0; payload.len() + OVERHEAD_BYTES];
+        seal.seal_data(header, payload, &mut packet);
+        packet
+    }
+
+    fn drops(&self, host: usize) -> Drops {
+        let endpoint = &self.pair.ends[host].host.endpoint;
+        let mut drops = endpoint.counters().drops;
+        for (connection, _) in endpoint.connections() {
+            drops.add(connection.drops());
+        }
+        drops
+    }
+
+    fn dropped(&self, host: usize, before: &Drops) -> Result<(), DropReason> {
+        let after = self.drops(host);
+        let dropped = |reason: &&DropReason| after.get(**reason) > before.get(**reason);
+        DropReason::ALL.iter().find(dropped).map_or(Ok(()), |reason| Err(*reason))
+    }
+
+    /// A packet from host 1 arrives at host 0. Answers why it was dropped.
     pub fn answers(&mut self, packet: &[u8]) -> Result<(), DropReason> {
-        let result = self.a.take(self.now, packet, packet.len());
-        self.events();
-        result
+        let before = self.drops(0);
+        self.arrives_at(0, packet, packet.len());
+        self.dropped(0, &before)
     }
 
-    /// A is told that B does not know the connection, with a guessed token.
+    /// A packet from host 0, which lies, arrives at host 1. What host 1 reports of it is host 0's business.
+    pub fn writes(&mut self, packet: &[u8]) -> Result<(), DropReason> {
+        let before = self.drops(1);
+        self.inject(1, packet, packet.len());
+        self.pair.ends[1].events.clear();
+        self.dropped(1, &before)
+    }
+
+    /// Host 0 is told that host 1 does not know the connection, with a guessed token.
     pub fn resets(&mut self, token: u64) {
-        assert_eq!(self.a.connection.handle_reset(token), Err(DropReason::Seal));
-        self.events();
+        let (path, connection) = (PathId(0), id(1, 0));
+        let reset = Reset { path, connection, token }.emit();
+        assert_eq!(self.answers(&reset), Err(DropReason::UnknownConnection));
     }
 
-    /// What B's region holds.
+    /// What host 1's region holds.
     pub fn placed(&self) -> Vec<u8> {
-        self.b.memory.0.clone()
+        self.pair.ends[1].memory.bytes.clone()
     }
 
-    /// The window is conserved at A.
+    /// The window is conserved at host 0.
     pub fn check_window(&self) {
-        let connection = &self.a.connection;
+        let connection = self.pair.ends[0].host.endpoint.connection(id(0, 0));
+        let connection = connection.expect("the connection does not fail");
         assert!(connection.outstanding() <= usize::from(SETTINGS.window_chunks));
         assert!(connection.in_flight() <= u64::from(SETTINGS.chunk_bytes) * 4);
         if connection.is_idle() {
@@ -252,7 +226,7 @@ impl Duo {
             self.exchange(1);
         }
         assert!(self.completed, "the transfer did not end");
-        assert_eq!(self.b.memory.0[..self.source.len()], self.source);
+        assert!(holds(&self.pair.ends[1].memory.bytes, 0, TOKEN, self.bytes));
         self.check_window();
     }
 }

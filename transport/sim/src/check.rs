@@ -67,7 +67,7 @@ impl Checkers {
                 Box::new(immediates::ImmediateAfterPayload::default()),
                 Box::new(window::WindowConserved::new(scenario)),
                 Box::new(footprint::BoundedMemory::new(scenario)),
-                Box::new(drops::ExpectedDropsOnly::default()),
+                Box::new(drops::ExpectedDropsOnly::new(scenario)),
                 Box::new(convergence::EverythingEnds::default()),
             ],
             violation: None,

@@ -1,91 +1,184 @@
-//! A host: the worker's state that a restart loses, and the packets that wait for its turn.
+//! A host: an endpoint and its worker's loop. The simulator, the tests, the benchmarks and the fuzz targets all
+//! turn their endpoints here.
+//!
+//! Payload is named by the write's token ([`pattern`]): a host needs no source buffers, and who receives can say
+//! what must be there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use weft_core::connection::{Chunk, Event};
+use weft_core::endpoint::{Endpoint, Transmit};
+use weft_core::memory::Memory;
+use weft_core::received::Received;
+use weft_core::units::{ConnectionId, PathId, Source, Time};
+use weft_core::wire::{CONTROL_BYTES_MAX, OVERHEAD_BYTES, Reset};
 
-use weft_core::path::{PathSet, PathSetConfig};
-use weft_core::units::{ConnectionId, Nanos, Rng, Time};
+use crate::pattern;
 
-use crate::network::Packet;
-use crate::observation::End;
+/// Datagrams that travel together: all but the last are `segment` bytes long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Datagrams {
+    /// The host that they left.
+    pub from: usize,
+    /// The host that they reach.
+    pub to: usize,
+    /// The path that they take, in the numbering of either end.
+    pub path: PathId,
+    /// Marked congestion-experienced.
+    pub ce: bool,
+    /// Bytes of each but the last.
+    pub segment: usize,
+    /// The datagrams, one behind the other.
+    pub bytes: Vec<u8>,
+}
+
+/// What surrounds an endpoint in a turn: its memory, the network, and everybody who watches.
+pub trait Environment: Memory {
+    /// An empty buffer for datagrams.
+    fn buffer(&mut self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// What a Reset in the name of this host proves itself with.
+    fn reset_token(&self, to: usize, connection: ConnectionId) -> u64;
+
+    /// Chunks that the link takes in this turn.
+    fn chunks(&self) -> u32 {
+        u32::MAX
+    }
+
+    /// A chunk is handed to the link. Answers whether the link takes another one in this turn.
+    fn takes_more(&mut self, connection: ConnectionId, chunk: &Chunk) -> bool {
+        let _ = (connection, chunk);
+        true
+    }
+
+    /// Sends datagrams.
+    fn send(&mut self, datagrams: Datagrams);
+
+    /// The endpoint has taken in datagrams that had arrived.
+    fn received(&mut self, datagrams: &Datagrams, endpoint: &Endpoint<usize>) {
+        let _ = (datagrams, endpoint);
+    }
+}
 
 /// One host with one worker.
 #[derive(Debug)]
 pub struct Host {
-    /// Whether its process runs.
-    pub up: bool,
-    /// Whether it will ever run again.
-    pub gone: bool,
-    /// Its worker has no turn before this.
-    pub paused_until: u64,
-    /// Its regions take nothing before this: their buffers are with their owners.
-    pub away_until: u64,
-    /// The worker's next turn that is in the heap, if any.
-    pub turn_at: Option<u64>,
-    /// What has arrived since the last turn.
-    pub inbox: Vec<Packet>,
-    /// One per other host.
-    pub paths: Vec<PathSet>,
-    /// The ends of its connections, by the id that their packets name.
-    pub ends: BTreeMap<ConnectionId, End>,
-    /// The same, by the id that they send to: how a reset finds its connection.
-    pub ends_by_remote: BTreeMap<ConnectionId, End>,
-    /// The ends with something to look at in the next turn. As in the engine, the others are not
-    /// looked at: what wakes them has to be named.
-    pub touched: BTreeSet<End>,
-    /// Turns in a row in which nothing happened though a timer was due.
-    pub idle_turns: u32,
-    /// What the core draws from.
-    pub rng: Rng,
-    /// Its clock's start: local time 0, in virtual nanoseconds before the run's start.
-    clock_start: i128,
+    /// Its number, by which the others know it.
+    pub index: usize,
+    /// Its NIC queue.
+    pub endpoint: Endpoint<usize>,
 }
 
 impl Host {
-    /// A host that runs, with connections to none; its clock shows `clock` at the run's start.
-    pub fn new(hosts: usize, paths: &PathSetConfig, rng: Rng, clock: u64) -> Host {
-        Host {
-            up: true,
-            gone: false,
-            paused_until: 0,
-            away_until: 0,
-            turn_at: None,
-            inbox: Vec::new(),
-            paths: (0..hosts).map(|_| PathSet::new(paths)).collect(),
-            ends: BTreeMap::new(),
-            ends_by_remote: BTreeMap::new(),
-            touched: BTreeSet::new(),
-            idle_turns: 0,
-            rng,
-            clock_start: -i128::from(clock),
+    /// One turn: takes in everything that has arrived, sends what there is to send, takes the events.
+    pub fn turn(
+        &mut self,
+        now: Time,
+        arrived: &mut [Datagrams],
+        environment: &mut impl Environment,
+        on_event: impl FnMut(ConnectionId, Event),
+    ) {
+        self.exchange(now, arrived, environment);
+        self.take_events(on_event);
+    }
+
+    /// A turn whose events stay where they are.
+    pub fn exchange(
+        &mut self,
+        now: Time,
+        arrived: &mut [Datagrams],
+        environment: &mut impl Environment,
+    ) {
+        let mut receiving = self.endpoint.receive(now);
+        for datagrams in arrived {
+            let received = Received::Packets {
+                from: source(datagrams.from),
+                ce: datagrams.ce,
+                bytes: &mut datagrams.bytes,
+                segment: datagrams.segment,
+            };
+            receiving.handle(received, environment);
+            environment.received(datagrams, receiving.endpoint());
+        }
+        let mut sending = receiving.finish(true, environment.chunks());
+        let mut buffer = [0; CONTROL_BYTES_MAX];
+        let outgoing = |to, path, segment, bytes| Datagrams {
+            from: self.index,
+            to,
+            path,
+            ce: false,
+            segment,
+            bytes,
+        };
+        while let Some(transmit) = sending.poll_transmit(now, &mut buffer) {
+            match transmit {
+                Transmit::Chunk {
+                    connection,
+                    peer,
+                    chunk,
+                } => {
+                    let to = *peer;
+                    let more = environment.takes_more(connection, &chunk);
+                    let mut bytes = environment.buffer();
+                    let segment = seal(&chunk, &mut bytes);
+                    environment.send(outgoing(to, chunk.path, segment, bytes));
+                    if !more {
+                        break;
+                    }
+                }
+                Transmit::Control {
+                    peer, path, bytes, ..
+                } => {
+                    let mut packet = environment.buffer();
+                    packet.extend_from_slice(&buffer[..bytes]);
+                    environment.send(outgoing(*peer, path, bytes, packet));
+                }
+                Transmit::Reset(reset) => {
+                    let to = usize::from(reset.to.0[HOST_BYTE]);
+                    let packet = Reset {
+                        path: reset.path,
+                        connection: reset.connection,
+                        token: environment.reset_token(to, reset.connection),
+                    }
+                    .emit();
+                    let mut bytes = environment.buffer();
+                    bytes.extend_from_slice(&packet);
+                    environment.send(outgoing(to, reset.path, packet.len(), bytes));
+                }
+            }
         }
     }
 
-    /// The host's clock at `now` of the run.
-    pub fn clock(&self, now: u64) -> Time {
-        let local = i128::from(now) - self.clock_start;
-        Time::from_nanos(u64::try_from(local).unwrap_or(0))
+    /// Hands every event out.
+    pub fn take_events(&mut self, mut on_event: impl FnMut(ConnectionId, Event)) {
+        while let Some((connection, event)) = self.endpoint.poll_event() {
+            on_event(connection, event);
+        }
     }
+}
 
-    /// The moment of the run at which the host's clock shows `local`.
-    pub fn run_time(&self, local: Time) -> u64 {
-        let run = i128::from(local.as_nanos()) + self.clock_start;
-        u64::try_from(run.max(0)).unwrap_or(u64::MAX)
-    }
+/// The byte of a source that holds the host's number.
+const HOST_BYTE: usize = 15;
 
-    /// A new process has a new clock, which starts now.
-    pub fn restart_clock(&mut self, now: u64) {
-        self.clock_start = i128::from(now);
-    }
+/// Where packets of a host come from.
+fn source(host: usize) -> Source {
+    let mut source = Source([0; Source::BYTES]);
+    source.0[HOST_BYTE] = host as u8;
+    source
+}
 
-    /// A new process knows no paths.
-    pub fn forget_paths(&mut self, paths: &PathSetConfig) {
-        self.paths
-            .iter_mut()
-            .for_each(|set| *set = PathSet::new(paths));
+/// Writes the datagrams of a chunk. Returns the length of the first.
+fn seal(chunk: &Chunk, bytes: &mut Vec<u8>) -> usize {
+    let first = chunk.payload(0);
+    let content = pattern::from(chunk.token, first.start);
+    bytes.resize(chunk.wire_bytes() as usize, 0);
+    let mut room = &mut bytes[..];
+    for i in 0..chunk.packets() {
+        let range = chunk.payload(i);
+        let at = (range.start - first.start) as usize;
+        let payload = &content[at..at + (range.end - range.start) as usize];
+        let length = chunk.seal(i, payload, room);
+        room = &mut room[length..];
     }
-
-    /// The worker does not run for `takes`.
-    pub fn pause(&mut self, now: u64, takes: Nanos) {
-        self.paused_until = self.paused_until.max(now + takes.get());
-    }
+    (first.end - first.start) as usize + OVERHEAD_BYTES
 }

@@ -5,12 +5,17 @@
 //! wrong. [`simulation::Simulation`] plays it; [`check`] watches. First everything that a network
 //! and its hosts can do happens, then the network heals and everything must end. The same seed is
 //! the same run; `vopr` is the program that tries many.
+//!
+//! Every endpoint is driven by [`host::Host`], in a run as between the two ends of a [`pair::Pair`], which tests,
+//! benchmarks and fuzz targets use.
 
 pub mod campaign;
 pub mod check;
 pub mod draw;
-pub mod endpoint;
+pub mod end;
 pub mod host;
+pub mod load;
+pub mod machine;
 pub mod network;
 pub mod observation;
 pub mod pair;

@@ -1,6 +1,6 @@
 //! What checkers see of a run: one enum, told in order of virtual time.
 
-use weft_core::connection::Connection;
+use weft_core::connection::{Chunk, Connection};
 use weft_core::drops::DropReason;
 use weft_core::units::Key;
 
@@ -45,6 +45,28 @@ pub enum Excuse {
     Strayed,
 }
 
+/// A packet that has arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrived<'a> {
+    /// The open end that it names.
+    pub end: Option<End>,
+    /// Whether it was damaged or made up.
+    pub tampered: bool,
+    /// Header, payload, trailer.
+    pub bytes: &'a [u8],
+}
+
+/// What became of packets that had arrived together.
+#[derive(Debug)]
+pub struct Received<'a> {
+    /// The packets.
+    pub packets: Vec<Arrived<'a>>,
+    /// Where payload of them was placed.
+    pub placed: &'a [(Key, u64)],
+    /// What was dropped: by which end's connection, or by the endpoint.
+    pub dropped: Vec<(Option<End>, DropReason, u64)>,
+}
+
 /// Something that happened.
 #[expect(missing_docs, reason = "each variant's text says what its fields are")]
 #[derive(Debug)]
@@ -75,13 +97,12 @@ pub enum Observation<'a> {
         excuse: Excuse,
         reason: &'static str,
     },
-    /// Packets of one run were dropped. `tampered`: the run was damaged or made up; no end: before
-    /// its connection was known.
-    Dropped {
-        end: Option<End>,
-        reason: DropReason,
-        tampered: bool,
-    },
+    /// Packets that had arrived together were taken in.
+    Received { received: &'a Received<'a> },
+    /// A region is closed: from now on nothing may be placed there.
+    Deregistered { reader: End, key: Key },
+    /// The core hands out a chunk of `writer` to be sent.
+    Sent { writer: End, chunk: &'a Chunk },
     /// A worker has had its turn with a connection.
     Turned {
         end: End,

@@ -1,313 +1,417 @@
-//! Both ends of a connection on one thread: real header bytes, real trailers, real copies, no
-//! sockets. What the core costs per chunk, and that it allocates nothing once it runs.
+//! Two hosts and the wire between them, over virtual time, on one thread and without sockets.
+//!
+//! The core's tests put faults on the wire and trace what passes, the fuzz targets make packets up, and
+//! `core-pair` counts what a chunk costs: with buffers that are used again nothing is allocated once it runs.
 
-use rand_core::Rng as _;
+use std::collections::VecDeque;
+
 use weft_core::congestion::CongestionKind;
-use weft_core::connection::{Arrival, Connection, ConnectionConfig, Event, Run, Settings, Write};
+use weft_core::connection::{Event, PostError, Settings, Write};
 use weft_core::drops::DropReason;
-use weft_core::memory::{Memory, check_bounds};
-use weft_core::path::{PathSet, PathSetConfig, PathState, PolicyKind};
-use weft_core::units::{ConnectionId, Key, Nanos, PathId, Rng, Time};
-use weft_core::wire::{CONTROL_BYTES_MAX, OVERHEAD_BYTES, Secret, VERSION};
+use weft_core::endpoint::{Endpoint, EndpointConfig, Remote};
+use weft_core::memory::{DomainId, Memory, Placed, Ticket, check_bounds};
+use weft_core::path::PolicyKind;
+use weft_core::units::{ConnectionId, Key, Nanos, Time};
+use weft_core::wire::Secret;
+use weft_crypto::AES_128_GCM;
 
-/// What is run.
-#[derive(Clone, Copy, Debug)]
-pub struct PairConfig {
-    /// Payload bytes of a packet.
-    pub payload: u16,
-    /// Packets of a chunk.
-    pub packets: u32,
-    /// Paths.
-    pub paths: u16,
-    /// Chunks lost, per million.
-    pub lost: u32,
-    /// Chunks delayed by [`DELAY_TURNS`] turns, per million.
-    pub reordered: u32,
-    /// Draws the losses and the paths.
-    pub seed: u64,
-}
+use crate::host::{Datagrams, Environment, Host};
+use crate::pattern;
 
-/// Bytes of one write.
-const WRITE_BYTES: u64 = 256 << 10;
-/// Writes posted at a time.
-const WRITES: u64 = 8;
-/// Chunks sent per turn: what a worker sends before it looks at its sockets again.
-const CHUNKS_PER_TURN: usize = 32;
-/// Virtual time of one turn.
-const TURN: Nanos = Nanos::from_micros(20);
-/// Turns by which a reordered chunk is late: later than the chunks of one turn, sooner than a
-/// timeout.
-pub const DELAY_TURNS: u64 = 1;
+/// Datagrams under way that there is room for from the start.
+const UNDER_WAY: usize = 1_024;
 
-struct Region(Vec<u8>);
+/// What lies between two hosts.
+pub trait Wire {
+    /// Takes datagrams; hands on what arrives, each time with the moment of arrival.
+    fn carry(&mut self, now: Time, datagrams: Datagrams, arrives: &mut impl FnMut(Time, Datagrams));
 
-impl Memory for Region {
-    fn place(&mut self, _key: Key, offset: u64, payload: &[u8]) -> Result<(), DropReason> {
-        check_bounds(self.0.len() as u64, offset, payload.len() as u64)?;
-        let at = offset as usize;
-        self.0[at..at + payload.len()].copy_from_slice(payload);
-        Ok(())
+    /// An empty buffer for datagrams.
+    fn buffer(&mut self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Takes a buffer back.
+    fn recycle(&mut self, bytes: Vec<u8>) {
+        drop(bytes);
     }
 }
 
-/// A chunk on the way.
-struct Flight {
-    path: PathId,
-    arrives: u64,
-    length: usize,
-    buffer: Vec<u8>,
+/// A region that may be away, with its owner. Open to every domain.
+#[derive(Clone, Debug)]
+pub struct Region {
+    /// What opens it.
+    pub key: Key,
+    /// What it holds.
+    pub bytes: Vec<u8>,
+    /// Whether it takes anything.
+    pub armed: bool,
+    /// Whether payload is kept, and copied when [`Pair::end_copies`] says so.
+    pub copies_later: bool,
+    /// Payloads that are kept, each with its place.
+    pub copies: Vec<(Ticket, u64, Vec<u8>)>,
+    /// Payloads that were ever kept.
+    pub copies_begun: u64,
 }
 
-/// Two connected ends and what lies between them.
-pub struct Pair {
-    config: PairConfig,
-    sender: Connection,
-    receiver: Connection,
-    sender_paths: PathSet,
-    receiver_paths: PathSet,
-    rng: Rng,
-    faults: Rng,
-    now: Time,
-    turn: u64,
-    source: Vec<u8>,
-    region: Region,
-    flights: Vec<Flight>,
-    arriving: Vec<Flight>,
-    spare: Vec<Vec<u8>>,
-    control: [u8; CONTROL_BYTES_MAX],
-    posted: u64,
-    completed: u64,
-    immediates: u64,
+impl Memory for Region {
+    fn place(
+        &mut self,
+        _domain: DomainId,
+        key: Key,
+        offset: u64,
+        payload: &[u8],
+    ) -> Result<Placed, DropReason> {
+        if key != self.key {
+            return Err(DropReason::Key);
+        }
+        if !self.armed {
+            return Err(DropReason::NotArmed);
+        }
+        check_bounds(self.bytes.len() as u64, offset, payload.len() as u64)?;
+        if self.copies_later {
+            let ticket = Ticket(self.copies_begun);
+            self.copies_begun += 1;
+            self.copies.push((ticket, offset, payload.to_vec()));
+            return Ok(Placed::Pending(ticket));
+        }
+        self.bytes[offset as usize..][..payload.len()].copy_from_slice(payload);
+        Ok(Placed::Now)
+    }
 }
 
-impl Pair {
-    /// Two ends, nothing sent.
-    pub fn new(config: PairConfig) -> Pair {
-        let settings = Settings {
-            paths: config.paths,
-            packet_payload: config.payload,
-            chunk_bytes: config.packets * (u32::from(config.payload) + OVERHEAD_BYTES as u32),
-            window_chunks: 512,
-            wire_version: VERSION,
+/// One of the two hosts.
+#[derive(Debug)]
+pub struct End {
+    /// Its endpoint.
+    pub host: Host,
+    /// What the other one may write to.
+    pub memory: Region,
+    /// The events that nobody has taken yet.
+    pub events: Vec<(ConnectionId, Event)>,
+    /// What a Reset from here carries.
+    pub reset_token: u64,
+    inbox: Vec<Datagrams>,
+    /// Its worker is busy until then.
+    busy_until: Time,
+}
+
+impl End {
+    /// When its worker has something to do.
+    fn due(&mut self, now: Time) -> Option<Time> {
+        let due = match self.inbox.is_empty() {
+            false => Some(now),
+            true => self.host.endpoint.poll_timeout(true),
         };
-        let end = |local: u32, remote: u32| ConnectionConfig {
-            settings,
-            local: ConnectionId(local),
-            remote: ConnectionId(remote),
-            send_secret: Secret([local as u8; 32]),
-            receive_secret: Secret([remote as u8; 32]),
-            congestion: CongestionKind::Fixed {
-                bytes: settings.chunk_bytes * 128,
+        due.map(|due| due.max(self.busy_until))
+    }
+}
+
+/// What a pair is made with.
+#[derive(Clone, Debug)]
+pub struct PairConfig {
+    /// Of both endpoints; the second one's seed is the next.
+    pub endpoint: EndpointConfig,
+    /// Chunks that the link takes in one turn.
+    pub chunks_per_turn: u32,
+    /// How long a turn takes.
+    pub turn: Nanos,
+    /// The key of both regions.
+    pub key: Key,
+    /// Their length.
+    pub region_bytes: usize,
+}
+
+impl PairConfig {
+    /// A pair with these settings: paths in turn, a window that holds everything, turns that take no time.
+    pub fn new(settings: Settings) -> PairConfig {
+        PairConfig {
+            endpoint: EndpointConfig {
+                settings,
+                policy: PolicyKind::RoundRobin,
+                congestion: CongestionKind::Fixed {
+                    bytes: u32::from(settings.window_chunks) * settings.chunk_bytes,
+                },
+                rto_min: Nanos::from_micros(250),
+                stall_timeout: Nanos::from_secs(5),
+                rate_cap_bps: None,
+                link_header_bytes: 28,
+                cipher: &AES_128_GCM,
+                seed: 1,
             },
-            stall_timeout: Nanos::from_secs(10),
-            reset_token: 0,
+            chunks_per_turn: u32::MAX,
+            turn: Nanos::ZERO,
+            key: Key(0x6b65_7921),
+            region_bytes: 4 << 20,
+        }
+    }
+}
+
+/// Two hosts and the wire between them.
+#[derive(Debug)]
+pub struct Pair<W> {
+    /// The clock of both.
+    pub now: Time,
+    /// Host 0 and host 1.
+    pub ends: [End; 2],
+    /// What lies between them.
+    pub wire: W,
+    config: PairConfig,
+    /// What is under way, in order of arrival.
+    flights: VecDeque<(Time, Datagrams)>,
+}
+
+/// The id of a connection at a host, by its number in the pair.
+pub fn id(host: usize, number: u32) -> ConnectionId {
+    ConnectionId((host as u32 + 1) << 16 | number)
+}
+
+/// What a host seals with on a connection.
+pub fn secret(host: usize, number: u32) -> Secret {
+    Secret([(0xa0 + host as u8) ^ number as u8; 32])
+}
+
+impl<W: Wire> Pair<W> {
+    /// Two hosts without a connection.
+    pub fn new(config: PairConfig, wire: W) -> Pair<W> {
+        let end = |index: usize| End {
+            host: Host {
+                index,
+                endpoint: endpoint(&config, index, Time::ZERO),
+            },
+            memory: Region {
+                key: config.key,
+                bytes: vec![0; config.region_bytes],
+                armed: true,
+                copies_later: false,
+                copies: Vec::new(),
+                copies_begun: 0,
+            },
+            events: Vec::new(),
+            reset_token: 0x7265_7365_7421 + index as u64,
+            inbox: Vec::with_capacity(UNDER_WAY),
+            busy_until: Time::ZERO,
         };
-        let paths = PathSetConfig {
-            paths: config.paths,
-            policy: PolicyKind::TwoChoices,
-            rto_min: Nanos::from_millis(5),
-        };
-        let chunk = settings.chunk_bytes as usize;
         Pair {
-            sender: Connection::new(end(1, 2), Time::ZERO),
-            receiver: Connection::new(end(2, 1), Time::ZERO),
-            sender_paths: PathSet::new(&paths),
-            receiver_paths: PathSet::new(&paths),
-            rng: Rng::new(u128::from(config.seed)),
-            faults: Rng::new(u128::from(config.seed) + 1),
             now: Time::ZERO,
-            turn: 0,
-            source: (0..WRITE_BYTES).map(|i| (i * 7 + (i >> 8)) as u8).collect(),
-            region: Region(vec![0; WRITE_BYTES as usize]),
-            flights: Vec::with_capacity(1024),
-            arriving: Vec::with_capacity(1024),
-            spare: (0..1024).map(|_| vec![0; chunk]).collect(),
-            control: [0; CONTROL_BYTES_MAX],
-            posted: 0,
-            completed: 0,
-            immediates: 0,
+            ends: [end(0), end(1)],
+            wire,
+            flights: VecDeque::with_capacity(UNDER_WAY),
             config,
         }
     }
 
-    /// Runs until at least `chunks` more chunks were sent and acknowledged with their messages.
-    pub fn run(&mut self, chunks: u64) {
-        let target = self.sender.stats().chunks_sent + chunks;
-        while self.sender.stats().chunks_sent < target || self.completed < self.posted {
-            let more = self.sender.stats().chunks_sent < target;
-            while more && self.posted - self.completed < WRITES {
-                let write = Write {
-                    token: self.posted,
-                    bytes: WRITE_BYTES,
-                    key: Key(1),
-                    offset: 0,
-                    immediate: Some(self.posted as u32),
-                };
-                self.sender
-                    .post_write(write)
-                    .expect("fewer writes than the queue holds");
-                self.posted += 1;
-            }
-            self.send();
-            self.now = self.now + TURN;
-            self.turn += 1;
-            self.receive();
-        }
-        assert_eq!(self.immediates, self.posted, "every immediate counts once");
-        assert!(
-            self.region.0 == self.source,
-            "what was placed is what was sent"
-        );
+    /// Makes connection `number` of tenant `domain` known to a host, which is how the other one may come first.
+    pub fn allocate(&mut self, host: usize, number: u32, domain: DomainId) {
+        let receive = secret(1 - host, number);
+        let endpoint = &mut self.ends[host].host.endpoint;
+        endpoint.allocate(id(host, number), domain, receive);
     }
 
-    fn send(&mut self) {
-        for _ in 0..CHUNKS_PER_TURN {
-            let paths = &mut self.sender_paths;
-            let chunk = self
-                .sender
-                .poll_chunk(self.now, paths, &mut self.rng, u32::MAX);
-            let Some(chunk) = chunk else { return };
-            let mut buffer = self
-                .spare
-                .pop()
-                .expect("as many buffers as the window has chunks");
-            let mut at = 0;
-            for i in 0..chunk.packets() {
-                let range = chunk.payload(i);
-                let payload = &self.source[range.start as usize..range.end as usize];
-                let header = chunk.header(i);
-                let trailer = chunk.trailer(&header, payload);
-                for part in [&header[..], payload, &trailer[..]] {
-                    buffer[at..at + part.len()].copy_from_slice(part);
-                    at += part.len();
-                }
-            }
-            let draw = self.faults.next_u32() % 1_000_000;
-            if draw < self.config.lost {
-                self.spare.push(buffer);
-                continue;
-            }
-            let late = draw < self.config.lost + self.config.reordered;
-            let arrives = self.turn + if late { DELAY_TURNS } else { 0 };
-            self.flights.push(Flight {
-                path: chunk.path,
-                arrives,
-                length: at,
-                buffer,
-            });
+    /// Joins a host's end of a connection to the other end.
+    pub fn connect_end(&mut self, host: usize, number: u32, generation: u64) {
+        let remote = Remote {
+            peer: 1 - host,
+            generation,
+            id: id(1 - host, number),
+            send_secret: secret(host, number),
+            reset_token: self.ends[1 - host].reset_token,
+        };
+        let endpoint = &mut self.ends[host].host.endpoint;
+        endpoint.connect(self.now, id(host, number), remote);
+    }
+
+    /// Connects the two hosts, for tenant `domain`.
+    pub fn connect(&mut self, number: u32, domain: DomainId) {
+        for host in 0..2 {
+            self.allocate(host, number, domain);
+        }
+        for host in 0..2 {
+            self.connect_end(host, number, 1);
         }
     }
 
-    fn receive(&mut self) {
-        let segment = usize::from(self.config.payload) + OVERHEAD_BYTES;
-        std::mem::swap(&mut self.flights, &mut self.arriving);
-        for flight in self.arriving.drain(..) {
-            if flight.arrives >= self.turn {
-                self.flights.push(flight);
-                continue;
+    /// Posts a write of `bytes` bytes to the other host's region.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`].
+    pub fn post(&mut self, host: usize, number: u32, write: Write) -> Result<(), PostError> {
+        let endpoint = &mut self.ends[host].host.endpoint;
+        endpoint.post(id(host, number), write)
+    }
+
+    /// Ends the copies that a host's region has kept, with this result.
+    ///
+    /// # Panics
+    /// When no connection waited for one.
+    pub fn end_copies(&mut self, host: usize, result: Result<(), DropReason>) {
+        let End { host, memory, .. } = &mut self.ends[host];
+        for (ticket, offset, payload) in std::mem::take(&mut memory.copies) {
+            if result.is_ok() {
+                memory.bytes[offset as usize..][..payload.len()].copy_from_slice(&payload);
             }
-            let arrival = Arrival {
-                path: flight.path,
-                ce: false,
-            };
-            let run = Run {
-                bytes: &flight.buffer[..flight.length],
-                segment,
-            };
-            let (paths, region) = (&mut self.receiver_paths, &mut self.region);
-            match self
-                .receiver
-                .handle_packets(self.now, paths, arrival, run, region)
+            let waited = host.endpoint.placed(self.now, ticket, result);
+            assert!(waited, "no connection waits for {ticket:?}");
+        }
+    }
+
+    /// Replaces a host's process: its connections are saved, and taken over by the next endpoint.
+    ///
+    /// # Panics
+    /// When a saved connection is not restored.
+    pub fn upgrade(&mut self, host: usize) {
+        let next = endpoint(&self.config, host, self.now);
+        let end = &mut self.ends[host].host;
+        for saved in std::mem::replace(&mut end.endpoint, next).save() {
+            let restored = end.endpoint.restore(self.now, saved);
+            restored.expect("what was saved is restored");
+        }
+    }
+
+    /// A host loses everything that it knew.
+    pub fn restart(&mut self, host: usize) {
+        self.ends[host].host.endpoint = endpoint(&self.config, host, self.now);
+    }
+
+    /// Does what is due now, and then what comes next, if that is not after `until`.
+    pub fn step(&mut self, until: Time) -> bool {
+        self.turns();
+        let arrival = self.flights.front().map(|(at, _)| *at);
+        let dues = [0, 1].map(|end| self.ends[end].due(self.now));
+        let next = dues.into_iter().chain([arrival]).flatten().min();
+        let Some(next) = next.filter(|next| *next <= until) else {
+            return false;
+        };
+        self.now = self.now.max(next);
+        while let Some((_, datagrams)) = self.flights.pop_front_if(|(at, _)| *at <= self.now) {
+            self.ends[datagrams.to].inbox.push(datagrams);
+        }
+        self.turns();
+        true
+    }
+
+    /// Runs everything that happens in the next `span`.
+    pub fn run_for(&mut self, span: Nanos) {
+        let until = self.now + span;
+        while self.step(until) {}
+        self.now = until;
+    }
+
+    /// Hands datagrams to a host now, as if they had arrived.
+    pub fn inject(&mut self, datagrams: Datagrams) {
+        let to = datagrams.to;
+        self.ends[to].inbox.push(datagrams);
+        self.turn(to);
+    }
+
+    fn turns(&mut self) {
+        for end in 0..2 {
+            if self.ends[end]
+                .due(self.now)
+                .is_some_and(|due| due <= self.now)
             {
-                Ok(()) | Err(DropReason::Duplicate) => {}
-                Err(reason) => panic!("dropped: {reason}"),
+                self.turn(end);
             }
-            self.spare.push(flight.buffer);
-        }
-        while let Some(event) = self.receiver.poll_event() {
-            match event {
-                Event::Immediate { .. } => self.immediates += 1,
-                other => panic!("unexpected at the receiver: {other:?}"),
-            }
-        }
-        let (now, region) = (self.now, &mut self.region);
-        while let Some(packet) =
-            self.receiver
-                .poll_control(now, &mut self.receiver_paths, &mut self.control)
-        {
-            deliver(
-                &mut self.sender,
-                now,
-                &mut self.sender_paths,
-                region,
-                &self.control,
-                packet,
-            );
-        }
-        while let Some(event) = self.sender.poll_event() {
-            match event {
-                Event::Completed { .. } => self.completed += 1,
-                other => panic!("unexpected at the sender: {other:?}"),
-            }
-        }
-        if self
-            .sender
-            .poll_timeout(&self.sender_paths)
-            .is_some_and(|due| due <= now)
-        {
-            self.sender.handle_timeout(now, &mut self.sender_paths);
-        }
-        while let Some(packet) =
-            self.sender
-                .poll_control(now, &mut self.sender_paths, &mut self.control)
-        {
-            let paths = &mut self.receiver_paths;
-            deliver(
-                &mut self.receiver,
-                now,
-                paths,
-                region,
-                &self.control,
-                packet,
-            );
         }
     }
 
-    /// Chunks sent, resends not counted.
-    pub fn chunks(&self) -> u64 {
-        self.sender.stats().chunks_sent
-    }
-
-    /// Chunks sent again.
-    pub fn resent(&self) -> u64 {
-        self.sender.stats().chunks_resent
-    }
-
-    /// Paths that are given data.
-    pub fn live_paths(&self) -> usize {
-        self.sender_paths
-            .report()
-            .filter(|path| path.state == PathState::Live)
-            .count()
+    fn turn(&mut self, end: usize) {
+        let Pair {
+            now,
+            ends,
+            wire,
+            flights,
+            config,
+        } = self;
+        let End {
+            host,
+            memory,
+            events,
+            reset_token,
+            inbox,
+            busy_until,
+        } = &mut ends[end];
+        *busy_until = *now + config.turn;
+        let mut surroundings = Surroundings {
+            now: *now,
+            memory,
+            wire,
+            flights,
+            chunks: config.chunks_per_turn,
+            reset_token: *reset_token,
+        };
+        host.turn(*now, inbox, &mut surroundings, |id, event| {
+            events.push((id, event));
+        });
+        for datagrams in inbox.drain(..) {
+            wire.recycle(datagrams.bytes);
+        }
     }
 }
 
-fn deliver(
-    to: &mut Connection,
+fn endpoint(config: &PairConfig, host: usize, now: Time) -> Endpoint<usize> {
+    let seed = config.endpoint.seed + host as u64;
+    let config = EndpointConfig {
+        seed,
+        ..config.endpoint.clone()
+    };
+    Endpoint::new(config, now)
+}
+
+/// What a host of a pair has around it.
+struct Surroundings<'a, W> {
     now: Time,
-    paths: &mut PathSet,
-    region: &mut Region,
-    bytes: &[u8],
-    packet: weft_core::connection::ControlPacket,
-) {
-    let arrival = Arrival {
-        path: packet.path,
-        ce: false,
-    };
-    let run = Run {
-        bytes: &bytes[..packet.bytes],
-        segment: packet.bytes,
-    };
-    to.handle_packets(now, paths, arrival, run, region)
-        .expect("a control packet is taken");
+    memory: &'a mut Region,
+    wire: &'a mut W,
+    flights: &'a mut VecDeque<(Time, Datagrams)>,
+    chunks: u32,
+    reset_token: u64,
+}
+
+impl<W> Memory for Surroundings<'_, W> {
+    fn place(
+        &mut self,
+        domain: DomainId,
+        key: Key,
+        offset: u64,
+        payload: &[u8],
+    ) -> Result<Placed, DropReason> {
+        self.memory.place(domain, key, offset, payload)
+    }
+}
+
+impl<W: Wire> Environment for Surroundings<'_, W> {
+    fn buffer(&mut self) -> Vec<u8> {
+        self.wire.buffer()
+    }
+
+    fn reset_token(&self, _to: usize, _connection: ConnectionId) -> u64 {
+        self.reset_token
+    }
+
+    fn chunks(&self) -> u32 {
+        self.chunks
+    }
+
+    fn send(&mut self, datagrams: Datagrams) {
+        let flights = &mut *self.flights;
+        self.wire.carry(self.now, datagrams, &mut |at, datagrams| {
+            flights.push_back((at, datagrams));
+            // Most arrive in the order in which they were sent.
+            let mut last = flights.len() - 1;
+            while last > 0 && flights[last - 1].0 > at {
+                flights.swap(last - 1, last);
+                last -= 1;
+            }
+        });
+    }
+}
+
+/// Whether a region holds the first `bytes` bytes of the write `token` at `offset`.
+pub fn holds(region: &[u8], offset: usize, token: u64, bytes: usize) -> bool {
+    let step = pattern::LONGEST;
+    (0..bytes).step_by(step).all(|at| {
+        let length = step.min(bytes - at);
+        region[offset + at..][..length] == *pattern::slice(token, at as u64, length)
+    })
 }

@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 /// size divides it: bytes placed at a wrong offset differ.
 const CYCLE: usize = 65_537;
 
-/// The longest slice asked for at once: more than a packet's payload (u16).
-const LONGEST: usize = 1 << 16;
+/// The longest slice asked for at once: more than a chunk's payload.
+pub const LONGEST: usize = 1 << 16;
 
 static BLOCK: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut state = 0x2545_f491_4f6c_dd1du64;
@@ -19,18 +19,19 @@ static BLOCK: LazyLock<Vec<u8>> = LazyLock::new(|| {
             (state >> 32) as u8
         })
         .collect();
-    block.extend_from_within(..LONGEST.min(CYCLE));
+    block.extend_from_within(..LONGEST);
     block
 });
 
-/// The `length` bytes that message `message` has at `offset`.
-pub fn slice(message: u64, offset: u64, length: usize) -> &'static [u8] {
-    assert!(
-        length <= LONGEST,
-        "a packet is shorter than {LONGEST} bytes"
-    );
+/// What message `message` holds from `offset` on: the next [`LONGEST`] bytes of it.
+pub fn from(message: u64, offset: u64) -> &'static [u8] {
     let start = (message.wrapping_mul(40_503).wrapping_add(offset) % CYCLE as u64) as usize;
-    &BLOCK[start..start + length]
+    &BLOCK[start..start + LONGEST]
+}
+
+/// The `length` bytes that message `message` has at `offset`; [`LONGEST`] at most.
+pub fn slice(message: u64, offset: u64, length: usize) -> &'static [u8] {
+    &from(message, offset)[..length]
 }
 
 #[cfg(test)]

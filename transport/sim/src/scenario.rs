@@ -4,9 +4,12 @@ use std::fmt;
 
 use weft_core::congestion::CongestionKind;
 use weft_core::connection::Settings;
-use weft_core::path::{PathSetConfig, PolicyKind};
+use weft_core::endpoint::EndpointConfig;
+use weft_core::memory::DomainId;
+use weft_core::path::PolicyKind;
 use weft_core::units::Nanos;
-use weft_core::wire::{OVERHEAD_BYTES, VERSION};
+use weft_core::wire::{Integrity, OVERHEAD_BYTES, VERSION};
+use weft_crypto::{AES_128_GCM, Aes128Gcm};
 
 use crate::draw::Draw;
 use crate::stray::Stray;
@@ -27,6 +30,14 @@ const AWAY_MAX: Nanos = Nanos::from_millis(300);
 /// No connection whose peer lives may stall: longer than any fault plus the slowest probe (1 s) and
 /// the longest time between two resends.
 const STALL_TIMEOUT_MIN: Nanos = Nanos::from_secs(6);
+/// Bytes of the IPv4 and UDP headers.
+const LINK_HEADER_BYTES: u32 = 28;
+/// The least rate cap: a run's bytes in a quarter of a second, so that no run takes much longer for it.
+const RATE_CAP_MIN_BPS: u64 = RUN_BYTES * 8 * 4;
+/// The longest time between the two ends' connecting.
+const JOIN_DELAY_MAX: Nanos = Nanos::from_micros(500);
+/// The longest that the link does not take a chunk.
+const BLOCKED_MAX: Nanos = Nanos::from_millis(5);
 
 /// Chances of what the network does to one packet, in millionths, and how long it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +152,8 @@ pub enum Mishap {
         side: usize,
         stray: Stray,
     },
+    /// The first or second end of a pair deregisters a region that the other one writes to.
+    Deregister { pair: usize, side: usize },
     /// A host's regions refuse for a while: their buffers are with their owners.
     Away { host: usize, takes: Nanos },
     /// A host does not run for a while: its timers are served late.
@@ -156,8 +169,12 @@ pub struct Scenario {
     pub hosts: usize,
     /// The pairs of hosts that have a connection; a pair may come several times.
     pub pairs: Vec<(usize, usize)>,
+    /// The tenant of each pair's connection.
+    pub domains: Vec<DomainId>,
     /// What both ends of every connection share.
     pub settings: Settings,
+    /// What encrypts them, if the settings say so.
+    pub cipher: &'static Aes128Gcm,
     /// How paths are chosen.
     pub policy: PolicyKind,
     /// The least retransmission timeout.
@@ -182,7 +199,29 @@ pub struct Scenario {
     pub coalesce: bool,
     /// Chunks that a worker may send in one turn.
     pub chunks_per_turn: u32,
+    /// The most that a host sends, bits per second.
+    pub rate_cap_bps: Option<u64>,
+    /// How many of a million chunks the link does not take whole, and for how long at most.
+    pub link_fills: (u32, Nanos),
+    /// How much later the second host of a pair joins its end to the first at most: the control channel's way.
+    pub join_delay: Nanos,
+    /// Whether workers send the acknowledgements that they owe before they sleep.
+    pub hurries_acks: bool,
 }
+
+/// The cipher with keys that change after few packets, and as in the product.
+static CIPHERS: [Aes128Gcm; 4] = [
+    Aes128Gcm {
+        key_phase_packets: 16,
+    },
+    Aes128Gcm {
+        key_phase_packets: 200,
+    },
+    Aes128Gcm {
+        key_phase_packets: 3_000,
+    },
+    AES_128_GCM,
+];
 
 impl Scenario {
     /// Draws the scenario of `seed`.
@@ -190,14 +229,23 @@ impl Scenario {
         let mut draw = Draw::new(seed, 0);
         let hosts = draw.pick(&[2, 2, 2, 3, 3, 4, 5, 8]);
         let pairs = draw_pairs(&mut draw, hosts);
-        let settings = draw_settings(&mut draw);
+        let mut settings = draw_settings(&mut draw);
+        // From a stream of its own, as the refusals below.
+        let mut protection = Draw::new(seed, 6);
+        settings.integrity = protection.pick(&[Integrity::Sealed, Integrity::Aead]);
         let fabric = draw_fabric(&mut draw, &settings);
         let workload = draw_workload(&mut draw, &settings, pairs.len() as u64);
         let heals_at = draw_heals_at(&mut draw, &workload, &fabric);
         let weather = draw_weather(&mut draw, &fabric);
         let mut mishaps = draw_mishaps(&mut draw, hosts, &pairs, fabric.lanes, heals_at);
         mishaps.extend(draw_refusals(seed, hosts, pairs.len(), heals_at));
+        // What came into the scenarios later draws from a stream of its own, for the same reason.
+        let mut later = Draw::new(seed, 5);
+        mishaps.extend(draw_deregistrations(&mut later, pairs.len(), heals_at));
         mishaps.sort_by_key(|(at, _)| *at);
+        let domains = pairs
+            .iter()
+            .map(|_| DomainId(1 + later.within(0, 1) as u32));
         let congestion = if draw.coin() {
             CongestionKind::EcnRtt
         } else {
@@ -209,8 +257,10 @@ impl Scenario {
         Scenario {
             seed,
             hosts,
+            domains: domains.collect(),
             pairs,
             settings,
+            cipher: &CIPHERS[protection.within(0, CIPHERS.len() as u64 - 1) as usize],
             policy: draw.pick(&[
                 PolicyKind::Single,
                 PolicyKind::RoundRobin,
@@ -228,15 +278,30 @@ impl Scenario {
             turn_delay: Nanos::new(draw.magnitude(1, 100_000)),
             coalesce: draw.coin(),
             chunks_per_turn: draw.magnitude(1, 64) as u32,
+            rate_cap_bps: later
+                .chance(200_000)
+                .then(|| later.magnitude(RATE_CAP_MIN_BPS, RATE_CAP_MIN_BPS * 100)),
+            link_fills: (
+                later.rate(200_000),
+                Nanos::new(later.magnitude(100, BLOCKED_MAX.get())),
+            ),
+            join_delay: Nanos::new(later.magnitude(1, JOIN_DELAY_MAX.get())),
+            hurries_acks: later.coin(),
         }
     }
 
-    /// What the path sets are made from.
-    pub fn path_set(&self) -> PathSetConfig {
-        PathSetConfig {
-            paths: self.settings.paths,
+    /// What the endpoint of a host is made from.
+    pub fn endpoint(&self, seed: u64) -> EndpointConfig {
+        EndpointConfig {
+            settings: self.settings,
             policy: self.policy,
+            congestion: self.congestion,
             rto_min: self.rto_min,
+            stall_timeout: self.stall_timeout,
+            rate_cap_bps: self.rate_cap_bps,
+            link_header_bytes: LINK_HEADER_BYTES,
+            cipher: self.cipher,
+            seed,
         }
     }
 }
@@ -270,6 +335,7 @@ fn draw_settings(draw: &mut Draw) -> Settings {
         chunk_bytes: (packets * (packet_payload + OVERHEAD_BYTES as u64)) as u32,
         window_chunks: draw.magnitude(1, 960) as u16,
         wire_version: VERSION,
+        integrity: Integrity::Sealed,
     }
 }
 
@@ -427,13 +493,30 @@ fn draw_refusals(
     })
 }
 
+/// A few regions are deregistered while they are written to, in one run of ten.
+fn draw_deregistrations(draw: &mut Draw, pairs: usize, heals_at: Nanos) -> Vec<(Nanos, Mishap)> {
+    let count = if draw.chance(900_000) {
+        0
+    } else {
+        draw.magnitude(1, 4)
+    };
+    (0..count)
+        .map(|_| {
+            let at = Nanos::new(draw.within(0, heals_at.get() - 1));
+            let pair = draw.within(0, pairs as u64 - 1) as usize;
+            let side = draw.within(0, 1) as usize;
+            (at, Mishap::Deregister { pair, side })
+        })
+        .collect()
+}
+
 /// One line that says what kind of run it is.
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = &self.settings;
         write!(
             f,
-            "{} hosts, {} connections, {} paths {}, chunks of {} × {} B, window {}, {:?}, {} × ≤{} B a way, \
+            "{} hosts, {} connections, {} paths {}, chunks of {} × {} B, {}, window {}, {:?}, {} × ≤{} B a way, \
              {} mishaps, faults for {} us",
             self.hosts,
             self.pairs.len(),
@@ -441,6 +524,7 @@ impl fmt::Display for Scenario {
             self.policy,
             s.chunk_packets(),
             s.packet_payload,
+            s.integrity.name(),
             s.window_chunks,
             self.congestion,
             self.workload.messages,

@@ -5,27 +5,29 @@ use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
 use std::fmt;
 
-use weft_core::connection::{Connection, ConnectionConfig};
+use weft_core::connection::Stats;
 use weft_core::drops::Drops;
+use weft_core::endpoint::{Endpoint, Remote};
 use weft_core::units::{ConnectionId, Key, Nanos};
 use weft_core::wire::Secret;
 
 use crate::check::{Checkers, Violation};
 use crate::draw::Draw;
-use crate::endpoint::{EndState, Endpoint};
+use crate::end::{EndState, Status};
 use crate::host::Host;
+use crate::machine::{Machine, Process};
 use crate::network::{Network, Packet, Tally};
-use crate::observation::{End, Observation};
+use crate::observation::{End, Excuse, Observation};
 use crate::scenario::{Mishap, Scenario};
-use crate::target::{REGIONS, Target};
+use crate::target::{REGIONS, Regions, Target};
 
 /// Things that happen in a run at most; more is chatter without progress.
 const HAPPENINGS_MAX: u64 = 20_000_000;
 /// How long after everything has healed a run may last at least: probes come every second at most,
 /// and resends are spaced by less.
 const ENDS_WITHIN: Nanos = Nanos::from_secs(10);
-/// Saved connections are weighed once in this many turns as well, not only when they are restored.
-pub(crate) const WEIGHED_EVERY: u64 = 64;
+/// How long two hosts need to agree on a new connection, at most.
+const RECONNECT_NANOS: u64 = 5_000_000;
 
 /// Something that will happen.
 #[derive(Debug)]
@@ -35,8 +37,9 @@ enum Happening {
     Mishap(Mishap),
     LaneUp { from: usize, to: usize, lane: u16 },
     SpikeOver(usize),
-    Restore { host: usize, life: u32 },
-    Return { host: usize, life: u32 },
+    Join { end: End },
+    Restore { host: usize, generation: u64 },
+    Return { host: usize, generation: u64 },
     Reconnect { pair: usize },
     Heal,
 }
@@ -94,7 +97,7 @@ impl Agenda {
     }
 
     /// A host's worker will have a turn at `at`, unless it has one before.
-    pub(crate) fn turn(&mut self, at: u64, host: usize, state: &mut Host) {
+    pub(crate) fn turn(&mut self, at: u64, host: usize, state: &mut Machine) {
         let at = at.max(state.paused_until);
         if state.turn_at.is_none_or(|planned| at < planned) {
             state.turn_at = Some(at);
@@ -134,6 +137,12 @@ pub struct Totals {
 }
 
 impl Totals {
+    fn count(&mut self, stats: &Stats) {
+        self.chunks_sent += stats.chunks_sent;
+        self.chunks_resent += stats.chunks_resent;
+        self.spurious += stats.spurious;
+    }
+
     /// Adds another run's counts.
     pub fn add(&mut self, other: &Totals) {
         self.posted += other.posted;
@@ -200,9 +209,8 @@ pub struct Simulation {
     pub(crate) scenario: Scenario,
     pub(crate) now: u64,
     pub(crate) agenda: Agenda,
-    pub(crate) hosts: Vec<Host>,
-    lives: Vec<u32>,
-    pub(crate) ends: Vec<Endpoint>,
+    pub(crate) machines: Vec<Machine>,
+    pub(crate) ends: Vec<EndState>,
     pub(crate) pairs: Vec<Pair>,
     pub(crate) network: Network,
     pub(crate) checkers: Checkers,
@@ -212,9 +220,6 @@ pub struct Simulation {
     /// When the last message was complete.
     pub(crate) worked: u64,
     healed: bool,
-    pub(crate) turns: u64,
-    /// Emptied between uses.
-    pub(crate) run: Vec<u8>,
 }
 
 impl Simulation {
@@ -222,12 +227,11 @@ impl Simulation {
     pub fn new(scenario: Scenario) -> Simulation {
         let seed = scenario.seed;
         let mut setup = Draw::new(seed, 1);
-        let paths = scenario.path_set();
-        let hosts: Vec<Host> = (0..scenario.hosts)
+        let machines = (0..scenario.hosts)
             .map(|_| {
                 // Some clocks are about to wrap the wire's 32 bits of 64 ns (275 s).
                 let clock = setup.pick(&[0, 1_000_000_000, (1 << 38) - 5_000_000, 1 << 50]);
-                Host::new(scenario.hosts, &paths, setup.rng(), clock)
+                Machine::new(clock)
             })
             .collect();
         let network = Network::new(
@@ -239,8 +243,7 @@ impl Simulation {
         let mut simulation = Simulation {
             now: 0,
             agenda: Agenda::default(),
-            lives: vec![0; scenario.hosts],
-            hosts,
+            machines,
             ends: Vec::new(),
             pairs: Vec::new(),
             network,
@@ -250,8 +253,6 @@ impl Simulation {
             totals: Totals::default(),
             worked: 0,
             healed: false,
-            turns: 0,
-            run: Vec::new(),
             scenario,
         };
         simulation.begin();
@@ -259,6 +260,9 @@ impl Simulation {
     }
 
     fn begin(&mut self) {
+        for host in 0..self.scenario.hosts {
+            self.start(host);
+        }
         let work = self.scenario.workload;
         for pair in 0..self.scenario.pairs.len() {
             let back = if work.both_ways { work.messages } else { 0 };
@@ -299,8 +303,8 @@ impl Simulation {
                 break;
             }
         }
-        for end in 0..self.ends.len() {
-            self.close(End(end));
+        for host in 0..self.scenario.hosts {
+            self.stop(host);
         }
         let outcome = Outcome {
             lasted: self.now,
@@ -336,8 +340,8 @@ impl Simulation {
             pair.ends.iter().zip(pair.left).all(|(end, left)| {
                 let end = &self.ends[end.0];
                 let ended = end.open == 0 && left == 0;
-                let over =
-                    !end.alive() && (self.hosts[end.host].gone || self.hosts[end.peer_host].gone);
+                let gone = |host: usize| self.machines[host].gone;
+                let over = !end.alive() && (gone(end.host) || gone(end.peer_host));
                 ended || over
             })
         })
@@ -347,15 +351,13 @@ impl Simulation {
         match what {
             Happening::Arrival(packet) => self.arrive(packet),
             Happening::Turn(host) => {
-                if self.hosts[host].turn_at != Some(self.now) {
+                let machine = &mut self.machines[host];
+                if machine.turn_at != Some(self.now) {
                     return;
                 }
-                self.hosts[host].turn_at = None;
-                if !self.hosts[host].up {
-                    return;
-                }
-                if self.hosts[host].paused_until > self.now {
-                    self.agenda.turn(self.now, host, &mut self.hosts[host]);
+                machine.turn_at = None;
+                if machine.paused_until > self.now {
+                    self.agenda.turn(self.now, host, machine);
                     return;
                 }
                 self.turn(host);
@@ -363,19 +365,20 @@ impl Simulation {
             Happening::Mishap(mishap) => self.befall(mishap),
             Happening::LaneUp { from, to, lane } => self.network.set_lane(from, to, lane, false),
             Happening::SpikeOver(host) => self.network.set_slow(host, Nanos::ZERO),
-            Happening::Restore { host, life } => {
-                if self.lives[host] == life {
+            Happening::Join { end } => self.join(end),
+            Happening::Restore { host, generation } => {
+                if self.machines[host].generation == generation {
                     self.restore(host);
                 }
             }
-            Happening::Return { host, life } => {
-                if self.lives[host] == life {
+            Happening::Return { host, generation } => {
+                if self.machines[host].generation == generation {
                     self.come_back(host);
                 }
             }
             Happening::Reconnect { pair } => {
                 let ends = self.pairs[pair].ends;
-                let up = |end: End| self.hosts[self.ends[end.0].host].up;
+                let up = |end: End| self.machines[self.ends[end.0].host].is_up();
                 let whole = ends.iter().all(|end| self.ends[end.0].alive());
                 if ends.into_iter().all(up) && !whole {
                     self.connect(pair);
@@ -391,15 +394,15 @@ impl Simulation {
 
     fn arrive(&mut self, packet: Packet) {
         let host = packet.to;
-        if !self.hosts[host].up {
+        let machine = &mut self.machines[host];
+        if !machine.is_up() {
             self.network.recycle(packet.bytes);
             return;
         }
-        self.hosts[host].inbox.push(packet);
-        if self.hosts[host].turn_at.is_none_or(|at| at > self.now) {
+        machine.inbox.push(packet);
+        if machine.turn_at.is_none_or(|at| at > self.now) {
             let delay = self.work.within(0, self.scenario.turn_delay.get());
-            self.agenda
-                .turn(self.now + delay, host, &mut self.hosts[host]);
+            self.agenda.turn(self.now + delay, host, machine);
         }
     }
 
@@ -438,10 +441,11 @@ impl Simulation {
             }
             Mishap::Stray { pair, side, stray } => self.post_stray(pair, side, stray),
             Mishap::Away { host, takes } => {
-                self.hosts[host].away_until = self.now + takes.get();
+                self.machines[host].away_until = self.now + takes.get();
                 self.checkers.observe(self.now, &Observation::Away);
             }
-            Mishap::Pause { host, takes } => self.hosts[host].pause(self.now, takes),
+            Mishap::Deregister { pair, side } => self.deregister(pair, side),
+            Mishap::Pause { host, takes } => self.machines[host].pause(self.now, takes),
             Mishap::Death {
                 host,
                 returns_after,
@@ -462,45 +466,71 @@ impl Simulation {
         );
     }
 
+    /// A process starts, without connections.
+    fn start(&mut self, host: usize) {
+        let seed = self.setup.bits();
+        let machine = &mut self.machines[host];
+        let config = self.scenario.endpoint(seed);
+        let endpoint = Endpoint::new(config, machine.clock(self.now));
+        machine.drops = Drops::default();
+        machine.process = Process::Running(Box::new(Host {
+            index: host,
+            endpoint,
+        }));
+    }
+
+    /// A process ends; what it has counted is kept.
+    fn stop(&mut self, host: usize) -> Process {
+        let process = std::mem::replace(&mut self.machines[host].process, Process::Dead);
+        if let Process::Running(running) = &process {
+            self.totals.count(&running.endpoint.counters().ended);
+            for (connection, _) in running.endpoint.connections() {
+                self.totals.count(connection.stats());
+            }
+        }
+        process
+    }
+
     /// A host loses all it knows. Its peers are not told.
     fn die(&mut self, host: usize, returns_after: Option<Nanos>) {
-        if self.hosts[host].gone {
+        if self.machines[host].gone {
             return;
         }
-        self.lives[host] += 1;
-        self.hosts[host].up = false;
-        self.hosts[host].inbox.clear();
+        self.stop(host);
+        let machine = &mut self.machines[host];
+        machine.generation += 1;
+        machine.gone = returns_after.is_none();
+        machine.inbox.clear();
+        machine.regions = Regions::default();
+        let generation = machine.generation;
         for index in 0..self.ends.len() {
-            let (end, peer) = (End(index), End(index).peer());
-            if self.ends[index].host != host || !self.ends[index].alive() {
-                continue;
+            let end = &self.ends[index];
+            if end.host == host && end.alive() {
+                self.lose(End(index));
+            } else if end.peer_host == host && end.alive() && returns_after.is_none() {
+                let end = End(index);
+                self.checkers
+                    .observe(self.now, &Observation::Orphaned { end });
             }
-            self.close(end);
-            self.checkers.observe(self.now, &Observation::Lost { end });
-            self.ends[peer.0].peer_died = true;
         }
-        match returns_after {
-            Some(after) => {
-                let life = self.lives[host];
-                self.agenda
-                    .plan(self.now + after.get(), Happening::Return { host, life });
-            }
-            None => {
-                self.hosts[host].gone = true;
-                for index in 0..self.ends.len() {
-                    if self.ends[index].peer_host == host && self.ends[index].alive() {
-                        self.checkers
-                            .observe(self.now, &Observation::Orphaned { end: End(index) });
-                    }
-                }
-            }
+        if let Some(after) = returns_after {
+            self.agenda.plan(
+                self.now + after.get(),
+                Happening::Return { host, generation },
+            );
         }
     }
 
+    /// An end is gone with what its host knew; its peer is not told.
+    fn lose(&mut self, end: End) {
+        self.close(end);
+        self.checkers.observe(self.now, &Observation::Lost { end });
+        self.ends[end.peer().0].peer_died = true;
+    }
+
     fn come_back(&mut self, host: usize) {
-        self.hosts[host].up = true;
-        self.hosts[host].restart_clock(self.now);
-        self.hosts[host].forget_paths(&self.scenario.path_set());
+        self.machines[host].restart_clock(self.now);
+        self.start(host);
         for pair in 0..self.pairs.len() {
             let (from, to) = self.scenario.pairs[pair];
             if from == host || to == host {
@@ -513,57 +543,71 @@ impl Simulation {
 
     /// A host's process is replaced: its connections are saved, and packets are lost meanwhile.
     fn upgrade(&mut self, host: usize, takes: Nanos, new_process: bool) {
-        if !self.hosts[host].up {
+        if !self.machines[host].is_up() {
             return;
         }
-        self.hosts[host].up = false;
-        self.hosts[host].inbox.clear();
+        if self.work.coin() {
+            // What it has received in its last turn it has told nobody of.
+            self.exchange(host);
+        }
+        // An id that is not joined yet is not saved: the hosts agree on another one.
         for index in 0..self.ends.len() {
-            if self.ends[index].host != host {
-                continue;
-            }
-            if let EndState::Open(connection) = &self.ends[index].state {
-                let saved = connection.save();
-                let what = Observation::Saved {
-                    end: End(index),
-                    bytes: saved.len(),
-                };
-                self.checkers.observe(self.now, &what);
-                self.ends[index].state = EndState::Saved(saved);
+            let end = &self.ends[index];
+            if end.host == host && matches!(end.status, Status::Allocated(_)) {
+                let pair = end.pair;
+                self.lose(End(index));
+                self.agenda.reconnect(self.now + RECONNECT_NANOS, pair);
             }
         }
+        let machine = &mut self.machines[host];
+        for packet in machine.inbox.drain(..) {
+            self.network.recycle(packet.bytes);
+        }
+        let Process::Running(running) = std::mem::replace(&mut machine.process, Process::Dead)
+        else {
+            return;
+        };
+        self.totals.count(&running.endpoint.counters().ended);
+        machine.process = Process::Replaced(running.endpoint.save());
         if new_process {
-            self.hosts[host].restart_clock(self.now);
-            self.hosts[host].forget_paths(&self.scenario.path_set());
+            machine.restart_clock(self.now);
         }
-        let life = self.lives[host];
-        self.agenda
-            .plan(self.now + takes.get(), Happening::Restore { host, life });
+        let generation = machine.generation;
+        self.agenda.plan(
+            self.now + takes.get(),
+            Happening::Restore { host, generation },
+        );
     }
 
     fn restore(&mut self, host: usize) {
-        self.hosts[host].up = true;
-        let clock = self.hosts[host].clock(self.now);
-        for index in 0..self.ends.len() {
-            if self.ends[index].host != host {
-                continue;
-            }
-            if let EndState::Saved(saved) = &self.ends[index].state {
-                match Connection::restore(saved, clock) {
-                    Ok(connection) => {
-                        self.totals.restored += 1;
-                        self.ends[index].state = EndState::Open(Box::new(connection));
-                        self.ends[index].timer = None;
-                        self.hosts[host].touched.insert(End(index));
+        let machine = &mut self.machines[host];
+        let Process::Replaced(saved) = std::mem::replace(&mut machine.process, Process::Dead)
+        else {
+            return;
+        };
+        self.start(host);
+        let machine = &mut self.machines[host];
+        let clock = machine.clock(self.now);
+        for saved in saved {
+            let bytes = saved.state().len();
+            let Some(running) = machine.running() else {
+                return;
+            };
+            match running.endpoint.restore(clock, saved) {
+                Ok(id) => {
+                    self.totals.restored += 1;
+                    if let Some(&end) = machine.ends.get(&id) {
+                        self.checkers
+                            .observe(self.now, &Observation::Saved { end, bytes });
                     }
-                    Err(error) => {
-                        let text = format!("{:?} is not restored: {error}", End(index));
-                        self.checkers.violated("save and restore", self.now, text);
-                    }
+                }
+                Err(error) => {
+                    let text = format!("a connection of host {host} is not restored: {error}");
+                    self.checkers.violated("save and restore", self.now, text);
                 }
             }
         }
-        self.agenda.turn(self.now, host, &mut self.hosts[host]);
+        self.wake(host);
     }
 
     /// Makes a new connection between the hosts of a pair; what was left of the old one is closed.
@@ -582,58 +626,110 @@ impl Simulation {
         let ids =
             [first as u32, first as u32 + 1].map(|n| ConnectionId(n.wrapping_mul(0x9e37_79b1)));
         let secrets = [Secret(self.setup.secret()), Secret(self.setup.secret())];
+        let domain = self.scenario.domains[pair];
         for side in 0..2 {
             let (host, peer_host) = if side == 0 { (from, to) } else { (to, from) };
-            let clock = self.hosts[host].clock(self.now);
-            let config = ConnectionConfig {
-                settings: self.scenario.settings,
-                local: ids[side],
-                remote: ids[1 - side],
+            let remote = Remote {
+                peer: peer_host,
+                generation: self.machines[peer_host].generation,
+                id: ids[1 - side],
                 send_secret: secrets[side].clone(),
-                receive_secret: secrets[1 - side].clone(),
-                congestion: self.scenario.congestion,
-                stall_timeout: self.scenario.stall_timeout,
                 reset_token: reset_token(self.scenario.seed, peer_host, ids[1 - side], host),
             };
             let keys = [(); REGIONS].map(|()| Key(self.setup.bits()));
             let Scenario { workload, .. } = &self.scenario;
-            self.ends.push(Endpoint {
+            let target = Target::new(keys, workload.slots, workload.message_bytes);
+            let machine = &mut self.machines[host];
+            target.register(&mut machine.regions, domain, ends[side]);
+            if let Some(running) = machine.running() {
+                let secret = secrets[1 - side].clone();
+                running.endpoint.allocate(ids[side], domain, secret);
+            }
+            self.ends.push(EndState {
                 host,
                 peer_host,
                 pair,
-                state: EndState::Open(Box::new(Connection::new(config, clock))),
-                target: Target::new(keys, workload.slots, workload.message_bytes),
+                id: ids[side],
+                domain,
+                status: Status::Allocated(remote),
+                target,
                 strayed: false,
                 peer_died: false,
-                timer: None,
+                drops: Drops::default(),
                 open: 0,
             });
-            self.hosts[host].touched.insert(ends[side]);
-            self.hosts[host].ends.insert(ids[side], ends[side]);
-            self.hosts[host]
-                .ends_by_remote
-                .insert(ids[1 - side], ends[side]);
-            self.agenda.turn(self.now, host, &mut self.hosts[host]);
         }
         self.pairs[pair].ends = ends;
         self.checkers
             .observe(self.now, &Observation::Connected { ends });
+        let [early, late] = if self.setup.coin() { [0, 1] } else { [1, 0] };
+        self.join(ends[early]);
+        let after = self.setup.within(0, self.scenario.join_delay.get());
+        let end = ends[late];
+        self.agenda.plan(self.now + after, Happening::Join { end });
+    }
+
+    /// A host joins its end to the other one, unless either is gone meanwhile.
+    fn join(&mut self, end: End) {
+        let state = &mut self.ends[end.0];
+        let Status::Allocated(remote) = &state.status else {
+            return;
+        };
+        let (host, id, remote) = (state.host, state.id, remote.clone());
+        if !self.ends[end.peer().0].alive() {
+            self.lose(end);
+            return;
+        }
+        let machine = &mut self.machines[host];
+        let clock = machine.clock(self.now);
+        if let Some(running) = machine.running() {
+            running.endpoint.connect(clock, id, remote);
+            machine.ends.insert(id, end);
+            self.ends[end.0].status = Status::Open;
+            self.post(end);
+            self.wake(host);
+        }
+    }
+
+    /// The core has given a connection up: its hosts will agree on a new one if both still can.
+    pub(crate) fn fail(&mut self, end: End, reason: &'static str) {
+        let state = &self.ends[end.0];
+        let refused = ["KeyRefused", "BoundsRefused"].contains(&reason);
+        let excuse = match (state.peer_died, state.strayed && refused) {
+            (_, true) => Excuse::Strayed,
+            (true, false) => Excuse::PeerDied,
+            (false, false) => Excuse::None,
+        };
+        self.checkers.observe(
+            self.now,
+            &Observation::Failed {
+                end,
+                excuse,
+                reason,
+            },
+        );
+        self.totals.failed += 1;
+        let pair = state.pair;
+        // It may hear of it by a Reset.
+        self.ends[end.peer().0].peer_died = true;
+        self.close(end);
+        let after = self.work.within(1, RECONNECT_NANOS);
+        self.agenda.reconnect(self.now + after, pair);
     }
 
     /// Ends a connection at one end.
     pub(crate) fn close(&mut self, end: End) {
-        if let EndState::Open(connection) = &self.ends[end.0].state {
-            let stats = connection.stats();
-            self.totals.chunks_sent += stats.chunks_sent;
-            self.totals.chunks_resent += stats.chunks_resent;
-            self.totals.spurious += stats.spurious;
+        let state = &mut self.ends[end.0];
+        let machine = &mut self.machines[state.host];
+        state.status = Status::Closed;
+        state.open = 0;
+        state.target.deregister(&mut machine.regions);
+        machine.ends.remove(&state.id);
+        if let Process::Running(running) = &mut machine.process {
+            running.endpoint.close(state.id);
+            // Its counts are the endpoint's now.
+            machine.drops = running.endpoint.counters().drops;
         }
-        self.ends[end.0].state = EndState::Closed;
-        self.ends[end.0].open = 0;
-        let host = &mut self.hosts[self.ends[end.0].host];
-        host.ends.retain(|_, open| *open != end);
-        host.ends_by_remote.retain(|_, open| *open != end);
-        host.touched.remove(&end);
     }
 }
 

@@ -1,19 +1,22 @@
 //! What one end may be written to, and the messages that it expects there.
 
 use weft_core::drops::DropReason;
-use weft_core::memory::{Backing, DomainId, Memory, RegionTable};
+use weft_core::memory::DomainId;
 use weft_core::units::Key;
+use weft_memory::{Backing, RegionTable, TableReader};
 
-use crate::check::Checkers;
-use crate::observation::{End, Message, Observation};
+use crate::observation::{End, Message};
 
 /// Regions of an end: messages of one connection go to several.
 pub const REGIONS: usize = 3;
 
 /// A region without its bytes: what lies in it follows from the messages.
 #[derive(Debug)]
-struct SlotRegion {
-    index: usize,
+pub struct SlotRegion {
+    /// Whose it is.
+    pub end: End,
+    /// Which of its regions it is.
+    pub index: usize,
     bytes: u64,
 }
 
@@ -23,14 +26,32 @@ impl Backing for SlotRegion {
     }
 }
 
-/// All connections of the simulation are of one domain.
-const DOMAIN: DomainId = DomainId(1);
+/// The regions of one host, of all its ends and tenants.
+#[derive(Debug)]
+pub struct Regions {
+    table: RegionTable<SlotRegion>,
+    reader: TableReader<SlotRegion>,
+}
+
+impl Regions {
+    /// Closes a region.
+    pub fn deregister(&self, key: Key) {
+        self.table.deregister(key);
+    }
+}
+
+impl Default for Regions {
+    fn default() -> Regions {
+        let table = RegionTable::default();
+        let reader = table.reader();
+        Regions { table, reader }
+    }
+}
 
 /// The regions of one end, cut into slots; a slot holds one message under way.
 #[derive(Debug)]
 pub struct Target {
     keys: [Key; REGIONS],
-    table: RegionTable<SlotRegion>,
     slot_bytes: u64,
     /// By slot: slot s lies in region s mod REGIONS at place s / REGIONS.
     slots: Vec<Option<Message>>,
@@ -39,18 +60,30 @@ pub struct Target {
 impl Target {
     /// Empty regions with `slots` slots in all.
     pub fn new(keys: [Key; REGIONS], slots: u16, slot_bytes: u64) -> Target {
-        let mut table = RegionTable::default();
-        for (index, &key) in keys.iter().enumerate() {
-            let slots = usize::from(slots).saturating_sub(index).div_ceil(REGIONS);
-            let bytes = slots as u64 * slot_bytes;
-            table.register(key, DOMAIN, SlotRegion { index, bytes });
-        }
         Target {
             keys,
-            table,
             slot_bytes,
             slots: vec![None; slots.into()],
         }
+    }
+
+    /// Opens the regions of `end` to its tenant.
+    pub fn register(&self, regions: &mut Regions, domain: DomainId, end: End) {
+        for (index, &key) in self.keys.iter().enumerate() {
+            let bytes = self.region_bytes(index);
+            let region = SlotRegion { end, index, bytes };
+            regions.table.register(key, domain, region);
+        }
+    }
+
+    /// Closes the regions.
+    pub fn deregister(&self, regions: &mut Regions) {
+        self.keys.iter().for_each(|key| regions.deregister(*key));
+    }
+
+    fn region_bytes(&self, index: usize) -> u64 {
+        let slots = self.slots.len().saturating_sub(index).div_ceil(REGIONS);
+        slots as u64 * self.slot_bytes
     }
 
     /// A slot in which no message is under way.
@@ -66,10 +99,9 @@ impl Target {
         )
     }
 
-    /// The first region's key and length.
-    pub fn region(&self) -> (Key, u64) {
-        let slots = self.slots.len().div_ceil(REGIONS) as u64;
-        (self.keys[0], slots * self.slot_bytes)
+    /// A region's key and length.
+    pub fn region(&self, index: usize) -> (Key, u64) {
+        (self.keys[index], self.region_bytes(index))
     }
 
     /// From now on `slot` belongs to `message`.
@@ -86,46 +118,25 @@ impl Target {
         }
     }
 
-    /// Messages under way.
-    pub fn expected(&self) -> usize {
-        self.slots.iter().flatten().count()
-    }
-
-    fn find(&mut self, key: Key, offset: u64, length: u64) -> Result<Option<&Message>, DropReason> {
-        let region = self.table.resolve(DOMAIN, key, offset, length)?;
-        let slot = (offset / self.slot_bytes) as usize * REGIONS + region.index;
-        Ok(self.slots.get(slot).and_then(Option::as_ref))
+    /// The message under way at `offset` of a region.
+    pub fn message_at(&self, index: usize, offset: u64) -> Option<&Message> {
+        let slot = (offset / self.slot_bytes) as usize * REGIONS + index;
+        self.slots.get(slot).and_then(Option::as_ref)
     }
 }
 
-/// A target lent to the core for one run, with those who watch.
-pub struct Watched<'a> {
-    /// Virtual nanoseconds.
-    pub now: u64,
-    /// The end that receives.
-    pub reader: End,
-    /// Its regions.
-    pub target: &'a mut Target,
-    /// Whether they take anything now.
-    pub armed: bool,
-    /// Who watches.
-    pub checkers: &'a mut Checkers,
-}
-
-impl Memory for Watched<'_> {
-    fn place(&mut self, key: Key, offset: u64, payload: &[u8]) -> Result<(), DropReason> {
-        let message = self.target.find(key, offset, payload.len() as u64)?;
-        if !self.armed {
-            return Err(DropReason::NotArmed);
-        }
-        let placed = Observation::Placed {
-            reader: self.reader,
-            message,
-            key,
-            offset,
-            payload,
-        };
-        self.checkers.observe(self.now, &placed);
-        Ok(())
-    }
+/// Whose region `length` bytes at `offset` lie in, and which of its regions that is.
+///
+/// # Errors
+/// As [`weft_memory::Placing::resolve`].
+pub fn find(
+    regions: &mut Regions,
+    domain: DomainId,
+    key: Key,
+    offset: u64,
+    length: u64,
+) -> Result<(End, usize), DropReason> {
+    let placing = regions.reader.enter();
+    let region = placing.resolve(domain, key, offset, length)?;
+    Ok((region.end, region.index))
 }

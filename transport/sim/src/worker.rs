@@ -1,428 +1,229 @@
-//! A worker's turn: the order of calls that the core asks for, with everything seen told to the
-//! checkers.
+//! A worker's turn in a run: what surrounds its endpoint, with everything seen told to the checkers.
 
-use weft_core::connection::{Arrival, Connection, Event, PostError, Run, Write};
-use weft_core::drops::DropReason;
-use weft_core::units::PathId;
-use weft_core::wire::{self, CONTROL_BYTES_MAX, Kind, OVERHEAD_BYTES, Reset};
+use std::collections::BTreeMap;
 
-use crate::endpoint::EndState;
-use crate::network::Packet;
-use crate::observation::{End, Excuse, Message, Observation};
-use crate::pattern;
-use crate::simulation::{Simulation, WEIGHED_EVERY, reset_token};
-use crate::target::Watched;
+use weft_core::connection::{Chunk, Event, Write};
+use weft_core::drops::{DropReason, Drops};
+use weft_core::endpoint::Endpoint;
+use weft_core::memory::{DomainId, Memory, Placed};
+use weft_core::units::{ConnectionId, Key, PathId};
+use weft_core::wire::{Kind, peek};
 
-/// Packets that GRO merges at most (64 KiB of the smallest that the scenarios draw).
+use crate::check::Checkers;
+use crate::draw::Draw;
+use crate::end::EndState;
+use crate::host::{Datagrams, Environment};
+use crate::machine::{Machine, Process};
+use crate::network::{Network, Packet};
+use crate::observation::{Arrived, End, Message, Observation, Received};
+use crate::scenario::Scenario;
+use crate::simulation::{Agenda, Simulation, reset_token};
+use crate::target::{Regions, find};
+
+/// Packets and bytes that GRO merges at most.
 const RUN_PACKETS_MAX: usize = 64;
-/// Control packets that one connection sends in one turn at most: an acknowledgement for every 32
-/// echoes, a probe for every path twice over.
-const CONTROLS_PER_TURN_MAX: usize = 600;
+const RUN_BYTES_MAX: usize = 65_535;
 /// Turns of one host in a row in which nothing happened but a timer that is still due.
 const IDLE_TURNS_MAX: u32 = 1_000;
-/// How long two hosts need to agree on a new connection, at most.
-const RECONNECT_NANOS: u64 = 5_000_000;
+/// What a turn takes when the next one follows at once.
+const TURN_NANOS: u64 = 1_000;
 
 impl Simulation {
-    /// One turn of a host's worker: as the engine's, it looks at the connections that something has
-    /// arrived for or whose timer is due, and at no other.
+    /// One turn of a host's worker.
     pub(crate) fn turn(&mut self, host: usize) {
-        self.turns += 1;
-        let received = self.receive(host);
-        self.touch_due(host);
-        let mut sent = 0;
-        let mut more = false;
-        for end in std::mem::take(&mut self.hosts[host].touched) {
-            let events = self.take_events(end);
-            self.serve_timers(end);
-            let EndState::Open(_) = self.ends[end.0].state else {
-                continue;
-            };
+        let Some(busy) = self.exchange(host) else {
+            return;
+        };
+        let events = self.take_events(host);
+        let mut counts: BTreeMap<End, usize> = BTreeMap::new();
+        for &(end, event) in &events {
+            *counts.entry(end).or_default() += 1;
+            self.handle_event(end, event);
+        }
+        self.look(host, &counts);
+        for end in counts.into_keys() {
             self.post(end);
-            sent += self.send_control(host, end);
-            let (chunks, cut_short) = self.send_chunks(host, end);
-            sent += chunks;
-            let late = self.take_events(end);
-            if cut_short || late > 0 {
-                more = true;
-                self.hosts[host].touched.insert(end);
-            }
-            self.rest(host, end);
-            let EndState::Open(connection) = &self.ends[end.0].state else {
-                continue;
-            };
-            let connection: &Connection = connection;
-            self.checkers.observe(
-                self.now,
-                &Observation::Turned {
-                    end,
-                    connection,
-                    events: events + late,
-                },
-            );
-            if self.turns.is_multiple_of(WEIGHED_EVERY) {
-                let bytes = connection.save().len();
-                self.checkers
-                    .observe(self.now, &Observation::Saved { end, bytes });
-            }
         }
-        self.nobody_waits(host);
-        self.plan_turn(host, received + sent > 0, more);
+        self.plan_turn(host, busy);
     }
 
-    /// The ends whose timers are due are looked at.
-    fn touch_due(&mut self, host: usize) {
-        let host = &mut self.hosts[host];
-        let clock = host.clock(self.now);
-        for &end in host.ends.values() {
-            let timer = &mut self.ends[end.0].timer;
-            if timer.is_some_and(|at| at <= clock) {
-                *timer = None;
-                host.touched.insert(end);
-            }
-        }
-    }
-
-    /// Ends an end's turn: it is looked at again when its timer is due. As in the engine, an earlier
-    /// timer stays, whatever the connection wants by now.
-    fn rest(&mut self, host: usize, end: End) {
-        let host = &self.hosts[host];
-        let endpoint = &mut self.ends[end.0];
-        if let EndState::Open(connection) = &endpoint.state {
-            let wants = connection.poll_timeout(&host.paths[endpoint.peer_host]);
-            endpoint.timer = endpoint.timer.into_iter().chain(wants).min();
-        }
-    }
-
-    /// A connection that could send and that nothing will look at waits for no reason.
-    fn nobody_waits(&mut self, host: usize) {
+    /// The part of a turn that receives and sends. Returns whether it did any of it; nothing when the host's
+    /// process does not run.
+    pub(crate) fn exchange(&mut self, host: usize) -> Option<bool> {
         let Simulation {
-            ends,
-            hosts,
-            checkers,
             scenario,
             now,
+            agenda,
+            machines,
+            ends,
+            network,
+            checkers,
+            work,
+            totals,
             ..
         } = self;
-        let worker = &mut hosts[host];
-        let clock = worker.clock(*now);
-        for end in worker.ends.values() {
-            let endpoint = &mut ends[end.0];
-            if worker.touched.contains(end) {
-                continue;
-            }
-            let EndState::Open(connection) = &mut endpoint.state else {
-                continue;
-            };
-            let (paths, room) = (
-                &mut worker.paths[endpoint.peer_host],
-                scenario.settings.chunk_bytes,
-            );
-            // A chunk that comes out here is never sent, but then the run is over.
-            if connection
-                .poll_chunk(clock, paths, &mut worker.rng, room)
-                .is_some()
-            {
-                let text = format!("{end:?} could send, and its worker rests");
-                checkers.violated("nobody waits for nothing", *now, text);
-            }
+        let machine = &mut machines[host];
+        let clock = machine.clock(*now);
+        let Machine {
+            process: Process::Running(running),
+            regions,
+            away_until,
+            link_full_until,
+            inbox,
+            ends: by_id,
+            drops,
+            ..
+        } = machine
+        else {
+            return None;
+        };
+        let tampered: Vec<bool> = inbox.iter().map(|packet| packet.tampered).collect();
+        let mut runs = merge(inbox, scenario.coalesce, network);
+        let mut surroundings = Surroundings {
+            scenario,
+            now: *now,
+            host,
+            regions,
+            armed: *away_until <= *now,
+            link_full_until,
+            by_id,
+            ends,
+            agenda,
+            network,
+            checkers,
+            work,
+            dropped: &mut totals.drops,
+            drops,
+            tampered: tampered.into_iter(),
+            placed: Vec::new(),
+            sent: false,
+        };
+        running.exchange(clock, &mut runs, &mut surroundings);
+        let busy = !runs.is_empty() || surroundings.sent;
+        for datagrams in runs {
+            network.recycle(datagrams.bytes);
         }
+        Some(busy)
     }
 
-    /// Plans the host's next turn: for the earliest timer, or at once for what did not fit in.
-    fn plan_turn(&mut self, host: usize, busy: bool, more: bool) {
-        let ends = self.hosts[host].ends.values();
-        let next = ends.filter_map(|end| self.ends[end.0].timer).min();
-        let clock = self.hosts[host].clock(self.now);
-        if !busy && next.is_some_and(|at| at <= clock) {
-            self.hosts[host].idle_turns += 1;
-            if self.hosts[host].idle_turns > IDLE_TURNS_MAX {
-                let text =
-                    format!("host {host}: a timer is due in turn after turn, and nothing happens");
+    fn take_events(&mut self, host: usize) -> Vec<(End, Event)> {
+        let machine = &mut self.machines[host];
+        let mut events = Vec::new();
+        let Process::Running(running) = &mut machine.process else {
+            return events;
+        };
+        running.take_events(|id, event| match machine.ends.get(&id) {
+            Some(&end) => events.push((end, event)),
+            None => {
+                let text = format!("host {host}: {event:?} of {id}, which is closed");
                 self.checkers.violated("everything ends", self.now, text);
             }
-        } else {
-            self.hosts[host].idle_turns = 0;
+        });
+        // A connection that is over has left its counts to the endpoint.
+        machine.drops = running.endpoint.counters().drops;
+        events
+    }
+
+    fn handle_event(&mut self, end: End, event: Event) {
+        match event {
+            Event::Completed { token } => {
+                self.checkers
+                    .observe(self.now, &Observation::Completed { writer: end, token });
+                self.totals.completed += 1;
+                self.worked = self.now;
+                self.ends[end.0].open = self.ends[end.0].open.saturating_sub(1);
+                self.ends[end.peer().0].target.release(token);
+            }
+            Event::Immediate { value, key } => {
+                let what = Observation::Signalled {
+                    reader: end,
+                    value,
+                    key,
+                };
+                self.checkers.observe(self.now, &what);
+            }
+            Event::Failed(failure) => self.fail(end, failure.reason()),
         }
-        if more {
-            self.agenda
-                .turn(self.now + 1_000, host, &mut self.hosts[host]);
-        } else if let Some(at) = next {
-            let at = self.hosts[host].run_time(at).max(self.now + 1);
+    }
+
+    /// The turn is over: how its connections stand, and whether one of them could send and is forgotten.
+    fn look(&mut self, host: usize, events: &BTreeMap<End, usize>) {
+        let machine = &mut self.machines[host];
+        let clock = machine.clock(self.now);
+        let Process::Running(running) = &mut machine.process else {
+            return;
+        };
+        for (connection, _) in running.endpoint.connections() {
+            if let Some(&end) = machine.ends.get(&connection.id()) {
+                let events = events.get(&end).copied().unwrap_or(0);
+                let what = Observation::Turned {
+                    end,
+                    connection,
+                    events,
+                };
+                self.checkers.observe(self.now, &what);
+            }
+        }
+        // A chunk that comes out here is never sent, but then the run is over.
+        if let Some(id) = running.endpoint.find_forgotten(clock) {
+            let text = format!("host {host}: {id} could send, and its worker rests");
+            self.checkers
+                .violated("nobody waits for nothing", self.now, text);
+        }
+    }
+
+    /// Plans the host's next turn: when the endpoint asks for it.
+    fn plan_turn(&mut self, host: usize, busy: bool) {
+        let machine = &mut self.machines[host];
+        let clock = machine.clock(self.now);
+        let Process::Running(running) = &mut machine.process else {
+            return;
+        };
+        let link_is_full = machine.link_full_until > self.now;
+        let mut next = running.endpoint.poll_timeout(!link_is_full);
+        let at_once = next.is_some_and(|at| at <= clock);
+        if !at_once && self.scenario.hurries_acks && running.endpoint.hurry_acks() {
+            next = running.endpoint.poll_timeout(!link_is_full);
+        }
+        machine.idle_turns = if at_once && !busy {
+            machine.idle_turns + 1
+        } else {
+            0
+        };
+        if machine.idle_turns > IDLE_TURNS_MAX {
+            let text =
+                format!("host {host}: a turn is due time after time, and nothing happens in it");
+            self.checkers.violated("everything ends", self.now, text);
+        }
+        if link_is_full {
+            let at = machine.link_full_until;
+            self.agenda.turn(at, host, machine);
+        }
+        let machine = &mut self.machines[host];
+        let Some(next) = next else {
+            return;
+        };
+        let at = if next <= clock {
+            self.now + TURN_NANOS
+        } else {
             // A worker that sleeps is woken a little late.
             let late = self.work.within(0, self.scenario.turn_delay.get() / 4);
-            self.agenda.turn(at + late, host, &mut self.hosts[host]);
-        }
-    }
-
-    /// Hands everything that has arrived to its connection. Returns how many packets.
-    fn receive(&mut self, host: usize) -> usize {
-        let mut inbox = std::mem::take(&mut self.hosts[host].inbox);
-        let count = inbox.len();
-        let mut at = 0;
-        while at < count {
-            at += self.receive_run(host, &inbox[at..]);
-        }
-        for packet in inbox.drain(..) {
-            self.network.recycle(packet.bytes);
-        }
-        if self.hosts[host].inbox.is_empty() {
-            self.hosts[host].inbox = inbox;
-        }
-        count
-    }
-
-    /// Takes as many of `packets` as make one run. Returns how many.
-    fn receive_run(&mut self, host: usize, packets: &[Packet]) -> usize {
-        let first = &packets[0];
-        let peek = match wire::peek(&first.bytes) {
-            Ok(peek) => peek,
-            Err(reason) => {
-                let what = Observation::Dropped {
-                    end: None,
-                    reason,
-                    tampered: first.tampered,
-                };
-                self.checkers.observe(self.now, &what);
-                return 1;
-            }
+            machine.run_time(next) + late
         };
-        if peek.kind == Kind::Reset {
-            self.receive_reset(host, first);
-            return 1;
-        }
-        let Some(&end) = self.hosts[host].ends.get(&peek.connection) else {
-            let token = reset_token(self.scenario.seed, host, peek.connection, first.from);
-            let reset = Reset {
-                path: peek.path,
-                connection: peek.connection,
-                token,
-            };
-            self.send(host, first.from, peek.path, &reset.emit());
-            return 1;
-        };
-        let segment = first.bytes.len();
-        let mut run = std::mem::take(&mut self.run);
-        run.clear();
-        run.extend_from_slice(&first.bytes);
-        let mut tampered = first.tampered;
-        let mut taken = 1;
-        if self.scenario.coalesce && peek.kind == Kind::Data {
-            for packet in packets[1..].iter().take(RUN_PACKETS_MAX - 1) {
-                let alike = packet.from == first.from
-                    && packet.path == first.path
-                    && packet.ce == first.ce
-                    && packet.bytes.len() <= segment
-                    && wire::peek(&packet.bytes)
-                        .is_ok_and(|p| p.kind == Kind::Data && p.connection == peek.connection);
-                if !alike {
-                    break;
-                }
-                run.extend_from_slice(&packet.bytes);
-                tampered |= packet.tampered;
-                taken += 1;
-                if packet.bytes.len() < segment {
-                    break;
-                }
-            }
-        }
-        self.hand_over(host, end, first, &run, segment, tampered);
-        self.run = run;
-        taken
-    }
-
-    fn hand_over(
-        &mut self,
-        host: usize,
-        end: End,
-        first: &Packet,
-        run: &[u8],
-        segment: usize,
-        tampered: bool,
-    ) {
-        let Simulation {
-            ends,
-            hosts,
-            checkers,
-            totals,
-            now,
-            ..
-        } = self;
-        let endpoint = &mut ends[end.0];
-        let EndState::Open(connection) = &mut endpoint.state else {
-            return;
-        };
-        let peer_host = endpoint.peer_host;
-        let worker = &mut hosts[host];
-        let clock = worker.clock(*now);
-        let paths = &mut worker.paths[peer_host];
-        let dark = paths.is_dark();
-        let before = connection.drops().clone();
-        let mut memory = Watched {
-            now: *now,
-            reader: end,
-            target: &mut endpoint.target,
-            armed: worker.away_until <= *now,
-            checkers,
-        };
-        let arrival = Arrival {
-            path: PathId(first.path),
-            ce: first.ce,
-        };
-        let result = connection.handle_packets(
-            clock,
-            paths,
-            arrival,
-            Run {
-                bytes: run,
-                segment,
-            },
-            &mut memory,
-        );
-        let after = connection.drops().clone();
-        worker.touched.insert(end);
-        if dark && !paths.is_dark() {
-            // The outage is over: whoever waited for it may send.
-            let others = worker.ends.values().copied();
-            let others = others.filter(|other| ends[other.0].peer_host == peer_host);
-            worker.touched.extend(others);
-        }
-        if result.is_ok() && after == before {
-            return;
-        }
-        for &reason in DropReason::ALL {
-            for _ in before.get(reason)..after.get(reason) {
-                let what = Observation::Dropped {
-                    end: Some(end),
-                    reason,
-                    tampered,
-                };
-                totals.drops.count(reason);
-                checkers.observe(*now, &what);
-            }
-        }
-    }
-
-    fn receive_reset(&mut self, host: usize, packet: &Packet) {
-        let reset = match Reset::parse(&packet.bytes) {
-            Ok(reset) => reset,
-            Err(reason) => {
-                let what = Observation::Dropped {
-                    end: None,
-                    reason,
-                    tampered: packet.tampered,
-                };
-                self.checkers.observe(self.now, &what);
-                return;
-            }
-        };
-        let Some(&end) = self.hosts[host].ends_by_remote.get(&reset.connection) else {
-            return;
-        };
-        let EndState::Open(connection) = &mut self.ends[end.0].state else {
-            return;
-        };
-        self.hosts[host].touched.insert(end);
-        if let Err(reason) = connection.handle_reset(reset.token) {
-            let what = Observation::Dropped {
-                end: Some(end),
-                reason,
-                tampered: packet.tampered,
-            };
-            self.checkers.observe(self.now, &what);
-        }
-    }
-
-    /// Serves the end's timers and takes its events. Returns how many events there were.
-    fn take_events(&mut self, end: End) -> usize {
-        let mut count = 0;
-        loop {
-            let endpoint = &mut self.ends[end.0];
-            let EndState::Open(connection) = &mut endpoint.state else {
-                return count;
-            };
-            let Some(event) = connection.poll_event() else {
-                break;
-            };
-            count += 1;
-            match event {
-                Event::Completed { token } => {
-                    self.checkers
-                        .observe(self.now, &Observation::Completed { writer: end, token });
-                    self.totals.completed += 1;
-                    self.worked = self.now;
-                    self.ends[end.0].open = self.ends[end.0].open.saturating_sub(1);
-                    self.ends[end.peer().0].target.release(token);
-                }
-                Event::Immediate { value, key } => {
-                    let what = Observation::Signalled {
-                        reader: end,
-                        value,
-                        key,
-                    };
-                    self.checkers.observe(self.now, &what);
-                }
-                Event::Failed(failure) => {
-                    self.fail(end, failure.reason());
-                    return count;
-                }
-            }
-        }
-        count
-    }
-
-    /// Serves the end's timers that are due: after everything received, before anything is sent.
-    fn serve_timers(&mut self, end: End) {
-        let Simulation {
-            ends, hosts, now, ..
-        } = self;
-        let endpoint = &mut ends[end.0];
-        if let EndState::Open(connection) = &mut endpoint.state {
-            let host = &mut hosts[endpoint.host];
-            let clock = host.clock(*now);
-            let paths = &mut host.paths[endpoint.peer_host];
-            if connection.poll_timeout(paths).is_some_and(|at| at <= clock) {
-                connection.handle_timeout(clock, paths);
-            }
-        }
-    }
-
-    /// The core has given a connection up: its hosts will agree on a new one if both still can.
-    fn fail(&mut self, end: End, reason: &'static str) {
-        let endpoint = &self.ends[end.0];
-        let refused = ["KeyRefused", "BoundsRefused"].contains(&reason);
-        let excuse = match (endpoint.peer_died, endpoint.strayed && refused) {
-            (_, true) => Excuse::Strayed,
-            (true, false) => Excuse::PeerDied,
-            (false, false) => Excuse::None,
-        };
-        self.checkers.observe(
-            self.now,
-            &Observation::Failed {
-                end,
-                excuse,
-                reason,
-            },
-        );
-        self.totals.failed += 1;
-        // It may hear of it by a Reset.
-        self.ends[end.peer().0].peer_died = true;
-        self.close(end);
-        let after = self.work.within(1, RECONNECT_NANOS);
-        self.agenda
-            .reconnect(self.now + after, self.ends[end.0].pair);
+        self.agenda.turn(at, host, machine);
     }
 
     /// Posts writes while the peer has a place for them.
-    fn post(&mut self, end: End) {
-        let (pair, side) = (self.ends[end.0].pair, end.0 % 2);
+    pub(crate) fn post(&mut self, end: End) {
         let workload = self.scenario.workload;
-        while self.pairs[pair].left[side] > 0 {
+        let EndState { pair, host, id, .. } = self.ends[end.0];
+        let side = end.0 % 2;
+        while self.ends[end.0].alive() && self.pairs[pair].left[side] > 0 {
             let peer = end.peer();
             let Some(slot) = self.ends[peer.0].target.free_slot() else {
                 return;
             };
-            let id = self.totals.posted;
+            let token = self.totals.posted;
             let empty = self.work.chance(workload.empty);
             let most = workload.message_bytes;
             let bytes = match (empty, self.work.chance(workload.longest)) {
@@ -433,32 +234,31 @@ impl Simulation {
             let signals = empty || self.work.chance(workload.immediate);
             let (key, start) = self.ends[peer.0].target.place_of(slot);
             let message = Message {
-                id,
+                id: token,
                 writer: end,
                 key,
                 offset: start + self.work.within(0, workload.message_bytes - bytes),
                 bytes,
-                immediate: signals.then_some(id as u32),
+                immediate: signals.then_some(token as u32),
                 packet_payload: self.scenario.settings.packet_payload.into(),
             };
-            let EndState::Open(connection) = &mut self.ends[end.0].state else {
-                return;
-            };
             let write = Write {
-                token: id,
+                token,
                 bytes,
                 key,
                 offset: message.offset,
                 immediate: message.immediate,
             };
-            match connection.post_write(write) {
-                Ok(()) => {}
-                Err(PostError::QueueFull) => return,
-                Err(error) => {
+            let Some(running) = self.machines[host].running() else {
+                return;
+            };
+            if let Err(error) = running.endpoint.post(id, write) {
+                let connection = running.endpoint.connection(id);
+                if connection.is_none_or(|connection| connection.failure().is_none()) {
                     let text = format!("{end:?} refuses a write: {error}");
                     self.checkers.violated("writes are taken", self.now, text);
-                    return;
                 }
+                return;
             }
             self.totals.posted += 1;
             self.totals.bytes += bytes;
@@ -469,80 +269,207 @@ impl Simulation {
                 .observe(self.now, &Observation::Posted { message: &message });
         }
     }
+}
 
-    /// Sends what the core has to acknowledge or to ask. Returns how many packets.
-    fn send_control(&mut self, host: usize, end: End) -> usize {
-        let mut buffer = [0; CONTROL_BYTES_MAX];
-        for count in 0..CONTROLS_PER_TURN_MAX {
-            let endpoint = &mut self.ends[end.0];
-            let EndState::Open(connection) = &mut endpoint.state else {
-                return count;
-            };
-            let peer_host = endpoint.peer_host;
-            let clock = self.hosts[host].clock(self.now);
-            let paths = &mut self.hosts[host].paths[peer_host];
-            let Some(control) = connection.poll_control(clock, paths, &mut buffer) else {
-                return count;
-            };
-            self.send(host, peer_host, control.path, &buffer[..control.bytes]);
-        }
-        let text =
-            format!("{end:?} sends more than {CONTROLS_PER_TURN_MAX} control packets a turn");
-        self.checkers.violated("bounded memory", self.now, text);
-        CONTROLS_PER_TURN_MAX
-    }
-
-    /// Sends chunks while the core has any. Returns how many, and whether there may be more.
-    fn send_chunks(&mut self, host: usize, end: End) -> (usize, bool) {
-        let room = self.scenario.settings.chunk_bytes;
-        for count in 0..self.scenario.chunks_per_turn as usize {
-            let Simulation {
-                ends, hosts, now, ..
-            } = self;
-            let endpoint = &mut ends[end.0];
-            let EndState::Open(connection) = &mut endpoint.state else {
-                return (count, false);
-            };
-            let peer_host = endpoint.peer_host;
-            let worker = &mut hosts[host];
-            let clock = worker.clock(*now);
-            let paths = &mut worker.paths[peer_host];
-            let Some(chunk) = connection.poll_chunk(clock, paths, &mut worker.rng, room) else {
-                return (count, false);
-            };
-            for i in 0..chunk.packets() {
-                let range = chunk.payload(i);
-                let length = (range.end - range.start) as usize;
-                let header = chunk.header(i);
-                let payload = pattern::slice(chunk.token, range.start, length);
-                let mut bytes = self.network.buffer();
-                bytes.reserve(OVERHEAD_BYTES + length);
-                bytes.extend_from_slice(&header);
-                bytes.extend_from_slice(payload);
-                bytes.extend_from_slice(&chunk.trailer(&header, payload));
-                self.send_buffer(host, peer_host, chunk.path, bytes);
-            }
-        }
-        (self.scenario.chunks_per_turn as usize, true)
-    }
-
-    fn send(&mut self, from: usize, to: usize, path: PathId, datagram: &[u8]) {
-        let mut bytes = self.network.buffer();
-        bytes.extend_from_slice(datagram);
-        self.send_buffer(from, to, path, bytes);
-    }
-
-    fn send_buffer(&mut self, from: usize, to: usize, path: PathId, bytes: Vec<u8>) {
-        let packet = Packet {
+/// What arrived, as the kernel hands it over: adjacent datagrams of a path merged where the run says so,
+/// whatever connections they are of.
+fn merge(inbox: &mut Vec<Packet>, coalesce: bool, network: &mut Network) -> Vec<Datagrams> {
+    let mut runs: Vec<Datagrams> = Vec::new();
+    let mut packets = 0;
+    for packet in inbox.drain(..) {
+        let Packet {
             from,
             to,
-            path: path.0,
-            ce: false,
-            tampered: false,
+            path,
+            ce,
             bytes,
+            ..
+        } = packet;
+        if coalesce
+            && !bytes.is_empty()
+            && let Some(run) = runs.last_mut()
+            && (run.from, run.path.0, run.ce) == (from, path, ce)
+            && run.bytes.len() == packets * run.segment
+            && bytes.len() <= run.segment
+            && packets < RUN_PACKETS_MAX
+            && run.bytes.len() + bytes.len() <= RUN_BYTES_MAX
+        {
+            run.bytes.extend_from_slice(&bytes);
+            network.recycle(bytes);
+            packets += 1;
+            continue;
+        }
+        packets = 1;
+        runs.push(Datagrams {
+            from,
+            to,
+            path: PathId(path),
+            ce,
+            segment: bytes.len().max(1),
+            bytes,
+        });
+    }
+    runs
+}
+
+/// What surrounds an endpoint of the run in a turn.
+struct Surroundings<'a> {
+    scenario: &'a Scenario,
+    now: u64,
+    host: usize,
+    regions: &'a mut Regions,
+    /// Whether its regions take anything now.
+    armed: bool,
+    link_full_until: &'a mut u64,
+    by_id: &'a BTreeMap<ConnectionId, End>,
+    ends: &'a mut [EndState],
+    agenda: &'a mut Agenda,
+    network: &'a mut Network,
+    checkers: &'a mut Checkers,
+    work: &'a mut Draw,
+    /// The run's counts.
+    dropped: &'a mut Drops,
+    /// What the endpoint had dropped so far.
+    drops: &'a mut Drops,
+    /// Of each packet in the inbox, in order.
+    tampered: std::vec::IntoIter<bool>,
+    /// Where payload was placed since the last datagrams.
+    placed: Vec<(Key, u64)>,
+    sent: bool,
+}
+
+impl Memory for Surroundings<'_> {
+    fn place(
+        &mut self,
+        domain: DomainId,
+        key: Key,
+        offset: u64,
+        payload: &[u8],
+    ) -> Result<Placed, DropReason> {
+        let (reader, region) = find(self.regions, domain, key, offset, payload.len() as u64)?;
+        if !self.armed {
+            return Err(DropReason::NotArmed);
+        }
+        self.placed.push((key, offset));
+        let placed = Observation::Placed {
+            reader,
+            message: self.ends[reader.0].target.message_at(region, offset),
+            key,
+            offset,
+            payload,
         };
-        let agenda = &mut self.agenda;
-        self.network
-            .send(self.now, packet, |at, packet| agenda.arrival(at, packet));
+        self.checkers.observe(self.now, &placed);
+        Ok(Placed::Now)
+    }
+}
+
+impl Environment for Surroundings<'_> {
+    fn buffer(&mut self) -> Vec<u8> {
+        self.network.buffer()
+    }
+
+    fn reset_token(&self, to: usize, connection: ConnectionId) -> u64 {
+        reset_token(self.scenario.seed, self.host, connection, to)
+    }
+
+    fn chunks(&self) -> u32 {
+        match *self.link_full_until > self.now {
+            true => 0,
+            false => self.scenario.chunks_per_turn,
+        }
+    }
+
+    fn takes_more(&mut self, connection: ConnectionId, chunk: &Chunk) -> bool {
+        if let Some(&writer) = self.by_id.get(&connection) {
+            let sent = Observation::Sent { writer, chunk };
+            self.checkers.observe(self.now, &sent);
+        }
+        self.sent = true;
+        let (fills, longest) = self.scenario.link_fills;
+        let full = self.work.chance(fills);
+        if full {
+            *self.link_full_until = self.now + self.work.within(1, longest.get().max(1));
+        }
+        !full
+    }
+
+    fn send(&mut self, datagrams: Datagrams) {
+        self.sent = true;
+        let Datagrams {
+            from,
+            to,
+            path,
+            segment,
+            bytes: run,
+            ..
+        } = datagrams;
+        for datagram in run.chunks(segment) {
+            let mut bytes = self.network.buffer();
+            bytes.extend_from_slice(datagram);
+            let packet = Packet {
+                from,
+                to,
+                path: path.0,
+                ce: false,
+                tampered: false,
+                bytes,
+            };
+            let agenda = &mut *self.agenda;
+            self.network
+                .send(self.now, packet, |at, packet| agenda.arrival(at, packet));
+        }
+        self.network.recycle(run);
+    }
+
+    fn received(&mut self, datagrams: &Datagrams, endpoint: &Endpoint<usize>) {
+        let arrived = |bytes, tampered| {
+            let named = peek(bytes).ok().filter(|peek| peek.kind != Kind::Reset);
+            Arrived {
+                end: named.and_then(|peek| self.by_id.get(&peek.connection).copied()),
+                tampered,
+                bytes,
+            }
+        };
+        // One that was cut short to nothing is a datagram, too.
+        let count = datagrams.bytes.len().div_ceil(datagrams.segment).max(1);
+        let tampered = self.tampered.by_ref().take(count);
+        let mut datagrams = datagrams.bytes.chunks(datagrams.segment);
+        let packets: Vec<Arrived<'_>> = tampered
+            .map(|tampered| arrived(datagrams.next().unwrap_or(&[]), tampered))
+            .collect();
+        let mut dropped = Vec::new();
+        let mut note = |end, before: &mut Drops, after: &Drops| {
+            for &reason in DropReason::ALL {
+                let count = after.get(reason) - before.get(reason);
+                if count > 0 {
+                    dropped.push((end, reason, count));
+                }
+            }
+            before.clone_from(after);
+        };
+        note(None, self.drops, &endpoint.counters().drops);
+        let mut named: Vec<End> = packets.iter().filter_map(|arrived| arrived.end).collect();
+        named.dedup();
+        for end in named {
+            let state = &mut self.ends[end.0];
+            if let Some(connection) = endpoint.connection(state.id) {
+                note(Some(end), &mut state.drops, connection.drops());
+            }
+        }
+        for &(_, reason, count) in &dropped {
+            for _ in 0..count {
+                self.dropped.count(reason);
+            }
+        }
+        let received = Received {
+            packets,
+            placed: &self.placed,
+            dropped,
+        };
+        let what = Observation::Received {
+            received: &received,
+        };
+        self.checkers.observe(self.now, &what);
+        self.placed.clear();
     }
 }

@@ -5,9 +5,11 @@ use std::fmt::Write as _;
 
 use weft_core::congestion::CongestionKind;
 use weft_core::connection::Settings;
+use weft_core::memory::DomainId;
 use weft_core::path::PolicyKind;
 use weft_core::units::Nanos;
-use weft_core::wire::VERSION;
+use weft_core::wire::{Integrity, VERSION};
+use weft_crypto::AES_128_GCM;
 use weft_sim::scenario::{Fabric, Scenario, Weather, Workload};
 use weft_sim::simulation::Simulation;
 
@@ -22,13 +24,16 @@ fn scenario(loss: u32, paths: u16, window_chunks: u16, congestion: CongestionKin
         seed: 1,
         hosts: 2,
         pairs: vec![(0, 1)],
+        domains: vec![DomainId(1)],
         settings: Settings {
             paths,
             packet_payload: 1_408,
             chunk_bytes: 11 * 1_472,
             window_chunks,
             wire_version: VERSION,
+            integrity: Integrity::Sealed,
         },
+        cipher: &AES_128_GCM,
         policy: PolicyKind::Oblivious,
         rto_min: Nanos::from_micros(250),
         congestion,
@@ -60,6 +65,10 @@ fn scenario(loss: u32, paths: u16, window_chunks: u16, congestion: CongestionKin
         turn_delay: Nanos::from_micros(2),
         coalesce: true,
         chunks_per_turn: 16,
+        rate_cap_bps: None,
+        link_fills: (0, Nanos::ZERO),
+        join_delay: Nanos::ZERO,
+        hurries_acks: false,
     }
 }
 

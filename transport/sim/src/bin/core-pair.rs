@@ -3,7 +3,8 @@
 
 use clap::Parser;
 use std::io::Write as _;
-use weft_sim::pair::{Pair, PairConfig};
+use weft_core::wire::Integrity;
+use weft_sim::load::{Load, LoadConfig};
 
 /// Runs two connected cores for so many chunks.
 #[derive(Parser)]
@@ -18,19 +19,27 @@ struct Args {
     /// copying and CRC32C.
     #[arg(long, default_value_t = 64)]
     payload: u16,
+    /// Encrypt the packets.
+    #[arg(long)]
+    encrypt: bool,
 }
 
 fn main() {
     let args = Args::parse();
-    let config = PairConfig {
+    let config = LoadConfig {
         payload: args.payload,
         packets: args.packets,
         paths: 128,
         lost: 1_000,
         reordered: 10_000,
+        integrity: if args.encrypt {
+            Integrity::Aead
+        } else {
+            Integrity::Sealed
+        },
         seed: 1,
     };
-    let mut pair = Pair::new(config);
+    let mut pair = Load::new(config);
     pair.run(args.chunks);
     // Whole writes only: a few more than asked for.
     let _ = writeln!(std::io::stdout(), "chunks {}", pair.chunks());

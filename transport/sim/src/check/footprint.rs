@@ -29,8 +29,9 @@ impl BoundedMemory {
             saved_bytes_max: SAVED_BYTES_FIXED
                 + slots * SAVED_BYTES_PER_SLOT
                 + 2 * messages * SAVED_BYTES_PER_MESSAGE,
-            // Each message under way, ours and theirs, ends once; and one failure.
-            events_max: 2 * messages + 1,
+            // Each message under way, ours and theirs, ends once; and one failure. What ended in the last turn
+            // before a process was replaced comes with what ends in the first turn of the next.
+            events_max: 4 * messages + 1,
         }
     }
 }

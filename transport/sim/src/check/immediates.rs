@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 
 use super::Checker;
-use crate::observation::{Message, Observation};
+use crate::observation::{End, Message, Observation};
 
 /// An immediate is reported once, at the end that was written to, when every byte of its message has
-/// been placed, and with that message's key; and before its message completes at the writer.
+/// been placed, and with that message's key; and when its message is complete at the writer, with the events of
+/// the reader's next turn at the latest.
 #[derive(Default)]
 pub(super) struct ImmediateAfterPayload {
     open: BTreeMap<u32, State>,
+    /// Those whose message is complete, by reader.
+    due: BTreeMap<End, u32>,
 }
 
 struct State {
@@ -73,12 +76,23 @@ impl Checker for ImmediateAfterPayload {
                 }
                 state.signalled = true;
             }
-            Observation::Completed { token, .. } => {
-                if let Some(state) = self.open.remove(&(token as u32))
-                    && !state.signalled
+            Observation::Completed { token, writer } => {
+                let value = token as u32;
+                match self.open.get(&value) {
+                    Some(state) if !state.signalled => {
+                        self.due.insert(writer.peer(), value);
+                    }
+                    _ => {
+                        self.open.remove(&value);
+                    }
+                }
+            }
+            Observation::Turned { end, .. } => {
+                if let Some(value) = self.due.remove(&end)
+                    && self.open.get(&value).is_some_and(|state| !state.signalled)
                 {
                     return Err(format!(
-                        "message {token} completed at the writer, its immediate never came"
+                        "message {value} completed at the writer, its immediate never came"
                     ));
                 }
             }

@@ -1,26 +1,96 @@
-//! The window is conserved.
+//! The window is conserved, recounted from the packets that pass.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use weft_core::connection::Connection;
+use weft_core::units::Nanos;
+use weft_core::wire::{AckReader, Kind, PREFIX_BYTES, TRAILER_BYTES, peek};
 
 use super::Checker;
-use crate::observation::{End, Observation};
+use crate::observation::{Arrived, End, Observation};
 use crate::scenario::Scenario;
 
-/// Never more chunks outstanding than the receiver has room for; none when idle.
+/// What the wire's clock, which counts in 64 ns, may make of a round trip.
+const CLOCK_ERROR: Nanos = Nanos::from_micros(1);
+
+/// What one end has sent and not been told of, as the packets say.
+#[derive(Default)]
+struct Sender {
+    /// The next new chunk's number.
+    next: u32,
+    /// Every chunk before this one is acknowledged.
+    first: u32,
+    /// Those behind it that are.
+    acked: BTreeSet<u32>,
+    /// Sent for the first time, so lately that nothing can be known of them: when, which chunk, bytes on the wire.
+    recent: VecDeque<(u64, u32, u64)>,
+    /// Something was sent in this turn.
+    sent: bool,
+}
+
+impl Sender {
+    fn is_acked(&self, chunk: u32) -> bool {
+        chunk < self.first || self.acked.contains(&chunk)
+    }
+
+    fn acknowledge(&mut self, ack: &AckReader<'_>) {
+        self.first = self.first.max(ack.cumulative().0);
+        let base = ack.cumulative().0 / 64 * 64;
+        for (word, at) in ack.map().zip((base..).step_by(64)) {
+            let acked = (0..64).filter(|bit| word >> bit & 1 == 1);
+            self.acked.extend(acked.map(|bit| at + bit));
+        }
+        while self.acked.remove(&self.first) {
+            self.first += 1;
+        }
+        self.acked = self.acked.split_off(&self.first);
+        let mut recent = std::mem::take(&mut self.recent);
+        recent.retain(|(_, chunk, _)| !self.is_acked(*chunk));
+        self.recent = recent;
+    }
+}
+
+/// Never more chunks outstanding than the receiver has room for, never more bytes under way than the congestion
+/// window; none of either when idle.
 pub(super) struct WindowConserved {
-    window_chunks: usize,
-    chunk_bytes: u64,
-    /// At the end of the last turn: a window that shrinks calls nothing back.
-    in_flight: BTreeMap<End, u64>,
+    window_chunks: u32,
+    /// Nothing is known of what was sent less than this ago, so that it counts as under way.
+    unknown_for: Nanos,
+    senders: BTreeMap<End, Sender>,
 }
 
 impl WindowConserved {
     pub(super) fn new(scenario: &Scenario) -> WindowConserved {
+        let round_trip = scenario.fabric.delay.get() * 2 - CLOCK_ERROR.get();
         WindowConserved {
-            window_chunks: usize::from(scenario.settings.window_chunks),
-            chunk_bytes: scenario.settings.chunk_bytes.into(),
-            in_flight: BTreeMap::new(),
+            window_chunks: scenario.settings.window_chunks.into(),
+            unknown_for: Nanos::new(round_trip).min(scenario.rto_min),
+            senders: BTreeMap::new(),
         }
+    }
+
+    fn turned(&mut self, now: u64, end: End, connection: &Connection) -> Result<(), String> {
+        let sender = self.senders.entry(end).or_default();
+        if connection.is_idle() && sender.first != sender.next {
+            return Err(format!(
+                "{end:?} is idle and chunk {} of {} was never acknowledged",
+                sender.first, sender.next
+            ));
+        }
+        if !std::mem::take(&mut sender.sent) {
+            return Ok(());
+        }
+        let old = |&mut (at, ..): &mut (u64, u32, u64)| now - at >= self.unknown_for.get();
+        while sender.recent.pop_front_if(old).is_some() {}
+        let under_way: u64 = sender.recent.iter().map(|(.., bytes)| bytes).sum();
+        // One chunk may always be under way, whatever the window.
+        if sender.recent.len() > 1 && under_way > connection.window() {
+            return Err(format!(
+                "{end:?} has {under_way} B under way, the window is {} B",
+                connection.window()
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -29,34 +99,46 @@ impl Checker for WindowConserved {
         "window and inflight conserved"
     }
 
-    fn observe(&mut self, _now: u64, what: &Observation<'_>) -> Result<(), String> {
-        let Observation::Turned {
-            end, connection, ..
-        } = *what
-        else {
-            return Ok(());
-        };
-        let outstanding = connection.outstanding();
-        if outstanding > self.window_chunks {
-            return Err(format!(
-                "{end:?} has {outstanding} chunks outstanding, the window is {}",
-                self.window_chunks
-            ));
+    fn observe(&mut self, now: u64, what: &Observation<'_>) -> Result<(), String> {
+        match *what {
+            Observation::Sent { writer, chunk } => {
+                let sender = self.senders.entry(writer).or_default();
+                sender.sent = true;
+                // Of one that is sent again, an answer to what was sent before may come at any time.
+                if chunk.number.0 == sender.next {
+                    let recent = (now, chunk.number.0, chunk.wire_bytes());
+                    sender.recent.push_back(recent);
+                    sender.next += 1;
+                }
+                let outstanding = sender.next - sender.first;
+                if outstanding > self.window_chunks {
+                    return Err(format!(
+                        "{writer:?} has {outstanding} chunks outstanding, the window is {}",
+                        self.window_chunks
+                    ));
+                }
+            }
+            Observation::Received { received } => {
+                for &Arrived {
+                    end,
+                    tampered,
+                    bytes,
+                } in &received.packets
+                {
+                    let kind = peek(bytes).map(|peek| peek.kind);
+                    if let (Some(end), false, Ok(Kind::Ack)) = (end, tampered, kind) {
+                        let body = &bytes[PREFIX_BYTES..bytes.len() - TRAILER_BYTES];
+                        if let Ok(ack) = AckReader::parse(body) {
+                            self.senders.entry(end).or_default().acknowledge(&ack);
+                        }
+                    }
+                }
+            }
+            Observation::Turned {
+                end, connection, ..
+            } => return self.turned(now, end, connection),
+            _ => {}
         }
-        let in_flight = connection.in_flight();
-        if connection.is_idle() && (outstanding > 0 || in_flight > 0) {
-            return Err(format!(
-                "{end:?} is idle with {outstanding} chunks outstanding, {in_flight} B in flight"
-            ));
-        }
-        // One chunk may always be under way, whatever the window.
-        let most = connection.window().max(self.chunk_bytes);
-        if in_flight > most && in_flight > self.in_flight.get(&end).copied().unwrap_or(0) {
-            return Err(format!(
-                "{end:?} sends up to {in_flight} B in flight, the window is {most}"
-            ));
-        }
-        self.in_flight.insert(end, in_flight);
         Ok(())
     }
 }

@@ -1,47 +1,53 @@
-//! One end of a connection as its host keeps it.
+//! One end of a connection as the run knows it.
 
-use weft_core::connection::Connection;
-use weft_core::units::Time;
+use weft_core::drops::Drops;
+use weft_core::endpoint::Remote;
+use weft_core::memory::DomainId;
+use weft_core::units::ConnectionId;
 
 use crate::target::Target;
 
 /// Where an end stands.
-#[derive(Debug)]
-pub enum EndState {
-    /// Its connection runs.
-    Open(Box<Connection>),
-    /// Its process is being replaced; this is what was saved.
-    Saved(Vec<u8>),
+#[derive(Clone, Debug)]
+pub enum Status {
+    /// Its host knows the id and joins it to this later.
+    Allocated(Remote<usize>),
+    /// Its connection runs, or is saved.
+    Open,
     /// It has failed, was closed, or its host has lost its state.
     Closed,
 }
 
 /// One end of one incarnation of a connection.
 #[derive(Debug)]
-pub struct Endpoint {
+pub struct EndState {
     /// Its host.
     pub host: usize,
     /// The other end's host.
     pub peer_host: usize,
     /// Which of the scenario's pairs it belongs to.
     pub pair: usize,
-    /// Its connection.
-    pub state: EndState,
+    /// Its name at its host.
+    pub id: ConnectionId,
+    /// Its tenant.
+    pub domain: DomainId,
+    /// Where it stands.
+    pub status: Status,
     /// What the other end may write to.
     pub target: Target,
     /// Whether a write was posted here that the peer must refuse.
     pub strayed: bool,
     /// Whether the peer's host has lost its state since, or its end has failed.
     pub peer_died: bool,
-    /// When its worker looks at it again though nothing happens, on its host's clock.
-    pub timer: Option<Time>,
+    /// What its connection had dropped when it was last looked at.
+    pub drops: Drops,
     /// Messages posted here that have not ended.
     pub open: u64,
 }
 
-impl Endpoint {
-    /// Whether its connection runs or will be restored.
+impl EndState {
+    /// Whether its connection runs, or will.
     pub fn alive(&self) -> bool {
-        !matches!(self.state, EndState::Closed)
+        !matches!(self.status, Status::Closed)
     }
 }

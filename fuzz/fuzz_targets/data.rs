@@ -1,0 +1,79 @@
+//! Data packets of any content from a peer that holds the secret, sealed or encrypted.
+//!
+//! No panic; what is taken is placed where its header says and nowhere else; what is dropped, replayed or
+//! changed on the way places nothing.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use weft_core::units::{ChunkNumber, Key, PathId};
+use weft_core::wire::{DataHeader, Flags, Integrity};
+use weft_fuzz::{B, Duo, KEY};
+
+const FLAGS: [Flags; 4] = [
+    Flags::LAST,
+    Flags::IMMEDIATE,
+    Flags::RETRANSMITTED,
+    Flags::ACK_NOW,
+];
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((&mode, mut rest)) = bytes.split_first() else {
+        return;
+    };
+    let integrity = if mode & 1 == 0 {
+        Integrity::Sealed
+    } else {
+        Integrity::Aead
+    };
+    let mut duo = Duo::with(20_000, integrity);
+    while let [
+        packet,
+        packets,
+        chunk,
+        index,
+        flags,
+        key,
+        number,
+        low,
+        high,
+        length,
+        tail @ ..,
+    ] = rest
+    {
+        rest = tail;
+        let set = FLAGS.iter().enumerate().filter(|(bit, _)| flags >> bit & 1 == 1);
+        let header = DataHeader {
+            path: PathId(0),
+            packet: packet & 0x3f,
+            packets: *packets,
+            connection: B,
+            packet_number: u64::from(*number) << (flags >> 4),
+            sent_at: 0,
+            // Around the start of the numbers, on both sides.
+            chunk: ChunkNumber(i32::from(*chunk as i8) as u32),
+            chunk_index: u32::from(*index),
+            flags: set.fold(Flags::NONE, |all, (_, flag)| all.with(*flag)),
+            immediate: 3,
+            key: if key % 8 == 7 { Key(1) } else { KEY },
+            offset: u64::from(u16::from_le_bytes([*low, *high])),
+        };
+        let payload = vec![length | 1; usize::from(*length) * 4];
+        let sealed = duo.seal_data(&header, &payload);
+
+        let before = duo.placed();
+        let mut changed = sealed.clone();
+        let at = usize::from(*number) * 7 % changed.len();
+        changed[at] ^= 1 << (number % 8);
+        assert!(duo.writes(&changed).is_err(), "byte {at} was changed, and the packet taken");
+        assert_eq!(duo.placed(), before, "a changed packet was placed");
+
+        let mut expected = before;
+        if duo.writes(&sealed).is_ok() {
+            let at = header.offset as usize;
+            expected[at..at + payload.len()].copy_from_slice(&payload);
+        }
+        assert_eq!(duo.placed(), expected);
+        assert!(duo.writes(&sealed).is_err(), "a packet was taken twice");
+        assert_eq!(duo.placed(), expected, "a replayed packet was placed");
+    }
+});

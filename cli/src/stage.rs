@@ -18,7 +18,7 @@ use std::{
 };
 
 use agent::Agents;
-pub use agent::{Access, AgentConfig, PathPolicy, find_agent};
+pub use agent::{Access, AgentConfig, Encryption, PathPolicy, find_agent};
 pub use error::StageError;
 pub use ground::{Addresses, Ground};
 use weft_operator::{
@@ -46,6 +46,8 @@ pub struct Setup {
     pub paths: u16,
     /// How a chunk's path is chosen.
     pub policy: PathPolicy,
+    /// Whether the data path is encrypted.
+    pub encryption: Encryption,
     /// Agents may outlive this process: [`Stage::keep`] will be called. Where nothing isolates them
     /// they then also outlive a SIGKILL that comes before it.
     pub stays: bool,
@@ -212,6 +214,7 @@ impl Stage {
             paths: setup.paths,
             mtu: setup.ground.mtu(),
             policy: setup.policy,
+            encryption: setup.encryption,
             ticket_key: self.authority.ticket_key(),
             files: self.files[i].clone(),
             root: setup.roots[i].clone(),

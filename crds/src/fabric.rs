@@ -153,6 +153,8 @@ pub struct Transport {
     pub rto_min_micros: u32,
     /// What carries the packets.
     pub link: Link,
+    /// Whether the data path is encrypted and authenticated, by AES-128-GCM. In YAML put "Off" in quotes.
+    pub encryption: Encryption,
     /// Most that a node sends over the data path, Mbit/s; jobs share it evenly, and take turns: a node
     /// takes part in two at a time. No limit, and no turns, when absent.
     #[schemars(range(min = 1, max = 10_000_000))]
@@ -173,6 +175,7 @@ impl Default for Transport {
             chunk_bytes: 64 << 10,
             rto_min_micros: 5_000,
             link: Link::default(),
+            encryption: Encryption::default(),
             cap_mbps: None,
             dscp: 0,
         }
@@ -208,6 +211,16 @@ pub enum CongestionControl {
     /// A window driven by marks (ECN) and queueing delay.
     #[default]
     EcnRtt,
+}
+
+/// Whether the data path is encrypted.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Encryption {
+    /// Packets are readable; headers are authenticated, and payload is checked for damage.
+    #[default]
+    Off,
+    /// Every packet is encrypted and authenticated. A link or a group that cannot be is refused.
+    Required,
 }
 
 /// What carries the packets.

@@ -11,8 +11,8 @@ mod transfer_job;
 mod yaml;
 
 pub use fabric::{
-    CongestionControl, FabricStatus, Link, Nics, NodeCount, Objects, PathPolicy, Ports, RdmaFabric,
-    RdmaFabricSpec, Root, RootAccess, RootScope, Topology, Transport,
+    CongestionControl, Encryption, FabricStatus, Link, Nics, NodeCount, Objects, PathPolicy, Ports,
+    RdmaFabric, RdmaFabricSpec, Root, RootAccess, RootScope, Topology, Transport,
 };
 pub use fabric_node::{FabricNode, FabricNodeSpec, FabricNodeStatus, Finding, NodePorts};
 pub use live::{

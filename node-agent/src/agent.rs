@@ -9,10 +9,10 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use weft_core::units::Nanos;
 use weft_core::wire::Secret;
-use weft_engine::{Engine, EngineConfig, EngineError, PortRange};
+use weft_engine::{Encryption, Engine, EngineConfig, EngineError, PortRange};
 
 use crate::account::Account;
-use crate::config::{Config, LinkKind};
+use crate::config::{self, Config, LinkKind};
 use crate::control::{self, Control};
 use crate::door::Door;
 use crate::fence::Fence;
@@ -286,6 +286,10 @@ fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
         // At most 64 KiB: checked with the configuration.
         chunk_bytes: transport.chunk.value.0 as u32,
         stall_timeout: transport.stall_timeout.value.to_core(),
+        encryption: match transport.encryption {
+            config::Encryption::Off => Encryption::Off,
+            config::Encryption::Required => Encryption::Required,
+        },
         dscp: transport.dscp.value,
         cap_bps: transport
             .cap_mbps

@@ -186,6 +186,8 @@ pub struct Transport {
     pub stall_timeout: Spanned<Duration>,
     /// Which link carries the packets.
     pub link: LinkKind,
+    /// Whether the data path is encrypted.
+    pub encryption: Encryption,
     /// Most that this node sends over the data path, Mbit/s; no limit when absent.
     pub cap_mbps: Option<Spanned<u32>>,
     /// Differentiated services code point of the data path's packets, 0 to 63.
@@ -203,6 +205,7 @@ impl Default for Transport {
             chunk: unplaced(ByteCount(64 << 10)),
             stall_timeout: unplaced(Duration::from_millis(10_000)),
             link: LinkKind::Auto,
+            encryption: Encryption::Off,
             cap_mbps: None,
             dscp: unplaced(0),
         }
@@ -218,6 +221,17 @@ pub enum LinkKind {
     Auto,
     /// Kernel UDP with segmentation offload.
     Udp,
+}
+
+/// Whether the data path is encrypted: the same on all nodes of a fabric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encryption {
+    /// Files are readable on the network; damage is found.
+    #[default]
+    Off,
+    /// Every connection is encrypted.
+    Required,
 }
 
 /// What the agent may use.

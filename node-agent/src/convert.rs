@@ -1,10 +1,12 @@
 //! Between the control API's messages and the types that the agent works with. Everything that
 //! comes from outside is checked here, once; the error names the field.
 
+use std::net::IpAddr;
+
 use weft_core::connection::Settings;
 use weft_core::units::ConnectionId;
 use weft_core::wire::Secret;
-use weft_engine::{LocalEnd, PortRange, RemoteEnd};
+use weft_engine::{Integrity, LinkAddress, LocalEnd, PortRange, RemoteEnd};
 use weft_proto::agent::v1 as proto;
 
 use crate::fault::Fault;
@@ -181,17 +183,14 @@ pub(crate) fn endpoint_to_proto(end: &LocalEnd, secret: &Secret) -> proto::Endpo
     proto::Endpoint {
         connection: end.id.0,
         secret: secret.0.to_vec(),
-        address: end.address.to_string(),
-        ports: Some(proto::Ports {
-            first: end.ports.first.into(),
-            count: end.ports.count.into(),
-        }),
+        link: Some(link_to_proto(&end.address)),
         settings: Some(proto::Settings {
             paths: end.settings.paths.into(),
             packet_payload: end.settings.packet_payload.into(),
             chunk_bytes: end.settings.chunk_bytes,
             window_chunks: end.settings.window_chunks.into(),
             wire_version: end.settings.wire_version.into(),
+            integrity: end.settings.integrity.code(),
         }),
         settings_hash: end.settings.hash(),
         generation: end.generation,
@@ -212,20 +211,7 @@ pub(crate) fn endpoint(
         .as_slice()
         .try_into()
         .map_err(|_| Fault::bad("endpoint.secret", "must be 32 bytes"))?;
-    let address = end.address.parse().map_err(|_| {
-        Fault::bad(
-            "endpoint.address",
-            format!("`{}` is not an IPv4 address", end.address),
-        )
-    })?;
-    let ports = given(end.ports, "endpoint.ports")?;
-    let ports = PortRange {
-        first: small(ports.first, "endpoint.ports.first")?,
-        count: small(ports.count, "endpoint.ports.count")?,
-    };
-    ports
-        .check()
-        .map_err(|error| Fault::bad("endpoint.ports", error.to_string()))?;
+    let address = link(given(end.link, "endpoint.link")?)?;
     let settings = given(end.settings, "endpoint.settings")?;
     let settings = Settings {
         paths: small(settings.paths, "endpoint.settings.paths")?,
@@ -233,6 +219,10 @@ pub(crate) fn endpoint(
         chunk_bytes: settings.chunk_bytes,
         window_chunks: small(settings.window_chunks, "endpoint.settings.window_chunks")?,
         wire_version: small(settings.wire_version, "endpoint.settings.wire_version")?,
+        integrity: Integrity::from_code(settings.integrity).ok_or_else(|| {
+            let text = format!("{} is not a value of this version", settings.integrity);
+            Fault::bad("endpoint.settings.integrity", text)
+        })?,
     };
     if let Some(difference) = ours.difference(&settings) {
         return Err(Fault::SettingsDiffer { difference });
@@ -245,7 +235,6 @@ pub(crate) fn endpoint(
         owner: owner.into(),
         id: ConnectionId(end.connection),
         address,
-        ports,
         send_secret: Secret(secret),
         settings,
         generation: end.generation,
@@ -253,6 +242,81 @@ pub(crate) fn endpoint(
     })
 }
 
+fn link_to_proto(address: &LinkAddress) -> proto::endpoint::Link {
+    let LinkAddress::Udp { address, ports } = address;
+    let address = match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    };
+    proto::endpoint::Link::Udp(proto::Udp {
+        address,
+        first_port: ports.first.into(),
+        ports: ports.count.into(),
+    })
+}
+
+fn link(link: proto::endpoint::Link) -> Result<LinkAddress, Fault> {
+    let proto::endpoint::Link::Udp(udp) = link;
+    let octets = udp.address.as_slice();
+    let v4 = <[u8; 4]>::try_from(octets).map(IpAddr::from);
+    let address = v4.or_else(|_| <[u8; 16]>::try_from(octets).map(IpAddr::from));
+    let address = address.map_err(|_| {
+        let text = format!("has {} bytes: must be 4 or 16", octets.len());
+        Fault::bad("endpoint.udp.address", text)
+    })?;
+    let ports = PortRange {
+        first: small(udp.first_port, "endpoint.udp.first_port")?,
+        count: small(udp.ports, "endpoint.udp.ports")?,
+    };
+    let address = LinkAddress::Udp { address, ports };
+    address
+        .check()
+        .map_err(|error| Fault::bad("endpoint.udp", error.to_string()))?;
+    Ok(address)
+}
+
 fn small<T: TryFrom<u32>>(value: u32, field: &str) -> Result<T, Fault> {
     T::try_from(value).map_err(|_| Fault::bad(field, format!("{value} is too large")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_of_either_ip_version_is_told_and_understood() {
+        for (address, bytes) in [("192.0.2.1", 4), ("2001:db8::1", 16)] {
+            let address = LinkAddress::Udp {
+                address: address.parse().unwrap(),
+                ports: PortRange {
+                    first: 4791,
+                    count: 16,
+                },
+            };
+            let proto::endpoint::Link::Udp(udp) = link_to_proto(&address);
+            assert_eq!(udp.address.len(), bytes);
+            assert_eq!(link(proto::endpoint::Link::Udp(udp)).unwrap(), address);
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_refused_by_its_field() {
+        let udp = |bytes, first_port, ports| {
+            let address = vec![1; bytes];
+            link(proto::endpoint::Link::Udp(proto::Udp {
+                address,
+                first_port,
+                ports,
+            }))
+        };
+        for (wrong, field) in [
+            (udp(5, 4791, 16), "endpoint.udp.address"),
+            (udp(4, 70_000, 16), "endpoint.udp.first_port"),
+            (udp(4, 4791, 0), "endpoint.udp"),
+            (udp(16, 65_530, 16), "endpoint.udp"),
+        ] {
+            let text = wrong.unwrap_err().to_string();
+            assert!(text.contains(field), "{text}");
+        }
+    }
 }

@@ -289,7 +289,6 @@ impl Fault {
     pub(crate) fn lost(node: String, stage: Stage, failure: &weft_engine::Failure) -> Self {
         let problem = failure.to_string();
         match failure.reason() {
-            "RegionOverrun" => Fault::PeerFaulty { node, problem },
             "PeerRestarted" => Fault::PeerLost {
                 node,
                 stage,

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, select, tick};
 use weft_core::units::{ConnectionId, Key};
-use weft_engine::{Engine, Event};
+use weft_engine::{Engine, Event, Region};
 
 use crate::account::Share;
 use crate::attempt::Attempt;
@@ -113,12 +113,7 @@ impl Intake {
 
     fn event(&mut self, event: Event) -> Result<(), Fault> {
         match event {
-            Event::Delivered {
-                immediate,
-                key,
-                buffer,
-                ..
-            } => self.deliver(immediate, key, buffer),
+            Event::Delivered { immediate, key, .. } => self.deliver(immediate, key),
             Event::Signal {
                 immediate: PING, ..
             }
@@ -141,14 +136,15 @@ impl Intake {
         }
     }
 
-    fn deliver(&mut self, slot: u32, key: Key, buffer: Buffer) -> Result<(), Fault> {
+    fn deliver(&mut self, slot: u32, key: Key) -> Result<(), Fault> {
         if self.config.slots.get(slot as usize) != Some(&key) {
             return Err(self.faulty(format!("a message for slot {slot} in another")));
         }
+        let buffer = self.take(key)?;
         let contents = self.placing.place(&buffer)?;
         self.config.peer.moved(contents.data);
         let buffer = self.placing.pass_on(buffer, &contents);
-        self.config.engine.arm(key, buffer);
+        self.config.engine.arm(key, Region::share(buffer));
         let all = self.placing.take(&contents);
         if contents.number + 1 == self.config.shelf.layout.messages() {
             self.end = Some(slot);
@@ -159,6 +155,16 @@ impl Intake {
             self.over = self.placing.publish()?;
         }
         Ok(())
+    }
+
+    /// Takes a slot's buffer: from here on the parent cannot change what is checked and written.
+    fn take(&self, key: Key) -> Result<Buffer, Fault> {
+        let region = self.config.engine.take(key);
+        region
+            .and_then(|region| Region::into_box(region).ok())
+            .ok_or_else(|| Fault::Engine {
+                problem: "a slot's buffer is not there".to_owned(),
+            })
     }
 
     fn credit(&mut self, slot: u32) {

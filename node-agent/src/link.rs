@@ -488,7 +488,7 @@ impl Jobs {
         peer.opened(local.id, address);
         run.attempt.add_peer(peer.clone());
         let slots: Vec<_> = (0..share.buffers())
-            .map(|_| engine.register(run.domain, vec![0; SLOT_BYTES].into_boxed_slice()))
+            .map(|_| engine.register(run.domain, weft_engine::Region::share(vec![0; SLOT_BYTES])))
             .collect();
         let response = ConnectResponse {
             endpoint: Some(convert::endpoint_to_proto(&local, &secret)),

@@ -4,7 +4,6 @@
 //! bounded: the latest attempt of each of at most 1,024 jobs, 256 paths of at most 64 peers.
 
 use std::fmt;
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -16,6 +15,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use weft_core::path::{PathReport, PathState};
+use weft_core::units::Host;
 use weft_engine::Snapshot;
 
 use crate::account::Account;
@@ -194,7 +194,11 @@ fn encode_paths(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     let of = |value: fn(&PathReport) -> u64| {
         let peers = snapshot.peers.iter().take(PEERS_MAX);
         peers
-            .flat_map(|peer| peer.paths.iter().map(move |path| (peer.address, path)))
+            .flat_map(|peer| {
+                peer.paths
+                    .iter()
+                    .map(move |path| (peer.address.host(), path))
+            })
             .map(|(peer, path)| (path_labels(peer, path), value(path)))
             .collect::<Vec<_>>()
     };
@@ -230,7 +234,7 @@ fn encode_paths(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     )
 }
 
-fn path_labels(peer: Ipv4Addr, path: &PathReport) -> [(&'static str, String); 2] {
+fn path_labels(peer: Host, path: &PathReport) -> [(&'static str, String); 2] {
     [("peer", peer.to_string()), ("path", path.id.0.to_string())]
 }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, never, select, tick};
 use weft_core::units::{ConnectionId, Key};
-use weft_engine::{Engine, Event, WriteRequest};
+use weft_engine::{Engine, Event, Source, WriteRequest};
 use weft_proto::agent::v1::Role;
 
 use crate::attempt::Attempt;
@@ -209,7 +209,7 @@ impl Outlet {
                 if let Some(open) = self.of(connection) {
                     open.under_way -= 1;
                 }
-                self.config.pool.release(source);
+                self.release(source);
             }
             Event::Signal {
                 connection,
@@ -286,7 +286,8 @@ impl Outlet {
         };
         let request = WriteRequest {
             connection: open.connection,
-            source: message.buffer,
+            source: message.buffer.into(),
+            source_offset: 0,
             bytes: message.bytes as u64,
             key: open.slots[usize::from(slot)],
             offset: 0,
@@ -301,6 +302,13 @@ impl Outlet {
                     problem: error.to_string(),
                 },
             ),
+        }
+    }
+
+    fn release(&self, source: Source) {
+        // A message is sent out of a buffer, a signal out of nothing; neither out of a region.
+        if let Source::Bytes(buffer) = source {
+            self.config.pool.release(buffer);
         }
     }
 
@@ -385,7 +393,7 @@ impl Outlet {
         while !left.is_empty() {
             match self.config.events.recv() {
                 Ok(Event::Closed { connection }) => left.retain(|id| *id != connection),
-                Ok(Event::Written { source, .. }) => self.config.pool.release(source),
+                Ok(Event::Written { source, .. }) => self.release(source),
                 Ok(_) => {}
                 Err(_) => return,
             }

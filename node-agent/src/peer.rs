@@ -1,12 +1,11 @@
 //! What is told about one connection of an attempt: to progress streams and to metrics.
 
-use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use weft_core::path::{PathReport, PathState};
 use weft_core::units::ConnectionId;
-use weft_engine::Snapshot;
+use weft_engine::{LinkAddress, Snapshot};
 use weft_proto::agent::v1::{PathSummary, PeerProgress, Role};
 
 use crate::config::Author;
@@ -18,7 +17,10 @@ enum Link {
     /// Being agreed on.
     Awaited,
     /// In the engine.
-    Open { id: ConnectionId, address: Ipv4Addr },
+    Open {
+        id: ConnectionId,
+        address: LinkAddress,
+    },
     /// Over, with what it had counted.
     Closed(Counted),
 }
@@ -58,7 +60,7 @@ impl Peer {
     }
 
     /// It is in the engine.
-    pub fn opened(&self, id: ConnectionId, address: Ipv4Addr) {
+    pub fn opened(&self, id: ConnectionId, address: LinkAddress) {
         self.lock().0 = Link::Open { id, address };
     }
 
@@ -128,7 +130,7 @@ impl Peer {
     }
 }
 
-fn count(snapshot: &Snapshot, id: ConnectionId, address: Ipv4Addr) -> Counted {
+fn count(snapshot: &Snapshot, id: ConnectionId, address: LinkAddress) -> Counted {
     let stats = snapshot
         .connections
         .iter()

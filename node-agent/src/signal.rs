@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use weft_core::units::ConnectionId;
-use weft_engine::{Engine, SIGNAL, WriteRequest};
+use weft_engine::{Engine, SIGNAL, Source, WriteRequest};
 
 /// Nothing; sent over an idle connection so that the death of the peer is noticed.
 pub(crate) const PING: u32 = u32::MAX;
@@ -24,7 +24,8 @@ pub(crate) const CONTEXT: u64 = u64::MAX;
 pub(crate) fn request(connection: ConnectionId, immediate: u32) -> WriteRequest {
     WriteRequest {
         connection,
-        source: Arc::new(Box::default()),
+        source: Source::Bytes(Arc::new(Box::default())),
+        source_offset: 0,
         bytes: 0,
         key: SIGNAL,
         offset: 0,

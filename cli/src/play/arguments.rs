@@ -18,7 +18,7 @@ use weft_proto::agent::v1::Algorithm;
 use crate::{
     fabric::{Spec, SpecError},
     quantity,
-    stage::PathPolicy,
+    stage::{Encryption, PathPolicy},
 };
 
 /// Sent when neither --source nor --size is given.
@@ -64,6 +64,14 @@ pub struct Args {
     /// How a chunk's path is chosen.
     #[arg(long, value_name = "POLICY", default_value = "two-choices")]
     pub path_policy: PathPolicy,
+    /// Whether the nodes encrypt what they send: off or required.
+    #[arg(
+        long,
+        value_name = "off|required",
+        default_value = "off",
+        hide_possible_values = true
+    )]
+    pub encryption: Encryption,
     /// What the data is hashed with: blake3, or xxh3, which is faster and finds damage only.
     #[arg(
         long,
@@ -264,6 +272,8 @@ pub struct Settings {
     pub strategy: Strategy,
     /// How paths are chosen.
     pub path_policy: PathPolicy,
+    /// Whether the nodes encrypt what they send.
+    pub encryption: Encryption,
     /// What the data is hashed with.
     pub verification: Verification,
     /// By time.
@@ -422,6 +432,7 @@ impl Args {
             to,
             strategy: self.strategy,
             path_policy: self.path_policy,
+            encryption: self.encryption,
             verification: self.verification,
             faults,
             out: self.out.clone(),

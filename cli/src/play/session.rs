@@ -143,6 +143,7 @@ impl<'a> Play<'a> {
                 .collect(),
             paths,
             policy: settings.path_policy,
+            encryption: settings.encryption,
             stays: settings.keep,
         })?;
         stage.start_all().await?;

@@ -71,6 +71,24 @@ impl fmt::Display for PathPolicy {
     }
 }
 
+/// Whether the data path is encrypted; the agents know it by these names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Encryption {
+    /// Packets are readable; damage is found.
+    Off,
+    /// Every packet is encrypted.
+    Required,
+}
+
+impl fmt::Display for Encryption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Off => "off",
+            Self::Required => "required",
+        })
+    }
+}
+
 /// What jobs may do in a root; agents know it by these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -97,6 +115,8 @@ pub struct AgentConfig {
     pub mtu: u32,
     /// How a chunk's path is chosen.
     pub policy: PathPolicy,
+    /// Whether the data path is encrypted.
+    pub encryption: Encryption,
     /// What tickets are checked with.
     pub ticket_key: String,
     /// Its keys and certificates.
@@ -118,7 +138,7 @@ impl AgentConfig {
              operator: {{ticketKey: \"{ticket_key}\"}}\n\
              tls:\n  ca: {ca}\n  certificate: {certificate}\n  key: {key}\n\
              roots:\n  - {{name: {root}, path: {directory}, access: {access:?}}}\n\
-             transport: {{paths: {paths}, policy: {policy}}}\n",
+             transport: {{paths: {paths}, policy: {policy}, encryption: \"{encryption}\"}}\n",
             node = self.node,
             fabric = self.fabric,
             control = self.addresses.control,
@@ -136,6 +156,7 @@ impl AgentConfig {
             access = self.root.access,
             paths = self.paths,
             policy = self.policy,
+            encryption = self.encryption,
         ))
     }
 }

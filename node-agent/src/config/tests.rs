@@ -38,6 +38,7 @@ fn a_good_file_is_read_and_the_rest_is_default() {
     assert_eq!(config.roots[0].access, Access::ReadWrite);
     assert_eq!(config.transport.rto_min.nanos(), 250_000);
     assert_eq!(config.transport.chunk.value.0, 64 << 10);
+    assert_eq!(config.transport.encryption, Encryption::Off);
     assert_eq!(config.limits.memory.value.0, 64 << 20);
     assert_eq!(config.limits.slots.value, DEFAULT_SLOTS);
     assert!(matches!(
@@ -130,6 +131,13 @@ fn an_error_names_line_and_field_and_what_would_be_right() {
             17,
             "congestion",
             "ecn-rtt",
+        ),
+        (
+            "rtoMin: 250us",
+            "encryption: maybe",
+            18,
+            "encryption",
+            "required",
         ),
         (
             "rtoMin: 250us",

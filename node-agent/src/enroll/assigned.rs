@@ -4,8 +4,8 @@ use weft_core::path::PolicyKind;
 use weft_proto::operator::v1 as proto;
 
 use crate::config::{
-    self, Config, ConfigError, Control, Data, LinkKind, Metrics, Operator, Ports, RootEntry,
-    TlsFiles, Transport, unplaced,
+    self, Config, ConfigError, Control, Data, Encryption, LinkKind, Metrics, Operator, Ports,
+    RootEntry, TlsFiles, Transport, unplaced,
 };
 use crate::config_values::{ByteCount, Duration};
 use crate::enroll::Settings;
@@ -115,6 +115,14 @@ fn transport(given: &proto::Transport) -> Result<Transport, ConfigError> {
             return Err(wrong("transport.link", problem));
         }
     };
+    let encryption = match given.encryption.as_str() {
+        "off" => Encryption::Off,
+        "required" => Encryption::Required,
+        other => {
+            let problem = format!("`{other}` is not off or required");
+            return Err(wrong("transport.encryption", problem));
+        }
+    };
     if given.rto_min_micros == 0 {
         return Err(wrong(
             "transport.rtoMinMicros",
@@ -139,6 +147,7 @@ fn transport(given: &proto::Transport) -> Result<Transport, ConfigError> {
         rto_min: Duration::from_micros(given.rto_min_micros.into()),
         chunk: unplaced(ByteCount(given.chunk_bytes.into())),
         link,
+        encryption,
         ..Transport::default()
     })
 }
@@ -194,6 +203,7 @@ mod tests {
                 congestion: "ecn-rtt".to_owned(),
                 cap_mbps: 2_500,
                 dscp: 46,
+                encryption: "required".to_owned(),
             }),
             ports: Some(proto::Ports {
                 first: 7500,
@@ -232,6 +242,7 @@ mod tests {
         assert_eq!(config.transport.rto_min.nanos(), 250_000);
         assert_eq!(config.transport.chunk.value.0, 32 << 10);
         assert_eq!(config.transport.dscp.value, 46);
+        assert_eq!(config.transport.encryption, Encryption::Required);
         assert_eq!(config.transport.cap_mbps.unwrap().value, 2_500);
         assert_eq!(config.operator.ticket_key.0, [10; 32]);
         let roots: Vec<_> = config
@@ -272,7 +283,10 @@ mod tests {
         fn ports(c: &mut proto::NodeConfig) -> &mut proto::Ports {
             c.ports.as_mut().unwrap()
         }
-        let table: [(&str, &str, Change); 20] = [
+        let table: [(&str, &str, Change); 21] = [
+            ("transport.encryption", "off or required", |c| {
+                transport(c).encryption.clear();
+            }),
             ("transport.dscp", "0 to 63", |c| transport(c).dscp = 64),
             ("transport.dscp", "0 to 63", |c| transport(c).dscp = 256),
             ("transport.congestion", "ecn-rtt", |c| {

@@ -354,6 +354,7 @@ async fn a_configuration_that_cannot_be_used_is_reported_by_field_and_changes_no
             chunk_bytes: 65_536,
             rto_min_micros: 5_000,
             link: "auto".to_owned(),
+            encryption: "off".to_owned(),
             ..Default::default()
         });
     });

@@ -5,7 +5,9 @@ use k8s_openapi::{
     jiff::{SignedDuration, Timestamp},
 };
 use kube::ResourceExt as _;
-use weft_crds::{CongestionControl, FabricNodeStatus, Link, PathPolicy, RdmaFabric, RootAccess};
+use weft_crds::{
+    CongestionControl, Encryption, FabricNodeStatus, Link, PathPolicy, RdmaFabric, RootAccess,
+};
 use weft_proto::{
     Message as _,
     operator::v1::{Nics, NodeConfig, Objects, Ports, Root, Transport},
@@ -69,6 +71,11 @@ pub(in crate::controllers) fn config(fabric: &RdmaFabric, ticket_key: &str) -> N
             .to_owned(),
             cap_mbps: spec.transport.cap_mbps.unwrap_or(0),
             dscp: spec.transport.dscp.into(),
+            encryption: match spec.transport.encryption {
+                Encryption::Off => "off",
+                Encryption::Required => "required",
+            }
+            .to_owned(),
         }),
         ports: Some(Ports {
             first: u32::from(spec.ports.first),

@@ -6,18 +6,32 @@
 //! what else the machine does meets both alike.
 
 pub mod arrivals;
+mod asymmetric;
 pub mod blackhole;
+pub mod blaster;
 pub mod chain;
 pub mod core;
+mod encryption;
 pub mod ends;
 pub mod files;
+mod hopper;
+pub mod host;
+mod idle;
+mod latency;
 mod memory;
+mod messages;
+mod packet_size;
 mod peers;
 pub mod raw;
 pub mod rounds;
+mod routes;
 pub mod rss;
+mod single;
+mod spine;
 pub mod spray;
 pub mod stage;
+mod ucx;
+pub mod writes;
 
 use std::io;
 use std::path::PathBuf;
@@ -26,25 +40,40 @@ use clap::ValueEnum;
 use weft_cli::fabric::isolation::IsolationError;
 use weft_cli::fabric::{Fabric, FabricError, Spec};
 use weft_cli::stage::StageError;
-use weft_engine::rate::RateError;
 use weft_engine::{EngineError, Failure};
-use weft_link::LinkError;
 use weft_operator::authority::AuthorityError;
 
 use crate::report::Row;
 
-/// What can be measured.
+/// What can be measured, in the order in which it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Work {
+    /// The memory of 1,000 idle connections. First: nothing has freed memory yet.
+    #[value(name = "idle-1000")]
+    Idle,
     /// CPU time of both ends of the core per chunk of 1 and of 11 packets.
     Core,
-    /// The engine against a UDP blaster, memory to memory.
+    /// The engine against a UDP blaster, memory to memory, and the receiver's CPU time.
     Raw,
+    /// Encrypted writes against unencrypted ones.
+    Encryption,
+    /// Writes of 8 bytes, one way, by who runs the workers.
+    Latency,
+    /// Writes of 64 KiB, one in flight.
+    #[value(name = "write-64k")]
+    Single,
     /// Four spines of 1 Gbit/s under three path policies.
     #[value(name = "spray-4")]
     Spray4,
+    /// Four spines of 1000, 500, 250 and 50 Mbit/s.
+    #[value(name = "spray-asym")]
+    Asymmetric,
+    /// A connection of the policy hopper on the slowest of four spines.
+    Hopper,
     /// One of four spines drops everything.
     Blackhole,
+    /// One of four spines drops large packets only.
+    PacketSize,
     /// A file of 1 GiB, verified by XXH3 and by BLAKE3, against nc and scp.
     File,
     /// A broadcast to 3 nodes in a chain.
@@ -56,6 +85,11 @@ pub enum Work {
     /// The agents' anonymous memory while 8 GiB move.
     Rss,
 }
+
+/// What the peers over TCP use in the nodes. A new network namespace inherits the machine's, and
+/// BBR over a veth is two to four times slower: a peer would be measured at less than it can do.
+pub const TCP_CONGESTION: &str = "reno";
+const TCP_SETTING: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
 /// What every row is told.
 #[derive(Debug)]
@@ -82,12 +116,14 @@ pub enum BenchError {
     /// An engine refused.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// No rate could be measured.
-    #[error(transparent)]
-    Rate(#[from] RateError),
-    /// The blaster refused.
-    #[error(transparent)]
-    Link(#[from] LinkError),
+    /// What arrived is not what was sent.
+    #[error("write {write} differs from what was sent at byte {at}")]
+    Differs {
+        /// Which write.
+        write: u64,
+        /// The first byte of it that differs.
+        at: usize,
+    },
     /// There are no certificates.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
@@ -145,8 +181,15 @@ impl Work {
     pub fn measure(self, context: &Context) -> Result<Vec<Row>, BenchError> {
         match self {
             Self::Core => core::measure(context),
+            Self::Idle => idle::measure(context),
             Self::Raw => raw::measure(context),
+            Self::Encryption => encryption::measure(context),
+            Self::Latency => latency::measure(context),
+            Self::Single => single::measure(context),
             Self::Spray4 => spray::measure(context),
+            Self::Asymmetric => asymmetric::measure(context),
+            Self::Hopper => hopper::measure(context),
+            Self::PacketSize => packet_size::measure(context),
             Self::Blackhole => blackhole::measure(context),
             Self::File => files::measure(context),
             Self::Chain3 => chain::measure(context, chain::THREE),
@@ -162,6 +205,12 @@ impl Context {
         if let Some(refused) = &self.refused {
             return Err(BenchError::Isolation(refused.to_string()));
         }
-        Ok(Fabric::build(spec)?)
+        let fabric = Fabric::build(spec)?;
+        for node in 0..fabric.nodes().len() {
+            fabric
+                .in_node(node, || std::fs::write(TCP_SETTING, TCP_CONGESTION))?
+                .map_err(BenchError::system(TCP_SETTING))?;
+        }
+        Ok(fabric)
     }
 }

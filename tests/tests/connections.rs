@@ -11,7 +11,7 @@ use std::{
 };
 
 use tokio::time::timeout;
-use weft_cli::stage::{Access, Ground, PathPolicy, Root, Setup, Stage};
+use weft_cli::stage::{Access, Encryption, Ground, PathPolicy, Root, Setup, Stage};
 use weft_operator::transfer::{Mandate, Runner, Spec, Tempo};
 use weft_planner::Strategy;
 use weft_proto::agent::v1::{Algorithm, Overwrite};
@@ -44,6 +44,7 @@ async fn stage(directory: &Path) -> Stage {
         roots: (0..NODES).map(root).collect(),
         paths: 1,
         policy: PathPolicy::TwoChoices,
+        encryption: Encryption::Off,
         stays: false,
     };
     let mut stage = Stage::set(setup).unwrap();

@@ -1,25 +1,20 @@
 //! `blackhole`: one of four spines drops everything while its links stay up.
 //!
-//! One connection writes messages of exactly one chunk, each stamped when it is given to the engine
-//! and again when its receiver learns that all of it was placed. That is longer than from its first
-//! send to its placement by its wait for the window, so what is reported bounds what is promised.
+//! One connection writes messages of one chunk (`messages.rs`).
 
-use std::collections::VecDeque;
-use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, select, unbounded};
 use weft_cli::fabric::{Fabric, Spec};
-use weft_engine::rate::Joined;
-use weft_engine::{Engine, Event, Key, PolicyKind, PortRange, WriteRequest};
-use weft_link::PortPair;
+use weft_engine::PolicyKind;
 
-use super::arrivals::{Arrival, back_at, bins, typical, worst};
+use super::arrivals::{back_at, bins, typical, worst};
 use super::ends::{Ends, Shape};
+use super::host::Host;
+use super::messages;
 use super::rounds::{Must, Rounds};
+use super::routes::spines_of_paths;
 use super::spray::{SPINE_RATE, SPINES};
 use super::{BenchError, Context};
 use crate::report::Row;
@@ -27,10 +22,6 @@ use crate::report::Row;
 const PATHS: u16 = 128;
 /// The spine that fails.
 const FAILED: usize = 1;
-/// Messages under way: what four spines hold in their queues of 5 ms, and some more.
-const UNDER_WAY: usize = 48;
-/// Twice as many regions, taken in turn: each is armed again long before its next message.
-const REGIONS: usize = 2 * UNDER_WAY;
 /// When the spine fails, and how long the writing goes on after that.
 const FAILS_AFTER: Duration = Duration::from_millis(1000);
 const GOES_ON: Duration = Duration::from_millis(1000);
@@ -41,9 +32,6 @@ const BIN: Duration = Duration::from_millis(10);
 const BACK_WITHIN: Duration = Duration::from_millis(50);
 /// How often the failing spine's counter is read.
 const WATCH: Duration = Duration::from_millis(1);
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Bytes of the stamp at a message's head.
-const STAMP: usize = 8;
 
 /// What one round showed.
 #[derive(Debug, Clone, Copy)]
@@ -122,49 +110,33 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
 
 fn one_round(fabric: &Fabric, draw: u16) -> Result<Seen, BenchError> {
     let shape = Shape {
-        policy: PolicyKind::TwoChoices,
+        policy: Some(PolicyKind::TwoChoices),
         paths: PATHS,
         draw,
+        ..Shape::default()
     };
     let ends = Ends::start(fabric, shape)?;
-    let joined = ends.join()?;
     let begun = Instant::now();
-    let total = AtomicU64::new(u64::MAX);
+    let end = FAILS_AFTER + GOES_ON;
     let (arrivals, fault) = thread::scope(|scope| {
-        let (freed, free) = unbounded();
-        let regions = regions(&ends);
-        for region in &regions {
-            // The receiving end is held right below.
-            let _ = freed.send(*region);
-        }
-        let (receiver, arrived, total) = (&ends.receiver, &joined.arrived, &total);
-        let receiving = scope.spawn(move || receive(receiver, arrived, begun, &freed, total));
         let failing = scope.spawn(|| fail(fabric, &ends.sender, begun));
-        let posted = post(&ends.sender, &joined, begun, &free);
-        // Whatever happened, the receiver must come to an end.
-        total.store(*posted.as_ref().unwrap_or(&0), Ordering::Release);
+        let arrivals = messages::exchange(&ends, begun, end);
         let fault = failing
             .join()
             .map_err(|_| BenchError::Panicked("the fault"))?;
-        let arrivals = receiving
-            .join()
-            .map_err(|_| BenchError::Panicked("the receiver"))?;
-        posted?;
         Ok::<_, BenchError>((arrivals?, fault?))
     })?;
-    let chunks = chunks_by_path(&ends.sender);
+    let chunks = ends.sender.chunks_by_path();
     fabric.heal_spine(FAILED)?;
-    let lost = paths_over(fabric, FAILED, shape.ports())?;
-    let later = |paths: &mut dyn Iterator<Item = usize>| -> u64 {
-        paths
-            .map(|path| chunks[path].saturating_sub(fault.chunks[path]))
-            .sum()
-    };
-    let (all, into_the_hole) = (
-        later(&mut (0..usize::from(PATHS))),
-        later(&mut lost.iter().copied()),
-    );
-    let end = FAILS_AFTER + GOES_ON;
+    let spines = spines_of_paths(fabric, shape.ports(), PATHS)?;
+    let (mut all, mut into_the_hole) = (0, 0);
+    for (path, spine) in spines.into_iter().enumerate() {
+        let later = chunks[path].saturating_sub(fault.chunks[path]);
+        all += later;
+        if spine == FAILED {
+            into_the_hole += later;
+        }
+    }
     let before = typical(&bins(&arrivals, SETTLED_AFTER, FAILS_AFTER, BIN));
     let after = bins(&arrivals, fault.at, end, BIN);
     let steady = typical(&bins(&arrivals, fault.at + 4 * BACK_WITHIN, end, BIN));
@@ -180,119 +152,8 @@ fn one_round(fabric: &Fabric, draw: u16) -> Result<Seen, BenchError> {
     })
 }
 
-/// The receiver's regions, each with its number, which is the immediate of its messages.
-fn regions(ends: &Ends) -> Vec<(u32, Key)> {
-    let bytes = chunk_payload(&ends.receiver);
-    (0..REGIONS as u32)
-        .map(|number| {
-            let buffer = vec![0; bytes].into_boxed_slice();
-            (
-                number,
-                ends.receiver.register(weft_engine::DomainId(0), buffer),
-            )
-        })
-        .collect()
-}
-
-/// Bytes that one chunk carries.
-fn chunk_payload(engine: &Engine) -> usize {
-    let settings = engine.settings();
-    settings.chunk_packets() as usize * usize::from(settings.packet_payload)
-}
-
-/// Keeps [`UNDER_WAY`] messages under way; how many it posted.
-fn post(
-    sender: &Engine,
-    joined: &Joined,
-    begun: Instant,
-    free: &Receiver<(u32, Key)>,
-) -> Result<u64, BenchError> {
-    let bytes = chunk_payload(sender);
-    let mut idle: Vec<Arc<Box<[u8]>>> = (0..UNDER_WAY)
-        .map(|_| Arc::new(vec![0x5A; bytes].into_boxed_slice()))
-        .collect();
-    let mut regions = VecDeque::new();
-    let mut posted = 0;
-    while begun.elapsed() < FAILS_AFTER + GOES_ON || idle.len() < UNDER_WAY {
-        regions.extend(free.try_iter());
-        let more = begun.elapsed() < FAILS_AFTER + GOES_ON;
-        while more && !idle.is_empty() && !regions.is_empty() {
-            let (Some(mut source), Some((number, key))) = (idle.pop(), regions.pop_front()) else {
-                break;
-            };
-            // The engine gave back its last reference with `Written`.
-            if let Some(message) = Arc::get_mut(&mut source) {
-                let stamp = begun.elapsed().as_nanos() as u64;
-                message[..STAMP].copy_from_slice(&stamp.to_le_bytes());
-            }
-            sender.write(WriteRequest {
-                connection: joined.near,
-                source,
-                bytes: bytes as u64,
-                key,
-                offset: 0,
-                immediate: Some(number),
-                context: 0,
-            })?;
-            posted += 1;
-        }
-        select! {
-            recv(joined.sent) -> event => match event {
-                Ok(Event::Written { source, .. }) => idle.push(source),
-                Ok(Event::Failed { failure, .. }) => return Err(BenchError::Failed(failure)),
-                Ok(_) => {}
-                Err(_) => return Err(silent("the sending engine")),
-            },
-            recv(free) -> region => regions.extend(region),
-            default(PATIENCE) => return Err(silent("acknowledgements")),
-        }
-    }
-    Ok(posted)
-}
-
-/// Takes messages until as many have come as were posted.
-fn receive(
-    receiver: &Engine,
-    arrived: &Receiver<Event>,
-    begun: Instant,
-    freed: &Sender<(u32, Key)>,
-    total: &AtomicU64,
-) -> Result<Vec<Arrival>, BenchError> {
-    let mut arrivals = Vec::new();
-    let mut quiet_since = Instant::now();
-    while (arrivals.len() as u64) < total.load(Ordering::Acquire) {
-        match arrived.recv_timeout(BIN) {
-            Ok(Event::Delivered {
-                immediate,
-                key,
-                buffer,
-                ..
-            }) => {
-                let placed = begun.elapsed();
-                let mut stamp = [0; STAMP];
-                stamp.copy_from_slice(&buffer[..STAMP]);
-                let posted = Duration::from_nanos(u64::from_le_bytes(stamp));
-                arrivals.push(Arrival {
-                    posted,
-                    placed,
-                    bytes: buffer.len() as u64,
-                });
-                receiver.arm(key, buffer);
-                // The sender of messages may have given up; it says why itself.
-                let _ = freed.send((immediate, key));
-                quiet_since = Instant::now();
-            }
-            Ok(Event::Failed { failure, .. }) => return Err(BenchError::Failed(failure)),
-            Ok(_) => {}
-            Err(_) if quiet_since.elapsed() > PATIENCE => return Err(silent("messages")),
-            Err(_) => {}
-        }
-    }
-    Ok(arrivals)
-}
-
 /// Fails the spine at its time and finds out when it really fell silent.
-fn fail(fabric: &Fabric, sender: &Engine, begun: Instant) -> Result<Fault, BenchError> {
+fn fail(fabric: &Fabric, sender: &Host, begun: Instant) -> Result<Fault, BenchError> {
     let until = |at: Duration| thread::sleep(at.saturating_sub(begun.elapsed()));
     until(FAILS_AFTER);
     let done = AtomicBool::new(false);
@@ -320,89 +181,6 @@ fn fail(fabric: &Fabric, sender: &Engine, begun: Instant) -> Result<Fault, Bench
     until(at + BACK_WITHIN);
     Ok(Fault {
         at,
-        chunks: chunks_by_path(sender),
+        chunks: sender.chunks_by_path(),
     })
-}
-
-fn chunks_by_path(sender: &Engine) -> Vec<u64> {
-    let snapshot = sender.snapshot();
-    let paths = snapshot
-        .peers
-        .first()
-        .map(|peer| peer.paths.as_slice())
-        .unwrap_or_default();
-    paths.iter().map(|path| path.sent_chunks).collect()
-}
-
-/// The paths that lead over `spine`, by the kernel's own answer for each port pair.
-fn paths_over(fabric: &Fabric, spine: usize, ports: PortRange) -> Result<Vec<usize>, BenchError> {
-    let (from, to) = (fabric.node(0), fabric.node(1));
-    let questions: String = (0..PATHS)
-        .map(|path| {
-            let pair = PortPair::of_path(path as u8, ports);
-            format!(
-                "route get {} from {} iif {} ipproto udp sport {} dport {}\n",
-                to.data_address,
-                from.data_address,
-                from.name,
-                ports.port(pair.local),
-                ports.port(pair.remote)
-            )
-        })
-        .collect();
-    let leaf = from.namespace.with_file_name(format!("leaf{}", from.leaf));
-    let answers = ask_routes(&leaf, &questions)?;
-    let next: Vec<&str> = answers
-        .lines()
-        .filter(|line| line.contains(" dev "))
-        .collect();
-    if next.len() != usize::from(PATHS) {
-        let message = format!("{} answers for {PATHS} paths: {answers}", next.len());
-        return Err(BenchError::Program {
-            program: "ip route get".into(),
-            message,
-        });
-    }
-    let device = format!(" dev spine{spine} ");
-    Ok((0..usize::from(PATHS))
-        .filter(|&path| next[path].contains(&device))
-        .collect())
-}
-
-/// Asks the routing table of a namespace.
-fn ask_routes(namespace: &std::path::Path, questions: &str) -> Result<String, BenchError> {
-    let mut net = std::ffi::OsString::from("--net=");
-    net.push(namespace);
-    let mut child = Command::new("nsenter")
-        .arg(net)
-        .args(["--", "ip", "-batch", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(BenchError::system("nsenter"))?;
-    if let Some(mut input) = child.stdin.take() {
-        use std::io::Write as _;
-        input
-            .write_all(questions.as_bytes())
-            .map_err(BenchError::system("ip -batch"))?;
-    }
-    let output = child
-        .wait_with_output()
-        .map_err(BenchError::system("ip -batch"))?;
-    if !output.status.success() {
-        let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(BenchError::Program {
-            program: "ip route get".into(),
-            message,
-        });
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-fn silent(what: &'static str) -> BenchError {
-    BenchError::Silent {
-        what,
-        seconds: PATIENCE.as_secs(),
-    }
 }

@@ -10,7 +10,8 @@ use nix::time::{ClockId, clock_gettime};
 use super::rounds::{Must, Rounds};
 use super::{BenchError, Context};
 use crate::report::Row;
-use weft_sim::pair::{Pair, PairConfig};
+use weft_core::wire::Integrity;
+use weft_sim::load::{Load, LoadConfig};
 
 /// Payload bytes of a packet at an MTU of 1500.
 const PAYLOAD: u16 = 1408;
@@ -56,10 +57,11 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
 }
 
 fn per_chunk(packets: u32, chunks: u64, round: usize) -> Result<f64, BenchError> {
-    let mut pair = Pair::new(PairConfig {
+    let mut pair = Load::new(LoadConfig {
         payload: PAYLOAD,
         packets,
         paths: PATHS,
+        integrity: Integrity::Sealed,
         lost: LOST,
         reordered: REORDERED,
         seed: round as u64 + 1,

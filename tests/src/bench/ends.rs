@@ -1,12 +1,12 @@
 //! Two engines in two nodes of a fabric, both in this process: one clock stamps both ends.
 
-use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use weft_cli::fabric::Fabric;
-use weft_engine::rate::{Joined, join};
-use weft_engine::{Engine, EngineConfig, PolicyKind, PortRange, Secret};
+use weft_engine::{Encryption, PolicyKind, PortRange, Progress};
 
 use super::BenchError;
+use super::host::{End, Host, Setup, connect_many};
 
 /// Ports of each end: 16 × 16 pairs.
 const PORTS: u16 = 16;
@@ -18,20 +18,40 @@ const PORTS_STEP: u16 = 617;
 /// How the engines are started.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Who chooses the paths.
-    pub policy: PolicyKind,
+    /// Who chooses the paths; the engine's default when absent.
+    pub policy: Option<PolicyKind>,
     /// How many there are.
     pub paths: u16,
     /// Which ports, and the seed of the policy's draws.
     pub draw: u16,
+    /// Who runs the workers.
+    pub progress: Progress,
+    /// How long a worker polls before it sleeps; the engine's default when absent.
+    pub spin: Option<Duration>,
+    /// Whether connections are encrypted.
+    pub encryption: Encryption,
+}
+
+impl Default for Shape {
+    /// 128 paths and one worker thread an engine, the rest as the engine has it.
+    fn default() -> Self {
+        Self {
+            policy: None,
+            paths: 128,
+            draw: 0,
+            progress: Progress::Threads(1),
+            spin: None,
+            encryption: Encryption::Off,
+        }
+    }
 }
 
 /// Node 0 sends, node 1 receives.
 pub struct Ends {
     /// In node 0.
-    pub sender: Engine,
+    pub sender: Host,
     /// In node 1.
-    pub receiver: Engine,
+    pub receiver: Host,
 }
 
 impl Shape {
@@ -50,15 +70,19 @@ impl Ends {
     /// # Errors
     /// [`BenchError`].
     pub fn start(fabric: &Fabric, shape: Shape) -> Result<Self, BenchError> {
-        let mtu = u16::try_from(fabric.spec().mtu).unwrap_or(u16::MAX);
-        let start = |node: usize| -> Result<Engine, BenchError> {
-            let address: Ipv4Addr = fabric.node(node).data_address;
-            let mut config = EngineConfig::new(address, shape.ports(), Secret([node as u8; 32]));
-            config.mtu = mtu;
-            config.paths = shape.paths;
-            config.policy = shape.policy;
-            config.seed = u64::from(shape.draw) + 1;
-            Ok(fabric.in_node(node, || Engine::start(config))??)
+        let start = |node: usize| {
+            let setup = Setup {
+                address: fabric.node(node).data_address.into(),
+                ports: shape.ports(),
+                mtu: u16::try_from(fabric.spec().mtu).unwrap_or(u16::MAX),
+                paths: shape.paths,
+                policy: shape.policy,
+                progress: shape.progress,
+                spin: shape.spin,
+                encryption: shape.encryption,
+                seed: u64::from(shape.draw) + 1,
+            };
+            fabric.in_node(node, || Host::start(setup))?
         };
         Ok(Self {
             sender: start(0)?,
@@ -66,11 +90,12 @@ impl Ends {
         })
     }
 
-    /// Connects them once more.
+    /// Connects them once more: the sender's end, the receiver's end.
     ///
     /// # Errors
     /// [`BenchError`].
-    pub fn join(&self) -> Result<Joined, BenchError> {
-        Ok(join(&self.sender, &self.receiver)?)
+    pub fn connect(&self) -> Result<(End, End), BenchError> {
+        let mut pairs = connect_many(&self.sender, &self.receiver, 1)?;
+        pairs.pop().ok_or(BenchError::Panicked("connecting"))
     }
 }

@@ -13,6 +13,8 @@ pub enum Must {
     RatioAtLeast(f64),
     /// The median ratio (ours ÷ theirs where less is better) is at most this.
     RatioAtMost(f64),
+    /// Nothing: the figure is reported only.
+    Reported,
 }
 
 /// Ours alone, or ours and a peer's, round by round.
@@ -79,6 +81,7 @@ impl Rounds {
                 format!("≤ {most} × {peer}"),
                 ratio.is_some_and(|ratio| ratio <= most),
             ),
+            Must::Reported => ("reported".to_owned(), true),
         };
         Row {
             id: id.to_owned(),
@@ -128,6 +131,7 @@ mod tests {
             (Must::AtLeast(3.1), false),
             (Must::RatioAtLeast(0.75), true),
             (Must::RatioAtLeast(0.76), false),
+            (Must::Reported, true),
         ] {
             let row = rounds.row("x", String::new(), "GB/s", "nc", must);
             assert_eq!(row.holds, holds, "{}", row.must);

@@ -4,6 +4,7 @@
 //! benchmark's own files go, because 8 GiB more of memory are not everybody's. Neither counts: only
 //! RssAnon does, the pages that no file gives back.
 
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
@@ -94,9 +95,9 @@ impl Drop for Removed {
     }
 }
 
-/// `RssAnon` of a process.
-fn anonymous_bytes(pid: u32) -> Result<u64, BenchError> {
-    let path = format!("/proc/{pid}/status");
+/// `RssAnon` of a process: its id, or `self`.
+pub(super) fn anonymous_bytes(process: impl Display) -> Result<u64, BenchError> {
+    let path = format!("/proc/{process}/status");
     let text = fs::read_to_string(Path::new(&path)).map_err(BenchError::system(path.clone()))?;
     parse_anonymous(&text).ok_or_else(|| BenchError::Program {
         program: path,

@@ -2,22 +2,24 @@
 
 use weft_cli::fabric::{Fabric, Spec};
 use weft_engine::PolicyKind;
-use weft_engine::rate::{Writes, write_rate};
 
 use super::ends::{Ends, Shape};
 use super::rounds::{Must, Rounds};
+use super::writes::{self, Writes};
 use super::{BenchError, Context};
 use crate::report::Row;
 
 /// Port draws of a full run, whatever the rounds: which spine a port pair leads to is luck.
-const DRAWS: usize = 9;
-const PATHS: u16 = 128;
+pub(super) const DRAWS: usize = 9;
+pub(super) const PATHS: u16 = 128;
 /// Of each spine's links, bit/s.
 pub(super) const SPINE_RATE: u64 = 1_000_000_000;
 pub(super) const SPINES: usize = 4;
 const WRITE_BYTES: usize = 1 << 20;
-/// Walked through at both ends: more than the caches hold.
+/// Walked through at the sender: more than the caches hold.
 const MEMORY: usize = 64 << 20;
+/// One lap: its end costs a slow path's whole queue.
+const LAP: usize = 512 << 20;
 
 /// One row for each policy.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
@@ -37,11 +39,18 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     for draw in 0..draws as u16 {
         for ((policy, _), rounds) in policies.iter().zip(&mut rounds) {
             let shape = Shape {
-                policy: *policy,
+                policy: Some(*policy),
                 paths: PATHS,
                 draw,
+                ..Shape::default()
             };
-            rounds.add(goodput(&fabric, shape, context.quick)?);
+            // Over a second in any case: one path has a quarter of the four spines.
+            let count = match (context.quick, policy) {
+                (true, _) => 64,
+                (false, PolicyKind::Single) => 128,
+                (false, _) => 512,
+            };
+            rounds.add(goodput(&fabric, shape, count)?);
         }
     }
     let mtu = fabric.spec().mtu;
@@ -60,20 +69,15 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
         .collect())
 }
 
-/// Payload, Gbit/s, from the first write to the last acknowledgement.
-fn goodput(fabric: &Fabric, shape: Shape, quick: bool) -> Result<f64, BenchError> {
+/// Payload of so many writes of 1 MiB, Gbit/s, from the first write to the last acknowledgement.
+pub(super) fn goodput(fabric: &Fabric, shape: Shape, count: u64) -> Result<f64, BenchError> {
     let ends = Ends::start(fabric, shape)?;
-    // Over a second in any case: one path has a quarter of the four spines.
-    let count = match (quick, shape.policy) {
-        (true, _) => 64,
-        (false, PolicyKind::Single) => 128,
-        (false, _) => 512,
-    };
     let writes = Writes {
         bytes: WRITE_BYTES,
         count,
         outstanding: 8,
         memory: MEMORY,
+        lap: LAP,
     };
-    Ok(write_rate(&ends.sender, &ends.receiver, writes)? * 8.0 / 1e9)
+    Ok(writes::measure(&ends, writes)?.gigabytes_per_second() * 8.0)
 }

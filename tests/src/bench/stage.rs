@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use weft_cli::fabric::Fabric;
-use weft_cli::stage::{self, Access, Ground, PathPolicy, Root, Setup, find_agent};
+use weft_cli::stage::{self, Access, Encryption, Ground, PathPolicy, Root, Setup, find_agent};
 use weft_operator::authority;
 use weft_operator::transfer::{Job, Mandate, Spec, Standing, Tempo};
 use weft_planner::Strategy;
@@ -71,6 +71,7 @@ impl Stage {
             roots: directories.into_iter().enumerate().map(root).collect(),
             paths: PATHS,
             policy: PathPolicy::TwoChoices,
+            encryption: Encryption::Off,
             stays: false,
         })?;
         runtime.block_on(stage.start_all())?;

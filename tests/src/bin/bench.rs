@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum as _};
 use weft_cli::fabric::isolation::{self, Entered};
-use weft_tests::bench::{Context, Work};
+use weft_tests::bench::{Context, TCP_CONGESTION, Work};
 use weft_tests::report::Report;
 
 /// Measures Weft against its peers on this machine.
@@ -79,6 +79,7 @@ fn main() -> ExitCode {
     }
     let held = rows.iter().all(|row| row.holds);
     let mut report = Report::new(rows);
+    report.machine += &format!(", peers' TCP {TCP_CONGESTION}");
     // What else ran was measured with it.
     if let Some(load) = load.split_whitespace().next() {
         report.machine += &format!(", load {load} at the start");

@@ -16,7 +16,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 pub(crate) use weft_cli::stage::node_name as name;
 use weft_cli::{
     fabric::{Fabric, Spec as Shape},
-    stage::{self, Access, Ground, PathPolicy, Root, Setup},
+    stage::{self, Access, Encryption, Ground, PathPolicy, Root, Setup},
 };
 use weft_operator::authority::Authority;
 use weft_proto::agent::v1::agent_client::AgentClient;
@@ -101,6 +101,7 @@ impl Stage {
             roots: (0..NODES).map(root).collect(),
             paths: PATHS,
             policy: PathPolicy::TwoChoices,
+            encryption: Encryption::Off,
             stays: false,
         };
         let stage = stage::Stage::set(setup).unwrap();

@@ -1,0 +1,245 @@
+//! `latency`: one way of a write of 8 bytes, by who runs the workers.
+//!
+//! The two ends write to each other in turn; each writes when the other's message is there. Half of
+//! a round trip is one way. Every message carries its number, which its receiver checks.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use weft_cli::fabric::{Fabric, Spec};
+use weft_engine::Progress;
+
+use super::ends::{Ends, Shape};
+use super::host::{End, Happened, Host, Landing, Source, Target, Write};
+use super::rounds::{Must, Rounds};
+use super::ucx::{Test, Ucx};
+use super::{BenchError, Context};
+use crate::report::{Row, median};
+
+const BYTES: usize = 8;
+/// Longer than any gap between two messages here: a worker that polls never sleeps.
+const POLLS: Duration = Duration::from_millis(1);
+/// Round trips before counting begins.
+const WARM_UP: usize = 500;
+/// No message takes a thousandth of it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Who runs the workers, and what must hold.
+struct Case {
+    id: &'static str,
+    says: &'static str,
+    progress: Progress,
+    spin: Duration,
+    most: f64,
+}
+
+const CASES: [Case; 3] = [
+    Case {
+        id: "latency-inline",
+        says: "the caller polls the engine",
+        progress: Progress::Inline,
+        spin: POLLS,
+        most: 6.0,
+    },
+    Case {
+        id: "latency-polling",
+        says: "worker threads that poll",
+        progress: Progress::Threads(1),
+        spin: POLLS,
+        most: 15.0,
+    },
+    Case {
+        id: "latency-sleeping",
+        says: "worker threads that sleep",
+        progress: Progress::Threads(1),
+        spin: Duration::ZERO,
+        most: 40.0,
+    },
+];
+
+/// A row for each case.
+pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
+    let fabric = context.fabric(&Spec {
+        nodes: 2,
+        leaves: 1,
+        ..Spec::default()
+    })?;
+    let count = if context.quick { 2_000 } else { 20_000 };
+    let ucx = Ucx::find();
+    let mut rounds = [(); CASES.len()].map(|()| Rounds::default());
+    let mut slow = [(); CASES.len()].map(|()| Rounds::default());
+    for _ in 0..context.rounds {
+        let theirs = match &ucx {
+            Some(ucx) => Some(ucx.measure(&fabric, Test::Latency { bytes: BYTES })?),
+            None => None,
+        };
+        for ((case, rounds), slow) in CASES.iter().zip(&mut rounds).zip(&mut slow) {
+            let mut ways = exchange(&fabric, case, count)?;
+            let middle = median(&mut ways);
+            match theirs {
+                Some(theirs) => rounds.add_pair(middle, theirs),
+                None => rounds.add(middle),
+            }
+            // Sorted by the median.
+            slow.add(ways[ways.len() * 99 / 100]);
+        }
+    }
+    let peer = Ucx::peer(ucx.as_ref(), "tag_lat");
+    Ok(CASES
+        .iter()
+        .zip(rounds.iter().zip(&slow))
+        .map(|(case, (rounds, slow))| {
+            let work = format!(
+                "write of {BYTES} B one way, {}; 99th percentile {:.1}",
+                case.says,
+                slow.ours()
+            );
+            rounds.row(case.id, work, "µs", &peer, Must::AtMost(case.most))
+        })
+        .collect())
+}
+
+/// Microseconds of each way.
+fn exchange(fabric: &Fabric, case: &Case, count: usize) -> Result<Vec<f64>, BenchError> {
+    let ends = Ends::start(
+        fabric,
+        Shape {
+            progress: case.progress,
+            spin: Some(case.spin),
+            ..Shape::default()
+        },
+    )?;
+    let (near, far) = ends.connect()?;
+    let Ends { sender, receiver } = ends;
+    let over = AtomicBool::new(false);
+    let inline = case.progress == Progress::Inline;
+    let mut asking = Side::new(sender, near, inline);
+    let mut answering = Side::new(receiver, far, inline);
+    asking.peer = answering.own.target;
+    answering.peer = asking.own.target;
+    let total = WARM_UP + count;
+    thread::scope(|scope| {
+        let answers = scope.spawn(|| {
+            let answered = answer(&mut answering, total, &over);
+            // The other end needs its last acknowledgements from an engine that is still polled.
+            while inline && answered.is_ok() && !over.load(Ordering::Acquire) {
+                answering.host.poll()?;
+            }
+            answered
+        });
+        let asked = ask(&mut asking, total, &over);
+        over.store(true, Ordering::Release);
+        let answered = answers
+            .join()
+            .map_err(|_| BenchError::Panicked("the answering end"))?;
+        let mut ways = asked?;
+        answered?;
+        Ok(ways.split_off(WARM_UP))
+    })
+}
+
+/// One end with its region and that of the other end.
+struct Side {
+    host: Host,
+    end: End,
+    inline: bool,
+    own: Landing,
+    peer: Target,
+    source: Source,
+    posted: u64,
+    written: u64,
+}
+
+impl Side {
+    fn new(host: Host, end: End, inline: bool) -> Self {
+        let own = host.register(vec![0; BYTES]);
+        Self {
+            host,
+            end,
+            inline,
+            own,
+            peer: Target::NONE,
+            source: Source::new(vec![0; BYTES]),
+            posted: 0,
+            written: 0,
+        }
+    }
+
+    fn send(&mut self, number: u64) -> Result<(), BenchError> {
+        // A source that is still under way would keep its old number: the peer's message, which
+        // came after this end's last one, may have overtaken the acknowledgement of that one.
+        if self.written < self.posted {
+            self.source = Source::new(vec![0; BYTES]);
+        }
+        self.source.set_head(&number.to_le_bytes());
+        self.posted += 1;
+        self.host.write(
+            &self.end,
+            Write {
+                source: &self.source,
+                bytes: BYTES,
+                target: self.peer,
+                offset: 0,
+                immediate: Some(0),
+                context: 0,
+            },
+        )
+    }
+
+    /// Waits for the peer's message with this number.
+    fn expect(&mut self, number: u64, over: &AtomicBool) -> Result<(), BenchError> {
+        let since = Instant::now();
+        loop {
+            let happened = if self.inline {
+                self.host.poll()?;
+                self.end.take()?
+            } else {
+                self.end.wait(PATIENCE)?
+            };
+            match happened {
+                Some(Happened::Arrived { .. }) => return self.check(number),
+                Some(Happened::Written { .. }) => self.written += 1,
+                Some(Happened::Signal { .. }) => {}
+                None if over.load(Ordering::Acquire) || since.elapsed() >= PATIENCE => {
+                    return Err(BenchError::Silent {
+                        what: "messages of 8 bytes",
+                        seconds: PATIENCE.as_secs(),
+                    });
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn check(&self, number: u64) -> Result<(), BenchError> {
+        let mut received = [0; BYTES];
+        self.own.read(0, &mut received);
+        if received != number.to_le_bytes() {
+            return Err(BenchError::Differs {
+                write: number,
+                at: 0,
+            });
+        }
+        Ok(())
+    }
+}
+
+fn ask(side: &mut Side, total: usize, over: &AtomicBool) -> Result<Vec<f64>, BenchError> {
+    (0..total as u64)
+        .map(|number| {
+            let begun = Instant::now();
+            side.send(number)?;
+            side.expect(number, over)?;
+            Ok(begun.elapsed().as_secs_f64() * 1e6 / 2.0)
+        })
+        .collect()
+}
+
+fn answer(side: &mut Side, total: usize, over: &AtomicBool) -> Result<(), BenchError> {
+    for number in 0..total as u64 {
+        side.expect(number, over)?;
+        side.send(number)?;
+    }
+    Ok(())
+}

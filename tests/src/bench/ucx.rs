@@ -1,0 +1,147 @@
+//! UCX over TCP, where its `ucx_perftest` is installed (Debian: ucx-utils).
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use weft_cli::fabric::Fabric;
+
+use super::BenchError;
+
+const PROGRAM: &str = "ucx_perftest";
+const PORT: &str = "13337";
+/// Bytes of a whole rate measurement; round trips of a latency measurement.
+const RATE_BYTES: usize = 1 << 30;
+const ROUND_TRIPS: usize = 20_000;
+/// A server that takes longer than this to listen has failed.
+const LISTENS_WITHIN: Duration = Duration::from_secs(10);
+const LISTENS_LOOK: Duration = Duration::from_millis(20);
+
+/// The program.
+pub(super) struct Ucx(PathBuf);
+
+/// What it measures.
+#[derive(Clone, Copy)]
+pub(super) enum Test {
+    /// One way of a tagged message: microseconds.
+    Latency { bytes: usize },
+    /// Tagged messages, several in flight, from one buffer: GB/s.
+    Rate { bytes: usize },
+}
+
+impl Ucx {
+    /// Where it is, if it is installed.
+    pub(super) fn find() -> Option<Self> {
+        let path = std::env::var_os("PATH")?;
+        std::env::split_paths(&path)
+            .map(|directory| directory.join(PROGRAM))
+            .find(|file| file.is_file())
+            .map(Self)
+    }
+
+    /// How a row names this peer and its test.
+    pub(super) fn peer(found: Option<&Self>, test: &str) -> String {
+        match found {
+            Some(_) => format!("UCX {test}, TCP"),
+            None => "UCX is not installed".to_owned(),
+        }
+    }
+
+    /// Measures between node 0 and node 1.
+    pub(super) fn measure(&self, fabric: &Fabric, test: Test) -> Result<f64, BenchError> {
+        let (name, bytes, count) = match test {
+            Test::Latency { bytes } => ("tag_lat", bytes, ROUND_TRIPS),
+            Test::Rate { bytes } => ("tag_bw", bytes, RATE_BYTES / bytes),
+        };
+        let address = fabric.node(1).data_address.to_string();
+        let mut server = Killed(
+            self.command(fabric, 1)
+                .stdout(Stdio::null())
+                .spawn()
+                .map_err(BenchError::system(PROGRAM))?,
+        );
+        let deadline = Instant::now() + LISTENS_WITHIN;
+        loop {
+            let output = self
+                .command(fabric, 0)
+                .args([&address, "-t", name, "-f", "-v"])
+                .args(["-s", &bytes.to_string(), "-n", &count.to_string()])
+                .output()
+                .map_err(BenchError::system(PROGRAM))?;
+            if output.status.success() {
+                // It serves one client and ends.
+                server.0.wait().map_err(BenchError::system(PROGRAM))?;
+                let text = String::from_utf8_lossy(&output.stdout);
+                return figure(&text, test).ok_or_else(|| failed(&text));
+            }
+            // UCX logs to standard output.
+            let said = String::from_utf8_lossy(&output.stdout);
+            if !said.contains("refused") || Instant::now() > deadline {
+                return Err(failed(&said));
+            }
+            std::thread::sleep(LISTENS_LOOK);
+        }
+    }
+
+    fn command(&self, fabric: &Fabric, node: usize) -> Command {
+        let mut command = fabric.command(node, &self.0);
+        command
+            .args(["-p", PORT])
+            .env("UCX_TLS", "tcp")
+            .env("UCX_NET_DEVICES", "data0")
+            .env("UCX_LOG_LEVEL", "error")
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit());
+        command
+    }
+}
+
+/// A child that does not outlive this.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It may have ended by itself, which is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// From the columns: iterations, latency of a percentile, average, overall (µs); average and overall
+/// bandwidth (MiB/s); average and overall messages a second.
+fn figure(text: &str, test: Test) -> Option<f64> {
+    let line = text.lines().rev().find(|line| {
+        line.split(',')
+            .all(|cell| cell.trim().parse::<f64>().is_ok())
+    })?;
+    let cells: Vec<f64> = line
+        .split(',')
+        .filter_map(|cell| cell.trim().parse().ok())
+        .collect();
+    match test {
+        Test::Latency { .. } => cells.get(1).copied(),
+        Test::Rate { .. } => cells.get(5).map(|mib| mib * f64::from(1 << 20) / 1e9),
+    }
+}
+
+fn failed(message: &str) -> BenchError {
+    BenchError::Program {
+        program: PROGRAM.to_owned(),
+        message: message.trim().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_figure_is_read_from_the_last_line_of_numbers() {
+        let text = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,\
+                    overall_mr\n2000,7.593,296.903,2112.835,0.03,2000.00,3368,473\n";
+        assert_eq!(figure(text, Test::Latency { bytes: 8 }), Some(7.593));
+        let rate = figure(text, Test::Rate { bytes: 65_536 }).unwrap();
+        assert!((rate - 2.097_152).abs() < 1e-9);
+        assert_eq!(figure("connect() failed", Test::Latency { bytes: 8 }), None);
+    }
+}

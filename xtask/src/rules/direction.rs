@@ -7,7 +7,7 @@ use crate::tree::Tree;
 
 pub(super) const DIRECTION: Rule = Rule {
     id: "crate-direction",
-    says: "Our crates depend on each other in one direction: engine → link → core, agent → engine \
+    says: "Our crates depend on each other in one direction: engine → link and memory → core, agent → engine \
            and proto, cli → operator → planner and proto.",
     why: "Crates are split by what they must not know; one edge the wrong way and the split is a \
           matter of folders.",
@@ -31,9 +31,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("weft-planner", &[]),
     ("weft-proto", &[]),
     ("weft-core", &[]),
+    ("weft-crypto", &["weft-core"]),
     ("weft-link", &["weft-core"]),
-    ("weft-engine", &["weft-core", "weft-link"]),
-    ("weft-sim", &["weft-core"]),
+    ("weft-memory", &["weft-core"]),
+    (
+        "weft-engine",
+        &["weft-core", "weft-crypto", "weft-link", "weft-memory"],
+    ),
+    ("weft-sim", &["weft-core", "weft-crypto", "weft-memory"]),
     (
         "weft-agent",
         &["weft-core", "weft-link", "weft-engine", "weft-proto"],

@@ -83,7 +83,7 @@ impl Intake {
         let ended = loop {
             let result = select! {
                 recv(events) -> event => match event {
-                    Ok(event) => self.event(event),
+                    Ok(event) => self.event(&event),
                     Err(_) => break Ok(()),
                 },
                 recv(idle) -> _ => {
@@ -111,9 +111,9 @@ impl Intake {
         self.close();
     }
 
-    fn event(&mut self, event: Event) -> Result<(), Fault> {
+    fn event(&mut self, event: &Event) -> Result<(), Fault> {
         match event {
-            Event::Delivered { immediate, key, .. } => self.deliver(immediate, key),
+            Event::Delivered { immediate, key, .. } => self.deliver(*immediate, *key),
             Event::Signal {
                 immediate: PING, ..
             }
@@ -131,7 +131,7 @@ impl Intake {
             }
             Event::Failed { failure, .. } => {
                 let node = self.config.peer.node.clone();
-                Err(Fault::lost(node, Stage::Moving, &failure))
+                Err(Fault::lost(node, Stage::Moving, failure))
             }
         }
     }

@@ -245,10 +245,10 @@ pub fn connect_many(
             let (near_id, far_id) = (near.id, far.id);
             receiver
                 .engine
-                .connect(far_id, remote(near, &secrets[0]), to_far.clone())?;
+                .connect(far_id, remote(&near, &secrets[0]), to_far.clone())?;
             sender
                 .engine
-                .connect(near_id, remote(far, &secrets[1]), to_near.clone())?;
+                .connect(near_id, remote(&far, &secrets[1]), to_near.clone())?;
             let end = |id, events: &Receiver<Event>| End {
                 id,
                 events: events.clone(),
@@ -258,7 +258,7 @@ pub fn connect_many(
         .collect()
 }
 
-fn remote(end: LocalEnd, secret: &Secret) -> RemoteEnd {
+fn remote(end: &LocalEnd, secret: &Secret) -> RemoteEnd {
     RemoteEnd {
         owner: "peer".into(),
         id: end.id,
@@ -277,7 +277,7 @@ impl End {
     /// [`BenchError::Failed`]: the connection is over.
     pub fn wait(&self, limit: Duration) -> Result<Option<Happened>, BenchError> {
         match self.events.recv_timeout(limit) {
-            Ok(event) => happened(event),
+            Ok(event) => happened(&event),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(gone()),
         }
@@ -289,15 +289,15 @@ impl End {
     /// [`BenchError::Failed`]: the connection is over.
     pub fn take(&self) -> Result<Option<Happened>, BenchError> {
         match self.events.try_recv() {
-            Ok(event) => happened(event),
+            Ok(event) => happened(&event),
             Err(TryRecvError::Empty) => Ok(None),
             Err(TryRecvError::Disconnected) => Err(gone()),
         }
     }
 }
 
-fn happened(event: Event) -> Result<Option<Happened>, BenchError> {
-    match event {
+fn happened(event: &Event) -> Result<Option<Happened>, BenchError> {
+    match *event {
         Event::Written { context, .. } => Ok(Some(Happened::Written { context })),
         Event::Delivered { immediate, .. } => Ok(Some(Happened::Arrived { immediate })),
         Event::Signal { immediate, .. } => Ok(Some(Happened::Signal { immediate })),

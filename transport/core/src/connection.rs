@@ -12,6 +12,7 @@ use crate::congestion::{AckSample, Congestion};
 use crate::drops::{DropReason, Drops};
 use crate::memory::{Memory, Ticket};
 use crate::path::PathSet;
+use crate::recovery::ReceiveBoard;
 use crate::units::{ConnectionId, Key, Nanos, OneWay, PathId, Rng, Time, WIRE_CLOCK_SHIFT};
 use crate::wire::{self, Cipher, Kind};
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,7 @@ mod keys;
 mod owed;
 mod receive;
 mod saved;
+mod timer;
 mod transmit;
 
 pub use chunk::Chunk;
@@ -32,7 +34,12 @@ pub use saved::RestoreError;
 
 use keys::{Keys, SavedKeys};
 use receive::Receive;
+use timer::{Timer, TimerTable};
 use transmit::Transmit;
+
+/// A connection on which nothing was sent or received for this long gives back the memory of its boards and
+/// queues. Long against the gaps in a tenant's traffic, so that work that goes on allocates nothing.
+pub const IDLE_AFTER: Nanos = Nanos::from_secs(1);
 
 /// A one-sided write to a region of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,7 +112,8 @@ impl Failure {
 /// What the caller must know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Event {
-    /// Every byte of a write was placed at the peer, and its immediate counted.
+    /// Every byte of a write was placed at the peer, and its immediate counted; where immediates go in
+    /// order, it counts as soon as those before it have.
     Completed {
         /// As in [`Write::token`].
         token: u64,
@@ -191,6 +199,8 @@ pub struct Stats {
     pub acks_received: u64,
     /// Probes sent.
     pub probes_sent: u64,
+    /// Tail-loss probes sent: a packet of the newest chunk, sent again because nothing was heard.
+    pub tail_probes: u64,
 }
 
 impl Stats {
@@ -212,6 +222,7 @@ impl Stats {
             acks_sent,
             acks_received,
             probes_sent,
+            tail_probes,
         } = *other;
         self.chunks_sent += chunks_sent;
         self.chunks_resent += chunks_resent;
@@ -227,6 +238,7 @@ impl Stats {
         self.acks_sent += acks_sent;
         self.acks_received += acks_received;
         self.probes_sent += probes_sent;
+        self.tail_probes += tail_probes;
     }
 }
 
@@ -243,6 +255,9 @@ pub struct Connection {
     drops: Drops,
     stats: Stats,
     failed: Option<Failure>,
+    timers: TimerTable,
+    /// When something was last sent or received.
+    active: Time,
     /// Echoes older than this were sent under another clock.
     since: Time,
 }
@@ -250,17 +265,22 @@ pub struct Connection {
 impl Connection {
     /// A connection on which nothing was sent. `cipher` encrypts it if its settings say so.
     pub fn new(config: ConnectionConfig, cipher: &'static dyn Cipher, now: Time) -> Connection {
-        let window = config.settings.window_chunks;
         Connection {
             keys: config.keys(cipher, SavedKeys::default()),
-            transmit: Transmit::new(window),
-            receive: Receive::new(window),
+            transmit: Transmit::new(&config),
+            receive: Receive::new(ReceiveBoard::new(
+                config.settings.window_chunks,
+                config.receive_from,
+                config.in_order,
+            )),
             congestion: config.congestion.build(config.settings.limits(), None),
             events: VecDeque::new(),
             next_control: wire::CONTROL_PACKET_NUMBERS,
             drops: Drops::default(),
             stats: Stats::default(),
             failed: None,
+            timers: TimerTable::default(),
+            active: now,
             since: now,
             config,
         }
@@ -303,8 +323,23 @@ impl Connection {
             window,
             room,
         };
-        self.transmit
-            .poll_chunk(now, paths, rng, &mut out, &mut self.stats)
+        let (timers, stats) = (&mut self.timers, &mut self.stats);
+        let chunk = self
+            .transmit
+            .poll_chunk(now, paths, rng, &mut out, timers, stats);
+        self.transmit.update_stall(now, paths, timers);
+        if chunk.is_some() {
+            self.note_activity(now);
+        }
+        chunk
+    }
+
+    /// Something was sent or received: the connection is idle no sooner than [`IDLE_AFTER`] from now.
+    fn note_activity(&mut self, now: Time) {
+        self.active = now;
+        if self.failed.is_none() && self.timers.get(Timer::Idle).is_none() {
+            self.timers.set(Timer::Idle, now + IDLE_AFTER);
+        }
     }
 
     /// Writes the next acknowledgement, refusal or probe into `out` ([`wire::CONTROL_BYTES_MAX`] bytes).
@@ -336,6 +371,7 @@ impl Connection {
         }
         if let Some(packet) = receive.poll_ack(now, out, seal, remote, number) {
             self.stats.acks_sent += 1;
+            self.set_acknowledgement_timer();
             return Some(packet);
         }
         if let Some(packet) = receive.poll_refusal(false, out, seal, remote, number) {
@@ -382,7 +418,16 @@ impl Connection {
             }
         }
         self.receive.run_ended();
+        self.set_acknowledgement_timer();
+        self.note_activity(now);
         result
+    }
+
+    fn set_acknowledgement_timer(&mut self) {
+        match self.receive.ack_due().filter(|_| self.failed.is_none()) {
+            Some(due) => self.timers.set(Timer::Acknowledgement, due),
+            None => self.timers.stop(Timer::Acknowledgement),
+        }
     }
 
     fn handle_packet(
@@ -449,6 +494,8 @@ impl Connection {
         if let Err(reason) = receive.handle_placed(now, &ended, result, events, stats) {
             self.drops.count(reason);
         }
+        self.set_acknowledgement_timer();
+        self.note_activity(now);
         true
     }
 
@@ -492,7 +539,10 @@ impl Connection {
             _ if !under_way => {}
             wire::Refused::Key => self.fail(Failure::KeyRefused),
             wire::Refused::Bounds => self.fail(Failure::BoundsRefused),
-            wire::Refused::NotArmed => self.transmit.park(now, refusal.chunk),
+            wire::Refused::NotArmed => {
+                let timers = &mut self.timers;
+                self.transmit.handle_not_ready(now, refusal.chunk, timers);
+            }
         }
         Ok(())
     }
@@ -526,19 +576,29 @@ impl Connection {
                 sample.one_way = Some(sample.one_way.map_or(one_way, |lowest| lowest.min(one_way)));
             }
         }
-        let measured = sample.rtt.is_some();
-        let out =
-            self.transmit
-                .handle_ack(now, ack, measured, paths, &mut self.events, &mut self.stats);
+        let (timers, stats) = (&mut self.timers, &mut self.stats);
+        let out = self
+            .transmit
+            .handle_ack(now, ack, paths, &mut self.events, stats);
+        let new = out.bytes > 0;
+        if new || sample.rtt.is_some() {
+            self.transmit.end_backoff(paths, timers);
+        }
         sample.bytes = out.bytes;
         self.congestion.on_ack(now, sample);
         if out.spurious {
             self.congestion.on_spurious_timeout();
         }
-        let lost = out.packets_lost + self.transmit.detect_losses(now, paths, &mut self.stats);
+        let lost = out.packets_lost + self.transmit.detect_losses(now, paths, timers, stats);
         if lost > 0 {
             self.congestion.on_loss(now, lost);
         }
+        self.transmit.reset_timers(now, new, paths, timers);
+        if new {
+            let timeout = self.config.stall_timeout;
+            self.transmit.restart_stall(timeout, timers);
+        }
+        self.transmit.update_stall(now, paths, timers);
         Ok(())
     }
 
@@ -562,53 +622,65 @@ impl Connection {
 
     /// Serves the timers that are due.
     pub fn handle_timeout(&mut self, now: Time, paths: &mut PathSet) {
-        if self.failed.is_some() {
+        for timer in Timer::ALL {
+            if self.timers.take_expired(timer, now) {
+                self.serve(timer, now, paths);
+            }
+        }
+        if self.failed.is_none() {
+            self.transmit.update_stall(now, paths, &mut self.timers);
+        }
+    }
+
+    fn serve(&mut self, timer: Timer, now: Time, paths: &mut PathSet) {
+        let (timers, stats) = (&mut self.timers, &mut self.stats);
+        match timer {
+            Timer::Stall if self.transmit.is_refused() => self.fail(Failure::NotArmed),
+            Timer::Stall => self.fail(Failure::Stalled),
+            Timer::Loss => {
+                let lost = self.transmit.detect_losses(now, paths, timers, stats);
+                if lost > 0 {
+                    self.congestion.on_loss(now, lost);
+                }
+            }
+            Timer::Retransmission => {
+                let timeout = self
+                    .transmit
+                    .handle_retransmission(now, paths, timers, stats);
+                if timeout.packets_lost > 0 {
+                    self.congestion.on_loss(now, timeout.packets_lost);
+                }
+                if timeout.silence {
+                    self.congestion.on_timeout(now);
+                }
+            }
+            Timer::TailProbe => self.transmit.handle_tail_probe(),
+            Timer::ReceiverNotReady => self.transmit.ask_receiver(),
+            Timer::Acknowledgement => self.hurry_ack(),
+            Timer::Idle => self.handle_idle(now),
+        }
+    }
+
+    fn handle_idle(&mut self, now: Time) {
+        let due = self.active + IDLE_AFTER;
+        if due > now {
+            self.timers.set(Timer::Idle, due);
             return;
         }
-        if self
-            .transmit
-            .stalled_at(self.config.stall_timeout)
-            .is_some_and(|at| at <= now)
-        {
-            self.fail(if self.transmit.is_refused(now) {
-                Failure::NotArmed
-            } else {
-                Failure::Stalled
-            });
-            return;
-        }
-        self.transmit.unpark(now);
-        let lost = self.transmit.detect_losses(now, paths, &mut self.stats);
-        if lost > 0 {
-            self.congestion.on_loss(now, lost);
-        }
-        let timeout = self.transmit.handle_timeout(now, paths, &mut self.stats);
-        if timeout.packets_lost > 0 {
-            self.congestion.on_loss(now, timeout.packets_lost);
-        }
-        if timeout.silence {
-            self.congestion.on_timeout(now);
-        }
+        self.transmit.shrink();
+        self.receive.shrink();
+        self.events.shrink_to_fit();
     }
 
     /// When [`Connection::handle_timeout`] (or, for a probe or an acknowledgement,
     /// [`Connection::poll_control`]) has something to do next.
     pub fn poll_timeout(&self, paths: &PathSet) -> Option<Time> {
-        if self.failed.is_some() {
-            return None;
+        let timer = self.timers.next();
+        if self.failed.is_some() || !self.transmit.is_busy() {
+            return timer;
         }
-        let answer = self.receive.ack_due();
-        if !self.transmit.is_busy() {
-            return answer;
-        }
-        let stall = self.transmit.stalled_at(self.config.stall_timeout);
-        let timers = [
-            self.transmit.poll_timeout(paths),
-            paths.poll_timeout(),
-            stall,
-            answer,
-        ];
-        timers.into_iter().flatten().min()
+        let probe = paths.poll_timeout();
+        timer.into_iter().chain(probe).min()
     }
 
     /// The next event.
@@ -618,14 +690,17 @@ impl Connection {
 
     /// Ends the connection at this end: nothing is sent or placed any more.
     pub fn close(&mut self) {
-        if self.failed.is_none() {
-            self.failed = Some(Failure::Closed);
-        }
+        self.failed.get_or_insert(Failure::Closed);
+        self.timers = TimerTable::default();
     }
 
+    /// The first failure counts: after its event, or after [`Connection::close`], there is no other.
     fn fail(&mut self, failure: Failure) {
-        self.failed = Some(failure);
-        self.events.push_back(Event::Failed(failure));
+        if self.failed.is_none() {
+            self.events.push_back(Event::Failed(failure));
+            self.failed = Some(failure);
+        }
+        self.timers = TimerTable::default();
     }
 
     /// Whether [`Connection::poll_event`] has an event.
@@ -677,6 +752,17 @@ impl Connection {
     /// is about to sleep, and is woken later than it asks for.
     pub fn hurry_ack(&mut self) {
         self.receive.hurry_ack();
+        self.set_acknowledgement_timer();
+    }
+
+    /// Heap memory that the connection occupies, bytes; without what the cipher of an encrypted one keeps for
+    /// each key.
+    pub fn heap_bytes(&self) -> usize {
+        self.transmit.heap_bytes()
+            + self.receive.heap_bytes()
+            + self.events.capacity() * size_of::<Event>()
+            + self.keys.heap_bytes()
+            + size_of_val(&*self.congestion)
     }
 
     /// The connection's name at this end.

@@ -27,7 +27,7 @@ use crate::drops::{DropReason, Drops};
 use crate::memory::{DomainId, KeyHasher, Memory, Ticket};
 use crate::path::{PathSet, PathSetConfig, PolicyKind};
 use crate::received::Received;
-use crate::units::{ConnectionId, Nanos, PathId, Rng, Source, Time};
+use crate::units::{ChunkNumber, ConnectionId, Nanos, PathId, Rng, Source, Time};
 use crate::wire::{CONTROL_BYTES_MAX, Cipher, Kind, Reset, Secret, peek};
 use core::cmp::Reverse;
 use core::hash::BuildHasherDefault;
@@ -61,6 +61,12 @@ pub struct EndpointConfig {
     pub rto_min: Nanos,
     /// A connection with something in flight that hears nothing for this long fails.
     pub stall_timeout: Nanos,
+    /// Whether immediates are reported in the order of the messages that the peer wrote; otherwise each as
+    /// soon as its own message is here.
+    pub in_order: bool,
+    /// The number of the first chunk in both directions of every connection, the same at both ends: 0, but
+    /// in tests of the numbers' wrap.
+    pub first_chunk: ChunkNumber,
     /// The most that is sent, bits per second with all headers. No limit when absent.
     pub rate_cap_bps: Option<u64>,
     /// What the link adds to each packet, for the rate cap: bytes of the IP and UDP headers, say.
@@ -293,6 +299,9 @@ impl<P: Eq> Endpoint<P> {
             congestion: self.config.congestion,
             stall_timeout: self.config.stall_timeout,
             reset_token: remote.reset_token,
+            in_order: self.config.in_order,
+            send_from: self.config.first_chunk,
+            receive_from: self.config.first_chunk,
         };
         let peer = self.join_peer(remote.peer, remote.generation);
         self.open(slot, peer, Connection::new(config, self.config.cipher, now));
@@ -850,6 +859,8 @@ impl<P: Eq> Endpoint<P> {
                     .poll_chunk(now, &mut peer.paths, &mut self.rng, u32::MAX)
             });
             let Some(chunk) = chunk else {
+                // It may have begun to wait for the peer: its timer is taken note of when the turn ends.
+                touch(&mut self.touched, &mut self.eventful, slot, open);
                 self.schedule.leave();
                 continue;
             };

@@ -8,10 +8,10 @@ use crate::units::Nanos;
 mod receive;
 mod send;
 
-pub use receive::{Marked, MessageEnd, ReceiveBoard};
+pub use receive::{Marked, MessageEnd, Packet, ReceiveBoard};
 pub use send::{SendBoard, Sent, SentState};
 
-/// Chunks that may be outstanding at most. The ring holds 64 more, so that a word of the
+/// Chunks that may be outstanding at most. The receiver's ring holds 64 more, so that a word of the
 /// acknowledgement's map never spans both ends of the window.
 pub const WINDOW_MAX: u16 = 960;
 
@@ -36,9 +36,9 @@ const _: () = assert!(ACK_RUNS > 1 && ACK_RUNS as u64 <= DUPLICATE_THRESHOLD);
 /// and counts it in.
 pub const ACK_DELAY: Nanos = Nanos::from_micros(100);
 
-/// The slots of a ring that holds `window` outstanding chunks.
-fn ring_slots(window: u16) -> usize {
-    (usize::from(window.clamp(1, WINDOW_MAX)) + 64).next_power_of_two()
+/// Heap memory of a vector, bytes.
+fn heap_bytes<T>(vector: &Vec<T>) -> usize {
+    vector.capacity() * size_of::<T>()
 }
 
 /// A map with the low `packets` bits set.

@@ -1,7 +1,7 @@
 //! A chunk on its way out: which bytes, which path, and the headers.
 
 use crate::units::{ChunkNumber, PathId};
-use crate::wire::{DataHeader, OVERHEAD_BYTES, Seal};
+use crate::wire::{DataHeader, Flags, OVERHEAD_BYTES, Seal};
 use core::ops::Range;
 
 /// A descriptor of one send: its packets, or those of them that are missing at the peer. The link
@@ -71,12 +71,67 @@ impl Chunk {
     /// If `out` is shorter than the payload and [`crate::wire::OVERHEAD_BYTES`].
     pub fn seal(&self, i: u32, payload: &[u8], out: &mut [u8]) -> usize {
         let index = self.index(i);
+        let (mut flags, mut immediate) = (self.first.flags, self.first.immediate);
+        if index + 1 < u32::from(self.first.packets) {
+            // The last packet alone ends the message.
+            flags = flags.without(Flags::LAST.with(Flags::IMMEDIATE));
+            immediate = 0;
+        }
         let header = DataHeader {
             packet: index as u8,
+            flags,
+            immediate,
             packet_number: self.first.packet_number + u64::from(i),
             offset: self.first.offset + u64::from(index * u32::from(self.packet_payload)),
             ..self.first
         };
         self.seal.seal_data(&header, payload, out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::{ConnectionId, Key};
+    use crate::wire::Secret;
+
+    #[test]
+    fn the_bytes_of_any_packets_of_a_chunk_are_the_bytes_of_their_datagrams() {
+        for length in [0u32, 1, 100, 101, 250, 300] {
+            let packets = length.div_ceil(100).max(1) as u8;
+            for map in 1..1 << packets {
+                let first = DataHeader {
+                    path: PathId(0),
+                    packet: 0,
+                    packets,
+                    connection: ConnectionId(1),
+                    packet_number: 0,
+                    sent_at: 0,
+                    chunk: ChunkNumber(0),
+                    chunk_index: 0,
+                    flags: Flags::NONE,
+                    immediate: 0,
+                    key: Key(1),
+                    offset: 0,
+                };
+                let chunk = Chunk {
+                    path: PathId(0),
+                    number: ChunkNumber(0),
+                    token: 0,
+                    first,
+                    map,
+                    start: 0,
+                    length,
+                    packet_payload: 100,
+                    seal: Seal::new(&Secret([7; 32])),
+                };
+                let datagrams = (0..chunk.packets()).map(|i| {
+                    let payload = chunk.payload(i);
+                    payload.end - payload.start + OVERHEAD_BYTES as u64
+                });
+                let expected: u64 = datagrams.sum();
+                assert_eq!(chunk.wire_bytes(), expected, "{length} B, packets {map:b}");
+            }
+        }
     }
 }

@@ -5,7 +5,7 @@ use crate::congestion::{CongestionKind, Limits};
 use crate::memory::DomainId;
 use crate::path::PATHS_MAX;
 use crate::recovery::WINDOW_MAX;
-use crate::units::{ConnectionId, Nanos};
+use crate::units::{ChunkNumber, ConnectionId, Nanos};
 use crate::wire::{CHUNK_PACKETS_MAX, Cipher, Integrity, OVERHEAD_BYTES, Secret, VERSION};
 use core::fmt::Display;
 use serde::{Deserialize, Serialize};
@@ -167,6 +167,14 @@ pub struct ConnectionConfig {
     pub stall_timeout: Nanos,
     /// What a reset from the peer must carry.
     pub reset_token: u64,
+    /// Whether immediates are reported in the order of the messages that the peer wrote; otherwise each as
+    /// soon as its own message is here.
+    pub in_order: bool,
+    /// The number of the first chunk that this end sends: 0, but in tests of the numbers' wrap. The
+    /// peer's `receive_from`.
+    pub send_from: ChunkNumber,
+    /// The number of the first chunk that the peer sends.
+    pub receive_from: ChunkNumber,
 }
 
 impl ConnectionConfig {

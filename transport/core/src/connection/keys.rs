@@ -120,6 +120,11 @@ impl Keys {
         [&self.send.secret, &self.receive.secret]
     }
 
+    /// Heap memory, bytes, without what the cipher keeps for each key.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.updates.as_deref().map_or(0, size_of_val)
+    }
+
     /// What the next packet is sealed with.
     #[inline]
     pub(super) fn seal(&self) -> &Seal {

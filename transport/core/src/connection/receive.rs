@@ -5,7 +5,7 @@ use super::{Arrival, ControlPacket, Event, PathOwner, Stats};
 use crate::drops::DropReason;
 use crate::memory::{DomainId, Memory, Placed, Ticket};
 use crate::path::PATHS_MAX;
-use crate::recovery::{DUPLICATE_THRESHOLD, Marked, MessageEnd, ReceiveBoard};
+use crate::recovery::{DUPLICATE_THRESHOLD, Marked, MessageEnd, Packet, ReceiveBoard};
 use crate::units::{ChunkNumber, ConnectionId, PathId, Time, WIRE_CLOCK_SHIFT};
 use crate::wire::{
     ACK_ECHOES_MAX, ACK_MAP_WORDS_MAX, ACK_PARTIALS_MAX, Ack, DataHeader, Echo, Flags, OpenedData,
@@ -104,11 +104,11 @@ impl ControlWindow {
 }
 
 impl Receive {
-    pub(super) fn new(window: u16) -> Receive {
+    pub(super) fn new(board: ReceiveBoard) -> Receive {
         Receive {
-            board: ReceiveBoard::new(window),
+            board,
             pending: Vec::new(),
-            echoes: Vec::with_capacity(ACK_ECHOES_MAX),
+            echoes: Vec::new(),
             owed: Owed::Nothing,
             refusals: Vec::new(),
             newest_packet: 0,
@@ -122,12 +122,31 @@ impl Receive {
         self.owed.due()
     }
 
+    /// Gives the memory back that what has arrived does not need.
+    pub(super) fn shrink(&mut self) {
+        self.board.shrink();
+        self.pending.shrink_to_fit();
+        self.echoes.shrink_to_fit();
+        self.refusals.shrink_to_fit();
+    }
+
+    /// Heap memory, bytes.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.board.heap_bytes()
+            + self.pending.capacity() * size_of::<Pending>()
+            + self.echoes.capacity() * size_of::<(Echo, Time)>()
+            + self.refusals.capacity() * size_of::<(Refusal, PathId)>()
+    }
+
     /// An acknowledgement that is owed is due at once.
     pub(super) fn hurry_ack(&mut self) {
         self.owed.at_once();
     }
 
-    #[allow(clippy::too_many_arguments)] // the halves of the connection that it borrows
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the halves of the connection that it borrows"
+    )]
     pub(super) fn handle_data(
         &mut self,
         now: Time,
@@ -146,9 +165,7 @@ impl Receive {
         if header.packet_number.saturating_add(STALE_NUMBERS) < self.newest_packet {
             return Err(DropReason::Duplicate);
         }
-        let wanted = self
-            .board
-            .check(header.chunk, header.packet, header.packets);
+        let wanted = self.board.check(place_of(&header));
         if wanted == Err(DropReason::Duplicate) {
             // The peer does not know that we have it: tell it again.
             self.owed.arrived(now, arrival.path);
@@ -230,10 +247,7 @@ impl Receive {
         let header = &ended.header;
         self.owed.arrived(now, ended.path);
         // Packets that have come since may contradict it.
-        let result = result.and_then(|()| {
-            self.board
-                .check(header.chunk, header.packet, header.packets)
-        });
+        let result = result.and_then(|()| self.board.check(place_of(header)));
         match result {
             // A chunk that is whole is answered as the run that brought it would be.
             Ok(()) => {
@@ -259,9 +273,27 @@ impl Receive {
     ) -> Marked {
         stats.packets_placed += 1;
         stats.bytes_placed += bytes as u64;
-        let marked = self.board.mark(header.chunk, header.packet, header.packets);
+        let at = place_of(header);
+        if header.flags.contains(Flags::LAST.with(Flags::IMMEDIATE)) {
+            let end = MessageEnd {
+                immediate: header.immediate,
+                key: header.key,
+            };
+            let starts = header.chunk.minus(header.chunk_index);
+            self.board.note_end(at, starts, end);
+        }
+        let owed = &mut self.owed;
+        let marked = self.board.mark(at, |end| {
+            owed.at_once();
+            events.push_back(Event::Immediate {
+                value: end.immediate,
+                key: end.key,
+            });
+        });
         match marked {
-            Marked::Whole => self.whole_chunk(header, events),
+            Marked::Whole if self.owed.due() == Some(Time::ZERO) => {}
+            Marked::Whole if self.is_waited_for(header) => self.owed.at_once(),
+            Marked::Whole => {}
             Marked::Beginning if self.board.span() <= 1 => {}
             // Something before it is missing, in the chunk or before.
             Marked::Beginning | Marked::Gap => self.owed.at_once(),
@@ -317,30 +349,6 @@ impl Receive {
             || header.packet_number < self.told
             || self.board.span() > DUPLICATE_THRESHOLD
             || self.board.has_part_before(header.chunk)
-    }
-
-    fn whole_chunk(&mut self, header: &DataHeader, events: &mut VecDeque<Event>) {
-        if self.owed.due() != Some(Time::ZERO) && self.is_waited_for(header) {
-            self.owed.at_once();
-        }
-        if header.flags.contains(Flags::LAST.with(Flags::IMMEDIATE)) {
-            self.board.end_message(MessageEnd {
-                first: header.chunk.minus(header.chunk_index),
-                last: header.chunk,
-                immediate: header.immediate,
-                key: header.key,
-            });
-        }
-        if self.board.waiting_messages() > 0 {
-            let (owed, board) = (&mut self.owed, &mut self.board);
-            board.complete(|end| {
-                owed.at_once();
-                events.push_back(Event::Immediate {
-                    value: end.immediate,
-                    key: end.key,
-                });
-            });
-        }
     }
 
     fn echo(&mut self, now: Time, arrival: Arrival, sent_at: u32) {
@@ -421,14 +429,27 @@ impl Receive {
     }
 }
 
+/// Where a packet belongs on the board.
+fn place_of(header: &DataHeader) -> Packet {
+    Packet {
+        chunk: header.chunk,
+        index: header.packet,
+        packets: header.packets,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::wire::CONTROL_PACKET_NUMBERS;
 
+    fn receive() -> Receive {
+        Receive::new(ReceiveBoard::new(64, ChunkNumber(0), false))
+    }
+
     #[test]
     fn a_control_packet_is_taken_once_in_any_order() {
-        let mut receive = Receive::new(64);
+        let mut receive = receive();
         let number = |n: u64| CONTROL_PACKET_NUMBERS + n;
         for n in [0, 5, 3, 1_000, 999] {
             assert_eq!(receive.check_control(number(n)), Ok(()), "{n}");
@@ -445,7 +466,7 @@ mod tests {
 
     #[test]
     fn the_probes_of_all_paths_are_taken_in_whatever_order_the_ports_are_read() {
-        let mut receive = Receive::new(64);
+        let mut receive = receive();
         for round in 0..2 {
             // Numbers ascend by path; the receiver reads port by port, and a path's port is path modulo 16.
             let mut paths: Vec<u64> = (0..u64::from(PATHS_MAX)).collect();

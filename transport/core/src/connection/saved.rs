@@ -4,7 +4,8 @@
 //! old program's clock (times of transmission, echoes) starts anew.
 
 use super::{
-    Connection, ConnectionConfig, Drops, Event, Failure, Receive, SavedKeys, Stats, Transmit,
+    Connection, ConnectionConfig, Drops, Event, Failure, IDLE_AFTER, Receive, SavedKeys, Stats,
+    Timer, TimerTable, Transmit,
 };
 use crate::units::Time;
 use crate::wire::Cipher;
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Changes whenever the layout does.
-const SAVED_VERSION: u16 = 3;
+const SAVED_VERSION: u16 = 4;
 
 #[derive(Serialize)]
 struct SavedRef<'a> {
@@ -114,10 +115,13 @@ impl Connection {
         }
         let saved: Saved =
             postcard::from_bytes(body).map_err(|error| RestoreError::Damaged(error.to_string()))?;
-        let mut transmit = saved.transmit;
-        transmit.rebase(now);
+        let (mut transmit, mut timers) = (saved.transmit, TimerTable::default());
+        if saved.failed.is_none() {
+            transmit.rebase(now, saved.config.stall_timeout, &mut timers);
+            timers.set(Timer::Idle, now + IDLE_AFTER);
+        }
         let limits = saved.config.settings.limits();
-        Ok(Connection {
+        let mut connection = Connection {
             keys: saved.config.keys(cipher, saved.keys),
             congestion: saved.config.congestion.build(limits, Some(saved.window)),
             transmit,
@@ -127,8 +131,12 @@ impl Connection {
             drops: saved.drops,
             stats: saved.stats,
             failed: saved.failed,
+            timers,
+            active: now,
             since: now,
             config: saved.config,
-        })
+        };
+        connection.set_acknowledgement_timer();
+        Ok(connection)
     }
 }

@@ -1,11 +1,14 @@
 //! The sending half: writes are cut into chunks, chunks are sent, acknowledged, or sent again.
 
 mod losses;
+mod readiness;
 
-use self::losses::missing;
+use self::losses::{Serving, TailProbe, answered_too_soon, highest_bit, missing};
+use self::readiness::Readiness;
 use super::asks::{Next, Unasked, Use};
 use super::keys::Keys;
-use super::{Chunk, Event, PostError, Settings, Stats, Write};
+use super::timer::{Timer, TimerTable};
+use super::{Chunk, ConnectionConfig, Event, PostError, Settings, Stats, Write};
 use crate::drops::DropReason;
 use crate::path::PathSet;
 use crate::recovery::{SendBoard, Sent, SentState, full_map};
@@ -17,12 +20,6 @@ use std::collections::VecDeque;
 /// Below this many full chunks in the window, chunks shrink so that the window still holds as many
 /// (UCCL, section 3.3: a small chunk size when the window is small).
 const CHUNKS_PER_WINDOW: u64 = 4;
-
-/// What a receiver was not ready for is sent again after this, about a turn of the program that
-/// gives buffers back; each time in a row after twice as long, up to the second value. (InfiniBand's
-/// timers for "receiver not ready" range from 10 us to 655 ms.)
-const PARKED_FOR: Nanos = Nanos::from_millis(1);
-const PARKED_FOR_MAX: Nanos = Nanos::from_millis(64);
 
 /// What [`Transmit::poll_chunk`] must know of the connection.
 pub(super) struct Out<'a> {
@@ -72,50 +69,43 @@ pub(super) struct Transmit {
     queue: VecDeque<u32>,
     /// Chunks taken for lost, in that order; entries acknowledged meanwhile are skipped.
     lost: VecDeque<ChunkNumber>,
-    /// Chunks that the peer was not ready for; lost to the board, and put to the lost ones later.
-    parked: VecDeque<ChunkNumber>,
-    /// The one of them that is sent to ask whether the peer is ready now; the others wait for it.
-    parked_probe: Option<ChunkNumber>,
-    /// When the next one is, or last was.
-    parked_until: Time,
-    /// How long they waited.
-    parked_for: Nanos,
+    readiness: Readiness,
     in_flight: u64,
     next_packet: u64,
     /// The newest transmission known to have arrived.
     newest_acked: u64,
+    /// How often the retransmission timeout has doubled.
     backoff: u32,
-    /// When an acknowledgement last brought something new, or work began.
-    progress: Time,
+    /// When the peer was last heard, or work began.
     heard: Time,
-    /// A transmission whose timer was served late, and when it is due instead.
-    rearmed: Option<(u64, Time)>,
-    waiting: bool,
+    /// How long the peer may yet acknowledge nothing new, once the stall timer, now stopped, runs.
+    stall_left: Nanos,
+    #[serde(skip)]
+    serving: Serving,
+    #[serde(skip)]
+    tail_probe: TailProbe,
     /// What was sent since an answer was asked for.
     #[serde(skip)]
     unasked: Unasked,
 }
 
 impl Transmit {
-    pub(super) fn new(window: u16) -> Transmit {
+    pub(super) fn new(config: &ConnectionConfig) -> Transmit {
         Transmit {
-            board: SendBoard::new(window),
-            posted: Vec::with_capacity(64),
-            free: Vec::with_capacity(64),
-            queue: VecDeque::with_capacity(64),
-            lost: VecDeque::with_capacity(window.into()),
-            parked: VecDeque::new(),
-            parked_probe: None,
-            parked_until: Time::ZERO,
-            parked_for: Nanos::ZERO,
+            board: SendBoard::new(config.settings.window_chunks, config.send_from),
+            posted: Vec::new(),
+            free: Vec::new(),
+            queue: VecDeque::new(),
+            lost: VecDeque::new(),
+            readiness: Readiness::Ready,
             in_flight: 0,
             next_packet: 0,
             newest_acked: 0,
             backoff: 0,
-            progress: Time::ZERO,
             heard: Time::ZERO,
-            rearmed: None,
-            waiting: false,
+            stall_left: config.stall_timeout,
+            serving: Serving::OnTime,
+            tail_probe: TailProbe::None,
             unasked: Unasked::default(),
         }
     }
@@ -138,9 +128,6 @@ impl Transmit {
         let chunks = write.bytes.div_ceil(smallest);
         if chunks > u64::from(CHUNK_INDEX_MAX) || write.offset.checked_add(write.bytes).is_none() {
             return Err(PostError::TooLong);
-        }
-        if !self.is_busy() {
-            self.waiting = true;
         }
         let posted = Some(Posted {
             token: write.token,
@@ -173,40 +160,43 @@ impl Transmit {
         paths: &mut PathSet,
         rng: &mut Rng,
         out: &mut Out<'_>,
+        timers: &mut TimerTable,
         stats: &mut Stats,
     ) -> Option<Chunk> {
-        if self.waiting {
-            // Work begins: the stall timer counts from here.
-            self.waiting = false;
-            self.progress = now;
+        if self.board.oldest().is_none() {
+            // What was heard before is no answer to what is sent now.
             self.heard = now;
         }
+        if self.tail_probe == TailProbe::Due
+            && let Some(chunk) = self.poll_tail_probe(now, paths, rng, out, stats)
+        {
+            return Some(chunk);
+        }
         while let Some(&number) = self.lost.front() {
+            if !self.board.is_lost(number) {
+                self.lost.pop_front();
+                continue;
+            }
             let sent = *self.board.get(number);
-            if !self.board.holds(number) || sent.state != SentState::Lost || sent.missing == 0 {
-                if self.board.holds(number) && sent.state == SentState::Lost {
-                    // Every packet arrived meanwhile, in parts: wait for the whole on its timer.
-                    self.board.resend(number, sent.path, now, 0);
-                }
+            if sent.missing == 0 {
+                // Every packet arrived meanwhile, in parts: wait for the whole on its timer.
+                let sent = self.board.resend(number, sent.path, now, 0);
+                self.expect_answer(&sent, paths, timers);
                 self.lost.pop_front();
                 continue;
             }
             let bytes = wire_bytes(&sent, sent.missing, out.settings);
-            if !self.fits(bytes, out) {
+            if !fits(self.in_flight, bytes, out) {
                 return None;
             }
             let path = paths.choose_again(sent.path, sent.sent_at, rng)?;
             self.lost.pop_front();
-            self.board.resend(number, path, now, bytes);
+            let sent = self.board.resend(number, path, now, bytes);
+            self.expect_answer(&sent, paths, timers);
             self.in_flight += u64::from(bytes);
             stats.chunks_resent += 1;
             stats.packets_resent += u64::from(sent.missing.count_ones());
             paths.on_sent(path);
-            let sent = Sent {
-                path,
-                asks: true,
-                ..sent
-            };
             self.unasked = Unasked::default();
             return self.chunk(now, number, &sent, sent.missing, out, stats);
         }
@@ -231,9 +221,7 @@ impl Transmit {
             ..Sent::default()
         };
         let bytes = wire_bytes(&sent, full_map(packets), out.settings);
-        let fits = bytes <= out.room
-            && (self.in_flight == 0 || self.in_flight + u64::from(bytes) <= out.window);
-        if !fits {
+        if !fits(self.in_flight, bytes, out) {
             return None;
         }
         let path = paths.choose(None, rng)?;
@@ -261,17 +249,49 @@ impl Transmit {
             path,
             in_flight: bytes,
             asks,
+            transmissions: 1,
             ..sent
         };
         let number = self.board.push(sent);
+        self.expect_answer(&sent, paths, timers);
         stats.chunks_sent += 1;
         paths.on_sent(path);
         self.chunk(now, number, &sent, full_map(packets), out, stats)
     }
 
-    fn fits(&self, bytes: u32, out: &Out<'_>) -> bool {
-        bytes <= out.room
-            && (self.in_flight == 0 || self.in_flight + u64::from(bytes) <= out.window)
+    /// A packet of the newest chunk goes again, on another path: its answer tells what is lost. It is one
+    /// packet beyond the window (RFC 9002, section 7.5).
+    fn poll_tail_probe(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        rng: &mut Rng,
+        out: &mut Out<'_>,
+        stats: &mut Stats,
+    ) -> Option<Chunk> {
+        let Some(number) = self.board.newest().filter(|_| self.lost.is_empty()) else {
+            // There are losses to mend by now, and their answers tell as much.
+            self.tail_probe = TailProbe::None;
+            return None;
+        };
+        let mut sent = *self.board.get(number);
+        let packet = highest_bit(missing(&sent));
+        if wire_bytes(&sent, packet, out.settings) > out.room {
+            return None;
+        }
+        sent.path = paths.choose_again(sent.path, sent.sent_at, rng)?;
+        sent.asks = true;
+        sent.transmissions = sent.transmissions.saturating_add(1);
+        self.tail_probe = TailProbe::Sent {
+            chunk: number,
+            packet,
+            sent_at: now,
+            order: self.board.take_order(),
+        };
+        stats.tail_probes += 1;
+        stats.packets_resent += 1;
+        paths.on_sent(sent.path);
+        self.chunk(now, number, &sent, packet, out, stats)
     }
 
     fn chunk(
@@ -297,7 +317,7 @@ impl Transmit {
                 immediate = value;
             }
         }
-        if self.board.get(number).transmissions > 1 {
+        if sent.transmissions > 1 {
             flags = flags.with(Flags::RETRANSMITTED);
         }
         let first = DataHeader {
@@ -351,61 +371,18 @@ impl Transmit {
         Ok(self.board.holds(chunk) && self.board.get(chunk).state != SentState::Acked)
     }
 
-    /// The peer was not ready for a chunk that is under way: it is sent again after a while. No path
-    /// and no queue is to blame, so neither learns of it.
-    pub(super) fn park(&mut self, now: Time, chunk: ChunkNumber) {
-        let sent = *self.board.get(chunk);
-        if sent.state != SentState::InFlight {
-            return;
-        }
-        let probed = self.parked_probe.take_if(|probe| *probe == chunk).is_some();
-        if self.parked.is_empty() || probed {
-            let in_a_row = now - self.parked_until < PARKED_FOR_MAX;
-            self.parked_for = if in_a_row {
-                self.parked_for.times(2).clamp(PARKED_FOR, PARKED_FOR_MAX)
-            } else {
-                PARKED_FOR
-            };
-            self.parked_until = now + self.parked_for;
-        }
-        self.in_flight -= u64::from(sent.in_flight);
-        self.board.lose(chunk, missing(&sent));
-        self.parked.push_back(chunk);
-    }
-
-    /// Of what has waited for long enough, one is sent again: a window of them, refused time and again,
-    /// would fill the network for nothing. In turns, for they may be for different regions.
-    pub(super) fn unpark(&mut self, now: Time) {
-        if self.parked_probe.is_some() || self.parked_until > now {
-            return;
-        }
-        while let Some(chunk) = self.parked.pop_front() {
-            if self.board.holds(chunk) && self.board.get(chunk).state == SentState::Lost {
-                self.lost.push_back(chunk);
-                self.parked_probe = Some(chunk);
-                return;
-            }
-        }
-    }
-
-    /// Whether the peer has said of late that it was not ready.
-    pub(super) fn is_refused(&self, now: Time) -> bool {
-        self.parked_for != Nanos::ZERO && now - self.parked_until < PARKED_FOR_MAX
-    }
-
     /// Takes in an acknowledgement that [`Transmit::check_ack`] has let through.
     pub(super) fn handle_ack(
         &mut self,
         now: Time,
         ack: &AckReader<'_>,
-        measured: bool,
-        paths: &PathSet,
+        paths: &mut PathSet,
         events: &mut VecDeque<Event>,
         stats: &mut Stats,
     ) -> Acked {
         let cumulative = ack.cumulative();
         self.heard = now;
-        self.rearmed = None;
+        self.serving = Serving::OnTime;
         let mut acked = Acked::default();
         let mut chunk = self.board.first();
         while chunk != self.board.next() && chunk.ahead_of(cumulative) < 0 {
@@ -424,18 +401,11 @@ impl Transmit {
         }
         for partial in ack.partials() {
             if self.board.holds(partial.chunk) {
-                acked.packets_lost += self.note_partial(partial.chunk, partial.packets, stats);
+                acked.packets_lost +=
+                    self.note_partial(now, partial.chunk, partial.packets, paths, stats);
             }
         }
         self.board.advance();
-        if acked.bytes > 0 {
-            self.progress = now;
-        }
-        // A measured round trip ends it (RFC 6298, section 5.7), a probe's too: after an outage what
-        // went into the dark would otherwise be waited for many times longer than the outage took.
-        if acked.bytes > 0 || measured {
-            self.backoff = 0;
-        }
         acked
     }
 
@@ -443,7 +413,7 @@ impl Transmit {
         &mut self,
         now: Time,
         chunk: ChunkNumber,
-        paths: &PathSet,
+        paths: &mut PathSet,
         events: &mut VecDeque<Event>,
         stats: &mut Stats,
         acked: &mut Acked,
@@ -451,19 +421,15 @@ impl Transmit {
         let Some(sent) = self.board.ack(chunk) else {
             return;
         };
-        if self.parked_probe == Some(chunk) {
-            self.parked_probe = None;
-            self.lost.extend(self.parked.drain(..));
-        }
+        self.note_ready(chunk);
+        self.end_tail_probe(now, chunk, &sent, paths, acked);
         self.in_flight -= u64::from(sent.in_flight);
         // A chunk that waited to be sent again, or whose resend was answered before it can have
-        // arrived, was not lost (after Eifel, RFC 3522).
-        let answered_too_soon = || {
-            let half = paths.srtt().unwrap_or(Nanos::ZERO).get() / 2;
-            (now - sent.sent_at).get() < half
-        };
+        // arrived, was not lost.
         let spurious = sent.state == SentState::Lost
-            || sent.transmissions > 1 && sent.arrived == 0 && answered_too_soon();
+            || sent.transmissions > 1
+                && sent.arrived == 0
+                && answered_too_soon(now, sent.sent_at, paths);
         if spurious {
             stats.spurious += 1;
             acked.spurious = true;
@@ -485,19 +451,79 @@ impl Transmit {
         }
     }
 
-    /// When the connection counts as stalled.
-    pub(super) fn stalled_at(&self, timeout: Nanos) -> Option<Time> {
-        (self.is_busy() && !self.waiting).then(|| self.progress + timeout)
+    /// The peer was heard, with something new or at least a round trip measured: that ends the backoff
+    /// (RFC 6298, section 5.7). A probe's does, too: after an outage what went into the dark would
+    /// otherwise be waited for many times longer than the outage took.
+    pub(super) fn end_backoff(&mut self, paths: &PathSet, timers: &mut TimerTable) {
+        if std::mem::take(&mut self.backoff) > 0 {
+            self.set_retransmission(paths, timers);
+        }
     }
 
-    /// After a restore the old clock says nothing.
-    pub(super) fn rebase(&mut self, now: Time) {
-        self.board.rebase(now);
-        self.progress = now;
-        self.heard = now;
-        self.rearmed = None;
-        self.parked_until = now;
+    /// The stall timer runs while something waits for the peer: chunks that it has not answered, a receiver
+    /// that is not ready, or paths of which none answers. What waits for this end alone, for its turn,
+    /// its share of the rate or its window, has not stalled.
+    pub(super) fn update_stall(&mut self, now: Time, paths: &PathSet, timers: &mut TimerTable) {
+        let waits = self.board.oldest().is_some()
+            || !matches!(self.readiness, Readiness::Ready)
+            || self.is_busy() && paths.is_dark();
+        match timers.get(Timer::Stall) {
+            None if waits => timers.set(Timer::Stall, now + self.stall_left),
+            Some(at) if !waits => {
+                self.stall_left = at - now;
+                timers.stop(Timer::Stall);
+            }
+            _ => {}
+        }
     }
+
+    /// The peer has acknowledged something new.
+    pub(super) fn restart_stall(&mut self, timeout: Nanos, timers: &mut TimerTable) {
+        self.stall_left = timeout;
+        timers.stop(Timer::Stall);
+    }
+
+    /// After a restore the old clock says nothing: every timer is looked at anew.
+    pub(super) fn rebase(&mut self, now: Time, stall_timeout: Nanos, timers: &mut TimerTable) {
+        self.board.rebase(now);
+        self.heard = now;
+        self.stall_left = stall_timeout;
+        for timer in [Timer::Retransmission, Timer::Loss, Timer::ReceiverNotReady] {
+            timers.set(timer, now);
+        }
+    }
+
+    /// Gives the memory back that the work now under way does not need.
+    pub(super) fn shrink(&mut self) {
+        self.board.shrink();
+        if !self.is_busy() {
+            self.posted = Vec::new();
+            self.free = Vec::new();
+        }
+        self.queue.shrink_to_fit();
+        self.lost.shrink_to_fit();
+    }
+
+    /// Heap memory, bytes.
+    pub(super) fn heap_bytes(&self) -> usize {
+        let waiting = match &self.readiness {
+            Readiness::Ready => 0,
+            Readiness::NotReady { waiting, .. } | Readiness::Asked { waiting, .. } => {
+                waiting.capacity() * size_of::<ChunkNumber>()
+            }
+        };
+        self.board.heap_bytes()
+            + self.posted.capacity() * size_of::<Option<Posted>>()
+            + (self.free.capacity() + self.queue.capacity()) * size_of::<u32>()
+            + self.lost.capacity() * size_of::<ChunkNumber>()
+            + waiting
+    }
+}
+
+/// Whether the window, and the room on the wire, let so many bytes more through; one chunk always may be
+/// under way.
+fn fits(in_flight: u64, bytes: u32, out: &Out<'_>) -> bool {
+    bytes <= out.room && (in_flight == 0 || in_flight + u64::from(bytes) <= out.window)
 }
 
 /// The words of an acknowledgement's map, each with the number of its first chunk.

@@ -1,13 +1,16 @@
 //! A received run cut into pieces that one connection takes: the kernel merges datagrams by ports only.
 
+/// Of the first eight bytes of a packet, read as one little-endian number: version, kind, path and connection.
+const NAME: u64 = 0xffff_ffff_0000_ffff;
+
 /// Bytes at the front of a run that belong together: equal version, kind, path and connection.
 pub(super) fn leading_piece(run: &[u8], segment: usize) -> usize {
     if run.len() <= segment {
         return run.len();
     }
-    let name = |packet: &[u8]| -> Option<([u8; 2], [u8; 4])> {
+    let name = |packet: &[u8]| {
         let head: &[u8; 8] = packet.first_chunk()?;
-        Some(([head[0], head[1]], [head[4], head[5], head[6], head[7]]))
+        Some(u64::from_le_bytes(*head) & NAME)
     };
     let mut packets = run.chunks(segment);
     let Some(first) = packets.next() else {

@@ -1,22 +1,29 @@
 //! What has arrived.
 
-use super::{full_map, ring_slots};
+use super::{WINDOW_MAX, full_map, heap_bytes};
 use crate::drops::DropReason;
 use crate::units::{ChunkNumber, Key};
-use crate::wire::Partial;
+use crate::wire::{CHUNK_PACKETS_MAX, Partial};
 use serde::{Deserialize, Serialize};
 
-/// The last chunk of a message with an immediate.
+/// The end of a message with an immediate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MessageEnd {
-    /// The message's first chunk.
-    pub first: ChunkNumber,
-    /// Its last.
-    pub last: ChunkNumber,
     /// Its immediate.
     pub immediate: u32,
     /// The key of the region that it went to.
     pub key: Key,
+}
+
+/// Where a packet belongs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Packet {
+    /// Its chunk.
+    pub chunk: ChunkNumber,
+    /// Its place in the chunk, from 0.
+    pub index: u8,
+    /// Packets in the chunk, 1..=64.
+    pub packets: u8,
 }
 
 /// What became of a chunk by one packet more.
@@ -30,22 +37,75 @@ pub enum Marked {
     Gap,
 }
 
+/// One chunk of the window.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Slot {
+    /// The packets that are there.
+    map: u64,
+    /// Its packets, 0 before the first arrived.
+    packets: u8,
+    /// The first of the ends noted for it, by packet: a place in [`ReceiveBoard::ends`].
+    ends: u16,
+    /// The first chunk of the earliest message that ends here.
+    starts: ChunkNumber,
+    /// A later chunk whose messages wait for this one.
+    blocks: Option<ChunkNumber>,
+}
+
+impl Slot {
+    const EMPTY: Slot = Slot {
+        map: 0,
+        packets: 0,
+        ends: NONE,
+        starts: ChunkNumber(0),
+        blocks: None,
+    };
+}
+
+/// A message's end whose message is not complete.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct NotedEnd {
+    end: MessageEnd,
+    /// The packet that carried it.
+    packet: u8,
+    /// The next end of the chunk, or the next free place.
+    next: u16,
+}
+
+/// No end: beyond [`WINDOW_MAX`] chunks of 64 packets with an end each.
+const NONE: u16 = u16::MAX;
+
+const _: () = assert!((WINDOW_MAX as usize) * CHUNK_PACKETS_MAX < NONE as usize);
+
+/// Slots of a board that is first used: 64 chunks, and 64 slots more, so that a word of the map never
+/// spans both ends of the ring.
+const SLOTS_MIN: usize = 128;
+
 /// The receiver's scoreboard: which chunks of the window are whole, which packets of the others are
 /// there. Also the replay protection: what is marked here is never placed again.
+///
+/// The ring has no slots until the first packet, doubles when a chunk lies beyond it, up to the window, and
+/// gives its memory back in [`ReceiveBoard::shrink`].
+///
+/// A message is complete when all of its chunks are whole. Its end waits at its last chunk. It is handed out
+/// when every chunk before is whole; or, unless the ends go in order, as soon as the message's own chunks
+/// are: the last one's slot is noted at the first of them that is missing, and looked at again when that
+/// one is whole. Each chunk is passed once for the one message that spans it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReceiveBoard {
     window: u16,
+    /// Whether messages are handed out in the order of their chunks.
+    in_order: bool,
     cumulative: ChunkNumber,
     /// One past the highest chunk of which anything has arrived.
     end: ChunkNumber,
     /// One bit a slot: the chunk is whole.
     whole: Vec<u64>,
-    /// One map a slot: the packets that are there.
-    maps: Vec<u64>,
-    /// One count a slot: the chunk's packets, 0 before the first arrived.
-    counts: Vec<u8>,
-    /// Messages whose last chunk is there but not all before it.
-    ends: Vec<MessageEnd>,
+    slots: Vec<Slot>,
+    /// Messages whose end is there but not all before it; a slab.
+    ends: Vec<NotedEnd>,
+    /// The first free place of the slab.
+    free_end: u16,
     /// Chunks that got a packet since the last acknowledgement and are not whole.
     touched: Vec<ChunkNumber>,
 }
@@ -54,29 +114,25 @@ pub struct ReceiveBoard {
 const TOUCHED_MAX: usize = crate::wire::ACK_PARTIALS_MAX;
 
 impl ReceiveBoard {
-    /// A board on which nothing has arrived.
-    pub fn new(window: u16) -> ReceiveBoard {
-        let slots = ring_slots(window);
+    /// A board on which nothing has arrived; the first chunk has the number `first`. `in_order`: ends of
+    /// messages are handed out in the order of their chunks.
+    pub fn new(window: u16, first: ChunkNumber, in_order: bool) -> ReceiveBoard {
         ReceiveBoard {
-            window,
-            cumulative: ChunkNumber::default(),
-            end: ChunkNumber::default(),
-            whole: vec![0; slots / 64],
-            maps: vec![0; slots],
-            counts: vec![0; slots],
-            ends: Vec::with_capacity(slots.min(64)),
-            touched: Vec::with_capacity(TOUCHED_MAX),
+            window: window.clamp(1, WINDOW_MAX),
+            in_order,
+            cumulative: first,
+            end: first,
+            whole: Vec::new(),
+            slots: Vec::new(),
+            ends: Vec::new(),
+            free_end: NONE,
+            touched: Vec::new(),
         }
     }
 
     /// Every chunk before this one is whole.
     pub fn cumulative(&self) -> ChunkNumber {
         self.cumulative
-    }
-
-    /// Messages that wait for chunks before their last.
-    pub fn waiting_messages(&self) -> usize {
-        self.ends.len()
     }
 
     /// From the oldest chunk that is not whole to the newest of which anything has arrived.
@@ -93,12 +149,18 @@ impl ReceiveBoard {
     }
 
     fn slot(&self, chunk: ChunkNumber) -> usize {
-        chunk.0 as usize & (self.maps.len() - 1)
+        chunk.0 as usize & (self.slots.len() - 1)
     }
 
+    /// Whether a chunk that has a slot is whole.
     fn is_whole(&self, chunk: ChunkNumber) -> bool {
         let slot = self.slot(chunk);
         self.whole[slot / 64] >> (slot % 64) & 1 == 1
+    }
+
+    /// Whether the ring reaches as far as a chunk that lies so far ahead of the first that is not whole.
+    fn reaches(&self, ahead: usize) -> bool {
+        ahead + 64 <= self.slots.len()
     }
 
     /// Whether this packet is new and wanted.
@@ -106,35 +168,83 @@ impl ReceiveBoard {
     /// # Errors
     /// [`DropReason::Duplicate`], [`DropReason::BeyondWindow`], or [`DropReason::Malformed`] when it
     /// contradicts earlier packets of its chunk.
-    pub fn check(&self, chunk: ChunkNumber, packet: u8, packets: u8) -> Result<(), DropReason> {
-        let ahead = chunk.ahead_of(self.cumulative);
+    pub fn check(&self, packet: Packet) -> Result<(), DropReason> {
+        let ahead = packet.chunk.ahead_of(self.cumulative);
         if ahead < 0 {
             return Err(DropReason::Duplicate);
         }
         if ahead >= i32::from(self.window) {
             return Err(DropReason::BeyondWindow);
         }
-        let slot = self.slot(chunk);
-        if self.whole[slot / 64] >> (slot % 64) & 1 == 1 || self.maps[slot] >> packet & 1 == 1 {
+        if !self.reaches(ahead as usize) {
+            return Ok(());
+        }
+        let slot = &self.slots[self.slot(packet.chunk)];
+        // A whole chunk's map is full: every packet of it is there.
+        if slot.map >> packet.index & 1 == 1 {
             return Err(DropReason::Duplicate);
         }
-        let count = self.counts[slot];
-        if count != 0 && count != packets {
+        if slot.packets != 0 && slot.packets != packet.packets {
             return Err(DropReason::Malformed);
         }
         Ok(())
     }
 
-    /// The packet, checked before, was placed.
-    pub fn mark(&mut self, chunk: ChunkNumber, packet: u8, packets: u8) -> Marked {
-        let slot = self.slot(chunk);
-        self.counts[slot] = packets;
-        self.maps[slot] |= 1 << packet;
+    /// The packet, checked before and not yet marked, ends a message that began with the chunk `starts`.
+    pub fn note_end(&mut self, packet: Packet, starts: ChunkNumber, end: MessageEnd) {
+        self.reach(packet.chunk);
+        let place = self.free_end;
+        let place = match self.ends.get(usize::from(place)) {
+            Some(free) => {
+                self.free_end = free.next;
+                place
+            }
+            None => {
+                let next = NONE;
+                self.ends.push(NotedEnd {
+                    end,
+                    packet: 0,
+                    next,
+                });
+                (self.ends.len() - 1) as u16
+            }
+        };
+        let slot = self.slot(packet.chunk);
+        let slot = &mut self.slots[slot];
+        if slot.ends == NONE || starts.ahead_of(slot.starts) < 0 {
+            slot.starts = starts;
+        }
+        // The ends of a chunk are linked in the order of their packets.
+        let (mut before, mut next) = (NONE, slot.ends);
+        while let Some(noted) = self.ends.get(usize::from(next))
+            && noted.packet < packet.index
+        {
+            (before, next) = (next, noted.next);
+        }
+        self.ends[usize::from(place)] = NotedEnd {
+            end,
+            packet: packet.index,
+            next,
+        };
+        match self.ends.get_mut(usize::from(before)) {
+            Some(noted) => noted.next = place,
+            None => slot.ends = place,
+        }
+    }
+
+    /// The packet, checked before, was placed. Hands out the messages that are complete by it.
+    pub fn mark(&mut self, packet: Packet, mut on_message: impl FnMut(MessageEnd)) -> Marked {
+        let chunk = packet.chunk;
+        self.reach(chunk);
+        let at = self.slot(chunk);
+        let slot = &mut self.slots[at];
+        slot.packets = packet.packets;
+        slot.map |= 1 << packet.index;
+        let map = slot.map;
         if chunk.plus(1).ahead_of(self.end) > 0 {
             self.end = chunk.plus(1);
         }
-        let map = self.maps[slot];
-        if map != full_map(packets) {
+        if map != full_map(packet.packets) {
             if self.touched.len() < TOUCHED_MAX && self.touched.last() != Some(&chunk) {
                 self.touched.push(chunk);
             }
@@ -144,51 +254,128 @@ impl ReceiveBoard {
                 Marked::Gap
             };
         }
-        self.whole[slot / 64] |= 1 << (slot % 64);
-        while self.is_whole(self.cumulative) {
-            let slot = self.slot(self.cumulative);
-            self.whole[slot / 64] &= !(1 << (slot % 64));
-            self.maps[slot] = 0;
-            self.counts[slot] = 0;
-            self.cumulative = self.cumulative.plus(1);
+        self.whole[at / 64] |= 1 << (at % 64);
+        let blocked = self.slots[at].blocks.take();
+        if chunk == self.cumulative {
+            self.advance(&mut on_message);
+        } else if !self.in_order {
+            self.hand_out_if_complete(chunk, chunk, &mut on_message);
+        }
+        if let Some(last) = blocked {
+            self.hand_out_if_complete(last, chunk, &mut on_message);
         }
         Marked::Whole
     }
 
-    /// The last chunk of a message is whole; its immediate counts when [`ReceiveBoard::complete`]
-    /// says so.
-    pub fn end_message(&mut self, end: MessageEnd) {
-        self.ends.push(end);
+    /// Passes the whole chunks at the front; with each of them, its messages are complete.
+    fn advance(&mut self, on_message: &mut impl FnMut(MessageEnd)) {
+        while self.is_whole(self.cumulative) {
+            let slot = self.slot(self.cumulative);
+            self.hand_out(slot, on_message);
+            self.whole[slot / 64] &= !(1 << (slot % 64));
+            self.slots[slot] = Slot::EMPTY;
+            self.cumulative = self.cumulative.plus(1);
+        }
     }
 
-    /// Hands out each message that is complete now.
-    pub fn complete(&mut self, mut on_message: impl FnMut(MessageEnd)) {
-        let mut at = 0;
-        while at < self.ends.len() {
-            if self.all_whole(self.ends[at].first, self.ends[at].last) {
-                on_message(self.ends.swap_remove(at));
-            } else {
-                at += 1;
+    /// Hands out the messages that end in the chunk `last` if their chunks are whole. Those before `known`
+    /// are, if any were looked at before.
+    fn hand_out_if_complete(
+        &mut self,
+        last: ChunkNumber,
+        known: ChunkNumber,
+        on_message: &mut impl FnMut(MessageEnd),
+    ) {
+        let slot = self.slot(last);
+        if last.ahead_of(self.cumulative) < 0 || self.slots[slot].ends == NONE {
+            return;
+        }
+        let starts = self.slots[slot].starts;
+        let mut from = if known == last { starts } else { known };
+        if from.ahead_of(self.cumulative) < 0 {
+            from = self.cumulative;
+        }
+        match self.first_missing(from, last) {
+            None => self.hand_out(slot, on_message),
+            Some(missing) => {
+                // One message spans a chunk and the next. If a peer says otherwise, the others are
+                // handed out when everything before them is whole.
+                let missing = self.slot(missing);
+                self.slots[missing].blocks.get_or_insert(last);
             }
         }
     }
 
-    fn all_whole(&self, first: ChunkNumber, last: ChunkNumber) -> bool {
-        if last.ahead_of(self.cumulative) < 0 {
-            return true;
-        }
-        let mut chunk = if first.ahead_of(self.cumulative) > 0 {
-            first
-        } else {
-            self.cumulative
-        };
+    /// The first chunk from `from` up to `last` that is not whole.
+    fn first_missing(&self, from: ChunkNumber, last: ChunkNumber) -> Option<ChunkNumber> {
+        let mut chunk = from;
         while chunk.ahead_of(last) <= 0 {
-            if !self.is_whole(chunk) {
-                return false;
+            let slot = self.slot(chunk);
+            let whole = (self.whole[slot / 64] >> (slot % 64)).trailing_ones();
+            chunk = chunk.plus(whole);
+            if (whole as usize) < 64 - slot % 64 {
+                return (chunk.ahead_of(last) <= 0).then_some(chunk);
             }
+        }
+        None
+    }
+
+    /// Hands out the ends noted at a slot.
+    fn hand_out(&mut self, slot: usize, on_message: &mut impl FnMut(MessageEnd)) {
+        let mut at = std::mem::replace(&mut self.slots[slot].ends, NONE);
+        while let Some(noted) = self.ends.get_mut(usize::from(at)) {
+            on_message(noted.end);
+            let next = std::mem::replace(&mut noted.next, self.free_end);
+            self.free_end = std::mem::replace(&mut at, next);
+        }
+    }
+
+    /// Grows the ring until it reaches a chunk of the window.
+    fn reach(&mut self, chunk: ChunkNumber) {
+        let ahead = chunk.ahead_of(self.cumulative) as usize;
+        if !self.reaches(ahead) {
+            self.resize((ahead + 64).next_power_of_two().max(SLOTS_MIN));
+        }
+    }
+
+    /// Gives the memory back that what has arrived does not need.
+    pub fn shrink(&mut self) {
+        self.resize(match self.span() as usize {
+            0 => 0,
+            chunks => (chunks + 63).next_power_of_two().max(SLOTS_MIN),
+        });
+        if self.slots.iter().all(|slot| slot.ends == NONE) {
+            self.ends = Vec::new();
+            self.free_end = NONE;
+        }
+        self.touched.shrink_to_fit();
+    }
+
+    /// Heap memory that the board occupies, bytes.
+    pub fn heap_bytes(&self) -> usize {
+        heap_bytes(&self.whole)
+            + heap_bytes(&self.slots)
+            + heap_bytes(&self.ends)
+            + heap_bytes(&self.touched)
+    }
+
+    /// Moves the ring to `slots` slots, 0 or a power of two that holds what has arrived.
+    fn resize(&mut self, slots: usize) {
+        if slots == self.slots.len() {
+            return;
+        }
+        let old_whole = std::mem::replace(&mut self.whole, vec![0; slots / 64]);
+        let old_slots = std::mem::replace(&mut self.slots, vec![Slot::EMPTY; slots]);
+        let mut chunk = self.cumulative;
+        while chunk.ahead_of(self.end) < 0 {
+            let (old, new) = (
+                chunk.0 as usize & (old_slots.len() - 1),
+                chunk.0 as usize & (slots - 1),
+            );
+            self.slots[new] = old_slots[old];
+            self.whole[new / 64] |= (old_whole[old / 64] >> (old % 64) & 1) << (new % 64);
             chunk = chunk.plus(1);
         }
-        true
     }
 
     /// The acknowledgement's map: word w holds the chunks from `cumulative` rounded down to a
@@ -214,7 +401,7 @@ impl ReceiveBoard {
             if filled < out.len() && chunk.ahead_of(self.cumulative) >= 0 && !self.is_whole(chunk) {
                 out[filled] = Partial {
                     chunk,
-                    packets: self.maps[self.slot(chunk)],
+                    packets: self.slots[self.slot(chunk)].map,
                 };
                 filled += 1;
             }
@@ -228,85 +415,206 @@ impl ReceiveBoard {
 mod tests {
     use super::*;
 
-    fn arrive(board: &mut ReceiveBoard, chunk: u32, packet: u8, packets: u8) -> bool {
-        let chunk = ChunkNumber(chunk);
-        board.check(chunk, packet, packets).expect("new and wanted");
-        board.mark(chunk, packet, packets) == Marked::Whole
+    fn board(window: u16) -> ReceiveBoard {
+        ReceiveBoard::new(window, ChunkNumber(0), false)
     }
+
+    fn packet(chunk: u32, index: u8, packets: u8) -> Packet {
+        let chunk = ChunkNumber(chunk);
+        Packet {
+            chunk,
+            index,
+            packets,
+        }
+    }
+
+    /// A packet arrives. Returns the immediates of the messages that are complete by it.
+    fn arrive(board: &mut ReceiveBoard, packet: Packet) -> Vec<u32> {
+        let mut complete = Vec::new();
+        board.check(packet).expect("new and wanted");
+        board.mark(packet, |end| complete.push(end.immediate));
+        complete
+    }
+
+    /// The packet that ends a message that began with the chunk `starts` arrives.
+    fn arrive_end(board: &mut ReceiveBoard, at: Packet, starts: u32, immediate: u32) -> Vec<u32> {
+        let key = Key(1);
+        board.note_end(at, ChunkNumber(starts), MessageEnd { immediate, key });
+        arrive(board, at)
+    }
+
+    const NOTHING: [u32; 0] = [];
 
     #[test]
     fn a_message_completes_when_its_gap_closes_and_not_before() {
-        let mut board = ReceiveBoard::new(128);
-        for chunk in [0, 1, 3] {
-            assert!(arrive(&mut board, chunk, 0, 1));
+        let mut board = board(128);
+        for chunk in [0, 1] {
+            assert_eq!(arrive(&mut board, packet(chunk, 0, 1)), NOTHING);
         }
-        let (first, last) = (ChunkNumber(1), ChunkNumber(3));
-        board.end_message(MessageEnd {
-            first,
-            last,
-            immediate: 9,
-            key: Key(1),
-        });
-        let mut seen = Vec::new();
-        board.complete(|end| seen.push(end.immediate));
-        assert_eq!(seen, []);
-        assert!(arrive(&mut board, 2, 0, 1));
-        board.complete(|end| seen.push(end.immediate));
-        assert_eq!((seen, board.cumulative()), (vec![9], ChunkNumber(4)));
+        assert_eq!(arrive_end(&mut board, packet(3, 0, 1), 1, 9), NOTHING);
+        assert_eq!(arrive(&mut board, packet(2, 0, 1)), [9]);
+        assert_eq!(board.cumulative(), ChunkNumber(4));
+    }
+
+    #[test]
+    fn a_message_completes_before_an_earlier_one_when_its_own_chunks_are_whole() {
+        let mut board = board(128);
+        // Chunk 0 is missing. The message of the chunks 1 to 3 arrives in every order.
+        for order in [
+            [1, 2, 3],
+            [1, 3, 2],
+            [2, 1, 3],
+            [2, 3, 1],
+            [3, 1, 2],
+            [3, 2, 1],
+        ] {
+            let mut board = board.clone();
+            let complete = order.map(|chunk| match chunk {
+                3 => arrive_end(&mut board, packet(3, 0, 1), 1, 7),
+                _ => arrive(&mut board, packet(chunk, 0, 1)),
+            });
+            assert_eq!(complete, [vec![], vec![], vec![7]], "{order:?}");
+        }
+        // One that began in chunk 0 waits for it.
+        assert_eq!(arrive_end(&mut board, packet(1, 0, 1), 0, 8), NOTHING);
+        assert_eq!(arrive(&mut board, packet(0, 0, 1)), [8]);
+    }
+
+    #[test]
+    fn in_order_messages_complete_by_the_numbers_of_their_chunks() {
+        let mut board = ReceiveBoard::new(128, ChunkNumber(0), true);
+        assert_eq!(arrive_end(&mut board, packet(2, 0, 1), 2, 3), NOTHING);
+        assert_eq!(arrive_end(&mut board, packet(1, 0, 1), 1, 2), NOTHING);
+        assert_eq!(arrive_end(&mut board, packet(0, 0, 1), 0, 1), [1, 2, 3]);
+    }
+
+    #[test]
+    fn an_end_counts_whichever_packet_of_its_chunk_arrives_last() {
+        for order in [[0, 1, 2], [2, 0, 1], [1, 2, 0]] {
+            let mut board = board(128);
+            let complete = order.map(|index| match index {
+                2 => arrive_end(&mut board, packet(0, 2, 3), 0, 5),
+                _ => arrive(&mut board, packet(0, index, 3)),
+            });
+            assert_eq!(complete, [vec![], vec![], vec![5]], "{order:?}");
+        }
+    }
+
+    #[test]
+    fn several_messages_that_end_in_one_chunk_are_handed_out_in_the_order_of_their_packets() {
+        let mut board = board(128);
+        assert_eq!(arrive_end(&mut board, packet(1, 3, 4), 1, 4), NOTHING);
+        assert_eq!(arrive_end(&mut board, packet(1, 0, 4), 0, 1), NOTHING);
+        assert_eq!(arrive_end(&mut board, packet(1, 2, 4), 1, 3), NOTHING);
+        assert_eq!(arrive_end(&mut board, packet(1, 1, 4), 1, 2), NOTHING);
+        assert_eq!(arrive(&mut board, packet(0, 0, 1)), [1, 2, 3, 4]);
+        // The places of the ends are used again.
+        assert_eq!(arrive_end(&mut board, packet(2, 0, 1), 2, 5), [5]);
+        assert_eq!(board.ends.len(), 4);
+    }
+
+    #[test]
+    fn messages_that_claim_each_others_chunks_are_handed_out_once() {
+        let mut board = board(128);
+        // Every chunk claims to end a message that began with chunk 1, which is missing.
+        for chunk in 2..100 {
+            assert_eq!(
+                arrive_end(&mut board, packet(chunk, 0, 1), 1, chunk),
+                NOTHING
+            );
+        }
+        assert_eq!(arrive(&mut board, packet(1, 0, 1)), [2]);
+        assert_eq!(
+            arrive(&mut board, packet(0, 0, 1)),
+            (3..100).collect::<Vec<_>>()
+        );
     }
 
     #[test]
     fn a_packet_that_others_of_its_chunk_have_overtaken_is_a_gap() {
-        let mut board = ReceiveBoard::new(128);
-        let mut mark = |packet| board.mark(ChunkNumber(0), packet, 5);
+        let mut board = board(128);
+        let mut mark = |index| board.mark(packet(0, index, 5), |_| ());
         let marks = [0, 1, 3, 2, 4].map(&mut mark);
         use Marked::{Beginning, Gap, Whole};
         assert_eq!(marks, [Beginning, Beginning, Gap, Beginning, Whole]);
         assert_eq!(board.span(), 0);
         assert!(!board.has_part_before(ChunkNumber(4)));
-        board.mark(ChunkNumber(3), 0, 5);
+        board.mark(packet(3, 0, 5), |_| ());
         assert_eq!(board.span(), 3);
         assert!(board.has_part_before(ChunkNumber(4)));
         assert!(!board.has_part_before(ChunkNumber(3)));
     }
 
-    #[test]
-    fn the_map_starts_at_a_multiple_of_64_and_survives_the_ring() {
-        let mut board = ReceiveBoard::new(128);
-        for chunk in 0..1000 {
-            assert!(arrive(&mut board, chunk, 0, 1));
-        }
-        assert!(arrive(&mut board, 1001, 0, 1));
-        assert!(arrive(&mut board, 1100, 0, 1));
+    /// The chunks that the acknowledgement's map says are whole.
+    fn mapped(board: &ReceiveBoard) -> Vec<ChunkNumber> {
         let mut map = [0u64; 16];
-        assert_eq!(board.map(&mut map), 3);
-        let base = 1000 / 64 * 64;
-        let bits: Vec<u32> = (0..192)
-            .filter(|i| map[*i / 64] >> (i % 64) & 1 == 1)
-            .map(|i| base + i as u32)
-            .collect();
-        assert_eq!(bits, [1001, 1100]);
+        let words = board.map(&mut map);
+        let base = board.cumulative().minus(board.cumulative().0 % 64);
+        (0..64 * words as u32)
+            .filter(|i| map[*i as usize / 64] >> (i % 64) & 1 == 1)
+            .map(|i| base.plus(i))
+            .collect()
+    }
+
+    #[test]
+    fn the_map_starts_at_a_multiple_of_64_and_survives_the_ring_and_the_wrap_of_the_numbers() {
+        for first in [0, u32::MAX - 999, u32::MAX - 1_050] {
+            let mut board = ReceiveBoard::new(128, ChunkNumber(first), false);
+            let number = |n: u32| first.wrapping_add(n);
+            for n in 0..1_000 {
+                arrive(&mut board, packet(number(n), 0, 1));
+            }
+            arrive(&mut board, packet(number(1_001), 0, 1));
+            arrive(&mut board, packet(number(1_100), 0, 1));
+            let expected = [1_001, 1_100].map(|n| ChunkNumber(number(n)));
+            assert_eq!(mapped(&board), expected, "from {first}");
+        }
+    }
+
+    #[test]
+    fn a_board_grows_as_far_as_a_chunk_lies_ahead_and_shrinks_when_all_is_whole() {
+        let mut board = ReceiveBoard::new(960, ChunkNumber(u32::MAX - 50), false);
+        let number = |n: u32| ChunkNumber(u32::MAX - 50).plus(n).0;
+        assert_eq!((board.heap_bytes(), board.span()), (0, 0));
+        assert_eq!(arrive(&mut board, packet(number(3), 0, 2)), NOTHING);
+        assert_eq!(board.slots.len(), SLOTS_MIN);
+        assert_eq!(
+            arrive_end(&mut board, packet(number(64), 0, 1), number(64), 1),
+            [1]
+        );
+        assert_eq!(board.slots.len(), SLOTS_MIN);
+        assert_eq!(
+            arrive_end(&mut board, packet(number(70), 0, 1), number(69), 2),
+            NOTHING
+        );
+        assert_eq!(arrive(&mut board, packet(number(959), 0, 1)), NOTHING);
+        assert_eq!(board.slots.len(), 1_024);
+        assert_eq!(
+            mapped(&board),
+            [64, 70, 959].map(|n| ChunkNumber(number(n)))
+        );
+        assert_eq!(arrive(&mut board, packet(number(69), 0, 1)), [2]);
+        assert_eq!(arrive(&mut board, packet(number(3), 1, 2)), NOTHING);
+        for n in (0..959).filter(|n| ![3, 64, 69, 70].contains(n)) {
+            arrive(&mut board, packet(number(n), 0, 1));
+        }
+        board.touched.clear();
+        board.shrink();
+        assert_eq!((board.heap_bytes(), board.span()), (0, 0));
+        assert_eq!(
+            board.check(packet(number(959), 0, 1)),
+            Err(DropReason::Duplicate)
+        );
     }
 
     #[test]
     fn what_was_received_or_lies_beyond_the_window_is_refused() {
-        let mut board = ReceiveBoard::new(64);
-        assert!(!arrive(&mut board, 1, 0, 2));
-        assert_eq!(
-            board.check(ChunkNumber(1), 0, 2),
-            Err(DropReason::Duplicate)
-        );
-        assert_eq!(
-            board.check(ChunkNumber(1), 1, 3),
-            Err(DropReason::Malformed)
-        );
-        assert_eq!(
-            board.check(ChunkNumber(64), 0, 1),
-            Err(DropReason::BeyondWindow)
-        );
-        assert_eq!(
-            board.check(ChunkNumber(u32::MAX), 0, 1),
-            Err(DropReason::Duplicate)
-        );
+        let mut board = board(64);
+        arrive(&mut board, packet(1, 0, 2));
+        let refused = |at| board.check(at).expect_err("refused");
+        assert_eq!(refused(packet(1, 0, 2)), DropReason::Duplicate);
+        assert_eq!(refused(packet(1, 1, 3)), DropReason::Malformed);
+        assert_eq!(refused(packet(64, 0, 1)), DropReason::BeyondWindow);
+        assert_eq!(refused(packet(u32::MAX, 0, 1)), DropReason::Duplicate);
     }
 }

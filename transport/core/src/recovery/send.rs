@@ -1,6 +1,6 @@
 //! What was sent and not yet acknowledged.
 
-use super::{full_map, ring_slots};
+use super::{WINDOW_MAX, full_map, heap_bytes};
 use crate::units::{ChunkNumber, PathId, Time};
 use serde::{Deserialize, Serialize};
 
@@ -59,15 +59,27 @@ struct Neighbours {
     newer: u16,
 }
 
+/// No slot: beyond what a window of [`WINDOW_MAX`] needs.
 const NONE: u16 = u16::MAX;
 
-/// The sender's scoreboard: a ring of chunks, those in flight threaded in the order of their last
-/// transmission.
+impl Neighbours {
+    const NONE: Neighbours = Neighbours {
+        older: NONE,
+        newer: NONE,
+    };
+}
+
+/// Slots of a board that is first used: one word of the map of acknowledged chunks.
+const SLOTS_MIN: usize = 64;
+
+/// The sender's scoreboard: a ring of chunks, those in flight linked in the order of their last
+/// transmission. The ring has no slots until the first chunk, doubles when it is full, up to the window, and
+/// gives its memory back in [`SendBoard::shrink`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SendBoard {
     window: u16,
     slots: Vec<Sent>,
-    threads: Vec<Neighbours>,
+    links: Vec<Neighbours>,
     /// One bit a slot: acknowledged, so that a map can be compared word by word.
     acked: Vec<u64>,
     first: ChunkNumber,
@@ -78,22 +90,15 @@ pub struct SendBoard {
 }
 
 impl SendBoard {
-    /// An empty board for `window` outstanding chunks.
-    pub fn new(window: u16) -> SendBoard {
-        let slots = ring_slots(window);
+    /// An empty board for `window` outstanding chunks; the first one sent has the number `first`.
+    pub fn new(window: u16, first: ChunkNumber) -> SendBoard {
         SendBoard {
-            window,
-            slots: vec![Sent::default(); slots],
-            threads: vec![
-                Neighbours {
-                    older: NONE,
-                    newer: NONE
-                };
-                slots
-            ],
-            acked: vec![0; slots / 64],
-            first: ChunkNumber::default(),
-            next: ChunkNumber::default(),
+            window: window.clamp(1, WINDOW_MAX),
+            slots: Vec::new(),
+            links: Vec::new(),
+            acked: Vec::new(),
+            first,
+            next: first,
             oldest: NONE,
             newest: NONE,
             next_order: 1,
@@ -129,34 +134,50 @@ impl SendBoard {
         chunk.ahead_of(self.first) >= 0 && chunk.ahead_of(self.next) < 0
     }
 
+    /// Whether the board holds `chunk` and it waits to be sent again.
+    pub fn is_lost(&self, chunk: ChunkNumber) -> bool {
+        self.holds(chunk) && self.get(chunk).state == SentState::Lost
+    }
+
     /// A chunk that the board holds.
     pub fn get(&self, chunk: ChunkNumber) -> &Sent {
         &self.slots[self.slot(chunk)]
     }
 
-    /// Those of the map's word at `base` (a multiple of 64) that are not acknowledged yet.
+    /// Those of the map's word at `base` (a multiple of 64) that are not acknowledged yet. Bits of chunks
+    /// that the board does not hold mean nothing.
     pub fn news(&self, base: ChunkNumber, word: u64) -> u64 {
+        if self.slots.is_empty() {
+            return 0;
+        }
         word & !self.acked[self.slot(base) / 64]
     }
 
-    /// A new chunk is sent. The board has room. `state`, `order` and the threading are the board's.
+    /// A new chunk is sent. The board has room. `state`, `order` and the links are the board's.
     pub fn push(&mut self, sent: Sent) -> ChunkNumber {
         let chunk = self.next;
+        debug_assert!(self.has_room());
+        if self.outstanding() == self.slots.len() {
+            self.resize((2 * self.slots.len()).max(SLOTS_MIN));
+        }
         let slot = self.slot(chunk);
-        debug_assert!(self.has_room() && self.slots[slot].state == SentState::Free);
+        let order = self.take_order();
         self.slots[slot] = Sent {
             state: SentState::InFlight,
             transmissions: 1,
+            order,
             ..sent
         };
         self.next = chunk.plus(1);
-        self.thread(slot);
+        self.link(slot);
         chunk
     }
 
-    /// A lost chunk's missing packets are sent again, and ask for an answer at once.
-    pub fn resend(&mut self, chunk: ChunkNumber, path: PathId, now: Time, bytes: u32) {
+    /// A lost chunk's missing packets are sent again, and ask for an answer at once. Returns the chunk as
+    /// it stands now.
+    pub fn resend(&mut self, chunk: ChunkNumber, path: PathId, now: Time, bytes: u32) -> Sent {
         let slot = self.slot(chunk);
+        let order = self.take_order();
         let sent = &mut self.slots[slot];
         debug_assert_eq!(sent.state, SentState::Lost);
         sent.state = SentState::InFlight;
@@ -165,14 +186,25 @@ impl SendBoard {
         sent.sent_at = now;
         sent.in_flight = bytes;
         sent.asks = true;
-        self.thread(slot);
+        sent.order = order;
+        let sent = *sent;
+        self.link(slot);
+        sent
+    }
+
+    /// The next place among all transmissions. A transmission that belongs to no chunk's state, such as a
+    /// tail-loss probe, takes one as well.
+    pub fn take_order(&mut self) -> u64 {
+        let order = self.next_order;
+        self.next_order += 1;
+        order
     }
 
     /// A chunk in flight is taken for lost: `missing` of its packets are to be sent again.
     pub fn lose(&mut self, chunk: ChunkNumber, missing: u64) {
         let slot = self.slot(chunk);
         debug_assert_eq!(self.slots[slot].state, SentState::InFlight);
-        self.unthread(slot);
+        self.unlink(slot);
         let sent = &mut self.slots[slot];
         sent.state = SentState::Lost;
         sent.missing = missing;
@@ -193,7 +225,7 @@ impl SendBoard {
         let before = self.slots[slot];
         match before.state {
             SentState::Free | SentState::Acked => return None,
-            SentState::InFlight => self.unthread(slot),
+            SentState::InFlight => self.unlink(slot),
             SentState::Lost => {}
         }
         self.slots[slot].state = SentState::Acked;
@@ -215,13 +247,24 @@ impl SendBoard {
     }
 
     /// The chunk in flight whose last transmission is the oldest.
-    pub fn oldest(&self) -> Option<(ChunkNumber, &Sent)> {
-        if self.oldest == NONE {
-            return None;
-        }
-        let slot = usize::from(self.oldest);
-        let behind = slot.wrapping_sub(self.first.0 as usize) & (self.slots.len() - 1);
-        Some((self.first.plus(behind as u32), &self.slots[slot]))
+    pub fn oldest(&self) -> Option<ChunkNumber> {
+        self.chunk_at(self.oldest)
+    }
+
+    /// The chunk in flight whose last transmission is the newest.
+    pub fn newest(&self) -> Option<ChunkNumber> {
+        self.chunk_at(self.newest)
+    }
+
+    /// The chunk in flight that was sent next after `chunk`, which is in flight.
+    pub fn newer(&self, chunk: ChunkNumber) -> Option<ChunkNumber> {
+        self.chunk_at(self.links[self.slot(chunk)].newer)
+    }
+
+    /// The chunks in flight, by the order of their last transmission.
+    pub fn in_flight(&self) -> impl Iterator<Item = &Sent> {
+        let chunks = std::iter::successors(self.oldest(), |&chunk| self.newer(chunk));
+        chunks.map(|chunk| self.get(chunk))
     }
 
     /// Sets every transmission's moment to `now`: after a restore the old clock says nothing.
@@ -231,27 +274,78 @@ impl SendBoard {
         }
     }
 
-    fn thread(&mut self, slot: usize) {
+    /// Gives the memory back that the chunks now outstanding do not need.
+    pub fn shrink(&mut self) {
+        self.resize(match self.outstanding() {
+            0 => 0,
+            chunks => chunks.next_power_of_two().max(SLOTS_MIN),
+        });
+    }
+
+    /// Heap memory that the board occupies, bytes.
+    pub fn heap_bytes(&self) -> usize {
+        heap_bytes(&self.slots) + heap_bytes(&self.links) + heap_bytes(&self.acked)
+    }
+
+    /// Moves the ring to `slots` slots, 0 or a power of two that holds what is outstanding.
+    fn resize(&mut self, slots: usize) {
+        if slots == self.slots.len() {
+            return;
+        }
+        let mut resized = SendBoard {
+            slots: vec![Sent::default(); slots],
+            links: vec![Neighbours::NONE; slots],
+            acked: vec![0; slots / 64],
+            next: self.next,
+            next_order: self.next_order,
+            ..SendBoard::new(self.window, self.first)
+        };
+        let mut chunk = self.first;
+        while chunk != self.next {
+            let slot = resized.slot(chunk);
+            resized.slots[slot] = *self.get(chunk);
+            if self.get(chunk).state == SentState::Acked {
+                resized.acked[slot / 64] |= 1 << (slot % 64);
+            }
+            chunk = chunk.plus(1);
+        }
+        let mut in_flight = self.oldest();
+        while let Some(chunk) = in_flight {
+            in_flight = self.newer(chunk);
+            resized.link(resized.slot(chunk));
+        }
+        *self = resized;
+    }
+
+    /// The chunk in flight at `slot`.
+    fn chunk_at(&self, slot: u16) -> Option<ChunkNumber> {
+        if slot == NONE {
+            return None;
+        }
+        let behind = usize::from(slot).wrapping_sub(self.first.0 as usize) & (self.slots.len() - 1);
+        Some(self.first.plus(behind as u32))
+    }
+
+    /// Makes the chunk at `slot` the newest in flight.
+    fn link(&mut self, slot: usize) {
         let older = self.newest;
-        self.threads[slot] = Neighbours { older, newer: NONE };
-        self.slots[slot].order = self.next_order;
-        self.next_order += 1;
+        self.links[slot] = Neighbours { older, newer: NONE };
         match older {
             NONE => self.oldest = slot as u16,
-            _ => self.threads[usize::from(older)].newer = slot as u16,
+            _ => self.links[usize::from(older)].newer = slot as u16,
         }
         self.newest = slot as u16;
     }
 
-    fn unthread(&mut self, slot: usize) {
-        let Neighbours { older, newer } = self.threads[slot];
+    fn unlink(&mut self, slot: usize) {
+        let Neighbours { older, newer } = self.links[slot];
         match older {
             NONE => self.oldest = newer,
-            _ => self.threads[usize::from(older)].newer = newer,
+            _ => self.links[usize::from(older)].newer = newer,
         }
         match newer {
             NONE => self.newest = older,
-            _ => self.threads[usize::from(newer)].older = older,
+            _ => self.links[usize::from(newer)].older = older,
         }
     }
 }
@@ -259,6 +353,18 @@ impl SendBoard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The numbers wrap after three chunks.
+    const FIRST: ChunkNumber = ChunkNumber(u32::MAX - 2);
+
+    fn number(at: u32) -> ChunkNumber {
+        FIRST.plus(at)
+    }
+
+    fn in_flight(board: &SendBoard) -> Vec<u32> {
+        let chunks = std::iter::successors(board.oldest(), |&chunk| board.newer(chunk));
+        chunks.map(|chunk| chunk.ahead_of(FIRST) as u32).collect()
+    }
 
     fn sent(at: u64) -> Sent {
         Sent {
@@ -270,31 +376,64 @@ mod tests {
 
     #[test]
     fn the_order_of_transmissions_survives_losses_and_acknowledgements() {
-        let mut board = SendBoard::new(64);
+        let mut board = SendBoard::new(64, FIRST);
         for at in 0..5 {
             board.push(sent(at));
         }
-        board.lose(ChunkNumber(0), 3);
-        assert!(board.ack(ChunkNumber(1)).is_some());
-        board.resend(ChunkNumber(0), PathId(1), Time::from_nanos(9), 100);
-        let mut order = Vec::new();
-        while let Some((chunk, _)) = board.oldest() {
-            order.push(chunk.0);
-            board.ack(chunk);
+        board.lose(number(0), 3);
+        assert!(board.ack(number(1)).is_some());
+        board.resend(number(0), PathId(1), Time::from_nanos(9), 100);
+        assert_eq!(in_flight(&board), [2, 3, 4, 0]);
+        for chunk in [2, 3, 4, 0] {
+            board.ack(number(chunk));
         }
-        assert_eq!(order, [2, 3, 4, 0]);
         board.advance();
-        assert_eq!((board.first(), board.outstanding()), (ChunkNumber(5), 0));
+        assert_eq!((board.first(), board.outstanding()), (number(5), 0));
     }
 
     #[test]
     fn only_news_is_left_of_a_map() {
-        let mut board = SendBoard::new(64);
+        let mut board = SendBoard::new(64, FIRST);
         for at in 0..8 {
             board.push(sent(at));
         }
-        board.ack(ChunkNumber(2));
-        assert_eq!(board.news(ChunkNumber(0), 0b1110), 0b1010);
-        assert!(board.ack(ChunkNumber(2)).is_none());
+        // The numbers wrap after three chunks: the next word of the map begins there.
+        board.ack(number(5));
+        assert_eq!(board.news(number(3), 0b1110), 0b1010);
+        assert!(board.ack(number(5)).is_none());
+    }
+
+    #[test]
+    fn a_board_without_chunks_has_no_heap_and_grows_and_shrinks_with_what_is_outstanding() {
+        let mut board = SendBoard::new(960, FIRST);
+        assert_eq!(board.heap_bytes(), 0);
+        assert_eq!(board.news(FIRST, u64::MAX), 0);
+        for at in 0..200 {
+            board.push(sent(at));
+        }
+        board.lose(number(10), 1);
+        board.ack(number(20));
+        for at in 200..960 {
+            board.push(sent(at));
+        }
+        assert!(!board.has_room());
+        let expected: Vec<u32> = (0..960).filter(|n| ![10, 20].contains(n)).collect();
+        assert_eq!(in_flight(&board), expected);
+        assert_eq!(board.get(number(700)).sent_at, Time::from_nanos(700));
+        assert!(board.is_lost(number(10)));
+        let full = board.heap_bytes();
+        for at in 0..950 {
+            board.ack(number(at));
+        }
+        board.advance();
+        board.shrink();
+        assert!(board.heap_bytes() < full / 8);
+        assert_eq!(in_flight(&board), (950..960).collect::<Vec<_>>());
+        for at in 950..960 {
+            board.ack(number(at));
+        }
+        board.advance();
+        board.shrink();
+        assert_eq!(board.heap_bytes(), 0);
     }
 }

@@ -13,9 +13,9 @@ pub struct Flags(u8);
 impl Flags {
     /// No flag.
     pub const NONE: Flags = Flags(0);
-    /// The chunk is the last of its message.
+    /// The packet is the last of its message.
     pub const LAST: Flags = Flags(1);
-    /// The message has an immediate; set on every packet of the last chunk.
+    /// The message that the packet ends has an immediate.
     pub const IMMEDIATE: Flags = Flags(2);
     /// The packet was sent before.
     pub const RETRANSMITTED: Flags = Flags(4);
@@ -27,6 +27,12 @@ impl Flags {
     /// Whether every bit of `other` is set here.
     pub const fn contains(self, other: Flags) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// The bits that are not set in `other`.
+    #[must_use]
+    pub const fn without(self, other: Flags) -> Flags {
+        Flags(self.0 & !other.0)
     }
 
     /// The bits of both.

@@ -1,6 +1,7 @@
 //! When an acknowledgement goes out, and when a sender asks for one.
 
 use weft_core::congestion::CongestionKind;
+use weft_core::connection::IDLE_AFTER;
 use weft_core::drops::DropReason;
 use weft_core::recovery::{ACK_DELAY, ACK_RUNS};
 use weft_core::units::{ChunkNumber, Nanos, PathId, Time};
@@ -88,6 +89,9 @@ fn a_chunk_alone_is_acknowledged_after_the_delay_and_not_before() {
     receiver.pair.run_for(micros(1));
     assert_eq!(receiver.acks(), 1);
     assert!(receiver.pair.connection(Side::B).is_idle());
+    // Nothing is due but giving memory back, and then nothing at all.
+    assert_eq!(receiver.poll_timeout(), Some(Time::ZERO + IDLE_AFTER));
+    receiver.pair.run_for(IDLE_AFTER.times(2));
     assert_eq!(receiver.poll_timeout(), None);
 }
 

@@ -366,6 +366,24 @@ fn a_reset_counts_only_with_the_peers_token() {
 }
 
 #[test]
+fn after_the_first_failure_there_is_no_event() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::Bounds);
+    pair.expect_drop(DropReason::UnknownConnection);
+    let token = pair.connection(Side::A).config().reset_token;
+    pair.write_to(Side::A, 1_000, REGION_BYTES as u64, None);
+    pair.run();
+    assert_eq!(
+        pair.inject(Side::A, &reset(Side::B, token)),
+        Err(DropReason::UnknownConnection)
+    );
+    assert_eq!(
+        pair.events(Side::A),
+        [Event::Failed(Failure::BoundsRefused)]
+    );
+}
+
+#[test]
 fn a_write_out_of_bounds_fails_the_connection_and_says_why() {
     let mut pair = Pair::new();
     pair.expect_drop(DropReason::Bounds);

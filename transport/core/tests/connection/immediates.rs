@@ -61,6 +61,36 @@ fn an_immediate_does_not_wait_for_another_message() {
 }
 
 #[test]
+fn in_order_an_immediate_waits_for_the_messages_before_it() {
+    let mut pair = Pair::with(|setup| setup.in_order = true);
+    pair.delay_next(Nanos::from_millis(1), |p| p.is_chunk(0));
+    for value in [1, 2, 3] {
+        pair.write_to(Side::A, 4_000, 0, Some(value));
+    }
+    pair.run_for(micros(120));
+    assert_eq!(immediates(&pair.events(Side::B)), [0u32; 0]);
+    pair.run();
+    assert_eq!(immediates(&pair.events(Side::B)), [1, 2, 3]);
+    pair.expect_drop(weft_core::drops::DropReason::Duplicate);
+}
+
+#[test]
+fn an_immediate_counts_whichever_packet_comes_last() {
+    for late in 0..4 {
+        let mut pair = Pair::new();
+        pair.expect_drop(weft_core::drops::DropReason::Duplicate);
+        pair.delay_next(micros(90), move |p| {
+            p.is_chunk(1) && p.header().packet == late
+        });
+        pair.write_to(Side::A, 8_000, 0, Some(6));
+        pair.run_for(micros(100));
+        assert_eq!(immediates(&pair.events(Side::B)), [0u32; 0], "{late}");
+        pair.run();
+        assert_eq!(immediates(&pair.events(Side::B)), [6], "{late}");
+    }
+}
+
+#[test]
 fn a_resent_message_delivers_its_immediate_once() {
     let mut pair = Pair::new();
     pair.expect_drop(weft_core::drops::DropReason::Duplicate);

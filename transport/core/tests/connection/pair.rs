@@ -10,7 +10,7 @@ use weft_core::drops::DropReason;
 use weft_core::endpoint::Endpoint;
 use weft_core::memory::DomainId;
 use weft_core::path::{PathReport, PathSet, PathState, PolicyKind};
-use weft_core::units::{ConnectionId, Key, Nanos, PathId, Time};
+use weft_core::units::{ChunkNumber, ConnectionId, Key, Nanos, PathId, Time};
 use weft_core::wire::{
     self, Ack, CONTROL_BYTES_MAX, CONTROL_PACKET_NUMBERS, Cipher, DataHeader, Integrity, KeyPhase,
     Kind, OVERHEAD_BYTES, Seal, Secret,
@@ -38,6 +38,9 @@ pub(crate) struct Setup {
     pub(crate) congestion: CongestionKind,
     pub(crate) cipher: &'static dyn Cipher,
     pub(crate) stall_timeout: Nanos,
+    pub(crate) in_order: bool,
+    /// The first chunk's number, both ways.
+    pub(crate) first_chunk: ChunkNumber,
     /// One way.
     pub(crate) delay: Nanos,
 }
@@ -62,6 +65,8 @@ impl Default for Setup {
             },
             cipher: &AES_128_GCM,
             stall_timeout: Nanos::from_secs(5),
+            in_order: false,
+            first_chunk: ChunkNumber(0),
             delay: micros(50),
         }
     }
@@ -311,6 +316,8 @@ impl Pair {
         config.endpoint.congestion = setup.congestion;
         config.endpoint.stall_timeout = setup.stall_timeout;
         config.endpoint.cipher = setup.cipher;
+        config.endpoint.in_order = setup.in_order;
+        config.endpoint.first_chunk = setup.first_chunk;
         (config.key, config.region_bytes) = (KEY, REGION_BYTES);
         let wire = FaultyWire {
             delay: setup.delay,
@@ -343,6 +350,16 @@ impl Pair {
     /// The next packet for which `applies` holds is lost.
     pub(crate) fn drop_next(&mut self, applies: impl FnMut(&Packet) -> bool + 'static) {
         self.fault(applies, Fate::Drop, true);
+    }
+
+    /// Every such packet is lost, before any fault that was said earlier.
+    pub(crate) fn faults_first(&mut self, applies: impl FnMut(&Packet) -> bool + 'static) {
+        let fault = Fault {
+            applies: Box::new(applies),
+            fate: Fate::Drop,
+            once: false,
+        };
+        self.inner.wire.faults.insert(0, fault);
     }
 
     /// Every packet for which `applies` holds is lost, until [`Pair::heal`].
@@ -429,13 +446,25 @@ impl Pair {
     /// When that takes more than a minute.
     pub(crate) fn run(&mut self) {
         let limit = self.now + Nanos::from_secs(60);
-        while self.step(limit) {}
+        while !self.inner.is_quiet() && self.step(limit) {}
         assert!(self.now < limit, "the pair is still busy after a minute");
     }
 
     /// Hands bytes to an end as if they had arrived on path 0. Answers why a packet of them was dropped.
     pub(crate) fn inject(&mut self, to: Side, bytes: &[u8]) -> Result<(), DropReason> {
         self.inject_run(to, bytes, bytes.len().max(1), false)
+    }
+
+    /// Hands bytes to an end, and leaves the events inside its endpoint.
+    pub(crate) fn inject_untold(&mut self, to: Side, bytes: &[u8]) {
+        self.inner.inject_untold(Datagrams {
+            from: to.other() as usize,
+            to: to as usize,
+            path: PathId(0),
+            ce: false,
+            segment: bytes.len(),
+            bytes: bytes.to_vec(),
+        });
     }
 
     /// Hands datagrams of `segment` bytes to an end.

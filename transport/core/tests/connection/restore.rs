@@ -5,7 +5,19 @@ use weft_core::drops::DropReason;
 use weft_core::units::{Nanos, Time};
 use weft_crypto::AES_128_GCM;
 
-use crate::pair::{Pair, Side, micros};
+use weft_core::units::ChunkNumber;
+use weft_core::wire::{Ack, Flags};
+
+use crate::pair::{KEY, Pair, Side, micros};
+
+/// Says that the first chunk is whole.
+const WHOLE: Ack<'_> = Ack {
+    cumulative: ChunkNumber(1),
+    sent_at: 0,
+    map: &[],
+    partials: &[],
+    echoes: &[],
+};
 
 #[test]
 fn restore_continues_where_save_left() {
@@ -51,12 +63,38 @@ fn events_not_taken_before_save_come_after_restore() {
     let mut pair = Pair::new();
     let token = pair.write(1_000);
     pair.run_for(micros(60));
-    // The acknowledgement is on its way; it is taken by hand so that its event stays inside.
-    pair.run_for(micros(60));
-    let mut early = pair.events(Side::A);
+    // The acknowledgement is on its way. One that is handed over by hand leaves its event inside.
+    let ack = pair.sealed_ack(&WHOLE, 100);
+    pair.inject_untold(Side::A, &ack);
     pair.restart(Side::A);
-    early.extend(pair.events(Side::A));
-    assert_eq!(early, [Event::Completed { token }]);
+    pair.run_for(Nanos::ZERO);
+    assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
+    // The same for a message that has arrived.
+    pair.drop_all(|p| p.is_data());
+    pair.write_to(Side::A, 1_000, 0, Some(5));
+    let header = weft_core::wire::DataHeader {
+        path: weft_core::units::PathId(0),
+        packet: 0,
+        packets: 1,
+        connection: crate::pair::id(Side::B),
+        packet_number: 1,
+        sent_at: 0,
+        chunk: ChunkNumber(1),
+        chunk_index: 0,
+        flags: Flags::LAST.with(Flags::IMMEDIATE),
+        immediate: 5,
+        key: KEY,
+        offset: 0,
+    };
+    let data = pair.sealed_data(header, &[7; 1_000]);
+    pair.inject_untold(Side::B, &data);
+    pair.restart(Side::B);
+    pair.run_for(Nanos::ZERO);
+    let (value, key) = (5, KEY);
+    assert_eq!(pair.events(Side::B), [Event::Immediate { value, key }]);
+    pair.heal();
+    pair.expect_drop(DropReason::Duplicate);
+    pair.run();
 }
 
 #[test]

@@ -1,0 +1,115 @@
+//! Chunks that the receiver was not ready for: they wait, and one of them asks from time to time whether it is
+//! ready now.
+
+use super::Transmit;
+use super::losses::missing;
+use crate::connection::timer::{Timer, TimerTable};
+use crate::recovery::SentState;
+use crate::units::{ChunkNumber, Nanos, Time};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+/// What a receiver was not ready for is sent again after this, about a turn of the program that
+/// gives buffers back; each time in a row after twice as long, up to the second value. (InfiniBand's
+/// timers for "receiver not ready" range from 10 us to 655 ms.)
+const BACKOFF_MIN: Nanos = Nanos::from_millis(1);
+const BACKOFF_MAX: Nanos = Nanos::from_millis(64);
+
+/// Whether the receiver takes what is sent.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) enum Readiness {
+    /// It took what was sent last, or nothing was sent.
+    #[default]
+    Ready,
+    /// It was not ready for these chunks; the first goes again after `backoff`.
+    NotReady {
+        waiting: VecDeque<ChunkNumber>,
+        backoff: Nanos,
+    },
+    /// One chunk was sent again; the others wait for its answer.
+    Asked {
+        chunk: ChunkNumber,
+        waiting: VecDeque<ChunkNumber>,
+        backoff: Nanos,
+    },
+}
+
+impl Transmit {
+    /// The receiver was not ready for a chunk that is under way: it is sent again after a while. No path
+    /// and no queue is to blame, so neither learns of it.
+    pub(in crate::connection) fn handle_not_ready(
+        &mut self,
+        now: Time,
+        chunk: ChunkNumber,
+        timers: &mut TimerTable,
+    ) {
+        let sent = *self.board.get(chunk);
+        if sent.state != SentState::InFlight {
+            return;
+        }
+        self.in_flight -= u64::from(sent.in_flight);
+        self.board.lose(chunk, missing(&sent));
+        let (mut waiting, backoff) = match std::mem::take(&mut self.readiness) {
+            Readiness::Asked {
+                chunk: asked,
+                mut waiting,
+                backoff,
+            } if asked != chunk => {
+                waiting.push_back(chunk);
+                self.readiness = Readiness::Asked {
+                    chunk: asked,
+                    waiting,
+                    backoff,
+                };
+                return;
+            }
+            Readiness::Asked {
+                waiting, backoff, ..
+            } => (waiting, backoff.times(2).min(BACKOFF_MAX)),
+            Readiness::NotReady { waiting, backoff } => (waiting, backoff),
+            Readiness::Ready => (VecDeque::new(), BACKOFF_MIN),
+        };
+        waiting.push_back(chunk);
+        self.readiness = Readiness::NotReady { waiting, backoff };
+        timers.set_earlier(Timer::ReceiverNotReady, now + backoff);
+    }
+
+    /// Of what has waited for long enough, one is sent again: a window of them, refused time and again,
+    /// would fill the network for nothing. In turns, for they may be for different regions.
+    pub(in crate::connection) fn ask_receiver(&mut self) {
+        if let Readiness::NotReady { waiting, backoff } = &mut self.readiness {
+            let (mut waiting, backoff) = (std::mem::take(waiting), *backoff);
+            self.readiness = Readiness::Ready;
+            while let Some(chunk) = waiting.pop_front() {
+                if self.board.is_lost(chunk) {
+                    self.lost.push_back(chunk);
+                    self.readiness = Readiness::Asked {
+                        chunk,
+                        waiting,
+                        backoff,
+                    };
+                    return;
+                }
+            }
+        }
+    }
+
+    /// A chunk has arrived. If it was sent to ask, the receiver is ready, and the others go as well.
+    pub(super) fn note_ready(&mut self, arrived: ChunkNumber) {
+        if let Readiness::Asked { chunk, waiting, .. } = &mut self.readiness
+            && *chunk == arrived
+        {
+            self.lost.append(waiting);
+            self.readiness = Readiness::Ready;
+        }
+    }
+
+    /// Whether the receiver's last word was that it is not ready, and an answer of it can still come.
+    pub(in crate::connection) fn is_refused(&self) -> bool {
+        match self.readiness {
+            Readiness::Ready => false,
+            Readiness::NotReady { .. } => true,
+            Readiness::Asked { .. } => self.backoff == 0,
+        }
+    }
+}

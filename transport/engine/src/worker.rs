@@ -10,7 +10,7 @@ use weft_core::connection::{Event, PathOwner};
 use weft_core::drops::{DropReason, Drops};
 use weft_core::endpoint::{Endpoint, EndpointConfig, PendingReset, Receiving, Remote, Transmit};
 use weft_core::received::{Offer, Received};
-use weft_core::units::{ConnectionId, Nanos, Source, Time};
+use weft_core::units::{ChunkNumber, ConnectionId, Nanos, Source, Time};
 use weft_core::wire::{CONTROL_BYTES_MAX, DataHeader, Reset};
 use weft_link::{
     Destination, Handler, Link, LinkAddress, Poller, Refusal, Sent, SocketBuffers, UdpConfig,
@@ -122,6 +122,8 @@ impl Worker {
                 congestion: config.congestion,
                 rto_min: config.rto_min,
                 stall_timeout: config.stall_timeout,
+                in_order: false,
+                first_chunk: ChunkNumber(0),
                 rate_cap_bps: config.cap_bps.map(|bps| bps / u64::from(workers)),
                 link_header_bytes: link.address().header_bytes().into(),
                 cipher: &weft_crypto::AES_128_GCM,

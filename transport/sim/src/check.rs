@@ -6,12 +6,23 @@ mod convergence;
 mod drops;
 mod footprint;
 mod immediates;
+mod numbers;
 mod window;
 
 use std::fmt;
 
 use crate::observation::Observation;
 use crate::scenario::Scenario;
+
+/// Where the packet number stands in every packet (docs/wire.md).
+const PACKET_NUMBER: std::ops::Range<usize> = 8..16;
+
+fn packet_number(bytes: &[u8]) -> u64 {
+    bytes[PACKET_NUMBER]
+        .iter()
+        .rev()
+        .fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
 
 /// One promise of the core, watched over a whole run.
 pub trait Checker {
@@ -64,10 +75,11 @@ impl Checkers {
             all: vec![
                 Box::new(bytes::EveryByteOnce::default()),
                 Box::new(completion::CompleteWhenPlaced::default()),
-                Box::new(immediates::ImmediateAfterPayload::default()),
+                Box::new(immediates::ImmediateAfterPayload::new(scenario)),
                 Box::new(window::WindowConserved::new(scenario)),
                 Box::new(footprint::BoundedMemory::new(scenario)),
                 Box::new(drops::ExpectedDropsOnly::new(scenario)),
+                Box::new(numbers::NumbersGrow::default()),
                 Box::new(convergence::EverythingEnds::default()),
             ],
             violation: None,

@@ -1,8 +1,8 @@
 //! A host: an endpoint and its worker's loop. The simulator, the tests, the benchmarks and the fuzz targets all
 //! turn their endpoints here.
 //!
-//! Payload is named by the write's token ([`pattern`]): a host needs no source buffers, and who receives can say
-//! what must be there.
+//! Payload is named by the write's token ([`pattern`]), unless the environment has a buffer for it: the receiving
+//! end can say what must be there.
 
 use weft_core::connection::{Chunk, Event};
 use weft_core::endpoint::{Endpoint, Transmit};
@@ -39,6 +39,11 @@ pub trait Environment: Memory {
 
     /// What a Reset in the name of this host proves itself with.
     fn reset_token(&self, to: usize, connection: ConnectionId) -> u64;
+
+    /// What the write `token` holds from `offset` on: to its end, or at least as much as a chunk.
+    fn content(&self, token: u64, offset: u64) -> &[u8] {
+        pattern::from(token, offset)
+    }
 
     /// Chunks that the link takes in this turn.
     fn chunks(&self) -> u32 {
@@ -120,7 +125,8 @@ impl Host {
                     let to = *peer;
                     let more = environment.takes_more(connection, &chunk);
                     let mut bytes = environment.buffer();
-                    let segment = seal(&chunk, &mut bytes);
+                    let content = environment.content(chunk.token, chunk.payload(0).start);
+                    let segment = seal(&chunk, content, &mut bytes);
                     environment.send(outgoing(to, chunk.path, segment, bytes));
                     if !more {
                         break;
@@ -167,10 +173,9 @@ fn source(host: usize) -> Source {
     source
 }
 
-/// Writes the datagrams of a chunk. Returns the length of the first.
-fn seal(chunk: &Chunk, bytes: &mut Vec<u8>) -> usize {
+/// Writes the datagrams of a chunk; `content` begins with the payload of the first. Returns the length of the first.
+fn seal(chunk: &Chunk, content: &[u8], bytes: &mut Vec<u8>) -> usize {
     let first = chunk.payload(0);
-    let content = pattern::from(chunk.token, first.start);
     bytes.resize(chunk.wire_bytes() as usize, 0);
     let mut room = &mut bytes[..];
     for i in 0..chunk.packets() {

@@ -10,7 +10,7 @@ use weft_core::units::{Nanos, Rng, Time};
 use weft_core::wire::{Integrity, Kind, OVERHEAD_BYTES, VERSION, peek};
 
 use crate::host::Datagrams;
-use crate::pair::{Pair, PairConfig, Wire, holds, id};
+use crate::pair::{Pair, PairConfig, Wire, id};
 
 /// What is run.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +40,6 @@ const WRITES: u64 = 8;
 const CHUNKS_PER_TURN: u32 = 32;
 /// How long a turn takes, and a packet from one end to the other.
 const TURN: Nanos = Nanos::from_micros(20);
-/// The token of every write: all have the same content, so that they may overlap.
-const TOKEN: u64 = 0;
 
 /// Loses and delays chunks.
 #[derive(Debug)]
@@ -49,6 +47,8 @@ struct LossyWire {
     rng: Rng,
     lost: u32,
     reordered: u32,
+    /// Every write's content: they overlap in the receiver's region.
+    source: Vec<u8>,
     spare: Vec<Vec<u8>>,
 }
 
@@ -70,6 +70,10 @@ impl Wire for LossyWire {
             }
         }
         arrives(at, datagrams);
+    }
+
+    fn content(&self, _token: u64, offset: u64) -> &[u8] {
+        &self.source[offset as usize..]
     }
 
     fn buffer(&mut self) -> Vec<u8> {
@@ -116,6 +120,7 @@ impl Load {
             rng: Rng::new(u128::from(config.seed) + 1),
             lost: config.lost,
             reordered: config.reordered,
+            source: (0..WRITE_BYTES).map(|i| (i * 7 + (i >> 8)) as u8).collect(),
             // More than are ever under way, each with room for a chunk or an acknowledgement.
             spare: (0..1024).map(|_| Vec::with_capacity(65_536)).collect(),
         };
@@ -129,9 +134,24 @@ impl Load {
         }
     }
 
-    fn sender(&self) -> &Connection {
-        let connection = self.pair.ends[0].host.endpoint.connection(id(0, 0));
+    /// The connection's end at a host: 0 writes, 1 receives.
+    ///
+    /// # Panics
+    /// When it was closed.
+    pub fn connection(&self, host: usize) -> &Connection {
+        let endpoint = &self.pair.ends[host].host.endpoint;
+        let connection = endpoint.connection(id(host, 0));
         connection.expect("the connection does not fail")
+    }
+
+    /// Lets time pass in which nothing is written: both ends serve their timers.
+    pub fn rest(&mut self, span: Nanos) {
+        self.pair.run_for(span);
+    }
+
+    /// Closes the connection's end at a host.
+    pub fn close(&mut self, host: usize) {
+        self.pair.ends[host].host.endpoint.close(id(host, 0));
     }
 
     /// Runs until at least `chunks` more chunks were sent and acknowledged with their messages.
@@ -140,10 +160,14 @@ impl Load {
     /// When anything goes wrong.
     pub fn run(&mut self, chunks: u64) {
         let target = self.chunks() + chunks;
-        while self.chunks() < target || self.completed < self.posted {
-            while self.chunks() < target && self.posted - self.completed < WRITES {
+        loop {
+            let more = self.chunks() < target;
+            if !more && self.completed == self.posted {
+                break;
+            }
+            while more && self.posted - self.completed < WRITES {
                 let write = Write {
-                    token: TOKEN,
+                    token: self.posted,
                     bytes: WRITE_BYTES,
                     key: self.pair.ends[1].memory.key,
                     offset: 0,
@@ -160,11 +184,9 @@ impl Load {
             self.take_events();
         }
         assert_eq!(self.immediates, self.posted, "every immediate counts once");
-        let region = &self.pair.ends[1].memory.bytes;
-        assert!(
-            holds(region, 0, TOKEN, WRITE_BYTES as usize),
-            "what was placed is what was sent"
-        );
+        let region = &self.pair.ends[1].memory.bytes[..];
+        let source = &self.pair.wire.source[..region.len()];
+        assert!(region == source, "what was placed is what was sent");
     }
 
     fn take_events(&mut self) {
@@ -185,11 +207,11 @@ impl Load {
 
     /// Chunks sent, resends not counted.
     pub fn chunks(&self) -> u64 {
-        self.sender().stats().chunks_sent
+        self.connection(0).stats().chunks_sent
     }
 
     /// Chunks sent again.
     pub fn resent(&self) -> u64 {
-        self.sender().stats().chunks_resent
+        self.connection(0).stats().chunks_resent
     }
 }

@@ -97,6 +97,8 @@ pub enum Observation<'a> {
         excuse: Excuse,
         reason: &'static str,
     },
+    /// A packet goes onto the network.
+    Transmitted { packet: &'a [u8] },
     /// Packets that had arrived together were taken in.
     Received { received: &'a Received<'a> },
     /// A region is closed: from now on nothing may be placed there.
@@ -109,8 +111,6 @@ pub enum Observation<'a> {
         connection: &'a Connection,
         events: usize,
     },
-    /// A connection was saved.
-    Saved { end: End, bytes: usize },
     /// The host of an end has lost its state, or the connection was closed with its failed peer.
     Lost { end: End },
     /// The host of an end is gone for good.

@@ -11,7 +11,7 @@ use weft_core::drops::DropReason;
 use weft_core::endpoint::{Endpoint, EndpointConfig, Remote};
 use weft_core::memory::{DomainId, Memory, Placed, Ticket, check_bounds};
 use weft_core::path::PolicyKind;
-use weft_core::units::{ConnectionId, Key, Nanos, Time};
+use weft_core::units::{ChunkNumber, ConnectionId, Key, Nanos, Time};
 use weft_core::wire::Secret;
 use weft_crypto::AES_128_GCM;
 
@@ -25,6 +25,11 @@ const UNDER_WAY: usize = 1_024;
 pub trait Wire {
     /// Takes datagrams; hands on what arrives, each time with the moment of arrival.
     fn carry(&mut self, now: Time, datagrams: Datagrams, arrives: &mut impl FnMut(Time, Datagrams));
+
+    /// What a write holds from `offset` on, as [`Environment::content`].
+    fn content(&self, token: u64, offset: u64) -> &[u8] {
+        pattern::from(token, offset)
+    }
 
     /// An empty buffer for datagrams.
     fn buffer(&mut self) -> Vec<u8> {
@@ -98,10 +103,10 @@ pub struct End {
 
 impl End {
     /// When its worker has something to do.
-    fn due(&mut self, now: Time) -> Option<Time> {
+    fn due(&mut self, now: Time, link_takes_chunks: bool) -> Option<Time> {
         let due = match self.inbox.is_empty() {
             false => Some(now),
-            true => self.host.endpoint.poll_timeout(true),
+            true => self.host.endpoint.poll_timeout(link_takes_chunks),
         };
         due.map(|due| due.max(self.busy_until))
     }
@@ -134,6 +139,8 @@ impl PairConfig {
                 },
                 rto_min: Nanos::from_micros(250),
                 stall_timeout: Nanos::from_secs(5),
+                in_order: false,
+                first_chunk: ChunkNumber(0),
                 rate_cap_bps: None,
                 link_header_bytes: 28,
                 cipher: &AES_128_GCM,
@@ -273,11 +280,27 @@ impl<W: Wire> Pair<W> {
         self.ends[host].host.endpoint = endpoint(&self.config, host, self.now);
     }
 
+    /// How many chunks each link takes in one turn from now on.
+    pub fn set_chunks_per_turn(&mut self, chunks: u32) {
+        self.config.chunks_per_turn = chunks;
+    }
+
+    /// Whether nothing is under way and no connection has anything to do.
+    pub fn is_quiet(&mut self) -> bool {
+        self.turns();
+        let over = |end: &End| {
+            let mut connections = end.host.endpoint.connections();
+            end.inbox.is_empty() && connections.all(|(connection, _)| connection.is_idle())
+        };
+        self.flights.is_empty() && self.ends.iter().all(over)
+    }
+
     /// Does what is due now, and then what comes next, if that is not after `until`.
     pub fn step(&mut self, until: Time) -> bool {
         self.turns();
         let arrival = self.flights.front().map(|(at, _)| *at);
-        let dues = [0, 1].map(|end| self.ends[end].due(self.now));
+        let takes = self.config.chunks_per_turn > 0;
+        let dues = [0, 1].map(|end| self.ends[end].due(self.now, takes));
         let next = dues.into_iter().chain([arrival]).flatten().min();
         let Some(next) = next.filter(|next| *next <= until) else {
             return false;
@@ -301,21 +324,29 @@ impl<W: Wire> Pair<W> {
     pub fn inject(&mut self, datagrams: Datagrams) {
         let to = datagrams.to;
         self.ends[to].inbox.push(datagrams);
-        self.turn(to);
+        self.turn(to, true);
+    }
+
+    /// The same; the events stay inside the endpoint.
+    pub fn inject_untold(&mut self, datagrams: Datagrams) {
+        let to = datagrams.to;
+        self.ends[to].inbox.push(datagrams);
+        self.turn(to, false);
     }
 
     fn turns(&mut self) {
         for end in 0..2 {
+            let takes = self.config.chunks_per_turn > 0;
             if self.ends[end]
-                .due(self.now)
+                .due(self.now, takes)
                 .is_some_and(|due| due <= self.now)
             {
-                self.turn(end);
+                self.turn(end, true);
             }
         }
     }
 
-    fn turn(&mut self, end: usize) {
+    fn turn(&mut self, end: usize, tells: bool) {
         let Pair {
             now,
             ends,
@@ -340,9 +371,10 @@ impl<W: Wire> Pair<W> {
             chunks: config.chunks_per_turn,
             reset_token: *reset_token,
         };
-        host.turn(*now, inbox, &mut surroundings, |id, event| {
-            events.push((id, event));
-        });
+        host.exchange(*now, inbox, &mut surroundings);
+        if tells {
+            host.take_events(|id, event| events.push((id, event)));
+        }
         for datagrams in inbox.drain(..) {
             wire.recycle(datagrams.bytes);
         }
@@ -383,6 +415,10 @@ impl<W> Memory for Surroundings<'_, W> {
 impl<W: Wire> Environment for Surroundings<'_, W> {
     fn buffer(&mut self) -> Vec<u8> {
         self.wire.buffer()
+    }
+
+    fn content(&self, token: u64, offset: u64) -> &[u8] {
+        self.wire.content(token, offset)
     }
 
     fn reset_token(&self, _to: usize, _connection: ConnectionId) -> u64 {

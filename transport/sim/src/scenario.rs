@@ -7,7 +7,7 @@ use weft_core::connection::Settings;
 use weft_core::endpoint::EndpointConfig;
 use weft_core::memory::DomainId;
 use weft_core::path::PolicyKind;
-use weft_core::units::Nanos;
+use weft_core::units::{ChunkNumber, Nanos};
 use weft_core::wire::{Integrity, OVERHEAD_BYTES, VERSION};
 use weft_crypto::{AES_128_GCM, Aes128Gcm};
 
@@ -207,6 +207,10 @@ pub struct Scenario {
     pub join_delay: Nanos,
     /// Whether workers send the acknowledgements that they owe before they sleep.
     pub hurries_acks: bool,
+    /// The number of the first chunk of every connection, both ways.
+    pub first_chunk: ChunkNumber,
+    /// Whether immediates are reported in the order of their messages.
+    pub in_order: bool,
 }
 
 /// The cipher with keys that change after few packets, and as in the product.
@@ -227,6 +231,8 @@ impl Scenario {
     /// Draws the scenario of `seed`.
     pub fn draw(seed: u64) -> Scenario {
         let mut draw = Draw::new(seed, 0);
+        // A stream of its own, so that a seed's run is otherwise what it was before there was this.
+        let mut numbers = Draw::new(seed, 6);
         let hosts = draw.pick(&[2, 2, 2, 3, 3, 4, 5, 8]);
         let pairs = draw_pairs(&mut draw, hosts);
         let mut settings = draw_settings(&mut draw);
@@ -287,6 +293,8 @@ impl Scenario {
             ),
             join_delay: Nanos::new(later.magnitude(1, JOIN_DELAY_MAX.get())),
             hurries_acks: later.coin(),
+            first_chunk: draw_first_chunk(&mut numbers),
+            in_order: numbers.chance(250_000),
         }
     }
 
@@ -298,11 +306,21 @@ impl Scenario {
             congestion: self.congestion,
             rto_min: self.rto_min,
             stall_timeout: self.stall_timeout,
+            in_order: self.in_order,
+            first_chunk: self.first_chunk,
             rate_cap_bps: self.rate_cap_bps,
             link_header_bytes: LINK_HEADER_BYTES,
             cipher: self.cipher,
             seed,
         }
+    }
+}
+
+/// Half of them a few chunks before the numbers wrap.
+fn draw_first_chunk(draw: &mut Draw) -> ChunkNumber {
+    match draw.coin() {
+        true => ChunkNumber(0).minus(draw.magnitude(1, 1_000) as u32),
+        false => ChunkNumber(0),
     }
 }
 

@@ -163,6 +163,13 @@ impl Simulation {
                 };
                 self.checkers.observe(self.now, &what);
             }
+            if connection.has_event() {
+                let text = format!(
+                    "host {host}: nobody is told of an event of {}",
+                    connection.id()
+                );
+                self.checkers.violated("everything ends", self.now, text);
+            }
         }
         // A chunk that comes out here is never sent, but then the run is over.
         if let Some(id) = running.endpoint.find_forgotten(clock) {
@@ -404,6 +411,8 @@ impl Environment for Surroundings<'_> {
             ..
         } = datagrams;
         for datagram in run.chunks(segment) {
+            let transmitted = Observation::Transmitted { packet: datagram };
+            self.checkers.observe(self.now, &transmitted);
             let mut bytes = self.network.buffer();
             bytes.extend_from_slice(datagram);
             let packet = Packet {

@@ -7,7 +7,7 @@ use weft_core::congestion::CongestionKind;
 use weft_core::connection::Settings;
 use weft_core::memory::DomainId;
 use weft_core::path::PolicyKind;
-use weft_core::units::Nanos;
+use weft_core::units::{ChunkNumber, Nanos};
 use weft_core::wire::{Integrity, VERSION};
 use weft_crypto::AES_128_GCM;
 use weft_sim::scenario::{Fabric, Scenario, Weather, Workload};
@@ -69,6 +69,8 @@ fn scenario(loss: u32, paths: u16, window_chunks: u16, congestion: CongestionKin
         link_fills: (0, Nanos::ZERO),
         join_delay: Nanos::ZERO,
         hurries_acks: false,
+        first_chunk: ChunkNumber(0),
+        in_order: false,
     }
 }
 

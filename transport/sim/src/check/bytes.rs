@@ -1,16 +1,20 @@
 //! Every byte exactly once, where it belongs, as it was written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use weft_core::units::Key;
 
 use super::Checker;
 use crate::observation::{Message, Observation};
 use crate::pattern;
 
 /// Placed payload lies within a message under way, is that message's content, comes once per packet,
-/// and never after the message was reported complete or signalled at either end.
+/// and never after the message was reported complete or signalled at either end, or its region deregistered.
 #[derive(Default)]
 pub(super) struct EveryByteOnce {
     messages: BTreeMap<u64, State>,
+    /// Regions that were deregistered.
+    closed: BTreeSet<Key>,
 }
 
 struct State {
@@ -75,6 +79,14 @@ impl Checker for EveryByteOnce {
                     closed: false,
                 };
                 self.messages.insert(message.id, state);
+            }
+            Observation::Deregistered { key, .. } => {
+                self.closed.insert(key);
+            }
+            Observation::Placed { key, offset, .. } if self.closed.contains(&key) => {
+                return Err(format!(
+                    "payload was placed at {offset} of {key:?}, which is closed"
+                ));
             }
             // An empty write may name any place.
             Observation::Placed {

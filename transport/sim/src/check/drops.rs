@@ -6,22 +6,12 @@ use weft_core::drops::DropReason;
 use weft_core::wire::{DataHeader, HEADER_BYTES, Integrity, Kind, TRAILER_BYTES, peek};
 use weft_crypto::KEY_PHASE_PACKETS;
 
-use super::Checker;
+use super::{Checker, packet_number};
 use crate::observation::{Arrived, End, Observation, Received};
 use crate::scenario::Scenario;
 
-/// Where the packet number stands in every packet (docs/wire.md).
-const PACKET_NUMBER: std::ops::Range<usize> = 8..16;
-
 /// A control packet that as many newer ones have overtaken may be dropped though it comes for the first time.
 const CONTROL_WINDOW: u64 = 960;
-
-fn packet_number(bytes: &[u8]) -> u64 {
-    bytes[PACKET_NUMBER]
-        .iter()
-        .rev()
-        .fold(0, |number, byte| number << 8 | u64::from(*byte))
-}
 
 /// An untouched packet is dropped only as a duplicate of one that was delivered, because its connection is
 /// closed or unknown, or because its receiver must or may refuse it.

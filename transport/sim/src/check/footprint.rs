@@ -4,19 +4,20 @@ use super::Checker;
 use crate::observation::Observation;
 use crate::scenario::Scenario;
 
-/// Bytes of a saved connection whatever its shape: identity, settings, counters, RTT, window.
-const SAVED_BYTES_FIXED: usize = 1024;
-/// Bytes of a saved connection per slot of its rings (a sent chunk's twelve numbers, a packet map),
-/// and how many slots more than the window the rings have.
-const SAVED_BYTES_PER_SLOT: usize = 96;
+/// Bytes of a connection whatever its shape: counters and the lists of one acknowledgement.
+const BYTES_FIXED: usize = 8 << 10;
+/// Bytes of a connection per slot of its two rings (a sent chunk, a received one, and their places in the
+/// queues of the lost), and how many slots more than the window a ring has.
+const BYTES_PER_SLOT: usize = 128;
 const EXTRA_SLOTS: usize = 64;
-/// Bytes of a saved connection per message that is posted or to be reported.
-const SAVED_BYTES_PER_MESSAGE: usize = 128;
+/// Bytes of a connection per message that is posted, under way or to be reported. A list that grows by
+/// doubling has twice the room that it needs.
+const BYTES_PER_MESSAGE: usize = 2 * 160;
 
-/// What a connection keeps grows with its window and its open messages only, and never with how
+/// What a connection occupies grows with its window and its open messages only, and never with how
 /// long it lives or what the network does.
 pub(super) struct BoundedMemory {
-    saved_bytes_max: usize,
+    bytes_max: usize,
     events_max: usize,
 }
 
@@ -25,13 +26,13 @@ impl BoundedMemory {
         let window = usize::from(scenario.settings.window_chunks);
         let slots = (window + EXTRA_SLOTS).next_power_of_two();
         let messages = usize::from(scenario.workload.slots);
+        // In order, immediates of complete messages wait for those before: one a chunk at most.
+        let held_back = if scenario.in_order { window } else { 0 };
         BoundedMemory {
-            saved_bytes_max: SAVED_BYTES_FIXED
-                + slots * SAVED_BYTES_PER_SLOT
-                + 2 * messages * SAVED_BYTES_PER_MESSAGE,
+            bytes_max: BYTES_FIXED + slots * BYTES_PER_SLOT + 2 * messages * BYTES_PER_MESSAGE,
             // Each message under way, ours and theirs, ends once; and one failure. What ended in the last turn
             // before a process was replaced comes with what ends in the first turn of the next.
-            events_max: 4 * messages + 1,
+            events_max: 4 * messages + held_back + 1,
         }
     }
 }
@@ -42,16 +43,27 @@ impl Checker for BoundedMemory {
     }
 
     fn observe(&mut self, _now: u64, what: &Observation<'_>) -> Result<(), String> {
-        match *what {
-            Observation::Saved { end, bytes } if bytes > self.saved_bytes_max => Err(format!(
-                "{end:?} saves {bytes} B, more than {} B",
-                self.saved_bytes_max
-            )),
-            Observation::Turned { end, events, .. } if events > self.events_max => Err(format!(
+        let Observation::Turned {
+            end,
+            connection,
+            events,
+        } = *what
+        else {
+            return Ok(());
+        };
+        let bytes = connection.heap_bytes();
+        if bytes > self.bytes_max {
+            return Err(format!(
+                "{end:?} occupies {bytes} B, more than {} B",
+                self.bytes_max
+            ));
+        }
+        if events > self.events_max {
+            return Err(format!(
                 "{end:?} had {events} events at once, more than {}",
                 self.events_max
-            )),
-            _ => Ok(()),
+            ));
         }
+        Ok(())
     }
 }

@@ -4,15 +4,30 @@ use std::collections::BTreeMap;
 
 use super::Checker;
 use crate::observation::{End, Message, Observation};
+use crate::scenario::Scenario;
 
 /// An immediate is reported once, at the end that was written to, when every byte of its message has
 /// been placed, and with that message's key; and when its message is complete at the writer, with the events of
-/// the reader's next turn at the latest.
-#[derive(Default)]
+/// the reader's next turn at the latest. Where immediates go in order, they come in the order of their messages,
+/// and may come after the completion.
 pub(super) struct ImmediateAfterPayload {
+    in_order: bool,
     open: BTreeMap<u32, State>,
     /// Those whose message is complete, by reader.
     due: BTreeMap<End, u32>,
+    /// The last message whose immediate was reported, by writer.
+    last: BTreeMap<End, u64>,
+}
+
+impl ImmediateAfterPayload {
+    pub(super) fn new(scenario: &Scenario) -> ImmediateAfterPayload {
+        ImmediateAfterPayload {
+            in_order: scenario.in_order,
+            open: BTreeMap::new(),
+            due: BTreeMap::new(),
+            last: BTreeMap::new(),
+        }
+    }
 }
 
 struct State {
@@ -75,8 +90,14 @@ impl Checker for ImmediateAfterPayload {
                     return Err(format!("immediate {value} of message {id} names {key:?}"));
                 }
                 state.signalled = true;
+                let last = self.last.insert(writer, id);
+                if self.in_order && last.is_some_and(|last| last > id) {
+                    return Err(format!(
+                        "immediate {value} of message {id} came after that of {last:?}"
+                    ));
+                }
             }
-            Observation::Completed { token, writer } => {
+            Observation::Completed { token, writer } if !self.in_order => {
                 let value = token as u32;
                 match self.open.get(&value) {
                     Some(state) if !state.signalled => {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use weft_core::connection::Connection;
-use weft_core::units::Nanos;
+use weft_core::units::{ChunkNumber, Nanos};
 use weft_core::wire::{AckReader, Kind, PREFIX_BYTES, TRAILER_BYTES, peek};
 
 use super::Checker;
@@ -13,7 +13,7 @@ use crate::scenario::Scenario;
 /// What the wire's clock, which counts in 64 ns, may make of a round trip.
 const CLOCK_ERROR: Nanos = Nanos::from_micros(1);
 
-/// What one end has sent and not been told of, as the packets say.
+/// What one end has sent and not been told of, as the packets say. Chunks are counted from the connection's first.
 #[derive(Default)]
 struct Sender {
     /// The next new chunk's number.
@@ -33,12 +33,14 @@ impl Sender {
         chunk < self.first || self.acked.contains(&chunk)
     }
 
-    fn acknowledge(&mut self, ack: &AckReader<'_>) {
-        self.first = self.first.max(ack.cumulative().0);
+    fn acknowledge(&mut self, ack: &AckReader<'_>, first_chunk: ChunkNumber) {
+        let count = |chunk: u32| chunk.wrapping_sub(first_chunk.0);
+        self.first = self.first.max(count(ack.cumulative().0));
         let base = ack.cumulative().0 / 64 * 64;
-        for (word, at) in ack.map().zip((base..).step_by(64)) {
+        for (word, at) in ack.map().zip((0..).step_by(64)) {
             let acked = (0..64).filter(|bit| word >> bit & 1 == 1);
-            self.acked.extend(acked.map(|bit| at + bit));
+            self.acked
+                .extend(acked.map(|bit| count(base.wrapping_add(at + bit))));
         }
         while self.acked.remove(&self.first) {
             self.first += 1;
@@ -54,6 +56,7 @@ impl Sender {
 /// window; none of either when idle.
 pub(super) struct WindowConserved {
     window_chunks: u32,
+    first_chunk: ChunkNumber,
     /// Nothing is known of what was sent less than this ago, so that it counts as under way.
     unknown_for: Nanos,
     senders: BTreeMap<End, Sender>,
@@ -64,6 +67,7 @@ impl WindowConserved {
         let round_trip = scenario.fabric.delay.get() * 2 - CLOCK_ERROR.get();
         WindowConserved {
             window_chunks: scenario.settings.window_chunks.into(),
+            first_chunk: scenario.first_chunk,
             unknown_for: Nanos::new(round_trip).min(scenario.rto_min),
             senders: BTreeMap::new(),
         }
@@ -105,8 +109,9 @@ impl Checker for WindowConserved {
                 let sender = self.senders.entry(writer).or_default();
                 sender.sent = true;
                 // Of one that is sent again, an answer to what was sent before may come at any time.
-                if chunk.number.0 == sender.next {
-                    let recent = (now, chunk.number.0, chunk.wire_bytes());
+                let count = chunk.number.0.wrapping_sub(self.first_chunk.0);
+                if count == sender.next {
+                    let recent = (now, count, chunk.wire_bytes());
                     sender.recent.push_back(recent);
                     sender.next += 1;
                 }
@@ -129,7 +134,8 @@ impl Checker for WindowConserved {
                     if let (Some(end), false, Ok(Kind::Ack)) = (end, tampered, kind) {
                         let body = &bytes[PREFIX_BYTES..bytes.len() - TRAILER_BYTES];
                         if let Ok(ack) = AckReader::parse(body) {
-                            self.senders.entry(end).or_default().acknowledge(&ack);
+                            let sender = self.senders.entry(end).or_default();
+                            sender.acknowledge(&ack, self.first_chunk);
                         }
                     }
                 }

@@ -141,6 +141,12 @@ pub enum BenchError {
         /// For how long.
         seconds: u64,
     },
+    /// Too little arrived before the fault to compare with.
+    #[error(
+        "in half of the time before the fault nothing arrived: run again on a machine that does \
+         less else"
+    )]
+    Idle,
     /// A thread of the benchmark panicked.
     #[error("{0}: its thread panicked; the message stands above")]
     Panicked(&'static str),

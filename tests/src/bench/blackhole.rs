@@ -138,6 +138,10 @@ fn one_round(fabric: &Fabric, draw: u16) -> Result<Seen, BenchError> {
         }
     }
     let before = typical(&bins(&arrivals, SETTLED_AFTER, FAILS_AFTER, BIN));
+    if before == 0.0 {
+        // Everything is at 0.9 of nothing.
+        return Err(BenchError::Idle);
+    }
     let after = bins(&arrivals, fault.at, end, BIN);
     let steady = typical(&bins(&arrivals, fault.at + 4 * BACK_WITHIN, end, BIN));
     // Whichever is more: what was there less one spine's part, or what it came to in the end.

@@ -90,6 +90,29 @@ impl Ends {
         })
     }
 
+    /// Starts both over 127.0.0.1, on ports of this test's own.
+    #[cfg(test)]
+    pub(super) fn on_loopback(shape: Shape) -> Self {
+        let start = |first: u16| {
+            let setup = Setup {
+                address: std::net::Ipv4Addr::LOCALHOST,
+                ports: PortRange { first, count: 4 },
+                mtu: 9000,
+                paths: 16,
+                policy: shape.policy,
+                progress: shape.progress,
+                spin: shape.spin,
+                seed: 1,
+            };
+            Host::start(setup).unwrap()
+        };
+        let first = 24_200 + 8 * shape.draw;
+        Self {
+            sender: start(first),
+            receiver: start(first + 4),
+        }
+    }
+
     /// Connects them once more: the sender's end, the receiver's end.
     ///
     /// # Errors

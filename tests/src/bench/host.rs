@@ -147,6 +147,11 @@ impl Host {
         self.engine.config().policy
     }
 
+    /// Whether its worker runs in [`Host::poll`] only.
+    pub fn is_inline(&self) -> bool {
+        self.engine.config().progress == Progress::Inline
+    }
+
     /// How long a worker polls before it sleeps.
     pub fn spin(&self) -> Duration {
         Duration::from_nanos(self.engine.config().spin.get())

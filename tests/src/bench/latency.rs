@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use weft_cli::fabric::{Fabric, Spec};
+use weft_cli::fabric::Spec;
 use weft_engine::Progress;
 
 use super::ends::{Ends, Shape};
@@ -20,8 +20,8 @@ use crate::report::{Row, median};
 const BYTES: usize = 8;
 /// Longer than any gap between two messages here: a worker that polls never sleeps.
 const POLLS: Duration = Duration::from_millis(1);
-/// Round trips before counting begins.
-const WARM_UP: usize = 500;
+/// One round trip in so many more is made before counting begins.
+const WARM_UP: usize = 10;
 /// No message takes a thousandth of it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -71,11 +71,18 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let mut slow = [(); CASES.len()].map(|()| Rounds::default());
     for _ in 0..context.rounds {
         let theirs = match &ucx {
-            Some(ucx) => Some(ucx.measure(&fabric, Test::Latency { bytes: BYTES })?),
+            Some(ucx) => Some(ucx.measure(
+                &fabric,
+                Test::Latency {
+                    bytes: BYTES,
+                    count,
+                },
+            )?),
             None => None,
         };
         for ((case, rounds), slow) in CASES.iter().zip(&mut rounds).zip(&mut slow) {
-            let mut ways = exchange(&fabric, case, count)?;
+            let ends = Ends::start(&fabric, case.shape())?;
+            let mut ways = exchange(ends, count)?;
             let middle = median(&mut ways);
             match theirs {
                 Some(theirs) => rounds.add_pair(middle, theirs),
@@ -100,25 +107,28 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
         .collect())
 }
 
-/// Microseconds of each way.
-fn exchange(fabric: &Fabric, case: &Case, count: usize) -> Result<Vec<f64>, BenchError> {
-    let ends = Ends::start(
-        fabric,
+impl Case {
+    fn shape(&self) -> Shape {
         Shape {
-            progress: case.progress,
-            spin: Some(case.spin),
+            progress: self.progress,
+            spin: Some(self.spin),
             ..Shape::default()
-        },
-    )?;
+        }
+    }
+}
+
+/// Microseconds of each way.
+fn exchange(ends: Ends, count: usize) -> Result<Vec<f64>, BenchError> {
     let (near, far) = ends.connect()?;
     let Ends { sender, receiver } = ends;
     let over = AtomicBool::new(false);
-    let inline = case.progress == Progress::Inline;
+    let inline = sender.is_inline();
     let mut asking = Side::new(sender, near, inline);
     let mut answering = Side::new(receiver, far, inline);
     asking.peer = answering.own.target;
     answering.peer = asking.own.target;
-    let total = WARM_UP + count;
+    let warm_up = count / WARM_UP;
+    let total = warm_up + count;
     thread::scope(|scope| {
         let answers = scope.spawn(|| {
             let answered = answer(&mut answering, total, &over);
@@ -135,7 +145,7 @@ fn exchange(fabric: &Fabric, case: &Case, count: usize) -> Result<Vec<f64>, Benc
             .map_err(|_| BenchError::Panicked("the answering end"))?;
         let mut ways = asked?;
         answered?;
-        Ok(ways.split_off(WARM_UP))
+        Ok(ways.split_off(warm_up))
     })
 }
 
@@ -242,4 +252,20 @@ fn answer(side: &mut Side, total: usize, over: &AtomicBool) -> Result<(), BenchE
         side.send(number)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_go_to_and_fro_whoever_runs_the_workers() {
+        for (draw, case) in (0..).zip(&CASES) {
+            let ends = Ends::on_loopback(Shape {
+                draw,
+                ..case.shape()
+            });
+            assert_eq!(exchange(ends, 5).unwrap().len(), 5, "{}", case.id);
+        }
+    }
 }

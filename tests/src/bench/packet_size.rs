@@ -158,6 +158,10 @@ fn one_round(fabric: &Fabric, cause: Cause, draw: u16) -> Result<Round, BenchErr
     cause.end(&spine, fabric.spec().mtu)?;
     let (arrivals, at) = outcome?;
     let before = typical(&bins(&arrivals, SETTLED_AFTER, FAILS_AFTER, BIN));
+    if before == 0.0 {
+        // Everything is at 0.9 of nothing.
+        return Err(BenchError::Idle);
+    }
     let others = before * (SPINES - 1) as f64 / SPINES as f64;
     let after = bins(&arrivals, at, end, BIN);
     let back = back_at(&after, 0.9 * others).unwrap_or(after.len());

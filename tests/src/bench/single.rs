@@ -40,7 +40,16 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
         let ours = writes::measure(&ends, writes)?.gigabytes_per_second();
         match &ucx {
             Some(ucx) => {
-                rounds.add_pair(ours, ucx.measure(&fabric, Test::Rate { bytes: BYTES })?);
+                rounds.add_pair(
+                    ours,
+                    ucx.measure(
+                        &fabric,
+                        Test::Rate {
+                            bytes: BYTES,
+                            count: count as usize,
+                        },
+                    )?,
+                );
             }
             None => rounds.add(ours),
         }

@@ -47,8 +47,8 @@ impl Spine {
     /// Drops every IP packet that is longer.
     pub(super) fn drop_longer_than(&self, bytes: u32) -> Result<(), BenchError> {
         self.nft(&format!(
-            "table ip {TABLE} {{ chain forward {{ type filter hook forward priority 0; \
-             meta length > {bytes} drop; }} }}"
+            "table ip {TABLE} {{\nchain forward {{\ntype filter hook forward priority 0\n\
+             meta length > {bytes} drop\n}}\n}}\n"
         ))
     }
 

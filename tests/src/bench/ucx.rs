@@ -10,9 +10,8 @@ use super::BenchError;
 
 const PROGRAM: &str = "ucx_perftest";
 const PORT: &str = "13337";
-/// Bytes of a whole rate measurement; round trips of a latency measurement.
-const RATE_BYTES: usize = 1 << 30;
-const ROUND_TRIPS: usize = 20_000;
+/// One message in so many more is sent before counting begins.
+const WARM_UP: usize = 10;
 /// A server that takes longer than this to listen has failed.
 const LISTENS_WITHIN: Duration = Duration::from_secs(10);
 const LISTENS_LOOK: Duration = Duration::from_millis(20);
@@ -24,9 +23,9 @@ pub(super) struct Ucx(PathBuf);
 #[derive(Clone, Copy)]
 pub(super) enum Test {
     /// One way of a tagged message: microseconds.
-    Latency { bytes: usize },
+    Latency { bytes: usize, count: usize },
     /// Tagged messages, several in flight, from one buffer: GB/s.
-    Rate { bytes: usize },
+    Rate { bytes: usize, count: usize },
 }
 
 impl Ucx {
@@ -50,8 +49,8 @@ impl Ucx {
     /// Measures between node 0 and node 1.
     pub(super) fn measure(&self, fabric: &Fabric, test: Test) -> Result<f64, BenchError> {
         let (name, bytes, count) = match test {
-            Test::Latency { bytes } => ("tag_lat", bytes, ROUND_TRIPS),
-            Test::Rate { bytes } => ("tag_bw", bytes, RATE_BYTES / bytes),
+            Test::Latency { bytes, count } => ("tag_lat", bytes, count),
+            Test::Rate { bytes, count } => ("tag_bw", bytes, count),
         };
         let address = fabric.node(1).data_address.to_string();
         let mut server = Killed(
@@ -66,6 +65,7 @@ impl Ucx {
                 .command(fabric, 0)
                 .args([&address, "-t", name, "-f", "-v"])
                 .args(["-s", &bytes.to_string(), "-n", &count.to_string()])
+                .args(["-w", &(count / WARM_UP).to_string()])
                 .output()
                 .map_err(BenchError::system(PROGRAM))?;
             if output.status.success() {
@@ -83,9 +83,13 @@ impl Ucx {
         }
     }
 
+    /// UCX looks for its devices in /sys, which has to be that of the node's network namespace.
     fn command(&self, fabric: &Fabric, node: usize) -> Command {
-        let mut command = fabric.command(node, &self.0);
+        let mut command = fabric.command(node, "unshare");
         command
+            .args(["--mount", "sh", "-c"])
+            .arg("mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"")
+            .arg(&self.0)
             .args(["-p", PORT])
             .env("UCX_TLS", "tcp")
             .env("UCX_NET_DEVICES", "data0")
@@ -139,9 +143,22 @@ mod tests {
     fn the_figure_is_read_from_the_last_line_of_numbers() {
         let text = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,\
                     overall_mr\n2000,7.593,296.903,2112.835,0.03,2000.00,3368,473\n";
-        assert_eq!(figure(text, Test::Latency { bytes: 8 }), Some(7.593));
-        let rate = figure(text, Test::Rate { bytes: 65_536 }).unwrap();
+        assert_eq!(
+            figure(text, Test::Latency { bytes: 8, count: 1 }),
+            Some(7.593)
+        );
+        let rate = figure(
+            text,
+            Test::Rate {
+                bytes: 65_536,
+                count: 1,
+            },
+        )
+        .unwrap();
         assert!((rate - 2.097_152).abs() < 1e-9);
-        assert_eq!(figure("connect() failed", Test::Latency { bytes: 8 }), None);
+        assert_eq!(
+            figure("connect() failed", Test::Latency { bytes: 8, count: 1 }),
+            None
+        );
     }
 }

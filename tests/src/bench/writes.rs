@@ -235,6 +235,60 @@ fn first_difference(sent: &[u8], received: &[u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::ends::Shape;
+
+    #[test]
+    fn every_lap_is_written_and_checked() {
+        let ends = Ends::on_loopback(Shape {
+            draw: 10,
+            ..Shape::default()
+        });
+        let writes = Writes {
+            bytes: 64 << 10,
+            count: 20,
+            outstanding: 2,
+            memory: 192 << 10,
+            lap: 512 << 10,
+        };
+        let measured = measure(&ends, writes).unwrap();
+        assert_eq!(measured.bytes, 20 << 16);
+        assert!(measured.receiver_cpu > Duration::ZERO);
+    }
+
+    #[test]
+    fn a_write_that_never_landed_is_found() {
+        let ends = Ends::on_loopback(Shape {
+            draw: 11,
+            ..Shape::default()
+        });
+        let (near, far) = ends.connect().unwrap();
+        let writes = Writes {
+            bytes: 4096,
+            count: 4,
+            outstanding: 1,
+            memory: 4096,
+            lap: 4 * 4096,
+        };
+        let run = Run {
+            ends: &ends,
+            near: &near,
+            far: &far,
+            writes,
+            sources: vec![Source::new(pattern(0, 4096))],
+            target: ends.receiver.register(vec![0xA5; 4 * 4096]),
+        };
+        let lap = |writes| Lap {
+            first: 0,
+            shift: 0,
+            writes,
+        };
+        run.write(lap(3)).unwrap();
+        let error = run.check(lap(4)).unwrap_err();
+        assert!(
+            matches!(error, BenchError::Differs { write: 3, at: 0 }),
+            "{error}"
+        );
+    }
 
     #[test]
     fn each_slot_gets_other_bytes_in_the_next_lap() {

@@ -103,7 +103,7 @@ impl Running {
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: x\n\
              contexts: [{{name: x, context: {{cluster: x, user: x}}}}]\n\
-             clusters: [{{name: x, cluster: {{server: 'http://127.0.0.1:{api}'}}}}]\n\
+             clusters: [{{name: x, cluster: {{server: 'http://{API}:{api}'}}}}]\n\
              users: [{{name: x, user: {{}}}}]\n"
         );
         std::fs::write(&kubeconfig, text).unwrap();
@@ -166,6 +166,9 @@ fn free_port() -> u16 {
     listener.local_addr().unwrap().port()
 }
 
+/// Where the API server is: no connection of another test begins there and takes the port away meanwhile.
+const API: &str = "127.0.7.7";
+
 fn get(port: u16, path: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -177,7 +180,7 @@ fn get(port: u16, path: &str) -> String {
 
 /// An API server that is starting: it says 500 first, then which release it is, and 500 to all else.
 fn starting_api_server(port: u16) {
-    let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let listener = TcpListener::bind((API, port)).unwrap();
     std::thread::spawn(move || {
         let mut versions = 0;
         for stream in listener.incoming() {
@@ -230,7 +233,7 @@ fn an_api_server_that_is_away_is_waited_for_and_readyz_says_so() {
     program.until("no API server answers");
     let ready = get(metrics, "/readyz");
     assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
-    let cause = format!("no API server answers: http://127.0.0.1:{api}/: ");
+    let cause = format!("no API server answers: http://{API}:{api}/: ");
     assert!(ready.contains(&cause), "{ready}");
     assert!(ready.contains("check that it runs"), "{ready}");
     assert!(get(metrics, "/healthz").starts_with("HTTP/1.1 200"));

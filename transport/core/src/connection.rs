@@ -388,7 +388,7 @@ impl Connection {
         Some(ControlPacket {
             path,
             owner: PathOwner::Local,
-            bytes: probe.emit(out, seal, path, remote, number),
+            bytes: probe.emit(paths.probe_bytes(), out, seal, path, remote, number),
         })
     }
 
@@ -521,7 +521,8 @@ impl Connection {
             }
             Kind::Probe => {
                 let probe = wire::Probe::parse(control.body)?;
-                self.receive.handle_probe(now, arrival, probe);
+                let bytes = wire::PREFIX_BYTES + control.body.len() + wire::TRAILER_BYTES;
+                self.receive.handle_probe(now, arrival, bytes, probe);
                 Ok(())
             }
             Kind::Refusal => {
@@ -566,7 +567,7 @@ impl Connection {
             let lay = Nanos::new(u64::from(echo.delay) << WIRE_CLOCK_SHIFT);
             let known = age <= now - self.since && lay <= age;
             let rtt = known.then(|| Nanos::new(age.get() - lay.get()));
-            paths.on_answer(now, echo.path, rtt, echo.ce);
+            paths.on_answer(now, &echo, rtt);
             sample.packets += u64::from(echo.packets);
             sample.ce += u64::from(echo.ce);
             if let Some(rtt) = rtt {

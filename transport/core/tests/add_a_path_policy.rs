@@ -2,6 +2,7 @@
 
 use weft_core::path::{PathPolicy, PathSet, PathSetConfig, PathView, PolicyKind};
 use weft_core::units::{Nanos, PathId, Rng, Time};
+use weft_core::wire::Echo;
 
 /// Of four live paths drawn evenly, the one with the lowest smoothed round-trip time.
 #[derive(Debug)]
@@ -31,7 +32,11 @@ fn the_documented_policy_prefers_the_faster_paths() {
     set.set_policy(Box::new(FourChoices));
     for path in 0..8u8 {
         let rtt = Nanos::from_micros(if path < 2 { 50 } else { 5_000 });
-        set.on_answer(Time::from_nanos(1), PathId(path), Some(rtt), 0);
+        let echo = Echo {
+            path: PathId(path),
+            ..Echo::default()
+        };
+        set.on_answer(Time::from_nanos(1), &echo, Some(rtt));
     }
     let mut rng = Rng::new(3);
     let fast = (0..1000)

@@ -72,9 +72,20 @@ pub struct Host {
     pub index: usize,
     /// Its NIC queue.
     pub endpoint: Endpoint<usize>,
+    /// Where control packets are written.
+    control: Box<[u8; CONTROL_BYTES_MAX]>,
 }
 
 impl Host {
+    /// A host with an endpoint.
+    pub fn new(index: usize, endpoint: Endpoint<usize>) -> Host {
+        Host {
+            index,
+            endpoint,
+            control: Box::new([0; CONTROL_BYTES_MAX]),
+        }
+    }
+
     /// One turn: takes in everything that has arrived, sends what there is to send, takes the events.
     pub fn turn(
         &mut self,
@@ -106,7 +117,7 @@ impl Host {
             environment.received(datagrams, receiving.endpoint());
         }
         let mut sending = receiving.finish(true, environment.chunks());
-        let mut buffer = [0; CONTROL_BYTES_MAX];
+        let buffer = &mut *self.control;
         let outgoing = |to, path, segment, bytes| Datagrams {
             from: self.index,
             to,
@@ -115,7 +126,7 @@ impl Host {
             segment,
             bytes,
         };
-        while let Some(transmit) = sending.poll_transmit(now, &mut buffer) {
+        while let Some(transmit) = sending.poll_transmit(now, buffer) {
             match transmit {
                 Transmit::Chunk {
                     connection,

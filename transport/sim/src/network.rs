@@ -5,7 +5,7 @@ use weft_core::units::Nanos;
 use weft_core::wire::{HEADER_BYTES, Reset, TRAILER_BYTES, peek};
 
 use crate::draw::Draw;
-use crate::scenario::{Fabric, Weather};
+use crate::scenario::{Dropped, Fabric, Weather};
 
 /// Old datagrams kept for replays; the oldest gives way.
 const REPLAYS_KEPT: usize = 64;
@@ -50,12 +50,12 @@ pub struct Tally {
     pub marked: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Lane {
     /// When the last byte that is queued will have left, in 1/1024 ns.
     busy_until_1024: u128,
-    /// How many mishaps keep it down.
-    down: u32,
+    /// What it drops, once for each mishap that lasts.
+    dropped: Vec<Dropped>,
 }
 
 /// The network between all hosts.
@@ -110,20 +110,24 @@ impl Network {
     /// The weather turns fair and every lane is up; replays end.
     pub fn heal(&mut self) {
         self.weather = Weather::FAIR;
-        self.lanes.iter_mut().for_each(|lane| lane.down = 0);
+        self.lanes.iter_mut().for_each(|lane| lane.dropped.clear());
         self.slow.fill(Nanos::ZERO);
         self.replays.clear();
     }
 
-    /// Takes one lane down, or up again.
-    pub fn set_lane(&mut self, from: usize, to: usize, lane: u16, down: bool) {
+    /// One lane begins to drop packets.
+    pub fn begin_drops(&mut self, from: usize, to: usize, lane: u16, dropped: Dropped) {
         let lane = self.lane_index(from, to, lane);
-        let count = &mut self.lanes[lane].down;
-        *count = if down {
-            *count + 1
-        } else {
-            count.saturating_sub(1)
-        };
+        self.lanes[lane].dropped.push(dropped);
+    }
+
+    /// What [`Network::begin_drops`] began is over.
+    pub fn end_drops(&mut self, from: usize, to: usize, lane: u16, dropped: Dropped) {
+        let lane = self.lane_index(from, to, lane);
+        let now = &mut self.lanes[lane].dropped;
+        if let Some(at) = now.iter().position(|one| *one == dropped) {
+            now.swap_remove(at);
+        }
     }
 
     /// Makes everything from and to `host` later by `extra`.
@@ -147,7 +151,13 @@ impl Network {
         let now_1024 = u128::from(now) * 1024;
         let backlog_1024 = lane.busy_until_1024.saturating_sub(now_1024);
         let backlog = backlog_1024 / u128::from(self.fabric.byte_time_1024);
-        let lost = lane.down > 0
+        let length = packet.bytes.len();
+        let dropped = lane.dropped.iter().any(|dropped| match dropped {
+            Dropped::All => true,
+            Dropped::Longer(bytes) => length > usize::from(*bytes),
+            Dropped::Marked => packet.ce || backlog > u128::from(self.fabric.mark_bytes),
+        });
+        let lost = dropped
             || backlog > u128::from(self.fabric.queue_bytes)
             || self.draw.chance(self.weather.loss);
         if lost {
@@ -329,9 +339,9 @@ mod tests {
     fn a_lane_that_is_down_drops_until_it_is_up_again() {
         let mut network = Network::new(2, FABRIC, Weather::FAIR, Draw::new(1, 1));
         let lane = network.lane_of(0, 1, 0);
-        network.set_lane(0, 1, lane, true);
+        network.begin_drops(0, 1, lane, Dropped::All);
         assert_eq!(arrivals(&mut network, 0, 1), []);
-        network.set_lane(0, 1, lane, false);
+        network.end_drops(0, 1, lane, Dropped::All);
         assert_eq!(arrivals(&mut network, 0, 1).len(), 1);
     }
 

@@ -182,10 +182,7 @@ impl<W: Wire> Pair<W> {
     /// Two hosts without a connection.
     pub fn new(config: PairConfig, wire: W) -> Pair<W> {
         let end = |index: usize| End {
-            host: Host {
-                index,
-                endpoint: endpoint(&config, index, Time::ZERO),
-            },
+            host: Host::new(index, endpoint(&config, index, Time::ZERO)),
             memory: Region {
                 key: config.key,
                 bytes: vec![0; config.region_bytes],

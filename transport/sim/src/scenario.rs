@@ -8,7 +8,7 @@ use weft_core::endpoint::EndpointConfig;
 use weft_core::memory::DomainId;
 use weft_core::path::PolicyKind;
 use weft_core::units::{ChunkNumber, Nanos};
-use weft_core::wire::{Integrity, OVERHEAD_BYTES, VERSION};
+use weft_core::wire::{HEADER_BYTES, Integrity, OVERHEAD_BYTES, VERSION};
 use weft_crypto::{AES_128_GCM, Aes128Gcm};
 
 use crate::draw::Draw;
@@ -110,15 +110,27 @@ pub struct Workload {
     pub both_ways: bool,
 }
 
+/// What a lane drops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dropped {
+    /// Everything.
+    All,
+    /// Packets of more bytes: its MTU is smaller than what is sent.
+    Longer(u16),
+    /// Packets that are marked congestion-experienced.
+    Marked,
+}
+
 /// Something that happens to a part of the run at a drawn time.
 #[expect(missing_docs, reason = "each variant's text says what its fields are")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mishap {
-    /// One lane between two hosts drops everything, both ways or one way, carrier up.
+    /// One lane between two hosts drops packets, both ways or one way, carrier up.
     LaneDown {
         from: usize,
         to: usize,
         lane: u16,
+        dropped: Dropped,
         both_ways: bool,
         heals_after: Nanos,
     },
@@ -232,7 +244,7 @@ impl Scenario {
     pub fn draw(seed: u64) -> Scenario {
         let mut draw = Draw::new(seed, 0);
         // A stream of its own, so that a seed's run is otherwise what it was before there was this.
-        let mut numbers = Draw::new(seed, 6);
+        let mut numbers = Draw::new(seed, 7);
         let hosts = draw.pick(&[2, 2, 2, 3, 3, 4, 5, 8]);
         let pairs = draw_pairs(&mut draw, hosts);
         let mut settings = draw_settings(&mut draw);
@@ -248,6 +260,14 @@ impl Scenario {
         // What came into the scenarios later draws from a stream of its own, for the same reason.
         let mut later = Draw::new(seed, 5);
         mishaps.extend(draw_deregistrations(&mut later, pairs.len(), heals_at));
+        let mut filters = Draw::new(seed, 8);
+        mishaps.extend(draw_filters(
+            &mut filters,
+            &pairs,
+            &fabric,
+            &settings,
+            heals_at,
+        ));
         mishaps.sort_by_key(|(at, _)| *at);
         let domains = pairs
             .iter()
@@ -441,6 +461,7 @@ fn draw_mishaps(
                     from,
                     to,
                     lane,
+                    dropped: Dropped::All,
                     both_ways: draw.coin(),
                     heals_after: span,
                 },
@@ -509,6 +530,41 @@ fn draw_refusals(
         };
         (Nanos::new(at), mishap)
     })
+}
+
+/// Some lanes drop by length or by mark, in one run of five.
+fn draw_filters(
+    draw: &mut Draw,
+    pairs: &[(usize, usize)],
+    fabric: &Fabric,
+    settings: &Settings,
+    heals_at: Nanos,
+) -> Vec<(Nanos, Mishap)> {
+    let count = if draw.chance(800_000) {
+        0
+    } else {
+        draw.magnitude(1, 8)
+    };
+    (0..count)
+        .map(|_| {
+            let at = draw.within(0, heals_at.get() - 1);
+            let (from, to) = draw.pick(pairs);
+            let longest = u64::from(settings.packet_payload) + OVERHEAD_BYTES as u64;
+            let dropped = match draw.chance(750_000) {
+                true => Dropped::Longer(draw.within(HEADER_BYTES as u64, longest) as u16),
+                false => Dropped::Marked,
+            };
+            let mishap = Mishap::LaneDown {
+                from,
+                to,
+                lane: draw.within(0, u64::from(fabric.lanes) - 1) as u16,
+                dropped,
+                both_ways: draw.coin(),
+                heals_after: Nanos::new(draw.magnitude(1, heals_at.get() - at)),
+            };
+            (Nanos::new(at), mishap)
+        })
+        .collect()
 }
 
 /// A few regions are deregistered while they are written to, in one run of ten.

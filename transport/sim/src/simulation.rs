@@ -18,7 +18,7 @@ use crate::host::Host;
 use crate::machine::{Machine, Process};
 use crate::network::{Network, Packet, Tally};
 use crate::observation::{End, Excuse, Observation};
-use crate::scenario::{Mishap, Scenario};
+use crate::scenario::{Dropped, Mishap, Scenario};
 use crate::target::{REGIONS, Regions, Target};
 
 /// Things that happen in a run at most; more is chatter without progress.
@@ -35,12 +35,27 @@ enum Happening {
     Arrival(Packet),
     Turn(usize),
     Mishap(Mishap),
-    LaneUp { from: usize, to: usize, lane: u16 },
+    LaneUp {
+        from: usize,
+        to: usize,
+        lane: u16,
+        dropped: Dropped,
+    },
     SpikeOver(usize),
-    Join { end: End },
-    Restore { host: usize, generation: u64 },
-    Return { host: usize, generation: u64 },
-    Reconnect { pair: usize },
+    Join {
+        end: End,
+    },
+    Restore {
+        host: usize,
+        generation: u64,
+    },
+    Return {
+        host: usize,
+        generation: u64,
+    },
+    Reconnect {
+        pair: usize,
+    },
     Heal,
 }
 
@@ -363,7 +378,12 @@ impl Simulation {
                 self.turn(host);
             }
             Happening::Mishap(mishap) => self.befall(mishap),
-            Happening::LaneUp { from, to, lane } => self.network.set_lane(from, to, lane, false),
+            Happening::LaneUp {
+                from,
+                to,
+                lane,
+                dropped,
+            } => self.network.end_drops(from, to, lane, dropped),
             Happening::SpikeOver(host) => self.network.set_slow(host, Nanos::ZERO),
             Happening::Join { end } => self.join(end),
             Happening::Restore { host, generation } => {
@@ -412,12 +432,13 @@ impl Simulation {
                 from,
                 to,
                 lane,
+                dropped,
                 both_ways,
                 heals_after,
             } => {
-                self.lane_down(from, to, lane, heals_after);
+                self.lane_down(from, to, lane, dropped, heals_after);
                 if both_ways {
-                    self.lane_down(to, from, lane, heals_after);
+                    self.lane_down(to, from, lane, dropped, heals_after);
                 }
             }
             Mishap::Blackout {
@@ -426,8 +447,8 @@ impl Simulation {
                 heals_after,
             } => {
                 for lane in 0..self.scenario.fabric.lanes {
-                    self.lane_down(from, to, lane, heals_after);
-                    self.lane_down(to, from, lane, heals_after);
+                    self.lane_down(from, to, lane, Dropped::All, heals_after);
+                    self.lane_down(to, from, lane, Dropped::All, heals_after);
                 }
             }
             Mishap::Spike {
@@ -458,12 +479,22 @@ impl Simulation {
         }
     }
 
-    fn lane_down(&mut self, from: usize, to: usize, lane: u16, heals_after: Nanos) {
-        self.network.set_lane(from, to, lane, true);
-        self.agenda.plan(
-            self.now + heals_after.get(),
-            Happening::LaneUp { from, to, lane },
-        );
+    fn lane_down(
+        &mut self,
+        from: usize,
+        to: usize,
+        lane: u16,
+        dropped: Dropped,
+        heals_after: Nanos,
+    ) {
+        self.network.begin_drops(from, to, lane, dropped);
+        let up = Happening::LaneUp {
+            from,
+            to,
+            lane,
+            dropped,
+        };
+        self.agenda.plan(self.now + heals_after.get(), up);
     }
 
     /// A process starts, without connections.
@@ -473,10 +504,7 @@ impl Simulation {
         let config = self.scenario.endpoint(seed);
         let endpoint = Endpoint::new(config, machine.clock(self.now));
         machine.drops = Drops::default();
-        machine.process = Process::Running(Box::new(Host {
-            index: host,
-            endpoint,
-        }));
+        machine.process = Process::Running(Box::new(Host::new(host, endpoint)));
     }
 
     /// A process ends; what it has counted is kept.

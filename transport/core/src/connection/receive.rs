@@ -158,6 +158,7 @@ impl Receive {
         events: &mut VecDeque<Event>,
         stats: &mut Stats,
     ) -> Result<(), DropReason> {
+        let bytes = packet.len();
         let opened = seal.open_data(packet)?;
         let OpenedData {
             header, payload, ..
@@ -171,7 +172,7 @@ impl Receive {
             self.owed.arrived(now, arrival.path);
             self.owed.at_once();
             if header.packet_number.saturating_add(ECHO_NUMBERS) > self.newest_packet {
-                self.echo(now, arrival, header.sent_at);
+                self.echo(now, arrival, bytes, header.sent_at);
             }
         }
         wanted?;
@@ -186,7 +187,7 @@ impl Receive {
         };
         // The path has carried it, whatever becomes of it.
         self.newest_packet = self.newest_packet.max(header.packet_number);
-        self.echo(now, arrival, header.sent_at);
+        self.echo(now, arrival, bytes, header.sent_at);
         self.owed.arrived(now, arrival.path);
         if arrival.ce {
             // Congestion is told of as soon as it is seen (RFC 9000, section 13.2.1).
@@ -351,8 +352,10 @@ impl Receive {
             || self.board.has_part_before(header.chunk)
     }
 
-    fn echo(&mut self, now: Time, arrival: Arrival, sent_at: u32) {
+    /// A packet of `bytes` bytes has arrived.
+    fn echo(&mut self, now: Time, arrival: Arrival, bytes: usize, sent_at: u32) {
         let ce = u16::from(arrival.ce);
+        let bytes = u16::try_from(bytes).unwrap_or(u16::MAX);
         // A run arrives on one path: the newest entry is the likely one.
         let known = self
             .echoes
@@ -361,7 +364,8 @@ impl Receive {
             .find(|(echo, _)| echo.path == arrival.path);
         if let Some((echo, at)) = known {
             echo.ce = echo.ce.saturating_add(ce);
-            echo.packets += 1;
+            echo.packets = echo.packets.saturating_add(1);
+            echo.largest = echo.largest.max(bytes);
             echo.sent_at = sent_at;
             *at = now;
         } else {
@@ -369,6 +373,7 @@ impl Receive {
                 path: arrival.path,
                 ce,
                 packets: 1,
+                largest: bytes,
                 sent_at,
                 delay: 0,
             };
@@ -376,8 +381,8 @@ impl Receive {
         }
     }
 
-    pub(super) fn handle_probe(&mut self, now: Time, arrival: Arrival, probe: Probe) {
-        self.echo(now, arrival, probe.sent_at);
+    pub(super) fn handle_probe(&mut self, now: Time, arrival: Arrival, bytes: usize, probe: Probe) {
+        self.echo(now, arrival, bytes, probe.sent_at);
         self.owed.arrived(now, arrival.path);
         self.owed.at_once();
     }

@@ -196,7 +196,7 @@ impl Transmit {
             self.in_flight += u64::from(bytes);
             stats.chunks_resent += 1;
             stats.packets_resent += u64::from(sent.missing.count_ones());
-            paths.on_sent(path);
+            paths.on_sent(path, largest_packet(&sent, sent.missing, out.settings));
             self.unasked = Unasked::default();
             return self.chunk(now, number, &sent, sent.missing, out, stats);
         }
@@ -255,7 +255,7 @@ impl Transmit {
         let number = self.board.push(sent);
         self.expect_answer(&sent, paths, timers);
         stats.chunks_sent += 1;
-        paths.on_sent(path);
+        paths.on_sent(path, largest_packet(&sent, full_map(packets), out.settings));
         self.chunk(now, number, &sent, full_map(packets), out, stats)
     }
 
@@ -290,7 +290,7 @@ impl Transmit {
         };
         stats.tail_probes += 1;
         stats.packets_resent += 1;
-        paths.on_sent(sent.path);
+        paths.on_sent(sent.path, largest_packet(&sent, packet, out.settings));
         self.chunk(now, number, &sent, packet, out, stats)
     }
 
@@ -539,6 +539,16 @@ fn beyond(word: u64, end: i32) -> u64 {
     match u32::try_from(end) {
         Err(_) | Ok(0) => word,
         Ok(end) => word.checked_shr(end).unwrap_or(0),
+    }
+}
+
+/// Bytes of the largest packet among those of a chunk that `map` names.
+fn largest_packet(sent: &Sent, map: u64, settings: &Settings) -> u32 {
+    let last = u32::from(sent.packets) - 1;
+    if map & !(1 << last) != 0 {
+        settings.packet_bytes()
+    } else {
+        wire_bytes(sent, map, settings)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Path state and liveness.
 
+use crate::wire::{Echo, PROBE_BYTES_MAX};
+
 use super::{
     Nanos, PATHS_MAX, PROBE_AFTER, PROBE_INTERVAL_MAX, PathId, PathPolicy, PathView, PolicyKind,
     Rng, RttEstimator, TIMEOUTS_UNTIL_SUSPENDED, Time,
@@ -83,6 +85,10 @@ pub struct PathSet {
     paths: Vec<Path>,
     rtt: Vec<RttEstimator>,
     counters: Vec<Counters>,
+    /// Bytes of the largest packet that was sent on any of them, up to [`PROBE_BYTES_MAX`]. A path that carries
+    /// smaller ones only is of no use, so nothing smaller answers for it, and a probe is as large (RFC 8899,
+    /// section 4.3: a black hole is found by packets of the size in use).
+    largest: u16,
     /// The live paths in order.
     live: Vec<PathId>,
     /// The suspect ones in order: what is left when none is live.
@@ -109,6 +115,7 @@ impl PathSet {
             paths: vec![path; count.into()],
             rtt: vec![RttEstimator::default(); count.into()],
             counters: vec![Counters::default(); count.into()],
+            largest: 0,
             live: (0..count).map(|p| PathId(p as u8)).collect(),
             suspect: Vec::with_capacity(count.into()),
             all: RttEstimator::default(),
@@ -193,18 +200,29 @@ impl PathSet {
         (path.0 as usize) < self.paths.len()
     }
 
-    /// A chunk was sent on `path`.
-    pub fn on_sent(&mut self, path: PathId) {
+    /// A chunk was sent on `path`; the largest of its packets has `bytes` bytes.
+    pub fn on_sent(&mut self, path: PathId, bytes: u32) {
         self.counters[path.0 as usize].sent_chunks += 1;
+        let bytes = bytes.min(PROBE_BYTES_MAX as u32) as u16;
+        self.largest = self.largest.max(bytes);
     }
 
-    /// The peer has seen something sent on `path`, whose round trip took `rtt`.
-    pub fn on_answer(&mut self, now: Time, path: PathId, rtt: Option<Nanos>, ce_packets: u16) {
-        let index = path.0 as usize;
-        self.counters[index].ce_packets += u64::from(ce_packets);
+    /// How large a probe is, bytes: as the largest packet that the paths are to carry.
+    pub fn probe_bytes(&self) -> usize {
+        self.largest.into()
+    }
+
+    /// The peer has seen packets that were sent on `echo`'s path, whose round trip took `rtt`. Only as large a
+    /// packet as the path is to carry shows that it is alive.
+    pub fn on_answer(&mut self, now: Time, echo: &Echo, rtt: Option<Nanos>) {
+        let index = echo.path.0 as usize;
+        self.counters[index].ce_packets += u64::from(echo.ce);
         if let Some(rtt) = rtt {
             self.rtt[index].update(rtt);
             self.all.update(rtt);
+        }
+        if echo.largest < self.largest {
+            return;
         }
         let state = &mut self.paths[index];
         state.answered = now;
@@ -372,6 +390,14 @@ mod tests {
         })
     }
 
+    fn answer(path: PathId) -> Echo {
+        Echo {
+            path,
+            packets: 1,
+            ..Echo::default()
+        }
+    }
+
     fn ms(n: u64) -> Time {
         Time::from_nanos(n * 1_000_000)
     }
@@ -380,7 +406,7 @@ mod tests {
     fn a_path_with_three_timeouts_is_suspended_and_probed_after_10_ms_doubling_to_1_s() {
         let mut set = set(4);
         let path = PathId(2);
-        set.on_answer(ms(0), path, Some(Nanos::from_micros(50)), 0);
+        set.on_answer(ms(0), &answer(path), Some(Nanos::from_micros(50)));
         set.on_loss(ms(1), path, ms(0) + Nanos::new(1));
         assert_eq!(set.live(), 3);
         assert_eq!(
@@ -407,14 +433,14 @@ mod tests {
             at = at + interval;
             interval = interval.times(2).min(PROBE_INTERVAL_MAX);
         }
-        set.on_answer(at, path, None, 0);
+        set.on_answer(at, &answer(path), None);
         assert_eq!((set.live(), set.poll_timeout()), (4, None));
     }
 
     #[test]
     fn a_loss_on_a_path_that_answered_since_is_no_suspicion() {
         let mut set = set(2);
-        set.on_answer(ms(5), PathId(0), None, 0);
+        set.on_answer(ms(5), &answer(PathId(0)), None);
         set.on_loss(ms(6), PathId(0), ms(4));
         assert_eq!(set.live(), 2);
     }
@@ -433,7 +459,7 @@ mod tests {
         for at in [11, 31, 71, 151] {
             while set.poll_probe(ms(at)).is_some() {}
         }
-        set.on_answer(ms(152), PathId(1), None, 0);
+        set.on_answer(ms(152), &answer(PathId(1)), None);
         assert!(!set.is_dark());
         assert_eq!(set.poll_probe(ms(152)), Some(PathId(0)));
         assert_eq!(set.poll_probe(ms(152)), Some(PathId(2)));
@@ -444,17 +470,41 @@ mod tests {
         let mut set = set(128);
         let mut rng = Rng::new(7);
         for path in 0..128 {
-            set.on_answer(ms(1), PathId(path), None, 0);
+            set.on_answer(ms(1), &answer(PathId(path)), None);
         }
         // Only these two still answer, and nothing was lost on the others yet.
-        set.on_answer(ms(5), PathId(9), None, 0);
-        set.on_answer(ms(6), PathId(77), None, 0);
+        set.on_answer(ms(5), &answer(PathId(9)), None);
+        set.on_answer(ms(6), &answer(PathId(77)), None);
         for _ in 0..100 {
             let again = set.choose_again(PathId(77), ms(4), &mut rng);
             assert_eq!(again, Some(PathId(9)));
         }
         let unproven = set.choose_again(PathId(77), ms(8), &mut rng);
         assert!(unproven.is_some_and(|path| path != PathId(77)));
+    }
+
+    #[test]
+    fn only_a_packet_as_large_as_what_was_sent_answers_for_a_path() {
+        let mut set = set(2);
+        let path = PathId(0);
+        set.on_sent(path, 1_500);
+        set.on_sent(path, 100);
+        assert_eq!(set.probe_bytes(), 1_500);
+        let small = Echo {
+            largest: 1_499,
+            ..answer(path)
+        };
+        set.on_answer(ms(2), &small, None);
+        set.on_loss(ms(3), path, ms(1));
+        assert_eq!(set.live(), 1, "a small answer proves nothing");
+        set.on_answer(ms(4), &small, None);
+        assert_eq!(set.live(), 1);
+        let large = Echo {
+            largest: 1_500,
+            ..small
+        };
+        set.on_answer(ms(5), &large, None);
+        assert_eq!(set.live(), 2);
     }
 
     #[test]

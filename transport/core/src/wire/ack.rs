@@ -47,8 +47,10 @@ pub struct Echo {
     pub path: PathId,
     /// Packets that bore Congestion Experienced (RFC 3168).
     pub ce: u16,
-    /// Packets in all.
-    pub packets: u32,
+    /// Packets in all, 65,535 of them at most.
+    pub packets: u16,
+    /// Bytes of the largest of them, header and trailer included.
+    pub largest: u16,
     /// The newest packet's sent-at, as it stood there.
     pub sent_at: u32,
     /// How long it lay here before this acknowledgement, units of 64 ns.
@@ -116,7 +118,8 @@ impl Ack<'_> {
             put_u8(item, echo::PATH, e.path.0);
             put_u8(item, echo::ZERO, 0);
             put_u16(item, echo::CE, e.ce);
-            put_u32(item, echo::PACKETS, e.packets);
+            put_u16(item, echo::PACKETS, e.packets);
+            put_u16(item, echo::LARGEST, e.largest);
             put_u32(item, echo::SENT_AT, e.sent_at);
             put_u32(item, echo::DELAY, e.delay);
             at += ECHO_BYTES;
@@ -193,7 +196,8 @@ impl<'a> AckReader<'a> {
         self.echoes.chunks_exact(ECHO_BYTES).map(|e| Echo {
             path: PathId(get_u8(e, echo::PATH)),
             ce: get_u16(e, echo::CE),
-            packets: get_u32(e, echo::PACKETS),
+            packets: get_u16(e, echo::PACKETS),
+            largest: get_u16(e, echo::LARGEST),
             sent_at: get_u32(e, echo::SENT_AT),
             delay: get_u32(e, echo::DELAY),
         })
@@ -213,13 +217,13 @@ mod tests {
             written_at: u32,
             map in prop::collection::vec(any::<u64>(), 0..=MAP_WORDS_MAX),
             partials in prop::collection::vec(any::<(u32, u64)>(), 0..=PARTIALS_MAX),
-            echoes in prop::collection::vec(any::<(u8, u16, u32, u32, u32)>(), 0..=ECHOES_MAX),
+            echoes in prop::collection::vec(any::<(u8, u16, u16, u16, u32, u32)>(), 0..=ECHOES_MAX),
         ) {
             let partials: Vec<_> = partials.into_iter()
                 .map(|(chunk, packets)| Partial { chunk: ChunkNumber(chunk), packets }).collect();
             let echoes: Vec<_> = echoes.into_iter()
-                .map(|(path, ce, packets, sent_at, delay)|
-                    Echo { path: PathId(path), ce, packets, sent_at, delay }).collect();
+                .map(|(path, ce, packets, largest, sent_at, delay)|
+                    Echo { path: PathId(path), ce, packets, largest, sent_at, delay }).collect();
             let seal = Seal::new(&Secret([1; 32]));
             let ack = Ack {
                 cumulative: ChunkNumber(cumulative), sent_at: written_at,

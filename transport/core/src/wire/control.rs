@@ -50,7 +50,8 @@ const fn in_body(field: &Field) -> Field {
     PREFIX_BYTES + field.start..PREFIX_BYTES + field.end
 }
 
-/// Asks whether a path is alive.
+/// Asks whether a path carries packets of its own length; zeros make it as long as it is to be (RFC 8899,
+/// section 4.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Probe {
     /// The sender's clock, units of 64 ns; comes back in an echo.
@@ -58,12 +59,13 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Bytes of a probe in all.
+    /// Bytes of the shortest probe in all.
     pub const BYTES: usize = PREFIX_BYTES + 8 + TRAILER_BYTES;
 
-    /// Writes a sealed probe; returns its length.
+    /// Writes a sealed probe of `bytes` bytes in all, if there is room; returns its length.
     pub fn emit(
         &self,
+        bytes: usize,
         out: &mut [u8],
         seal: &Seal,
         path: PathId,
@@ -78,9 +80,10 @@ impl Probe {
             connection,
             packet_number,
         );
+        let end = bytes.min(out.len()).max(Probe::BYTES) - TRAILER_BYTES;
+        out[PREFIX_BYTES..end].fill(0);
         put_u32(out, in_body(&probe::SENT_AT), self.sent_at);
-        put_u32(out, in_body(&probe::ZERO), 0);
-        seal.seal_control(out, PREFIX_BYTES + 8)
+        seal.seal_control(out, end)
     }
 
     /// Reads a probe's body.
@@ -88,7 +91,7 @@ impl Probe {
     /// # Errors
     /// [`DropReason::Malformed`].
     pub fn parse(body: &[u8]) -> Result<Probe, DropReason> {
-        if body.len() != 8 || get_u32(body, probe::ZERO) != 0 {
+        if body.len() < 8 || get_u32(body, probe::ZERO) != 0 {
             return Err(DropReason::Malformed);
         }
         Ok(Probe {
@@ -288,7 +291,7 @@ mod tests {
         let mut out = [0u8; 64];
         let number = CONTROL_PACKET_NUMBERS + 3;
         let length =
-            Probe { sent_at: 99 }.emit(&mut out, &seal, PathId(9), ConnectionId(5), number);
+            Probe { sent_at: 99 }.emit(0, &mut out, &seal, PathId(9), ConnectionId(5), number);
         assert_eq!(length, Probe::BYTES);
         let mut sealed = out;
         let control = Control::open(&seal, &mut sealed[..length]).expect("a sealed probe opens");

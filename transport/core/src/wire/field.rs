@@ -63,7 +63,8 @@ fields! {
         PATH = 0..1, "path";
         ZERO = 1..2, "0";
         CE = 2..4, "packets with CE";
-        PACKETS = 4..8, "packets";
+        PACKETS = 4..6, "packets";
+        LARGEST = 6..8, "largest packet";
         SENT_AT = 8..12, "sent-at";
         DELAY = 12..16, "delay";
     }

@@ -159,7 +159,7 @@ fn what_the_sender_waits_for_is_acknowledged_at_once() {
             let seal = Seal::new(&secret(Side::A));
             let probe = Probe { sent_at: 0 };
             let number = CONTROL_PACKET_NUMBERS;
-            let length = probe.emit(&mut out, &seal, PathId(0), id(Side::B), number);
+            let length = probe.emit(0, &mut out, &seal, PathId(0), id(Side::B), number);
             r.arrive(&out[..length]);
         }),
         ("what is about to sleep", |r| {

@@ -245,6 +245,7 @@ fn an_acknowledgement_that_is_refused_measures_nothing() {
     let echo = Echo {
         path: PathId(2),
         ce: 1,
+        largest: 0,
         packets: 1,
         sent_at: Time::from_nanos(100_000).to_wire(),
         delay: 0,

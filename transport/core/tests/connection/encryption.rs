@@ -112,10 +112,11 @@ fn a_control_packet_of_anyone_else_is_dropped() {
     // Sealed with the keyed hash, and with the secret of the wrong direction.
     let other = Pair::new();
     for seal in [other.seal(Side::A), pair.seal(Side::B)] {
-        Probe { sent_at: 0 }.emit(&mut out, &seal, PathId(0), id(Side::B), 1 << 63);
+        Probe { sent_at: 0 }.emit(0, &mut out, &seal, PathId(0), id(Side::B), 1 << 63);
         assert_eq!(pair.inject(Side::B, &out), Err(DropReason::Tag));
     }
     Probe { sent_at: 0 }.emit(
+        0,
         &mut out,
         &pair.seal(Side::A),
         PathId(0),

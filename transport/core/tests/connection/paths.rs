@@ -137,3 +137,30 @@ fn after_an_outage_the_first_answer_ends_the_backoff() {
     }
     pair.expect_drop(weft_core::drops::DropReason::Duplicate);
 }
+
+#[test]
+fn a_path_that_drops_long_packets_is_given_no_data_though_short_ones_pass() {
+    let mut pair = Pair::new();
+    for _ in 0..4 {
+        pair.write(16_000);
+        pair.run();
+    }
+    pair.drop_all(|p| p.path.0 == 1 && p.bytes.len() > 600);
+    let began = pair.now;
+    // The last packet of each chunk is short, and passes.
+    for _ in 0..40 {
+        pair.write(15_500);
+        pair.write(100);
+        pair.run();
+    }
+    let took = pair.now - began;
+    assert_eq!(pair.path_state(1), PathState::Suspended);
+    // A round trip of 100 us each, and what the first losses cost.
+    assert!(took < Nanos::from_millis(40), "{took:?}");
+    assert!(pair.path(1).lost_chunks <= 4, "{:?}", pair.path(1));
+    pair.heal();
+    keep_busy(&mut pair, Nanos::from_secs(3), |pair| {
+        pair.path_state(1) == PathState::Live
+    });
+    assert_eq!(pair.path_state(1), PathState::Live);
+}

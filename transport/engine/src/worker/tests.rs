@@ -40,7 +40,7 @@ fn a_packet_that_overtakes_the_command_of_its_connection_gets_no_reset() {
         let mut probe = [0; Probe::BYTES];
         let seal = Seal::new(&Secret([2; 32]));
         let connection = ConnectionId(connection);
-        let bytes = Probe { sent_at: 0 }.emit(&mut probe, &seal, PathId(0), connection, 0);
+        let bytes = Probe { sent_at: 0 }.emit(0, &mut probe, &seal, PathId(0), connection, 0);
         peer.send_to(&probe[..bytes], to(&config)).unwrap();
     };
     // The packet is received by a turn that has not seen the command.

@@ -157,7 +157,7 @@ fn summary(paths: &[PathReport]) -> PathSummary {
     srtts.sort_unstable();
     PathSummary {
         live: of(|state| matches!(state, PathState::Live)),
-        suspect: of(|state| matches!(state, PathState::Suspect)),
+        suspect: of(|state| matches!(state, PathState::Suspect | PathState::Narrow)),
         suspended: of(|state| matches!(state, PathState::Suspended)),
         srtt_min_ns: srtts.first().copied().unwrap_or(0),
         srtt_median_ns: srtts.get(srtts.len() / 2).copied().unwrap_or(0),

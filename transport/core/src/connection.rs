@@ -380,7 +380,7 @@ impl Connection {
         if !self.transmit.is_busy() {
             return None;
         }
-        let path = paths.poll_probe(now)?;
+        let (path, bytes) = paths.poll_probe(now)?;
         self.stats.probes_sent += 1;
         let probe = wire::Probe {
             sent_at: now.to_wire(),
@@ -388,7 +388,7 @@ impl Connection {
         Some(ControlPacket {
             path,
             owner: PathOwner::Local,
-            bytes: probe.emit(paths.probe_bytes(), out, seal, path, remote, number),
+            bytes: probe.emit(bytes.into(), out, seal, path, remote, number),
         })
     }
 

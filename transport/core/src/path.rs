@@ -16,7 +16,7 @@ mod two_choices;
 
 pub use policy::{PathPolicy, PathView, PolicyKind, UnknownPolicy};
 pub use rtt::RttEstimator;
-pub use set::{PathReport, PathSet, PathSetConfig, PathState};
+pub use set::{BASE_PACKET_BYTES, PathReport, PathSet, PathSetConfig, PathState};
 
 /// A path is suspended at this many timeouts with no acknowledgement since.
 pub const TIMEOUTS_UNTIL_SUSPENDED: u8 = 3;

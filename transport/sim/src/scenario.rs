@@ -546,7 +546,7 @@ fn draw_filters(
         draw.magnitude(1, 8)
     };
     (0..count)
-        .map(|_| {
+        .flat_map(|_| {
             let at = draw.within(0, heals_at.get() - 1);
             let (from, to) = draw.pick(pairs);
             let longest = u64::from(settings.packet_payload) + OVERHEAD_BYTES as u64;
@@ -554,15 +554,25 @@ fn draw_filters(
                 true => Dropped::Longer(draw.within(HEADER_BYTES as u64, longest) as u16),
                 false => Dropped::Marked,
             };
-            let mishap = Mishap::LaneDown {
-                from,
-                to,
-                lane: draw.within(0, u64::from(fabric.lanes) - 1) as u16,
-                dropped,
-                both_ways: draw.coin(),
-                heals_after: Nanos::new(draw.magnitude(1, heals_at.get() - at)),
+            // One lane, or all between the two hosts.
+            let lane = draw.within(0, u64::from(fabric.lanes) - 1) as u16;
+            let lanes = match draw.coin() {
+                true => lane..lane + 1,
+                false => 0..fabric.lanes,
             };
-            (Nanos::new(at), mishap)
+            let both_ways = draw.coin();
+            let heals_after = Nanos::new(draw.magnitude(1, heals_at.get() - at));
+            lanes.map(move |lane| {
+                let mishap = Mishap::LaneDown {
+                    from,
+                    to,
+                    lane,
+                    dropped,
+                    both_ways,
+                    heals_after,
+                };
+                (Nanos::new(at), mishap)
+            })
         })
         .collect()
 }

@@ -218,9 +218,8 @@ impl Receive {
     /// Whether the payload of this packet is being copied: a second copy of it could land after the
     /// first was acknowledged.
     fn is_pending(&self, header: &DataHeader) -> bool {
-        let packet = (header.chunk, header.packet);
         let mut pending = self.pending.iter();
-        pending.any(|pending| (pending.header.chunk, pending.header.packet) == packet)
+        pending.any(|pending| place_of(&pending.header) == place_of(header))
     }
 
     /// Placements that are under way.

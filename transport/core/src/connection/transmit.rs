@@ -177,7 +177,11 @@ impl Transmit {
                 self.lost.pop_front();
                 continue;
             }
-            let sent = *self.board.get(number);
+            let mut sent = *self.board.get(number);
+            let payload = payload_max(paths, out.settings);
+            if sent.payload > payload && sent.length > u32::from(payload) {
+                sent = self.board.cut(number, payload);
+            }
             if sent.missing == 0 {
                 // Every packet arrived meanwhile, in parts: wait for the whole on its timer.
                 let sent = self.board.resend(number, sent.path, now, 0);
@@ -185,7 +189,7 @@ impl Transmit {
                 self.lost.pop_front();
                 continue;
             }
-            let bytes = wire_bytes(&sent, sent.missing, out.settings);
+            let bytes = wire_bytes(&sent, sent.missing);
             if !fits(self.in_flight, bytes, out) {
                 return None;
             }
@@ -196,7 +200,7 @@ impl Transmit {
             self.in_flight += u64::from(bytes);
             stats.chunks_resent += 1;
             stats.packets_resent += u64::from(sent.missing.count_ones());
-            paths.on_sent(path, largest_packet(&sent, sent.missing, out.settings));
+            paths.on_sent(path, largest_packet(&sent, sent.missing));
             self.unasked = Unasked::default();
             return self.chunk(now, number, &sent, sent.missing, out, stats);
         }
@@ -210,17 +214,19 @@ impl Transmit {
         let per_chunk = (out.window / CHUNKS_PER_WINDOW / u64::from(out.settings.packet_bytes()))
             .clamp(1, full);
         let length = (posted.bytes - posted.cut).min(per_chunk * payload) as u32;
-        let packets = u64::from(length).div_ceil(payload).max(1) as u8;
+        let payload = payload_max(paths, out.settings);
+        let packets = length.div_ceil(payload.into()).max(1) as u8;
         let sent = Sent {
             write: at,
             index: posted.chunks,
             start: posted.cut,
             length,
             packets,
+            payload,
             sent_at: now,
             ..Sent::default()
         };
-        let bytes = wire_bytes(&sent, full_map(packets), out.settings);
+        let bytes = wire_bytes(&sent, full_map(packets));
         if !fits(self.in_flight, bytes, out) {
             return None;
         }
@@ -255,7 +261,7 @@ impl Transmit {
         let number = self.board.push(sent);
         self.expect_answer(&sent, paths, timers);
         stats.chunks_sent += 1;
-        paths.on_sent(path, largest_packet(&sent, full_map(packets), out.settings));
+        paths.on_sent(path, largest_packet(&sent, full_map(packets)));
         self.chunk(now, number, &sent, full_map(packets), out, stats)
     }
 
@@ -276,7 +282,7 @@ impl Transmit {
         };
         let mut sent = *self.board.get(number);
         let packet = highest_bit(missing(&sent));
-        if wire_bytes(&sent, packet, out.settings) > out.room {
+        if wire_bytes(&sent, packet) > out.room {
             return None;
         }
         sent.path = paths.choose_again(sent.path, sent.sent_at, rng)?;
@@ -290,7 +296,7 @@ impl Transmit {
         };
         stats.tail_probes += 1;
         stats.packets_resent += 1;
-        paths.on_sent(sent.path, largest_packet(&sent, packet, out.settings));
+        paths.on_sent(sent.path, largest_packet(&sent, packet));
         self.chunk(now, number, &sent, packet, out, stats)
     }
 
@@ -347,7 +353,7 @@ impl Transmit {
             map,
             start: sent.start,
             length: sent.length,
-            packet_payload: out.settings.packet_payload,
+            packet_payload: sent.payload,
             seal,
         })
     }
@@ -400,7 +406,9 @@ impl Transmit {
             }
         }
         for partial in ack.partials() {
-            if self.board.holds(partial.chunk) {
+            // Of one that was cut anew since, it says nothing.
+            let same = |sent: &Sent| sent.packets == partial.of;
+            if self.board.holds(partial.chunk) && same(self.board.get(partial.chunk)) {
                 acked.packets_lost +=
                     self.note_partial(now, partial.chunk, partial.packets, paths, stats);
             }
@@ -542,19 +550,26 @@ fn beyond(word: u64, end: i32) -> u64 {
     }
 }
 
+/// Payload of a packet that is cut now, bytes at most.
+fn payload_max(paths: &PathSet, settings: &Settings) -> u16 {
+    let narrow = paths.packet_bytes_max();
+    let payload = narrow.map_or(u16::MAX, |bytes| bytes - OVERHEAD_BYTES as u16);
+    settings.packet_payload.min(payload)
+}
+
 /// Bytes of the largest packet among those of a chunk that `map` names.
-fn largest_packet(sent: &Sent, map: u64, settings: &Settings) -> u32 {
+fn largest_packet(sent: &Sent, map: u64) -> u32 {
     let last = u32::from(sent.packets) - 1;
     if map & !(1 << last) != 0 {
-        settings.packet_bytes()
+        u32::from(sent.payload) + OVERHEAD_BYTES as u32
     } else {
-        wire_bytes(sent, map, settings)
+        wire_bytes(sent, map)
     }
 }
 
 /// Bytes on the wire of the packets in `map`.
-fn wire_bytes(sent: &Sent, map: u64, settings: &Settings) -> u32 {
-    let payload = u32::from(settings.packet_payload);
+fn wire_bytes(sent: &Sent, map: u64) -> u32 {
+    let payload = u32::from(sent.payload);
     let last = u32::from(sent.packets) - 1;
     let full = map.count_ones() * (payload + OVERHEAD_BYTES as u32);
     if map >> last & 1 == 1 {

@@ -11,11 +11,18 @@ use super::{
 /// quarter of the paths has died, eight draws find none of the others once in 65,000 times.
 const RESEND_DRAWS: usize = 8;
 
+/// Bytes of a packet that comes through wherever anything does (RFC 8899, section 5.1.2: BASE_PLPMTU). What paths
+/// carry is one of two lengths: what was agreed for the connection, and this.
+pub const BASE_PACKET_BYTES: u16 = 1_200;
+
 /// Whether data is sent on a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PathState {
     /// Policies choose among these.
     Live,
+    /// Packets of [`BASE_PACKET_BYTES`] come through, longer ones do not. Given data, cut that small, only when no
+    /// path is live; probed for the longer ones.
+    Narrow,
     /// Something sent on it went unanswered. Probed at once; given data only when no path is live.
     Suspect,
     /// Three timeouts without an answer. Probed at growing intervals; given no data.
@@ -46,6 +53,8 @@ struct Path {
     state: PathState,
     timeouts: u8,
     probing: bool,
+    /// The next probe has [`BASE_PACKET_BYTES`].
+    probes_base: bool,
 }
 
 const _: () = assert!(size_of::<Path>() + size_of::<RttEstimator>() <= 40);
@@ -91,7 +100,9 @@ pub struct PathSet {
     largest: u16,
     /// The live paths in order.
     live: Vec<PathId>,
-    /// The suspect ones in order: what is left when none is live.
+    /// The narrow ones in order: what is left when none is live.
+    narrow: Vec<PathId>,
+    /// The suspect ones in order: what is left then.
     suspect: Vec<PathId>,
     /// Over all paths: what bounds a round trip on a path not measured yet.
     all: RttEstimator,
@@ -108,6 +119,7 @@ impl PathSet {
             state: PathState::Live,
             timeouts: 0,
             probing: false,
+            probes_base: false,
         };
         PathSet {
             policy: config.policy.build(),
@@ -117,6 +129,7 @@ impl PathSet {
             counters: vec![Counters::default(); count.into()],
             largest: 0,
             live: (0..count).map(|p| PathId(p as u8)).collect(),
+            narrow: Vec::with_capacity(count.into()),
             suspect: Vec::with_capacity(count.into()),
             all: RttEstimator::default(),
         }
@@ -136,7 +149,18 @@ impl PathSet {
     /// connections looks at all of them again when this ends: what one's probe has found out, the
     /// others wait for.
     pub fn is_dark(&self) -> bool {
-        self.live.is_empty() && self.suspect.is_empty()
+        self.candidates().is_empty()
+    }
+
+    /// The paths that are given data.
+    fn candidates(&self) -> &[PathId] {
+        let mut lists = [&self.live, &self.narrow, &self.suspect].into_iter();
+        lists.find(|list| !list.is_empty()).map_or(&[], |list| list)
+    }
+
+    /// How long a packet may be that is sent now, bytes; no limit of the paths when absent.
+    pub fn packet_bytes_max(&self) -> Option<u16> {
+        (self.live.is_empty() && !self.narrow.is_empty()).then_some(BASE_PACKET_BYTES)
     }
 
     /// Replaces the policy by one that is not listed in [`PolicyKind`].
@@ -147,14 +171,8 @@ impl PathSet {
     /// The path of the next chunk; not `avoid` when there is another. `None` when every path is
     /// suspended: then only probes are sent.
     pub fn choose(&mut self, avoid: Option<PathId>, rng: &mut Rng) -> Option<PathId> {
-        let candidates = if self.live.is_empty() {
-            &self.suspect
-        } else {
-            &self.live
-        };
-        if candidates.is_empty() {
-            return None;
-        }
+        let mut lists = [&self.live, &self.narrow, &self.suspect].into_iter();
+        let candidates = lists.find(|list| !list.is_empty())?;
         let view = PathView::new(candidates, &self.rtt);
         let chosen = self.policy.choose(view, rng);
         if avoid != Some(chosen) || candidates.len() == 1 {
@@ -182,7 +200,8 @@ impl PathSet {
             }
             chosen = self.choose(Some(lost), rng)?;
         }
-        let others = self.live.iter().copied().filter(|&path| path != lost);
+        let others = self.candidates().iter().copied();
+        let others = others.filter(|&path| path != lost);
         let last = others.max_by_key(|&path| self.answered(path));
         Some(
             last.filter(|&path| self.answered(path) > sent_at)
@@ -207,11 +226,6 @@ impl PathSet {
         self.largest = self.largest.max(bytes);
     }
 
-    /// How large a probe is, bytes: as the largest packet that the paths are to carry.
-    pub fn probe_bytes(&self) -> usize {
-        self.largest.into()
-    }
-
     /// The peer has seen packets that were sent on `echo`'s path, whose round trip took `rtt`. Only as large a
     /// packet as the path is to carry shows that it is alive.
     pub fn on_answer(&mut self, now: Time, echo: &Echo, rtt: Option<Nanos>) {
@@ -221,32 +235,37 @@ impl PathSet {
             self.rtt[index].update(rtt);
             self.all.update(rtt);
         }
-        if echo.largest < self.largest {
+        let before = self.paths[index].state;
+        let after = match before {
+            _ if echo.largest >= self.largest => PathState::Live,
+            PathState::Suspended | PathState::Narrow if echo.largest >= BASE_PACKET_BYTES => {
+                PathState::Narrow
+            }
+            _ => return,
+        };
+        let outage = match after {
+            PathState::Live => self.live.is_empty(),
+            _ => self.is_dark(),
+        };
+        let path = &mut self.paths[index];
+        path.answered = now;
+        path.timeouts = 0;
+        if after == before {
             return;
         }
-        let state = &mut self.paths[index];
-        state.answered = now;
-        if state.state != PathState::Live {
-            let outage = self.live.is_empty();
-            *state = Path {
-                state: PathState::Live,
-                timeouts: 0,
-                probing: false,
-                ..*state
-            };
-            if outage {
-                // The first answer after a total outage: ask all others at once rather than when
-                // their intervals, grown during the outage, have passed.
-                for path in &mut self.paths {
-                    if path.state == PathState::Suspended {
-                        path.probe_at = now;
-                        path.interval = PROBE_AFTER;
-                    }
+        path.state = after;
+        path.probing = false;
+        if outage {
+            // The first answer after a total outage: ask all others at once rather than when
+            // their intervals, grown during the outage, have passed.
+            for path in &mut self.paths {
+                if matches!(path.state, PathState::Suspended | PathState::Narrow) {
+                    path.probe_at = now;
+                    path.interval = PROBE_AFTER;
                 }
             }
-            self.list();
         }
-        self.paths[index].timeouts = 0;
+        self.list();
     }
 
     /// A chunk sent on `path` at `sent_at` is taken for lost. Suspicious only when nothing sent on
@@ -271,19 +290,22 @@ impl PathSet {
                 path.probing = false;
                 self.list();
             }
-            PathState::Suspect if path.timeouts >= TIMEOUTS_UNTIL_SUSPENDED => {
+            PathState::Suspect | PathState::Narrow if path.timeouts >= TIMEOUTS_UNTIL_SUSPENDED => {
                 path.state = PathState::Suspended;
                 path.probing = false;
+                path.probes_base = false;
                 path.interval = PROBE_AFTER;
                 path.probe_at = now + PROBE_AFTER;
                 self.list();
             }
-            PathState::Suspect | PathState::Suspended => {}
+            PathState::Suspect | PathState::Narrow | PathState::Suspended => {}
         }
     }
 
-    /// The next path to send a probe on, if one is due. Counts the probe as sent.
-    pub fn poll_probe(&mut self, now: Time) -> Option<PathId> {
+    /// The next path to send a probe on, if one is due, and how long the probe is, bytes: as the largest packet that
+    /// the path is to carry. Where that goes unanswered, a shorter one is sent with it. Counts the probe as sent.
+    pub fn poll_probe(&mut self, now: Time) -> Option<(PathId, u16)> {
+        let largest = self.largest;
         if self.live.len() == self.paths.len() {
             return None;
         }
@@ -302,14 +324,27 @@ impl PathSet {
             let rto = self.rto(path, Nanos::ZERO);
             let path_state = &mut self.paths[index];
             path_state.probing = true;
+            if path_state.state == PathState::Suspended && largest > BASE_PACKET_BYTES {
+                path_state.probes_base = !path_state.probes_base;
+                if path_state.probes_base {
+                    // The shorter one goes next, at once.
+                    return Some((path, largest));
+                }
+            }
+            let base_goes = path_state.state == PathState::Suspended && largest > BASE_PACKET_BYTES;
             match path_state.state {
-                PathState::Suspended => {
+                PathState::Suspended | PathState::Narrow => {
                     path_state.interval = path_state.interval.times(2).min(PROBE_INTERVAL_MAX);
                     path_state.probe_at = now + path_state.interval;
                 }
                 PathState::Live | PathState::Suspect => path_state.probe_at = now + rto,
             }
-            return Some(path);
+            let bytes = if base_goes {
+                BASE_PACKET_BYTES
+            } else {
+                largest
+            };
+            return Some((path, bytes));
         }
         None
     }
@@ -366,10 +401,12 @@ impl PathSet {
 
     fn list(&mut self) {
         self.live.clear();
+        self.narrow.clear();
         self.suspect.clear();
         for (index, path) in self.paths.iter().enumerate() {
             match path.state {
                 PathState::Live => self.live.push(PathId(index as u8)),
+                PathState::Narrow => self.narrow.push(PathId(index as u8)),
                 PathState::Suspect => self.suspect.push(PathId(index as u8)),
                 PathState::Suspended => {}
             }
@@ -411,13 +448,13 @@ mod tests {
         assert_eq!(set.live(), 3);
         assert_eq!(
             set.poll_probe(ms(1)),
-            Some(path),
+            Some((path, 0)),
             "a suspect path is probed at once"
         );
         assert_eq!(set.poll_probe(ms(1)), None);
         assert_eq!(
             set.poll_probe(ms(6)),
-            Some(path),
+            Some((path, 0)),
             "and again when that goes unanswered"
         );
         assert_eq!(set.poll_probe(ms(11)), None, "the third timeout suspends");
@@ -429,7 +466,7 @@ mod tests {
         let mut interval = Nanos::from_millis(20);
         for _ in 0..10 {
             assert_eq!(set.poll_timeout(), Some(at));
-            assert_eq!(set.poll_probe(at), Some(path));
+            assert_eq!(set.poll_probe(at), Some((path, 0)));
             at = at + interval;
             interval = interval.times(2).min(PROBE_INTERVAL_MAX);
         }
@@ -461,8 +498,8 @@ mod tests {
         }
         set.on_answer(ms(152), &answer(PathId(1)), None);
         assert!(!set.is_dark());
-        assert_eq!(set.poll_probe(ms(152)), Some(PathId(0)));
-        assert_eq!(set.poll_probe(ms(152)), Some(PathId(2)));
+        assert_eq!(set.poll_probe(ms(152)), Some((PathId(0), 0)));
+        assert_eq!(set.poll_probe(ms(152)), Some((PathId(2), 0)));
     }
 
     #[test]
@@ -489,7 +526,6 @@ mod tests {
         let path = PathId(0);
         set.on_sent(path, 1_500);
         set.on_sent(path, 100);
-        assert_eq!(set.probe_bytes(), 1_500);
         let small = Echo {
             largest: 1_499,
             ..answer(path)
@@ -497,6 +533,7 @@ mod tests {
         set.on_answer(ms(2), &small, None);
         set.on_loss(ms(3), path, ms(1));
         assert_eq!(set.live(), 1, "a small answer proves nothing");
+        assert_eq!(set.poll_probe(ms(3)), Some((path, 1_500)));
         set.on_answer(ms(4), &small, None);
         assert_eq!(set.live(), 1);
         let large = Echo {
@@ -514,5 +551,37 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(set.choose(Some(PathId(0)), &mut rng), Some(PathId(1)));
         }
+    }
+
+    #[test]
+    fn paths_that_carry_short_packets_only_are_used_when_no_other_is_left() {
+        let mut set = set(2);
+        for path in [PathId(0), PathId(1)] {
+            set.on_sent(path, 8_960);
+            for _ in 0..3 {
+                set.on_loss(ms(1), path, ms(1));
+            }
+        }
+        assert!(set.is_dark());
+        assert_eq!(set.packet_bytes_max(), None);
+        let probes: Vec<_> = std::iter::from_fn(|| set.poll_probe(ms(11))).collect();
+        let (base, long) = (BASE_PACKET_BYTES, 8_960);
+        let both = [PathId(0), PathId(1)].map(|path| [(path, long), (path, base)]);
+        assert_eq!(probes, both.concat());
+        let echo = |path, largest| Echo {
+            largest,
+            ..answer(path)
+        };
+        set.on_answer(ms(12), &echo(PathId(0), base), None);
+        assert_eq!(set.packet_bytes_max(), Some(base));
+        let mut rng = Rng::new(1);
+        assert_eq!(set.choose(None, &mut rng), Some(PathId(0)));
+        // The other one carries long packets again.
+        set.on_answer(ms(13), &echo(PathId(1), long), None);
+        assert_eq!(set.packet_bytes_max(), None);
+        assert_eq!(set.choose(None, &mut rng), Some(PathId(1)));
+        assert_eq!(set.poll_probe(ms(13)), Some((PathId(0), long)));
+        set.on_answer(ms(14), &echo(PathId(0), long), None);
+        assert_eq!(set.live(), 2);
     }
 }

@@ -42,7 +42,8 @@ pub enum Marked {
 struct Slot {
     /// The packets that are there.
     map: u64,
-    /// Its packets, 0 before the first arrived.
+    /// How many packets it is cut into, 0 before the first arrived. The sender may cut it anew, into more packets:
+    /// what came of the fewer is forgotten then.
     packets: u8,
     /// The first of the ends noted for it, by packet: a place in [`ReceiveBoard::ends`].
     ends: u16,
@@ -166,8 +167,8 @@ impl ReceiveBoard {
     /// Whether this packet is new and wanted.
     ///
     /// # Errors
-    /// [`DropReason::Duplicate`], [`DropReason::BeyondWindow`], or [`DropReason::Malformed`] when it
-    /// contradicts earlier packets of its chunk.
+    /// [`DropReason::Duplicate`], also when its chunk was cut into more packets since, or
+    /// [`DropReason::BeyondWindow`].
     pub fn check(&self, packet: Packet) -> Result<(), DropReason> {
         let ahead = packet.chunk.ahead_of(self.cumulative);
         if ahead < 0 {
@@ -180,12 +181,15 @@ impl ReceiveBoard {
             return Ok(());
         }
         let slot = &self.slots[self.slot(packet.chunk)];
-        // A whole chunk's map is full: every packet of it is there.
-        if slot.map >> packet.index & 1 == 1 {
-            return Err(DropReason::Duplicate);
+        if slot.packets == packet.packets {
+            // A whole chunk's map is full: every packet of it is there.
+            return match slot.map >> packet.index & 1 {
+                0 => Ok(()),
+                _ => Err(DropReason::Duplicate),
+            };
         }
-        if slot.packets != 0 && slot.packets != packet.packets {
-            return Err(DropReason::Malformed);
+        if slot.packets > packet.packets || self.is_whole(packet.chunk) {
+            return Err(DropReason::Duplicate);
         }
         Ok(())
     }
@@ -193,6 +197,7 @@ impl ReceiveBoard {
     /// The packet, checked before and not yet marked, ends a message that began with the chunk `starts`.
     pub fn note_end(&mut self, packet: Packet, starts: ChunkNumber, end: MessageEnd) {
         self.reach(packet.chunk);
+        self.cut(packet);
         let place = self.free_end;
         let place = match self.ends.get(usize::from(place)) {
             Some(free) => {
@@ -236,9 +241,9 @@ impl ReceiveBoard {
     pub fn mark(&mut self, packet: Packet, mut on_message: impl FnMut(MessageEnd)) -> Marked {
         let chunk = packet.chunk;
         self.reach(chunk);
+        self.cut(packet);
         let at = self.slot(chunk);
         let slot = &mut self.slots[at];
-        slot.packets = packet.packets;
         slot.map |= 1 << packet.index;
         let map = slot.map;
         if chunk.plus(1).ahead_of(self.end) > 0 {
@@ -265,6 +270,18 @@ impl ReceiveBoard {
             self.hand_out_if_complete(last, chunk, &mut on_message);
         }
         Marked::Whole
+    }
+
+    /// The chunk is cut as this packet says, which was checked before.
+    fn cut(&mut self, packet: Packet) {
+        let at = self.slot(packet.chunk);
+        if self.slots[at].packets == packet.packets {
+            return;
+        }
+        self.slots[at].packets = packet.packets;
+        self.slots[at].map = 0;
+        // An end that it had carried comes again.
+        self.hand_out(at, &mut |_| ());
     }
 
     /// Passes the whole chunks at the front; with each of them, its messages are complete.
@@ -399,9 +416,11 @@ impl ReceiveBoard {
         for at in 0..self.touched.len() {
             let chunk = self.touched[at];
             if filled < out.len() && chunk.ahead_of(self.cumulative) >= 0 && !self.is_whole(chunk) {
+                let slot = &self.slots[self.slot(chunk)];
                 out[filled] = Partial {
                     chunk,
-                    packets: self.slots[self.slot(chunk)].map,
+                    of: slot.packets,
+                    packets: slot.map,
                 };
                 filled += 1;
             }
@@ -613,8 +632,39 @@ mod tests {
         arrive(&mut board, packet(1, 0, 2));
         let refused = |at| board.check(at).expect_err("refused");
         assert_eq!(refused(packet(1, 0, 2)), DropReason::Duplicate);
-        assert_eq!(refused(packet(1, 1, 3)), DropReason::Malformed);
         assert_eq!(refused(packet(64, 0, 1)), DropReason::BeyondWindow);
         assert_eq!(refused(packet(u32::MAX, 0, 1)), DropReason::Duplicate);
+    }
+
+    #[test]
+    fn a_chunk_that_is_cut_into_more_packets_begins_anew() {
+        let mut board = board(64);
+        let end = MessageEnd {
+            immediate: 7,
+            key: Key(1),
+        };
+        // The last of two packets ends a message; then the chunk is cut into three.
+        board.note_end(packet(0, 1, 2), ChunkNumber(0), end);
+        arrive(&mut board, packet(0, 1, 2));
+        assert_eq!(board.check(packet(0, 0, 3)), Ok(()));
+        arrive(&mut board, packet(0, 0, 3));
+        assert_eq!(
+            board.check(packet(0, 0, 2)),
+            Err(DropReason::Duplicate),
+            "what is left of the first cut means nothing"
+        );
+        let mut partials = [Partial::default(); 4];
+        assert_eq!(board.take_partials(&mut partials), 1);
+        assert_eq!((partials[0].of, partials[0].packets), (3, 0b001));
+        arrive(&mut board, packet(0, 1, 3));
+        board.note_end(packet(0, 2, 3), ChunkNumber(0), end);
+        let mut ends = Vec::new();
+        board.mark(packet(0, 2, 3), |end| ends.push(end));
+        assert_eq!(ends, [end], "once, with the last packet");
+        assert_eq!(
+            board.check(packet(0, 3, 4)),
+            Err(DropReason::Duplicate),
+            "it is whole"
+        );
     }
 }

@@ -33,6 +33,8 @@ pub struct Sent {
     pub length: u32,
     /// Its packets.
     pub packets: u8,
+    /// Payload of each of them but the last, bytes.
+    pub payload: u16,
     /// The path of its last transmission.
     pub path: PathId,
     /// Whether its last transmission asked for an answer at once; otherwise the peer may put it off.
@@ -209,6 +211,18 @@ impl SendBoard {
         sent.state = SentState::Lost;
         sent.missing = missing;
         sent.in_flight = 0;
+    }
+
+    /// A lost chunk is cut anew, into packets of at most `payload` bytes each. Returns the chunk as it stands now.
+    pub fn cut(&mut self, chunk: ChunkNumber, payload: u16) -> Sent {
+        let slot = self.slot(chunk);
+        let sent = &mut self.slots[slot];
+        debug_assert_eq!(sent.state, SentState::Lost);
+        sent.payload = payload;
+        sent.packets = sent.length.div_ceil(payload.into()).max(1) as u8;
+        sent.arrived = 0;
+        sent.missing = full_map(sent.packets);
+        *sent
     }
 
     /// Some packets of a chunk have arrived.

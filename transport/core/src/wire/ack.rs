@@ -36,6 +36,8 @@ pub(super) const ACK_BYTES_MAX: usize = PREFIX_BYTES
 pub struct Partial {
     /// The chunk.
     pub chunk: ChunkNumber,
+    /// How many packets it was cut into.
+    pub of: u8,
     /// Bit i: packet i has arrived.
     pub packets: u64,
 }
@@ -109,7 +111,8 @@ impl Ack<'_> {
         for p in partials {
             let item = &mut out[at..at + PARTIAL_BYTES];
             put_u32(item, partial::CHUNK, p.chunk.0);
-            put_u32(item, partial::ZERO, 0);
+            put_u8(item, partial::OF, p.of);
+            item[partial::ZERO].fill(0);
             put_u64(item, partial::PACKETS, p.packets);
             at += PARTIAL_BYTES;
         }
@@ -187,6 +190,7 @@ impl<'a> AckReader<'a> {
     pub fn partials(&self) -> impl Iterator<Item = Partial> + 'a {
         self.partials.chunks_exact(PARTIAL_BYTES).map(|p| Partial {
             chunk: ChunkNumber(get_u32(p, partial::CHUNK)),
+            of: get_u8(p, partial::OF),
             packets: get_u64(p, partial::PACKETS),
         })
     }
@@ -216,11 +220,11 @@ mod tests {
             cumulative: u32,
             written_at: u32,
             map in prop::collection::vec(any::<u64>(), 0..=MAP_WORDS_MAX),
-            partials in prop::collection::vec(any::<(u32, u64)>(), 0..=PARTIALS_MAX),
+            partials in prop::collection::vec(any::<(u32, u8, u64)>(), 0..=PARTIALS_MAX),
             echoes in prop::collection::vec(any::<(u8, u16, u16, u16, u32, u32)>(), 0..=ECHOES_MAX),
         ) {
             let partials: Vec<_> = partials.into_iter()
-                .map(|(chunk, packets)| Partial { chunk: ChunkNumber(chunk), packets }).collect();
+                .map(|(chunk, of, packets)| Partial { chunk: ChunkNumber(chunk), of, packets }).collect();
             let echoes: Vec<_> = echoes.into_iter()
                 .map(|(path, ce, packets, largest, sent_at, delay)|
                     Echo { path: PathId(path), ce, packets, largest, sent_at, delay }).collect();

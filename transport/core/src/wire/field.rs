@@ -55,7 +55,8 @@ fields! {
     /// One partly received chunk of an acknowledgement.
     partial = "Partial" {
         CHUNK = 0..4, "chunk number";
-        ZERO = 4..8, "0";
+        OF = 4..5, "packets in chunk";
+        ZERO = 5..8, "0";
         PACKETS = 8..16, "map of packets";
     }
     /// One echo of an acknowledgement.

@@ -1,6 +1,8 @@
 //! Liveness of paths, seen from the outside.
 
 use weft_core::congestion::CongestionKind;
+use weft_core::connection::Event;
+use weft_core::drops::DropReason;
 use weft_core::path::PathState;
 use weft_core::units::{Nanos, Time};
 
@@ -163,4 +165,37 @@ fn a_path_that_drops_long_packets_is_given_no_data_though_short_ones_pass() {
         pair.path_state(1) == PathState::Live
     });
     assert_eq!(pair.path_state(1), PathState::Live);
+}
+
+#[test]
+fn what_no_path_carries_in_long_packets_is_cut_into_short_ones() {
+    let mut pair = Pair::with(|setup| {
+        setup.settings.packet_payload = 4_000;
+        setup.settings.chunk_bytes = 4 * 4_064;
+    });
+    pair.write(100_000);
+    pair.run();
+    // The MTU of the whole fabric falls while a message is under way.
+    pair.expect_drop(DropReason::Duplicate);
+    pair.drop_all(|p| p.bytes.len() > 1_500);
+    let began = pair.now;
+    for _ in 0..4 {
+        let token = pair.write_to(Side::A, 100_000, 0, Some(9));
+        pair.run();
+        assert!(pair.events(Side::A).contains(&Event::Completed { token }));
+    }
+    let took = pair.now - began;
+    assert!(took < Nanos::from_millis(50), "{took:?}");
+    assert!((0..4).all(|path| pair.path_state(path) == PathState::Narrow));
+    let immediates = |event: &Event| matches!(event, Event::Immediate { .. });
+    assert_eq!(
+        pair.events(Side::B).into_iter().filter(immediates).count(),
+        4
+    );
+    // It is mended: long packets are used again.
+    pair.heal();
+    keep_busy(&mut pair, Nanos::from_secs(3), |pair| {
+        (0..4).all(|path| pair.path_state(path) == PathState::Live)
+    });
+    assert!((0..4).all(|path| pair.path_state(path) == PathState::Live));
 }

@@ -34,13 +34,13 @@ proptest! {
     #[test]
     fn any_sealed_acknowledgement_is_taken_or_refused_and_the_transfer_ends(
         cumulative in 0u32..12, map in prop::collection::vec(any::<u64>(), 0..4),
-        chunk in 0u32..12, packets: u64, sent_at: u32, delay: u32, at in 0u64..200,
+        chunk in 0u32..12, of: u8, packets: u64, sent_at: u32, delay: u32, at in 0u64..200,
     ) {
         let mut pair = Pair::new();
         DropReason::ALL.iter().for_each(|&reason| pair.expect_drop(reason));
         pair.write(40_000);
         pair.run_for(micros(at));
-        let partials = [Partial { chunk: ChunkNumber(chunk), packets }];
+        let partials = [Partial { chunk: ChunkNumber(chunk), of, packets }];
         let echoes = [Echo { path: PathId(7), ce: 1, packets: 1, largest: 0, sent_at, delay }];
         let cumulative = ChunkNumber(cumulative);
         let ack = Ack { cumulative, sent_at, map: &map, partials: &partials, echoes: &echoes };

@@ -2,11 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use weft_core::path::BASE_PACKET_BYTES;
 use weft_core::units::Key;
+use weft_core::wire::OVERHEAD_BYTES;
 
 use super::Checker;
 use crate::observation::{Message, Observation};
 use crate::pattern;
+
+/// The most that a packet carries on a path where long ones are lost.
+const SHORT_PAYLOAD: u64 = BASE_PACKET_BYTES as u64 - OVERHEAD_BYTES as u64;
 
 /// Placed payload lies within a message under way, is that message's content, comes once per packet,
 /// and never after the message was reported complete or signalled at either end, or its region deregistered.
@@ -22,6 +27,8 @@ struct State {
     /// One bit a packet.
     placed: Vec<u64>,
     missing: u64,
+    /// Packets of chunks that were cut anew, shorter: where they start and end.
+    shorter: BTreeMap<u64, u64>,
     closed: bool,
 }
 
@@ -41,17 +48,26 @@ impl State {
         if bytes == 0 && length == 0 {
             return Ok(());
         }
-        let packet = start / packet_payload;
-        let due = packet_payload.min(bytes.saturating_sub(start));
-        if !start.is_multiple_of(packet_payload) || length != due || length == 0 {
-            return Err(format!(
-                "message {id} of {bytes} B: {length} B at {start} are not one of its packets"
-            ));
+        if length == 0 || start.checked_add(length).is_none_or(|end| end > bytes) {
+            return Err(format!("message {id} of {bytes} B: {length} B at {start}"));
         }
         if payload != pattern::slice(id, start, payload.len()) {
             return Err(format!(
                 "message {id}: other bytes than were written at {start}"
             ));
+        }
+        let packet = start / packet_payload;
+        let due = packet_payload.min(bytes - start);
+        if !start.is_multiple_of(packet_payload) || length != due {
+            return match length <= SHORT_PAYLOAD && packet_payload > SHORT_PAYLOAD {
+                true if self.shorter.insert(start, start + length).is_none() => Ok(()),
+                true => Err(format!(
+                    "message {id}: short packet at {start} was placed twice"
+                )),
+                false => Err(format!(
+                    "message {id} of {bytes} B: {length} B at {start} are not one of its packets"
+                )),
+            };
         }
         let (word, bit) = ((packet / 64) as usize, 1u64 << (packet % 64));
         if self.placed[word] & bit != 0 {
@@ -60,6 +76,32 @@ impl State {
         self.placed[word] |= bit;
         self.missing -= 1;
         Ok(())
+    }
+}
+
+impl State {
+    /// Packets that are neither placed nor covered by shorter ones.
+    fn uncovered(&self) -> usize {
+        let Message {
+            bytes,
+            packet_payload,
+            ..
+        } = self.message;
+        let packets = 0..bytes.div_ceil(packet_payload);
+        let open = packets.filter(|packet| {
+            let placed = self.placed[(packet / 64) as usize] >> (packet % 64) & 1 == 1;
+            let start = packet * packet_payload;
+            let end = bytes.min(start + packet_payload);
+            let mut reached = start;
+            // None is longer than a packet: one that reaches beyond `reached` starts at most so far before it.
+            for (from, to) in self.shorter.range(start.saturating_sub(SHORT_PAYLOAD)..end) {
+                if *from <= reached {
+                    reached = reached.max(*to);
+                }
+            }
+            !placed && reached < end
+        });
+        open.count()
     }
 }
 
@@ -76,6 +118,7 @@ impl Checker for EveryByteOnce {
                     message: *message,
                     placed: vec![0; packets.div_ceil(64) as usize],
                     missing: packets,
+                    shorter: BTreeMap::new(),
                     closed: false,
                 };
                 self.messages.insert(message.id, state);
@@ -127,16 +170,23 @@ impl Checker for EveryByteOnce {
             Observation::Completed { token, .. } => {
                 if let Some(state) = self.messages.remove(&token)
                     && state.missing > 0
+                    && state.uncovered() > 0
                 {
                     return Err(format!(
                         "message {token} is complete without {} of its packets",
-                        state.missing
+                        state.uncovered()
                     ));
                 }
             }
             Observation::Signalled { value, .. } => {
                 if let Some(state) = self.messages.get_mut(&u64::from(value)) {
                     state.closed = true;
+                    if state.missing > 0 && state.uncovered() > 0 {
+                        return Err(format!(
+                            "message {value} is signalled without {} of its packets",
+                            state.uncovered()
+                        ));
+                    }
                 }
             }
             _ => {}

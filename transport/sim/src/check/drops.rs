@@ -24,8 +24,8 @@ pub(super) struct ExpectedDropsOnly {
     /// Keys change within the run: what comes late, or is replayed, may be of a key that is over. Its phase
     /// counts modulo 4, so it may also look like one that is in use.
     keys_change: bool,
-    /// The packets of each chunk that were delivered.
-    chunks: BTreeMap<(End, u32), u64>,
+    /// Of each chunk: how many packets it was last cut into, and which of them were delivered.
+    chunks: BTreeMap<(End, u32), (u8, u64)>,
     /// The control packets that were delivered.
     controls: BTreeSet<(End, u64)>,
     /// The newest of them.
@@ -48,10 +48,16 @@ impl ExpectedDropsOnly {
                 let Ok(header) = DataHeader::parse(bytes) else {
                     return false;
                 };
-                let packets = self.chunks.entry((end, header.chunk.0)).or_default();
-                let before = *packets >> header.packet & 1 == 1;
+                let (of, packets) = self.chunks.entry((end, header.chunk.0)).or_default();
+                let whole = *of > 0 && packets.count_ones() == u32::from(*of);
+                let before = whole
+                    || header.packets < *of
+                    || header.packets == *of && *packets >> header.packet & 1 == 1;
                 let empty = bytes.len() == HEADER_BYTES + TRAILER_BYTES;
                 if empty || received.placed.contains(&(header.key, header.offset)) {
+                    if header.packets > *of && !whole {
+                        (*of, *packets) = (header.packets, 0);
+                    }
                     *packets |= 1 << header.packet;
                 }
                 before

@@ -165,13 +165,17 @@ impl UdpLink {
         }
     }
 
-    /// One system call where the device does GSO. Packets before `next` have left.
+    /// One system call where the device does GSO, two for a chunk that was cut anew. Packets before `next` have left.
     fn try_frame(&mut self, pair: Pair, next: &mut usize) -> Result<(), Unsent> {
         let port = &mut self.ports[pair.local];
         let packets = self.frame.packets();
         let mut singly = !port.gso;
         while *next < packets {
-            let end = if singly { *next + 1 } else { packets };
+            let at_once = match singly {
+                true => 1,
+                false => (SEND_BYTES_MAX / self.frame.packet_bytes().max(1)).max(1),
+            };
+            let end = packets.min(*next + at_once);
             let bytes = self.frame.wire(*next..end);
             if !singly {
                 port.segment_by(self.frame.packet_bytes(), bytes.len());

@@ -2,8 +2,11 @@
 
 use std::ops::Range;
 
-/// Bytes of the largest frame: more than one UDP send carries.
-const FRAME_BYTES: usize = 65_536;
+use weft_core::wire::{CHUNK_PACKETS_MAX, OVERHEAD_BYTES};
+
+/// Bytes of the largest frame: more than one UDP send carries, and the headers that come in when a chunk of that length
+/// is cut anew into as many packets as it may have.
+const FRAME_BYTES: usize = 65_536 + CHUNK_PACKETS_MAX * OVERHEAD_BYTES;
 
 /// A chunk's packets, one behind the other. A link has one and uses it again: it never allocates after it is
 /// made.

@@ -49,6 +49,18 @@ fn chunks_of_smaller_packets_and_single_packets_are_cut_where_they_say() {
 }
 
 #[test]
+fn a_chunk_longer_than_one_send_leaves_in_two() {
+    for here in HERE {
+        let (mut a, mut b) = (bind(here, 24_044, 1), bind(here, 24_045, 1));
+        // What was cut into 7 packets of 8,960 B, with the headers of 55.
+        let source = source(55 * 1_200);
+        assert_eq!(send(&mut a, &b, PATH, &source, 1_200), Sent::Whole);
+        assert_eq!(receive(&mut b, source.len()).bytes(), source);
+        assert_eq!((a.counters().send_calls, a.counters().gso_refused), (2, 0));
+    }
+}
+
+#[test]
 fn every_path_is_its_own_pair_of_ports_and_its_reverse_is_the_same_pair() {
     for here in HERE {
         let (mut a, mut b) = (bind(here, 24_016, 16), bind(here, 24_032, 16));

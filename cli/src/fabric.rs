@@ -194,6 +194,7 @@ impl Fabric {
             .collect();
         let spine = SpineFault {
             black_hole: false,
+            longest: None,
             loss: spec.loss,
             corrupt: spec.corrupt,
         };
@@ -343,6 +344,12 @@ impl Fabric {
     /// [`Self::heal_spine`] for all of them.
     pub fn heal_all(&self) -> Result<(), FabricError> {
         self.change_spines(|spines| spines.iter_mut().for_each(|s| s.black_hole = false))
+    }
+
+    /// Makes a spine drop IP packets of more bytes; none when absent. Shorter ones pass.
+    pub fn drop_longer_than(&self, k: usize, bytes: Option<u32>) -> Result<(), FabricError> {
+        self.check_spine(k)?;
+        self.change_spines(|spines| spines[k].longest = bytes)
     }
 
     /// The share of packets that every spine loses from now on.

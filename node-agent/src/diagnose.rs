@@ -199,15 +199,16 @@ async fn round(trial: &mut Trial, socket: &UdpSocket, seal: &Seal) {
         if !trial.open.contains_key(&id) {
             continue;
         }
+        let bytes = (asked.packet_bytes - HEADERS_BYTES) as usize;
         let probe = Probe { sent_at: 0 };
         probe.emit(
+            bytes,
             &mut packet,
             seal,
             PathId(0),
             ConnectionId(id),
             u64::from(id),
         );
-        let bytes = (asked.packet_bytes - HEADERS_BYTES) as usize;
         if let Err(error) = socket.send_to(&packet[..bytes], asked.to).await {
             trial.unsent(asked.reach, &error);
         }

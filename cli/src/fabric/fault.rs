@@ -18,6 +18,8 @@ const UDP_HEADER: usize = 8;
 pub(super) struct SpineFault {
     /// All of them disappear. The links stay up.
     pub(super) black_hole: bool,
+    /// Bytes of an IP packet beyond which it disappears.
+    pub(super) longest: Option<u32>,
     /// Share that disappears.
     pub(super) loss: f64,
     /// Share of the UDP packets of which one byte is inverted.
@@ -31,6 +33,9 @@ impl SpineFault {
         let mut rules = Vec::new();
         if self.black_hole {
             rules.push("drop".to_owned());
+        }
+        if let Some(bytes) = self.longest {
+            rules.push(format!("meta length > {bytes} drop"));
         }
         if self.loss > 0.0 {
             rules.push(format!("{} drop", one_in(self.loss)));

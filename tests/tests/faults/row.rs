@@ -39,6 +39,8 @@ use crate::{
 
 /// Nothing here takes longer, even on a machine that does ten other things.
 const DEADLINE: Duration = Duration::from_secs(120);
+/// Bytes of an IP packet that still passes where long ones are dropped.
+const SHORT: u32 = 1600;
 /// How long the outage of all spines lasts; the transport's stall timeout is 10 s.
 const OUTAGE: Duration = Duration::from_secs(3);
 /// Attempts in a row that may bring nothing.
@@ -119,6 +121,8 @@ pub(crate) enum Strike {
     RestartWithOtherClock(usize),
     /// One spine drops everything.
     BlackHole,
+    /// So many spines drop what is longer than [`SHORT`]: one of them, or all.
+    LongPackets(usize),
     /// All spines drop everything for [`OUTAGE`].
     Outage,
     Loss(f64),
@@ -360,6 +364,11 @@ impl Play<'_> {
                 fabric
                     .fail_spine(self.draw.within(0, SPINES as u64 - 1) as usize)
                     .unwrap();
+            }
+            Strike::LongPackets(spines) => {
+                for spine in 0..spines {
+                    fabric.drop_longer_than(spine, Some(SHORT)).unwrap();
+                }
             }
             Strike::Outage => {
                 fabric.fail_all().unwrap();

@@ -116,6 +116,9 @@ impl Stage {
     pub(crate) fn reset(&mut self) {
         self.fabric.heal_all().unwrap();
         self.fabric.set_loss(0.0).unwrap();
+        for spine in 0..SPINES {
+            self.fabric.drop_longer_than(spine, None).unwrap();
+        }
         self.fabric.set_corrupt(0.0).unwrap();
         for node in 0..NODES {
             self.fabric.heal_node(node).unwrap();

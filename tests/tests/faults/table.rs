@@ -17,6 +17,7 @@ use weft_planner::Strategy::{Chain, Direct};
 
 use crate::{
     row::{AtDestination, AtSource, End, Fault, Row, Strike},
+    stage::SPINES,
     tree::Work,
 };
 
@@ -271,6 +272,18 @@ pub(crate) const ROWS: &[Row] = &[
         "a_black_hole",
         FILE,
         Fault::Within(1, Strike::BlackHole),
+        End::Verified,
+    ),
+    row(
+        "a_spine_that_drops_long_packets",
+        FILE,
+        Fault::Within(1, Strike::LongPackets(1)),
+        End::Verified,
+    ),
+    row(
+        "spines_that_all_drop_long_packets",
+        FILE,
+        Fault::Within(1, Strike::LongPackets(SPINES)),
         End::Verified,
     ),
     row(

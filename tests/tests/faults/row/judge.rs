@@ -89,7 +89,7 @@ impl Play<'_> {
                 assert!(job.attempt() > 1, "the kill was not felt: {all}");
                 self.assert_resumed(job);
             }
-            Strike::BlackHole | Strike::Outage => {
+            Strike::BlackHole | Strike::LongPackets(_) | Strike::Outage => {
                 assert_eq!(job.attempt(), 1, "the transport gave up: {all}");
                 assert!(job.chunks().1 > 0, "nothing was lost");
             }

@@ -95,13 +95,14 @@ impl Ends {
     pub(super) fn on_loopback(shape: Shape) -> Self {
         let start = |first: u16| {
             let setup = Setup {
-                address: std::net::Ipv4Addr::LOCALHOST,
+                address: std::net::Ipv4Addr::LOCALHOST.into(),
                 ports: PortRange { first, count: 4 },
                 mtu: 9000,
                 paths: 16,
                 policy: shape.policy,
                 progress: shape.progress,
                 spin: shape.spin,
+                encryption: shape.encryption,
                 seed: 1,
             };
             Host::start(setup).unwrap()

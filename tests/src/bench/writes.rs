@@ -275,7 +275,7 @@ mod tests {
             far: &far,
             writes,
             sources: vec![Source::new(pattern(0, 4096))],
-            target: ends.receiver.register(vec![0xA5; 4 * 4096]),
+            landing: ends.receiver.register(vec![0xA5; 4 * 4096]),
         };
         let lap = |writes| Lap {
             first: 0,

@@ -687,6 +687,7 @@ impl<'a, P: Eq> Receiving<'a, P> {
         Sending {
             chunks_left: chunks,
             controls: 0..touched,
+            first: true,
             endpoint,
         }
     }
@@ -912,16 +913,24 @@ pub struct Sending<'a, P: Eq> {
     /// Of the touched connections, those whose control packets are still to be asked for.
     controls: core::ops::Range<usize>,
     chunks_left: u32,
+    /// Nothing was asked for in this turn.
+    first: bool,
 }
 
 impl<P: Eq> Sending<'_, P> {
-    /// The next thing to send: acknowledgements and probes first, then Resets, then chunks in the order of the
-    /// schedule. `None` when there is nothing more, or the turn has sent its share of chunks.
+    /// The next thing to send: one chunk, then acknowledgements and probes, then Resets, then chunks in the order
+    /// of the schedule. The answer to a small message is a chunk that somebody waits for; for the acknowledgement
+    /// of the message nobody does. `None` when there is nothing more, or the turn has sent its share of chunks.
     pub fn poll_transmit(
         &mut self,
         now: Time,
         buffer: &mut [u8; CONTROL_BYTES_MAX],
     ) -> Option<Transmit<'_, P>> {
+        if core::mem::take(&mut self.first)
+            && let Some((slot, chunk)) = self.poll_chunk(now)
+        {
+            return self.transmit(slot, chunk);
+        }
         let endpoint = &mut *self.endpoint;
         while !self.controls.is_empty() {
             let slot = endpoint.touched[self.controls.start];
@@ -940,11 +949,20 @@ impl<P: Eq> Sending<'_, P> {
         if let Some(reset) = endpoint.resets.next(|id| by_id.contains_key(&id)) {
             return Some(Transmit::Reset(reset));
         }
+        let (slot, chunk) = self.poll_chunk(now)?;
+        self.transmit(slot, chunk)
+    }
+
+    fn poll_chunk(&mut self, now: Time) -> Option<(u32, Chunk)> {
         if self.chunks_left == 0 {
             return None;
         }
-        let (slot, chunk) = endpoint.poll_chunk(now)?;
+        let found = self.endpoint.poll_chunk(now)?;
         self.chunks_left -= 1;
+        Some(found)
+    }
+
+    fn transmit(&self, slot: u32, chunk: Chunk) -> Option<Transmit<'_, P>> {
         let Slot::Open(open) = &self.endpoint.slots[slot as usize] else {
             return None;
         };

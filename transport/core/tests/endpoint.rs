@@ -241,6 +241,39 @@ fn acknowledgements_are_hurried_before_a_worker_sleeps() {
 }
 
 #[test]
+fn an_answer_leaves_before_the_acknowledgement_of_what_it_answers() {
+    let mut pair = pair();
+    pair.connect(0, DomainId(1));
+    write(&mut pair, 0, 1, 8);
+    pair.step(pair.now);
+    let mut message = pair.wire.sent[0].1.clone();
+    let answer = Write {
+        token: 2,
+        bytes: 8,
+        key: pair.ends[0].memory.key,
+        offset: 0,
+        immediate: None,
+    };
+    pair.post(1, 0, answer).expect("the connection is open");
+    let now = pair.now + DELAY;
+    let mut receiving = pair.ends[1].host.endpoint.receive(now);
+    let received = Received::Packets {
+        from: Source([0; Source::BYTES]),
+        ce: false,
+        segment: message.segment,
+        bytes: &mut message.bytes,
+    };
+    receiving.handle(received, &mut pair.ends[1].memory);
+    let mut sending = receiving.finish(true, u32::MAX);
+    let mut buffer = [0; CONTROL_BYTES_MAX];
+    let mut chunks = Vec::new();
+    while let Some(transmit) = sending.poll_transmit(now, &mut buffer) {
+        chunks.push(matches!(transmit, Transmit::Chunk { .. }));
+    }
+    assert!(chunks[0] && chunks[1..].contains(&false), "{chunks:?}");
+}
+
+#[test]
 fn a_link_that_takes_no_chunk_is_handed_none_and_makes_no_turn_due() {
     let mut pair = pair();
     pair.connect(0, DomainId(1));

@@ -336,6 +336,10 @@ impl Engine {
 
     /// Runs the worker of a `Progress::Inline` engine: serves what is there, and when that is
     /// nothing, waits at most `wait` for something. Answers whether anything was done.
+    ///
+    /// A call that brings an event leaves the acknowledgement of what has arrived to the next call, which
+    /// sends it behind the caller's answer. A caller that works for long on an event calls once more before
+    /// that, or the peer sends again.
     pub fn poll(&mut self, wait: Duration) -> Result<bool, EngineError> {
         let worker = self.inline.as_mut().ok_or(EngineError::NotInline)?;
         let worker = worker.get_mut().unwrap_or_else(PoisonError::into_inner);

@@ -77,6 +77,8 @@ pub(crate) struct Worker {
     scratch: Box<[u8]>,
     reset_keys: ResetKeys,
     control: Box<[u8; CONTROL_BYTES_MAX]>,
+    /// The time of the last look at the clock: a turn with nothing to do reads it once.
+    now: Time,
     turns_without_poll: u32,
     /// Messages without bytes whose key opened nothing.
     drops: Drops,
@@ -115,6 +117,7 @@ impl Worker {
         let poller = Poller::new(&mut link).map_err(failed("epoll_create"))?;
         let doze = Doze::new(poller.waker().map_err(failed("eventfd"))?);
         let clock = Clock::start();
+        let now = clock.now();
         let endpoint = Endpoint::new(
             EndpointConfig {
                 settings: config.settings(),
@@ -129,7 +132,7 @@ impl Worker {
                 cipher: &weft_crypto::AES_128_GCM,
                 seed: config.seed.wrapping_add(index as u64),
             },
-            clock.now(),
+            now,
         );
         Ok(Self {
             index,
@@ -145,6 +148,7 @@ impl Worker {
             users: Users::default(),
             reset_keys,
             control: Box::new([0; CONTROL_BYTES_MAX]),
+            now,
             turns_without_poll: 0,
             drops: Drops::default(),
             logged_too_big: false,
@@ -170,9 +174,10 @@ impl Worker {
                     continue;
                 }
                 Ok(false) => {
-                    let now = self.clock.now();
+                    let now = self.now;
                     if now - *idle_since.get_or_insert(now) < self.spin {
-                        std::hint::spin_loop();
+                        // The user of the last event may wait for this core.
+                        std::thread::yield_now();
                         continue;
                     }
                     idle_since = None;
@@ -188,41 +193,50 @@ impl Worker {
         drop(guard);
     }
 
-    /// The inline worker: a turn, and when there was nothing to do in it, another one after waiting for at
-    /// most `wait`.
+    /// The inline worker: sends what the caller has asked for and what the last call has left to send, receives,
+    /// and when there was nothing to do, receives once more after waiting for at most `wait`. When there is an
+    /// event the caller has it at once, and what has arrived is acknowledged in the next call: the answer to a
+    /// message leaves first.
     pub(crate) fn poll(&mut self, wait: Duration) -> io::Result<bool> {
-        let mut busy = self.turn()?;
-        if !busy && !wait.is_zero() {
+        self.now = self.clock.now();
+        let mut busy = self.serve_commands();
+        busy |= self.send(false);
+        busy |= self.receive()?;
+        let mut reported = self.report();
+        if !busy && !reported && !wait.is_zero() {
             self.wait(Some(wait))?;
-            busy = self.turn()?;
+            busy = self.receive()?;
+            reported = self.report();
         }
+        if reported {
+            return Ok(true);
+        }
+        busy |= self.send(!self.link.is_readable());
         // Only the caller knows when the next call comes.
         if self.endpoint.hurry_acks() {
-            self.transmit(false);
+            self.send(false);
         }
         Ok(busy)
     }
 
-    /// One turn: commands, what has arrived, timers, what there is to send, events. Answers whether anything
+    /// One turn: what has arrived, events, commands, timers, what there is to send. Answers whether anything
     /// was done.
     fn turn(&mut self) -> io::Result<bool> {
-        // A Reset would end what has only begun: before one is sent, every command in the queue is served.
-        let commands = match self.endpoint.has_resets() {
+        self.now = self.clock.now();
+        let mut busy = self.receive()?;
+        busy |= self.report();
+        busy |= self.serve_commands();
+        busy |= self.send(!self.link.is_readable());
+        Ok(busy)
+    }
+
+    /// Serves commands. Comes before sending: a Reset would end what has only begun, so before one is sent,
+    /// every command in the queue is served.
+    fn serve_commands(&mut self) -> bool {
+        let most = match self.endpoint.has_resets() {
             true => self.commands.len(),
             false => COMMANDS_PER_TURN,
         };
-        let mut busy = self.serve_commands(commands);
-        self.turns_without_poll += 1;
-        if !self.link.is_readable() || self.turns_without_poll >= TURNS_WITHOUT_POLL_MAX {
-            self.turns_without_poll = 0;
-            self.poller.poll(&mut self.link, Some(Duration::ZERO))?;
-        }
-        busy |= self.transmit(true);
-        self.report();
-        Ok(busy)
-    }
-
-    fn serve_commands(&mut self, most: usize) -> bool {
         let mut served = false;
         for _ in 0..most {
             let Ok(command) = self.commands.try_recv() else {
@@ -274,31 +288,47 @@ impl Worker {
         self.endpoint.connect(self.clock.now(), id, remote);
     }
 
-    /// One turn of the endpoint. Answers whether anything arrived or was sent.
-    fn transmit(&mut self, receive: bool) -> bool {
-        let now = self.clock.now();
-        let mut busy = self.link.flush(now);
+    /// Takes in what has arrived. Answers whether anything has.
+    fn receive(&mut self) -> io::Result<bool> {
+        self.turns_without_poll += 1;
+        if !self.link.is_readable() || self.turns_without_poll >= TURNS_WITHOUT_POLL_MAX {
+            self.turns_without_poll = 0;
+            self.poller.poll(&mut self.link, Some(Duration::ZERO))?;
+        }
+        if !self.link.is_readable() {
+            return Ok(false);
+        }
         let mut incoming = Incoming {
-            receiving: self.endpoint.receive(now),
+            receiving: self.endpoint.receive(self.now),
             memory: self.regions.enter(),
         };
-        let batches = if receive { BATCHES_PER_TURN } else { 0 };
-        for _ in 0..batches {
+        let mut busy = false;
+        for _ in 0..BATCHES_PER_TURN {
             if !self.link.is_readable() {
                 break;
             }
             busy |= self.link.receive(&mut incoming) > 0;
         }
+        // Nothing is placed from here on: who deregisters a region waits no longer.
+        drop(incoming);
+        if busy {
+            self.now = self.clock.now();
+        }
+        Ok(busy)
+    }
+
+    /// Serves the timers, when everything that has arrived was taken in (`drained`), and sends. Answers whether
+    /// anything was sent.
+    fn send(&mut self, drained: bool) -> bool {
+        let mut busy = self.link.flush(self.now);
         let chunks = if self.link.can_send() {
             CHUNKS_PER_TURN
         } else {
             0
         };
-        // Nothing is placed from here on: who deregisters a region waits no longer.
-        drop(incoming.memory);
-        let mut sending = incoming.receiving.finish(!self.link.is_readable(), chunks);
+        let mut sending = self.endpoint.receive(self.now).finish(drained, chunks);
         let mut refused = None;
-        while let Some(transmit) = sending.poll_transmit(self.clock.now(), &mut self.control) {
+        while let Some(transmit) = sending.poll_transmit(self.now, &mut self.control) {
             busy = true;
             match transmit {
                 Transmit::Control {
@@ -332,7 +362,11 @@ impl Worker {
                         chunk.seal(i, payload, room)
                     };
                     let (path, packets) = (chunk.path, chunk.packets());
-                    match self.link.send_chunk(now, &peer.route, path, packets, seal) {
+                    let sent = self
+                        .link
+                        .send_chunk(self.now, &peer.route, path, packets, seal);
+                    self.now = self.clock.now();
+                    match sent {
                         Sent::Whole => {}
                         Sent::Kept => break,
                         Sent::Dropped(refusal) => refused = Some(refusal),
@@ -341,6 +375,7 @@ impl Worker {
             }
         }
         drop(sending);
+        self.report();
         if refused == Some(Refusal::TooBig) && !std::mem::replace(&mut self.logged_too_big, true) {
             tracing::error!(
                 packet_bytes = self.link.capabilities().packet_bytes,
@@ -350,8 +385,10 @@ impl Worker {
         busy
     }
 
-    /// Hands events to the users.
-    fn report(&mut self) {
+    /// Hands events to the users, before what has arrived is acknowledged: nobody waits for that as the users
+    /// wait for the events. Answers whether there was any.
+    fn report(&mut self) -> bool {
+        let mut reported = false;
         while let Some((id, event)) = self.endpoint.poll_event() {
             // A message without bytes was never looked up: its key may open nothing.
             if let Event::Immediate { key, .. } = event
@@ -368,13 +405,15 @@ impl Worker {
                 }
             }
             self.users.report(id, event);
+            reported = true;
         }
+        reported
     }
 
     /// Sleeps until the link, a command or a timer has something, at most `limit`.
     fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
         if self.endpoint.hurry_acks() {
-            self.transmit(false);
+            self.send(false);
         }
         let failed = self.link.is_readable();
         let retry = failed.then(|| self.clock.now() + RETRY_AFTER);

@@ -35,6 +35,8 @@ impl Pair {
 
     fn next_b(&mut self) -> Event {
         self.drive("an event at b", |pair| !pair.b.events.is_empty());
+        // The acknowledgement, before the test looks at the bytes.
+        self.b.poll(Duration::ZERO);
         self.b.events.try_recv().expect("it is there")
     }
 
@@ -129,6 +131,31 @@ fn writes_of_every_size_arrive_byte_exact() {
         snapshot.stats().bytes_placed,
         sizes.iter().sum::<usize>() as u64
     );
+}
+
+#[test]
+fn the_call_after_an_event_acknowledges_its_message() {
+    let Pair { mut a, mut b } = Pair::new(|_| {});
+    let signal = WriteRequest {
+        immediate: Some(1),
+        ..a.write(&pattern(0, 0))
+    };
+    a.engine.write(signal).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while b.events.is_empty() {
+        assert!(Instant::now() < deadline, "no event");
+        a.poll(Duration::ZERO);
+        b.poll(Duration::ZERO);
+    }
+    for _ in 0..20 {
+        a.poll(Duration::ZERO);
+    }
+    assert!(a.events.is_empty(), "it was acknowledged before its event");
+    b.poll(Duration::ZERO);
+    while a.events.is_empty() {
+        assert!(Instant::now() < deadline, "no acknowledgement");
+        a.poll(Duration::ZERO);
+    }
 }
 
 #[test]

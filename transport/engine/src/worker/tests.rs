@@ -47,9 +47,7 @@ fn a_packet_that_overtakes_the_command_of_its_connection_gets_no_reset() {
     let receives = |worker: &mut Worker| {
         let before = worker.link.counters().received_packets;
         while worker.link.counters().received_packets == before {
-            let link = &mut worker.link;
-            worker.poller.poll(link, Some(Duration::ZERO)).unwrap();
-            worker.transmit(true);
+            worker.receive().unwrap();
         }
     };
     probe(7);

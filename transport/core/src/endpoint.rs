@@ -210,6 +210,8 @@ pub struct Endpoint<P> {
     /// Connections with an event.
     eventful: VecDeque<u32>,
     turns_without_timers: u32,
+    /// A write was posted since the last turn.
+    posted: bool,
     ended: Stats,
     drops: Drops,
 }
@@ -234,6 +236,7 @@ impl<P: Eq> Endpoint<P> {
             owing: Vec::new(),
             eventful: VecDeque::new(),
             turns_without_timers: 0,
+            posted: false,
             ended: Stats::default(),
             drops: Drops::default(),
             config,
@@ -381,6 +384,7 @@ impl<P: Eq> Endpoint<P> {
             return Err(PostError::Closed);
         };
         open.connection.post_write(write)?;
+        self.posted = true;
         self.schedule.join(slot);
         self.touch(slot);
         Ok(())
@@ -687,7 +691,7 @@ impl<'a, P: Eq> Receiving<'a, P> {
         Sending {
             chunks_left: chunks,
             controls: 0..touched,
-            first: true,
+            chunk_first: core::mem::take(&mut endpoint.posted),
             endpoint,
         }
     }
@@ -913,20 +917,21 @@ pub struct Sending<'a, P: Eq> {
     /// Of the touched connections, those whose control packets are still to be asked for.
     controls: core::ops::Range<usize>,
     chunks_left: u32,
-    /// Nothing was asked for in this turn.
-    first: bool,
+    /// A chunk goes before the control packets.
+    chunk_first: bool,
 }
 
 impl<P: Eq> Sending<'_, P> {
-    /// The next thing to send: one chunk, then acknowledgements and probes, then Resets, then chunks in the order
-    /// of the schedule. The answer to a small message is a chunk that somebody waits for; for the acknowledgement
-    /// of the message nobody does. `None` when there is nothing more, or the turn has sent its share of chunks.
+    /// The next thing to send: acknowledgements and probes first, then Resets, then chunks in the order of the
+    /// schedule. When a write was posted since the last turn, one chunk goes before all: somebody waits for the
+    /// answer to a small message, and nobody for the message's acknowledgement. `None` when there is nothing
+    /// more, or the turn has sent its share of chunks.
     pub fn poll_transmit(
         &mut self,
         now: Time,
         buffer: &mut [u8; CONTROL_BYTES_MAX],
     ) -> Option<Transmit<'_, P>> {
-        if core::mem::take(&mut self.first)
+        if core::mem::take(&mut self.chunk_first)
             && let Some((slot, chunk)) = self.poll_chunk(now)
         {
             return self.transmit(slot, chunk);

@@ -143,6 +143,7 @@ impl Receive {
         self.owed.at_once();
     }
 
+    #[inline]
     #[expect(
         clippy::too_many_arguments,
         reason = "the halves of the connection that it borrows"

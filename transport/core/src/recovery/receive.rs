@@ -273,6 +273,7 @@ impl ReceiveBoard {
     }
 
     /// The chunk is cut as this packet says, which was checked before.
+    #[inline]
     fn cut(&mut self, packet: Packet) {
         let at = self.slot(packet.chunk);
         if self.slots[at].packets == packet.packets {

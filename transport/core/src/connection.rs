@@ -312,7 +312,11 @@ impl Connection {
         rng: &mut Rng,
         room: u32,
     ) -> Option<Chunk> {
-        if self.failed.is_some() || self.keys.are_used_up() {
+        if self.keys.are_used_up() {
+            // The peer has not followed to the next key for as long as this one may be used.
+            self.fail(Failure::Stalled);
+        }
+        if self.failed.is_some() {
             return None;
         }
         let window = self.congestion.window();
@@ -349,7 +353,11 @@ impl Connection {
         paths: &mut PathSet,
         out: &mut [u8],
     ) -> Option<ControlPacket> {
-        if self.failed.is_some() || self.keys.are_used_up() {
+        if self.keys.are_used_up() {
+            // The peer has not followed to the next key for as long as this one may be used.
+            self.fail(Failure::Stalled);
+        }
+        if self.failed.is_some() {
             return None;
         }
         let packet = self.write_control(now, paths, out)?;

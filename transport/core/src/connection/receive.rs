@@ -220,7 +220,12 @@ impl Receive {
     /// first was acknowledged.
     fn is_pending(&self, header: &DataHeader) -> bool {
         let mut pending = self.pending.iter();
-        pending.any(|pending| place_of(&pending.header) == place_of(header))
+        let same = |pending: &DataHeader| {
+            // Of a chunk that was cut anew, what is being copied has to land first.
+            pending.chunk == header.chunk
+                && (pending.packet == header.packet || pending.packets != header.packets)
+        };
+        pending.any(|pending| same(&pending.header))
     }
 
     /// Placements that are under way.

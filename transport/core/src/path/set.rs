@@ -55,6 +55,8 @@ struct Path {
     probing: bool,
     /// The next probe has [`BASE_PACKET_BYTES`].
     probes_base: bool,
+    /// A packet as long as the longest was sent on it, and none that long is known to have arrived since.
+    long_sent: bool,
 }
 
 const _: () = assert!(size_of::<Path>() + size_of::<RttEstimator>() <= 40);
@@ -120,6 +122,7 @@ impl PathSet {
             timeouts: 0,
             probing: false,
             probes_base: false,
+            long_sent: false,
         };
         PathSet {
             policy: config.policy.build(),
@@ -224,6 +227,7 @@ impl PathSet {
         self.counters[path.0 as usize].sent_chunks += 1;
         let bytes = bytes.min(PROBE_BYTES_MAX as u32) as u16;
         self.largest = self.largest.max(bytes);
+        self.paths[path.0 as usize].long_sent |= bytes == self.largest;
     }
 
     /// The peer has seen packets that were sent on `echo`'s path, whose round trip took `rtt`. Only as large a
@@ -238,6 +242,8 @@ impl PathSet {
         let before = self.paths[index].state;
         let after = match before {
             _ if echo.largest >= self.largest => PathState::Live,
+            // Nothing longer is under way: what arrived is all that there was to answer.
+            PathState::Live if !self.paths[index].long_sent => PathState::Live,
             PathState::Suspended | PathState::Narrow if echo.largest >= BASE_PACKET_BYTES => {
                 PathState::Narrow
             }
@@ -250,6 +256,7 @@ impl PathSet {
         let path = &mut self.paths[index];
         path.answered = now;
         path.timeouts = 0;
+        path.long_sent &= echo.largest < self.largest;
         if after == before {
             return;
         }
@@ -551,6 +558,22 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(set.choose(Some(PathId(0)), &mut rng), Some(PathId(1)));
         }
+    }
+
+    #[test]
+    fn where_only_short_packets_are_sent_short_ones_answer() {
+        let mut set = set(2);
+        let path = PathId(0);
+        let echo = |largest| Echo {
+            largest,
+            ..answer(path)
+        };
+        set.on_sent(path, 1_500);
+        set.on_answer(ms(1), &echo(1_500), None);
+        set.on_sent(path, 100);
+        set.on_answer(ms(3), &echo(100), None);
+        set.on_loss(ms(4), path, ms(2));
+        assert_eq!(set.live(), 2);
     }
 
     #[test]

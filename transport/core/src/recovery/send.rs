@@ -213,13 +213,16 @@ impl SendBoard {
         sent.in_flight = 0;
     }
 
-    /// A lost chunk is cut anew, into packets of at most `payload` bytes each. Returns the chunk as it stands now.
+    /// A lost chunk is cut anew, into packets of at most `payload` bytes each, and into more of them than before: by
+    /// their number the receiver tells the two apart. Returns the chunk as it stands now.
     pub fn cut(&mut self, chunk: ChunkNumber, payload: u16) -> Sent {
         let slot = self.slot(chunk);
         let sent = &mut self.slots[slot];
         debug_assert_eq!(sent.state, SentState::Lost);
-        sent.payload = payload;
-        sent.packets = sent.length.div_ceil(payload.into()).max(1) as u8;
+        let more = u32::from(sent.packets) + 1;
+        let payload = u32::from(payload).min(sent.length.div_ceil(more));
+        sent.payload = payload as u16;
+        sent.packets = sent.length.div_ceil(payload) as u8;
         sent.arrived = 0;
         sent.missing = full_map(sent.packets);
         *sent
@@ -449,5 +452,24 @@ mod tests {
         board.advance();
         board.shrink();
         assert_eq!(board.heap_bytes(), 0);
+    }
+
+    #[test]
+    fn a_chunk_that_is_cut_anew_has_more_packets_than_before() {
+        for length in [1_409, 2_000, 2_272, 3_000, 4_225, 5_680, 15_488] {
+            let mut board = SendBoard::new(4, number(0));
+            let packets = u32::div_ceil(length, 1_408) as u8;
+            let chunk = board.push(Sent {
+                length,
+                packets,
+                payload: 1_408,
+                ..Sent::default()
+            });
+            board.lose(chunk, full_map(packets));
+            let sent = board.cut(chunk, 1_136);
+            assert!(sent.packets > packets && sent.payload <= 1_136, "{length}");
+            let last = length - (u32::from(sent.packets) - 1) * u32::from(sent.payload);
+            assert!((1..=u32::from(sent.payload)).contains(&last), "{length}");
+        }
     }
 }

@@ -3,8 +3,9 @@
 //! Body: cumulative chunk number u32 · map words u8 · partials u8 · echoes u8 · 0 · sent-at u32
 //! (this end's clock, units of 64 ns; less an echo's delay it is when that packet arrived) · the map (u64
 //! words; bit i of word w is chunk base + 64·w + i, where base is cumulative rounded down to a
-//! multiple of 64, so that both ends compare whole words) · partials (chunk u32, 0 u32, packet map
-//! u64) · echoes (path u8, 0 u8, CE packets u16, packets u32, sent-at u32, delay u32 of 64 ns).
+//! multiple of 64, so that both ends compare whole words) · partials (chunk u32, packets in chunk
+//! u8, 0 u24, packet map u64) · echoes (path u8, 0 u8, CE packets u16, packets u16, largest packet u16, sent-at u32,
+//! delay u32 of 64 ns).
 
 use super::field::{ack, echo, partial};
 use super::{

@@ -199,3 +199,20 @@ fn what_no_path_carries_in_long_packets_is_cut_into_short_ones() {
     });
     assert!((0..4).all(|path| pair.path_state(path) == PathState::Live));
 }
+
+#[test]
+fn a_message_of_two_packets_arrives_whole_where_only_its_short_one_came_through() {
+    for bytes in [1_409, 2_000, 2_272, 3_000] {
+        let mut pair = Pair::with(|setup| {
+            setup.settings.packet_payload = 1_408;
+            setup.settings.chunk_bytes = 4 * 1_472;
+        });
+        pair.expect_drop(DropReason::Duplicate);
+        pair.drop_all(|p| p.bytes.len() > 1_400);
+        let token = pair.write_to(Side::A, bytes, 0, Some(1));
+        pair.run();
+        assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
+        let source = pair.source(token);
+        assert_eq!(pair.memory(Side::B).bytes[..bytes], source, "{bytes} B");
+    }
+}

@@ -199,8 +199,7 @@ impl Worker {
     /// message leaves first.
     pub(crate) fn poll(&mut self, wait: Duration) -> io::Result<bool> {
         self.now = self.clock.now();
-        let mut busy = self.serve_commands();
-        busy |= self.send(false);
+        let mut busy = self.send(false);
         busy |= self.receive()?;
         let mut reported = self.report();
         if !busy && !reported && !wait.is_zero() {
@@ -225,13 +224,12 @@ impl Worker {
         self.now = self.clock.now();
         let mut busy = self.receive()?;
         busy |= self.report();
-        busy |= self.serve_commands();
         busy |= self.send(!self.link.is_readable());
         Ok(busy)
     }
 
-    /// Serves commands. Comes before sending: a Reset would end what has only begun, so before one is sent,
-    /// every command in the queue is served.
+    /// Serves commands. A Reset would end what has only begun, so before one is sent, every command in the queue is
+    /// served.
     fn serve_commands(&mut self) -> bool {
         let most = match self.endpoint.has_resets() {
             true => self.commands.len(),
@@ -317,10 +315,11 @@ impl Worker {
         Ok(busy)
     }
 
-    /// Serves the timers, when everything that has arrived was taken in (`drained`), and sends. Answers whether
-    /// anything was sent.
+    /// Serves commands, then the timers when everything that has arrived was taken in (`drained`), and sends.
+    /// Answers whether it did any of it.
     fn send(&mut self, drained: bool) -> bool {
-        let mut busy = self.link.flush(self.now);
+        let mut busy = self.serve_commands();
+        busy |= self.link.flush(self.now);
         let chunks = if self.link.can_send() {
             CHUNKS_PER_TURN
         } else {

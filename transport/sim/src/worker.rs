@@ -165,7 +165,7 @@ impl Simulation {
             }
             if connection.has_event() {
                 let text = format!(
-                    "host {host}: nobody is told of an event of {}",
+                    "host {host}: no turn reports an event of {}",
                     connection.id()
                 );
                 self.checkers.violated("everything ends", self.now, text);

@@ -280,8 +280,8 @@ impl Seal {
         length
     }
 
-    /// Opens a data packet, in place where it is encrypted. Whoever calls has chosen this seal by the packet's
-    /// key phase.
+    /// Opens a data packet, in place where it is encrypted. The caller has chosen this seal by the
+    /// packet's key phase.
     ///
     /// # Errors
     /// What [`DataHeader::parse`] says, [`DropReason::Seal`] or [`DropReason::Tag`].

@@ -18,7 +18,7 @@ use std::{
 };
 
 use agent::Agents;
-pub use agent::{Access, AgentConfig, Encryption, PathPolicy, find_agent};
+pub use agent::{Access, AgentConfig, CongestionControl, Encryption, PathPolicy, find_agent};
 pub use error::StageError;
 pub use ground::{Addresses, Ground};
 use weft_operator::{
@@ -48,6 +48,8 @@ pub struct Setup {
     pub policy: PathPolicy,
     /// Whether the data path is encrypted.
     pub encryption: Encryption,
+    /// What bounds the bytes in flight.
+    pub congestion: CongestionControl,
     /// Agents may outlive this process: [`Stage::keep`] will be called. Where nothing isolates them
     /// they then also outlive a SIGKILL that comes before it.
     pub stays: bool,
@@ -215,6 +217,7 @@ impl Stage {
             mtu: setup.ground.mtu(),
             policy: setup.policy,
             encryption: setup.encryption,
+            congestion: setup.congestion,
             ticket_key: self.authority.ticket_key(),
             files: self.files[i].clone(),
             root: setup.roots[i].clone(),

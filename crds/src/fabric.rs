@@ -145,6 +145,11 @@ pub struct Transport {
     pub policy: PathPolicy,
     /// What bounds the bytes in flight.
     pub congestion: CongestionControl,
+    /// Queueing that the congestion control allows, microseconds: 1,000 for EcnRtt and 25 for Swift when absent.
+    /// Some 50 where workers busy-poll or NICs stamp time.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_queueing_micros: Option<u32>,
     /// Bytes of payload in a chunk, at most.
     #[schemars(range(min = 512, max = 65536))]
     pub chunk_bytes: u32,
@@ -172,6 +177,7 @@ impl Default for Transport {
             paths: 128,
             policy: PathPolicy::default(),
             congestion: CongestionControl::default(),
+            target_queueing_micros: None,
             chunk_bytes: 64 << 10,
             rto_min_micros: 5_000,
             link: Link::default(),
@@ -194,9 +200,15 @@ pub struct Objects {
 /// How the path of a chunk is chosen.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PathPolicy {
-    /// The better of two drawn at random, by round-trip time.
+    /// Paths whose data came back soon and unmarked are used again (REPS).
     #[default]
+    Reps,
+    /// The better of two drawn at random, by round-trip time.
     TwoChoices,
+    /// The one with the lowest round-trip time.
+    BestRtt,
+    /// One path until another is clearly better (Hopper).
+    Hopper,
     /// Any, at random.
     Oblivious,
     /// In turns.
@@ -211,6 +223,8 @@ pub enum CongestionControl {
     /// A window driven by marks (ECN) and queueing delay.
     #[default]
     EcnRtt,
+    /// A target for the round trip, paced below one packet in a round trip (Swift).
+    Swift,
 }
 
 /// Whether the data path is encrypted.

@@ -62,7 +62,7 @@ impl Duo {
         let mut config = PairConfig::new(Settings { integrity, ..SETTINGS });
         config.key = KEY;
         config.endpoint.policy = PolicyKind::Oblivious;
-        config.endpoint.congestion = CongestionKind::EcnRtt;
+        config.endpoint.congestion = CongestionKind::ECN_RTT;
         config.endpoint.stall_timeout = Nanos::from_secs(600);
         config.region_bytes = 1 << 16;
         let key = config.key;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::Deserialize;
-use weft_core::congestion::CongestionKind;
+use weft_core::congestion::{BASE_TARGET, CongestionKind, TARGET_QUEUEING};
 use weft_core::units::Nanos;
 
 use crate::config::is_label;
@@ -194,7 +194,8 @@ impl FromStr for PublicKey {
     }
 }
 
-/// What bounds the bytes in flight: `ecn-rtt`, or `fixed:SIZE`.
+/// What bounds the bytes in flight: `ecn-rtt` or `swift`, with the queueing that they allow after a colon if it
+/// is not the default, or `fixed:SIZE`.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Congestion(pub CongestionKind);
@@ -202,16 +203,32 @@ pub struct Congestion(pub CongestionKind);
 impl FromStr for Congestion {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        if text == "ecn-rtt" {
-            return Ok(Self(CongestionKind::EcnRtt));
-        }
-        text.strip_prefix("fixed:")
-            .and_then(|size| size.parse::<ByteCount>().ok())
-            .and_then(|size| u32::try_from(size.0).ok())
-            .filter(|bytes| *bytes > 0)
-            .map(|bytes| Self(CongestionKind::Fixed { bytes }))
-            .ok_or_else(|| {
-                format!("`{text}` is not `ecn-rtt` or `fixed:SIZE` (for example fixed:1MiB)")
-            })
+        let (name, parameter) = match text.split_once(':') {
+            Some((name, parameter)) => (name, Some(parameter)),
+            None => (text, None),
+        };
+        let queueing = |default| match parameter {
+            None => Some(default),
+            Some(text) => text.parse().ok().map(|span: Duration| span.to_core()),
+        };
+        let kind = match name {
+            "ecn-rtt" => queueing(TARGET_QUEUEING)
+                .map(|target_queueing| CongestionKind::EcnRtt { target_queueing }),
+            "swift" => {
+                queueing(BASE_TARGET).map(|base_target| CongestionKind::Swift { base_target })
+            }
+            "fixed" => parameter
+                .and_then(|size| size.parse::<ByteCount>().ok())
+                .and_then(|size| u32::try_from(size.0).ok())
+                .filter(|bytes| *bytes > 0)
+                .map(|bytes| CongestionKind::Fixed { bytes }),
+            _ => None,
+        };
+        kind.map(Self).ok_or_else(|| {
+            format!(
+                "`{text}` is not `ecn-rtt`, `swift` (with a queueing, for example ecn-rtt:50us) or \
+                 `fixed:SIZE` (for example fixed:1MiB)"
+            )
+        })
     }
 }

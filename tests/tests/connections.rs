@@ -11,7 +11,9 @@ use std::{
 };
 
 use tokio::time::timeout;
-use weft_cli::stage::{Access, Encryption, Ground, PathPolicy, Root, Setup, Stage};
+use weft_cli::stage::{
+    Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup, Stage,
+};
 use weft_operator::transfer::{Mandate, Runner, Spec, Tempo};
 use weft_planner::Strategy;
 use weft_proto::agent::v1::{Algorithm, Overwrite};
@@ -43,8 +45,9 @@ async fn stage(directory: &Path) -> Stage {
         home: directory.join("agents"),
         roots: (0..NODES).map(root).collect(),
         paths: 1,
-        policy: PathPolicy::TwoChoices,
+        policy: PathPolicy::default(),
         encryption: Encryption::Off,
+        congestion: CongestionControl::default(),
         stays: false,
     };
     let mut stage = Stage::set(setup).unwrap();

@@ -18,7 +18,7 @@ use weft_proto::agent::v1::Algorithm;
 use crate::{
     fabric::{Spec, SpecError},
     quantity,
-    stage::{Encryption, PathPolicy},
+    stage::{CongestionControl, Encryption, PathPolicy},
 };
 
 /// Sent when neither --source nor --size is given.
@@ -62,7 +62,7 @@ pub struct Args {
     #[arg(long, value_name = "STRATEGY", default_value = "auto")]
     pub strategy: Strategy,
     /// How a chunk's path is chosen.
-    #[arg(long, value_name = "POLICY", default_value = "two-choices")]
+    #[arg(long, value_name = "POLICY", default_value = "reps")]
     pub path_policy: PathPolicy,
     /// Whether the nodes encrypt what they send: off or required.
     #[arg(
@@ -72,6 +72,9 @@ pub struct Args {
         hide_possible_values = true
     )]
     pub encryption: Encryption,
+    /// What bounds the bytes in flight.
+    #[arg(long, value_name = "CONTROL", default_value = "ecn-rtt")]
+    pub congestion: CongestionControl,
     /// What the data is hashed with: blake3, or xxh3, which is faster and finds damage only.
     #[arg(
         long,
@@ -274,6 +277,8 @@ pub struct Settings {
     pub path_policy: PathPolicy,
     /// Whether the nodes encrypt what they send.
     pub encryption: Encryption,
+    /// What bounds the bytes in flight.
+    pub congestion: CongestionControl,
     /// What the data is hashed with.
     pub verification: Verification,
     /// By time.
@@ -433,6 +438,7 @@ impl Args {
             strategy: self.strategy,
             path_policy: self.path_policy,
             encryption: self.encryption,
+            congestion: self.congestion,
             verification: self.verification,
             faults,
             out: self.out.clone(),

@@ -144,6 +144,7 @@ impl<'a> Play<'a> {
             paths,
             policy: settings.path_policy,
             encryption: settings.encryption,
+            congestion: settings.congestion,
             stays: settings.keep,
         })?;
         stage.start_all().await?;

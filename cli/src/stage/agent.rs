@@ -48,7 +48,7 @@ pub fn find_agent() -> Result<PathBuf, StageError> {
 }
 
 /// How a path is chosen for a chunk; the agents know them by these names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum PathPolicy {
     /// One path for everything.
     Single,
@@ -58,6 +58,13 @@ pub enum PathPolicy {
     Oblivious,
     /// The faster of two drawn at random.
     TwoChoices,
+    /// The fastest.
+    BestRtt,
+    /// Those whose data came back soon.
+    #[default]
+    Reps,
+    /// One until another is clearly better.
+    Hopper,
 }
 
 impl fmt::Display for PathPolicy {
@@ -67,6 +74,28 @@ impl fmt::Display for PathPolicy {
             Self::RoundRobin => "round-robin",
             Self::Oblivious => "oblivious",
             Self::TwoChoices => "two-choices",
+            Self::BestRtt => "best-rtt",
+            Self::Reps => "reps",
+            Self::Hopper => "hopper",
+        })
+    }
+}
+
+/// What bounds the bytes in flight; the agents know them by these names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CongestionControl {
+    /// Marks and queueing delay.
+    #[default]
+    EcnRtt,
+    /// A target for the round trip.
+    Swift,
+}
+
+impl fmt::Display for CongestionControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::EcnRtt => "ecn-rtt",
+            Self::Swift => "swift",
         })
     }
 }
@@ -117,6 +146,8 @@ pub struct AgentConfig {
     pub policy: PathPolicy,
     /// Whether the data path is encrypted.
     pub encryption: Encryption,
+    /// What bounds the bytes in flight.
+    pub congestion: CongestionControl,
     /// What tickets are checked with.
     pub ticket_key: String,
     /// Its keys and certificates.
@@ -138,7 +169,7 @@ impl AgentConfig {
              operator: {{ticketKey: \"{ticket_key}\"}}\n\
              tls:\n  ca: {ca}\n  certificate: {certificate}\n  key: {key}\n\
              roots:\n  - {{name: {root}, path: {directory}, access: {access:?}}}\n\
-             transport: {{paths: {paths}, policy: {policy}, encryption: \"{encryption}\"}}\n",
+             transport: {{paths: {paths}, policy: {policy}, congestion: {congestion}, encryption: \"{encryption}\"}}\n",
             node = self.node,
             fabric = self.fabric,
             control = self.addresses.control,
@@ -157,6 +188,7 @@ impl AgentConfig {
             paths = self.paths,
             policy = self.policy,
             encryption = self.encryption,
+            congestion = self.congestion,
         ))
     }
 }

@@ -1,6 +1,6 @@
 //! The agent's configuration, made of what the operator assigns and what the node has.
 
-use weft_core::path::PolicyKind;
+use weft_core::path::{PolicyKind, UnknownPolicy};
 use weft_proto::operator::v1 as proto;
 
 use crate::config::{
@@ -100,13 +100,10 @@ fn roots(settings: &Settings, given: &[proto::Root]) -> Vec<RootEntry> {
 }
 
 fn transport(given: &proto::Transport) -> Result<Transport, ConfigError> {
-    let policy: PolicyKind = given.policy.parse().map_err(|_| {
-        let policy = &given.policy;
-        wrong(
-            "transport.policy",
-            format!("`{policy}` is not single, round-robin, oblivious or two-choices"),
-        )
-    })?;
+    let policy: PolicyKind = given
+        .policy
+        .parse()
+        .map_err(|problem: UnknownPolicy| wrong("transport.policy", problem.to_string()))?;
     let link = match given.link.as_str() {
         "auto" => LinkKind::Auto,
         "udp" => LinkKind::Udp,

@@ -116,7 +116,7 @@ impl Setup {
         config.paths = self.paths;
         config.progress = self.progress;
         config.encryption = self.encryption;
-        config.seed = self.seed;
+        config.seed = Some(self.seed);
         if let Some(policy) = self.policy {
             config.policy = policy;
         }

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use weft_cli::fabric::Fabric;
-use weft_cli::stage::{self, Access, Encryption, Ground, PathPolicy, Root, Setup, find_agent};
+use weft_cli::stage::{
+    self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup, find_agent,
+};
 use weft_operator::authority;
 use weft_operator::transfer::{Job, Mandate, Spec, Standing, Tempo};
 use weft_planner::Strategy;
@@ -70,8 +72,9 @@ impl Stage {
             home: home.to_owned(),
             roots: directories.into_iter().enumerate().map(root).collect(),
             paths: PATHS,
-            policy: PathPolicy::TwoChoices,
+            policy: PathPolicy::default(),
             encryption: Encryption::Off,
+            congestion: CongestionControl::default(),
             stays: false,
         })?;
         runtime.block_on(stage.start_all())?;

@@ -16,7 +16,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 pub(crate) use weft_cli::stage::node_name as name;
 use weft_cli::{
     fabric::{Fabric, Spec as Shape},
-    stage::{self, Access, Encryption, Ground, PathPolicy, Root, Setup},
+    stage::{self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup},
 };
 use weft_operator::authority::Authority;
 use weft_proto::agent::v1::agent_client::AgentClient;
@@ -100,8 +100,9 @@ impl Stage {
             home: base.join("agents"),
             roots: (0..NODES).map(root).collect(),
             paths: PATHS,
-            policy: PathPolicy::TwoChoices,
+            policy: PathPolicy::default(),
             encryption: Encryption::Off,
+            congestion: CongestionControl::default(),
             stays: false,
         };
         let stage = stage::Stage::set(setup).unwrap();

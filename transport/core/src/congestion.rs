@@ -1,13 +1,23 @@
-//! How many bytes may be in flight.
+//! How many bytes may be in flight, and when the next ones may go.
 //!
 //! One [`Congestion`] per connection, shared by all its paths (STELLAR, section 7: one window). The
-//! connection reports what was acknowledged, marked and lost; the controller answers with a window.
+//! connection reports what was sent, acknowledged, marked and lost; the controller answers with a window, a
+//! permit for each chunk, and the size of the chunks. A connection saves its controller whole.
 
-use crate::units::{Nanos, OneWay, Time};
+use crate::path::PathSample;
+use crate::units::{Nanos, OneWay, PathId, Time};
 use serde::{Deserialize, Serialize};
 
 mod ecn_rtt;
 mod fixed;
+mod swift;
+
+pub use ecn_rtt::TARGET_QUEUEING;
+pub use swift::BASE_TARGET;
+
+/// Below this many full chunks in the window, chunks shrink so that the window still holds as many
+/// (UCCL, section 3.3: a small chunk size when the window is small).
+const CHUNKS_PER_WINDOW: u64 = 4;
 
 /// What one acknowledgement says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -31,44 +41,179 @@ pub struct AckSample {
 pub struct Limits {
     /// Bytes of a full packet, headers included: the smallest useful step.
     pub packet: u64,
-    /// Bytes of a full chunk: what is added per round trip.
+    /// Bytes of a full chunk.
     pub chunk: u64,
     /// No window above this: the receive window in full chunks.
     pub max: u64,
 }
 
-/// Decides the window. One file per algorithm; listed in [`CongestionKind`].
-pub trait Congestion: core::fmt::Debug + Send {
-    /// Bytes that may be in flight.
-    fn window(&self) -> u64;
-    /// An acknowledgement arrived.
-    fn on_ack(&mut self, now: Time, sample: AckSample);
-    /// `packets` packets are taken for lost.
-    fn on_loss(&mut self, now: Time, packets: u64);
-    /// A timeout passed in which nothing at all came back.
-    fn on_timeout(&mut self, now: Time);
-    /// The last timeout was spurious: what it took is given back.
-    fn on_spurious_timeout(&mut self);
+impl Limits {
+    /// The size of the next chunk where so many bytes may be in flight.
+    #[inline]
+    pub fn chunk_bytes(&self, window: u64) -> u64 {
+        (window / CHUNKS_PER_WINDOW).clamp(self.packet, self.chunk)
+    }
 }
 
-/// The congestion controls there are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum CongestionKind {
-    /// DCTCP's α on marks, and a decrease when the lowest round trip exceeds its target.
-    EcnRtt,
+/// Whether a chunk may be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Permit {
+    /// Now.
+    Yes,
+    /// At this moment: the connection is paced.
+    At(Time),
+    /// When the receiver has given more credit ([`CongestionControl::on_credit`]).
+    Credit,
+}
+
+/// Decides the window. One file per algorithm; listed in [`CongestionKind`].
+pub trait CongestionControl {
+    /// Bytes that may be in flight.
+    fn window(&self) -> u64;
+
+    /// Most bytes of the next chunk, headers included.
+    fn chunk_bytes(&self) -> u64;
+
+    /// Whether `bytes` may be sent on `path`, given that the window has room for them.
+    #[inline]
+    fn may_send(&self, path: PathId, bytes: u32, now: Time) -> Permit {
+        let _ = (path, bytes, now);
+        Permit::Yes
+    }
+
+    /// `bytes` were sent on `path`.
+    #[inline]
+    fn on_sent(&mut self, now: Time, path: PathId, bytes: u32) {
+        let _ = (now, path, bytes);
+    }
+
+    /// What an acknowledgement says of one path, before [`CongestionControl::on_ack`]. `in_flight` bytes
+    /// were when it arrived.
+    #[inline]
+    fn on_path_sample(&mut self, now: Time, sample: &PathSample, in_flight: u64) {
+        let _ = (now, sample, in_flight);
+    }
+
+    /// An acknowledgement arrived: all that it says together.
+    #[inline]
+    fn on_ack(&mut self, now: Time, sample: &AckSample) {
+        let _ = (now, sample);
+    }
+
+    /// `packets` packets are taken for lost.
+    fn on_loss(&mut self, now: Time, packets: u64);
+
+    /// A timeout passed in which nothing at all came back.
+    fn on_timeout(&mut self, now: Time);
+
+    /// The last timeout was spurious: what it took is given back.
+    fn on_spurious_timeout(&mut self) {}
+
+    /// The receiver lets so many more bytes come.
+    fn on_credit(&mut self, bytes: u64) {
+        let _ = bytes;
+    }
+
+    /// The clock has changed, as after a restore: moments and one-way delays that were noted mean nothing any
+    /// more.
+    fn rebase(&mut self, now: Time);
+}
+
+macro_rules! controls {
+    ($($(#[$doc:meta])* $kind:ident { $(#[$field_doc:meta])* $field:ident: $type:ty } = $name:literal => $control:ty,)*) => {
+        /// The congestion controls there are, with their parameters.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+        pub enum CongestionKind { $($(#[$doc])* $kind { $(#[$field_doc])* $field: $type },)* }
+
+        /// One connection's congestion control with its state.
+        #[derive(Clone, Debug, Serialize, Deserialize)]
+        pub enum Congestion { $($(#[$doc])* $kind($control),)* }
+
+        impl CongestionKind {
+            /// Its name on the command line and in YAML.
+            pub const fn name(self) -> &'static str {
+                match self { $(CongestionKind::$kind { .. } => $name,)* }
+            }
+
+            /// A control that has seen nothing.
+            pub fn build(self, limits: Limits) -> Congestion {
+                match self {
+                    $(CongestionKind::$kind { $field } => Congestion::$kind(<$control>::new(limits, $field)),)*
+                }
+            }
+        }
+
+        impl CongestionControl for Congestion {
+            #[inline]
+            fn window(&self) -> u64 {
+                match self { $(Congestion::$kind(control) => control.window(),)* }
+            }
+            #[inline]
+            fn chunk_bytes(&self) -> u64 {
+                match self { $(Congestion::$kind(control) => control.chunk_bytes(),)* }
+            }
+            #[inline]
+            fn may_send(&self, path: PathId, bytes: u32, now: Time) -> Permit {
+                match self { $(Congestion::$kind(control) => control.may_send(path, bytes, now),)* }
+            }
+            #[inline]
+            fn on_sent(&mut self, now: Time, path: PathId, bytes: u32) {
+                match self { $(Congestion::$kind(control) => control.on_sent(now, path, bytes),)* }
+            }
+            #[inline]
+            fn on_path_sample(&mut self, now: Time, sample: &PathSample, in_flight: u64) {
+                match self { $(Congestion::$kind(control) => control.on_path_sample(now, sample, in_flight),)* }
+            }
+            #[inline]
+            fn on_ack(&mut self, now: Time, sample: &AckSample) {
+                match self { $(Congestion::$kind(control) => control.on_ack(now, sample),)* }
+            }
+            fn on_loss(&mut self, now: Time, packets: u64) {
+                match self { $(Congestion::$kind(control) => control.on_loss(now, packets),)* }
+            }
+            fn on_timeout(&mut self, now: Time) {
+                match self { $(Congestion::$kind(control) => control.on_timeout(now),)* }
+            }
+            fn on_spurious_timeout(&mut self) {
+                match self { $(Congestion::$kind(control) => control.on_spurious_timeout(),)* }
+            }
+            fn on_credit(&mut self, bytes: u64) {
+                match self { $(Congestion::$kind(control) => control.on_credit(bytes),)* }
+            }
+            fn rebase(&mut self, now: Time) {
+                match self { $(Congestion::$kind(control) => control.rebase(now),)* }
+            }
+        }
+    };
+}
+
+controls! {
+    /// DCTCP's α on marks, a decrease when the lowest round trip exceeds its target, and TCP's on loss with
+    /// queueing (STELLAR's window, in our reading).
+    EcnRtt {
+        /// Queueing allowed on the least loaded path, at least.
+        target_queueing: Nanos
+    } = "ecn-rtt" => ecn_rtt::EcnRtt,
+    /// A target for the round trip, paced below one packet in a round trip (Swift).
+    Swift {
+        /// What a large window may queue.
+        base_target: Nanos
+    } = "swift" => swift::Swift,
     /// A window that never moves: for tests.
     Fixed {
         /// The window.
-        bytes: u32,
-    },
+        bytes: u32
+    } = "fixed" => fixed::Fixed,
 }
 
 impl CongestionKind {
-    /// A controller that starts from `window` bytes, or from its own start.
-    pub fn build(self, limits: Limits, window: Option<u64>) -> Box<dyn Congestion> {
-        match self {
-            CongestionKind::EcnRtt => Box::new(ecn_rtt::EcnRtt::new(limits, window)),
-            CongestionKind::Fixed { bytes } => Box::new(fixed::Fixed::new(limits, bytes)),
-        }
-    }
+    /// `ecn_rtt` with its default target.
+    pub const ECN_RTT: CongestionKind = CongestionKind::EcnRtt {
+        target_queueing: TARGET_QUEUEING,
+    };
+
+    /// Swift with its paper's target.
+    pub const SWIFT: CongestionKind = CongestionKind::Swift {
+        base_target: BASE_TARGET,
+    };
 }

@@ -8,10 +8,10 @@
 //! comes before timers, so that an answer that lies in the socket is never overtaken by a timeout.
 //! `now` never runs backwards within a connection.
 
-use crate::congestion::{AckSample, Congestion};
+use crate::congestion::{AckSample, Congestion, CongestionControl};
 use crate::drops::{DropReason, Drops};
 use crate::memory::{Memory, Ticket};
-use crate::path::PathSet;
+use crate::path::{PathPolicy, PathSample, PathSet, Policy};
 use crate::recovery::ReceiveBoard;
 use crate::units::{ConnectionId, Key, Nanos, OneWay, PathId, Rng, Time, WIRE_CLOCK_SHIFT};
 use crate::wire::{self, Cipher, Kind};
@@ -21,6 +21,7 @@ use std::collections::VecDeque;
 mod asks;
 mod chunk;
 mod config;
+mod in_flight;
 mod keys;
 mod owed;
 mod receive;
@@ -249,7 +250,8 @@ pub struct Connection {
     keys: Keys,
     transmit: Transmit,
     receive: Receive,
-    congestion: Box<dyn Congestion>,
+    policy: Policy,
+    congestion: Congestion,
     events: VecDeque<Event>,
     next_control: u64,
     drops: Drops,
@@ -273,7 +275,8 @@ impl Connection {
                 config.receive_from,
                 config.in_order,
             )),
-            congestion: config.congestion.build(config.settings.limits(), None),
+            policy: config.policy.build(),
+            congestion: config.congestion.build(config.settings.limits()),
             events: VecDeque::new(),
             next_control: wire::CONTROL_PACKET_NUMBERS,
             drops: Drops::default(),
@@ -319,13 +322,13 @@ impl Connection {
         if self.failed.is_some() {
             return None;
         }
-        let window = self.congestion.window();
         let mut out = transmit::Out {
             settings: &self.config.settings,
             remote: self.config.remote,
             keys: &mut self.keys,
-            window,
             room,
+            policy: &mut self.policy,
+            congestion: &mut self.congestion,
         };
         let (timers, stats) = (&mut self.timers, &mut self.stats);
         let chunk = self
@@ -388,7 +391,8 @@ impl Connection {
         if !self.transmit.is_busy() {
             return None;
         }
-        let (path, bytes) = paths.poll_probe(now)?;
+        let suspect = paths.poll_probe(now);
+        let (path, bytes) = suspect.or_else(|| Some((self.policy.poll_probe()?, 0)))?;
         self.stats.probes_sent += 1;
         let probe = wire::Probe {
             sent_at: now.to_wire(),
@@ -564,21 +568,35 @@ impl Connection {
     ) -> Result<(), DropReason> {
         self.transmit.check_ack(ack)?;
         let mut sample = AckSample {
-            in_flight: self.transmit.in_flight(),
+            in_flight: self.transmit.in_flight().total(),
             ..Default::default()
         };
-        for echo in ack.echoes() {
+        let since = self.since;
+        let on_path = |echo: &wire::Echo, bytes: u32| {
+            let age = now.since_wire(echo.sent_at);
+            let lay = Nanos::new(u64::from(echo.delay) << WIRE_CLOCK_SHIFT);
+            let known = age <= now - since && lay <= age;
+            PathSample {
+                path: echo.path,
+                rtt: known.then(|| Nanos::new(age.get() - lay.get())),
+                packets: echo.packets.into(),
+                ce: echo.ce,
+                bytes,
+            }
+        };
+        let mut in_flight = [0; wire::ACK_ECHOES_MAX];
+        for (echo, before) in ack.echoes().zip(&mut in_flight) {
             if !paths.contains(echo.path) {
                 continue;
             }
-            let age = now.since_wire(echo.sent_at);
-            let lay = Nanos::new(u64::from(echo.delay) << WIRE_CLOCK_SHIFT);
-            let known = age <= now - self.since && lay <= age;
-            let rtt = known.then(|| Nanos::new(age.get() - lay.get()));
-            paths.on_answer(now, &echo, rtt);
+            *before = self.transmit.in_flight().on(echo.path);
+            let on_path = on_path(&echo, *before);
+            paths.on_answer(now, &on_path, echo.largest);
+            self.congestion
+                .on_path_sample(now, &on_path, sample.in_flight);
             sample.packets += u64::from(echo.packets);
             sample.ce += u64::from(echo.ce);
-            if let Some(rtt) = rtt {
+            if let Some(rtt) = on_path.rtt {
                 let arrived = ack.sent_at().wrapping_sub(echo.delay);
                 let one_way = OneWay::new(echo.sent_at, arrived);
                 sample.rtt = Some(sample.rtt.map_or(rtt, |lowest| lowest.min(rtt)));
@@ -593,12 +611,30 @@ impl Connection {
         if new || sample.rtt.is_some() {
             self.transmit.end_backoff(paths, timers);
         }
+        for (echo, before) in ack.echoes().zip(in_flight) {
+            if !paths.contains(echo.path) {
+                continue;
+            }
+            let in_flight = self.transmit.in_flight();
+            let view = paths.view(now, in_flight.by_path());
+            let gone = before.saturating_sub(in_flight.on(echo.path));
+            let on_path = on_path(&echo, gone);
+            if before == 0 {
+                self.policy.on_probe_answer(&view, &on_path);
+            } else {
+                self.policy.on_ack(&view, &on_path);
+            }
+        }
         sample.bytes = out.bytes;
-        self.congestion.on_ack(now, sample);
+        self.congestion.on_ack(now, &sample);
         if out.spurious {
             self.congestion.on_spurious_timeout();
         }
-        let lost = out.packets_lost + self.transmit.detect_losses(now, paths, timers, stats);
+        let policy = &mut self.policy;
+        let lost = out.packets_lost
+            + self
+                .transmit
+                .detect_losses(now, paths, policy, timers, stats);
         if lost > 0 {
             self.congestion.on_loss(now, lost);
         }
@@ -643,11 +679,14 @@ impl Connection {
 
     fn serve(&mut self, timer: Timer, now: Time, paths: &mut PathSet) {
         let (timers, stats) = (&mut self.timers, &mut self.stats);
+        let policy = &mut self.policy;
         match timer {
             Timer::Stall if self.transmit.is_refused() => self.fail(Failure::NotArmed),
             Timer::Stall => self.fail(Failure::Stalled),
             Timer::Loss => {
-                let lost = self.transmit.detect_losses(now, paths, timers, stats);
+                let lost = self
+                    .transmit
+                    .detect_losses(now, paths, policy, timers, stats);
                 if lost > 0 {
                     self.congestion.on_loss(now, lost);
                 }
@@ -655,7 +694,7 @@ impl Connection {
             Timer::Retransmission => {
                 let timeout = self
                     .transmit
-                    .handle_retransmission(now, paths, timers, stats);
+                    .handle_retransmission(now, paths, policy, timers, stats);
                 if timeout.packets_lost > 0 {
                     self.congestion.on_loss(now, timeout.packets_lost);
                 }
@@ -665,6 +704,8 @@ impl Connection {
             }
             Timer::TailProbe => self.transmit.handle_tail_probe(),
             Timer::ReceiverNotReady => self.transmit.ask_receiver(),
+            // The caller asks for a chunk after each call.
+            Timer::Pacing => {}
             Timer::Acknowledgement => self.hurry_ack(),
             Timer::Idle => self.handle_idle(now),
         }
@@ -739,7 +780,7 @@ impl Connection {
 
     /// Bytes in flight, headers included.
     pub fn in_flight(&self) -> u64 {
-        self.transmit.in_flight()
+        self.transmit.in_flight().total()
     }
 
     /// The congestion window, bytes.
@@ -771,7 +812,6 @@ impl Connection {
             + self.receive.heap_bytes()
             + self.events.capacity() * size_of::<Event>()
             + self.keys.heap_bytes()
-            + size_of_val(&*self.congestion)
     }
 
     /// The connection's name at this end.

@@ -299,6 +299,7 @@ impl<P: Eq> Endpoint<P> {
             domain,
             send_secret: remote.send_secret,
             receive_secret,
+            policy: self.config.policy,
             congestion: self.config.congestion,
             stall_timeout: self.config.stall_timeout,
             reset_token: remote.reset_token,
@@ -345,7 +346,6 @@ impl<P: Eq> Endpoint<P> {
             generation,
             paths: PathSet::new(&PathSetConfig {
                 paths: self.config.settings.paths,
-                policy: self.config.policy,
                 rto_min: self.config.rto_min,
             }),
             connections: 1,
@@ -604,6 +604,7 @@ impl<P: Eq> Endpoint<P> {
         }
         for slot in &mut self.slots {
             if let Slot::Open(open) = slot
+                && open.timer.is_none_or(|due| due > now)
                 && let Some(peer) = &mut self.peers[open.peer as usize]
             {
                 let chunk =

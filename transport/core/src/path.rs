@@ -1,22 +1,29 @@
 //! The paths between two NICs: their state, whether they are alive, and which one is next.
 //!
 //! A [`PathSet`] belongs to a pair of NICs and is shared by the connections between them, which
-//! report what they sent and what came back. Liveness lies below every policy: a policy chooses
-//! among live paths only.
+//! report what they sent and what came back. It decides nothing but liveness. Each connection has a
+//! [`Policy`], which chooses among the live paths of a [`PathView`].
 
 use crate::units::{Nanos, PathId, Rng, Time};
 
+mod best_rtt;
+mod hopper;
 mod oblivious;
 mod policy;
+mod reps;
 mod round_robin;
 mod rtt;
 mod set;
 mod single;
 mod two_choices;
+mod view;
 
-pub use policy::{PathPolicy, PathView, PolicyKind, UnknownPolicy};
+pub use hopper::HopperParameters;
+pub use policy::{PathPolicy, PathSample, Policy, PolicyKind, UnknownPolicy};
+pub(crate) use rtt::LowestRtt;
 pub use rtt::RttEstimator;
 pub use set::{BASE_PACKET_BYTES, PathReport, PathSet, PathSetConfig, PathState};
+pub use view::PathView;
 
 /// A path is suspended at this many timeouts with no acknowledgement since.
 pub const TIMEOUTS_UNTIL_SUSPENDED: u8 = 3;

@@ -40,7 +40,7 @@ impl Time {
 /// When a packet arrived by the receiver's clock less when it was sent by the sender's: its way's delay
 /// plus whatever the two clocks lie apart, so that only differences of two mean anything. In units of
 /// the wire's clock, wrapping: compared as in RFC 1982, which holds for 137 s.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash, Serialize, Deserialize)]
 pub struct OneWay(u32);
 
 impl OneWay {

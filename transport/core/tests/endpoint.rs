@@ -1,6 +1,7 @@
 //! An endpoint among others: who sends how much, whom it answers, and what becomes of a chunk that the link
 //! refuses. Two endpoints over virtual time; most tests see to it that several connections are open.
 
+use weft_core::congestion::CongestionKind;
 use weft_core::connection::{Event, Failure, Settings, Write};
 use weft_core::drops::DropReason;
 use weft_core::endpoint::{Endpoint, Transmit};
@@ -337,4 +338,70 @@ fn a_reset_with_another_token_changes_nothing() {
         bytes: reset.emit().to_vec(),
     });
     assert_eq!((failures(&pair, 0), unknown(&pair, 0)), (vec![], 1));
+}
+
+/// Delays everything by a time that the test changes.
+#[derive(Debug)]
+struct Queueing {
+    delay: Nanos,
+    sent: Vec<Time>,
+}
+
+impl Wire for Queueing {
+    fn carry(
+        &mut self,
+        now: Time,
+        datagrams: Datagrams,
+        arrives: &mut impl FnMut(Time, Datagrams),
+    ) {
+        if datagrams.from == 0 {
+            self.sent.push(now);
+        }
+        arrives(now + self.delay, datagrams);
+    }
+}
+
+#[test]
+fn a_paced_connection_sends_when_its_pacer_lets_it_and_has_not_stalled() {
+    let mut config = config();
+    config.endpoint.congestion = CongestionKind::Swift {
+        base_target: Nanos::from_micros(100),
+    };
+    config.endpoint.rto_min = Nanos::from_millis(5);
+    config.endpoint.stall_timeout = Nanos::from_millis(50);
+    let wire = Queueing {
+        delay: DELAY,
+        sent: Vec::new(),
+    };
+    let mut pair = Pair::new(config, wire);
+    pair.connect(0, DomainId(0));
+    let write = Write {
+        token: 1,
+        bytes: 400 * u64::from(PAYLOAD),
+        key: pair.ends[1].memory.key,
+        offset: 0,
+        immediate: None,
+    };
+    pair.post(0, 0, write).expect("the connection is open");
+    pair.run_for(Nanos::from_micros(500));
+    // Round trips are far above the target from here on: the window falls below one packet.
+    pair.wire.delay = Nanos::from_millis(1);
+    pair.run_for(Nanos::from_millis(500));
+    pair.wire.sent.clear();
+    pair.run_for(Nanos::from_secs(2));
+    let gaps: Vec<Nanos> = pair.wire.sent.windows(2).map(|w| w[1] - w[0]).collect();
+    let longest = gaps.iter().max().copied();
+    // A round trip of 2 ms over a hundredth of a packet.
+    assert_eq!(longest, Some(Nanos::from_millis(200)), "{gaps:?}");
+    let [sender, _] = &mut pair.ends;
+    assert_eq!(
+        sender.events,
+        [],
+        "the pauses are longer than the stall timeout"
+    );
+    let due = sender.host.endpoint.poll_timeout(true);
+    assert!(
+        due.is_some_and(|due| due > pair.now),
+        "{due:?}: it waits for its moment"
+    );
 }

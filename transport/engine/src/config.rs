@@ -75,8 +75,9 @@ pub struct EngineConfig {
     pub spin: Nanos,
     /// Secret of the node, the same after each restart: peers believe a Reset by it.
     pub node_key: Secret,
-    /// Of the path policies' draws.
-    pub seed: u64,
+    /// Of the path policies' draws. Drawn anew from the system when absent: nodes that draw alike would send over the
+    /// same paths at the same time.
+    pub seed: Option<u64>,
 }
 
 impl EngineConfig {
@@ -89,8 +90,8 @@ impl EngineConfig {
             mtu: 1500,
             // STELLAR, section 7: little is gained above 128 paths.
             paths: 128.min(ports.count.saturating_mul(ports.count).max(1)),
-            policy: PolicyKind::TwoChoices,
-            congestion: CongestionKind::EcnRtt,
+            policy: PolicyKind::default(),
+            congestion: CongestionKind::ECN_RTT,
             // A worker that blocks wakes late on a busy machine; a timer served late is re-armed once.
             rto_min: Nanos::from_millis(5),
             // One whole GSO send: the kernel's cost is by send, not by packet.
@@ -105,7 +106,7 @@ impl EngineConfig {
             cap_bps: None,
             spin: Nanos::from_micros(20),
             node_key,
-            seed: 1,
+            seed: None,
         }
     }
 

@@ -82,6 +82,7 @@ impl Engine {
         config.check()?;
         let settings = config.settings();
         let names = Names::draw()?;
+        let seed = config.seed.unwrap_or(names.seed);
         let reset_keys = ResetKeys::new(&config.node_key);
         let regions = RegionTable::default();
         let count = config.workers();
@@ -90,7 +91,8 @@ impl Engine {
         for index in 0..count {
             let (commands, queue) = unbounded();
             let keys = reset_keys.clone();
-            let worker = Worker::new(index, &config, keys, regions.reader(), queue)?;
+            let seed = seed.wrapping_add(index as u64);
+            let worker = Worker::new(index, &config, keys, seed, regions.reader(), queue)?;
             made.push((worker, commands));
         }
         let mut engine = Self {

@@ -57,11 +57,13 @@ pub(crate) struct Names {
     ids: AtomicU64,
     /// Tells this life of the engine from the node's others.
     pub(crate) generation: u64,
+    /// Of this life's draws of paths, unless the configuration names one.
+    pub(crate) seed: u64,
 }
 
 impl Names {
     pub(crate) fn draw() -> Result<Self, EngineError> {
-        let mut random = [0; 48];
+        let mut random = [0; 56];
         SystemRandom::new()
             .fill(&mut random)
             .map_err(|_| EngineError::NoRandomness)?;
@@ -76,6 +78,7 @@ impl Names {
             // A random start: a packet for a connection of the last life should meet none of this.
             ids: AtomicU64::new(word(32)),
             generation: word(40),
+            seed: word(48),
         })
     }
 
@@ -115,6 +118,12 @@ mod tests {
         let (a, b) = (names.connection(7), names.connection(7));
         assert_ne!(a, b);
         assert_eq!(worker_of_connection(a), 7);
+    }
+
+    #[test]
+    fn two_lives_draw_their_paths_from_different_seeds() {
+        let seeds = [(); 2].map(|()| Names::draw().unwrap().seed);
+        assert_ne!(seeds[0], seeds[1]);
     }
 
     #[test]

@@ -92,6 +92,7 @@ impl Worker {
         index: usize,
         config: &EngineConfig,
         reset_keys: ResetKeys,
+        seed: u64,
         regions: TableReader<Region>,
         commands: Receiver<Command>,
     ) -> Result<Self, EngineError> {
@@ -130,7 +131,7 @@ impl Worker {
                 rate_cap_bps: config.cap_bps.map(|bps| bps / u64::from(workers)),
                 link_header_bytes: link.address().header_bytes().into(),
                 cipher: &weft_crypto::AES_128_GCM,
-                seed: config.seed.wrapping_add(index as u64),
+                seed,
             },
             now,
         );

@@ -150,7 +150,9 @@ impl Network {
 
         let now_1024 = u128::from(now) * 1024;
         let backlog_1024 = lane.busy_until_1024.saturating_sub(now_1024);
-        let backlog = backlog_1024 / u128::from(self.fabric.byte_time_1024);
+        let slowdown = self.fabric.slowdowns[usize::from(lane_number) % 4];
+        let byte_time_1024 = u128::from(self.fabric.byte_time_1024 * slowdown);
+        let backlog = backlog_1024 / byte_time_1024;
         let length = packet.bytes.len();
         let dropped = lane.dropped.iter().any(|dropped| match dropped {
             Dropped::All => true,
@@ -165,8 +167,8 @@ impl Network {
             self.recycle(packet.bytes);
             return;
         }
-        let bits = packet.bytes.len() as u128 * u128::from(self.fabric.byte_time_1024);
-        lane.busy_until_1024 = lane.busy_until_1024.max(now_1024) + bits;
+        let takes_1024 = packet.bytes.len() as u128 * byte_time_1024;
+        lane.busy_until_1024 = lane.busy_until_1024.max(now_1024) + takes_1024;
         let queued = (lane.busy_until_1024 - now_1024) / 1024;
 
         let mut packet = packet;
@@ -298,6 +300,7 @@ mod tests {
         byte_time_1024: 1024,
         delay: Nanos::new(1_000),
         delay_spread: Nanos::new(400),
+        slowdowns: [1; 4],
         queue_bytes: 2_500,
         mark_bytes: 1_500,
     };

@@ -36,6 +36,8 @@ const LINK_HEADER_BYTES: u32 = 28;
 const RATE_CAP_MIN_BPS: u64 = RUN_BYTES * 8 * 4;
 /// The longest time between the two ends' connecting.
 const JOIN_DELAY_MAX: Nanos = Nanos::from_micros(500);
+/// The longest from a packet's arrival to its worker's turn.
+const TURN_DELAY_MAX: Nanos = Nanos::from_micros(100);
 /// The longest that the link does not take a chunk.
 const BLOCKED_MAX: Nanos = Nanos::from_millis(5);
 
@@ -85,6 +87,8 @@ pub struct Fabric {
     pub delay: Nanos,
     /// How much longer the slowest lane's delay is.
     pub delay_spread: Nanos,
+    /// How many times as long lane l needs for a byte: the entry l mod 4.
+    pub slowdowns: [u64; 4],
     /// What a lane queues before it drops, in bytes.
     pub queue_bytes: u64,
     /// The queue length from which on a lane marks.
@@ -251,7 +255,15 @@ impl Scenario {
         // From a stream of its own, as the refusals below.
         let mut protection = Draw::new(seed, 6);
         settings.integrity = protection.pick(&[Integrity::Sealed, Integrity::Aead]);
-        let fabric = draw_fabric(&mut draw, &settings);
+        // The algorithms, and what tells them apart, from one more.
+        let mut algorithms = Draw::new(seed, 9);
+        let mut fabric = draw_fabric(&mut draw, &settings);
+        if algorithms.chance(250_000) {
+            fabric.slowdowns = [(); 4].map(|()| algorithms.magnitude(1, 20));
+            // The slowest lane has the rate that was drawn: work and queues are measured by it.
+            let slowest = fabric.slowdowns.into_iter().max().unwrap_or(1);
+            fabric.byte_time_1024 = (fabric.byte_time_1024 / slowest).max(1);
+        }
         let workload = draw_workload(&mut draw, &settings, pairs.len() as u64);
         let heals_at = draw_heals_at(&mut draw, &workload, &fabric);
         let weather = draw_weather(&mut draw, &fabric);
@@ -272,14 +284,6 @@ impl Scenario {
         let domains = pairs
             .iter()
             .map(|_| DomainId(1 + later.within(0, 1) as u32));
-        let congestion = if draw.coin() {
-            CongestionKind::EcnRtt
-        } else {
-            let chunk = u64::from(settings.chunk_bytes);
-            CongestionKind::Fixed {
-                bytes: draw.magnitude(chunk, chunk * 256) as u32,
-            }
-        };
         Scenario {
             seed,
             hosts,
@@ -287,21 +291,16 @@ impl Scenario {
             pairs,
             settings,
             cipher: &CIPHERS[protection.within(0, CIPHERS.len() as u64 - 1) as usize],
-            policy: draw.pick(&[
-                PolicyKind::Single,
-                PolicyKind::RoundRobin,
-                PolicyKind::Oblivious,
-                PolicyKind::TwoChoices,
-            ]),
+            policy: algorithms.pick(PolicyKind::ALL),
             rto_min: Nanos::from_micros(draw.pick(&[250, 1_000, 5_000])),
-            congestion,
+            congestion: draw_congestion(&mut algorithms, &settings, &fabric),
             stall_timeout: STALL_TIMEOUT_MIN + Nanos::from_secs(draw.within(0, 10)),
             fabric,
             weather,
             workload,
             mishaps,
             heals_at,
-            turn_delay: Nanos::new(draw.magnitude(1, 100_000)),
+            turn_delay: Nanos::new(draw.magnitude(1, TURN_DELAY_MAX.get())),
             coalesce: draw.coin(),
             chunks_per_turn: draw.magnitude(1, 64) as u32,
             rate_cap_bps: later
@@ -341,6 +340,29 @@ fn draw_first_chunk(draw: &mut Draw) -> ChunkNumber {
     match draw.coin() {
         true => ChunkNumber(0).minus(draw.magnitude(1, 1_000) as u32),
         false => ChunkNumber(0),
+    }
+}
+
+fn draw_congestion(draw: &mut Draw, settings: &Settings, fabric: &Fabric) -> CongestionKind {
+    let chunk = u64::from(settings.chunk_bytes);
+    // Swift leaves one packet in a hundred round trips to a path whose round trip is always above the target: no run
+    // would end. So the target holds what the slowest lane takes longer than the fastest, and the hosts' turns.
+    let packet_time = u64::from(settings.packet_bytes()) * fabric.byte_time_1024 / 1_024;
+    let slowest = fabric.slowdowns.into_iter().max().unwrap_or(1);
+    let target_min =
+        fabric.delay_spread + Nanos::new(packet_time * slowest) + TURN_DELAY_MAX.times(2);
+    match draw.within(0, 3) {
+        0 => CongestionKind::ECN_RTT,
+        1 => CongestionKind::EcnRtt {
+            target_queueing: Nanos::new(draw.magnitude(1_000, 10_000_000)),
+        },
+        // Behind a full queue on a slow lane every round trip is above any target.
+        2 if slowest == 1 => CongestionKind::Swift {
+            base_target: target_min.times(draw.magnitude(1, 100)),
+        },
+        _ => CongestionKind::Fixed {
+            bytes: draw.magnitude(chunk, chunk * 256) as u32,
+        },
     }
 }
 
@@ -386,6 +408,7 @@ fn draw_fabric(draw: &mut Draw, settings: &Settings) -> Fabric {
         byte_time_1024: draw.magnitude(82, 81_920),
         delay: Nanos::new(draw.magnitude(1_000, 2_000_000)),
         delay_spread: Nanos::new(draw.magnitude(1, 500_000)),
+        slowdowns: [1; 4],
         queue_bytes,
         mark_bytes: draw.magnitude(chunk, queue_bytes),
     }

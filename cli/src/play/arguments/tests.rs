@@ -75,7 +75,7 @@ fn every_bad_argument_names_its_flag_and_the_remedy() {
         ),
         (
             "--path-policy best",
-            "[possible values: single, round-robin, oblivious, two-choices]",
+            "[possible values: single, round-robin, oblivious, two-choices, best-rtt, reps, hopper]",
         ),
         (
             "--fail-spine 4@1s",

@@ -52,7 +52,10 @@ pub(in crate::controllers) fn config(fabric: &RdmaFabric, ticket_key: &str) -> N
         transport: Some(Transport {
             paths: u32::from(spec.transport.paths).min(most),
             policy: match spec.transport.policy {
+                PathPolicy::Reps => "reps",
                 PathPolicy::TwoChoices => "two-choices",
+                PathPolicy::BestRtt => "best-rtt",
+                PathPolicy::Hopper => "hopper",
                 PathPolicy::Oblivious => "oblivious",
                 PathPolicy::RoundRobin => "round-robin",
                 PathPolicy::Single => "single",
@@ -65,10 +68,7 @@ pub(in crate::controllers) fn config(fabric: &RdmaFabric, ticket_key: &str) -> N
                 Link::Udp => "udp",
             }
             .to_owned(),
-            congestion: match spec.transport.congestion {
-                CongestionControl::EcnRtt => "ecn-rtt",
-            }
-            .to_owned(),
+            congestion: congestion(&spec.transport),
             cap_mbps: spec.transport.cap_mbps.unwrap_or(0),
             dscp: spec.transport.dscp.into(),
             encryption: match spec.transport.encryption {
@@ -200,4 +200,16 @@ pub(super) fn verdict(status: &FabricNodeStatus, hash: &str, now: Timestamp) -> 
         reason: reason.to_owned(),
         message,
     })
+}
+
+/// The congestion control as agents read it.
+fn congestion(transport: &weft_crds::Transport) -> String {
+    let name = match transport.congestion {
+        CongestionControl::EcnRtt => "ecn-rtt",
+        CongestionControl::Swift => "swift",
+    };
+    match transport.target_queueing_micros {
+        Some(micros) => format!("{name}:{micros}us"),
+        None => name.to_owned(),
+    }
 }

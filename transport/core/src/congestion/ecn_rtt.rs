@@ -14,10 +14,14 @@
 //! lowest (LEDBAT, RFC 6817, section 2.4.2), and never more than the round trip has above its own, so that a
 //! clock that jumps or drifts (RFC 6817, appendix A.2) makes nothing worse than round trips alone would.
 //!
-//! Loss of more than [`LOSS_TOLERATED`] of a round's packets takes half that share off the window:
-//! less is what a failing link does to spraying (STELLAR, Fig. 11), not congestion.
+//! Loss tells two things. Where the least loaded path queues about as much as it ever does, and about as much as
+//! the others, a full queue on the way of all has dropped: the window is halved, as TCP's (RFC 5681, section
+//! 3.1), and for [`LOSS_PERIOD`] grows as TCP's, by one packet per round, so that a TCP flow beside it keeps its share. Otherwise a link is failing, and up to
+//! [`LOSS_TOLERATED`] of a round's packets is nothing to react to (STELLAR, Fig. 11); more takes half that share
+//! off the window.
 
-use super::{AckSample, Congestion, Limits, Nanos, OneWay, Time};
+use super::{AckSample, CongestionControl, Limits, Nanos, OneWay, Time};
+use serde::{Deserialize, Serialize};
 
 /// DCTCP's gain for α (RFC 8257, section 4.2: g = 1/16).
 const ALPHA_GAIN: f64 = 1.0 / 16.0;
@@ -28,11 +32,23 @@ const DECREASE_MAX: f64 = 0.5;
 /// The share of a round's packets whose loss is no sign of congestion; 3 % on one link is what
 /// STELLAR's Fig. 11 tolerates, spread over the paths it is less.
 const LOSS_TOLERATED: f64 = 0.02;
-/// Queueing allowed on the least loaded path above the base round trip. Ours: a chunk of 62 KB needs
-/// 1.7 ms of a link of 300 Mbit/s by itself, and threads that wake late need about this much to keep
-/// a link busy. A chain of eight such links took 1.20 of one link's time with 1 ms, 1.12 with 2 ms;
-/// four spines' goodput and the worst delay after a failure were the same.
-const TARGET_QUEUEING: Nanos = Nanos::from_millis(2);
+/// Queueing allowed on the least loaded path above the base round trip, at least. For threads that sleep: woken
+/// late, they need about this much to keep a link busy. Where the worker busy-polls or the NIC stamps time,
+/// 50 us (the two least retransmission timeouts, 5 ms and 250 us, differ for the same reason).
+pub const TARGET_QUEUEING: Nanos = Nanos::from_millis(1);
+/// Queueing allowed is also at least this many chunks' time at the rate of the last round, in quarters: a link must
+/// have a chunk to send while the next one is on its way. Ours: a chain of eight links of 300 Mbit/s, where a
+/// chunk of 62 KB takes 1.7 ms, took 1.20 of one link's time with 1 ms allowed, 1.12 with 2 ms.
+const CHUNK_QUARTERS: u64 = 5;
+/// Loss is congestion where the least loaded path's queueing reaches this part of the round's highest, and of its
+/// own highest of late …
+const LOSS_CREST_PART: u64 = 2;
+/// … of which this part is forgotten in each round, so that a pause of the receiver is;
+const CREST_FORGOTTEN_PART: u64 = 256;
+/// … and at least this part of the target: less is noise.
+const LOSS_TARGET_PART: u64 = 16;
+/// How long after a congestive loss the window grows as TCP's. Above the time between two losses of TCP.
+const LOSS_PERIOD: Nanos = Nanos::from_secs(10);
 /// The base delays are the lowest of this long a period (as BBR's min_rtt, 10 s).
 const BASE_PERIOD: Nanos = Nanos::from_secs(10);
 /// The window starts with this many chunks (RFC 6928 starts with ten packets).
@@ -40,9 +56,11 @@ const INITIAL_CHUNKS: u64 = 8;
 /// The window never falls below this many packets.
 const MIN_PACKETS: u64 = 2;
 
-#[derive(Debug)]
-pub(super) struct EcnRtt {
+/// `ecn_rtt`'s state for one connection.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EcnRtt {
     limits: Limits,
+    target_queueing: Nanos,
     window: f64,
     /// What the window was before the last timeout, until a whole round has passed since.
     before_timeout: Option<BeforeTimeout>,
@@ -50,10 +68,17 @@ pub(super) struct EcnRtt {
     slow_start: bool,
     round: Round,
     base: Base,
+    /// The time of a full chunk at the rate of the last round that used the window.
+    chunk_time: Nanos,
+    /// The highest queueing of late, of the least loaded path.
+    crest: Nanos,
+    /// Whether the round before queued as if one link bounds all paths.
+    was_full: bool,
+    congestive_loss: Option<Time>,
 }
 
 /// What a timeout took.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct BeforeTimeout {
     window: f64,
     /// The round in which it passed has ended, and the next is under way.
@@ -61,26 +86,37 @@ struct BeforeTimeout {
 }
 
 /// What one round has seen.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Round {
+    /// When it began; absent once nothing was in flight, since its time tells no rate then.
+    since: Option<Time>,
     /// Bytes until the round ends.
     left: u64,
+    acked: u64,
     packets: u64,
     ce: u64,
     lost: u64,
     lowest: Option<Delays>,
+    /// The highest queueing on the way there of an acknowledgement.
+    highest: Nanos,
     /// The most that was in flight.
     in_flight: u64,
 }
 
 /// A round trip and the way there, each the lowest of its time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Delays {
     rtt: Nanos,
     one_way: OneWay,
 }
 
 impl Delays {
+    /// The queueing on the way there, above `base`.
+    fn queueing(self, base: Delays) -> Nanos {
+        let there_and_back = Nanos::new(self.rtt.get().saturating_sub(base.rtt.get()));
+        self.one_way.beyond(base.one_way).min(there_and_back)
+    }
+
     fn min(self, other: Delays) -> Delays {
         Delays {
             rtt: self.rtt.min(other.rtt),
@@ -98,7 +134,7 @@ fn lowest(a: Option<Delays>, b: Option<Delays>) -> Option<Delays> {
 }
 
 /// The lowest delays of the last one to two periods.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Base {
     since: Time,
     current: Option<Delays>,
@@ -120,18 +156,22 @@ impl Base {
 }
 
 impl EcnRtt {
-    pub(super) fn new(limits: Limits, window: Option<u64>) -> EcnRtt {
-        let start = window.unwrap_or(limits.chunk * INITIAL_CHUNKS);
+    pub(super) fn new(limits: Limits, target_queueing: Nanos) -> EcnRtt {
         let mut new = EcnRtt {
             limits,
+            target_queueing,
             window: 0.0,
             before_timeout: None,
             alpha: 0.0,
-            slow_start: window.is_none(),
+            slow_start: true,
             round: Round::default(),
             base: Base::default(),
+            chunk_time: Nanos::ZERO,
+            crest: Nanos::ZERO,
+            was_full: false,
+            congestive_loss: None,
         };
-        new.set(start as f64);
+        new.set((limits.chunk * INITIAL_CHUNKS) as f64);
         new.round.left = new.window();
         new
     }
@@ -146,8 +186,12 @@ impl EcnRtt {
         self.set(self.window * (1.0 - share.min(DECREASE_MAX)));
     }
 
-    fn end_round(&mut self) {
-        let round = core::mem::take(&mut self.round);
+    fn end_round(&mut self, now: Time) {
+        let next = Round {
+            since: Some(now),
+            ..Round::default()
+        };
+        let round = core::mem::replace(&mut self.round, next);
         // An answer to what was sent before the timeout comes within a round trip; what the window was
         // longer ago says nothing of the network now.
         self.before_timeout = self
@@ -157,60 +201,108 @@ impl EcnRtt {
                 round_ended: true,
                 ..before
             });
-        let marked = if round.packets == 0 {
-            0.0
-        } else {
-            round.ce as f64 / round.packets as f64
-        };
+        // A sender with less to send than the window allows learns nothing of the rate.
+        let used = round.in_flight * 2 >= self.window();
+        if let Some(since) = round.since.filter(|_| used && round.acked > 0) {
+            let chunks_time = (now - since).times(self.limits.chunk);
+            self.chunk_time = Nanos::new(chunks_time.get() / round.acked);
+        }
+        let marked = round.ce as f64 / round.packets.max(1) as f64;
         self.alpha += ALPHA_GAIN * (marked - self.alpha);
-        let lost = round.lost as f64 / (round.packets + round.lost).max(1) as f64;
-        let excess = self.excess(round.lowest);
-        if round.ce > 0 {
-            self.decrease(self.alpha / 2.0);
-        } else if excess > 0.0 {
-            self.decrease(RTT_BETA * excess);
-        } else if lost > LOSS_TOLERATED {
-            self.decrease(lost / 2.0);
-        } else if round.in_flight * 2 < self.window() {
-            // The sender had less to send than the window allows: nothing was learnt.
+        let marks = if round.ce > 0 { self.alpha / 2.0 } else { 0.0 };
+        let (queueing, excess) = self.queueing(round.lowest);
+        let loss = self.loss(now, &round, queueing);
+        let share = marks.max(RTT_BETA * excess).max(loss);
+        if share > 0.0 {
+            self.decrease(share);
+        } else if !used {
+            // Nothing was learnt.
         } else if self.slow_start {
             self.set(self.window * 2.0);
+        } else if self
+            .congestive_loss
+            .is_some_and(|at| now - at < LOSS_PERIOD)
+        {
+            self.set(self.window + self.limits.packet as f64);
         } else {
             self.set(self.window + self.limits.chunk as f64);
         }
         self.round.left = self.window();
     }
 
-    /// By what share of itself the delay exceeds its target.
-    fn excess(&self, lowest: Option<Delays>) -> f64 {
+    /// The queueing on the way there of a round's least loaded path, and by what share of itself the delay
+    /// exceeds its target.
+    fn queueing(&self, lowest: Option<Delays>) -> (Nanos, f64) {
         let (Some(lowest), Some(base)) = (lowest, self.base.get()) else {
-            return 0.0;
+            return (Nanos::ZERO, 0.0);
         };
-        let there_and_back = Nanos::new(lowest.rtt.get().saturating_sub(base.rtt.get()));
-        let queueing = lowest.one_way.beyond(base.one_way).min(there_and_back);
-        let delay = base.rtt + queueing;
-        let target = base.rtt + TARGET_QUEUEING.max(base.rtt);
-        delay.get().saturating_sub(target.get()) as f64 / delay.get().max(1) as f64
+        let queueing = lowest.queueing(base);
+        let chunks = Nanos::new(self.chunk_time.times(CHUNK_QUARTERS).get() / 4);
+        let target = self.target_queueing.max(chunks).max(base.rtt);
+        let above = queueing.get().saturating_sub(target.get());
+        let delay = (base.rtt + queueing).get().max(1);
+        (queueing, above as f64 / delay as f64)
+    }
+
+    /// The share of the window that a round's losses take.
+    fn loss(&mut self, now: Time, round: &Round, queueing: Nanos) -> f64 {
+        let forgotten = self.crest.get() / CREST_FORGOTTEN_PART;
+        self.crest = Nanos::new(self.crest.get() - forgotten).max(queueing);
+        let target = self.target_queueing.get();
+        let noise = target / LOSS_TARGET_PART;
+        let threshold = (self.crest.get() / LOSS_CREST_PART).min(target).max(noise);
+        let fullest = round.highest.get() / LOSS_CREST_PART;
+        let full = queueing.get() >= threshold.max(fullest).max(1);
+        // What a loss tells of comes to light a round trip later, when the queue may have drained.
+        let was_full = core::mem::replace(&mut self.was_full, full);
+        if round.lost == 0 {
+            return 0.0;
+        }
+        let lost = round.lost as f64 / (round.packets + round.lost) as f64;
+        if full || was_full {
+            // What slow start overshot says nothing of others on the link.
+            if !self.slow_start {
+                self.congestive_loss = Some(now);
+            }
+            DECREASE_MAX
+        } else if lost > LOSS_TOLERATED {
+            lost / 2.0
+        } else {
+            0.0
+        }
     }
 }
 
-impl Congestion for EcnRtt {
+impl CongestionControl for EcnRtt {
+    #[inline]
     fn window(&self) -> u64 {
         self.window as u64
     }
 
-    fn on_ack(&mut self, now: Time, sample: AckSample) {
+    #[inline]
+    fn chunk_bytes(&self) -> u64 {
+        self.limits.chunk_bytes(self.window())
+    }
+
+    fn on_ack(&mut self, now: Time, sample: &AckSample) {
         if let (Some(rtt), Some(one_way)) = (sample.rtt, sample.one_way) {
             let delays = Delays { rtt, one_way };
             self.base.update(now, delays);
+            if let Some(base) = self.base.get() {
+                self.round.highest = self.round.highest.max(delays.queueing(base));
+            }
             self.round.lowest = lowest(self.round.lowest, Some(delays));
         }
         self.round.packets += sample.packets;
         self.round.ce += sample.ce;
         self.round.in_flight = self.round.in_flight.max(sample.in_flight);
+        self.round.acked += sample.bytes;
         self.round.left = self.round.left.saturating_sub(sample.bytes);
         if self.round.left == 0 {
-            self.end_round();
+            self.end_round(now);
+        }
+        if sample.in_flight <= sample.bytes {
+            self.round.since = None;
         }
     }
 
@@ -231,6 +323,13 @@ impl Congestion for EcnRtt {
         if let Some(before) = self.before_timeout.take() {
             self.set(before.window.max(self.window));
         }
+    }
+
+    fn rebase(&mut self, now: Time) {
+        self.base = Base::default();
+        self.congestive_loss = self.congestive_loss.map(|_| now);
+        self.round.since = None;
+        self.round.lowest = None;
     }
 }
 
@@ -263,12 +362,22 @@ mod tests {
             rtt: Some(rtt),
             one_way: Some(OneWay::new(0, received)),
         };
-        cc.on_ack(Time::ZERO, sample);
+        cc.on_ack(Time::ZERO, &sample);
+    }
+
+    fn control(window: Option<u64>) -> EcnRtt {
+        let mut cc = EcnRtt::new(LIMITS, Nanos::from_millis(2));
+        if let Some(window) = window {
+            cc.slow_start = false;
+            cc.set(window as f64);
+            cc.round.left = window;
+        }
+        cc
     }
 
     #[test]
     fn the_window_doubles_until_the_first_mark_then_grows_by_a_chunk() {
-        let mut cc = EcnRtt::new(LIMITS, None);
+        let mut cc = control(None);
         let start = cc.window();
         round(&mut cc, 0, Nanos::from_micros(50));
         assert_eq!(cc.window(), start * 2);
@@ -281,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_lowest_round_trip_above_target_shrinks_the_window() {
-        let mut cc = EcnRtt::new(LIMITS, Some(1_000_000));
+        let mut cc = control(Some(1_000_000));
         round(&mut cc, 0, Nanos::from_micros(100));
         let before = cc.window();
         round(&mut cc, 0, Nanos::from_micros(4_200));
@@ -290,7 +399,7 @@ mod tests {
 
     #[test]
     fn queueing_on_the_way_back_does_not_shrink_the_window() {
-        let mut cc = EcnRtt::new(LIMITS, Some(1_000_000));
+        let mut cc = control(Some(1_000_000));
         round(&mut cc, 0, Nanos::from_micros(100));
         let before = cc.window();
         round_with(&mut cc, 0, Nanos::from_millis(20), Nanos::from_micros(100));
@@ -299,7 +408,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_jumps_counts_for_no_more_than_the_round_trip() {
-        let mut cc = EcnRtt::new(LIMITS, Some(1_000_000));
+        let mut cc = control(Some(1_000_000));
         round(&mut cc, 0, Nanos::from_micros(100));
         let before = cc.window();
         round_with(&mut cc, 0, Nanos::from_micros(100), Nanos::from_secs(5));
@@ -308,27 +417,77 @@ mod tests {
 
     #[test]
     fn one_percent_of_loss_is_no_congestion() {
-        let mut cc = EcnRtt::new(LIMITS, Some(1_000_000));
+        let mut cc = control(Some(1_000_000));
         cc.on_loss(Time::ZERO, 1);
         round(&mut cc, 0, Nanos::from_micros(100));
         assert_eq!(cc.window(), 1_000_000 + LIMITS.chunk);
     }
 
     #[test]
+    fn one_percent_of_loss_from_a_full_queue_halves_the_window_which_then_grows_by_a_packet() {
+        let mut cc = control(Some(1_000_000));
+        round(&mut cc, 0, Nanos::from_micros(100));
+        let before = cc.window();
+        cc.on_loss(Time::ZERO, 1);
+        // 1 ms of queueing is below the target of 2 ms, and all that there is.
+        round(&mut cc, 0, Nanos::from_micros(1_100));
+        assert_eq!(cc.window(), before / 2);
+        round(&mut cc, 0, Nanos::from_micros(100));
+        assert_eq!(cc.window(), before / 2 + LIMITS.packet);
+    }
+
+    #[test]
+    fn loss_from_an_empty_queue_is_no_congestion_however_full_it_was() {
+        let mut cc = control(Some(1_000_000));
+        for rtt in [100, 1_100, 100, 100] {
+            round(&mut cc, 0, Nanos::from_micros(rtt));
+        }
+        let before = cc.window();
+        cc.on_loss(Time::ZERO, 1);
+        round(&mut cc, 0, Nanos::from_micros(150));
+        assert_eq!(cc.window(), before + LIMITS.chunk);
+    }
+
+    #[test]
+    fn a_slow_link_may_queue_a_chunk_and_a_quarter() {
+        let mut cc = EcnRtt::new(LIMITS, Nanos::from_micros(50));
+        cc.slow_start = false;
+        let mut now = Time::ZERO;
+        // 300 Mbit/s: a chunk of 64,000 B takes 1.7 ms.
+        for rtt in [100, 2_000, 2_000] {
+            let bytes = cc.round.left;
+            now = now + Nanos::new(bytes * 8 * 1_000 / 300);
+            let rtt = Nanos::from_micros(rtt);
+            let there = Time::from_nanos(rtt.get()).to_wire();
+            let sample = AckSample {
+                bytes,
+                in_flight: cc.window() * 2,
+                packets: 100,
+                ce: 0,
+                rtt: Some(rtt),
+                one_way: Some(OneWay::new(0, there)),
+            };
+            let before = cc.window();
+            cc.on_ack(now, &sample);
+            assert_eq!(cc.window(), before + LIMITS.chunk, "{rtt:?}");
+        }
+    }
+
+    #[test]
     fn a_window_that_is_not_used_does_not_grow() {
-        let mut cc = EcnRtt::new(LIMITS, Some(1_000_000));
+        let mut cc = control(Some(1_000_000));
         let sample = AckSample {
             bytes: 1_000_000,
             in_flight: 9_000,
             ..AckSample::default()
         };
-        cc.on_ack(Time::ZERO, sample);
+        cc.on_ack(Time::ZERO, &sample);
         assert_eq!(cc.window(), 1_000_000);
     }
 
     #[test]
     fn a_spurious_timeout_gives_the_window_back() {
-        let mut cc = EcnRtt::new(LIMITS, Some(1_000_000));
+        let mut cc = control(Some(1_000_000));
         cc.on_timeout(Time::ZERO);
         assert_eq!(cc.window(), 500_000);
         cc.on_timeout(Time::ZERO);
@@ -338,7 +497,7 @@ mod tests {
 
     #[test]
     fn a_timeout_long_ago_gives_nothing_back() {
-        let mut cc = EcnRtt::new(LIMITS, Some(1_000_000));
+        let mut cc = control(Some(1_000_000));
         cc.on_timeout(Time::ZERO);
         // The round under way was begun with twice the window.
         for _ in 0..3 {
@@ -351,7 +510,7 @@ mod tests {
 
     #[test]
     fn the_window_stays_within_its_limits() {
-        let mut cc = EcnRtt::new(LIMITS, None);
+        let mut cc = control(None);
         for _ in 0..100 {
             cc.on_timeout(Time::ZERO);
         }

@@ -1,10 +1,12 @@
 //! A window that never moves.
 
-use super::{AckSample, Congestion, Limits, Time};
+use super::{CongestionControl, Limits, Time};
+use serde::{Deserialize, Serialize};
 
 /// A window that never moves.
-#[derive(Debug)]
-pub(super) struct Fixed {
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Fixed {
+    limits: Limits,
     window: u64,
 }
 
@@ -12,16 +14,21 @@ impl Fixed {
     pub(super) fn new(limits: Limits, bytes: u32) -> Fixed {
         Fixed {
             window: u64::from(bytes).clamp(limits.packet, limits.max),
+            limits,
         }
     }
 }
 
-impl Congestion for Fixed {
+impl CongestionControl for Fixed {
+    #[inline]
     fn window(&self) -> u64 {
         self.window
     }
-    fn on_ack(&mut self, _now: Time, _sample: AckSample) {}
+    #[inline]
+    fn chunk_bytes(&self) -> u64 {
+        self.limits.chunk_bytes(self.window)
+    }
     fn on_loss(&mut self, _now: Time, _packets: u64) {}
     fn on_timeout(&mut self, _now: Time) {}
-    fn on_spurious_timeout(&mut self) {}
+    fn rebase(&mut self, _now: Time) {}
 }

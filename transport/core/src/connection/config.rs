@@ -3,7 +3,7 @@
 use super::keys::{Keys, SavedKeys};
 use crate::congestion::{CongestionKind, Limits};
 use crate::memory::DomainId;
-use crate::path::PATHS_MAX;
+use crate::path::{PATHS_MAX, PolicyKind};
 use crate::recovery::WINDOW_MAX;
 use crate::units::{ChunkNumber, ConnectionId, Nanos};
 use crate::wire::{CHUNK_PACKETS_MAX, Cipher, Integrity, OVERHEAD_BYTES, Secret, VERSION};
@@ -161,6 +161,8 @@ pub struct ConnectionConfig {
     pub send_secret: Secret,
     /// Opens what is received, until keys change for the first time.
     pub receive_secret: Secret,
+    /// Who chooses the paths.
+    pub policy: PolicyKind,
     /// Who decides the window.
     pub congestion: CongestionKind,
     /// The connection fails after this long without an acknowledgement while there is work.

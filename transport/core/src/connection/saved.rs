@@ -4,8 +4,8 @@
 //! old program's clock (times of transmission, echoes) starts anew.
 
 use super::{
-    Connection, ConnectionConfig, Drops, Event, Failure, IDLE_AFTER, Receive, SavedKeys, Stats,
-    Timer, TimerTable, Transmit,
+    Congestion, CongestionControl, Connection, ConnectionConfig, Drops, Event, Failure, IDLE_AFTER,
+    PathPolicy, Policy, Receive, SavedKeys, Stats, Timer, TimerTable, Transmit,
 };
 use crate::units::Time;
 use crate::wire::Cipher;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Changes whenever the layout does.
-const SAVED_VERSION: u16 = 4;
+const SAVED_VERSION: u16 = 5;
 
 #[derive(Serialize)]
 struct SavedRef<'a> {
@@ -21,7 +21,8 @@ struct SavedRef<'a> {
     keys: SavedKeys,
     transmit: &'a Transmit,
     receive: &'a Receive,
-    window: u64,
+    policy: &'a Policy,
+    congestion: &'a Congestion,
     events: &'a VecDeque<Event>,
     next_control: u64,
     drops: &'a Drops,
@@ -35,7 +36,8 @@ struct Saved {
     keys: SavedKeys,
     transmit: Transmit,
     receive: Receive,
-    window: u64,
+    policy: Policy,
+    congestion: Congestion,
     events: VecDeque<Event>,
     next_control: u64,
     drops: Drops,
@@ -83,7 +85,8 @@ impl Connection {
             keys: self.keys.save(),
             transmit: &self.transmit,
             receive: &self.receive,
-            window: self.congestion.window(),
+            policy: &self.policy,
+            congestion: &self.congestion,
             events: &self.events,
             next_control: self.next_control,
             drops: &self.drops,
@@ -120,10 +123,13 @@ impl Connection {
             transmit.rebase(now, saved.config.stall_timeout, &mut timers);
             timers.set(Timer::Idle, now + IDLE_AFTER);
         }
-        let limits = saved.config.settings.limits();
+        let (mut policy, mut congestion) = (saved.policy, saved.congestion);
+        policy.rebase(now);
+        congestion.rebase(now);
         let mut connection = Connection {
             keys: saved.config.keys(cipher, saved.keys),
-            congestion: saved.config.congestion.build(limits, Some(saved.window)),
+            policy,
+            congestion,
             transmit,
             receive: saved.receive,
             events: saved.events,

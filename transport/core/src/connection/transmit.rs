@@ -6,28 +6,27 @@ mod readiness;
 use self::losses::{Serving, TailProbe, answered_too_soon, highest_bit, missing};
 use self::readiness::Readiness;
 use super::asks::{Next, Unasked, Use};
+use super::in_flight::InFlight;
 use super::keys::Keys;
 use super::timer::{Timer, TimerTable};
 use super::{Chunk, ConnectionConfig, Event, PostError, Settings, Stats, Write};
+use crate::congestion::{Congestion, CongestionControl, Permit};
 use crate::drops::DropReason;
-use crate::path::PathSet;
+use crate::path::{PathPolicy, PathSet, Policy};
 use crate::recovery::{SendBoard, Sent, SentState, full_map};
-use crate::units::{ChunkNumber, ConnectionId, Key, Nanos, Rng, Time};
+use crate::units::{ChunkNumber, ConnectionId, Key, Nanos, PathId, Rng, Time};
 use crate::wire::{AckReader, CHUNK_INDEX_MAX, DataHeader, Flags, OVERHEAD_BYTES};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-
-/// Below this many full chunks in the window, chunks shrink so that the window still holds as many
-/// (UCCL, section 3.3: a small chunk size when the window is small).
-const CHUNKS_PER_WINDOW: u64 = 4;
 
 /// What [`Transmit::poll_chunk`] must know of the connection.
 pub(super) struct Out<'a> {
     pub(super) settings: &'a Settings,
     pub(super) remote: ConnectionId,
     pub(super) keys: &'a mut Keys,
-    pub(super) window: u64,
     pub(super) room: u32,
+    pub(super) policy: &'a mut Policy,
+    pub(super) congestion: &'a mut Congestion,
 }
 
 /// What an acknowledgement brought.
@@ -70,7 +69,9 @@ pub(super) struct Transmit {
     /// Chunks taken for lost, in that order; entries acknowledged meanwhile are skipped.
     lost: VecDeque<ChunkNumber>,
     readiness: Readiness,
-    in_flight: u64,
+    in_flight: InFlight,
+    /// The path chosen for the next chunk, which was not let through yet.
+    chosen: Option<PathId>,
     next_packet: u64,
     /// The newest transmission known to have arrived.
     newest_acked: u64,
@@ -98,7 +99,8 @@ impl Transmit {
             queue: VecDeque::new(),
             lost: VecDeque::new(),
             readiness: Readiness::Ready,
-            in_flight: 0,
+            in_flight: InFlight::new(config.settings.paths),
+            chosen: None,
             next_packet: 0,
             newest_acked: 0,
             backoff: 0,
@@ -114,8 +116,8 @@ impl Transmit {
         self.board.outstanding()
     }
 
-    pub(super) fn in_flight(&self) -> u64 {
-        self.in_flight
+    pub(super) fn in_flight(&self) -> &InFlight {
+        &self.in_flight
     }
 
     /// Whether any write is not complete.
@@ -163,6 +165,7 @@ impl Transmit {
         timers: &mut TimerTable,
         stats: &mut Stats,
     ) -> Option<Chunk> {
+        timers.stop(Timer::Pacing);
         if self.board.oldest().is_none() {
             // What was heard before is no answer to what is sent now.
             self.heard = now;
@@ -190,17 +193,19 @@ impl Transmit {
                 continue;
             }
             let bytes = wire_bytes(&sent, sent.missing);
-            if !fits(self.in_flight, bytes, out) {
+            if !self.fits(bytes, out) || !self.is_let_through(sent.path, bytes, now, out, timers) {
                 return None;
             }
-            let path = paths.choose_again(sent.path, sent.sent_at, rng)?;
+            let by_path = self.in_flight.by_path();
+            let path =
+                paths.choose_again(out.policy, sent.path, sent.sent_at, now, by_path, rng)?;
             self.lost.pop_front();
             let sent = self.board.resend(number, path, now, bytes);
             self.expect_answer(&sent, paths, timers);
-            self.in_flight += u64::from(bytes);
             stats.chunks_resent += 1;
             stats.packets_resent += u64::from(sent.missing.count_ones());
-            paths.on_sent(path, largest_packet(&sent, sent.missing));
+            let largest = largest_packet(&sent, sent.missing);
+            self.note_sent(now, path, [bytes, largest], paths, out);
             self.unasked = Unasked::default();
             return self.chunk(now, number, &sent, sent.missing, out, stats);
         }
@@ -208,11 +213,11 @@ impl Transmit {
             return None;
         }
         let &at = self.queue.front()?;
-        let posted = self.posted[at as usize].as_mut()?;
+        let posted = self.posted[at as usize].as_ref()?;
         let payload = u64::from(out.settings.packet_payload);
         let full = u64::from(out.settings.chunk_packets());
-        let per_chunk = (out.window / CHUNKS_PER_WINDOW / u64::from(out.settings.packet_bytes()))
-            .clamp(1, full);
+        let packet_bytes = u64::from(out.settings.packet_bytes());
+        let per_chunk = (out.congestion.chunk_bytes() / packet_bytes).clamp(1, full);
         let length = (posted.bytes - posted.cut).min(per_chunk * payload) as u32;
         let payload = payload_max(paths, out.settings);
         let packets = length.div_ceil(payload.into()).max(1) as u8;
@@ -227,10 +232,23 @@ impl Transmit {
             ..Sent::default()
         };
         let bytes = wire_bytes(&sent, full_map(packets));
-        if !fits(self.in_flight, bytes, out) {
+        if !self.fits(bytes, out) {
             return None;
         }
-        let path = paths.choose(None, rng)?;
+        let resumes_at = out.policy.resumes_at();
+        if resumes_at > now {
+            timers.set(Timer::Pacing, resumes_at);
+            return None;
+        }
+        let path = match self.chosen.take() {
+            Some(path) if paths.is_candidate(path) => path,
+            _ => paths.choose(out.policy, now, self.in_flight.by_path(), rng)?,
+        };
+        if !self.is_let_through(path, bytes, now, out, timers) {
+            self.chosen = Some(path);
+            return None;
+        }
+        let posted = self.posted[at as usize].as_mut()?;
         posted.cut += u64::from(length);
         posted.chunks += 1;
         posted.outstanding += 1;
@@ -238,13 +256,14 @@ impl Transmit {
         if posted.done {
             self.queue.pop_front();
         }
-        self.in_flight += u64::from(bytes);
+        let largest = largest_packet(&sent, full_map(packets));
+        self.note_sent(now, path, [bytes, largest], paths, out);
         let asks = self.unasked.asks(Next {
             bytes,
             waits: self.queue.is_empty() || paths.is_unsure(path),
             in_flight: Use {
-                used: self.in_flight,
-                window: out.window,
+                used: self.in_flight.total(),
+                window: out.congestion.window(),
             },
             outstanding: Use {
                 used: self.outstanding() as u64 + 1,
@@ -261,12 +280,11 @@ impl Transmit {
         let number = self.board.push(sent);
         self.expect_answer(&sent, paths, timers);
         stats.chunks_sent += 1;
-        paths.on_sent(path, largest_packet(&sent, full_map(packets)));
         self.chunk(now, number, &sent, full_map(packets), out, stats)
     }
 
     /// A packet of the newest chunk goes again, on another path: its answer tells what is lost. It is one
-    /// packet beyond the window (RFC 9002, section 7.5).
+    /// packet beyond the window (RFC 9002, section 7.5), and waits for no permit.
     fn poll_tail_probe(
         &mut self,
         now: Time,
@@ -282,10 +300,12 @@ impl Transmit {
         };
         let mut sent = *self.board.get(number);
         let packet = highest_bit(missing(&sent));
-        if wire_bytes(&sent, packet) > out.room {
+        let bytes = wire_bytes(&sent, packet);
+        if bytes > out.room {
             return None;
         }
-        sent.path = paths.choose_again(sent.path, sent.sent_at, rng)?;
+        let by_path = self.in_flight.by_path();
+        sent.path = paths.choose_again(out.policy, sent.path, sent.sent_at, now, by_path, rng)?;
         sent.asks = true;
         sent.transmissions = sent.transmissions.saturating_add(1);
         self.tail_probe = TailProbe::Sent {
@@ -297,7 +317,52 @@ impl Transmit {
         stats.tail_probes += 1;
         stats.packets_resent += 1;
         paths.on_sent(sent.path, largest_packet(&sent, packet));
+        out.congestion.on_sent(now, sent.path, bytes);
         self.chunk(now, number, &sent, packet, out, stats)
+    }
+
+    /// Whether the link and the window have room for `bytes`; one chunk always may be under way.
+    fn fits(&self, bytes: u32, out: &Out<'_>) -> bool {
+        let in_flight = self.in_flight.total();
+        bytes <= out.room
+            && (in_flight == 0 || in_flight + u64::from(bytes) <= out.congestion.window())
+    }
+
+    /// Whether the congestion control lets `bytes` through now. If not, the pacing timer tells when.
+    #[inline]
+    fn is_let_through(
+        &self,
+        path: PathId,
+        bytes: u32,
+        now: Time,
+        out: &Out<'_>,
+        timers: &mut TimerTable,
+    ) -> bool {
+        match out.congestion.may_send(path, bytes, now) {
+            Permit::Yes => true,
+            Permit::At(at) => {
+                timers.set(Timer::Pacing, at);
+                false
+            }
+            Permit::Credit => false,
+        }
+    }
+
+    /// `bytes` leave on `path`.
+    #[inline]
+    /// `bytes`: of all packets, and of the largest.
+    fn note_sent(
+        &mut self,
+        now: Time,
+        path: PathId,
+        [bytes, largest]: [u32; 2],
+        paths: &mut PathSet,
+        out: &mut Out<'_>,
+    ) {
+        self.in_flight.add(path, bytes);
+        paths.on_sent(path, largest);
+        out.policy.on_sent(now, path, bytes);
+        out.congestion.on_sent(now, path, bytes);
     }
 
     fn chunk(
@@ -431,7 +496,7 @@ impl Transmit {
         };
         self.note_ready(chunk);
         self.end_tail_probe(now, chunk, &sent, paths, acked);
-        self.in_flight -= u64::from(sent.in_flight);
+        self.in_flight.remove(sent.path, sent.in_flight);
         // A chunk that waited to be sent again, or whose resend was answered before it can have
         // arrived, was not lost.
         let spurious = sent.state == SentState::Lost
@@ -470,11 +535,14 @@ impl Transmit {
 
     /// The stall timer runs while something waits for the peer: chunks that it has not answered, a receiver
     /// that is not ready, or paths of which none answers. What waits for this end alone, for its turn,
-    /// its share of the rate or its window, has not stalled.
+    /// its share of the rate, its window or its pacer, has not stalled; but a pacer that the peer's silence has slowed
+    /// down waits for the peer.
     pub(super) fn update_stall(&mut self, now: Time, paths: &PathSet, timers: &mut TimerTable) {
-        let waits = self.board.oldest().is_some()
-            || !matches!(self.readiness, Readiness::Ready)
-            || self.is_busy() && paths.is_dark();
+        let waits = match timers.get(Timer::Pacing) {
+            Some(_) => self.backoff > 0,
+            None => !matches!(self.readiness, Readiness::Ready),
+        };
+        let waits = waits || self.board.oldest().is_some() || self.is_busy() && paths.is_dark();
         match timers.get(Timer::Stall) {
             None if waits => timers.set(Timer::Stall, now + self.stall_left),
             Some(at) if !waits => {
@@ -524,14 +592,9 @@ impl Transmit {
             + self.posted.capacity() * size_of::<Option<Posted>>()
             + (self.free.capacity() + self.queue.capacity()) * size_of::<u32>()
             + self.lost.capacity() * size_of::<ChunkNumber>()
+            + self.in_flight.heap_bytes()
             + waiting
     }
-}
-
-/// Whether the window, and the room on the wire, let so many bytes more through; one chunk always may be
-/// under way.
-fn fits(in_flight: u64, bytes: u32, out: &Out<'_>) -> bool {
-    bytes <= out.room && (in_flight == 0 || in_flight + u64::from(bytes) <= out.window)
 }
 
 /// The words of an acknowledgement's map, each with the number of its first chunk.

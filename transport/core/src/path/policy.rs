@@ -1,64 +1,140 @@
-//! The policies' trait, and the one place where they are listed.
+//! The trait of the path policies, and the one place where they are listed.
+//!
+//! A connection owns one policy and saves it whole. It calls [`PathPolicy::choose`] for each chunk and
+//! reports what was sent, acknowledged and lost. UCCL's extension interface (section 3.4) has the same hooks.
 
-use super::{PathId, Rng, RttEstimator, oblivious, round_robin, single, two_choices};
+use super::{
+    Nanos, PathId, PathView, Rng, Time, best_rtt, hopper, oblivious, reps, round_robin, single,
+    two_choices,
+};
 use core::fmt;
 use core::str::FromStr;
 use serde::{Deserialize, Serialize};
 
-/// What a policy may look at.
-#[derive(Clone, Copy, Debug)]
-pub struct PathView<'a> {
-    live: &'a [PathId],
-    rtt: &'a [RttEstimator],
+/// What one acknowledgement says about one path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PathSample {
+    /// The path.
+    pub path: PathId,
+    /// Round-trip time of the newest packet, without the time that it waited for its acknowledgement.
+    pub rtt: Option<Nanos>,
+    /// Packets that arrived on it since the acknowledgement before.
+    pub packets: u32,
+    /// Those of them with Congestion Experienced (RFC 3168).
+    pub ce: u16,
+    /// Bytes of whole chunks, headers included, that are no longer in flight on it.
+    pub bytes: u32,
 }
 
-impl<'a> PathView<'a> {
-    pub(super) fn new(live: &'a [PathId], rtt: &'a [RttEstimator]) -> PathView<'a> {
-        PathView { live, rtt }
+/// Chooses the path of each chunk of one connection. One file per policy; listed in [`PolicyKind`].
+pub trait PathPolicy {
+    /// The path of the next chunk, one that [`PathView::allows`]. Every choice is used: a resend has a view
+    /// without the paths that it must not take.
+    fn choose(&mut self, view: &PathView<'_>, rng: &mut Rng) -> PathId;
+
+    /// `bytes` (headers included) were sent on `path`.
+    fn on_sent(&mut self, now: Time, path: PathId, bytes: u32) {
+        let _ = (now, path, bytes);
     }
 
-    /// The paths to choose among; never empty.
-    pub fn live(&self) -> &'a [PathId] {
-        self.live
+    /// Data on a path was acknowledged; called once per path and acknowledgement.
+    fn on_ack(&mut self, view: &PathView<'_>, sample: &PathSample) {
+        let _ = (view, sample);
     }
 
-    /// The round-trip time of a path.
-    pub fn rtt(&self, path: PathId) -> RttEstimator {
-        self.rtt[path.0 as usize]
+    /// The peer answered on a path on which this connection has no data in flight: a probe's answer.
+    fn on_probe_answer(&mut self, view: &PathView<'_>, sample: &PathSample) {
+        let _ = (view, sample);
     }
 
-    /// A live path drawn evenly.
-    pub fn draw(&self, rng: &mut Rng) -> PathId {
-        // Lemire's multiply-shift: even enough for at most 256 out of 2^32.
-        let draw = rand_core::Rng::next_u32(rng);
-        self.live[((u64::from(draw) * self.live.len() as u64) >> 32) as usize]
+    /// A chunk on `path` is taken for lost, with so many packets missing.
+    fn on_loss(&mut self, now: Time, path: PathId, packets: u32) {
+        let _ = (now, path, packets);
     }
-}
 
-/// Chooses the path of each chunk. One file per policy; listed in [`PolicyKind`].
-pub trait PathPolicy: fmt::Debug + Send {
-    /// The path of the next chunk, one of `view.live()`.
-    fn choose(&mut self, view: PathView<'_>, rng: &mut Rng) -> PathId;
+    /// The next path that the policy wants a probe on.
+    fn poll_probe(&mut self) -> Option<PathId> {
+        None
+    }
+
+    /// New chunks wait until then.
+    fn resumes_at(&self) -> Time {
+        Time::ZERO
+    }
+
+    /// The clock has changed, as after a restore: moments that were noted mean nothing any more.
+    fn rebase(&mut self, now: Time) {
+        let _ = now;
+    }
 }
 
 macro_rules! policies {
-    ($($(#[$doc:meta])* $kind:ident = $name:literal => $new:expr,)*) => {
-        /// The path policies there are.
+    ($($(#[$doc:meta])* $kind:ident $(($parameters:ident: $type:ty))? = $name:literal => $policy:ty,)*) => {
+        /// The path policies there are, with their parameters.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-        #[serde(rename_all = "kebab-case")]
-        pub enum PolicyKind { $($(#[$doc])* $kind,)* }
+        pub enum PolicyKind { $($(#[$doc])* $kind $(($type))?,)* }
+
+        /// One connection's policy with its state.
+        #[expect(clippy::large_enum_variant, reason = "one in a connection, which is boxed as a whole")]
+        #[derive(Clone, Debug, Serialize, Deserialize)]
+        pub enum Policy { $($(#[$doc])* $kind($policy),)* }
 
         impl PolicyKind {
-            /// Every policy.
-            pub const ALL: &'static [PolicyKind] = &[$(PolicyKind::$kind,)*];
+            /// Every policy, with its default parameters.
+            pub const ALL: &'static [PolicyKind] = &[$(PolicyKind::$kind $((<$type>::DEFAULT))?,)*];
 
             /// Its name on the command line and in YAML.
             pub const fn name(self) -> &'static str {
-                match self { $(PolicyKind::$kind => $name,)* }
+                match self { $(PolicyKind::$kind { .. } => $name,)* }
             }
 
-            pub(super) fn build(self) -> Box<dyn PathPolicy> {
-                match self { $(PolicyKind::$kind => Box::new($new),)* }
+            /// A policy that has seen nothing.
+            pub fn build(self) -> Policy {
+                match self {
+                    $(PolicyKind::$kind $(($parameters))? => Policy::$kind(<$policy>::new($($parameters)?)),)*
+                }
+            }
+
+            /// Sets one parameter; `None` where there is none of that name, or it is out of range.
+            fn set(&mut self, key: &str, value: u16) -> Option<()> {
+                match self {
+                    $(PolicyKind::$kind $(($parameters))? => {
+                        None $(.or_else(|| $parameters.set(key, value)))?
+                    })*
+                }
+            }
+        }
+
+        impl PathPolicy for Policy {
+            #[inline]
+            fn choose(&mut self, view: &PathView<'_>, rng: &mut Rng) -> PathId {
+                match self { $(Policy::$kind(policy) => policy.choose(view, rng),)* }
+            }
+            #[inline]
+            fn on_sent(&mut self, now: Time, path: PathId, bytes: u32) {
+                match self { $(Policy::$kind(policy) => policy.on_sent(now, path, bytes),)* }
+            }
+            #[inline]
+            fn on_ack(&mut self, view: &PathView<'_>, sample: &PathSample) {
+                match self { $(Policy::$kind(policy) => policy.on_ack(view, sample),)* }
+            }
+            #[inline]
+            fn on_probe_answer(&mut self, view: &PathView<'_>, sample: &PathSample) {
+                match self { $(Policy::$kind(policy) => policy.on_probe_answer(view, sample),)* }
+            }
+            fn on_loss(&mut self, now: Time, path: PathId, packets: u32) {
+                match self { $(Policy::$kind(policy) => policy.on_loss(now, path, packets),)* }
+            }
+            #[inline]
+            fn poll_probe(&mut self) -> Option<PathId> {
+                match self { $(Policy::$kind(policy) => policy.poll_probe(),)* }
+            }
+            #[inline]
+            fn resumes_at(&self) -> Time {
+                match self { $(Policy::$kind(policy) => policy.resumes_at(),)* }
+            }
+            fn rebase(&mut self, now: Time) {
+                match self { $(Policy::$kind(policy) => policy.rebase(now),)* }
             }
         }
     };
@@ -68,29 +144,81 @@ policies! {
     /// Always the first live path: what one RDMA connection does today.
     Single = "single" => single::Single,
     /// The live paths in turn.
-    RoundRobin = "round-robin" => round_robin::RoundRobin::default(),
+    RoundRobin = "round-robin" => round_robin::RoundRobin,
     /// Drawn evenly for every chunk (STELLAR, section 7).
     Oblivious = "oblivious" => oblivious::Oblivious,
     /// The one with the lower round-trip time of two drawn (UCCL, section 4.1).
     TwoChoices = "two-choices" => two_choices::TwoChoices,
+    /// The one with the lowest round-trip time (STELLAR, section 7).
+    BestRtt = "best-rtt" => best_rtt::BestRtt,
+    /// Paths whose data came back soon and unmarked are used again (REPS).
+    Reps = "reps" => reps::Reps,
+    /// One path until another is clearly better (Hopper).
+    Hopper(parameters: hopper::HopperParameters) = "hopper" => hopper::Hopper,
+}
+
+impl Default for PolicyKind {
+    /// The policy that delivers most over unequal spines without losing on equal ones.
+    fn default() -> PolicyKind {
+        PolicyKind::Reps
+    }
 }
 
 impl fmt::Display for PolicyKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.name())?;
+        match self {
+            PolicyKind::Hopper(parameters) if *parameters != hopper::HopperParameters::DEFAULT => {
+                write!(f, ":{parameters}")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
-/// A policy name that is none.
+/// Text that names no policy, or a parameter that the policy does not have.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("no path policy is called {0:?}: use single, round-robin, oblivious or two-choices")]
+#[error(
+    "`{0}` is not {names}; hopper takes {hopper} after a colon, in percent",
+    names = Names,
+    hopper = hopper::HopperParameters::DEFAULT
+)]
 pub struct UnknownPolicy(pub String);
+
+/// The names of the policies as a list for an error.
+struct Names;
+
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let last = PolicyKind::ALL.len() - 1;
+        for (i, kind) in PolicyKind::ALL.iter().enumerate() {
+            let separator = match i {
+                0 => "",
+                _ if i == last => " or ",
+                _ => ", ",
+            };
+            write!(f, "{separator}{}", kind.name())?;
+        }
+        Ok(())
+    }
+}
 
 impl FromStr for PolicyKind {
     type Err = UnknownPolicy;
-    fn from_str(name: &str) -> Result<PolicyKind, UnknownPolicy> {
+    fn from_str(text: &str) -> Result<PolicyKind, UnknownPolicy> {
+        let (name, parameters) = match text.split_once(':') {
+            Some((name, parameters)) => (name, Some(parameters)),
+            None => (text, None),
+        };
         let found = PolicyKind::ALL.iter().find(|kind| kind.name() == name);
-        found.copied().ok_or_else(|| UnknownPolicy(name.to_owned()))
+        let unknown = || UnknownPolicy(text.to_owned());
+        let mut kind = found.copied().ok_or_else(unknown)?;
+        for pair in parameters.into_iter().flat_map(|pairs| pairs.split(',')) {
+            let (key, value) = pair.split_once('=').ok_or_else(unknown)?;
+            let value = value.parse().map_err(|_| unknown())?;
+            kind.set(key, value).ok_or_else(unknown)?;
+        }
+        Ok(kind)
     }
 }
 
@@ -107,6 +235,26 @@ mod tests {
         for &kind in PolicyKind::ALL {
             assert_eq!(kind.name().parse(), Ok(kind));
             assert!(error.contains(kind.name()), "{error} does not name {kind}");
+        }
+    }
+
+    #[test]
+    fn hp1_every_parameter_of_table_1_is_set_by_name_and_shown_again() {
+        let text = "hopper:alpha=50,th-probe=120,th-cong=200,ttl-probe=800,delta=70";
+        let kind: PolicyKind = text.parse().expect("all of hopper's parameters");
+        assert_eq!(kind.to_string(), text);
+        for wrong in [
+            "hopper:beta=1",
+            "hopper:alpha",
+            "hopper:alpha=x",
+            "single:alpha=1",
+            "hopper:alpha=101",
+        ] {
+            let error = wrong.parse::<PolicyKind>().expect_err(wrong).to_string();
+            assert!(
+                error.contains(wrong) && error.contains("th-cong=250"),
+                "{error}"
+            );
         }
     }
 }

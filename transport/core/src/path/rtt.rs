@@ -1,9 +1,41 @@
 //! Smoothed round-trip time.
 
-use crate::units::Nanos;
+use super::{Nanos, Time};
+use serde::{Deserialize, Serialize};
+
+/// The lowest round trip is that of this long a period and of the one before (as BBR's min_rtt, 10 s).
+const BASE_PERIOD: Nanos = Nanos::from_secs(10);
+
+/// The lowest round-trip time of the last 10 to 20 s.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct LowestRtt {
+    since: Time,
+    current: Option<Nanos>,
+    previous: Option<Nanos>,
+}
+
+impl LowestRtt {
+    #[inline]
+    pub(crate) fn update(&mut self, now: Time, sample: Nanos) {
+        if now - self.since > BASE_PERIOD {
+            self.since = now;
+            self.previous = self.current.take();
+        }
+        if self.current.is_none_or(|lowest| sample < lowest) {
+            self.current = Some(sample);
+        }
+    }
+
+    pub(crate) fn get(&self) -> Option<Nanos> {
+        match (self.current, self.previous) {
+            (Some(current), Some(previous)) => Some(current.min(previous)),
+            (current, previous) => current.or(previous),
+        }
+    }
+}
 
 /// Smoothed round-trip time and its variation, as in RFC 6298: gains 1/8 and 1/4. 8 B.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct RttEstimator {
     /// Smoothed, ns; 0 before the first sample.
     smoothed: u32,
@@ -55,6 +87,17 @@ mod tests {
         assert_eq!(rtt.bound(), Some(Nanos::from_micros(240)));
         rtt.update(Nanos::from_micros(160));
         assert_eq!(rtt.smoothed(), Some(Nanos::from_micros(90)));
+    }
+
+    #[test]
+    fn the_lowest_round_trip_is_forgotten_after_two_periods() {
+        let mut lowest = LowestRtt::default();
+        let at = |secs: u64| Time::from_nanos(secs * 1_000_000_000);
+        lowest.update(at(1), Nanos::from_micros(10));
+        lowest.update(at(12), Nanos::from_micros(30));
+        assert_eq!(lowest.get(), Some(Nanos::from_micros(10)));
+        lowest.update(at(24), Nanos::from_micros(40));
+        assert_eq!(lowest.get(), Some(Nanos::from_micros(30)));
     }
 
     #[test]

@@ -1,15 +1,16 @@
 //! Path state and liveness.
 
-use crate::wire::{Echo, PROBE_BYTES_MAX};
+use super::view::Resend;
+use crate::wire::PROBE_BYTES_MAX;
 
 use super::{
-    Nanos, PATHS_MAX, PROBE_AFTER, PROBE_INTERVAL_MAX, PathId, PathPolicy, PathView, PolicyKind,
-    Rng, RttEstimator, TIMEOUTS_UNTIL_SUSPENDED, Time,
+    LowestRtt, Nanos, PATHS_MAX, PROBE_AFTER, PROBE_INTERVAL_MAX, PathId, PathPolicy, PathSample,
+    PathView, Rng, RttEstimator, TIMEOUTS_UNTIL_SUSPENDED, Time,
 };
 
-/// Draws of the policy for a resend before the path that was answered last is taken. Where a
-/// quarter of the paths has died, eight draws find none of the others once in 65,000 times.
-const RESEND_DRAWS: usize = 8;
+/// A path's share of marked packets moves by 1/2^this of the difference with each acknowledgement: 1/16, as
+/// DCTCP's α (RFC 8257, section 4.2).
+const CE_SHIFT: u32 = 4;
 
 /// Bytes of a packet that comes through wherever anything does (RFC 8899, section 5.1.2: BASE_PLPMTU). What paths
 /// carry is one of two lengths: what was agreed for the connection, and this.
@@ -25,41 +26,52 @@ pub enum PathState {
     Narrow,
     /// Something sent on it went unanswered. Probed at once; given data only when no path is live.
     Suspect,
-    /// Three timeouts without an answer. Probed at growing intervals; given no data.
+    /// Three timeouts, at different times, without an answer. Probed at growing intervals; given no data.
     Suspended,
 }
 
-/// How many paths, which policy, which timeout floor.
+/// How many paths, which timeout floor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathSetConfig {
     /// 1..=256.
     pub paths: u16,
-    /// Who chooses.
-    pub policy: PolicyKind,
     /// The floor of the retransmission timeout: 250 µs where the worker busy-polls or the NIC
     /// stamps time (STELLAR, section 7), 5 ms where a sleeping thread may wake late.
     pub rto_min: Nanos,
 }
 
-/// One path's hot state; 32 B at most.
+/// One path's state: all that there is of a path but its counters.
 #[derive(Clone, Copy, Debug)]
 struct Path {
     /// When something sent on it was last known to have arrived.
     answered: Time,
     /// When to probe next, or when the probe under way counts as unanswered.
     probe_at: Time,
-    /// The interval after the probe under way.
-    interval: Nanos,
     state: PathState,
+    /// Timeouts in a row; a suspended path's interval between probes follows from them.
     timeouts: u8,
     probing: bool,
     /// The next probe has [`BASE_PACKET_BYTES`].
     probes_base: bool,
     /// A packet as long as the longest was sent on it, and none that long is known to have arrived since.
     long_sent: bool,
+    /// The share of its packets with Congestion Experienced, in 1/256.
+    ce_share: u8,
+    rtt: RttEstimator,
 }
 
-const _: () = assert!(size_of::<Path>() + size_of::<RttEstimator>() <= 40);
+/// 256 paths to each of 1,000 NICs are 8 MiB.
+const _: () = assert!(size_of::<Path>() <= 32);
+
+impl Path {
+    /// A suspended path's interval between probes: doubled with each.
+    fn probe_interval(&self) -> Nanos {
+        let unanswered = u32::from(self.timeouts.saturating_sub(TIMEOUTS_UNTIL_SUSPENDED));
+        PROBE_AFTER
+            .times(1 << unanswered.min(16))
+            .min(PROBE_INTERVAL_MAX)
+    }
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Counters {
@@ -91,10 +103,8 @@ pub struct PathReport {
 /// The paths between two NICs. Owned by a worker, lent to each connection's calls.
 #[derive(Debug)]
 pub struct PathSet {
-    policy: Box<dyn PathPolicy>,
     rto_min: Nanos,
     paths: Vec<Path>,
-    rtt: Vec<RttEstimator>,
     counters: Vec<Counters>,
     /// Bytes of the largest packet that was sent on any of them, up to [`PROBE_BYTES_MAX`]. A path that carries
     /// smaller ones only is of no use, so nothing smaller answers for it, and a probe is as large (RFC 8899,
@@ -108,6 +118,8 @@ pub struct PathSet {
     suspect: Vec<PathId>,
     /// Over all paths: what bounds a round trip on a path not measured yet.
     all: RttEstimator,
+    /// Over all paths.
+    lowest: LowestRtt,
 }
 
 impl PathSet {
@@ -117,24 +129,24 @@ impl PathSet {
         let path = Path {
             answered: Time::ZERO,
             probe_at: Time::ZERO,
-            interval: Nanos::ZERO,
             state: PathState::Live,
             timeouts: 0,
             probing: false,
             probes_base: false,
             long_sent: false,
+            ce_share: 0,
+            rtt: RttEstimator::default(),
         };
         PathSet {
-            policy: config.policy.build(),
             rto_min: config.rto_min,
             paths: vec![path; count.into()],
-            rtt: vec![RttEstimator::default(); count.into()],
             counters: vec![Counters::default(); count.into()],
             largest: 0,
             live: (0..count).map(|p| PathId(p as u8)).collect(),
             narrow: Vec::with_capacity(count.into()),
             suspect: Vec::with_capacity(count.into()),
             all: RttEstimator::default(),
+            lowest: LowestRtt::default(),
         }
     }
 
@@ -148,17 +160,20 @@ impl PathSet {
         self.live.len()
     }
 
-    /// Whether nothing can be sent: every path is suspended. Whoever lends the set to several
-    /// connections looks at all of them again when this ends: what one's probe has found out, the
-    /// others wait for.
+    /// Whether nothing can be sent: every path is suspended. The connections share the probes' answers: when
+    /// this ends, all of them may send again.
     pub fn is_dark(&self) -> bool {
         self.candidates().is_empty()
     }
 
-    /// The paths that are given data.
+    /// The paths that are given data: the live ones; the narrow ones when none is live; then the suspect ones.
+    #[inline]
     fn candidates(&self) -> &[PathId] {
-        let mut lists = [&self.live, &self.narrow, &self.suspect].into_iter();
-        lists.find(|list| !list.is_empty()).map_or(&[], |list| list)
+        match (&self.live[..], &self.narrow[..]) {
+            ([], []) => &self.suspect,
+            ([], narrow) => narrow,
+            (live, _) => live,
+        }
     }
 
     /// How long a packet may be that is sent now, bytes; no limit of the paths when absent.
@@ -166,55 +181,101 @@ impl PathSet {
         (self.live.is_empty() && !self.narrow.is_empty()).then_some(BASE_PACKET_BYTES)
     }
 
-    /// Replaces the policy by one that is not listed in [`PolicyKind`].
-    pub fn set_policy(&mut self, policy: Box<dyn PathPolicy>) {
-        self.policy = policy;
-    }
-
-    /// The path of the next chunk; not `avoid` when there is another. `None` when every path is
-    /// suspended: then only probes are sent.
-    pub fn choose(&mut self, avoid: Option<PathId>, rng: &mut Rng) -> Option<PathId> {
-        let mut lists = [&self.live, &self.narrow, &self.suspect].into_iter();
-        let candidates = lists.find(|list| !list.is_empty())?;
-        let view = PathView::new(candidates, &self.rtt);
-        let chosen = self.policy.choose(view, rng);
-        if avoid != Some(chosen) || candidates.len() == 1 {
-            return Some(chosen);
+    /// Whether data may be sent on `path`.
+    #[inline]
+    pub fn is_candidate(&self, path: PathId) -> bool {
+        match self.paths.get(usize::from(path.0)).map(|path| path.state) {
+            Some(PathState::Live) => true,
+            Some(PathState::Narrow) => self.live.is_empty(),
+            Some(PathState::Suspect) => self.live.is_empty() && self.narrow.is_empty(),
+            Some(PathState::Suspended) | None => false,
         }
-        // A draw over the others, even: the one after the avoided path, a random distance on.
-        let at = candidates
-            .iter()
-            .position(|&path| path == chosen)
-            .unwrap_or(0);
-        let draw = u64::from(rand_core::Rng::next_u32(rng)) * (candidates.len() as u64 - 1);
-        let distance = 1 + (draw >> 32) as usize;
-        Some(candidates[(at + distance) % candidates.len()])
     }
 
-    /// The path for a chunk that was sent on `lost` at `sent_at` and is taken for lost: another
-    /// one, and of the policy's draws the first that was answered since. A path that died with
-    /// `lost` was not, so one resend is enough whatever share of the paths has died.
-    pub fn choose_again(&mut self, lost: PathId, sent_at: Time, rng: &mut Rng) -> Option<PathId> {
-        let first = self.choose(Some(lost), rng)?;
-        let mut chosen = first;
-        for _ in 1..RESEND_DRAWS {
-            if self.answered(chosen) > sent_at {
-                return Some(chosen);
+    /// The paths as a connection sees them that has `in_flight` bytes on each.
+    #[inline]
+    pub fn view<'a>(&'a self, now: Time, in_flight: &'a [u32]) -> PathView<'a> {
+        PathView {
+            set: self,
+            now,
+            live: self.candidates(),
+            in_flight,
+            resend: None,
+        }
+    }
+
+    /// The path of the next chunk. `None` when every path is suspended: then only probes are sent.
+    #[inline]
+    pub fn choose(
+        &self,
+        policy: &mut impl PathPolicy,
+        now: Time,
+        in_flight: &[u32],
+        rng: &mut Rng,
+    ) -> Option<PathId> {
+        let view = self.view(now, in_flight);
+        if view.live.is_empty() {
+            return None;
+        }
+        Some(policy.choose(&view, rng))
+    }
+
+    /// The path for a chunk that was sent on `lost` at `sent_at` and is taken for lost: another one, and
+    /// one that was answered since where there is one. A path that died with `lost` was not, so one
+    /// resend is enough whatever share of the paths has died.
+    pub fn choose_again(
+        &self,
+        policy: &mut impl PathPolicy,
+        lost: PathId,
+        sent_at: Time,
+        now: Time,
+        in_flight: &[u32],
+        rng: &mut Rng,
+    ) -> Option<PathId> {
+        let mut paths = [PathId(0); PATHS_MAX as usize];
+        for answered_after in [Some(sent_at), None] {
+            let resend = Resend {
+                lost,
+                answered_after,
+            };
+            let mut count = 0;
+            for &path in self.candidates() {
+                if resend.allows(self, path) {
+                    paths[count] = path;
+                    count += 1;
+                }
             }
-            chosen = self.choose(Some(lost), rng)?;
+            if count > 0 {
+                let view = PathView {
+                    live: &paths[..count],
+                    resend: Some(resend),
+                    ..self.view(now, in_flight)
+                };
+                return Some(policy.choose(&view, rng));
+            }
         }
-        let others = self.candidates().iter().copied();
-        let others = others.filter(|&path| path != lost);
-        let last = others.max_by_key(|&path| self.answered(path));
-        Some(
-            last.filter(|&path| self.answered(path) > sent_at)
-                .unwrap_or(first),
-        )
+        self.choose(policy, now, in_flight, rng)
     }
 
     /// When something sent on `path` was last known to have arrived.
-    fn answered(&self, path: PathId) -> Time {
+    pub(super) fn answered(&self, path: PathId) -> Time {
         self.paths[path.0 as usize].answered
+    }
+
+    /// The round-trip time of `path`.
+    #[inline]
+    pub(super) fn rtt(&self, path: PathId) -> RttEstimator {
+        self.paths[path.0 as usize].rtt
+    }
+
+    /// The share of marked packets of `path`, in 1/256.
+    pub(super) fn ce_share(&self, path: PathId) -> u8 {
+        self.paths[path.0 as usize].ce_share
+    }
+
+    /// The lowest round-trip time of the last 10 to 20 s on any path.
+    pub fn base_rtt(&self) -> Option<Nanos> {
+        self.lowest.get()
     }
 
     /// Whether `path` exists in this set.
@@ -230,56 +291,80 @@ impl PathSet {
         self.paths[path.0 as usize].long_sent |= bytes == self.largest;
     }
 
-    /// The peer has seen packets that were sent on `echo`'s path, whose round trip took `rtt`. Only as large a
-    /// packet as the path is to carry shows that it is alive.
-    pub fn on_answer(&mut self, now: Time, echo: &Echo, rtt: Option<Nanos>) {
-        let index = echo.path.0 as usize;
-        self.counters[index].ce_packets += u64::from(echo.ce);
-        if let Some(rtt) = rtt {
-            self.rtt[index].update(rtt);
+    /// The peer has seen what was sent on the sample's path; the largest packet had `largest` bytes. Only as large a
+    /// one as the path is to carry shows that it is alive.
+    pub fn on_answer(&mut self, now: Time, sample: &PathSample, largest: u16) {
+        let index = sample.path.0 as usize;
+        let ce = u32::from(sample.ce);
+        self.counters[index].ce_packets += u64::from(sample.ce);
+        let state = &mut self.paths[index];
+        if let Some(rtt) = sample.rtt {
+            state.rtt.update(rtt);
             self.all.update(rtt);
+            self.lowest.update(now, rtt);
         }
-        let before = self.paths[index].state;
+        if ce > 0 || state.ce_share > 0 {
+            let share = (ce * 255 / sample.packets.max(1)).min(255);
+            let old = u32::from(state.ce_share);
+            // Rounded towards the sample, so that it gets there.
+            let up = (1 << CE_SHIFT) - 1;
+            let step = |by: u32| (by + up) >> CE_SHIFT;
+            state.ce_share = match share.checked_sub(old) {
+                Some(above) => old + step(above),
+                None => old - step(old - share),
+            } as u8;
+        }
+        let before = state.state;
         let after = match before {
-            _ if echo.largest >= self.largest => PathState::Live,
+            _ if largest >= self.largest => PathState::Live,
             // Nothing longer is under way: what arrived is all that there was to answer.
-            PathState::Live if !self.paths[index].long_sent => PathState::Live,
-            PathState::Suspended | PathState::Narrow if echo.largest >= BASE_PACKET_BYTES => {
+            PathState::Live if !state.long_sent => PathState::Live,
+            PathState::Suspended | PathState::Narrow if largest >= BASE_PACKET_BYTES => {
                 PathState::Narrow
             }
             _ => return,
         };
-        let outage = match after {
+        state.answered = now;
+        state.long_sent &= largest < self.largest;
+        if after == PathState::Live {
+            state.timeouts = 0;
+        }
+        if after != before {
+            self.revive(now, index, after);
+        }
+    }
+
+    /// Something has come back of a path that was given up, or more than before.
+    fn revive(&mut self, now: Time, index: usize, to: PathState) {
+        let outage = match to {
             PathState::Live => self.live.is_empty(),
             _ => self.is_dark(),
         };
         let path = &mut self.paths[index];
-        path.answered = now;
-        path.timeouts = 0;
-        path.long_sent &= echo.largest < self.largest;
-        if after == before {
-            return;
-        }
-        path.state = after;
+        path.state = to;
         path.probing = false;
+        path.probes_base = false;
         if outage {
             // The first answer after a total outage: ask all others at once rather than when
             // their intervals, grown during the outage, have passed.
             for path in &mut self.paths {
                 if matches!(path.state, PathState::Suspended | PathState::Narrow) {
                     path.probe_at = now;
-                    path.interval = PROBE_AFTER;
+                    path.timeouts = TIMEOUTS_UNTIL_SUSPENDED;
                 }
             }
         }
         self.list();
     }
 
-    /// A chunk sent on `path` at `sent_at` is taken for lost. Suspicious only when nothing sent on
-    /// that path was answered since.
+    /// A chunk sent on `path` at `sent_at` is taken for lost. Suspicious only when nothing sent on that
+    /// path was answered since, and counted once: from then on the path's probes tell whether it is dead, each
+    /// a timeout after the other.
     pub fn on_loss(&mut self, now: Time, path: PathId, sent_at: Time) {
         self.counters[path.0 as usize].lost_chunks += 1;
-        if self.paths[path.0 as usize].answered <= sent_at {
+        let state = self.paths[path.0 as usize];
+        let in_use = matches!(state.state, PathState::Live | PathState::Narrow);
+        if in_use && state.answered <= sent_at {
             self.unanswered(now, path);
         }
     }
@@ -297,15 +382,21 @@ impl PathSet {
                 path.probing = false;
                 self.list();
             }
-            PathState::Suspect | PathState::Narrow if path.timeouts >= TIMEOUTS_UNTIL_SUSPENDED => {
+            // Its probes are asked for at once: only one answer is missing yet.
+            PathState::Narrow => {
+                path.state = PathState::Suspended;
+                path.timeouts = TIMEOUTS_UNTIL_SUSPENDED;
+                path.probe_at = now;
+                self.list();
+            }
+            PathState::Suspect if path.timeouts >= TIMEOUTS_UNTIL_SUSPENDED => {
                 path.state = PathState::Suspended;
                 path.probing = false;
                 path.probes_base = false;
-                path.interval = PROBE_AFTER;
-                path.probe_at = now + PROBE_AFTER;
+                path.probe_at = now + path.probe_interval();
                 self.list();
             }
-            PathState::Suspect | PathState::Narrow | PathState::Suspended => {}
+            PathState::Suspect | PathState::Suspended => {}
         }
     }
 
@@ -341,8 +432,8 @@ impl PathSet {
             let base_goes = path_state.state == PathState::Suspended && largest > BASE_PACKET_BYTES;
             match path_state.state {
                 PathState::Suspended | PathState::Narrow => {
-                    path_state.interval = path_state.interval.times(2).min(PROBE_INTERVAL_MAX);
-                    path_state.probe_at = now + path_state.interval;
+                    path_state.timeouts = path_state.timeouts.saturating_add(1);
+                    path_state.probe_at = now + path_state.probe_interval();
                 }
                 PathState::Live | PathState::Suspect => path_state.probe_at = now + rto,
             }
@@ -379,13 +470,13 @@ impl PathSet {
 
     /// Whether little is known of `path`, which was chosen: it has never been measured, or none is live.
     pub fn is_unsure(&self, path: PathId) -> bool {
-        self.live.is_empty() || self.rtt[path.0 as usize].smoothed().is_none()
+        self.live.is_empty() || self.rtt(path).smoothed().is_none()
     }
 
     /// What a round trip on `path` rarely exceeds, once anything was measured: the larger of the
     /// path's own bound and that over all paths.
     pub fn round_trip_bound(&self, path: PathId) -> Option<Nanos> {
-        self.all.bound().max(self.rtt[path.0 as usize].bound())
+        self.all.bound().max(self.rtt(path).bound())
     }
 
     /// The smoothed round-trip time over all paths.
@@ -398,7 +489,7 @@ impl PathSet {
         (0..self.paths.len()).map(|index| PathReport {
             id: PathId(index as u8),
             state: self.paths[index].state,
-            srtt: self.rtt[index].smoothed(),
+            srtt: self.paths[index].rtt.smoothed(),
             sent_chunks: self.counters[index].sent_chunks,
             lost_chunks: self.counters[index].lost_chunks,
             ce_packets: self.counters[index].ce_packets,
@@ -423,34 +514,45 @@ impl PathSet {
 
 #[cfg(test)]
 mod tests {
+    use super::super::PolicyKind;
     use super::*;
 
     fn set(paths: u16) -> PathSet {
         let rto_min = Nanos::from_millis(5);
-        PathSet::new(&PathSetConfig {
-            paths,
-            policy: PolicyKind::Oblivious,
-            rto_min,
-        })
-    }
-
-    fn answer(path: PathId) -> Echo {
-        Echo {
-            path,
-            packets: 1,
-            ..Echo::default()
-        }
+        PathSet::new(&PathSetConfig { paths, rto_min })
     }
 
     fn ms(n: u64) -> Time {
         Time::from_nanos(n * 1_000_000)
     }
 
+    fn answer(set: &mut PathSet, at: Time, path: u8) {
+        let sample = PathSample {
+            path: PathId(path),
+            rtt: None,
+            packets: 1,
+            ce: 0,
+            bytes: 0,
+        };
+        set.on_answer(at, &sample, 0);
+    }
+
+    fn state(set: &PathSet, path: usize) -> Option<PathState> {
+        set.report().nth(path).map(|report| report.state)
+    }
+
     #[test]
     fn a_path_with_three_timeouts_is_suspended_and_probed_after_10_ms_doubling_to_1_s() {
         let mut set = set(4);
         let path = PathId(2);
-        set.on_answer(ms(0), &answer(path), Some(Nanos::from_micros(50)));
+        let sample = PathSample {
+            path,
+            rtt: Some(Nanos::from_micros(50)),
+            packets: 1,
+            ce: 0,
+            bytes: 0,
+        };
+        set.on_answer(ms(0), &sample, 0);
         set.on_loss(ms(1), path, ms(0) + Nanos::new(1));
         assert_eq!(set.live(), 3);
         assert_eq!(
@@ -465,10 +567,7 @@ mod tests {
             "and again when that goes unanswered"
         );
         assert_eq!(set.poll_probe(ms(11)), None, "the third timeout suspends");
-        assert_eq!(
-            set.report().nth(2).map(|r| r.state),
-            Some(PathState::Suspended)
-        );
+        assert_eq!(state(&set, 2), Some(PathState::Suspended));
         let mut at = ms(21);
         let mut interval = Nanos::from_millis(20);
         for _ in 0..10 {
@@ -477,14 +576,25 @@ mod tests {
             at = at + interval;
             interval = interval.times(2).min(PROBE_INTERVAL_MAX);
         }
-        set.on_answer(at, &answer(path), None);
+        answer(&mut set, at, 2);
         assert_eq!((set.live(), set.poll_timeout()), (4, None));
+    }
+
+    #[test]
+    fn many_losses_of_one_event_are_one_timeout() {
+        let mut set = set(1);
+        answer(&mut set, ms(0), 0);
+        for _ in 0..TIMEOUTS_UNTIL_SUSPENDED {
+            set.on_loss(ms(2), PathId(0), ms(1));
+        }
+        assert_eq!(state(&set, 0), Some(PathState::Suspect));
+        assert!(!set.is_dark(), "the only path is still given data");
     }
 
     #[test]
     fn a_loss_on_a_path_that_answered_since_is_no_suspicion() {
         let mut set = set(2);
-        set.on_answer(ms(5), &answer(PathId(0)), None);
+        answer(&mut set, ms(5), 0);
         set.on_loss(ms(6), PathId(0), ms(4));
         assert_eq!(set.live(), 2);
     }
@@ -493,38 +603,92 @@ mod tests {
     fn the_first_answer_after_a_total_outage_has_all_paths_probed_at_once() {
         let mut set = set(3);
         for path in 0..3 {
-            for _ in 0..3 {
-                set.on_loss(ms(1), PathId(path), ms(1));
-            }
+            set.on_loss(ms(1), PathId(path), ms(1));
         }
-        let mut rng = Rng::new(1);
-        assert_eq!(set.choose(None, &mut rng), None);
-        assert!(set.is_dark());
-        for at in [11, 31, 71, 151] {
+        // Each probe of a suspect path waits 20 ms, four times the floor, since nothing was measured.
+        for at in [1, 21, 41] {
             while set.poll_probe(ms(at)).is_some() {}
         }
-        set.on_answer(ms(152), &answer(PathId(1)), None);
+        let mut rng = Rng::new(1);
+        let mut policy = PolicyKind::Oblivious.build();
+        assert_eq!(set.choose(&mut policy, ms(41), &[], &mut rng), None);
+        assert!(set.is_dark());
+        for at in [51, 71, 111, 191] {
+            while set.poll_probe(ms(at)).is_some() {}
+        }
+        answer(&mut set, ms(192), 1);
         assert!(!set.is_dark());
-        assert_eq!(set.poll_probe(ms(152)), Some((PathId(0), 0)));
-        assert_eq!(set.poll_probe(ms(152)), Some((PathId(2), 0)));
+        assert_eq!(set.poll_probe(ms(192)), Some((PathId(0), 0)));
+        assert_eq!(set.poll_probe(ms(192)), Some((PathId(2), 0)));
     }
 
     #[test]
     fn a_resend_goes_to_a_path_that_was_answered_since_the_chunk_was_sent() {
-        let mut set = set(128);
+        for kind in PolicyKind::ALL {
+            let mut set = set(128);
+            let mut rng = Rng::new(7);
+            let mut policy = kind.build();
+            for path in 0..128 {
+                answer(&mut set, ms(1), path);
+            }
+            // Only these two still answer, and nothing was lost on the others yet.
+            answer(&mut set, ms(5), 9);
+            answer(&mut set, ms(6), 77);
+            let mut resend = |set: &PathSet, sent_at| {
+                set.choose_again(&mut policy, PathId(77), sent_at, ms(9), &[], &mut rng)
+            };
+            for _ in 0..100 {
+                assert_eq!(resend(&set, ms(4)), Some(PathId(9)), "{kind}");
+            }
+            let unproven = resend(&set, ms(8));
+            assert!(unproven.is_some_and(|path| path != PathId(77)), "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_resend_steps_the_policy_once() {
+        let mut set = set(4);
         let mut rng = Rng::new(7);
-        for path in 0..128 {
-            set.on_answer(ms(1), &answer(PathId(path)), None);
-        }
-        // Only these two still answer, and nothing was lost on the others yet.
-        set.on_answer(ms(5), &answer(PathId(9)), None);
-        set.on_answer(ms(6), &answer(PathId(77)), None);
+        let mut policy = PolicyKind::RoundRobin.build();
+        answer(&mut set, ms(5), 0);
+        let again = set.choose_again(&mut policy, PathId(3), ms(4), ms(6), &[], &mut rng);
+        assert_eq!(again, Some(PathId(0)));
+        assert_eq!(
+            set.choose(&mut policy, ms(6), &[], &mut rng),
+            Some(PathId(1))
+        );
+    }
+
+    #[test]
+    fn the_share_of_marks_follows_the_samples_to_both_ends() {
+        let mut set = set(1);
+        let sample = |ce| PathSample {
+            path: PathId(0),
+            rtt: None,
+            packets: 40,
+            ce,
+            bytes: 0,
+        };
+        set.on_answer(ms(1), &sample(40), 0);
+        assert_eq!(set.ce_share(PathId(0)), 16);
         for _ in 0..100 {
-            let again = set.choose_again(PathId(77), ms(4), &mut rng);
-            assert_eq!(again, Some(PathId(9)));
+            set.on_answer(ms(1), &sample(40), 0);
         }
-        let unproven = set.choose_again(PathId(77), ms(8), &mut rng);
-        assert!(unproven.is_some_and(|path| path != PathId(77)));
+        assert_eq!(set.ce_share(PathId(0)), 255);
+        for _ in 0..100 {
+            set.on_answer(ms(1), &sample(0), 0);
+        }
+        assert_eq!(set.ce_share(PathId(0)), 0);
+    }
+
+    fn sample(path: u8) -> PathSample {
+        PathSample {
+            path: PathId(path),
+            rtt: None,
+            packets: 1,
+            ce: 0,
+            bytes: 0,
+        }
     }
 
     #[test]
@@ -533,45 +697,24 @@ mod tests {
         let path = PathId(0);
         set.on_sent(path, 1_500);
         set.on_sent(path, 100);
-        let small = Echo {
-            largest: 1_499,
-            ..answer(path)
-        };
-        set.on_answer(ms(2), &small, None);
+        set.on_answer(ms(2), &sample(0), 1_499);
         set.on_loss(ms(3), path, ms(1));
         assert_eq!(set.live(), 1, "a small answer proves nothing");
         assert_eq!(set.poll_probe(ms(3)), Some((path, 1_500)));
-        set.on_answer(ms(4), &small, None);
+        set.on_answer(ms(4), &sample(0), 1_499);
         assert_eq!(set.live(), 1);
-        let large = Echo {
-            largest: 1_500,
-            ..small
-        };
-        set.on_answer(ms(5), &large, None);
+        set.on_answer(ms(5), &sample(0), 1_500);
         assert_eq!(set.live(), 2);
-    }
-
-    #[test]
-    fn the_avoided_path_is_never_chosen_when_there_is_another() {
-        let mut set = set(2);
-        let mut rng = Rng::new(7);
-        for _ in 0..100 {
-            assert_eq!(set.choose(Some(PathId(0)), &mut rng), Some(PathId(1)));
-        }
     }
 
     #[test]
     fn where_only_short_packets_are_sent_short_ones_answer() {
         let mut set = set(2);
         let path = PathId(0);
-        let echo = |largest| Echo {
-            largest,
-            ..answer(path)
-        };
         set.on_sent(path, 1_500);
-        set.on_answer(ms(1), &echo(1_500), None);
+        set.on_answer(ms(1), &sample(0), 1_500);
         set.on_sent(path, 100);
-        set.on_answer(ms(3), &echo(100), None);
+        set.on_answer(ms(3), &sample(0), 100);
         set.on_loss(ms(4), path, ms(2));
         assert_eq!(set.live(), 2);
     }
@@ -579,32 +722,36 @@ mod tests {
     #[test]
     fn paths_that_carry_short_packets_only_are_used_when_no_other_is_left() {
         let mut set = set(2);
+        let (base, long) = (BASE_PACKET_BYTES, 8_960);
         for path in [PathId(0), PathId(1)] {
-            set.on_sent(path, 8_960);
-            for _ in 0..3 {
-                set.on_loss(ms(1), path, ms(1));
-            }
+            set.on_sent(path, long.into());
+            set.on_loss(ms(1), path, ms(1));
+        }
+        for at in [1, 21, 41] {
+            while set.poll_probe(ms(at)).is_some() {}
         }
         assert!(set.is_dark());
         assert_eq!(set.packet_bytes_max(), None);
-        let probes: Vec<_> = std::iter::from_fn(|| set.poll_probe(ms(11))).collect();
-        let (base, long) = (BASE_PACKET_BYTES, 8_960);
+        let probes: Vec<_> = std::iter::from_fn(|| set.poll_probe(ms(51))).collect();
         let both = [PathId(0), PathId(1)].map(|path| [(path, long), (path, base)]);
         assert_eq!(probes, both.concat());
-        let echo = |path, largest| Echo {
-            largest,
-            ..answer(path)
-        };
-        set.on_answer(ms(12), &echo(PathId(0), base), None);
-        assert_eq!(set.packet_bytes_max(), Some(base));
         let mut rng = Rng::new(1);
-        assert_eq!(set.choose(None, &mut rng), Some(PathId(0)));
+        let mut policy = PolicyKind::Oblivious.build();
+        set.on_answer(ms(52), &sample(0), base);
+        assert_eq!(set.packet_bytes_max(), Some(base));
+        assert_eq!(
+            set.choose(&mut policy, ms(52), &[], &mut rng),
+            Some(PathId(0))
+        );
         // The other one carries long packets again.
-        set.on_answer(ms(13), &echo(PathId(1), long), None);
+        set.on_answer(ms(53), &sample(1), long);
         assert_eq!(set.packet_bytes_max(), None);
-        assert_eq!(set.choose(None, &mut rng), Some(PathId(1)));
-        assert_eq!(set.poll_probe(ms(13)), Some((PathId(0), long)));
-        set.on_answer(ms(14), &echo(PathId(0), long), None);
+        assert_eq!(
+            set.choose(&mut policy, ms(53), &[], &mut rng),
+            Some(PathId(1))
+        );
+        assert_eq!(set.poll_probe(ms(53)), Some((PathId(0), long)));
+        set.on_answer(ms(54), &sample(0), long);
         assert_eq!(set.live(), 2);
     }
 }

@@ -160,7 +160,7 @@ fn a_tail_of_lost_chunks_is_mended_without_a_timeout() {
 #[test]
 fn a_late_answer_brings_a_probe_and_shrinks_no_window() {
     let mut pair = Pair::with(|setup| {
-        setup.congestion = CongestionKind::EcnRtt;
+        setup.congestion = CongestionKind::ECN_RTT;
         setup.rto_min = Nanos::from_millis(50);
     });
     pair.expect_drop(DropReason::Duplicate);
@@ -207,7 +207,7 @@ fn one_probe_is_sent_until_something_new_is_heard() {
 
 #[test]
 fn a_spurious_timeout_restores_the_window() {
-    let mut pair = Pair::with(|setup| setup.congestion = CongestionKind::EcnRtt);
+    let mut pair = Pair::with(|setup| setup.congestion = CongestionKind::ECN_RTT);
     pair.expect_drop(DropReason::Duplicate);
     pair.write(200_000);
     pair.run();
@@ -356,7 +356,7 @@ fn the_window_is_never_exceeded_and_gives_everything_back() {
 
 #[test]
 fn marks_shrink_the_window_and_no_packet_is_resent() {
-    let mut pair = Pair::with(|setup| setup.congestion = CongestionKind::EcnRtt);
+    let mut pair = Pair::with(|setup| setup.congestion = CongestionKind::ECN_RTT);
     pair.write(1_000_000);
     pair.run();
     let before = pair.connection(Side::A).window();

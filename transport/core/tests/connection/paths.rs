@@ -116,7 +116,7 @@ fn after_an_outage_the_first_answer_ends_the_backoff() {
         setup.settings.paths = 16;
         setup.delay = Nanos::from_millis(20);
         setup.rto_min = Nanos::from_millis(5);
-        setup.congestion = CongestionKind::EcnRtt;
+        setup.congestion = CongestionKind::ECN_RTT;
         setup.stall_timeout = Nanos::from_secs(10);
     });
     for _ in 0..20 {

@@ -4,7 +4,7 @@ use weft_core::congestion::CongestionKind;
 use weft_core::connection::{Arrival, Connection, Event, Run};
 use weft_core::drops::DropReason;
 use weft_core::memory::Ticket;
-use weft_core::path::{PathSet, PathSetConfig, PolicyKind};
+use weft_core::path::{PathSet, PathSetConfig};
 use weft_core::units::PathId;
 use weft_crypto::AES_128_GCM;
 
@@ -103,7 +103,6 @@ fn a_closed_connection_counts_the_copies_that_may_still_land() {
     let mut connection = Connection::new(config, &AES_128_GCM, pair.now);
     let mut paths = PathSet::new(&PathSetConfig {
         paths: 4,
-        policy: PolicyKind::RoundRobin,
         rto_min: micros(250),
     });
     let now = pair.now;

@@ -69,8 +69,8 @@ fn a_lost_chunk_times_out_and_goes_on_another_path() {
         "
         0 A data 0.0/1 last asks on 0 lost
         1000 A probe on 0
-        1000 A data 0.0/1 last again asks on 2
-        1050 B ack 1 on 2
+        1000 A data 0.0/1 last again asks on 1
+        1050 B ack 1 on 1
         ",
     );
 }

@@ -19,7 +19,8 @@ fn worker() -> (Worker, Sender<Command>, EngineConfig) {
         let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
         let (commands, queue) = crossbeam_channel::unbounded();
         let keys = ResetKeys::new(&config.node_key);
-        let worker = Worker::new(0, &config, keys, RegionTable::default().reader(), queue).ok()?;
+        let worker =
+            Worker::new(0, &config, keys, 1, RegionTable::default().reader(), queue).ok()?;
         Some((worker, commands, config))
     });
     free.expect("one of a hundred ports is free")

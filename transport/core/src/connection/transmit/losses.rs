@@ -8,7 +8,7 @@
 use super::{Acked, Transmit};
 use crate::connection::Stats;
 use crate::connection::timer::{Timer, TimerTable};
-use crate::path::PathSet;
+use crate::path::{PathPolicy, PathSet, Policy};
 use crate::recovery::{
     ACK_DELAY, DUPLICATE_THRESHOLD, OVERTAKEN_THRESHOLD, Sent, SentState, full_map,
 };
@@ -85,7 +85,7 @@ impl Transmit {
             return 0;
         }
         stats.chunks_partly_lost += 1;
-        self.in_flight -= u64::from(sent.in_flight);
+        self.in_flight.remove(sent.path, sent.in_flight);
         self.board.lose(chunk, missing);
         self.lost.push_back(chunk);
         u64::from(missing.count_ones())
@@ -99,6 +99,7 @@ impl Transmit {
         &mut self,
         now: Time,
         paths: &mut PathSet,
+        policy: &mut Policy,
         timers: &mut TimerTable,
         stats: &mut Stats,
     ) -> u64 {
@@ -114,7 +115,7 @@ impl Transmit {
             let bound = paths.round_trip_bound(sent.path);
             let at = sent.sent_at + bound.unwrap_or_else(|| paths.rto(sent.path, Nanos::ZERO));
             if at <= now {
-                packets += self.lose(now, chunk, paths, stats);
+                packets += self.lose(now, chunk, paths, policy, stats);
             } else {
                 timers.set_earlier(Timer::Loss, at);
             }
@@ -127,6 +128,7 @@ impl Transmit {
         now: Time,
         chunk: ChunkNumber,
         paths: &mut PathSet,
+        policy: &mut Policy,
         stats: &mut Stats,
     ) -> u64 {
         let sent = *self.board.get(chunk);
@@ -134,10 +136,11 @@ impl Transmit {
         if sent.arrived != 0 {
             stats.chunks_partly_lost += 1;
         }
-        self.in_flight -= u64::from(sent.in_flight);
+        self.in_flight.remove(sent.path, sent.in_flight);
         self.board.lose(chunk, missing(&sent));
         self.lost.push_back(chunk);
         paths.on_loss(now, sent.path, sent.sent_at);
+        policy.on_loss(now, sent.path, lost.count_ones());
         u64::from(lost.count_ones())
     }
 
@@ -210,6 +213,7 @@ impl Transmit {
         &mut self,
         now: Time,
         paths: &mut PathSet,
+        policy: &mut Policy,
         timers: &mut TimerTable,
         stats: &mut Stats,
     ) -> TimedOut {
@@ -243,7 +247,7 @@ impl Transmit {
                 false => self.timeout(sent, paths),
             };
             if sent.sent_at + waits <= now {
-                out.packets_lost += self.lose(now, chunk, paths, stats);
+                out.packets_lost += self.lose(now, chunk, paths, policy, stats);
             }
         }
         if out.silence {

@@ -47,7 +47,7 @@ impl Transmit {
         if sent.state != SentState::InFlight {
             return;
         }
-        self.in_flight -= u64::from(sent.in_flight);
+        self.in_flight.remove(sent.path, sent.in_flight);
         self.board.lose(chunk, missing(&sent));
         let (mut waiting, backoff) = match std::mem::take(&mut self.readiness) {
             Readiness::Asked {

@@ -1,0 +1,269 @@
+//! Hopper as its paper's sections say, in traces of one connection, and over one slow spine beside three fast ones
+//! (section 4.2 has two slow ones of six).
+
+use super::network::{Lane, Network};
+use rand_core::SeedableRng;
+use weft_core::congestion::CongestionKind;
+use weft_core::path::{PathPolicy, PathSample, PathSet, PathSetConfig, Policy, PolicyKind};
+use weft_core::units::{Nanos, PathId, Rng, Time};
+
+/// Bytes of every chunk here.
+const CHUNK: u32 = 1_000;
+
+/// One connection with Hopper; the base RTT is 100 us, times are in microseconds.
+struct Trace {
+    set: PathSet,
+    policy: Policy,
+    in_flight: Vec<u32>,
+    rng: Rng,
+    current: PathId,
+}
+
+impl Trace {
+    /// The current path was measured once, at 100 us and a moment at which no later epoch has begun.
+    fn new(paths: u16, policy: &str) -> Trace {
+        let kind: PolicyKind = policy.parse().expect("a policy");
+        let mut trace = Trace {
+            set: PathSet::new(&PathSetConfig {
+                paths,
+                rto_min: Nanos::from_millis(5),
+            }),
+            policy: kind.build(),
+            in_flight: vec![0; paths.into()],
+            rng: Rng::seed_from_u64(7),
+            current: PathId(0),
+        };
+        trace.current = trace.send(0);
+        trace.ack(100, 100);
+        trace
+    }
+
+    /// A chunk is sent; returns its path.
+    fn send(&mut self, at: u64) -> PathId {
+        let now = us(at);
+        let path = self
+            .set
+            .choose(&mut self.policy, now, &self.in_flight, &mut self.rng)
+            .expect("all paths are live");
+        self.in_flight[usize::from(path.0)] += CHUNK;
+        self.policy.on_sent(now, path, CHUNK);
+        path
+    }
+
+    /// The oldest chunk on the current path is acknowledged.
+    fn ack(&mut self, at: u64, rtt: u64) {
+        let path = self.current;
+        self.in_flight[usize::from(path.0)] -= CHUNK;
+        self.sample(at, path, rtt);
+    }
+
+    /// A chunk is sent and acknowledged at once, after `rtt` as the sample says.
+    fn measure(&mut self, at: u64, rtt: u64) {
+        assert_eq!(self.send(at), self.current);
+        self.ack(at, rtt);
+    }
+
+    fn sample(&mut self, at: u64, path: PathId, rtt: u64) {
+        let sample = PathSample {
+            path,
+            rtt: Some(Nanos::from_micros(rtt)),
+            packets: 1,
+            ce: 0,
+            bytes: if path == self.current { CHUNK } else { 0 },
+        };
+        self.set.on_answer(us(at), &sample, u16::MAX);
+        let view = self.set.view(us(at), &self.in_flight);
+        if path == self.current {
+            self.policy.on_ack(&view, &sample);
+        } else {
+            self.policy.on_probe_answer(&view, &sample);
+        }
+    }
+
+    /// The probes that go with the next chunk.
+    fn probes(&mut self, at: u64) -> Vec<PathId> {
+        let current = self.current;
+        assert_eq!(self.send(at), current);
+        self.in_flight[usize::from(current.0)] -= CHUNK;
+        std::iter::from_fn(|| self.policy.poll_probe()).collect()
+    }
+}
+
+fn us(micros: u64) -> Time {
+    Time::from_nanos(micros * 1_000)
+}
+
+#[test]
+fn hp1_other_paths_are_probed_above_1_5_times_the_base_rtt() {
+    let mut trace = Trace::new(8, "hopper");
+    trace.measure(1_000, 150);
+    assert_eq!(trace.probes(1_001), []);
+    // Alg. 1: if avg_rtt > th_probe. Table 1: α = 1, so the newest sample is the average.
+    trace.measure(1_010, 151);
+    assert_eq!(trace.probes(1_011).len(), 2);
+}
+
+#[test]
+fn hp1_with_alpha_below_one_the_average_moves_slowly_and_an_epoch_starts_with_its_first_sample() {
+    let mut trace = Trace::new(8, "hopper:alpha=50");
+    trace.measure(1_000, 100);
+    trace.measure(1_010, 200);
+    assert_eq!(trace.probes(1_011), [], "(100 + 200) / 2 is not above 150");
+    trace.measure(1_020, 154);
+    assert_eq!(trace.probes(1_021).len(), 2, "(150 + 154) / 2 is");
+    // The next epoch, more than an RTT later, forgets the average.
+    trace.measure(2_000, 149);
+    trace.measure(2_010, 151);
+    assert_eq!(trace.probes(2_011), []);
+}
+
+#[test]
+fn hp1_an_epoch_of_one_rtt_probes_once() {
+    let mut trace = Trace::new(8, "hopper");
+    trace.measure(1_000, 200);
+    assert_eq!(trace.probes(1_001).len(), 2);
+    trace.measure(1_199, 300);
+    assert_eq!(trace.probes(1_199), [], "the epoch ends 200 us after 1,000");
+    trace.measure(1_200, 200);
+    assert_eq!(trace.probes(1_201).len(), 2);
+}
+
+#[test]
+fn hp2_two_random_unexplored_paths_are_probed_and_remembered_for_four_base_rtt() {
+    let mut trace = Trace::new(6, "hopper");
+    let mut explored = Vec::new();
+    // An epoch each. Section 3.2: "avoids selecting any path again if it was probed within the last ttl_probe".
+    for at in [1_000, 1_160] {
+        trace.measure(at, 160);
+        let probes = trace.probes(at);
+        assert_eq!(probes.len(), 2);
+        explored.extend(probes);
+    }
+    explored.sort();
+    explored.dedup();
+    assert_eq!(explored.len(), 4, "no path twice");
+    assert!(!explored.contains(&trace.current));
+    trace.measure(1_320, 160);
+    assert_eq!(
+        trace.probes(1_320).len(),
+        1,
+        "one of six was not probed yet"
+    );
+    trace.measure(1_480, 200);
+    assert!(
+        !trace.probes(1_480).is_empty(),
+        "the first two may be probed again after 400 us"
+    );
+}
+
+/// The path is congested, and the two probes take this long.
+fn probed(rtt: u64, first: u64, second: u64) -> (Trace, [PathId; 2]) {
+    let mut trace = Trace::new(8, "hopper");
+    trace.measure(1_000, rtt);
+    let probes: [PathId; 2] = trace.probes(1_000).try_into().expect("two");
+    trace.measure(1_010, rtt);
+    trace.sample(1_000 + first, probes[0], first);
+    trace.sample(1_000 + second, probes[1], second);
+    (trace, probes)
+}
+
+#[test]
+fn hp3_a_congested_path_is_left_for_the_better_of_the_two_if_that_takes_four_fifths_at_most() {
+    // Table 1: th_cong 2.5, δ 80 %.
+    for (rtt, first, second, switches_to) in [
+        (250, 100, 100, None),
+        (260, 209, 230, None),
+        (260, 208, 230, Some(0)),
+        (260, 150, 120, Some(1)),
+    ] {
+        let (mut trace, probes) = probed(rtt, first, second);
+        let path = trace.send(2_000);
+        let expected = switches_to.map_or(trace.current, |probe: usize| probes[probe]);
+        assert_eq!(path, expected, "{rtt} {first} {second}");
+    }
+}
+
+#[test]
+fn hp3_the_first_packet_on_the_new_path_waits_for_the_last_on_the_old_by_the_rtt_difference() {
+    let mut trace = Trace::new(8, "hopper");
+    // Ten chunks leave at once and come back one each 50 us: Fig. 1's line.
+    for _ in 0..10 {
+        trace.send(1_000);
+    }
+    for chunk in 0..3 {
+        let rtt = 300 + 50 * chunk;
+        trace.ack(1_000 + rtt, rtt);
+    }
+    // The eleventh, sent with the probes, is to be acknowledged after all ten.
+    trace.send(1_400);
+    let probes: Vec<PathId> = std::iter::from_fn(|| trace.policy.poll_probe()).collect();
+    assert_eq!(probes.len(), 2);
+    trace.sample(1_500, probes[0], 100);
+    trace.sample(1_520, probes[1], 120);
+    // The tenth is back at 1,300 + 9 × 50 = 1,750, the eleventh at 1,800: 400 us after it was sent. On the new path it
+    // takes 100 us, so the next chunk waits for 300 us.
+    assert_eq!(trace.policy.resumes_at(), us(1_700));
+    assert_eq!(trace.send(1_700), probes[0]);
+}
+
+#[test]
+fn hp3_a_lost_chunk_goes_elsewhere_and_the_path_stays() {
+    let mut trace = Trace::new(8, "hopper");
+    let current = trace.current;
+    let set = &trace.set;
+    let again = set.choose_again(
+        &mut trace.policy,
+        current,
+        us(500),
+        us(1_000),
+        &trace.in_flight,
+        &mut trace.rng,
+    );
+    assert!(again.is_some_and(|path| path != current));
+    assert_eq!(trace.send(1_001), current);
+}
+
+#[test]
+fn hp3_a_connection_on_a_slow_spine_is_on_a_fast_one_within_20_round_trips_of_the_first_probe() {
+    let lane = |mbps| Lane {
+        mbps,
+        delay: Nanos::from_micros(100),
+        queue: 512 << 10,
+    };
+    let policy: PolicyKind = "hopper".parse().expect("listed");
+    let mut starts_slow = 0;
+    let (mut switches, mut reordered) = (0, 0);
+    for seed in 0..16 {
+        let mut network = Network::new(&[100, 1_000, 1_000, 1_000].map(lane));
+        let flow = network.connect(4, policy, CongestionKind::ECN_RTT, seed);
+        network.flow(flow).chunks = Some(Vec::new());
+        network.run(Nanos::from_millis(100));
+        let rate = network.run(Nanos::from_secs(1))[flow];
+        assert!(rate >= 900, "seed {seed}: {rate}");
+        let probed = network.flow(flow).first_probe.expect("the queue grows");
+        let chunks = network.flow(flow).chunks.take().expect("asked for");
+        for pair in chunks
+            .windows(2)
+            .filter(|pair| pair[0].path != pair[1].path)
+        {
+            switches += 1;
+            reordered += u32::from(pair[1].arrives.0 < pair[0].arrives.1);
+        }
+        if chunks[0].path != PathId(0) {
+            continue;
+        }
+        starts_slow += 1;
+        // A round trip on the slow spine while its queue is empty: 0.2 ms and a chunk's 5.2 ms.
+        let switched = chunks.iter().find(|chunk| chunk.path != PathId(0));
+        let round_trips = (switched.expect("switched").at - probed) / 5_400_000;
+        assert!(round_trips < 20, "seed {seed}: {round_trips}");
+    }
+    assert!(
+        starts_slow > 0 && switches >= 100,
+        "{starts_slow}, {switches}"
+    );
+    assert!(
+        reordered * 20 <= switches,
+        "{reordered} of {switches} reordered"
+    );
+}

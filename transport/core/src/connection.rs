@@ -572,13 +572,13 @@ impl Connection {
             ..Default::default()
         };
         let since = self.since;
-        let on_path = |echo: &wire::Echo, bytes: u32| {
+        let on_path = |paths: &PathSet, echo: &wire::Echo, bytes: u32| {
             let age = now.since_wire(echo.sent_at);
             let lay = Nanos::new(u64::from(echo.delay) << WIRE_CLOCK_SHIFT);
             let known = age <= now - since && lay <= age;
             PathSample {
                 path: echo.path,
-                rtt: known.then(|| Nanos::new(age.get() - lay.get())),
+                rtt: known.then(|| paths.bounded(echo.path, Nanos::new(age.get() - lay.get()))),
                 packets: echo.packets.into(),
                 ce: echo.ce,
                 bytes,
@@ -590,7 +590,7 @@ impl Connection {
                 continue;
             }
             *before = self.transmit.in_flight().on(echo.path);
-            let on_path = on_path(&echo, *before);
+            let on_path = on_path(paths, &echo, *before);
             paths.on_answer(now, &on_path, echo.largest);
             self.congestion
                 .on_path_sample(now, &on_path, sample.in_flight);
@@ -618,7 +618,7 @@ impl Connection {
             let in_flight = self.transmit.in_flight();
             let view = paths.view(now, in_flight.by_path());
             let gone = before.saturating_sub(in_flight.on(echo.path));
-            let on_path = on_path(&echo, gone);
+            let on_path = on_path(paths, &echo, gone);
             if before == 0 {
                 self.policy.on_probe_answer(&view, &on_path);
             } else {

@@ -576,7 +576,8 @@ impl<P: Eq> Endpoint<P> {
         slots.into_iter().filter_map(save).collect()
     }
 
-    /// Takes a saved connection over, under this endpoint's clock. Answers its id.
+    /// Takes a saved connection over. `now` is of the clock under which it was saved: the machine's, not the
+    /// process's, for echoes of what was sent before may yet come. Answers its id.
     ///
     /// # Errors
     /// [`RestoreError`].

@@ -1,26 +1,20 @@
 //! The engine's only clock.
 
-use std::time::{Duration, Instant};
-
+use rustix::time::{ClockId, clock_gettime};
+use std::time::Duration;
 use weft_core::units::Time;
 
-/// Nanoseconds since a worker's start; monotonic, so a step of the wall clock is nothing to it.
+/// Nanoseconds of the machine's monotonic clock: a step of the wall clock is nothing to it, and the next
+/// program on this machine, which may restore this one's connections, goes on with the same clock.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Clock {
-    start: Instant,
-}
+pub(crate) struct Clock;
 
 impl Clock {
-    pub(crate) fn start() -> Self {
-        Self {
-            start: Instant::now(),
-        }
-    }
-
     pub(crate) fn now(self) -> Time {
-        let nanos = self.start.elapsed().as_nanos();
+        let now = clock_gettime(ClockId::Monotonic);
+        let [seconds, nanos] = [now.tv_sec, now.tv_nsec].map(i64::cast_unsigned);
         // 2^64 ns are 584 years.
-        Time::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        Time::from_nanos(seconds * 1_000_000_000 + nanos)
     }
 
     /// The time from now until `then`; zero when it has passed.

@@ -117,7 +117,7 @@ impl Worker {
             |call: &'static str| move |source: io::Error| EngineError::System { call, source };
         let poller = Poller::new(&mut link).map_err(failed("epoll_create"))?;
         let doze = Doze::new(poller.waker().map_err(failed("eventfd"))?);
-        let clock = Clock::start();
+        let clock = Clock;
         let now = clock.now();
         let endpoint = Endpoint::new(
             EndpointConfig {

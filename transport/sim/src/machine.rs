@@ -98,11 +98,6 @@ impl Machine {
         u64::try_from(run.max(0)).unwrap_or(u64::MAX)
     }
 
-    /// A new process has a new clock, which starts now.
-    pub fn restart_clock(&mut self, now: u64) {
-        self.clock_start = i128::from(now);
-    }
-
     /// The worker does not run for `takes`.
     pub fn pause(&mut self, now: u64, takes: Nanos) {
         self.paused_until = self.paused_until.max(now + takes.get());

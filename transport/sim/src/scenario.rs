@@ -155,13 +155,9 @@ pub enum Mishap {
         host: usize,
         returns_after: Option<Nanos>,
     },
-    /// A host's process is replaced: connections are saved, and restored after a while.
-    /// `new_process`: with a clock of its own and without memory of the paths.
-    Upgrade {
-        host: usize,
-        takes: Nanos,
-        new_process: bool,
-    },
+    /// A host's process is replaced: connections are saved, and restored after a while, without memory of
+    /// the paths.
+    Upgrade { host: usize, takes: Nanos },
     /// One end of a pair's connection (its first or second) posts a write that must be refused.
     Stray {
         pair: usize,
@@ -509,7 +505,6 @@ fn draw_mishaps(
                 72..90 => Mishap::Upgrade {
                     host,
                     takes: if draw.coin() { Nanos::new(1) } else { span },
-                    new_process: draw.coin(),
                 },
                 _ => Mishap::Pause {
                     host,

@@ -471,11 +471,7 @@ impl Simulation {
                 host,
                 returns_after,
             } => self.die(host, returns_after),
-            Mishap::Upgrade {
-                host,
-                takes,
-                new_process,
-            } => self.upgrade(host, takes, new_process),
+            Mishap::Upgrade { host, takes } => self.upgrade(host, takes),
         }
     }
 
@@ -557,7 +553,6 @@ impl Simulation {
     }
 
     fn come_back(&mut self, host: usize) {
-        self.machines[host].restart_clock(self.now);
         self.start(host);
         for pair in 0..self.pairs.len() {
             let (from, to) = self.scenario.pairs[pair];
@@ -570,7 +565,7 @@ impl Simulation {
     }
 
     /// A host's process is replaced: its connections are saved, and packets are lost meanwhile.
-    fn upgrade(&mut self, host: usize, takes: Nanos, new_process: bool) {
+    fn upgrade(&mut self, host: usize, takes: Nanos) {
         if !self.machines[host].is_up() {
             return;
         }
@@ -597,9 +592,6 @@ impl Simulation {
         };
         self.totals.count(&running.endpoint.counters().ended);
         machine.process = Process::Replaced(running.endpoint.save());
-        if new_process {
-            machine.restart_clock(self.now);
-        }
         let generation = machine.generation;
         self.agenda.plan(
             self.now + takes.get(),

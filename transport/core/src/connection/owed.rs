@@ -15,7 +15,7 @@ pub(super) enum Owed {
     Answer {
         /// The newest packet's.
         path: PathId,
-        /// [`Time::ZERO`] when at once, as under a new clock, which an old moment means nothing to.
+        /// [`Time::ZERO`] when at once, as after a restore.
         #[serde(skip)]
         due: Time,
         /// Runs that it answers, without the one that is being taken in.

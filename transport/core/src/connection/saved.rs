@@ -1,7 +1,7 @@
 //! A connection as bytes: the data path outlives an upgrade of the program that runs it.
 //!
-//! Versioned: a program refuses what another version wrote rather than guess. What depends on the
-//! old program's clock (times of transmission, echoes) starts anew.
+//! Versioned: a program refuses what another version wrote rather than guess. Round trips that span the
+//! change (times of transmission, echoes) are not measured.
 
 use super::{
     Congestion, CongestionControl, Connection, ConnectionConfig, Drops, Event, Failure, IDLE_AFTER,
@@ -101,7 +101,8 @@ impl Connection {
         out
     }
 
-    /// The connection that [`Connection::save`] wrote, under a new clock.
+    /// The connection that [`Connection::save`] wrote. `now` is of the same clock, a machine's: echoes of what
+    /// was sent before may yet come, and are known by being older than this moment.
     ///
     /// # Errors
     /// [`RestoreError`].

@@ -348,9 +348,8 @@ impl Transmit {
         }
     }
 
-    /// `bytes` leave on `path`.
+    /// A chunk leaves on `path`. `bytes`: of all its packets, and of the largest.
     #[inline]
-    /// `bytes`: of all packets, and of the largest.
     fn note_sent(
         &mut self,
         now: Time,
@@ -559,7 +558,7 @@ impl Transmit {
         timers.stop(Timer::Stall);
     }
 
-    /// After a restore the old clock says nothing: every timer is looked at anew.
+    /// After a restore no time counts in which the connection was saved: every timer is looked at anew.
     pub(super) fn rebase(&mut self, now: Time, stall_timeout: Nanos, timers: &mut TimerTable) {
         self.board.rebase(now);
         self.heard = now;

@@ -12,6 +12,10 @@ use super::{
 /// DCTCP's α (RFC 8257, section 4.2).
 const CE_SHIFT: u32 = 4;
 
+/// One sample is at most this many timeouts: what slows down is followed in a few samples, and a packet that was
+/// copied on its way costs little.
+const RTT_SAMPLE_TIMEOUTS: u64 = 4;
+
 /// Bytes of a packet that comes through wherever anything does (RFC 8899, section 5.1.2: BASE_PLPMTU). What paths
 /// carry is one of two lengths: what was agreed for the connection, and this.
 pub const BASE_PACKET_BYTES: u16 = 1_200;
@@ -468,6 +472,15 @@ impl PathSet {
             .max(self.rto_min)
     }
 
+    /// A round trip measured on `path`, at most [`RTT_SAMPLE_TIMEOUTS`] timeouts: a packet that the network copied
+    /// and delivers much later is echoed too, and must not put the path's timeout off for long.
+    pub fn bounded(&self, path: PathId, rtt: Nanos) -> Nanos {
+        let most = self
+            .round_trip_bound(path)
+            .map(|bound| bound.max(self.rto_min));
+        most.map_or(rtt, |most| rtt.min(most.times(RTT_SAMPLE_TIMEOUTS)))
+    }
+
     /// Whether little is known of `path`, which was chosen: it has never been measured, or none is live.
     pub fn is_unsure(&self, path: PathId) -> bool {
         self.live.is_empty() || self.rtt(path).smoothed().is_none()
@@ -578,6 +591,37 @@ mod tests {
         }
         answer(&mut set, at, 2);
         assert_eq!((set.live(), set.poll_timeout()), (4, None));
+    }
+
+    #[test]
+    fn a_replayed_packet_puts_the_timeout_off_little_and_a_slower_path_is_followed() {
+        let mut set = set(2);
+        let (path, second) = (PathId(0), Nanos::from_secs(1));
+        let measure = |set: &mut PathSet, rtt: Nanos| {
+            let rtt = Some(set.bounded(path, rtt));
+            let sample = PathSample {
+                path,
+                rtt,
+                packets: 1,
+                ce: 0,
+                bytes: 0,
+            };
+            set.on_answer(ms(1), &sample, 0);
+        };
+        measure(&mut set, second);
+        assert_eq!(
+            set.rtt(path).smoothed(),
+            Some(second),
+            "the first is believed"
+        );
+        let mut set = self::set(2);
+        measure(&mut set, Nanos::from_micros(50));
+        measure(&mut set, second);
+        assert!(set.rto(path, Nanos::ZERO) <= Nanos::from_millis(25));
+        for _ in 0..32 {
+            measure(&mut set, second);
+        }
+        assert!(set.rto(path, Nanos::ZERO) >= second);
     }
 
     #[test]

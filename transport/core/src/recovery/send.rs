@@ -284,7 +284,7 @@ impl SendBoard {
         chunks.map(|chunk| self.get(chunk))
     }
 
-    /// Sets every transmission's moment to `now`: after a restore the old clock says nothing.
+    /// Sets every transmission's moment to `now`, as after a restore.
     pub fn rebase(&mut self, now: Time) {
         for sent in &mut self.slots {
             sent.sent_at = now;

@@ -121,24 +121,6 @@ fn packet_numbers_go_on_after_restore() {
 }
 
 #[test]
-fn a_new_programs_clock_may_start_anew() {
-    let mut pair = Pair::new();
-    pair.run_for(Nanos::from_secs(300));
-    pair.write(100_000);
-    pair.run_for(micros(30));
-    let saved = pair.save(Side::A);
-    let restored =
-        Connection::restore(&saved, &AES_128_GCM, Time::ZERO).expect("what was saved is restored");
-    let due = restored
-        .poll_timeout(pair.paths(Side::B))
-        .expect("chunks are in flight");
-    assert!(
-        due < Time::from_nanos(Nanos::from_secs(1).get()),
-        "{due:?} is of the new clock"
-    );
-}
-
-#[test]
 fn what_is_no_saved_connection_is_refused_by_name() {
     let saved = Pair::new().save(Side::A);
     let mut newer = saved.clone();

@@ -1,0 +1,52 @@
+//! What an endpoint and its connections are made with.
+
+use crate::congestion::CongestionKind;
+use crate::connection::Settings;
+use crate::path::PolicyKind;
+use crate::units::{ChunkNumber, ConnectionId, Nanos};
+use crate::wire::{Cipher, Secret};
+
+/// What an endpoint is made with.
+#[derive(Clone, Debug)]
+pub struct EndpointConfig {
+    /// What both ends of every connection share; valid.
+    pub settings: Settings,
+    /// Who chooses the path of each chunk.
+    pub policy: PolicyKind,
+    /// Who sets the window.
+    pub congestion: CongestionKind,
+    /// The floor of the retransmission timeout.
+    pub rto_min: Nanos,
+    /// A connection with something in flight that hears nothing for this long fails.
+    pub stall_timeout: Nanos,
+    /// Whether immediates are reported in the order of the messages that the peer wrote; otherwise each as
+    /// soon as its own message is here.
+    pub in_order: bool,
+    /// The number of the first chunk in both directions of every connection, the same at both ends: 0, but
+    /// in tests of the numbers' wrap.
+    pub first_chunk: ChunkNumber,
+    /// The most that is sent, bits per second with all headers. No limit when absent.
+    pub rate_cap_bps: Option<u64>,
+    /// What the link adds to each packet, for the rate cap: bytes of the IP and UDP headers, say.
+    pub link_header_bytes: u32,
+    /// Encrypts where both ends require it.
+    pub cipher: &'static dyn Cipher,
+    /// Of all draws.
+    pub seed: u64,
+}
+
+/// The other end of a connection. `P` is the caller's name for the NIC there: the endpoint compares names and
+/// hands them back. Connections to one NIC share its paths.
+#[derive(Clone, Debug)]
+pub struct Remote<P> {
+    /// The NIC.
+    pub peer: P,
+    /// Tells the lives of the peer's endpoint apart: a new one ends the connections of the old.
+    pub generation: u64,
+    /// The peer's name for the connection.
+    pub id: ConnectionId,
+    /// Seals what is sent.
+    pub send_secret: Secret,
+    /// What a Reset from the peer must carry.
+    pub reset_token: u64,
+}

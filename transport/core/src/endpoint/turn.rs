@@ -1,0 +1,398 @@
+//! A turn of an endpoint: what has arrived is taken in, timers are served, what there is to send is given.
+
+use super::run::leading_piece;
+use super::{Endpoint, PendingReset, Slot, touch};
+use crate::connection::{Arrival, Chunk, PathOwner, Run};
+use crate::drops::DropReason;
+use crate::memory::Memory;
+use crate::received::Received;
+use crate::units::{ConnectionId, PathId, Source, Time};
+use crate::wire::{CONTROL_BYTES_MAX, Kind, Reset, peek};
+use core::cmp::Reverse;
+
+/// Timers wait until everything that has arrived was taken in, but never for more turns than this.
+const TURNS_WITHOUT_TIMERS_MAX: u32 = 16;
+
+/// Something to send.
+#[derive(Debug)]
+pub enum Transmit<'a, P> {
+    /// Packets of a chunk, on a path of this end. The caller gathers and seals them.
+    Chunk {
+        /// Whose it is.
+        connection: ConnectionId,
+        /// The NIC it goes to.
+        peer: &'a P,
+        /// The packets.
+        chunk: Chunk,
+    },
+    /// A finished packet: the first `bytes` of the buffer.
+    Control {
+        /// The NIC it goes to.
+        peer: &'a P,
+        /// The path to send it on.
+        path: PathId,
+        /// Whose path that is.
+        owner: PathOwner,
+        /// Its length.
+        bytes: usize,
+    },
+    /// A Reset, to which the caller adds the token.
+    Reset(PendingReset),
+}
+
+/// The first half of a turn: everything that has arrived is taken in.
+#[derive(Debug)]
+pub struct Receiving<'a, P> {
+    endpoint: &'a mut Endpoint<P>,
+    now: Time,
+}
+
+impl<'a, P: Eq> Receiving<'a, P> {
+    /// Takes in what has arrived together; it may be of several connections.
+    pub fn handle(&mut self, received: Received<'_>, memory: &mut impl Memory) {
+        let Received::Packets {
+            from,
+            ce,
+            bytes,
+            segment,
+        } = received
+        else {
+            return;
+        };
+        if bytes.is_empty() {
+            self.endpoint.drops.count(DropReason::Truncated);
+        }
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let piece = leading_piece(rest, segment);
+            let (bytes, behind) = rest.split_at_mut(piece);
+            rest = behind;
+            self.endpoint
+                .handle_piece(self.now, from, ce, bytes, segment, memory);
+        }
+    }
+
+    /// The endpoint, to be looked at.
+    pub fn endpoint(&self) -> &Endpoint<P> {
+        self.endpoint
+    }
+
+    /// Ends receiving. `drained` says that nothing that has arrived is left: timers are served then. `chunks` is
+    /// how many may be sent in this turn: few, because an arrived packet waits for as long; none when the link
+    /// takes none.
+    pub fn finish(self, drained: bool, chunks: u32) -> Sending<'a, P> {
+        let endpoint = self.endpoint;
+        endpoint.turns_without_timers += 1;
+        if drained || endpoint.turns_without_timers >= TURNS_WITHOUT_TIMERS_MAX {
+            endpoint.turns_without_timers = 0;
+            endpoint.serve_timers(self.now);
+        }
+        let touched = endpoint.touched.len();
+        for at in 0..touched {
+            endpoint.begin_sending(at);
+        }
+        Sending {
+            chunks_left: chunks,
+            controls: 0..touched,
+            chunk_first: core::mem::take(&mut endpoint.posted),
+            endpoint,
+        }
+    }
+}
+
+impl<P: Eq> Endpoint<P> {
+    /// Begins a turn.
+    pub fn receive(&mut self, now: Time) -> Receiving<'_, P> {
+        self.resets.begin_turn();
+        Receiving {
+            endpoint: self,
+            now,
+        }
+    }
+
+    fn handle_piece(
+        &mut self,
+        now: Time,
+        from: Source,
+        ce: bool,
+        bytes: &mut [u8],
+        segment: usize,
+        memory: &mut impl Memory,
+    ) {
+        let peek = match peek(bytes) {
+            Ok(peek) => peek,
+            Err(reason) => return self.count(reason, bytes.len(), segment),
+        };
+        if peek.kind == Kind::Reset {
+            return self.handle_resets(bytes, segment);
+        }
+        let slot = self.find(peek.connection);
+        match slot.map(|slot| (slot, &mut self.slots[slot as usize])) {
+            Some((slot, Slot::Open(open))) => {
+                let Some(peer) = self.peers.get_mut(open.peer) else {
+                    return;
+                };
+                let arrival = Arrival {
+                    path: peek.path,
+                    ce,
+                };
+                let dark = peer.paths.is_dark();
+                let run = Run { bytes, segment };
+                // The connection has counted what it dropped.
+                let _ = open
+                    .connection
+                    .handle_packets(now, &mut peer.paths, arrival, run, memory);
+                let lit = dark && !peer.paths.is_dark();
+                touch(&mut self.touched, &mut self.eventful, slot, open);
+                if lit {
+                    // The outage is over: what its probe has found out, the others wait for.
+                    let peer = open.peer;
+                    self.for_each_of_peer(peer, |_| ());
+                }
+            }
+            // The peer was quicker than the control channel: it sends again.
+            Some((_, Slot::Allocated { .. })) => {
+                self.count(DropReason::UnknownConnection, bytes.len(), segment);
+            }
+            known => {
+                let reason = match known {
+                    Some(_) => DropReason::Closed,
+                    None => DropReason::UnknownConnection,
+                };
+                self.count(reason, bytes.len(), segment);
+                let reset = PendingReset {
+                    to: from,
+                    path: peek.path,
+                    connection: peek.connection,
+                };
+                self.resets.answer(now, reset);
+            }
+        }
+    }
+
+    /// The slot of an id. Runs of one connection come one after the other: the last one is looked at first.
+    #[inline]
+    fn find(&mut self, id: ConnectionId) -> Option<u32> {
+        if let Some(Slot::Open(open)) = self.slots.get(self.last_found as usize)
+            && open.connection.id() == id
+        {
+            return Some(self.last_found);
+        }
+        self.last_found = *self.by_id.get(&id)?;
+        Some(self.last_found)
+    }
+
+    fn handle_resets(&mut self, bytes: &[u8], segment: usize) {
+        for packet in bytes.chunks(segment) {
+            let reset = match Reset::parse(packet) {
+                Ok(reset) => reset,
+                Err(reason) => {
+                    self.drops.count(reason);
+                    continue;
+                }
+            };
+            let (token, remote) = (reset.token, reset.connection);
+            let named = self
+                .by_token
+                .range((token, remote, 0)..=(token, remote, u32::MAX))
+                .next();
+            let Some(&(.., slot)) = named else {
+                self.drops.count(DropReason::UnknownConnection);
+                continue;
+            };
+            if let Slot::Open(open) = &mut self.slots[slot as usize] {
+                let _ = open.connection.handle_reset(token);
+            }
+            self.touch(slot);
+        }
+    }
+
+    fn count(&mut self, reason: DropReason, bytes: usize, segment: usize) {
+        for _ in 0..bytes.div_ceil(segment) {
+            self.drops.count(reason);
+        }
+    }
+
+    fn serve_timers(&mut self, now: Time) {
+        while let Some(&Reverse((due, slot))) = self.timers.peek() {
+            if due > now {
+                break;
+            }
+            self.timers.pop();
+            let Slot::Open(open) = &mut self.slots[slot as usize] else {
+                continue;
+            };
+            if open.timer != Some(due) {
+                continue;
+            }
+            open.timer = None;
+            let Some(peer) = self.peers.get_mut(open.peer) else {
+                continue;
+            };
+            let wants = open.connection.poll_timeout(&peer.paths);
+            if wants.is_some_and(|due| due <= now) {
+                open.connection.handle_timeout(now, &mut peer.paths);
+            }
+            touch(&mut self.touched, &mut self.eventful, slot, open);
+        }
+    }
+
+    /// A touched connection may have something to send.
+    fn begin_sending(&mut self, at: usize) {
+        let slot = self.touched[at];
+        if let Slot::Open(_) = &self.slots[slot as usize] {
+            self.schedule.join(slot);
+        }
+    }
+
+    fn poll_control(
+        &mut self,
+        now: Time,
+        slot: u32,
+        buffer: &mut [u8],
+    ) -> Option<(u32, PathId, PathOwner, usize)> {
+        let Slot::Open(open) = &mut self.slots[slot as usize] else {
+            return None;
+        };
+        let paths = &mut self.peers.get_mut(open.peer)?.paths;
+        let packet = open.connection.poll_control(now, paths, buffer)?;
+        Some((open.peer, packet.path, packet.owner, packet.bytes))
+    }
+
+    fn poll_chunk(&mut self, now: Time) -> Option<(u32, Chunk)> {
+        while let Some(slot) = self.schedule.current() {
+            if let Some(cap) = &mut self.rate_cap
+                && !cap.may_send(now)
+            {
+                return None;
+            }
+            let Slot::Open(open) = &mut self.slots[slot as usize] else {
+                self.schedule.leave();
+                continue;
+            };
+            let peer = self.peers.get_mut(open.peer);
+            let chunk = peer.and_then(|peer| {
+                open.connection
+                    .poll_chunk(now, &mut peer.paths, &mut self.rng, u32::MAX)
+            });
+            let Some(chunk) = chunk else {
+                // It may have begun to wait for the peer: its timer is taken note of when the turn ends.
+                touch(&mut self.touched, &mut self.eventful, slot, open);
+                self.schedule.leave();
+                continue;
+            };
+            let packets = u64::from(chunk.packets());
+            let bytes = chunk.wire_bytes();
+            if let Some(cap) = &mut self.rate_cap {
+                cap.charge(bytes + packets * u64::from(self.config.link_header_bytes));
+            }
+            self.schedule.charge(bytes as i64);
+            touch(&mut self.touched, &mut self.eventful, slot, open);
+            return Some((slot, chunk));
+        }
+        None
+    }
+
+    /// Ends the turn: each connection that was looked at is looked at again when its timer is due.
+    fn end_turn(&mut self) {
+        let mut touched = std::mem::take(&mut self.touched);
+        for &slot in &touched {
+            let Slot::Open(open) = &mut self.slots[slot as usize] else {
+                continue;
+            };
+            open.touched = false;
+            if !open.owing && open.connection.owes_ack() {
+                open.owing = true;
+                self.owing.push(slot);
+            }
+            let Some(peer) = self.peers.get(open.peer) else {
+                continue;
+            };
+            let Some(due) = open.connection.poll_timeout(&peer.paths) else {
+                continue;
+            };
+            // An earlier entry looks again when it is due; most never get that far.
+            if open.timer.is_none_or(|timer| due < timer) {
+                open.timer = Some(due);
+                self.timers.push(Reverse((due, slot)));
+            }
+        }
+        touched.clear();
+        self.touched = touched;
+    }
+}
+
+/// The second half of a turn: what there is to send. Dropping it ends the turn.
+#[derive(Debug)]
+pub struct Sending<'a, P: Eq> {
+    endpoint: &'a mut Endpoint<P>,
+    /// Of the touched connections, those whose control packets are still to be asked for.
+    controls: core::ops::Range<usize>,
+    chunks_left: u32,
+    /// A chunk goes before the control packets.
+    chunk_first: bool,
+}
+
+impl<P: Eq> Sending<'_, P> {
+    /// The next thing to send: acknowledgements and probes first, then Resets, then chunks in the order of the
+    /// schedule. When a write was posted since the last turn, one chunk goes before all: somebody waits for the
+    /// answer to a small message, and nobody for the message's acknowledgement. `None` when there is nothing
+    /// more, or the turn has sent its share of chunks.
+    pub fn poll_transmit(
+        &mut self,
+        now: Time,
+        buffer: &mut [u8; CONTROL_BYTES_MAX],
+    ) -> Option<Transmit<'_, P>> {
+        if core::mem::take(&mut self.chunk_first)
+            && let Some((slot, chunk)) = self.poll_chunk(now)
+        {
+            return self.transmit(slot, chunk);
+        }
+        let endpoint = &mut *self.endpoint;
+        while !self.controls.is_empty() {
+            let slot = endpoint.touched[self.controls.start];
+            if let Some((peer, path, owner, bytes)) = endpoint.poll_control(now, slot, buffer) {
+                let peer = &self.endpoint.peers.get(peer)?.name;
+                return Some(Transmit::Control {
+                    peer,
+                    path,
+                    owner,
+                    bytes,
+                });
+            }
+            self.controls.start += 1;
+        }
+        let by_id = &endpoint.by_id;
+        if let Some(reset) = endpoint.resets.next(|id| by_id.contains_key(&id)) {
+            return Some(Transmit::Reset(reset));
+        }
+        let (slot, chunk) = self.poll_chunk(now)?;
+        self.transmit(slot, chunk)
+    }
+
+    fn poll_chunk(&mut self, now: Time) -> Option<(u32, Chunk)> {
+        if self.chunks_left == 0 {
+            return None;
+        }
+        let found = self.endpoint.poll_chunk(now)?;
+        self.chunks_left -= 1;
+        Some(found)
+    }
+
+    fn transmit(&self, slot: u32, chunk: Chunk) -> Option<Transmit<'_, P>> {
+        let Slot::Open(open) = &self.endpoint.slots[slot as usize] else {
+            return None;
+        };
+        Some(Transmit::Chunk {
+            connection: open.connection.id(),
+            peer: &self.endpoint.peers.get(open.peer)?.name,
+            chunk,
+        })
+    }
+}
+
+impl<P: Eq> Drop for Sending<'_, P> {
+    fn drop(&mut self) {
+        self.endpoint.end_turn();
+    }
+}

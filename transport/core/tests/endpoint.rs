@@ -8,7 +8,7 @@ use weft_core::endpoint::{Endpoint, Transmit};
 use weft_core::memory::DomainId;
 use weft_core::received::Received;
 use weft_core::recovery::ACK_DELAY;
-use weft_core::units::{Nanos, PathId, Source, Time};
+use weft_core::units::{Key, Nanos, PathId, Source, Time};
 use weft_core::wire::{CONTROL_BYTES_MAX, Integrity, Kind, OVERHEAD_BYTES, Reset, VERSION, peek};
 use weft_sim::host::Datagrams;
 use weft_sim::pair::{Pair, PairConfig, Wire, holds, id};
@@ -181,6 +181,28 @@ fn a_reset_goes_out_one_turn_after_the_packet_and_fails_the_connection() {
     assert_eq!(pair.wire.of(1, Kind::Reset).count(), 0);
     pair.run_for(Nanos::from_millis(1));
     assert_eq!(pair.wire.of(1, Kind::Reset).count(), 1);
+    assert_eq!(failures(&pair, 0), [(0, Failure::PeerRestarted)]);
+}
+
+#[test]
+fn the_peer_of_a_connection_that_has_failed_is_told_though_its_user_has_not_closed_it() {
+    let mut pair = pair();
+    pair.connect(0, DomainId(1));
+    write(&mut pair, 0, 1, 1_000);
+    pair.run_for(Nanos::from_millis(1));
+    // Host 1 has nothing in flight: only its own wish to write finds the key refused.
+    let refused = Write {
+        token: 2,
+        bytes: 8,
+        key: Key(1),
+        offset: 0,
+        immediate: None,
+    };
+    pair.post(1, 0, refused).expect("the connection is open");
+    pair.run_for(Nanos::from_millis(1));
+    assert_eq!(failures(&pair, 1), [(0, Failure::KeyRefused)]);
+    write(&mut pair, 0, 3, 1_000);
+    pair.run_for(Nanos::from_millis(1));
     assert_eq!(failures(&pair, 0), [(0, Failure::PeerRestarted)]);
 }
 

@@ -256,6 +256,10 @@ impl<P: Eq> Endpoint<P> {
         };
         let paths = &mut self.peers.get_mut(open.peer)?.paths;
         let packet = open.connection.poll_control(now, paths, buffer)?;
+        // It goes whatever the cap says; chunks then wait for as much longer.
+        if let Some(cap) = &mut self.rate_cap {
+            cap.charge(packet.bytes as u64 + u64::from(self.config.link_header_bytes));
+        }
         Some((open.peer, packet.path, packet.owner, packet.bytes))
     }
 
@@ -362,8 +366,12 @@ impl<P: Eq> Sending<'_, P> {
             }
             self.controls.start += 1;
         }
-        let by_id = &endpoint.by_id;
-        if let Some(reset) = endpoint.resets.next(|id| by_id.contains_key(&id)) {
+        let (by_id, slots) = (&endpoint.by_id, &endpoint.slots);
+        let is_known = |id| {
+            let slot = by_id.get(&id).map(|&slot| &slots[slot as usize]);
+            matches!(slot, Some(Slot::Allocated { .. } | Slot::Open(_)))
+        };
+        if let Some(reset) = endpoint.resets.next(is_known) {
             return Some(Transmit::Reset(reset));
         }
         let (slot, chunk) = self.poll_chunk(now)?;

@@ -20,6 +20,10 @@ const RTT_SAMPLE_TIMEOUTS: u64 = 4;
 /// carry is one of two lengths: what was agreed for the connection, and this.
 pub const BASE_PACKET_BYTES: u16 = 1_200;
 
+/// Probes longer than [`BASE_PACKET_BYTES`] are at least this far apart: those of 9,000 B take 1.4 Gbit/s, whatever
+/// the number of paths that an outage has left to probe (pacing as RFC 9002, section 7.7, asks for).
+const LONG_PROBE_SPACING: Nanos = Nanos::from_micros(50);
+
 /// Whether data is sent on a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PathState {
@@ -114,6 +118,8 @@ pub struct PathSet {
     /// smaller ones only is of no use, so nothing smaller answers for it, and a probe is as large (RFC 8899,
     /// section 4.3: a black hole is found by packets of the size in use).
     largest: u16,
+    /// No long probe before this moment.
+    long_probe_from: Time,
     /// The live paths in order.
     live: Vec<PathId>,
     /// The narrow ones in order: what is left when none is live.
@@ -146,6 +152,7 @@ impl PathSet {
             paths: vec![path; count.into()],
             counters: vec![Counters::default(); count.into()],
             largest: 0,
+            long_probe_from: Time::ZERO,
             live: (0..count).map(|p| PathId(p as u8)).collect(),
             narrow: Vec::with_capacity(count.into()),
             suspect: Vec::with_capacity(count.into()),
@@ -408,7 +415,7 @@ impl PathSet {
     /// the path is to carry. Where that goes unanswered, a shorter one is sent with it. Counts the probe as sent.
     pub fn poll_probe(&mut self, now: Time) -> Option<(PathId, u16)> {
         let largest = self.largest;
-        if self.live.len() == self.paths.len() {
+        if self.live.len() == self.paths.len() || now < self.long_probe_from {
             return None;
         }
         for index in 0..self.paths.len() {
@@ -429,7 +436,8 @@ impl PathSet {
             if path_state.state == PathState::Suspended && largest > BASE_PACKET_BYTES {
                 path_state.probes_base = !path_state.probes_base;
                 if path_state.probes_base {
-                    // The shorter one goes next, at once.
+                    // The shorter one goes next.
+                    self.long_probe_from = now + LONG_PROBE_SPACING;
                     return Some((path, largest));
                 }
             }
@@ -444,6 +452,9 @@ impl PathSet {
             let bytes = if base_goes {
                 BASE_PACKET_BYTES
             } else {
+                if largest > BASE_PACKET_BYTES {
+                    self.long_probe_from = now + LONG_PROBE_SPACING;
+                }
                 largest
             };
             return Some((path, bytes));
@@ -460,7 +471,8 @@ impl PathSet {
             .paths
             .iter()
             .filter(|path| path.state != PathState::Live);
-        waiting.map(|path| path.probe_at).min()
+        let first = waiting.map(|path| path.probe_at).min()?;
+        Some(first.max(self.long_probe_from))
     }
 
     /// The retransmission timeout of something sent on `path` whose answer the peer may put off for `put_off`:
@@ -735,6 +747,44 @@ mod tests {
         }
     }
 
+    /// The probes that are sent in the millisecond from `start`, each as soon as the set asks to be asked.
+    fn probes_in_one_ms(set: &mut PathSet, start: Time) -> Vec<(PathId, u16)> {
+        let (mut now, mut probes) = (start, Vec::new());
+        while now < start + Nanos::from_millis(1) {
+            probes.extend(std::iter::from_fn(|| set.poll_probe(now)));
+            let Some(next) = set.poll_timeout() else {
+                break;
+            };
+            assert!(next > now, "{next:?} is past");
+            now = next;
+        }
+        probes
+    }
+
+    #[test]
+    fn the_long_probes_of_many_paths_take_a_part_of_the_link() {
+        let mut set = set(128);
+        for path in (0..128).map(PathId) {
+            set.on_sent(path, 9_000);
+            set.on_loss(ms(1), path, ms(1));
+        }
+        let bytes = |probes: Vec<(PathId, u16)>| -> u32 {
+            probes.iter().map(|(_, bytes)| u32::from(*bytes)).sum()
+        };
+        let first = bytes(probes_in_one_ms(&mut set, ms(1)));
+        assert!(first * 8 <= 1_500_000, "{first} B in a millisecond");
+        let others = bytes(
+            (2..10)
+                .flat_map(|at| probes_in_one_ms(&mut set, ms(at)))
+                .collect(),
+        );
+        assert_eq!(
+            (first + others) / 9_000,
+            128,
+            "each path once in its timeout"
+        );
+    }
+
     #[test]
     fn only_a_packet_as_large_as_what_was_sent_answers_for_a_path() {
         let mut set = set(2);
@@ -772,11 +822,11 @@ mod tests {
             set.on_loss(ms(1), path, ms(1));
         }
         for at in [1, 21, 41] {
-            while set.poll_probe(ms(at)).is_some() {}
+            probes_in_one_ms(&mut set, ms(at));
         }
         assert!(set.is_dark());
         assert_eq!(set.packet_bytes_max(), None);
-        let probes: Vec<_> = std::iter::from_fn(|| set.poll_probe(ms(51))).collect();
+        let probes = probes_in_one_ms(&mut set, ms(51));
         let both = [PathId(0), PathId(1)].map(|path| [(path, long), (path, base)]);
         assert_eq!(probes, both.concat());
         let mut rng = Rng::new(1);

@@ -23,6 +23,7 @@ mod chunk;
 mod config;
 mod in_flight;
 mod keys;
+mod numbers;
 mod owed;
 mod receive;
 mod saved;
@@ -34,6 +35,7 @@ pub use config::{ConnectionConfig, Settings, SettingsError};
 pub use saved::RestoreError;
 
 use keys::{Keys, SavedKeys};
+use numbers::{Named, PacketNumbers};
 use receive::Receive;
 use timer::{Timer, TimerTable};
 use transmit::Transmit;
@@ -41,6 +43,10 @@ use transmit::Transmit;
 /// A connection on which nothing was sent or received for this long gives back the memory of its boards and
 /// queues. Long against the gaps in a tenant's traffic, so that work that goes on allocates nothing.
 pub const IDLE_AFTER: Nanos = Nanos::from_secs(1);
+
+/// A peer may bring something new without an echo so often in a row: after a restore, or where placing takes long.
+/// One that acknowledges what it has not received cannot name its packets.
+const UNPROVEN_MAX: u8 = 64;
 
 /// A one-sided write to a region of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,6 +100,9 @@ pub enum Failure {
         "the peer's region was not armed for the stall timeout: its owner has not given the buffer back"
     )]
     NotArmed,
+    /// The peer acknowledges what it has not received.
+    #[error("the peer acknowledged packets that were never sent: it does not run this protocol")]
+    AckOfUnsent,
 }
 
 impl Failure {
@@ -106,6 +115,7 @@ impl Failure {
             Failure::KeyRefused => "KeyRefused",
             Failure::BoundsRefused => "BoundsRefused",
             Failure::NotArmed => "NotArmed",
+            Failure::AckOfUnsent => "AckOfUnsent",
         }
     }
 }
@@ -253,15 +263,17 @@ pub struct Connection {
     policy: Policy,
     congestion: Congestion,
     events: VecDeque<Event>,
-    next_control: u64,
+    controls: PacketNumbers,
     drops: Drops,
     stats: Stats,
     failed: Option<Failure>,
     timers: TimerTable,
     /// When something was last sent or received.
     active: Time,
-    /// Echoes older than this were sent under another clock.
+    /// Echoes older than this are of before a restore.
     since: Time,
+    /// Acknowledgements in a row that brought something new and no echo.
+    unproven: u8,
 }
 
 impl Connection {
@@ -278,13 +290,16 @@ impl Connection {
             policy: config.policy.build(),
             congestion: config.congestion.build(config.settings.limits()),
             events: VecDeque::new(),
-            next_control: wire::CONTROL_PACKET_NUMBERS,
+            controls: PacketNumbers::new(
+                wire::CONTROL_PACKET_NUMBERS + u64::from(config.first_packet.rotate_left(16)),
+            ),
             drops: Drops::default(),
             stats: Stats::default(),
             failed: None,
             timers: TimerTable::default(),
             active: now,
             since: now,
+            unproven: 0,
             config,
         }
     }
@@ -354,6 +369,7 @@ impl Connection {
         &mut self,
         now: Time,
         paths: &mut PathSet,
+        rng: &mut Rng,
         out: &mut [u8],
     ) -> Option<ControlPacket> {
         if self.keys.are_used_up() {
@@ -364,7 +380,7 @@ impl Connection {
             return None;
         }
         let packet = self.write_control(now, paths, out)?;
-        self.next_control += 1;
+        self.controls.advance(1, rng);
         self.keys.count_sealed(1);
         Some(packet)
     }
@@ -375,7 +391,7 @@ impl Connection {
         paths: &mut PathSet,
         out: &mut [u8],
     ) -> Option<ControlPacket> {
-        let (seal, remote, number) = (self.keys.seal(), self.config.remote, self.next_control);
+        let (seal, remote, number) = (self.keys.seal(), self.config.remote, self.controls.next());
         let receive = &mut self.receive;
         if let Some(packet) = receive.poll_refusal(true, out, seal, remote, number) {
             return Some(packet);
@@ -534,7 +550,9 @@ impl Connection {
             Kind::Probe => {
                 let probe = wire::Probe::parse(control.body)?;
                 let bytes = wire::PREFIX_BYTES + control.body.len() + wire::TRAILER_BYTES;
-                self.receive.handle_probe(now, arrival, bytes, probe);
+                let number = control.packet_number;
+                self.receive
+                    .handle_probe(now, arrival, bytes, number, probe);
                 Ok(())
             }
             Kind::Refusal => {
@@ -560,6 +578,41 @@ impl Connection {
         Ok(())
     }
 
+    /// Refuses echoes of packets that were never sent. Who names a number that was left out has not received what
+    /// it acknowledges, and nor has who never names one.
+    fn check_echoes(
+        &mut self,
+        paths: &mut PathSet,
+        ack: &wire::AckReader<'_>,
+    ) -> Result<(), DropReason> {
+        let mut proven = false;
+        for number in ack.echoed_numbers() {
+            let named = match self.transmit.numbers().named(number) {
+                // A probe's, then.
+                Named::Unsent => self.controls.named(number),
+                named => named,
+            };
+            match named {
+                Named::Sent => proven = true,
+                Named::Unsent => return Err(DropReason::AckOfUnsent),
+                Named::Skipped => return self.fail_unproven(),
+            }
+        }
+        if proven {
+            self.unproven = 0;
+            paths.validate();
+        } else if self.unproven >= UNPROVEN_MAX {
+            return self.fail_unproven();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn fail_unproven(&mut self) -> Result<(), DropReason> {
+        self.fail(Failure::AckOfUnsent);
+        Err(DropReason::AckOfUnsent)
+    }
+
     fn handle_ack(
         &mut self,
         now: Time,
@@ -567,6 +620,7 @@ impl Connection {
         ack: &wire::AckReader<'_>,
     ) -> Result<(), DropReason> {
         self.transmit.check_ack(ack)?;
+        self.check_echoes(paths, ack)?;
         let mut sample = AckSample {
             in_flight: self.transmit.in_flight().total(),
             ..Default::default()
@@ -608,6 +662,9 @@ impl Connection {
             .transmit
             .handle_ack(now, ack, paths, &mut self.events, stats);
         let new = out.bytes > 0;
+        if new && ack.echoed_numbers().next().is_none() {
+            self.unproven = self.unproven.saturating_add(1);
+        }
         if new || sample.rtt.is_some() {
             self.transmit.end_backoff(paths, timers);
         }

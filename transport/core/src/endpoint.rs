@@ -224,6 +224,7 @@ impl<P: Eq> Endpoint<P> {
             in_order: self.config.in_order,
             send_from: self.config.first_chunk,
             receive_from: self.config.first_chunk,
+            first_packet: self.rng.next_u32(),
         };
         let peer = self.join_peer(remote.peer, remote.generation);
         self.open(slot, peer, Connection::new(config, self.config.cipher, now));
@@ -250,6 +251,7 @@ impl<P: Eq> Endpoint<P> {
         let config = PathSetConfig {
             paths: self.config.settings.paths,
             rto_min: self.config.rto_min,
+            validated: self.config.peers_validated,
         };
         let (peer, restarted) = self.peers.join(name, generation, &config);
         if restarted {

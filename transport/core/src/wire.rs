@@ -56,7 +56,7 @@ pub const CONTROL_PACKET_NUMBERS: u64 = 1 << 63;
 pub const CHUNK_PACKETS_MAX: usize = 64;
 
 const _: () = assert!(
-    ack::ACK_BYTES_MAX <= 1024,
+    ack::ACK_BYTES_MAX <= 1_200,
     "an acknowledgement fits any path's MTU"
 );
 

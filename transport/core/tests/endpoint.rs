@@ -342,6 +342,48 @@ fn a_run_with_packets_of_two_connections_reaches_both() {
     assert!(holds(&pair.ends[1].memory.bytes, 0, 1, 4_000));
 }
 
+/// Host 1 is not there: nothing that is sent to it comes back.
+#[derive(Debug, Default)]
+struct Nobody(Vec<Datagrams>);
+
+impl Wire for Nobody {
+    fn carry(&mut self, _now: Time, datagrams: Datagrams, _: &mut impl FnMut(Time, Datagrams)) {
+        self.0.push(datagrams);
+    }
+}
+
+#[test]
+fn an_address_that_nobody_has_answered_from_is_sent_one_packet_at_a_time() {
+    let mut config = config();
+    config.endpoint.peers_validated = false;
+    let mut pair = Pair::new(config.clone(), Nobody::default());
+    pair.connect(0, DomainId(1));
+    let write = Write {
+        token: 1,
+        bytes: MEBIBYTE,
+        key: pair.ends[1].memory.key,
+        offset: 0,
+        immediate: None,
+    };
+    pair.post(0, 0, write).expect("the connection is open");
+    pair.run_for(Nanos::from_secs(6));
+    // One packet, and again when it has timed out: after 1 ms, doubled up to 64 ms.
+    let sent: usize = pair.wire.0.iter().map(|d| d.bytes.len()).sum();
+    let packet = PAYLOAD as usize + OVERHEAD_BYTES;
+    assert!((packet..100 * packet).contains(&sent), "{sent} B");
+
+    let mut pair = Pair::new(config, Recorder::default());
+    pair.connect(0, DomainId(1));
+    self::write(&mut pair, 0, 1, MEBIBYTE);
+    pair.run_for(DELAY);
+    assert_eq!(pair.wire.of(0, Kind::Data).count(), 1);
+    pair.run_for(DELAY.times(3));
+    assert!(
+        pair.wire.of(0, Kind::Data).count() > 64,
+        "its answer opens the window"
+    );
+}
+
 #[test]
 fn a_reset_with_another_token_changes_nothing() {
     let mut pair = pair();

@@ -128,6 +128,7 @@ impl Worker {
                 stall_timeout: config.stall_timeout,
                 in_order: false,
                 first_chunk: ChunkNumber(0),
+                peers_validated: false,
                 rate_cap_bps: config.cap_bps.map(|bps| bps / u64::from(workers)),
                 link_header_bytes: link.address().header_bytes().into(),
                 cipher: &weft_crypto::AES_128_GCM,

@@ -223,6 +223,8 @@ pub struct Scenario {
     pub first_chunk: ChunkNumber,
     /// Whether immediates are reported in the order of their messages.
     pub in_order: bool,
+    /// Whether hosts believe that their peers are where they are said to be.
+    pub peers_validated: bool,
 }
 
 /// The cipher with keys that change after few packets, and as in the product.
@@ -310,6 +312,7 @@ impl Scenario {
             hurries_acks: later.coin(),
             first_chunk: draw_first_chunk(&mut numbers),
             in_order: numbers.chance(250_000),
+            peers_validated: numbers.coin(),
         }
     }
 
@@ -323,6 +326,7 @@ impl Scenario {
             stall_timeout: self.stall_timeout,
             in_order: self.in_order,
             first_chunk: self.first_chunk,
+            peers_validated: self.peers_validated,
             rate_cap_bps: self.rate_cap_bps,
             link_header_bytes: LINK_HEADER_BYTES,
             cipher: self.cipher,

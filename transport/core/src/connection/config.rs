@@ -177,6 +177,9 @@ pub struct ConnectionConfig {
     pub send_from: ChunkNumber,
     /// The number of the first chunk that the peer sends.
     pub receive_from: ChunkNumber,
+    /// The number of the first packet that this end sends, data and control: drawn, so that only who receives
+    /// packets can name one.
+    pub first_packet: u32,
 }
 
 impl ConnectionConfig {

@@ -173,7 +173,7 @@ impl Receive {
             self.owed.arrived(now, arrival.path);
             self.owed.at_once();
             if header.packet_number.saturating_add(ECHO_NUMBERS) > self.newest_packet {
-                self.echo(now, arrival, bytes, header.sent_at);
+                self.echo(now, arrival, bytes, header.sent_at, header.packet_number);
             }
         }
         wanted?;
@@ -188,7 +188,7 @@ impl Receive {
         };
         // The path has carried it, whatever becomes of it.
         self.newest_packet = self.newest_packet.max(header.packet_number);
-        self.echo(now, arrival, bytes, header.sent_at);
+        self.echo(now, arrival, bytes, header.sent_at, header.packet_number);
         self.owed.arrived(now, arrival.path);
         if arrival.ce {
             // Congestion is told of as soon as it is seen (RFC 9000, section 13.2.1).
@@ -358,7 +358,7 @@ impl Receive {
     }
 
     /// A packet of `bytes` bytes has arrived.
-    fn echo(&mut self, now: Time, arrival: Arrival, bytes: usize, sent_at: u32) {
+    fn echo(&mut self, now: Time, arrival: Arrival, bytes: usize, sent_at: u32, number: u64) {
         let ce = u16::from(arrival.ce);
         let bytes = u16::try_from(bytes).unwrap_or(u16::MAX);
         // A run arrives on one path: the newest entry is the likely one.
@@ -372,6 +372,7 @@ impl Receive {
             echo.packets = echo.packets.saturating_add(1);
             echo.largest = echo.largest.max(bytes);
             echo.sent_at = sent_at;
+            echo.number = number as u32;
             *at = now;
         } else {
             let echo = Echo {
@@ -381,13 +382,21 @@ impl Receive {
                 largest: bytes,
                 sent_at,
                 delay: 0,
+                number: number as u32,
             };
             self.echoes.push((echo, now));
         }
     }
 
-    pub(super) fn handle_probe(&mut self, now: Time, arrival: Arrival, bytes: usize, probe: Probe) {
-        self.echo(now, arrival, bytes, probe.sent_at);
+    pub(super) fn handle_probe(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        bytes: usize,
+        number: u64,
+        probe: Probe,
+    ) {
+        self.echo(now, arrival, bytes, probe.sent_at, number);
         self.owed.arrived(now, arrival.path);
         self.owed.at_once();
     }

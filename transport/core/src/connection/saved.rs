@@ -5,7 +5,7 @@
 
 use super::{
     Congestion, CongestionControl, Connection, ConnectionConfig, Drops, Event, Failure, IDLE_AFTER,
-    PathPolicy, Policy, Receive, SavedKeys, Stats, Timer, TimerTable, Transmit,
+    PacketNumbers, PathPolicy, Policy, Receive, SavedKeys, Stats, Timer, TimerTable, Transmit,
 };
 use crate::units::Time;
 use crate::wire::Cipher;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Changes whenever the layout does.
-const SAVED_VERSION: u16 = 5;
+const SAVED_VERSION: u16 = 6;
 
 #[derive(Serialize)]
 struct SavedRef<'a> {
@@ -24,7 +24,7 @@ struct SavedRef<'a> {
     policy: &'a Policy,
     congestion: &'a Congestion,
     events: &'a VecDeque<Event>,
-    next_control: u64,
+    controls: &'a PacketNumbers,
     drops: &'a Drops,
     stats: &'a Stats,
     failed: Option<Failure>,
@@ -39,7 +39,7 @@ struct Saved {
     policy: Policy,
     congestion: Congestion,
     events: VecDeque<Event>,
-    next_control: u64,
+    controls: PacketNumbers,
     drops: Drops,
     stats: Stats,
     failed: Option<Failure>,
@@ -88,7 +88,7 @@ impl Connection {
             policy: &self.policy,
             congestion: &self.congestion,
             events: &self.events,
-            next_control: self.next_control,
+            controls: &self.controls,
             drops: &self.drops,
             stats: &self.stats,
             failed: self.failed,
@@ -134,13 +134,14 @@ impl Connection {
             transmit,
             receive: saved.receive,
             events: saved.events,
-            next_control: saved.next_control,
+            controls: saved.controls,
             drops: saved.drops,
             stats: saved.stats,
             failed: saved.failed,
             timers,
             active: now,
             since: now,
+            unproven: 0,
             config: saved.config,
         };
         connection.set_acknowledgement_timer();

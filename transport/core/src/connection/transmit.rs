@@ -8,6 +8,7 @@ use self::readiness::Readiness;
 use super::asks::{Next, Unasked, Use};
 use super::in_flight::InFlight;
 use super::keys::Keys;
+use super::numbers::PacketNumbers;
 use super::timer::{Timer, TimerTable};
 use super::{Chunk, ConnectionConfig, Event, PostError, Settings, Stats, Write};
 use crate::congestion::{Congestion, CongestionControl, Permit};
@@ -72,7 +73,7 @@ pub(super) struct Transmit {
     in_flight: InFlight,
     /// The path chosen for the next chunk, which was not let through yet.
     chosen: Option<PathId>,
-    next_packet: u64,
+    numbers: PacketNumbers,
     /// The newest transmission known to have arrived.
     newest_acked: u64,
     /// How often the retransmission timeout has doubled.
@@ -101,7 +102,7 @@ impl Transmit {
             readiness: Readiness::Ready,
             in_flight: InFlight::new(config.settings.paths),
             chosen: None,
-            next_packet: 0,
+            numbers: PacketNumbers::new(config.first_packet.into()),
             newest_acked: 0,
             backoff: 0,
             heard: Time::ZERO,
@@ -207,15 +208,22 @@ impl Transmit {
             let largest = largest_packet(&sent, sent.missing);
             self.note_sent(now, path, [bytes, largest], paths, out);
             self.unasked = Unasked::default();
-            return self.chunk(now, number, &sent, sent.missing, out, stats);
+            return self.chunk(now, number, &sent, sent.missing, out, rng, stats);
         }
         if !self.board.has_room() {
+            return None;
+        }
+        let validated = paths.is_validated();
+        if !validated && self.in_flight.total() > 0 {
             return None;
         }
         let &at = self.queue.front()?;
         let posted = self.posted[at as usize].as_ref()?;
         let payload = u64::from(out.settings.packet_payload);
-        let full = u64::from(out.settings.chunk_packets());
+        let full = match validated {
+            true => u64::from(out.settings.chunk_packets()),
+            false => 1,
+        };
         let packet_bytes = u64::from(out.settings.packet_bytes());
         let per_chunk = (out.congestion.chunk_bytes() / packet_bytes).clamp(1, full);
         let length = (posted.bytes - posted.cut).min(per_chunk * payload) as u32;
@@ -280,7 +288,7 @@ impl Transmit {
         let number = self.board.push(sent);
         self.expect_answer(&sent, paths, timers);
         stats.chunks_sent += 1;
-        self.chunk(now, number, &sent, full_map(packets), out, stats)
+        self.chunk(now, number, &sent, full_map(packets), out, rng, stats)
     }
 
     /// A packet of the newest chunk goes again, on another path: its answer tells what is lost. It is one
@@ -318,7 +326,7 @@ impl Transmit {
         stats.packets_resent += 1;
         paths.on_sent(sent.path, largest_packet(&sent, packet));
         out.congestion.on_sent(now, sent.path, bytes);
-        self.chunk(now, number, &sent, packet, out, stats)
+        self.chunk(now, number, &sent, packet, out, rng, stats)
     }
 
     /// Whether the link and the window have room for `bytes`; one chunk always may be under way.
@@ -371,6 +379,7 @@ impl Transmit {
         sent: &Sent,
         map: u64,
         out: &mut Out<'_>,
+        rng: &mut Rng,
         stats: &mut Stats,
     ) -> Option<Chunk> {
         let posted = self.posted[sent.write as usize].as_ref()?;
@@ -395,7 +404,7 @@ impl Transmit {
             packet: 0,
             packets: sent.packets,
             connection: out.remote,
-            packet_number: self.next_packet,
+            packet_number: self.numbers.next(),
             sent_at: now.to_wire(),
             chunk: number,
             chunk_index: sent.index,
@@ -405,7 +414,7 @@ impl Transmit {
             offset: posted.offset + sent.start,
         };
         let count = u64::from(map.count_ones());
-        self.next_packet += count;
+        self.numbers.advance(count, rng);
         stats.packets_sent += count;
         let seal = out.keys.seal().clone();
         out.keys.count_sealed(count);
@@ -420,6 +429,11 @@ impl Transmit {
             packet_payload: sent.payload,
             seal,
         })
+    }
+
+    /// The numbers of the data packets.
+    pub(super) fn numbers(&self) -> &PacketNumbers {
+        &self.numbers
     }
 
     /// Refuses an acknowledgement of what was never sent, before anything of it counts: half of one

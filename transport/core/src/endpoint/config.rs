@@ -25,6 +25,9 @@ pub struct EndpointConfig {
     /// The number of the first chunk in both directions of every connection, the same at both ends: 0, but
     /// in tests of the numbers' wrap.
     pub first_chunk: ChunkNumber,
+    /// Whether the link has made sure that its peers are where they are said to be, as a TCP handshake does. If not,
+    /// one packet of each connection is under way until the peer has answered (RFC 9000, section 8).
+    pub peers_validated: bool,
     /// The most that is sent, bits per second with all headers. No limit when absent.
     pub rate_cap_bps: Option<u64>,
     /// What the link adds to each packet, for the rate cap: bytes of the IP and UDP headers, say.

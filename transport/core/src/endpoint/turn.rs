@@ -136,16 +136,16 @@ impl<P: Eq> Endpoint<P> {
                     path: peek.path,
                     ce,
                 };
-                let dark = peer.paths.is_dark();
+                let held = peer.paths.holds_connections();
                 let run = Run { bytes, segment };
                 // The connection has counted what it dropped.
                 let _ = open
                     .connection
                     .handle_packets(now, &mut peer.paths, arrival, run, memory);
-                let lit = dark && !peer.paths.is_dark();
+                let freed = held && !peer.paths.holds_connections();
                 touch(&mut self.touched, &mut self.eventful, slot, open);
-                if lit {
-                    // The outage is over: what its probe has found out, the others wait for.
+                if freed {
+                    // What one connection has found out of the paths, the others wait for.
                     let peer = open.peer;
                     self.for_each_of_peer(peer, |_| ());
                 }
@@ -255,7 +255,9 @@ impl<P: Eq> Endpoint<P> {
             return None;
         };
         let paths = &mut self.peers.get_mut(open.peer)?.paths;
-        let packet = open.connection.poll_control(now, paths, buffer)?;
+        let packet = open
+            .connection
+            .poll_control(now, paths, &mut self.rng, buffer)?;
         // It goes whatever the cap says; chunks then wait for as much longer.
         if let Some(cap) = &mut self.rate_cap {
             cap.charge(packet.bytes as u64 + u64::from(self.config.link_header_bytes));

@@ -46,6 +46,8 @@ pub struct PathSetConfig {
     /// The floor of the retransmission timeout: 250 µs where the worker busy-polls or the NIC
     /// stamps time (STELLAR, section 7), 5 ms where a sleeping thread may wake late.
     pub rto_min: Nanos,
+    /// Whether the link has made sure that the NIC is where it is said to be, as a TCP handshake does.
+    pub validated: bool,
 }
 
 /// One path's state: all that there is of a path but its counters.
@@ -118,6 +120,9 @@ pub struct PathSet {
     /// smaller ones only is of no use, so nothing smaller answers for it, and a probe is as large (RFC 8899,
     /// section 4.3: a black hole is found by packets of the size in use).
     largest: u16,
+    /// Something sent there has come back: the NIC is where it is said to be (RFC 9000, section 8). Until then one
+    /// packet of each connection is under way, so that who gives another's address turns little on it.
+    validated: bool,
     /// No long probe before this moment.
     long_probe_from: Time,
     /// The live paths in order.
@@ -152,6 +157,7 @@ impl PathSet {
             paths: vec![path; count.into()],
             counters: vec![Counters::default(); count.into()],
             largest: 0,
+            validated: config.validated,
             long_probe_from: Time::ZERO,
             live: (0..count).map(|p| PathId(p as u8)).collect(),
             narrow: Vec::with_capacity(count.into()),
@@ -159,6 +165,24 @@ impl PathSet {
             all: RttEstimator::default(),
             lowest: LowestRtt::default(),
         }
+    }
+
+    /// Whether anything sent to the NIC has come back.
+    #[inline]
+    pub fn is_validated(&self) -> bool {
+        self.validated
+    }
+
+    /// Something sent to the NIC has come back.
+    #[inline]
+    pub fn validate(&mut self) {
+        self.validated = true;
+    }
+
+    /// Whether connections wait for what one of them finds out: no path carries data, or the NIC has not answered.
+    #[inline]
+    pub fn holds_connections(&self) -> bool {
+        self.is_dark() || !self.validated
     }
 
     /// How many paths there are.
@@ -544,7 +568,11 @@ mod tests {
 
     fn set(paths: u16) -> PathSet {
         let rto_min = Nanos::from_millis(5);
-        PathSet::new(&PathSetConfig { paths, rto_min })
+        PathSet::new(&PathSetConfig {
+            paths,
+            rto_min,
+            validated: true,
+        })
     }
 
     fn ms(n: u64) -> Time {

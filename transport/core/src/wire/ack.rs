@@ -5,7 +5,7 @@
 //! words; bit i of word w is chunk base + 64·w + i, where base is cumulative rounded down to a
 //! multiple of 64, so that both ends compare whole words) · partials (chunk u32, packets in chunk
 //! u8, 0 u24, packet map u64) · echoes (path u8, 0 u8, CE packets u16, packets u16, largest packet u16, sent-at u32,
-//! delay u32 of 64 ns).
+//! delay u32 of 64 ns, packet number u32: its lower half).
 
 use super::field::{ack, echo, partial};
 use super::{
@@ -23,7 +23,7 @@ pub(crate) const ECHOES_MAX: usize = 32;
 const FIXED_BYTES: usize = 12;
 const WORD_BYTES: usize = 8;
 const PARTIAL_BYTES: usize = 16;
-const ECHO_BYTES: usize = 16;
+const ECHO_BYTES: usize = 20;
 
 pub(super) const ACK_BYTES_MAX: usize = PREFIX_BYTES
     + FIXED_BYTES
@@ -58,6 +58,8 @@ pub struct Echo {
     pub sent_at: u32,
     /// How long it lay here before this acknowledgement, units of 64 ns.
     pub delay: u32,
+    /// The lower half of its packet number: only who has received it knows that.
+    pub number: u32,
 }
 
 /// An acknowledgement to be written.
@@ -126,6 +128,7 @@ impl Ack<'_> {
             put_u16(item, echo::LARGEST, e.largest);
             put_u32(item, echo::SENT_AT, e.sent_at);
             put_u32(item, echo::DELAY, e.delay);
+            put_u32(item, echo::NUMBER, e.number);
             at += ECHO_BYTES;
         }
         seal.seal_control(out, at)
@@ -196,6 +199,13 @@ impl<'a> AckReader<'a> {
         })
     }
 
+    /// The packet numbers of the echoes, the lower half of each.
+    #[inline]
+    pub fn echoed_numbers(&self) -> impl Iterator<Item = u32> + 'a {
+        let echoes = self.echoes.chunks_exact(ECHO_BYTES);
+        echoes.map(|e| get_u32(e, echo::NUMBER))
+    }
+
     /// The echoes.
     pub fn echoes(&self) -> impl Iterator<Item = Echo> + 'a {
         self.echoes.chunks_exact(ECHO_BYTES).map(|e| Echo {
@@ -205,6 +215,7 @@ impl<'a> AckReader<'a> {
             largest: get_u16(e, echo::LARGEST),
             sent_at: get_u32(e, echo::SENT_AT),
             delay: get_u32(e, echo::DELAY),
+            number: get_u32(e, echo::NUMBER),
         })
     }
 }
@@ -222,13 +233,13 @@ mod tests {
             written_at: u32,
             map in prop::collection::vec(any::<u64>(), 0..=MAP_WORDS_MAX),
             partials in prop::collection::vec(any::<(u32, u8, u64)>(), 0..=PARTIALS_MAX),
-            echoes in prop::collection::vec(any::<(u8, u16, u16, u16, u32, u32)>(), 0..=ECHOES_MAX),
+            echoes in prop::collection::vec(any::<(u8, u16, u16, u16, u32, u32, u32)>(), 0..=ECHOES_MAX),
         ) {
             let partials: Vec<_> = partials.into_iter()
                 .map(|(chunk, of, packets)| Partial { chunk: ChunkNumber(chunk), of, packets }).collect();
             let echoes: Vec<_> = echoes.into_iter()
-                .map(|(path, ce, packets, largest, sent_at, delay)|
-                    Echo { path: PathId(path), ce, packets, largest, sent_at, delay }).collect();
+                .map(|(path, ce, packets, largest, sent_at, delay, number)|
+                    Echo { path: PathId(path), ce, packets, largest, sent_at, delay, number }).collect();
             let seal = Seal::new(&Secret([1; 32]));
             let ack = Ack {
                 cumulative: ChunkNumber(cumulative), sent_at: written_at,

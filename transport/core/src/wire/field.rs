@@ -68,6 +68,7 @@ fields! {
         LARGEST = 6..8, "largest packet";
         SENT_AT = 8..12, "sent-at";
         DELAY = 12..16, "delay";
+        NUMBER = 16..20, "packet number";
     }
     /// The body of a probe.
     probe = "Probe" {

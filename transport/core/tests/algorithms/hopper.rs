@@ -27,6 +27,7 @@ impl Trace {
             set: PathSet::new(&PathSetConfig {
                 paths,
                 rto_min: Nanos::from_millis(5),
+                validated: true,
             }),
             policy: kind.build(),
             in_flight: vec![0; paths.into()],

@@ -149,6 +149,7 @@ impl Network {
             paths: PathSet::new(&PathSetConfig {
                 paths,
                 rto_min: LOST_AFTER,
+                validated: true,
             }),
             in_flight: vec![0; paths.into()],
             rng: Rng::seed_from_u64(seed),

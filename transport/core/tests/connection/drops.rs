@@ -249,6 +249,7 @@ fn an_acknowledgement_that_is_refused_measures_nothing() {
         packets: 1,
         sent_at: Time::from_nanos(100_000).to_wire(),
         delay: 0,
+        number: 0,
     };
     let ack = Ack {
         sent_at: 0,
@@ -261,6 +262,67 @@ fn an_acknowledgement_that_is_refused_measures_nothing() {
     let before = pair.path(2);
     assert_eq!(pair.inject(Side::A, &ack), Err(DropReason::AckOfUnsent));
     assert_eq!((pair.path(2), pair.paths(Side::A).srtt()), (before, None));
+}
+
+/// The numbers that A has sent data under, and the first that it has left out.
+fn left_out(pair: &Pair) -> u64 {
+    let packets = pair.wire.arrived.iter().filter(|p| p.is_data());
+    let numbers: Vec<_> = packets.map(|p| p.header().packet_number).collect();
+    let gap = numbers.windows(2).find(|two| two[1] == two[0] + 2);
+    gap.expect("a number in 512 is left out")[0] + 1
+}
+
+#[test]
+fn who_acknowledges_a_packet_that_was_never_sent_is_not_believed_again() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::AckOfUnsent);
+    pair.expect_drop(DropReason::Closed);
+    pair.write(700_000);
+    pair.run();
+    let number = left_out(&pair) as u32;
+    pair.write(1_000);
+    pair.run_for(micros(10));
+    let echo = Echo {
+        packets: 1,
+        number,
+        ..Echo::default()
+    };
+    let ack = Ack {
+        sent_at: 0,
+        cumulative: ChunkNumber(0),
+        map: &[],
+        partials: &[],
+        echoes: &[echo],
+    };
+    let ack = pair.sealed_ack(&ack, 1_000);
+    assert_eq!(pair.inject(Side::A, &ack), Err(DropReason::AckOfUnsent));
+    pair.run();
+    assert_eq!(pair.failure(Side::A), Some(Failure::AckOfUnsent));
+}
+
+#[test]
+fn who_never_names_a_packet_that_it_acknowledges_is_not_believed_for_long() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::AckOfUnsent);
+    pair.expect_drop(DropReason::Closed);
+    pair.drop_all(|p| p.is_data());
+    let mut acked = 0;
+    while pair.failure(Side::A).is_none() && acked < 100 {
+        pair.write(1_000);
+        pair.run_for(micros(10));
+        acked += 1;
+        let ack = Ack {
+            sent_at: 0,
+            cumulative: ChunkNumber(acked),
+            map: &[],
+            partials: &[],
+            echoes: &[],
+        };
+        let ack = pair.sealed_ack(&ack, acked.into());
+        let _ = pair.inject(Side::A, &ack);
+    }
+    assert_eq!(pair.failure(Side::A), Some(Failure::AckOfUnsent));
+    assert_eq!(acked, 65);
 }
 
 #[test]

@@ -600,10 +600,16 @@ impl Pair {
         bytes
     }
 
+    /// The number of B's first control packet.
+    fn control_number(&self) -> u64 {
+        let first = self.connection(Side::B).config().first_packet;
+        CONTROL_PACKET_NUMBERS + u64::from(first.rotate_left(16))
+    }
+
     /// A sealed acknowledgement from B.
     pub(crate) fn sealed_ack(&self, ack: &Ack<'_>, number: u64) -> Vec<u8> {
         let mut out = [0; CONTROL_BYTES_MAX];
-        let number = CONTROL_PACKET_NUMBERS + number;
+        let number = self.control_number() + number;
         let length = ack.emit(
             &mut out,
             &self.seal(Side::B),
@@ -617,7 +623,7 @@ impl Pair {
     /// A sealed refusal from B.
     pub(crate) fn sealed_refusal(&self, refusal: wire::Refusal, number: u64) -> Vec<u8> {
         let mut out = [0; CONTROL_BYTES_MAX];
-        let number = CONTROL_PACKET_NUMBERS + number;
+        let number = self.control_number() + number;
         let length = refusal.emit(
             &mut out,
             &self.seal(Side::B),

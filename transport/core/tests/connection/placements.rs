@@ -104,6 +104,7 @@ fn a_closed_connection_counts_the_copies_that_may_still_land() {
     let mut paths = PathSet::new(&PathSetConfig {
         paths: 4,
         rto_min: micros(250),
+        validated: true,
     });
     let now = pair.now;
     let memory = pair.memory_mut(Side::B);

@@ -41,7 +41,7 @@ proptest! {
         pair.write(40_000);
         pair.run_for(micros(at));
         let partials = [Partial { chunk: ChunkNumber(chunk), of, packets }];
-        let echoes = [Echo { path: PathId(7), ce: 1, packets: 1, largest: 0, sent_at, delay }];
+        let echoes = [Echo { path: PathId(7), ce: 1, packets: 1, largest: 0, sent_at, delay, number: 0 }];
         let cumulative = ChunkNumber(cumulative);
         let ack = Ack { cumulative, sent_at, map: &map, partials: &partials, echoes: &echoes };
         let ack = pair.sealed_ack(&ack, 100);

@@ -77,7 +77,7 @@ fn events_not_taken_before_save_come_after_restore() {
         packet: 0,
         packets: 1,
         connection: crate::pair::id(Side::B),
-        packet_number: 1,
+        packet_number: pair.connection(Side::A).config().first_packet.into(),
         sent_at: 0,
         chunk: ChunkNumber(1),
         chunk_index: 0,

@@ -779,6 +779,12 @@ impl Connection {
         self.events.shrink_to_fit();
     }
 
+    /// Refuses what arrives, as if no region were armed, until called with `false`: its user has not taken the
+    /// events that were reported. The peer tries again, less and less often.
+    pub fn hold(&mut self, held: bool) {
+        self.receive.hold(held);
+    }
+
     /// When [`Connection::handle_timeout`] (or, for a probe or an acknowledgement,
     /// [`Connection::poll_control`]) has something to do next.
     pub fn poll_timeout(&self, paths: &PathSet) -> Option<Time> {

@@ -317,6 +317,15 @@ impl<P: Eq> Endpoint<P> {
         self.peers.leave(open.peer);
     }
 
+    /// Has an open connection refuse what arrives, as [`Connection::hold`].
+    pub fn hold(&mut self, id: ConnectionId, held: bool) {
+        if let Some(&slot) = self.by_id.get(&id)
+            && let Slot::Open(open) = &mut self.slots[slot as usize]
+        {
+            open.connection.hold(held);
+        }
+    }
+
     /// A payload that [`crate::memory::Memory::place`] kept ([`crate::memory::Placed::Pending`]) is placed, or could not be: only
     /// now its packet is acknowledged or refused. Answers whether a connection waited for it. A call between
     /// turns; it asks every connection.

@@ -14,8 +14,14 @@ use crate::command::Outgoing;
 use crate::event::Event;
 use crate::worker::PeerNic;
 
+/// A user who has not taken so many events is not given more until half of them are taken: the peer is told that
+/// nothing can be received. A signal has no bytes, so a peer could otherwise fill this end's memory with them.
+const EVENTS_MAX: usize = 65_536;
+
 struct User {
     events: Sender<Event>,
+    /// The connection refuses what arrives.
+    held: bool,
     /// Writes that are not complete.
     writes: usize,
 }
@@ -32,11 +38,18 @@ pub(crate) struct Users {
     by_id: HashMap<ConnectionId, User, BuildHasherDefault<KeyHasher>>,
     posted: Vec<Option<Posted>>,
     free: Vec<usize>,
+    /// Connections whose users have too many events to take.
+    held: Vec<ConnectionId>,
 }
 
 impl Users {
     pub(crate) fn add(&mut self, id: ConnectionId, events: Sender<Event>) {
-        self.by_id.insert(id, User { events, writes: 0 });
+        let user = User {
+            events,
+            held: false,
+            writes: 0,
+        };
+        self.by_id.insert(id, user);
     }
 
     /// Posts a write. A connection that failed meanwhile has told its user.
@@ -101,7 +114,12 @@ impl Users {
     }
 
     /// Tells a user what has happened. One who has dropped the receiver does not want to know.
-    pub(crate) fn report(&mut self, id: ConnectionId, event: connection::Event) {
+    pub(crate) fn report(
+        &mut self,
+        id: ConnectionId,
+        event: connection::Event,
+        endpoint: &mut Endpoint<PeerNic>,
+    ) {
         let event = match event {
             connection::Event::Completed { token } => {
                 let Some(posted) = self.take(token) else {
@@ -138,7 +156,27 @@ impl Users {
                 _ => {}
             }
             let _ = user.events.send(event);
+            if !user.held && user.events.len() >= EVENTS_MAX {
+                user.held = true;
+                self.held.push(id);
+                endpoint.hold(id, true);
+            }
         }
+    }
+
+    /// Lets connections receive again whose users have taken their events.
+    pub(crate) fn release(&mut self, endpoint: &mut Endpoint<PeerNic>) {
+        let by_id = &mut self.by_id;
+        self.held.retain(|id| {
+            let Some(user) = by_id.get_mut(id) else {
+                return false;
+            };
+            user.held = user.events.len() > EVENTS_MAX / 2;
+            if !user.held {
+                endpoint.hold(*id, false);
+            }
+            user.held
+        });
     }
 
     /// Ends a connection's use and confirms it.

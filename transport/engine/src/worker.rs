@@ -290,6 +290,7 @@ impl Worker {
 
     /// Takes in what has arrived. Answers whether anything has.
     fn receive(&mut self) -> io::Result<bool> {
+        self.users.release(&mut self.endpoint);
         self.turns_without_poll += 1;
         if !self.link.is_readable() || self.turns_without_poll >= TURNS_WITHOUT_POLL_MAX {
             self.turns_without_poll = 0;
@@ -405,7 +406,7 @@ impl Worker {
                     continue;
                 }
             }
-            self.users.report(id, event);
+            self.users.report(id, event, &mut self.endpoint);
             reported = true;
         }
         reported

@@ -317,6 +317,45 @@ fn an_immediate_without_bytes_for_a_region_of_another_domain_is_not_delivered() 
 }
 
 #[test]
+fn a_peer_cannot_fill_the_memory_of_a_user_who_takes_no_events() {
+    const SIGNALS: usize = 80_000;
+    let mut pair = Pair::new(|_| {});
+    let nothing = pattern(0, 0);
+    let (mut posted, mut written) = (0, 0);
+    let signal = |pair: &mut Pair, posted: &mut usize, written: &mut usize| {
+        while *posted < SIGNALS && *posted - *written < 1_000 {
+            let request = WriteRequest {
+                key: SIGNAL,
+                immediate: Some(*posted as u32),
+                ..pair.a.write(&nothing)
+            };
+            pair.a.engine.write(request).unwrap();
+            *posted += 1;
+        }
+        *written += pair.a.events.try_iter().count();
+    };
+    let refused = |pair: &Pair| pair.b.engine.snapshot().drops.get(DropReason::NotArmed);
+    pair.drive("the bound", |pair| {
+        signal(pair, &mut posted, &mut written);
+        pair.b.events.len() > 65_000 && refused(pair) > 0
+    });
+    for _ in 0..1_000 {
+        signal(&mut pair, &mut posted, &mut written);
+        pair.turns(1);
+    }
+    // What was under way when the bound was reached came along.
+    assert!(pair.b.events.len() < 67_000, "{}", pair.b.events.len());
+    let mut signals = 0;
+    pair.drive("the rest", |pair| {
+        signal(pair, &mut posted, &mut written);
+        signals += pair.b.events.try_iter().count();
+        written == SIGNALS
+    });
+    signals += pair.b.events.try_iter().count();
+    assert_eq!(signals, SIGNALS);
+}
+
+#[test]
 fn a_region_of_another_domain_is_refused_and_the_writer_is_told() {
     let mut pair = Pair::new(|_| {});
     let source = pattern(5_000, 4);

@@ -69,6 +69,9 @@ pub(super) struct Receive {
     #[serde(skip)]
     told: u64,
     controls: ControlWindow,
+    /// The user has too many events to take: what would make more is refused as if no region were armed.
+    #[serde(skip)]
+    held: bool,
 }
 
 /// Which control packets were seen: an anti-replay window that is never shifted (RFC 6479). The word of a number
@@ -114,6 +117,7 @@ impl Receive {
             newest_packet: 0,
             told: 0,
             controls: ControlWindow::default(),
+            held: false,
         }
     }
 
@@ -136,6 +140,10 @@ impl Receive {
             + self.pending.capacity() * size_of::<Pending>()
             + self.echoes.capacity() * size_of::<(Echo, Time)>()
             + self.refusals.capacity() * size_of::<(Refusal, PathId)>()
+    }
+
+    pub(super) fn hold(&mut self, held: bool) {
+        self.held = held;
     }
 
     /// An acknowledgement that is owed is due at once.
@@ -182,6 +190,7 @@ impl Receive {
         }
         opened.check_payload()?;
         let placed = match payload {
+            _ if self.held => Err(DropReason::NotArmed),
             [] => Ok(Placed::Now),
             _ if self.pending.len() == PENDING_MAX => return Err(DropReason::PlacementsFull),
             _ => memory.place(domain, header.key, header.offset, payload),

@@ -344,11 +344,12 @@ impl Connection {
             room,
             policy: &mut self.policy,
             congestion: &mut self.congestion,
+            rng,
         };
         let (timers, stats) = (&mut self.timers, &mut self.stats);
         let chunk = self
             .transmit
-            .poll_chunk(now, paths, rng, &mut out, timers, stats);
+            .poll_chunk(now, paths, &mut out, timers, stats);
         self.transmit.update_stall(now, paths, timers);
         if chunk.is_some() {
             self.note_activity(now);

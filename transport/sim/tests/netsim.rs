@@ -72,6 +72,7 @@ fn scenario(loss: u32, paths: u16, window_chunks: u16, congestion: CongestionKin
         hurries_acks: false,
         first_chunk: ChunkNumber(0),
         in_order: false,
+        peers_validated: true,
     }
 }
 

@@ -28,6 +28,7 @@ pub(super) struct Out<'a> {
     pub(super) room: u32,
     pub(super) policy: &'a mut Policy,
     pub(super) congestion: &'a mut Congestion,
+    pub(super) rng: &'a mut Rng,
 }
 
 /// What an acknowledgement brought.
@@ -161,7 +162,6 @@ impl Transmit {
         &mut self,
         now: Time,
         paths: &mut PathSet,
-        rng: &mut Rng,
         out: &mut Out<'_>,
         timers: &mut TimerTable,
         stats: &mut Stats,
@@ -172,7 +172,7 @@ impl Transmit {
             self.heard = now;
         }
         if self.tail_probe == TailProbe::Due
-            && let Some(chunk) = self.poll_tail_probe(now, paths, rng, out, stats)
+            && let Some(chunk) = self.poll_tail_probe(now, paths, out, stats)
         {
             return Some(chunk);
         }
@@ -199,7 +199,7 @@ impl Transmit {
             }
             let by_path = self.in_flight.by_path();
             let path =
-                paths.choose_again(out.policy, sent.path, sent.sent_at, now, by_path, rng)?;
+                paths.choose_again(out.policy, sent.path, sent.sent_at, now, by_path, out.rng)?;
             self.lost.pop_front();
             let sent = self.board.resend(number, path, now, bytes);
             self.expect_answer(&sent, paths, timers);
@@ -208,7 +208,7 @@ impl Transmit {
             let largest = largest_packet(&sent, sent.missing);
             self.note_sent(now, path, [bytes, largest], paths, out);
             self.unasked = Unasked::default();
-            return self.chunk(now, number, &sent, sent.missing, out, rng, stats);
+            return self.chunk(now, number, &sent, sent.missing, out, stats);
         }
         if !self.board.has_room() {
             return None;
@@ -250,7 +250,7 @@ impl Transmit {
         }
         let path = match self.chosen.take() {
             Some(path) if paths.is_candidate(path) => path,
-            _ => paths.choose(out.policy, now, self.in_flight.by_path(), rng)?,
+            _ => paths.choose(out.policy, now, self.in_flight.by_path(), out.rng)?,
         };
         if !self.is_let_through(path, bytes, now, out, timers) {
             self.chosen = Some(path);
@@ -288,7 +288,7 @@ impl Transmit {
         let number = self.board.push(sent);
         self.expect_answer(&sent, paths, timers);
         stats.chunks_sent += 1;
-        self.chunk(now, number, &sent, full_map(packets), out, rng, stats)
+        self.chunk(now, number, &sent, full_map(packets), out, stats)
     }
 
     /// A packet of the newest chunk goes again, on another path: its answer tells what is lost. It is one
@@ -297,7 +297,6 @@ impl Transmit {
         &mut self,
         now: Time,
         paths: &mut PathSet,
-        rng: &mut Rng,
         out: &mut Out<'_>,
         stats: &mut Stats,
     ) -> Option<Chunk> {
@@ -313,7 +312,8 @@ impl Transmit {
             return None;
         }
         let by_path = self.in_flight.by_path();
-        sent.path = paths.choose_again(out.policy, sent.path, sent.sent_at, now, by_path, rng)?;
+        sent.path =
+            paths.choose_again(out.policy, sent.path, sent.sent_at, now, by_path, out.rng)?;
         sent.asks = true;
         sent.transmissions = sent.transmissions.saturating_add(1);
         self.tail_probe = TailProbe::Sent {
@@ -326,7 +326,7 @@ impl Transmit {
         stats.packets_resent += 1;
         paths.on_sent(sent.path, largest_packet(&sent, packet));
         out.congestion.on_sent(now, sent.path, bytes);
-        self.chunk(now, number, &sent, packet, out, rng, stats)
+        self.chunk(now, number, &sent, packet, out, stats)
     }
 
     /// Whether the link and the window have room for `bytes`; one chunk always may be under way.
@@ -379,7 +379,6 @@ impl Transmit {
         sent: &Sent,
         map: u64,
         out: &mut Out<'_>,
-        rng: &mut Rng,
         stats: &mut Stats,
     ) -> Option<Chunk> {
         let posted = self.posted[sent.write as usize].as_ref()?;
@@ -414,7 +413,7 @@ impl Transmit {
             offset: posted.offset + sent.start,
         };
         let count = u64::from(map.count_ones());
-        self.numbers.advance(count, rng);
+        self.numbers.advance(count, out.rng);
         stats.packets_sent += count;
         let seal = out.keys.seal().clone();
         out.keys.count_sealed(count);

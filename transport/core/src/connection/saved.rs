@@ -5,7 +5,7 @@
 
 use super::{
     Congestion, CongestionControl, Connection, ConnectionConfig, Drops, Event, Failure, IDLE_AFTER,
-    PathPolicy, Policy, Receive, SavedKeys, Stats, Timer, TimerTable, Transmit,
+    PathPolicy, Policy, Probed, Receive, SavedKeys, Stats, Timer, TimerTable, Transmit,
 };
 use crate::units::Time;
 use crate::wire::Cipher;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Changes whenever the layout does.
-const SAVED_VERSION: u16 = 5;
+const SAVED_VERSION: u16 = 6;
 
 #[derive(Serialize)]
 struct SavedRef<'a> {
@@ -54,6 +54,16 @@ pub enum RestoreError {
     /// Cut off or damaged.
     #[error("the saved connection is cut off or damaged: {0}")]
     Damaged(String),
+    /// It has another number of paths than the connections of this endpoint.
+    #[error(
+        "the saved connection has {saved} paths, this endpoint's have {here}: set `paths` as it was, or connect again"
+    )]
+    Paths {
+        /// Of the saved connection.
+        saved: u16,
+        /// Of the endpoint.
+        here: u16,
+    },
 }
 
 impl Connection {
@@ -141,6 +151,7 @@ impl Connection {
             timers,
             active: now,
             since: now,
+            probed: Probed::default(),
             config: saved.config,
         };
         connection.set_acknowledgement_timer();

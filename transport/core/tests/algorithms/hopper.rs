@@ -317,6 +317,7 @@ fn hp3_what_was_lost_is_not_waited_for_before_a_switch() {
 #[test]
 fn hp3_the_last_packet_is_predicted_as_well_after_terabytes_on_a_path() {
     assert_eq!(resumes_at(40_000, 0), us(1_700));
+    assert_eq!(resumes_at(40_000, 5), us(1_450));
 }
 
 #[test]

@@ -145,7 +145,7 @@ pub struct Transport {
     pub policy: PathPolicy,
     /// What bounds the bytes in flight.
     pub congestion: CongestionControl,
-    /// Queueing that the congestion control allows, microseconds: 1,000 for EcnRtt and 25 for Swift when absent.
+    /// Queueing that the congestion control allows, microseconds: 1,000 for EcnRtt and 250 for Swift when absent.
     /// Some 50 where workers busy-poll or NICs stamp time.
     #[schemars(range(min = 1, max = 1_000_000))]
     #[serde(skip_serializing_if = "Option::is_none")]

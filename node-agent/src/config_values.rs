@@ -209,7 +209,12 @@ impl FromStr for Congestion {
         };
         let queueing = |default| match parameter {
             None => Some(default),
-            Some(text) => text.parse().ok().map(|span: Duration| span.to_core()),
+            // With none allowed, every queue would be too long, and the window the least there is.
+            Some(text) => text
+                .parse()
+                .ok()
+                .map(|span: Duration| span.to_core())
+                .filter(|span| span.get() > 0),
         };
         let kind = match name {
             "ecn-rtt" => queueing(TARGET_QUEUEING)
@@ -226,7 +231,7 @@ impl FromStr for Congestion {
         };
         kind.map(Self).ok_or_else(|| {
             format!(
-                "`{text}` is not `ecn-rtt`, `swift` (with a queueing, for example ecn-rtt:50us) or \
+                "`{text}` is not `ecn-rtt`, `swift` (with a queueing above 0, for example ecn-rtt:50us) or \
                  `fixed:SIZE` (for example fixed:1MiB)"
             )
         })

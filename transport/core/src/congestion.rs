@@ -45,6 +45,8 @@ pub struct Limits {
     pub chunk: u64,
     /// No window above this: the receive window in full chunks.
     pub max: u64,
+    /// How many paths the connection has.
+    pub paths: u16,
 }
 
 impl Limits {
@@ -87,14 +89,14 @@ pub trait CongestionControl {
         let _ = (now, path, bytes);
     }
 
-    /// What an acknowledgement says of one path, before [`CongestionControl::on_ack`]. `in_flight` bytes
-    /// were when it arrived.
+    /// What an acknowledgement says of one path that data of this connection took, before
+    /// [`CongestionControl::on_ack`]; probes' answers are left out. `in_flight` bytes were when it arrived.
     #[inline]
     fn on_path_sample(&mut self, now: Time, sample: &PathSample, in_flight: u64) {
         let _ = (now, sample, in_flight);
     }
 
-    /// An acknowledgement arrived: all that it says together.
+    /// An acknowledgement arrived: all that it says together, without probes' answers.
     #[inline]
     fn on_ack(&mut self, now: Time, sample: &AckSample) {
         let _ = (now, sample);
@@ -107,7 +109,9 @@ pub trait CongestionControl {
     fn on_timeout(&mut self, now: Time);
 
     /// The last timeout was spurious: what it took is given back.
-    fn on_spurious_timeout(&mut self) {}
+    fn on_spurious_timeout(&mut self, now: Time) {
+        let _ = now;
+    }
 
     /// The receiver lets so many more bytes come.
     fn on_credit(&mut self, bytes: u64) {
@@ -117,6 +121,11 @@ pub trait CongestionControl {
     /// The clock has changed, as after a restore: moments and one-way delays that were noted mean nothing any
     /// more.
     fn rebase(&mut self, now: Time);
+
+    /// Heap memory, bytes.
+    fn heap_bytes(&self) -> usize {
+        0
+    }
 }
 
 macro_rules! controls {
@@ -174,14 +183,17 @@ macro_rules! controls {
             fn on_timeout(&mut self, now: Time) {
                 match self { $(Congestion::$kind(control) => control.on_timeout(now),)* }
             }
-            fn on_spurious_timeout(&mut self) {
-                match self { $(Congestion::$kind(control) => control.on_spurious_timeout(),)* }
+            fn on_spurious_timeout(&mut self, now: Time) {
+                match self { $(Congestion::$kind(control) => control.on_spurious_timeout(now),)* }
             }
             fn on_credit(&mut self, bytes: u64) {
                 match self { $(Congestion::$kind(control) => control.on_credit(bytes),)* }
             }
             fn rebase(&mut self, now: Time) {
                 match self { $(Congestion::$kind(control) => control.rebase(now),)* }
+            }
+            fn heap_bytes(&self) -> usize {
+                match self { $(Congestion::$kind(control) => control.heap_bytes(),)* }
             }
         }
     };
@@ -212,7 +224,7 @@ impl CongestionKind {
         target_queueing: TARGET_QUEUEING,
     };
 
-    /// Swift with its paper's target.
+    /// Swift with its default target.
     pub const SWIFT: CongestionKind = CongestionKind::Swift {
         base_target: BASE_TARGET,
     };

@@ -276,6 +276,29 @@ pub struct Connection {
     unproven: u8,
 }
 
+/// What was known of an echo's path before its acknowledgement was taken in.
+#[derive(Clone, Copy, Default)]
+struct OnPath {
+    /// Bytes of this connection.
+    in_flight: u32,
+    rtt: Option<Nanos>,
+    /// The echo is a probe's answer.
+    probe: bool,
+}
+
+impl OnPath {
+    #[inline]
+    fn sample(&self, echo: &wire::Echo, bytes: u32) -> PathSample {
+        PathSample {
+            path: echo.path,
+            rtt: self.rtt,
+            packets: echo.packets.into(),
+            ce: echo.ce,
+            bytes,
+        }
+    }
+}
+
 impl Connection {
     /// A connection on which nothing was sent. `cipher` encrypts it if its settings say so.
     pub fn new(config: ConnectionConfig, cipher: &'static dyn Cipher, now: Time) -> Connection {
@@ -627,31 +650,38 @@ impl Connection {
             ..Default::default()
         };
         let since = self.since;
-        let on_path = |paths: &PathSet, echo: &wire::Echo, bytes: u32| {
-            let age = now.since_wire(echo.sent_at);
-            let lay = Nanos::new(u64::from(echo.delay) << WIRE_CLOCK_SHIFT);
-            let known = age <= now - since && lay <= age;
-            PathSample {
-                path: echo.path,
-                rtt: known.then(|| paths.bounded(echo.path, Nanos::new(age.get() - lay.get()))),
-                packets: echo.packets.into(),
-                ce: echo.ce,
-                bytes,
-            }
-        };
-        let mut in_flight = [0; wire::ACK_ECHOES_MAX];
-        for (echo, before) in ack.echoes().zip(&mut in_flight) {
+        let mut before = [OnPath::default(); wire::ACK_ECHOES_MAX];
+        let mut heard = false;
+        for (echo, before) in ack.echoes().zip(&mut before) {
             if !paths.contains(echo.path) {
                 continue;
             }
-            *before = self.transmit.in_flight().on(echo.path);
-            let on_path = on_path(paths, &echo, *before);
-            paths.on_answer(now, &on_path, echo.largest);
-            self.congestion
-                .on_path_sample(now, &on_path, sample.in_flight);
+            let age = now.since_wire(echo.sent_at);
+            let lay = Nanos::new(u64::from(echo.delay) << WIRE_CLOCK_SHIFT);
+            let known = age <= now - since && lay <= age;
+            let rtt = known.then(|| paths.bounded(echo.path, Nanos::new(age.get() - lay.get())));
+            let in_flight = self.transmit.in_flight().on(echo.path);
+            // A probe's answer tells the path, and its policy, how the path is. It tells nothing of the queues that
+            // this connection's window fills: from an idle path it would hide them, from a path that others fill it
+            // would shrink the window for what this connection does not add to. It is known by its number: that
+            // nothing is in flight on the path does not make it one. Data is answered then, too, when its chunk was
+            // acknowledged by an acknowledgement that overtook this one or had no room for this echo, when it was
+            // declared lost and was only late, or when it was a tail-loss probe; and its round trip counts, for it
+            // was in the queues that this connection has filled.
+            let probe = self.transmit.numbers().named(echo.number) == Named::Unsent;
+            *before = OnPath {
+                in_flight,
+                rtt,
+                probe,
+            };
+            paths.on_answer(now, &before.sample(&echo, 0), echo.largest);
+            heard |= rtt.is_some();
+            if probe {
+                continue;
+            }
             sample.packets += u64::from(echo.packets);
             sample.ce += u64::from(echo.ce);
-            if let Some(rtt) = on_path.rtt {
+            if let Some(rtt) = rtt {
                 let arrived = ack.sent_at().wrapping_sub(echo.delay);
                 let one_way = OneWay::new(echo.sent_at, arrived);
                 sample.rtt = Some(sample.rtt.map_or(rtt, |lowest| lowest.min(rtt)));
@@ -666,27 +696,31 @@ impl Connection {
         if new && ack.echoed_numbers().next().is_none() {
             self.unproven = self.unproven.saturating_add(1);
         }
-        if new || sample.rtt.is_some() {
+        if new || heard {
             self.transmit.end_backoff(paths, timers);
         }
-        for (echo, before) in ack.echoes().zip(in_flight) {
+        for (echo, before) in ack.echoes().zip(before) {
             if !paths.contains(echo.path) {
                 continue;
             }
             let in_flight = self.transmit.in_flight();
             let view = paths.view(now, in_flight.by_path());
-            let gone = before.saturating_sub(in_flight.on(echo.path));
-            let on_path = on_path(paths, &echo, gone);
-            if before == 0 {
+            let gone = before.in_flight.saturating_sub(in_flight.on(echo.path));
+            let on_path = before.sample(&echo, gone);
+            if before.in_flight == 0 {
                 self.policy.on_probe_answer(&view, &on_path);
             } else {
                 self.policy.on_ack(&view, &on_path);
+            }
+            if !before.probe {
+                self.congestion
+                    .on_path_sample(now, &on_path, sample.in_flight);
             }
         }
         sample.bytes = out.bytes;
         self.congestion.on_ack(now, &sample);
         if out.spurious {
-            self.congestion.on_spurious_timeout();
+            self.congestion.on_spurious_timeout(now);
         }
         let policy = &mut self.policy;
         let lost = out.packets_lost
@@ -753,11 +787,13 @@ impl Connection {
                 let timeout = self
                     .transmit
                     .handle_retransmission(now, paths, policy, timers, stats);
-                if timeout.packets_lost > 0 {
-                    self.congestion.on_loss(now, timeout.packets_lost);
-                }
+                // First of the silence: what it takes is given back if it was spurious, and with it what the
+                // losses would take.
                 if timeout.silence {
                     self.congestion.on_timeout(now);
+                }
+                if timeout.packets_lost > 0 {
+                    self.congestion.on_loss(now, timeout.packets_lost);
                 }
             }
             Timer::TailProbe => self.transmit.handle_tail_probe(),
@@ -874,6 +910,7 @@ impl Connection {
     pub fn heap_bytes(&self) -> usize {
         self.transmit.heap_bytes()
             + self.receive.heap_bytes()
+            + self.congestion.heap_bytes()
             + self.events.capacity() * size_of::<Event>()
             + self.keys.heap_bytes()
     }

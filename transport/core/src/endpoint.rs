@@ -480,6 +480,15 @@ impl<P: Eq> Endpoint<P> {
         saved: SavedConnection<P>,
     ) -> Result<ConnectionId, RestoreError> {
         let connection = Connection::restore(&saved.state, self.config.cipher, now)?;
+        // Connections to a peer share its paths.
+        let [saved_paths, here] =
+            [connection.config().settings, self.config.settings].map(|settings| settings.paths);
+        if saved_paths != here {
+            return Err(RestoreError::Paths {
+                saved: saved_paths,
+                here,
+            });
+        }
         let id = connection.id();
         self.close(id);
         let slot = self.insert(id, Slot::Failed);

@@ -20,7 +20,8 @@ mod view;
 
 pub use hopper::HopperParameters;
 pub use policy::{PathPolicy, PathSample, Policy, PolicyKind, UnknownPolicy};
-pub(crate) use rtt::LowestRtt;
+pub(crate) use rtt::BASE_PERIOD;
+use rtt::LowestRtt;
 pub use rtt::RttEstimator;
 pub use set::{BASE_PACKET_BYTES, PathReport, PathSet, PathSetConfig, PathState};
 pub use view::PathView;

@@ -345,19 +345,17 @@ fn draw_first_chunk(draw: &mut Draw) -> ChunkNumber {
 
 fn draw_congestion(draw: &mut Draw, settings: &Settings, fabric: &Fabric) -> CongestionKind {
     let chunk = u64::from(settings.chunk_bytes);
-    // Swift leaves one packet in a hundred round trips to a path whose round trip is always above the target: no run
-    // would end. So the target holds what the slowest lane takes longer than the fastest, and the hosts' turns.
+    // Swift leaves one packet in a hundred round trips to a connection whose round trips are always above the target:
+    // no run would end. So the target holds a packet's time on the slowest lane, and the hosts' turns.
     let packet_time = u64::from(settings.packet_bytes()) * fabric.byte_time_1024 / 1_024;
     let slowest = fabric.slowdowns.into_iter().max().unwrap_or(1);
-    let target_min =
-        fabric.delay_spread + Nanos::new(packet_time * slowest) + TURN_DELAY_MAX.times(2);
+    let target_min = Nanos::new(packet_time * slowest) + TURN_DELAY_MAX.times(2);
     match draw.within(0, 3) {
         0 => CongestionKind::ECN_RTT,
         1 => CongestionKind::EcnRtt {
             target_queueing: Nanos::new(draw.magnitude(1_000, 10_000_000)),
         },
-        // Behind a full queue on a slow lane every round trip is above any target.
-        2 if slowest == 1 => CongestionKind::Swift {
+        2 => CongestionKind::Swift {
             base_target: target_min.times(draw.magnitude(1, 100)),
         },
         _ => CongestionKind::Fixed {

@@ -319,7 +319,7 @@ impl CongestionControl for EcnRtt {
         self.decrease(DECREASE_MAX);
     }
 
-    fn on_spurious_timeout(&mut self) {
+    fn on_spurious_timeout(&mut self, _now: Time) {
         if let Some(before) = self.before_timeout.take() {
             self.set(before.window.max(self.window));
         }
@@ -328,8 +328,12 @@ impl CongestionControl for EcnRtt {
     fn rebase(&mut self, now: Time) {
         self.base = Base::default();
         self.congestive_loss = self.congestive_loss.map(|_| now);
+        // Queueing was measured above a base that is no more.
+        self.crest = Nanos::ZERO;
+        self.was_full = false;
         self.round.since = None;
         self.round.lowest = None;
+        self.round.highest = Nanos::ZERO;
     }
 }
 
@@ -344,6 +348,7 @@ mod tests {
         packet: 1_500,
         chunk: 64_000,
         max: 64_000_000,
+        paths: 1,
     };
 
     /// A round whose lowest round trip is spent on the way there.
@@ -449,6 +454,19 @@ mod tests {
     }
 
     #[test]
+    fn a_full_queue_of_before_a_restore_makes_no_loss_after_it_congestive() {
+        let mut cc = control(Some(1_000_000));
+        for rtt in [100, 1_100] {
+            round(&mut cc, 0, Nanos::from_micros(rtt));
+        }
+        cc.rebase(Time::ZERO);
+        let before = cc.window();
+        cc.on_loss(Time::ZERO, 1);
+        round(&mut cc, 0, Nanos::from_micros(100));
+        assert_eq!(cc.window(), before + LIMITS.chunk);
+    }
+
+    #[test]
     fn a_slow_link_may_queue_a_chunk_and_a_quarter() {
         let mut cc = EcnRtt::new(LIMITS, Nanos::from_micros(50));
         cc.slow_start = false;
@@ -491,7 +509,7 @@ mod tests {
         cc.on_timeout(Time::ZERO);
         assert_eq!(cc.window(), 500_000);
         cc.on_timeout(Time::ZERO);
-        cc.on_spurious_timeout();
+        cc.on_spurious_timeout(Time::ZERO);
         assert_eq!(cc.window(), 1_000_000);
     }
 
@@ -504,7 +522,7 @@ mod tests {
             round(&mut cc, 100, Nanos::from_micros(100));
         }
         let before = cc.window();
-        cc.on_spurious_timeout();
+        cc.on_spurious_timeout(Time::ZERO);
         assert_eq!(cc.window(), before);
     }
 

@@ -5,17 +5,17 @@
 //! one packet in a round trip; above it the window shrinks by β times the excess, once in a round trip. The target
 //! is higher for small windows, so that many flows share a queue (section 3.5, "flow-based scaling"). A window
 //! below one packet is kept by pacing (section 3.6). The paper's term for the hops stands for what a path takes by
-//! itself; the packets tell no hop count, so the lowest round trip measured takes its place. The paper's second
+//! itself; the packets tell no hop count, so the lowest round trip measured on that path takes its place. The paper's second
 //! window, for the delay in the hosts, is left out: the round trips here hold none of the peer's waiting before an
 //! acknowledgement.
 
 use super::{CongestionControl, Limits, Nanos, PathId, PathSample, Permit, Time};
-use crate::path::LowestRtt;
+use crate::path::BASE_PERIOD;
 use serde::{Deserialize, Serialize};
 
-/// What a large window may queue: 25 us suits the 100 Gbit/s fabrics and NIC time stamps of the paper's
-/// evaluation. Where threads stamp time and wake late, ten times as much.
-pub const BASE_TARGET: Nanos = Nanos::from_micros(25);
+/// What a large window may queue. The paper's 25 us suit NIC time stamps; here threads stamp time and wake late, which
+/// takes ten times as much.
+pub const BASE_TARGET: Nanos = Nanos::from_micros(250);
 /// Additive increase: packets in a round trip (Algorithm 1, ai).
 const INCREASE: f64 = 1.0;
 /// Multiplicative decrease: of the share by which the delay exceeds its target (Algorithm 1, β).
@@ -43,15 +43,63 @@ pub struct Swift {
     base_target: Nanos,
     /// Packets.
     window: f64,
-    /// What it was before the last timeout, until the next acknowledgement in time.
-    before_timeout: Option<f64>,
+    before_timeout: Option<BeforeTimeout>,
     /// The newest round trip.
     rtt: Nanos,
-    base: LowestRtt,
+    base: Base,
     decreased_at: Option<Time>,
     timeouts: u8,
     /// When the next chunk may go.
     next_at: Time,
+}
+
+/// What a timeout took.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct BeforeTimeout {
+    /// Packets.
+    window: f64,
+    /// It may be given back until then: a round trip after the peer was first heard again.
+    until: Option<Time>,
+}
+
+impl BeforeTimeout {
+    fn is_recent(&self, now: Time) -> bool {
+        self.until.is_none_or(|until| now <= until)
+    }
+}
+
+/// The lowest round trip of each path, of the last one to two periods.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Base {
+    since: Time,
+    /// Of the period under way and of the one before, ns; 0 where there is none.
+    lowest: Vec<[u32; 2]>,
+}
+
+impl Base {
+    fn new(paths: u16) -> Base {
+        Base {
+            since: Time::ZERO,
+            lowest: vec![[0; 2]; paths.into()],
+        }
+    }
+
+    /// Takes a round trip in; the lowest of its path, that one included.
+    fn update(&mut self, now: Time, path: PathId, rtt: Nanos) -> Nanos {
+        if now - self.since > BASE_PERIOD {
+            self.since = now;
+            for [current, previous] in &mut self.lowest {
+                *previous = std::mem::take(current);
+            }
+        }
+        let Some([current, previous]) = self.lowest.get_mut(usize::from(path.0)) else {
+            return rtt;
+        };
+        let least = |a: u32, b: u32| if a == 0 { b } else { a.min(b) };
+        let rtt = u32::try_from(rtt.get()).unwrap_or(u32::MAX).max(1);
+        *current = least(*current, rtt);
+        Nanos::new(least(*previous, *current).into())
+    }
 }
 
 impl Swift {
@@ -62,7 +110,7 @@ impl Swift {
             window: WINDOW_FIRST.min(limits.max as f64 / limits.packet as f64),
             before_timeout: None,
             rtt: base_target,
-            base: LowestRtt::default(),
+            base: Base::new(limits.paths),
             decreased_at: None,
             timeouts: 0,
             next_at: Time::ZERO,
@@ -83,14 +131,13 @@ impl Swift {
         self.set(self.window * (1.0 - share.min(DECREASE_MAX)));
     }
 
-    /// Section 3.5: target = base + max(0, min(α/√cwnd + β, fs_range)).
-    fn target(&self) -> f64 {
+    /// Section 3.5: target = base + max(0, min(α/√cwnd + β, fs_range)), of a path that takes `base` by itself.
+    fn target(&self, base: Nanos) -> f64 {
         let base_target = self.base_target.get() as f64;
         let range = SCALING_RANGE * base_target;
         let (most, least) = (SCALING_FROM.sqrt().recip(), SCALING_TO.sqrt().recip());
         let scaled = range * (self.window.sqrt().recip() - least) / (most - least);
-        let base = self.base.get().unwrap_or(Nanos::ZERO).get() as f64;
-        base + base_target + scaled.clamp(0.0, range)
+        base.get() as f64 + base_target + scaled.clamp(0.0, range)
     }
 }
 
@@ -114,25 +161,34 @@ impl CongestionControl for Swift {
     fn on_sent(&mut self, now: Time, _path: PathId, bytes: u32) {
         if self.window < 1.0 {
             let share = f64::from(bytes) / (self.window * self.limits.packet as f64);
-            self.next_at = now + Nanos::new((self.rtt.get() as f64 * share) as u64);
+            let next_at = now + Nanos::new((self.rtt.get() as f64 * share) as u64);
+            // A tail-loss probe, which waits for no permit, shortens no pause.
+            self.next_at = self.next_at.max(next_at);
         }
     }
 
     fn on_path_sample(&mut self, now: Time, sample: &PathSample, in_flight: u64) {
         let Some(rtt) = sample.rtt else { return };
         self.rtt = rtt;
-        self.base.update(now, rtt);
+        let base = self.base.update(now, sample.path, rtt);
         self.timeouts = 0;
-        let (delay, target) = (rtt.get() as f64, self.target());
+        if let Some(before) = &mut self.before_timeout {
+            before.until.get_or_insert(now + rtt);
+        }
+        let (delay, target) = (rtt.get() as f64, self.target(base));
         if delay > target {
             self.decrease(now, BETA * (delay - target) / delay);
             return;
         }
-        self.before_timeout = None;
         // A sender with less to send than the window allows learns nothing.
         if in_flight * 2 >= self.window() {
+            // By INCREASE in a round trip, more of which no sample can tell; one of a whole chunk that was sent in a
+            // larger window leads a window below one packet to one.
             let packets = f64::from(sample.packets);
-            self.set(self.window + INCREASE * packets / self.window.max(1.0));
+            self.set(match self.window < 1.0 {
+                true => (self.window + INCREASE * packets).min(1.0),
+                false => self.window + INCREASE * (packets / self.window).min(1.0),
+            });
         }
         if self.window >= 1.0 {
             self.next_at = now;
@@ -144,7 +200,11 @@ impl CongestionControl for Swift {
     }
 
     fn on_timeout(&mut self, now: Time) {
-        self.before_timeout = Some(self.before_timeout.unwrap_or(self.window));
+        let before = self.before_timeout.filter(|before| before.is_recent(now));
+        self.before_timeout = Some(BeforeTimeout {
+            window: before.map_or(self.window, |before| before.window),
+            until: None,
+        });
         self.timeouts = self.timeouts.saturating_add(1);
         if self.timeouts >= RESET_TIMEOUTS {
             self.set(WINDOW_MIN);
@@ -153,16 +213,24 @@ impl CongestionControl for Swift {
         }
     }
 
-    fn on_spurious_timeout(&mut self) {
-        if let Some(before) = self.before_timeout.take() {
-            self.set(before.max(self.window));
+    fn on_spurious_timeout(&mut self, now: Time) {
+        let before = self.before_timeout.take();
+        if let Some(before) = before.filter(|before| before.is_recent(now)) {
+            self.set(before.window.max(self.window));
+            // The pause that the small window asked for.
+            self.next_at = now;
         }
     }
 
     fn rebase(&mut self, now: Time) {
         self.decreased_at = None;
         self.next_at = now;
-        self.base = LowestRtt::default();
+        self.before_timeout = None;
+        self.base = Base::new(self.limits.paths);
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.base.lowest.capacity() * size_of::<[u32; 2]>()
     }
 }
 
@@ -174,15 +242,23 @@ mod tests {
         packet: 1_500,
         chunk: 64_500,
         max: 64_000_000,
+        paths: 4,
     };
+
+    /// The paper's.
+    const TARGET: Nanos = Nanos::from_micros(25);
 
     fn us(n: u64) -> Time {
         Time::from_nanos(n * 1_000)
     }
 
     fn sample(swift: &mut Swift, at: Time, rtt: u64, packets: u32) {
+        sample_on(swift, PathId(0), at, rtt, packets);
+    }
+
+    fn sample_on(swift: &mut Swift, path: PathId, at: Time, rtt: u64, packets: u32) {
         let sample = PathSample {
-            path: PathId(0),
+            path,
             rtt: Some(Nanos::from_micros(rtt)),
             packets,
             ce: 0,
@@ -191,9 +267,11 @@ mod tests {
         swift.on_path_sample(at, &sample, swift.window());
     }
 
+    const BASE: Nanos = Nanos::from_micros(10);
+
     fn swift(window: f64) -> Swift {
-        let mut swift = Swift::new(LIMITS, BASE_TARGET);
-        swift.base.update(Time::ZERO, Nanos::from_micros(10));
+        let mut swift = Swift::new(LIMITS, TARGET);
+        swift.base.update(Time::ZERO, PathId(0), BASE);
         swift.set(window);
         swift
     }
@@ -221,11 +299,11 @@ mod tests {
 
     #[test]
     fn uc6_the_target_of_a_small_window_is_higher_by_up_to_five_times_the_base() {
-        assert_eq!(swift(100.0).target(), 35_000.0);
-        assert_eq!(swift(1_000.0).target(), 35_000.0);
-        assert_eq!(swift(0.1).target(), 160_000.0);
-        assert_eq!(swift(0.01).target(), 160_000.0);
-        let middle = swift(1.0).target();
+        assert_eq!(swift(100.0).target(BASE), 35_000.0);
+        assert_eq!(swift(1_000.0).target(BASE), 35_000.0);
+        assert_eq!(swift(0.1).target(BASE), 160_000.0);
+        assert_eq!(swift(0.01).target(BASE), 160_000.0);
+        let middle = swift(1.0).target(BASE);
         assert!((70_000.0..80_000.0).contains(&middle), "{middle}");
     }
 
@@ -250,7 +328,66 @@ mod tests {
             swift.on_timeout(us(1_000 * timeout));
         }
         assert_eq!(swift.window, WINDOW_MIN);
-        swift.on_spurious_timeout();
+        swift.on_sent(us(5_000), PathId(0), 64_500);
+        let waits = swift.may_send(PathId(0), 1_500, us(5_100));
+        assert!(matches!(waits, Permit::At(at) if at > us(100_000)));
+        swift.on_spurious_timeout(us(5_100));
         assert_eq!(swift.window, 50.0);
+        let permit = swift.may_send(PathId(0), 1_500, us(5_100));
+        assert_eq!(permit, Permit::Yes, "no pause of the least window is left");
+    }
+
+    #[test]
+    fn uc6_a_timeout_is_given_back_after_an_answer_in_time_but_not_a_round_trip_later() {
+        for (spurious_at, window) in [(1_030, 50.0), (1_031, 25.0)] {
+            let mut swift = swift(50.0);
+            swift.on_timeout(us(500));
+            // Of what was sent again; too little is in flight for the window to grow.
+            let sample = PathSample {
+                path: PathId(0),
+                rtt: Some(Nanos::from_micros(30)),
+                packets: 1,
+                ce: 0,
+                bytes: 0,
+            };
+            swift.on_path_sample(us(1_000), &sample, 0);
+            swift.on_spurious_timeout(us(spurious_at));
+            assert_eq!(swift.window, window);
+        }
+    }
+
+    #[test]
+    fn uc6_a_path_that_takes_longer_by_itself_queues_nothing() {
+        let mut swift = swift(20.0);
+        for round in 0..20 {
+            sample_on(&mut swift, PathId(1), us(1_000 + round), 210, 1);
+        }
+        assert!(swift.window > 20.9, "{}", swift.window);
+        sample_on(&mut swift, PathId(1), us(2_000), 410, 1);
+        assert!(swift.window < 20.0, "200 us more than by itself");
+        // Two periods later it has become that long.
+        for at in [11, 22] {
+            let before = swift.window;
+            sample_on(&mut swift, PathId(1), us(at * 1_000_000), 410, 1);
+            assert_eq!(swift.window > before, at == 22, "{at} s");
+        }
+    }
+
+    #[test]
+    fn uc6_a_chunk_sent_in_a_larger_window_leads_one_below_a_packet_to_one_and_no_further() {
+        let mut swift = swift(0.01);
+        sample(&mut swift, us(1_000), 20, 43);
+        assert_eq!(swift.window, 1.0);
+        sample(&mut swift, us(1_100), 20, 43);
+        assert_eq!(swift.window, 2.0);
+    }
+
+    #[test]
+    fn uc6_a_tail_probe_of_one_packet_does_not_shorten_the_pause_after_a_chunk() {
+        let mut swift = swift(0.01);
+        swift.on_sent(us(0), PathId(0), 64_500);
+        let pause = swift.may_send(PathId(0), 1_500, us(1));
+        swift.on_sent(us(1), PathId(1), 1_500);
+        assert_eq!(swift.may_send(PathId(0), 1_500, us(1)), pause);
     }
 }

@@ -142,6 +142,7 @@ impl Settings {
             packet: self.packet_bytes().into(),
             chunk,
             max: chunk * u64::from(self.window_chunks),
+            paths: self.paths,
         }
     }
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Changes whenever the layout does.
-const SAVED_VERSION: u16 = 6;
+const SAVED_VERSION: u16 = 7;
 
 #[derive(Serialize)]
 struct SavedRef<'a> {
@@ -54,6 +54,16 @@ pub enum RestoreError {
     /// Cut off or damaged.
     #[error("the saved connection is cut off or damaged: {0}")]
     Damaged(String),
+    /// It has another number of paths than the connections of this endpoint.
+    #[error(
+        "the saved connection has {saved} paths, this endpoint's have {here}: set `paths` as it was, or connect again"
+    )]
+    Paths {
+        /// Of the saved connection.
+        saved: u16,
+        /// Of the endpoint.
+        here: u16,
+    },
 }
 
 impl Connection {

@@ -74,6 +74,8 @@ pub(super) struct Transmit {
     in_flight: InFlight,
     /// The path chosen for the next chunk, which was not let through yet.
     chosen: Option<PathId>,
+    /// The same for a chunk that is sent again.
+    chosen_again: Option<(ChunkNumber, PathId)>,
     numbers: PacketNumbers,
     /// The newest transmission known to have arrived.
     newest_acked: u64,
@@ -103,6 +105,7 @@ impl Transmit {
             readiness: Readiness::Ready,
             in_flight: InFlight::new(config.settings.paths),
             chosen: None,
+            chosen_again: None,
             numbers: PacketNumbers::new(config.first_packet.into()),
             newest_acked: 0,
             backoff: 0,
@@ -194,12 +197,25 @@ impl Transmit {
                 continue;
             }
             let bytes = wire_bytes(&sent, sent.missing);
-            if !self.fits(bytes, out) || !self.is_let_through(sent.path, bytes, now, out, timers) {
+            if !self.fits(bytes, out) {
                 return None;
             }
             let by_path = self.in_flight.by_path();
-            let path =
-                paths.choose_again(out.policy, sent.path, sent.sent_at, now, by_path, out.rng)?;
+            let path = match self.chosen_again.take() {
+                Some((chunk, path)) if chunk == number && paths.is_candidate(path) => path,
+                _ => paths.choose_again(
+                    out.policy,
+                    sent.path,
+                    sent.sent_at,
+                    now,
+                    by_path,
+                    out.rng,
+                )?,
+            };
+            if !self.is_let_through(path, bytes, now, out, timers) {
+                self.chosen_again = Some((number, path));
+                return None;
+            }
             self.lost.pop_front();
             let sent = self.board.resend(number, path, now, bytes);
             self.expect_answer(&sent, paths, timers);
@@ -249,7 +265,7 @@ impl Transmit {
             return None;
         }
         let path = match self.chosen.take() {
-            Some(path) if paths.is_candidate(path) => path,
+            Some(path) if paths.is_candidate(path) && out.policy.keeps(path) => path,
             _ => paths.choose(out.policy, now, self.in_flight.by_path(), out.rng)?,
         };
         if !self.is_let_through(path, bytes, now, out, timers) {

@@ -91,9 +91,11 @@ enum Probing {
     Done,
 }
 
-/// One control epoch: one RTT (section 3, "Design Overview").
+/// One control epoch: one RTT (section 3, "Design Overview"), of its first sample or its average, whichever is less:
+/// a packet that came back late would otherwise stop the probes for as long as it took.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Epoch {
+    began: Time,
     ends: Time,
     /// Alg. 1's avg_rtt.
     average: Nanos,
@@ -104,11 +106,14 @@ struct Epoch {
 }
 
 /// The linear regression of Fig. 1, of the moments at which packets are acknowledged over the path's bytes: for
-/// packets sent at an even rate the same as of their RTTs, and right for a window that leaves at once, too.
+/// packets sent at an even rate the same as of their RTTs, and right for a window that leaves at once, too. Both
+/// count from the epoch's start, so that the sums of squares stay exact.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Trend {
     /// Moments count from here, ns.
     since: Time,
+    /// Bytes acknowledged since.
+    acked: u64,
     samples: f64,
     bytes: f64,
     moments: f64,
@@ -117,10 +122,13 @@ struct Trend {
 }
 
 impl Trend {
-    fn new(since: Time) -> Trend {
+    /// An epoch begins. `before`: when what precedes its first packet was acknowledged, if that is no longer ago than
+    /// two round trips; with it one packet in an epoch tells a trend.
+    fn new(now: Time, before: Option<Time>) -> Trend {
         Trend {
-            since,
-            samples: 0.0,
+            since: before.unwrap_or(now),
+            acked: 0,
+            samples: if before.is_some() { 1.0 } else { 0.0 },
             bytes: 0.0,
             moments: 0.0,
             bytes_bytes: 0.0,
@@ -128,9 +136,10 @@ impl Trend {
         }
     }
 
-    /// The packet `bytes` into the path's data was acknowledged.
-    fn add(&mut self, bytes: u64, now: Time) {
-        let (bytes, moment) = (bytes as f64, (now - self.since).get() as f64);
+    /// `bytes` more were acknowledged.
+    fn add(&mut self, bytes: u32, now: Time) {
+        self.acked += u64::from(bytes);
+        let (bytes, moment) = (self.acked as f64, (now - self.since).get() as f64);
         self.samples += 1.0;
         self.bytes += bytes;
         self.moments += moment;
@@ -138,13 +147,14 @@ impl Trend {
         self.bytes_moments += bytes * moment;
     }
 
-    /// When the packet `bytes` into the path's data will be, where two samples tell a trend.
-    fn at(&self, bytes: u64) -> Option<Time> {
+    /// When the last of the `in_flight` bytes will be, where two samples tell a trend.
+    fn last_at(&self, in_flight: u32) -> Option<Time> {
         let spread = self.samples * self.bytes_bytes - self.bytes * self.bytes;
         if self.samples < 2.0 || spread <= 0.0 {
             return None;
         }
         let slope = (self.samples * self.bytes_moments - self.bytes * self.moments) / spread;
+        let bytes = self.acked + u64::from(in_flight);
         let ahead = self.samples * bytes as f64 - self.bytes;
         let moment = (self.moments + slope * ahead) / self.samples;
         Some(self.since + Nanos::new(moment.max(0.0) as u64))
@@ -166,12 +176,10 @@ struct Probe {
 pub struct Hopper {
     parameters: HopperParameters,
     current: Option<PathId>,
-    /// Bytes sent on the current path since the switch to it.
-    sent: u64,
-    /// When the last of them were.
+    /// When something was last sent on the current path.
     sent_at: Time,
-    /// Bytes acknowledged of those.
-    acked: u64,
+    /// When something on it was last acknowledged.
+    acked_at: Option<Time>,
     epoch: Option<Epoch>,
     /// The newest probes; the next one replaces the oldest.
     probes: [Option<Probe>; MEMORY],
@@ -187,9 +195,8 @@ impl Hopper {
         Hopper {
             parameters,
             current: None,
-            sent: 0,
             sent_at: Time::ZERO,
-            acked: 0,
+            acked_at: None,
             epoch: None,
             probes: [None; MEMORY],
             next_probe: 0,
@@ -239,40 +246,56 @@ impl Hopper {
         }
     }
 
+    /// Whether a probe of the pair drawn last may yet tell of a better path: one that is clearly better than
+    /// `average` answers within that time.
+    fn awaits_pair(&self, now: Time, average: Nanos) -> bool {
+        let of_pair = |probe: &Probe| probe.drawn_at == self.drawn_at && probe.answer.is_none();
+        now - self.drawn_at <= percent(average, self.parameters.delta)
+            && (self.unsent.iter().any(Option::is_some)
+                || self.probes.iter().flatten().any(of_pair))
+    }
+
     /// Alg. 1's SWITCHPATH: takes the better of the probed paths if the current one is congested and that one
     /// is clearly better (section 3.3, "Path Selection").
     fn compare(&mut self, view: &PathView<'_>) {
-        let (Some(epoch), Some(base)) = (&mut self.epoch, view.base_rtt()) else {
+        let (Some(epoch), Some(base)) = (self.epoch, view.base_rtt()) else {
             return;
         };
         let congested = epoch.average > percent(base, self.parameters.th_cong);
-        // Two samples tell when the last packet in flight arrives.
-        if epoch.compared || !congested || epoch.trend.samples < 2.0 {
+        if epoch.compared || !congested || self.awaits_pair(view.now(), epoch.average) {
             return;
         }
         // "For a few RTTs" (section 3.3): the path's own, which may be many times the base.
         let ttl = percent(base, self.parameters.ttl_probe).max(epoch.average);
-        let fresh = |probe: &Probe| match probe.answer {
-            Some((at, rtt)) if view.now() - at <= ttl && view.allows(probe.path) => {
-                Some((rtt, probe.path))
-            }
-            _ => None,
+        let fresh = |probe: &Probe| {
+            let (at, rtt) = probe.answer?;
+            // The current path was a probed one before it was taken.
+            let other = Some(probe.path) != self.current && view.allows(probe.path);
+            (other && view.now() - at <= ttl).then_some((rtt, probe.path))
         };
+        // One sample tells when what is in flight arrives if that is no more than what it told of.
+        let in_flight = self.current.map_or(0, |current| view.in_flight(current));
+        if epoch.trend.samples < 2.0 && u64::from(in_flight) > epoch.trend.acked {
+            return;
+        }
         let Some((rtt, path)) = self.probes.iter().flatten().filter_map(fresh).min() else {
             // Nothing to compare yet: the answers come within a round trip.
             return;
         };
-        epoch.compared = true;
         if rtt <= percent(epoch.average, self.parameters.delta) {
-            let epoch = *epoch;
             self.switch(view, path, rtt, &epoch);
+        } else if let Some(epoch) = &mut self.epoch {
+            // With what is remembered of epochs before; this one's own probes are compared when they answer.
+            epoch.compared = epoch.probing != Probing::Due;
         }
     }
 
     /// Goes over to `path`, "by a duration proportional to the RTT difference between the two paths" after the
     /// last packet on the old one (section 3.3, "Reducing Out-of-Order Packets").
     fn switch(&mut self, view: &PathView<'_>, path: PathId, rtt: Nanos, epoch: &Epoch) {
-        let last = match epoch.trend.at(self.sent) {
+        let in_flight = self.current.map_or(0, |current| view.in_flight(current));
+        let last = match epoch.trend.last_at(in_flight) {
+            _ if in_flight == 0 => Nanos::ZERO,
             Some(acked_at) => (acked_at - self.sent_at).min(epoch.average.times(PREDICTION_MAX)),
             None => epoch.average,
         };
@@ -282,9 +305,8 @@ impl Hopper {
 
     fn take(&mut self, path: PathId, now: Time) {
         self.current = Some(path);
-        self.sent = 0;
         self.sent_at = now;
-        self.acked = 0;
+        self.acked_at = None;
         self.epoch = None;
         self.unsent = [None; PROBES];
     }
@@ -311,9 +333,12 @@ impl PathPolicy for Hopper {
         }
     }
 
-    fn on_sent(&mut self, now: Time, path: PathId, bytes: u32) {
+    fn keeps(&self, path: PathId) -> bool {
+        self.current == Some(path)
+    }
+
+    fn on_sent(&mut self, now: Time, path: PathId, _bytes: u32) {
         if self.current == Some(path) {
-            self.sent += u64::from(bytes);
             self.sent_at = now;
         }
     }
@@ -322,29 +347,48 @@ impl PathPolicy for Hopper {
         if self.current != Some(sample.path) {
             return self.answered(view, sample);
         }
-        let Some(rtt) = sample.rtt else { return };
+        let acked_at = match sample.bytes {
+            0 => self.acked_at,
+            _ => Some(view.now()),
+        };
+        let Some(rtt) = sample.rtt else {
+            self.acked_at = acked_at;
+            // Acknowledged all the same.
+            if let Some(epoch) = &mut self.epoch
+                && sample.bytes > 0
+            {
+                epoch.trend.add(sample.bytes, view.now());
+            }
+            return;
+        };
         let alpha = u64::from(self.parameters.alpha);
         let mut epoch = match self.epoch {
             Some(epoch) if view.now() < epoch.ends => {
                 let average = alpha * rtt.get() + (100 - alpha) * epoch.average.get();
+                let average = Nanos::new(average / 100);
                 Epoch {
-                    average: Nanos::new(average / 100),
+                    average,
+                    ends: epoch.ends.min(epoch.began + average),
                     ..epoch
                 }
             }
             // Alg. 1 begins with avg_rtt = 0, which its α of 1 forgets at once; the first sample seeds it here.
             _ => Epoch {
+                began: view.now(),
                 ends: view.now() + rtt,
                 average: rtt,
                 probing: Probing::NotYet,
                 compared: false,
-                trend: Trend::new(view.now()),
+                trend: Trend::new(
+                    view.now(),
+                    self.acked_at.filter(|&at| view.now() - at <= rtt.times(2)),
+                ),
             },
         };
-        self.acked += u64::from(sample.bytes);
         if sample.bytes > 0 {
-            epoch.trend.add(self.acked, view.now());
+            epoch.trend.add(sample.bytes, view.now());
         }
+        self.acked_at = acked_at;
         let above = |base| epoch.average > percent(base, self.parameters.th_probe);
         if epoch.probing == Probing::NotYet && view.base_rtt().is_some_and(above) {
             epoch.probing = Probing::Due;
@@ -377,6 +421,7 @@ impl PathPolicy for Hopper {
         self.probes = [None; MEMORY];
         self.unsent = [None; PROBES];
         self.sent_at = now;
+        self.acked_at = None;
         self.resumes_at = Time::ZERO;
     }
 }

@@ -32,6 +32,13 @@ pub trait PathPolicy {
     /// without the paths that it must not take.
     fn choose(&mut self, view: &PathView<'_>, rng: &mut Rng) -> PathId;
 
+    /// Whether a chunk for which `path` was chosen, and which the congestion control then held back, still takes
+    /// it; if not, the policy is asked again.
+    fn keeps(&self, path: PathId) -> bool {
+        let _ = path;
+        true
+    }
+
     /// `bytes` (headers included) were sent on `path`.
     fn on_sent(&mut self, now: Time, path: PathId, bytes: u32) {
         let _ = (now, path, bytes);
@@ -109,6 +116,10 @@ macro_rules! policies {
             #[inline]
             fn choose(&mut self, view: &PathView<'_>, rng: &mut Rng) -> PathId {
                 match self { $(Policy::$kind(policy) => policy.choose(view, rng),)* }
+            }
+            #[inline]
+            fn keeps(&self, path: PathId) -> bool {
+                match self { $(Policy::$kind(policy) => policy.keeps(path),)* }
             }
             #[inline]
             fn on_sent(&mut self, now: Time, path: PathId, bytes: u32) {

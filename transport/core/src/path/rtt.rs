@@ -4,7 +4,7 @@ use super::{Nanos, Time};
 use serde::{Deserialize, Serialize};
 
 /// The lowest round trip is that of this long a period and of the one before (as BBR's min_rtt, 10 s).
-const BASE_PERIOD: Nanos = Nanos::from_secs(10);
+pub(crate) const BASE_PERIOD: Nanos = Nanos::from_secs(10);
 
 /// The lowest round-trip time of the last 10 to 20 s.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]

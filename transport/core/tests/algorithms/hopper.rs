@@ -208,6 +208,133 @@ fn hp3_the_first_packet_on_the_new_path_waits_for_the_last_on_the_old_by_the_rtt
 }
 
 #[test]
+fn hp1_a_packet_that_came_back_late_stops_the_probes_for_no_longer_than_the_average() {
+    let mut trace = Trace::new(8, "hopper");
+    trace.measure(1_000, 100_000);
+    assert_eq!(trace.probes(1_001).len(), 2);
+    trace.measure(1_100, 160);
+    assert_eq!(trace.probes(1_101), [], "the epoch ends 160 us after 1,000");
+    trace.measure(1_200, 160);
+    assert_eq!(trace.probes(1_201).len(), 2);
+}
+
+#[test]
+fn hp3_a_path_that_was_a_probed_one_is_left_for_the_other_one() {
+    let (mut trace, probes) = probed(260, 100, 120);
+    trace.current = trace.send(1_130);
+    assert_eq!(trace.current, probes[0]);
+    trace.ack(1_440, 300);
+    // It was probed at 100 us; now it takes 300, and the other one was probed at 120.
+    assert_eq!(trace.send(1_800), probes[1]);
+}
+
+#[test]
+fn hp3_one_chunk_in_a_round_trip_is_enough_to_leave_a_path() {
+    let mut trace = Trace::new(8, "hopper");
+    trace.measure(1_000, 300);
+    trace.send(1_001);
+    let probes: Vec<PathId> = std::iter::from_fn(|| trace.policy.poll_probe()).collect();
+    trace.sample(1_101, probes[0], 100);
+    trace.sample(1_121, probes[1], 120);
+    // The chunk is expected back when the only other one was, after 300 us, and the new path takes 100.
+    assert_eq!(trace.policy.resumes_at(), us(1_201));
+    assert_eq!(trace.send(1_302), probes[0]);
+}
+
+#[test]
+fn hp3_the_second_of_two_probes_is_waited_for_while_it_may_be_clearly_better() {
+    let wait = |second: Option<u64>| {
+        let mut trace = Trace::new(8, "hopper");
+        trace.measure(1_000, 300);
+        let probes = trace.probes(1_000);
+        trace.sample(1_150, probes[0], 150);
+        trace.measure(1_160, 300);
+        assert_eq!(trace.send(1_161), trace.current);
+        match second {
+            Some(rtt) => trace.sample(1_000 + rtt, probes[1], rtt),
+            // At 240 us, four fifths of 300, it is not clearly better any more.
+            None => {
+                trace.measure(1_240, 300);
+                assert_eq!(trace.send(1_240), trace.current);
+                trace.ack(1_241, 300);
+            }
+        }
+        probes.iter().position(|&path| path == trace.send(3_000))
+    };
+    assert_eq!(wait(Some(170)), Some(0));
+    assert_eq!(wait(None), Some(0));
+    // One that was sent after the first, and is faster.
+    let mut trace = Trace::new(8, "hopper");
+    trace.measure(1_000, 300);
+    let probes = trace.probes(1_000);
+    trace.sample(1_150, probes[0], 150);
+    trace.measure(1_160, 300);
+    trace.sample(1_170, probes[1], 120);
+    assert_eq!(trace.send(3_000), probes[1]);
+}
+
+/// When the next chunk may leave after a switch to a path of 100 us. Ten chunks left at 1,000 us after `before` samples of
+/// 4 GiB each;/// three came back, at 1,300, 1,350 and 1,400, and `lost` were taken for lost. An eleventh left at 1,400.
+fn resumes_at(before: u64, lost: u32) -> Time {
+    let mut trace = Trace::new(8, "hopper");
+    let current = trace.current;
+    for at in 0..before {
+        let now = us(200 + at);
+        trace.policy.on_sent(now, current, u32::MAX);
+        let sample = PathSample {
+            path: current,
+            rtt: Some(Nanos::from_micros(100)),
+            packets: 1,
+            ce: 0,
+            bytes: u32::MAX,
+        };
+        let view = trace.set.view(now, &trace.in_flight);
+        trace.policy.on_ack(&view, &sample);
+    }
+    let start = before + 1_000;
+    for _ in 0..10 {
+        trace.send(start);
+    }
+    for chunk in 0..3 {
+        let rtt = 300 + 50 * chunk;
+        trace.ack(start + rtt, rtt);
+    }
+    trace.in_flight[usize::from(current.0)] -= lost * CHUNK;
+    trace.send(start + 400);
+    let probes: Vec<PathId> = std::iter::from_fn(|| trace.policy.poll_probe()).collect();
+    trace.sample(start + 500, probes[0], 100);
+    trace.sample(start + 520, probes[1], 120);
+    let resumes_at = trace.policy.resumes_at();
+    Time::from_nanos(resumes_at.as_nanos() - before * 1_000)
+}
+
+#[test]
+fn hp3_what_was_lost_is_not_waited_for_before_a_switch() {
+    // Of eleven, eight are in flight: the last is back 50 us after the one before each.
+    assert_eq!(resumes_at(0, 0), us(1_700));
+    assert_eq!(resumes_at(0, 5), us(1_450));
+}
+
+#[test]
+fn hp3_the_last_packet_is_predicted_as_well_after_terabytes_on_a_path() {
+    assert_eq!(resumes_at(40_000, 0), us(1_700));
+    assert_eq!(resumes_at(40_000, 5), us(1_450));
+}
+
+#[test]
+fn hp3_a_chunk_that_was_held_back_is_chosen_for_anew_after_a_switch() {
+    let mut trace = Trace::new(8, "hopper");
+    let before = trace.current;
+    assert!(trace.policy.keeps(before));
+    trace.measure(1_000, 300);
+    trace.send(1_001);
+    let probes: Vec<PathId> = std::iter::from_fn(|| trace.policy.poll_probe()).collect();
+    trace.sample(1_101, probes[0], 100);
+    trace.sample(1_121, probes[1], 120);
+    assert!(!trace.policy.keeps(before) && trace.policy.keeps(probes[0]));
+}
+
+#[test]
 fn hp3_a_lost_chunk_goes_elsewhere_and_the_path_stays() {
     let mut trace = Trace::new(8, "hopper");
     let current = trace.current;

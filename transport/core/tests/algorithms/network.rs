@@ -142,6 +142,7 @@ impl Network {
             packet: PACKET,
             chunk: PACKET * CHUNK_PACKETS,
             max: PACKET * CHUNK_PACKETS * 256,
+            paths,
         };
         self.add(Sender::Ours(Box::new(Flow {
             policy: policy.build(),
@@ -343,9 +344,11 @@ impl Flow {
         };
         let in_flight = self.total();
         let bytes = ((answer.packets + answer.lost) * PACKET) as u32;
-        if !probe {
-            self.in_flight[usize::from(path.0)] -= bytes;
-        }
+        let bytes = if probe { 0 } else { bytes };
+        let on_path = &mut self.in_flight[usize::from(path.0)];
+        // As in a connection: the policy is told by what is in flight, the congestion control of data.
+        let idle = *on_path == 0;
+        *on_path -= bytes;
         if answer.packets > 0 {
             let rtt = now - Time::from_nanos(answer.sent_at);
             let sample = PathSample {
@@ -353,11 +356,11 @@ impl Flow {
                 rtt: Some(rtt),
                 packets: answer.packets as u32,
                 ce: 0,
-                bytes: if probe { 0 } else { bytes },
+                bytes,
             };
             self.paths.on_answer(now, &sample, u16::MAX);
             let view = self.paths.view(now, &self.in_flight);
-            if probe {
+            if idle {
                 self.policy.on_probe_answer(&view, &sample);
             } else {
                 self.policy.on_ack(&view, &sample);

@@ -230,6 +230,29 @@ fn a_spurious_timeout_restores_the_window() {
 }
 
 #[test]
+fn uc6_a_spurious_timeout_restores_swifts_window_and_ends_its_pause() {
+    let mut pair = Pair::with(|setup| {
+        setup.congestion = CongestionKind::Swift {
+            base_target: Nanos::from_millis(10),
+        }
+    });
+    pair.expect_drop(DropReason::Duplicate);
+    pair.write(200_000);
+    pair.run();
+    let before = pair.connection(Side::A).window();
+    pair.delay_all(Nanos::from_millis(3), |p| p.is_data());
+    pair.write(100_000);
+    pair.run_for(Nanos::from_millis(3));
+    let shrunk = pair.connection(Side::A).window();
+    assert!(shrunk < before, "the silence shrank the window");
+    pair.run_for(micros(101));
+    assert!(pair.connection(Side::A).stats().spurious > 0);
+    let after = pair.connection(Side::A).window();
+    assert!(after >= before, "{after} of {before}, {shrunk} meanwhile");
+    pair.run();
+}
+
+#[test]
 fn packets_that_arrive_twice_are_placed_once() {
     let mut pair = Pair::new();
     pair.expect_drop(DropReason::Duplicate);

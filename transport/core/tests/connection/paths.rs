@@ -3,10 +3,11 @@
 use weft_core::congestion::CongestionKind;
 use weft_core::connection::Event;
 use weft_core::drops::DropReason;
-use weft_core::path::PathState;
-use weft_core::units::{Nanos, Time};
+use weft_core::path::{PathState, PolicyKind};
+use weft_core::units::{Nanos, PathId, Time};
+use weft_core::wire::Kind;
 
-use crate::pair::{Pair, Side};
+use crate::pair::{Pair, Side, micros};
 
 /// Writes so that the connection is busy for `span`.
 fn keep_busy(pair: &mut Pair, span: Nanos, mut look: impl FnMut(&mut Pair) -> bool) -> bool {
@@ -138,6 +139,105 @@ fn after_an_outage_the_first_answer_ends_the_backoff() {
         );
     }
     pair.expect_drop(weft_core::drops::DropReason::Duplicate);
+}
+
+/// A pair with Hopper and four paths of 100 us that wrote for a while, and the path that it is on.
+fn on_one_path(policy: &str, congestion: CongestionKind) -> (Pair, PathId) {
+    let policy = policy.parse().expect("a policy");
+    let mut pair = Pair::with(|setup| {
+        setup.policy = policy;
+        setup.congestion = congestion;
+        setup.rto_min = Nanos::from_millis(100);
+    });
+    pair.write(100_000);
+    pair.run();
+    let used = |path: &u8| pair.path(*path).sent_chunks > 0;
+    let path = (0..4).find(used).expect("it has written");
+    (pair, PathId(path))
+}
+
+#[test]
+fn probes_of_an_idle_path_do_not_hide_the_queue_of_the_path_in_use() {
+    // It probes at every turn, and switches to none of what it probes.
+    let policy = "hopper:th-probe=150,th-cong=65535";
+    for (congestion, within) in [(CongestionKind::ECN_RTT, 100), (CongestionKind::SWIFT, 100)] {
+        let (mut pair, _) = on_one_path(policy, congestion);
+        pair.expect_drop(DropReason::Duplicate);
+        pair.delay_all(Nanos::from_millis(5), |p| p.is_data());
+        let before = pair.connection(Side::A).window();
+        keep_busy_with(&mut pair, Nanos::from_millis(within), 200_000);
+        let after = pair.connection(Side::A).window();
+        assert!(pair.stats(Side::A).probes_sent > 2);
+        assert!(after < before, "{congestion:?}: {after} of {before}");
+    }
+}
+
+#[test]
+fn probes_of_congested_paths_do_not_shrink_the_window() {
+    let policy = "hopper:th-probe=1,th-cong=65535";
+    let congestion = CongestionKind::Swift {
+        base_target: Nanos::from_millis(1),
+    };
+    let (mut pair, _) = on_one_path(policy, congestion);
+    // What was probed once without a queue has one.
+    pair.delay_all(Nanos::from_millis(20), |p| p.kind == Kind::Probe);
+    for _ in 0..100 {
+        let before = pair.connection(Side::A).window();
+        keep_busy_with(&mut pair, Nanos::from_millis(1), 200_000);
+        let after = pair.connection(Side::A).window();
+        assert!(after >= before, "{after} of {before}");
+    }
+    assert!(pair.stats(Side::A).probes_sent > 2);
+}
+
+/// Writes of `bytes`, one after the other, for `span`.
+fn keep_busy_with(pair: &mut Pair, span: Nanos, bytes: usize) {
+    let until = pair.now + span;
+    while pair.now < until {
+        if pair.connection(Side::A).is_idle() {
+            pair.write(bytes);
+        }
+        if !pair.step(until) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn hp3_a_connection_that_writes_a_chunk_at_a_time_leaves_a_congested_path() {
+    let (mut pair, path) = on_one_path("hopper", CongestionKind::ECN_RTT);
+    pair.expect_drop(DropReason::Duplicate);
+    pair.delay_all(Nanos::from_millis(1), move |p| {
+        p.is_data() && p.path == path
+    });
+    for _ in 0..10 {
+        pair.write(1_000);
+        pair.run();
+        // Longer than a round trip: no epoch has two of these.
+        pair.now = pair.now + Nanos::from_millis(2);
+    }
+    let began = pair.now;
+    pair.write(1_000);
+    pair.run();
+    let took = pair.now - began;
+    assert!(took < Nanos::from_millis(1), "{took:?}");
+}
+
+#[test]
+fn uc6_swift_keeps_its_window_over_paths_of_unequal_length() {
+    let mut pair = Pair::with(|setup| {
+        setup.policy = PolicyKind::Oblivious;
+        setup.congestion = CongestionKind::Swift {
+            base_target: micros(25),
+        };
+    });
+    // Eight times what a large window may queue.
+    pair.delay_all(micros(200), |p| p.from == Side::A && p.path.0 == 1);
+    pair.expect_drop(DropReason::Duplicate);
+    pair.write(2_000_000);
+    pair.run();
+    let window = pair.connection(Side::A).window();
+    assert!(window >= 20 * 1_064, "{window} B");
 }
 
 #[test]

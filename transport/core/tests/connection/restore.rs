@@ -2,6 +2,7 @@
 
 use weft_core::connection::{Connection, Event, RestoreError};
 use weft_core::drops::DropReason;
+use weft_core::endpoint::Endpoint;
 use weft_core::units::{Nanos, Time};
 use weft_crypto::AES_128_GCM;
 
@@ -137,4 +138,23 @@ fn what_is_no_saved_connection_is_refused_by_name() {
             "{length}"
         );
     }
+}
+
+#[test]
+fn a_connection_with_another_number_of_paths_is_refused_and_harms_nothing() {
+    let mut pair = Pair::new();
+    pair.write(20_000);
+    pair.run_for(micros(60));
+    let end = &mut pair.ends[0].host;
+    let mut config = end.endpoint.config().clone();
+    config.settings.paths = 2;
+    let now = Time::from_nanos(1_000_000);
+    let mut next = Endpoint::new(config, now);
+    let before = std::mem::replace(&mut end.endpoint, Endpoint::new(next.config().clone(), now));
+    for saved in before.save() {
+        let refused = next.restore(now, saved).map(|_| ());
+        let wrong = RestoreError::Paths { saved: 4, here: 2 };
+        assert_eq!(refused, Err(wrong));
+    }
+    assert_eq!(next.connections().count(), 0);
 }

@@ -13,6 +13,7 @@
 //! is none, and [`Endpoint::poll_timeout`] for when the next turn is due. `now` never runs backwards. The
 //! endpoint never opens a socket, reads a clock or touches payload; it knows nothing of the engine's users.
 
+mod pacer;
 mod rate_cap;
 mod resets;
 mod run;
@@ -31,6 +32,7 @@ use crate::units::{ChunkNumber, ConnectionId, Nanos, PathId, Rng, Source, Time};
 use crate::wire::{CONTROL_BYTES_MAX, Cipher, Kind, Reset, Secret, peek};
 use core::cmp::Reverse;
 use core::hash::BuildHasherDefault;
+use pacer::Pacer;
 use rand_core::{Rng as _, SeedableRng};
 use rate_cap::RateCap;
 pub use resets::PendingReset;
@@ -202,6 +204,7 @@ pub struct Endpoint<P> {
     timers: BinaryHeap<Reverse<(Time, u32)>>,
     resets: Resets,
     rate_cap: Option<RateCap>,
+    pacer: Option<Pacer>,
     rng: Rng,
     /// Connections to look at in this turn.
     touched: Vec<u32>,
@@ -231,6 +234,7 @@ impl<P: Eq> Endpoint<P> {
             timers: BinaryHeap::new(),
             resets: Resets::new(rng.next_u64()),
             rate_cap: config.rate_cap_bps.map(|bps| RateCap::new(bps, now)),
+            pacer: Pacer::new(&config),
             rng,
             touched: Vec::new(),
             owing: Vec::new(),
@@ -416,6 +420,9 @@ impl<P: Eq> Endpoint<P> {
         self.by_token
             .remove(&(config.reset_token, config.remote, slot));
         self.schedule.remove(slot);
+        if let Some(pacer) = &mut self.pacer {
+            pacer.remove(slot);
+        }
         if let Some(peer) = &mut self.peers[open.peer as usize] {
             peer.connections -= 1;
             if peer.connections == 0 {
@@ -478,7 +485,8 @@ impl<P: Eq> Endpoint<P> {
             cap.unwrap_or(Time::ZERO)
         });
         let timer = self.next_timer();
-        [send, timer].into_iter().flatten().min()
+        let grant = self.pacer.as_ref().and_then(Pacer::next);
+        [send, timer, grant].into_iter().flatten().min()
     }
 
     fn next_timer(&mut self) -> Option<Time> {
@@ -594,6 +602,9 @@ impl<P: Eq> Endpoint<P> {
         self.open(slot, peer, connection);
         // It may have been saved in the midst of anything.
         self.schedule.join(slot);
+        if let (Some(pacer), Slot::Open(open)) = (&mut self.pacer, &self.slots[slot as usize]) {
+            pacer.update(now, slot, &open.connection);
+        }
         Ok(id)
     }
 
@@ -686,6 +697,7 @@ impl<'a, P: Eq> Receiving<'a, P> {
             endpoint.turns_without_timers = 0;
             endpoint.serve_timers(self.now);
         }
+        endpoint.grant_credit(self.now);
         let touched = endpoint.touched.len();
         for at in 0..touched {
             endpoint.begin_sending(at);
@@ -732,6 +744,9 @@ impl<P: Eq> Endpoint<P> {
                 let _ = open
                     .connection
                     .handle_packets(now, &mut peer.paths, arrival, run, memory);
+                if let Some(pacer) = &mut self.pacer {
+                    pacer.update(now, slot, &open.connection);
+                }
                 let lit = dark && !peer.paths.is_dark();
                 touch(&mut self.touched, &mut self.eventful, slot, open);
                 if lit {

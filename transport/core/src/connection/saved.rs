@@ -4,8 +4,8 @@
 //! change (times of transmission, echoes) are not measured.
 
 use super::{
-    Congestion, CongestionControl, Connection, ConnectionConfig, Drops, Event, Failure, IDLE_AFTER,
-    PathPolicy, Policy, Receive, SavedKeys, Stats, Timer, TimerTable, Transmit,
+    Congestion, CongestionControl, Connection, ConnectionConfig, Drops, Event, Failure, Grants,
+    IDLE_AFTER, PathPolicy, Policy, Receive, SavedKeys, Stats, Timer, TimerTable, Transmit,
 };
 use crate::units::Time;
 use crate::wire::Cipher;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Changes whenever the layout does.
-const SAVED_VERSION: u16 = 5;
+const SAVED_VERSION: u16 = 6;
 
 #[derive(Serialize)]
 struct SavedRef<'a> {
@@ -23,6 +23,7 @@ struct SavedRef<'a> {
     receive: &'a Receive,
     policy: &'a Policy,
     congestion: &'a Congestion,
+    grants: &'a Option<Grants>,
     events: &'a VecDeque<Event>,
     next_control: u64,
     drops: &'a Drops,
@@ -38,6 +39,7 @@ struct Saved {
     receive: Receive,
     policy: Policy,
     congestion: Congestion,
+    grants: Option<Grants>,
     events: VecDeque<Event>,
     next_control: u64,
     drops: Drops,
@@ -87,6 +89,7 @@ impl Connection {
             receive: &self.receive,
             policy: &self.policy,
             congestion: &self.congestion,
+            grants: &self.grants,
             events: &self.events,
             next_control: self.next_control,
             drops: &self.drops,
@@ -127,10 +130,15 @@ impl Connection {
         let (mut policy, mut congestion) = (saved.policy, saved.congestion);
         policy.rebase(now);
         congestion.rebase(now);
+        let mut grants = saved.grants;
+        if let Some(grants) = &mut grants {
+            grants.rebase();
+        }
         let mut connection = Connection {
             keys: saved.config.keys(cipher, saved.keys),
             policy,
             congestion,
+            grants,
             transmit,
             receive: saved.receive,
             events: saved.events,

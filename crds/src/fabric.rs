@@ -29,6 +29,8 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.transport) || self.transport.congestion != 'Eqds' || has(self.topology) && has(self.topology.linkMbps)")
+    .message("spec.transport.congestion: Eqds grants credit at the rate of a node's link; set spec.topology.linkMbps"))]
 #[x_kube(validation = Rule::new("oldSelf.roots.all(a, self.roots.all(b, a.name != b.name || a.hostPath == b.hostPath))")
     .message("spec.roots: the hostPath of a root is immutable, for copies are known by its name; add a root of another name and remove this one once no job names it"))]
 pub struct RdmaFabricSpec {
@@ -146,7 +148,8 @@ pub struct Transport {
     /// What bounds the bytes in flight.
     pub congestion: CongestionControl,
     /// Queueing that the congestion control allows, microseconds: 1,000 for EcnRtt and 250 for Swift when absent.
-    /// Some 50 where workers busy-poll or NICs stamp time.
+    /// Some 50 where workers busy-poll or NICs stamp time. For Eqds the longest round trip without queueing, 50 when
+    /// absent: its first window is what a node receives in that time.
     #[schemars(range(min = 1, max = 1_000_000))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_queueing_micros: Option<u32>,
@@ -225,6 +228,8 @@ pub enum CongestionControl {
     EcnRtt,
     /// A target for the round trip, paced below one packet in a round trip (Swift).
     Swift,
+    /// Credits that the receiver grants at the rate of its link, spec.topology.linkMbps (EQDS).
+    Eqds,
 }
 
 /// Whether the data path is encrypted.

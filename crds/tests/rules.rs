@@ -99,6 +99,10 @@ fn a_fabric_that_cannot_work_is_refused_with_the_field_and_the_remedy() {
             with(fabric(), "/metadata/name", json!("a.b")),
             "metadata.name must be",
         ),
+        (
+            with(fabric(), "/spec/transport", json!({"congestion": "Eqds"})),
+            "set spec.topology.linkMbps",
+        ),
     ] {
         let said = said!(RdmaFabric, object.clone());
         assert!(

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::Deserialize;
-use weft_core::congestion::{BASE_TARGET, CongestionKind, TARGET_QUEUEING};
+use weft_core::congestion::{BASE_TARGET, CongestionKind, ROUND_TRIP, TARGET_QUEUEING};
 use weft_core::units::Nanos;
 
 use crate::config::is_label;
@@ -195,7 +195,7 @@ impl FromStr for PublicKey {
 }
 
 /// What bounds the bytes in flight: `ecn-rtt` or `swift`, with the queueing that they allow after a colon if it
-/// is not the default, or `fixed:SIZE`.
+/// is not the default, `eqds:RATE` with the rate at which every node of the fabric receives, or `fixed:SIZE`.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Congestion(pub CongestionKind);
@@ -222,6 +222,7 @@ impl FromStr for Congestion {
             "swift" => {
                 queueing(BASE_TARGET).map(|base_target| CongestionKind::Swift { base_target })
             }
+            "eqds" => parameter.and_then(eqds),
             "fixed" => parameter
                 .and_then(|size| size.parse::<ByteCount>().ok())
                 .and_then(|size| u32::try_from(size.0).ok())
@@ -231,9 +232,23 @@ impl FromStr for Congestion {
         };
         kind.map(Self).ok_or_else(|| {
             format!(
-                "`{text}` is not `ecn-rtt`, `swift` (with a queueing above 0, for example ecn-rtt:50us) or \
-                 `fixed:SIZE` (for example fixed:1MiB)"
+                "`{text}` is not `ecn-rtt`, `swift` (with a queueing above 0, for example ecn-rtt:50us), \
+                 `eqds:RATE` (with a round trip, for example eqds:25000mbit:50us) or `fixed:SIZE` (for \
+                 example fixed:1MiB)"
             )
         })
     }
+}
+
+/// `RATE` or `RATE:ROUND-TRIP`; the rate in whole mbit.
+fn eqds(text: &str) -> Option<CongestionKind> {
+    let (rate, round_trip) = match text.split_once(':') {
+        Some((rate, span)) => (rate, span.parse::<Duration>().ok()?.to_core()),
+        None => (text, ROUND_TRIP),
+    };
+    let mbps = rate.strip_suffix("mbit")?.parse::<u32>().ok()?;
+    (mbps > 0).then_some(CongestionKind::Eqds {
+        receive_bps: u64::from(mbps) * 1_000_000,
+        round_trip,
+    })
 }

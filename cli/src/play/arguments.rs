@@ -72,7 +72,8 @@ pub struct Args {
         hide_possible_values = true
     )]
     pub encryption: Encryption,
-    /// What bounds the bytes in flight.
+    /// What bounds the bytes in flight: ecn-rtt, swift, or eqds:RATE with the rate at which nodes receive, as
+    /// eqds:10gbit.
     #[arg(long, value_name = "CONTROL", default_value = "ecn-rtt")]
     pub congestion: CongestionControl,
     /// What the data is hashed with: blake3, or xxh3, which is faster and finds damage only.

@@ -7,6 +7,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    str::FromStr,
     time::Duration,
 };
 
@@ -20,6 +21,7 @@ use tokio::{
 use weft_operator::authority::IdentityFiles;
 
 use super::{Addresses, Root, StageError};
+use crate::quantity;
 
 const PROGRAM: &str = "weft-agent";
 /// From start to ready; an agent takes some 50 ms where nothing else runs.
@@ -82,21 +84,49 @@ impl fmt::Display for PathPolicy {
 }
 
 /// What bounds the bytes in flight; the agents know them by these names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CongestionControl {
     /// Marks and queueing delay.
     #[default]
     EcnRtt,
     /// A target for the round trip.
     Swift,
+    /// Credits that receivers grant.
+    Eqds {
+        /// The rate at which every node receives.
+        mbps: u64,
+    },
+}
+
+impl FromStr for CongestionControl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.strip_prefix("eqds:")) {
+            ("ecn-rtt", _) => Ok(Self::EcnRtt),
+            ("swift", _) => Ok(Self::Swift),
+            (_, Some(rate)) => match quantity::parse_rate(rate) {
+                Ok(bps) if bps >= 1_000_000 => Ok(Self::Eqds {
+                    mbps: bps / 1_000_000,
+                }),
+                Ok(_) => Err("a node receives 1mbit at least".to_owned()),
+                Err(error) => Err(error.to_string()),
+            },
+            _ => Err(
+                "must be ecn-rtt, swift or eqds:RATE with the rate at which nodes receive, as eqds:10gbit"
+                    .to_owned(),
+            ),
+        }
+    }
 }
 
 impl fmt::Display for CongestionControl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::EcnRtt => "ecn-rtt",
-            Self::Swift => "swift",
-        })
+        match self {
+            Self::EcnRtt => f.write_str("ecn-rtt"),
+            Self::Swift => f.write_str("swift"),
+            Self::Eqds { mbps } => write!(f, "eqds:{mbps}mbit"),
+        }
     }
 }
 
@@ -357,4 +387,22 @@ async fn is_ready(metrics: SocketAddr) -> io::Result<bool> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
     Ok(answer.starts_with("HTTP/1.1 200"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_congestion_control_is_told_to_agents_as_it_is_named_here() {
+        let told = |text: &str| {
+            text.parse()
+                .map(|control: CongestionControl| control.to_string())
+        };
+        assert_eq!(told("swift"), Ok("swift".to_owned()));
+        assert_eq!(told("eqds:10gbit"), Ok("eqds:10000mbit".to_owned()));
+        for text in ["eqds", "eqds:", "eqds:10", "cubic"] {
+            assert!(told(text).is_err(), "{text}");
+        }
+    }
 }

@@ -240,3 +240,17 @@ fn no_text_makes_the_parser_panic() {
         assert!(parse(text).is_err(), "{text}");
     }
 }
+
+#[test]
+fn credits_are_configured_with_the_rate_at_which_nodes_receive() {
+    let kind = |text: &str| text.parse().map(|congestion: Congestion| congestion.0);
+    let eqds = |receive_bps, micros: u64| CongestionKind::Eqds {
+        receive_bps,
+        round_trip: Duration::from_micros(micros).to_core(),
+    };
+    assert_eq!(kind("eqds:10000mbit"), Ok(eqds(10_000_000_000, 50)));
+    assert_eq!(kind("eqds:25mbit:1ms"), Ok(eqds(25_000_000, 1_000)));
+    for text in ["eqds", "eqds:0mbit", "eqds:10", "eqds:10mbit:"] {
+        assert!(kind(text).is_err(), "{text}");
+    }
+}

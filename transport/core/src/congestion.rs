@@ -6,13 +6,16 @@
 
 use crate::path::PathSample;
 use crate::units::{Nanos, OneWay, PathId, Time};
+use crate::wire::RequestToSend;
 use serde::{Deserialize, Serialize};
 
 mod ecn_rtt;
+mod eqds;
 mod fixed;
 mod swift;
 
 pub use ecn_rtt::TARGET_QUEUEING;
+pub use eqds::{Backlog, CreditLimits, ROUND_TRIP};
 pub use swift::BASE_TARGET;
 
 /// Below this many full chunks in the window, chunks shrink so that the window still holds as many
@@ -113,9 +116,35 @@ pub trait CongestionControl {
         let _ = now;
     }
 
-    /// The receiver lets so many more bytes come.
-    fn on_credit(&mut self, bytes: u64) {
-        let _ = bytes;
+    /// The receiver has granted so many bytes since the connection began. Answers whether that is more than before.
+    fn on_credit(&mut self, total: u64) -> bool {
+        let _ = total;
+        false
+    }
+
+    /// Whether the receiver has ever granted credit.
+    fn was_granted(&self) -> bool {
+        true
+    }
+
+    /// After which time without credit the receiver is asked again.
+    fn credit_wait(&self) -> Nanos {
+        Nanos::ZERO
+    }
+
+    /// That time is over.
+    fn on_credit_timeout(&mut self) {}
+
+    /// The request that is to be sent to the receiver now, if any. `packets` data packets were sent; `backlog` counts
+    /// what waits, and need not count further than the bytes that it is given.
+    #[inline]
+    fn poll_request(
+        &mut self,
+        packets: u64,
+        backlog: impl FnOnce(u64) -> Backlog,
+    ) -> Option<RequestToSend> {
+        let _ = (packets, backlog);
+        None
     }
 
     /// The clock has changed, as after a restore: moments and one-way delays that were noted mean nothing any
@@ -129,10 +158,10 @@ pub trait CongestionControl {
 }
 
 macro_rules! controls {
-    ($($(#[$doc:meta])* $kind:ident { $(#[$field_doc:meta])* $field:ident: $type:ty } = $name:literal => $control:ty,)*) => {
+    ($($(#[$doc:meta])* $kind:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty),+ } = $name:literal => $control:ty,)*) => {
         /// The congestion controls there are, with their parameters.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-        pub enum CongestionKind { $($(#[$doc])* $kind { $(#[$field_doc])* $field: $type },)* }
+        pub enum CongestionKind { $($(#[$doc])* $kind { $($(#[$field_doc])* $field: $type),+ },)* }
 
         /// One connection's congestion control with its state.
         #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -147,7 +176,7 @@ macro_rules! controls {
             /// A control that has seen nothing.
             pub fn build(self, limits: Limits) -> Congestion {
                 match self {
-                    $(CongestionKind::$kind { $field } => Congestion::$kind(<$control>::new(limits, $field)),)*
+                    $(CongestionKind::$kind { $($field),+ } => Congestion::$kind(<$control>::new(limits, $($field),+)),)*
                 }
             }
         }
@@ -186,8 +215,25 @@ macro_rules! controls {
             fn on_spurious_timeout(&mut self, now: Time) {
                 match self { $(Congestion::$kind(control) => control.on_spurious_timeout(now),)* }
             }
-            fn on_credit(&mut self, bytes: u64) {
-                match self { $(Congestion::$kind(control) => control.on_credit(bytes),)* }
+            fn on_credit(&mut self, total: u64) -> bool {
+                match self { $(Congestion::$kind(control) => control.on_credit(total),)* }
+            }
+            fn was_granted(&self) -> bool {
+                match self { $(Congestion::$kind(control) => control.was_granted(),)* }
+            }
+            fn credit_wait(&self) -> Nanos {
+                match self { $(Congestion::$kind(control) => control.credit_wait(),)* }
+            }
+            fn on_credit_timeout(&mut self) {
+                match self { $(Congestion::$kind(control) => control.on_credit_timeout(),)* }
+            }
+            #[inline]
+            fn poll_request(
+                &mut self,
+                packets: u64,
+                backlog: impl FnOnce(u64) -> Backlog,
+            ) -> Option<RequestToSend> {
+                match self { $(Congestion::$kind(control) => control.poll_request(packets, backlog),)* }
             }
             fn rebase(&mut self, now: Time) {
                 match self { $(Congestion::$kind(control) => control.rebase(now),)* }
@@ -211,6 +257,13 @@ controls! {
         /// What a large window may queue.
         base_target: Nanos
     } = "swift" => swift::Swift,
+    /// Credits that the receiver's pacer grants (EQDS). Both ends of a fabric have the same values.
+    Eqds {
+        /// What a receiver's NIC takes, bits per second with all headers: its pacer's rate.
+        receive_bps: u64,
+        /// The longest round trip without queueing: with the rate, the first window and the most unused credit.
+        round_trip: Nanos
+    } = "eqds" => eqds::Eqds,
     /// A window that never moves: for tests.
     Fixed {
         /// The window.
@@ -228,4 +281,15 @@ impl CongestionKind {
     pub const SWIFT: CongestionKind = CongestionKind::Swift {
         base_target: BASE_TARGET,
     };
+
+    /// How much credit an end with this control grants and uses; `None` where it grants none.
+    pub fn credit_limits(self, limits: &Limits) -> Option<CreditLimits> {
+        match self {
+            CongestionKind::Eqds {
+                receive_bps,
+                round_trip,
+            } => Some(CreditLimits::new(limits, receive_bps, round_trip)),
+            _ => None,
+        }
+    }
 }

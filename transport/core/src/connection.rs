@@ -21,6 +21,7 @@ use std::collections::VecDeque;
 mod asks;
 mod chunk;
 mod config;
+mod grants;
 mod in_flight;
 mod keys;
 mod numbers;
@@ -32,8 +33,10 @@ mod transmit;
 
 pub use chunk::Chunk;
 pub use config::{ConnectionConfig, Settings, SettingsError};
+pub use grants::Claim;
 pub use saved::RestoreError;
 
+use grants::{Arrivals, Grants};
 use keys::{Keys, SavedKeys};
 use numbers::{Named, PacketNumbers};
 use receive::Receive;
@@ -103,6 +106,12 @@ pub enum Failure {
     /// The peer acknowledges what it has not received.
     #[error("the peer acknowledged packets that were never sent: it does not run this protocol")]
     AckOfUnsent,
+    /// The peer has never granted credit.
+    #[error(
+        "the peer granted no credit for the stall timeout: its congestion control is another one; all nodes of a \
+         fabric must have the same"
+    )]
+    NoCredit,
 }
 
 impl Failure {
@@ -116,6 +125,7 @@ impl Failure {
             Failure::BoundsRefused => "BoundsRefused",
             Failure::NotArmed => "NotArmed",
             Failure::AckOfUnsent => "AckOfUnsent",
+            Failure::NoCredit => "NoCredit",
         }
     }
 }
@@ -262,6 +272,8 @@ pub struct Connection {
     receive: Receive,
     policy: Policy,
     congestion: Congestion,
+    /// What the peer may send, where this end grants credit.
+    grants: Option<Grants>,
     events: VecDeque<Event>,
     controls: PacketNumbers,
     drops: Drops,
@@ -312,6 +324,7 @@ impl Connection {
             )),
             policy: config.policy.build(),
             congestion: config.congestion.build(config.settings.limits()),
+            grants: config.credit_limits().map(Grants::new),
             events: VecDeque::new(),
             controls: PacketNumbers::new(
                 wire::CONTROL_PACKET_NUMBERS + u64::from(config.first_packet.rotate_left(16)),
@@ -388,7 +401,8 @@ impl Connection {
         }
     }
 
-    /// Writes the next acknowledgement, refusal or probe into `out` ([`wire::CONTROL_BYTES_MAX`] bytes).
+    /// Writes the next acknowledgement, refusal, credit, request to send or probe into `out`
+    /// ([`wire::CONTROL_BYTES_MAX`] bytes).
     pub fn poll_control(
         &mut self,
         now: Time,
@@ -403,7 +417,11 @@ impl Connection {
         if self.failed.is_some() {
             return None;
         }
-        let packet = self.write_control(now, paths, out)?;
+        let packet = match self.write_control(now, paths, out) {
+            Some(packet) => packet,
+            None if self.grants.is_some() => self.write_credit(paths, out)?,
+            None => return None,
+        };
         self.controls.advance(1, rng);
         self.keys.count_sealed(1);
         Some(packet)
@@ -444,6 +462,33 @@ impl Connection {
         })
     }
 
+    /// Writes the credit that the peer is owed, or the request for what this end lacks.
+    #[inline(never)]
+    fn write_credit(&mut self, paths: &PathSet, out: &mut [u8]) -> Option<ControlPacket> {
+        let (seal, remote, number) = (self.keys.seal(), self.config.remote, self.controls.next());
+        let grants = self.grants.as_mut()?;
+        if let Some((path, bytes)) = grants.poll_credit(out, seal, remote, number) {
+            return Some(ControlPacket {
+                path,
+                owner: PathOwner::Remote,
+                bytes,
+            });
+        }
+        if !self.transmit.is_busy() {
+            return None;
+        }
+        let (packets, settings) = (self.transmit.next_number(), &self.config.settings);
+        let backlog = |most| self.transmit.backlog(most, settings);
+        let request = self.congestion.poll_request(packets, backlog)?;
+        // Each on another path: one that carries nothing does not hold the next up.
+        let path = paths.for_control(number);
+        Some(ControlPacket {
+            path,
+            owner: PathOwner::Local,
+            bytes: request.emit(out, seal, path, remote, number),
+        })
+    }
+
     /// Takes one received run in: every packet of it is checked, and its payload placed, before it
     /// may be acknowledged.
     ///
@@ -470,6 +515,10 @@ impl Connection {
             }
         }
         self.receive.run_ended();
+        if let (Some(grants), Ok(())) = (&mut self.grants, result) {
+            // Of packets that are sealed, so the path is one of the peer's.
+            grants.note_path(arrival.path);
+        }
         self.set_acknowledgement_timer();
         self.note_activity(now);
         result
@@ -515,12 +564,11 @@ impl Connection {
                 &mut self.events,
                 &mut self.stats,
             )?,
-            Kind::Ack | Kind::Probe | Kind::Refusal => {
+            Kind::Ack | Kind::Probe | Kind::Refusal | Kind::Credit | Kind::RequestToSend => {
                 let control = wire::Control::open(seal, packet)?;
                 self.handle_control(now, paths, arrival, &control)?;
             }
-            Kind::Credit
-            | Kind::Read
+            Kind::Read
             | Kind::Reset
             | Kind::Revoke
             | Kind::Revoked
@@ -583,6 +631,18 @@ impl Connection {
                 let refusal = wire::Refusal::parse(control.body)?;
                 self.handle_refusal(now, refusal)
             }
+            Kind::Credit if self.grants.is_some() => {
+                let credit = wire::Credit::parse(control.body)?;
+                self.handle_credit(credit);
+                Ok(())
+            }
+            Kind::RequestToSend => {
+                let arrived = self.arrivals();
+                let grants = self.grants.as_mut().ok_or(DropReason::Kind)?;
+                let request = wire::RequestToSend::parse(control.body)?;
+                grants.handle_request(control.packet_number, request, arrived);
+                Ok(())
+            }
             _ => Err(DropReason::Kind),
         }
     }
@@ -635,6 +695,45 @@ impl Connection {
     fn fail_unproven(&mut self) -> Result<(), DropReason> {
         self.fail(Failure::AckOfUnsent);
         Err(DropReason::AckOfUnsent)
+    }
+
+    fn handle_credit(&mut self, credit: wire::Credit) {
+        if self.congestion.on_credit(credit.bytes) {
+            self.timers.stop(Timer::Credit);
+        }
+        if self.transmit.outstanding() == 0 {
+            // The peer is there, and others go first.
+            let timeout = self.config.stall_timeout;
+            self.transmit.restart_stall(timeout, &mut self.timers);
+        }
+    }
+
+    fn arrivals(&self) -> Arrivals {
+        Arrivals::new(&self.stats, self.receive.newest_packet())
+    }
+
+    /// Why the peer may be granted more credit, if it may: for the endpoint's pacer.
+    pub fn credit_claim(&self) -> Option<Claim> {
+        let grants = self.grants.as_ref().filter(|_| self.failed.is_none())?;
+        grants.claim(self.arrivals())
+    }
+
+    /// Whether the peer wants more credit than was granted.
+    pub fn is_credit_asked(&self) -> bool {
+        self.grants.as_ref().is_some_and(Grants::is_asked)
+    }
+
+    /// Bytes granted to the peer that it has not used.
+    pub fn unused_credit(&self) -> u64 {
+        let grants = self.grants.as_ref();
+        grants.map_or(0, |grants| grants.unused(self.arrivals()))
+    }
+
+    /// Grants the peer one quantum of credit; [`Connection::poll_control`] tells it.
+    pub fn grant_credit(&mut self) {
+        if let Some(grants) = &mut self.grants {
+            grants.grant();
+        }
     }
 
     fn handle_ack(
@@ -774,6 +873,9 @@ impl Connection {
         let policy = &mut self.policy;
         match timer {
             Timer::Stall if self.transmit.is_refused() => self.fail(Failure::NotArmed),
+            Timer::Stall if !self.congestion.was_granted() && stats.acks_received > 0 => {
+                self.fail(Failure::NoCredit);
+            }
             Timer::Stall => self.fail(Failure::Stalled),
             Timer::Loss => {
                 let lost = self
@@ -798,6 +900,11 @@ impl Connection {
             }
             Timer::TailProbe => self.transmit.handle_tail_probe(),
             Timer::ReceiverNotReady => self.transmit.ask_receiver(),
+            Timer::Credit if !self.transmit.is_busy() => {}
+            Timer::Credit => {
+                self.congestion.on_credit_timeout();
+                timers.set(Timer::Credit, now + self.congestion.credit_wait());
+            }
             // The caller asks for a chunk after each call.
             Timer::Pacing => {}
             Timer::Acknowledgement => self.hurry_ack(),

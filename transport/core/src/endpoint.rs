@@ -14,6 +14,7 @@
 //! endpoint never opens a socket, reads a clock or touches payload; it knows nothing of the engine's users.
 
 mod config;
+mod pacer;
 mod peers;
 mod rate_cap;
 mod resets;
@@ -32,6 +33,7 @@ use crate::wire::Secret;
 pub use config::{EndpointConfig, Remote};
 use core::cmp::Reverse;
 use core::hash::BuildHasherDefault;
+use pacer::Pacer;
 use peers::Peers;
 use rand_core::{Rng as _, SeedableRng};
 use rate_cap::RateCap;
@@ -120,6 +122,7 @@ pub struct Endpoint<P> {
     timers: BinaryHeap<Reverse<(Time, u32)>>,
     resets: Resets,
     rate_cap: Option<RateCap>,
+    pacer: Option<Pacer>,
     rng: Rng,
     /// Connections to look at in this turn.
     touched: Vec<u32>,
@@ -149,6 +152,7 @@ impl<P: Eq> Endpoint<P> {
             timers: BinaryHeap::new(),
             resets: Resets::new(rng.next_u64()),
             rate_cap: config.rate_cap_bps.map(|bps| RateCap::new(bps, now)),
+            pacer: Pacer::new(&config),
             rng,
             touched: Vec::new(),
             owing: Vec::new(),
@@ -314,6 +318,9 @@ impl<P: Eq> Endpoint<P> {
         self.by_token
             .remove(&(config.reset_token, config.remote, slot));
         self.schedule.remove(slot);
+        if let Some(pacer) = &mut self.pacer {
+            pacer.remove(slot);
+        }
         self.peers.leave(open.peer);
     }
 
@@ -371,7 +378,8 @@ impl<P: Eq> Endpoint<P> {
             cap.unwrap_or(Time::ZERO)
         });
         let timer = self.next_timer();
-        [send, timer].into_iter().flatten().min()
+        let grant = self.pacer.as_ref().and_then(Pacer::next);
+        [send, timer, grant].into_iter().flatten().min()
     }
 
     fn next_timer(&mut self) -> Option<Time> {
@@ -496,6 +504,9 @@ impl<P: Eq> Endpoint<P> {
         self.open(slot, peer, connection);
         // It may have been saved in the midst of anything.
         self.schedule.join(slot);
+        if let (Some(pacer), Slot::Open(open)) = (&mut self.pacer, &self.slots[slot as usize]) {
+            pacer.update(now, slot, &open.connection);
+        }
         Ok(id)
     }
 

@@ -20,7 +20,7 @@ pub(crate) use ack::{
     ECHOES_MAX as ACK_ECHOES_MAX, MAP_WORDS_MAX as ACK_MAP_WORDS_MAX,
     PARTIALS_MAX as ACK_PARTIALS_MAX,
 };
-pub use control::{Control, Credit, Probe, Refusal, Refused, Reset};
+pub use control::{Control, Credit, Probe, Refusal, Refused, RequestToSend, Reset};
 pub(crate) use data::CHUNK_INDEX_MAX;
 pub use data::{DataHeader, Flags};
 pub use field::Field;
@@ -106,6 +106,8 @@ kinds! {
     Send = 9,
     /// Reserved: a data packet that a switch has cut to its header instead of dropping it.
     Trimmed = 10,
+    /// How much the sender wants to send: asks for a [`Kind::Credit`].
+    RequestToSend = 11,
 }
 
 impl Kind {

@@ -282,6 +282,12 @@ impl Scenario {
         let domains = pairs
             .iter()
             .map(|_| DomainId(1 + later.within(0, 1) as u32));
+        let policy = algorithms.pick(PolicyKind::ALL);
+        let congestion = match draw_congestion(&mut algorithms, &settings, &fabric) {
+            // The last draw of its stream, so that other runs are what they were before there were credits.
+            _ if algorithms.chance(200_000) => draw_credits(&mut algorithms),
+            other => other,
+        };
         Scenario {
             seed,
             hosts,
@@ -289,9 +295,9 @@ impl Scenario {
             pairs,
             settings,
             cipher: &CIPHERS[protection.within(0, CIPHERS.len() as u64 - 1) as usize],
-            policy: algorithms.pick(PolicyKind::ALL),
+            policy,
             rto_min: Nanos::from_micros(draw.pick(&[250, 1_000, 5_000])),
-            congestion: draw_congestion(&mut algorithms, &settings, &fabric),
+            congestion,
             stall_timeout: STALL_TIMEOUT_MIN + Nanos::from_secs(draw.within(0, 10)),
             fabric,
             weather,
@@ -361,6 +367,14 @@ fn draw_congestion(draw: &mut Draw, settings: &Settings, fabric: &Fabric) -> Con
         _ => CongestionKind::Fixed {
             bytes: draw.magnitude(chunk, chunk * 256) as u32,
         },
+    }
+}
+
+/// A pacer as fast as a rate cap may be, and a round trip that may be shorter than the fabric's.
+fn draw_credits(draw: &mut Draw) -> CongestionKind {
+    CongestionKind::Eqds {
+        receive_bps: draw.magnitude(RATE_CAP_MIN_BPS, RATE_CAP_MIN_BPS * 100),
+        round_trip: Nanos::new(draw.magnitude(1_000, 5_000_000)),
     }
 }
 

@@ -16,6 +16,11 @@ use weft_sim::simulation::Simulation;
 /// Messages of 256 KiB in each cell: 8 MiB.
 const MESSAGES: u64 = 32;
 const MESSAGE_BYTES: u64 = 256 << 10;
+/// The four lanes' rate, and their longest round trip with the hosts' turns.
+const EQDS: CongestionKind = CongestionKind::Eqds {
+    receive_bps: 40_000_000_000,
+    round_trip: Nanos::from_micros(80),
+};
 /// The network is as lossy as the row says for all of the run, which is shorter than this.
 const NEVER: Nanos = Nanos::from_secs(20);
 
@@ -85,6 +90,7 @@ fn goodput_resends_and_spurious_resends_by_loss_paths_and_window() {
         ("ecn_rtt", CongestionKind::ECN_RTT),
         ("swift", CongestionKind::SWIFT),
         ("fixed", CongestionKind::Fixed { bytes: 1 << 20 }),
+        ("eqds", EQDS),
     ] {
         for loss in [0, 1_000, 10_000, 100_000] {
             for paths in [1, 4, 128] {

@@ -68,7 +68,7 @@ pub(in crate::controllers) fn config(fabric: &RdmaFabric, ticket_key: &str) -> N
                 Link::Udp => "udp",
             }
             .to_owned(),
-            congestion: congestion(&spec.transport),
+            congestion: congestion(&spec.transport, spec.topology.link_mbps),
             cap_mbps: spec.transport.cap_mbps.unwrap_or(0),
             dscp: spec.transport.dscp.into(),
             encryption: match spec.transport.encryption {
@@ -203,13 +203,15 @@ pub(super) fn verdict(status: &FabricNodeStatus, hash: &str, now: Timestamp) -> 
 }
 
 /// The congestion control as agents read it.
-fn congestion(transport: &weft_crds::Transport) -> String {
+fn congestion(transport: &weft_crds::Transport, link_mbps: Option<u32>) -> String {
     let name = match transport.congestion {
-        CongestionControl::EcnRtt => "ecn-rtt",
-        CongestionControl::Swift => "swift",
+        CongestionControl::EcnRtt => "ecn-rtt".to_owned(),
+        CongestionControl::Swift => "swift".to_owned(),
+        // The rules refuse an Eqds without a rate; an agent refuses 0.
+        CongestionControl::Eqds => format!("eqds:{}mbit", link_mbps.unwrap_or(0)),
     };
     match transport.target_queueing_micros {
         Some(micros) => format!("{name}:{micros}us"),
-        None => name.to_owned(),
+        None => name,
     }
 }

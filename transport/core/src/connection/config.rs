@@ -1,7 +1,7 @@
 //! What a connection is set up with.
 
 use super::keys::{Keys, SavedKeys};
-use crate::congestion::{CongestionKind, Limits};
+use crate::congestion::{CongestionKind, CreditLimits, Limits};
 use crate::memory::DomainId;
 use crate::path::{PATHS_MAX, PolicyKind};
 use crate::recovery::WINDOW_MAX;
@@ -136,7 +136,7 @@ impl Settings {
         number.or_else(|| (ours != theirs).then(integrity))
     }
 
-    pub(super) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> Limits {
         let chunk = u64::from(self.chunk_packets() * self.packet_bytes());
         Limits {
             packet: self.packet_bytes().into(),
@@ -184,6 +184,10 @@ pub struct ConnectionConfig {
 }
 
 impl ConnectionConfig {
+    pub(super) fn credit_limits(&self) -> Option<CreditLimits> {
+        self.congestion.credit_limits(&self.settings.limits())
+    }
+
     pub(super) fn keys(&self, cipher: &'static dyn Cipher, saved: SavedKeys) -> Keys {
         let secrets = [&self.send_secret, &self.receive_secret];
         Keys::new(cipher, self.settings.integrity, secrets, saved)

@@ -121,6 +121,11 @@ impl Receive {
         }
     }
 
+    /// The newest data packet's number.
+    pub(super) fn newest_packet(&self) -> u64 {
+        self.newest_packet
+    }
+
     /// When an acknowledgement that is owed is due.
     pub(super) fn ack_due(&self) -> Option<Time> {
         self.owed.due()

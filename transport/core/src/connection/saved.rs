@@ -4,8 +4,9 @@
 //! change (times of transmission, echoes) are not measured.
 
 use super::{
-    Congestion, CongestionControl, Connection, ConnectionConfig, Drops, Event, Failure, IDLE_AFTER,
-    PacketNumbers, PathPolicy, Policy, Receive, SavedKeys, Stats, Timer, TimerTable, Transmit,
+    Congestion, CongestionControl, Connection, ConnectionConfig, Drops, Event, Failure, Grants,
+    IDLE_AFTER, PacketNumbers, PathPolicy, Policy, Receive, SavedKeys, Stats, Timer, TimerTable,
+    Transmit,
 };
 use crate::units::Time;
 use crate::wire::Cipher;
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Changes whenever the layout does.
-const SAVED_VERSION: u16 = 7;
+const SAVED_VERSION: u16 = 8;
 
 #[derive(Serialize)]
 struct SavedRef<'a> {
@@ -23,6 +24,7 @@ struct SavedRef<'a> {
     receive: &'a Receive,
     policy: &'a Policy,
     congestion: &'a Congestion,
+    grants: &'a Option<Grants>,
     events: &'a VecDeque<Event>,
     controls: &'a PacketNumbers,
     drops: &'a Drops,
@@ -38,6 +40,7 @@ struct Saved {
     receive: Receive,
     policy: Policy,
     congestion: Congestion,
+    grants: Option<Grants>,
     events: VecDeque<Event>,
     controls: PacketNumbers,
     drops: Drops,
@@ -97,6 +100,7 @@ impl Connection {
             receive: &self.receive,
             policy: &self.policy,
             congestion: &self.congestion,
+            grants: &self.grants,
             events: &self.events,
             controls: &self.controls,
             drops: &self.drops,
@@ -137,10 +141,15 @@ impl Connection {
         let (mut policy, mut congestion) = (saved.policy, saved.congestion);
         policy.rebase(now);
         congestion.rebase(now);
+        let mut grants = saved.grants;
+        if let Some(grants) = &mut grants {
+            grants.rebase();
+        }
         let mut connection = Connection {
             keys: saved.config.keys(cipher, saved.keys),
             policy,
             congestion,
+            grants,
             transmit,
             receive: saved.receive,
             events: saved.events,

@@ -15,6 +15,8 @@ pub(super) enum Timer {
     TailProbe,
     /// When to send a chunk again that the receiver was not ready for.
     ReceiverNotReady,
+    /// When to ask the receiver again for credit.
+    Credit,
     /// When to send the next chunk, which the path policy or the congestion control has put off.
     Pacing,
     /// When to send the acknowledgement that is owed.
@@ -25,12 +27,13 @@ pub(super) enum Timer {
 
 impl Timer {
     /// Every timer, in the order in which those that are due are served.
-    pub(super) const ALL: [Timer; 8] = [
+    pub(super) const ALL: [Timer; 9] = [
         Timer::Stall,
         Timer::Loss,
         Timer::Retransmission,
         Timer::TailProbe,
         Timer::ReceiverNotReady,
+        Timer::Credit,
         Timer::Pacing,
         Timer::Acknowledgement,
         Timer::Idle,

@@ -11,7 +11,7 @@ use super::keys::Keys;
 use super::numbers::PacketNumbers;
 use super::timer::{Timer, TimerTable};
 use super::{Chunk, ConnectionConfig, Event, PostError, Settings, Stats, Write};
-use crate::congestion::{Congestion, CongestionControl, Permit};
+use crate::congestion::{Backlog, Congestion, CongestionControl, Permit};
 use crate::drops::DropReason;
 use crate::path::{PathPolicy, PathSet, Policy};
 use crate::recovery::{SendBoard, Sent, SentState, full_map};
@@ -128,6 +128,37 @@ impl Transmit {
     /// Whether any write is not complete.
     pub(super) fn is_busy(&self) -> bool {
         self.free.len() < self.posted.len()
+    }
+
+    /// The number of the next data packet.
+    pub(super) fn next_number(&self) -> u64 {
+        self.numbers.next()
+    }
+
+    /// What waits to be sent; of what was never sent, not much more than `most` bytes.
+    pub(super) fn backlog(&self, most: u64, settings: &Settings) -> Backlog {
+        let lost = self
+            .lost
+            .iter()
+            .filter(|&&number| self.board.is_lost(number));
+        let lost = lost.map(|&number| {
+            let sent = self.board.get(number);
+            u64::from(wire_bytes(sent, sent.missing))
+        });
+        let mut backlog = Backlog {
+            lost: lost.sum(),
+            new: 0,
+        };
+        let queue = self.queue.iter();
+        for posted in queue.filter_map(|&at| self.posted[at as usize].as_ref()) {
+            let left = posted.bytes - posted.cut;
+            let packets = left.div_ceil(settings.packet_payload.into()).max(1);
+            backlog.new += left + packets * OVERHEAD_BYTES as u64;
+            if backlog.new >= most {
+                break;
+            }
+        }
+        backlog
     }
 
     pub(super) fn post(&mut self, write: Write, settings: &Settings) -> Result<(), PostError> {
@@ -368,7 +399,12 @@ impl Transmit {
                 timers.set(Timer::Pacing, at);
                 false
             }
-            Permit::Credit => false,
+            Permit::Credit => {
+                if timers.get(Timer::Credit).is_none() {
+                    timers.set(Timer::Credit, now + out.congestion.credit_wait());
+                }
+                false
+            }
         }
     }
 
@@ -562,7 +598,7 @@ impl Transmit {
     }
 
     /// The stall timer runs while something waits for the peer: chunks that it has not answered, a receiver
-    /// that is not ready, or paths of which none answers. What waits for this end alone, for its turn,
+    /// that is not ready, credit, or paths of which none answers. What waits for this end alone, for its turn,
     /// its share of the rate, its window or its pacer, has not stalled; but a pacer that the peer's silence has slowed
     /// down waits for the peer.
     pub(super) fn update_stall(&mut self, now: Time, paths: &PathSet, timers: &mut TimerTable) {
@@ -570,7 +606,8 @@ impl Transmit {
             Some(_) => self.backoff > 0,
             None => !matches!(self.readiness, Readiness::Ready),
         };
-        let waits = waits || self.board.oldest().is_some() || self.is_busy() && paths.is_dark();
+        let lacks = || timers.get(Timer::Credit).is_some() || paths.is_dark();
+        let waits = waits || self.board.oldest().is_some() || self.is_busy() && lacks();
         match timers.get(Timer::Stall) {
             None if waits => timers.set(Timer::Stall, now + self.stall_left),
             Some(at) if !waits => {

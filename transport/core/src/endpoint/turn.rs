@@ -87,6 +87,7 @@ impl<'a, P: Eq> Receiving<'a, P> {
             endpoint.turns_without_timers = 0;
             endpoint.serve_timers(self.now);
         }
+        endpoint.grant_credit(self.now);
         let touched = endpoint.touched.len();
         for at in 0..touched {
             endpoint.begin_sending(at);
@@ -142,6 +143,9 @@ impl<P: Eq> Endpoint<P> {
                 let _ = open
                     .connection
                     .handle_packets(now, &mut peer.paths, arrival, run, memory);
+                if let Some(pacer) = &mut self.pacer {
+                    pacer.update(now, slot, &open.connection);
+                }
                 let freed = held && !peer.paths.holds_connections();
                 touch(&mut self.touched, &mut self.eventful, slot, open);
                 if freed {

@@ -216,6 +216,14 @@ impl PathSet {
         (self.live.is_empty() && !self.narrow.is_empty()).then_some(BASE_PACKET_BYTES)
     }
 
+    /// A path for a control packet: those that are given data in turns, by its number; all where none is.
+    pub fn for_control(&self, number: u64) -> PathId {
+        match self.candidates() {
+            [] => PathId((number % self.count() as u64) as u8),
+            paths => paths[(number % paths.len() as u64) as usize],
+        }
+    }
+
     /// Whether data may be sent on `path`.
     #[inline]
     pub fn is_candidate(&self, path: PathId) -> bool {

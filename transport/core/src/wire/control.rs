@@ -1,10 +1,11 @@
-//! Probes, refusals and resets.
+//! Probes, refusals, credits, requests to send, and resets.
 
-use super::field::{credit, prefix, probe, refusal};
+use super::field::{credit, prefix, probe, refusal, request};
 use super::{
     ChunkNumber, ConnectionId, DropReason, Field, KeyPhase, Kind, PREFIX_BYTES, PathId, Seal,
     TRAILER_BYTES, get_u8, get_u32, get_u64, peek, put_prefix, put_u32, put_u64,
 };
+use serde::{Deserialize, Serialize};
 
 /// The prefix of an authenticated control packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -229,6 +230,65 @@ impl Credit {
     }
 }
 
+/// How much the sender wants to send (EQDS's RTS). All are totals in bytes since the connection began, headers
+/// included, so that the next request makes up for one that was lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct RequestToSend {
+    /// What was sent and what waits to be sent.
+    pub demand: u64,
+    /// What was sent and what waits to be sent again: so far, credit is for what was lost.
+    pub resend: u64,
+    /// What was sent, lost packets included.
+    pub sent: u64,
+    /// The number of the next data packet.
+    pub packets: u64,
+}
+
+impl RequestToSend {
+    /// Bytes of the body.
+    const BODY_BYTES: usize = 32;
+
+    /// Writes a sealed request; returns its length.
+    pub fn emit(
+        &self,
+        out: &mut [u8],
+        seal: &Seal,
+        path: PathId,
+        connection: ConnectionId,
+        packet_number: u64,
+    ) -> usize {
+        put_prefix(
+            out,
+            Kind::RequestToSend,
+            seal.phase(),
+            path,
+            connection,
+            packet_number,
+        );
+        put_u64(out, in_body(&request::DEMAND), self.demand);
+        put_u64(out, in_body(&request::RESEND), self.resend);
+        put_u64(out, in_body(&request::SENT), self.sent);
+        put_u64(out, in_body(&request::PACKETS), self.packets);
+        seal.seal_control(out, PREFIX_BYTES + RequestToSend::BODY_BYTES)
+    }
+
+    /// Reads a request's body.
+    ///
+    /// # Errors
+    /// [`DropReason::Malformed`].
+    pub fn parse(body: &[u8]) -> Result<RequestToSend, DropReason> {
+        if body.len() != RequestToSend::BODY_BYTES {
+            return Err(DropReason::Malformed);
+        }
+        Ok(RequestToSend {
+            demand: get_u64(body, request::DEMAND),
+            resend: get_u64(body, request::RESEND),
+            sent: get_u64(body, request::SENT),
+            packets: get_u64(body, request::PACKETS),
+        })
+    }
+}
+
 /// "I know no such connection": 16 B, authenticated by the token alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reset {
@@ -345,6 +405,24 @@ mod tests {
         assert_eq!((control.kind, control.path), (Kind::Credit, PathId(9)));
         assert_eq!(Credit::parse(control.body), Ok(credit));
         assert_eq!(Credit::parse(&[0; 9]), Err(DropReason::Malformed));
+    }
+
+    #[test]
+    fn a_request_to_send_is_read_back() {
+        let seal = Seal::new(&Secret([7; 32]));
+        let request = RequestToSend {
+            demand: u64::MAX,
+            resend: 3,
+            sent: 1 << 40,
+            packets: 99,
+        };
+        let mut out = [0u8; 64];
+        let number = CONTROL_PACKET_NUMBERS;
+        let length = request.emit(&mut out, &seal, PathId(9), ConnectionId(5), number);
+        let control = Control::open(&seal, &mut out[..length]).expect("a sealed request opens");
+        assert_eq!(control.kind, Kind::RequestToSend);
+        assert_eq!(RequestToSend::parse(control.body), Ok(request));
+        assert_eq!(RequestToSend::parse(&[0; 31]), Err(DropReason::Malformed));
     }
 
     #[test]

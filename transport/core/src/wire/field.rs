@@ -84,4 +84,11 @@ fields! {
     credit = "Credit" {
         BYTES = 0..8, "bytes";
     }
+    /// The body of a request to send.
+    request = "RequestToSend" {
+        DEMAND = 0..8, "demand";
+        RESEND = 8..16, "resend";
+        SENT = 16..24, "sent";
+        PACKETS = 24..32, "packets";
+    }
 }

@@ -3,5 +3,6 @@
 
 mod fairness;
 mod hopper;
+mod incast;
 mod network;
 mod spraying;

@@ -1,0 +1,191 @@
+//! Grants credit to the peers that send here (EQDS, as UCCL runs it: section 4.2 and appendix B): a quantum at a time,
+//! at the rate at which this NIC receives, so that what was granted does not queue before it.
+//!
+//! Three lists of senders, each in turns: those that have to send something again, those that want to send, and those
+//! that want nothing yet and hold less credit than a first window. Each connection keeps its own account; the pacer
+//! knows who is in which list and when the next quantum may go. Used by the endpoint only; there is none where the
+//! congestion control grants no credit.
+//!
+//! Credit that a sender held before it asked, its first window at least, was not paced: it comes as soon as the sender
+//! asks. The pacer waits for as long as that takes, so that many senders that begin together queue once and not
+//! for as long as they send.
+
+use super::{Endpoint, EndpointConfig, Slot, touch};
+use crate::congestion::CongestionKind;
+use crate::connection::{Claim, Connection};
+use crate::units::{Nanos, Time};
+use std::collections::BTreeMap;
+
+/// Percent of the NIC's rate that is granted. The rest is for control packets, and to empty the queue of what came
+/// faster than it was granted.
+const GRANTED_PERCENT: u64 = 97;
+
+/// Idle senders hold so many first windows of credit together, or a quantum each: what they may send at once, and
+/// nobody has paced.
+const IDLE_WINDOWS: u64 = 16;
+
+/// A sender's place.
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    /// Its list, and its place there.
+    listed: Option<(Claim, u64)>,
+    /// It wanted more than was granted when it was last looked at.
+    asked: bool,
+}
+
+/// The lists, and the clock of the grants.
+#[derive(Debug)]
+pub(super) struct Pacer {
+    receive_bps: u64,
+    round_trip: Nanos,
+    packet: u64,
+    link_header: u64,
+    window: u64,
+    quantum: u64,
+    /// When the next quantum may be granted.
+    next_at: Time,
+    /// Slots by the order in which they came, for each claim.
+    lists: [BTreeMap<u64, u32>; 3],
+    order: u64,
+    /// One account per slot of the endpoint.
+    accounts: Vec<Account>,
+}
+
+impl Pacer {
+    /// The pacer of an endpoint whose congestion control grants credit.
+    pub(super) fn new(config: &EndpointConfig) -> Option<Pacer> {
+        let CongestionKind::Eqds {
+            receive_bps,
+            round_trip,
+        } = config.congestion
+        else {
+            return None;
+        };
+        let limits = config.congestion.credit_limits(&config.settings.limits())?;
+        Some(Pacer {
+            receive_bps: receive_bps.max(1),
+            round_trip,
+            packet: limits.packet,
+            link_header: config.link_header_bytes.into(),
+            window: limits.window,
+            quantum: limits.quantum,
+            next_at: Time::ZERO,
+            lists: Default::default(),
+            order: 0,
+            accounts: Vec::new(),
+        })
+    }
+
+    /// How long the NIC takes to receive `bytes` bytes, at the granted share of its rate.
+    fn time_of(&self, bytes: u64) -> Nanos {
+        let packets = bytes.div_ceil(self.packet);
+        let bits = u128::from(bytes + packets * self.link_header) * 8;
+        let nanos = bits * 1_000_000_000 * 100
+            / (u128::from(self.receive_bps) * u128::from(GRANTED_PERCENT));
+        Nanos::new(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// Something has arrived on the connection in `slot`, or it was opened: it takes its place in the lists.
+    pub(super) fn update(&mut self, now: Time, slot: u32, connection: &Connection) {
+        let at = slot as usize;
+        if self.accounts.len() <= at {
+            self.accounts.resize(at + 1, Account::default());
+        }
+        let asks = connection.is_credit_asked();
+        if !std::mem::replace(&mut self.accounts[at].asked, asks) && asks {
+            // It was not paced, and it fills the pipe for a round trip: what is granted now comes behind it.
+            let free = Time::from_nanos(now.as_nanos().saturating_sub(self.round_trip.get()));
+            self.next_at = self.next_at.max(free) + self.time_of(connection.unused_credit());
+        }
+        if self.next().is_none() {
+            // Time in which nobody could be granted anything is not made up for.
+            self.next_at = self.next_at.max(now);
+        }
+        self.list(slot, connection.credit_claim());
+    }
+
+    /// The connection in `slot` is gone.
+    pub(super) fn remove(&mut self, slot: u32) {
+        if let Some(account) = self.accounts.get_mut(slot as usize) {
+            let account = std::mem::take(account);
+            if let Some((claim, order)) = account.listed {
+                self.lists[claim as usize].remove(&order);
+            }
+        }
+    }
+
+    fn list(&mut self, slot: u32, claim: Option<Claim>) {
+        let listed = self.accounts[slot as usize].listed;
+        if listed.map(|(claim, _)| claim) == claim {
+            return;
+        }
+        if let Some((claim, order)) = listed {
+            self.lists[claim as usize].remove(&order);
+        }
+        self.accounts[slot as usize].listed = claim.map(|claim| {
+            self.order += 1;
+            self.lists[claim as usize].insert(self.order, slot);
+            (claim, self.order)
+        });
+    }
+
+    /// When the next quantum is due, if anybody waits for one.
+    pub(super) fn next(&self) -> Option<Time> {
+        let waits = self.lists.iter().any(|list| !list.is_empty());
+        waits.then_some(self.next_at)
+    }
+
+    /// Takes the sender whose turn it is out of its list, when a quantum is due.
+    fn poll(&mut self, now: Time) -> Option<u32> {
+        if self.next_at > now {
+            return None;
+        }
+        let (_, slot) = self.lists.iter_mut().find_map(BTreeMap::pop_first)?;
+        self.accounts[slot as usize].listed = None;
+        Some(slot)
+    }
+
+    /// Whether an idle sender may hold another quantum.
+    fn has_room_for_idle(&self, senders: usize, unused: u64) -> bool {
+        let each = (self.window * IDLE_WINDOWS / senders.max(1) as u64).min(self.window);
+        unused + self.quantum <= each.max(self.quantum)
+    }
+
+    /// A quantum was granted. A turn that came late makes up for one round trip at most.
+    fn charge(&mut self, now: Time) {
+        let free = Time::from_nanos(now.as_nanos().saturating_sub(self.round_trip.get()));
+        self.next_at = self.next_at.max(free) + self.time_of(self.quantum);
+    }
+}
+
+impl<P: Eq> Endpoint<P> {
+    /// Grants what is due; the credits leave with the other control packets of this turn.
+    #[inline]
+    pub(super) fn grant_credit(&mut self, now: Time) {
+        if self.pacer.is_some() {
+            self.grant_due(now);
+        }
+    }
+
+    #[inline(never)]
+    fn grant_due(&mut self, now: Time) {
+        let Some(pacer) = &mut self.pacer else { return };
+        while let Some(slot) = pacer.poll(now) {
+            let Slot::Open(open) = &mut self.slots[slot as usize] else {
+                continue;
+            };
+            let connection = &mut open.connection;
+            let claim = connection.credit_claim();
+            let idle = claim == Some(Claim::Idle);
+            if claim.is_none()
+                || idle && !pacer.has_room_for_idle(self.by_id.len(), connection.unused_credit())
+            {
+                continue;
+            }
+            connection.grant_credit();
+            pacer.charge(now);
+            pacer.list(slot, connection.credit_claim());
+            touch(&mut self.touched, &mut self.eventful, slot, open);
+        }
+    }
+}

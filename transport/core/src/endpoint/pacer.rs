@@ -189,3 +189,69 @@ impl<P: Eq> Endpoint<P> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pacer() -> Pacer {
+        Pacer {
+            receive_bps: 10_000_000_000,
+            round_trip: Nanos::from_micros(50),
+            packet: 1_472,
+            link_header: 28,
+            window: 62_500,
+            quantum: 4 * 1_472,
+            next_at: Time::ZERO,
+            lists: Default::default(),
+            order: 0,
+            accounts: vec![Account::default(); 8],
+        }
+    }
+
+    #[test]
+    fn uc6_senders_with_losses_go_first_then_active_ones_in_turns_then_idle_ones() {
+        let mut pacer = pacer();
+        for (slot, claim) in [
+            (0, Claim::Idle),
+            (1, Claim::Active),
+            (2, Claim::Active),
+            (3, Claim::Resend),
+        ] {
+            pacer.list(slot, Some(claim));
+        }
+        let mut order = Vec::new();
+        for slot in [3, 1, 2, 1] {
+            order.push(pacer.poll(Time::ZERO));
+            pacer.list(slot, (slot != 3).then_some(Claim::Active));
+        }
+        assert_eq!(order, [3, 1, 2, 1].map(Some));
+        pacer.remove(1);
+        pacer.remove(2);
+        assert_eq!(pacer.poll(Time::ZERO), Some(0));
+        assert_eq!(pacer.next(), None);
+    }
+
+    #[test]
+    fn uc6_quanta_are_granted_at_a_constant_rate_below_that_of_the_nic() {
+        // 6,000 bytes with the link's headers are 4.8 us at 10 Gbit/s.
+        let mut pacer = pacer();
+        let now = Time::from_nanos(1_000_000);
+        pacer.next_at = now;
+        pacer.charge(now);
+        assert_eq!(pacer.next_at - now, Nanos::new(4_800 * 100 / 97));
+        assert_eq!(pacer.poll(now), None);
+        // A turn that comes a millisecond late makes up for one round trip.
+        let late = now + Nanos::from_millis(1);
+        pacer.charge(late);
+        assert!(pacer.next_at < late && late - pacer.next_at <= pacer.round_trip);
+    }
+
+    #[test]
+    fn uc6_idle_senders_hold_sixteen_windows_together_or_a_quantum_each() {
+        let pacer = pacer();
+        assert!(pacer.has_room_for_idle(16, pacer.window - pacer.quantum));
+        assert!(!pacer.has_room_for_idle(32, pacer.window - pacer.quantum));
+        assert!(pacer.has_room_for_idle(10_000, 0));
+    }
+}

@@ -514,7 +514,8 @@ impl Connection {
                 result = Err(reason);
             }
         }
-        self.receive.run_ended();
+        let (events, stats) = (&mut self.events, &mut self.stats);
+        self.receive.run_ended(now, arrival, events, stats);
         if let (Some(grants), Ok(())) = (&mut self.grants, result) {
             // Of packets that are sealed, so the path is one of the peer's.
             grants.note_path(arrival.path);
@@ -566,6 +567,9 @@ impl Connection {
             )?,
             Kind::Ack | Kind::Probe | Kind::Refusal | Kind::Credit | Kind::RequestToSend => {
                 let control = wire::Control::open(seal, packet)?;
+                // It may end the connection, after which nothing is reported.
+                let (events, stats) = (&mut self.events, &mut self.stats);
+                self.receive.mark_run(now, arrival, events, stats);
                 self.handle_control(now, paths, arrival, &control)?;
             }
             Kind::Read

@@ -69,9 +69,30 @@ pub(super) struct Receive {
     #[serde(skip)]
     told: u64,
     controls: ControlWindow,
+    /// What of the run that is being taken in was placed and is not marked yet.
+    #[serde(skip)]
+    placed: Option<PlacedRun>,
     /// The user has too many events to take: what would make more is refused as if no region were armed.
     #[serde(skip)]
     held: bool,
+}
+
+/// The flags of the packet that ends a message with an immediate.
+const ENDS: Flags = Flags::LAST.with(Flags::IMMEDIATE);
+
+/// Packets of one chunk that came one after the other and were placed: they are marked together (decision 0005).
+#[derive(Debug)]
+struct PlacedRun {
+    /// The last one's.
+    last: DataHeader,
+    /// Which ones.
+    map: u64,
+    /// How many they are.
+    packets: u16,
+    /// Payload.
+    bytes: u64,
+    /// The largest one, with header and trailer.
+    largest: u16,
 }
 
 /// Which control packets were seen: an anti-replay window that is never shifted (RFC 6479). The word of a number
@@ -117,6 +138,7 @@ impl Receive {
             newest_packet: 0,
             told: 0,
             controls: ControlWindow::default(),
+            placed: None,
             held: false,
         }
     }
@@ -180,13 +202,23 @@ impl Receive {
         if header.packet_number.saturating_add(STALE_NUMBERS) < self.newest_packet {
             return Err(DropReason::Duplicate);
         }
+        let before = self.placed.as_ref().filter(|before| {
+            before.last.chunk == header.chunk
+                && before.last.packets == header.packets
+                && before.map >> header.packet & 1 == 0
+        });
+        if before.is_none() {
+            self.mark_run(now, arrival, events, stats);
+        }
         let wanted = self.board.check(place_of(&header));
         if wanted == Err(DropReason::Duplicate) {
             // The peer does not know that we have it: tell it again.
             self.owed.arrived(now, arrival.path);
             self.owed.at_once();
             if header.packet_number.saturating_add(ECHO_NUMBERS) > self.newest_packet {
-                self.echo(now, arrival, bytes, header.sent_at, header.packet_number);
+                self.mark_run(now, arrival, events, stats);
+                let bytes = u16::try_from(bytes).unwrap_or(u16::MAX);
+                self.echo(now, arrival, 1, bytes, &header);
             }
         }
         wanted?;
@@ -202,17 +234,34 @@ impl Receive {
         };
         // The path has carried it, whatever becomes of it.
         self.newest_packet = self.newest_packet.max(header.packet_number);
-        self.echo(now, arrival, bytes, header.sent_at, header.packet_number);
+        let wire_bytes = u16::try_from(bytes).unwrap_or(u16::MAX);
+        if placed == Ok(Placed::Now) {
+            let run = self.placed.get_or_insert(PlacedRun {
+                last: header,
+                map: 0,
+                packets: 0,
+                bytes: 0,
+                largest: 0,
+            });
+            run.last = header;
+            run.map |= 1 << header.packet;
+            run.packets += 1;
+            run.bytes += payload.len() as u64;
+            run.largest = run.largest.max(wire_bytes);
+            if header.flags.contains(ENDS) {
+                // It says what the message ends with, and need not be the last one of the run.
+                self.mark_run(now, arrival, events, stats);
+            }
+            return Ok(());
+        }
+        self.mark_run(now, arrival, events, stats);
+        self.echo(now, arrival, 1, wire_bytes, &header);
         self.owed.arrived(now, arrival.path);
         if arrival.ce {
-            // Congestion is told of as soon as it is seen (RFC 9000, section 13.2.1).
             self.owed.at_once();
         }
         match placed {
-            Ok(Placed::Now) => {
-                self.mark_placed(&header, payload.len(), events, stats);
-                Ok(())
-            }
+            Ok(Placed::Now) => Ok(()),
             Ok(Placed::Pending(ticket)) => {
                 self.pending.push(Pending {
                     ticket,
@@ -271,7 +320,14 @@ impl Receive {
         match result {
             // A chunk that is whole is answered as the run that brought it would be.
             Ok(()) => {
-                if self.mark_placed(header, ended.bytes, events, stats) == Marked::Whole {
+                let placed = PlacedRun {
+                    last: *header,
+                    map: 1 << header.packet,
+                    packets: 1,
+                    bytes: ended.bytes as u64,
+                    largest: 0,
+                };
+                if self.mark_placed(&placed, events, stats) == Marked::Whole {
                     self.owed.run_ended();
                 }
             }
@@ -283,18 +339,39 @@ impl Receive {
         result
     }
 
-    /// The packet is placed: it may be acknowledged.
+    /// What was placed of the run, if anything, has arrived.
+    pub(super) fn mark_run(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) {
+        let Some(placed) = self.placed.take() else {
+            return;
+        };
+        self.echo(now, arrival, placed.packets, placed.largest, &placed.last);
+        self.owed.arrived(now, arrival.path);
+        if arrival.ce {
+            // Congestion is told of as soon as it is seen (RFC 9000, section 13.2.1).
+            self.owed.at_once();
+        }
+        self.mark_placed(&placed, events, stats);
+    }
+
+    /// Packets are placed: they may be acknowledged.
     fn mark_placed(
         &mut self,
-        header: &DataHeader,
-        bytes: usize,
+        placed: &PlacedRun,
         events: &mut VecDeque<Event>,
         stats: &mut Stats,
     ) -> Marked {
-        stats.packets_placed += 1;
-        stats.bytes_placed += bytes as u64;
+        stats.packets_placed += u64::from(placed.packets);
+        stats.bytes_placed += placed.bytes;
+        let header = &placed.last;
         let at = place_of(header);
-        if header.flags.contains(Flags::LAST.with(Flags::IMMEDIATE)) {
+        let out_of_order = placed.packets > 1 && self.board.span_with(header.chunk) > 1;
+        if header.flags.contains(ENDS) {
             let end = MessageEnd {
                 immediate: header.immediate,
                 key: header.key,
@@ -303,7 +380,7 @@ impl Receive {
             self.board.note_end(at, starts, end);
         }
         let owed = &mut self.owed;
-        let marked = self.board.mark(at, |end| {
+        let marked = self.board.mark_map(at, placed.map, |end| {
             owed.at_once();
             events.push_back(Event::Immediate {
                 value: end.immediate,
@@ -312,7 +389,7 @@ impl Receive {
         });
         match marked {
             Marked::Whole if self.owed.due() == Some(Time::ZERO) => {}
-            Marked::Whole if self.is_waited_for(header) => self.owed.at_once(),
+            Marked::Whole if out_of_order || self.is_waited_for(header) => self.owed.at_once(),
             Marked::Whole => {}
             Marked::Beginning if self.board.span() <= 1 => {}
             // Something before it is missing, in the chunk or before.
@@ -322,7 +399,14 @@ impl Receive {
     }
 
     /// Everything that was received together is taken in.
-    pub(super) fn run_ended(&mut self) {
+    pub(super) fn run_ended(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) {
+        self.mark_run(now, arrival, events, stats);
         self.owed.run_ended();
     }
 
@@ -371,10 +455,33 @@ impl Receive {
             || self.board.has_part_before(header.chunk)
     }
 
-    /// A packet of `bytes` bytes has arrived.
-    fn echo(&mut self, now: Time, arrival: Arrival, bytes: usize, sent_at: u32, number: u64) {
-        let ce = u16::from(arrival.ce);
-        let bytes = u16::try_from(bytes).unwrap_or(u16::MAX);
+    /// Packets have arrived, the largest of `largest` bytes, the newest with this `header`.
+    fn echo(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        packets: u16,
+        largest: u16,
+        header: &DataHeader,
+    ) {
+        self.echo_number(
+            now,
+            arrival,
+            packets,
+            largest,
+            [header.sent_at, header.packet_number as u32],
+        );
+    }
+
+    fn echo_number(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        packets: u16,
+        largest: u16,
+        [sent_at, number]: [u32; 2],
+    ) {
+        let ce = if arrival.ce { packets } else { 0 };
         // A run arrives on one path: the newest entry is the likely one.
         let known = self
             .echoes
@@ -383,20 +490,20 @@ impl Receive {
             .find(|(echo, _)| echo.path == arrival.path);
         if let Some((echo, at)) = known {
             echo.ce = echo.ce.saturating_add(ce);
-            echo.packets = echo.packets.saturating_add(1);
-            echo.largest = echo.largest.max(bytes);
+            echo.packets = echo.packets.saturating_add(packets);
+            echo.largest = echo.largest.max(largest);
             echo.sent_at = sent_at;
-            echo.number = number as u32;
+            echo.number = number;
             *at = now;
         } else {
             let echo = Echo {
                 path: arrival.path,
                 ce,
-                packets: 1,
-                largest: bytes,
+                packets,
+                largest,
                 sent_at,
                 delay: 0,
-                number: number as u32,
+                number,
             };
             self.echoes.push((echo, now));
         }
@@ -410,7 +517,8 @@ impl Receive {
         number: u64,
         probe: Probe,
     ) {
-        self.echo(now, arrival, bytes, probe.sent_at, number);
+        let largest = u16::try_from(bytes).unwrap_or(u16::MAX);
+        self.echo_number(now, arrival, 1, largest, [probe.sent_at, number as u32]);
         self.owed.arrived(now, arrival.path);
         self.owed.at_once();
     }

@@ -141,6 +141,12 @@ impl ReceiveBoard {
         u64::try_from(self.end.ahead_of(self.cumulative)).unwrap_or(0)
     }
 
+    /// [`ReceiveBoard::span`] once anything of `chunk` has arrived.
+    pub fn span_with(&self, chunk: ChunkNumber) -> u64 {
+        let chunk = chunk.plus(1).ahead_of(self.cumulative);
+        self.span().max(u64::try_from(chunk).unwrap_or(0))
+    }
+
     /// Whether a chunk before `chunk` got a packet since the last acknowledgement and is not whole.
     pub fn has_part_before(&self, chunk: ChunkNumber) -> bool {
         let mut touched = self.touched.iter();
@@ -238,13 +244,23 @@ impl ReceiveBoard {
     }
 
     /// The packet, checked before, was placed. Hands out the messages that are complete by it.
-    pub fn mark(&mut self, packet: Packet, mut on_message: impl FnMut(MessageEnd)) -> Marked {
+    pub fn mark(&mut self, packet: Packet, on_message: impl FnMut(MessageEnd)) -> Marked {
+        self.mark_map(packet, 1 << packet.index, on_message)
+    }
+
+    /// The same for several packets of one chunk, cut as `packet` says: those of `map`.
+    pub fn mark_map(
+        &mut self,
+        packet: Packet,
+        map: u64,
+        mut on_message: impl FnMut(MessageEnd),
+    ) -> Marked {
         let chunk = packet.chunk;
         self.reach(chunk);
         self.cut(packet);
         let at = self.slot(chunk);
         let slot = &mut self.slots[at];
-        slot.map |= 1 << packet.index;
+        slot.map |= map;
         let map = slot.map;
         if chunk.plus(1).ahead_of(self.end) > 0 {
             self.end = chunk.plus(1);

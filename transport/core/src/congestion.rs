@@ -105,7 +105,7 @@ pub trait CongestionControl {
         let _ = (now, sample);
     }
 
-    /// `packets` packets are taken for lost.
+    /// `packets` packets are declared lost.
     fn on_loss(&mut self, now: Time, packets: u64);
 
     /// A timeout passed in which nothing at all came back.

@@ -18,14 +18,15 @@ use crate::wire::{self, Cipher, Kind};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-mod asks;
+mod ack_request;
 mod chunk;
 mod config;
 mod grants;
 mod in_flight;
 mod keys;
 mod numbers;
-mod owed;
+mod pending_ack;
+
 mod receive;
 mod saved;
 mod timer;
@@ -654,7 +655,7 @@ impl Connection {
     fn handle_refusal(&mut self, now: Time, refusal: wire::Refusal) -> Result<(), DropReason> {
         let under_way = self.transmit.check_refusal(refusal.chunk)?;
         match refusal.refused {
-            // Of a chunk that has arrived since: what was refused was a copy that lay somewhere.
+            // Of a chunk that has arrived since: what was refused was a copy that delay somewhere.
             _ if !under_way => {}
             wire::Refused::Key => self.fail(Failure::KeyRefused),
             wire::Refused::Bounds => self.fail(Failure::BoundsRefused),
@@ -760,9 +761,9 @@ impl Connection {
                 continue;
             }
             let age = now.since_wire(echo.sent_at);
-            let lay = Nanos::new(u64::from(echo.delay) << WIRE_CLOCK_SHIFT);
-            let known = age <= now - since && lay <= age;
-            let rtt = known.then(|| paths.bounded(echo.path, Nanos::new(age.get() - lay.get())));
+            let delay = Nanos::new(u64::from(echo.delay) << WIRE_CLOCK_SHIFT);
+            let known = age <= now - since && delay <= age;
+            let rtt = known.then(|| paths.bounded(echo.path, Nanos::new(age.get() - delay.get())));
             let in_flight = self.transmit.in_flight().on(echo.path);
             // A probe's answer tells the path, and its policy, how the path is. It tells nothing of the queues that
             // this connection's window fills: from an idle path it would hide them, from a path that others fill it
@@ -911,7 +912,7 @@ impl Connection {
             }
             // The caller asks for a chunk after each call.
             Timer::Pacing => {}
-            Timer::Acknowledgement => self.hurry_ack(),
+            Timer::Acknowledgement => self.flush_ack(),
             Timer::Idle => self.handle_idle(now),
         }
     }
@@ -1001,18 +1002,18 @@ impl Connection {
 
     /// Whether every write is complete and nothing waits to be sent.
     pub fn is_idle(&self) -> bool {
-        !self.transmit.is_busy() && !self.owes_ack()
+        !self.transmit.is_busy() && !self.has_pending_ack()
     }
 
     /// Whether something has arrived that no acknowledgement was sent for.
-    pub fn owes_ack(&self) -> bool {
+    pub fn has_pending_ack(&self) -> bool {
         self.failed.is_none() && self.receive.ack_due().is_some()
     }
 
     /// Lets [`Connection::poll_control`] send what is owed now and not when it is due: for a caller that
     /// is about to sleep, and is woken later than it asks for.
-    pub fn hurry_ack(&mut self) {
-        self.receive.hurry_ack();
+    pub fn flush_ack(&mut self) {
+        self.receive.flush_ack();
         self.set_acknowledgement_timer();
     }
 

@@ -57,7 +57,7 @@ struct Open {
     /// It is in the list of those to look at in this turn.
     touched: bool,
     /// It is in the list of those that owe an acknowledgement.
-    owing: bool,
+    ack_pending: bool,
     /// It is in the list of those with an event.
     eventful: bool,
     /// Its earliest entry among the timers.
@@ -127,7 +127,7 @@ pub struct Endpoint<P> {
     /// Connections to look at in this turn.
     touched: Vec<u32>,
     /// Connections that owed an acknowledgement when their turn ended.
-    owing: Vec<u32>,
+    pending_acks: Vec<u32>,
     /// Connections with an event.
     eventful: VecDeque<u32>,
     turns_without_timers: u32,
@@ -155,7 +155,7 @@ impl<P: Eq> Endpoint<P> {
             pacer: Pacer::new(&config),
             rng,
             touched: Vec::new(),
-            owing: Vec::new(),
+            pending_acks: Vec::new(),
             eventful: VecDeque::new(),
             turns_without_timers: 0,
             posted: false,
@@ -243,7 +243,7 @@ impl<P: Eq> Endpoint<P> {
             connection,
             peer,
             touched: false,
-            owing: false,
+            ack_pending: false,
             eventful: false,
             timer: None,
         }));
@@ -395,25 +395,25 @@ impl<P: Eq> Endpoint<P> {
 
     /// Makes every acknowledgement that is owed due now: for a caller that is about to sleep, and is woken
     /// later than it asks for. Answers whether there is any; the next turn sends them.
-    pub fn hurry_acks(&mut self) -> bool {
-        let mut owing = std::mem::take(&mut self.owing);
-        let mut hurried = false;
-        for &slot in &owing {
+    pub fn flush_acks(&mut self) -> bool {
+        let mut pending = std::mem::take(&mut self.pending_acks);
+        let mut any = false;
+        for &slot in &pending {
             let Slot::Open(open) = &mut self.slots[slot as usize] else {
                 continue;
             };
-            open.owing = false;
-            if open.connection.owes_ack() {
-                open.connection.hurry_ack();
+            open.ack_pending = false;
+            if open.connection.has_pending_ack() {
+                open.connection.flush_ack();
                 // Its timer was for this acknowledgement: nothing else is to be woken for it.
                 open.timer = None;
                 self.touch(slot);
-                hurried = true;
+                any = true;
             }
         }
-        owing.clear();
-        self.owing = owing;
-        hurried
+        pending.clear();
+        self.pending_acks = pending;
+        any
     }
 
     /// Whether packets have come for connections that are not known: their Resets go out in the next turn. A

@@ -1,4 +1,4 @@
-//! What was sent and what has arrived: the scoreboards, and when a chunk is taken for lost.
+//! What was sent and what has arrived: the scoreboards, and when a chunk is declared lost.
 //!
 //! Both are rings over chunk numbers. They decide nothing about paths and windows; the connection
 //! does.
@@ -15,7 +15,7 @@ pub use send::{SendBoard, Sent, SentState};
 /// acknowledgement's map never spans both ends of the window.
 pub const WINDOW_MAX: u16 = 960;
 
-/// Chunks sent later and acknowledged before a chunk may be taken for lost: above TCP's three
+/// Chunks sent later and acknowledged before a chunk may be declared lost: above TCP's three
 /// (RFC 5681), since paths reorder; UCCL uses 4 (Fig. 10).
 pub const DUPLICATE_THRESHOLD: u64 = 4;
 

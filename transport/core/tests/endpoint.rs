@@ -257,10 +257,10 @@ fn acknowledgements_are_hurried_before_a_worker_sleeps() {
     };
     assert_eq!(acks(endpoint, Some(received)), 0, "it is put off");
     assert_eq!(endpoint.poll_timeout(true), Some(now + ACK_DELAY));
-    assert!(endpoint.hurry_acks());
+    assert!(endpoint.flush_acks());
     assert_eq!(endpoint.poll_timeout(true), Some(Time::ZERO));
     assert_eq!(acks(endpoint, None), 1);
-    assert!(!endpoint.hurry_acks(), "nothing is owed any more");
+    assert!(!endpoint.flush_acks(), "nothing is owed any more");
 }
 
 #[test]

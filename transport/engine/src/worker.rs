@@ -214,7 +214,7 @@ impl Worker {
         }
         busy |= self.send(!self.link.is_readable());
         // Only the caller knows when the next call comes.
-        if self.endpoint.hurry_acks() {
+        if self.endpoint.flush_acks() {
             self.send(false);
         }
         Ok(busy)
@@ -414,7 +414,7 @@ impl Worker {
 
     /// Sleeps until the link, a command or a timer has something, at most `limit`.
     fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
-        if self.endpoint.hurry_acks() {
+        if self.endpoint.flush_acks() {
             self.send(false);
         }
         let failed = self.link.is_readable();

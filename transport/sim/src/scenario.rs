@@ -218,7 +218,7 @@ pub struct Scenario {
     /// How much later the second host of a pair joins its end to the first at most: the control channel's way.
     pub join_delay: Nanos,
     /// Whether workers send the acknowledgements that they owe before they sleep.
-    pub hurries_acks: bool,
+    pub flushes_acks: bool,
     /// The number of the first chunk of every connection, both ways.
     pub first_chunk: ChunkNumber,
     /// Whether immediates are reported in the order of their messages.
@@ -315,7 +315,7 @@ impl Scenario {
                 Nanos::new(later.magnitude(100, BLOCKED_MAX.get())),
             ),
             join_delay: Nanos::new(later.magnitude(1, JOIN_DELAY_MAX.get())),
-            hurries_acks: later.coin(),
+            flushes_acks: later.coin(),
             first_chunk: draw_first_chunk(&mut numbers),
             in_order: numbers.chance(250_000),
             peers_validated: numbers.coin(),

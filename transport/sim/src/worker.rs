@@ -189,7 +189,7 @@ impl Simulation {
         let link_is_full = machine.link_full_until > self.now;
         let mut next = running.endpoint.poll_timeout(!link_is_full);
         let at_once = next.is_some_and(|at| at <= clock);
-        if !at_once && self.scenario.hurries_acks && running.endpoint.hurry_acks() {
+        if !at_once && self.scenario.flushes_acks && running.endpoint.flush_acks() {
             next = running.endpoint.poll_timeout(!link_is_full);
         }
         machine.idle_turns = if at_once && !busy {

@@ -74,7 +74,7 @@ fn scenario(loss: u32, paths: u16, window_chunks: u16, congestion: CongestionKin
         rate_cap_bps: None,
         link_fills: (0, Nanos::ZERO),
         join_delay: Nanos::ZERO,
-        hurries_acks: false,
+        flushes_acks: false,
         first_chunk: ChunkNumber(0),
         in_order: false,
         peers_validated: true,

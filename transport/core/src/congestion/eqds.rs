@@ -73,9 +73,9 @@ pub struct Eqds {
     /// Bytes sent since then, lost ones included.
     sent: u64,
     /// What the last request told.
-    told: RequestToSend,
+    requested: RequestToSend,
     /// The timer has asked for a request.
-    asks: bool,
+    request_due: bool,
     /// Something was lost since the last request.
     lost: bool,
     /// Whether the peer has ever sent a credit.
@@ -95,8 +95,8 @@ impl Eqds {
             max: limits.max,
             granted: credit.window,
             sent: 0,
-            told: RequestToSend::default(),
-            asks: false,
+            requested: RequestToSend::default(),
+            request_due: false,
             lost: false,
             answered: false,
             waits: [wait; 2],
@@ -151,7 +151,7 @@ impl CongestionControl for Eqds {
     }
 
     fn on_credit_timeout(&mut self) {
-        self.asks = true;
+        self.request_due = true;
         self.waits[1] = self.waits[1].times(2).min(REQUEST_MAX);
     }
 
@@ -163,29 +163,29 @@ impl CongestionControl for Eqds {
         let low = self
             .granted
             .saturating_add(self.credit.window * DEMAND_LOW_WINDOWS);
-        if !self.asks && !self.lost && self.told.demand >= low {
+        if !self.request_due && !self.lost && self.requested.demand >= low {
             return None;
         }
         let most = self.credit.window * DEMAND_WINDOWS;
         let Backlog { new, lost } = backlog(most);
         let resend = if lost > 0 { self.sent + lost } else { 0 };
         let demand = self.sent + (new + lost).min(most);
-        let lacks = demand > self.granted && demand > self.told.demand
+        let lacks = demand > self.granted && demand > self.requested.demand
             || std::mem::take(&mut self.lost) && resend > self.granted;
-        if !std::mem::take(&mut self.asks) && !lacks {
+        if !std::mem::take(&mut self.request_due) && !lacks {
             return None;
         }
-        self.told = RequestToSend {
+        self.requested = RequestToSend {
             demand,
             resend,
             sent: self.sent,
             packets,
         };
-        Some(self.told)
+        Some(self.requested)
     }
 
     fn rebase(&mut self, _now: Time) {
-        self.asks = true;
+        self.request_due = true;
     }
 }
 

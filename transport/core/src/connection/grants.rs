@@ -54,7 +54,7 @@ pub(super) struct Grants {
     /// The path that something has arrived on last.
     path: PathId,
     /// The peer is to be told of the total.
-    owed: bool,
+    unannounced: bool,
 }
 
 impl Grants {
@@ -66,7 +66,7 @@ impl Grants {
             number: 0,
             placed: 0,
             path: PathId(0),
-            owed: false,
+            unannounced: false,
         }
     }
 
@@ -82,7 +82,7 @@ impl Grants {
         request: RequestToSend,
         arrived: Arrivals,
     ) {
-        self.owed = true;
+        self.unannounced = true;
         if number >= self.number {
             (self.number, self.request, self.placed) = (number, request, arrived.bytes);
         }
@@ -123,7 +123,7 @@ impl Grants {
     /// Grants one quantum.
     pub(super) fn grant(&mut self) {
         self.granted = self.granted.saturating_add(self.limits.quantum);
-        self.owed = true;
+        self.unannounced = true;
     }
 
     /// Writes the credit that is owed; answers its path and its length.
@@ -134,7 +134,7 @@ impl Grants {
         remote: ConnectionId,
         number: u64,
     ) -> Option<(PathId, usize)> {
-        if !std::mem::take(&mut self.owed) {
+        if !std::mem::take(&mut self.unannounced) {
             return None;
         }
         let credit = Credit {
@@ -145,7 +145,7 @@ impl Grants {
 
     /// After a restore the peer is told of the total again: the credit may not have left.
     pub(super) fn rebase(&mut self) {
-        self.owed = true;
+        self.unannounced = true;
     }
 }
 

@@ -1,6 +1,6 @@
 //! The receiving half: scoreboard, echoes, acknowledgements.
 
-use super::owed::Owed;
+use super::pending_ack::PendingAck;
 use super::{Arrival, ControlPacket, Event, PathOwner, Stats};
 use crate::drops::DropReason;
 use crate::memory::{DomainId, Memory, Placed, Ticket};
@@ -59,7 +59,7 @@ pub(super) struct Receive {
     /// What arrived by path since the last acknowledgement, and when the newest did.
     #[serde(skip)]
     echoes: Vec<(Echo, Time)>,
-    owed: Owed,
+    pending_ack: PendingAck,
     /// What was refused since the last turn, and on which path it came.
     #[serde(skip)]
     refusals: Vec<(Refusal, PathId)>,
@@ -67,7 +67,7 @@ pub(super) struct Receive {
     /// The newest packet of which an acknowledgement has told: what was sent before it and arrives later is
     /// overdue at the sender.
     #[serde(skip)]
-    told: u64,
+    acked_packet: u64,
     controls: ControlWindow,
     /// What of the run that is being taken in was placed and is not marked yet.
     #[serde(skip)]
@@ -133,10 +133,10 @@ impl Receive {
             board,
             pending: Vec::new(),
             echoes: Vec::new(),
-            owed: Owed::Nothing,
+            pending_ack: PendingAck::Nothing,
             refusals: Vec::new(),
             newest_packet: 0,
-            told: 0,
+            acked_packet: 0,
             controls: ControlWindow::default(),
             placed: None,
             held: false,
@@ -150,7 +150,7 @@ impl Receive {
 
     /// When an acknowledgement that is owed is due.
     pub(super) fn ack_due(&self) -> Option<Time> {
-        self.owed.due()
+        self.pending_ack.due()
     }
 
     /// Gives the memory back that what has arrived does not need.
@@ -174,8 +174,8 @@ impl Receive {
     }
 
     /// An acknowledgement that is owed is due at once.
-    pub(super) fn hurry_ack(&mut self) {
-        self.owed.at_once();
+    pub(super) fn flush_ack(&mut self) {
+        self.pending_ack.at_once();
     }
 
     #[inline]
@@ -213,8 +213,8 @@ impl Receive {
         let wanted = self.board.check(place_of(&header));
         if wanted == Err(DropReason::Duplicate) {
             // The peer does not know that we have it: tell it again.
-            self.owed.arrived(now, arrival.path);
-            self.owed.at_once();
+            self.pending_ack.arrived(now, arrival.path);
+            self.pending_ack.at_once();
             if header.packet_number.saturating_add(ECHO_NUMBERS) > self.newest_packet {
                 self.mark_run(now, arrival, events, stats);
                 let bytes = u16::try_from(bytes).unwrap_or(u16::MAX);
@@ -256,9 +256,9 @@ impl Receive {
         }
         self.mark_run(now, arrival, events, stats);
         self.echo(now, arrival, 1, wire_bytes, &header);
-        self.owed.arrived(now, arrival.path);
+        self.pending_ack.arrived(now, arrival.path);
         if arrival.ce {
-            self.owed.at_once();
+            self.pending_ack.at_once();
         }
         match placed {
             Ok(Placed::Now) => Ok(()),
@@ -272,7 +272,7 @@ impl Receive {
                 Ok(())
             }
             Err(reason) => {
-                self.owed.at_once();
+                self.pending_ack.at_once();
                 self.refuse(arrival.path, header.chunk, reason);
                 Err(reason)
             }
@@ -314,7 +314,7 @@ impl Receive {
         stats: &mut Stats,
     ) -> Result<(), DropReason> {
         let header = &ended.header;
-        self.owed.arrived(now, ended.path);
+        self.pending_ack.arrived(now, ended.path);
         // Packets that have come since may contradict it.
         let result = result.and_then(|()| self.board.check(place_of(header)));
         match result {
@@ -328,11 +328,11 @@ impl Receive {
                     largest: 0,
                 };
                 if self.mark_placed(&placed, events, stats) == Marked::Whole {
-                    self.owed.run_ended();
+                    self.pending_ack.run_ended();
                 }
             }
             Err(reason) => {
-                self.owed.at_once();
+                self.pending_ack.at_once();
                 self.refuse(ended.path, header.chunk, reason);
             }
         }
@@ -351,10 +351,10 @@ impl Receive {
             return;
         };
         self.echo(now, arrival, placed.packets, placed.largest, &placed.last);
-        self.owed.arrived(now, arrival.path);
+        self.pending_ack.arrived(now, arrival.path);
         if arrival.ce {
             // Congestion is told of as soon as it is seen (RFC 9000, section 13.2.1).
-            self.owed.at_once();
+            self.pending_ack.at_once();
         }
         self.mark_placed(&placed, events, stats);
     }
@@ -379,21 +379,23 @@ impl Receive {
             let starts = header.chunk.minus(header.chunk_index);
             self.board.note_end(at, starts, end);
         }
-        let owed = &mut self.owed;
+        let pending_ack = &mut self.pending_ack;
         let marked = self.board.mark_map(at, placed.map, |end| {
-            owed.at_once();
+            pending_ack.at_once();
             events.push_back(Event::Immediate {
                 value: end.immediate,
                 key: end.key,
             });
         });
         match marked {
-            Marked::Whole if self.owed.due() == Some(Time::ZERO) => {}
-            Marked::Whole if out_of_order || self.is_waited_for(header) => self.owed.at_once(),
+            Marked::Whole if self.pending_ack.due() == Some(Time::ZERO) => {}
+            Marked::Whole if out_of_order || self.is_waited_for(header) => {
+                self.pending_ack.at_once()
+            }
             Marked::Whole => {}
             Marked::Beginning if self.board.span() <= 1 => {}
             // Something before it is missing, in the chunk or before.
-            Marked::Beginning | Marked::Gap => self.owed.at_once(),
+            Marked::Beginning | Marked::Gap => self.pending_ack.at_once(),
         }
         marked
     }
@@ -407,7 +409,7 @@ impl Receive {
         stats: &mut Stats,
     ) {
         self.mark_run(now, arrival, events, stats);
-        self.owed.run_ended();
+        self.pending_ack.run_ended();
     }
 
     fn refuse(&mut self, path: PathId, chunk: ChunkNumber, reason: DropReason) {
@@ -450,7 +452,7 @@ impl Receive {
     /// all; of a chunk that may have lost its end it should know what is here before it sends it again.
     fn is_waited_for(&self, header: &DataHeader) -> bool {
         header.flags.contains(Flags::ACK_NOW)
-            || header.packet_number < self.told
+            || header.packet_number < self.acked_packet
             || self.board.span() > DUPLICATE_THRESHOLD
             || self.board.has_part_before(header.chunk)
     }
@@ -519,8 +521,8 @@ impl Receive {
     ) {
         let largest = u16::try_from(bytes).unwrap_or(u16::MAX);
         self.echo_number(now, arrival, 1, largest, [probe.sent_at, number as u32]);
-        self.owed.arrived(now, arrival.path);
-        self.owed.at_once();
+        self.pending_ack.arrived(now, arrival.path);
+        self.pending_ack.at_once();
     }
 
     /// Refuses a control packet that was seen before, or that is too old to tell.
@@ -537,8 +539,8 @@ impl Receive {
         remote: ConnectionId,
         number: u64,
     ) -> Option<ControlPacket> {
-        let path = self.owed.path_if_due(now)?;
-        self.told = self.newest_packet;
+        let path = self.pending_ack.path_if_due(now)?;
+        self.acked_packet = self.newest_packet;
         let mut map = [0u64; ACK_MAP_WORDS_MAX];
         let words = self.board.map(&mut map);
         let mut partials = [Partial::default(); ACK_PARTIALS_MAX];
@@ -553,7 +555,7 @@ impl Receive {
             };
         }
         if self.echoes.is_empty() {
-            self.owed = Owed::Nothing;
+            self.pending_ack = PendingAck::Nothing;
         }
         let ack = Ack {
             cumulative: self.board.cumulative(),

@@ -5,7 +5,7 @@ mod readiness;
 
 use self::losses::{Serving, TailProbe, answered_too_soon, highest_bit, missing};
 use self::readiness::Readiness;
-use super::asks::{Next, Unasked, Use};
+use super::ack_request::{Next, SinceAckRequest, Use};
 use super::in_flight::InFlight;
 use super::keys::Keys;
 use super::numbers::PacketNumbers;
@@ -36,7 +36,7 @@ pub(super) struct Out<'a> {
 pub(super) struct Acked {
     /// Bytes that were in flight, headers included.
     pub(super) bytes: u64,
-    /// Packets of partly arrived chunks that are taken for lost.
+    /// Packets of partly arrived chunks that are declared lost.
     pub(super) packets_lost: u64,
     /// A resend turned out not to have been needed.
     pub(super) spurious: bool,
@@ -68,7 +68,7 @@ pub(super) struct Transmit {
     free: Vec<u32>,
     /// Writes not cut to their end, in order.
     queue: VecDeque<u32>,
-    /// Chunks taken for lost, in that order; entries acknowledged meanwhile are skipped.
+    /// Chunks declared lost, in that order; entries acknowledged meanwhile are skipped.
     lost: VecDeque<ChunkNumber>,
     readiness: Readiness,
     in_flight: InFlight,
@@ -91,7 +91,7 @@ pub(super) struct Transmit {
     tail_probe: TailProbe,
     /// What was sent since an answer was asked for.
     #[serde(skip)]
-    unasked: Unasked,
+    since_ack_request: SinceAckRequest,
 }
 
 impl Transmit {
@@ -113,7 +113,7 @@ impl Transmit {
             stall_left: config.stall_timeout,
             serving: Serving::OnTime,
             tail_probe: TailProbe::None,
-            unasked: Unasked::default(),
+            since_ack_request: SinceAckRequest::default(),
         }
     }
 
@@ -254,7 +254,7 @@ impl Transmit {
             stats.packets_resent += u64::from(sent.missing.count_ones());
             let largest = largest_packet(&sent, sent.missing);
             self.note_sent(now, path, [bytes, largest], paths, out);
-            self.unasked = Unasked::default();
+            self.since_ack_request = SinceAckRequest::default();
             return self.chunk(now, number, &sent, sent.missing, out, stats);
         }
         if !self.board.has_room() {
@@ -313,7 +313,7 @@ impl Transmit {
         }
         let largest = largest_packet(&sent, full_map(packets));
         self.note_sent(now, path, [bytes, largest], paths, out);
-        let asks = self.unasked.asks(Next {
+        let ack_now = self.since_ack_request.wants_ack(Next {
             bytes,
             waits: self.queue.is_empty() || paths.is_unsure(path),
             in_flight: Use {
@@ -328,7 +328,7 @@ impl Transmit {
         let sent = Sent {
             path,
             in_flight: bytes,
-            asks,
+            ack_now,
             transmissions: 1,
             ..sent
         };
@@ -361,7 +361,7 @@ impl Transmit {
         let by_path = self.in_flight.by_path();
         sent.path =
             paths.choose_again(out.policy, sent.path, sent.sent_at, now, by_path, out.rng)?;
-        sent.asks = true;
+        sent.ack_now = true;
         sent.transmissions = sent.transmissions.saturating_add(1);
         self.tail_probe = TailProbe::Sent {
             chunk: number,
@@ -434,7 +434,7 @@ impl Transmit {
         stats: &mut Stats,
     ) -> Option<Chunk> {
         let posted = self.posted[sent.write as usize].as_ref()?;
-        let mut flags = if sent.asks {
+        let mut flags = if sent.ack_now {
             Flags::ACK_NOW
         } else {
             Flags::NONE
@@ -606,7 +606,7 @@ impl Transmit {
             Some(_) => self.backoff > 0,
             None => !matches!(self.readiness, Readiness::Ready),
         };
-        let lacks = || timers.get(Timer::Credit).is_some() || paths.is_dark();
+        let lacks = || timers.get(Timer::Credit).is_some() || paths.is_down();
         let waits = waits || self.board.oldest().is_some() || self.is_busy() && lacks();
         match timers.get(Timer::Stall) {
             None if waits => timers.set(Timer::Stall, now + self.stall_left),

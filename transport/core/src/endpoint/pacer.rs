@@ -91,8 +91,8 @@ impl Pacer {
         if self.accounts.len() <= at {
             self.accounts.resize(at + 1, Account::default());
         }
-        let asks = connection.is_credit_asked();
-        if !std::mem::replace(&mut self.accounts[at].asked, asks) && asks {
+        let asked = connection.is_credit_asked();
+        if !std::mem::replace(&mut self.accounts[at].asked, asked) && asked {
             // It was not paced, and it fills the pipe for a round trip: what is granted now comes behind it.
             let free = Time::from_nanos(now.as_nanos().saturating_sub(self.round_trip.get()));
             self.next_at = self.next_at.max(free) + self.time_of(connection.unused_credit());

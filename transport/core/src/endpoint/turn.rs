@@ -311,9 +311,9 @@ impl<P: Eq> Endpoint<P> {
                 continue;
             };
             open.touched = false;
-            if !open.owing && open.connection.owes_ack() {
-                open.owing = true;
-                self.owing.push(slot);
+            if !open.ack_pending && open.connection.has_pending_ack() {
+                open.ack_pending = true;
+                self.pending_acks.push(slot);
             }
             let Some(peer) = self.peers.get(open.peer) else {
                 continue;

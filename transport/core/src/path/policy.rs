@@ -54,7 +54,7 @@ pub trait PathPolicy {
         let _ = (view, sample);
     }
 
-    /// A chunk on `path` is taken for lost, with so many packets missing.
+    /// A chunk on `path` is declared lost, with so many packets missing.
     fn on_loss(&mut self, now: Time, path: PathId, packets: u32) {
         let _ = (now, path, packets);
     }

@@ -182,7 +182,7 @@ impl PathSet {
     /// Whether connections wait for what one of them finds out: no path carries data, or the NIC has not answered.
     #[inline]
     pub fn holds_connections(&self) -> bool {
-        self.is_dark() || !self.validated
+        self.is_down() || !self.validated
     }
 
     /// How many paths there are.
@@ -197,7 +197,7 @@ impl PathSet {
 
     /// Whether nothing can be sent: every path is suspended. The connections share the probes' answers: when
     /// this ends, all of them may send again.
-    pub fn is_dark(&self) -> bool {
+    pub fn is_down(&self) -> bool {
         self.candidates().is_empty()
     }
 
@@ -263,7 +263,7 @@ impl PathSet {
         Some(policy.choose(&view, rng))
     }
 
-    /// The path for a chunk that was sent on `lost` at `sent_at` and is taken for lost: another one, and
+    /// The path for a chunk that was sent on `lost` at `sent_at` and is declared lost: another one, and
     /// one that was answered since where there is one. A path that died with `lost` was not, so one
     /// resend is enough whatever share of the paths has died.
     pub fn choose_again(
@@ -381,7 +381,7 @@ impl PathSet {
     fn revive(&mut self, now: Time, index: usize, to: PathState) {
         let outage = match to {
             PathState::Live => self.live.is_empty(),
-            _ => self.is_dark(),
+            _ => self.is_down(),
         };
         let path = &mut self.paths[index];
         path.state = to;
@@ -400,7 +400,7 @@ impl PathSet {
         self.list();
     }
 
-    /// A chunk sent on `path` at `sent_at` is taken for lost. Suspicious only when nothing sent on that
+    /// A chunk sent on `path` at `sent_at` is declared lost. Suspicious only when nothing sent on that
     /// path was answered since, and counted once: from then on the path's probes tell whether it is dead, each
     /// a timeout after the other.
     pub fn on_loss(&mut self, now: Time, path: PathId, sent_at: Time) {
@@ -680,7 +680,7 @@ mod tests {
             set.on_loss(ms(2), PathId(0), ms(1));
         }
         assert_eq!(state(&set, 0), Some(PathState::Suspect));
-        assert!(!set.is_dark(), "the only path is still given data");
+        assert!(!set.is_down(), "the only path is still given data");
     }
 
     #[test]
@@ -704,12 +704,12 @@ mod tests {
         let mut rng = Rng::new(1);
         let mut policy = PolicyKind::Oblivious.build();
         assert_eq!(set.choose(&mut policy, ms(41), &[], &mut rng), None);
-        assert!(set.is_dark());
+        assert!(set.is_down());
         for at in [51, 71, 111, 191] {
             while set.poll_probe(ms(at)).is_some() {}
         }
         answer(&mut set, ms(192), 1);
-        assert!(!set.is_dark());
+        assert!(!set.is_down());
         assert_eq!(set.poll_probe(ms(192)), Some((PathId(0), 0)));
         assert_eq!(set.poll_probe(ms(192)), Some((PathId(2), 0)));
     }
@@ -860,7 +860,7 @@ mod tests {
         for at in [1, 21, 41] {
             probes_in_one_ms(&mut set, ms(at));
         }
-        assert!(set.is_dark());
+        assert!(set.is_down());
         assert_eq!(set.packet_bytes_max(), None);
         let probes = probes_in_one_ms(&mut set, ms(51));
         let both = [PathId(0), PathId(1)].map(|path| [(path, long), (path, base)]);

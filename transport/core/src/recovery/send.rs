@@ -39,7 +39,7 @@ pub struct Sent {
     pub path: PathId,
     /// Whether its last transmission asked for an answer at once; otherwise the peer may put it off.
     #[serde(skip)]
-    pub asks: bool,
+    pub ack_now: bool,
     /// How often it was sent, saturating.
     pub transmissions: u8,
     /// The packets that arrived.
@@ -187,7 +187,7 @@ impl SendBoard {
         sent.path = path;
         sent.sent_at = now;
         sent.in_flight = bytes;
-        sent.asks = true;
+        sent.ack_now = true;
         sent.order = order;
         let sent = *sent;
         self.link(slot);
@@ -202,7 +202,7 @@ impl SendBoard {
         order
     }
 
-    /// A chunk in flight is taken for lost: `missing` of its packets are to be sent again.
+    /// A chunk in flight is declared lost: `missing` of its packets are to be sent again.
     pub fn lose(&mut self, chunk: ChunkNumber, missing: u64) {
         let slot = self.slot(chunk);
         debug_assert_eq!(self.slots[slot].state, SentState::InFlight);

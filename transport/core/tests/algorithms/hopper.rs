@@ -274,7 +274,7 @@ fn hp3_the_second_of_two_probes_is_waited_for_while_it_may_be_clearly_better() {
 }
 
 /// When the next chunk may leave after a switch to a path of 100 us. Ten chunks left at 1,000 us after `before` samples of
-/// 4 GiB each;/// three came back, at 1,300, 1,350 and 1,400, and `lost` were taken for lost. An eleventh left at 1,400.
+/// 4 GiB each;/// three came back, at 1,300, 1,350 and 1,400, and `lost` were declared lost. An eleventh left at 1,400.
 fn resumes_at(before: u64, lost: u32) -> Time {
     let mut trace = Trace::new(8, "hopper");
     let current = trace.current;

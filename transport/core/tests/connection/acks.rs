@@ -165,7 +165,7 @@ fn what_the_sender_waits_for_is_acknowledged_at_once() {
         ("what is about to sleep", |r| {
             r.chunk(0);
             assert_eq!(r.acks(), 0);
-            assert!(r.pair.ends[1].host.endpoint.hurry_acks());
+            assert!(r.pair.ends[1].host.endpoint.flush_acks());
         }),
     ];
     for (name, case) in cases {

@@ -335,7 +335,7 @@ fn a_connection_whose_paths_are_all_suspended_stalls() {
     pair.drop_all(|_| true);
     pair.write(1_000);
     pair.run_for(Nanos::from_secs(1));
-    assert!(pair.paths(Side::A).is_dark());
+    assert!(pair.paths(Side::A).is_down());
     pair.run();
     assert_eq!(pair.now.as_nanos() / 1_000_000, 3_000);
     assert_eq!(pair.failure(Side::A), Some(Failure::Stalled));

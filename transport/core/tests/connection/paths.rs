@@ -129,7 +129,7 @@ fn after_an_outage_the_first_answer_ends_the_backoff() {
     pair.heal();
     let (healed, acked) = (pair.now, pair.connection(Side::A).stats().bytes_acked);
     // A probe is sent every second at the latest. What went out during the outage fills the window
-    // until it is taken for lost.
+    // until it is declared lost.
     let until = healed + Nanos::from_millis(1_200);
     while pair.connection(Side::A).stats().bytes_acked == acked {
         assert!(

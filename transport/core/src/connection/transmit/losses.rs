@@ -1,4 +1,4 @@
-//! What is taken for lost: overtaken by later packets, overtaken by later chunks, or not answered in time;
+//! What is declared lost: overtaken by later packets, overtaken by later chunks, or not answered in time;
 //! and the tail-loss probe, which asks where nothing later can overtake.
 //!
 //! Each chunk has a time of its own by the path that it took, so that a slow path holds nothing up on a
@@ -91,7 +91,7 @@ impl Transmit {
         u64::from(missing.count_ones())
     }
 
-    /// Takes for lost what later transmissions have overtaken by more than reordering explains:
+    /// Declares lost what later transmissions have overtaken by more than reordering explains:
     /// [`DUPLICATE_THRESHOLD`] transmissions and the bound of a round trip on its path (RACK,
     /// RFC 8985, with the variation over all paths as its reordering window). Sets the timer for what
     /// was overtaken and may yet be on its way. Returns the packets.
@@ -152,7 +152,7 @@ impl Transmit {
     pub(super) fn expect_answer(&self, sent: &Sent, paths: &PathSet, timers: &mut TimerTable) {
         let timeout = sent.sent_at + self.timeout(sent, paths);
         timers.set_earlier(Timer::Retransmission, timeout);
-        if sent.asks {
+        if sent.ack_now {
             self.set_tail_probe(sent.sent_at, sent, paths, timers);
         }
     }
@@ -319,7 +319,7 @@ pub(super) fn answered_too_soon(now: Time, sent_at: Time, paths: &PathSet) -> bo
 
 /// How long the peer may put its answer off.
 fn put_off(sent: &Sent) -> Nanos {
-    if sent.asks { Nanos::ZERO } else { ACK_DELAY }
+    if sent.ack_now { Nanos::ZERO } else { ACK_DELAY }
 }
 
 /// How long an answer is waited for, as long as answers come.

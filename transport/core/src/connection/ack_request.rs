@@ -4,7 +4,7 @@
 /// While more than half of a window is used, the answers are the sender's clock: one is asked for with each
 /// sixteenth of it, so that waiting for them takes no more than 3 % of a round trip's bytes. (RFC 9002,
 /// section 7.8, and draft-ietf-quic-ack-frequency, section 6.3, ask for several in a round trip.)
-const ASKS_PER_WINDOW: u64 = 16;
+const REQUESTS_PER_WINDOW: u64 = 16;
 
 /// How much of a window is used, with the chunk that goes next.
 #[derive(Clone, Copy, Debug)]
@@ -14,8 +14,8 @@ pub(super) struct Use {
 }
 
 impl Use {
-    fn asks(self, unasked: u64) -> bool {
-        self.used * 2 > self.window && unasked * ASKS_PER_WINDOW >= self.window
+    fn is_due(self, since_ack_request: u64) -> bool {
+        self.used * 2 > self.window && since_ack_request * REQUESTS_PER_WINDOW >= self.window
     }
 }
 
@@ -34,22 +34,22 @@ pub(super) struct Next {
 
 /// What was sent since a chunk last asked.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Unasked {
+pub(super) struct SinceAckRequest {
     bytes: u64,
     chunks: u64,
 }
 
-impl Unasked {
-    /// Whether the chunk asks.
-    pub(super) fn asks(&mut self, next: Next) -> bool {
+impl SinceAckRequest {
+    /// Whether the chunk asks for its acknowledgement.
+    pub(super) fn wants_ack(&mut self, next: Next) -> bool {
         self.bytes += u64::from(next.bytes);
         self.chunks += 1;
-        let asks =
-            next.waits || next.in_flight.asks(self.bytes) || next.outstanding.asks(self.chunks);
-        if asks {
-            *self = Unasked::default();
+        let wants =
+            next.waits || next.in_flight.is_due(self.bytes) || next.outstanding.is_due(self.chunks);
+        if wants {
+            *self = SinceAckRequest::default();
         }
-        asks
+        wants
     }
 }
 
@@ -74,10 +74,10 @@ mod tests {
     }
 
     fn asking(window: u64, number_window: u64) -> Vec<u64> {
-        let mut unasked = Unasked::default();
+        let mut since_ack_request = SinceAckRequest::default();
         let chunks = 1..=window.min(number_window);
         chunks
-            .filter(|&n| unasked.asks(next(n, window, number_window)))
+            .filter(|&n| since_ack_request.wants_ack(next(n, window, number_window)))
             .collect()
     }
 
@@ -91,12 +91,12 @@ mod tests {
 
     #[test]
     fn what_waits_asks_and_the_count_begins_anew() {
-        let mut unasked = Unasked::default();
+        let mut since_ack_request = SinceAckRequest::default();
         let waits = Next {
             waits: true,
             ..next(33, 64, 500)
         };
-        assert!(unasked.asks(waits));
-        assert!(!unasked.asks(next(34, 64, 500)));
+        assert!(since_ack_request.wants_ack(waits));
+        assert!(!since_ack_request.wants_ack(next(34, 64, 500)));
     }
 }

@@ -50,7 +50,7 @@ pub const IDLE_AFTER: Nanos = Nanos::from_secs(1);
 
 /// A peer may bring something new without an echo so often in a row: after a restore, or where placing takes long.
 /// One that acknowledges what it has not received cannot name its packets.
-const UNPROVEN_MAX: u8 = 64;
+const UNPROVEN_MAX: u16 = 512;
 
 /// A one-sided write to a region of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -286,7 +286,7 @@ pub struct Connection {
     /// Echoes older than this are of before a restore.
     since: Time,
     /// Acknowledgements in a row that brought something new and no echo.
-    unproven: u8,
+    unproven: u16,
 }
 
 /// What was known of an echo's path before its acknowledgement was taken in.
@@ -676,15 +676,15 @@ impl Connection {
     ) -> Result<(), DropReason> {
         let mut proven = false;
         for number in ack.echoed_numbers() {
-            let named = match self.transmit.numbers().named(number) {
-                // A probe's, then.
-                Named::Unsent => self.controls.named(number),
-                named => named,
-            };
-            match named {
+            // Data's, or a probe's: the lower halves of both kinds may meet.
+            let data = self.transmit.numbers().named(number);
+            match data {
                 Named::Sent => proven = true,
-                Named::Unsent => return Err(DropReason::AckOfUnsent),
-                Named::Skipped => return self.fail_unproven(),
+                Named::Skipped | Named::Unsent => match (data, self.controls.named(number)) {
+                    (_, Named::Sent) => proven = true,
+                    (Named::Unsent, Named::Unsent) => return Err(DropReason::AckOfUnsent),
+                    _ => return self.fail_unproven(),
+                },
             }
         }
         if proven {
@@ -703,9 +703,10 @@ impl Connection {
     }
 
     fn handle_credit(&mut self, credit: wire::Credit) {
-        if self.congestion.on_credit(credit.bytes) {
-            self.timers.stop(Timer::Credit);
+        if !self.congestion.on_credit(credit.bytes) {
+            return;
         }
+        self.timers.stop(Timer::Credit);
         if self.transmit.outstanding() == 0 {
             // The peer is there, and others go first.
             let timeout = self.config.stall_timeout;
@@ -878,7 +879,11 @@ impl Connection {
         let policy = &mut self.policy;
         match timer {
             Timer::Stall if self.transmit.is_refused() => self.fail(Failure::NotArmed),
-            Timer::Stall if !self.congestion.was_granted() && stats.acks_received > 0 => {
+            Timer::Stall
+                if timers.get(Timer::Credit).is_some()
+                    && !self.congestion.was_granted()
+                    && stats.acks_received > 0 =>
+            {
                 self.fail(Failure::NoCredit);
             }
             Timer::Stall => self.fail(Failure::Stalled),
@@ -928,8 +933,8 @@ impl Connection {
         self.events.shrink_to_fit();
     }
 
-    /// Refuses what arrives, as if no region were armed, until called with `false`: its user has not taken the
-    /// events that were reported. The peer tries again, less and less often.
+    /// Refuses the ends of messages that are to be reported, as if no region were armed, until called with `false`:
+    /// its user has not taken the events that were reported. The peer tries again, less and less often.
     pub fn hold(&mut self, held: bool) {
         self.receive.hold(held);
     }

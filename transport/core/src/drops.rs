@@ -56,7 +56,7 @@ reasons! {
     /// The connection has failed or was closed.
     Closed = "the connection is closed",
     /// An acknowledgement of something that was never sent.
-    AckOfUnsent = "the acknowledgement covers chunks that were never sent",
+    AckOfUnsent = "the acknowledgement covers chunks or packets that were never sent",
 }
 
 /// Counters by [`DropReason`].

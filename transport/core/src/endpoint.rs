@@ -341,6 +341,9 @@ impl<P: Eq> Endpoint<P> {
             if let Slot::Open(open) = &mut self.slots[slot as usize]
                 && open.connection.placed(now, ticket, result)
             {
+                if let Some(pacer) = &mut self.pacer {
+                    pacer.update(now, slot, &open.connection);
+                }
                 self.touch(slot);
                 return true;
             }

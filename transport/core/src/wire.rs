@@ -48,8 +48,8 @@ pub const PROBE_BYTES_MAX: usize = 9_000;
 /// The longest control packet: a probe. All others fit any path's MTU.
 pub const CONTROL_BYTES_MAX: usize = PROBE_BYTES_MAX;
 
-/// What a control packet's number starts from. Data packets count from 0 and control packets from
-/// here, so that a number is never used twice under one key and each kind counts without gaps.
+/// What a control packet's number starts from. Data packets count from a drawn number below 2^32 and control
+/// packets from another one beyond this, so that a number is never used twice under one key.
 pub const CONTROL_PACKET_NUMBERS: u64 = 1 << 63;
 
 /// The packets of one chunk at most: one bit each in a 64-bit map, one GSO send.

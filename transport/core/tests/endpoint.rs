@@ -264,6 +264,51 @@ fn acknowledgements_are_hurried_before_a_worker_sleeps() {
 }
 
 #[test]
+fn a_turn_that_ends_with_a_chunk_leaves_its_control_packets_to_the_next() {
+    let mut pair = pair();
+    pair.connect(0, DomainId(1));
+    write(&mut pair, 0, 1, 8);
+    pair.step(pair.now);
+    let mut message = pair.wire.sent[0].1.clone();
+    let now = pair.now + DELAY;
+    let answer = Write {
+        token: 2,
+        bytes: 8,
+        key: pair.ends[0].memory.key,
+        offset: 0,
+        immediate: None,
+    };
+    let memory = &mut pair.ends[1].memory;
+    let endpoint = &mut pair.ends[1].host.endpoint;
+    let mut receiving = endpoint.receive(now);
+    let received = Received::Packets {
+        from: Source([0; Source::BYTES]),
+        ce: false,
+        bytes: &mut message.bytes,
+        segment: message.segment,
+    };
+    receiving.handle(received, memory);
+    drop(receiving.finish(true, 0));
+    endpoint
+        .post(id(1, 0), answer)
+        .expect("the connection is open");
+    assert!(endpoint.flush_acks());
+    let mut buffer = [0; CONTROL_BYTES_MAX];
+    // The link keeps the chunk that goes first: nothing more is asked for.
+    let mut sending = endpoint.receive(now).finish(true, 8);
+    let first = sending.poll_transmit(now, &mut buffer);
+    assert!(matches!(first, Some(Transmit::Chunk { .. })), "{first:?}");
+    drop(sending);
+    assert_eq!(endpoint.poll_timeout(false), Some(Time::ZERO));
+    let mut sending = endpoint.receive(now).finish(true, 0);
+    let next = sending.poll_transmit(now, &mut buffer);
+    assert!(matches!(next, Some(Transmit::Control { .. })), "{next:?}");
+    while sending.poll_transmit(now, &mut buffer).is_some() {}
+    drop(sending);
+    assert!(endpoint.poll_timeout(false) > Some(now), "nothing is due");
+}
+
+#[test]
 fn an_answer_leaves_before_the_acknowledgement_of_what_it_answers() {
     let mut pair = pair();
     pair.connect(0, DomainId(1));

@@ -84,17 +84,33 @@ impl Grants {
     ) {
         self.unannounced = true;
         if number >= self.number {
-            (self.number, self.request, self.placed) = (number, request, arrived.bytes);
+            // Nobody sends more than was granted but for one window, whatever it says.
+            let most = self.granted.saturating_add(self.limits.window);
+            self.number = number;
+            self.request = RequestToSend {
+                sent: request.sent.min(most),
+                resend: request.resend.min(most),
+                ..request
+            };
+            // What was sent after it and has overtaken it counts as placed since.
+            let overtook = self.bytes_since_request(arrived);
+            self.placed = arrived.bytes.saturating_sub(overtook);
         }
     }
 
     /// Bytes that the peer has sent. The packets since its last request are counted twice, and the less counts: by
     /// number, which makes short packets long ones, and by what was placed, where some were sent before the request.
     fn used(&self, arrived: Arrivals) -> u64 {
-        let packets = (arrived.newest + 1).saturating_sub(self.request.packets);
-        let by_number = packets.saturating_mul(self.limits.packet);
+        let by_number = self.bytes_since_request(arrived);
         let since = by_number.min(arrived.bytes - self.placed);
         self.request.sent.saturating_add(since)
+    }
+
+    /// Bytes of the packets that were numbered after the last request; short packets count as long ones.
+    fn bytes_since_request(&self, arrived: Arrivals) -> u64 {
+        let newest = arrived.newest.saturating_add(1);
+        let packets = newest.saturating_sub(self.request.packets);
+        packets.saturating_mul(self.limits.packet)
     }
 
     /// Bytes granted that the peer has not used.
@@ -194,6 +210,28 @@ mod tests {
         assert_eq!(grants.claim(arrived), Some(Claim::Active));
         grants.grant();
         assert_eq!(grants.claim(arrived), Some(Claim::Idle));
+    }
+
+    #[test]
+    fn data_that_overtakes_a_request_counts_as_used() {
+        let mut grants = Grants::new(LIMITS);
+        // The request says that ten packets were sent; twenty are here before it.
+        grants.handle_request(1, request(1_000_000, 0, 10_000), arrived(20_000, 19));
+        assert_eq!(grants.unused(arrived(20_000, 19)), 20_000);
+        assert_eq!(grants.claim(arrived(20_000, 19)), Some(Claim::Active));
+    }
+
+    #[test]
+    fn a_peer_has_sent_no_more_than_its_credit_whatever_it_says() {
+        let mut grants = Grants::new(LIMITS);
+        let boast = request(u64::MAX, u64::MAX, u64::MAX);
+        grants.handle_request(1, boast, arrived(0, u64::MAX));
+        let mut quanta = 0;
+        while grants.claim(arrived(0, u64::MAX)).is_some() && quanta < 100 {
+            grants.grant();
+            quanta += 1;
+        }
+        assert_eq!(quanta, 8, "what it may hold, and one window");
     }
 
     #[test]

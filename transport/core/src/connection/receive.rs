@@ -72,7 +72,7 @@ pub(super) struct Receive {
     /// What of the run that is being taken in was placed and is not marked yet.
     #[serde(skip)]
     placed: Option<PlacedRun>,
-    /// The user has too many events to take: what would make more is refused as if no region were armed.
+    /// The user has too many events to take: ends of messages are refused as if no region were armed.
     #[serde(skip)]
     held: bool,
 }
@@ -227,7 +227,7 @@ impl Receive {
         }
         opened.check_payload()?;
         let placed = match payload {
-            _ if self.held => Err(DropReason::NotArmed),
+            _ if self.held && header.flags.contains(ENDS) => Err(DropReason::NotArmed),
             [] => Ok(Placed::Now),
             _ if self.pending.len() == PENDING_MAX => return Err(DropReason::PlacementsFull),
             _ => memory.place(domain, header.key, header.offset, payload),
@@ -390,7 +390,7 @@ impl Receive {
         match marked {
             Marked::Whole if self.pending_ack.due() == Some(Time::ZERO) => {}
             Marked::Whole if out_of_order || self.is_waited_for(header) => {
-                self.pending_ack.at_once()
+                self.pending_ack.at_once();
             }
             Marked::Whole => {}
             Marked::Beginning if self.board.span() <= 1 => {}

@@ -210,6 +210,10 @@ impl Transmit {
         {
             return Some(chunk);
         }
+        let validated = paths.is_validated();
+        if !validated && self.in_flight.total() > 0 {
+            return None;
+        }
         while let Some(&number) = self.lost.front() {
             if !self.board.is_lost(number) {
                 self.lost.pop_front();
@@ -258,10 +262,6 @@ impl Transmit {
             return self.chunk(now, number, &sent, sent.missing, out, stats);
         }
         if !self.board.has_room() {
-            return None;
-        }
-        let validated = paths.is_validated();
-        if !validated && self.in_flight.total() > 0 {
             return None;
         }
         let &at = self.queue.front()?;

@@ -47,6 +47,8 @@ pub(super) struct Pacer {
     /// Slots by the order in which they came, for each claim.
     lists: [BTreeMap<u64, u32>; 3],
     order: u64,
+    /// The last quantum was for something that is sent again.
+    resent: bool,
     /// One account per slot of the endpoint.
     accounts: Vec<Account>,
 }
@@ -72,6 +74,7 @@ impl Pacer {
             next_at: Time::ZERO,
             lists: Default::default(),
             order: 0,
+            resent: false,
             accounts: Vec::new(),
         })
     }
@@ -95,7 +98,11 @@ impl Pacer {
         if !std::mem::replace(&mut self.accounts[at].asked, asked) && asked {
             // It was not paced, and it fills the pipe for a round trip: what is granted now comes behind it.
             let free = Time::from_nanos(now.as_nanos().saturating_sub(self.round_trip.get()));
-            self.next_at = self.next_at.max(free) + self.time_of(connection.unused_credit());
+            // No sender holds more than a window; many that begin at once are bounded together.
+            let unused = connection.unused_credit().min(self.window);
+            let latest = now + self.time_of(self.window * IDLE_WINDOWS);
+            let next_at = self.next_at.max(free) + self.time_of(unused);
+            self.next_at = next_at.min(latest.max(self.next_at));
         }
         if self.next().is_none() {
             // Time in which nobody could be granted anything is not made up for.
@@ -140,7 +147,15 @@ impl Pacer {
         if self.next_at > now {
             return None;
         }
-        let (_, slot) = self.lists.iter_mut().find_map(BTreeMap::pop_first)?;
+        // Every other quantum at least is for those that send for the first time: a peer that always has something to
+        // send again does not take all.
+        let order = match std::mem::take(&mut self.resent) {
+            true => [Claim::Active, Claim::Resend, Claim::Idle],
+            false => [Claim::Resend, Claim::Active, Claim::Idle],
+        };
+        let pop = |claim: Claim| Some((claim, self.lists[claim as usize].pop_first()?.1));
+        let (claim, slot) = order.into_iter().find_map(pop)?;
+        self.resent = claim == Claim::Resend;
         self.accounts[slot as usize].listed = None;
         Some(slot)
     }
@@ -205,6 +220,7 @@ mod tests {
             next_at: Time::ZERO,
             lists: Default::default(),
             order: 0,
+            resent: false,
             accounts: vec![Account::default(); 8],
         }
     }

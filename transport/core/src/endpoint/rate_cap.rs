@@ -47,6 +47,15 @@ impl RateCap {
         self.tokens -= i128::from(bytes * 8) * NANOS as i128;
     }
 
+    /// A control packet of `bytes` was sent, which waits for nothing. It delays chunks, but no more than the bucket
+    /// holds: who sends much that has to be answered does not stop them for longer.
+    pub(super) fn charge_control(&mut self, bytes: u64) {
+        let full = i128::from(self.bits_per_second) * i128::from(BURST.get());
+        let floor = self.tokens.min(-full);
+        self.charge(bytes);
+        self.tokens = self.tokens.max(floor);
+    }
+
     /// When the next chunk may be sent, where it may not be now.
     pub(super) fn next(&self) -> Option<Time> {
         let owed = u128::try_from(-self.tokens).ok()?;
@@ -79,6 +88,20 @@ mod tests {
             let expected = rate / 8 + burst;
             assert!(sent.abs_diff(expected) <= chunk, "{sent} of {expected}");
         }
+    }
+
+    #[test]
+    fn control_packets_delay_chunks_by_no_more_than_the_bucket_holds() {
+        let mut cap = RateCap::new(8_000_000, at(0));
+        for _ in 0..10_000 {
+            cap.charge_control(100);
+        }
+        let due = cap.next().unwrap();
+        assert_eq!(due - Time::ZERO, Nanos::new(BURST.get() + 1));
+        cap.charge(50_000);
+        let due = cap.next().unwrap();
+        cap.charge_control(100);
+        assert_eq!(cap.next(), Some(due), "what chunks owe stays");
     }
 
     #[test]

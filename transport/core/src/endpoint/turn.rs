@@ -262,9 +262,9 @@ impl<P: Eq> Endpoint<P> {
         let packet = open
             .connection
             .poll_control(now, paths, &mut self.rng, buffer)?;
-        // It goes whatever the cap says; chunks then wait for as much longer.
+        // It goes whatever the cap says, and counts.
         if let Some(cap) = &mut self.rate_cap {
-            cap.charge(packet.bytes as u64 + u64::from(self.config.link_header_bytes));
+            cap.charge_control(packet.bytes as u64 + u64::from(self.config.link_header_bytes));
         }
         Some((open.peer, packet.path, packet.owner, packet.bytes))
     }
@@ -304,8 +304,10 @@ impl<P: Eq> Endpoint<P> {
     }
 
     /// Ends the turn: each connection that was looked at is looked at again when its timer is due.
-    fn end_turn(&mut self) {
+    /// Those whose control packets nobody has asked for yet are looked at in the next turn.
+    fn end_turn(&mut self, unasked: core::ops::Range<usize>) {
         let mut touched = std::mem::take(&mut self.touched);
+        let left: Vec<u32> = touched[unasked].to_vec();
         for &slot in &touched {
             let Slot::Open(open) = &mut self.slots[slot as usize] else {
                 continue;
@@ -329,6 +331,9 @@ impl<P: Eq> Endpoint<P> {
         }
         touched.clear();
         self.touched = touched;
+        for slot in left {
+            self.touch(slot);
+        }
     }
 }
 
@@ -407,6 +412,6 @@ impl<P: Eq> Sending<'_, P> {
 
 impl<P: Eq> Drop for Sending<'_, P> {
     fn drop(&mut self) {
-        self.endpoint.end_turn();
+        self.endpoint.end_turn(self.controls.clone());
     }
 }

@@ -110,6 +110,7 @@ impl DataHeader {
     /// # Errors
     /// [`DropReason::Truncated`], [`DropReason::Version`], [`DropReason::Kind`] or
     /// [`DropReason::Malformed`].
+    #[inline]
     pub fn parse(datagram: &[u8]) -> Result<DataHeader, DropReason> {
         if datagram.len() < HEADER_BYTES + TRAILER_BYTES {
             return Err(DropReason::Truncated);

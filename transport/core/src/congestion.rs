@@ -147,7 +147,7 @@ pub trait CongestionControl {
         None
     }
 
-    /// The clock has changed, as after a restore: moments and one-way delays that were noted mean nothing any
+    /// The connection was restored. In between nothing was measured: moments and one-way delays that were noted mean nothing any
     /// more.
     fn rebase(&mut self, now: Time);
 

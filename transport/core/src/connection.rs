@@ -39,7 +39,7 @@ pub use saved::RestoreError;
 
 use grants::{Arrivals, Grants};
 use keys::{Keys, SavedKeys};
-use numbers::{Named, PacketNumbers};
+use numbers::{NumberState, PacketNumbers};
 use receive::Receive;
 use timer::{Timer, TimerTable};
 use transmit::Transmit;
@@ -677,14 +677,18 @@ impl Connection {
         let mut proven = false;
         for number in ack.echoed_numbers() {
             // Data's, or a probe's: the lower halves of both kinds may meet.
-            let data = self.transmit.numbers().named(number);
+            let data = self.transmit.numbers().state_of(number);
             match data {
-                Named::Sent => proven = true,
-                Named::Skipped | Named::Unsent => match (data, self.controls.named(number)) {
-                    (_, Named::Sent) => proven = true,
-                    (Named::Unsent, Named::Unsent) => return Err(DropReason::AckOfUnsent),
-                    _ => return self.fail_unproven(),
-                },
+                NumberState::Sent => proven = true,
+                NumberState::Skipped | NumberState::Unsent => {
+                    match (data, self.controls.state_of(number)) {
+                        (_, NumberState::Sent) => proven = true,
+                        (NumberState::Unsent, NumberState::Unsent) => {
+                            return Err(DropReason::AckOfUnsent);
+                        }
+                        _ => return self.fail_unproven(),
+                    }
+                }
             }
         }
         if proven {
@@ -773,7 +777,7 @@ impl Connection {
             // acknowledged by an acknowledgement that overtook this one or had no room for this echo, when it was
             // declared lost and was only late, or when it was a tail-loss probe; and its round trip counts, for it
             // was in the queues that this connection has filled.
-            let probe = self.transmit.numbers().named(echo.number) == Named::Unsent;
+            let probe = self.transmit.numbers().state_of(echo.number) == NumberState::Unsent;
             *before = OnPath {
                 in_flight,
                 rtt,

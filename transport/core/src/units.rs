@@ -6,14 +6,14 @@ use core::ops::{Add, AddAssign, Sub};
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher13;
 
-/// A moment: nanoseconds since the caller's start. Never a wall clock.
+/// A moment: nanoseconds of the caller's clock, which is monotonic. Never a wall clock.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash, Serialize, Deserialize,
 )]
 pub struct Time(u64);
 
 impl Time {
-    /// The caller's start.
+    /// The clock's start.
     pub const ZERO: Time = Time(0);
 
     /// The moment `nanos` nanoseconds after the start.

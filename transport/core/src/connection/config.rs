@@ -178,8 +178,8 @@ pub struct ConnectionConfig {
     pub send_from: ChunkNumber,
     /// The number of the first chunk that the peer sends.
     pub receive_from: ChunkNumber,
-    /// The number of the first packet that this end sends, data and control: drawn, so that only who receives
-    /// packets can name one.
+    /// The number of the first data packet that this end sends: drawn, so that only who receives packets can name one.
+    /// Control packets count from it with its halves exchanged.
     pub first_packet: u32,
 }
 

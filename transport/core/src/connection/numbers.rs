@@ -18,9 +18,9 @@ const RECENT: u64 = 1 << 26;
 
 /// What a number that came back says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Named {
+pub(super) enum NumberState {
     Sent,
-    /// Not sent yet, or not by this end.
+    /// Not sent yet, or so long ago that nobody answers any more.
     Unsent,
     /// Left out: whoever names it has not received what it acknowledges.
     Skipped,
@@ -65,14 +65,14 @@ impl PacketNumbers {
 
     /// What the lower half of a number says.
     #[inline]
-    pub(super) fn named(&self, lower: u32) -> Named {
+    pub(super) fn state_of(&self, lower: u32) -> NumberState {
         let ago = u64::from((self.next as u32).wrapping_sub(lower));
         if ago == 0 || ago > (self.next - self.first).min(RECENT) {
-            return Named::Unsent;
+            return NumberState::Unsent;
         }
         match self.skipped.contains(&(self.next - ago)) {
-            true => Named::Skipped,
-            false => Named::Sent,
+            true => NumberState::Skipped,
+            false => NumberState::Sent,
         }
     }
 }
@@ -85,12 +85,12 @@ mod tests {
     fn only_what_was_sent_lately_counts_as_sent() {
         let (first, mut rng) = ((7 << 32) - 2, Rng::new(1));
         let mut numbers = PacketNumbers::new(first);
-        assert_eq!(numbers.named(first as u32), Named::Unsent);
+        assert_eq!(numbers.state_of(first as u32), NumberState::Unsent);
         numbers.advance(3, &mut rng);
-        let named = (first - 1..first + 4).map(|number| numbers.named(number as u32));
-        let sent = [Named::Sent; 3];
-        let expected = [&[Named::Unsent], &sent[..], &[Named::Unsent]].concat();
-        assert_eq!(named.collect::<Vec<_>>(), expected);
+        let states = (first - 1..first + 4).map(|number| numbers.state_of(number as u32));
+        let sent = [NumberState::Sent; 3];
+        let expected = [&[NumberState::Unsent], &sent[..], &[NumberState::Unsent]].concat();
+        assert_eq!(states.collect::<Vec<_>>(), expected);
     }
 
     #[test]
@@ -103,7 +103,7 @@ mod tests {
             numbers.advance(5, &mut rng);
             let left_out = *used.last().expect("some were used") + 1;
             if numbers.next() > left_out {
-                assert_eq!(numbers.named(left_out as u32), Named::Skipped);
+                assert_eq!(numbers.state_of(left_out as u32), NumberState::Skipped);
                 skipped += 1;
             }
         }
@@ -111,7 +111,7 @@ mod tests {
         let last = used.iter().rev().take(1_000);
         assert!(
             last.into_iter()
-                .all(|number| numbers.named(*number as u32) == Named::Sent)
+                .all(|number| numbers.state_of(*number as u32) == NumberState::Sent)
         );
     }
 }

@@ -88,7 +88,7 @@ impl Pacer {
         Nanos::new(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// Something has arrived on the connection in `slot`, or it was opened: it takes its place in the lists.
+    /// Something has arrived on the connection in `slot`, or it was restored: it takes its place in the lists.
     pub(super) fn update(&mut self, now: Time, slot: u32, connection: &Connection) {
         let at = slot as usize;
         if self.accounts.len() <= at {

@@ -49,7 +49,8 @@ pub trait PathPolicy {
         let _ = (view, sample);
     }
 
-    /// The peer answered on a path on which this connection has no data in flight: a probe's answer.
+    /// The peer answered on a path on which this connection has no data in flight: to a probe, or to data that came
+    /// late or twice.
     fn on_probe_answer(&mut self, view: &PathView<'_>, sample: &PathSample) {
         let _ = (view, sample);
     }
@@ -69,7 +70,7 @@ pub trait PathPolicy {
         Time::ZERO
     }
 
-    /// The clock has changed, as after a restore: moments that were noted mean nothing any more.
+    /// The connection was restored. In between nothing was measured: moments that were noted mean nothing any more.
     fn rebase(&mut self, now: Time) {
         let _ = now;
     }

@@ -516,7 +516,7 @@ impl PathSet {
             .max(self.rto_min)
     }
 
-    /// A round trip measured on `path`, at most [`RTT_SAMPLE_TIMEOUTS`] timeouts: a packet that the network copied
+    /// A round trip measured on `path`, at most four timeouts: a packet that the network copied
     /// and delivers much later is echoed too, and must not put the path's timeout off for long.
     pub fn bounded(&self, path: PathId, rtt: Nanos) -> Nanos {
         let most = self

@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 pub const ROUND_TRIP: Nanos = Nanos::from_micros(50);
 /// The least first window, packets: quarters of it are still packets.
 const WINDOW_PACKETS_MIN: u64 = 4;
+/// A quantum of credit is this part of the first window, so that credit comes before the last is used up.
+const QUANTA_PER_WINDOW: u64 = 4;
 /// Demand is told for this many windows ahead at most: a request in sixteen round trips, which also tells the
 /// receiver what was lost.
 pub(crate) const DEMAND_WINDOWS: u64 = 16;
@@ -45,7 +47,8 @@ impl CreditLimits {
         let least = limits.packet * WINDOW_PACKETS_MIN;
         let window = product.clamp(least, limits.max.max(least));
         // Whole packets, so that a chunk uses a quantum up.
-        let packets = limits.chunk_bytes(window) / limits.packet;
+        let quarter = (window / QUANTA_PER_WINDOW).clamp(limits.packet, limits.chunk);
+        let packets = quarter / limits.packet;
         CreditLimits {
             window,
             quantum: packets * limits.packet,

@@ -8,38 +8,43 @@
 //! comes before timers, so that an answer that lies in the socket is never overtaken by a timeout.
 //! `now` never runs backwards within a connection.
 
-use crate::congestion::{AckSample, Congestion, CongestionControl};
+use crate::congestion::{Congestion, CongestionControl};
 use crate::drops::{DropReason, Drops};
 use crate::memory::{Memory, Ticket};
-use crate::path::{PathPolicy, PathSample, PathSet, Policy};
+use crate::path::{PathPolicy, PathSet, Policy};
 use crate::recovery::ReceiveBoard;
-use crate::units::{ConnectionId, Key, Nanos, OneWay, PathId, Rng, Time, WIRE_CLOCK_SHIFT};
+use crate::units::{ConnectionId, Nanos, PathId, Rng, Time};
 use crate::wire::{self, Cipher, Kind};
-use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
+mod ack;
 mod ack_request;
 mod chunk;
 mod config;
+mod credit;
+mod event;
 mod grants;
 mod in_flight;
 mod keys;
 mod numbers;
 mod pending_ack;
-
 mod receive;
 mod saved;
+mod stats;
+mod timeout;
 mod timer;
 mod transmit;
 
 pub use chunk::Chunk;
 pub use config::{ConnectionConfig, Settings, SettingsError};
+pub use event::{Event, Failure, PostError, Write};
 pub use grants::Claim;
 pub use saved::RestoreError;
+pub use stats::Stats;
 
-use grants::{Arrivals, Grants};
+use grants::Grants;
 use keys::{Keys, SavedKeys};
-use numbers::{NumberState, PacketNumbers};
+use numbers::PacketNumbers;
 use receive::Receive;
 use timer::{Timer, TimerTable};
 use transmit::Transmit;
@@ -47,109 +52,6 @@ use transmit::Transmit;
 /// A connection on which nothing was sent or received for this long gives back the memory of its boards and
 /// queues. Long against the gaps in a tenant's traffic, so that work that goes on allocates nothing.
 pub const IDLE_AFTER: Nanos = Nanos::from_secs(1);
-
-/// A peer may bring something new without an echo so often in a row: after a restore, or where placing takes long.
-/// One that acknowledges what it has not received cannot name its packets.
-const UNPROVEN_MAX: u16 = 512;
-
-/// A one-sided write to a region of the peer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Write {
-    /// The caller's name for it: comes back in chunks and in the completion.
-    pub token: u64,
-    /// How many bytes; 0 is fine.
-    pub bytes: u64,
-    /// The key of the peer's region.
-    pub key: Key,
-    /// Where in that region, bytes.
-    pub offset: u64,
-    /// Counts at the peer once all bytes are placed.
-    pub immediate: Option<u32>,
-}
-
-/// Why a write was not taken.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum PostError {
-    /// The write needs more than 2^24 chunks, or its end overflows the offset.
-    #[error("the write is too long for one message: split it")]
-    TooLong,
-    /// The connection has failed or was closed.
-    #[error("the connection is closed: connect again")]
-    Closed,
-}
-
-/// Why a connection ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, thiserror::Error, Serialize, Deserialize)]
-pub enum Failure {
-    /// Nothing was acknowledged for the stall timeout, on any path.
-    #[error("the peer acknowledged nothing for the stall timeout, on any path")]
-    Stalled,
-    /// The peer does not know the connection: it was restarted.
-    #[error("the peer does not know this connection: it was restarted; connect again")]
-    PeerRestarted,
-    /// Closed at this end.
-    #[error("the connection was closed at this end")]
-    Closed,
-    /// The peer refused a write for good: its key.
-    #[error(
-        "the peer refused a write: no region of the connection's domain has its key, because it was \
-         deregistered or the key is wrong"
-    )]
-    KeyRefused,
-    /// The peer refused a write for good: its place.
-    #[error("the peer refused a write: it does not lie within its region; check offset and length")]
-    BoundsRefused,
-    /// The peer refused a write for the stall timeout.
-    #[error(
-        "the peer's region was not armed for the stall timeout: its owner has not given the buffer back"
-    )]
-    NotArmed,
-    /// The peer acknowledges what it has not received.
-    #[error("the peer acknowledged packets that were never sent: it does not run this protocol")]
-    AckOfUnsent,
-    /// The peer has never granted credit.
-    #[error(
-        "the peer granted no credit for the stall timeout: its congestion control is another one; all nodes of a \
-         fabric must have the same"
-    )]
-    NoCredit,
-}
-
-impl Failure {
-    /// A stable label.
-    pub const fn reason(self) -> &'static str {
-        match self {
-            Failure::Stalled => "Stalled",
-            Failure::PeerRestarted => "PeerRestarted",
-            Failure::Closed => "Closed",
-            Failure::KeyRefused => "KeyRefused",
-            Failure::BoundsRefused => "BoundsRefused",
-            Failure::NotArmed => "NotArmed",
-            Failure::AckOfUnsent => "AckOfUnsent",
-            Failure::NoCredit => "NoCredit",
-        }
-    }
-}
-
-/// What the caller must know.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Event {
-    /// Every byte of a write was placed at the peer, and its immediate counted; where immediates go in
-    /// order, it counts as soon as those before it have.
-    Completed {
-        /// As in [`Write::token`].
-        token: u64,
-    },
-    /// A message of the peer with an immediate is here whole.
-    Immediate {
-        /// The immediate.
-        value: u32,
-        /// The key of the region that it went to.
-        key: Key,
-    },
-    /// The connection is over. No event follows, nothing is placed any more.
-    Failed(Failure),
-}
 
 /// Where and how a run of packets arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -190,80 +92,6 @@ pub struct ControlPacket {
     pub bytes: usize,
 }
 
-/// Counters of one connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Stats {
-    /// Chunks sent for the first time.
-    pub chunks_sent: u64,
-    /// Chunks of which something was sent again.
-    pub chunks_resent: u64,
-    /// Packets sent, resends included.
-    pub packets_sent: u64,
-    /// Packets sent again.
-    pub packets_resent: u64,
-    /// Payload bytes acknowledged.
-    pub bytes_acked: u64,
-    /// Payload bytes placed.
-    pub bytes_placed: u64,
-    /// Packets placed.
-    pub packets_placed: u64,
-    /// Chunks of which only a part was lost.
-    pub chunks_partly_lost: u64,
-    /// Retransmission timeouts.
-    pub timeouts: u64,
-    /// Resends that were not needed.
-    pub spurious: u64,
-    /// Timers that were served so late that they were re-armed once.
-    pub late_timers: u64,
-    /// Acknowledgements sent.
-    pub acks_sent: u64,
-    /// Acknowledgements received.
-    pub acks_received: u64,
-    /// Probes sent.
-    pub probes_sent: u64,
-    /// Tail-loss probes sent: a packet of the newest chunk, sent again because nothing was heard.
-    pub tail_probes: u64,
-}
-
-impl Stats {
-    /// Adds another connection's counters to these.
-    pub fn add(&mut self, other: &Stats) {
-        // Taken apart whole, so that a new counter cannot be forgotten here.
-        let Stats {
-            chunks_sent,
-            chunks_resent,
-            packets_sent,
-            packets_resent,
-            bytes_acked,
-            bytes_placed,
-            packets_placed,
-            chunks_partly_lost,
-            timeouts,
-            spurious,
-            late_timers,
-            acks_sent,
-            acks_received,
-            probes_sent,
-            tail_probes,
-        } = *other;
-        self.chunks_sent += chunks_sent;
-        self.chunks_resent += chunks_resent;
-        self.packets_sent += packets_sent;
-        self.packets_resent += packets_resent;
-        self.bytes_acked += bytes_acked;
-        self.bytes_placed += bytes_placed;
-        self.packets_placed += packets_placed;
-        self.chunks_partly_lost += chunks_partly_lost;
-        self.timeouts += timeouts;
-        self.spurious += spurious;
-        self.late_timers += late_timers;
-        self.acks_sent += acks_sent;
-        self.acks_received += acks_received;
-        self.probes_sent += probes_sent;
-        self.tail_probes += tail_probes;
-    }
-}
-
 /// One end of a connection. See the module's text for the order of calls.
 #[derive(Debug)]
 pub struct Connection {
@@ -287,29 +115,6 @@ pub struct Connection {
     since: Time,
     /// Acknowledgements in a row that brought something new and no echo.
     unproven: u16,
-}
-
-/// What was known of an echo's path before its acknowledgement was taken in.
-#[derive(Clone, Copy, Default)]
-struct OnPath {
-    /// Bytes of this connection.
-    in_flight: u32,
-    rtt: Option<Nanos>,
-    /// The echo is a probe's answer.
-    probe: bool,
-}
-
-impl OnPath {
-    #[inline]
-    fn sample(&self, echo: &wire::Echo, bytes: u32) -> PathSample {
-        PathSample {
-            path: echo.path,
-            rtt: self.rtt,
-            packets: echo.packets.into(),
-            ce: echo.ce,
-            bytes,
-        }
-    }
 }
 
 impl Connection {
@@ -460,33 +265,6 @@ impl Connection {
             path,
             owner: PathOwner::Local,
             bytes: probe.emit(bytes.into(), out, seal, path, remote, number),
-        })
-    }
-
-    /// Writes the credit that the peer is owed, or the request for what this end lacks.
-    #[inline(never)]
-    fn write_credit(&mut self, paths: &PathSet, out: &mut [u8]) -> Option<ControlPacket> {
-        let (seal, remote, number) = (self.keys.seal(), self.config.remote, self.controls.next());
-        let grants = self.grants.as_mut()?;
-        if let Some((path, bytes)) = grants.poll_credit(out, seal, remote, number) {
-            return Some(ControlPacket {
-                path,
-                owner: PathOwner::Remote,
-                bytes,
-            });
-        }
-        if !self.transmit.is_busy() {
-            return None;
-        }
-        let (packets, settings) = (self.transmit.next_number(), &self.config.settings);
-        let backlog = |most| self.transmit.backlog(most, settings);
-        let request = self.congestion.poll_request(packets, backlog)?;
-        // Each on another path: one that carries nothing does not hold the next up.
-        let path = paths.for_control(number);
-        Some(ControlPacket {
-            path,
-            owner: PathOwner::Local,
-            bytes: request.emit(out, seal, path, remote, number),
         })
     }
 
@@ -667,187 +445,6 @@ impl Connection {
         Ok(())
     }
 
-    /// Refuses echoes of packets that were never sent. Who names a number that was left out has not received what
-    /// it acknowledges, and nor has who never names one.
-    fn check_echoes(
-        &mut self,
-        paths: &mut PathSet,
-        ack: &wire::AckReader<'_>,
-    ) -> Result<(), DropReason> {
-        let mut proven = false;
-        for number in ack.echoed_numbers() {
-            // Data's, or a probe's: the lower halves of both kinds may meet.
-            let data = self.transmit.numbers().state_of(number);
-            match data {
-                NumberState::Sent => proven = true,
-                NumberState::Skipped | NumberState::Unsent => {
-                    match (data, self.controls.state_of(number)) {
-                        (_, NumberState::Sent) => proven = true,
-                        (NumberState::Unsent, NumberState::Unsent) => {
-                            return Err(DropReason::AckOfUnsent);
-                        }
-                        _ => return self.fail_unproven(),
-                    }
-                }
-            }
-        }
-        if proven {
-            self.unproven = 0;
-            paths.validate();
-        } else if self.unproven >= UNPROVEN_MAX {
-            return self.fail_unproven();
-        }
-        Ok(())
-    }
-
-    #[cold]
-    fn fail_unproven(&mut self) -> Result<(), DropReason> {
-        self.fail(Failure::AckOfUnsent);
-        Err(DropReason::AckOfUnsent)
-    }
-
-    fn handle_credit(&mut self, credit: wire::Credit) {
-        if !self.congestion.on_credit(credit.bytes) {
-            return;
-        }
-        self.timers.stop(Timer::Credit);
-        if self.transmit.outstanding() == 0 {
-            // The peer is there, and others go first.
-            let timeout = self.config.stall_timeout;
-            self.transmit.restart_stall(timeout, &mut self.timers);
-        }
-    }
-
-    fn arrivals(&self) -> Arrivals {
-        Arrivals::new(&self.stats, self.receive.newest_packet())
-    }
-
-    /// Why the peer may be granted more credit, if it may: for the endpoint's pacer.
-    pub fn credit_claim(&self) -> Option<Claim> {
-        let grants = self.grants.as_ref().filter(|_| self.failed.is_none())?;
-        grants.claim(self.arrivals())
-    }
-
-    /// Whether the peer wants more credit than was granted.
-    pub fn is_credit_asked(&self) -> bool {
-        self.grants.as_ref().is_some_and(Grants::is_asked)
-    }
-
-    /// Bytes granted to the peer that it has not used.
-    pub fn unused_credit(&self) -> u64 {
-        let grants = self.grants.as_ref();
-        grants.map_or(0, |grants| grants.unused(self.arrivals()))
-    }
-
-    /// Grants the peer one quantum of credit; [`Connection::poll_control`] tells it.
-    pub fn grant_credit(&mut self) {
-        if let Some(grants) = &mut self.grants {
-            grants.grant();
-        }
-    }
-
-    fn handle_ack(
-        &mut self,
-        now: Time,
-        paths: &mut PathSet,
-        ack: &wire::AckReader<'_>,
-    ) -> Result<(), DropReason> {
-        self.transmit.check_ack(ack)?;
-        self.check_echoes(paths, ack)?;
-        let mut sample = AckSample {
-            in_flight: self.transmit.in_flight().total(),
-            ..Default::default()
-        };
-        let since = self.since;
-        let mut before = [OnPath::default(); wire::ACK_ECHOES_MAX];
-        let mut heard = false;
-        for (echo, before) in ack.echoes().zip(&mut before) {
-            if !paths.contains(echo.path) {
-                continue;
-            }
-            let age = now.since_wire(echo.sent_at);
-            let delay = Nanos::new(u64::from(echo.delay) << WIRE_CLOCK_SHIFT);
-            let known = age <= now - since && delay <= age;
-            let rtt = known.then(|| paths.bounded(echo.path, Nanos::new(age.get() - delay.get())));
-            let in_flight = self.transmit.in_flight().on(echo.path);
-            // A probe's answer tells the path, and its policy, how the path is. It tells nothing of the queues that
-            // this connection's window fills: from an idle path it would hide them, from a path that others fill it
-            // would shrink the window for what this connection does not add to. It is known by its number: that
-            // nothing is in flight on the path does not make it one. Data is answered then, too, when its chunk was
-            // acknowledged by an acknowledgement that overtook this one or had no room for this echo, when it was
-            // declared lost and was only late, or when it was a tail-loss probe; and its round trip counts, for it
-            // was in the queues that this connection has filled.
-            let probe = self.transmit.numbers().state_of(echo.number) == NumberState::Unsent;
-            *before = OnPath {
-                in_flight,
-                rtt,
-                probe,
-            };
-            paths.on_answer(now, &before.sample(&echo, 0), echo.largest);
-            heard |= rtt.is_some();
-            if probe {
-                continue;
-            }
-            sample.packets += u64::from(echo.packets);
-            sample.ce += u64::from(echo.ce);
-            if let Some(rtt) = rtt {
-                let arrived = ack.sent_at().wrapping_sub(echo.delay);
-                let one_way = OneWay::new(echo.sent_at, arrived);
-                sample.rtt = Some(sample.rtt.map_or(rtt, |lowest| lowest.min(rtt)));
-                sample.one_way = Some(sample.one_way.map_or(one_way, |lowest| lowest.min(one_way)));
-            }
-        }
-        let (timers, stats) = (&mut self.timers, &mut self.stats);
-        let out = self
-            .transmit
-            .handle_ack(now, ack, paths, &mut self.events, stats);
-        let new = out.bytes > 0;
-        if new && ack.echoed_numbers().next().is_none() {
-            self.unproven = self.unproven.saturating_add(1);
-        }
-        if new || heard {
-            self.transmit.end_backoff(paths, timers);
-        }
-        for (echo, before) in ack.echoes().zip(before) {
-            if !paths.contains(echo.path) {
-                continue;
-            }
-            let in_flight = self.transmit.in_flight();
-            let view = paths.view(now, in_flight.by_path());
-            let gone = before.in_flight.saturating_sub(in_flight.on(echo.path));
-            let on_path = before.sample(&echo, gone);
-            if before.in_flight == 0 {
-                self.policy.on_probe_answer(&view, &on_path);
-            } else {
-                self.policy.on_ack(&view, &on_path);
-            }
-            if !before.probe {
-                self.congestion
-                    .on_path_sample(now, &on_path, sample.in_flight);
-            }
-        }
-        sample.bytes = out.bytes;
-        self.congestion.on_ack(now, &sample);
-        if out.spurious {
-            self.congestion.on_spurious_timeout(now);
-        }
-        let policy = &mut self.policy;
-        let lost = out.packets_lost
-            + self
-                .transmit
-                .detect_losses(now, paths, policy, timers, stats);
-        if lost > 0 {
-            self.congestion.on_loss(now, lost);
-        }
-        self.transmit.reset_timers(now, new, paths, timers);
-        if new {
-            let timeout = self.config.stall_timeout;
-            self.transmit.restart_stall(timeout, timers);
-        }
-        self.transmit.update_stall(now, paths, timers);
-        Ok(())
-    }
-
     /// The peer says that it does not know this connection. `token` proves that it is the peer.
     ///
     /// # Errors
@@ -866,92 +463,10 @@ impl Connection {
         self.fail(Failure::PeerRestarted);
     }
 
-    /// Serves the timers that are due.
-    pub fn handle_timeout(&mut self, now: Time, paths: &mut PathSet) {
-        for timer in Timer::ALL {
-            if self.timers.take_expired(timer, now) {
-                self.serve(timer, now, paths);
-            }
-        }
-        if self.failed.is_none() {
-            self.transmit.update_stall(now, paths, &mut self.timers);
-        }
-    }
-
-    fn serve(&mut self, timer: Timer, now: Time, paths: &mut PathSet) {
-        let (timers, stats) = (&mut self.timers, &mut self.stats);
-        let policy = &mut self.policy;
-        match timer {
-            Timer::Stall if self.transmit.is_refused() => self.fail(Failure::NotArmed),
-            Timer::Stall
-                if timers.get(Timer::Credit).is_some()
-                    && !self.congestion.was_granted()
-                    && stats.acks_received > 0 =>
-            {
-                self.fail(Failure::NoCredit);
-            }
-            Timer::Stall => self.fail(Failure::Stalled),
-            Timer::Loss => {
-                let lost = self
-                    .transmit
-                    .detect_losses(now, paths, policy, timers, stats);
-                if lost > 0 {
-                    self.congestion.on_loss(now, lost);
-                }
-            }
-            Timer::Retransmission => {
-                let timeout = self
-                    .transmit
-                    .handle_retransmission(now, paths, policy, timers, stats);
-                // First of the silence: what it takes is given back if it was spurious, and with it what the
-                // losses would take.
-                if timeout.silence {
-                    self.congestion.on_timeout(now);
-                }
-                if timeout.packets_lost > 0 {
-                    self.congestion.on_loss(now, timeout.packets_lost);
-                }
-            }
-            Timer::TailProbe => self.transmit.handle_tail_probe(),
-            Timer::ReceiverNotReady => self.transmit.ask_receiver(),
-            Timer::Credit if !self.transmit.is_busy() => {}
-            Timer::Credit => {
-                self.congestion.on_credit_timeout();
-                timers.set(Timer::Credit, now + self.congestion.credit_wait());
-            }
-            // The caller asks for a chunk after each call.
-            Timer::Pacing => {}
-            Timer::Acknowledgement => self.flush_ack(),
-            Timer::Idle => self.handle_idle(now),
-        }
-    }
-
-    fn handle_idle(&mut self, now: Time) {
-        let due = self.active + IDLE_AFTER;
-        if due > now {
-            self.timers.set(Timer::Idle, due);
-            return;
-        }
-        self.transmit.shrink();
-        self.receive.shrink();
-        self.events.shrink_to_fit();
-    }
-
     /// Refuses the ends of messages that are to be reported, as if no region were armed, until called with `false`:
     /// its user has not taken the events that were reported. The peer tries again, less and less often.
     pub fn hold(&mut self, held: bool) {
         self.receive.hold(held);
-    }
-
-    /// When [`Connection::handle_timeout`] (or, for a probe or an acknowledgement,
-    /// [`Connection::poll_control`]) has something to do next.
-    pub fn poll_timeout(&self, paths: &PathSet) -> Option<Time> {
-        let timer = self.timers.next();
-        if self.failed.is_some() || !self.transmit.is_busy() {
-            return timer;
-        }
-        let probe = paths.poll_timeout();
-        timer.into_iter().chain(probe).min()
     }
 
     /// The next event.

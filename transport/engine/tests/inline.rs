@@ -126,7 +126,9 @@ fn writes_of_every_size_arrive_byte_exact() {
         pair.b.engine.deregister(key);
     }
     let snapshot = pair.b.engine.snapshot();
-    assert_eq!(snapshot.drops.total(), 0, "{:?}", snapshot.drops);
+    // Where this machine made an end wait, something was sent again that was not lost.
+    let again = snapshot.drops.get(DropReason::Duplicate);
+    assert_eq!(snapshot.drops.total(), again, "{:?}", snapshot.drops);
     assert_eq!(
         snapshot.stats().bytes_placed,
         sizes.iter().sum::<usize>() as u64

@@ -43,6 +43,7 @@ fuzz_target!(|bytes: &[u8]| {
         rest = tail;
         let set = FLAGS.iter().enumerate().filter(|(bit, _)| flags >> bit & 1 == 1);
         let header = DataHeader {
+            opcode: weft_core::wire::Opcode::Write,
             path: PathId(0),
             packet: packet & 0x3f,
             packets: *packets,

@@ -12,9 +12,10 @@ use crate::congestion::{Congestion, CongestionControl};
 use crate::drops::{DropReason, Drops};
 use crate::memory::{Memory, Ticket};
 use crate::path::{PathPolicy, PathSet, Policy};
+use crate::received::Offer;
 use crate::recovery::ReceiveBoard;
 use crate::units::{ConnectionId, Nanos, PathId, Rng, Time};
-use crate::wire::{self, Cipher, Kind};
+use crate::wire::{self, Cipher, DataHeader, Integrity, Kind};
 use std::collections::VecDeque;
 
 mod ack;
@@ -29,23 +30,29 @@ mod keys;
 mod numbers;
 mod pending_ack;
 mod receive;
+mod receives;
 mod saved;
 mod stats;
 mod timeout;
 mod timer;
 mod transmit;
+mod work;
 
-pub use chunk::Chunk;
+pub use chunk::{Chunk, ChunkSource};
 pub use config::{ConnectionConfig, Settings, SettingsError};
-pub use event::{Event, Failure, PostError, Write};
+pub use event::{Event, Failure};
 pub use grants::Claim;
 pub use saved::RestoreError;
 pub use stats::Stats;
+pub use work::{
+    AtomicChange, Pages, PostError, REQUESTS_MAX, Read, ReceiveBuffer, SendMessage, WorkRequest,
+    Write, WritePages,
+};
 
 use grants::Grants;
 use keys::{Keys, SavedKeys};
 use numbers::PacketNumbers;
-use receive::Receive;
+use receive::{Pending, Receive};
 use timer::{Timer, TimerTable};
 use transmit::Transmit;
 
@@ -151,16 +158,28 @@ impl Connection {
         &self.config
     }
 
-    /// Takes a write in; its chunks come out of [`Connection::poll_chunk`]. The caller bounds how many it posts
-    /// before they complete.
+    /// Takes a work request in; its chunks come out of [`Connection::poll_chunk`]. The caller bounds how many it
+    /// posts before they complete.
     ///
     /// # Errors
     /// [`PostError`]; nothing was queued.
-    pub fn post_write(&mut self, write: Write) -> Result<(), PostError> {
+    pub fn post(&mut self, request: impl Into<WorkRequest>) -> Result<(), PostError> {
         if self.failed.is_some() {
             return Err(PostError::Closed);
         }
-        self.transmit.post(write, &self.config.settings)
+        self.transmit.post(request.into(), &self.config.settings)
+    }
+
+    /// Posts a buffer for a send of the peer; [`Event::Received`] names it when it is filled.
+    ///
+    /// # Errors
+    /// [`PostError::Closed`].
+    pub fn post_receive(&mut self, buffer: ReceiveBuffer) -> Result<(), PostError> {
+        if self.failed.is_some() {
+            return Err(PostError::Closed);
+        }
+        self.receive.post(buffer);
+        Ok(())
     }
 
     /// The next chunk to send, of at most `room` bytes on the wire (headers included), if the
@@ -287,6 +306,7 @@ impl Connection {
             return Err(DropReason::Truncated);
         }
         let mut result = Ok(());
+        self.receive.set_answers_sent(self.transmit.answers());
         for packet in bytes.chunks_mut(segment.max(1)) {
             if let Err(reason) = self.handle_packet(now, paths, arrival, packet, memory) {
                 self.drops.count(reason);
@@ -299,9 +319,30 @@ impl Connection {
             // Of packets that are sealed, so the path is one of the peer's.
             grants.note_path(arrival.path);
         }
+        self.serve_requests(result.is_ok());
         self.set_acknowledgement_timer();
         self.note_activity(now);
         result
+    }
+
+    /// Sends the answers to requests that have arrived, and ends the requests whose answers have. While any is waited
+    /// for, whatever the peer sends shows that it has not stalled.
+    fn serve_requests(&mut self, heard: bool) {
+        if self.failed.is_some() {
+            return;
+        }
+        for answer in self.receive.take_answers() {
+            self.transmit.answer(answer);
+        }
+        if self.transmit.awaits_answers() {
+            if heard {
+                let timeout = self.config.stall_timeout;
+                self.transmit.restart_stall(timeout, &mut self.timers);
+            }
+            for request in self.receive.take_answered() {
+                self.transmit.handle_answer(request, &mut self.events);
+            }
+        }
     }
 
     fn set_acknowledgement_timer(&mut self) {
@@ -334,7 +375,7 @@ impl Connection {
         }
         let seal = self.keys.open_with(now, phase)?;
         match kind {
-            Kind::Data => self.receive.handle_data(
+            Kind::Data | Kind::Send | Kind::Request => self.receive.handle_data(
                 now,
                 arrival,
                 packet,
@@ -351,12 +392,9 @@ impl Connection {
                 self.receive.mark_run(now, arrival, events, stats);
                 self.handle_control(now, paths, arrival, &control)?;
             }
-            Kind::Read
-            | Kind::Reset
-            | Kind::Revoke
-            | Kind::Revoked
-            | Kind::Send
-            | Kind::Trimmed => return Err(DropReason::Kind),
+            Kind::Reset | Kind::Revoke | Kind::Revoked | Kind::Trimmed => {
+                return Err(DropReason::Kind);
+            }
         }
         self.keys.took(now, phase);
         Ok(())
@@ -366,20 +404,89 @@ impl Connection {
     /// acknowledged, or refused. Answers whether the ticket was of this connection. A connection that
     /// is over only forgets it.
     pub fn placed(&mut self, now: Time, ticket: Ticket, result: Result<(), DropReason>) -> bool {
-        let Some(ended) = self.receive.end_pending(ticket) else {
-            return false;
-        };
+        let ended = self.receive.end_pending(ticket);
+        ended.is_some_and(|ended| self.end_placement(now, &ended, result))
+    }
+
+    fn end_placement(
+        &mut self,
+        now: Time,
+        ended: &Pending,
+        result: Result<(), DropReason>,
+    ) -> bool {
         if self.failed.is_some() {
             return true;
         }
         let (events, stats) = (&mut self.events, &mut self.stats);
         let receive = &mut self.receive;
-        if let Err(reason) = receive.handle_placed(now, &ended, result, events, stats) {
+        if let Err(reason) = receive.handle_placed(now, ended, result, events, stats) {
             self.drops.count(reason);
         }
+        self.serve_requests(result.is_ok());
         self.set_acknowledgement_timer();
         self.note_activity(now);
         true
+    }
+
+    /// A link that writes payload into place asks where a packet's goes. What is offered a place is under way until
+    /// [`Connection::offer_ended`].
+    pub fn offer(
+        &mut self,
+        now: Time,
+        header: &DataHeader,
+        bytes: u32,
+        memory: &mut impl Memory,
+    ) -> Offer {
+        match self.take_offer(now, header, bytes, memory) {
+            Ok(offer) => offer,
+            Err(reason) => {
+                self.drops.count(reason);
+                Offer::Discard
+            }
+        }
+    }
+
+    fn take_offer(
+        &mut self,
+        now: Time,
+        header: &DataHeader,
+        bytes: u32,
+        memory: &mut impl Memory,
+    ) -> Result<Offer, DropReason> {
+        if self.failed.is_some() {
+            return Err(DropReason::Closed);
+        }
+        if self.config.settings.integrity != Integrity::Trusted {
+            // A header alone cannot be authenticated.
+            return Err(DropReason::Seal);
+        }
+        if u16::from(header.path.0) >= self.config.settings.paths {
+            return Err(DropReason::Malformed);
+        }
+        let arrival = Arrival {
+            path: header.path,
+            ce: false,
+        };
+        let (events, stats) = (&mut self.events, &mut self.stats);
+        let domain = self.config.domain;
+        let place = self
+            .receive
+            .handle_offer(now, arrival, header, bytes, domain, memory, events, stats);
+        self.set_acknowledgement_timer();
+        self.note_activity(now);
+        place.map(Offer::Place)
+    }
+
+    /// The link has written an offered payload into place, or will not: only now the packet is acknowledged, or
+    /// refused. Answers whether it was offered to this connection.
+    pub fn offer_ended(
+        &mut self,
+        now: Time,
+        header: &DataHeader,
+        result: Result<(), DropReason>,
+    ) -> bool {
+        let ended = self.receive.end_offered(now, header);
+        ended.is_some_and(|ended| self.end_placement(now, &ended, result))
     }
 
     /// Placements that are under way. While there are any, bytes still land, also of a connection that is

@@ -23,7 +23,7 @@ mod schedule;
 mod turn;
 
 use crate::connection::{
-    Connection, ConnectionConfig, Event, PostError, RestoreError, Stats, Write,
+    Connection, ConnectionConfig, Event, PostError, ReceiveBuffer, RestoreError, Stats, WorkRequest,
 };
 use crate::drops::{DropReason, Drops};
 use crate::memory::{DomainId, KeyHasher, Ticket};
@@ -105,6 +105,14 @@ impl<P> SavedConnection<P> {
     }
 }
 
+/// A connection that is over, with placements under way.
+#[derive(Debug)]
+struct Ending {
+    connection: Connection,
+    /// Its user has closed it, and waits until they have ended.
+    closed: bool,
+}
+
 /// One NIC queue. See the module's text for the order of calls.
 #[derive(Debug)]
 pub struct Endpoint<P> {
@@ -130,6 +138,9 @@ pub struct Endpoint<P> {
     pending_acks: Vec<u32>,
     /// Connections with an event.
     eventful: VecDeque<u32>,
+    ending: Vec<Ending>,
+    /// Connections whose end is to be confirmed.
+    closed: VecDeque<ConnectionId>,
     turns_without_timers: u32,
     /// A write was posted since the last turn.
     posted: bool,
@@ -157,6 +168,8 @@ impl<P: Eq> Endpoint<P> {
             touched: Vec::new(),
             pending_acks: Vec::new(),
             eventful: VecDeque::new(),
+            ending: Vec::new(),
+            closed: VecDeque::new(),
             turns_without_timers: 0,
             posted: false,
             ended: Stats::default(),
@@ -276,34 +289,65 @@ impl<P: Eq> Endpoint<P> {
         }
     }
 
-    /// Posts a write; its end comes as [`Event::Completed`] or [`Event::Failed`].
+    /// Posts a work request; its end comes as [`Event::Completed`] or [`Event::Failed`].
     ///
     /// # Errors
-    /// [`PostError::Closed`] when there is no such open connection, [`PostError::TooLong`].
-    pub fn post(&mut self, id: ConnectionId, write: Write) -> Result<(), PostError> {
-        let slot = *self.by_id.get(&id).ok_or(PostError::Closed)?;
-        let Slot::Open(open) = &mut self.slots[slot as usize] else {
-            return Err(PostError::Closed);
-        };
-        open.connection.post_write(write)?;
+    /// [`PostError`]: also when there is no such open connection.
+    pub fn post(
+        &mut self,
+        id: ConnectionId,
+        request: impl Into<WorkRequest>,
+    ) -> Result<(), PostError> {
+        let (slot, open) = self.open_connection(id)?;
+        open.connection.post(request)?;
         self.posted = true;
         self.schedule.join(slot);
         self.touch(slot);
         Ok(())
     }
 
-    /// Ends a connection at once: nothing of it is placed or sent any more, and none of its events follows.
-    /// Answers whether it was open, or had failed.
-    pub fn close(&mut self, id: ConnectionId) -> bool {
+    /// Posts a buffer for a send of the peer, as [`Connection::post_receive`].
+    ///
+    /// # Errors
+    /// [`PostError::Closed`] when there is no such open connection.
+    pub fn post_receive(
+        &mut self,
+        id: ConnectionId,
+        buffer: ReceiveBuffer,
+    ) -> Result<(), PostError> {
+        let (_, open) = self.open_connection(id)?;
+        open.connection.post_receive(buffer)
+    }
+
+    fn open_connection(&mut self, id: ConnectionId) -> Result<(u32, &mut Open), PostError> {
+        let slot = *self.by_id.get(&id).ok_or(PostError::Closed)?;
+        match &mut self.slots[slot as usize] {
+            Slot::Open(open) => Ok((slot, open)),
+            Slot::Free | Slot::Allocated { .. } | Slot::Failed => Err(PostError::Closed),
+        }
+    }
+
+    /// Ends a connection at once: nothing of it is sent any more, nothing is placed but what is under way, and none of
+    /// its events follows but [`Event::Closed`], when no placement is under way. That one does not follow for an id
+    /// that was never connected.
+    pub fn close(&mut self, id: ConnectionId) {
         let Some(slot) = self.by_id.remove(&id) else {
-            return false;
+            return;
         };
         if let Slot::Open(_) = self.slots[slot as usize] {
             self.retire(slot);
         }
         let before = std::mem::replace(&mut self.slots[slot as usize], Slot::Free);
         self.free.push(slot);
-        matches!(before, Slot::Failed)
+        if !matches!(before, Slot::Failed) {
+            return;
+        }
+        let mut ending = self.ending.iter_mut();
+        let unconfirmed = |ending: &&mut Ending| !ending.closed && ending.connection.id() == id;
+        match ending.find(unconfirmed) {
+            Some(ending) => ending.closed = true,
+            None => self.closed.push_back(id),
+        }
     }
 
     /// Keeps what an open connection had counted, and lets go of its NIC.
@@ -312,9 +356,10 @@ impl<P: Eq> Endpoint<P> {
         else {
             return;
         };
-        self.drops.add(open.connection.drops());
-        self.ended.add(open.connection.stats());
-        let config = open.connection.config();
+        let mut connection = open.connection;
+        self.drops.add(connection.drops());
+        self.ended.add(connection.stats());
+        let config = connection.config();
         self.by_token
             .remove(&(config.reset_token, config.remote, slot));
         self.schedule.remove(slot);
@@ -322,6 +367,11 @@ impl<P: Eq> Endpoint<P> {
             pacer.remove(slot);
         }
         self.peers.leave(open.peer);
+        if connection.pending_placements() > 0 {
+            connection.close();
+            let closed = false;
+            self.ending.push(Ending { connection, closed });
+        }
     }
 
     /// Has an open connection refuse what arrives, as [`Connection::hold`].
@@ -341,19 +391,53 @@ impl<P: Eq> Endpoint<P> {
             if let Slot::Open(open) = &mut self.slots[slot as usize]
                 && open.connection.placed(now, ticket, result)
             {
-                if let Some(pacer) = &mut self.pacer {
-                    pacer.update(now, slot, &open.connection);
-                }
-                self.touch(slot);
+                self.placement_ended(now, slot);
                 return true;
             }
         }
-        false
+        self.end_placement(|connection| connection.placed(now, ticket, result))
+    }
+
+    /// A placement of an open connection has ended.
+    fn placement_ended(&mut self, now: Time, slot: u32) {
+        if let (Some(pacer), Slot::Open(open)) = (&mut self.pacer, &self.slots[slot as usize]) {
+            pacer.update(now, slot, &open.connection);
+        }
+        self.schedule.join(slot);
+        self.touch(slot);
+    }
+
+    /// Ends a placement of a connection that is over.
+    fn end_placement(&mut self, mut ends: impl FnMut(&mut Connection) -> bool) -> bool {
+        let Some(at) = self
+            .ending
+            .iter_mut()
+            .position(|ending| ends(&mut ending.connection))
+        else {
+            return false;
+        };
+        if self.ending[at].connection.pending_placements() == 0 {
+            let ending = self.ending.swap_remove(at);
+            if ending.closed {
+                self.closed.push_back(ending.connection.id());
+            }
+        }
+        true
+    }
+
+    /// Placements that are under way. The endpoint is saved when there are none.
+    pub fn pending_placements(&self) -> usize {
+        let open = self.connections().map(|(connection, _)| connection);
+        let all = open.chain(self.ending.iter().map(|ending| &ending.connection));
+        all.map(Connection::pending_placements).sum()
     }
 
     /// The next event, and whose it is. After [`Event::Failed`] nothing follows for that connection, which
     /// still has to be closed.
     pub fn poll_event(&mut self) -> Option<(ConnectionId, Event)> {
+        if let Some(id) = self.closed.pop_front() {
+            return Some((id, Event::Closed));
+        }
         loop {
             let &slot = self.eventful.front()?;
             if let Slot::Open(open) = &mut self.slots[slot as usize] {
@@ -461,10 +545,18 @@ impl<P: Eq> Endpoint<P> {
     }
 
     /// Ends the endpoint and saves its open connections for the next one. Each holds its secrets.
-    pub fn save(mut self) -> Vec<SavedConnection<P>>
+    ///
+    /// # Errors
+    /// Gives the endpoint back while placements are under way: their bytes could land after the next endpoint has
+    /// reported their message. No more are begun when it is given nothing to receive.
+    #[expect(clippy::result_large_err, reason = "it is the endpoint that goes on")]
+    pub fn save(mut self) -> Result<Vec<SavedConnection<P>>, Endpoint<P>>
     where
         P: Clone,
     {
+        if self.pending_placements() > 0 {
+            return Err(self);
+        }
         let slots = std::mem::take(&mut self.slots);
         let save = |slot| match slot {
             Slot::Open(open) => {
@@ -477,7 +569,7 @@ impl<P: Eq> Endpoint<P> {
             }
             Slot::Free | Slot::Allocated { .. } | Slot::Failed => None,
         };
-        slots.into_iter().filter_map(save).collect()
+        Ok(slots.into_iter().filter_map(save).collect())
     }
 
     /// Takes a saved connection over. `now` is of the clock under which it was saved: the machine's, not the

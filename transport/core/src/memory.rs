@@ -10,10 +10,11 @@
 
 use crate::drops::DropReason;
 use crate::units::Key;
+use crate::wire::Atomic;
 use core::hash::Hasher;
 use serde::{Deserialize, Serialize};
 
-/// The memory regions that connections may write to.
+/// The memory regions that peers may reach.
 pub trait Memory {
     /// Puts `payload` at `offset` of the region that `key` opens to connections of `domain`.
     ///
@@ -26,6 +27,62 @@ pub trait Memory {
         offset: u64,
         payload: &[u8],
     ) -> Result<Placed, DropReason>;
+
+    /// Checks that `place` lies in a region that is open to its domain and to `access`.
+    ///
+    /// # Errors
+    /// As [`Memory::place`].
+    fn check(&mut self, place: &Place, access: Access) -> Result<(), DropReason>;
+
+    /// Changes 8 bytes of a region, little endian, while nothing else changes them. Returns what was there.
+    ///
+    /// # Errors
+    /// As [`Memory::place`]; [`DropReason::Bounds`] also when `offset` is no multiple of 8. Nothing was changed.
+    fn atomic(
+        &mut self,
+        domain: DomainId,
+        key: Key,
+        offset: u64,
+        atomic: Atomic,
+    ) -> Result<u64, DropReason>;
+}
+
+/// Bytes of a region, named as a peer names them. It is no right to reach them: whoever does looks the key up again,
+/// each time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The domain of the connection.
+    pub domain: DomainId,
+    /// What opens the region.
+    pub key: Key,
+    /// Where in the region they begin.
+    pub offset: u64,
+    /// How many they are.
+    pub bytes: u64,
+}
+
+/// What peers may do to a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access(u8);
+
+impl Access {
+    /// Write to it.
+    pub const WRITE: Access = Access(1);
+    /// Read it.
+    pub const READ: Access = Access(2);
+    /// Change words of it.
+    pub const ATOMIC: Access = Access(4);
+
+    /// Both.
+    #[must_use]
+    pub const fn with(self, other: Access) -> Access {
+        Access(self.0 | other.0)
+    }
+
+    /// Whether everything in `other` is allowed.
+    pub const fn allows(self, other: Access) -> bool {
+        self.0 & other.0 == other.0
+    }
 }
 
 /// How far a placement is.

@@ -4,6 +4,8 @@
 //! shm) first asks with the packet's header and gets an [`Offer`]; a link that receives packets into buffers of
 //! its own (udp) never asks.
 
+use crate::drops::DropReason;
+use crate::memory::Place;
 use crate::units::Source;
 use crate::wire::DataHeader;
 
@@ -21,20 +23,22 @@ pub enum Received<'a> {
         /// Bytes of each packet but the last, at least 1.
         segment: usize,
     },
-    /// The link has written a payload where an [`Offer`] said.
+    /// The link has written a payload where an [`Offer`] said, or will not.
     Placed {
         /// The header that was offered.
         header: DataHeader,
-        /// Bytes of payload.
-        bytes: u32,
+        /// Whether all of it is there. [`DropReason::Key`] when the region was closed meanwhile;
+        /// [`DropReason::Truncated`] when the sender was gone before its end.
+        result: Result<(), DropReason>,
     },
 }
 
 /// The answer to the header of a payload that a link could write into place.
-#[derive(Debug)]
-pub enum Offer<T> {
-    /// Write it through this ticket. Until [`Received::Placed`] the placement is under way.
-    Place(T),
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offer {
+    /// Write it there. Until [`Received::Placed`] the placement is under way: it is looked up again for each write
+    /// to it, so that none follows when the region was closed.
+    Place(Place),
     /// Read the payload and forget it.
     Discard,
 }

@@ -13,6 +13,7 @@ mod ack;
 mod control;
 mod data;
 pub mod field;
+mod request;
 mod seal;
 
 pub use ack::{Ack, AckReader, Echo, Partial};
@@ -22,8 +23,9 @@ pub(crate) use ack::{
 };
 pub use control::{Control, Credit, Probe, Refusal, Refused, RequestToSend, Reset};
 pub(crate) use data::CHUNK_INDEX_MAX;
-pub use data::{DataHeader, Flags};
+pub use data::{DataHeader, Flags, Opcode};
 pub use field::Field;
+pub use request::{Atomic, Request, RequestKind};
 pub use seal::{Cipher, Integrity, KeyPhase, OpenedData, PacketKey, Seal, Secret, payload_crc};
 
 /// The wire version: the low four bits of every datagram's first byte.
@@ -92,8 +94,8 @@ kinds! {
     Probe = 2,
     /// How much the receiver lets the sender send.
     Credit = 3,
-    /// Reserved: asks the receiver to write from its memory to the sender's.
-    Read = 4,
+    /// Asks the receiver to read its memory, or to change a word of it, and to write the answer to the sender's.
+    Request = 4,
     /// The receiver knows no such connection.
     Reset = 5,
     /// Reserved: a key no longer opens its region.
@@ -102,7 +104,7 @@ kinds! {
     Revoked = 7,
     /// A write that the receiver does not place, and why.
     Refusal = 8,
-    /// Reserved: a piece of a message that the receiver chooses the memory for.
+    /// A piece of a chunk of a message that the receiver chooses the memory for.
     Send = 9,
     /// Reserved: a data packet that a switch has cut to its header instead of dropping it.
     Trimmed = 10,

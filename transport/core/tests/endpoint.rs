@@ -84,7 +84,7 @@ fn failures(pair: &Pair<Recorder>, host: usize) -> Vec<(u32, Failure)> {
     let failures = pair.ends[host].events.iter();
     let failures = failures.filter_map(|(connection, event)| match event {
         Event::Failed(failure) => Some((connection.0 & 0xffff, *failure)),
-        Event::Completed { .. } | Event::Immediate { .. } => None,
+        _ => None,
     });
     failures.collect()
 }

@@ -43,6 +43,7 @@ fn the_document_lists_every_kind() {
 #[test]
 fn the_documents_data_header_is_what_the_code_emits() {
     let header = DataHeader {
+        opcode: weft_core::wire::Opcode::Write,
         path: PathId(5),
         packet: 1,
         packets: 3,

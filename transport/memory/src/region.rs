@@ -2,12 +2,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags};
 use weft_core::drops::DropReason;
 use weft_core::memory::check_bounds;
+use weft_core::wire::Atomic;
 
 use crate::copy::{copy_in, copy_out};
 
@@ -134,6 +135,27 @@ impl Region {
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DropReason> {
         copy_in(self.range(offset, bytes.len())?, bytes);
         Ok(())
+    }
+
+    /// Changes the 8 bytes at `offset`, little endian, while nothing else changes them. Returns what was there.
+    ///
+    /// # Errors
+    /// [`DropReason::Bounds`] also when they do not lie at a multiple of 8 of the region and of memory; nothing was
+    /// changed.
+    pub fn atomic(&self, offset: u64, atomic: Atomic) -> Result<u64, DropReason> {
+        let bytes = self.range(offset, Atomic::BYTES as usize)?;
+        let word = bytes.as_ptr().cast::<AtomicU64>();
+        if !offset.is_multiple_of(Atomic::BYTES) || !word.is_aligned() {
+            return Err(DropReason::Bounds);
+        }
+        // SAFETY: the range has eight bytes, which live as long as `self` and are used as atomics only (invariant 1),
+        // and the word is aligned. Copies beside it may see half of a change, as they may of any write.
+        let word = unsafe { &*word };
+        let before = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+            Some(atomic.apply(u64::from_le(word)).to_le())
+        });
+        let (Ok(before) | Err(before)) = before;
+        Ok(u64::from_le(before))
     }
 
     /// The memory itself, when this was the only holder and no other process can hold it.

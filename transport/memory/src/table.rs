@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use weft_core::drops::DropReason;
-use weft_core::memory::{DomainId, Memory, Placed, check_bounds};
+use weft_core::memory::{Access, DomainId, Memory, Place, Placed, check_bounds};
 use weft_core::units::Key;
+use weft_core::wire::Atomic;
 
 use crate::Region;
 use crate::published::{Inside, Published, Reader};
@@ -30,6 +31,7 @@ impl Backing for Region {
 struct Entry<B> {
     key: Key,
     domain: DomainId,
+    access: Access,
     /// `None` while the region is with its owner.
     armed: Option<Arc<B>>,
 }
@@ -83,10 +85,14 @@ impl<B: Backing> Default for RegionTable<B> {
 }
 
 impl<B: Backing> RegionTable<B> {
-    /// Opens a region to the connections of `domain` that know the key. A key is used once.
-    pub fn register(&self, key: Key, domain: DomainId, region: impl Into<Arc<B>>) {
-        let armed = Some(region.into());
-        let entry = Entry { key, domain, armed };
+    /// Opens a region to the connections of `domain` that know the key, for what `access` says. A key is used once.
+    pub fn register(&self, key: Key, domain: DomainId, access: Access, region: impl Into<Arc<B>>) {
+        let entry = Entry {
+            key,
+            domain,
+            access,
+            armed: Some(region.into()),
+        };
         self.shards.replace(shard_of(key), |shard| {
             let at = shard.partition_point(|entry| entry.key < key);
             let mut shard = shard.clone();
@@ -181,26 +187,26 @@ impl<B: Backing> TableReader<B> {
 pub struct Placing<'a, B>(Inside<'a, Shard<B>>);
 
 impl<B: Backing> Placing<'_, B> {
-    /// The region that holds `length` bytes at `offset` behind `key`.
+    /// The region that holds the bytes of `place`.
     ///
     /// # Errors
-    /// [`DropReason::Key`] when the key opens nothing for this domain: a region of another domain looks
-    /// like none. [`DropReason::NotArmed`] while the region is with its owner, else
+    /// [`DropReason::Key`] when the key opens nothing for this domain and this access: a region of another domain
+    /// looks like none. [`DropReason::NotArmed`] while the region is with its owner, else
     /// [`DropReason::Bounds`].
-    pub fn resolve(
-        &self,
-        domain: DomainId,
-        key: Key,
-        offset: u64,
-        length: u64,
-    ) -> Result<&B, DropReason> {
+    pub fn resolve(&self, place: &Place, access: Access) -> Result<&B, DropReason> {
+        let &Place {
+            domain,
+            key,
+            offset,
+            bytes,
+        } = place;
         let shard = self.0.get(shard_of(key));
         let found = shard.binary_search_by_key(&key, |entry| entry.key);
         let entry = found.ok().map(|at| &shard[at]);
-        let entry = entry.filter(|entry| entry.domain == domain);
+        let entry = entry.filter(|entry| entry.domain == domain && entry.access.allows(access));
         let entry = entry.ok_or(DropReason::Key)?;
         let region = entry.armed.as_ref().ok_or(DropReason::NotArmed)?;
-        check_bounds(region.bytes(), offset, length)?;
+        check_bounds(region.bytes(), offset, bytes)?;
         Ok(region)
     }
 }
@@ -213,9 +219,35 @@ impl Memory for Placing<'_, Region> {
         offset: u64,
         payload: &[u8],
     ) -> Result<Placed, DropReason> {
-        self.resolve(domain, key, offset, payload.len() as u64)?
+        let place = Place {
+            domain,
+            key,
+            offset,
+            bytes: payload.len() as u64,
+        };
+        self.resolve(&place, Access::WRITE)?
             .write(offset, payload)?;
         Ok(Placed::Now)
+    }
+
+    fn check(&mut self, place: &Place, access: Access) -> Result<(), DropReason> {
+        self.resolve(place, access).map(|_| ())
+    }
+
+    fn atomic(
+        &mut self,
+        domain: DomainId,
+        key: Key,
+        offset: u64,
+        atomic: Atomic,
+    ) -> Result<u64, DropReason> {
+        let place = Place {
+            domain,
+            key,
+            offset,
+            bytes: Atomic::BYTES,
+        };
+        self.resolve(&place, Access::ATOMIC)?.atomic(offset, atomic)
     }
 }
 

@@ -4,11 +4,11 @@
 //! Payload is named by the write's token ([`pattern`]), unless the environment has a buffer for it: the receiving
 //! end can say what must be there.
 
-use weft_core::connection::{Chunk, Event};
+use weft_core::connection::{Chunk, ChunkSource, Event};
 use weft_core::endpoint::{Endpoint, Transmit};
 use weft_core::memory::Memory;
 use weft_core::received::Received;
-use weft_core::units::{ConnectionId, PathId, Source, Time};
+use weft_core::units::{ConnectionId, Key, PathId, Source, Time};
 use weft_core::wire::{CONTROL_BYTES_MAX, OVERHEAD_BYTES, Reset};
 
 use crate::pattern;
@@ -43,6 +43,12 @@ pub trait Environment: Memory {
     /// What the write `token` holds from `offset` on: to its end, or at least as much as a chunk.
     fn content(&self, token: u64, offset: u64) -> &[u8] {
         pattern::from(token, offset)
+    }
+
+    /// What a region of this host holds from `offset` on, for an answer to a read.
+    fn region(&self, key: Key, offset: u64) -> &[u8] {
+        let _ = (key, offset);
+        &[]
     }
 
     /// Chunks that the link takes in this turn.
@@ -136,7 +142,14 @@ impl Host {
                     let to = *peer;
                     let more = environment.takes_more(connection, &chunk);
                     let mut bytes = environment.buffer();
-                    let content = environment.content(chunk.token, chunk.payload(0).start);
+                    let start = chunk.payload(0).start;
+                    let content = match &chunk.source {
+                        ChunkSource::Posted { token } => environment.content(*token, start),
+                        ChunkSource::Region { key, offset } => {
+                            environment.region(*key, offset + start)
+                        }
+                        ChunkSource::Inline(bytes) => bytes.get(start as usize..).unwrap_or(&[]),
+                    };
                     let segment = seal(&chunk, content, &mut bytes);
                     environment.send(outgoing(to, chunk.path, segment, bytes));
                     if !more {

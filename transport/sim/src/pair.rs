@@ -6,13 +6,13 @@
 use std::collections::VecDeque;
 
 use weft_core::congestion::CongestionKind;
-use weft_core::connection::{Event, PostError, Settings, Write};
+use weft_core::connection::{Event, PostError, ReceiveBuffer, Settings, WorkRequest};
 use weft_core::drops::DropReason;
 use weft_core::endpoint::{Endpoint, EndpointConfig, Remote};
-use weft_core::memory::{DomainId, Memory, Placed, Ticket, check_bounds};
+use weft_core::memory::{Access, DomainId, Memory, Place, Placed, Ticket, check_bounds};
 use weft_core::path::PolicyKind;
 use weft_core::units::{ChunkNumber, ConnectionId, Key, Nanos, Time};
-use weft_core::wire::Secret;
+use weft_core::wire::{Atomic, Secret};
 use weft_crypto::AES_128_GCM;
 
 use crate::host::{Datagrams, Environment, Host};
@@ -67,13 +67,7 @@ impl Memory for Region {
         offset: u64,
         payload: &[u8],
     ) -> Result<Placed, DropReason> {
-        if key != self.key {
-            return Err(DropReason::Key);
-        }
-        if !self.armed {
-            return Err(DropReason::NotArmed);
-        }
-        check_bounds(self.bytes.len() as u64, offset, payload.len() as u64)?;
+        self.find(key, offset, payload.len() as u64)?;
         if self.copies_later {
             let ticket = Ticket(self.copies_begun);
             self.copies_begun += 1;
@@ -82,6 +76,37 @@ impl Memory for Region {
         }
         self.bytes[offset as usize..][..payload.len()].copy_from_slice(payload);
         Ok(Placed::Now)
+    }
+
+    fn check(&mut self, place: &Place, _access: Access) -> Result<(), DropReason> {
+        self.find(place.key, place.offset, place.bytes)
+    }
+
+    fn atomic(
+        &mut self,
+        _domain: DomainId,
+        key: Key,
+        offset: u64,
+        atomic: Atomic,
+    ) -> Result<u64, DropReason> {
+        self.find(key, offset, Atomic::BYTES)?;
+        let word = self.bytes[offset as usize..].first_chunk_mut();
+        let word = word.ok_or(DropReason::Bounds)?;
+        let before = u64::from_le_bytes(*word);
+        *word = atomic.apply(before).to_le_bytes();
+        Ok(before)
+    }
+}
+
+impl Region {
+    fn find(&self, key: Key, offset: u64, bytes: u64) -> Result<(), DropReason> {
+        if key != self.key {
+            return Err(DropReason::Key);
+        }
+        if !self.armed {
+            return Err(DropReason::NotArmed);
+        }
+        check_bounds(self.bytes.len() as u64, offset, bytes)
     }
 }
 
@@ -236,13 +261,32 @@ impl<W: Wire> Pair<W> {
         }
     }
 
-    /// Posts a write of `bytes` bytes to the other host's region.
+    /// Posts a work request of a host.
     ///
     /// # Errors
     /// As [`Endpoint::post`].
-    pub fn post(&mut self, host: usize, number: u32, write: Write) -> Result<(), PostError> {
+    pub fn post(
+        &mut self,
+        host: usize,
+        number: u32,
+        request: impl Into<WorkRequest>,
+    ) -> Result<(), PostError> {
         let endpoint = &mut self.ends[host].host.endpoint;
-        endpoint.post(id(host, number), write)
+        endpoint.post(id(host, number), request)
+    }
+
+    /// Posts a buffer for a send to a host.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post_receive`].
+    pub fn post_receive(
+        &mut self,
+        host: usize,
+        number: u32,
+        buffer: ReceiveBuffer,
+    ) -> Result<(), PostError> {
+        let endpoint = &mut self.ends[host].host.endpoint;
+        endpoint.post_receive(id(host, number), buffer)
     }
 
     /// Ends the copies that a host's region has kept, with this result.
@@ -263,11 +307,12 @@ impl<W: Wire> Pair<W> {
     /// Replaces a host's process: its connections are saved, and taken over by the next endpoint.
     ///
     /// # Panics
-    /// When a saved connection is not restored.
+    /// When placements are under way, or a saved connection is not restored.
     pub fn upgrade(&mut self, host: usize) {
         let next = endpoint(&self.config, host, self.now);
         let end = &mut self.ends[host].host;
-        for saved in std::mem::replace(&mut end.endpoint, next).save() {
+        let old = std::mem::replace(&mut end.endpoint, next);
+        for saved in old.save().expect("no placement is under way") {
             let restored = end.endpoint.restore(self.now, saved);
             restored.expect("what was saved is restored");
         }
@@ -408,6 +453,20 @@ impl<W> Memory for Surroundings<'_, W> {
     ) -> Result<Placed, DropReason> {
         self.memory.place(domain, key, offset, payload)
     }
+
+    fn check(&mut self, place: &Place, access: Access) -> Result<(), DropReason> {
+        self.memory.check(place, access)
+    }
+
+    fn atomic(
+        &mut self,
+        domain: DomainId,
+        key: Key,
+        offset: u64,
+        atomic: Atomic,
+    ) -> Result<u64, DropReason> {
+        self.memory.atomic(domain, key, offset, atomic)
+    }
 }
 
 impl<W: Wire> Environment for Surroundings<'_, W> {
@@ -417,6 +476,10 @@ impl<W: Wire> Environment for Surroundings<'_, W> {
 
     fn content(&self, token: u64, offset: u64) -> &[u8] {
         self.wire.content(token, offset)
+    }
+
+    fn region(&self, _key: Key, offset: u64) -> &[u8] {
+        &self.memory.bytes[offset as usize..]
     }
 
     fn reset_token(&self, _to: usize, _connection: ConnectionId) -> u64 {

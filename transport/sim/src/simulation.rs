@@ -591,7 +591,11 @@ impl Simulation {
             return;
         };
         self.totals.count(&running.endpoint.counters().ended);
-        machine.process = Process::Replaced(running.endpoint.save());
+        let Ok(saved) = running.endpoint.save() else {
+            let text = format!("host {host} is not saved");
+            return self.checkers.violated("save and restore", self.now, text);
+        };
+        machine.process = Process::Replaced(saved);
         let generation = machine.generation;
         self.agenda.plan(
             self.now + takes.get(),

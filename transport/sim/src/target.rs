@@ -1,7 +1,7 @@
 //! What one end may be written to, and the messages that it expects there.
 
 use weft_core::drops::DropReason;
-use weft_core::memory::DomainId;
+use weft_core::memory::{Access, DomainId, Place};
 use weft_core::units::Key;
 use weft_memory::{Backing, RegionTable, TableReader};
 
@@ -72,7 +72,7 @@ impl Target {
         for (index, &key) in self.keys.iter().enumerate() {
             let bytes = self.region_bytes(index);
             let region = SlotRegion { end, index, bytes };
-            regions.table.register(key, domain, region);
+            regions.table.register(key, domain, Access::WRITE, region);
         }
     }
 
@@ -125,18 +125,12 @@ impl Target {
     }
 }
 
-/// Whose region `length` bytes at `offset` lie in, and which of its regions that is.
+/// Whose region a place lies in, and which of its regions that is.
 ///
 /// # Errors
 /// As [`weft_memory::Placing::resolve`].
-pub fn find(
-    regions: &mut Regions,
-    domain: DomainId,
-    key: Key,
-    offset: u64,
-    length: u64,
-) -> Result<(End, usize), DropReason> {
+pub fn find(regions: &mut Regions, place: &Place) -> Result<(End, usize), DropReason> {
     let placing = regions.reader.enter();
-    let region = placing.resolve(domain, key, offset, length)?;
+    let region = placing.resolve(place, Access::WRITE)?;
     Ok((region.end, region.index))
 }

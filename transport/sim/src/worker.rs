@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use weft_core::connection::{Chunk, Event, Write};
 use weft_core::drops::{DropReason, Drops};
 use weft_core::endpoint::Endpoint;
-use weft_core::memory::{DomainId, Memory, Placed};
+use weft_core::memory::{Access, DomainId, Memory, Place, Placed};
 use weft_core::units::{ConnectionId, Key, PathId};
-use weft_core::wire::{Kind, peek};
+use weft_core::wire::{Atomic, Kind, peek};
 
 use crate::check::Checkers;
 use crate::draw::Draw;
@@ -114,6 +114,7 @@ impl Simulation {
         };
         running.take_events(|id, event| match machine.ends.get(&id) {
             Some(&end) => events.push((end, event)),
+            None if event == Event::Closed => {}
             None => {
                 let text = format!("host {host}: {event:?} of {id}, which is closed");
                 self.checkers.violated("everything ends", self.now, text);
@@ -143,6 +144,8 @@ impl Simulation {
                 self.checkers.observe(self.now, &what);
             }
             Event::Failed(failure) => self.fail(end, failure.reason()),
+            // No end sends, and a closed one is not known any more.
+            Event::Received { .. } | Event::Closed => {}
         }
     }
 
@@ -353,7 +356,13 @@ impl Memory for Surroundings<'_> {
         offset: u64,
         payload: &[u8],
     ) -> Result<Placed, DropReason> {
-        let (reader, region) = find(self.regions, domain, key, offset, payload.len() as u64)?;
+        let place = Place {
+            domain,
+            key,
+            offset,
+            bytes: payload.len() as u64,
+        };
+        let (reader, region) = find(self.regions, &place)?;
         if !self.armed {
             return Err(DropReason::NotArmed);
         }
@@ -367,6 +376,24 @@ impl Memory for Surroundings<'_> {
         };
         self.checkers.observe(self.now, &placed);
         Ok(Placed::Now)
+    }
+
+    /// Its regions are open to writes only.
+    fn check(&mut self, place: &Place, access: Access) -> Result<(), DropReason> {
+        match access == Access::WRITE {
+            true => find(self.regions, place).map(|_| ()),
+            false => Err(DropReason::Key),
+        }
+    }
+
+    fn atomic(
+        &mut self,
+        _domain: DomainId,
+        _key: Key,
+        _offset: u64,
+        _atomic: Atomic,
+    ) -> Result<u64, DropReason> {
+        Err(DropReason::Key)
     }
 }
 

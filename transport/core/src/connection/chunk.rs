@@ -1,8 +1,30 @@
 //! A chunk on its way out: which bytes, which path, and the headers.
 
-use crate::units::{ChunkNumber, PathId};
+use super::work::Pages;
+use crate::units::{ChunkNumber, Key, PathId};
 use crate::wire::{DataHeader, Flags, OVERHEAD_BYTES, Seal};
 use core::ops::Range;
+use serde::{Deserialize, Serialize};
+
+/// Where the bytes of a message lie.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ChunkSource {
+    /// With who posted the work request.
+    Posted {
+        /// The work request's.
+        token: u64,
+    },
+    /// In a region here that the peer reads; of the connection's domain, and checked when it was asked for. If it is
+    /// closed by now, the connection is to be ended.
+    Region {
+        /// What opens it.
+        key: Key,
+        /// Where in it the message begins.
+        offset: u64,
+    },
+    /// Here.
+    Inline(Box<[u8]>),
+}
 
 /// A descriptor of one send: its packets, or those of them that are missing at the peer. The link
 /// gathers the payload; the core touches it only to seal it.
@@ -12,13 +34,15 @@ pub struct Chunk {
     pub path: PathId,
     /// Its number.
     pub number: ChunkNumber,
-    /// The write that it is cut from ([`super::Write::token`]).
-    pub token: u64,
+    /// Where the bytes of the message lie that it is cut from.
+    pub source: ChunkSource,
     pub(super) first: DataHeader,
     /// The packets to send.
     pub(super) map: u64,
-    /// Where in the write the chunk's payload starts.
+    /// Where in the message the chunk's payload starts.
     pub(super) start: u64,
+    /// Where the pages go that the message consists of; the header's offset means nothing then.
+    pub(super) pages: Option<Pages>,
     /// The chunk's payload, bytes.
     pub(super) length: u32,
     pub(super) packet_payload: u16,
@@ -55,7 +79,7 @@ impl Chunk {
         map.trailing_zeros()
     }
 
-    /// The bytes of the write that the `i`-th datagram carries.
+    /// The bytes of the message that the `i`-th datagram carries.
     pub fn payload(&self, i: u32) -> Range<u64> {
         let step = u32::from(self.packet_payload);
         let start = self.index(i) * step;
@@ -74,15 +98,20 @@ impl Chunk {
         let (mut flags, mut immediate) = (self.first.flags, self.first.immediate);
         if index + 1 < u32::from(self.first.packets) {
             // The last packet alone ends the message.
-            flags = flags.without(Flags::LAST.with(Flags::IMMEDIATE));
+            flags = flags.without(Flags::LAST.with(Flags::IMMEDIATE).with(Flags::ANSWER));
             immediate = 0;
         }
+        let at = u64::from(index * u32::from(self.packet_payload));
+        let offset = match &self.pages {
+            None => self.first.offset + at,
+            Some(pages) => pages.place_of(self.start + at),
+        };
         let header = DataHeader {
             packet: index as u8,
             flags,
             immediate,
             packet_number: self.first.packet_number + u64::from(i),
-            offset: self.first.offset + u64::from(index * u32::from(self.packet_payload)),
+            offset,
             ..self.first
         };
         self.seal.seal_data(&header, payload, out)
@@ -93,7 +122,7 @@ impl Chunk {
 mod tests {
     use super::*;
     use crate::units::{ConnectionId, Key};
-    use crate::wire::Secret;
+    use crate::wire::{Opcode, Secret};
 
     #[test]
     fn the_bytes_of_any_packets_of_a_chunk_are_the_bytes_of_their_datagrams() {
@@ -101,6 +130,7 @@ mod tests {
             let packets = length.div_ceil(100).max(1) as u8;
             for map in 1..1 << packets {
                 let first = DataHeader {
+                    opcode: Opcode::Write,
                     path: PathId(0),
                     packet: 0,
                     packets,
@@ -117,7 +147,8 @@ mod tests {
                 let chunk = Chunk {
                     path: PathId(0),
                     number: ChunkNumber(0),
-                    token: 0,
+                    source: ChunkSource::Posted { token: 0 },
+                    pages: None,
                     first,
                     map,
                     start: 0,

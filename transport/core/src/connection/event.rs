@@ -1,33 +1,7 @@
-//! What is asked of a connection, and what it tells.
+//! What a connection tells.
 
 use crate::units::Key;
 use serde::{Deserialize, Serialize};
-
-/// A one-sided write to a region of the peer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Write {
-    /// The caller's name for it: comes back in chunks and in the completion.
-    pub token: u64,
-    /// How many bytes; 0 is fine.
-    pub bytes: u64,
-    /// The key of the peer's region.
-    pub key: Key,
-    /// Where in that region, bytes.
-    pub offset: u64,
-    /// Counts at the peer once all bytes are placed.
-    pub immediate: Option<u32>,
-}
-
-/// Why a write was not taken.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum PostError {
-    /// The write needs more than 2^24 chunks, or its end overflows the offset.
-    #[error("the write is too long for one message: split it")]
-    TooLong,
-    /// The connection has failed or was closed.
-    #[error("the connection is closed: connect again")]
-    Closed,
-}
 
 /// Why a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, thiserror::Error, Serialize, Deserialize)]
@@ -52,7 +26,7 @@ pub enum Failure {
     BoundsRefused,
     /// The peer refused a write for the stall timeout.
     #[error(
-        "the peer's region was not armed for the stall timeout: its owner has not given the buffer back"
+        "the peer was not ready for the stall timeout: its owner has not given the buffer back, or has posted no receive"
     )]
     NotArmed,
     /// The peer acknowledges what it has not received.
@@ -85,11 +59,20 @@ impl Failure {
 /// What the caller must know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Event {
-    /// Every byte of a write was placed at the peer, and its immediate counted; where immediates go in
-    /// order, it counts as soon as those before it have.
+    /// Every byte of a write or send was placed at the peer, and its immediate counted; where immediates go in
+    /// order, it counts as soon as those before it have. Or the answer to a read or an atomic is here.
     Completed {
-        /// As in [`Write::token`].
+        /// The work request's.
         token: u64,
+    },
+    /// A send of the peer is here whole.
+    Received {
+        /// As in [`ReceiveBuffer::token`](super::ReceiveBuffer::token).
+        token: u64,
+        /// Its length.
+        bytes: u64,
+        /// Its immediate.
+        immediate: Option<u32>,
     },
     /// A message of the peer with an immediate is here whole.
     Immediate {
@@ -98,6 +81,9 @@ pub enum Event {
         /// The key of the region that it went to.
         key: Key,
     },
-    /// The connection is over. No event follows, nothing is placed any more.
+    /// The connection is over. Nothing is placed any more but what is under way, and only [`Event::Closed`] follows,
+    /// when it is closed.
     Failed(Failure),
+    /// The connection was closed, and no placement of it is under way: memory that it could write to is its owner's.
+    Closed,
 }

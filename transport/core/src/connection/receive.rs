@@ -1,15 +1,20 @@
 //! The receiving half: scoreboard, echoes, acknowledgements.
 
+use super::chunk::ChunkSource;
 use super::pending_ack::PendingAck;
+use super::receives::Receives;
+use super::transmit::Answer;
+use super::work::{REQUESTS_MAX, ReceiveBuffer};
 use super::{Arrival, ControlPacket, Event, PathOwner, Stats};
 use crate::drops::DropReason;
-use crate::memory::{DomainId, Memory, Placed, Ticket};
+use crate::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
 use crate::path::PATHS_MAX;
 use crate::recovery::{DUPLICATE_THRESHOLD, Marked, MessageEnd, Packet, ReceiveBoard};
-use crate::units::{ChunkNumber, ConnectionId, PathId, Time, WIRE_CLOCK_SHIFT};
+use crate::units::{ChunkNumber, ConnectionId, Key, PathId, Time, WIRE_CLOCK_SHIFT};
 use crate::wire::{
-    ACK_ECHOES_MAX, ACK_MAP_WORDS_MAX, ACK_PARTIALS_MAX, Ack, DataHeader, Echo, Flags, OpenedData,
-    Partial, Probe, Refusal, Refused, Seal,
+    ACK_ECHOES_MAX, ACK_MAP_WORDS_MAX, ACK_PARTIALS_MAX, Ack, Atomic, DataHeader, Echo, Flags,
+    OVERHEAD_BYTES, Opcode, OpenedData, Partial, Probe, Refusal, Refused, Request, RequestKind,
+    Seal,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -40,10 +45,11 @@ const CONTROL_WINDOW: u64 = (CONTROL_WORDS as u64 - 1) * 64;
 // one round, and as many acknowledgements and refusals between them, arrive in any order.
 const _: () = assert!(CONTROL_WINDOW >= 2 * PATHS_MAX as u64);
 
-/// A packet whose payload another thread is copying.
+/// A packet whose payload another thread is copying, or the link is writing.
 #[derive(Debug)]
 pub(super) struct Pending {
-    ticket: Ticket,
+    /// `None` for the link.
+    ticket: Option<Ticket>,
     header: DataHeader,
     path: PathId,
     bytes: usize,
@@ -75,16 +81,57 @@ pub(super) struct Receive {
     /// The user has too many events to take: ends of messages are refused as if no region were armed.
     #[serde(skip)]
     held: bool,
+    /// Where sends of the peer go.
+    receives: Receives,
+    /// Answers to requests that have arrived.
+    #[serde(skip)]
+    answers: Vec<Answer>,
+    /// Answers that are on their way.
+    #[serde(skip)]
+    answers_sent: usize,
+    /// The requests whose answers have arrived.
+    #[serde(skip)]
+    answered: Vec<u32>,
 }
 
-/// The flags of the packet that ends a message with an immediate.
-const ENDS: Flags = Flags::LAST.with(Flags::IMMEDIATE);
+/// More requests of a peer are refused until answers have arrived: twice what the peer asks for, which counts a
+/// request only until its answer is there.
+const ANSWERS_MAX: usize = 2 * REQUESTS_MAX;
+
+/// Whether a packet ends a message whose end is reported.
+#[inline]
+fn ends_message(header: &DataHeader) -> bool {
+    match header.opcode {
+        Opcode::Write => header.flags.contains(Flags::LAST.with(Flags::IMMEDIATE)),
+        Opcode::Send => header.flags.contains(Flags::LAST),
+        Opcode::Request => false,
+    }
+}
+
+/// What the message says that a packet ends with the byte `bytes` before which it ends.
+fn end_of(header: &DataHeader, bytes: u64) -> MessageEnd {
+    let value = header.immediate;
+    match header.opcode {
+        Opcode::Send => MessageEnd::Sent {
+            number: header.key.0,
+            bytes,
+            immediate: header.flags.contains(Flags::IMMEDIATE).then_some(value),
+        },
+        _ if header.flags.contains(Flags::ANSWER) => MessageEnd::Answer { request: value },
+        _ => MessageEnd::Immediate {
+            value,
+            key: header.key,
+        },
+    }
+}
 
 /// Packets of one chunk that came one after the other and were placed: they are marked together (decision 0005).
 #[derive(Debug)]
 struct PlacedRun {
     /// The last one's.
     last: DataHeader,
+    /// Payload of that one.
+    last_bytes: u64,
     /// Which ones.
     map: u64,
     /// How many they are.
@@ -140,7 +187,31 @@ impl Receive {
             controls: ControlWindow::default(),
             placed: None,
             held: false,
+            receives: Receives::default(),
+            answers: Vec::new(),
+            answers_sent: 0,
+            answered: Vec::new(),
         }
+    }
+
+    /// Posts a buffer for a send of the peer.
+    pub(super) fn post(&mut self, buffer: ReceiveBuffer) {
+        self.receives.post(buffer);
+    }
+
+    /// How many answers are on their way.
+    pub(super) fn set_answers_sent(&mut self, answers: usize) {
+        self.answers_sent = answers;
+    }
+
+    /// The answers that are to be sent.
+    pub(super) fn take_answers(&mut self) -> impl Iterator<Item = Answer> {
+        self.answers.drain(..)
+    }
+
+    /// The requests whose answers have arrived since the last call.
+    pub(super) fn take_answered(&mut self) -> impl Iterator<Item = u32> {
+        self.answered.drain(..)
     }
 
     /// The newest data packet's number.
@@ -156,6 +227,9 @@ impl Receive {
     /// Gives the memory back that what has arrived does not need.
     pub(super) fn shrink(&mut self) {
         self.board.shrink();
+        self.receives.shrink();
+        self.answers.shrink_to_fit();
+        self.answered.shrink_to_fit();
         self.pending.shrink_to_fit();
         self.echoes.shrink_to_fit();
         self.refusals.shrink_to_fit();
@@ -164,6 +238,9 @@ impl Receive {
     /// Heap memory, bytes.
     pub(super) fn heap_bytes(&self) -> usize {
         self.board.heap_bytes()
+            + self.receives.heap_bytes()
+            + self.answers.capacity() * size_of::<Answer>()
+            + self.answered.capacity() * size_of::<u32>()
             + self.pending.capacity() * size_of::<Pending>()
             + self.echoes.capacity() * size_of::<(Echo, Time)>()
             + self.refusals.capacity() * size_of::<(Refusal, PathId)>()
@@ -194,11 +271,58 @@ impl Receive {
         events: &mut VecDeque<Event>,
         stats: &mut Stats,
     ) -> Result<(), DropReason> {
-        let bytes = packet.len();
+        let bytes = u16::try_from(packet.len()).unwrap_or(u16::MAX);
         let opened = seal.open_data(packet)?;
         let OpenedData {
             header, payload, ..
         } = opened;
+        self.check_wanted(now, arrival, &header, bytes, events, stats)?;
+        opened.check_payload()?;
+        let placed = match header.opcode {
+            Opcode::Write | Opcode::Send => self.place(&header, payload, domain, memory),
+            Opcode::Request => self.take_request(&header, payload, domain, memory),
+        };
+        // The path has carried it, whatever becomes of it.
+        self.newest_packet = self.newest_packet.max(header.packet_number);
+        match placed {
+            Ok(Placed::Now) => {
+                self.add_to_run(&header, payload.len() as u64, bytes);
+                if ends_message(&header) {
+                    // It says what the message ends with, and need not be the last one of the run.
+                    self.mark_run(now, arrival, events, stats);
+                }
+                Ok(())
+            }
+            Ok(Placed::Pending(ticket)) => {
+                self.note_arrived(now, arrival, bytes, &header, events, stats);
+                self.pending.push(Pending {
+                    ticket: Some(ticket),
+                    header,
+                    path: arrival.path,
+                    bytes: payload.len(),
+                });
+                Ok(())
+            }
+            Err(reason) => {
+                self.note_arrived(now, arrival, bytes, &header, events, stats);
+                self.pending_ack.at_once();
+                self.refuse(arrival.path, header.chunk, reason);
+                Err(reason)
+            }
+        }
+    }
+
+    /// Refuses a packet that is here already, or is too old to tell.
+    #[inline]
+    fn check_wanted(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        header: &DataHeader,
+        bytes: u16,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) -> Result<(), DropReason> {
         if header.packet_number.saturating_add(STALE_NUMBERS) < self.newest_packet {
             return Err(DropReason::Duplicate);
         }
@@ -210,73 +334,198 @@ impl Receive {
         if before.is_none() {
             self.mark_run(now, arrival, events, stats);
         }
-        let wanted = self.board.check(place_of(&header));
+        let wanted = self.board.check(place_of(header));
         if wanted == Err(DropReason::Duplicate) {
             // The peer does not know that we have it: tell it again.
             self.pending_ack.arrived(now, arrival.path);
             self.pending_ack.at_once();
             if header.packet_number.saturating_add(ECHO_NUMBERS) > self.newest_packet {
                 self.mark_run(now, arrival, events, stats);
-                let bytes = u16::try_from(bytes).unwrap_or(u16::MAX);
-                self.echo(now, arrival, 1, bytes, &header);
+                self.echo(now, arrival, 1, bytes, header);
             }
         }
         wanted?;
-        if self.is_pending(&header) {
+        if self.is_pending(header) {
             return Err(DropReason::Duplicate);
         }
-        opened.check_payload()?;
-        let placed = match payload {
-            _ if self.held && header.flags.contains(ENDS) => Err(DropReason::NotArmed),
+        Ok(())
+    }
+
+    #[inline]
+    fn place(
+        &self,
+        header: &DataHeader,
+        payload: &[u8],
+        domain: DomainId,
+        memory: &mut impl Memory,
+    ) -> Result<Placed, DropReason> {
+        let (key, offset) = self.find_place(header, payload.len() as u64)?;
+        match payload {
             [] => Ok(Placed::Now),
-            _ if self.pending.len() == PENDING_MAX => return Err(DropReason::PlacementsFull),
-            _ => memory.place(domain, header.key, header.offset, payload),
-        };
-        // The path has carried it, whatever becomes of it.
-        self.newest_packet = self.newest_packet.max(header.packet_number);
-        let wire_bytes = u16::try_from(bytes).unwrap_or(u16::MAX);
-        if placed == Ok(Placed::Now) {
-            let run = self.placed.get_or_insert(PlacedRun {
-                last: header,
-                map: 0,
-                packets: 0,
-                bytes: 0,
-                largest: 0,
-            });
-            run.last = header;
-            run.map |= 1 << header.packet;
-            run.packets += 1;
-            run.bytes += payload.len() as u64;
-            run.largest = run.largest.max(wire_bytes);
-            if header.flags.contains(ENDS) {
-                // It says what the message ends with, and need not be the last one of the run.
-                self.mark_run(now, arrival, events, stats);
-            }
-            return Ok(());
+            _ => memory.place(domain, key, offset, payload),
         }
+    }
+
+    /// The key and the offset of the place that a packet's payload goes to.
+    #[inline]
+    fn find_place(&self, header: &DataHeader, bytes: u64) -> Result<(Key, u64), DropReason> {
+        if self.held && ends_message(header) {
+            return Err(DropReason::NotArmed);
+        }
+        if bytes > 0 && self.pending.len() == PENDING_MAX {
+            return Err(DropReason::PlacementsFull);
+        }
+        match header.opcode {
+            Opcode::Send => self.receives.place_of(header.key.0, header.offset, bytes),
+            Opcode::Write | Opcode::Request => Ok((header.key, header.offset)),
+        }
+    }
+
+    /// Does what the peer asks for. It is done once: the packet is marked before the next one is looked at, and
+    /// the answer is kept until the peer has it.
+    #[cold]
+    fn take_request(
+        &mut self,
+        header: &DataHeader,
+        payload: &[u8],
+        domain: DomainId,
+        memory: &mut impl Memory,
+    ) -> Result<Placed, DropReason> {
+        if header.packets != 1 || !header.flags.contains(Flags::LAST) {
+            return Err(DropReason::Malformed);
+        }
+        let request = Request::parse(payload)?;
+        if self.answers_sent + self.answers.len() >= ANSWERS_MAX {
+            return Err(DropReason::NotArmed);
+        }
+        let (key, offset) = (header.key, header.offset);
+        let (source, bytes) = match request.kind {
+            RequestKind::Read { bytes } => {
+                let place = Place {
+                    domain,
+                    key,
+                    offset,
+                    bytes,
+                };
+                memory.check(&place, Access::READ)?;
+                (ChunkSource::Region { key, offset }, bytes)
+            }
+            RequestKind::Atomic(atomic) => {
+                let before = memory.atomic(domain, key, offset, atomic)?;
+                let before = before.to_le_bytes();
+                (ChunkSource::Inline(before.into()), Atomic::BYTES)
+            }
+        };
+        self.answers.push(Answer {
+            request: header.immediate,
+            source,
+            bytes,
+            key: request.answer_key,
+            offset: request.answer_offset,
+        });
+        Ok(Placed::Now)
+    }
+
+    /// A packet is placed, and not marked yet.
+    #[inline]
+    fn add_to_run(&mut self, header: &DataHeader, payload: u64, bytes: u16) {
+        let run = self.placed.get_or_insert(PlacedRun {
+            last: *header,
+            last_bytes: 0,
+            map: 0,
+            packets: 0,
+            bytes: 0,
+            largest: 0,
+        });
+        run.last = *header;
+        run.last_bytes = payload;
+        run.map |= 1 << header.packet;
+        run.packets += 1;
+        run.bytes += payload;
+        run.largest = run.largest.max(bytes);
+    }
+
+    /// A packet has arrived that is not placed.
+    fn note_arrived(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        bytes: u16,
+        header: &DataHeader,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) {
         self.mark_run(now, arrival, events, stats);
-        self.echo(now, arrival, 1, wire_bytes, &header);
+        self.echo(now, arrival, 1, bytes, header);
         self.pending_ack.arrived(now, arrival.path);
         if arrival.ce {
             self.pending_ack.at_once();
         }
-        match placed {
-            Ok(Placed::Now) => Ok(()),
-            Ok(Placed::Pending(ticket)) => {
-                self.pending.push(Pending {
-                    ticket,
-                    header,
-                    path: arrival.path,
-                    bytes: payload.len(),
-                });
-                Ok(())
-            }
+    }
+
+    /// The link asks where to write a payload of `bytes` bytes. From here on its placement is under way.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the halves of the connection that it borrows"
+    )]
+    pub(super) fn handle_offer(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        header: &DataHeader,
+        bytes: u32,
+        domain: DomainId,
+        memory: &mut impl Memory,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) -> Result<Place, DropReason> {
+        let wire_bytes = wire_bytes(bytes as usize);
+        self.check_wanted(now, arrival, header, wire_bytes, events, stats)?;
+        if header.opcode == Opcode::Request {
+            // It has no place: a link hands it over as a packet.
+            return Err(DropReason::Kind);
+        }
+        let place = self.find_place(header, bytes.into()).and_then(|found| {
+            let (key, offset) = found;
+            let place = Place {
+                domain,
+                key,
+                offset,
+                bytes: bytes.into(),
+            };
+            memory.check(&place, Access::WRITE)?;
+            Ok(place)
+        });
+        match place {
+            Ok(_) => self.pending.push(Pending {
+                ticket: None,
+                header: *header,
+                path: arrival.path,
+                bytes: bytes as usize,
+            }),
             Err(reason) => {
+                self.note_arrived(now, arrival, wire_bytes, header, events, stats);
                 self.pending_ack.at_once();
                 self.refuse(arrival.path, header.chunk, reason);
-                Err(reason)
             }
         }
+        place
+    }
+
+    /// Takes an offered placement that has ended from those under way.
+    pub(super) fn end_offered(&mut self, now: Time, header: &DataHeader) -> Option<Pending> {
+        let of_link = |pending: &Pending| {
+            pending.ticket.is_none() && pending.header.packet_number == header.packet_number
+        };
+        let at = self.pending.iter().position(of_link)?;
+        let ended = self.pending.swap_remove(at);
+        self.newest_packet = self.newest_packet.max(header.packet_number);
+        let arrival = Arrival {
+            path: ended.path,
+            ce: false,
+        };
+        self.echo(now, arrival, 1, wire_bytes(ended.bytes), header);
+        Some(ended)
     }
 
     /// Whether the payload of this packet is being copied: a second copy of it could land after the
@@ -300,7 +549,7 @@ impl Receive {
     /// connection.
     pub(super) fn end_pending(&mut self, ticket: Ticket) -> Option<Pending> {
         let mut pending = self.pending.iter();
-        let at = pending.position(|pending| pending.ticket == ticket)?;
+        let at = pending.position(|pending| pending.ticket == Some(ticket))?;
         Some(self.pending.swap_remove(at))
     }
 
@@ -322,6 +571,7 @@ impl Receive {
             Ok(()) => {
                 let placed = PlacedRun {
                     last: *header,
+                    last_bytes: ended.bytes as u64,
                     map: 1 << header.packet,
                     packets: 1,
                     bytes: ended.bytes as u64,
@@ -371,21 +621,33 @@ impl Receive {
         let header = &placed.last;
         let at = place_of(header);
         let out_of_order = placed.packets > 1 && self.board.span_with(header.chunk) > 1;
-        if header.flags.contains(ENDS) {
-            let end = MessageEnd {
-                immediate: header.immediate,
-                key: header.key,
-            };
+        if ends_message(header) {
+            let end = end_of(header, header.offset.saturating_add(placed.last_bytes));
             let starts = header.chunk.minus(header.chunk_index);
             self.board.note_end(at, starts, end);
         }
-        let pending_ack = &mut self.pending_ack;
+        let (pending_ack, receives) = (&mut self.pending_ack, &mut self.receives);
+        let answered = &mut self.answered;
         let marked = self.board.mark_map(at, placed.map, |end| {
             pending_ack.at_once();
-            events.push_back(Event::Immediate {
-                value: end.immediate,
-                key: end.key,
-            });
+            match end {
+                MessageEnd::Immediate { value, key } => {
+                    events.push_back(Event::Immediate { value, key });
+                }
+                MessageEnd::Sent {
+                    number,
+                    bytes,
+                    immediate,
+                } => {
+                    let token = receives.complete(number);
+                    events.extend(token.map(|token| Event::Received {
+                        token,
+                        bytes,
+                        immediate,
+                    }));
+                }
+                MessageEnd::Answer { request } => answered.push(request),
+            }
         });
         match marked {
             Marked::Whole if self.pending_ack.due() == Some(Time::ZERO) => {}
@@ -570,6 +832,11 @@ impl Receive {
             bytes: ack.emit(out, seal, path, remote, number),
         })
     }
+}
+
+/// Bytes of a packet with so much payload, on the wire.
+fn wire_bytes(payload: usize) -> u16 {
+    u16::try_from(payload + OVERHEAD_BYTES).unwrap_or(u16::MAX)
 }
 
 /// Where a packet belongs on the board.

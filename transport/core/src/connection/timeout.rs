@@ -55,7 +55,7 @@ impl Connection {
             }
             Timer::TailProbe => self.transmit.handle_tail_probe(),
             Timer::ReceiverNotReady => self.transmit.ask_receiver(),
-            Timer::Credit if !self.transmit.is_busy() => {}
+            Timer::Credit if !self.transmit.has_messages() => {}
             Timer::Credit => {
                 self.congestion.on_credit_timeout();
                 timers.set(Timer::Credit, now + self.congestion.credit_wait());

@@ -1,24 +1,27 @@
 //! The sending half: writes are cut into chunks, chunks are sent, acknowledged, or sent again.
 
 mod losses;
+mod posted;
 mod readiness;
 
 use self::losses::{Serving, TailProbe, answered_too_soon, highest_bit, missing};
+pub(super) use self::posted::Answer;
+use self::posted::Posted;
 use self::readiness::Readiness;
 use super::ack_request::{Next, SinceAckRequest, Use};
 use super::in_flight::InFlight;
 use super::keys::Keys;
 use super::numbers::PacketNumbers;
 use super::timer::{Timer, TimerTable};
-use super::{Chunk, ConnectionConfig, Event, PostError, Settings, Stats, Write};
+use super::{Chunk, ConnectionConfig, Event, Settings, Stats};
 use crate::congestion::{Backlog, Congestion, CongestionControl, Permit};
 use crate::drops::DropReason;
 use crate::path::{PathPolicy, PathSet, Policy};
 use crate::recovery::{SendBoard, Sent, SentState, full_map};
-use crate::units::{ChunkNumber, ConnectionId, Key, Nanos, PathId, Rng, Time};
-use crate::wire::{AckReader, CHUNK_INDEX_MAX, DataHeader, Flags, OVERHEAD_BYTES};
+use crate::units::{ChunkNumber, ConnectionId, Nanos, PathId, Rng, Time};
+use crate::wire::{AckReader, DataHeader, Flags, OVERHEAD_BYTES};
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// What [`Transmit::poll_chunk`] must know of the connection.
 pub(super) struct Out<'a> {
@@ -42,32 +45,21 @@ pub(super) struct Acked {
     pub(super) spurious: bool,
 }
 
-/// A write that is not complete.
-#[derive(Debug, Serialize, Deserialize)]
-struct Posted {
-    token: u64,
-    bytes: u64,
-    key: Key,
-    offset: u64,
-    immediate: Option<u32>,
-    /// Bytes cut into chunks so far.
-    cut: u64,
-    /// Chunks cut so far.
-    chunks: u32,
-    /// Chunks not acknowledged.
-    outstanding: u32,
-    /// Whether its last chunk was cut.
-    done: bool,
-}
-
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Transmit {
     board: SendBoard,
-    /// A slab: chunks name their write by its place here.
+    /// A slab: chunks name their message by its place here.
     posted: Vec<Option<Posted>>,
     free: Vec<u32>,
-    /// Writes not cut to their end, in order.
+    /// Messages not cut to their end, in order.
     queue: VecDeque<u32>,
+    /// The tokens of the requests whose answers are not here, by number.
+    requests: BTreeMap<u32, u64>,
+    next_request: u32,
+    /// Answers among what was posted.
+    answers: usize,
+    /// The number of the next send.
+    sends: u64,
     /// Chunks declared lost, in that order; entries acknowledged meanwhile are skipped.
     lost: VecDeque<ChunkNumber>,
     readiness: Readiness,
@@ -101,6 +93,10 @@ impl Transmit {
             posted: Vec::new(),
             free: Vec::new(),
             queue: VecDeque::new(),
+            requests: BTreeMap::new(),
+            next_request: 0,
+            answers: 0,
+            sends: 0,
             lost: VecDeque::new(),
             readiness: Readiness::Ready,
             in_flight: InFlight::new(config.settings.paths),
@@ -125,8 +121,13 @@ impl Transmit {
         &self.in_flight
     }
 
-    /// Whether any write is not complete.
+    /// Whether anything posted is not complete.
     pub(super) fn is_busy(&self) -> bool {
+        self.has_messages() || self.awaits_answers()
+    }
+
+    /// Whether any message is not acknowledged.
+    pub(super) fn has_messages(&self) -> bool {
         self.free.len() < self.posted.len()
     }
 
@@ -161,37 +162,6 @@ impl Transmit {
         backlog
     }
 
-    pub(super) fn post(&mut self, write: Write, settings: &Settings) -> Result<(), PostError> {
-        let smallest = u64::from(settings.packet_payload);
-        let chunks = write.bytes.div_ceil(smallest);
-        if chunks > u64::from(CHUNK_INDEX_MAX) || write.offset.checked_add(write.bytes).is_none() {
-            return Err(PostError::TooLong);
-        }
-        let posted = Some(Posted {
-            token: write.token,
-            bytes: write.bytes,
-            key: write.key,
-            offset: write.offset,
-            immediate: write.immediate,
-            cut: 0,
-            chunks: 0,
-            outstanding: 0,
-            done: false,
-        });
-        let at = match self.free.pop() {
-            Some(at) => {
-                self.posted[at as usize] = posted;
-                at
-            }
-            None => {
-                self.posted.push(posted);
-                self.posted.len() as u32 - 1
-            }
-        };
-        self.queue.push_back(at);
-        Ok(())
-    }
-
     pub(super) fn poll_chunk(
         &mut self,
         now: Time,
@@ -222,6 +192,8 @@ impl Transmit {
             let mut sent = *self.board.get(number);
             let payload = payload_max(paths, out.settings);
             if sent.payload > payload && sent.length > u32::from(payload) {
+                let pages = self.pages_of(number);
+                let payload = pages.map_or(payload, |pages| pages.payload_again(payload));
                 sent = self.board.cut(number, payload);
             }
             if sent.missing == 0 {
@@ -266,15 +238,14 @@ impl Transmit {
         }
         let &at = self.queue.front()?;
         let posted = self.posted[at as usize].as_ref()?;
-        let payload = u64::from(out.settings.packet_payload);
         let full = match validated {
             true => u64::from(out.settings.chunk_packets()),
             false => 1,
         };
         let packet_bytes = u64::from(out.settings.packet_bytes());
         let per_chunk = (out.congestion.chunk_bytes() / packet_bytes).clamp(1, full);
-        let length = (posted.bytes - posted.cut).min(per_chunk * payload) as u32;
         let payload = payload_max(paths, out.settings);
+        let (length, payload) = posted.next_chunk(per_chunk, out.settings.packet_payload, payload);
         let packets = length.div_ceil(payload.into()).max(1) as u8;
         let sent = Sent {
             write: at,
@@ -441,16 +412,15 @@ impl Transmit {
         };
         let mut immediate = 0;
         if sent.start + u64::from(sent.length) == posted.bytes {
-            flags = flags.with(Flags::LAST);
-            if let Some(value) = posted.immediate {
-                flags = flags.with(Flags::IMMEDIATE);
-                immediate = value;
-            }
+            let (end, value) = posted.end();
+            flags = flags.with(end);
+            immediate = value;
         }
         if sent.transmissions > 1 {
             flags = flags.with(Flags::RETRANSMITTED);
         }
         let first = DataHeader {
+            opcode: posted.opcode,
             path: sent.path,
             packet: 0,
             packets: sent.packets,
@@ -472,10 +442,11 @@ impl Transmit {
         Some(Chunk {
             path: sent.path,
             number,
-            token: posted.token,
+            source: posted.source.clone(),
             first,
             map,
             start: sent.start,
+            pages: posted.pages.clone(),
             length: sent.length,
             packet_payload: sent.payload,
             seal,
@@ -580,11 +551,7 @@ impl Transmit {
         };
         posted.outstanding -= 1;
         if posted.done && posted.outstanding == 0 {
-            events.push_back(Event::Completed {
-                token: posted.token,
-            });
-            self.posted[sent.write as usize] = None;
-            self.free.push(sent.write);
+            self.complete(sent.write, events);
         }
     }
 
@@ -598,7 +565,7 @@ impl Transmit {
     }
 
     /// The stall timer runs while something waits for the peer: chunks that it has not answered, a receiver
-    /// that is not ready, credit, or paths of which none answers. What waits for this end alone, for its turn,
+    /// that is not ready, credit, answers to requests, or paths of which none answers. What waits for this end alone, for its turn,
     /// its share of the rate, its window or its pacer, has not stalled; but a pacer that the peer's silence has slowed
     /// down waits for the peer.
     pub(super) fn update_stall(&mut self, now: Time, paths: &PathSet, timers: &mut TimerTable) {
@@ -607,7 +574,8 @@ impl Transmit {
             None => !matches!(self.readiness, Readiness::Ready),
         };
         let lacks = || timers.get(Timer::Credit).is_some() || paths.is_down();
-        let waits = waits || self.board.oldest().is_some() || self.is_busy() && lacks();
+        let waits = waits || self.board.oldest().is_some() || self.has_messages() && lacks();
+        let waits = waits || self.awaits_answers();
         match timers.get(Timer::Stall) {
             None if waits => timers.set(Timer::Stall, now + self.stall_left),
             Some(at) if !waits => {
@@ -637,7 +605,7 @@ impl Transmit {
     /// Gives the memory back that the work now under way does not need.
     pub(super) fn shrink(&mut self) {
         self.board.shrink();
-        if !self.is_busy() {
+        if !self.has_messages() {
             self.posted = Vec::new();
             self.free = Vec::new();
         }

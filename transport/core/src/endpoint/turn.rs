@@ -5,9 +5,9 @@ use super::{Endpoint, PendingReset, Slot, touch};
 use crate::connection::{Arrival, Chunk, PathOwner, Run};
 use crate::drops::DropReason;
 use crate::memory::Memory;
-use crate::received::Received;
+use crate::received::{Offer, Received};
 use crate::units::{ConnectionId, PathId, Source, Time};
-use crate::wire::{CONTROL_BYTES_MAX, Kind, Reset, peek};
+use crate::wire::{CONTROL_BYTES_MAX, DataHeader, Kind, Reset, peek};
 use core::cmp::Reverse;
 
 /// Timers wait until everything that has arrived was taken in, but never for more turns than this.
@@ -50,14 +50,16 @@ pub struct Receiving<'a, P> {
 impl<'a, P: Eq> Receiving<'a, P> {
     /// Takes in what has arrived together; it may be of several connections.
     pub fn handle(&mut self, received: Received<'_>, memory: &mut impl Memory) {
-        let Received::Packets {
-            from,
-            ce,
-            bytes,
-            segment,
-        } = received
-        else {
-            return;
+        let (from, ce, bytes, segment) = match received {
+            Received::Packets {
+                from,
+                ce,
+                bytes,
+                segment,
+            } => (from, ce, bytes, segment),
+            Received::Placed { header, result } => {
+                return self.endpoint.handle_placed(self.now, &header, result);
+            }
         };
         if bytes.is_empty() {
             self.endpoint.drops.count(DropReason::Truncated);
@@ -70,6 +72,18 @@ impl<'a, P: Eq> Receiving<'a, P> {
             self.endpoint
                 .handle_piece(self.now, from, ce, bytes, segment, memory);
         }
+    }
+
+    /// Says where a link that places is to write a payload of `bytes` bytes with this header. Such a link hands
+    /// everything else over as packets: what has no payload, requests, and control packets.
+    pub fn offer(
+        &mut self,
+        from: Source,
+        header: &DataHeader,
+        bytes: u32,
+        memory: &mut impl Memory,
+    ) -> Offer {
+        self.endpoint.offer(self.now, from, header, bytes, memory)
     }
 
     /// The endpoint, to be looked at.
@@ -109,6 +123,61 @@ impl<P: Eq> Endpoint<P> {
             endpoint: self,
             now,
         }
+    }
+
+    fn offer(
+        &mut self,
+        now: Time,
+        from: Source,
+        header: &DataHeader,
+        bytes: u32,
+        memory: &mut impl Memory,
+    ) -> Offer {
+        let slot = self.find(header.connection);
+        match slot.map(|slot| (slot, &mut self.slots[slot as usize])) {
+            Some((slot, Slot::Open(open))) => {
+                let offer = open.connection.offer(now, header, bytes, memory);
+                touch(&mut self.touched, &mut self.eventful, slot, open);
+                offer
+            }
+            known => {
+                let allocated = matches!(known, Some((_, Slot::Allocated { .. })));
+                let reason = match known {
+                    Some(_) if !allocated => DropReason::Closed,
+                    _ => DropReason::UnknownConnection,
+                };
+                self.drops.count(reason);
+                if !allocated {
+                    self.answer_stranger(now, from, header.path, header.connection);
+                }
+                Offer::Discard
+            }
+        }
+    }
+
+    /// A packet names a connection that is not known here: a Reset goes back.
+    fn answer_stranger(&mut self, now: Time, to: Source, path: PathId, connection: ConnectionId) {
+        let reset = PendingReset {
+            to,
+            path,
+            connection,
+        };
+        self.resets.answer(now, reset);
+    }
+
+    /// A link has written an offered payload, or will not.
+    fn handle_placed(&mut self, now: Time, header: &DataHeader, result: Result<(), DropReason>) {
+        let slot = self.find(header.connection);
+        if let Some(slot) = slot
+            && let Slot::Open(open) = &mut self.slots[slot as usize]
+            && open.connection.offer_ended(now, header, result)
+        {
+            return self.placement_ended(now, slot);
+        }
+        let id = header.connection;
+        self.end_placement(|connection| {
+            connection.id() == id && connection.offer_ended(now, header, result)
+        });
     }
 
     fn handle_piece(
@@ -164,12 +233,7 @@ impl<P: Eq> Endpoint<P> {
                     None => DropReason::UnknownConnection,
                 };
                 self.count(reason, bytes.len(), segment);
-                let reset = PendingReset {
-                    to: from,
-                    path: peek.path,
-                    connection: peek.connection,
-                };
-                self.resets.answer(now, reset);
+                self.answer_stranger(now, from, peek.path, peek.connection);
             }
         }
     }

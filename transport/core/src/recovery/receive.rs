@@ -6,13 +6,30 @@ use crate::units::{ChunkNumber, Key};
 use crate::wire::{CHUNK_PACKETS_MAX, Partial};
 use serde::{Deserialize, Serialize};
 
-/// The end of a message with an immediate.
+/// What the end of a message says, once the message is here whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct MessageEnd {
-    /// Its immediate.
-    pub immediate: u32,
-    /// The key of the region that it went to.
-    pub key: Key,
+pub enum MessageEnd {
+    /// A write with an immediate.
+    Immediate {
+        /// The immediate.
+        value: u32,
+        /// The key of the region that it went to.
+        key: Key,
+    },
+    /// A send.
+    Sent {
+        /// Its number.
+        number: u64,
+        /// Its length.
+        bytes: u64,
+        /// Its immediate.
+        immediate: Option<u32>,
+    },
+    /// The answer to a request.
+    Answer {
+        /// The request's number.
+        request: u32,
+    },
 }
 
 /// Where a packet belongs.
@@ -468,14 +485,23 @@ mod tests {
     fn arrive(board: &mut ReceiveBoard, packet: Packet) -> Vec<u32> {
         let mut complete = Vec::new();
         board.check(packet).expect("new and wanted");
-        board.mark(packet, |end| complete.push(end.immediate));
+        board.mark(packet, |end| {
+            if let MessageEnd::Immediate { value, .. } = end {
+                complete.push(value);
+            }
+        });
         complete
     }
 
     /// The packet that ends a message that began with the chunk `starts` arrives.
     fn arrive_end(board: &mut ReceiveBoard, at: Packet, starts: u32, immediate: u32) -> Vec<u32> {
         let key = Key(1);
-        board.note_end(at, ChunkNumber(starts), MessageEnd { immediate, key });
+        let value = immediate;
+        board.note_end(
+            at,
+            ChunkNumber(starts),
+            MessageEnd::Immediate { value, key },
+        );
         arrive(board, at)
     }
 
@@ -656,8 +682,8 @@ mod tests {
     #[test]
     fn a_chunk_that_is_cut_into_more_packets_begins_anew() {
         let mut board = board(64);
-        let end = MessageEnd {
-            immediate: 7,
+        let end = MessageEnd::Immediate {
+            value: 7,
             key: Key(1),
         };
         // The last of two packets ends a message; then the chunk is cut into three.

@@ -5,6 +5,7 @@ use super::{
     CHUNK_PACKETS_MAX, ChunkNumber, ConnectionId, DropReason, HEADER_BYTES, Key, KeyPhase, Kind,
     PathId, TRAILER_BYTES, VERSION, get_u8, get_u32, get_u64, put_u8, put_u32, put_u64,
 };
+use serde::{Deserialize, Serialize};
 
 /// The flag bits of a data packet. Bits that have no name are sent as 0 and refused when set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -22,7 +23,9 @@ impl Flags {
     /// The sender waits for the acknowledgement of the chunk; set on each packet of a chunk, and it counts
     /// when the chunk is whole.
     pub const ACK_NOW: Flags = Flags(8);
-    const KNOWN: u8 = 15;
+    /// The message that the packet ends answers a request; its immediate is the request's number.
+    pub const ANSWER: Flags = Flags(16);
+    const KNOWN: u8 = 31;
 
     /// Whether every bit of `other` is set here.
     pub const fn contains(self, other: Flags) -> bool {
@@ -42,9 +45,36 @@ impl Flags {
     }
 }
 
+/// What the receiver does with the message that a data packet is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum Opcode {
+    /// Its bytes go where key and offset say.
+    #[default]
+    Write = Kind::Data as u8,
+    /// Its bytes go into the receive with the number that stands for the key, at the offset.
+    Send = Kind::Send as u8,
+    /// It is a [`super::Request`] for what lies at key and offset; one packet.
+    Request = Kind::Request as u8,
+}
+
+impl Opcode {
+    #[inline]
+    const fn from_bits(bits: u8) -> Option<Opcode> {
+        match Kind::from_bits(bits) {
+            Some(Kind::Data) => Some(Opcode::Write),
+            Some(Kind::Send) => Some(Opcode::Send),
+            Some(Kind::Request) => Some(Opcode::Request),
+            _ => None,
+        }
+    }
+}
+
 /// The header of a data packet, 48 B.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DataHeader {
+    /// What its message is.
+    pub opcode: Opcode,
     /// The path it is sent on.
     pub path: PathId,
     /// Its place in the chunk, from 0.
@@ -63,11 +93,11 @@ pub struct DataHeader {
     pub chunk_index: u32,
     /// Flags.
     pub flags: Flags,
-    /// The message's immediate, 0 without one.
+    /// The message's immediate, 0 without one; a request's number.
     pub immediate: u32,
-    /// The key of the region written to.
+    /// The key of the region written to or asked for; of a send the number of its receive.
     pub key: Key,
-    /// Where in the region this packet's payload goes, bytes.
+    /// Where in the region, or in the receive's buffer, this packet's payload goes, bytes.
     pub offset: u64,
 }
 
@@ -89,7 +119,11 @@ impl DataHeader {
     /// Writes the header, with the key phase of the seal.
     #[inline]
     pub fn emit(&self, phase: KeyPhase, out: &mut [u8; HEADER_BYTES]) {
-        put_u8(out, prefix::VERSION_KIND, Kind::Data.first_byte());
+        put_u8(
+            out,
+            prefix::VERSION_KIND,
+            VERSION | (self.opcode as u8) << 4,
+        );
         put_u8(out, prefix::PATH, self.path.0);
         put_u8(out, prefix::INDEX_PHASE, self.packet | phase.bits());
         put_u8(out, prefix::PACKETS, self.packets);
@@ -120,11 +154,10 @@ impl DataHeader {
         if first & 0x0f != VERSION {
             return Err(DropReason::Version);
         }
-        if first >> 4 != Kind::Data as u8 {
-            return Err(DropReason::Kind);
-        }
+        let opcode = Opcode::from_bits(first >> 4).ok_or(DropReason::Kind)?;
         let word = get_u32(bytes, INDEX_AND_FLAGS);
         let header = DataHeader {
+            opcode,
             path: PathId(get_u8(bytes, prefix::PATH)),
             packet: get_u8(bytes, prefix::INDEX_PHASE) & PACKET_BITS,
             packets: get_u8(bytes, prefix::PACKETS),
@@ -157,10 +190,11 @@ mod tests {
     prop_compose! {
         fn any_header()(
             packets in 1u8..=64, path: u8, connection: u32, packet_number: u64, sent_at: u32,
-            chunk: u32, chunk_index in 0..=CHUNK_INDEX_MAX, flags in 0u8..=Flags::KNOWN,
+            chunk: u32, chunk_index in 0..=CHUNK_INDEX_MAX, flags in 0u8..=Flags::KNOWN, kind in 0u8..3,
             immediate: u32, key: u64, offset: u64, pick: prop::sample::Index,
         ) -> DataHeader {
             DataHeader {
+                opcode: [Opcode::Write, Opcode::Send, Opcode::Request][kind as usize],
                 path: PathId(path), packet: pick.index(packets as usize) as u8, packets,
                 connection: ConnectionId(connection), packet_number, sent_at,
                 chunk: ChunkNumber(chunk), chunk_index, flags: Flags(flags), immediate,

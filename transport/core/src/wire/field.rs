@@ -37,6 +37,15 @@ fields! {
         KEY = 32..40, "key";
         OFFSET = 40..48, "offset";
     }
+    /// The payload of a request.
+    wanted = "Request" {
+        KIND = 0..4, "what to do";
+        ZERO = 4..8, "0";
+        ANSWER_KEY = 8..16, "answer key";
+        ANSWER_OFFSET = 16..24, "answer offset";
+        VALUE = 24..32, "bytes or value";
+        COMPARE = 32..40, "compare";
+    }
     /// The trailer of a packet that is sealed but not encrypted.
     trailer = "Trailer" {
         HASH = 0..8, "keyed hash";

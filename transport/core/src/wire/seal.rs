@@ -427,6 +427,7 @@ mod tests {
     #[test]
     fn a_switch_may_rewrite_id_key_and_offset_of_a_groups_packet_and_nothing_else() {
         let header = DataHeader {
+            opcode: crate::wire::Opcode::Write,
             path: PathId(1),
             packet: 0,
             packets: 2,

@@ -6,10 +6,10 @@ use weft_core::congestion::{CongestionKind, ROUND_TRIP};
 use weft_core::connection::{Event, Failure, Settings, Write};
 use weft_core::drops::DropReason;
 use weft_core::endpoint::{Endpoint, EndpointConfig, Remote};
-use weft_core::memory::{DomainId, Memory, Placed};
+use weft_core::memory::{Access, DomainId, Memory, Place, Placed};
 use weft_core::path::PolicyKind;
 use weft_core::units::{ChunkNumber, ConnectionId, Key, Nanos, Time};
-use weft_core::wire::{Integrity, Kind, Secret, VERSION, peek};
+use weft_core::wire::{Atomic, Integrity, Kind, Secret, VERSION, peek};
 use weft_crypto::AES_128_GCM;
 use weft_sim::host::{Datagrams, Environment, Host};
 
@@ -63,6 +63,14 @@ struct Outgoing(Vec<Datagrams>);
 impl Memory for Outgoing {
     fn place(&mut self, _: DomainId, _: Key, _: u64, _: &[u8]) -> Result<Placed, DropReason> {
         Ok(Placed::Now)
+    }
+
+    fn check(&mut self, _: &Place, _: Access) -> Result<(), DropReason> {
+        Ok(())
+    }
+
+    fn atomic(&mut self, _: DomainId, _: Key, _: u64, _: Atomic) -> Result<u64, DropReason> {
+        Err(DropReason::Key)
     }
 }
 
@@ -183,7 +191,7 @@ impl Incast {
         let congestion = self.hosts[host].endpoint.config().congestion;
         let next = endpoint(host, congestion, now);
         let old = std::mem::replace(&mut self.hosts[host].endpoint, next);
-        for saved in old.save() {
+        for saved in old.save().expect("no placement is under way") {
             let restored = self.hosts[host].endpoint.restore(now, saved);
             restored.expect("what was saved is restored");
         }
@@ -274,7 +282,7 @@ impl Incast {
         self.hosts[host].take_events(|_, event| match event {
             Event::Completed { .. } => completed += 1,
             Event::Failed(failure) => self.failures.push((host, failure)),
-            Event::Immediate { .. } => {}
+            _ => {}
         });
         if host != RECEIVER && self.keeps_busy[host] {
             (0..completed).for_each(|_| self.write(host, MESSAGE));

@@ -35,6 +35,7 @@ impl Receiver {
 
     fn numbered(&mut self, packet_number: u64, chunk: u32, packet: u8, packets: u8, flags: Flags) {
         let header = DataHeader {
+            opcode: weft_core::wire::Opcode::Write,
             path: PathId(0),
             packet,
             packets,

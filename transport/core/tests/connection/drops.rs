@@ -14,6 +14,7 @@ use crate::pair::{KEY, Pair, REGION_BYTES, Side, id, micros};
 /// A packet that B takes: chunk 0 of one packet, no message before it.
 pub(crate) fn header() -> DataHeader {
     DataHeader {
+        opcode: weft_core::wire::Opcode::Write,
         path: PathId(0),
         packet: 0,
         packets: 1,

@@ -6,6 +6,7 @@ mod drops;
 mod encryption;
 mod immediates;
 mod loss;
+mod operations;
 mod pair;
 mod paths;
 mod placements;

@@ -150,6 +150,8 @@ pub(crate) struct FaultyWire {
     trace: Option<String>,
     /// The packets that were not lost, for replays.
     pub(crate) arrived: Vec<Packet>,
+    /// The others.
+    pub(crate) lost: Vec<Packet>,
 }
 
 impl Wire for FaultyWire {
@@ -204,6 +206,9 @@ impl FaultyWire {
         if let Some(trace) = &mut self.trace {
             let _ = writeln!(trace, "{}{told}", line(now, &packet));
         }
+        if copies == 0 {
+            self.lost.push(packet.clone());
+        }
         for _ in 0..copies {
             deliver(arrives, packet.datagrams(ce));
             self.arrived.push(packet.clone());
@@ -216,7 +221,7 @@ fn line(now: Time, packet: &Packet) -> String {
     let at = now.as_nanos() / 1_000;
     let path = packet.path.0;
     let what = match packet.kind {
-        Kind::Data => {
+        Kind::Data | Kind::Send | Kind::Request => {
             let h = packet.header();
             let again = if h.flags.contains(wire::Flags::RETRANSMITTED) {
                 " again"
@@ -324,6 +329,7 @@ impl Pair {
             faults: Vec::new(),
             trace: None,
             arrived: Vec::new(),
+            lost: Vec::new(),
         };
         let mut inner = pair::Pair::new(config, wire);
         inner.connect(0, DomainId(0));
@@ -558,7 +564,7 @@ impl Pair {
         let mut events = self.ends[side as usize].events.iter();
         events.find_map(|(_, event)| match event {
             Event::Failed(failure) => Some(*failure),
-            Event::Completed { .. } | Event::Immediate { .. } => None,
+            _ => None,
         })
     }
 
@@ -582,6 +588,7 @@ impl Pair {
         let end = &mut self.inner.ends[side as usize].host;
         let next = Endpoint::new(end.endpoint.config().clone(), self.inner.now);
         let saved = std::mem::replace(&mut end.endpoint, next).save();
+        let saved = saved.expect("no placement is under way");
         saved[0].state().to_vec()
     }
 

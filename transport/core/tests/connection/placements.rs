@@ -1,14 +1,17 @@
-//! Payloads that another thread copies: acknowledged when the copy has ended, and copied once.
+//! Payloads that another thread copies, or a link writes into place: acknowledged when that has ended, and placed
+//! once.
 
 use weft_core::congestion::CongestionKind;
 use weft_core::connection::{Arrival, Connection, Event, Run};
 use weft_core::drops::DropReason;
-use weft_core::memory::Ticket;
+use weft_core::memory::{DomainId, Place, Ticket};
 use weft_core::path::{PathSet, PathSetConfig};
-use weft_core::units::PathId;
+use weft_core::received::{Offer, Received};
+use weft_core::units::{PathId, Source};
+use weft_core::wire::{DataHeader, Integrity, OVERHEAD_BYTES};
 use weft_crypto::AES_128_GCM;
 
-use crate::pair::{Pair, Side, micros};
+use crate::pair::{KEY, Pair, Side, id, micros};
 
 /// One chunk of four packets has arrived at B, and their copies have begun.
 fn copying() -> (Pair, u64) {
@@ -131,4 +134,185 @@ fn a_closed_connection_counts_the_copies_that_may_still_land() {
     assert_eq!(connection.stats().packets_placed, 0);
     assert_eq!(connection.poll_event(), None);
     assert!(!connection.placed(now, Ticket(0), Ok(())));
+}
+
+#[test]
+fn closing_is_confirmed_when_no_copy_is_under_way_any_more() {
+    for fails_first in [false, true] {
+        let (mut pair, _) = copying();
+        pair.expect_drop(DropReason::UnknownConnection);
+        let now = pair.now;
+        let end = &mut pair.ends[1];
+        if fails_first {
+            let token = end.host.endpoint.connection(id(Side::B));
+            let token = token.expect("the connection is open").config().reset_token;
+            let reset = weft_core::wire::Reset {
+                path: PathId(0),
+                connection: id(Side::A),
+                token,
+            };
+            let received = Received::Packets {
+                from: Source([0; Source::BYTES]),
+                ce: false,
+                bytes: &mut reset.emit(),
+                segment: weft_core::wire::Reset::BYTES,
+            };
+            end.host
+                .endpoint
+                .receive(now)
+                .handle(received, &mut end.memory);
+            let failed = end.host.endpoint.poll_event();
+            assert!(matches!(failed, Some((_, Event::Failed(_)))));
+        }
+        let endpoint = &mut end.host.endpoint;
+        endpoint.close(id(Side::B));
+        assert_eq!(
+            (endpoint.poll_event(), endpoint.pending_placements()),
+            (None, 4)
+        );
+        let copies = std::mem::take(&mut end.memory.copies);
+        for (left, (ticket, ..)) in copies.into_iter().enumerate().rev() {
+            assert_eq!(endpoint.poll_event(), None, "{left} more");
+            assert!(endpoint.placed(now, ticket, Ok(())));
+        }
+        assert_eq!(endpoint.poll_event(), Some((id(Side::B), Event::Closed)));
+        assert_eq!(endpoint.poll_event(), None);
+    }
+}
+
+#[test]
+fn an_endpoint_is_saved_when_no_copy_is_under_way() {
+    let (mut pair, _) = copying();
+    let now = pair.now;
+    let end = &mut pair.ends[1].host;
+    let next = weft_core::endpoint::Endpoint::new(end.endpoint.config().clone(), now);
+    let old = std::mem::replace(&mut end.endpoint, next);
+    let old = old.save().expect_err("copies are under way");
+    pair.ends[1].host.endpoint = old;
+    pair.end_copies(Side::B as usize, Ok(()));
+    pair.memory_mut(Side::B).copies_later = false;
+    pair.restart(Side::B);
+    pair.run();
+    assert_eq!(pair.events(Side::A).len(), 1);
+}
+
+/// The headers of one chunk of four packets that has reached B's link, and the lengths of their payloads.
+fn offered() -> (Pair, Vec<(DataHeader, u32)>, u64) {
+    let mut pair = Pair::with(|setup| setup.settings.integrity = Integrity::Trusted);
+    pair.drop_all(|packet| packet.is_data());
+    let token = pair.write_to(Side::A, 3_500, 0, Some(9));
+    pair.run_for(micros(15));
+    let headers = pair.wire.lost.iter().map(|packet| {
+        let payload = packet.bytes.len() - OVERHEAD_BYTES;
+        (packet.header(), payload as u32)
+    });
+    let headers: Vec<_> = headers.collect();
+    assert_eq!(headers.len(), 4);
+    pair.heal();
+    (pair, headers, token)
+}
+
+fn offer(pair: &mut Pair, header: &DataHeader, bytes: u32) -> Offer {
+    let now = pair.now;
+    let end = &mut pair.ends[1];
+    let mut receiving = end.host.endpoint.receive(now);
+    receiving.offer(Source([0; Source::BYTES]), header, bytes, &mut end.memory)
+}
+
+fn placed(pair: &mut Pair, header: DataHeader, result: Result<(), DropReason>) {
+    let now = pair.now;
+    let end = &mut pair.ends[1];
+    let mut receiving = end.host.endpoint.receive(now);
+    receiving.handle(Received::Placed { header, result }, &mut end.memory);
+}
+
+#[test]
+fn what_a_link_writes_into_place_is_acknowledged_when_it_is_there_and_offered_once() {
+    let (mut pair, headers, token) = offered();
+    pair.expect_drop(DropReason::Duplicate);
+    for (header, bytes) in &headers {
+        let place = Place {
+            domain: DomainId(0),
+            key: KEY,
+            offset: header.offset,
+            bytes: (*bytes).into(),
+        };
+        assert_eq!(offer(&mut pair, header, *bytes), Offer::Place(place));
+        let again = DataHeader {
+            packet_number: header.packet_number + 100,
+            ..*header
+        };
+        assert_eq!(
+            offer(&mut pair, &again, *bytes),
+            Offer::Discard,
+            "it is under way"
+        );
+    }
+    assert_eq!(pair.connection(Side::B).pending_placements(), 4);
+    let source = pair.source(token);
+    for (header, bytes) in headers {
+        assert_eq!(pair.events(Side::B), []);
+        let (from, to) = (
+            header.offset as usize,
+            header.offset as usize + bytes as usize,
+        );
+        pair.memory_mut(Side::B).bytes[from..to].copy_from_slice(&source[from..to]);
+        placed(&mut pair, header, Ok(()));
+    }
+    pair.run_for(micros(100));
+    assert!(matches!(
+        pair.events(Side::B)[..],
+        [Event::Immediate { value: 9, .. }]
+    ));
+    assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
+    assert_eq!(pair.stats(Side::A).packets_resent, 0);
+}
+
+#[test]
+fn a_placement_that_a_link_gives_up_is_sent_again_and_one_whose_region_was_closed_is_refused() {
+    for (reason, fails) in [(DropReason::Truncated, false), (DropReason::Key, true)] {
+        let (mut pair, headers, token) = offered();
+        for drop in [reason, DropReason::Duplicate, DropReason::Closed] {
+            pair.expect_drop(drop);
+        }
+        for (header, bytes) in &headers {
+            assert!(matches!(offer(&mut pair, header, *bytes), Offer::Place(_)));
+        }
+        for (header, _) in headers {
+            placed(&mut pair, header, Err(reason));
+        }
+        pair.run_for(micros(20_000));
+        assert_eq!(pair.failure(Side::A).is_some(), fails, "{reason:?}");
+        if !fails {
+            assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
+            assert_eq!(pair.memory(Side::B).bytes[..3_500], pair.source(token));
+        }
+    }
+}
+
+#[test]
+fn closing_waits_for_a_placement_of_the_link() {
+    let (mut pair, headers, _) = offered();
+    pair.expect_drop(DropReason::UnknownConnection);
+    let (header, bytes) = headers[0];
+    assert!(matches!(offer(&mut pair, &header, bytes), Offer::Place(_)));
+    pair.ends[1].host.endpoint.close(id(Side::B));
+    assert_eq!(pair.ends[1].host.endpoint.poll_event(), None);
+    assert_eq!(offer(&mut pair, &headers[1].0, bytes), Offer::Discard);
+    placed(&mut pair, header, Ok(()));
+    let event = pair.ends[1].host.endpoint.poll_event();
+    assert_eq!(event, Some((id(Side::B), Event::Closed)));
+}
+
+#[test]
+fn a_header_that_nothing_authenticates_is_offered_no_place() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::Seal);
+    pair.write(3_500);
+    pair.run();
+    let header = DataHeader {
+        chunk: weft_core::units::ChunkNumber(1),
+        ..pair.wire.arrived[0].header()
+    };
+    assert_eq!(offer(&mut pair, &header, 500), Offer::Discard);
 }

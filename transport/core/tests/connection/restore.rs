@@ -74,6 +74,7 @@ fn events_not_taken_before_save_come_after_restore() {
     pair.drop_all(|p| p.is_data());
     pair.write_to(Side::A, 1_000, 0, Some(5));
     let header = weft_core::wire::DataHeader {
+        opcode: weft_core::wire::Opcode::Write,
         path: weft_core::units::PathId(0),
         packet: 0,
         packets: 1,
@@ -151,7 +152,7 @@ fn a_connection_with_another_number_of_paths_is_refused_and_harms_nothing() {
     let now = Time::from_nanos(1_000_000);
     let mut next = Endpoint::new(config, now);
     let before = std::mem::replace(&mut end.endpoint, Endpoint::new(next.config().clone(), now));
-    for saved in before.save() {
+    for saved in before.save().expect("no placement is under way") {
         let refused = next.restore(now, saved).map(|_| ());
         let wrong = RestoreError::Paths { saved: 4, here: 2 };
         assert_eq!(refused, Err(wrong));

@@ -7,7 +7,7 @@ const MINE: DomainId = DomainId(1);
 
 fn table(bytes: usize) -> (RegionTable<Region>, TableReader<Region>) {
     let table = RegionTable::default();
-    table.register(KEY, MINE, Region::share(vec![0; bytes]));
+    table.register(KEY, MINE, Access::WRITE, Region::share(vec![0; bytes]));
     let reader = table.reader();
     (table, reader)
 }
@@ -88,14 +88,25 @@ fn every_one_of_many_regions_is_found() {
     // Keys of every part of the table, in no order.
     let key = |n: u64| Key(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     for n in 0..5000 {
-        table.register(key(n), MINE, Region::share(vec![0; 1 + n as usize % 7]));
+        table.register(
+            key(n),
+            MINE,
+            Access::WRITE,
+            Region::share(vec![0; 1 + n as usize % 7]),
+        );
     }
     for n in (0..5000).step_by(3) {
         assert!(table.deregister(key(n)).is_some());
     }
     let placing = reader.enter();
     for n in 0..5000 {
-        let found = placing.resolve(MINE, key(n), 0, 1).map(Region::len);
+        let place = Place {
+            domain: MINE,
+            key: key(n),
+            offset: 0,
+            bytes: 1,
+        };
+        let found = placing.resolve(&place, Access::WRITE).map(Region::len);
         match n % 3 {
             0 => assert_eq!(found, Err(DropReason::Key)),
             _ => assert_eq!(found, Ok(1 + n % 7)),
@@ -143,9 +154,95 @@ fn no_byte_lands_in_a_region_that_its_owner_has_taken() {
             assert!(bytes.iter().all(|&byte| byte == 0), "round {round}");
             match round % 2 {
                 0 => table.arm(KEY, Region::share(bytes)),
-                _ => table.register(KEY, MINE, Region::share(bytes)),
+                _ => table.register(KEY, MINE, Access::WRITE, Region::share(bytes)),
             }
         }
         over.store(true, Ordering::Relaxed);
     });
+}
+
+#[test]
+fn a_region_is_open_to_what_it_was_registered_for() {
+    let table = RegionTable::default();
+    let registered = [
+        Access::WRITE,
+        Access::READ,
+        Access::READ.with(Access::ATOMIC),
+    ];
+    for (n, access) in registered.into_iter().enumerate() {
+        table.register(Key(n as u64), MINE, access, Region::share(vec![0; 24]));
+    }
+    let mut reader = table.reader();
+    let mut placing = reader.enter();
+    let add = Atomic::FetchAdd { add: 5 };
+    for (n, [write, read, atomic]) in [
+        [true, false, false],
+        [false, true, false],
+        [false, true, true],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let key = Key(n as u64);
+        let place = Place {
+            domain: MINE,
+            key,
+            offset: 8,
+            bytes: 16,
+        };
+        let answer = |allowed| {
+            if allowed {
+                Ok(())
+            } else {
+                Err(DropReason::Key)
+            }
+        };
+        let placed = placing.place(MINE, key, 0, b"x").map(|_| ());
+        assert_eq!(placed, answer(write), "{n}");
+        assert_eq!(placing.check(&place, Access::READ), answer(read), "{n}");
+        assert_eq!(
+            placing.atomic(MINE, key, 8, add).map(|_| ()),
+            answer(atomic),
+            "{n}"
+        );
+    }
+}
+
+#[test]
+fn atomics_of_many_threads_are_all_counted_and_answer_what_stood_there() {
+    let (table, _) = table(24);
+    let key = Key(7);
+    let region = Region::share(vec![0; 24]);
+    table.register(key, MINE, Access::ATOMIC, region.clone());
+    let mut befores: Vec<u64> = std::thread::scope(|scope| {
+        let adds = |_| {
+            let mut reader = table.reader();
+            scope.spawn(move || {
+                let add = |_| {
+                    reader
+                        .enter()
+                        .atomic(MINE, key, 16, Atomic::FetchAdd { add: 3 })
+                };
+                (0..500).map(add).collect::<Result<Vec<_>, _>>()
+            })
+        };
+        let threads: Vec<_> = (0..4).map(adds).collect();
+        let joined = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap().unwrap());
+        joined.flatten().collect()
+    });
+    befores.sort_unstable();
+    assert_eq!(befores, (0..2_000).map(|n| 3 * n).collect::<Vec<_>>());
+    let swap = |compare| Atomic::CompareSwap { compare, swap: 1 };
+    assert_eq!(region.atomic(16, swap(5)), Ok(6_000));
+    assert_eq!(region.atomic(16, swap(6_000)), Ok(6_000));
+    assert_eq!(region.atomic(16, swap(0)), Ok(1));
+    for wrong in [4, 17, 24, u64::MAX] {
+        assert_eq!(
+            region.atomic(wrong, swap(0)),
+            Err(DropReason::Bounds),
+            "{wrong}"
+        );
+    }
 }

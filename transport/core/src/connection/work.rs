@@ -1,0 +1,159 @@
+//! What is asked of a connection: work requests, and buffers for the peer's sends.
+
+use crate::units::Key;
+use crate::wire::Atomic;
+use serde::{Deserialize, Serialize};
+
+/// Reads and atomics of one end that wait for their answers at most (verbs' `max_rd_atomic`).
+pub const REQUESTS_MAX: usize = 128;
+
+/// Something to do, in the order in which it is posted; the end is reported by
+/// [`Event::Completed`](super::Event::Completed) with its token.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum WorkRequest {
+    /// Write to one place.
+    Write(Write),
+    /// Write pages to many places.
+    WritePages(WritePages),
+    /// Send to where the peer chooses.
+    Send(SendMessage),
+    /// Read from the peer.
+    Read(Read),
+    /// Change a word at the peer.
+    Atomic(AtomicChange),
+}
+
+/// A one-sided write to a region of the peer. One without bytes signals: its immediate is all that it brings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Write {
+    /// The caller's name for it: comes back in chunks and in the completion.
+    pub token: u64,
+    /// How many bytes; 0 is fine.
+    pub bytes: u64,
+    /// The key of the peer's region.
+    pub key: Key,
+    /// Where in that region, bytes.
+    pub offset: u64,
+    /// Counts at the peer once all bytes are placed.
+    pub immediate: Option<u32>,
+}
+
+/// A one-sided write of pages of one size to places of a region of the peer. Pages that a whole number of equal packets
+/// holds share chunks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WritePages {
+    /// As in [`Write::token`]. The bytes of the message are the pages, one behind the other.
+    pub token: u64,
+    /// The key of the peer's region.
+    pub key: Key,
+    /// Where in that region they go.
+    pub pages: Pages,
+    /// Counts at the peer once all pages are placed.
+    pub immediate: Option<u32>,
+}
+
+/// Where pages go.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Pages {
+    /// Bytes of each page, at least 1.
+    pub bytes: u32,
+    /// Where in the region each of them goes, bytes.
+    pub offsets: std::sync::Arc<Vec<u64>>,
+}
+
+/// A message whose place the receiver chooses: the n-th send of a connection goes into the n-th receive that the
+/// peer posts. Until that is posted, the peer refuses it, and it is sent again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SendMessage {
+    /// As in [`Write::token`].
+    pub token: u64,
+    /// How many bytes; 0 is fine.
+    pub bytes: u64,
+    /// Comes with the message.
+    pub immediate: Option<u32>,
+}
+
+/// A read of a region of the peer, which must be open to reads. It ends when the bytes are here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Read {
+    /// The caller's name for it.
+    pub token: u64,
+    /// How many bytes; 0 is fine.
+    pub bytes: u64,
+    /// The key of the peer's region.
+    pub key: Key,
+    /// Where in that region, bytes.
+    pub offset: u64,
+    /// The key of the region here that the bytes go to; of the connection's domain, and open to writes.
+    pub to_key: Key,
+    /// Where in that region, bytes.
+    pub to_offset: u64,
+}
+
+/// A change of 8 bytes of a region of the peer, which must be open to atomics. It is made once. What was there before
+/// is written here, 8 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AtomicChange {
+    /// The caller's name for it.
+    pub token: u64,
+    /// The change.
+    pub atomic: Atomic,
+    /// The key of the peer's region.
+    pub key: Key,
+    /// Where in that region, a multiple of 8 bytes.
+    pub offset: u64,
+    /// As in [`Read::to_key`].
+    pub to_key: Key,
+    /// As in [`Read::to_offset`].
+    pub to_offset: u64,
+}
+
+/// A buffer for one send of the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ReceiveBuffer {
+    /// The caller's name for it: comes back in [`Event::Received`](super::Event::Received).
+    pub token: u64,
+    /// The key of its region; of the connection's domain, and open to writes.
+    pub key: Key,
+    /// Where in that region it begins, bytes.
+    pub offset: u64,
+    /// How long it is. A longer send is refused and ends the peer's connection.
+    pub bytes: u64,
+}
+
+/// Why a work request was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PostError {
+    /// It needs more than 2^24 chunks, or its end overflows the offset.
+    #[error("the message is too long: split it")]
+    TooLong,
+    /// Pages of no bytes, or none of them.
+    #[error(
+        "there are no pages, or they have no bytes: `pages` needs at least one page of one byte"
+    )]
+    NoPages,
+    /// [`REQUESTS_MAX`] reads and atomics wait for their answers.
+    #[error("{REQUESTS_MAX} reads and atomics are under way: wait until one completes")]
+    TooManyRequests,
+    /// The connection has failed or was closed.
+    #[error("the connection is closed: connect again")]
+    Closed,
+}
+
+macro_rules! work_requests {
+    ($($name:ident($type:ty),)*) => {
+        $(impl From<$type> for WorkRequest {
+            fn from(request: $type) -> WorkRequest {
+                WorkRequest::$name(request)
+            }
+        })*
+    };
+}
+
+work_requests! {
+    Write(Write),
+    WritePages(WritePages),
+    Send(SendMessage),
+    Read(Read),
+    Atomic(AtomicChange),
+}

@@ -1,0 +1,445 @@
+//! Sends, reads, atomics, pages: whatever the wire does, each is done once and whole.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use weft_core::connection::{
+    AtomicChange, Event, Failure, Pages, PostError, REQUESTS_MAX, Read, ReceiveBuffer, SendMessage,
+    WritePages,
+};
+use weft_core::drops::DropReason;
+use weft_core::units::Nanos;
+use weft_core::wire::{Atomic, Kind};
+use weft_sim::pattern;
+
+use crate::pair::{KEY, Packet, Pair, Side, micros};
+
+/// What the message `token` holds.
+fn content(token: u64, bytes: usize) -> Vec<u8> {
+    (0..bytes as u64)
+        .map(|at| pattern::slice(token, at, 1)[0])
+        .collect()
+}
+
+fn send(pair: &mut Pair, token: u64, bytes: u64, immediate: Option<u32>) {
+    let send = SendMessage {
+        token,
+        bytes,
+        immediate,
+    };
+    pair.post(0, 0, send).expect("the connection is open");
+}
+
+fn receive(pair: &mut Pair, token: u64, offset: u64, bytes: u64) {
+    let buffer = ReceiveBuffer {
+        token,
+        key: KEY,
+        offset,
+        bytes,
+    };
+    pair.post_receive(1, 0, buffer)
+        .expect("the connection is open");
+}
+
+fn read(pair: &mut Pair, token: u64, bytes: u64, offset: u64, to_offset: u64) {
+    let read = Read {
+        token,
+        bytes,
+        key: KEY,
+        offset,
+        to_key: KEY,
+        to_offset,
+    };
+    pair.post(0, 0, read).expect("the connection is open");
+}
+
+fn change(pair: &mut Pair, token: u64, atomic: Atomic, offset: u64, to_offset: u64) {
+    let change = AtomicChange {
+        token,
+        atomic,
+        key: KEY,
+        offset,
+        to_key: KEY,
+        to_offset,
+    };
+    pair.post(0, 0, change).expect("the connection is open");
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(*bytes[at..].first_chunk().expect("eight bytes"))
+}
+
+fn is(kind: Kind) -> impl Fn(&Packet) -> bool {
+    move |packet| packet.kind == kind
+}
+
+#[test]
+fn sends_fill_the_receives_in_the_order_of_both_whatever_arrives_first() {
+    let mut pair = Pair::new();
+    receive(&mut pair, 70, 10_000, 5_000);
+    receive(&mut pair, 71, 20_000, 100);
+    receive(&mut pair, 72, 30_000, 100);
+    pair.drop_next(is(Kind::Send));
+    send(&mut pair, 1, 4_500, Some(9));
+    send(&mut pair, 2, 100, None);
+    send(&mut pair, 3, 0, Some(8));
+    pair.run();
+    let events = pair.events(Side::B);
+    let received = |token, bytes, immediate| Event::Received {
+        token,
+        bytes,
+        immediate,
+    };
+    let expected = [
+        received(71, 100, None),
+        received(72, 0, Some(8)),
+        received(70, 4_500, Some(9)),
+    ];
+    assert_eq!(events, expected, "the lost one comes last");
+    let memory = &pair.memory(Side::B).bytes;
+    assert_eq!(memory[10_000..14_500], content(1, 4_500));
+    assert_eq!(memory[20_000..20_100], content(2, 100));
+    let mut completed = pair.events(Side::A);
+    completed.sort_by_key(|event| format!("{event:?}"));
+    assert_eq!(completed, [1, 2, 3].map(|token| Event::Completed { token }));
+}
+
+#[test]
+fn a_send_waits_for_its_receive() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::NotArmed);
+    send(&mut pair, 1, 3_000, None);
+    pair.run_for(micros(5_000));
+    assert_eq!(pair.events(Side::A), []);
+    receive(&mut pair, 5, 0, 3_000);
+    pair.run();
+    assert_eq!(pair.events(Side::A), [Event::Completed { token: 1 }]);
+    assert_eq!(pair.memory(Side::B).bytes[..3_000], content(1, 3_000));
+}
+
+#[test]
+fn a_send_longer_than_its_receive_ends_the_connection_and_leaves_what_lies_behind_it() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::Bounds);
+    pair.expect_drop(DropReason::Closed);
+    receive(&mut pair, 5, 0, 2_999);
+    send(&mut pair, 1, 3_000, None);
+    pair.run_for(micros(5_000));
+    assert_eq!(pair.failure(Side::A), Some(Failure::BoundsRefused));
+    assert_eq!(pair.memory(Side::B).bytes[2_999], 0);
+}
+
+#[test]
+fn a_read_ends_when_its_bytes_are_here_though_request_and_answer_are_lost() {
+    for lose in [Kind::Request, Kind::Data, Kind::Ack] {
+        let mut pair = Pair::new();
+        for (at, byte) in pair.memory_mut(Side::B).bytes.iter_mut().enumerate() {
+            *byte = (at % 251) as u8;
+        }
+        pair.expect_drop(DropReason::Duplicate);
+        pair.drop_next(is(lose));
+        read(&mut pair, 4, 9_000, 777, 50_000);
+        read(&mut pair, 5, 0, 777, 50_000);
+        pair.run_for(micros(30));
+        assert_eq!(pair.events(Side::A), [], "no answer can be here yet");
+        pair.run();
+        let mut completed = pair.events(Side::A);
+        completed.sort_by_key(|event| format!("{event:?}"));
+        assert_eq!(
+            completed,
+            [4, 5].map(|token| Event::Completed { token }),
+            "{lose:?}"
+        );
+        assert_eq!(pair.events(Side::B), [], "{lose:?}");
+        let (here, there) = (&pair.memory(Side::A).bytes, &pair.memory(Side::B).bytes);
+        assert_eq!(here[50_000..59_000], there[777..9_777], "{lose:?}");
+    }
+}
+
+#[test]
+fn an_atomic_is_made_once_though_its_request_comes_twice_and_its_answer_is_lost() {
+    for fault in 0..4 {
+        let mut pair = Pair::new();
+        pair.expect_drop(DropReason::Duplicate);
+        match fault {
+            0 => pair.double_next(is(Kind::Request)),
+            1 => pair.drop_next(is(Kind::Ack)),
+            2 => pair.drop_next(is(Kind::Data)),
+            // The request is acknowledged after it was sent again.
+            _ => pair.delay_next(micros(3_000), is(Kind::Ack)),
+        }
+        change(&mut pair, 1, Atomic::FetchAdd { add: 40 }, 64, 0);
+        change(&mut pair, 2, Atomic::FetchAdd { add: 2 }, 64, 8);
+        pair.run();
+        let swap = Atomic::CompareSwap {
+            compare: 42,
+            swap: u64::MAX,
+        };
+        change(&mut pair, 3, swap, 64, 16);
+        pair.run();
+        assert_eq!(pair.events(Side::A).len(), 3, "fault {fault}");
+        assert_eq!(
+            word(&pair.memory(Side::B).bytes, 64),
+            u64::MAX,
+            "fault {fault}"
+        );
+        let here = &pair.memory(Side::A).bytes;
+        let mut befores = [0, 8].map(|at| word(here, at));
+        befores.sort_unstable();
+        assert!(
+            [[0, 40], [0, 2]].contains(&befores),
+            "fault {fault}: {befores:?}"
+        );
+        assert_eq!(word(here, 16), 42, "fault {fault}");
+    }
+}
+
+#[test]
+fn an_answer_is_kept_when_either_end_is_saved() {
+    for side in [Side::A, Side::B] {
+        let mut pair = Pair::new();
+        pair.drop_all(|packet| packet.from == Side::B && packet.kind == Kind::Data);
+        change(&mut pair, 1, Atomic::FetchAdd { add: 7 }, 0, 8);
+        pair.run_for(micros(300));
+        assert_eq!(word(&pair.memory(Side::B).bytes, 0), 7);
+        pair.restart(side);
+        pair.heal();
+        pair.memory_mut(Side::B).bytes[0] = 99;
+        pair.run();
+        assert_eq!(pair.events(Side::A), [Event::Completed { token: 1 }]);
+        assert_eq!(
+            word(&pair.memory(Side::A).bytes, 8),
+            0,
+            "what stood there then"
+        );
+        assert_eq!(word(&pair.memory(Side::B).bytes, 0), 99, "not made again");
+    }
+}
+
+#[test]
+fn who_waits_for_an_answer_of_a_silent_peer_is_told() {
+    let mut pair = Pair::new();
+    read(&mut pair, 1, 100, 0, 0);
+    pair.drop_all(|packet| packet.from == Side::B && packet.kind == Kind::Data);
+    pair.run_for(micros(200));
+    // The request is acknowledged; from now on nothing comes.
+    pair.drop_all(|packet| packet.from == Side::B);
+    pair.run_for(Nanos::from_secs(30));
+    assert_eq!(pair.failure(Side::A), Some(Failure::Stalled));
+}
+
+#[test]
+fn a_read_beyond_the_region_is_refused() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::Bounds);
+    pair.expect_drop(DropReason::Closed);
+    let end = pair.memory(Side::B).bytes.len() as u64;
+    read(&mut pair, 1, 100, end - 99, 0);
+    pair.run_for(micros(1_000));
+    assert_eq!(pair.failure(Side::A), Some(Failure::BoundsRefused));
+}
+
+#[test]
+fn more_requests_than_a_peer_answers_are_not_taken() {
+    let mut pair = Pair::new();
+    for token in 0..REQUESTS_MAX as u64 {
+        read(&mut pair, token, 8, 8 * token, 8 * token);
+    }
+    let one_more = Read {
+        token: 0,
+        bytes: 8,
+        key: KEY,
+        offset: 0,
+        to_key: KEY,
+        to_offset: 0,
+    };
+    assert_eq!(pair.post(0, 0, one_more), Err(PostError::TooManyRequests));
+    pair.run();
+    assert_eq!(pair.events(Side::A).len(), REQUESTS_MAX);
+    read(&mut pair, 0, 8, 0, 0);
+    pair.run();
+    assert_eq!(pair.events(Side::A).len(), 1);
+}
+
+#[test]
+fn pages_go_to_their_places_and_share_chunks() {
+    // Packets of 1,000 B: four pages of 250 B make no packet, one of 1,000 B makes one, one of 3,000 B three.
+    for (bytes, chunks) in [(250u32, 40), (1_000, 10), (3_000, 30)] {
+        let mut pair = Pair::new();
+        let count = 40;
+        let offsets: Vec<u64> = (0..count)
+            .map(|page| (count - 1 - page) * 5_000 + 13)
+            .collect();
+        let write = WritePages {
+            token: 3,
+            key: KEY,
+            pages: Pages {
+                bytes,
+                offsets: Arc::new(offsets.clone()),
+            },
+            immediate: Some(6),
+        };
+        pair.drop_next(is(Kind::Data));
+        pair.post(0, 0, write).expect("the connection is open");
+        pair.run();
+        assert!(matches!(
+            pair.events(Side::B)[..],
+            [Event::Immediate { value: 6, .. }]
+        ));
+        let all = content(3, bytes as usize * offsets.len());
+        let memory = &pair.memory(Side::B).bytes;
+        for (page, &offset) in all.chunks(bytes as usize).zip(&offsets) {
+            assert_eq!(
+                memory[offset as usize..][..page.len()],
+                *page,
+                "{bytes} B at {offset}"
+            );
+        }
+        let sent = pair.stats(Side::A).chunks_sent;
+        assert!(
+            sent <= 2 * chunks,
+            "{sent} chunks for {count} pages of {bytes} B"
+        );
+    }
+}
+
+#[test]
+fn pages_that_are_none_are_refused() {
+    let mut pair = Pair::new();
+    let mut post = |bytes, offsets: &[u64]| {
+        let write = WritePages {
+            token: 0,
+            key: KEY,
+            pages: Pages {
+                bytes,
+                offsets: Arc::new(offsets.to_vec()),
+            },
+            immediate: None,
+        };
+        pair.post(0, 0, write)
+    };
+    assert_eq!(post(0, &[1]), Err(PostError::NoPages));
+    assert_eq!(post(1, &[]), Err(PostError::NoPages));
+    assert_eq!(post(2, &[u64::MAX]), Err(PostError::TooLong));
+}
+
+/// What is asked, and its size in bytes.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    Send(u64),
+    Read(u64),
+    Add(u64),
+    Pages(u32),
+}
+
+fn asked() -> impl Strategy<Value = Asked> {
+    prop_oneof![
+        (0u64..20_000).prop_map(Asked::Send),
+        (0u64..20_000).prop_map(Asked::Read),
+        (1u64..1_000).prop_map(Asked::Add),
+        prop_oneof![
+            Just(250u32),
+            Just(500),
+            Just(1_000),
+            Just(1_333),
+            Just(4_000)
+        ]
+        .prop_map(Asked::Pages),
+    ]
+}
+
+/// Where sends go, one behind the other.
+const SENDS: u64 = 100_000;
+/// Where pages go.
+const PAGES: u64 = 500_000;
+/// Where answers of reads go.
+const READS: u64 = 900_000;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn everything_is_done_once_whatever_is_lost_and_whoever_is_saved(
+        all in prop::collection::vec(asked(), 1..12),
+        losses in prop::collection::vec(1u32..9, 0..4),
+        saved: Option<bool>,
+        after in 20u64..800,
+    ) {
+        let mut pair = Pair::new();
+        pair.expect_drop(DropReason::Duplicate);
+        for (at, byte) in pair.memory_mut(Side::B).bytes[1_000..60_000].iter_mut().enumerate() {
+            *byte = (at % 253) as u8;
+        }
+        for nth in losses {
+            let mut left = nth;
+            pair.drop_next(move |_| {
+                left -= u32::from(left > 0);
+                left == 0
+            });
+        }
+        let (mut sum, mut sends) = (0u64, 0);
+        for (token, &asked) in all.iter().enumerate() {
+            let (at, token) = (token as u64, token as u64);
+            match asked {
+                Asked::Send(bytes) => {
+                    receive(&mut pair, at, SENDS + 20_000 * sends, bytes);
+                    send(&mut pair, token, bytes, Some(at as u32));
+                    sends += 1;
+                }
+                Asked::Read(bytes) => read(&mut pair, token, bytes, 1_000 + at, READS + 20_000 * at),
+                Asked::Add(add) => {
+                    sum += add;
+                    change(&mut pair, token, Atomic::FetchAdd { add }, 8, 16 + 8 * at);
+                }
+                Asked::Pages(bytes) => {
+                    let place = |page: u64| PAGES + 30_000 * at + u64::from(bytes) * (6 - page);
+                    let offsets = (0..7).map(place).collect();
+                    let pages = Pages { bytes, offsets: Arc::new(offsets) };
+                    let write = WritePages { token, key: KEY, pages, immediate: None };
+                    pair.post(0, 0, write).expect("the connection is open");
+                }
+            }
+        }
+        pair.run_for(micros(after));
+        if let Some(side) = saved {
+            pair.restart(if side { Side::A } else { Side::B });
+        }
+        pair.run();
+        let mut completed: Vec<u64> = Vec::new();
+        for event in pair.events(Side::A) {
+            let Event::Completed { token } = event else {
+                panic!("{event:?}");
+            };
+            completed.push(token);
+        }
+        completed.sort_unstable();
+        prop_assert_eq!(completed, (0..all.len() as u64).collect::<Vec<_>>());
+        let (here, there) = (&pair.memory(Side::A).bytes, &pair.memory(Side::B).bytes);
+        prop_assert_eq!(word(there, 8), sum);
+        let mut sends = 0;
+        for (at, &asked) in all.iter().enumerate() {
+            match asked {
+                Asked::Send(bytes) => {
+                    let place = SENDS as usize + 20_000 * sends;
+                    let wanted = content(at as u64, bytes as usize);
+                    prop_assert_eq!(&there[place..place + bytes as usize], &wanted[..]);
+                    sends += 1;
+                }
+                Asked::Read(bytes) => {
+                    let (bytes, place) = (bytes as usize, READS as usize + 20_000 * at);
+                    prop_assert_eq!(&here[place..place + bytes], &there[1_000 + at..][..bytes]);
+                }
+                Asked::Add(_) => prop_assert!(word(here, 16 + 8 * at) <= sum),
+                Asked::Pages(bytes) => {
+                    let wanted = content(at as u64, 7 * bytes as usize);
+                    for (page, wanted) in wanted.chunks(bytes as usize).enumerate() {
+                        let place = PAGES as usize + 30_000 * at + bytes as usize * (6 - page);
+                        prop_assert_eq!(&there[place..place + wanted.len()], wanted);
+                    }
+                }
+            }
+        }
+        let received = |event: &Event| matches!(event, Event::Received { .. });
+        prop_assert!(pair.events(Side::B).iter().all(received), "events at B");
+    }
+}

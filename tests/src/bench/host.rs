@@ -272,6 +272,7 @@ fn remote(end: &LocalEnd, secret: &Secret) -> RemoteEnd {
         settings: end.settings,
         generation: end.generation,
         reset_key: end.reset_key,
+        others: end.others.clone(),
     }
 }
 

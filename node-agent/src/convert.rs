@@ -239,6 +239,8 @@ pub(crate) fn endpoint(
         settings,
         generation: end.generation,
         reset_key: end.reset_key,
+        // The agent's engine has one worker, and so its connections have one part.
+        others: Vec::new(),
     })
 }
 

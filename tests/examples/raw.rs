@@ -149,6 +149,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             paths: arguments.paths,
             policy: None,
             progress: Progress::Threads(1),
+            split: 1,
             spin: Some(Duration::from_micros(arguments.spin)),
             encryption,
             seed: 1,

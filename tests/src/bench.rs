@@ -28,6 +28,7 @@ mod routes;
 pub mod rss;
 mod single;
 mod spine;
+mod split;
 pub mod spray;
 pub mod stage;
 mod ucx;
@@ -57,6 +58,8 @@ pub enum Work {
     Raw,
     /// Encrypted writes against unencrypted ones.
     Encryption,
+    /// A connection over two workers against one over one.
+    Split,
     /// Writes of 8 bytes, one way, by who runs the workers.
     Latency,
     /// Writes of 64 KiB, one in flight.
@@ -190,6 +193,7 @@ impl Work {
             Self::Idle => idle::measure(context),
             Self::Raw => raw::measure(context),
             Self::Encryption => encryption::measure(context),
+            Self::Split => split::measure(context),
             Self::Latency => latency::measure(context),
             Self::Single => single::measure(context),
             Self::Spray4 => spray::measure(context),

@@ -26,6 +26,8 @@ pub struct Shape {
     pub draw: u16,
     /// Who runs the workers.
     pub progress: Progress,
+    /// Over how many workers a connection is split.
+    pub split: u16,
     /// How long a worker polls before it sleeps; the engine's default when absent.
     pub spin: Option<Duration>,
     /// Whether connections are encrypted.
@@ -40,6 +42,7 @@ impl Default for Shape {
             paths: 128,
             draw: 0,
             progress: Progress::Threads(1),
+            split: 1,
             spin: None,
             encryption: Encryption::Off,
         }
@@ -78,6 +81,7 @@ impl Ends {
                 paths: shape.paths,
                 policy: shape.policy,
                 progress: shape.progress,
+                split: shape.split,
                 spin: shape.spin,
                 encryption: shape.encryption,
                 seed: u64::from(shape.draw) + 1,
@@ -98,9 +102,10 @@ impl Ends {
                 address: std::net::Ipv4Addr::LOCALHOST.into(),
                 ports: PortRange { first, count: 4 },
                 mtu: 9000,
-                paths: 16,
+                paths: shape.paths.min(16),
                 policy: shape.policy,
                 progress: shape.progress,
+                split: shape.split,
                 spin: shape.spin,
                 encryption: shape.encryption,
                 seed: 1,

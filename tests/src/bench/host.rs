@@ -34,6 +34,8 @@ pub struct Setup {
     pub policy: Option<PolicyKind>,
     /// Who runs the workers.
     pub progress: Progress,
+    /// Over how many workers a connection is split.
+    pub split: u16,
     /// How long a worker polls before it sleeps; the engine's default when absent.
     pub spin: Option<Duration>,
     /// Whether connections are encrypted.
@@ -115,6 +117,7 @@ impl Setup {
         config.mtu = self.mtu;
         config.paths = self.paths;
         config.progress = self.progress;
+        config.split = self.split;
         config.encryption = self.encryption;
         config.seed = Some(self.seed);
         if let Some(policy) = self.policy {
@@ -174,6 +177,13 @@ impl Host {
         let peer = snapshot.peers.first();
         peer.map(|peer| peer.paths.iter().map(|path| path.sent_chunks).collect())
             .unwrap_or_default()
+    }
+
+    /// Packets sent by each part of an end's connection.
+    pub fn packets_by_part(&self, end: &End) -> Vec<u64> {
+        let connections = self.engine.snapshot().connections;
+        let parts = connections.iter().filter(|part| part.id == end.id);
+        parts.map(|part| part.stats.packets_sent).collect()
     }
 
     /// Makes a region of these bytes.
@@ -272,6 +282,7 @@ fn remote(end: &LocalEnd, secret: &Secret) -> RemoteEnd {
         settings: end.settings,
         generation: end.generation,
         reset_key: end.reset_key,
+        others: end.others.clone(),
     }
 }
 

@@ -40,6 +40,8 @@ pub struct Measured {
     pub took: Duration,
     /// CPU time of the receiver's workers meanwhile.
     pub receiver_cpu: Duration,
+    /// What the part of the connection that sent the fewest packets has of all of them, of 1.
+    pub least_share: f64,
 }
 
 impl Measured {
@@ -78,6 +80,7 @@ pub fn measure(ends: &Ends, writes: Writes) -> Result<Measured, BenchError> {
         bytes: writes.bytes as u64 * writes.count,
         took: Duration::ZERO,
         receiver_cpu: Duration::ZERO,
+        least_share: 0.0,
     };
     let mut first = 0;
     while first < writes.count {
@@ -94,6 +97,9 @@ pub fn measure(ends: &Ends, writes: Writes) -> Result<Measured, BenchError> {
         run.check(lap)?;
         first += lap.writes;
     }
+    let packets = ends.sender.packets_by_part(&near);
+    let (least, all) = (packets.iter().min(), packets.iter().sum::<u64>());
+    measured.least_share = least.map_or(0.0, |&least| least as f64 / all as f64);
     ends.sender.close(&near);
     ends.receiver.close(&far);
     ends.receiver.deregister(run.landing.target);

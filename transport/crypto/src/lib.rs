@@ -49,6 +49,18 @@ impl Cipher for Aes128Gcm {
     }
 }
 
+/// The secret of a part of a connection that is split over several workers: the first part has the connection's
+/// own, and each other part one that follows from it.
+pub fn part_secret(secret: &Secret, part: u16) -> Secret {
+    match part {
+        0 => secret.clone(),
+        _ => Secret(expand(
+            secret,
+            &[b"weft part ".as_slice(), &part.to_be_bytes()].concat(),
+        )),
+    }
+}
+
 struct Length(usize);
 
 impl KeyType for Length {
@@ -154,6 +166,16 @@ mod tests {
                 assert_eq!(opening.open(9, HEADER, &mut packet), i == j, "{i} {j}");
             }
         }
+    }
+
+    #[test]
+    fn each_part_of_a_connection_has_a_secret_of_its_own() {
+        let whole = Secret([7; 32]);
+        let mut secrets = vec![AES_128_GCM.next_secret(&whole).0];
+        secrets.extend((0..300).map(|part| part_secret(&whole, part).0));
+        assert_eq!(secrets[1], whole.0);
+        secrets.sort_unstable();
+        assert!(secrets.windows(2).all(|pair| pair[0] != pair[1]));
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! What the handle asks of a worker.
 
+use std::sync::Arc;
+
 use crossbeam_channel::Sender;
 use weft_core::units::{ConnectionId, Key};
 use weft_core::wire::Secret;
 
+use crate::doze::Doze;
 use crate::ends::RemoteEnd;
-use crate::event::Event;
+use crate::parts::Parts;
 use crate::snapshot::Snapshot;
 use weft_core::memory::DomainId;
 use weft_memory::Source;
@@ -22,16 +25,33 @@ pub(crate) enum Command {
     Connect {
         id: ConnectionId,
         remote: Box<RemoteEnd>,
-        events: Sender<Event>,
+        parts: Arc<Parts>,
     },
     /// Send.
     Write { id: ConnectionId, write: Outgoing },
+    /// Another part of this connection has failed: end this one too.
+    End { id: ConnectionId },
     /// End a connection and say so.
     Close { id: ConnectionId },
     /// Tell what was counted.
     Snapshot { answer: Sender<Snapshot> },
     /// End the worker.
     Stop,
+}
+
+/// Where a worker takes its commands from.
+pub(crate) struct Queue {
+    pub(crate) commands: Sender<Command>,
+    pub(crate) doze: Arc<Doze>,
+}
+
+impl Queue {
+    pub(crate) fn send(&self, command: Command) {
+        // The queue is gone only when the worker has ended: in the drop of the engine.
+        if self.commands.send(command).is_ok() {
+            self.doze.wake();
+        }
+    }
 }
 
 /// A write on its way.

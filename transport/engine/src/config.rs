@@ -65,6 +65,10 @@ pub struct EngineConfig {
     pub stall_timeout: Nanos,
     /// Who runs the workers.
     pub progress: Progress,
+    /// Over how many workers each connection is split, at most: the end with fewer decides. Each part has `paths`
+    /// paths between the ports of its two workers, and a window and congestion state of its own. A message goes
+    /// whole over one part; messages on different parts have no order.
+    pub split: u16,
     /// Differentiated services code point of everything sent, 0 to 63.
     pub dscp: u8,
     /// Most that the engine sends, bits per second of IP packets, over all its connections, which share
@@ -102,6 +106,7 @@ impl EngineConfig {
             // Ten times the longest interval between the probes of a dead path.
             stall_timeout: Nanos::from_secs(10),
             progress: Progress::Threads(1),
+            split: 1,
             dscp: 0,
             cap_bps: None,
             spin: Nanos::from_micros(20),
@@ -180,6 +185,7 @@ impl EngineConfig {
                 address: self.address,
             });
         }
+        within("split", self.split.into(), 1..=workers as u64)?;
         let part = self.address.part(0, workers as u16);
         let pairs = part.paths_to(&part).into();
         within("paths", self.paths.into(), 1..=pairs)?;
@@ -233,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_field_out_of_range_is_named_with_its_range() {
-        let table: [(&str, EngineConfig); 8] = [
+        let table: [(&str, EngineConfig); 9] = [
             (
                 "capBps",
                 EngineConfig {
@@ -273,6 +279,13 @@ mod tests {
                 "progress.threads",
                 EngineConfig {
                     progress: Progress::Threads(17),
+                    ..config()
+                },
+            ),
+            (
+                "split",
+                EngineConfig {
+                    split: 2,
                     ..config()
                 },
             ),

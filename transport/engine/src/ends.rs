@@ -5,12 +5,25 @@ use std::sync::Arc;
 use weft_core::connection::Settings;
 use weft_core::units::ConnectionId;
 use weft_core::wire::Secret;
+use weft_crypto::part_secret;
 use weft_link::LinkAddress;
+
+/// One part of an end that is split over several workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndPart {
+    /// What the peer puts into the packets of this part.
+    pub id: ConnectionId,
+    /// The worker that holds it.
+    pub address: LinkAddress,
+    /// What the tokens of its Resets are made from.
+    pub reset_key: u64,
+}
 
 /// This end of a connection to be: what the other end must be told.
 #[derive(Debug, Clone)]
 pub struct LocalEnd {
-    /// What the peer puts into its packets.
+    /// What the peer puts into its packets. Of a split connection it is the first part's, and the one that
+    /// calls and events name.
     pub id: ConnectionId,
     /// What both ends must share.
     pub settings: Settings,
@@ -20,6 +33,8 @@ pub struct LocalEnd {
     pub generation: u64,
     /// What the peer makes the token from by which it believes a Reset. Told to nobody else.
     pub reset_key: u64,
+    /// The parts after the first, in order. A peer that is not told of them uses the first alone.
+    pub others: Vec<EndPart>,
 }
 
 /// The other end of a connection: what its [`LocalEnd`] said, and the secret it receives under.
@@ -40,4 +55,25 @@ pub struct RemoteEnd {
     pub generation: u64,
     /// What the tokens of its Resets are made from.
     pub reset_key: u64,
+    /// The peer's parts after the first, in order.
+    pub others: Vec<EndPart>,
+}
+
+impl RemoteEnd {
+    /// The other ends of this end's parts: `count` at most, each whole by itself.
+    pub(crate) fn parts(mut self, count: usize) -> Vec<RemoteEnd> {
+        let others = std::mem::take(&mut self.others);
+        let mut parts = vec![self];
+        for (part, other) in (1..).zip(others).take(count.saturating_sub(1)) {
+            let first = &parts[0];
+            parts.push(RemoteEnd {
+                id: other.id,
+                address: other.address,
+                reset_key: other.reset_key,
+                send_secret: part_secret(&first.send_secret, part),
+                ..first.clone()
+            });
+        }
+        parts
+    }
 }

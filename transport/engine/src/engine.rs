@@ -9,15 +9,16 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 use weft_core::connection::Settings;
 use weft_core::units::{ConnectionId, Key};
 use weft_core::wire::Secret;
+use weft_crypto::part_secret;
 use weft_link::{LinkAddress, RouteProbe};
 
-use crate::command::{Command, Outgoing};
+use crate::command::{Command, Outgoing, Queue};
 use crate::config::{EngineConfig, Progress};
-use crate::doze::Doze;
-use crate::ends::{LocalEnd, RemoteEnd};
+use crate::ends::{EndPart, LocalEnd, RemoteEnd};
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::identity::{Names, ResetKeys, worker_of_connection};
+use crate::parts::Parts;
 use crate::snapshot::Snapshot;
 use crate::worker::Worker;
 use weft_core::memory::{DomainId, check_bounds};
@@ -47,17 +48,16 @@ pub struct WriteRequest {
     pub context: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Allocated,
-    Connected,
+/// What an id that is in use stands for.
+enum End {
+    /// An end with these parts, itself first.
+    Allocated(Vec<ConnectionId>),
+    Connected(Arc<Parts>),
+    /// A part after the first: its user does not call it by this id.
+    Part,
 }
 
-struct Handle {
-    commands: Sender<Command>,
-    doze: Arc<Doze>,
-    thread: Option<JoinHandle<()>>,
-}
+type Ends = BTreeMap<ConnectionId, End>;
 
 /// A running engine. Dropping it ends its workers and its connections; peers notice by a Reset
 /// from the next engine on these ports, or by silence.
@@ -67,11 +67,13 @@ pub struct Engine {
     names: Names,
     regions: RegionTable<Region>,
     reset_keys: ResetKeys,
-    workers: Vec<Handle>,
+    /// Of each worker.
+    queues: Arc<[Queue]>,
+    threads: Vec<JoinHandle<()>>,
     /// The only worker, when the caller runs it. The lock is for `snapshot`: `poll` has it alone.
     inline: Option<Mutex<Box<Worker>>>,
     /// The ends there are, so that a wrong id is refused at once.
-    ends: Mutex<BTreeMap<ConnectionId, Stage>>,
+    ends: Mutex<Ends>,
     /// Made where the ports were bound, so that it asks about the same network namespace.
     routes: Mutex<RouteProbe>,
 }
@@ -87,33 +89,34 @@ impl Engine {
         let regions = RegionTable::default();
         let count = config.workers();
         // All ports are bound before any thread runs: a taken one leaves nothing behind.
-        let mut made = Vec::with_capacity(count);
+        let (mut made, mut queues) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for index in 0..count {
             let (commands, queue) = unbounded();
             let keys = reset_keys.clone();
             let seed = seed.wrapping_add(index as u64);
             let worker = Worker::new(index, &config, keys, seed, regions.reader(), queue)?;
-            made.push((worker, commands));
+            queues.push(Queue {
+                commands,
+                doze: worker.doze(),
+            });
+            made.push(worker);
         }
         let mut engine = Self {
             settings,
             names,
             regions,
             reset_keys,
-            workers: Vec::with_capacity(count),
+            queues: queues.into(),
+            threads: Vec::with_capacity(count),
             inline: None,
             ends: Mutex::new(BTreeMap::new()),
             routes: Mutex::new(RouteProbe::bind(&config.address)?),
             config,
         };
-        for (index, (worker, commands)) in made.into_iter().enumerate() {
-            let doze = worker.doze();
-            let thread = match engine.config.progress {
-                Progress::Inline => {
-                    engine.inline = Some(Mutex::new(Box::new(worker)));
-                    None
-                }
-                Progress::Threads(_) => Some(
+        for (index, worker) in made.into_iter().enumerate() {
+            match engine.config.progress {
+                Progress::Inline => engine.inline = Some(Mutex::new(Box::new(worker))),
+                Progress::Threads(_) => engine.threads.push(
                     std::thread::Builder::new()
                         .name(format!("weft-worker-{index}"))
                         .spawn(move || worker.run())
@@ -122,12 +125,7 @@ impl Engine {
                             source,
                         })?,
                 ),
-            };
-            engine.workers.push(Handle {
-                commands,
-                doze,
-                thread,
-            });
+            }
         }
         tracing::info!(
             address = %engine.config.address,
@@ -151,32 +149,50 @@ impl Engine {
 
     /// Makes one end of a connection. `receive_secret` is drawn by the caller from the operating
     /// system's randomness and told to the peer only. Packets that arrive before `connect` are
-    /// dropped, and resent by the peer.
+    /// dropped, and resent by the peer. The secrets of the parts of a split connection follow from it.
     pub fn allocate(&self, domain: DomainId, receive_secret: Secret) -> LocalEnd {
-        let worker = self.worker_of_domain(domain);
-        let id = {
+        let first = self.worker_of_domain(domain);
+        let workers =
+            (first..first + usize::from(self.config.split)).map(|w| w % self.queues.len());
+        let ids: Vec<ConnectionId> = {
             let mut ends = self.ends();
-            // 24 bits of ids come round again: one that is still in use is passed over.
-            let id = std::iter::repeat_with(|| self.names.connection(worker))
-                .find(|id| !ends.contains_key(id))
-                .unwrap_or_default();
-            ends.insert(id, Stage::Allocated);
-            id
+            let mut draw = |worker| {
+                // 24 bits of ids come round again: one that is still in use is passed over.
+                let id = std::iter::repeat_with(|| self.names.connection(worker))
+                    .find(|id| !ends.contains_key(id))
+                    .unwrap_or_default();
+                ends.insert(id, End::Part);
+                id
+            };
+            let ids: Vec<_> = workers.map(&mut draw).collect();
+            ends.insert(ids[0], End::Allocated(ids.clone()));
+            ids
         };
-        self.command(
-            worker,
-            Command::Allocate {
+        let mut parts = (0..).zip(ids).map(move |(part, id)| {
+            let worker = worker_of_connection(id);
+            let receive_secret = part_secret(&receive_secret, part);
+            self.command(
+                worker,
+                Command::Allocate {
+                    id,
+                    domain,
+                    receive_secret,
+                },
+            );
+            EndPart {
                 id,
-                domain,
-                receive_secret,
-            },
-        );
+                address: self.address_of_worker(worker),
+                reset_key: self.reset_keys.of(id),
+            }
+        });
+        let first = parts.next().expect("there is a part at least");
         LocalEnd {
-            id,
+            id: first.id,
             settings: self.settings,
-            address: self.address_of_worker(worker),
+            address: first.address,
             generation: self.names.generation,
-            reset_key: self.reset_keys.of(id),
+            reset_key: first.reset_key,
+            others: parts.collect(),
         }
     }
 
@@ -188,39 +204,59 @@ impl Engine {
         remote: RemoteEnd,
         events: Sender<Event>,
     ) -> Result<(), EngineError> {
-        remote.address.check()?;
         if let Some(difference) = self.settings.difference(&remote.settings) {
             return Err(EngineError::SettingsDiffer {
                 peer: remote.address,
                 difference,
             });
         }
-        let worker = worker_of_connection(local);
-        let here = self.address_of_worker(worker);
-        let pairs = here.paths_to(&remote.address);
+        let ids = allocated(&self.ends(), local)?.to_vec();
+        let remotes = remote.parts(ids.len());
+        for (&id, remote) in ids.iter().zip(&remotes) {
+            self.check_reachable(id, &remote.address)?;
+        }
+        let (joined, left_over) = ids.split_at(remotes.len());
+        let parts = Arc::new(Parts::new(joined, events, Arc::clone(&self.queues)));
+        {
+            let mut ends = self.ends();
+            // Another thread may have connected it since.
+            allocated(&ends, local)?;
+            ends.insert(local, End::Connected(Arc::clone(&parts)));
+            for id in left_over {
+                ends.remove(id);
+            }
+        }
+        for (&id, remote) in joined.iter().zip(remotes) {
+            self.command(
+                worker_of_connection(id),
+                Command::Connect {
+                    id,
+                    remote: Box::new(remote),
+                    parts: Arc::clone(&parts),
+                },
+            );
+        }
+        // The peer has no parts for these.
+        for &id in left_over {
+            self.command(worker_of_connection(id), Command::Close { id });
+        }
+        Ok(())
+    }
+
+    /// Whether the worker of `local` can send to `peer` on as many paths as are wanted, whole packets.
+    fn check_reachable(&self, local: ConnectionId, peer: &LinkAddress) -> Result<(), EngineError> {
+        peer.check()?;
+        let here = self.address_of_worker(worker_of_connection(local));
+        let pairs = here.paths_to(peer);
         if u32::from(self.config.paths) > pairs {
             return Err(EngineError::TooFewPairs {
                 local: here,
-                peer: remote.address,
+                peer: *peer,
                 pairs,
                 paths: self.config.paths,
             });
         }
-        self.routes().check_mtu(&remote.address, self.config.mtu)?;
-        match self.ends().get_mut(&local) {
-            None => return Err(EngineError::UnknownConnection { id: local }),
-            Some(Stage::Connected) => return Err(EngineError::AlreadyConnected { id: local }),
-            Some(stage) => *stage = Stage::Connected,
-        }
-        self.command(
-            worker,
-            Command::Connect {
-                id: local,
-                remote: Box::new(remote),
-                events,
-            },
-        );
-        Ok(())
+        Ok(self.routes().check_mtu(peer, self.config.mtu)?)
     }
 
     /// Opens a region to the connections of `domain` that know the key, on every worker.
@@ -277,11 +313,11 @@ impl Engine {
         if offset.checked_add(bytes).is_none() {
             return Err(EngineError::OffsetOverflow { bytes, offset });
         }
-        match self.ends().get(&id) {
-            None => return Err(EngineError::UnknownConnection { id }),
-            Some(Stage::Allocated) => return Err(EngineError::NotConnected { id }),
-            Some(Stage::Connected) => {}
-        }
+        let part = match self.ends().get(&id) {
+            None | Some(End::Part) => return Err(EngineError::UnknownConnection { id }),
+            Some(End::Allocated(_)) => return Err(EngineError::NotConnected { id }),
+            Some(End::Connected(parts)) => parts.choose(bytes),
+        };
         let write = Outgoing {
             source,
             source_offset,
@@ -291,18 +327,28 @@ impl Engine {
             immediate,
             context,
         };
-        self.command(worker_of_connection(id), Command::Write { id, write });
+        let worker = worker_of_connection(part);
+        self.command(worker, Command::Write { id: part, write });
         Ok(())
     }
 
     /// Ends a connection at once, whatever is under way; [`Event::Closed`] confirms it. An end that
     /// was never connected is forgotten without an event.
     pub fn close(&self, connection: ConnectionId) {
-        if self.ends().remove(&connection).is_some() {
-            self.command(
-                worker_of_connection(connection),
-                Command::Close { id: connection },
-            );
+        let ids: Vec<ConnectionId> = {
+            let mut ends = self.ends();
+            let ids = match ends.get(&connection) {
+                None | Some(End::Part) => return,
+                Some(End::Allocated(ids)) => ids.clone(),
+                Some(End::Connected(parts)) => parts.ids().collect(),
+            };
+            for id in &ids {
+                ends.remove(id);
+            }
+            ids
+        };
+        for id in ids {
+            self.command(worker_of_connection(id), Command::Close { id });
         }
     }
 
@@ -323,7 +369,7 @@ impl Engine {
                 .snapshot();
         }
         let mut whole: Option<Snapshot> = None;
-        for worker in 0..self.workers.len() {
+        for worker in 0..self.queues.len() {
             let (answer, snapshot) = bounded(1);
             self.command(worker, Command::Snapshot { answer });
             if let Ok(part) = snapshot.recv() {
@@ -352,22 +398,18 @@ impl Engine {
     }
 
     fn address_of_worker(&self, worker: usize) -> LinkAddress {
-        let workers = self.workers.len() as u16;
+        let workers = self.queues.len() as u16;
         self.config.address.part(worker as u16, workers)
     }
 
     fn worker_of_domain(&self, domain: DomainId) -> usize {
-        domain.0 as usize % self.workers.len()
+        domain.0 as usize % self.queues.len()
     }
 
     fn command(&self, worker: usize, command: Command) {
         // A key or an id that is not ours may name a worker that there is not.
-        let Some(handle) = self.workers.get(worker) else {
-            return;
-        };
-        // The queue is gone only when the worker has ended: in the drop of the engine.
-        if handle.commands.send(command).is_ok() {
-            handle.doze.wake();
+        if let Some(queue) = self.queues.get(worker) {
+            queue.send(command);
         }
     }
 
@@ -375,22 +417,29 @@ impl Engine {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ends(&self) -> MutexGuard<'_, BTreeMap<ConnectionId, Stage>> {
+    fn ends(&self) -> MutexGuard<'_, Ends> {
         // Nothing under this lock can panic half-way.
         self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// The parts of an end that can be connected.
+fn allocated(ends: &Ends, id: ConnectionId) -> Result<&[ConnectionId], EngineError> {
+    match ends.get(&id) {
+        None | Some(End::Part) => Err(EngineError::UnknownConnection { id }),
+        Some(End::Connected(_)) => Err(EngineError::AlreadyConnected { id }),
+        Some(End::Allocated(ids)) => Ok(ids),
+    }
+}
+
 impl Drop for Engine {
     fn drop(&mut self) {
-        for worker in 0..self.workers.len() {
-            self.command(worker, Command::Stop);
+        for queue in self.queues.iter() {
+            queue.send(Command::Stop);
         }
-        for handle in &mut self.workers {
-            if let Some(thread) = handle.thread.take() {
-                // A worker that panicked has aborted the process.
-                let _ = thread.join();
-            }
+        for thread in self.threads.drain(..) {
+            // A worker that panicked has aborted the process.
+            let _ = thread.join();
         }
     }
 }
@@ -400,7 +449,7 @@ impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine")
             .field("address", &self.config.address)
-            .field("workers", &self.workers.len())
+            .field("workers", &self.queues.len())
             .finish_non_exhaustive()
     }
 }
@@ -459,6 +508,7 @@ mod tests {
             settings: end.settings,
             generation: end.generation,
             reset_key: end.reset_key,
+            others: end.others,
         };
         let (events, told) = unbounded();
         engine.connect(end.id, remote, events).unwrap();

@@ -4,7 +4,8 @@ use weft_core::connection::Failure;
 use weft_core::units::{ConnectionId, Key};
 use weft_memory::Source;
 
-/// What happened on a connection. Events of one connection arrive in the order they happened.
+/// What happened on a connection. Events of one connection arrive in the order they happened; of a split one, those
+/// of each part do, and what ends the connection comes after everything else.
 #[derive(Debug)]
 pub enum Event {
     /// A write was acknowledged whole: its bytes lie at the other end.

@@ -9,6 +9,10 @@
 //! turns, polls while there is work and blocks when there is none. `Progress::Threads` gives each
 //! its thread; with `Progress::Inline` the caller's [`Engine::poll`] is the worker.
 //!
+//! A connection lives on one worker, or is *split* over several ([`EngineConfig::split`]): part by part it is joined
+//! to the peer's parts. Each message goes whole over one part, the one with the fewest bytes under way, so messages
+//! may overtake each other, as they may on one part. The user sees one connection.
+//!
 //! A *region* is memory that the user shares with the engine. The immediate of a message into it takes
 //! nothing away: any number of messages may land in one region. A user that hands buffers over takes
 //! the region when its message is there ([`Engine::take`]) and arms it again; in between, packets for
@@ -25,12 +29,13 @@ mod engine;
 mod error;
 mod event;
 mod identity;
+mod parts;
 mod snapshot;
 mod users;
 mod worker;
 
 pub use config::{Encryption, EngineConfig, Progress};
-pub use ends::{LocalEnd, RemoteEnd};
+pub use ends::{EndPart, LocalEnd, RemoteEnd};
 pub use engine::{Engine, WriteRequest};
 pub use error::EngineError;
 pub use event::Event;

@@ -14,7 +14,7 @@ use crate::worker::PeerNic;
 /// Everything that is counted, of all workers together.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// The connections there are.
+    /// The connections there are, each part of a split one by itself.
     pub connections: Vec<ConnectionSnapshot>,
     /// The NICs that they lead to.
     pub peers: Vec<PeerSnapshot>,
@@ -34,11 +34,13 @@ pub struct Snapshot {
     pub resets_withheld: u64,
 }
 
-/// One connection.
+/// One connection, or one part of a connection that is split.
 #[derive(Debug, Clone)]
 pub struct ConnectionSnapshot {
-    /// Its id here.
+    /// The connection's id here.
     pub id: ConnectionId,
+    /// Which part of it, from 0.
+    pub part: usize,
     /// The peer's address.
     pub peer: LinkAddress,
     /// Its counters.
@@ -77,8 +79,10 @@ impl Snapshot {
         };
         for (connection, peer) in endpoint.connections() {
             snapshot.drops.add(connection.drops());
+            let (id, part) = users.name(connection.id());
             snapshot.connections.push(ConnectionSnapshot {
-                id: connection.id(),
+                id,
+                part,
                 peer: peer.address,
                 stats: *connection.stats(),
                 drops: connection.drops().clone(),

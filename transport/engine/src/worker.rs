@@ -249,11 +249,15 @@ impl Worker {
                     domain,
                     receive_secret,
                 } => self.endpoint.allocate(id, domain, receive_secret),
-                Command::Connect { id, remote, events } => {
-                    self.users.add(id, events);
+                Command::Connect { id, remote, parts } => {
+                    self.users.add(id, parts);
                     self.connect(id, *remote);
                 }
                 Command::Write { id, write } => self.users.write(id, write, &mut self.endpoint),
+                Command::End { id } => {
+                    self.endpoint.close(id);
+                    self.users.end(id);
+                }
                 Command::Close { id } => {
                     self.endpoint.close(id);
                     self.users.close(id);

@@ -3,7 +3,10 @@
 mod pair;
 
 use pair::{PATIENCE, Pair, Side, bytes_of, pattern, region, remote, secret, start};
-use weft_engine::{DomainId, Event, Failure, Progress, Region, WriteRequest};
+use weft_engine::{
+    DomainId, Encryption, EngineConfig, Event, Failure, Key, Nanos, Progress, Region, Stats,
+    WriteRequest,
+};
 
 fn next(side: &Side) -> Event {
     side.events
@@ -256,4 +259,174 @@ fn an_engine_sends_no_faster_than_its_cap() {
     let took = began.elapsed().as_secs_f64();
     // 5.24 MB and 4.6 % of headers, less 10 ms that are there at the start: 0.54 s. Uncapped it is 5 ms.
     assert!(took > 0.45, "{took} s");
+}
+
+/// Every connection of the engine is split over its two workers.
+fn split(config: &mut EngineConfig) {
+    config.progress = Progress::Threads(2);
+    config.paths = 16;
+    config.split = 2;
+}
+
+/// Writes so many times `bytes` of a source from `a` to `b`, all posted at once, and checks that each is told once and
+/// every byte is there.
+fn exchange(a: &Side, b: &Side, writes: u32, bytes: usize) {
+    let source = pattern(bytes * writes as usize, 7);
+    let target = region(source.len(), 0);
+    let key = b.engine.register(DomainId(1), target.clone());
+    for number in 0..writes {
+        let offset = u64::from(number) * bytes as u64;
+        let request = WriteRequest {
+            source_offset: offset,
+            bytes: bytes as u64,
+            key,
+            offset,
+            immediate: Some(number),
+            context: number.into(),
+            ..a.write(&source)
+        };
+        a.engine.write(request).expect("the connection is open");
+    }
+    let (mut written, mut delivered) = (Vec::new(), Vec::new());
+    for _ in 0..writes {
+        match next(a) {
+            Event::Written {
+                connection,
+                context,
+                ..
+            } => {
+                assert_eq!(connection, a.id);
+                written.push(context as u32);
+            }
+            other => panic!("{other:?}"),
+        }
+        match next(b) {
+            Event::Delivered {
+                connection,
+                immediate,
+                ..
+            } => {
+                assert_eq!(connection, b.id);
+                delivered.push(immediate);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    written.sort_unstable();
+    delivered.sort_unstable();
+    let each: Vec<u32> = (0..writes).collect();
+    assert_eq!((&written, &delivered), (&each, &each));
+    assert!(bytes_of(&target) == source[..]);
+}
+
+/// The counters of a connection's parts.
+fn parts(side: &Side) -> Vec<Stats> {
+    let snapshot = side.engine.snapshot();
+    assert!(snapshot.connections.iter().all(|part| part.id == side.id));
+    snapshot.connections.iter().map(|part| part.stats).collect()
+}
+
+/// Closes an end and answers what it is still told before the answer, after which it is told nothing.
+fn close(side: Side) -> Vec<Event> {
+    side.engine.close(side.id);
+    let mut told = Vec::new();
+    loop {
+        match next(&side) {
+            Event::Closed { connection } => {
+                assert_eq!(connection, side.id);
+                break;
+            }
+            event => told.push(event),
+        }
+    }
+    assert!(side.engine.snapshot().connections.is_empty());
+    drop(side.engine);
+    assert!(side.events.is_empty(), "an event after the last");
+    told
+}
+
+#[test]
+fn uc4_a_connection_split_over_two_workers_is_one_connection_that_both_carry() {
+    for encryption in [Encryption::Off, Encryption::Required] {
+        let Pair { a, b } = Pair::new(|config| {
+            split(config);
+            config.encryption = encryption;
+        });
+        exchange(&a, &b, 64, 256 << 10);
+        for packets in [
+            parts(&a).iter().map(|part| part.packets_sent).collect(),
+            parts(&b).iter().map(|part| part.packets_placed).collect(),
+        ] {
+            let packets: Vec<u64> = packets;
+            let all: u64 = packets.iter().sum();
+            assert!(
+                packets.len() == 2 && packets.iter().all(|part| part * 4 >= all),
+                "{packets:?}"
+            );
+        }
+        assert!(close(a).is_empty());
+        // The other end is closed already, and may have said so to a late probe.
+        assert!(close(b).len() <= 1);
+    }
+}
+
+#[test]
+fn uc4_a_split_connection_has_the_parts_that_both_ends_have() {
+    for (workers, parts_of_peer, joined) in [(1, 1, 1), (4, 3, 2)] {
+        let peer = start(|config| {
+            split(config);
+            config.progress = Progress::Threads(workers);
+            config.split = parts_of_peer;
+        });
+        let Pair { a, b } = Pair::of(start(split), peer);
+        exchange(&a, &b, 16, 64 << 10);
+        exchange(&b, &a, 16, 64 << 10);
+        assert_eq!((parts(&a).len(), parts(&b).len()), (joined, joined));
+        assert!(close(a).is_empty());
+        assert!(close(b).len() <= 1);
+    }
+}
+
+#[test]
+fn uc4_a_split_connection_fails_once_and_whole_when_a_part_fails() {
+    let Pair { a, b } = Pair::new(|config| {
+        split(config);
+        // Longer than the patience: no part ends by itself.
+        config.stall_timeout = Nanos::from_secs(300);
+    });
+    let source = pattern(1 << 20, 9);
+    // Nobody's: what is written there is neither placed nor refused for good.
+    let [to_a, to_b] = [&a, &b].map(|side| {
+        let key = side.engine.register(DomainId(1), region(1 << 20, 0));
+        side.engine.take(key).expect("it is armed");
+        key
+    });
+    let write = |side: &Side, key| {
+        let request = WriteRequest {
+            key,
+            immediate: Some(1),
+            ..side.write(&source)
+        };
+        side.engine.write(request).unwrap();
+    };
+    // Something is under way on both parts of either end; then a key that opens nothing.
+    write(&b, to_a);
+    write(&b, to_a);
+    write(&a, to_b);
+    write(&a, Key(1));
+    for (side, why) in [(&a, Failure::KeyRefused), (&b, Failure::PeerRestarted)] {
+        let Event::Failed {
+            connection,
+            failure,
+        } = next(side)
+        else {
+            panic!("a failure was expected")
+        };
+        assert_eq!((connection, failure), (side.id, why));
+        // Nothing lands any more: no part is left.
+        assert!(parts(side).is_empty());
+    }
+    for side in [a, b] {
+        assert!(close(side).is_empty());
+    }
 }

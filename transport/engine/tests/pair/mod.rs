@@ -65,6 +65,7 @@ pub(crate) fn remote(end: &LocalEnd, receive_secret: Secret) -> RemoteEnd {
         settings: end.settings,
         generation: end.generation,
         reset_key: end.reset_key,
+        others: end.others.clone(),
     }
 }
 

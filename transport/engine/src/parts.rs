@@ -1,0 +1,188 @@
+//! What the parts of one connection share. A connection that is not split has one part.
+//!
+//! Each part is a connection of its own to its worker: it has its ports, paths, window and congestion state. The
+//! engine's user sees one connection: a write goes to the part with the least to do, a failure of one part ends
+//! the others, and only the last part to end or to be closed tells the user.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crossbeam_channel::Sender;
+use weft_core::connection::Failure;
+use weft_core::units::ConnectionId;
+
+use crate::command::{Command, Queue};
+use crate::event::Event;
+use crate::identity::worker_of_connection;
+
+/// The parts of one connection, shared by the handle and the workers that hold them.
+pub(crate) struct Parts {
+    parts: Box<[Part]>,
+    /// Where its user's events go.
+    events: Sender<Event>,
+    /// Of the engine's workers.
+    queues: Arc<[Queue]>,
+    failure: OnceLock<Failure>,
+    /// Parts that go on, or do not know yet that another has failed.
+    live: AtomicUsize,
+    /// Parts that are not closed.
+    open: AtomicUsize,
+}
+
+struct Part {
+    id: ConnectionId,
+    /// Bytes of its writes that are not complete.
+    load: AtomicU64,
+}
+
+impl Parts {
+    pub(crate) fn new(ids: &[ConnectionId], events: Sender<Event>, queues: Arc<[Queue]>) -> Self {
+        let part = |&id| Part {
+            id,
+            load: AtomicU64::new(0),
+        };
+        Self {
+            parts: ids.iter().map(part).collect(),
+            events,
+            queues,
+            failure: OnceLock::new(),
+            live: AtomicUsize::new(ids.len()),
+            open: AtomicUsize::new(ids.len()),
+        }
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ConnectionId> {
+        self.parts.iter().map(|part| part.id)
+    }
+
+    /// The connection's id for its user.
+    pub(crate) fn name(&self) -> ConnectionId {
+        self.parts[0].id
+    }
+
+    /// Tells the user. One who has dropped the receiver does not want to know.
+    pub(crate) fn tell(&self, event: Event) {
+        let _ = self.events.send(event);
+    }
+
+    /// Events that the user has not taken.
+    pub(crate) fn untaken(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Which part this is.
+    pub(crate) fn index(&self, id: ConnectionId) -> usize {
+        self.ids().position(|part| part == id).unwrap_or(0)
+    }
+
+    /// The part for a write: the one with the fewest bytes that are not complete, and of several such the first.
+    pub(crate) fn choose(&self, bytes: u64) -> ConnectionId {
+        let least = (self.parts.iter())
+            .min_by_key(|part| part.load.load(Ordering::Relaxed))
+            .unwrap_or(&self.parts[0]);
+        least.load.fetch_add(weight(bytes), Ordering::Relaxed);
+        least.id
+    }
+
+    /// A write of this part is complete.
+    pub(crate) fn complete(&self, part: usize, bytes: u64) {
+        self.parts[part]
+            .load
+            .fetch_sub(weight(bytes), Ordering::Relaxed);
+    }
+
+    /// A part has failed by itself. The first that does has the others end.
+    pub(crate) fn fail(&self, id: ConnectionId, failure: Failure) {
+        if self.failure.set(failure).is_err() {
+            return;
+        }
+        tracing::warn!(
+            connection = %self.name(), part = self.index(id), reason = failure.reason(),
+            "connection failed"
+        );
+        for other in self.ids().filter(|&other| other != id) {
+            if let Some(queue) = self.queues.get(worker_of_connection(other)) {
+                queue.send(Command::End { id: other });
+            }
+        }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failure.get().is_some()
+    }
+
+    /// A part has ended. Answers why the connection has failed when it was the last: nothing lands any more.
+    pub(crate) fn ended(&self) -> Option<Failure> {
+        let last = self.live.fetch_sub(1, Ordering::AcqRel) == 1;
+        self.failure.get().copied().filter(|_| last)
+    }
+
+    /// A part is closed. Answers whether it was the last.
+    pub(crate) fn closed(&self) -> bool {
+        self.open.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
+
+/// What a write counts: one without bytes is something to do too.
+fn weight(bytes: u64) -> u64 {
+    bytes.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::users::Users;
+
+    fn parts(ids: &[ConnectionId]) -> Parts {
+        Parts::new(ids, crossbeam_channel::unbounded().0, Arc::new([]))
+    }
+
+    #[test]
+    fn a_write_goes_to_the_part_with_the_fewest_bytes_that_are_not_complete() {
+        let ids = [ConnectionId(0), ConnectionId(1), ConnectionId(2)];
+        let parts = parts(&ids);
+        let chosen: Vec<u32> = [100, 10, 0, 0, 5, 50]
+            .map(|bytes| parts.choose(bytes).0)
+            .into();
+        assert_eq!(chosen, [0, 1, 2, 2, 2, 2]);
+        parts.complete(0, 100);
+        assert_eq!(parts.choose(0), ids[0]);
+        assert_eq!(parts.choose(20), ids[0]);
+        assert_eq!(parts.choose(1), ids[1]);
+    }
+
+    #[test]
+    fn the_last_part_tells_even_when_it_is_connected_after_another_has_failed() {
+        let ids = [ConnectionId(0), ConnectionId(1)];
+        let (events, told) = crossbeam_channel::unbounded();
+        let parts = Arc::new(Parts::new(&ids, events, Arc::new([])));
+        let mut users = Users::default();
+        users.add(ids[0], Arc::clone(&parts));
+        parts.fail(ids[0], Failure::Stalled);
+        users.end(ids[0]);
+        assert!(told.is_empty());
+        users.add(ids[1], Arc::clone(&parts));
+        assert_eq!(told.len(), 1);
+        users.end(ids[1]);
+        parts.fail(ids[1], Failure::PeerRestarted);
+        users.close(ids[1]);
+        users.close(ids[0]);
+        drop(parts);
+        let told: Vec<Event> = told.iter().collect();
+        assert!(
+            matches!(
+                told[..],
+                [
+                    Event::Failed {
+                        connection: ConnectionId(0),
+                        failure: Failure::Stalled
+                    },
+                    Event::Closed {
+                        connection: ConnectionId(0)
+                    }
+                ]
+            ),
+            "{told:?}"
+        );
+    }
+}

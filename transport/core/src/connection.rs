@@ -588,7 +588,7 @@ impl Connection {
     }
 
     /// The first failure counts: after its event, or after [`Connection::close`], there is no other.
-    fn fail(&mut self, failure: Failure) {
+    pub(crate) fn fail(&mut self, failure: Failure) {
         if self.failed.is_none() {
             self.events.push_back(Event::Failed(failure));
             self.failed = Some(failure);

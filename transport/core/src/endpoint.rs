@@ -23,7 +23,8 @@ mod schedule;
 mod turn;
 
 use crate::connection::{
-    Connection, ConnectionConfig, Event, PostError, ReceiveBuffer, RestoreError, Stats, WorkRequest,
+    Connection, ConnectionConfig, Event, Failure, PostError, ReceiveBuffer, RestoreError, Stats,
+    WorkRequest,
 };
 use crate::drops::{DropReason, Drops};
 use crate::memory::{DomainId, KeyHasher, Ticket};
@@ -328,11 +329,11 @@ impl<P: Eq> Endpoint<P> {
     }
 
     /// Ends a connection at once: nothing of it is sent any more, nothing is placed but what is under way, and none of
-    /// its events follows but [`Event::Closed`], when no placement is under way. That one does not follow for an id
-    /// that was never connected.
-    pub fn close(&mut self, id: ConnectionId) {
+    /// its events follows but [`Event::Closed`], when no placement is under way. Answers whether that one follows: it
+    /// does not for an id that was never connected.
+    pub fn close(&mut self, id: ConnectionId) -> bool {
         let Some(slot) = self.by_id.remove(&id) else {
-            return;
+            return false;
         };
         if let Slot::Open(_) = self.slots[slot as usize] {
             self.retire(slot);
@@ -340,13 +341,23 @@ impl<P: Eq> Endpoint<P> {
         let before = std::mem::replace(&mut self.slots[slot as usize], Slot::Free);
         self.free.push(slot);
         if !matches!(before, Slot::Failed) {
-            return;
+            return false;
         }
         let mut ending = self.ending.iter_mut();
         let unconfirmed = |ending: &&mut Ending| !ending.closed && ending.connection.id() == id;
         match ending.find(unconfirmed) {
             Some(ending) => ending.closed = true,
             None => self.closed.push_back(id),
+        }
+        true
+    }
+
+    /// Ends an open connection for a reason that its caller found: a chunk's source is gone, say. The peer is told by
+    /// a Reset.
+    pub fn fail(&mut self, id: ConnectionId, failure: Failure) {
+        if let Ok((slot, open)) = self.open_connection(id) {
+            open.connection.fail(failure);
+            self.touch(slot);
         }
     }
 

@@ -49,7 +49,7 @@ pub trait Memory {
 
 /// Bytes of a region, named as a peer names them. It is no right to reach them: whoever does looks the key up again,
 /// each time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The domain of the connection.
     pub domain: DomainId,

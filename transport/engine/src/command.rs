@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use weft_core::units::{ConnectionId, Key};
+use weft_core::connection::{ReceiveBuffer, WorkRequest};
+use weft_core::units::ConnectionId;
 use weft_core::wire::Secret;
 
 use crate::doze::Doze;
 use crate::ends::RemoteEnd;
 use crate::parts::Parts;
+use crate::post::Pieces;
 use crate::snapshot::Snapshot;
 use weft_core::memory::DomainId;
-use weft_memory::Source;
 
 /// One request; a worker serves them in the order they were made.
 pub(crate) enum Command {
@@ -27,8 +28,13 @@ pub(crate) enum Command {
         remote: Box<RemoteEnd>,
         parts: Arc<Parts>,
     },
-    /// Send.
-    Write { id: ConnectionId, write: Outgoing },
+    /// Do some work.
+    Post { id: ConnectionId, post: Outgoing },
+    /// Take a buffer for a send of the peer.
+    Receive {
+        id: ConnectionId,
+        buffer: ReceiveBuffer,
+    },
     /// Another part of this connection has failed: end this one too.
     End { id: ConnectionId },
     /// End a connection and say so.
@@ -54,13 +60,11 @@ impl Queue {
     }
 }
 
-/// A write on its way.
+/// A work request on its way.
 pub(crate) struct Outgoing {
-    pub(crate) source: Source,
-    pub(crate) source_offset: u64,
-    pub(crate) bytes: u64,
-    pub(crate) key: Key,
-    pub(crate) offset: u64,
-    pub(crate) immediate: Option<u32>,
+    pub(crate) request: WorkRequest,
+    pub(crate) pieces: Pieces,
     pub(crate) context: u64,
+    /// Bytes that count as the load of its part.
+    pub(crate) bytes: u64,
 }

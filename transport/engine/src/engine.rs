@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
-use weft_core::connection::Settings;
+use weft_core::connection::{PostError, ReceiveBuffer, Settings, WorkRequest};
 use weft_core::units::{ConnectionId, Key};
 use weft_core::wire::Secret;
 use weft_crypto::part_secret;
@@ -18,16 +18,17 @@ use crate::ends::{EndPart, LocalEnd, RemoteEnd};
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::identity::{Names, ResetKeys, worker_of_connection};
-use crate::parts::Parts;
+use crate::parts::{Choice, Parts};
+use crate::post::{Operation, Piece, Pieces, Post};
 use crate::snapshot::Snapshot;
 use crate::worker::Worker;
-use weft_core::memory::{DomainId, check_bounds};
+use weft_core::memory::{Access, DomainId};
 use weft_memory::{Region, RegionTable, Source};
 
 /// Chunks of one message: the wire numbers them with 24 bits, and a chunk may be one packet.
 const MESSAGE_CHUNKS_MAX: u64 = (1 << 24) - 1;
 
-/// A one-sided write.
+/// A one-sided write of one piece; [`Post`] is the general form.
 #[derive(Debug, Clone)]
 pub struct WriteRequest {
     /// On which connection.
@@ -259,10 +260,15 @@ impl Engine {
         Ok(self.routes().check_mtu(peer, self.config.mtu)?)
     }
 
-    /// Opens a region to the connections of `domain` that know the key, on every worker.
+    /// Opens a region to the writes of connections of `domain` that know the key, on every worker.
     pub fn register(&self, domain: DomainId, region: Arc<Region>) -> Key {
+        self.register_for(domain, Access::WRITE, region)
+    }
+
+    /// The same for what `access` says.
+    pub fn register_for(&self, domain: DomainId, access: Access, region: Arc<Region>) -> Key {
         let key = self.names.key();
-        self.regions.register(key, domain, region);
+        self.regions.register(key, domain, access, region);
         key
     }
 
@@ -282,54 +288,97 @@ impl Engine {
         self.regions.deregister(key)
     }
 
-    /// Posts a write. The engine queues without limit: the caller bounds what it has under way
+    /// Posts a write of one piece. The engine queues without limit: the caller bounds what it has under way
     /// (by slots and credits, say). The end is reported by [`Event::Written`] or
     /// [`Event::Failed`].
     pub fn write(&self, request: WriteRequest) -> Result<(), EngineError> {
-        let WriteRequest {
-            connection: id,
-            source,
-            source_offset,
-            bytes,
-            key,
-            offset,
-            immediate,
+        let piece = Piece {
+            source: request.source,
+            offset: request.source_offset,
+            bytes: request.bytes,
+        };
+        piece.check()?;
+        let operation = Operation::Write {
+            key: request.key,
+            offset: request.offset,
+        };
+        let (pieces, context) = (Pieces::One(piece), request.context);
+        self.post_pieces(
+            request.connection,
+            operation,
+            pieces,
+            request.immediate,
             context,
-        } = request;
-        if check_bounds(source.len(), source_offset, bytes).is_err() {
-            return Err(EngineError::BeyondSource {
-                source_offset,
-                bytes,
-                source_bytes: source.len(),
-            });
-        }
-        if bytes == 0 && immediate.is_none() {
-            return Err(EngineError::EmptyWrite);
-        }
+        )
+    }
+
+    /// Posts a work request, as [`Engine::write`]. The end is reported by [`Event::Completed`] or [`Event::Failed`].
+    pub fn post(&self, post: Post) -> Result<(), EngineError> {
+        post.pieces.iter().try_for_each(Piece::check)?;
+        let pieces = Pieces::Many(post.pieces);
+        self.post_pieces(
+            post.connection,
+            post.operation,
+            pieces,
+            post.immediate,
+            post.context,
+        )
+    }
+
+    fn post_pieces(
+        &self,
+        id: ConnectionId,
+        operation: Operation,
+        pieces: Pieces,
+        immediate: Option<u32>,
+        context: u64,
+    ) -> Result<(), EngineError> {
+        let bytes = pieces.bytes()?;
         let most = u64::from(self.settings.packet_payload) * MESSAGE_CHUNKS_MAX;
         if bytes > most {
             return Err(EngineError::TooLong { bytes, most });
         }
-        if offset.checked_add(bytes).is_none() {
-            return Err(EngineError::OffsetOverflow { bytes, offset });
-        }
-        let part = match self.ends().get(&id) {
-            None | Some(End::Part) => return Err(EngineError::UnknownConnection { id }),
-            Some(End::Allocated(_)) => return Err(EngineError::NotConnected { id }),
-            Some(End::Connected(parts)) => parts.choose(bytes),
+        let request = operation.request(bytes, immediate)?;
+        request.check(&self.settings)?;
+        let choice = match &request {
+            WorkRequest::Write(_) | WorkRequest::WritePages(_) => Choice::Least,
+            WorkRequest::Send(_) => Choice::First,
+            WorkRequest::Read(_) | WorkRequest::Atomic(_) => Choice::Request,
         };
-        let write = Outgoing {
-            source,
-            source_offset,
-            bytes,
-            key,
-            offset,
-            immediate,
+        let part = self.connected(id, |parts| parts.choose(choice, bytes))?;
+        let id = part.ok_or(PostError::TooManyRequests)?;
+        let post = Outgoing {
+            request,
+            pieces,
             context,
+            bytes,
         };
-        let worker = worker_of_connection(part);
-        self.command(worker, Command::Write { id: part, write });
+        self.command(worker_of_connection(id), Command::Post { id, post });
         Ok(())
+    }
+
+    /// Posts a buffer for a send of the peer, in a region that is registered for writes. [`Event::Received`] brings its
+    /// token as `context`.
+    pub fn post_receive(
+        &self,
+        connection: ConnectionId,
+        buffer: ReceiveBuffer,
+    ) -> Result<(), EngineError> {
+        let id = self.connected(connection, Parts::name)?;
+        self.command(worker_of_connection(id), Command::Receive { id, buffer });
+        Ok(())
+    }
+
+    fn connected<R>(
+        &self,
+        id: ConnectionId,
+        use_parts: impl FnOnce(&Parts) -> R,
+    ) -> Result<R, EngineError> {
+        match self.ends().get(&id) {
+            None | Some(End::Part) => Err(EngineError::UnknownConnection { id }),
+            Some(End::Allocated(_)) => Err(EngineError::NotConnected { id }),
+            Some(End::Connected(parts)) => Ok(use_parts(parts)),
+        }
     }
 
     /// Ends a connection at once, whatever is under way; [`Event::Closed`] confirms it. An end that
@@ -513,16 +562,24 @@ mod tests {
         let (events, told) = unbounded();
         engine.connect(end.id, remote, events).unwrap();
         // More than its source has, which `write` would refuse: the worker relies on that.
-        let write = Outgoing {
-            source: Region::share(vec![0; 1]).into(),
-            source_offset: 0,
+        let write = weft_core::connection::Write {
+            token: 0,
             bytes: 100,
             key: Key(1),
             offset: 0,
             immediate: None,
-            context: 0,
         };
-        engine.command(0, Command::Write { id: end.id, write });
+        let post = Outgoing {
+            request: write.into(),
+            pieces: Pieces::One(Piece {
+                source: Region::share(vec![0; 1]).into(),
+                offset: 0,
+                bytes: 100,
+            }),
+            context: 0,
+            bytes: 100,
+        };
+        engine.command(0, Command::Post { id: end.id, post });
         let event = told.recv();
         panic!("the process outlived its worker: {event:?}");
     }

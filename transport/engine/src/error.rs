@@ -1,5 +1,6 @@
 //! What the engine refuses at once; each error names the field and the remedy.
 
+use weft_core::connection::PostError;
 use weft_core::units::ConnectionId;
 use weft_link::{LinkAddress, LinkError};
 
@@ -105,6 +106,26 @@ pub enum EngineError {
         /// The most that one message carries with these settings.
         most: u64,
     },
+    /// The pieces of a message are longer than 2^64 bytes.
+    #[error("the pieces are longer than 2^64 bytes together: split the message")]
+    PiecesTooLong,
+    /// A read, an atomic or a signal with pieces.
+    #[error("a read, an atomic and a signal send no bytes: leave `pieces` empty")]
+    NoPieces,
+    /// A read or an atomic with an immediate.
+    #[error("a read and an atomic bring no immediate to the peer: leave `immediate` empty")]
+    NoImmediate,
+    /// Pages that do not fit their pieces.
+    #[error("the pages have {pages_bytes} bytes and the pieces {bytes}: make them equal")]
+    PagesDiffer {
+        /// Of the pages.
+        pages_bytes: u64,
+        /// Of the pieces.
+        bytes: u64,
+    },
+    /// The work request cannot be done.
+    #[error(transparent)]
+    Post(#[from] PostError),
     /// `poll` on an engine that runs its own threads.
     #[error("this engine runs its own threads: start it with Progress::Inline to poll it")]
     NotInline,
@@ -137,6 +158,11 @@ impl EngineError {
             Self::EmptyWrite => "EmptyWrite",
             Self::OffsetOverflow { .. } => "OffsetOverflow",
             Self::TooLong { .. } => "TooLong",
+            Self::PiecesTooLong => "PiecesTooLong",
+            Self::NoPieces => "NoPieces",
+            Self::NoImmediate => "NoImmediate",
+            Self::PagesDiffer { .. } => "PagesDiffer",
+            Self::Post(_) => "PostRefused",
             Self::NotInline => "NotInline",
             Self::NoRandomness => "NoRandomness",
             Self::System { .. } => "SystemCallFailed",

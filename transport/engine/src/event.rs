@@ -4,11 +4,13 @@ use weft_core::connection::Failure;
 use weft_core::units::{ConnectionId, Key};
 use weft_memory::Source;
 
+use crate::post::Piece;
+
 /// What happened on a connection. Events of one connection arrive in the order they happened; of a split one, those
 /// of each part do, and what ends the connection comes after everything else.
 #[derive(Debug)]
 pub enum Event {
-    /// A write was acknowledged whole: its bytes lie at the other end.
+    /// A write of [`crate::Engine::write`] was acknowledged whole: its bytes lie at the other end.
     Written {
         /// The connection.
         connection: ConnectionId,
@@ -16,6 +18,27 @@ pub enum Event {
         context: u64,
         /// What was sent; the engine holds no other reference to it.
         source: Source,
+    },
+    /// A work request of [`crate::Engine::post`] is done: the bytes of a write, of pages or of a send lie at the other
+    /// end, those of a read or an atomic here.
+    Completed {
+        /// The connection.
+        connection: ConnectionId,
+        /// The work request's own word.
+        context: u64,
+        /// What was sent; the engine holds no other reference to it.
+        pieces: Vec<Piece>,
+    },
+    /// A send of the peer is in its receive whole.
+    Received {
+        /// The connection.
+        connection: ConnectionId,
+        /// The receive's own word.
+        context: u64,
+        /// The length of the send.
+        bytes: u64,
+        /// Its immediate.
+        immediate: Option<u32>,
     },
     /// A message with an immediate is in its region whole. The region still receives; an owner that wants
     /// the memory for itself calls [`crate::Engine::take`].

@@ -1,4 +1,4 @@
-//! The transfer engine: memory regions, connections and one-sided writes over a link.
+//! The transfer engine: memory regions, connections, and writes, reads, atomics and sends over a link.
 //!
 //! A program talks to it by messages only: [`Engine`]'s calls put commands into a worker's queue,
 //! and what happens comes back as [`Event`]s on a channel. The same calls will travel over a Unix
@@ -30,6 +30,7 @@ mod error;
 mod event;
 mod identity;
 mod parts;
+mod post;
 mod snapshot;
 mod users;
 mod worker;
@@ -39,16 +40,19 @@ pub use ends::{EndPart, LocalEnd, RemoteEnd};
 pub use engine::{Engine, WriteRequest};
 pub use error::EngineError;
 pub use event::Event;
+pub use post::{Operation, Piece, Post};
 pub use snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
 
 // What the engine's own types are made of, so that its user needs no other transport crate.
 pub use weft_core::congestion::CongestionKind;
-pub use weft_core::connection::{Failure, Settings, Stats};
+pub use weft_core::connection::{
+    Failure, Pages, PostError, REQUESTS_MAX, ReceiveBuffer, Settings, Stats,
+};
 pub use weft_core::drops::{DropReason, Drops};
-pub use weft_core::memory::DomainId;
+pub use weft_core::memory::{Access, DomainId};
 pub use weft_core::path::{PathReport, PathState, PolicyKind};
 pub use weft_core::units::{ConnectionId, Key, Nanos};
-pub use weft_core::wire::{Integrity, Secret};
+pub use weft_core::wire::{Atomic, Integrity, Secret};
 pub use weft_link::{Counters as LinkCounters, LinkAddress, LinkError, PortRange, SocketBuffers};
 pub use weft_memory::{Counts as RegionCounts, MemfdError, Region, Source};
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::Sender;
-use weft_core::connection::Failure;
+use weft_core::connection::{Failure, REQUESTS_MAX};
 use weft_core::units::ConnectionId;
 
 use crate::command::{Command, Queue};
@@ -29,10 +29,23 @@ pub(crate) struct Parts {
     open: AtomicUsize,
 }
 
+/// How a work request finds its part.
+#[derive(Clone, Copy)]
+pub(crate) enum Choice {
+    /// The part with the least to do.
+    Least,
+    /// The same, and it waits for an answer.
+    Request,
+    /// The first one: sends have an order.
+    First,
+}
+
 struct Part {
     id: ConnectionId,
     /// Bytes of its writes that are not complete.
     load: AtomicU64,
+    /// Requests whose answers are not here.
+    requests: AtomicUsize,
 }
 
 impl Parts {
@@ -40,6 +53,7 @@ impl Parts {
         let part = |&id| Part {
             id,
             load: AtomicU64::new(0),
+            requests: AtomicUsize::new(0),
         };
         Self {
             parts: ids.iter().map(part).collect(),
@@ -75,20 +89,33 @@ impl Parts {
         self.ids().position(|part| part == id).unwrap_or(0)
     }
 
-    /// The part for a write: the one with the fewest bytes that are not complete, and of several such the first.
-    pub(crate) fn choose(&self, bytes: u64) -> ConnectionId {
-        let least = (self.parts.iter())
-            .min_by_key(|part| part.load.load(Ordering::Relaxed))
-            .unwrap_or(&self.parts[0]);
-        least.load.fetch_add(weight(bytes), Ordering::Relaxed);
-        least.id
+    /// The part for a work request: the one with the fewest bytes that are not complete, and of several such the
+    /// first. `None` when that one may wait for no more answers.
+    pub(crate) fn choose(&self, choice: Choice, bytes: u64) -> Option<ConnectionId> {
+        let load = |part: &&Part| part.load.load(Ordering::Relaxed);
+        let part = match choice {
+            Choice::First => None,
+            Choice::Least | Choice::Request => self.parts.iter().min_by_key(load),
+        };
+        let part = part.unwrap_or(&self.parts[0]);
+        if let Choice::Request = choice {
+            let more = |requests| (requests < REQUESTS_MAX).then_some(requests + 1);
+            let taken = part
+                .requests
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+            taken.ok()?;
+        }
+        part.load.fetch_add(weight(bytes), Ordering::Relaxed);
+        Some(part.id)
     }
 
-    /// A write of this part is complete.
-    pub(crate) fn complete(&self, part: usize, bytes: u64) {
-        self.parts[part]
-            .load
-            .fetch_sub(weight(bytes), Ordering::Relaxed);
+    /// A work request of this part is complete.
+    pub(crate) fn complete(&self, part: usize, bytes: u64, request: bool) {
+        let part = &self.parts[part];
+        part.load.fetch_sub(weight(bytes), Ordering::Relaxed);
+        if request {
+            part.requests.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// A part has failed by itself. The first that does has the others end.
@@ -142,13 +169,15 @@ mod tests {
         let ids = [ConnectionId(0), ConnectionId(1), ConnectionId(2)];
         let parts = parts(&ids);
         let chosen: Vec<u32> = [100, 10, 0, 0, 5, 50]
-            .map(|bytes| parts.choose(bytes).0)
+            .map(|bytes| parts.choose(Choice::Least, bytes).unwrap().0)
             .into();
         assert_eq!(chosen, [0, 1, 2, 2, 2, 2]);
-        parts.complete(0, 100);
-        assert_eq!(parts.choose(0), ids[0]);
-        assert_eq!(parts.choose(20), ids[0]);
-        assert_eq!(parts.choose(1), ids[1]);
+        parts.complete(0, 100, false);
+        let choose = |choice, bytes| parts.choose(choice, bytes);
+        assert_eq!(choose(Choice::Least, 0), Some(ids[0]));
+        assert_eq!(choose(Choice::Least, 20), Some(ids[0]));
+        assert_eq!(choose(Choice::Least, 1), Some(ids[1]));
+        assert_eq!(choose(Choice::First, 1_000), Some(ids[0]));
     }
 
     #[test]

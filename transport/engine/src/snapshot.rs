@@ -87,7 +87,7 @@ impl Snapshot {
                 stats: *connection.stats(),
                 drops: connection.drops().clone(),
                 outstanding_chunks: connection.outstanding(),
-                writes: users.writes(connection.id()),
+                writes: users.posts(connection.id()),
             });
         }
         for (peer, paths) in endpoint.peers() {

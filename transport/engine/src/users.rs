@@ -1,18 +1,18 @@
-//! The users of a worker's connections: where their events go, and the sources of their writes.
+//! The users of a worker's connections: where their events go, and the pieces of what they have posted.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
-use weft_core::connection::{self, Chunk, Write};
+use weft_core::connection;
 use weft_core::endpoint::Endpoint;
 use weft_core::memory::KeyHasher;
 use weft_core::units::ConnectionId;
-use weft_memory::Source;
 
 use crate::command::Outgoing;
 use crate::event::Event;
 use crate::parts::Parts;
+use crate::post::{Piece, Pieces};
 use crate::worker::PeerNic;
 
 /// A user who has not taken so many events is not given more until half of them are taken: the peer is told that
@@ -28,31 +28,39 @@ struct User {
     ended: bool,
     /// The connection refuses what arrives.
     held: bool,
-    /// Writes that are not complete.
-    writes: usize,
+    /// Work requests that are not complete.
+    posts: usize,
+    /// The endpoint has yet to say that no placement of it is under way.
+    landing: bool,
+    /// The user has closed it.
+    closing: bool,
 }
 
-/// A write that is not complete; its token is its place in the list.
+/// A work request that is not complete; its token is its place in the list.
 struct Posted {
     connection: ConnectionId,
-    write: Outgoing,
+    pieces: Pieces,
+    context: u64,
+    bytes: u64,
+    /// It waits for an answer.
+    request: bool,
 }
 
-/// The writes that are not complete.
+/// The work requests that are not complete.
 #[derive(Default)]
-struct Writes {
+struct Posts {
     places: Vec<Option<Posted>>,
     free: Vec<usize>,
 }
 
-impl Writes {
+impl Posts {
     fn take(&mut self, token: u64) -> Option<Posted> {
         let posted = self.places.get_mut(token as usize)?.take()?;
         self.free.push(token as usize);
         Some(posted)
     }
 
-    /// Drops the writes of a connection that is over.
+    /// Drops those of a connection that is over.
     fn drop_of(&mut self, id: ConnectionId) {
         for (token, place) in self.places.iter_mut().enumerate() {
             if place.take_if(|posted| posted.connection == id).is_some() {
@@ -66,7 +74,7 @@ impl Writes {
 #[derive(Default)]
 pub(crate) struct Users {
     by_id: HashMap<ConnectionId, User, BuildHasherDefault<KeyHasher>>,
-    posted: Writes,
+    posted: Posts,
     /// Connections whose users have too many events to take.
     held: Vec<ConnectionId>,
 }
@@ -79,7 +87,9 @@ impl Users {
             parts,
             ended: false,
             held: false,
-            writes: 0,
+            posts: 0,
+            landing: false,
+            closing: false,
         };
         self.by_id.insert(id, user);
         if failed {
@@ -88,50 +98,48 @@ impl Users {
         }
     }
 
-    /// Posts a write. A connection that failed meanwhile has told its user.
-    pub(crate) fn write(
+    /// Posts a work request. A connection that failed meanwhile has told its user.
+    pub(crate) fn post(
         &mut self,
         id: ConnectionId,
-        write: Outgoing,
+        post: Outgoing,
         endpoint: &mut Endpoint<PeerNic>,
     ) {
         let Some(user) = self.by_id.get_mut(&id) else {
             return;
         };
-        let Writes { places, free } = &mut self.posted;
+        let Posts { places, free } = &mut self.posted;
         let token = free.pop().unwrap_or(places.len());
-        let request = Write {
-            token: token as u64,
-            bytes: write.bytes,
-            key: write.key,
-            offset: write.offset,
-            immediate: write.immediate,
+        let request = post.request.with_token(token as u64);
+        let posted = Posted {
+            connection: id,
+            pieces: post.pieces,
+            context: post.context,
+            bytes: post.bytes,
+            request: request.awaits_answer(),
         };
+        // The handle has checked all that the endpoint refuses, but that the connection goes on.
         if endpoint.post(id, request).is_err() {
             free.push(token);
             places.resize_with(places.len().max(token + 1), || None);
             return;
         }
-        user.writes += 1;
-        let posted = Some(Posted {
-            connection: id,
-            write,
-        });
+        user.posts += 1;
         match places.get_mut(token) {
-            Some(place) => *place = posted,
-            None => places.push(posted),
+            Some(place) => *place = Some(posted),
+            None => places.push(Some(posted)),
         }
     }
 
-    /// What a chunk is cut from and where in it its write begins, unless the write has ended.
-    pub(crate) fn source(&self, chunk: &Chunk) -> Option<(&Source, u64)> {
-        let posted = self.posted.places.get(chunk.token as usize)?.as_ref()?;
-        Some((&posted.write.source, posted.write.source_offset))
+    /// The pieces of the message that a chunk is cut from, unless it has ended.
+    pub(crate) fn pieces(&self, token: u64) -> Option<&Pieces> {
+        let posted = self.posted.places.get(token as usize)?.as_ref()?;
+        Some(&posted.pieces)
     }
 
-    /// Writes of a connection that are not complete.
-    pub(crate) fn writes(&self, id: ConnectionId) -> usize {
-        self.by_id.get(&id).map_or(0, |user| user.writes)
+    /// Work requests of a connection that are not complete.
+    pub(crate) fn posts(&self, id: ConnectionId) -> usize {
+        self.by_id.get(&id).map_or(0, |user| user.posts)
     }
 
     /// The name that the user has for a connection, and which of its parts this is.
@@ -153,17 +161,35 @@ impl Users {
         let connection = user.parts.name();
         let event = match event {
             connection::Event::Completed { token } => {
-                let Some(Posted { write, .. }) = self.posted.take(token) else {
+                let Some(posted) = self.posted.take(token) else {
                     return;
                 };
-                user.writes -= 1;
-                user.parts.complete(user.part, write.bytes);
-                Event::Written {
-                    connection,
-                    context: write.context,
-                    source: write.source,
+                let context = posted.context;
+                user.posts -= 1;
+                user.parts.complete(user.part, posted.bytes, posted.request);
+                match posted.pieces {
+                    Pieces::One(Piece { source, .. }) => Event::Written {
+                        connection,
+                        context,
+                        source,
+                    },
+                    Pieces::Many(pieces) => Event::Completed {
+                        connection,
+                        context,
+                        pieces,
+                    },
                 }
             }
+            connection::Event::Received {
+                token,
+                bytes,
+                immediate,
+            } => Event::Received {
+                connection,
+                context: token,
+                bytes,
+                immediate,
+            },
             connection::Event::Immediate { value, key } if key == crate::SIGNAL => Event::Signal {
                 connection,
                 immediate: value,
@@ -176,6 +202,11 @@ impl Users {
             connection::Event::Failed(failure) => {
                 user.parts.fail(id, failure);
                 self.end(id);
+                return;
+            }
+            connection::Event::Closed => {
+                user.landing = false;
+                self.confirm(id);
                 return;
             }
         };
@@ -193,7 +224,7 @@ impl Users {
         let Some(user) = self.by_id.get_mut(&id) else {
             return;
         };
-        user.writes = 0;
+        user.posts = 0;
         if !std::mem::replace(&mut user.ended, true)
             && let Some(failure) = user.parts.ended()
         {
@@ -220,9 +251,28 @@ impl Users {
         });
     }
 
-    /// Ends a part's use. The last part confirms that the connection is closed.
+    /// The endpoint ends a part; `landing`: it will say when no placement of it is under way.
+    pub(crate) fn landing(&mut self, id: ConnectionId, landing: bool) {
+        if let Some(user) = self.by_id.get_mut(&id) {
+            user.landing |= landing;
+        }
+    }
+
+    /// The user closes a part.
     pub(crate) fn close(&mut self, id: ConnectionId) {
         self.posted.drop_of(id);
+        if let Some(user) = self.by_id.get_mut(&id) {
+            user.closing = true;
+            self.confirm(id);
+        }
+    }
+
+    /// Ends a closed part's use when nothing lands any more. The last part confirms that the connection is closed.
+    fn confirm(&mut self, id: ConnectionId) {
+        let done = |user: &User| user.closing && !user.landing;
+        if !self.by_id.get(&id).is_some_and(done) {
+            return;
+        }
         if let Some(user) = self.by_id.remove(&id)
             && user.parts.closed()
         {

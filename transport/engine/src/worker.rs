@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use weft_core::connection::{Event, PathOwner};
+use weft_core::connection::{ChunkSource, Event, Failure, PathOwner};
 use weft_core::drops::{DropReason, Drops};
 use weft_core::endpoint::{Endpoint, EndpointConfig, PendingReset, Receiving, Remote, Transmit};
+use weft_core::memory::{Access, Memory, Place};
 use weft_core::received::{Offer, Received};
 use weft_core::units::{ChunkNumber, ConnectionId, Nanos, Source, Time};
 use weft_core::wire::{CONTROL_BYTES_MAX, DataHeader, Reset};
@@ -25,6 +26,7 @@ use crate::doze::Doze;
 use crate::ends::RemoteEnd;
 use crate::error::EngineError;
 use crate::identity::{ResetKeys, reset_token};
+use crate::post::{AnswerBuffer, Payload};
 use crate::snapshot::Snapshot;
 use crate::users::Users;
 
@@ -75,6 +77,7 @@ pub(crate) struct Worker {
     regions: TableReader<Region>,
     /// One packet's payload, out of a source that may change.
     scratch: Box<[u8]>,
+    answer: AnswerBuffer,
     reset_keys: ResetKeys,
     control: Box<[u8; CONTROL_BYTES_MAX]>,
     /// The time of the last look at the clock: a turn with nothing to do reads it once.
@@ -145,6 +148,7 @@ impl Worker {
             doze: Arc::new(doze),
             regions,
             scratch: vec![0; usize::from(config.datagram_bytes())].into(),
+            answer: AnswerBuffer::default(),
             commands,
             endpoint,
             users: Users::default(),
@@ -253,13 +257,19 @@ impl Worker {
                     self.users.add(id, parts);
                     self.connect(id, *remote);
                 }
-                Command::Write { id, write } => self.users.write(id, write, &mut self.endpoint),
+                Command::Post { id, post } => self.users.post(id, post, &mut self.endpoint),
+                Command::Receive { id, buffer } => {
+                    // A connection that failed meanwhile has told its user.
+                    let _ = self.endpoint.post_receive(id, buffer);
+                }
                 Command::End { id } => {
-                    self.endpoint.close(id);
+                    let landing = self.endpoint.close(id);
+                    self.users.landing(id, landing);
                     self.users.end(id);
                 }
                 Command::Close { id } => {
-                    self.endpoint.close(id);
+                    let landing = self.endpoint.close(id);
+                    self.users.landing(id, landing);
                     self.users.close(id);
                 }
                 Command::Snapshot { answer } => {
@@ -333,7 +343,7 @@ impl Worker {
             0
         };
         let mut sending = self.endpoint.receive(self.now).finish(drained, chunks);
-        let mut refused = None;
+        let (mut refused, mut closed) = (None, Vec::new());
         while let Some(transmit) = sending.poll_transmit(self.now, &mut self.control) {
             busy = true;
             match transmit {
@@ -354,17 +364,32 @@ impl Worker {
                     self.link
                         .send_control(Destination::Source(reset.to), &datagram);
                 }
-                Transmit::Chunk { peer, chunk, .. } => {
-                    let Some((source, first)) = self.users.source(&chunk) else {
+                Transmit::Chunk {
+                    connection,
+                    peer,
+                    chunk,
+                } => {
+                    let payload = match &chunk.source {
+                        ChunkSource::Posted { token } => {
+                            self.users.pieces(*token).map(Payload::Pieces)
+                        }
+                        ChunkSource::Inline(bytes) => Some(Payload::Bytes(bytes)),
+                        ChunkSource::Region(place) => {
+                            let entered = self.regions.enter();
+                            self.answer.read(place, &chunk, &entered)
+                        }
+                    };
+                    let Some(payload) = payload else {
+                        if let ChunkSource::Region(_) = chunk.source {
+                            closed.push(connection);
+                        }
                         continue;
                     };
                     let scratch = &mut self.scratch;
                     let seal = |i, room: &mut [u8]| {
-                        let range = chunk.payload(i);
-                        let length = (range.end - range.start) as usize;
-                        let payload = source
-                            .read(first + range.start, length, scratch)
-                            .expect("the handle has checked that the write lies within its source");
+                        let payload = payload.get(chunk.payload(i), scratch).expect(
+                            "the handle has checked that the message lies within its pieces",
+                        );
                         chunk.seal(i, payload, room)
                     };
                     let (path, packets) = (chunk.path, chunk.packets());
@@ -381,6 +406,9 @@ impl Worker {
             }
         }
         drop(sending);
+        for connection in closed {
+            self.endpoint.fail(connection, Failure::SourceClosed);
+        }
         self.report();
         if refused == Some(Refusal::TooBig) && !std::mem::replace(&mut self.logged_too_big, true) {
             tracing::error!(
@@ -402,7 +430,13 @@ impl Worker {
                 && let Some(connection) = self.endpoint.connection(id)
             {
                 let domain = connection.config().domain;
-                let opened = self.regions.enter().resolve(domain, key, 0, 0).map(|_| ());
+                let place = Place {
+                    domain,
+                    key,
+                    offset: 0,
+                    bytes: 0,
+                };
+                let opened = self.regions.enter().check(&place, Access::WRITE);
                 if let Err(reason) = opened
                     && reason != DropReason::NotArmed
                 {
@@ -459,10 +493,8 @@ struct Incoming<'a> {
 }
 
 impl Handler for Incoming<'_> {
-    type Place = std::convert::Infallible;
-
-    fn offer(&mut self, _from: Source, _header: &DataHeader) -> Offer<Self::Place> {
-        Offer::Discard
+    fn offer(&mut self, from: Source, header: &DataHeader, bytes: u32) -> Offer {
+        self.receiving.offer(from, header, bytes, &mut self.memory)
     }
 
     fn handle(&mut self, received: Received<'_>) {

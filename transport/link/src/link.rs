@@ -140,11 +140,8 @@ pub enum Sent {
 
 /// Takes in what a link receives: an endpoint, with the time.
 pub trait Handler {
-    /// What a link writes payload through that goes straight into place.
-    type Place;
-
-    /// Where to write the payload of a packet with this header; only links that place ask.
-    fn offer(&mut self, from: Source, header: &DataHeader) -> Offer<Self::Place>;
+    /// Where to write the payload, of `bytes` bytes, of a packet with this header; only links that place ask.
+    fn offer(&mut self, from: Source, header: &DataHeader, bytes: u32) -> Offer;
 
     /// Takes in what has arrived.
     fn handle(&mut self, received: Received<'_>);

@@ -218,6 +218,21 @@ impl Source {
         self.len() == 0
     }
 
+    /// Copies `out.len()` bytes at `offset`.
+    ///
+    /// # Errors
+    /// [`DropReason::Bounds`]; nothing was copied.
+    pub fn copy_out(&self, offset: u64, out: &mut [u8]) -> Result<(), DropReason> {
+        match self {
+            Source::Bytes(bytes) => {
+                check_bounds(bytes.len() as u64, offset, out.len() as u64)?;
+                out.copy_from_slice(&bytes[offset as usize..][..out.len()]);
+                Ok(())
+            }
+            Source::Region(region) => region.read(offset, out),
+        }
+    }
+
     /// `length` bytes at `offset`: where they lie if nobody changes them, else a copy in `scratch`,
     /// so that what is checksummed is what is sent.
     ///

@@ -145,8 +145,8 @@ impl Host {
                     let start = chunk.payload(0).start;
                     let content = match &chunk.source {
                         ChunkSource::Posted { token } => environment.content(*token, start),
-                        ChunkSource::Region { key, offset } => {
-                            environment.region(*key, offset + start)
+                        ChunkSource::Region(place) => {
+                            environment.region(place.key, place.offset + start)
                         }
                         ChunkSource::Inline(bytes) => bytes.get(start as usize..).unwrap_or(&[]),
                     };

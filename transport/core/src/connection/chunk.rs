@@ -1,7 +1,8 @@
 //! A chunk on its way out: which bytes, which path, and the headers.
 
 use super::work::Pages;
-use crate::units::{ChunkNumber, Key, PathId};
+use crate::memory::Place;
+use crate::units::{ChunkNumber, PathId};
 use crate::wire::{DataHeader, Flags, OVERHEAD_BYTES, Seal};
 use core::ops::Range;
 use serde::{Deserialize, Serialize};
@@ -14,14 +15,9 @@ pub enum ChunkSource {
         /// The work request's.
         token: u64,
     },
-    /// In a region here that the peer reads; of the connection's domain, and checked when it was asked for. If it is
-    /// closed by now, the connection is to be ended.
-    Region {
-        /// What opens it.
-        key: Key,
-        /// Where in it the message begins.
-        offset: u64,
-    },
+    /// In a region here that the peer reads: it was open to reads when the peer asked. If it is closed by now, the
+    /// connection is to be ended.
+    Region(Place),
     /// Here.
     Inline(Box<[u8]>),
 }

@@ -29,6 +29,11 @@ pub enum Failure {
         "the peer was not ready for the stall timeout: its owner has not given the buffer back, or has posted no receive"
     )]
     NotArmed,
+    /// A region that the peer was reading was closed here.
+    #[error(
+        "a region that the peer was reading was deregistered: deregister it when the peer is done"
+    )]
+    SourceClosed,
     /// The peer acknowledges what it has not received.
     #[error("the peer acknowledged packets that were never sent: it does not run this protocol")]
     AckOfUnsent,
@@ -50,6 +55,7 @@ impl Failure {
             Failure::KeyRefused => "KeyRefused",
             Failure::BoundsRefused => "BoundsRefused",
             Failure::NotArmed => "NotArmed",
+            Failure::SourceClosed => "SourceClosed",
             Failure::AckOfUnsent => "AckOfUnsent",
             Failure::NoCredit => "NoCredit",
         }

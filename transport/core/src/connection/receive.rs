@@ -408,7 +408,7 @@ impl Receive {
                     bytes,
                 };
                 memory.check(&place, Access::READ)?;
-                (ChunkSource::Region { key, offset }, bytes)
+                (ChunkSource::Region(place), bytes)
             }
             RequestKind::Atomic(atomic) => {
                 let before = memory.atomic(domain, key, offset, atomic)?;

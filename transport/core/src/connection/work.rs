@@ -1,7 +1,8 @@
 //! What is asked of a connection: work requests, and buffers for the peer's sends.
 
+use super::Settings;
 use crate::units::Key;
-use crate::wire::Atomic;
+use crate::wire::{Atomic, CHUNK_INDEX_MAX};
 use serde::{Deserialize, Serialize};
 
 /// Reads and atomics of one end that wait for their answers at most (verbs' `max_rd_atomic`).
@@ -138,6 +139,65 @@ pub enum PostError {
     /// The connection has failed or was closed.
     #[error("the connection is closed: connect again")]
     Closed,
+}
+
+impl WorkRequest {
+    /// Refuses what [`Connection::post`](super::Connection::post) would refuse of it alone.
+    ///
+    /// # Errors
+    /// [`PostError::TooLong`], [`PostError::NoPages`].
+    pub fn check(&self, settings: &Settings) -> Result<(), PostError> {
+        let packets = |bytes: u64| bytes.div_ceil(settings.packet_payload.into());
+        let (packets, ends) = match self {
+            WorkRequest::Write(write) => {
+                let end = write.offset.checked_add(write.bytes);
+                (packets(write.bytes), end.is_some())
+            }
+            WorkRequest::WritePages(WritePages { pages, .. }) => {
+                if pages.bytes == 0 || pages.offsets.is_empty() {
+                    return Err(PostError::NoPages);
+                }
+                let bytes = u64::from(pages.bytes);
+                let mut ends = pages.offsets.iter().map(|offset| offset.checked_add(bytes));
+                // Equal packets are at least half as long as they may be.
+                let packets = 2 * packets(bytes) * pages.offsets.len() as u64;
+                (packets, ends.all(|end| end.is_some()))
+            }
+            WorkRequest::Send(send) => (packets(send.bytes), true),
+            WorkRequest::Read(read) => {
+                let [there, here] =
+                    [read.offset, read.to_offset].map(|at| at.checked_add(read.bytes));
+                (packets(read.bytes), there.is_some() && here.is_some())
+            }
+            WorkRequest::Atomic(change) => {
+                let here = change.to_offset.checked_add(Atomic::BYTES);
+                (1, here.is_some())
+            }
+        };
+        // A chunk may be one packet.
+        if packets > u64::from(CHUNK_INDEX_MAX) || !ends {
+            return Err(PostError::TooLong);
+        }
+        Ok(())
+    }
+
+    /// Names it.
+    #[must_use]
+    pub fn with_token(mut self, name: u64) -> WorkRequest {
+        match &mut self {
+            WorkRequest::Write(Write { token, .. })
+            | WorkRequest::WritePages(WritePages { token, .. })
+            | WorkRequest::Send(SendMessage { token, .. })
+            | WorkRequest::Read(Read { token, .. })
+            | WorkRequest::Atomic(AtomicChange { token, .. }) => *token = name,
+        }
+        self
+    }
+
+    /// Whether it ends by an answer, of which [`REQUESTS_MAX`] may be waited for.
+    pub fn awaits_answer(&self) -> bool {
+        matches!(self, WorkRequest::Read(_) | WorkRequest::Atomic(_))
+    }
 }
 
 macro_rules! work_requests {

@@ -100,6 +100,7 @@ impl Pair {
 
 impl Side {
     /// A write of all of `source`.
+    #[allow(dead_code)] // not every test of this folder writes one piece
     pub(crate) fn write(&self, source: &Arc<Box<[u8]>>) -> WriteRequest {
         WriteRequest {
             connection: self.id,

@@ -6,9 +6,7 @@ use super::super::{Event, Settings};
 use super::Transmit;
 use crate::path::BASE_PACKET_BYTES;
 use crate::units::{ChunkNumber, Key};
-use crate::wire::{
-    Atomic, CHUNK_INDEX_MAX, CHUNK_PACKETS_MAX, Flags, OVERHEAD_BYTES, Opcode, Request, RequestKind,
-};
+use crate::wire::{CHUNK_PACKETS_MAX, Flags, OVERHEAD_BYTES, Opcode, Request, RequestKind};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -115,18 +113,6 @@ impl Pages {
         let page = self.offsets.get((at / bytes) as usize);
         page.copied().unwrap_or(0) + at % bytes
     }
-
-    fn check(&self) -> Result<u64, PostError> {
-        if self.bytes == 0 || self.offsets.is_empty() {
-            return Err(PostError::NoPages);
-        }
-        let bytes = u64::from(self.bytes);
-        let overflows = |offset: &u64| offset.checked_add(bytes).is_none();
-        if self.offsets.iter().any(overflows) {
-            return Err(PostError::TooLong);
-        }
-        Ok(bytes * self.offsets.len() as u64)
-    }
 }
 
 /// An answer to a request of the peer, to be sent.
@@ -148,6 +134,10 @@ impl Transmit {
         request: WorkRequest,
         settings: &Settings,
     ) -> Result<(), PostError> {
+        request.check(settings)?;
+        if request.awaits_answer() && self.requests.len() == REQUESTS_MAX {
+            return Err(PostError::TooManyRequests);
+        }
         let posted = |token| ChunkSource::Posted { token };
         let posted = match request {
             WorkRequest::Write(write) => Posted {
@@ -161,7 +151,8 @@ impl Transmit {
                 )
             },
             WorkRequest::WritePages(write) => {
-                let bytes = write.pages.check()?;
+                let pages = &write.pages;
+                let bytes = u64::from(pages.bytes) * pages.offsets.len() as u64;
                 Posted {
                     immediate: write.immediate,
                     pages: Some(write.pages),
@@ -184,8 +175,7 @@ impl Transmit {
                     answer_key: read.to_key,
                     answer_offset: read.to_offset,
                 };
-                self.check_answer(read.to_offset, read.bytes, settings)?;
-                self.request(read.token, &request, read.key, read.offset)?
+                self.request(read.token, &request, read.key, read.offset)
             }
             WorkRequest::Atomic(change) => {
                 let request = Request {
@@ -193,11 +183,9 @@ impl Transmit {
                     answer_key: change.to_key,
                     answer_offset: change.to_offset,
                 };
-                self.check_answer(change.to_offset, Atomic::BYTES, settings)?;
-                self.request(change.token, &request, change.key, change.offset)?
+                self.request(change.token, &request, change.key, change.offset)
             }
         };
-        check_chunks(&posted, settings)?;
         if posted.opcode == Opcode::Send {
             self.sends += 1;
         }
@@ -205,34 +193,16 @@ impl Transmit {
         Ok(())
     }
 
-    fn check_answer(&self, offset: u64, bytes: u64, settings: &Settings) -> Result<(), PostError> {
-        let end = offset.checked_add(bytes);
-        let chunks = bytes.div_ceil(settings.packet_payload.into());
-        if end.is_none() || chunks > u64::from(CHUNK_INDEX_MAX) {
-            return Err(PostError::TooLong);
-        }
-        if self.requests.len() == REQUESTS_MAX {
-            return Err(PostError::TooManyRequests);
-        }
-        Ok(())
-    }
-
-    fn request(
-        &mut self,
-        token: u64,
-        request: &Request,
-        key: Key,
-        offset: u64,
-    ) -> Result<Posted, PostError> {
+    fn request(&mut self, token: u64, request: &Request, key: Key, offset: u64) -> Posted {
         let number = self.next_request;
         self.next_request = number.wrapping_add(1);
         self.requests.insert(number, token);
         let body = request.emit();
         let source = ChunkSource::Inline(body.into());
-        Ok(Posted {
+        Posted {
             immediate: Some(number),
             ..Posted::new(Opcode::Request, source, body.len() as u64, key, offset)
-        })
+        }
     }
 
     /// Sends an answer.
@@ -301,21 +271,6 @@ impl Transmit {
         let at = self.board.get(chunk).write;
         self.posted[at as usize].as_ref()?.pages.as_ref()
     }
-}
-
-/// Refuses a message of more chunks than can be numbered: a chunk may be one packet.
-fn check_chunks(posted: &Posted, settings: &Settings) -> Result<(), PostError> {
-    let smallest = u64::from(settings.packet_payload);
-    let packets = match &posted.pages {
-        None => posted.bytes.div_ceil(smallest),
-        // Equal packets are at least half as long as they may be.
-        Some(pages) => 2 * u64::from(pages.bytes).div_ceil(smallest) * pages.offsets.len() as u64,
-    };
-    let end = posted.offset.checked_add(posted.bytes);
-    if packets > u64::from(CHUNK_INDEX_MAX) || end.is_none() {
-        return Err(PostError::TooLong);
-    }
-    Ok(())
 }
 
 #[cfg(test)]

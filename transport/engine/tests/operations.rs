@@ -1,0 +1,299 @@
+//! Sends, reads, atomics, pages and pieces between two engines over sockets.
+
+mod pair;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pair::{PATIENCE, Pair, bytes_of, pattern, region};
+use weft_engine::{
+    Access, Atomic, DomainId, EngineError, Event, Failure, Key, Operation, Pages, Piece, Post,
+    PostError, Progress, REQUESTS_MAX, ReceiveBuffer, Region, Source,
+};
+
+const DOMAIN: DomainId = DomainId(1);
+
+fn threads() -> Pair {
+    Pair::new(|config| config.progress = Progress::Threads(1))
+}
+
+fn post(pair: &Pair, operation: Operation, pieces: Vec<Piece>, immediate: Option<u32>) {
+    let post = Post {
+        connection: pair.a.id,
+        operation,
+        pieces,
+        immediate,
+        context: 77,
+    };
+    pair.a.engine.post(post).expect("the work request is taken");
+}
+
+/// A's next event but those that `b` brings.
+fn next(side: &pair::Side) -> Event {
+    let event = side.events.recv_timeout(PATIENCE);
+    event.expect("an event comes")
+}
+
+fn completed(pair: &Pair) {
+    let event = next(&pair.a);
+    assert!(
+        matches!(event, Event::Completed { context: 77, .. }),
+        "{event:?}"
+    );
+}
+
+/// Three pieces of `bytes` in an order that is not theirs, and what they are together.
+fn pieces(bytes: usize) -> (Vec<Piece>, Vec<u8>) {
+    let fixed = pattern(bytes, 1);
+    let changing = region(bytes, 0x5A);
+    let sources: [Source; 2] = [fixed.clone().into(), changing.into()];
+    let third = bytes / 3;
+    let piece = |source: usize, offset: usize, bytes: usize| Piece {
+        source: sources[source].clone(),
+        offset: offset as u64,
+        bytes: bytes as u64,
+    };
+    let rest = bytes - 2 * third;
+    let pieces = vec![
+        piece(0, third, third),
+        piece(1, 5, third),
+        piece(0, 0, rest),
+    ];
+    let whole = [&fixed[third..2 * third], &vec![0x5A; third], &fixed[..rest]].concat();
+    (pieces, whole)
+}
+
+#[test]
+fn the_pieces_of_a_write_and_of_a_send_arrive_as_one_message() {
+    for bytes in [9, 4_000, 1_000_000] {
+        let pair = threads();
+        let there = region(bytes, 0);
+        let key = pair.b.engine.register(DOMAIN, Arc::clone(&there));
+        let (sent, whole) = pieces(bytes);
+        post(&pair, Operation::Write { key, offset: 0 }, sent, Some(5));
+        assert!(matches!(
+            next(&pair.b),
+            Event::Delivered { immediate: 5, .. }
+        ));
+        completed(&pair);
+        assert_eq!(bytes_of(&there), whole);
+
+        let there = region(bytes + 10, 0);
+        let key = pair.b.engine.register(DOMAIN, Arc::clone(&there));
+        let buffer = ReceiveBuffer {
+            token: 8,
+            key,
+            offset: 3,
+            bytes: bytes as u64,
+        };
+        pair.b.engine.post_receive(pair.b.id, buffer).unwrap();
+        let (sent, whole) = pieces(bytes);
+        post(&pair, Operation::Send, sent, None);
+        match next(&pair.b) {
+            Event::Received {
+                context: 8,
+                bytes: received,
+                immediate: None,
+                ..
+            } => assert_eq!(received, bytes as u64),
+            other => panic!("{other:?}"),
+        }
+        completed(&pair);
+        assert_eq!(bytes_of(&there)[3..3 + bytes], whole);
+    }
+}
+
+#[test]
+fn reads_and_atomics_bring_what_the_other_end_has() {
+    let pair = threads();
+    let bytes = pattern(300_000, 3);
+    let access = Access::READ.with(Access::ATOMIC);
+    let there = Region::share(bytes.to_vec());
+    let key = pair
+        .b
+        .engine
+        .register_for(DOMAIN, access, Arc::clone(&there));
+    let here = region(300_000, 0);
+    let to_key = pair.a.engine.register(DOMAIN, Arc::clone(&here));
+    let read = Operation::Read {
+        bytes: 250_000,
+        key,
+        offset: 11,
+        to_key,
+        to_offset: 400,
+    };
+    post(&pair, read, Vec::new(), None);
+    completed(&pair);
+    assert_eq!(bytes_of(&here)[400..250_400], bytes[11..250_011]);
+    there.write(64, &40u64.to_le_bytes()).unwrap();
+    let add = Operation::Atomic {
+        atomic: Atomic::FetchAdd { add: 2 },
+        key,
+        offset: 64,
+        to_key,
+        to_offset: 8,
+    };
+    post(&pair, add, Vec::new(), None);
+    completed(&pair);
+    let word = |region: &Region, at: usize| bytes_of(region)[at..at + 8].to_vec();
+    assert_eq!(word(&here, 8), 40u64.to_le_bytes());
+    assert_eq!(word(&there, 64), 42u64.to_le_bytes());
+    assert!(
+        pair.b.events.is_empty(),
+        "the other end's user is not asked"
+    );
+}
+
+#[test]
+fn a_region_is_not_read_that_is_open_to_writes_only_or_is_closed_by_now() {
+    let pair = threads();
+    let to_key = pair.a.engine.register(DOMAIN, region(100, 0));
+    let key = pair.b.engine.register(DOMAIN, region(100, 7));
+    let read = |key: Key, bytes| Operation::Read {
+        bytes,
+        key,
+        offset: 0,
+        to_key,
+        to_offset: 0,
+    };
+    post(&pair, read(key, 100), Vec::new(), None);
+    match next(&pair.a) {
+        Event::Failed { failure, .. } => assert_eq!(failure, Failure::KeyRefused),
+        other => panic!("{other:?}"),
+    }
+    // A read of 64 MiB is under way when the region is closed: both ends are told.
+    let bytes = 64 << 20;
+    let pair = threads();
+    let to_key = pair.a.engine.register(DOMAIN, region(bytes, 0));
+    let key = pair
+        .b
+        .engine
+        .register_for(DOMAIN, Access::READ, region(bytes, 7));
+    let read = Operation::Read {
+        bytes: bytes as u64,
+        key,
+        offset: 0,
+        to_key,
+        to_offset: 0,
+    };
+    post(&pair, read, Vec::new(), None);
+    let begun = Instant::now();
+    while pair.a.engine.snapshot().connections[0].stats.bytes_placed == 0 {
+        assert!(begun.elapsed() < PATIENCE);
+    }
+    assert!(pair.b.engine.deregister(key).is_some());
+    let failure = |side: &pair::Side| match next(side) {
+        Event::Failed { failure, .. } => failure,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(failure(&pair.b), Failure::SourceClosed);
+    assert_eq!(failure(&pair.a), Failure::PeerRestarted);
+}
+
+#[test]
+fn pages_go_where_the_list_says() {
+    for bytes in [1_024usize, 4_096, 65_536, 3_001] {
+        let pair = threads();
+        let there = region(64 * 70_000, 0);
+        let key = pair.b.engine.register(DOMAIN, Arc::clone(&there));
+        let offsets: Vec<u64> = (0..64).map(|page| (63 - page) * 70_000 + page).collect();
+        let source = pattern(64 * bytes, 9);
+        let whole = vec![Piece {
+            source: source.clone().into(),
+            offset: 0,
+            bytes: source.len() as u64,
+        }];
+        let pages = Pages {
+            bytes: bytes as u32,
+            offsets: Arc::new(offsets.clone()),
+        };
+        post(&pair, Operation::WritePages { key, pages }, whole, Some(1));
+        assert!(matches!(
+            next(&pair.b),
+            Event::Delivered { immediate: 1, .. }
+        ));
+        let there = bytes_of(&there);
+        for (page, &offset) in source.chunks(bytes).zip(&offsets) {
+            assert_eq!(
+                there[offset as usize..][..bytes],
+                *page,
+                "{bytes} B at {offset}"
+            );
+        }
+    }
+}
+
+#[test]
+fn work_requests_that_make_no_sense_are_refused_at_once() {
+    let pair = threads();
+    let piece = Piece {
+        source: pattern(10, 1).into(),
+        offset: 0,
+        bytes: 10,
+    };
+    let refused = |operation: Operation, pieces: Vec<Piece>, immediate| {
+        let post = Post {
+            connection: pair.a.id,
+            operation,
+            pieces,
+            immediate,
+            context: 0,
+        };
+        pair.a
+            .engine
+            .post(post)
+            .expect_err("it makes no sense")
+            .reason()
+    };
+    let key = Key(1);
+    let beyond = Piece {
+        offset: 1,
+        ..piece.clone()
+    };
+    let read = Operation::Read {
+        bytes: 1,
+        key,
+        offset: 0,
+        to_key: key,
+        to_offset: 0,
+    };
+    let pages = |bytes, offsets: Vec<u64>| Operation::WritePages {
+        key,
+        pages: Pages {
+            bytes,
+            offsets: Arc::new(offsets),
+        },
+    };
+    let one = vec![piece];
+    assert_eq!(refused(Operation::Send, vec![beyond], None), "BeyondSource");
+    assert_eq!(refused(Operation::Signal, Vec::new(), None), "EmptyWrite");
+    assert_eq!(refused(Operation::Signal, one.clone(), Some(1)), "NoPieces");
+    assert_eq!(refused(read.clone(), one.clone(), None), "NoPieces");
+    assert_eq!(refused(read.clone(), Vec::new(), Some(1)), "NoImmediate");
+    assert_eq!(refused(pages(5, vec![0]), one.clone(), None), "PagesDiffer");
+    assert_eq!(
+        refused(pages(5, vec![0, u64::MAX]), one, None),
+        "PostRefused"
+    );
+    // Nobody runs the worker: no answer comes.
+    let pair = Pair::new(|_| ());
+    let post = Post {
+        connection: pair.a.id,
+        operation: read,
+        pieces: Vec::new(),
+        immediate: None,
+        context: 0,
+    };
+    let mut posted = (0..=REQUESTS_MAX).map(|_| pair.a.engine.post(post.clone()));
+    assert!(
+        posted
+            .by_ref()
+            .take(REQUESTS_MAX)
+            .all(|posted| posted.is_ok())
+    );
+    let last = posted.next().unwrap().expect_err("one too many");
+    assert!(matches!(
+        last,
+        EngineError::Post(PostError::TooManyRequests)
+    ));
+}

@@ -117,6 +117,9 @@ impl Intake {
             Event::Signal {
                 immediate: PING, ..
             }
+            // This end posts writes only, and no receives.
+            | Event::Completed { .. }
+            | Event::Received { .. }
             | Event::Closed { .. } => Ok(()),
             Event::Signal {
                 immediate: GIVEN_UP,

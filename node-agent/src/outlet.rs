@@ -235,7 +235,8 @@ impl Outlet {
                     self.faulty(child, "bytes to a node that only sends".to_owned());
                 }
             }
-            Event::Closed { .. } => {}
+            // This end posts writes only, and no receives.
+            Event::Completed { .. } | Event::Received { .. } | Event::Closed { .. } => {}
         }
     }
 

@@ -82,9 +82,7 @@ impl Arrivals {
 }
 
 impl Handler for Arrivals {
-    type Place = ();
-
-    fn offer(&mut self, _: Source, header: &DataHeader) -> Offer<()> {
+    fn offer(&mut self, _: Source, header: &DataHeader, _: u32) -> Offer {
         panic!("the link does not place: {header:?}");
     }
 

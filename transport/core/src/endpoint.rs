@@ -20,6 +20,7 @@ mod rate_cap;
 mod resets;
 mod run;
 mod schedule;
+mod timing_wheel;
 mod turn;
 
 use crate::connection::{
@@ -32,7 +33,6 @@ use crate::path::{PathSet, PathSetConfig};
 use crate::units::{ConnectionId, Rng, Time};
 use crate::wire::Secret;
 pub use config::{EndpointConfig, Remote};
-use core::cmp::Reverse;
 use core::hash::BuildHasherDefault;
 use pacer::Pacer;
 use peers::Peers;
@@ -41,7 +41,8 @@ use rate_cap::RateCap;
 pub use resets::PendingReset;
 use resets::Resets;
 use schedule::Schedule;
-use std::collections::{BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
+use timing_wheel::TimingWheel;
 pub use turn::{Receiving, Sending, Transmit};
 
 #[expect(
@@ -128,7 +129,7 @@ pub struct Endpoint<P> {
     peers: Peers<P>,
     schedule: Schedule,
     /// Entries may be older than what their connection now wants; never later.
-    timers: BinaryHeap<Reverse<(Time, u32)>>,
+    timers: TimingWheel,
     resets: Resets,
     rate_cap: Option<RateCap>,
     pacer: Option<Pacer>,
@@ -161,7 +162,7 @@ impl<P: Eq> Endpoint<P> {
             by_token: BTreeSet::new(),
             peers: Peers::new(),
             schedule: Schedule::default(),
-            timers: BinaryHeap::new(),
+            timers: TimingWheel::new(now),
             resets: Resets::new(rng.next_u64()),
             rate_cap: config.rate_cap_bps.map(|bps| RateCap::new(bps, now)),
             pacer: Pacer::new(&config),
@@ -481,7 +482,7 @@ impl<P: Eq> Endpoint<P> {
     }
 
     fn next_timer(&mut self) -> Option<Time> {
-        while let Some(&Reverse((due, slot))) = self.timers.peek() {
+        while let Some((due, slot)) = self.timers.peek() {
             match &self.slots[slot as usize] {
                 Slot::Open(open) if open.timer == Some(due) => return Some(due),
                 // No connection waits for this entry any more.

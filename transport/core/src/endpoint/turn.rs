@@ -8,7 +8,6 @@ use crate::memory::Memory;
 use crate::received::{Offer, Received};
 use crate::units::{ConnectionId, PathId, Source, Time};
 use crate::wire::{CONTROL_BYTES_MAX, DataHeader, Kind, Reset, peek};
-use core::cmp::Reverse;
 
 /// Timers wait until everything that has arrived was taken in, but never for more turns than this.
 const TURNS_WITHOUT_TIMERS_MAX: u32 = 16;
@@ -282,7 +281,8 @@ impl<P: Eq> Endpoint<P> {
     }
 
     fn serve_timers(&mut self, now: Time) {
-        while let Some(&Reverse((due, slot))) = self.timers.peek() {
+        self.timers.turn(now);
+        while let Some((due, slot)) = self.timers.peek() {
             if due > now {
                 break;
             }
@@ -390,7 +390,7 @@ impl<P: Eq> Endpoint<P> {
             // An earlier entry looks again when it is due; most never get that far.
             if open.timer.is_none_or(|timer| due < timer) {
                 open.timer = Some(due);
-                self.timers.push(Reverse((due, slot)));
+                self.timers.push(due, slot);
             }
         }
         touched.clear();

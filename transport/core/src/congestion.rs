@@ -88,7 +88,13 @@ pub trait CongestionControl {
         Permit::Yes
     }
 
-    /// `bytes` were sent on `path`.
+    /// The same for `bytes` that were declared lost and are to be sent again (UCCL's `onTxRtxChunk`).
+    #[inline]
+    fn may_resend(&self, path: PathId, bytes: u32, now: Time) -> Permit {
+        self.may_send(path, bytes, now)
+    }
+
+    /// `bytes` were sent on `path`, for the first time or again.
     #[inline]
     fn on_sent(&mut self, now: Time, path: PathId, bytes: u32) {
         let _ = (now, path, bytes);
@@ -195,6 +201,10 @@ macro_rules! controls {
             #[inline]
             fn may_send(&self, path: PathId, bytes: u32, now: Time) -> Permit {
                 match self { $(Congestion::$kind(control) => control.may_send(path, bytes, now),)* }
+            }
+            #[inline]
+            fn may_resend(&self, path: PathId, bytes: u32, now: Time) -> Permit {
+                match self { $(Congestion::$kind(control) => control.may_resend(path, bytes, now),)* }
             }
             #[inline]
             fn on_sent(&mut self, now: Time, path: PathId, bytes: u32) {

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
-use weft_core::connection::{PostError, ReceiveBuffer, Settings, WorkRequest};
+use weft_core::connection::{PostError, ReceiveBuffer, Settings, WorkRequest, Write};
 use weft_core::units::{ConnectionId, Key};
 use weft_core::wire::Secret;
 use weft_crypto::part_secret;
@@ -19,14 +19,11 @@ use crate::error::EngineError;
 use crate::event::Event;
 use crate::identity::{Names, ResetKeys, worker_of_connection};
 use crate::parts::{Choice, Parts};
-use crate::post::{Operation, Piece, Pieces, Post};
+use crate::post::{Piece, Pieces, Post};
 use crate::snapshot::Snapshot;
 use crate::worker::Worker;
 use weft_core::memory::{Access, DomainId};
 use weft_memory::{Region, RegionTable, Source};
-
-/// Chunks of one message: the wire numbers them with 24 bits, and a chunk may be one packet.
-const MESSAGE_CHUNKS_MAX: u64 = (1 << 24) - 1;
 
 /// A one-sided write of one piece; [`Post`] is the general form.
 #[derive(Debug, Clone)]
@@ -218,15 +215,14 @@ impl Engine {
         }
         let (joined, left_over) = ids.split_at(remotes.len());
         let parts = Arc::new(Parts::new(joined, events, Arc::clone(&self.queues)));
-        {
-            let mut ends = self.ends();
-            // Another thread may have connected it since.
-            allocated(&ends, local)?;
-            ends.insert(local, End::Connected(Arc::clone(&parts)));
-            for id in left_over {
-                ends.remove(id);
-            }
+        let mut ends = self.ends();
+        // Another thread may have connected it since.
+        allocated(&ends, local)?;
+        ends.insert(local, End::Connected(Arc::clone(&parts)));
+        for id in left_over {
+            ends.remove(id);
         }
+        // Under the lock: no other thread's call on this connection overtakes these.
         for (&id, remote) in joined.iter().zip(remotes) {
             self.command(
                 worker_of_connection(id),
@@ -298,48 +294,43 @@ impl Engine {
             bytes: request.bytes,
         };
         piece.check()?;
-        let operation = Operation::Write {
+        let write = Write {
+            token: request.context,
+            bytes: request.bytes,
             key: request.key,
             offset: request.offset,
+            immediate: request.immediate,
         };
-        let (pieces, context) = (Pieces::One(piece), request.context);
-        self.post_pieces(
-            request.connection,
-            operation,
-            pieces,
-            request.immediate,
-            context,
-        )
+        self.post_pieces(request.connection, write.into(), Pieces::One(piece))
     }
 
     /// Posts a work request, as [`Engine::write`]. The end is reported by [`Event::Completed`] or [`Event::Failed`].
     pub fn post(&self, post: Post) -> Result<(), EngineError> {
-        post.pieces.iter().try_for_each(Piece::check)?;
-        let pieces = Pieces::Many(post.pieces);
-        self.post_pieces(
-            post.connection,
-            post.operation,
-            pieces,
-            post.immediate,
-            post.context,
-        )
+        let pieces = Pieces::many(post.pieces)?;
+        self.post_pieces(post.connection, post.request, pieces)
     }
 
     fn post_pieces(
         &self,
         id: ConnectionId,
-        operation: Operation,
+        request: WorkRequest,
         pieces: Pieces,
-        immediate: Option<u32>,
-        context: u64,
     ) -> Result<(), EngineError> {
-        let bytes = pieces.bytes()?;
-        let most = u64::from(self.settings.packet_payload) * MESSAGE_CHUNKS_MAX;
-        if bytes > most {
-            return Err(EngineError::TooLong { bytes, most });
+        let (bytes, pieces_bytes) = (request.bytes(), pieces.bytes());
+        if bytes != pieces_bytes {
+            return Err(EngineError::PiecesDiffer {
+                bytes,
+                pieces_bytes,
+            });
         }
-        let request = operation.request(bytes, immediate)?;
+        if let WorkRequest::Write(write) = &request
+            && bytes == 0
+            && write.immediate.is_none()
+        {
+            return Err(EngineError::EmptyWrite);
+        }
         request.check(&self.settings)?;
+        let bytes = request.load();
         let choice = match &request {
             WorkRequest::Write(_) | WorkRequest::WritePages(_) => Choice::Least,
             WorkRequest::Send(_) => Choice::First,
@@ -348,9 +339,9 @@ impl Engine {
         let part = self.connected(id, |parts| parts.choose(choice, bytes))?;
         let id = part.ok_or(PostError::TooManyRequests)?;
         let post = Outgoing {
+            context: request.token(),
             request,
             pieces,
-            context,
             bytes,
         };
         self.command(worker_of_connection(id), Command::Post { id, post });
@@ -562,7 +553,7 @@ mod tests {
         let (events, told) = unbounded();
         engine.connect(end.id, remote, events).unwrap();
         // More than its source has, which `write` would refuse: the worker relies on that.
-        let write = weft_core::connection::Write {
+        let write = Write {
             token: 0,
             bytes: 100,
             key: Key(1),

@@ -90,38 +90,18 @@ pub enum EngineError {
     /// A write with neither bytes nor an immediate would do nothing.
     #[error("a write without bytes needs an immediate: it would do nothing else")]
     EmptyWrite,
-    /// A write that ends beyond the last offset there can be.
-    #[error("{bytes} bytes at offset {offset} end beyond 2^64: check the region's offset")]
-    OffsetOverflow {
-        /// Asked for.
-        bytes: u64,
-        /// Where.
-        offset: u64,
-    },
-    /// A message longer than the wire can number.
-    #[error("the write has {bytes} bytes; one message carries at most {most}: cut it")]
-    TooLong {
-        /// Asked for.
-        bytes: u64,
-        /// The most that one message carries with these settings.
-        most: u64,
-    },
     /// The pieces of a message are longer than 2^64 bytes.
     #[error("the pieces are longer than 2^64 bytes together: split the message")]
     PiecesTooLong,
-    /// A read, an atomic or a signal with pieces.
-    #[error("a read, an atomic and a signal send no bytes: leave `pieces` empty")]
-    NoPieces,
-    /// A read or an atomic with an immediate.
-    #[error("a read and an atomic bring no immediate to the peer: leave `immediate` empty")]
-    NoImmediate,
-    /// Pages that do not fit their pieces.
-    #[error("the pages have {pages_bytes} bytes and the pieces {bytes}: make them equal")]
-    PagesDiffer {
-        /// Of the pages.
-        pages_bytes: u64,
-        /// Of the pieces.
+    /// A message and its pieces differ in length. A read and an atomic send none.
+    #[error(
+        "the work request sends {bytes} bytes and its pieces have {pieces_bytes}: make them equal"
+    )]
+    PiecesDiffer {
+        /// Of the work request.
         bytes: u64,
+        /// Of the pieces.
+        pieces_bytes: u64,
     },
     /// The work request cannot be done.
     #[error(transparent)]
@@ -156,13 +136,9 @@ impl EngineError {
             Self::NotConnected { .. } => "NotConnected",
             Self::BeyondSource { .. } => "BeyondSource",
             Self::EmptyWrite => "EmptyWrite",
-            Self::OffsetOverflow { .. } => "OffsetOverflow",
-            Self::TooLong { .. } => "TooLong",
             Self::PiecesTooLong => "PiecesTooLong",
-            Self::NoPieces => "NoPieces",
-            Self::NoImmediate => "NoImmediate",
-            Self::PagesDiffer { .. } => "PagesDiffer",
-            Self::Post(_) => "PostRefused",
+            Self::PiecesDiffer { .. } => "PiecesDiffer",
+            Self::Post(error) => error.reason(),
             Self::NotInline => "NotInline",
             Self::NoRandomness => "NoRandomness",
             Self::System { .. } => "SystemCallFailed",

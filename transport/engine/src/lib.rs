@@ -40,13 +40,14 @@ pub use ends::{EndPart, LocalEnd, RemoteEnd};
 pub use engine::{Engine, WriteRequest};
 pub use error::EngineError;
 pub use event::Event;
-pub use post::{Operation, Piece, Post};
+pub use post::{Piece, Post};
 pub use snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
 
 // What the engine's own types are made of, so that its user needs no other transport crate.
 pub use weft_core::congestion::CongestionKind;
 pub use weft_core::connection::{
-    Failure, Pages, PostError, REQUESTS_MAX, ReceiveBuffer, Settings, Stats,
+    AtomicChange, Failure, Pages, PostError, REQUESTS_MAX, Read, ReceiveBuffer, SendMessage,
+    Settings, Stats, WorkRequest, Write, WritePages,
 };
 pub use weft_core::drops::{DropReason, Drops};
 pub use weft_core::memory::{Access, DomainId};

@@ -93,11 +93,12 @@ impl Parts {
     /// first. `None` when that one may wait for no more answers.
     pub(crate) fn choose(&self, choice: Choice, bytes: u64) -> Option<ConnectionId> {
         let load = |part: &&Part| part.load.load(Ordering::Relaxed);
+        let may_ask = |part: &&Part| part.requests.load(Ordering::Relaxed) < REQUESTS_MAX;
         let part = match choice {
-            Choice::First => None,
-            Choice::Least | Choice::Request => self.parts.iter().min_by_key(load),
+            Choice::First => self.parts.first()?,
+            Choice::Least => self.parts.iter().min_by_key(load)?,
+            Choice::Request => self.parts.iter().filter(may_ask).min_by_key(load)?,
         };
-        let part = part.unwrap_or(&self.parts[0]);
         if let Choice::Request = choice {
             let more = |requests| (requests < REQUESTS_MAX).then_some(requests + 1);
             let taken = part

@@ -1,81 +1,25 @@
-//! Work requests as the engine's user posts them: the operation, the pieces of memory, the immediate.
+//! What is sent: the pieces of memory that a work request names, and what the packets of a chunk carry of them.
 
 use core::ops::Range;
 
-use weft_core::connection::{
-    AtomicChange, Chunk, Pages, Read, SendMessage, WorkRequest, Write, WritePages,
-};
+use weft_core::connection::{Chunk, WorkRequest};
 use weft_core::drops::DropReason;
 use weft_core::memory::{Access, Place, check_bounds};
-use weft_core::units::{ConnectionId, Key};
-use weft_core::wire::Atomic;
+use weft_core::units::ConnectionId;
 use weft_memory::{Placing, Region, Source};
 
 use crate::error::EngineError;
 
-/// A work request.
+/// A work request of the engine's user.
 #[derive(Debug, Clone)]
 pub struct Post {
     /// On which connection.
     pub connection: ConnectionId,
-    /// What to do.
-    pub operation: Operation,
-    /// The bytes of a write or send, one piece behind the other; empty for the rest.
+    /// What to do. Its token comes back in [`crate::Event::Completed`] as `context`. All sends of a split connection go
+    /// over its first part.
+    pub request: WorkRequest,
+    /// The bytes of a write, of pages or of a send, one piece behind the other.
     pub pieces: Vec<Piece>,
-    /// Of a write, a send or a signal: comes with the message.
-    pub immediate: Option<u32>,
-    /// Comes back in [`crate::Event::Completed`].
-    pub context: u64,
-}
-
-/// What a work request does.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Operation {
-    /// Writes the pieces to one place of a region of the peer.
-    Write {
-        /// The region's key.
-        key: Key,
-        /// Where in it.
-        offset: u64,
-    },
-    /// Writes the bytes of the pieces page by page to places of a region of the peer.
-    WritePages {
-        /// The region's key.
-        key: Key,
-        /// Where each page goes. All pages together are as long as the pieces together.
-        pages: Pages,
-    },
-    /// Sends the pieces to the next receive that the peer has posted. All sends of a connection go over its first part.
-    Send,
-    /// Brings the immediate and nothing else.
-    Signal,
-    /// Reads from a region of the peer, which must be registered for it, into one of this end.
-    Read {
-        /// How many bytes.
-        bytes: u64,
-        /// The key of the peer's region.
-        key: Key,
-        /// Where in it.
-        offset: u64,
-        /// The key of this end's region, of the connection's domain.
-        to_key: Key,
-        /// Where in it.
-        to_offset: u64,
-    },
-    /// Changes a word of a region of the peer, which must be registered for it, and writes what was there into a region
-    /// of this end.
-    Atomic {
-        /// The change.
-        atomic: Atomic,
-        /// The key of the peer's region.
-        key: Key,
-        /// Where in it, a multiple of 8.
-        offset: u64,
-        /// The key of this end's region, of the connection's domain.
-        to_key: Key,
-        /// Where in it.
-        to_offset: u64,
-    },
 }
 
 /// Bytes that are sent.
@@ -107,56 +51,68 @@ impl Piece {
 #[derive(Debug)]
 pub(crate) enum Pieces {
     One(Piece),
-    Many(Vec<Piece>),
+    Many {
+        pieces: Vec<Piece>,
+        /// Where in the message each piece ends.
+        ends: Vec<u64>,
+    },
 }
 
 impl Pieces {
+    pub(crate) fn many(pieces: Vec<Piece>) -> Result<Pieces, EngineError> {
+        pieces.iter().try_for_each(Piece::check)?;
+        let mut end = 0u64;
+        let ends = pieces.iter().map(|piece| {
+            end = end.checked_add(piece.bytes)?;
+            Some(end)
+        });
+        let ends: Option<Vec<u64>> = ends.collect();
+        let ends = ends.ok_or(EngineError::PiecesTooLong)?;
+        Ok(Pieces::Many { pieces, ends })
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Pieces::One(piece) => piece.bytes,
+            Pieces::Many { ends, .. } => ends.last().copied().unwrap_or(0),
+        }
+    }
+
     /// `length` bytes of the message from `at` on: where they lie if they lie in one piece that nobody changes,
     /// else a copy in `scratch`.
-    pub(crate) fn read<'a>(
+    fn read<'a>(
         &'a self,
         at: u64,
         length: usize,
         scratch: &'a mut [u8],
     ) -> Result<&'a [u8], DropReason> {
-        let pieces = match self {
-            Pieces::One(piece) => std::slice::from_ref(piece),
-            Pieces::Many(pieces) => pieces,
+        let (pieces, ends) = match self {
+            Pieces::One(piece) => return piece.source.read(piece.offset + at, length, scratch),
+            Pieces::Many { pieces, ends } => (pieces, ends),
         };
-        let (mut at, mut first) = (at, 0);
-        while let Some(piece) = pieces.get(first).filter(|piece| piece.bytes <= at) {
-            (at, first) = (at - piece.bytes, first + 1);
-        }
-        let pieces = &pieces[first..];
-        if let Some(piece) = pieces
-            .first()
-            .filter(|piece| at + length as u64 <= piece.bytes)
-        {
-            return piece.source.read(piece.offset + at, length, scratch);
+        let first = ends.partition_point(|&end| end <= at);
+        let Some((piece, &end)) = pieces.get(first).zip(ends.get(first)) else {
+            return match length {
+                0 => Ok(&[]),
+                _ => Err(DropReason::Bounds),
+            };
+        };
+        let mut within = at - (end - piece.bytes);
+        if within + length as u64 <= piece.bytes {
+            return piece.source.read(piece.offset + within, length, scratch);
         }
         let out = scratch.get_mut(..length).ok_or(DropReason::Bounds)?;
         let mut filled = 0;
-        for piece in pieces {
-            let take = (out.len() - filled).min((piece.bytes - at) as usize);
+        for piece in &pieces[first..] {
+            let take = (out.len() - filled).min((piece.bytes - within) as usize);
             let room = &mut out[filled..filled + take];
-            piece.source.copy_out(piece.offset + at, room)?;
-            (filled, at) = (filled + take, 0);
-        }
-        if filled < out.len() {
-            return Err(DropReason::Bounds);
-        }
-        Ok(out)
-    }
-
-    pub(crate) fn bytes(&self) -> Result<u64, EngineError> {
-        match self {
-            Pieces::One(piece) => Ok(piece.bytes),
-            Pieces::Many(pieces) => {
-                let add = |sum: u64, piece: &Piece| sum.checked_add(piece.bytes);
-                let bytes = pieces.iter().try_fold(0, add);
-                bytes.ok_or(EngineError::PiecesTooLong)
+            piece.source.copy_out(piece.offset + within, room)?;
+            (filled, within) = (filled + take, 0);
+            if filled == out.len() {
+                return Ok(out);
             }
         }
+        Err(DropReason::Bounds)
     }
 }
 
@@ -166,7 +122,7 @@ pub(crate) enum Payload<'a> {
     /// The message, whole.
     Bytes(&'a [u8]),
     /// The chunk, which begins so far from the message's beginning.
-    Answer(u64, &'a [u8]),
+    Response(u64, &'a [u8]),
 }
 
 impl Payload<'_> {
@@ -180,25 +136,25 @@ impl Payload<'_> {
         let (before, bytes) = match self {
             Payload::Pieces(pieces) => return pieces.read(range.start, length, scratch),
             Payload::Bytes(bytes) => (0, bytes),
-            Payload::Answer(before, bytes) => (*before, bytes),
+            Payload::Response(before, bytes) => (*before, bytes),
         };
         let at = (range.start - before) as usize;
         bytes.get(at..at + length).ok_or(DropReason::Bounds)
     }
 }
 
-/// A chunk that answers a read, copied out of its region at once: the region may be closed a moment later.
+/// A chunk of the response to a read, copied out of its region at once: the region may be closed a moment later.
 #[derive(Default)]
-pub(crate) struct AnswerBuffer(Vec<u8>);
+pub(crate) struct ResponseBuffer(Vec<u8>);
 
-impl AnswerBuffer {
-    /// `None` when the region is closed to reads by now.
+impl ResponseBuffer {
+    /// Copies what `chunk` carries of `place`.
     pub(crate) fn read(
         &mut self,
         place: &Place,
         chunk: &Chunk,
         regions: &Placing<'_, Region>,
-    ) -> Option<Payload<'_>> {
+    ) -> Result<Payload<'_>, DropReason> {
         let before = chunk.payload(0).start;
         let bytes = chunk.payload(chunk.packets() - 1).end - before;
         let place = Place {
@@ -207,102 +163,9 @@ impl AnswerBuffer {
             ..*place
         };
         self.0.resize(bytes as usize, 0);
-        let region = regions.resolve(&place, Access::READ).ok()?;
-        region.read(place.offset, &mut self.0).ok()?;
-        Some(Payload::Answer(before, &self.0))
-    }
-}
-
-impl Operation {
-    /// The work request for the core; the worker names it.
-    pub(crate) fn request(
-        self,
-        bytes: u64,
-        immediate: Option<u32>,
-    ) -> Result<WorkRequest, EngineError> {
-        let takes_pieces = match &self {
-            Operation::Write { .. } | Operation::WritePages { .. } | Operation::Send => true,
-            Operation::Signal => false,
-            Operation::Read { .. } | Operation::Atomic { .. } => {
-                if immediate.is_some() {
-                    return Err(EngineError::NoImmediate);
-                }
-                false
-            }
-        };
-        if !takes_pieces && bytes > 0 {
-            return Err(EngineError::NoPieces);
-        }
-        let token = 0;
-        Ok(match self {
-            Operation::Write { .. } | Operation::Signal if bytes == 0 && immediate.is_none() => {
-                return Err(EngineError::EmptyWrite);
-            }
-            Operation::Write { key, offset } => {
-                if offset.checked_add(bytes).is_none() {
-                    return Err(EngineError::OffsetOverflow { bytes, offset });
-                }
-                WorkRequest::Write(Write {
-                    token,
-                    bytes,
-                    key,
-                    offset,
-                    immediate,
-                })
-            }
-            Operation::Signal => WorkRequest::Write(Write {
-                token,
-                bytes: 0,
-                key: crate::SIGNAL,
-                offset: 0,
-                immediate,
-            }),
-            Operation::WritePages { key, pages } => {
-                let pages_bytes = u64::from(pages.bytes) * pages.offsets.len() as u64;
-                if pages_bytes != bytes {
-                    return Err(EngineError::PagesDiffer { pages_bytes, bytes });
-                }
-                WorkRequest::WritePages(WritePages {
-                    token,
-                    key,
-                    pages,
-                    immediate,
-                })
-            }
-            Operation::Send => WorkRequest::Send(SendMessage {
-                token,
-                bytes,
-                immediate,
-            }),
-            Operation::Read {
-                bytes,
-                key,
-                offset,
-                to_key,
-                to_offset,
-            } => WorkRequest::Read(Read {
-                token,
-                bytes,
-                key,
-                offset,
-                to_key,
-                to_offset,
-            }),
-            Operation::Atomic {
-                atomic,
-                key,
-                offset,
-                to_key,
-                to_offset,
-            } => WorkRequest::Atomic(AtomicChange {
-                token,
-                atomic,
-                key,
-                offset,
-                to_key,
-                to_offset,
-            }),
-        })
+        let region = regions.resolve(&place, Access::READ)?;
+        region.read(place.offset, &mut self.0)?;
+        Ok(Payload::Response(before, &self.0))
     }
 }
 
@@ -320,7 +183,8 @@ mod tests {
             offset,
             bytes,
         };
-        let pieces = Pieces::Many(vec![piece(50, 10), piece(0, 0), piece(0, 30), piece(99, 1)]);
+        let pieces = vec![piece(50, 10), piece(0, 0), piece(0, 30), piece(99, 1)];
+        let pieces = Pieces::many(pieces).unwrap();
         let message = [&whole[50..60], &whole[..30], &whole[99..]].concat();
         let mut scratch = [0; 100];
         for at in 0..=message.len() {

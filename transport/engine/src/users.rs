@@ -80,7 +80,9 @@ pub(crate) struct Users {
 }
 
 impl Users {
-    pub(crate) fn add(&mut self, id: ConnectionId, parts: Arc<Parts>) {
+    /// A part begins. Answers whether it goes on: another part may have been quicker to fail than this one to be
+    /// connected.
+    pub(crate) fn add(&mut self, id: ConnectionId, parts: Arc<Parts>) -> bool {
         let failed = parts.has_failed();
         let user = User {
             part: parts.index(id),
@@ -93,9 +95,9 @@ impl Users {
         };
         self.by_id.insert(id, user);
         if failed {
-            // Another part was quicker to fail than this one to be connected.
             self.end(id);
         }
+        !failed
     }
 
     /// Posts a work request. A connection that failed meanwhile has told its user.
@@ -173,7 +175,7 @@ impl Users {
                         context,
                         source,
                     },
-                    Pieces::Many(pieces) => Event::Completed {
+                    Pieces::Many { pieces, .. } => Event::Completed {
                         connection,
                         context,
                         pieces,

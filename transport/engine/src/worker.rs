@@ -26,7 +26,7 @@ use crate::doze::Doze;
 use crate::ends::RemoteEnd;
 use crate::error::EngineError;
 use crate::identity::{ResetKeys, reset_token};
-use crate::post::{AnswerBuffer, Payload};
+use crate::post::{Payload, ResponseBuffer};
 use crate::snapshot::Snapshot;
 use crate::users::Users;
 
@@ -77,7 +77,7 @@ pub(crate) struct Worker {
     regions: TableReader<Region>,
     /// One packet's payload, out of a source that may change.
     scratch: Box<[u8]>,
-    answer: AnswerBuffer,
+    response: ResponseBuffer,
     reset_keys: ResetKeys,
     control: Box<[u8; CONTROL_BYTES_MAX]>,
     /// The time of the last look at the clock: a turn with nothing to do reads it once.
@@ -148,7 +148,7 @@ impl Worker {
             doze: Arc::new(doze),
             regions,
             scratch: vec![0; usize::from(config.datagram_bytes())].into(),
-            answer: AnswerBuffer::default(),
+            response: ResponseBuffer::default(),
             commands,
             endpoint,
             users: Users::default(),
@@ -254,8 +254,9 @@ impl Worker {
                     receive_secret,
                 } => self.endpoint.allocate(id, domain, receive_secret),
                 Command::Connect { id, remote, parts } => {
-                    self.users.add(id, parts);
-                    self.connect(id, *remote);
+                    if self.users.add(id, parts) {
+                        self.connect(id, *remote);
+                    }
                 }
                 Command::Post { id, post } => self.users.post(id, post, &mut self.endpoint),
                 Command::Receive { id, buffer } => {
@@ -371,19 +372,23 @@ impl Worker {
                 } => {
                     let payload = match &chunk.source {
                         ChunkSource::Posted { token } => {
-                            self.users.pieces(*token).map(Payload::Pieces)
+                            let pieces = self.users.pieces(*token);
+                            pieces.map(Payload::Pieces).ok_or(DropReason::Closed)
                         }
-                        ChunkSource::Inline(bytes) => Some(Payload::Bytes(bytes)),
+                        ChunkSource::Inline(bytes) => Ok(Payload::Bytes(bytes)),
                         ChunkSource::Region(place) => {
                             let entered = self.regions.enter();
-                            self.answer.read(place, &chunk, &entered)
+                            self.response.read(place, &chunk, &entered)
                         }
                     };
-                    let Some(payload) = payload else {
-                        if let ChunkSource::Region(_) = chunk.source {
+                    let payload = match payload {
+                        Ok(payload) => payload,
+                        // The message has ended, or its region is with its owner: then the chunk is sent again.
+                        Err(DropReason::Closed | DropReason::NotArmed) => continue,
+                        Err(_) => {
                             closed.push(connection);
+                            continue;
                         }
-                        continue;
                     };
                     let scratch = &mut self.scratch;
                     let seal = |i, room: &mut [u8]| {

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use pair::{PATIENCE, Pair, bytes_of, pattern, region};
 use weft_engine::{
-    Access, Atomic, DomainId, EngineError, Event, Failure, Key, Operation, Pages, Piece, Post,
-    PostError, Progress, REQUESTS_MAX, ReceiveBuffer, Region, Source,
+    Access, Atomic, AtomicChange, DomainId, EngineError, Event, Failure, Key, Pages, Piece, Post,
+    PostError, Progress, REQUESTS_MAX, Read, ReceiveBuffer, Region, SIGNAL, SendMessage, Source,
+    WorkRequest, Write, WritePages,
 };
 
 const DOMAIN: DomainId = DomainId(1);
@@ -17,13 +18,11 @@ fn threads() -> Pair {
     Pair::new(|config| config.progress = Progress::Threads(1))
 }
 
-fn post(pair: &Pair, operation: Operation, pieces: Vec<Piece>, immediate: Option<u32>) {
+fn post(pair: &Pair, request: impl Into<WorkRequest>, pieces: Vec<Piece>) {
     let post = Post {
         connection: pair.a.id,
-        operation,
+        request: request.into(),
         pieces,
-        immediate,
-        context: 77,
     };
     pair.a.engine.post(post).expect("the work request is taken");
 }
@@ -70,7 +69,14 @@ fn the_pieces_of_a_write_and_of_a_send_arrive_as_one_message() {
         let there = region(bytes, 0);
         let key = pair.b.engine.register(DOMAIN, Arc::clone(&there));
         let (sent, whole) = pieces(bytes);
-        post(&pair, Operation::Write { key, offset: 0 }, sent, Some(5));
+        let write = Write {
+            token: 77,
+            bytes: bytes as u64,
+            key,
+            offset: 0,
+            immediate: Some(5),
+        };
+        post(&pair, write, sent);
         assert!(matches!(
             next(&pair.b),
             Event::Delivered { immediate: 5, .. }
@@ -88,7 +94,12 @@ fn the_pieces_of_a_write_and_of_a_send_arrive_as_one_message() {
         };
         pair.b.engine.post_receive(pair.b.id, buffer).unwrap();
         let (sent, whole) = pieces(bytes);
-        post(&pair, Operation::Send, sent, None);
+        let send = SendMessage {
+            token: 77,
+            bytes: bytes as u64,
+            immediate: None,
+        };
+        post(&pair, send, sent);
         match next(&pair.b) {
             Event::Received {
                 context: 8,
@@ -115,25 +126,27 @@ fn reads_and_atomics_bring_what_the_other_end_has() {
         .register_for(DOMAIN, access, Arc::clone(&there));
     let here = region(300_000, 0);
     let to_key = pair.a.engine.register(DOMAIN, Arc::clone(&here));
-    let read = Operation::Read {
+    let read = Read {
+        token: 77,
         bytes: 250_000,
         key,
         offset: 11,
         to_key,
         to_offset: 400,
     };
-    post(&pair, read, Vec::new(), None);
+    post(&pair, read, Vec::new());
     completed(&pair);
     assert_eq!(bytes_of(&here)[400..250_400], bytes[11..250_011]);
     there.write(64, &40u64.to_le_bytes()).unwrap();
-    let add = Operation::Atomic {
+    let add = AtomicChange {
+        token: 77,
         atomic: Atomic::FetchAdd { add: 2 },
         key,
         offset: 64,
         to_key,
         to_offset: 8,
     };
-    post(&pair, add, Vec::new(), None);
+    post(&pair, add, Vec::new());
     completed(&pair);
     let word = |region: &Region, at: usize| bytes_of(region)[at..at + 8].to_vec();
     assert_eq!(word(&here, 8), 40u64.to_le_bytes());
@@ -149,14 +162,15 @@ fn a_region_is_not_read_that_is_open_to_writes_only_or_is_closed_by_now() {
     let pair = threads();
     let to_key = pair.a.engine.register(DOMAIN, region(100, 0));
     let key = pair.b.engine.register(DOMAIN, region(100, 7));
-    let read = |key: Key, bytes| Operation::Read {
+    let read = |key: Key, to_key: Key, bytes| Read {
+        token: 0,
         bytes,
         key,
         offset: 0,
         to_key,
         to_offset: 0,
     };
-    post(&pair, read(key, 100), Vec::new(), None);
+    post(&pair, read(key, to_key, 100), Vec::new());
     match next(&pair.a) {
         Event::Failed { failure, .. } => assert_eq!(failure, Failure::KeyRefused),
         other => panic!("{other:?}"),
@@ -169,14 +183,8 @@ fn a_region_is_not_read_that_is_open_to_writes_only_or_is_closed_by_now() {
         .b
         .engine
         .register_for(DOMAIN, Access::READ, region(bytes, 7));
-    let read = Operation::Read {
-        bytes: bytes as u64,
-        key,
-        offset: 0,
-        to_key,
-        to_offset: 0,
-    };
-    post(&pair, read, Vec::new(), None);
+    let read = read(key, to_key, bytes as u64);
+    post(&pair, read, Vec::new());
     let begun = Instant::now();
     while pair.a.engine.snapshot().connections[0].stats.bytes_placed == 0 {
         assert!(begun.elapsed() < PATIENCE);
@@ -207,7 +215,13 @@ fn pages_go_where_the_list_says() {
             bytes: bytes as u32,
             offsets: Arc::new(offsets.clone()),
         };
-        post(&pair, Operation::WritePages { key, pages }, whole, Some(1));
+        let write = WritePages {
+            token: 77,
+            key,
+            pages,
+            immediate: Some(1),
+        };
+        post(&pair, write, whole);
         assert!(matches!(
             next(&pair.b),
             Event::Delivered { immediate: 1, .. }
@@ -231,13 +245,11 @@ fn work_requests_that_make_no_sense_are_refused_at_once() {
         offset: 0,
         bytes: 10,
     };
-    let refused = |operation: Operation, pieces: Vec<Piece>, immediate| {
+    let refused = |request: WorkRequest, pieces: Vec<Piece>| {
         let post = Post {
             connection: pair.a.id,
-            operation,
+            request,
             pieces,
-            immediate,
-            context: 0,
         };
         pair.a
             .engine
@@ -250,39 +262,52 @@ fn work_requests_that_make_no_sense_are_refused_at_once() {
         offset: 1,
         ..piece.clone()
     };
-    let read = Operation::Read {
+    let read = Read {
+        token: 0,
         bytes: 1,
         key,
         offset: 0,
         to_key: key,
         to_offset: 0,
     };
-    let pages = |bytes, offsets: Vec<u64>| Operation::WritePages {
+    let send = |bytes| SendMessage {
+        token: 0,
+        bytes,
+        immediate: None,
+    };
+    let signal = Write {
+        token: 0,
+        bytes: 0,
+        key: SIGNAL,
+        offset: 0,
+        immediate: None,
+    };
+    let pages = |bytes, offsets: Vec<u64>| WritePages {
+        token: 0,
         key,
         pages: Pages {
             bytes,
             offsets: Arc::new(offsets),
         },
+        immediate: None,
     };
     let one = vec![piece];
-    assert_eq!(refused(Operation::Send, vec![beyond], None), "BeyondSource");
-    assert_eq!(refused(Operation::Signal, Vec::new(), None), "EmptyWrite");
-    assert_eq!(refused(Operation::Signal, one.clone(), Some(1)), "NoPieces");
-    assert_eq!(refused(read.clone(), one.clone(), None), "NoPieces");
-    assert_eq!(refused(read.clone(), Vec::new(), Some(1)), "NoImmediate");
-    assert_eq!(refused(pages(5, vec![0]), one.clone(), None), "PagesDiffer");
+    assert_eq!(refused(send(10).into(), vec![beyond]), "BeyondSource");
+    assert_eq!(refused(signal.into(), Vec::new()), "EmptyWrite");
+    assert_eq!(refused(send(9).into(), one.clone()), "PiecesDiffer");
+    assert_eq!(refused(read.into(), one.clone()), "PiecesDiffer");
     assert_eq!(
-        refused(pages(5, vec![0, u64::MAX]), one, None),
-        "PostRefused"
+        refused(pages(5, vec![0]).into(), one.clone()),
+        "PiecesDiffer"
     );
+    assert_eq!(refused(pages(5, vec![0, u64::MAX]).into(), one), "TooLong");
+    assert_eq!(refused(pages(0, vec![0]).into(), Vec::new()), "NoPages");
     // Nobody runs the worker: no answer comes.
     let pair = Pair::new(|_| ());
     let post = Post {
         connection: pair.a.id,
-        operation: read,
+        request: read.into(),
         pieces: Vec::new(),
-        immediate: None,
-        context: 0,
     };
     let mut posted = (0..=REQUESTS_MAX).map(|_| pair.a.engine.post(post.clone()));
     assert!(

@@ -12,6 +12,11 @@ use weft_core::wire::Atomic;
 
 use crate::copy::{copy_in, copy_out};
 
+const _: () = assert!(
+    cfg!(target_endian = "little"),
+    "atomics are made on words as they lie in memory"
+);
+
 /// Memory that several threads, and with [`Region::memfd`] several processes, read and write at once.
 ///
 /// Made from a `Box<[u8]>` or as a memfd. Neither touches its pages before they are used: `vec![0; n]`
@@ -151,11 +156,15 @@ impl Region {
         // SAFETY: the range has eight bytes, which live as long as `self` and are used as atomics only (invariant 1),
         // and the word is aligned. Copies beside it may see half of a change, as they may of any write.
         let word = unsafe { &*word };
-        let before = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-            Some(atomic.apply(u64::from_le(word)).to_le())
-        });
-        let (Ok(before) | Err(before)) = before;
-        Ok(u64::from_le(before))
+        Ok(match atomic {
+            Atomic::FetchAdd { add } => word.fetch_add(add, Ordering::AcqRel),
+            Atomic::CompareSwap { compare, swap } => {
+                let swapped =
+                    word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire);
+                let (Ok(before) | Err(before)) = swapped;
+                before
+            }
+        })
     }
 
     /// The memory itself, when this was the only holder and no other process can hold it.

@@ -62,6 +62,13 @@ pub struct Pages {
     pub offsets: std::sync::Arc<Vec<u64>>,
 }
 
+impl Pages {
+    /// Bytes of all of them.
+    pub fn total(&self) -> u64 {
+        u64::from(self.bytes).saturating_mul(self.offsets.len() as u64)
+    }
+}
+
 /// A message whose place the receiver chooses: the n-th send of a connection goes into the n-th receive that the
 /// peer posts. Until that is posted, the peer refuses it, and it is sent again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,8 +132,10 @@ pub struct ReceiveBuffer {
 /// Why a work request was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostError {
-    /// It needs more than 2^24 chunks, or its end overflows the offset.
-    #[error("the message is too long: split it")]
+    /// It needs more than 2^24 chunks, or ends beyond the last offset there can be.
+    #[error(
+        "the message has more than 2^24 packets or ends beyond offset 2^64: split it, or check its offset"
+    )]
     TooLong,
     /// Pages of no bytes, or none of them.
     #[error(
@@ -181,7 +190,37 @@ impl WorkRequest {
         Ok(())
     }
 
-    /// Names it.
+    /// Bytes that its caller sends.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            WorkRequest::Write(write) => write.bytes,
+            WorkRequest::WritePages(write) => write.pages.total(),
+            WorkRequest::Send(send) => send.bytes,
+            WorkRequest::Read(_) | WorkRequest::Atomic(_) => 0,
+        }
+    }
+
+    /// Bytes that it moves, in either direction.
+    pub fn load(&self) -> u64 {
+        match self {
+            WorkRequest::Read(read) => read.bytes,
+            WorkRequest::Atomic(_) => Atomic::BYTES,
+            _ => self.bytes(),
+        }
+    }
+
+    /// Its caller's name for it.
+    pub fn token(&self) -> u64 {
+        match self {
+            WorkRequest::Write(Write { token, .. })
+            | WorkRequest::WritePages(WritePages { token, .. })
+            | WorkRequest::Send(SendMessage { token, .. })
+            | WorkRequest::Read(Read { token, .. })
+            | WorkRequest::Atomic(AtomicChange { token, .. }) => *token,
+        }
+    }
+
+    /// Names it anew.
     #[must_use]
     pub fn with_token(mut self, name: u64) -> WorkRequest {
         match &mut self {
@@ -197,6 +236,18 @@ impl WorkRequest {
     /// Whether it ends by an answer, of which [`REQUESTS_MAX`] may be waited for.
     pub fn awaits_answer(&self) -> bool {
         matches!(self, WorkRequest::Read(_) | WorkRequest::Atomic(_))
+    }
+}
+
+impl PostError {
+    /// A stable label.
+    pub const fn reason(self) -> &'static str {
+        match self {
+            PostError::TooLong => "TooLong",
+            PostError::NoPages => "NoPages",
+            PostError::TooManyRequests => "TooManyRequests",
+            PostError::Closed => "Closed",
+        }
     }
 }
 

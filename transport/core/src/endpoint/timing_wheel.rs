@@ -86,7 +86,7 @@ impl TimingWheel {
         });
         self.first = to.min(used);
         while let Some(&Reverse((due, connection))) = self.later.peek()
-            && tick(due) - self.first < SLOTS as u64
+            && tick(due).saturating_sub(self.first) < SLOTS as u64
         {
             self.later.pop();
             self.push(due, connection);
@@ -156,9 +156,11 @@ mod tests {
         let hour = Time::from_nanos(3_600_000_000_000);
         wheel.push(Time::from_nanos(5), 1);
         wheel.push(hour, 2);
+        wheel.push(Time::from_nanos(1_000_000_000), 4);
         wheel.turn(hour);
         assert_eq!(wheel.pop(), Some((Time::from_nanos(5), 1)));
         wheel.turn(hour);
+        assert_eq!(wheel.pop(), Some((Time::from_nanos(1_000_000_000), 4)));
         assert_eq!(wheel.pop(), Some((hour, 2)));
         wheel.push(Time::from_nanos(7), 3);
         assert_eq!(wheel.peek(), Some((Time::from_nanos(7), 3)));

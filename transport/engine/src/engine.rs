@@ -111,7 +111,8 @@ impl Engine {
             routes: Mutex::new(RouteProbe::bind(&config.address)?),
             config,
         };
-        for (index, worker) in made.into_iter().enumerate() {
+        for (index, mut worker) in made.into_iter().enumerate() {
+            worker.join(Arc::clone(&engine.queues));
             match engine.config.progress {
                 Progress::Inline => engine.inline = Some(Mutex::new(Box::new(worker))),
                 Progress::Threads(_) => engine.threads.push(
@@ -214,7 +215,7 @@ impl Engine {
             self.check_reachable(id, &remote.address)?;
         }
         let (joined, left_over) = ids.split_at(remotes.len());
-        let parts = Arc::new(Parts::new(joined, events, Arc::clone(&self.queues)));
+        let parts = Arc::new(Parts::new(joined, events));
         let mut ends = self.ends();
         // Another thread may have connected it since.
         allocated(&ends, local)?;

@@ -30,6 +30,7 @@ mod error;
 mod event;
 mod identity;
 mod parts;
+mod peer;
 mod post;
 mod snapshot;
 mod users;

@@ -4,24 +4,20 @@
 //! engine's user sees one connection: a write goes to the part with the least to do, a failure of one part ends
 //! the others, and only the last part to end or to be closed tells the user.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::Sender;
 use weft_core::connection::{Failure, REQUESTS_MAX};
 use weft_core::units::ConnectionId;
 
-use crate::command::{Command, Queue};
 use crate::event::Event;
-use crate::identity::worker_of_connection;
 
 /// The parts of one connection, shared by the handle and the workers that hold them.
 pub(crate) struct Parts {
     parts: Box<[Part]>,
     /// Where its user's events go.
     events: Sender<Event>,
-    /// Of the engine's workers.
-    queues: Arc<[Queue]>,
     failure: OnceLock<Failure>,
     /// Parts that go on, or do not know yet that another has failed.
     live: AtomicUsize,
@@ -49,7 +45,7 @@ struct Part {
 }
 
 impl Parts {
-    pub(crate) fn new(ids: &[ConnectionId], events: Sender<Event>, queues: Arc<[Queue]>) -> Self {
+    pub(crate) fn new(ids: &[ConnectionId], events: Sender<Event>) -> Self {
         let part = |&id| Part {
             id,
             load: AtomicU64::new(0),
@@ -58,7 +54,6 @@ impl Parts {
         Self {
             parts: ids.iter().map(part).collect(),
             events,
-            queues,
             failure: OnceLock::new(),
             live: AtomicUsize::new(ids.len()),
             open: AtomicUsize::new(ids.len()),
@@ -119,20 +114,16 @@ impl Parts {
         }
     }
 
-    /// A part has failed by itself. The first that does has the others end.
-    pub(crate) fn fail(&self, id: ConnectionId, failure: Failure) {
-        if self.failure.set(failure).is_err() {
-            return;
+    /// A part has failed by itself. Answers whether it is the first: then the others are to end.
+    pub(crate) fn fail(&self, id: ConnectionId, failure: Failure) -> bool {
+        let first = self.failure.set(failure).is_ok();
+        if first {
+            tracing::warn!(
+                connection = %self.name(), part = self.index(id), reason = failure.reason(),
+                "connection failed"
+            );
         }
-        tracing::warn!(
-            connection = %self.name(), part = self.index(id), reason = failure.reason(),
-            "connection failed"
-        );
-        for other in self.ids().filter(|&other| other != id) {
-            if let Some(queue) = self.queues.get(worker_of_connection(other)) {
-                queue.send(Command::End { id: other });
-            }
-        }
+        first
     }
 
     pub(crate) fn has_failed(&self) -> bool {
@@ -160,9 +151,10 @@ fn weight(bytes: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::users::Users;
+    use std::sync::Arc;
 
     fn parts(ids: &[ConnectionId]) -> Parts {
-        Parts::new(ids, crossbeam_channel::unbounded().0, Arc::new([]))
+        Parts::new(ids, crossbeam_channel::unbounded().0)
     }
 
     #[test]
@@ -185,7 +177,7 @@ mod tests {
     fn the_last_part_tells_even_when_it_is_connected_after_another_has_failed() {
         let ids = [ConnectionId(0), ConnectionId(1)];
         let (events, told) = crossbeam_channel::unbounded();
-        let parts = Arc::new(Parts::new(&ids, events, Arc::new([])));
+        let parts = Arc::new(Parts::new(&ids, events));
         let mut users = Users::default();
         users.add(ids[0], Arc::clone(&parts));
         parts.fail(ids[0], Failure::Stalled);

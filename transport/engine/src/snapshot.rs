@@ -2,14 +2,10 @@
 
 use weft_core::connection::Stats;
 use weft_core::drops::Drops;
-use weft_core::endpoint::Endpoint;
 use weft_core::path::PathReport;
 use weft_core::units::ConnectionId;
-use weft_link::{Counters, Link, LinkAddress, SocketBuffers, UdpLink};
+use weft_link::{Counters, LinkAddress, SocketBuffers};
 use weft_memory::Counts;
-
-use crate::users::Users;
-use crate::worker::PeerNic;
 
 /// Everything that is counted, of all workers together.
 #[derive(Debug, Clone, Default)]
@@ -65,41 +61,6 @@ pub struct PeerSnapshot {
 }
 
 impl Snapshot {
-    /// What one worker has counted.
-    pub(crate) fn of(endpoint: &Endpoint<PeerNic>, link: &UdpLink, users: &Users) -> Self {
-        let counters = endpoint.counters();
-        let mut snapshot = Self {
-            ended: counters.ended,
-            drops: counters.drops,
-            link: *link.counters(),
-            buffers: link.granted_buffers(),
-            resets_sent: counters.resets_sent,
-            resets_withheld: counters.resets_withheld,
-            ..Self::default()
-        };
-        for (connection, peer) in endpoint.connections() {
-            snapshot.drops.add(connection.drops());
-            let (id, part) = users.name(connection.id());
-            snapshot.connections.push(ConnectionSnapshot {
-                id,
-                part,
-                peer: peer.address,
-                stats: *connection.stats(),
-                drops: connection.drops().clone(),
-                outstanding_chunks: connection.outstanding(),
-                writes: users.posts(connection.id()),
-            });
-        }
-        for (peer, paths) in endpoint.peers() {
-            snapshot.peers.push(PeerSnapshot {
-                address: peer.address,
-                live_paths: paths.live(),
-                paths: paths.report().collect(),
-            });
-        }
-        snapshot
-    }
-
     /// Adds what another worker counted; regions are counted by the engine.
     pub(crate) fn add(&mut self, other: Self) {
         self.connections.extend(other.connections);

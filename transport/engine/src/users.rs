@@ -9,11 +9,12 @@ use weft_core::endpoint::Endpoint;
 use weft_core::memory::KeyHasher;
 use weft_core::units::ConnectionId;
 
-use crate::command::Outgoing;
+use crate::command::{Command, Outgoing, Queue};
 use crate::event::Event;
+use crate::identity::worker_of_connection;
 use crate::parts::Parts;
+use crate::peer::PeerNic;
 use crate::post::{Piece, Pieces};
-use crate::worker::PeerNic;
 
 /// A user who has not taken so many events is not given more until half of them are taken: the peer is told that
 /// nothing can be received. A signal has no bytes, so a peer could otherwise fill this end's memory with them.
@@ -77,9 +78,15 @@ pub(crate) struct Users {
     posted: Posts,
     /// Connections whose users have too many events to take.
     held: Vec<ConnectionId>,
+    /// Of the engine's workers, which hold other parts.
+    queues: Arc<[Queue]>,
 }
 
 impl Users {
+    pub(crate) fn join(&mut self, queues: Arc<[Queue]>) {
+        self.queues = queues;
+    }
+
     /// A part begins. Answers whether it goes on: another part may have been quicker to fail than this one to be
     /// connected.
     pub(crate) fn add(&mut self, id: ConnectionId, parts: Arc<Parts>) -> bool {
@@ -202,7 +209,13 @@ impl Users {
                 key,
             },
             connection::Event::Failed(failure) => {
-                user.parts.fail(id, failure);
+                if user.parts.fail(id, failure) {
+                    for other in user.parts.ids().filter(|&other| other != id) {
+                        if let Some(queue) = self.queues.get(worker_of_connection(other)) {
+                            queue.send(Command::End { id: other });
+                        }
+                    }
+                }
                 self.end(id);
                 return;
             }

@@ -20,14 +20,15 @@ use weft_link::{
 use weft_memory::{Placing, Region, TableReader};
 
 use crate::clock::Clock;
-use crate::command::Command;
+use crate::command::{Command, Queue};
 use crate::config::EngineConfig;
 use crate::doze::Doze;
 use crate::ends::RemoteEnd;
 use crate::error::EngineError;
 use crate::identity::{ResetKeys, reset_token};
+use crate::peer::PeerNic;
 use crate::post::{Payload, ResponseBuffer};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
 use crate::users::Users;
 
 /// Commands served in one turn at most, so that receiving never waits long.
@@ -45,23 +46,6 @@ const TURNS_WITHOUT_POLL_MAX: u32 = 4;
 /// A link whose receive calls failed may hold something that the poller has told of already: it is tried
 /// again after this.
 const RETRY_AFTER: Nanos = Nanos::from_millis(1);
-
-/// The NIC at the other end, as the endpoint compares it. What one owner says of an address counts for nobody
-/// else's connections.
-#[derive(Debug, Clone)]
-pub(crate) struct PeerNic {
-    pub(crate) owner: Arc<str>,
-    pub(crate) address: LinkAddress,
-    route: <UdpLink as Link>::Peer,
-}
-
-impl PartialEq for PeerNic {
-    fn eq(&self, other: &Self) -> bool {
-        self.owner == other.owner && self.address == other.address
-    }
-}
-
-impl Eq for PeerNic {}
 
 /// One run-to-completion loop.
 pub(crate) struct Worker {
@@ -160,6 +144,11 @@ impl Worker {
             logged_too_big: false,
             stopped: false,
         })
+    }
+
+    /// The queues of all workers of the engine, before any of them runs.
+    pub(crate) fn join(&mut self, queues: Arc<[Queue]>) {
+        self.users.join(queues);
     }
 
     pub(crate) fn doze(&self) -> Arc<Doze> {
@@ -475,9 +464,40 @@ impl Worker {
         doze.sleep(|| commands.is_empty(), || poller.poll(link, timeout))
     }
 
+    /// What it has counted.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let mut snapshot = Snapshot::of(&self.endpoint, &self.link, &self.users);
+        let (endpoint, link) = (&self.endpoint, &self.link);
+        let counters = endpoint.counters();
+        let mut snapshot = Snapshot {
+            ended: counters.ended,
+            drops: counters.drops,
+            link: *link.counters(),
+            buffers: link.granted_buffers(),
+            resets_sent: counters.resets_sent,
+            resets_withheld: counters.resets_withheld,
+            ..Snapshot::default()
+        };
         snapshot.drops.add(&self.drops);
+        for (connection, peer) in endpoint.connections() {
+            snapshot.drops.add(connection.drops());
+            let (id, part) = self.users.name(connection.id());
+            snapshot.connections.push(ConnectionSnapshot {
+                id,
+                part,
+                peer: peer.address,
+                stats: *connection.stats(),
+                drops: connection.drops().clone(),
+                outstanding_chunks: connection.outstanding(),
+                writes: self.users.posts(connection.id()),
+            });
+        }
+        for (peer, paths) in endpoint.peers() {
+            snapshot.peers.push(PeerSnapshot {
+                address: peer.address,
+                live_paths: paths.live(),
+                paths: paths.report().collect(),
+            });
+        }
         snapshot
     }
 }

@@ -60,6 +60,10 @@ use transmit::Transmit;
 /// queues. Long against the gaps in a tenant's traffic, so that work that goes on allocates nothing.
 pub const IDLE_AFTER: Nanos = Nanos::from_secs(1);
 
+/// A peer that owes a response and sends nothing is asked so often whether it is there: it may be gone, and sends
+/// nothing by itself that would say so.
+const KEEP_ALIVE: Nanos = Nanos::from_millis(500);
+
 /// Where and how a run of packets arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrival {
@@ -122,6 +126,8 @@ pub struct Connection {
     since: Time,
     /// Acknowledgements in a row that brought something new and no echo.
     unproven: u16,
+    /// The path to ask on whether the peer is there.
+    keep_alive: Option<PathId>,
 }
 
 impl Connection {
@@ -149,6 +155,7 @@ impl Connection {
             active: now,
             since: now,
             unproven: 0,
+            keep_alive: None,
             config,
         }
     }
@@ -167,7 +174,14 @@ impl Connection {
         if self.failed.is_some() {
             return Err(PostError::Closed);
         }
-        self.transmit.post(request.into(), &self.config.settings)
+        let request = request.into();
+        request.check(&self.config.settings)?;
+        let requests = self.receive.requests();
+        if request.awaits_response() && requests.len() == REQUESTS_MAX {
+            return Err(PostError::TooManyRequests);
+        }
+        self.transmit.post(request, requests);
+        Ok(())
     }
 
     /// Posts a buffer for a send of the peer; [`Event::Received`] names it when it is filled.
@@ -274,8 +288,10 @@ impl Connection {
         if !self.transmit.is_busy() {
             return None;
         }
-        let suspect = paths.poll_probe(now);
-        let (path, bytes) = suspect.or_else(|| Some((self.policy.poll_probe()?, 0)))?;
+        let probed = paths.poll_probe(now);
+        let probed = probed.or_else(|| Some((self.policy.poll_probe()?, 0)));
+        let probed = probed.or_else(|| Some((self.keep_alive.take()?, 0)));
+        let (path, bytes) = probed?;
         self.stats.probes_sent += 1;
         let probe = wire::Probe {
             sent_at: now.to_wire(),
@@ -306,7 +322,8 @@ impl Connection {
             return Err(DropReason::Truncated);
         }
         let mut result = Ok(());
-        self.receive.set_answers_sent(self.transmit.answers());
+        self.receive.set_responses_sent(self.transmit.responses());
+        let placed = self.stats.packets_placed;
         for packet in bytes.chunks_mut(segment.max(1)) {
             if let Err(reason) = self.handle_packet(now, paths, arrival, packet, memory) {
                 self.drops.count(reason);
@@ -319,29 +336,32 @@ impl Connection {
             // Of packets that are sealed, so the path is one of the peer's.
             grants.note_path(arrival.path);
         }
-        self.serve_requests(result.is_ok());
+        self.serve_requests(now, placed);
         self.set_acknowledgement_timer();
         self.note_activity(now);
         result
     }
 
-    /// Sends the answers to requests that have arrived, and ends the requests whose answers have. While any is waited
-    /// for, whatever the peer sends shows that it has not stalled.
-    fn serve_requests(&mut self, heard: bool) {
+    /// Sends the responses to requests that have arrived. While one is waited for here, what the peer sends shows that
+    /// it has not stalled: what is placed, that is, so many packets `before`; a refusal, time and again, does not.
+    fn serve_requests(&mut self, now: Time, before: u64) {
         if self.failed.is_some() {
             return;
         }
-        for answer in self.receive.take_answers() {
-            self.transmit.answer(answer);
+        for response in self.receive.take_responses() {
+            self.transmit.respond(response);
         }
-        if self.transmit.awaits_answers() {
-            if heard {
-                let timeout = self.config.stall_timeout;
-                self.transmit.restart_stall(timeout, &mut self.timers);
-            }
-            for request in self.receive.take_answered() {
-                self.transmit.handle_answer(request, &mut self.events);
-            }
+        if !self.transmit.awaits_response() {
+            return;
+        }
+        self.transmit.set_awaited(self.receive.requests().len());
+        if self.stats.packets_placed > before && !self.transmit.is_refused() {
+            let timeout = self.config.stall_timeout;
+            self.transmit.restart_stall(timeout, &mut self.timers);
+        }
+        match self.transmit.awaits_response() {
+            true => self.timers.set(Timer::KeepAlive, now + KEEP_ALIVE),
+            false => self.timers.stop(Timer::KeepAlive),
         }
     }
 
@@ -375,7 +395,7 @@ impl Connection {
         }
         let seal = self.keys.open_with(now, phase)?;
         match kind {
-            Kind::Data | Kind::Send | Kind::Request => self.receive.handle_data(
+            Kind::Data | Kind::Send | Kind::Request | Kind::Response => self.receive.handle_data(
                 now,
                 arrival,
                 packet,
@@ -419,10 +439,11 @@ impl Connection {
         }
         let (events, stats) = (&mut self.events, &mut self.stats);
         let receive = &mut self.receive;
+        let placed = stats.packets_placed;
         if let Err(reason) = receive.handle_placed(now, ended, result, events, stats) {
             self.drops.count(reason);
         }
-        self.serve_requests(result.is_ok());
+        self.serve_requests(now, placed);
         self.set_acknowledgement_timer();
         self.note_activity(now);
         true

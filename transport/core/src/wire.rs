@@ -25,7 +25,7 @@ pub use control::{Control, Credit, Probe, Refusal, Refused, RequestToSend, Reset
 pub(crate) use data::CHUNK_INDEX_MAX;
 pub use data::{DataHeader, Flags, Opcode};
 pub use field::Field;
-pub use request::{Atomic, Request, RequestKind};
+pub use request::{Atomic, Request};
 pub use seal::{Cipher, Integrity, KeyPhase, OpenedData, PacketKey, Seal, Secret, payload_crc};
 
 /// The wire version: the low four bits of every datagram's first byte.
@@ -94,7 +94,7 @@ kinds! {
     Probe = 2,
     /// How much the receiver lets the sender send.
     Credit = 3,
-    /// Asks the receiver to read its memory, or to change a word of it, and to write the answer to the sender's.
+    /// Asks the receiver to read its memory, or to change a word of it: a message of one packet.
     Request = 4,
     /// The receiver knows no such connection.
     Reset = 5,
@@ -110,6 +110,8 @@ kinds! {
     Trimmed = 10,
     /// How much the sender wants to send: asks for a [`Kind::Credit`].
     RequestToSend = 11,
+    /// A piece of a chunk of the response to a [`Kind::Request`].
+    Response = 12,
 }
 
 impl Kind {

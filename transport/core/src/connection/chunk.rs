@@ -94,7 +94,7 @@ impl Chunk {
         let (mut flags, mut immediate) = (self.first.flags, self.first.immediate);
         if index + 1 < u32::from(self.first.packets) {
             // The last packet alone ends the message.
-            flags = flags.without(Flags::LAST.with(Flags::IMMEDIATE).with(Flags::ANSWER));
+            flags = flags.without(Flags::LAST.with(Flags::IMMEDIATE));
             immediate = 0;
         }
         let at = u64::from(index * u32::from(self.packet_payload));

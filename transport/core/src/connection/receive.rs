@@ -2,8 +2,8 @@
 
 use super::chunk::ChunkSource;
 use super::pending_ack::PendingAck;
-use super::receives::Receives;
-use super::transmit::Answer;
+use super::receives::{Receives, Requests};
+use super::transmit::Response;
 use super::work::{REQUESTS_MAX, ReceiveBuffer};
 use super::{Arrival, ControlPacket, Event, PathOwner, Stats};
 use crate::drops::DropReason;
@@ -12,9 +12,8 @@ use crate::path::PATHS_MAX;
 use crate::recovery::{DUPLICATE_THRESHOLD, Marked, MessageEnd, Packet, ReceiveBoard};
 use crate::units::{ChunkNumber, ConnectionId, Key, PathId, Time, WIRE_CLOCK_SHIFT};
 use crate::wire::{
-    ACK_ECHOES_MAX, ACK_MAP_WORDS_MAX, ACK_PARTIALS_MAX, Ack, Atomic, DataHeader, Echo, Flags,
-    OVERHEAD_BYTES, Opcode, OpenedData, Partial, Probe, Refusal, Refused, Request, RequestKind,
-    Seal,
+    ACK_ECHOES_MAX, ACK_MAP_WORDS_MAX, ACK_PARTIALS_MAX, Ack, DataHeader, Echo, Flags,
+    OVERHEAD_BYTES, Opcode, OpenedData, Partial, Probe, Refusal, Refused, Request, Seal,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -83,32 +82,31 @@ pub(super) struct Receive {
     held: bool,
     /// Where sends of the peer go.
     receives: Receives,
-    /// Answers to requests that have arrived.
+    /// Where responses of the peer go.
+    requests: Requests,
+    /// Responses to the peer's requests, to be handed on.
     #[serde(skip)]
-    answers: Vec<Answer>,
-    /// Answers that are on their way.
+    responses: Vec<Response>,
+    /// Responses that are on their way.
     #[serde(skip)]
-    answers_sent: usize,
-    /// The requests whose answers have arrived.
-    #[serde(skip)]
-    answered: Vec<u32>,
+    responses_sent: usize,
 }
 
-/// More requests of a peer are refused until answers have arrived: twice what the peer asks for, which counts a
-/// request only until its answer is there.
-const ANSWERS_MAX: usize = 2 * REQUESTS_MAX;
+/// More requests of a peer are refused until it has acknowledged responses: twice what the peer asks for, which counts
+/// a request only until its response is there.
+const RESPONSES_MAX: usize = 2 * REQUESTS_MAX;
 
 /// Whether a packet ends a message whose end is reported.
 #[inline]
 fn ends_message(header: &DataHeader) -> bool {
     match header.opcode {
         Opcode::Write => header.flags.contains(Flags::LAST.with(Flags::IMMEDIATE)),
-        Opcode::Send => header.flags.contains(Flags::LAST),
+        Opcode::Send | Opcode::Response => header.flags.contains(Flags::LAST),
         Opcode::Request => false,
     }
 }
 
-/// What the message says that a packet ends with the byte `bytes` before which it ends.
+/// What the message says that a packet ends, of `bytes` bytes if it has no place of its own.
 fn end_of(header: &DataHeader, bytes: u64) -> MessageEnd {
     let value = header.immediate;
     match header.opcode {
@@ -117,8 +115,10 @@ fn end_of(header: &DataHeader, bytes: u64) -> MessageEnd {
             bytes,
             immediate: header.flags.contains(Flags::IMMEDIATE).then_some(value),
         },
-        _ if header.flags.contains(Flags::ANSWER) => MessageEnd::Answer { request: value },
-        _ => MessageEnd::Immediate {
+        Opcode::Response => MessageEnd::Response {
+            request: header.key.0,
+        },
+        Opcode::Write | Opcode::Request => MessageEnd::Immediate {
             value,
             key: header.key,
         },
@@ -188,9 +188,9 @@ impl Receive {
             placed: None,
             held: false,
             receives: Receives::default(),
-            answers: Vec::new(),
-            answers_sent: 0,
-            answered: Vec::new(),
+            requests: Requests::default(),
+            responses: Vec::new(),
+            responses_sent: 0,
         }
     }
 
@@ -199,19 +199,19 @@ impl Receive {
         self.receives.post(buffer);
     }
 
-    /// How many answers are on their way.
-    pub(super) fn set_answers_sent(&mut self, answers: usize) {
-        self.answers_sent = answers;
+    /// The requests of this end.
+    pub(super) fn requests(&mut self) -> &mut Requests {
+        &mut self.requests
     }
 
-    /// The answers that are to be sent.
-    pub(super) fn take_answers(&mut self) -> impl Iterator<Item = Answer> {
-        self.answers.drain(..)
+    /// Responses that are on their way.
+    pub(super) fn set_responses_sent(&mut self, responses: usize) {
+        self.responses_sent = responses;
     }
 
-    /// The requests whose answers have arrived since the last call.
-    pub(super) fn take_answered(&mut self) -> impl Iterator<Item = u32> {
-        self.answered.drain(..)
+    /// The responses that are to be sent.
+    pub(super) fn take_responses(&mut self) -> impl Iterator<Item = Response> {
+        self.responses.drain(..)
     }
 
     /// The newest data packet's number.
@@ -228,8 +228,7 @@ impl Receive {
     pub(super) fn shrink(&mut self) {
         self.board.shrink();
         self.receives.shrink();
-        self.answers.shrink_to_fit();
-        self.answered.shrink_to_fit();
+        self.responses.shrink_to_fit();
         self.pending.shrink_to_fit();
         self.echoes.shrink_to_fit();
         self.refusals.shrink_to_fit();
@@ -239,8 +238,7 @@ impl Receive {
     pub(super) fn heap_bytes(&self) -> usize {
         self.board.heap_bytes()
             + self.receives.heap_bytes()
-            + self.answers.capacity() * size_of::<Answer>()
-            + self.answered.capacity() * size_of::<u32>()
+            + self.responses.capacity() * size_of::<Response>()
             + self.pending.capacity() * size_of::<Pending>()
             + self.echoes.capacity() * size_of::<(Echo, Time)>()
             + self.refusals.capacity() * size_of::<(Refusal, PathId)>()
@@ -279,7 +277,9 @@ impl Receive {
         self.check_wanted(now, arrival, &header, bytes, events, stats)?;
         opened.check_payload()?;
         let placed = match header.opcode {
-            Opcode::Write | Opcode::Send => self.place(&header, payload, domain, memory),
+            Opcode::Write | Opcode::Send | Opcode::Response => {
+                self.place(&header, payload, domain, memory)
+            }
             Opcode::Request => self.take_request(&header, payload, domain, memory),
         };
         // The path has carried it, whatever becomes of it.
@@ -372,17 +372,22 @@ impl Receive {
         if self.held && ends_message(header) {
             return Err(DropReason::NotArmed);
         }
-        if bytes > 0 && self.pending.len() == PENDING_MAX {
+        if bytes > 0 && self.pending.len() >= PENDING_MAX {
             return Err(DropReason::PlacementsFull);
         }
         match header.opcode {
             Opcode::Send => self.receives.place_of(header.key.0, header.offset, bytes),
+            Opcode::Response => {
+                let last = header.flags.contains(Flags::LAST);
+                self.requests
+                    .place_of(header.key.0, header.offset, bytes, last)
+            }
             Opcode::Write | Opcode::Request => Ok((header.key, header.offset)),
         }
     }
 
     /// Does what the peer asks for. It is done once: the packet is marked before the next one is looked at, and
-    /// the answer is kept until the peer has it.
+    /// the response is kept until the peer has it.
     #[cold]
     fn take_request(
         &mut self,
@@ -395,12 +400,13 @@ impl Receive {
             return Err(DropReason::Malformed);
         }
         let request = Request::parse(payload)?;
-        if self.answers_sent + self.answers.len() >= ANSWERS_MAX {
+        if self.responses_sent + self.responses.len() >= RESPONSES_MAX {
             return Err(DropReason::NotArmed);
         }
         let (key, offset) = (header.key, header.offset);
-        let (source, bytes) = match request.kind {
-            RequestKind::Read { bytes } => {
+        let bytes = request.response_bytes();
+        let source = match request {
+            Request::Read { .. } => {
                 let place = Place {
                     domain,
                     key,
@@ -408,20 +414,17 @@ impl Receive {
                     bytes,
                 };
                 memory.check(&place, Access::READ)?;
-                (ChunkSource::Region(place), bytes)
+                ChunkSource::Region(place)
             }
-            RequestKind::Atomic(atomic) => {
+            Request::Atomic(atomic) => {
                 let before = memory.atomic(domain, key, offset, atomic)?;
-                let before = before.to_le_bytes();
-                (ChunkSource::Inline(before.into()), Atomic::BYTES)
+                ChunkSource::Inline(before.to_le_bytes().into())
             }
         };
-        self.answers.push(Answer {
-            request: header.immediate,
+        self.responses.push(Response {
+            request: header.immediate.into(),
             source,
             bytes,
-            key: request.answer_key,
-            offset: request.answer_offset,
         });
         Ok(Placed::Now)
     }
@@ -481,7 +484,7 @@ impl Receive {
     ) -> Result<Place, DropReason> {
         let wire_bytes = wire_bytes(bytes as usize);
         self.check_wanted(now, arrival, header, wire_bytes, events, stats)?;
-        if header.opcode == Opcode::Request {
+        if header.opcode == Opcode::Request || bytes == 0 {
             // It has no place: a link hands it over as a packet.
             return Err(DropReason::Kind);
         }
@@ -627,7 +630,7 @@ impl Receive {
             self.board.note_end(at, starts, end);
         }
         let (pending_ack, receives) = (&mut self.pending_ack, &mut self.receives);
-        let answered = &mut self.answered;
+        let requests = &mut self.requests;
         let marked = self.board.mark_map(at, placed.map, |end| {
             pending_ack.at_once();
             match end {
@@ -646,7 +649,10 @@ impl Receive {
                         immediate,
                     }));
                 }
-                MessageEnd::Answer { request } => answered.push(request),
+                MessageEnd::Response { request } => {
+                    let token = requests.complete(request);
+                    events.extend(token.map(|token| Event::Completed { token }));
+                }
             }
         });
         match marked {

@@ -1,11 +1,11 @@
-//! Buffers for the peer's sends: the n-th send goes into the n-th buffer that was posted.
+//! Where messages go whose place this end has chosen: sends into buffers, responses to where who asked said.
 
 use super::work::ReceiveBuffer;
 use crate::drops::DropReason;
 use crate::memory::check_bounds;
 use crate::units::Key;
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Receives {
@@ -61,9 +61,101 @@ impl Receives {
     }
 }
 
+/// A request that waits for its response.
+#[derive(Debug, Serialize, Deserialize)]
+struct Waiting {
+    token: u64,
+    key: Key,
+    offset: u64,
+    bytes: u64,
+}
+
+/// The requests of this end whose responses are not here, by number.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Requests {
+    next: u32,
+    waiting: BTreeMap<u64, Waiting>,
+}
+
+impl Requests {
+    /// A request for `bytes` bytes that go to `offset` of the region of `key`. Returns its number.
+    pub(super) fn add(&mut self, token: u64, key: Key, offset: u64, bytes: u64) -> u32 {
+        let number = self.next;
+        self.next = number.wrapping_add(1);
+        let waiting = Waiting {
+            token,
+            key,
+            offset,
+            bytes,
+        };
+        self.waiting.insert(number.into(), waiting);
+        number
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The key and the offset of the place of `bytes` bytes at `offset` of a response. `last`: it ends there.
+    ///
+    /// # Errors
+    /// [`DropReason::Duplicate`] when nothing waits for it, [`DropReason::Bounds`] when it is not as long as was asked.
+    pub(super) fn place_of(
+        &self,
+        number: u64,
+        offset: u64,
+        bytes: u64,
+        last: bool,
+    ) -> Result<(Key, u64), DropReason> {
+        let waiting = self.waiting.get(&number).ok_or(DropReason::Duplicate)?;
+        check_bounds(waiting.bytes, offset, bytes)?;
+        if last && offset + bytes != waiting.bytes {
+            return Err(DropReason::Bounds);
+        }
+        Ok((waiting.key, waiting.offset + offset))
+    }
+
+    /// The response is here whole. Returns the token of what asked.
+    pub(super) fn complete(&mut self, number: u64) -> Option<u64> {
+        Some(self.waiting.remove(&number)?.token)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_response_is_as_long_as_was_asked_and_comes_once() {
+        let mut requests = Requests::default();
+        let number = requests.add(5, Key(9), 1_000, 100).into();
+        assert_eq!(requests.place_of(number, 40, 60, true), Ok((Key(9), 1_040)));
+        assert_eq!(
+            requests.place_of(number, 40, 20, false),
+            Ok((Key(9), 1_040))
+        );
+        assert_eq!(
+            requests.place_of(number, 40, 20, true),
+            Err(DropReason::Bounds)
+        );
+        assert_eq!(
+            requests.place_of(number, 40, 61, false),
+            Err(DropReason::Bounds)
+        );
+        assert_eq!(
+            requests.place_of(number, u64::MAX, 2, false),
+            Err(DropReason::Bounds)
+        );
+        assert_eq!(
+            (requests.complete(number), requests.complete(number)),
+            (Some(5), None)
+        );
+        assert_eq!(
+            requests.place_of(number, 40, 60, true),
+            Err(DropReason::Duplicate)
+        );
+    }
 
     #[test]
     fn sends_fill_the_buffers_by_their_numbers_in_any_order() {

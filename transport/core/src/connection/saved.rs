@@ -137,6 +137,7 @@ impl Connection {
         if saved.failed.is_none() {
             transmit.rebase(now, saved.config.stall_timeout, &mut timers);
             timers.set(Timer::Idle, now + IDLE_AFTER);
+            timers.set(Timer::KeepAlive, now);
         }
         let (mut policy, mut congestion) = (saved.policy, saved.congestion);
         policy.rebase(now);
@@ -161,6 +162,7 @@ impl Connection {
             active: now,
             since: now,
             unproven: 0,
+            keep_alive: None,
             config: saved.config,
         };
         connection.set_acknowledgement_timer();

@@ -1,7 +1,7 @@
 //! Serves a connection's timers.
 
 use super::timer::Timer;
-use super::{Connection, Failure, IDLE_AFTER};
+use super::{Connection, Failure, IDLE_AFTER, KEEP_ALIVE};
 use crate::congestion::CongestionControl;
 use crate::path::PathSet;
 use crate::units::Time;
@@ -63,6 +63,11 @@ impl Connection {
             // The caller asks for a chunk after each call.
             Timer::Pacing => {}
             Timer::Acknowledgement => self.flush_ack(),
+            Timer::KeepAlive if !self.transmit.awaits_response() => {}
+            Timer::KeepAlive => {
+                timers.set(Timer::KeepAlive, now + KEEP_ALIVE);
+                self.keep_alive = paths.any(now);
+            }
             Timer::Idle => self.handle_idle(now),
         }
     }

@@ -21,13 +21,15 @@ pub(super) enum Timer {
     Pacing,
     /// When to send the acknowledgement that is owed.
     Acknowledgement,
+    /// When to ask a peer that owes a response whether it is there.
+    KeepAlive,
     /// When to give back the memory that a connection without traffic does not need.
     Idle,
 }
 
 impl Timer {
     /// Every timer, in the order in which those that are due are served.
-    pub(super) const ALL: [Timer; 9] = [
+    pub(super) const ALL: [Timer; 10] = [
         Timer::Stall,
         Timer::Loss,
         Timer::Retransmission,
@@ -36,6 +38,7 @@ impl Timer {
         Timer::Credit,
         Timer::Pacing,
         Timer::Acknowledgement,
+        Timer::KeepAlive,
         Timer::Idle,
     ];
 }

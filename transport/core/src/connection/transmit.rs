@@ -5,8 +5,8 @@ mod posted;
 mod readiness;
 
 use self::losses::{Serving, TailProbe, answered_too_soon, highest_bit, missing};
-pub(super) use self::posted::Answer;
 use self::posted::Posted;
+pub(super) use self::posted::Response;
 use self::readiness::Readiness;
 use super::ack_request::{Next, SinceAckRequest, Use};
 use super::in_flight::InFlight;
@@ -21,7 +21,7 @@ use crate::recovery::{SendBoard, Sent, SentState, full_map};
 use crate::units::{ChunkNumber, ConnectionId, Nanos, PathId, Rng, Time};
 use crate::wire::{AckReader, DataHeader, Flags, OVERHEAD_BYTES};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 /// What [`Transmit::poll_chunk`] must know of the connection.
 pub(super) struct Out<'a> {
@@ -53,11 +53,10 @@ pub(super) struct Transmit {
     free: Vec<u32>,
     /// Messages not cut to their end, in order.
     queue: VecDeque<u32>,
-    /// The tokens of the requests whose answers are not here, by number.
-    requests: BTreeMap<u32, u64>,
-    next_request: u32,
-    /// Answers among what was posted.
-    answers: usize,
+    /// Responses that this end waits for.
+    awaited: usize,
+    /// Responses among what was posted.
+    responses: usize,
     /// The number of the next send.
     sends: u64,
     /// Chunks declared lost, in that order; entries acknowledged meanwhile are skipped.
@@ -93,9 +92,8 @@ impl Transmit {
             posted: Vec::new(),
             free: Vec::new(),
             queue: VecDeque::new(),
-            requests: BTreeMap::new(),
-            next_request: 0,
-            answers: 0,
+            awaited: 0,
+            responses: 0,
             sends: 0,
             lost: VecDeque::new(),
             readiness: Readiness::Ready,
@@ -123,7 +121,7 @@ impl Transmit {
 
     /// Whether anything posted is not complete.
     pub(super) fn is_busy(&self) -> bool {
-        self.has_messages() || self.awaits_answers()
+        self.has_messages() || self.awaits_response()
     }
 
     /// Whether any message is not acknowledged.
@@ -193,7 +191,8 @@ impl Transmit {
             let payload = payload_max(paths, out.settings);
             if sent.payload > payload && sent.length > u32::from(payload) {
                 let pages = self.pages_of(number);
-                let payload = pages.map_or(payload, |pages| pages.payload_again(payload));
+                let payload =
+                    pages.map_or(payload, |pages| pages.payload_again(sent.length, payload));
                 sent = self.board.cut(number, payload);
             }
             if sent.missing == 0 {
@@ -219,7 +218,8 @@ impl Transmit {
                     out.rng,
                 )?,
             };
-            if !self.is_let_through(path, bytes, now, out, timers) {
+            let permit = out.congestion.may_resend(path, bytes, now);
+            if !self.is_let_through(permit, now, out, timers) {
                 self.chosen_again = Some((number, path));
                 return None;
             }
@@ -233,7 +233,7 @@ impl Transmit {
             self.since_ack_request = SinceAckRequest::default();
             return self.chunk(now, number, &sent, sent.missing, out, stats);
         }
-        if !self.board.has_room() {
+        if !self.has_room() {
             return None;
         }
         let &at = self.queue.front()?;
@@ -270,7 +270,8 @@ impl Transmit {
             Some(path) if paths.is_candidate(path) && out.policy.keeps(path) => path,
             _ => paths.choose(out.policy, now, self.in_flight.by_path(), out.rng)?,
         };
-        if !self.is_let_through(path, bytes, now, out, timers) {
+        let permit = out.congestion.may_send(path, bytes, now);
+        if !self.is_let_through(permit, now, out, timers) {
             self.chosen = Some(path);
             return None;
         }
@@ -354,17 +355,16 @@ impl Transmit {
             && (in_flight == 0 || in_flight + u64::from(bytes) <= out.congestion.window())
     }
 
-    /// Whether the congestion control lets `bytes` through now. If not, the pacing timer tells when.
+    /// Whether the congestion control lets a chunk through now. If not, a timer tells when.
     #[inline]
     fn is_let_through(
         &self,
-        path: PathId,
-        bytes: u32,
+        permit: Permit,
         now: Time,
         out: &Out<'_>,
         timers: &mut TimerTable,
     ) -> bool {
-        match out.congestion.may_send(path, bytes, now) {
+        match permit {
             Permit::Yes => true,
             Permit::At(at) => {
                 timers.set(Timer::Pacing, at);
@@ -565,7 +565,7 @@ impl Transmit {
     }
 
     /// The stall timer runs while something waits for the peer: chunks that it has not answered, a receiver
-    /// that is not ready, credit, answers to requests, or paths of which none answers. What waits for this end alone, for its turn,
+    /// that is not ready, credit, responses, or paths of which none answers. What waits for this end alone, for its turn,
     /// its share of the rate, its window or its pacer, has not stalled; but a pacer that the peer's silence has slowed
     /// down waits for the peer.
     pub(super) fn update_stall(&mut self, now: Time, paths: &PathSet, timers: &mut TimerTable) {
@@ -575,7 +575,7 @@ impl Transmit {
         };
         let lacks = || timers.get(Timer::Credit).is_some() || paths.is_down();
         let waits = waits || self.board.oldest().is_some() || self.has_messages() && lacks();
-        let waits = waits || self.awaits_answers();
+        let waits = waits || self.awaits_response();
         match timers.get(Timer::Stall) {
             None if waits => timers.set(Timer::Stall, now + self.stall_left),
             Some(at) if !waits => {

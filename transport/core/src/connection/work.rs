@@ -5,7 +5,7 @@ use crate::units::Key;
 use crate::wire::{Atomic, CHUNK_INDEX_MAX};
 use serde::{Deserialize, Serialize};
 
-/// Reads and atomics of one end that wait for their answers at most (verbs' `max_rd_atomic`).
+/// Reads and atomics of one end that wait for their responses at most (verbs' `max_rd_atomic`).
 pub const REQUESTS_MAX: usize = 128;
 
 /// Something to do, in the order in which it is posted; the end is reported by
@@ -92,7 +92,8 @@ pub struct Read {
     pub key: Key,
     /// Where in that region, bytes.
     pub offset: u64,
-    /// The key of the region here that the bytes go to; of the connection's domain, and open to writes.
+    /// The key of the region here that the bytes go to; of the connection's domain, and open to writes. The peer is not
+    /// told it.
     pub to_key: Key,
     /// Where in that region, bytes.
     pub to_offset: u64,
@@ -142,7 +143,7 @@ pub enum PostError {
         "there are no pages, or they have no bytes: `pages` needs at least one page of one byte"
     )]
     NoPages,
-    /// [`REQUESTS_MAX`] reads and atomics wait for their answers.
+    /// [`REQUESTS_MAX`] reads and atomics wait for their responses.
     #[error("{REQUESTS_MAX} reads and atomics are under way: wait until one completes")]
     TooManyRequests,
     /// The connection has failed or was closed.
@@ -169,7 +170,7 @@ impl WorkRequest {
                 let bytes = u64::from(pages.bytes);
                 let mut ends = pages.offsets.iter().map(|offset| offset.checked_add(bytes));
                 // Equal packets are at least half as long as they may be.
-                let packets = 2 * packets(bytes) * pages.offsets.len() as u64;
+                let packets = packets(bytes).saturating_mul(2 * pages.offsets.len() as u64);
                 (packets, ends.all(|end| end.is_some()))
             }
             WorkRequest::Send(send) => (packets(send.bytes), true),
@@ -233,8 +234,8 @@ impl WorkRequest {
         self
     }
 
-    /// Whether it ends by an answer, of which [`REQUESTS_MAX`] may be waited for.
-    pub fn awaits_answer(&self) -> bool {
+    /// Whether it ends by a response, of which [`REQUESTS_MAX`] may be waited for.
+    pub fn awaits_response(&self) -> bool {
         matches!(self, WorkRequest::Read(_) | WorkRequest::Atomic(_))
     }
 }

@@ -211,6 +211,13 @@ impl PathSet {
         }
     }
 
+    /// One of the paths that are given data, another one at another time.
+    pub fn any(&self, now: Time) -> Option<PathId> {
+        let candidates = self.candidates();
+        let at = (now.as_nanos() >> 20).checked_rem(candidates.len() as u64)?;
+        candidates.get(at as usize).copied()
+    }
+
     /// How long a packet may be that is sent now, bytes; no limit of the paths when absent.
     pub fn packet_bytes_max(&self) -> Option<u16> {
         (self.live.is_empty() && !self.narrow.is_empty()).then_some(BASE_PACKET_BYTES)

@@ -25,10 +25,10 @@ pub enum MessageEnd {
         /// Its immediate.
         immediate: Option<u32>,
     },
-    /// The answer to a request.
-    Answer {
+    /// The response to a request.
+    Response {
         /// The request's number.
-        request: u32,
+        request: u64,
     },
 }
 

@@ -122,6 +122,11 @@ impl SendBoard {
         self.next.ahead_of(self.first) as usize
     }
 
+    /// The window of chunk numbers.
+    pub fn window(&self) -> u16 {
+        self.window
+    }
+
     /// Whether the window of chunk numbers has room for one more.
     pub fn has_room(&self) -> bool {
         self.outstanding() < usize::from(self.window)

@@ -1,6 +1,6 @@
 //! Probes, refusals, credits, requests to send, and resets.
 
-use super::field::{credit, prefix, probe, refusal, request};
+use super::field::{credit, prefix, probe, refusal, request_to_send};
 use super::{
     ChunkNumber, ConnectionId, DropReason, Field, KeyPhase, Kind, PREFIX_BYTES, PathId, Seal,
     TRAILER_BYTES, get_u8, get_u32, get_u64, peek, put_prefix, put_u32, put_u64,
@@ -265,10 +265,10 @@ impl RequestToSend {
             connection,
             packet_number,
         );
-        put_u64(out, in_body(&request::DEMAND), self.demand);
-        put_u64(out, in_body(&request::RESEND), self.resend);
-        put_u64(out, in_body(&request::SENT), self.sent);
-        put_u64(out, in_body(&request::PACKETS), self.packets);
+        put_u64(out, in_body(&request_to_send::DEMAND), self.demand);
+        put_u64(out, in_body(&request_to_send::RESEND), self.resend);
+        put_u64(out, in_body(&request_to_send::SENT), self.sent);
+        put_u64(out, in_body(&request_to_send::PACKETS), self.packets);
         seal.seal_control(out, PREFIX_BYTES + RequestToSend::BODY_BYTES)
     }
 
@@ -281,10 +281,10 @@ impl RequestToSend {
             return Err(DropReason::Malformed);
         }
         Ok(RequestToSend {
-            demand: get_u64(body, request::DEMAND),
-            resend: get_u64(body, request::RESEND),
-            sent: get_u64(body, request::SENT),
-            packets: get_u64(body, request::PACKETS),
+            demand: get_u64(body, request_to_send::DEMAND),
+            resend: get_u64(body, request_to_send::RESEND),
+            sent: get_u64(body, request_to_send::SENT),
+            packets: get_u64(body, request_to_send::PACKETS),
         })
     }
 }

@@ -23,9 +23,7 @@ impl Flags {
     /// The sender waits for the acknowledgement of the chunk; set on each packet of a chunk, and it counts
     /// when the chunk is whole.
     pub const ACK_NOW: Flags = Flags(8);
-    /// The message that the packet ends answers a request; its immediate is the request's number.
-    pub const ANSWER: Flags = Flags(16);
-    const KNOWN: u8 = 31;
+    const KNOWN: u8 = 15;
 
     /// Whether every bit of `other` is set here.
     pub const fn contains(self, other: Flags) -> bool {
@@ -56,6 +54,8 @@ pub enum Opcode {
     Send = Kind::Send as u8,
     /// It is a [`super::Request`] for what lies at key and offset; one packet.
     Request = Kind::Request as u8,
+    /// It answers the request whose number stands for the key; its bytes go where who asked said, at the offset.
+    Response = Kind::Response as u8,
 }
 
 impl Opcode {
@@ -65,6 +65,7 @@ impl Opcode {
             Some(Kind::Data) => Some(Opcode::Write),
             Some(Kind::Send) => Some(Opcode::Send),
             Some(Kind::Request) => Some(Opcode::Request),
+            Some(Kind::Response) => Some(Opcode::Response),
             _ => None,
         }
     }
@@ -95,9 +96,9 @@ pub struct DataHeader {
     pub flags: Flags,
     /// The message's immediate, 0 without one; a request's number.
     pub immediate: u32,
-    /// The key of the region written to or asked for; of a send the number of its receive.
+    /// The key of the region written to or asked for; the number of a send, or of the request that is answered.
     pub key: Key,
-    /// Where in the region, or in the receive's buffer, this packet's payload goes, bytes.
+    /// Where in the region, or in the message, this packet's payload goes, bytes.
     pub offset: u64,
 }
 
@@ -190,11 +191,11 @@ mod tests {
     prop_compose! {
         fn any_header()(
             packets in 1u8..=64, path: u8, connection: u32, packet_number: u64, sent_at: u32,
-            chunk: u32, chunk_index in 0..=CHUNK_INDEX_MAX, flags in 0u8..=Flags::KNOWN, kind in 0u8..3,
+            chunk: u32, chunk_index in 0..=CHUNK_INDEX_MAX, flags in 0u8..=Flags::KNOWN, kind in 0usize..4,
             immediate: u32, key: u64, offset: u64, pick: prop::sample::Index,
         ) -> DataHeader {
             DataHeader {
-                opcode: [Opcode::Write, Opcode::Send, Opcode::Request][kind as usize],
+                opcode: [Opcode::Write, Opcode::Send, Opcode::Request, Opcode::Response][kind],
                 path: PathId(path), packet: pick.index(packets as usize) as u8, packets,
                 connection: ConnectionId(connection), packet_number, sent_at,
                 chunk: ChunkNumber(chunk), chunk_index, flags: Flags(flags), immediate,

@@ -38,13 +38,11 @@ fields! {
         OFFSET = 40..48, "offset";
     }
     /// The payload of a request.
-    wanted = "Request" {
+    request = "Request" {
         KIND = 0..4, "what to do";
         ZERO = 4..8, "0";
-        ANSWER_KEY = 8..16, "answer key";
-        ANSWER_OFFSET = 16..24, "answer offset";
-        VALUE = 24..32, "bytes or value";
-        COMPARE = 32..40, "compare";
+        VALUE = 8..16, "bytes or value";
+        COMPARE = 16..24, "compare";
     }
     /// The trailer of a packet that is sealed but not encrypted.
     trailer = "Trailer" {
@@ -94,7 +92,7 @@ fields! {
         BYTES = 0..8, "bytes";
     }
     /// The body of a request to send.
-    request = "RequestToSend" {
+    request_to_send = "RequestToSend" {
         DEMAND = 0..8, "demand";
         RESEND = 8..16, "resend";
         SENT = 16..24, "sent";

@@ -131,7 +131,7 @@ fn a_send_longer_than_its_receive_ends_the_connection_and_leaves_what_lies_behin
 
 #[test]
 fn a_read_ends_when_its_bytes_are_here_though_request_and_answer_are_lost() {
-    for lose in [Kind::Request, Kind::Data, Kind::Ack] {
+    for lose in [Kind::Request, Kind::Response, Kind::Ack] {
         let mut pair = Pair::new();
         for (at, byte) in pair.memory_mut(Side::B).bytes.iter_mut().enumerate() {
             *byte = (at % 251) as u8;
@@ -164,7 +164,7 @@ fn an_atomic_is_made_once_though_its_request_comes_twice_and_its_answer_is_lost(
         match fault {
             0 => pair.double_next(is(Kind::Request)),
             1 => pair.drop_next(is(Kind::Ack)),
-            2 => pair.drop_next(is(Kind::Data)),
+            2 => pair.drop_next(is(Kind::Response)),
             // The request is acknowledged after it was sent again.
             _ => pair.delay_next(micros(3_000), is(Kind::Ack)),
         }
@@ -195,10 +195,10 @@ fn an_atomic_is_made_once_though_its_request_comes_twice_and_its_answer_is_lost(
 }
 
 #[test]
-fn an_answer_is_kept_when_either_end_is_saved() {
+fn a_response_is_kept_when_either_end_is_saved() {
     for side in [Side::A, Side::B] {
         let mut pair = Pair::new();
-        pair.drop_all(|packet| packet.from == Side::B && packet.kind == Kind::Data);
+        pair.drop_all(is(Kind::Response));
         change(&mut pair, 1, Atomic::FetchAdd { add: 7 }, 0, 8);
         pair.run_for(micros(300));
         assert_eq!(word(&pair.memory(Side::B).bytes, 0), 7);
@@ -217,15 +217,82 @@ fn an_answer_is_kept_when_either_end_is_saved() {
 }
 
 #[test]
-fn who_waits_for_an_answer_of_a_silent_peer_is_told() {
+fn a_request_to_a_silent_peer_ends_by_the_stall_timeout() {
     let mut pair = Pair::new();
     read(&mut pair, 1, 100, 0, 0);
-    pair.drop_all(|packet| packet.from == Side::B && packet.kind == Kind::Data);
+    pair.drop_all(is(Kind::Response));
     pair.run_for(micros(200));
     // The request is acknowledged; from now on nothing comes.
     pair.drop_all(|packet| packet.from == Side::B);
     pair.run_for(Nanos::from_secs(30));
     assert_eq!(pair.failure(Side::A), Some(Failure::Stalled));
+}
+
+#[test]
+fn a_request_to_a_peer_that_was_restarted_fails_within_a_second() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::UnknownConnection);
+    pair.drop_all(is(Kind::Response));
+    read(&mut pair, 1, 100, 0, 0);
+    pair.run_for(micros(100));
+    pair.lose_all(Side::B);
+    pair.run_for(Nanos::from_secs(1));
+    assert_eq!(pair.failure(Side::A), Some(Failure::PeerRestarted));
+}
+
+#[test]
+fn a_request_that_is_refused_for_the_stall_timeout_ends_the_connection() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::NotArmed);
+    pair.expect_drop(DropReason::UnknownConnection);
+    pair.memory_mut(Side::B).armed = false;
+    read(&mut pair, 1, 100, 0, 0);
+    send(&mut pair, 2, 100, None);
+    pair.run_for(Nanos::from_secs(30));
+    assert_eq!(pair.failure(Side::A), Some(Failure::NotArmed));
+}
+
+#[test]
+fn each_of_many_sends_is_taken_soon_after_its_receive_is_posted() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::NotArmed);
+    for token in 0..50 {
+        send(&mut pair, token, 100, None);
+    }
+    for token in 0..50u64 {
+        pair.run_for(Nanos::from_millis(150));
+        assert_eq!(
+            pair.events(Side::B),
+            [],
+            "receive {token} is not posted yet"
+        );
+        receive(&mut pair, token, 100 * token, 100);
+        pair.run_for(Nanos::from_millis(150));
+        assert_eq!(pair.events(Side::B).len(), 1, "send {token} came");
+    }
+    pair.run();
+    assert_eq!(pair.events(Side::A).len(), 50);
+}
+
+#[test]
+fn a_peer_that_reads_before_it_is_ready_for_sends_is_answered_though_they_fill_the_window() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::NotArmed);
+    for token in 0..200 {
+        send(&mut pair, token, 10, None);
+    }
+    pair.run_for(Nanos::from_millis(20));
+    let read = Read {
+        token: 7,
+        bytes: 5_000,
+        key: KEY,
+        offset: 0,
+        to_key: KEY,
+        to_offset: 0,
+    };
+    pair.post(1, 0, read).expect("the connection is open");
+    pair.run_for(Nanos::from_millis(200));
+    assert_eq!(pair.events(Side::B), [Event::Completed { token: 7 }]);
 }
 
 #[test]
@@ -240,7 +307,7 @@ fn a_read_beyond_the_region_is_refused() {
 }
 
 #[test]
-fn more_requests_than_a_peer_answers_are_not_taken() {
+fn more_requests_than_may_be_under_way_are_refused() {
     let mut pair = Pair::new();
     for token in 0..REQUESTS_MAX as u64 {
         read(&mut pair, token, 8, 8 * token, 8 * token);

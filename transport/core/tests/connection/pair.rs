@@ -221,7 +221,7 @@ fn line(now: Time, packet: &Packet) -> String {
     let at = now.as_nanos() / 1_000;
     let path = packet.path.0;
     let what = match packet.kind {
-        Kind::Data | Kind::Send | Kind::Request => {
+        Kind::Data | Kind::Send | Kind::Request | Kind::Response => {
             let h = packet.header();
             let again = if h.flags.contains(wire::Flags::RETRANSMITTED) {
                 " again"
@@ -581,6 +581,11 @@ impl Pair {
     /// Saves the connection at one end and restores it in a new endpoint.
     pub(crate) fn restart(&mut self, side: Side) {
         self.upgrade(side as usize);
+    }
+
+    /// One end loses all that it knew.
+    pub(crate) fn lose_all(&mut self, side: Side) {
+        self.inner.restart(side as usize);
     }
 
     /// Ends the endpoint at one end; what its connection saves.

@@ -1,12 +1,14 @@
-//! Messages on their way: what was posted, what is asked for, and answers to what the peer asks for.
+//! Messages on their way: what was posted, requests, and responses to the peer's.
 
+use super::super::Event;
 use super::super::chunk::ChunkSource;
-use super::super::work::{Pages, PostError, REQUESTS_MAX, WorkRequest};
-use super::super::{Event, Settings};
+use super::super::receives::Requests;
+use super::super::work::{Pages, WorkRequest};
 use super::Transmit;
+use super::readiness::Readiness;
 use crate::path::BASE_PACKET_BYTES;
 use crate::units::{ChunkNumber, Key};
-use crate::wire::{CHUNK_PACKETS_MAX, Flags, OVERHEAD_BYTES, Opcode, Request, RequestKind};
+use crate::wire::{Atomic, CHUNK_PACKETS_MAX, Flags, OVERHEAD_BYTES, Opcode, Request};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -19,10 +21,7 @@ pub(super) struct Posted {
     pub(super) key: Key,
     pub(super) offset: u64,
     pub(super) pages: Option<Pages>,
-    /// A request's number, too.
     pub(super) immediate: Option<u32>,
-    /// It answers a request of the peer.
-    pub(super) answer: bool,
     /// Bytes cut into chunks so far.
     pub(super) cut: u64,
     /// Chunks cut so far.
@@ -43,7 +42,6 @@ impl Posted {
             offset,
             pages: None,
             immediate: None,
-            answer: false,
             cut: 0,
             chunks: 0,
             outstanding: 0,
@@ -53,15 +51,10 @@ impl Posted {
 
     /// What the packet that ends it says: flags and immediate.
     pub(super) fn end(&self) -> (Flags, u32) {
-        let flags = match (self.opcode, self.immediate) {
-            (Opcode::Request, _) | (_, None) => Flags::LAST,
-            (_, Some(_)) => Flags::LAST.with(Flags::IMMEDIATE),
-        };
-        let flags = match self.answer {
-            true => flags.with(Flags::ANSWER),
-            false => flags,
-        };
-        (flags, self.immediate.unwrap_or(0))
+        match self.immediate {
+            Some(value) => (Flags::LAST.with(Flags::IMMEDIATE), value),
+            None => (Flags::LAST, 0),
+        }
     }
 
     /// The next chunk: its length and the payload of each of its packets but the last. `packets` is how many it may
@@ -70,7 +63,7 @@ impl Posted {
         let left = self.bytes - self.cut;
         match &self.pages {
             None => (left.min(packets * u64::from(widest)) as u32, payload),
-            Some(pages) => pages.next_chunk(self.cut, left, packets, payload),
+            Some(pages) => pages.next_chunk(self.cut, left, packets, widest, payload),
         }
     }
 }
@@ -82,27 +75,41 @@ impl Pages {
     /// Payload of equal packets, at most `payload` bytes each, that hold a page exactly.
     fn step(&self, payload: u16) -> Option<u16> {
         let least = self.bytes.div_ceil(payload.into());
+        if least as usize > CHUNK_PACKETS_MAX {
+            return None;
+        }
         let packets = (least..=2 * least).find(|packets| self.bytes.is_multiple_of(*packets))?;
         Some((self.bytes / packets) as u16)
     }
 
-    /// As [`Posted::next_chunk`]. Pages share a chunk when equal packets hold them, also packets that every path
-    /// carries, into which a lost chunk may have to be cut: no packet spans two pages.
-    fn next_chunk(&self, cut: u64, left: u64, packets: u64, payload: u16) -> (u32, u16) {
-        if let (Some(step), Some(base)) = (self.step(payload), self.step(BASE_PAYLOAD)) {
-            let most = (packets * u64::from(step)).min(CHUNK_PACKETS_MAX as u64 * u64::from(base));
-            let whole = most - most % u64::from(step);
-            return (left.min(whole.max(step.into())) as u32, step);
+    /// As [`Posted::next_chunk`]. No packet spans two pages, however often its chunk is cut anew: a chunk lies within
+    /// one page, or it is whole pages, which equal packets hold, also packets that every path carries.
+    fn next_chunk(
+        &self,
+        cut: u64,
+        left: u64,
+        packets: u64,
+        widest: u16,
+        payload: u16,
+    ) -> (u32, u16) {
+        let page = u64::from(self.bytes);
+        if cut.is_multiple_of(page)
+            && let (Some(step), Some(base)) = (self.step(payload), self.step(BASE_PAYLOAD))
+        {
+            let base = CHUNK_PACKETS_MAX as u64 * u64::from(base);
+            let pages = (packets * u64::from(step)).min(base) / page;
+            if pages > 0 {
+                return (left.min(pages * page) as u32, step);
+            }
         }
-        let in_page = u64::from(self.bytes) - cut % u64::from(self.bytes);
-        let length = in_page.min(packets * u64::from(payload));
-        (length as u32, payload)
+        let in_page = page - cut % page;
+        (in_page.min(packets * u64::from(widest)) as u32, payload)
     }
 
-    /// Payload of the packets into which a lost chunk is cut anew, at most `payload` bytes.
-    pub(super) fn payload_again(&self, payload: u16) -> u16 {
-        match (self.step(payload), self.step(BASE_PAYLOAD)) {
-            (Some(step), Some(_)) => step,
+    /// Payload of the packets into which a lost chunk of `length` bytes is cut anew, at most `payload` bytes.
+    pub(super) fn payload_again(&self, length: u32, payload: u16) -> u16 {
+        match self.step(payload) {
+            Some(step) if length > self.bytes => step,
             _ => payload,
         }
     }
@@ -115,116 +122,97 @@ impl Pages {
     }
 }
 
-/// An answer to a request of the peer, to be sent.
+/// A response to a request of the peer, to be sent.
 #[derive(Debug)]
-pub(in super::super) struct Answer {
+pub(in super::super) struct Response {
     /// The request's number.
-    pub(in super::super) request: u32,
+    pub(in super::super) request: u64,
     pub(in super::super) source: ChunkSource,
     pub(in super::super) bytes: u64,
-    /// Where it goes at the peer.
-    pub(in super::super) key: Key,
-    pub(in super::super) offset: u64,
 }
 
 impl Transmit {
-    /// Takes a work request in.
-    pub(in super::super) fn post(
-        &mut self,
-        request: WorkRequest,
-        settings: &Settings,
-    ) -> Result<(), PostError> {
-        request.check(settings)?;
-        if request.awaits_answer() && self.requests.len() == REQUESTS_MAX {
-            return Err(PostError::TooManyRequests);
-        }
+    /// Takes a work request in, which was checked. The response to a read or an atomic goes to `requests`.
+    pub(in super::super) fn post(&mut self, request: WorkRequest, requests: &mut Requests) {
         let posted = |token| ChunkSource::Posted { token };
         let posted = match request {
-            WorkRequest::Write(write) => Posted {
-                immediate: write.immediate,
-                ..Posted::new(
-                    Opcode::Write,
-                    posted(write.token),
-                    write.bytes,
-                    write.key,
-                    write.offset,
-                )
-            },
+            WorkRequest::Write(write) => {
+                let source = posted(write.token);
+                Posted {
+                    immediate: write.immediate,
+                    ..Posted::new(Opcode::Write, source, write.bytes, write.key, write.offset)
+                }
+            }
             WorkRequest::WritePages(write) => {
-                let pages = &write.pages;
-                let bytes = u64::from(pages.bytes) * pages.offsets.len() as u64;
+                let (source, bytes) = (posted(write.token), write.pages.total());
                 Posted {
                     immediate: write.immediate,
                     pages: Some(write.pages),
-                    ..Posted::new(Opcode::Write, posted(write.token), bytes, write.key, 0)
+                    ..Posted::new(Opcode::Write, source, bytes, write.key, 0)
                 }
             }
-            WorkRequest::Send(send) => Posted {
-                immediate: send.immediate,
-                ..Posted::new(
-                    Opcode::Send,
-                    posted(send.token),
-                    send.bytes,
-                    Key(self.sends),
-                    0,
-                )
-            },
+            WorkRequest::Send(send) => {
+                let number = self.sends;
+                self.sends += 1;
+                Posted {
+                    immediate: send.immediate,
+                    ..Posted::new(Opcode::Send, posted(send.token), send.bytes, Key(number), 0)
+                }
+            }
             WorkRequest::Read(read) => {
-                let request = Request {
-                    kind: RequestKind::Read { bytes: read.bytes },
-                    answer_key: read.to_key,
-                    answer_offset: read.to_offset,
-                };
-                self.request(read.token, &request, read.key, read.offset)
+                let number = requests.add(read.token, read.to_key, read.to_offset, read.bytes);
+                let request = Request::Read { bytes: read.bytes };
+                asking(number, request, read.key, read.offset)
             }
             WorkRequest::Atomic(change) => {
-                let request = Request {
-                    kind: RequestKind::Atomic(change.atomic),
-                    answer_key: change.to_key,
-                    answer_offset: change.to_offset,
-                };
-                self.request(change.token, &request, change.key, change.offset)
+                let (key, offset) = (change.to_key, change.to_offset);
+                let number = requests.add(change.token, key, offset, Atomic::BYTES);
+                let request = Request::Atomic(change.atomic);
+                asking(number, request, change.key, change.offset)
             }
         };
-        if posted.opcode == Opcode::Send {
-            self.sends += 1;
-        }
-        self.push(posted);
-        Ok(())
+        let at = self.keep(posted);
+        self.queue.push_back(at);
+        self.awaited = requests.len();
     }
 
-    fn request(&mut self, token: u64, request: &Request, key: Key, offset: u64) -> Posted {
-        let number = self.next_request;
-        self.next_request = number.wrapping_add(1);
-        self.requests.insert(number, token);
-        let body = request.emit();
-        let source = ChunkSource::Inline(body.into());
-        Posted {
-            immediate: Some(number),
-            ..Posted::new(Opcode::Request, source, body.len() as u64, key, offset)
-        }
-    }
-
-    /// Sends an answer.
-    pub(in super::super) fn answer(&mut self, answer: Answer) {
-        let Answer {
+    /// Sends a response, before all that is not begun: who asked waits for it, and has a window to itself to ask in.
+    pub(in super::super) fn respond(&mut self, response: Response) {
+        let Response {
             request,
             source,
             bytes,
-            key,
-            offset,
-        } = answer;
-        self.answers += 1;
-        self.push(Posted {
-            immediate: Some(request),
-            answer: true,
-            ..Posted::new(Opcode::Write, source, bytes, key, offset)
-        });
+        } = response;
+        self.responses += 1;
+        let at = self.keep(Posted::new(
+            Opcode::Response,
+            source,
+            bytes,
+            Key(request),
+            0,
+        ));
+        // The chunks of a message have numbers in a row: one that is begun goes on first.
+        let begun = |&at: &u32| {
+            self.posted[at as usize]
+                .as_ref()
+                .is_some_and(|posted| posted.chunks > 0)
+        };
+        let is_response = |&at: &u32| {
+            let posted = self.posted[at as usize].as_ref();
+            posted.is_some_and(|posted| posted.opcode == Opcode::Response)
+        };
+        let before = self
+            .queue
+            .iter()
+            .take_while(|at| begun(at) || is_response(at));
+        let place = before.count();
+        self.queue.insert(place, at);
     }
 
-    fn push(&mut self, posted: Posted) {
+    /// Keeps a message until it is complete. Returns its place.
+    fn keep(&mut self, posted: Posted) -> u32 {
         let posted = Some(posted);
-        let at = match self.free.pop() {
+        match self.free.pop() {
             Some(at) => {
                 self.posted[at as usize] = posted;
                 at
@@ -233,8 +221,7 @@ impl Transmit {
                 self.posted.push(posted);
                 self.posted.len() as u32 - 1
             }
-        };
-        self.queue.push_back(at);
+        }
     }
 
     /// Every chunk of a message is acknowledged.
@@ -243,27 +230,40 @@ impl Transmit {
             return;
         };
         self.free.push(at);
-        self.answers -= usize::from(posted.answer);
+        self.responses -= usize::from(posted.opcode == Opcode::Response);
         if let ChunkSource::Posted { token } = posted.source {
             events.push_back(Event::Completed { token });
         }
     }
 
-    /// The answer to a request is here whole.
-    pub(in super::super) fn handle_answer(&mut self, request: u32, events: &mut VecDeque<Event>) {
-        if let Some(token) = self.requests.remove(&request) {
-            events.push_back(Event::Completed { token });
-        }
+    /// So many responses are waited for.
+    pub(in super::super) fn set_awaited(&mut self, awaited: usize) {
+        self.awaited = awaited;
     }
 
-    /// Whether this end waits for an answer.
-    pub(in super::super) fn awaits_answers(&self) -> bool {
-        !self.requests.is_empty()
+    /// Whether this end waits for a response.
+    pub(in super::super) fn awaits_response(&self) -> bool {
+        self.awaited > 0
     }
 
-    /// Answers that the peer has not acknowledged.
-    pub(in super::super) fn answers(&self) -> usize {
-        self.answers
+    /// Responses that the peer has not acknowledged.
+    pub(in super::super) fn responses(&self) -> usize {
+        self.responses
+    }
+
+    /// Whether there is room for the next chunk on the board. What the receiver may not be ready for leaves room for
+    /// responses: it may have to read before it is ready.
+    pub(super) fn has_room(&self) -> bool {
+        let next = self.queue.front().map(|&at| &self.posted[at as usize]);
+        let opcode = next.and_then(|posted| Some(posted.as_ref()?.opcode));
+        let window = self.board.window();
+        let kept = match opcode {
+            Some(Opcode::Response) => 0,
+            Some(Opcode::Send) => window / 8,
+            _ if matches!(self.readiness, Readiness::Ready) => 0,
+            _ => window / 8,
+        };
+        self.board.outstanding() + usize::from(kept) < usize::from(window)
     }
 
     /// What a chunk of the message says of its place: the message's pages, if it has any.
@@ -273,45 +273,82 @@ impl Transmit {
     }
 }
 
+/// A request, to be posted.
+fn asking(number: u32, request: Request, key: Key, offset: u64) -> Posted {
+    let body = request.emit();
+    let source = ChunkSource::Inline(body.into());
+    Posted {
+        // The payload does not say the number: the immediate does.
+        immediate: Some(number),
+        ..Posted::new(Opcode::Request, source, body.len() as u64, key, offset)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn pages(bytes: u32, count: u64) -> Pages {
-        let offsets = (0..count).map(|page| 1_000_000 * (count - page));
-        Pages {
-            bytes,
-            offsets: std::sync::Arc::new(offsets.collect()),
-        }
-    }
+    use crate::recovery::{SendBoard, Sent};
 
     #[test]
-    fn no_packet_spans_two_pages_however_their_chunks_are_cut() {
-        for bytes in [
-            1, 7, 512, 1_000, 1_024, 1_409, 4_096, 4_099, 65_536, 100_003,
-        ] {
-            for payload in [1_408u16, 1_136, 8_896] {
-                let pages = pages(bytes, 40);
-                let total = u64::from(bytes) * 40;
-                let (mut cut, mut shared) = (0, false);
+    fn no_packet_spans_two_pages_whatever_paths_carry_when_its_chunk_is_cut_and_cut_anew() {
+        let payloads = [8_936u16, 1_408, BASE_PAYLOAD];
+        let sizes = [
+            1u32, 7, 250, 512, 1_000, 1_024, 1_409, 3_600, 4_096, 4_099, 60_701, 65_536, 73_728,
+            100_003,
+        ];
+        let mut draw = 1u64;
+        let mut next = |below: usize| {
+            draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (draw >> 33) as usize % below
+        };
+        for bytes in sizes {
+            for widest in [8_936u16, 1_408] {
+                let count = 40u64;
+                let pages = Pages {
+                    bytes,
+                    offsets: std::sync::Arc::new((0..count).collect()),
+                };
+                let full = (65_000 / u64::from(widest)).max(1);
+                let (total, mut cut, mut shared) = (u64::from(bytes) * count, 0, false);
                 while cut < total {
-                    let (length, step) = pages.next_chunk(cut, total - cut, 7, payload);
-                    assert!(length > 0 && step <= payload && length.div_ceil(step.into()) <= 64);
+                    // What paths carry, and how much the window lets go, changes from chunk to chunk.
+                    let payload = payloads[next(3)].min(widest);
+                    let most = 1 + next(full as usize) as u64;
+                    let (length, step) = pages.next_chunk(cut, total - cut, most, widest, payload);
                     shared |= length > bytes;
-                    for payload in [step, pages.payload_again(step.min(BASE_PAYLOAD))] {
+                    let mut board = SendBoard::new(4, ChunkNumber(0));
+                    let packets = length.div_ceil(step.into());
+                    assert!(
+                        length > 0 && step <= payload && packets <= 64,
+                        "{bytes} B: {packets}"
+                    );
+                    let chunk = board.push(Sent {
+                        length,
+                        packets: packets as u8,
+                        payload: step,
+                        ..Sent::default()
+                    });
+                    let check = |step: u16| {
                         let mut at = 0;
                         while at < length {
-                            let end = length.min(at + u32::from(payload));
+                            let end = length.min(at + u32::from(step));
                             let page = |at: u32| (cut + u64::from(at)) / u64::from(bytes);
-                            assert_eq!(page(at), page(end - 1), "{bytes} B by {payload}");
+                            assert_eq!(page(at), page(end - 1), "{bytes} B by {step}");
                             at = end;
                         }
+                    };
+                    check(step);
+                    if step > BASE_PAYLOAD && length > u32::from(BASE_PAYLOAD) {
+                        board.lose(chunk, 1);
+                        let sent = board.cut(chunk, pages.payload_again(length, BASE_PAYLOAD));
+                        assert!(sent.packets <= 64 && u32::from(sent.packets) > packets);
+                        check(sent.payload);
                     }
                     cut += u64::from(length);
                 }
                 assert_eq!(cut, total);
-                let whole = bytes <= 1_024 || bytes == 4_096 && payload == 8_896;
-                assert!(shared || !whole, "{bytes} B share chunks at {payload}");
+                let several = bytes <= 1_024 || bytes == 4_096;
+                assert!(shared || !several, "{bytes} B share chunks");
             }
         }
     }

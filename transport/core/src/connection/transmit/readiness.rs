@@ -21,17 +21,36 @@ pub(super) enum Readiness {
     /// It took what was sent last, or nothing was sent.
     #[default]
     Ready,
-    /// It was not ready for these chunks; the first goes again after `backoff`.
+    /// It was not ready for these chunks; one of them goes again after `backoff`.
     NotReady {
         waiting: VecDeque<ChunkNumber>,
         backoff: Nanos,
+        turn: Turn,
     },
     /// One chunk was sent again; the others wait for its answer.
     Asked {
         chunk: ChunkNumber,
         waiting: VecDeque<ChunkNumber>,
         backoff: Nanos,
+        turn: Turn,
     },
+}
+
+/// Which waiting chunk asks next. In turns, for they may be for different regions; and every other time the oldest,
+/// for of sends only that one can be taken.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) enum Turn {
+    First,
+    Oldest,
+}
+
+impl Turn {
+    fn next(self) -> Turn {
+        match self {
+            Turn::First => Turn::Oldest,
+            Turn::Oldest => Turn::First,
+        }
+    }
 }
 
 impl Transmit {
@@ -49,48 +68,72 @@ impl Transmit {
         }
         self.in_flight.remove(sent.path, sent.in_flight);
         self.board.lose(chunk, missing(&sent));
-        let (mut waiting, backoff) = match std::mem::take(&mut self.readiness) {
+        let (mut waiting, backoff, turn) = match std::mem::take(&mut self.readiness) {
             Readiness::Asked {
                 chunk: asked,
                 mut waiting,
                 backoff,
+                turn,
             } if asked != chunk => {
                 waiting.push_back(chunk);
                 self.readiness = Readiness::Asked {
                     chunk: asked,
                     waiting,
                     backoff,
+                    turn,
                 };
                 return;
             }
             Readiness::Asked {
-                waiting, backoff, ..
-            } => (waiting, backoff.times(2).min(BACKOFF_MAX)),
-            Readiness::NotReady { waiting, backoff } => (waiting, backoff),
-            Readiness::Ready => (VecDeque::new(), BACKOFF_MIN),
+                waiting,
+                backoff,
+                turn,
+                ..
+            } => (waiting, backoff.times(2).min(BACKOFF_MAX), turn.next()),
+            Readiness::NotReady {
+                waiting,
+                backoff,
+                turn,
+            } => (waiting, backoff, turn),
+            Readiness::Ready => (VecDeque::new(), BACKOFF_MIN, Turn::First),
         };
         waiting.push_back(chunk);
-        self.readiness = Readiness::NotReady { waiting, backoff };
+        self.readiness = Readiness::NotReady {
+            waiting,
+            backoff,
+            turn,
+        };
         timers.set_earlier(Timer::ReceiverNotReady, now + backoff);
     }
 
     /// Of what has waited for long enough, one is sent again: a window of them, refused time and again,
-    /// would fill the network for nothing. In turns, for they may be for different regions.
+    /// would fill the network for nothing.
     pub(in crate::connection) fn ask_receiver(&mut self) {
-        if let Readiness::NotReady { waiting, backoff } = &mut self.readiness {
-            let (mut waiting, backoff) = (std::mem::take(waiting), *backoff);
-            self.readiness = Readiness::Ready;
-            while let Some(chunk) = waiting.pop_front() {
-                if self.board.is_lost(chunk) {
-                    self.lost.push_back(chunk);
-                    self.readiness = Readiness::Asked {
-                        chunk,
-                        waiting,
-                        backoff,
-                    };
-                    return;
-                }
-            }
+        let Readiness::NotReady {
+            waiting,
+            backoff,
+            turn,
+        } = &mut self.readiness
+        else {
+            return;
+        };
+        let (mut waiting, backoff, turn) = (std::mem::take(waiting), *backoff, *turn);
+        self.readiness = Readiness::Ready;
+        waiting.retain(|&chunk| self.board.is_lost(chunk));
+        let ahead = |chunk: &ChunkNumber| chunk.ahead_of(self.board.first());
+        let oldest = (0..waiting.len()).min_by_key(|&at| ahead(&waiting[at]));
+        let at = match turn {
+            Turn::First => Some(0),
+            Turn::Oldest => oldest,
+        };
+        if let Some(chunk) = at.and_then(|at| waiting.remove(at)) {
+            self.lost.push_back(chunk);
+            self.readiness = Readiness::Asked {
+                chunk,
+                waiting,
+                backoff,
+                turn,
+            };
         }
     }
 

@@ -6,7 +6,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use weft_core::units::{ChunkNumber, Key, PathId};
-use weft_core::wire::{DataHeader, Flags, Integrity};
+use weft_core::wire::{Atomic, DataHeader, Flags, Integrity, Opcode, Request};
 use weft_fuzz::{B, Duo, KEY};
 
 const FLAGS: [Flags; 4] = [
@@ -42,8 +42,13 @@ fuzz_target!(|bytes: &[u8]| {
     {
         rest = tail;
         let set = FLAGS.iter().enumerate().filter(|(bit, _)| flags >> bit & 1 == 1);
+        let opcode = match key >> 6 {
+            0 | 1 => Opcode::Write,
+            2 => [Opcode::Send, Opcode::Response][usize::from(*length) % 2],
+            _ => Opcode::Request,
+        };
         let header = DataHeader {
-            opcode: weft_core::wire::Opcode::Write,
+            opcode,
             path: PathId(0),
             packet: packet & 0x3f,
             packets: *packets,
@@ -58,7 +63,16 @@ fuzz_target!(|bytes: &[u8]| {
             key: if key % 8 == 7 { Key(1) } else { KEY },
             offset: u64::from(u16::from_le_bytes([*low, *high])),
         };
-        let payload = vec![length | 1; usize::from(*length) * 4];
+        let value = u64::from(*length);
+        let request = match length % 4 {
+            0 => Some(Request::Read { bytes: value }),
+            1 => Some(Request::Atomic(Atomic::FetchAdd { add: value })),
+            2 => Some(Request::Atomic(Atomic::CompareSwap { compare: 0, swap: value })),
+            _ => None,
+        };
+        let request = request.filter(|_| opcode == Opcode::Request);
+        let plain = vec![length | 1; usize::from(*length) * 4];
+        let payload = request.map_or(plain, |request| request.emit().to_vec());
         let sealed = duo.seal_data(&header, &payload);
 
         let before = duo.placed();
@@ -71,7 +85,17 @@ fuzz_target!(|bytes: &[u8]| {
         let mut expected = before;
         if duo.writes(&sealed).is_ok() {
             let at = header.offset as usize;
-            expected[at..at + payload.len()].copy_from_slice(&payload);
+            match (opcode, request) {
+                (Opcode::Write, _) => {
+                    expected[at..at + payload.len()].copy_from_slice(&payload);
+                }
+                (_, Some(Request::Atomic(atomic))) => {
+                    let word = expected[at..].first_chunk_mut().expect("the word was there");
+                    *word = atomic.apply(u64::from_le_bytes(*word)).to_le_bytes();
+                }
+                (_, Some(Request::Read { .. })) => {}
+                (opcode, None) => panic!("{opcode:?} was taken, and nobody waits for it"),
+            }
         }
         assert_eq!(duo.placed(), expected);
         assert!(duo.writes(&sealed).is_err(), "a packet was taken twice");

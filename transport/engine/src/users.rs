@@ -43,7 +43,7 @@ struct Posted {
     pieces: Pieces,
     context: u64,
     bytes: u64,
-    /// It waits for an answer.
+    /// It waits for a response.
     request: bool,
 }
 
@@ -125,7 +125,7 @@ impl Users {
             pieces: post.pieces,
             context: post.context,
             bytes: post.bytes,
-            request: request.awaits_answer(),
+            request: request.awaits_response(),
         };
         // The handle has checked all that the endpoint refuses, but that the connection goes on.
         if endpoint.post(id, request).is_err() {

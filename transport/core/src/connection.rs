@@ -327,12 +327,15 @@ impl Connection {
 
     /// Sends the answers to requests that have arrived, and ends the requests whose answers have. While any is waited
     /// for, whatever the peer sends shows that it has not stalled.
+    #[inline]
     fn serve_requests(&mut self, heard: bool) {
         if self.failed.is_some() {
             return;
         }
-        for answer in self.receive.take_answers() {
-            self.transmit.answer(answer);
+        if self.receive.has_answers() {
+            for answer in self.receive.take_answers() {
+                self.transmit.answer(answer);
+            }
         }
         if self.transmit.awaits_answers() {
             if heard {
@@ -363,13 +366,11 @@ impl Connection {
         if self.failed.is_some() {
             return Err(DropReason::Closed);
         }
-        // Taken apart at once: kept whole, the prefix is stored and loaded again in another width,
-        // and every packet waits for that.
-        let (kind, phase) = match wire::peek(packet) {
-            Ok(peek) if peek.connection == self.config.local => (peek.kind, peek.phase),
-            Ok(_) => return Err(DropReason::UnknownConnection),
-            Err(reason) => return Err(reason),
-        };
+        let prefix = wire::Prefix::of(packet)?;
+        let (kind, phase) = (prefix.kind()?, prefix.phase());
+        if prefix.connection() != self.config.local {
+            return Err(DropReason::UnknownConnection);
+        }
         if u16::from(arrival.path.0) >= self.config.settings.paths {
             return Err(DropReason::Malformed);
         }

@@ -7,7 +7,7 @@ use crate::drops::DropReason;
 use crate::memory::Memory;
 use crate::received::{Offer, Received};
 use crate::units::{ConnectionId, PathId, Source, Time};
-use crate::wire::{CONTROL_BYTES_MAX, DataHeader, Kind, Reset, peek};
+use crate::wire::{CONTROL_BYTES_MAX, DataHeader, Kind, Prefix, Reset};
 use core::cmp::Reverse;
 
 /// Timers wait until everything that has arrived was taken in, but never for more turns than this.
@@ -180,6 +180,7 @@ impl<P: Eq> Endpoint<P> {
         });
     }
 
+    #[inline]
     fn handle_piece(
         &mut self,
         now: Time,
@@ -189,23 +190,20 @@ impl<P: Eq> Endpoint<P> {
         segment: usize,
         memory: &mut impl Memory,
     ) {
-        let peek = match peek(bytes) {
-            Ok(peek) => peek,
+        let prefix = Prefix::of(bytes);
+        let read = prefix.and_then(|prefix| Ok((prefix, prefix.kind()?)));
+        let (path, connection) = match read {
+            Ok((_, Kind::Reset)) => return self.handle_resets(bytes, segment),
+            Ok((prefix, _)) => (prefix.path(), prefix.connection()),
             Err(reason) => return self.count(reason, bytes.len(), segment),
         };
-        if peek.kind == Kind::Reset {
-            return self.handle_resets(bytes, segment);
-        }
-        let slot = self.find(peek.connection);
+        let slot = self.find(connection);
         match slot.map(|slot| (slot, &mut self.slots[slot as usize])) {
             Some((slot, Slot::Open(open))) => {
                 let Some(peer) = self.peers.get_mut(open.peer) else {
                     return;
                 };
-                let arrival = Arrival {
-                    path: peek.path,
-                    ce,
-                };
+                let arrival = Arrival { path, ce };
                 let held = peer.paths.holds_connections();
                 let run = Run { bytes, segment };
                 // The connection has counted what it dropped.
@@ -233,7 +231,7 @@ impl<P: Eq> Endpoint<P> {
                     None => DropReason::UnknownConnection,
                 };
                 self.count(reason, bytes.len(), segment);
-                self.answer_stranger(now, from, peek.path, peek.connection);
+                self.answer_stranger(now, from, path, connection);
             }
         }
     }

@@ -54,6 +54,7 @@ use keys::{Keys, SavedKeys};
 use numbers::PacketNumbers;
 use receive::{Pending, Receive};
 use timer::{Timer, TimerTable};
+pub(crate) use transmit::Departure;
 use transmit::Transmit;
 
 /// A connection on which nothing was sent or received for this long gives back the memory of its boards and
@@ -191,6 +192,19 @@ impl Connection {
         rng: &mut Rng,
         room: u32,
     ) -> Option<Chunk> {
+        let departure = self.poll_departure(now, paths, rng, room)?;
+        Some(self.chunk(now, &departure, rng))
+    }
+
+    /// What goes next; [`Connection::chunk`] makes a chunk of it.
+    #[inline]
+    pub(crate) fn poll_departure(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        rng: &mut Rng,
+        room: u32,
+    ) -> Option<Departure> {
         if self.keys.are_used_up() {
             // The peer has not followed to the next key for as long as this one may be used.
             self.fail(Failure::Stalled);
@@ -200,22 +214,27 @@ impl Connection {
         }
         let mut out = transmit::Out {
             settings: &self.config.settings,
-            remote: self.config.remote,
-            keys: &mut self.keys,
             room,
             policy: &mut self.policy,
             congestion: &mut self.congestion,
             rng,
         };
         let (timers, stats) = (&mut self.timers, &mut self.stats);
-        let chunk = self
+        let departure = self
             .transmit
-            .poll_chunk(now, paths, &mut out, timers, stats);
+            .poll_departure(now, paths, &mut out, timers, stats);
         self.transmit.update_stall(now, paths, timers);
-        if chunk.is_some() {
+        if departure.is_some() {
             self.note_activity(now);
         }
-        chunk
+        departure
+    }
+
+    #[inline(always)]
+    pub(crate) fn chunk(&mut self, now: Time, departure: &Departure, rng: &mut Rng) -> Chunk {
+        let (remote, keys, stats) = (self.config.remote, &mut self.keys, &mut self.stats);
+        self.transmit
+            .chunk(now, departure, remote, keys, rng, stats)
     }
 
     /// Something was sent or received: the connection is idle no sooner than [`IDLE_AFTER`] from now.

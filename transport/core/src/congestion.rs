@@ -56,6 +56,9 @@ impl Limits {
     /// The size of the next chunk where so many bytes may be in flight.
     #[inline]
     pub fn chunk_bytes(&self, window: u64) -> u64 {
+        if window >= CHUNKS_PER_WINDOW * self.chunk {
+            return self.chunk;
+        }
         // Where fewer chunks may be under way, smaller ones would leave the window unused, and it would never grow.
         let chunks = CHUNKS_PER_WINDOW.min(self.max / self.chunk.max(1)).max(1);
         (window / chunks).clamp(self.packet, self.chunk)

@@ -54,6 +54,7 @@ use keys::{Keys, SavedKeys};
 use numbers::PacketNumbers;
 use receive::{Pending, Receive};
 use timer::{Timer, TimerTable};
+pub(crate) use transmit::Departure;
 use transmit::Transmit;
 
 /// A connection on which nothing was sent or received for this long gives back the memory of its boards and
@@ -205,6 +206,19 @@ impl Connection {
         rng: &mut Rng,
         room: u32,
     ) -> Option<Chunk> {
+        let departure = self.poll_departure(now, paths, rng, room)?;
+        Some(self.chunk(now, &departure, rng))
+    }
+
+    /// What goes next; [`Connection::chunk`] makes a chunk of it.
+    #[inline]
+    pub(crate) fn poll_departure(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        rng: &mut Rng,
+        room: u32,
+    ) -> Option<Departure> {
         if self.keys.are_used_up() {
             // The peer has not followed to the next key for as long as this one may be used.
             self.fail(Failure::Stalled);
@@ -214,22 +228,27 @@ impl Connection {
         }
         let mut out = transmit::Out {
             settings: &self.config.settings,
-            remote: self.config.remote,
-            keys: &mut self.keys,
             room,
             policy: &mut self.policy,
             congestion: &mut self.congestion,
             rng,
         };
         let (timers, stats) = (&mut self.timers, &mut self.stats);
-        let chunk = self
+        let departure = self
             .transmit
-            .poll_chunk(now, paths, &mut out, timers, stats);
+            .poll_departure(now, paths, &mut out, timers, stats);
         self.transmit.update_stall(now, paths, timers);
-        if chunk.is_some() {
+        if departure.is_some() {
             self.note_activity(now);
         }
-        chunk
+        departure
+    }
+
+    #[inline(always)]
+    pub(crate) fn chunk(&mut self, now: Time, departure: &Departure, rng: &mut Rng) -> Chunk {
+        let (remote, keys, stats) = (self.config.remote, &mut self.keys, &mut self.stats);
+        self.transmit
+            .chunk(now, departure, remote, keys, rng, stats)
     }
 
     /// Something was sent or received: the connection is idle no sooner than [`IDLE_AFTER`] from now.
@@ -344,12 +363,15 @@ impl Connection {
 
     /// Sends the responses to requests that have arrived. While one is waited for here, what the peer sends shows that
     /// it has not stalled: what is placed, that is, so many packets `before`; a refusal, time and again, does not.
+    #[inline]
     fn serve_requests(&mut self, now: Time, before: u64) {
         if self.failed.is_some() {
             return;
         }
-        for response in self.receive.take_responses() {
-            self.transmit.respond(response);
+        if self.receive.has_responses() {
+            for response in self.receive.take_responses() {
+                self.transmit.respond(response);
+            }
         }
         if !self.transmit.awaits_response() {
             return;
@@ -383,13 +405,11 @@ impl Connection {
         if self.failed.is_some() {
             return Err(DropReason::Closed);
         }
-        // Taken apart at once: kept whole, the prefix is stored and loaded again in another width,
-        // and every packet waits for that.
-        let (kind, phase) = match wire::peek(packet) {
-            Ok(peek) if peek.connection == self.config.local => (peek.kind, peek.phase),
-            Ok(_) => return Err(DropReason::UnknownConnection),
-            Err(reason) => return Err(reason),
-        };
+        let prefix = wire::Prefix::of(packet)?;
+        let (kind, phase) = (prefix.kind()?, prefix.phase());
+        if prefix.connection() != self.config.local {
+            return Err(DropReason::UnknownConnection);
+        }
         if u16::from(arrival.path.0) >= self.config.settings.paths {
             return Err(DropReason::Malformed);
         }

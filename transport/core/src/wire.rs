@@ -138,18 +138,56 @@ pub struct Peek {
 /// # Errors
 /// [`DropReason::Truncated`], [`DropReason::Version`] or [`DropReason::Kind`].
 pub fn peek(datagram: &[u8]) -> Result<Peek, DropReason> {
-    let prefix: &[u8; PREFIX_BYTES] = datagram.first_chunk().ok_or(DropReason::Truncated)?;
-    let first = get_u8(prefix, field::prefix::VERSION_KIND);
-    if first & 0x0f != VERSION {
-        return Err(DropReason::Version);
-    }
-    let kind = Kind::from_bits(first >> 4).ok_or(DropReason::Kind)?;
+    let prefix = Prefix::of(datagram)?;
     Ok(Peek {
-        kind,
-        path: PathId(get_u8(prefix, field::prefix::PATH)),
-        connection: ConnectionId(get_u32(prefix, field::prefix::CONNECTION)),
-        phase: KeyPhase::from_bits(get_u8(prefix, field::prefix::INDEX_PHASE)),
+        kind: prefix.kind()?,
+        path: prefix.path(),
+        connection: prefix.connection(),
+        phase: prefix.phase(),
     })
+}
+
+/// The prefix of a datagram, read field by field: a [`Peek`] in a result is stored and loaded again in another width,
+/// and every packet waits for that.
+#[derive(Clone, Copy)]
+pub(crate) struct Prefix<'a>(&'a [u8; PREFIX_BYTES]);
+
+impl<'a> Prefix<'a> {
+    /// That of a packet of our version.
+    #[inline]
+    pub(crate) fn of(datagram: &'a [u8]) -> Result<Prefix<'a>, DropReason> {
+        let prefix = Prefix(datagram.first_chunk().ok_or(DropReason::Truncated)?);
+        match prefix.first() & 0x0f {
+            VERSION => Ok(prefix),
+            _ => Err(DropReason::Version),
+        }
+    }
+
+    /// Version and kind.
+    #[inline]
+    fn first(self) -> u8 {
+        get_u8(self.0, field::prefix::VERSION_KIND)
+    }
+
+    #[inline]
+    pub(crate) fn kind(self) -> Result<Kind, DropReason> {
+        Kind::from_bits(self.first() >> 4).ok_or(DropReason::Kind)
+    }
+
+    #[inline]
+    pub(crate) fn path(self) -> PathId {
+        PathId(get_u8(self.0, field::prefix::PATH))
+    }
+
+    #[inline]
+    pub(crate) fn connection(self) -> ConnectionId {
+        ConnectionId(get_u32(self.0, field::prefix::CONNECTION))
+    }
+
+    #[inline]
+    pub(crate) fn phase(self) -> KeyPhase {
+        KeyPhase::from_bits(get_u8(self.0, field::prefix::INDEX_PHASE))
+    }
 }
 
 fn get_u8(bytes: &[u8], field: Field) -> u8 {

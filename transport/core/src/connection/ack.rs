@@ -6,11 +6,13 @@ use crate::congestion::{AckSample, CongestionControl};
 use crate::drops::DropReason;
 use crate::path::{PathPolicy, PathSample, PathSet};
 use crate::units::{Nanos, OneWay, Time, WIRE_CLOCK_SHIFT};
-use crate::wire;
+use crate::wire::{self, ACK_ECHOES_MAX};
 
 /// A peer may bring something new without an echo so often in a row: after a restore, or where placing takes long.
 /// One that acknowledges what it has not received cannot name its packets.
 const UNPROVEN_MAX: u16 = 512;
+
+const _: () = assert!(ACK_ECHOES_MAX <= u32::BITS as usize);
 
 /// What was known of an echo's path before its acknowledgement was taken in.
 #[derive(Clone, Copy, Default)]
@@ -18,8 +20,6 @@ struct OnPath {
     /// Bytes of this connection.
     in_flight: u32,
     rtt: Option<Nanos>,
-    /// The echo is a probe's answer.
-    probe: bool,
 }
 
 impl OnPath {
@@ -37,14 +37,14 @@ impl OnPath {
 
 impl Connection {
     /// Refuses echoes of packets that were never sent. Who names a number that was left out has not received what
-    /// it acknowledges, and nor has who never names one.
+    /// it acknowledges, and nor has who never names one. Returns which of them answer probes, by their order.
     fn check_echoes(
         &mut self,
         paths: &mut PathSet,
         ack: &wire::AckReader<'_>,
-    ) -> Result<(), DropReason> {
-        let mut proven = false;
-        for number in ack.echoed_numbers() {
+    ) -> Result<u32, DropReason> {
+        let (mut proven, mut probes) = (false, 0);
+        for (at, number) in ack.echoed_numbers().enumerate() {
             // Data's, or a probe's: the lower halves of both kinds may meet.
             let data = self.transmit.numbers().state_of(number);
             match data {
@@ -57,6 +57,7 @@ impl Connection {
                         }
                         _ => return self.fail_unproven(),
                     }
+                    probes |= u32::from(data == NumberState::Unsent) << at;
                 }
             }
         }
@@ -66,11 +67,11 @@ impl Connection {
         } else if self.unproven >= UNPROVEN_MAX {
             return self.fail_unproven();
         }
-        Ok(())
+        Ok(probes)
     }
 
     #[cold]
-    fn fail_unproven(&mut self) -> Result<(), DropReason> {
+    fn fail_unproven(&mut self) -> Result<u32, DropReason> {
         self.fail(Failure::AckOfUnsent);
         Err(DropReason::AckOfUnsent)
     }
@@ -82,15 +83,16 @@ impl Connection {
         ack: &wire::AckReader<'_>,
     ) -> Result<(), DropReason> {
         self.transmit.check_ack(ack)?;
-        self.check_echoes(paths, ack)?;
+        let probes = self.check_echoes(paths, ack)?;
+        let is_probe = |at: usize| probes >> at & 1 == 1;
         let mut sample = AckSample {
             in_flight: self.transmit.in_flight().total(),
             ..Default::default()
         };
         let since = self.since;
-        let mut before = [OnPath::default(); wire::ACK_ECHOES_MAX];
+        let mut before = [OnPath::default(); ACK_ECHOES_MAX];
         let mut heard = false;
-        for (echo, before) in ack.echoes().zip(&mut before) {
+        for (at, (echo, before)) in ack.echoes().zip(&mut before).enumerate() {
             if !paths.contains(echo.path) {
                 continue;
             }
@@ -99,6 +101,9 @@ impl Connection {
             let known = age <= now - since && delay <= age;
             let rtt = known.then(|| paths.bounded(echo.path, Nanos::new(age.get() - delay.get())));
             let in_flight = self.transmit.in_flight().on(echo.path);
+            *before = OnPath { in_flight, rtt };
+            paths.on_answer(now, &before.sample(&echo, 0), echo.largest);
+            heard |= rtt.is_some();
             // A probe's answer tells the path, and its policy, how the path is. It tells nothing of the queues that
             // this connection's window fills: from an idle path it would hide them, from a path that others fill it
             // would shrink the window for what this connection does not add to. It is known by its number: that
@@ -106,15 +111,7 @@ impl Connection {
             // acknowledged by an acknowledgement that overtook this one or had no room for this echo, when it was
             // declared lost and was only late, or when it was a tail-loss probe; and its round trip counts, for it
             // was in the queues that this connection has filled.
-            let probe = self.transmit.numbers().state_of(echo.number) == NumberState::Unsent;
-            *before = OnPath {
-                in_flight,
-                rtt,
-                probe,
-            };
-            paths.on_answer(now, &before.sample(&echo, 0), echo.largest);
-            heard |= rtt.is_some();
-            if probe {
+            if is_probe(at) {
                 continue;
             }
             sample.packets += u64::from(echo.packets);
@@ -137,7 +134,7 @@ impl Connection {
         if new || heard {
             self.transmit.end_backoff(paths, timers);
         }
-        for (echo, before) in ack.echoes().zip(before) {
+        for (at, (echo, before)) in ack.echoes().zip(&before).enumerate() {
             if !paths.contains(echo.path) {
                 continue;
             }
@@ -150,7 +147,7 @@ impl Connection {
             } else {
                 self.policy.on_ack(&view, &on_path);
             }
-            if !before.probe {
+            if !is_probe(at) {
                 self.congestion
                     .on_path_sample(now, &on_path, sample.in_flight);
             }

@@ -41,6 +41,7 @@ pub(super) struct SinceAckRequest {
 
 impl SinceAckRequest {
     /// Whether the chunk asks for its acknowledgement.
+    #[inline(always)]
     pub(super) fn wants_ack(&mut self, next: Next) -> bool {
         self.bytes += u64::from(next.bytes);
         self.chunks += 1;

@@ -3,7 +3,7 @@
 use super::work::Pages;
 use crate::memory::Place;
 use crate::units::{ChunkNumber, PathId};
-use crate::wire::{DataHeader, Flags, OVERHEAD_BYTES, Seal};
+use crate::wire::{DataHeader, Flags, Seal};
 use core::ops::Range;
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +35,10 @@ pub struct Chunk {
     pub(super) first: DataHeader,
     /// The packets to send.
     pub(super) map: u64,
+    /// How many they are.
+    pub(super) packets: u8,
+    /// Bytes of their datagrams.
+    pub(super) wire_bytes: u32,
     /// Where in the message the chunk's payload starts.
     pub(super) start: u64,
     /// Where the pages go that the message consists of; the header's offset means nothing then.
@@ -47,23 +51,19 @@ pub struct Chunk {
 
 impl Chunk {
     /// How many datagrams it is now.
+    #[inline]
     pub fn packets(&self) -> u32 {
-        self.map.count_ones()
+        self.packets.into()
     }
 
     /// Bytes of its datagrams, headers and trailers included.
+    #[inline]
     pub fn wire_bytes(&self) -> u64 {
-        let payload = u64::from(self.packet_payload);
-        let last = u32::from(self.first.packets) - 1;
-        let full = u64::from(self.packets()) * (payload + OVERHEAD_BYTES as u64);
-        if self.map >> last & 1 == 1 {
-            full + u64::from(self.length) - payload * (u64::from(last) + 1)
-        } else {
-            full
-        }
+        self.wire_bytes.into()
     }
 
     /// The place in the chunk of the `i`-th datagram to send.
+    #[inline]
     fn index(&self, i: u32) -> u32 {
         if self.map & (self.map.wrapping_add(1)) == 0 {
             return i;
@@ -76,6 +76,7 @@ impl Chunk {
     }
 
     /// The bytes of the message that the `i`-th datagram carries.
+    #[inline]
     pub fn payload(&self, i: u32) -> Range<u64> {
         let step = u32::from(self.packet_payload);
         let start = self.index(i) * step;
@@ -89,6 +90,7 @@ impl Chunk {
     ///
     /// # Panics
     /// If `out` is shorter than the payload and [`crate::wire::OVERHEAD_BYTES`].
+    #[inline(always)]
     pub fn seal(&self, i: u32, payload: &[u8], out: &mut [u8]) -> usize {
         let index = self.index(i);
         let (mut flags, mut immediate) = (self.first.flags, self.first.immediate);
@@ -116,9 +118,11 @@ impl Chunk {
 
 #[cfg(test)]
 mod tests {
+    use super::super::transmit::wire_bytes;
     use super::*;
+    use crate::recovery::Sent;
     use crate::units::{ConnectionId, Key};
-    use crate::wire::{Opcode, Secret};
+    use crate::wire::{OVERHEAD_BYTES, Opcode, Secret};
 
     #[test]
     fn the_bytes_of_any_packets_of_a_chunk_are_the_bytes_of_their_datagrams() {
@@ -140,6 +144,12 @@ mod tests {
                     key: Key(1),
                     offset: 0,
                 };
+                let sent = Sent {
+                    length,
+                    packets,
+                    payload: 100,
+                    ..Sent::default()
+                };
                 let chunk = Chunk {
                     path: PathId(0),
                     number: ChunkNumber(0),
@@ -147,6 +157,8 @@ mod tests {
                     pages: None,
                     first,
                     map,
+                    packets: map.count_ones() as u8,
+                    wire_bytes: wire_bytes(&sent, map),
                     start: 0,
                     length,
                     packet_payload: 100,

@@ -13,7 +13,7 @@ use crate::recovery::{DUPLICATE_THRESHOLD, Marked, MessageEnd, Packet, ReceiveBo
 use crate::units::{ChunkNumber, ConnectionId, Key, PathId, Time, WIRE_CLOCK_SHIFT};
 use crate::wire::{
     ACK_ECHOES_MAX, ACK_MAP_WORDS_MAX, ACK_PARTIALS_MAX, Ack, DataHeader, Echo, Flags,
-    OVERHEAD_BYTES, Opcode, OpenedData, Partial, Probe, Refusal, Refused, Request, Seal,
+    OVERHEAD_BYTES, Opcode, Partial, Probe, Refusal, Refused, Request, Seal,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -64,6 +64,9 @@ pub(super) struct Receive {
     /// What arrived by path since the last acknowledgement, and when the newest did.
     #[serde(skip)]
     echoes: Vec<(Echo, Time)>,
+    /// The paths that have an echo.
+    #[serde(skip)]
+    echoed: PathMap,
     pending_ack: PendingAck,
     /// What was refused since the last turn, and on which path it came.
     #[serde(skip)]
@@ -107,6 +110,7 @@ fn ends_message(header: &DataHeader) -> bool {
 }
 
 /// What the message says that a packet ends, of `bytes` bytes if it has no place of its own.
+#[inline(always)]
 fn end_of(header: &DataHeader, bytes: u64) -> MessageEnd {
     let value = header.immediate;
     match header.opcode {
@@ -128,18 +132,63 @@ fn end_of(header: &DataHeader, bytes: u64) -> MessageEnd {
 /// Packets of one chunk that came one after the other and were placed: they are marked together (decision 0005).
 #[derive(Debug)]
 struct PlacedRun {
-    /// The last one's.
-    last: DataHeader,
-    /// Payload of that one.
-    last_bytes: u64,
+    /// The last one's place.
+    last: Packet,
+    /// Its flags.
+    flags: Flags,
+    /// When it was sent, as it stood there.
+    sent_at: u32,
+    packet_number: u64,
     /// Which ones.
     map: u64,
+    /// The packets of the chunk that may follow: they are missing.
+    wanted: u64,
     /// How many they are.
     packets: u16,
     /// Payload.
     bytes: u64,
     /// The largest one, with header and trailer.
     largest: u16,
+}
+
+impl PlacedRun {
+    /// One packet: its header, its payload, and its bytes in all.
+    #[inline]
+    fn of(header: &DataHeader, payload: u64, largest: u16) -> PlacedRun {
+        PlacedRun {
+            last: place_of(header),
+            flags: header.flags,
+            sent_at: header.sent_at,
+            packet_number: header.packet_number,
+            map: 1 << header.packet,
+            wanted: 0,
+            packets: 1,
+            bytes: payload,
+            largest,
+        }
+    }
+
+    /// Whether this packet may follow.
+    #[inline]
+    fn wants(&self, header: &DataHeader) -> bool {
+        self.last.chunk == header.chunk
+            && self.last.packets == header.packets
+            && self.wanted >> header.packet & 1 == 1
+    }
+}
+
+/// Some of the paths.
+#[derive(Debug, Default)]
+struct PathMap([u64; PATHS_MAX as usize / 64]);
+
+impl PathMap {
+    /// Adds a path. Answers whether it was not among them.
+    #[inline]
+    fn insert(&mut self, path: PathId) -> bool {
+        let (word, bit) = (&mut self.0[usize::from(path.0 / 64)], 1 << (path.0 % 64));
+        let before = std::mem::replace(word, *word | bit);
+        before & bit == 0
+    }
 }
 
 /// Which control packets were seen: an anti-replay window that is never shifted (RFC 6479). The word of a number
@@ -180,6 +229,7 @@ impl Receive {
             board,
             pending: Vec::new(),
             echoes: Vec::new(),
+            echoed: PathMap::default(),
             pending_ack: PendingAck::Nothing,
             refusals: Vec::new(),
             newest_packet: 0,
@@ -207,6 +257,11 @@ impl Receive {
     /// Responses that are on their way.
     pub(super) fn set_responses_sent(&mut self, responses: usize) {
         self.responses_sent = responses;
+    }
+
+    /// Whether responses are to be sent.
+    pub(super) fn has_responses(&self) -> bool {
+        !self.responses.is_empty()
     }
 
     /// The responses that are to be sent.
@@ -271,16 +326,26 @@ impl Receive {
     ) -> Result<(), DropReason> {
         let bytes = u16::try_from(packet.len()).unwrap_or(u16::MAX);
         let opened = seal.open_data(packet)?;
-        let OpenedData {
-            header, payload, ..
-        } = opened;
+        // Only what is always inlined takes the header as a whole: it is never stored, nor loaded again.
+        let (header, payload) = (opened.header, opened.payload);
         self.check_wanted(now, arrival, &header, bytes, events, stats)?;
         opened.check_payload()?;
         let placed = match header.opcode {
             Opcode::Write | Opcode::Send | Opcode::Response => {
                 self.place(&header, payload, domain, memory)
             }
-            Opcode::Request => self.take_request(&header, payload, domain, memory),
+            Opcode::Request if header.packets != 1 || !header.flags.contains(Flags::LAST) => {
+                Err(DropReason::Malformed)
+            }
+            Opcode::Request => {
+                let place = Place {
+                    domain,
+                    key: header.key,
+                    offset: header.offset,
+                    bytes: 0,
+                };
+                self.take_request(header.immediate, place, payload, memory)
+            }
         };
         // The path has carried it, whatever becomes of it.
         self.newest_packet = self.newest_packet.max(header.packet_number);
@@ -288,7 +353,8 @@ impl Receive {
             Ok(Placed::Now) => {
                 self.add_to_run(&header, payload.len() as u64, bytes);
                 if ends_message(&header) {
-                    // It says what the message ends with, and need not be the last one of the run.
+                    // What its message ends with goes to the board with it.
+                    self.note_end(&header, payload.len() as u64);
                     self.mark_run(now, arrival, events, stats);
                 }
                 Ok(())
@@ -326,29 +392,21 @@ impl Receive {
         if header.packet_number.saturating_add(STALE_NUMBERS) < self.newest_packet {
             return Err(DropReason::Duplicate);
         }
-        let before = self.placed.as_ref().filter(|before| {
-            before.last.chunk == header.chunk
-                && before.last.packets == header.packets
-                && before.map >> header.packet & 1 == 0
-        });
-        if before.is_none() {
-            self.mark_run(now, arrival, events, stats);
+        if self.placed.as_ref().is_some_and(|run| run.wants(header)) {
+            return self.check_pending(header);
         }
+        self.mark_run(now, arrival, events, stats);
         let wanted = self.board.check(place_of(header));
         if wanted == Err(DropReason::Duplicate) {
             // The peer does not know that we have it: tell it again.
             self.pending_ack.arrived(now, arrival.path);
             self.pending_ack.at_once();
             if header.packet_number.saturating_add(ECHO_NUMBERS) > self.newest_packet {
-                self.mark_run(now, arrival, events, stats);
-                self.echo(now, arrival, 1, bytes, header);
+                self.echo(now, arrival, bytes, header);
             }
         }
         wanted?;
-        if self.is_pending(header) {
-            return Err(DropReason::Duplicate);
-        }
-        Ok(())
+        self.check_pending(header)
     }
 
     #[inline]
@@ -376,53 +434,59 @@ impl Receive {
             return Err(DropReason::PlacementsFull);
         }
         match header.opcode {
-            Opcode::Send => self.receives.place_of(header.key.0, header.offset, bytes),
-            Opcode::Response => {
+            Opcode::Write => Ok((header.key, header.offset)),
+            opcode => {
                 let last = header.flags.contains(Flags::LAST);
-                self.requests
-                    .place_of(header.key.0, header.offset, bytes, last)
+                self.chosen_place(opcode, header.key, header.offset, bytes, last)
             }
-            Opcode::Write | Opcode::Request => Ok((header.key, header.offset)),
         }
     }
 
-    /// Does what the peer asks for. It is done once: the packet is marked before the next one is looked at, and
-    /// the response is kept until the peer has it.
+    /// The same where this end has chosen the place.
+    #[inline(never)]
+    fn chosen_place(
+        &self,
+        opcode: Opcode,
+        number: Key,
+        offset: u64,
+        bytes: u64,
+        last: bool,
+    ) -> Result<(Key, u64), DropReason> {
+        match opcode {
+            Opcode::Send => self.receives.place_of(number.0, offset, bytes),
+            Opcode::Response => self.requests.place_of(number.0, offset, bytes, last),
+            Opcode::Write | Opcode::Request => Err(DropReason::Kind),
+        }
+    }
+
+    /// Does what the peer asks for with request `number`, at `place`. It is done once: the packet is marked before
+    /// the next one is looked at, and the response is kept until the peer has it.
     #[cold]
     fn take_request(
         &mut self,
-        header: &DataHeader,
+        number: u32,
+        place: Place,
         payload: &[u8],
-        domain: DomainId,
         memory: &mut impl Memory,
     ) -> Result<Placed, DropReason> {
-        if header.packets != 1 || !header.flags.contains(Flags::LAST) {
-            return Err(DropReason::Malformed);
-        }
         let request = Request::parse(payload)?;
         if self.responses_sent + self.responses.len() >= RESPONSES_MAX {
             return Err(DropReason::NotArmed);
         }
-        let (key, offset) = (header.key, header.offset);
         let bytes = request.response_bytes();
+        let place = Place { bytes, ..place };
         let source = match request {
             Request::Read { .. } => {
-                let place = Place {
-                    domain,
-                    key,
-                    offset,
-                    bytes,
-                };
                 memory.check(&place, Access::READ)?;
                 ChunkSource::Region(place)
             }
             Request::Atomic(atomic) => {
-                let before = memory.atomic(domain, key, offset, atomic)?;
+                let before = memory.atomic(place.domain, place.key, place.offset, atomic)?;
                 ChunkSource::Inline(before.to_le_bytes().into())
             }
         };
         self.responses.push(Response {
-            request: header.immediate.into(),
+            request: number.into(),
             source,
             bytes,
         });
@@ -430,25 +494,37 @@ impl Receive {
     }
 
     /// A packet is placed, and not marked yet.
-    #[inline]
+    #[inline(always)]
     fn add_to_run(&mut self, header: &DataHeader, payload: u64, bytes: u16) {
-        let run = self.placed.get_or_insert(PlacedRun {
-            last: *header,
-            last_bytes: 0,
-            map: 0,
-            packets: 0,
-            bytes: 0,
-            largest: 0,
-        });
-        run.last = *header;
-        run.last_bytes = payload;
+        let Some(run) = &mut self.placed else {
+            let mut run = PlacedRun::of(header, payload, bytes);
+            if header.packets > 1 {
+                run.wanted = self.board.missing(run.last) & !run.map;
+            }
+            self.placed = Some(run);
+            return;
+        };
+        run.last.index = header.packet;
+        run.flags = header.flags;
+        run.sent_at = header.sent_at;
+        run.packet_number = header.packet_number;
         run.map |= 1 << header.packet;
+        run.wanted &= !(1 << header.packet);
         run.packets += 1;
         run.bytes += payload;
         run.largest = run.largest.max(bytes);
     }
 
+    /// A packet that is placed ends a message that is reported.
+    #[inline(always)]
+    fn note_end(&mut self, header: &DataHeader, payload: u64) {
+        let end = end_of(header, header.offset.saturating_add(payload));
+        let starts = header.chunk.minus(header.chunk_index);
+        self.board.note_end(place_of(header), starts, end);
+    }
+
     /// A packet has arrived that is not placed.
+    #[inline(always)]
     fn note_arrived(
         &mut self,
         now: Time,
@@ -459,7 +535,7 @@ impl Receive {
         stats: &mut Stats,
     ) {
         self.mark_run(now, arrival, events, stats);
-        self.echo(now, arrival, 1, bytes, header);
+        self.echo(now, arrival, bytes, header);
         self.pending_ack.arrived(now, arrival.path);
         if arrival.ce {
             self.pending_ack.at_once();
@@ -527,20 +603,24 @@ impl Receive {
             path: ended.path,
             ce: false,
         };
-        self.echo(now, arrival, 1, wire_bytes(ended.bytes), header);
+        self.echo(now, arrival, wire_bytes(ended.bytes), header);
         Some(ended)
     }
 
-    /// Whether the payload of this packet is being copied: a second copy of it could land after the
-    /// first was acknowledged.
-    fn is_pending(&self, header: &DataHeader) -> bool {
+    /// Refuses a packet whose payload is being copied: a second copy of it could land after the first was
+    /// acknowledged.
+    #[inline]
+    fn check_pending(&self, packet: &DataHeader) -> Result<(), DropReason> {
         let mut pending = self.pending.iter();
         let same = |pending: &DataHeader| {
             // Of a chunk that was cut anew, what is being copied has to land first.
-            pending.chunk == header.chunk
-                && (pending.packet == header.packet || pending.packets != header.packets)
+            pending.chunk == packet.chunk
+                && (pending.packet == packet.packet || pending.packets != packet.packets)
         };
-        pending.any(|pending| same(&pending.header))
+        match pending.any(|pending| same(&pending.header)) {
+            true => Err(DropReason::Duplicate),
+            false => Ok(()),
+        }
     }
 
     /// Placements that are under way.
@@ -572,14 +652,10 @@ impl Receive {
         match result {
             // A chunk that is whole is answered as the run that brought it would be.
             Ok(()) => {
-                let placed = PlacedRun {
-                    last: *header,
-                    last_bytes: ended.bytes as u64,
-                    map: 1 << header.packet,
-                    packets: 1,
-                    bytes: ended.bytes as u64,
-                    largest: 0,
-                };
+                if ends_message(header) {
+                    self.note_end(header, ended.bytes as u64);
+                }
+                let placed = PlacedRun::of(header, ended.bytes as u64, 0);
                 if self.mark_placed(&placed, events, stats) == Marked::Whole {
                     self.pending_ack.run_ended();
                 }
@@ -593,6 +669,7 @@ impl Receive {
     }
 
     /// What was placed of the run, if anything, has arrived.
+    #[inline]
     pub(super) fn mark_run(
         &mut self,
         now: Time,
@@ -600,19 +677,31 @@ impl Receive {
         events: &mut VecDeque<Event>,
         stats: &mut Stats,
     ) {
-        let Some(placed) = self.placed.take() else {
-            return;
-        };
-        self.echo(now, arrival, placed.packets, placed.largest, &placed.last);
+        if let Some(placed) = self.placed.take() {
+            self.mark(now, arrival, &placed, events, stats);
+        }
+    }
+
+    fn mark(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        placed: &PlacedRun,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) {
+        let newest = [placed.sent_at, placed.packet_number as u32];
+        self.echo_number(now, arrival, placed.packets, placed.largest, newest);
         self.pending_ack.arrived(now, arrival.path);
         if arrival.ce {
             // Congestion is told of as soon as it is seen (RFC 9000, section 13.2.1).
             self.pending_ack.at_once();
         }
-        self.mark_placed(&placed, events, stats);
+        self.mark_placed(placed, events, stats);
     }
 
     /// Packets are placed: they may be acknowledged.
+    #[inline(always)]
     fn mark_placed(
         &mut self,
         placed: &PlacedRun,
@@ -621,14 +710,8 @@ impl Receive {
     ) -> Marked {
         stats.packets_placed += u64::from(placed.packets);
         stats.bytes_placed += placed.bytes;
-        let header = &placed.last;
-        let at = place_of(header);
-        let out_of_order = placed.packets > 1 && self.board.span_with(header.chunk) > 1;
-        if ends_message(header) {
-            let end = end_of(header, header.offset.saturating_add(placed.last_bytes));
-            let starts = header.chunk.minus(header.chunk_index);
-            self.board.note_end(at, starts, end);
-        }
+        let at = placed.last;
+        let out_of_order = placed.packets > 1 && self.board.span_with(at.chunk) > 1;
         let (pending_ack, receives) = (&mut self.pending_ack, &mut self.receives);
         let requests = &mut self.requests;
         let marked = self.board.mark_map(at, placed.map, |end| {
@@ -657,7 +740,7 @@ impl Receive {
         });
         match marked {
             Marked::Whole if self.pending_ack.due() == Some(Time::ZERO) => {}
-            Marked::Whole if out_of_order || self.is_waited_for(header) => {
+            Marked::Whole if out_of_order || self.is_waited_for(placed) => {
                 self.pending_ack.at_once();
             }
             Marked::Whole => {}
@@ -718,31 +801,21 @@ impl Receive {
     /// Whether the sender waits for the answer to a chunk that is whole. It may take a chunk for lost once so
     /// many later ones are known to have arrived, and soon after it takes the one for lost that arrives after
     /// all; of a chunk that may have lost its end it should know what is here before it sends it again.
-    fn is_waited_for(&self, header: &DataHeader) -> bool {
-        header.flags.contains(Flags::ACK_NOW)
-            || header.packet_number < self.acked_packet
+    fn is_waited_for(&self, placed: &PlacedRun) -> bool {
+        placed.flags.contains(Flags::ACK_NOW)
+            || placed.packet_number < self.acked_packet
             || self.board.span() > DUPLICATE_THRESHOLD
-            || self.board.has_part_before(header.chunk)
+            || self.board.has_part_before(placed.last.chunk)
     }
 
-    /// Packets have arrived, the largest of `largest` bytes, the newest with this `header`.
-    fn echo(
-        &mut self,
-        now: Time,
-        arrival: Arrival,
-        packets: u16,
-        largest: u16,
-        header: &DataHeader,
-    ) {
-        self.echo_number(
-            now,
-            arrival,
-            packets,
-            largest,
-            [header.sent_at, header.packet_number as u32],
-        );
+    /// A packet has arrived that is not placed now.
+    #[inline(always)]
+    fn echo(&mut self, now: Time, arrival: Arrival, bytes: u16, header: &DataHeader) {
+        let newest = [header.sent_at, header.packet_number as u32];
+        self.echo_number(now, arrival, 1, bytes, newest);
     }
 
+    /// Packets have arrived, the largest of `largest` bytes; the newest was sent at `sent_at` and has this `number`.
     fn echo_number(
         &mut self,
         now: Time,
@@ -753,12 +826,10 @@ impl Receive {
     ) {
         let ce = if arrival.ce { packets } else { 0 };
         // A run arrives on one path: the newest entry is the likely one.
-        let known = self
-            .echoes
-            .iter_mut()
-            .rev()
-            .find(|(echo, _)| echo.path == arrival.path);
-        if let Some((echo, at)) = known {
+        let mut newest_first = self.echoes.iter_mut().rev();
+        if !self.echoed.insert(arrival.path)
+            && let Some((echo, at)) = newest_first.find(|(echo, _)| echo.path == arrival.path)
+        {
             echo.ce = echo.ce.saturating_add(ce);
             echo.packets = echo.packets.saturating_add(packets);
             echo.largest = echo.largest.max(largest);
@@ -822,6 +893,10 @@ impl Receive {
                 ..echo
             };
         }
+        self.echoed = PathMap::default();
+        for (echo, _) in &self.echoes {
+            self.echoed.insert(echo.path);
+        }
         if self.echoes.is_empty() {
             self.pending_ack = PendingAck::Nothing;
         }
@@ -846,6 +921,7 @@ fn wire_bytes(payload: usize) -> u16 {
 }
 
 /// Where a packet belongs on the board.
+#[inline]
 fn place_of(header: &DataHeader) -> Packet {
     Packet {
         chunk: header.chunk,
@@ -857,10 +933,36 @@ fn place_of(header: &DataHeader) -> Packet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::CONTROL_PACKET_NUMBERS;
+    use crate::wire::{CONTROL_BYTES_MAX, CONTROL_PACKET_NUMBERS, Secret};
 
     fn receive() -> Receive {
         Receive::new(ReceiveBoard::new(64, ChunkNumber(0), false))
+    }
+
+    #[test]
+    fn a_path_has_one_echo_also_when_an_acknowledgement_has_no_room_for_it() {
+        let (mut receive, seal) = (receive(), Seal::new(&Secret([1; 32])));
+        let now = Time::from_nanos(1_000_000);
+        let paths = |receive: &Receive| -> Vec<u8> {
+            let echoes = receive.echoes.iter();
+            echoes.map(|(echo, _)| echo.path.0).collect()
+        };
+        let probe = |receive: &mut Receive, path: u8| {
+            let (path, ce, probe) = (PathId(path), false, Probe { sent_at: 0 });
+            receive.handle_probe(now, Arrival { path, ce }, 100, 1, probe);
+        };
+        for path in (0..40).chain(0..40) {
+            probe(&mut receive, path);
+        }
+        assert_eq!(paths(&receive), (0..40).collect::<Vec<_>>());
+        let mut out = [0; CONTROL_BYTES_MAX];
+        let sent = receive.poll_ack(now, &mut out, &seal, ConnectionId(1), 1);
+        assert!(sent.is_some());
+        // Those that are left are found again, those that are gone are not.
+        for path in [35, 3, 3] {
+            probe(&mut receive, path);
+        }
+        assert_eq!(paths(&receive), [32, 33, 34, 35, 36, 37, 38, 39, 3]);
     }
 
     #[test]

@@ -19,19 +19,30 @@ use crate::drops::DropReason;
 use crate::path::{PathPolicy, PathSet, Policy};
 use crate::recovery::{SendBoard, Sent, SentState, full_map};
 use crate::units::{ChunkNumber, ConnectionId, Nanos, PathId, Rng, Time};
-use crate::wire::{AckReader, DataHeader, Flags, OVERHEAD_BYTES};
+use crate::wire::{AckReader, CHUNK_PACKETS_MAX, DataHeader, Flags, OVERHEAD_BYTES};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// What [`Transmit::poll_chunk`] must know of the connection.
 pub(super) struct Out<'a> {
     pub(super) settings: &'a Settings,
-    pub(super) remote: ConnectionId,
-    pub(super) keys: &'a mut Keys,
     pub(super) room: u32,
     pub(super) policy: &'a mut Policy,
     pub(super) congestion: &'a mut Congestion,
     pub(super) rng: &'a mut Rng,
+}
+
+/// What goes next: packets of a chunk. A [`Chunk`] is long: it is made once, where it is handed out.
+pub(crate) struct Departure {
+    number: ChunkNumber,
+    /// The packets.
+    map: u64,
+    /// How many they are.
+    pub(crate) packets: u8,
+    /// On the wire.
+    pub(crate) bytes: u32,
+    path: PathId,
+    flags: Flags,
 }
 
 /// What an acknowledgement brought.
@@ -160,23 +171,24 @@ impl Transmit {
         backlog
     }
 
-    pub(super) fn poll_chunk(
+    /// What goes next; [`Transmit::chunk`] makes a chunk of it.
+    pub(super) fn poll_departure(
         &mut self,
         now: Time,
         paths: &mut PathSet,
         out: &mut Out<'_>,
         timers: &mut TimerTable,
         stats: &mut Stats,
-    ) -> Option<Chunk> {
+    ) -> Option<Departure> {
         timers.stop(Timer::Pacing);
         if self.board.oldest().is_none() {
             // What was heard before is no answer to what is sent now.
             self.heard = now;
         }
         if self.tail_probe == TailProbe::Due
-            && let Some(chunk) = self.poll_tail_probe(now, paths, out, stats)
+            && let Some(departure) = self.poll_tail_probe(now, paths, out, stats)
         {
-            return Some(chunk);
+            return Some(departure);
         }
         let validated = paths.is_validated();
         if !validated && self.in_flight.total() > 0 {
@@ -203,7 +215,7 @@ impl Transmit {
                 continue;
             }
             let bytes = wire_bytes(&sent, sent.missing);
-            if !self.fits(bytes, out) {
+            if !self.fits(bytes, out.room, out.congestion.window()) {
                 return None;
             }
             let by_path = self.in_flight.by_path();
@@ -231,34 +243,34 @@ impl Transmit {
             let largest = largest_packet(&sent, sent.missing);
             self.note_sent(now, path, [bytes, largest], paths, out);
             self.since_ack_request = SinceAckRequest::default();
-            return self.chunk(now, number, &sent, sent.missing, out, stats);
+            return Some(Departure {
+                number,
+                map: sent.missing,
+                packets: sent.missing.count_ones() as u8,
+                bytes,
+                path,
+                flags: Flags::ACK_NOW.with(Flags::RETRANSMITTED),
+            });
         }
         if !self.has_room() {
             return None;
         }
         let &at = self.queue.front()?;
         let posted = self.posted[at as usize].as_ref()?;
-        let full = match validated {
-            true => u64::from(out.settings.chunk_packets()),
+        let most = match validated {
+            true => CHUNK_PACKETS_MAX as u32,
             false => 1,
         };
-        let packet_bytes = u64::from(out.settings.packet_bytes());
-        let per_chunk = (out.congestion.chunk_bytes() / packet_bytes).clamp(1, full);
+        let full = out.settings.chunk_bytes;
+        let chunk_bytes = out.congestion.chunk_bytes().min(full.into()) as u32;
+        let per_chunk = (chunk_bytes / out.settings.packet_bytes()).clamp(1, most);
         let payload = payload_max(paths, out.settings);
-        let (length, payload) = posted.next_chunk(per_chunk, out.settings.packet_payload, payload);
+        let (length, payload) =
+            posted.next_chunk(per_chunk.into(), out.settings.packet_payload, payload);
         let packets = length.div_ceil(payload.into()).max(1) as u8;
-        let sent = Sent {
-            write: at,
-            index: posted.chunks,
-            start: posted.cut,
-            length,
-            packets,
-            payload,
-            sent_at: now,
-            ..Sent::default()
-        };
-        let bytes = wire_bytes(&sent, full_map(packets));
-        if !self.fits(bytes, out) {
+        let bytes = length + u32::from(packets) * OVERHEAD_BYTES as u32;
+        let window = out.congestion.window();
+        if !self.fits(bytes, out.room, window) {
             return None;
         }
         let resumes_at = out.policy.resumes_at();
@@ -276,6 +288,7 @@ impl Transmit {
             return None;
         }
         let posted = self.posted[at as usize].as_mut()?;
+        let (index, start) = (posted.chunks, posted.cut);
         posted.cut += u64::from(length);
         posted.chunks += 1;
         posted.outstanding += 1;
@@ -283,7 +296,7 @@ impl Transmit {
         if posted.done {
             self.queue.pop_front();
         }
-        let largest = largest_packet(&sent, full_map(packets));
+        let largest = length.min(payload.into()) + OVERHEAD_BYTES as u32;
         self.note_sent(now, path, [bytes, largest], paths, out);
         let ack_now = self.since_ack_request.wants_ack(Next {
             bytes,
@@ -297,17 +310,32 @@ impl Transmit {
                 window: out.settings.window_chunks.into(),
             },
         });
-        let sent = Sent {
+        let number = self.board.push(Sent {
+            write: at,
+            index,
+            start,
+            length,
+            packets,
+            payload,
             path,
-            in_flight: bytes,
             ack_now,
-            transmissions: 1,
-            ..sent
-        };
-        let number = self.board.push(sent);
-        self.expect_answer(&sent, paths, timers);
+            sent_at: now,
+            in_flight: bytes,
+            ..Sent::default()
+        });
+        self.expect_answer(self.board.get(number), paths, timers);
         stats.chunks_sent += 1;
-        self.chunk(now, number, &sent, full_map(packets), out, stats)
+        Some(Departure {
+            number,
+            map: full_map(packets),
+            packets,
+            bytes,
+            path,
+            flags: match ack_now {
+                true => Flags::ACK_NOW,
+                false => Flags::NONE,
+            },
+        })
     }
 
     /// A packet of the newest chunk goes again, on another path: its answer tells what is lost. It is one
@@ -318,23 +346,21 @@ impl Transmit {
         paths: &mut PathSet,
         out: &mut Out<'_>,
         stats: &mut Stats,
-    ) -> Option<Chunk> {
+    ) -> Option<Departure> {
         let Some(number) = self.board.newest().filter(|_| self.lost.is_empty()) else {
             // There are losses to mend by now, and their answers tell as much.
             self.tail_probe = TailProbe::None;
             return None;
         };
-        let mut sent = *self.board.get(number);
+        let sent = *self.board.get(number);
         let packet = highest_bit(missing(&sent));
         let bytes = wire_bytes(&sent, packet);
         if bytes > out.room {
             return None;
         }
         let by_path = self.in_flight.by_path();
-        sent.path =
+        let path =
             paths.choose_again(out.policy, sent.path, sent.sent_at, now, by_path, out.rng)?;
-        sent.ack_now = true;
-        sent.transmissions = sent.transmissions.saturating_add(1);
         self.tail_probe = TailProbe::Sent {
             chunk: number,
             packet,
@@ -343,20 +369,26 @@ impl Transmit {
         };
         stats.tail_probes += 1;
         stats.packets_resent += 1;
-        paths.on_sent(sent.path, largest_packet(&sent, packet));
-        out.congestion.on_sent(now, sent.path, bytes);
-        self.chunk(now, number, &sent, packet, out, stats)
+        paths.on_sent(path, largest_packet(&sent, packet));
+        out.congestion.on_sent(now, path, bytes);
+        Some(Departure {
+            number,
+            map: packet,
+            packets: 1,
+            bytes,
+            path,
+            flags: Flags::ACK_NOW.with(Flags::RETRANSMITTED),
+        })
     }
 
     /// Whether the link and the window have room for `bytes`; one chunk always may be under way.
-    fn fits(&self, bytes: u32, out: &Out<'_>) -> bool {
+    fn fits(&self, bytes: u32, room: u32, window: u64) -> bool {
         let in_flight = self.in_flight.total();
-        bytes <= out.room
-            && (in_flight == 0 || in_flight + u64::from(bytes) <= out.congestion.window())
+        bytes <= room && (in_flight == 0 || in_flight + u64::from(bytes) <= window)
     }
 
     /// Whether the congestion control lets a chunk through now. If not, a timer tells when.
-    #[inline]
+    #[inline(always)]
     fn is_let_through(
         &self,
         permit: Permit,
@@ -380,7 +412,7 @@ impl Transmit {
     }
 
     /// A chunk leaves on `path`. `bytes`: of all its packets, and of the largest.
-    #[inline]
+    #[inline(always)]
     fn note_sent(
         &mut self,
         now: Time,
@@ -395,36 +427,40 @@ impl Transmit {
         out.congestion.on_sent(now, path, bytes);
     }
 
-    fn chunk(
+    /// The chunk of which packets go: it takes their numbers.
+    #[inline(always)]
+    pub(super) fn chunk(
         &mut self,
         now: Time,
-        number: ChunkNumber,
-        sent: &Sent,
-        map: u64,
-        out: &mut Out<'_>,
+        departure: &Departure,
+        remote: ConnectionId,
+        keys: &mut Keys,
+        rng: &mut Rng,
         stats: &mut Stats,
-    ) -> Option<Chunk> {
-        let posted = self.posted[sent.write as usize].as_ref()?;
-        let mut flags = if sent.ack_now {
-            Flags::ACK_NOW
-        } else {
-            Flags::NONE
-        };
+    ) -> Chunk {
+        let &Departure {
+            number,
+            map,
+            packets,
+            bytes,
+            path,
+            mut flags,
+        } = departure;
+        let sent = self.board.get(number);
+        let posted = self.posted[sent.write as usize].as_ref();
+        let posted = posted.expect("a message is kept until its chunks are acknowledged");
         let mut immediate = 0;
         if sent.start + u64::from(sent.length) == posted.bytes {
             let (end, value) = posted.end();
             flags = flags.with(end);
             immediate = value;
         }
-        if sent.transmissions > 1 {
-            flags = flags.with(Flags::RETRANSMITTED);
-        }
         let first = DataHeader {
             opcode: posted.opcode,
-            path: sent.path,
+            path,
             packet: 0,
             packets: sent.packets,
-            connection: out.remote,
+            connection: remote,
             packet_number: self.numbers.next(),
             sent_at: now.to_wire(),
             chunk: number,
@@ -434,23 +470,25 @@ impl Transmit {
             key: posted.key,
             offset: posted.offset + sent.start,
         };
-        let count = u64::from(map.count_ones());
-        self.numbers.advance(count, out.rng);
+        let count = u64::from(packets);
+        self.numbers.advance(count, rng);
         stats.packets_sent += count;
-        let seal = out.keys.seal().clone();
-        out.keys.count_sealed(count);
-        Some(Chunk {
-            path: sent.path,
+        let seal = keys.seal().clone();
+        keys.count_sealed(count);
+        Chunk {
+            path,
             number,
             source: posted.source.clone(),
             first,
             map,
+            packets,
+            wire_bytes: bytes,
             start: sent.start,
             pages: posted.pages.clone(),
             length: sent.length,
             packet_payload: sent.payload,
             seal,
-        })
+        }
     }
 
     /// The numbers of the data packets.
@@ -526,15 +564,18 @@ impl Transmit {
         stats: &mut Stats,
         acked: &mut Acked,
     ) {
-        let Some(sent) = self.board.ack(chunk) else {
+        let Some(state) = self.board.ack(chunk) else {
             return;
         };
         self.note_ready(chunk);
-        self.end_tail_probe(now, chunk, &sent, paths, acked);
+        if self.tail_probe != TailProbe::None {
+            self.end_tail_probe(now, chunk, paths, acked);
+        }
+        let sent = self.board.get(chunk);
         self.in_flight.remove(sent.path, sent.in_flight);
         // A chunk that waited to be sent again, or whose resend was answered before it can have
         // arrived, was not lost.
-        let spurious = sent.state == SentState::Lost
+        let spurious = state == SentState::Lost
             || sent.transmissions > 1
                 && sent.arrived == 0
                 && answered_too_soon(now, sent.sent_at, paths);
@@ -546,12 +587,13 @@ impl Transmit {
         }
         acked.bytes += u64::from(sent.in_flight.max(1));
         stats.bytes_acked += u64::from(sent.length);
-        let Some(posted) = self.posted[sent.write as usize].as_mut() else {
+        let write = sent.write;
+        let Some(posted) = self.posted[write as usize].as_mut() else {
             return;
         };
         posted.outstanding -= 1;
         if posted.done && posted.outstanding == 0 {
-            self.complete(sent.write, events);
+            self.complete(write, events);
         }
     }
 
@@ -664,7 +706,7 @@ fn largest_packet(sent: &Sent, map: u64) -> u32 {
 }
 
 /// Bytes on the wire of the packets in `map`.
-fn wire_bytes(sent: &Sent, map: u64) -> u32 {
+pub(super) fn wire_bytes(sent: &Sent, map: u64) -> u32 {
     let payload = u32::from(sent.payload);
     let last = u32::from(sent.packets) - 1;
     let full = map.count_ones() * (payload + OVERHEAD_BYTES as u32);

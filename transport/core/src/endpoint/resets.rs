@@ -91,6 +91,11 @@ impl Resets {
         self.fresh.is_empty() && self.ready.is_empty()
     }
 
+    /// Whether one may be sent now, if it is still needed.
+    pub(super) fn are_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
     /// The next Reset to send, leaving out those that are not needed any more.
     pub(super) fn next(&mut self, is_known: impl Fn(ConnectionId) -> bool) -> Option<PendingReset> {
         while let Some(reset) = self.ready.pop() {

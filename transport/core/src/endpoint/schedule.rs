@@ -146,23 +146,19 @@ impl Schedule {
         }
     }
 
-    /// The connection whose turn it is has sent `bytes`. Its turn, and then its tenant's, ends when the
+    /// The connection in `slot`, whose turn it is, has sent `bytes`. Its turn, and then its tenant's, ends when the
     /// quantum is used up; what was sent beyond it counts against the next turn.
     #[inline]
-    pub(super) fn charge(&mut self, bytes: i64) {
-        let Some(&index) = self.active.front() else {
+    pub(super) fn charge(&mut self, slot: u32, bytes: i64) {
+        debug_assert_eq!(self.current(), Some(slot));
+        let account = &mut self.accounts[slot as usize];
+        let Some(tenant) = &mut self.tenants[account.tenant as usize] else {
             return;
         };
-        let Some(tenant) = &mut self.tenants[index as usize] else {
-            return;
-        };
-        if let Some(&slot) = tenant.queue.front() {
-            let account = &mut self.accounts[slot as usize];
-            account.credit -= bytes;
-            if account.credit <= 0 {
-                account.credit += QUANTUM;
-                tenant.queue.rotate_left(1);
-            }
+        account.credit -= bytes;
+        if account.credit <= 0 {
+            account.credit += QUANTUM;
+            tenant.queue.rotate_left(1);
         }
         tenant.credit -= bytes;
         if tenant.credit <= 0 {
@@ -182,7 +178,7 @@ mod tests {
         for _ in 0..rounds {
             let slot = schedule.current().unwrap();
             sent[slot as usize] += bytes[slot as usize];
-            schedule.charge(bytes[slot as usize]);
+            schedule.charge(slot, bytes[slot as usize]);
         }
         sent
     }
@@ -229,7 +225,7 @@ mod tests {
             let slot = schedule.current().unwrap();
             let bytes = if slot == 0 { 65_000 } else { 1_000 };
             sent[slot as usize] += bytes;
-            schedule.charge(bytes);
+            schedule.charge(slot, bytes);
             if schedule.current() == Some(0) {
                 schedule.leave();
                 schedule.join(0);

@@ -11,12 +11,29 @@ const SLOT_SHIFT: u32 = 13;
 /// Slots: 8 ms, beyond the retransmission timeouts and the round trips of a data centre.
 const SLOTS: usize = 1 << 10;
 
+/// No entry.
+const NONE: u32 = u32::MAX;
+
+/// An entry of a slot, or a free place for one.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    due: Time,
+    connection: u32,
+    /// The next one of the slot, or the next free place.
+    next: u32,
+}
+
 /// Moments, each with the connection's slot that waits for it, earliest first.
 #[derive(Debug)]
 pub(super) struct TimingWheel {
-    slots: Vec<Vec<(Time, u32)>>,
+    /// The first entry of each slot.
+    slots: Box<[u32]>,
     /// One bit a slot: it has an entry.
     used: [u64; SLOTS / 64],
+    /// A slab.
+    entries: Vec<Entry>,
+    /// The first free place of the slab.
+    free: u32,
     /// The tick of the first slot; what is due before lies there as well.
     first: u64,
     /// What is due after the last slot.
@@ -30,8 +47,10 @@ fn tick(due: Time) -> u64 {
 impl TimingWheel {
     pub(super) fn new(now: Time) -> TimingWheel {
         TimingWheel {
-            slots: vec![Vec::new(); SLOTS],
+            slots: vec![NONE; SLOTS].into(),
             used: [0; SLOTS / 64],
+            entries: Vec::new(),
+            free: NONE,
             first: tick(now),
             later: BinaryHeap::new(),
         }
@@ -44,17 +63,49 @@ impl TimingWheel {
             return;
         }
         let slot = tick as usize % SLOTS;
-        self.slots[slot].push((due, connection));
+        let entry = Entry {
+            due,
+            connection,
+            next: self.slots[slot],
+        };
+        let at = match self.entries.get_mut(self.free as usize) {
+            Some(place) => {
+                let at = self.free;
+                self.free = std::mem::replace(place, entry).next;
+                at
+            }
+            None => {
+                self.entries.push(entry);
+                self.entries.len() as u32 - 1
+            }
+        };
+        self.slots[slot] = at;
         self.used[slot / 64] |= 1 << (slot % 64);
+    }
+
+    /// The earliest entry of the first slot that has one: the slot, the place of the entry before it, and its own.
+    fn nearest(&self) -> Option<(usize, u32, u32)> {
+        let slot = self.first_used()?;
+        let (mut before, mut at) = (NONE, self.slots[slot]);
+        let mut nearest = (slot, before, at);
+        let mut least = (Time::from_nanos(u64::MAX), NONE);
+        while let Some(entry) = self.entries.get(at as usize) {
+            if (entry.due, entry.connection) < least {
+                (nearest, least) = ((slot, before, at), (entry.due, entry.connection));
+            }
+            (before, at) = (at, entry.next);
+        }
+        Some(nearest)
     }
 
     /// The earliest entry.
     pub(super) fn peek(&self) -> Option<(Time, u32)> {
-        let near = self
-            .first_used()
-            .and_then(|slot| self.slots[slot].iter().min());
-        let later = self.later.peek().map(|Reverse(entry)| entry);
-        near.into_iter().chain(later).min().copied()
+        let near = self.nearest().map(|(.., at)| {
+            let entry = &self.entries[at as usize];
+            (entry.due, entry.connection)
+        });
+        let later = self.later.peek().map(|&Reverse(entry)| entry);
+        near.into_iter().chain(later).min()
     }
 
     /// Takes the earliest entry.
@@ -64,11 +115,14 @@ impl TimingWheel {
             self.later.pop();
             return Some(earliest);
         }
-        let slot = self.first_used()?;
-        let entries = &mut self.slots[slot];
-        let at = entries.iter().position(|&entry| entry == earliest)?;
-        entries.swap_remove(at);
-        if entries.is_empty() {
+        let (slot, before, at) = self.nearest()?;
+        let next = std::mem::replace(&mut self.entries[at as usize].next, self.free);
+        self.free = at;
+        match self.entries.get_mut(before as usize) {
+            Some(before) => before.next = next,
+            None => self.slots[slot] = next,
+        }
+        if self.slots[slot] == NONE {
             self.used[slot / 64] &= !(1 << (slot % 64));
         }
         Some(earliest)

@@ -2,12 +2,12 @@
 
 use super::run::leading_piece;
 use super::{Endpoint, PendingReset, Slot, touch};
-use crate::connection::{Arrival, Chunk, PathOwner, Run};
+use crate::connection::{Arrival, Chunk, Departure, PathOwner, Run};
 use crate::drops::DropReason;
 use crate::memory::Memory;
 use crate::received::{Offer, Received};
 use crate::units::{ConnectionId, PathId, Source, Time};
-use crate::wire::{CONTROL_BYTES_MAX, DataHeader, Kind, Reset, peek};
+use crate::wire::{CONTROL_BYTES_MAX, DataHeader, Kind, Prefix, Reset};
 
 /// Timers wait until everything that has arrived was taken in, but never for more turns than this.
 const TURNS_WITHOUT_TIMERS_MAX: u32 = 16;
@@ -179,6 +179,7 @@ impl<P: Eq> Endpoint<P> {
         });
     }
 
+    #[inline]
     fn handle_piece(
         &mut self,
         now: Time,
@@ -188,23 +189,20 @@ impl<P: Eq> Endpoint<P> {
         segment: usize,
         memory: &mut impl Memory,
     ) {
-        let peek = match peek(bytes) {
-            Ok(peek) => peek,
+        let prefix = Prefix::of(bytes);
+        let read = prefix.and_then(|prefix| Ok((prefix, prefix.kind()?)));
+        let (path, connection) = match read {
+            Ok((_, Kind::Reset)) => return self.handle_resets(bytes, segment),
+            Ok((prefix, _)) => (prefix.path(), prefix.connection()),
             Err(reason) => return self.count(reason, bytes.len(), segment),
         };
-        if peek.kind == Kind::Reset {
-            return self.handle_resets(bytes, segment);
-        }
-        let slot = self.find(peek.connection);
+        let slot = self.find(connection);
         match slot.map(|slot| (slot, &mut self.slots[slot as usize])) {
             Some((slot, Slot::Open(open))) => {
                 let Some(peer) = self.peers.get_mut(open.peer) else {
                     return;
                 };
-                let arrival = Arrival {
-                    path: peek.path,
-                    ce,
-                };
+                let arrival = Arrival { path, ce };
                 let held = peer.paths.holds_connections();
                 let run = Run { bytes, segment };
                 // The connection has counted what it dropped.
@@ -232,7 +230,7 @@ impl<P: Eq> Endpoint<P> {
                     None => DropReason::UnknownConnection,
                 };
                 self.count(reason, bytes.len(), segment);
-                self.answer_stranger(now, from, peek.path, peek.connection);
+                self.answer_stranger(now, from, path, connection);
             }
         }
     }
@@ -333,7 +331,30 @@ impl<P: Eq> Endpoint<P> {
         Some((open.peer, packet.path, packet.owner, packet.bytes))
     }
 
-    fn poll_chunk(&mut self, now: Time) -> Option<(u32, Chunk)> {
+    /// The chunk that goes.
+    #[inline]
+    fn chunk(&mut self, now: Time, slot: u32, departure: &Departure) -> Option<Transmit<'_, P>> {
+        let Slot::Open(open) = &mut self.slots[slot as usize] else {
+            return None;
+        };
+        Some(Transmit::Chunk {
+            connection: open.connection.id(),
+            peer: &self.peers.get(open.peer)?.name,
+            chunk: open.connection.chunk(now, departure, &mut self.rng),
+        })
+    }
+
+    fn poll_reset(&mut self) -> Option<PendingReset> {
+        let (by_id, slots) = (&self.by_id, &self.slots);
+        self.resets.next(|id| {
+            let slot = by_id.get(&id).map(|&slot| &slots[slot as usize]);
+            matches!(slot, Some(Slot::Allocated { .. } | Slot::Open(_)))
+        })
+    }
+
+    /// Whose turn it is to send, and what goes.
+    #[inline(always)]
+    fn poll_departure(&mut self, now: Time) -> Option<(u32, Departure)> {
         while let Some(slot) = self.schedule.current() {
             if let Some(cap) = &mut self.rate_cap
                 && !cap.may_send(now)
@@ -345,24 +366,24 @@ impl<P: Eq> Endpoint<P> {
                 continue;
             };
             let peer = self.peers.get_mut(open.peer);
-            let chunk = peer.and_then(|peer| {
+            let departure = peer.and_then(|peer| {
                 open.connection
-                    .poll_chunk(now, &mut peer.paths, &mut self.rng, u32::MAX)
+                    .poll_departure(now, &mut peer.paths, &mut self.rng, u32::MAX)
             });
-            let Some(chunk) = chunk else {
+            let Some(departure) = departure else {
                 // It may have begun to wait for the peer: its timer is taken note of when the turn ends.
                 touch(&mut self.touched, &mut self.eventful, slot, open);
                 self.schedule.leave();
                 continue;
             };
-            let packets = u64::from(chunk.packets());
-            let bytes = chunk.wire_bytes();
             if let Some(cap) = &mut self.rate_cap {
-                cap.charge(bytes + packets * u64::from(self.config.link_header_bytes));
+                let headers =
+                    u64::from(departure.packets) * u64::from(self.config.link_header_bytes);
+                cap.charge(u64::from(departure.bytes) + headers);
             }
-            self.schedule.charge(bytes as i64);
+            self.schedule.charge(slot, departure.bytes.into());
             touch(&mut self.touched, &mut self.eventful, slot, open);
-            return Some((slot, chunk));
+            return Some((slot, departure));
         }
         None
     }
@@ -422,55 +443,45 @@ impl<P: Eq> Sending<'_, P> {
         now: Time,
         buffer: &mut [u8; CONTROL_BYTES_MAX],
     ) -> Option<Transmit<'_, P>> {
-        if core::mem::take(&mut self.chunk_first)
-            && let Some((slot, chunk)) = self.poll_chunk(now)
-        {
-            return self.transmit(slot, chunk);
-        }
-        let endpoint = &mut *self.endpoint;
-        while !self.controls.is_empty() {
-            let slot = endpoint.touched[self.controls.start];
-            if let Some((peer, path, owner, bytes)) = endpoint.poll_control(now, slot, buffer) {
-                let peer = &self.endpoint.peers.get(peer)?.name;
-                return Some(Transmit::Control {
-                    peer,
-                    path,
-                    owner,
-                    bytes,
-                });
+        let mut chunk_first = core::mem::take(&mut self.chunk_first);
+        loop {
+            while !chunk_first && !self.controls.is_empty() {
+                let slot = self.endpoint.touched[self.controls.start];
+                let control = self.endpoint.poll_control(now, slot, buffer);
+                if let Some((peer, path, owner, bytes)) = control {
+                    let peer = &self.endpoint.peers.get(peer)?.name;
+                    return Some(Transmit::Control {
+                        peer,
+                        path,
+                        owner,
+                        bytes,
+                    });
+                }
+                self.controls.start += 1;
             }
-            self.controls.start += 1;
+            if !chunk_first
+                && self.endpoint.resets.are_ready()
+                && let Some(reset) = self.endpoint.poll_reset()
+            {
+                return Some(Transmit::Reset(reset));
+            }
+            if let Some((slot, departure)) = self.poll_departure(now) {
+                return self.endpoint.chunk(now, slot, &departure);
+            }
+            if !core::mem::take(&mut chunk_first) {
+                return None;
+            }
         }
-        let (by_id, slots) = (&endpoint.by_id, &endpoint.slots);
-        let is_known = |id| {
-            let slot = by_id.get(&id).map(|&slot| &slots[slot as usize]);
-            matches!(slot, Some(Slot::Allocated { .. } | Slot::Open(_)))
-        };
-        if let Some(reset) = endpoint.resets.next(is_known) {
-            return Some(Transmit::Reset(reset));
-        }
-        let (slot, chunk) = self.poll_chunk(now)?;
-        self.transmit(slot, chunk)
     }
 
-    fn poll_chunk(&mut self, now: Time) -> Option<(u32, Chunk)> {
+    #[inline]
+    fn poll_departure(&mut self, now: Time) -> Option<(u32, Departure)> {
         if self.chunks_left == 0 {
             return None;
         }
-        let found = self.endpoint.poll_chunk(now)?;
+        let found = self.endpoint.poll_departure(now)?;
         self.chunks_left -= 1;
         Some(found)
-    }
-
-    fn transmit(&self, slot: u32, chunk: Chunk) -> Option<Transmit<'_, P>> {
-        let Slot::Open(open) = &self.endpoint.slots[slot as usize] else {
-            return None;
-        };
-        Some(Transmit::Chunk {
-            connection: open.connection.id(),
-            peer: &self.endpoint.peers.get(open.peer)?.name,
-            chunk,
-        })
     }
 }
 

@@ -334,6 +334,7 @@ impl PathSet {
     }
 
     /// A chunk was sent on `path`; the largest of its packets has `bytes` bytes.
+    #[inline(always)]
     pub fn on_sent(&mut self, path: PathId, bytes: u32) {
         self.counters[path.0 as usize].sent_chunks += 1;
         let bytes = bytes.min(PROBE_BYTES_MAX as u32) as u16;
@@ -343,6 +344,7 @@ impl PathSet {
 
     /// The peer has seen what was sent on the sample's path; the largest packet had `largest` bytes. Only as large a
     /// one as the path is to carry shows that it is alive.
+    #[inline]
     pub fn on_answer(&mut self, now: Time, sample: &PathSample, largest: u16) {
         let index = sample.path.0 as usize;
         let ce = u32::from(sample.ce);
@@ -533,6 +535,7 @@ impl PathSet {
     }
 
     /// Whether little is known of `path`, which was chosen: it has never been measured, or none is live.
+    #[inline(always)]
     pub fn is_unsure(&self, path: PathId) -> bool {
         self.live.is_empty() || self.rtt(path).smoothed().is_none()
     }

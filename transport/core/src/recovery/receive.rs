@@ -217,6 +217,21 @@ impl ReceiveBoard {
         Ok(())
     }
 
+    /// The packets that are missing of the chunk of a packet that was checked before.
+    #[inline]
+    pub fn missing(&self, packet: Packet) -> u64 {
+        let all = full_map(packet.packets);
+        if !self.reaches(packet.chunk.ahead_of(self.cumulative) as usize) {
+            return all;
+        }
+        let slot = &self.slots[self.slot(packet.chunk)];
+        match slot.packets == packet.packets {
+            true => all & !slot.map,
+            // What came of it, cut into fewer, will be forgotten.
+            false => all,
+        }
+    }
+
     /// The packet, checked before and not yet marked, ends a message that began with the chunk `starts`.
     pub fn note_end(&mut self, packet: Packet, starts: ChunkNumber, end: MessageEnd) {
         self.reach(packet.chunk);
@@ -371,9 +386,17 @@ impl ReceiveBoard {
         None
     }
 
-    /// Hands out the ends noted at a slot.
+    /// Hands out the ends noted at a slot. Most have none.
+    #[inline]
     fn hand_out(&mut self, slot: usize, on_message: &mut impl FnMut(MessageEnd)) {
-        let mut at = std::mem::replace(&mut self.slots[slot].ends, NONE);
+        let first = std::mem::replace(&mut self.slots[slot].ends, NONE);
+        if first != NONE {
+            self.hand_out_from(first, on_message);
+        }
+    }
+
+    fn hand_out_from(&mut self, first: u16, on_message: &mut impl FnMut(MessageEnd)) {
+        let mut at = first;
         while let Some(noted) = self.ends.get_mut(usize::from(at)) {
             on_message(noted.end);
             let next = std::mem::replace(&mut noted.next, self.free_end);
@@ -506,6 +529,22 @@ mod tests {
     }
 
     const NOTHING: [u32; 0] = [];
+
+    #[test]
+    fn what_is_missing_of_a_chunk_is_what_check_lets_through() {
+        let mut board = board(64);
+        assert_eq!(board.missing(packet(0, 0, 4)), 0b1111);
+        arrive(&mut board, packet(0, 1, 4));
+        assert_eq!(board.missing(packet(0, 0, 4)), 0b1101);
+        // Cut anew, into more packets: what came of the fewer does not count.
+        assert_eq!(board.missing(packet(0, 0, 5)), 0b1_1111);
+        for (packets, missing) in [(4, 0b1101u64), (5, 0b1_1111)] {
+            for index in 0..packets {
+                let wanted = board.check(packet(0, index, packets)).is_ok();
+                assert_eq!(wanted, missing >> index & 1 == 1, "{index} of {packets}");
+            }
+        }
+    }
 
     #[test]
     fn a_message_completes_when_its_gap_closes_and_not_before() {

@@ -161,6 +161,7 @@ impl SendBoard {
     }
 
     /// A new chunk is sent. The board has room. `state`, `order` and the links are the board's.
+    #[inline(always)]
     pub fn push(&mut self, sent: Sent) -> ChunkNumber {
         let chunk = self.next;
         debug_assert!(self.has_room());
@@ -241,11 +242,12 @@ impl SendBoard {
         sent.missing &= !sent.arrived;
     }
 
-    /// A chunk has arrived whole. Returns it as it stood, or `None` when that was known.
-    pub fn ack(&mut self, chunk: ChunkNumber) -> Option<Sent> {
+    /// A chunk has arrived whole. Returns where it stood, or `None` when that was known.
+    #[inline]
+    pub fn ack(&mut self, chunk: ChunkNumber) -> Option<SentState> {
         let slot = self.slot(chunk);
-        let before = self.slots[slot];
-        match before.state {
+        let before = self.slots[slot].state;
+        match before {
             SentState::Free | SentState::Acked => return None,
             SentState::InFlight => self.unlink(slot),
             SentState::Lost => {}
@@ -349,6 +351,7 @@ impl SendBoard {
     }
 
     /// Makes the chunk at `slot` the newest in flight.
+    #[inline]
     fn link(&mut self, slot: usize) {
         let older = self.newest;
         self.links[slot] = Neighbours { older, newer: NONE };

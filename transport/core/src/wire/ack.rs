@@ -202,13 +202,15 @@ impl<'a> AckReader<'a> {
     /// The packet numbers of the echoes, the lower half of each.
     #[inline]
     pub fn echoed_numbers(&self) -> impl Iterator<Item = u32> + 'a {
-        let echoes = self.echoes.chunks_exact(ECHO_BYTES);
-        echoes.map(|e| get_u32(e, echo::NUMBER))
+        let (echoes, _) = self.echoes.as_chunks::<ECHO_BYTES>();
+        echoes.iter().map(|e| get_u32(e, echo::NUMBER))
     }
 
     /// The echoes.
+    #[inline]
     pub fn echoes(&self) -> impl Iterator<Item = Echo> + 'a {
-        self.echoes.chunks_exact(ECHO_BYTES).map(|e| Echo {
+        let (echoes, _) = self.echoes.as_chunks::<ECHO_BYTES>();
+        echoes.iter().map(|e| Echo {
             path: PathId(get_u8(e, echo::PATH)),
             ce: get_u16(e, echo::CE),
             packets: get_u16(e, echo::PACKETS),

@@ -149,6 +149,7 @@ impl Transmit {
     }
 
     /// Sets the timers of what was just sent.
+    #[inline(always)]
     pub(super) fn expect_answer(&self, sent: &Sent, paths: &PathSet, timers: &mut TimerTable) {
         let timeout = sent.sent_at + self.timeout(sent, paths);
         timers.set_earlier(Timer::Retransmission, timeout);
@@ -292,15 +293,15 @@ impl Transmit {
         answered
     }
 
-    /// A chunk, which stood as `sent` says, has arrived whole.
+    /// A chunk has arrived whole, after a tail-loss probe was due.
     pub(super) fn end_tail_probe(
         &mut self,
         now: Time,
         chunk: ChunkNumber,
-        sent: &Sent,
         paths: &mut PathSet,
         acked: &mut Acked,
     ) {
+        let sent = *self.board.get(chunk);
         let all = full_map(sent.packets);
         let alone = (all & !sent.arrived).count_ones() == 1;
         if self.is_tail_probe_answered(now, chunk, all, paths) && alone {

@@ -1,0 +1,252 @@
+//! Where payload goes, and placements that are under way: of a thread that copies, or of the link.
+
+use super::super::chunk::ChunkSource;
+use super::super::transmit::Response;
+use super::super::work::REQUESTS_MAX;
+use super::super::{Arrival, Event, Stats};
+use super::{PlacedRun, Receive, ends_message, place_of};
+use crate::drops::DropReason;
+use crate::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
+use crate::recovery::Marked;
+use crate::units::{Key, PathId, Time};
+use crate::wire::{DataHeader, Flags, OVERHEAD_BYTES, Opcode, Request};
+use std::collections::VecDeque;
+
+/// Placements under way at most: four chunks of 64 packets. More would only lengthen the queue of the
+/// thread that copies; packets beyond are lost, by which the sender slows down.
+const PENDING_MAX: usize = 256;
+
+/// More requests of a peer are refused until it has acknowledged responses: twice what the peer asks for, which counts
+/// a request only until its response is there.
+const RESPONSES_MAX: usize = 2 * REQUESTS_MAX;
+
+/// A packet whose payload another thread is copying, or the link is writing.
+#[derive(Debug)]
+pub(in super::super) struct Pending {
+    /// `None` for the link.
+    pub(super) ticket: Option<Ticket>,
+    pub(super) header: DataHeader,
+    pub(super) path: PathId,
+    pub(super) bytes: usize,
+}
+
+impl Receive {
+    #[inline]
+    pub(super) fn place(
+        &self,
+        header: &DataHeader,
+        payload: &[u8],
+        domain: DomainId,
+        memory: &mut impl Memory,
+    ) -> Result<Placed, DropReason> {
+        let (key, offset) = self.find_place(header, payload.len() as u64)?;
+        match payload {
+            [] => Ok(Placed::Now),
+            _ => memory.place(domain, key, offset, payload),
+        }
+    }
+
+    /// The key and the offset of the place that a packet's payload goes to.
+    #[inline]
+    fn find_place(&self, header: &DataHeader, bytes: u64) -> Result<(Key, u64), DropReason> {
+        if self.held && ends_message(header) {
+            return Err(DropReason::NotArmed);
+        }
+        if bytes > 0 && self.pending.len() >= PENDING_MAX {
+            return Err(DropReason::PlacementsFull);
+        }
+        match header.opcode {
+            Opcode::Write => Ok((header.key, header.offset)),
+            opcode => {
+                let last = header.flags.contains(Flags::LAST);
+                self.chosen_place(opcode, header.key, header.offset, bytes, last)
+            }
+        }
+    }
+
+    /// The same where this end has chosen the place.
+    #[inline(never)]
+    fn chosen_place(
+        &self,
+        opcode: Opcode,
+        number: Key,
+        offset: u64,
+        bytes: u64,
+        last: bool,
+    ) -> Result<(Key, u64), DropReason> {
+        match opcode {
+            Opcode::Send => self.receives.place_of(number.0, offset, bytes),
+            Opcode::Response => self.requests.place_of(number.0, offset, bytes, last),
+            Opcode::Write | Opcode::Request => Err(DropReason::Kind),
+        }
+    }
+
+    /// Does what the peer asks for with request `number`, at `place`. It is done once: the packet is marked before
+    /// the next one is looked at, and the response is kept until the peer has it.
+    #[cold]
+    pub(super) fn take_request(
+        &mut self,
+        number: u32,
+        place: Place,
+        payload: &[u8],
+        memory: &mut impl Memory,
+    ) -> Result<Placed, DropReason> {
+        let request = Request::parse(payload)?;
+        if self.responses_sent + self.responses.len() >= RESPONSES_MAX {
+            return Err(DropReason::NotArmed);
+        }
+        let bytes = request.response_bytes();
+        let place = Place { bytes, ..place };
+        let source = match request {
+            Request::Read { .. } => {
+                memory.check(&place, Access::READ)?;
+                ChunkSource::Region(place)
+            }
+            Request::Atomic(atomic) => {
+                let before = memory.atomic(place.domain, place.key, place.offset, atomic)?;
+                ChunkSource::Inline(before.to_le_bytes().into())
+            }
+        };
+        self.responses.push(Response {
+            request: number.into(),
+            source,
+            bytes,
+        });
+        Ok(Placed::Now)
+    }
+
+    /// The link asks where to write a payload of `bytes` bytes. From here on its placement is under way.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the halves of the connection that it borrows"
+    )]
+    pub(in super::super) fn handle_offer(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        header: &DataHeader,
+        bytes: u32,
+        domain: DomainId,
+        memory: &mut impl Memory,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) -> Result<Place, DropReason> {
+        let wire_bytes = wire_bytes(bytes as usize);
+        self.check_wanted(now, arrival, header, wire_bytes, events, stats)?;
+        if header.opcode == Opcode::Request || bytes == 0 {
+            // It has no place: a link hands it over as a packet.
+            return Err(DropReason::Kind);
+        }
+        let place = self.find_place(header, bytes.into()).and_then(|found| {
+            let (key, offset) = found;
+            let place = Place {
+                domain,
+                key,
+                offset,
+                bytes: bytes.into(),
+            };
+            memory.check(&place, Access::WRITE)?;
+            Ok(place)
+        });
+        match place {
+            Ok(_) => self.pending.push(Pending {
+                ticket: None,
+                header: *header,
+                path: arrival.path,
+                bytes: bytes as usize,
+            }),
+            Err(reason) => {
+                self.note_arrived(now, arrival, wire_bytes, header, events, stats);
+                self.pending_ack.at_once();
+                self.refuse(arrival.path, header.chunk, reason);
+            }
+        }
+        place
+    }
+
+    /// Takes an offered placement that has ended from those under way.
+    pub(in super::super) fn end_offered(
+        &mut self,
+        now: Time,
+        header: &DataHeader,
+    ) -> Option<Pending> {
+        let of_link = |pending: &Pending| {
+            pending.ticket.is_none() && pending.header.packet_number == header.packet_number
+        };
+        let at = self.pending.iter().position(of_link)?;
+        let ended = self.pending.swap_remove(at);
+        self.newest_packet = self.newest_packet.max(header.packet_number);
+        let arrival = Arrival {
+            path: ended.path,
+            ce: false,
+        };
+        self.echo(now, arrival, wire_bytes(ended.bytes), header);
+        Some(ended)
+    }
+
+    /// Refuses a packet whose payload is being copied: a second copy of it could land after the first was
+    /// acknowledged.
+    #[inline]
+    pub(super) fn check_pending(&self, packet: &DataHeader) -> Result<(), DropReason> {
+        let mut pending = self.pending.iter();
+        let same = |pending: &DataHeader| {
+            // Of a chunk that was cut anew, what is being copied has to land first.
+            pending.chunk == packet.chunk
+                && (pending.packet == packet.packet || pending.packets != packet.packets)
+        };
+        match pending.any(|pending| same(&pending.header)) {
+            true => Err(DropReason::Duplicate),
+            false => Ok(()),
+        }
+    }
+
+    /// Placements that are under way.
+    pub(in super::super) fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Takes a placement that has ended from those under way. `None` when the ticket is not of this
+    /// connection.
+    pub(in super::super) fn end_pending(&mut self, ticket: Ticket) -> Option<Pending> {
+        let mut pending = self.pending.iter();
+        let at = pending.position(|pending| pending.ticket == Some(ticket))?;
+        Some(self.pending.swap_remove(at))
+    }
+
+    /// A payload that was being copied is placed, or its placement has failed.
+    pub(in super::super) fn handle_placed(
+        &mut self,
+        now: Time,
+        ended: &Pending,
+        result: Result<(), DropReason>,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) -> Result<(), DropReason> {
+        let header = &ended.header;
+        self.pending_ack.arrived(now, ended.path);
+        // Packets that have come since may contradict it.
+        let result = result.and_then(|()| self.board.check(place_of(header)));
+        match result {
+            // A chunk that is whole is answered as the run that brought it would be.
+            Ok(()) => {
+                if ends_message(header) {
+                    self.note_end(header, ended.bytes as u64);
+                }
+                let placed = PlacedRun::of(header, ended.bytes as u64, 0);
+                if self.mark_placed(&placed, events, stats) == Marked::Whole {
+                    self.pending_ack.run_ended();
+                }
+            }
+            Err(reason) => {
+                self.pending_ack.at_once();
+                self.refuse(ended.path, header.chunk, reason);
+            }
+        }
+        result
+    }
+}
+
+/// Bytes of a packet with so much payload, on the wire.
+fn wire_bytes(payload: usize) -> u16 {
+    u16::try_from(payload + OVERHEAD_BYTES).unwrap_or(u16::MAX)
+}

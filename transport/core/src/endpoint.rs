@@ -605,7 +605,10 @@ impl<P: Eq> Endpoint<P> {
             });
         }
         let id = connection.id();
-        self.close(id);
+        if self.close(id) {
+            // It goes on.
+            self.closed.retain(|&closed| closed != id);
+        }
         let slot = self.insert(id, Slot::Failed);
         let peer = self.join_peer(saved.peer, saved.generation);
         self.open(slot, peer, connection);

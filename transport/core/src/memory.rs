@@ -47,8 +47,8 @@ pub trait Memory {
     ) -> Result<u64, DropReason>;
 }
 
-/// Bytes of a region, named as a peer names them. It is no right to reach them: whoever does looks the key up again,
-/// each time.
+/// Bytes of a region, named as a peer names them. The name gives no right to the bytes: the key is looked up again for
+/// each access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The domain of the connection.
@@ -100,7 +100,7 @@ pub enum Placed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// A protection domain: a region can be written to by connections of its own domain only. Given
+/// A protection domain: a region can be reached by connections of its own domain only. Given
 /// by the engine's user, one for each tenant or transfer.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,

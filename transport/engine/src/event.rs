@@ -57,8 +57,8 @@ pub enum Event {
         /// The immediate.
         immediate: u32,
     },
-    /// The connection is over; nothing more lands from it. Writes that were not reported are
-    /// dropped. [`crate::Engine::close`] still has to be called.
+    /// The connection is over. What was not reported is dropped; what the peer has under way may still land, until
+    /// [`Event::Closed`]. [`crate::Engine::close`] still has to be called.
     Failed {
         /// The connection.
         connection: ConnectionId,

@@ -1,4 +1,4 @@
-//! Memory that peers write to: regions, and the table that finds them by key.
+//! Memory that peers reach: regions, and the table that finds them by key.
 //!
 //! A [`Region`] is memory that several threads, and with [`Region::memfd`] several processes, hold at
 //! once. A [`RegionTable`] opens regions to the connections of a domain. All workers read the table

@@ -48,7 +48,7 @@ impl<B> Clone for Entry<B> {
 /// Sorted by key.
 type Shard<B> = Vec<Entry<B>>;
 
-/// The regions that peers may write to, of all domains and workers. Cloning shares it.
+/// The regions that peers may reach, of all domains and workers. Cloning shares it.
 ///
 /// Workers look regions up through a [`TableReader`] each, without a lock. Changes take a lock, and wait
 /// until no worker is in the middle of a placement that began before: after [`RegionTable::take`] or

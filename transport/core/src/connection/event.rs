@@ -15,16 +15,19 @@ pub enum Failure {
     /// Closed at this end.
     #[error("the connection was closed at this end")]
     Closed,
-    /// The peer refused a write for good: its key.
+    /// The peer refused a work request for good: its key.
     #[error(
-        "the peer refused a write: no region of the connection's domain has its key, because it was \
-         deregistered or the key is wrong"
+        "the peer refused a work request: no region of the connection's domain has its key and is registered for it, \
+         because it was deregistered, or the key is wrong"
     )]
     KeyRefused,
-    /// The peer refused a write for good: its place.
-    #[error("the peer refused a write: it does not lie within its region; check offset and length")]
+    /// The peer refused a work request for good: its place.
+    #[error(
+        "the peer refused a work request: it does not lie within its region or its receive, or a word is not aligned \
+         to 8 bytes; check offset and length"
+    )]
     BoundsRefused,
-    /// The peer refused a write for the stall timeout.
+    /// The peer refused a work request for the stall timeout.
     #[error(
         "the peer was not ready for the stall timeout: its owner has not given the buffer back, or has posted no receive"
     )]

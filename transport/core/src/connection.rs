@@ -368,10 +368,8 @@ impl Connection {
         if self.failed.is_some() {
             return;
         }
-        if self.receive.has_responses() {
-            for response in self.receive.take_responses() {
-                self.transmit.respond(response);
-            }
+        for response in self.receive.take_responses() {
+            self.transmit.respond(response);
         }
         if !self.transmit.awaits_response() {
             return;
@@ -415,16 +413,25 @@ impl Connection {
         }
         let seal = self.keys.open_with(now, phase)?;
         match kind {
-            Kind::Data | Kind::Send | Kind::Request | Kind::Response => self.receive.handle_data(
-                now,
-                arrival,
-                packet,
-                seal,
-                self.config.domain,
-                memory,
-                &mut self.events,
-                &mut self.stats,
-            )?,
+            Kind::Data | Kind::Send | Kind::Request | Kind::Response => {
+                let taken = self.receive.handle_data(
+                    now,
+                    arrival,
+                    packet,
+                    seal,
+                    self.config.domain,
+                    memory,
+                    &mut self.events,
+                    &mut self.stats,
+                );
+                if kind == Kind::Response
+                    && let Err(DropReason::Key | DropReason::Bounds) = taken
+                {
+                    // Its place is this end's mistake: refused, it would look like the peer's.
+                    self.fail(Failure::NoPlaceForResponse);
+                }
+                taken?;
+            }
             Kind::Ack | Kind::Probe | Kind::Refusal | Kind::Credit | Kind::RequestToSend => {
                 let control = wire::Control::open(seal, packet)?;
                 // It may end the connection, after which nothing is reported.
@@ -581,7 +588,7 @@ impl Connection {
     fn handle_refusal(&mut self, now: Time, refusal: wire::Refusal) -> Result<(), DropReason> {
         let under_way = self.transmit.check_refusal(refusal.chunk)?;
         match refusal.refused {
-            // Of a chunk that has arrived since: what was refused was a copy that delay somewhere.
+            // Of a chunk that has arrived since: what was refused was a copy that was delayed somewhere.
             _ if !under_way => {}
             wire::Refused::Key => self.fail(Failure::KeyRefused),
             wire::Refused::Bounds => self.fail(Failure::BoundsRefused),

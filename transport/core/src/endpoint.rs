@@ -482,14 +482,12 @@ impl<P: Eq> Endpoint<P> {
     }
 
     fn next_timer(&mut self) -> Option<Time> {
-        while let Some((due, slot)) = self.timers.peek() {
-            match &self.slots[slot as usize] {
-                Slot::Open(open) if open.timer == Some(due) => return Some(due),
-                // No connection waits for this entry any more.
-                _ => self.timers.pop(),
-            };
-        }
-        None
+        let slots = &self.slots;
+        // Of others, no connection waits any more.
+        self.timers.next(|due, slot| match &slots[slot as usize] {
+            Slot::Open(open) => open.timer == Some(due),
+            Slot::Free | Slot::Allocated { .. } | Slot::Failed => false,
+        })
     }
 
     /// Makes every acknowledgement that is owed due now: for a caller that is about to sleep, and is woken

@@ -30,7 +30,7 @@ pub(crate) struct Parts {
 pub(crate) enum Choice {
     /// The part with the least to do.
     Least,
-    /// The same, and it waits for an answer.
+    /// The same, and it waits for a response.
     Request,
     /// The first one: sends have an order.
     First,
@@ -40,7 +40,7 @@ struct Part {
     id: ConnectionId,
     /// Bytes of its writes that are not complete.
     load: AtomicU64,
-    /// Requests whose answers are not here.
+    /// Requests whose responses are not here.
     requests: AtomicUsize,
 }
 
@@ -85,7 +85,7 @@ impl Parts {
     }
 
     /// The part for a work request: the one with the fewest bytes that are not complete, and of several such the
-    /// first. `None` when that one may wait for no more answers.
+    /// first. `None` when that one may wait for no more responses.
     pub(crate) fn choose(&self, choice: Choice, bytes: u64) -> Option<ConnectionId> {
         let load = |part: &&Part| part.load.load(Ordering::Relaxed);
         let may_ask = |part: &&Part| part.requests.load(Ordering::Relaxed) < REQUESTS_MAX;

@@ -47,7 +47,7 @@ impl Piece {
     }
 }
 
-/// The pieces of a message. Most have one, and a write posted by [`crate::Engine::write`] gives it back alone.
+/// The pieces of a message. A write posted by [`crate::Engine::write`] has one, which [`crate::Event::Written`] returns.
 #[derive(Debug)]
 pub(crate) enum Pieces {
     One(Piece),

@@ -29,9 +29,16 @@ pub enum Failure {
     BoundsRefused,
     /// The peer refused a work request for the stall timeout.
     #[error(
-        "the peer was not ready for the stall timeout: its owner has not given the buffer back, or has posted no receive"
+        "the peer was not ready for the stall timeout: its owner has not given the buffer back, has posted no receive, or \
+         does not acknowledge responses"
     )]
     NotArmed,
+    /// The response to a request of this end does not fit its place here.
+    #[error(
+        "the response to a read or an atomic does not fit its place here: register the region of `to_key` for writes in \
+         the connection's domain, and check `to_offset`"
+    )]
+    NoPlaceForResponse,
     /// A region that the peer was reading was closed here.
     #[error(
         "a region that the peer was reading was deregistered: deregister it when the peer is done"
@@ -58,6 +65,7 @@ impl Failure {
             Failure::KeyRefused => "KeyRefused",
             Failure::BoundsRefused => "BoundsRefused",
             Failure::NotArmed => "NotArmed",
+            Failure::NoPlaceForResponse => "NoPlaceForResponse",
             Failure::SourceClosed => "SourceClosed",
             Failure::AckOfUnsent => "AckOfUnsent",
             Failure::NoCredit => "NoCredit",
@@ -69,7 +77,7 @@ impl Failure {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Event {
     /// Every byte of a write or send was placed at the peer, and its immediate counted; where immediates go in
-    /// order, it counts as soon as those before it have. Or the answer to a read or an atomic is here.
+    /// order, it counts as soon as those before it have. Or the response to a read or an atomic is here.
     Completed {
         /// The work request's.
         token: u64,

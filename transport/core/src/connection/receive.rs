@@ -183,11 +183,6 @@ impl Receive {
         self.responses_sent = responses;
     }
 
-    /// Whether responses are to be sent.
-    pub(super) fn has_responses(&self) -> bool {
-        !self.responses.is_empty()
-    }
-
     /// The responses that are to be sent.
     pub(super) fn take_responses(&mut self) -> impl Iterator<Item = Response> {
         self.responses.drain(..)

@@ -63,7 +63,7 @@ impl Receives {
 
 /// A request that waits for its response.
 #[derive(Debug, Serialize, Deserialize)]
-struct Waiting {
+struct PendingRequest {
     token: u64,
     key: Key,
     offset: u64,
@@ -74,7 +74,7 @@ struct Waiting {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Requests {
     next: u32,
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, PendingRequest>,
 }
 
 impl Requests {
@@ -82,7 +82,7 @@ impl Requests {
     pub(super) fn add(&mut self, token: u64, key: Key, offset: u64, bytes: u64) -> u32 {
         let number = self.next;
         self.next = number.wrapping_add(1);
-        let waiting = Waiting {
+        let waiting = PendingRequest {
             token,
             key,
             offset,

@@ -66,7 +66,7 @@ impl Connection {
             Timer::KeepAlive if !self.transmit.awaits_response() => {}
             Timer::KeepAlive => {
                 timers.set(Timer::KeepAlive, now + KEEP_ALIVE);
-                self.keep_alive = paths.any(now);
+                self.keep_alive = paths.any_candidate(now);
             }
             Timer::Idle => self.handle_idle(now),
         }

@@ -1,5 +1,6 @@
 //! When connections want to be looked at: a hashed timing wheel (Varghese and Lauck, 1987, scheme 5), as Carousel
-//! (Saeed et al., 2017) and UCCL (section 3.3) pace with. An entry costs the same however many there are.
+//! (Saeed et al., 2017) and UCCL (section 3.3) pace with. An entry costs the same however many others there are, but
+//! for those of its own slot that are not due.
 
 use crate::units::Time;
 use core::cmp::Reverse;
@@ -83,39 +84,57 @@ impl TimingWheel {
         self.used[slot / 64] |= 1 << (slot % 64);
     }
 
-    /// The earliest entry of the first slot that has one: the slot, the place of the entry before it, and its own.
-    fn nearest(&self) -> Option<(usize, u32, u32)> {
-        let slot = self.first_used()?;
-        let (mut before, mut at) = (NONE, self.slots[slot]);
-        let mut nearest = (slot, before, at);
-        let mut least = (Time::from_nanos(u64::MAX), NONE);
-        while let Some(entry) = self.entries.get(at as usize) {
-            if (entry.due, entry.connection) < least {
-                (nearest, least) = ((slot, before, at), (entry.due, entry.connection));
+    /// Takes an entry that is due. Of one slot the last that was pushed comes first.
+    pub(super) fn pop_due(&mut self, now: Time) -> Option<(Time, u32)> {
+        self.turn(now);
+        if let Some(slot) = self.first_used() {
+            let (mut before, mut at) = (NONE, self.slots[slot]);
+            while let Some(&entry) = self.entries.get(at as usize) {
+                if entry.due <= now {
+                    self.remove(slot, before, at);
+                    self.turn(now);
+                    return Some((entry.due, entry.connection));
+                }
+                (before, at) = (at, entry.next);
             }
-            (before, at) = (at, entry.next);
         }
-        Some(nearest)
+        let &Reverse(entry) = self.later.peek()?;
+        if entry.0 > now {
+            return None;
+        }
+        self.later.pop();
+        Some(entry)
     }
 
-    /// The earliest entry.
-    pub(super) fn peek(&self) -> Option<(Time, u32)> {
-        let near = self.nearest().map(|(.., at)| {
-            let entry = &self.entries[at as usize];
-            (entry.due, entry.connection)
-        });
-        let later = self.later.peek().map(|&Reverse(entry)| entry);
+    /// When the earliest entry is due that is `live`. Those before it are taken out.
+    pub(super) fn next(&mut self, live: impl Fn(Time, u32) -> bool) -> Option<Time> {
+        let mut near: Option<Time> = None;
+        while let Some(slot) = self.first_used() {
+            let (mut before, mut at) = (NONE, self.slots[slot]);
+            while let Some(&entry) = self.entries.get(at as usize) {
+                if live(entry.due, entry.connection) {
+                    near = Some(near.map_or(entry.due, |near| near.min(entry.due)));
+                    before = at;
+                } else {
+                    self.remove(slot, before, at);
+                }
+                at = entry.next;
+            }
+            if near.is_some() {
+                break;
+            }
+        }
+        while let Some(&Reverse((due, connection))) = self.later.peek()
+            && !live(due, connection)
+        {
+            self.later.pop();
+        }
+        let later = self.later.peek().map(|Reverse((due, _))| *due);
         near.into_iter().chain(later).min()
     }
 
-    /// Takes the earliest entry.
-    pub(super) fn pop(&mut self) -> Option<(Time, u32)> {
-        let earliest = self.peek()?;
-        if self.later.peek() == Some(&Reverse(earliest)) {
-            self.later.pop();
-            return Some(earliest);
-        }
-        let (slot, before, at) = self.nearest()?;
+    /// Takes out the entry at `at`, which follows the one at `before` in the slot's list.
+    fn remove(&mut self, slot: usize, before: u32, at: u32) {
         let next = std::mem::replace(&mut self.entries[at as usize].next, self.free);
         self.free = at;
         match self.entries.get_mut(before as usize) {
@@ -125,11 +144,11 @@ impl TimingWheel {
         if self.slots[slot] == NONE {
             self.used[slot / 64] &= !(1 << (slot % 64));
         }
-        Some(earliest)
     }
 
-    /// It is `now`: the wheel turns as far as nothing is left behind.
-    pub(super) fn turn(&mut self, now: Time) {
+    /// It is `now`: the wheel turns as far as nothing is left behind. Of equal entries one comes nearer: a connection
+    /// notes a far moment again whenever a nearer one has passed.
+    fn turn(&mut self, now: Time) {
         let to = tick(now);
         if to <= self.first {
             return;
@@ -142,7 +161,9 @@ impl TimingWheel {
         while let Some(&Reverse((due, connection))) = self.later.peek()
             && tick(due).saturating_sub(self.first) < SLOTS as u64
         {
-            self.later.pop();
+            while self.later.peek() == Some(&Reverse((due, connection))) {
+                self.later.pop();
+            }
             self.push(due, connection);
         }
     }
@@ -171,7 +192,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn entries_come_in_the_order_of_their_times_near_and_far_and_late() {
+    fn what_is_due_is_taken_and_nothing_else_near_and_far_and_late() {
         let mut now = Time::from_nanos(123_456_789);
         let mut wheel = TimingWheel::new(now);
         let mut expected = BTreeSet::new();
@@ -187,36 +208,63 @@ mod tests {
                 1 => next(2_000_000),
                 _ => next(30_000),
             };
-            let due =
-                Time::from_nanos(now.as_nanos() + ahead - next(2) * next(1_000_000).min(ahead));
+            let late = next(2) * next(1_000_000).min(ahead);
+            let due = Time::from_nanos(now.as_nanos() + ahead - late);
             wheel.push(due, connection);
             expected.insert((due, connection));
-            assert_eq!(wheel.peek(), expected.first().copied());
-            if next(3) > 0 {
-                assert_eq!(wheel.pop(), expected.pop_first());
-            }
+            let earliest = expected.first().map(|(due, _)| *due);
+            assert_eq!(wheel.next(|_, _| true), earliest);
             now = Time::from_nanos(now.as_nanos() + next(40_000));
-            wheel.turn(now);
+            while let Some(entry) = wheel.pop_due(now) {
+                assert!(
+                    entry.0 <= now && expected.remove(&entry),
+                    "{entry:?} at {now:?}"
+                );
+            }
+            assert!(expected.first().is_none_or(|(due, _)| *due > now));
         }
-        while let Some(entry) = expected.pop_first() {
-            assert_eq!(wheel.pop(), Some(entry));
-        }
-        assert_eq!((wheel.peek(), wheel.pop()), (None, None));
     }
 
     #[test]
     fn a_wheel_that_slept_for_an_hour_goes_on() {
         let mut wheel = TimingWheel::new(Time::ZERO);
         let hour = Time::from_nanos(3_600_000_000_000);
-        wheel.push(Time::from_nanos(5), 1);
-        wheel.push(hour, 2);
-        wheel.push(Time::from_nanos(1_000_000_000), 4);
-        wheel.turn(hour);
-        assert_eq!(wheel.pop(), Some((Time::from_nanos(5), 1)));
-        wheel.turn(hour);
-        assert_eq!(wheel.pop(), Some((Time::from_nanos(1_000_000_000), 4)));
-        assert_eq!(wheel.pop(), Some((hour, 2)));
+        let times = [5, 1_000_000_000, hour.as_nanos()].map(Time::from_nanos);
+        for (connection, due) in times.into_iter().enumerate() {
+            wheel.push(due, connection as u32);
+        }
+        let due = std::iter::from_fn(|| wheel.pop_due(hour));
+        assert_eq!(
+            due.map(|(due, _)| due).collect::<BTreeSet<_>>(),
+            times.into()
+        );
         wheel.push(Time::from_nanos(7), 3);
-        assert_eq!(wheel.peek(), Some((Time::from_nanos(7), 3)));
+        assert_eq!(wheel.pop_due(hour), Some((Time::from_nanos(7), 3)));
+        assert_eq!((wheel.pop_due(hour), wheel.next(|_, _| true)), (None, None));
+    }
+
+    #[test]
+    fn entries_that_are_not_live_any_more_are_passed_over_near_and_far() {
+        let mut wheel = TimingWheel::new(Time::ZERO);
+        for connection in 0..1_000 {
+            wheel.push(Time::from_nanos(u64::from(connection) * 20_000), connection);
+        }
+        let next = wheel.next(|_, connection| connection >= 900);
+        assert_eq!(next, Some(Time::from_nanos(900 * 20_000)));
+        let next = wheel.next(|_, connection| connection == 2);
+        assert_eq!(next, None);
+    }
+
+    #[test]
+    fn of_many_equal_far_entries_one_comes_near() {
+        let mut wheel = TimingWheel::new(Time::ZERO);
+        let due = Time::from_nanos(1_000_000_000);
+        for _ in 0..10_000 {
+            wheel.push(due, 7);
+        }
+        assert_eq!(wheel.pop_due(Time::from_nanos(999_000_000)), None);
+        assert_eq!(wheel.entries.len(), 1);
+        assert_eq!(wheel.pop_due(due), Some((due, 7)));
+        assert_eq!(wheel.pop_due(due), None);
     }
 }

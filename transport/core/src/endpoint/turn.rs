@@ -279,12 +279,7 @@ impl<P: Eq> Endpoint<P> {
     }
 
     fn serve_timers(&mut self, now: Time) {
-        self.timers.turn(now);
-        while let Some((due, slot)) = self.timers.peek() {
-            if due > now {
-                break;
-            }
-            self.timers.pop();
+        while let Some((due, slot)) = self.timers.pop_due(now) {
             let Slot::Open(open) = &mut self.slots[slot as usize] else {
                 continue;
             };

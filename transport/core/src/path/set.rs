@@ -212,7 +212,7 @@ impl PathSet {
     }
 
     /// One of the paths that are given data, another one at another time.
-    pub fn any(&self, now: Time) -> Option<PathId> {
+    pub fn any_candidate(&self, now: Time) -> Option<PathId> {
         let candidates = self.candidates();
         let at = (now.as_nanos() >> 20).checked_rem(candidates.len() as u64)?;
         candidates.get(at as usize).copied()

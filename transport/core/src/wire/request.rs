@@ -22,7 +22,7 @@ pub enum Atomic {
 }
 
 impl Atomic {
-    /// Bytes of the word and of the answer.
+    /// Bytes of the word and of the response.
     pub const BYTES: u64 = 8;
 
     /// What the word becomes.

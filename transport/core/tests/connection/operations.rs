@@ -296,6 +296,46 @@ fn a_peer_that_reads_before_it_is_ready_for_sends_is_answered_though_they_fill_t
 }
 
 #[test]
+fn a_read_to_a_place_that_is_not_there_names_the_place() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::Bounds);
+    pair.expect_drop(DropReason::Closed);
+    let end = pair.memory(Side::A).bytes.len() as u64;
+    read(&mut pair, 1, 3_000, 0, end - 1_500);
+    pair.run_for(micros(2_000));
+    assert_eq!(pair.failure(Side::A), Some(Failure::NoPlaceForResponse));
+}
+
+#[test]
+fn a_peer_that_reads_without_end_does_not_keep_a_write_from_beginning() {
+    let mut pair = Pair::new();
+    let reads = |token| Read {
+        token,
+        bytes: 20_000,
+        key: KEY,
+        offset: 0,
+        to_key: KEY,
+        to_offset: 100_000,
+    };
+    for token in 0..64 {
+        pair.post(1, 0, reads(token))
+            .expect("the connection is open");
+    }
+    pair.run_for(micros(40));
+    let token = pair.write(50_000);
+    let mut asked = 64;
+    while pair.events(Side::A).is_empty() {
+        for _ in 0..pair.events(Side::B).len() {
+            pair.post(1, 0, reads(asked))
+                .expect("the connection is open");
+            asked += 1;
+        }
+        assert!(asked < 2_000, "write {token} has not ended");
+        pair.run_for(micros(50));
+    }
+}
+
+#[test]
 fn a_read_beyond_the_region_is_refused() {
     let mut pair = Pair::new();
     pair.expect_drop(DropReason::Bounds);

@@ -22,6 +22,8 @@ pub(super) struct Posted {
     pub(super) offset: u64,
     pub(super) pages: Option<Pages>,
     pub(super) immediate: Option<u32>,
+    /// Responses that have overtaken it.
+    overtaken: u8,
     /// Bytes cut into chunks so far.
     pub(super) cut: u64,
     /// Chunks cut so far.
@@ -42,6 +44,7 @@ impl Posted {
             offset,
             pages: None,
             immediate: None,
+            overtaken: 0,
             cut: 0,
             chunks: 0,
             outstanding: 0,
@@ -67,6 +70,9 @@ impl Posted {
         }
     }
 }
+
+/// Responses that may overtake a message.
+const OVERTAKEN_MAX: u8 = 8;
 
 /// The payload of the longest packet that every path carries, bytes.
 const BASE_PAYLOAD: u16 = BASE_PACKET_BYTES - OVERHEAD_BYTES as u16;
@@ -110,7 +116,14 @@ impl Pages {
     pub(super) fn payload_again(&self, length: u32, payload: u16) -> u16 {
         match self.step(payload) {
             Some(step) if length > self.bytes => step,
-            _ => payload,
+            // A chunk within one page; whole pages are cut only where `step` was asked at this length before.
+            found => {
+                debug_assert!(
+                    length <= self.bytes || found.is_some(),
+                    "no packet spans two pages"
+                );
+                payload
+            }
         }
     }
 
@@ -162,13 +175,13 @@ impl Transmit {
             WorkRequest::Read(read) => {
                 let number = requests.add(read.token, read.to_key, read.to_offset, read.bytes);
                 let request = Request::Read { bytes: read.bytes };
-                asking(number, request, read.key, read.offset)
+                request_message(number, request, read.key, read.offset)
             }
             WorkRequest::Atomic(change) => {
                 let (key, offset) = (change.to_key, change.to_offset);
                 let number = requests.add(change.token, key, offset, Atomic::BYTES);
                 let request = Request::Atomic(change.atomic);
-                asking(number, request, change.key, change.offset)
+                request_message(number, request, change.key, change.offset)
             }
         };
         let at = self.keep(posted);
@@ -176,7 +189,8 @@ impl Transmit {
         self.awaited = requests.len();
     }
 
-    /// Sends a response, before all that is not begun: who asked waits for it, and has a window to itself to ask in.
+    /// Queues a response before messages that have not begun: who asked waits for it. So many may overtake one; then it
+    /// is its turn, or a peer that reads without end would keep it waiting.
     pub(in super::super) fn respond(&mut self, response: Response) {
         let Response {
             request,
@@ -184,28 +198,30 @@ impl Transmit {
             bytes,
         } = response;
         self.responses += 1;
-        let at = self.keep(Posted::new(
-            Opcode::Response,
-            source,
-            bytes,
-            Key(request),
-            0,
-        ));
-        // The chunks of a message have numbers in a row: one that is begun goes on first.
-        let begun = |&at: &u32| {
-            self.posted[at as usize]
-                .as_ref()
-                .is_some_and(|posted| posted.chunks > 0)
+        let key = Key(request);
+        let at = self.keep(Posted::new(Opcode::Response, source, bytes, key, 0));
+        // The chunks of a message have numbers in a row: one that has begun goes on first.
+        let stays = |&at: &u32| {
+            let posted = self.posted[at as usize].as_ref();
+            posted.is_some_and(|posted| posted.chunks > 0 || posted.overtaken == OVERTAKEN_MAX)
         };
+        let last = self.queue.iter().rposition(stays);
         let is_response = |&at: &u32| {
             let posted = self.posted[at as usize].as_ref();
             posted.is_some_and(|posted| posted.opcode == Opcode::Response)
         };
-        let before = self
+        let first = last.map_or(0, |last| last + 1);
+        let responses = self
             .queue
             .iter()
-            .take_while(|at| begun(at) || is_response(at));
-        let place = before.count();
+            .skip(first)
+            .take_while(|at| is_response(at));
+        let place = first + responses.count();
+        if let Some(&next) = self.queue.get(place)
+            && let Some(next) = &mut self.posted[next as usize]
+        {
+            next.overtaken += 1;
+        }
         self.queue.insert(place, at);
     }
 
@@ -251,8 +267,9 @@ impl Transmit {
         self.responses
     }
 
-    /// Whether there is room for the next chunk on the board. What the receiver may not be ready for leaves room for
-    /// responses: it may have to read before it is ready.
+    /// Whether there is room for the next chunk on the board. Sends leave an eighth of the window to responses: the peer
+    /// may have to read before it posts a receive. Not more than that much of a response passes refused chunks, and
+    /// none passes a refused message that has begun and is longer than the window.
     pub(super) fn has_room(&self) -> bool {
         let next = self.queue.front().map(|&at| &self.posted[at as usize]);
         let opcode = next.and_then(|posted| Some(posted.as_ref()?.opcode));
@@ -274,7 +291,7 @@ impl Transmit {
 }
 
 /// A request, to be posted.
-fn asking(number: u32, request: Request, key: Key, offset: u64) -> Posted {
+fn request_message(number: u32, request: Request, key: Key, offset: u64) -> Posted {
     let body = request.emit();
     let source = ChunkSource::Inline(body.into());
     Posted {

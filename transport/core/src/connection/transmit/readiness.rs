@@ -25,30 +25,30 @@ pub(super) enum Readiness {
     NotReady {
         waiting: VecDeque<ChunkNumber>,
         backoff: Nanos,
-        turn: Turn,
+        pick: Pick,
     },
     /// One chunk was sent again; the others wait for its answer.
     Asked {
         chunk: ChunkNumber,
         waiting: VecDeque<ChunkNumber>,
         backoff: Nanos,
-        turn: Turn,
+        pick: Pick,
     },
 }
 
 /// Which waiting chunk asks next. In turns, for they may be for different regions; and every other time the oldest,
 /// for of sends only that one can be taken.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) enum Turn {
-    First,
+pub(super) enum Pick {
+    Next,
     Oldest,
 }
 
-impl Turn {
-    fn next(self) -> Turn {
+impl Pick {
+    fn next(self) -> Pick {
         match self {
-            Turn::First => Turn::Oldest,
-            Turn::Oldest => Turn::First,
+            Pick::Next => Pick::Oldest,
+            Pick::Oldest => Pick::Next,
         }
     }
 }
@@ -68,40 +68,40 @@ impl Transmit {
         }
         self.in_flight.remove(sent.path, sent.in_flight);
         self.board.lose(chunk, missing(&sent));
-        let (mut waiting, backoff, turn) = match std::mem::take(&mut self.readiness) {
+        let (mut waiting, backoff, pick) = match std::mem::take(&mut self.readiness) {
             Readiness::Asked {
                 chunk: asked,
                 mut waiting,
                 backoff,
-                turn,
+                pick,
             } if asked != chunk => {
                 waiting.push_back(chunk);
                 self.readiness = Readiness::Asked {
                     chunk: asked,
                     waiting,
                     backoff,
-                    turn,
+                    pick,
                 };
                 return;
             }
             Readiness::Asked {
                 waiting,
                 backoff,
-                turn,
+                pick,
                 ..
-            } => (waiting, backoff.times(2).min(BACKOFF_MAX), turn.next()),
+            } => (waiting, backoff.times(2).min(BACKOFF_MAX), pick.next()),
             Readiness::NotReady {
                 waiting,
                 backoff,
-                turn,
-            } => (waiting, backoff, turn),
-            Readiness::Ready => (VecDeque::new(), BACKOFF_MIN, Turn::First),
+                pick,
+            } => (waiting, backoff, pick),
+            Readiness::Ready => (VecDeque::new(), BACKOFF_MIN, Pick::Next),
         };
         waiting.push_back(chunk);
         self.readiness = Readiness::NotReady {
             waiting,
             backoff,
-            turn,
+            pick,
         };
         timers.set_earlier(Timer::ReceiverNotReady, now + backoff);
     }
@@ -112,19 +112,19 @@ impl Transmit {
         let Readiness::NotReady {
             waiting,
             backoff,
-            turn,
+            pick,
         } = &mut self.readiness
         else {
             return;
         };
-        let (mut waiting, backoff, turn) = (std::mem::take(waiting), *backoff, *turn);
+        let (mut waiting, backoff, pick) = (std::mem::take(waiting), *backoff, *pick);
         self.readiness = Readiness::Ready;
         waiting.retain(|&chunk| self.board.is_lost(chunk));
         let ahead = |chunk: &ChunkNumber| chunk.ahead_of(self.board.first());
         let oldest = (0..waiting.len()).min_by_key(|&at| ahead(&waiting[at]));
-        let at = match turn {
-            Turn::First => Some(0),
-            Turn::Oldest => oldest,
+        let at = match pick {
+            Pick::Next => Some(0),
+            Pick::Oldest => oldest,
         };
         if let Some(chunk) = at.and_then(|at| waiting.remove(at)) {
             self.lost.push_back(chunk);
@@ -132,7 +132,7 @@ impl Transmit {
                 chunk,
                 waiting,
                 backoff,
-                turn,
+                pick,
             };
         }
     }

@@ -33,6 +33,9 @@ const SCALING_RANGE: f64 = 5.0;
 const RESET_TIMEOUTS: u8 = 5;
 /// The least window, packets: one in a hundred round trips.
 const WINDOW_MIN: f64 = 0.01;
+/// The longest pause between chunks, as between the probes of a path that is down: a chunk that was cut in a larger
+/// window, sent in the least one, would pause for hundreds of round trips.
+const PAUSE_MAX: Nanos = Nanos::from_secs(1);
 /// The first window, packets (RFC 6928).
 const WINDOW_FIRST: f64 = 10.0;
 
@@ -160,8 +163,9 @@ impl CongestionControl for Swift {
 
     fn on_sent(&mut self, now: Time, _path: PathId, bytes: u32) {
         if self.window < 1.0 {
-            let share = f64::from(bytes) / (self.window * self.limits.packet as f64);
-            let next_at = now + Nanos::new((self.rtt.get() as f64 * share) as u64);
+            let round_trips = f64::from(bytes) / (self.window * self.limits.packet as f64);
+            let pause = Nanos::new((self.rtt.get() as f64 * round_trips) as u64);
+            let next_at = now + pause.min(PAUSE_MAX);
             // A tail-loss probe, which waits for no permit, shortens no pause.
             self.next_at = self.next_at.max(next_at);
         }
@@ -380,6 +384,15 @@ mod tests {
         assert_eq!(swift.window, 1.0);
         sample(&mut swift, us(1_100), 20, 43);
         assert_eq!(swift.window, 2.0);
+    }
+
+    #[test]
+    fn no_pause_is_longer_than_a_second() {
+        let mut swift = swift(0.01);
+        sample(&mut swift, us(1_000), 50_000, 0);
+        swift.on_sent(us(2_000), PathId(0), 64_500);
+        let permit = swift.may_send(PathId(0), 1_500, us(2_000));
+        assert_eq!(permit, Permit::At(us(1_002_000)));
     }
 
     #[test]

@@ -12,6 +12,9 @@ const SLOT_SHIFT: u32 = 13;
 /// Slots: 8 ms, beyond the retransmission timeouts and the round trips of a data centre.
 const SLOTS: usize = 1 << 10;
 
+/// Entries there is room for from the start: a few connections' never make it grow.
+const CAPACITY: usize = 64;
+
 /// No entry.
 const NONE: u32 = u32::MAX;
 
@@ -50,10 +53,10 @@ impl TimingWheel {
         TimingWheel {
             slots: vec![NONE; SLOTS].into(),
             used: [0; SLOTS / 64],
-            entries: Vec::new(),
+            entries: Vec::with_capacity(CAPACITY),
             free: NONE,
             first: tick(now),
-            later: BinaryHeap::new(),
+            later: BinaryHeap::with_capacity(CAPACITY),
         }
     }
 

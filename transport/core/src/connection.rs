@@ -52,7 +52,7 @@ pub use work::{
 use grants::Grants;
 use keys::{Keys, SavedKeys};
 use numbers::PacketNumbers;
-use receive::{Pending, Receive};
+use receive::Receive;
 use timer::{Timer, TimerTable};
 pub(crate) use transmit::Departure;
 use transmit::Transmit;
@@ -345,7 +345,7 @@ impl Connection {
         let placed = self.stats.packets_placed;
         for packet in bytes.chunks_mut(segment.max(1)) {
             if let Err(reason) = self.handle_packet(now, paths, arrival, packet, memory) {
-                self.drops.count(reason);
+                self.count_drop(reason);
                 result = Err(reason);
             }
         }
@@ -355,10 +355,24 @@ impl Connection {
             // Of packets that are sealed, so the path is one of the peer's.
             grants.note_path(arrival.path);
         }
-        self.serve_requests(now, placed);
+        self.end_receiving(now, placed);
+        result
+    }
+
+    #[cold]
+    fn count_drop(&mut self, reason: DropReason) {
+        self.drops.count(reason);
+        if self.receive.lacks_place() {
+            self.fail(Failure::NoPlaceForResponse);
+        }
+    }
+
+    /// What one call has brought is taken in; so many packets were placed `before`.
+    #[inline]
+    fn end_receiving(&mut self, now: Time, before: u64) {
+        self.serve_requests(now, before);
         self.set_acknowledgement_timer();
         self.note_activity(now);
-        result
     }
 
     /// Sends the responses to requests that have arrived. While one is waited for here, what the peer sends shows that
@@ -414,7 +428,7 @@ impl Connection {
         let seal = self.keys.open_with(now, phase)?;
         match kind {
             Kind::Data | Kind::Send | Kind::Request | Kind::Response => {
-                let taken = self.receive.handle_data(
+                self.receive.handle_data(
                     now,
                     arrival,
                     packet,
@@ -423,14 +437,7 @@ impl Connection {
                     memory,
                     &mut self.events,
                     &mut self.stats,
-                );
-                if kind == Kind::Response
-                    && let Err(DropReason::Key | DropReason::Bounds) = taken
-                {
-                    // Its place is this end's mistake: refused, it would look like the peer's.
-                    self.fail(Failure::NoPlaceForResponse);
-                }
-                taken?;
+                )?;
             }
             Kind::Ack | Kind::Probe | Kind::Refusal | Kind::Credit | Kind::RequestToSend => {
                 let control = wire::Control::open(seal, packet)?;
@@ -447,37 +454,27 @@ impl Connection {
         Ok(())
     }
 
-    /// A payload that [`Memory::place`] kept is placed, or its placement failed: only now the packet is
-    /// acknowledged, or refused. Answers whether the ticket was of this connection. A connection that
-    /// is over only forgets it.
+    /// A placement that was under way has ended: only now its packet is acknowledged, or refused. Answers whether it was
+    /// one of this connection. A connection that is over only forgets it.
     pub fn placed(&mut self, now: Time, ticket: Ticket, result: Result<(), DropReason>) -> bool {
-        let ended = self.receive.end_pending(ticket);
-        ended.is_some_and(|ended| self.end_placement(now, &ended, result))
-    }
-
-    fn end_placement(
-        &mut self,
-        now: Time,
-        ended: &Pending,
-        result: Result<(), DropReason>,
-    ) -> bool {
+        let Some(ended) = self.receive.take_pending(ticket) else {
+            return false;
+        };
         if self.failed.is_some() {
             return true;
         }
         let (events, stats) = (&mut self.events, &mut self.stats);
-        let receive = &mut self.receive;
         let placed = stats.packets_placed;
-        if let Err(reason) = receive.handle_placed(now, ended, result, events, stats) {
-            self.drops.count(reason);
+        let result = self.receive.placed(now, &ended, result, events, stats);
+        if let Err(reason) = result {
+            self.count_drop(reason);
         }
-        self.serve_requests(now, placed);
-        self.set_acknowledgement_timer();
-        self.note_activity(now);
+        self.end_receiving(now, placed);
         true
     }
 
     /// A link that writes payload into place asks where a packet's goes. What is offered a place is under way until
-    /// [`Connection::offer_ended`].
+    /// [`Connection::placed`].
     pub fn offer(
         &mut self,
         now: Time,
@@ -488,7 +485,7 @@ impl Connection {
         match self.take_offer(now, header, bytes, memory) {
             Ok(offer) => offer,
             Err(reason) => {
-                self.drops.count(reason);
+                self.count_drop(reason);
                 Offer::Discard
             }
         }
@@ -517,24 +514,12 @@ impl Connection {
         };
         let (events, stats) = (&mut self.events, &mut self.stats);
         let domain = self.config.domain;
-        let place = self
+        let placed = stats.packets_placed;
+        let offer = self
             .receive
             .handle_offer(now, arrival, header, bytes, domain, memory, events, stats);
-        self.set_acknowledgement_timer();
-        self.note_activity(now);
-        place.map(Offer::Place)
-    }
-
-    /// The link has written an offered payload into place, or will not: only now the packet is acknowledged, or
-    /// refused. Answers whether it was offered to this connection.
-    pub fn offer_ended(
-        &mut self,
-        now: Time,
-        header: &DataHeader,
-        result: Result<(), DropReason>,
-    ) -> bool {
-        let ended = self.receive.end_offered(now, header);
-        ended.is_some_and(|ended| self.end_placement(now, &ended, result))
+        self.end_receiving(now, placed);
+        offer
     }
 
     /// Placements that are under way. While there are any, bytes still land, also of a connection that is

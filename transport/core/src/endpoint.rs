@@ -1,13 +1,9 @@
 //! One NIC queue without I/O: which connection a packet belongs to, who sends next, timers, resets, the rate
 //! cap. What quinn-proto's `Endpoint` and its driver's loop are together.
 //!
-//! The engine's workers, the simulator, the fuzz targets and the tests all drive this type, in turns. A turn
-//! has two halves, and the types leave no other order:
-//!
-//! 1. [`Endpoint::receive`] begins a turn; [`Receiving::handle`] takes in everything that has arrived.
-//! 2. [`Receiving::finish`] serves the timers that are due, which comes after receiving so that an answer that
-//!    lies in the socket is never overtaken by a timeout; [`Sending::poll_transmit`] then gives what to send
-//!    until it gives nothing more. Dropping [`Sending`] ends the turn.
+//! The engine's workers, the simulator, the fuzz targets and the tests all drive this type, in turns:
+//! [`Endpoint::handle`] and [`Endpoint::offer`] for what has arrived, then [`Endpoint::send`], which serves the timers
+//! that are due, and [`Sending::poll_transmit`] until it gives nothing more. Dropping [`Sending`] ends the turn.
 //!
 //! Between turns: [`Endpoint::post`], [`Endpoint::connect`] and the like, [`Endpoint::poll_event`] until there
 //! is none, and [`Endpoint::poll_timeout`] for when the next turn is due. `now` never runs backwards. The
@@ -43,7 +39,7 @@ use resets::Resets;
 use schedule::Schedule;
 use std::collections::{BTreeSet, VecDeque};
 use timing_wheel::TimingWheel;
-pub use turn::{Receiving, Sending, Transmit};
+pub use turn::{Sending, Transmit};
 
 #[expect(
     clippy::disallowed_types,
@@ -395,36 +391,22 @@ impl<P: Eq> Endpoint<P> {
         }
     }
 
-    /// A payload that [`crate::memory::Memory::place`] kept ([`crate::memory::Placed::Pending`]) is placed, or could not be: only
-    /// now its packet is acknowledged or refused. Answers whether a connection waited for it. A call between
-    /// turns; it asks every connection.
+    /// A placement that was under way has ended: only now its packet is acknowledged or refused. Answers whether a
+    /// connection waited for it.
     pub fn placed(&mut self, now: Time, ticket: Ticket, result: Result<(), DropReason>) -> bool {
-        for slot in 0..self.slots.len() as u32 {
-            if let Slot::Open(open) = &mut self.slots[slot as usize]
-                && open.connection.placed(now, ticket, result)
-            {
-                self.placement_ended(now, slot);
-                return true;
+        if let Some(slot) = self.find(ticket.connection)
+            && let Slot::Open(open) = &mut self.slots[slot as usize]
+            && open.connection.placed(now, ticket, result)
+        {
+            if let Some(pacer) = &mut self.pacer {
+                pacer.update(now, slot, &open.connection);
             }
+            self.schedule.join(slot);
+            self.touch(slot);
+            return true;
         }
-        self.end_placement(|connection| connection.placed(now, ticket, result))
-    }
-
-    /// A placement of an open connection has ended.
-    fn placement_ended(&mut self, now: Time, slot: u32) {
-        if let (Some(pacer), Slot::Open(open)) = (&mut self.pacer, &self.slots[slot as usize]) {
-            pacer.update(now, slot, &open.connection);
-        }
-        self.schedule.join(slot);
-        self.touch(slot);
-    }
-
-    /// Ends a placement of a connection that is over.
-    fn end_placement(&mut self, mut ends: impl FnMut(&mut Connection) -> bool) -> bool {
-        let Some(at) = self
-            .ending
-            .iter_mut()
-            .position(|ending| ends(&mut ending.connection))
+        let mut ending = self.ending.iter_mut();
+        let Some(at) = ending.position(|ending| ending.connection.placed(now, ticket, result))
         else {
             return false;
         };
@@ -513,8 +495,8 @@ impl<P: Eq> Endpoint<P> {
         any
     }
 
-    /// Whether packets have come for connections that are not known: their Resets go out in the next turn. A
-    /// caller with commands in a queue serves them all before.
+    /// Whether packets have come for connections that are not known: [`Endpoint::send`] gives their Resets. A caller with
+    /// commands in a queue serves them all before: one of them may make the connection.
     pub fn has_resets(&self) -> bool {
         !self.resets.is_empty()
     }

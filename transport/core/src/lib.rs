@@ -7,7 +7,7 @@
 //! virtual time.
 //!
 //! Modules, lowest first; a module uses only those above it:
-//! [`units`] · [`wire`] · [`received`] · [`drops`] · [`memory`] · [`path`] · [`congestion`] · [`recovery`] ·
+//! [`units`] · [`drops`] · [`wire`] · [`memory`] · [`received`] · [`path`] · [`congestion`] · [`recovery`] ·
 //! [`connection`] · [`endpoint`].
 
 pub mod congestion;

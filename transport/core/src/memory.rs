@@ -9,19 +9,21 @@
 //! the crate `weft-memory`: workers share it, and the core shares nothing.
 
 use crate::drops::DropReason;
-use crate::units::Key;
-use crate::wire::Atomic;
+use crate::units::{ConnectionId, Key};
+use crate::wire::{Atomic, DataHeader};
 use core::hash::Hasher;
 use serde::{Deserialize, Serialize};
 
 /// The memory regions that peers may reach.
 pub trait Memory {
-    /// Puts `payload` at `offset` of the region that `key` opens to connections of `domain`.
+    /// Puts `payload` at `offset` of the region that `key` opens to connections of `domain`. `ticket` names the placement,
+    /// for a memory that has another thread copy.
     ///
     /// # Errors
     /// [`DropReason::Key`], [`DropReason::Bounds`] or [`DropReason::NotArmed`]; nothing was written.
     fn place(
         &mut self,
+        ticket: Ticket,
         domain: DomainId,
         key: Key,
         offset: u64,
@@ -91,14 +93,29 @@ pub enum Placed {
     /// The bytes are there.
     Now,
     /// The [`Memory`] has kept the payload, and another thread copies it.
-    /// [`Connection::placed`](crate::connection::Connection::placed) reports the end of the copy; until
+    /// [`Endpoint::placed`](crate::endpoint::Endpoint::placed) reports the end of the copy; until
     /// then the packet is not acknowledged.
-    Pending(Ticket),
+    Pending,
 }
 
-/// A placement that is under way. Drawn by the [`Memory`]; never used twice on one connection.
+/// A placement: the packet whose payload it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(pub u64);
+pub struct Ticket {
+    /// The connection that the packet came on.
+    pub connection: ConnectionId,
+    /// The packet's number.
+    pub packet_number: u64,
+}
+
+impl Ticket {
+    /// The ticket of the packet with this header.
+    pub fn of(header: &DataHeader) -> Ticket {
+        Ticket {
+            connection: header.connection,
+            packet_number: header.packet_number,
+        }
+    }
+}
 
 /// A protection domain: a region can be reached by connections of its own domain only. Given
 /// by the engine's user, one for each tenant or transfer.

@@ -5,9 +5,8 @@
 //! its own (udp) never asks.
 
 use crate::drops::DropReason;
-use crate::memory::Place;
+use crate::memory::{Place, Ticket};
 use crate::units::Source;
-use crate::wire::DataHeader;
 
 /// Something that arrived.
 #[derive(Debug)]
@@ -25,8 +24,8 @@ pub enum Received<'a> {
     },
     /// The link has written a payload where an [`Offer`] said, or will not.
     Placed {
-        /// The header that was offered.
-        header: DataHeader,
+        /// The ticket of the offer.
+        ticket: Ticket,
         /// Whether all of it is there. [`DropReason::Key`] when the region was closed meanwhile;
         /// [`DropReason::Truncated`] when the sender was gone before its end.
         result: Result<(), DropReason>,
@@ -36,9 +35,14 @@ pub enum Received<'a> {
 /// The answer to the header of a payload that a link could write into place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offer {
-    /// Write it there. Until [`Received::Placed`] the placement is under way: it is looked up again for each write
-    /// to it, so that none follows when the region was closed.
-    Place(Place),
+    /// Write it there. The placement is under way until [`Received::Placed`] gives the ticket back. The place is looked
+    /// up again for each write to it, so that none follows when the region was closed.
+    Place {
+        /// The name of the placement.
+        ticket: Ticket,
+        /// Where.
+        place: Place,
+    },
     /// Read the payload and forget it.
     Discard,
 }

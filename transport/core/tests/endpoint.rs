@@ -11,7 +11,7 @@ use weft_core::recovery::ACK_DELAY;
 use weft_core::units::{Key, Nanos, PathId, Source, Time};
 use weft_core::wire::{CONTROL_BYTES_MAX, Integrity, Kind, OVERHEAD_BYTES, Reset, VERSION, peek};
 use weft_sim::host::Datagrams;
-use weft_sim::pair::{Pair, PairConfig, Wire, holds, id};
+use weft_sim::pair::{End, Pair, PairConfig, Wire, holds, id};
 
 /// One way.
 const DELAY: Nanos = Nanos::from_micros(50);
@@ -168,17 +168,12 @@ fn packets_for_an_allocated_id_get_no_reset() {
 }
 
 #[test]
-fn a_reset_goes_out_one_turn_after_the_packet_and_fails_the_connection() {
+fn a_reset_answers_the_packets_of_a_lost_connection_and_fails_it() {
     let mut pair = pair();
     pair.connect(0, DomainId(1));
     pair.connect(1, DomainId(1));
     pair.restart(1);
     write(&mut pair, 0, 1, 1_000);
-    // The packet arrives: its Reset waits for the command that may be on its way.
-    while !pair.ends[1].host.endpoint.has_resets() {
-        assert!(pair.step(Time::from_nanos(1_000_000)));
-    }
-    assert_eq!(pair.wire.of(1, Kind::Reset).count(), 0);
     pair.run_for(Nanos::from_millis(1));
     assert_eq!(pair.wire.of(1, Kind::Reset).count(), 1);
     assert_eq!(failures(&pair, 0), [(0, Failure::PeerRestarted)]);
@@ -212,9 +207,19 @@ fn a_reset_does_not_go_out_when_its_connection_has_become_known() {
     pair.allocate(0, 0, DomainId(1));
     pair.connect_end(0, 0, 1);
     write(&mut pair, 0, 1, 1_000);
-    while !pair.ends[1].host.endpoint.has_resets() {
-        assert!(pair.step(Time::from_nanos(1_000_000)));
-    }
+    pair.step(pair.now);
+    let mut message = pair.wire.sent[0].1.clone();
+    let received = Received::Packets {
+        from: Source([0; Source::BYTES]),
+        ce: false,
+        bytes: &mut message.bytes,
+        segment: message.segment,
+    };
+    let now = pair.now;
+    let End { host, memory, .. } = &mut pair.ends[1];
+    host.endpoint.handle(now, received, memory);
+    assert!(host.endpoint.has_resets());
+    // The command that makes the connection was in the caller's queue.
     pair.allocate(1, 0, DomainId(1));
     pair.connect_end(1, 0, 1);
     pair.run_for(Nanos::from_millis(50));
@@ -243,11 +248,10 @@ fn acknowledgements_are_hurried_before_a_worker_sleeps() {
     };
     let (now, memory) = (pair.now + DELAY, &mut pair.ends[1].memory);
     let mut acks = |endpoint: &mut Endpoint<usize>, received: Option<Received<'_>>| {
-        let mut receiving = endpoint.receive(now);
         if let Some(received) = received {
-            receiving.handle(received, memory);
+            endpoint.handle(now, received, memory);
         }
-        let mut sending = receiving.finish(true, u32::MAX);
+        let mut sending = endpoint.send(now, true, u32::MAX);
         let mut buffer = [0; CONTROL_BYTES_MAX];
         let mut acks = 0;
         while let Some(transmit) = sending.poll_transmit(now, &mut buffer) {
@@ -280,27 +284,26 @@ fn a_turn_that_ends_with_a_chunk_leaves_its_control_packets_to_the_next() {
     };
     let memory = &mut pair.ends[1].memory;
     let endpoint = &mut pair.ends[1].host.endpoint;
-    let mut receiving = endpoint.receive(now);
     let received = Received::Packets {
         from: Source([0; Source::BYTES]),
         ce: false,
         bytes: &mut message.bytes,
         segment: message.segment,
     };
-    receiving.handle(received, memory);
-    drop(receiving.finish(true, 0));
+    endpoint.handle(now, received, memory);
+    drop(endpoint.send(now, true, 0));
     endpoint
         .post(id(1, 0), answer)
         .expect("the connection is open");
     assert!(endpoint.flush_acks());
     let mut buffer = [0; CONTROL_BYTES_MAX];
     // The link keeps the chunk that goes first: nothing more is asked for.
-    let mut sending = endpoint.receive(now).finish(true, 8);
+    let mut sending = endpoint.send(now, true, 8);
     let first = sending.poll_transmit(now, &mut buffer);
     assert!(matches!(first, Some(Transmit::Chunk { .. })), "{first:?}");
     drop(sending);
     assert_eq!(endpoint.poll_timeout(false), Some(Time::ZERO));
-    let mut sending = endpoint.receive(now).finish(true, 0);
+    let mut sending = endpoint.send(now, true, 0);
     let next = sending.poll_transmit(now, &mut buffer);
     assert!(matches!(next, Some(Transmit::Control { .. })), "{next:?}");
     while sending.poll_transmit(now, &mut buffer).is_some() {}
@@ -324,15 +327,16 @@ fn an_answer_leaves_before_the_acknowledgement_of_what_it_answers() {
     };
     pair.post(1, 0, answer).expect("the connection is open");
     let now = pair.now + DELAY;
-    let mut receiving = pair.ends[1].host.endpoint.receive(now);
+    let memory = &mut pair.ends[1].memory;
+    let endpoint = &mut pair.ends[1].host.endpoint;
     let received = Received::Packets {
         from: Source([0; Source::BYTES]),
         ce: false,
         segment: message.segment,
         bytes: &mut message.bytes,
     };
-    receiving.handle(received, &mut pair.ends[1].memory);
-    let mut sending = receiving.finish(true, u32::MAX);
+    endpoint.handle(now, received, memory);
+    let mut sending = endpoint.send(now, true, u32::MAX);
     let mut buffer = [0; CONTROL_BYTES_MAX];
     let mut chunks = Vec::new();
     while let Some(transmit) = sending.poll_transmit(now, &mut buffer) {
@@ -349,7 +353,7 @@ fn a_link_that_takes_no_chunk_is_handed_none_and_makes_no_turn_due() {
     write(&mut pair, 0, 1, 8_000);
     let endpoint = &mut pair.ends[0].host.endpoint;
     let sent = |endpoint: &mut Endpoint<usize>, chunks: u32| {
-        let mut sending = endpoint.receive(now).finish(true, chunks);
+        let mut sending = endpoint.send(now, true, chunks);
         let mut buffer = [0; CONTROL_BYTES_MAX];
         let mut sent = 0;
         while let Some(transmit) = sending.poll_transmit(now, &mut buffer) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 use weft_core::connection::{ChunkSource, Event, Failure, PathOwner};
 use weft_core::drops::{DropReason, Drops};
-use weft_core::endpoint::{Endpoint, EndpointConfig, PendingReset, Receiving, Remote, Transmit};
+use weft_core::endpoint::{Endpoint, EndpointConfig, PendingReset, Remote, Transmit};
 use weft_core::memory::{Access, Memory, Place};
 use weft_core::received::{Offer, Received};
 use weft_core::units::{ChunkNumber, ConnectionId, Nanos, Source, Time};
@@ -304,7 +304,8 @@ impl Worker {
             return Ok(false);
         }
         let mut incoming = Incoming {
-            receiving: self.endpoint.receive(self.now),
+            now: self.now,
+            endpoint: &mut self.endpoint,
             memory: self.regions.enter(),
         };
         let mut busy = false;
@@ -332,7 +333,7 @@ impl Worker {
         } else {
             0
         };
-        let mut sending = self.endpoint.receive(self.now).finish(drained, chunks);
+        let mut sending = self.endpoint.send(self.now, drained, chunks);
         let (mut refused, mut closed) = (None, Vec::new());
         while let Some(transmit) = sending.poll_transmit(self.now, &mut self.control) {
             busy = true;
@@ -513,17 +514,19 @@ fn seal_reset(keys: &ResetKeys, reset: PendingReset) -> [u8; Reset::BYTES] {
 
 /// What the link hands its packets to: the endpoint, with the memory that payload goes to.
 struct Incoming<'a> {
-    receiving: Receiving<'a, PeerNic>,
+    now: Time,
+    endpoint: &'a mut Endpoint<PeerNic>,
     memory: Placing<'a, Region>,
 }
 
 impl Handler for Incoming<'_> {
     fn offer(&mut self, from: Source, header: &DataHeader, bytes: u32) -> Offer {
-        self.receiving.offer(from, header, bytes, &mut self.memory)
+        let memory = &mut self.memory;
+        self.endpoint.offer(self.now, from, header, bytes, memory)
     }
 
     fn handle(&mut self, received: Received<'_>) {
-        self.receiving.handle(received, &mut self.memory);
+        self.endpoint.handle(self.now, received, &mut self.memory);
     }
 }
 

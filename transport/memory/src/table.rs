@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use weft_core::drops::DropReason;
-use weft_core::memory::{Access, DomainId, Memory, Place, Placed, check_bounds};
+use weft_core::memory::{Access, DomainId, Memory, Place, Placed, Ticket, check_bounds};
 use weft_core::units::Key;
 use weft_core::wire::Atomic;
 
@@ -214,6 +214,7 @@ impl<B: Backing> Placing<'_, B> {
 impl Memory for Placing<'_, Region> {
     fn place(
         &mut self,
+        _: Ticket,
         domain: DomainId,
         key: Key,
         offset: u64,

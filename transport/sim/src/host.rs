@@ -111,7 +111,6 @@ impl Host {
         arrived: &mut [Datagrams],
         environment: &mut impl Environment,
     ) {
-        let mut receiving = self.endpoint.receive(now);
         for datagrams in arrived {
             let received = Received::Packets {
                 from: source(datagrams.from),
@@ -119,10 +118,10 @@ impl Host {
                 bytes: &mut datagrams.bytes,
                 segment: datagrams.segment,
             };
-            receiving.handle(received, environment);
-            environment.received(datagrams, receiving.endpoint());
+            self.endpoint.handle(now, received, environment);
+            environment.received(datagrams, &self.endpoint);
         }
-        let mut sending = receiving.finish(true, environment.chunks());
+        let mut sending = self.endpoint.send(now, true, environment.chunks());
         let buffer = &mut *self.control;
         let outgoing = |to, path, segment, bytes| Datagrams {
             from: self.index,

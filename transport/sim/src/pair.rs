@@ -62,6 +62,7 @@ pub struct Region {
 impl Memory for Region {
     fn place(
         &mut self,
+        ticket: Ticket,
         _domain: DomainId,
         key: Key,
         offset: u64,
@@ -69,10 +70,9 @@ impl Memory for Region {
     ) -> Result<Placed, DropReason> {
         self.find(key, offset, payload.len() as u64)?;
         if self.copies_later {
-            let ticket = Ticket(self.copies_begun);
             self.copies_begun += 1;
             self.copies.push((ticket, offset, payload.to_vec()));
-            return Ok(Placed::Pending(ticket));
+            return Ok(Placed::Pending);
         }
         self.bytes[offset as usize..][..payload.len()].copy_from_slice(payload);
         Ok(Placed::Now)
@@ -446,12 +446,13 @@ struct Surroundings<'a, W> {
 impl<W> Memory for Surroundings<'_, W> {
     fn place(
         &mut self,
+        ticket: Ticket,
         domain: DomainId,
         key: Key,
         offset: u64,
         payload: &[u8],
     ) -> Result<Placed, DropReason> {
-        self.memory.place(domain, key, offset, payload)
+        self.memory.place(ticket, domain, key, offset, payload)
     }
 
     fn check(&mut self, place: &Place, access: Access) -> Result<(), DropReason> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use weft_core::connection::{Chunk, Event, Write};
 use weft_core::drops::{DropReason, Drops};
 use weft_core::endpoint::Endpoint;
-use weft_core::memory::{Access, DomainId, Memory, Place, Placed};
+use weft_core::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
 use weft_core::units::{ConnectionId, Key, PathId};
 use weft_core::wire::{Atomic, Kind, peek};
 
@@ -351,6 +351,7 @@ struct Surroundings<'a> {
 impl Memory for Surroundings<'_> {
     fn place(
         &mut self,
+        _: Ticket,
         domain: DomainId,
         key: Key,
         offset: u64,

@@ -67,6 +67,9 @@ pub(super) struct Receive {
     /// Responses that are on their way.
     #[serde(skip)]
     responses_sent: usize,
+    /// A response has arrived for which this end has no place.
+    #[serde(skip)]
+    lacks_place: bool,
 }
 
 /// Whether a packet ends a message whose end is reported.
@@ -165,6 +168,7 @@ impl Receive {
             requests: Requests::default(),
             responses: Vec::new(),
             responses_sent: 0,
+            lacks_place: false,
         }
     }
 
@@ -186,6 +190,11 @@ impl Receive {
     /// The responses that are to be sent.
     pub(super) fn take_responses(&mut self) -> impl Iterator<Item = Response> {
         self.responses.drain(..)
+    }
+
+    /// Whether a response has arrived for which this end has no place.
+    pub(super) fn lacks_place(&self) -> bool {
+        self.lacks_place
     }
 
     /// The newest data packet's number.
@@ -278,10 +287,10 @@ impl Receive {
                 }
                 Ok(())
             }
-            Ok(Placed::Pending(ticket)) => {
+            Ok(Placed::Pending) => {
                 self.note_arrived(now, arrival, bytes, &header, events, stats);
                 self.pending.push(Pending {
-                    ticket: Some(ticket),
+                    offered: false,
                     header,
                     path: arrival.path,
                     bytes: payload.len(),
@@ -291,7 +300,7 @@ impl Receive {
             Err(reason) => {
                 self.note_arrived(now, arrival, bytes, &header, events, stats);
                 self.pending_ack.at_once();
-                self.refuse(arrival.path, header.chunk, reason);
+                self.refuse(arrival.path, header.opcode, header.chunk, reason);
                 Err(reason)
             }
         }

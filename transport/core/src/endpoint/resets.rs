@@ -37,10 +37,7 @@ pub struct PendingReset {
 /// The Resets to be sent, and the budgets.
 #[derive(Debug)]
 pub(super) struct Resets {
-    /// Answers of this turn: sent in the next one, because the command that makes the connection may be on
-    /// its way through the queue of the caller.
-    fresh: Vec<PendingReset>,
-    ready: Vec<PendingReset>,
+    pending: Vec<PendingReset>,
     /// By bucket: the time up to which its budget is spent, at most a burst ahead.
     spent_until: Box<[Time; BUCKETS]>,
     /// Which bucket a host falls into is not known outside.
@@ -52,8 +49,7 @@ pub(super) struct Resets {
 impl Resets {
     pub(super) fn new(salt: u64) -> Resets {
         Resets {
-            fresh: Vec::new(),
-            ready: Vec::new(),
+            pending: Vec::new(),
             spent_until: Box::new([Time::ZERO; BUCKETS]),
             salt,
             sent: 0,
@@ -64,7 +60,7 @@ impl Resets {
     /// Queues a Reset, unless its bucket has none left or the same is queued already.
     pub(super) fn answer(&mut self, now: Time, reset: PendingReset) {
         let same = |p: &PendingReset| p.connection == reset.connection && p.to == reset.to;
-        if self.fresh.iter().chain(&self.ready).any(same) {
+        if self.pending.iter().any(same) {
             return;
         }
         let bucket = reset.to.host_hash(self.salt) as usize % BUCKETS;
@@ -73,32 +69,22 @@ impl Resets {
         // then its peers ask.
         let latest = now + INTERVAL.times(BURST);
         let spent_until = (*spent).max(now) + INTERVAL;
-        if spent_until > latest + INTERVAL || self.fresh.len() >= PENDING_MAX {
+        if spent_until > latest + INTERVAL || self.pending.len() >= PENDING_MAX {
             self.withheld += 1;
             return;
         }
         *spent = spent_until;
-        self.fresh.push(reset);
-    }
-
-    /// A turn begins: what was queued in the last one may be sent.
-    pub(super) fn begin_turn(&mut self) {
-        self.ready.append(&mut self.fresh);
+        self.pending.push(reset);
     }
 
     /// Whether none waits.
     pub(super) fn is_empty(&self) -> bool {
-        self.fresh.is_empty() && self.ready.is_empty()
-    }
-
-    /// Whether one may be sent now, if it is still needed.
-    pub(super) fn are_ready(&self) -> bool {
-        !self.ready.is_empty()
+        self.pending.is_empty()
     }
 
     /// The next Reset to send, leaving out those that are not needed any more.
     pub(super) fn next(&mut self, is_known: impl Fn(ConnectionId) -> bool) -> Option<PendingReset> {
-        while let Some(reset) = self.ready.pop() {
+        while let Some(reset) = self.pending.pop() {
             if !is_known(reset.connection) {
                 self.sent += 1;
                 return Some(reset);
@@ -135,7 +121,6 @@ mod tests {
     }
 
     fn sent(resets: &mut Resets) -> Vec<PendingReset> {
-        resets.begin_turn();
         std::iter::from_fn(|| resets.next(|_| false)).collect()
     }
 
@@ -174,12 +159,11 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_one_connection_is_answered_once_and_in_the_next_turn() {
+    fn a_run_of_one_connection_is_answered_once() {
         let mut resets = Resets::new(7);
         for _ in 0..44 {
             resets.answer(Time::from_nanos(1 << 40), reset(1, 9));
         }
-        assert_eq!(resets.next(|_| false), None);
         assert_eq!(sent(&mut resets), [reset(1, 9)]);
         assert!(resets.is_empty());
     }
@@ -188,7 +172,6 @@ mod tests {
     fn a_connection_that_has_become_known_is_not_reset() {
         let mut resets = Resets::new(7);
         resets.answer(Time::from_nanos(1 << 40), reset(1, 9));
-        resets.begin_turn();
         assert_eq!(resets.next(|id| id == ConnectionId(9)), None);
         assert_eq!(resets.sent(), 0);
     }

@@ -1,4 +1,4 @@
-//! A turn of an endpoint: what has arrived is taken in, timers are served, what there is to send is given.
+//! What has arrived is taken in; timers are served, and what there is to send is given.
 
 use super::run::leading_piece;
 use super::{Endpoint, PendingReset, Slot, touch};
@@ -39,16 +39,9 @@ pub enum Transmit<'a, P> {
     Reset(PendingReset),
 }
 
-/// The first half of a turn: everything that has arrived is taken in.
-#[derive(Debug)]
-pub struct Receiving<'a, P> {
-    endpoint: &'a mut Endpoint<P>,
-    now: Time,
-}
-
-impl<'a, P: Eq> Receiving<'a, P> {
+impl<P: Eq> Endpoint<P> {
     /// Takes in what has arrived together; it may be of several connections.
-    pub fn handle(&mut self, received: Received<'_>, memory: &mut impl Memory) {
+    pub fn handle(&mut self, now: Time, received: Received<'_>, memory: &mut impl Memory) {
         let (from, ce, bytes, segment) = match received {
             Received::Packets {
                 from,
@@ -56,75 +49,48 @@ impl<'a, P: Eq> Receiving<'a, P> {
                 bytes,
                 segment,
             } => (from, ce, bytes, segment),
-            Received::Placed { header, result } => {
-                return self.endpoint.handle_placed(self.now, &header, result);
+            Received::Placed { ticket, result } => {
+                self.placed(now, ticket, result);
+                return;
             }
         };
         if bytes.is_empty() {
-            self.endpoint.drops.count(DropReason::Truncated);
+            self.drops.count(DropReason::Truncated);
         }
         let mut rest = bytes;
         while !rest.is_empty() {
             let piece = leading_piece(rest, segment);
             let (bytes, behind) = rest.split_at_mut(piece);
             rest = behind;
-            self.endpoint
-                .handle_piece(self.now, from, ce, bytes, segment, memory);
+            self.handle_piece(now, from, ce, bytes, segment, memory);
+        }
+    }
+
+    /// Begins to send. `drained` says that nothing that has arrived is left: timers are served then, so that an answer
+    /// that lies in the socket is never overtaken by a timeout. `chunks` is how many may be sent: few, because an
+    /// arrived packet waits for as long; none when the link takes none.
+    pub fn send(&mut self, now: Time, drained: bool, chunks: u32) -> Sending<'_, P> {
+        self.turns_without_timers += 1;
+        if drained || self.turns_without_timers >= TURNS_WITHOUT_TIMERS_MAX {
+            self.turns_without_timers = 0;
+            self.serve_timers(now);
+        }
+        self.grant_credit(now);
+        let touched = self.touched.len();
+        for at in 0..touched {
+            self.begin_sending(at);
+        }
+        Sending {
+            chunks_left: chunks,
+            controls: 0..touched,
+            chunk_first: core::mem::take(&mut self.posted),
+            endpoint: self,
         }
     }
 
     /// Says where a link that places is to write a payload of `bytes` bytes with this header. Such a link hands
     /// everything else over as packets: what has no payload, requests, and control packets.
     pub fn offer(
-        &mut self,
-        from: Source,
-        header: &DataHeader,
-        bytes: u32,
-        memory: &mut impl Memory,
-    ) -> Offer {
-        self.endpoint.offer(self.now, from, header, bytes, memory)
-    }
-
-    /// The endpoint, to be looked at.
-    pub fn endpoint(&self) -> &Endpoint<P> {
-        self.endpoint
-    }
-
-    /// Ends receiving. `drained` says that nothing that has arrived is left: timers are served then. `chunks` is
-    /// how many may be sent in this turn: few, because an arrived packet waits for as long; none when the link
-    /// takes none.
-    pub fn finish(self, drained: bool, chunks: u32) -> Sending<'a, P> {
-        let endpoint = self.endpoint;
-        endpoint.turns_without_timers += 1;
-        if drained || endpoint.turns_without_timers >= TURNS_WITHOUT_TIMERS_MAX {
-            endpoint.turns_without_timers = 0;
-            endpoint.serve_timers(self.now);
-        }
-        endpoint.grant_credit(self.now);
-        let touched = endpoint.touched.len();
-        for at in 0..touched {
-            endpoint.begin_sending(at);
-        }
-        Sending {
-            chunks_left: chunks,
-            controls: 0..touched,
-            chunk_first: core::mem::take(&mut endpoint.posted),
-            endpoint,
-        }
-    }
-}
-
-impl<P: Eq> Endpoint<P> {
-    /// Begins a turn.
-    pub fn receive(&mut self, now: Time) -> Receiving<'_, P> {
-        self.resets.begin_turn();
-        Receiving {
-            endpoint: self,
-            now,
-        }
-    }
-
-    fn offer(
         &mut self,
         now: Time,
         from: Source,
@@ -162,21 +128,6 @@ impl<P: Eq> Endpoint<P> {
             connection,
         };
         self.resets.answer(now, reset);
-    }
-
-    /// A link has written an offered payload, or will not.
-    fn handle_placed(&mut self, now: Time, header: &DataHeader, result: Result<(), DropReason>) {
-        let slot = self.find(header.connection);
-        if let Some(slot) = slot
-            && let Slot::Open(open) = &mut self.slots[slot as usize]
-            && open.connection.offer_ended(now, header, result)
-        {
-            return self.placement_ended(now, slot);
-        }
-        let id = header.connection;
-        self.end_placement(|connection| {
-            connection.id() == id && connection.offer_ended(now, header, result)
-        });
     }
 
     #[inline]
@@ -237,7 +188,7 @@ impl<P: Eq> Endpoint<P> {
 
     /// The slot of an id. Runs of one connection come one after the other: the last one is looked at first.
     #[inline]
-    fn find(&mut self, id: ConnectionId) -> Option<u32> {
+    pub(super) fn find(&mut self, id: ConnectionId) -> Option<u32> {
         if let Some(Slot::Open(open)) = self.slots.get(self.last_found as usize)
             && open.connection.id() == id
         {
@@ -417,7 +368,7 @@ impl<P: Eq> Endpoint<P> {
     }
 }
 
-/// The second half of a turn: what there is to send. Dropping it ends the turn.
+/// What there is to send. Dropping it ends the turn.
 #[derive(Debug)]
 pub struct Sending<'a, P: Eq> {
     endpoint: &'a mut Endpoint<P>,
@@ -455,7 +406,7 @@ impl<P: Eq> Sending<'_, P> {
                 self.controls.start += 1;
             }
             if !chunk_first
-                && self.endpoint.resets.are_ready()
+                && !self.endpoint.resets.is_empty()
                 && let Some(reset) = self.endpoint.poll_reset()
             {
                 return Some(Transmit::Reset(reset));

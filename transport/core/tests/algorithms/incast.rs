@@ -6,7 +6,7 @@ use weft_core::congestion::{CongestionKind, ROUND_TRIP};
 use weft_core::connection::{Event, Failure, Settings, Write};
 use weft_core::drops::DropReason;
 use weft_core::endpoint::{Endpoint, EndpointConfig, Remote};
-use weft_core::memory::{Access, DomainId, Memory, Place, Placed};
+use weft_core::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
 use weft_core::path::PolicyKind;
 use weft_core::units::{ChunkNumber, ConnectionId, Key, Nanos, Time};
 use weft_core::wire::{Atomic, Integrity, Kind, Secret, VERSION, peek};
@@ -61,7 +61,14 @@ impl Line {
 struct Outgoing(Vec<Datagrams>);
 
 impl Memory for Outgoing {
-    fn place(&mut self, _: DomainId, _: Key, _: u64, _: &[u8]) -> Result<Placed, DropReason> {
+    fn place(
+        &mut self,
+        _: Ticket,
+        _: DomainId,
+        _: Key,
+        _: u64,
+        _: &[u8],
+    ) -> Result<Placed, DropReason> {
         Ok(Placed::Now)
     }
 

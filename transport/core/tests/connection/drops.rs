@@ -89,6 +89,7 @@ fn provoke(pair: &mut Pair, reason: DropReason) -> Result<(), DropReason> {
                     chunk: ChunkNumber(packet / 32),
                     packet: (packet % 32) as u8,
                     packets: 32,
+                    packet_number: 1 + u64::from(packet),
                     ..header()
                 };
                 let next = pair.sealed_data(next, b"x");

@@ -17,6 +17,7 @@ use weft_core::wire::{
 };
 use weft_crypto::AES_128_GCM;
 use weft_sim::host::Datagrams;
+pub(crate) use weft_sim::pair::End;
 use weft_sim::pair::{self, PairConfig, Region, Wire};
 use weft_sim::pattern;
 

@@ -11,7 +11,7 @@ use weft_core::units::{PathId, Source};
 use weft_core::wire::{DataHeader, Integrity, OVERHEAD_BYTES};
 use weft_crypto::AES_128_GCM;
 
-use crate::pair::{KEY, Pair, Side, id, micros};
+use crate::pair::{End, KEY, Pair, Side, id, micros};
 
 /// One chunk of four packets has arrived at B, and their copies have begun.
 fn copying() -> (Pair, u64) {
@@ -127,13 +127,15 @@ fn a_closed_connection_counts_the_copies_that_may_still_land() {
     }
     connection.close();
     assert_eq!(connection.pending_placements(), 4);
-    for (ticket, ..) in std::mem::take(&mut memory.copies) {
+    let copies = std::mem::take(&mut memory.copies);
+    let ticket = copies[0].0;
+    for (ticket, ..) in copies {
         assert!(connection.placed(now, ticket, Ok(())));
     }
     assert_eq!(connection.pending_placements(), 0);
     assert_eq!(connection.stats().packets_placed, 0);
     assert_eq!(connection.poll_event(), None);
-    assert!(!connection.placed(now, Ticket(0), Ok(())));
+    assert!(!connection.placed(now, ticket, Ok(())));
 }
 
 #[test]
@@ -157,10 +159,8 @@ fn closing_is_confirmed_when_no_copy_is_under_way_any_more() {
                 bytes: &mut reset.emit(),
                 segment: weft_core::wire::Reset::BYTES,
             };
-            end.host
-                .endpoint
-                .receive(now)
-                .handle(received, &mut end.memory);
+            let memory = &mut end.memory;
+            end.host.endpoint.handle(now, received, memory);
             let failed = end.host.endpoint.poll_event();
             assert!(matches!(failed, Some((_, Event::Failed(_)))));
         }
@@ -214,16 +214,16 @@ fn offered() -> (Pair, Vec<(DataHeader, u32)>, u64) {
 
 fn offer(pair: &mut Pair, header: &DataHeader, bytes: u32) -> Offer {
     let now = pair.now;
-    let end = &mut pair.ends[1];
-    let mut receiving = end.host.endpoint.receive(now);
-    receiving.offer(Source([0; Source::BYTES]), header, bytes, &mut end.memory)
+    let End { host, memory, .. } = &mut pair.ends[1];
+    host.endpoint
+        .offer(now, Source([0; Source::BYTES]), header, bytes, memory)
 }
 
-fn placed(pair: &mut Pair, header: DataHeader, result: Result<(), DropReason>) {
-    let now = pair.now;
-    let end = &mut pair.ends[1];
-    let mut receiving = end.host.endpoint.receive(now);
-    receiving.handle(Received::Placed { header, result }, &mut end.memory);
+fn placed(pair: &mut Pair, header: &DataHeader, result: Result<(), DropReason>) {
+    let (now, ticket) = (pair.now, Ticket::of(header));
+    let End { host, memory, .. } = &mut pair.ends[1];
+    let received = Received::Placed { ticket, result };
+    host.endpoint.handle(now, received, memory);
 }
 
 #[test]
@@ -237,7 +237,9 @@ fn what_a_link_writes_into_place_is_acknowledged_when_it_is_there_and_offered_on
             offset: header.offset,
             bytes: (*bytes).into(),
         };
-        assert_eq!(offer(&mut pair, header, *bytes), Offer::Place(place));
+        let ticket = Ticket::of(header);
+        let offered = Offer::Place { ticket, place };
+        assert_eq!(offer(&mut pair, header, *bytes), offered);
         let again = DataHeader {
             packet_number: header.packet_number + 100,
             ..*header
@@ -257,7 +259,7 @@ fn what_a_link_writes_into_place_is_acknowledged_when_it_is_there_and_offered_on
             header.offset as usize + bytes as usize,
         );
         pair.memory_mut(Side::B).bytes[from..to].copy_from_slice(&source[from..to]);
-        placed(&mut pair, header, Ok(()));
+        placed(&mut pair, &header, Ok(()));
     }
     pair.run_for(micros(100));
     assert!(matches!(
@@ -276,10 +278,13 @@ fn a_placement_that_a_link_gives_up_is_sent_again_and_one_whose_region_was_close
             pair.expect_drop(drop);
         }
         for (header, bytes) in &headers {
-            assert!(matches!(offer(&mut pair, header, *bytes), Offer::Place(_)));
+            assert!(matches!(
+                offer(&mut pair, header, *bytes),
+                Offer::Place { .. }
+            ));
         }
         for (header, _) in headers {
-            placed(&mut pair, header, Err(reason));
+            placed(&mut pair, &header, Err(reason));
         }
         pair.run_for(micros(20_000));
         assert_eq!(pair.failure(Side::A).is_some(), fails, "{reason:?}");
@@ -295,11 +300,14 @@ fn closing_waits_for_a_placement_of_the_link() {
     let (mut pair, headers, _) = offered();
     pair.expect_drop(DropReason::UnknownConnection);
     let (header, bytes) = headers[0];
-    assert!(matches!(offer(&mut pair, &header, bytes), Offer::Place(_)));
+    assert!(matches!(
+        offer(&mut pair, &header, bytes),
+        Offer::Place { .. }
+    ));
     pair.ends[1].host.endpoint.close(id(Side::B));
     assert_eq!(pair.ends[1].host.endpoint.poll_event(), None);
     assert_eq!(offer(&mut pair, &headers[1].0, bytes), Offer::Discard);
-    placed(&mut pair, header, Ok(()));
+    placed(&mut pair, &header, Ok(()));
     let event = pair.ends[1].host.endpoint.poll_event();
     assert_eq!(event, Some((id(Side::B), Event::Closed)));
 }

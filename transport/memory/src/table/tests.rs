@@ -1,9 +1,15 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use weft_core::units::ConnectionId;
+
 use super::*;
 
 const KEY: Key = Key(0xfedc_ba98_7654_3210);
 const MINE: DomainId = DomainId(1);
+const TICKET: Ticket = Ticket {
+    connection: ConnectionId(1),
+    packet_number: 1,
+};
 
 fn table(bytes: usize) -> (RegionTable<Region>, TableReader<Region>) {
     let table = RegionTable::default();
@@ -19,7 +25,7 @@ fn place(
     offset: u64,
     payload: &[u8],
 ) -> Result<Placed, DropReason> {
-    reader.enter().place(domain, key, offset, payload)
+    reader.enter().place(TICKET, domain, key, offset, payload)
 }
 
 #[test]
@@ -131,7 +137,7 @@ fn no_byte_lands_in_a_region_that_its_owner_has_taken() {
                 while !over.load(Ordering::Relaxed) {
                     let mut placing = reader.enter();
                     for _ in 0..4 {
-                        if placing.place(MINE, KEY, 0, &payload) == Ok(Placed::Now) {
+                        if placing.place(TICKET, MINE, KEY, 0, &payload) == Ok(Placed::Now) {
                             placed.fetch_add(1, Ordering::Relaxed);
                         }
                     }
@@ -197,7 +203,7 @@ fn a_region_is_open_to_what_it_was_registered_for() {
                 Err(DropReason::Key)
             }
         };
-        let placed = placing.place(MINE, key, 0, b"x").map(|_| ());
+        let placed = placing.place(TICKET, MINE, key, 0, b"x").map(|_| ());
         assert_eq!(placed, answer(write), "{n}");
         assert_eq!(placing.check(&place, Access::READ), answer(read), "{n}");
         assert_eq!(

@@ -8,8 +8,8 @@ use crate::path::PATHS_MAX;
 use crate::recovery::DUPLICATE_THRESHOLD;
 use crate::units::{ChunkNumber, ConnectionId, PathId, Time, WIRE_CLOCK_SHIFT};
 use crate::wire::{
-    ACK_ECHOES_MAX, ACK_MAP_WORDS_MAX, ACK_PARTIALS_MAX, Ack, DataHeader, Echo, Flags, Partial,
-    Probe, Refusal, Refused, Seal,
+    ACK_ECHOES_MAX, ACK_MAP_WORDS_MAX, ACK_PARTIALS_MAX, Ack, DataHeader, Echo, Flags, Opcode,
+    Partial, Probe, Refusal, Refused, Seal,
 };
 
 /// Refused chunks that wait to be told of at most: what a turn can receive, two batches of eight runs
@@ -31,7 +31,20 @@ impl PathMap {
 }
 
 impl Receive {
-    pub(super) fn refuse(&mut self, path: PathId, chunk: ChunkNumber, reason: DropReason) {
+    pub(super) fn refuse(
+        &mut self,
+        path: PathId,
+        opcode: Opcode,
+        chunk: ChunkNumber,
+        reason: DropReason,
+    ) {
+        if opcode == Opcode::Response
+            && let DropReason::Key | DropReason::Bounds = reason
+        {
+            // Its place is this end's mistake: refused, it would look like the peer's.
+            self.lacks_place = true;
+            return;
+        }
         // The packets of a chunk come one after the other, and one of them is enough.
         let told = self
             .refusals

@@ -7,6 +7,7 @@ use super::super::{Arrival, Event, Stats};
 use super::{PlacedRun, Receive, ends_message, place_of};
 use crate::drops::DropReason;
 use crate::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
+use crate::received::Offer;
 use crate::recovery::Marked;
 use crate::units::{Key, PathId, Time};
 use crate::wire::{DataHeader, Flags, OVERHEAD_BYTES, Opcode, Request};
@@ -23,8 +24,8 @@ const RESPONSES_MAX: usize = 2 * REQUESTS_MAX;
 /// A packet whose payload another thread is copying, or the link is writing.
 #[derive(Debug)]
 pub(in super::super) struct Pending {
-    /// `None` for the link.
-    pub(super) ticket: Option<Ticket>,
+    /// The link writes it.
+    pub(super) offered: bool,
     pub(super) header: DataHeader,
     pub(super) path: PathId,
     pub(super) bytes: usize,
@@ -42,7 +43,7 @@ impl Receive {
         let (key, offset) = self.find_place(header, payload.len() as u64)?;
         match payload {
             [] => Ok(Placed::Now),
-            _ => memory.place(domain, key, offset, payload),
+            _ => memory.place(Ticket::of(header), domain, key, offset, payload),
         }
     }
 
@@ -130,7 +131,7 @@ impl Receive {
         memory: &mut impl Memory,
         events: &mut VecDeque<Event>,
         stats: &mut Stats,
-    ) -> Result<Place, DropReason> {
+    ) -> Result<Offer, DropReason> {
         let wire_bytes = wire_bytes(bytes as usize);
         self.check_wanted(now, arrival, header, wire_bytes, events, stats)?;
         if header.opcode == Opcode::Request || bytes == 0 {
@@ -150,7 +151,7 @@ impl Receive {
         });
         match place {
             Ok(_) => self.pending.push(Pending {
-                ticket: None,
+                offered: true,
                 header: *header,
                 path: arrival.path,
                 bytes: bytes as usize,
@@ -158,30 +159,11 @@ impl Receive {
             Err(reason) => {
                 self.note_arrived(now, arrival, wire_bytes, header, events, stats);
                 self.pending_ack.at_once();
-                self.refuse(arrival.path, header.chunk, reason);
+                self.refuse(arrival.path, header.opcode, header.chunk, reason);
             }
         }
-        place
-    }
-
-    /// Takes an offered placement that has ended from those under way.
-    pub(in super::super) fn end_offered(
-        &mut self,
-        now: Time,
-        header: &DataHeader,
-    ) -> Option<Pending> {
-        let of_link = |pending: &Pending| {
-            pending.ticket.is_none() && pending.header.packet_number == header.packet_number
-        };
-        let at = self.pending.iter().position(of_link)?;
-        let ended = self.pending.swap_remove(at);
-        self.newest_packet = self.newest_packet.max(header.packet_number);
-        let arrival = Arrival {
-            path: ended.path,
-            ce: false,
-        };
-        self.echo(now, arrival, wire_bytes(ended.bytes), header);
-        Some(ended)
+        let ticket = Ticket::of(header);
+        place.map(|place| Offer::Place { ticket, place })
     }
 
     /// Refuses a packet whose payload is being copied: a second copy of it could land after the first was
@@ -191,8 +173,9 @@ impl Receive {
         let mut pending = self.pending.iter();
         let same = |pending: &DataHeader| {
             // Of a chunk that was cut anew, what is being copied has to land first.
-            pending.chunk == packet.chunk
-                && (pending.packet == packet.packet || pending.packets != packet.packets)
+            let same_bytes = pending.packet == packet.packet || pending.packets != packet.packets;
+            let same_ticket = pending.packet_number == packet.packet_number;
+            same_ticket || pending.chunk == packet.chunk && same_bytes
         };
         match pending.any(|pending| same(&pending.header)) {
             true => Err(DropReason::Duplicate),
@@ -205,16 +188,15 @@ impl Receive {
         self.pending.len()
     }
 
-    /// Takes a placement that has ended from those under way. `None` when the ticket is not of this
-    /// connection.
-    pub(in super::super) fn end_pending(&mut self, ticket: Ticket) -> Option<Pending> {
+    /// Takes a placement that has ended from those under way. `None` when it is none of them.
+    pub(in super::super) fn take_pending(&mut self, ticket: Ticket) -> Option<Pending> {
         let mut pending = self.pending.iter();
-        let at = pending.position(|pending| pending.ticket == Some(ticket))?;
+        let at = pending.position(|pending| Ticket::of(&pending.header) == ticket)?;
         Some(self.pending.swap_remove(at))
     }
 
-    /// A payload that was being copied is placed, or its placement has failed.
-    pub(in super::super) fn handle_placed(
+    /// A payload that was being written is placed, or its placement has failed.
+    pub(in super::super) fn placed(
         &mut self,
         now: Time,
         ended: &Pending,
@@ -223,6 +205,12 @@ impl Receive {
         stats: &mut Stats,
     ) -> Result<(), DropReason> {
         let header = &ended.header;
+        if ended.offered {
+            // Only now all of it has arrived.
+            let (path, ce) = (ended.path, false);
+            self.newest_packet = self.newest_packet.max(header.packet_number);
+            self.echo(now, Arrival { path, ce }, wire_bytes(ended.bytes), header);
+        }
         self.pending_ack.arrived(now, ended.path);
         // Packets that have come since may contradict it.
         let result = result.and_then(|()| self.board.check(place_of(header)));
@@ -239,7 +227,7 @@ impl Receive {
             }
             Err(reason) => {
                 self.pending_ack.at_once();
-                self.refuse(ended.path, header.chunk, reason);
+                self.refuse(ended.path, header.opcode, header.chunk, reason);
             }
         }
         result

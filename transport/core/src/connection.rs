@@ -341,7 +341,8 @@ impl Connection {
             return Err(DropReason::Truncated);
         }
         let mut result = Ok(());
-        self.receive.set_responses_sent(self.transmit.responses());
+        let unacked = self.transmit.unacked_responses();
+        self.receive.set_unacked_responses(unacked);
         let placed = self.stats.packets_placed;
         for packet in bytes.chunks_mut(segment.max(1)) {
             if let Err(reason) = self.handle_packet(now, paths, arrival, packet, memory) {

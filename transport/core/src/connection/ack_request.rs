@@ -8,12 +8,12 @@ const REQUESTS_PER_WINDOW: u64 = 16;
 
 /// How much of a window is used, with the chunk that goes next.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Use {
+pub(super) struct WindowUse {
     pub(super) used: u64,
     pub(super) window: u64,
 }
 
-impl Use {
+impl WindowUse {
     fn is_due(self, since_ack_request: u64) -> bool {
         self.used * 2 > self.window && since_ack_request * REQUESTS_PER_WINDOW >= self.window
     }
@@ -21,15 +21,15 @@ impl Use {
 
 /// The chunk that goes next.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Next {
+pub(super) struct Outgoing {
     /// On the wire.
     pub(super) bytes: u32,
     /// Nothing will be sent before an answer, or little is known of its path.
     pub(super) waits: bool,
     /// The congestion window, bytes.
-    pub(super) in_flight: Use,
+    pub(super) in_flight: WindowUse,
     /// The window of chunk numbers.
-    pub(super) outstanding: Use,
+    pub(super) outstanding: WindowUse,
 }
 
 /// What was sent since a chunk last asked.
@@ -42,11 +42,12 @@ pub(super) struct SinceAckRequest {
 impl SinceAckRequest {
     /// Whether the chunk asks for its acknowledgement.
     #[inline(always)]
-    pub(super) fn wants_ack(&mut self, next: Next) -> bool {
-        self.bytes += u64::from(next.bytes);
+    pub(super) fn wants_ack(&mut self, chunk: Outgoing) -> bool {
+        self.bytes += u64::from(chunk.bytes);
         self.chunks += 1;
-        let wants =
-            next.waits || next.in_flight.is_due(self.bytes) || next.outstanding.is_due(self.chunks);
+        let wants = chunk.waits
+            || chunk.in_flight.is_due(self.bytes)
+            || chunk.outstanding.is_due(self.chunks);
         if wants {
             *self = SinceAckRequest::default();
         }
@@ -59,15 +60,15 @@ mod tests {
     use super::*;
 
     /// The `n`-th of equal chunks into windows of so many.
-    fn next(n: u64, window: u64, number_window: u64) -> Next {
-        Next {
+    fn next(n: u64, window: u64, number_window: u64) -> Outgoing {
+        Outgoing {
             bytes: 1_000,
             waits: false,
-            in_flight: Use {
+            in_flight: WindowUse {
                 used: n * 1_000,
                 window: window * 1_000,
             },
-            outstanding: Use {
+            outstanding: WindowUse {
                 used: n,
                 window: number_window,
             },
@@ -93,7 +94,7 @@ mod tests {
     #[test]
     fn what_waits_asks_and_the_count_begins_anew() {
         let mut since_ack_request = SinceAckRequest::default();
-        let waits = Next {
+        let waits = Outgoing {
             waits: true,
             ..next(33, 64, 500)
         };

@@ -64,9 +64,9 @@ pub(super) struct Receive {
     /// Responses to the peer's requests, to be handed on.
     #[serde(skip)]
     responses: Vec<Response>,
-    /// Responses that are on their way.
+    /// Responses that the peer has not acknowledged.
     #[serde(skip)]
-    responses_sent: usize,
+    unacked_responses: usize,
     /// A response has arrived for which this end has no place.
     #[serde(skip)]
     lacks_place: bool,
@@ -167,7 +167,7 @@ impl Receive {
             receives: Receives::default(),
             requests: Requests::default(),
             responses: Vec::new(),
-            responses_sent: 0,
+            unacked_responses: 0,
             lacks_place: false,
         }
     }
@@ -182,9 +182,9 @@ impl Receive {
         &mut self.requests
     }
 
-    /// Responses that are on their way.
-    pub(super) fn set_responses_sent(&mut self, responses: usize) {
-        self.responses_sent = responses;
+    /// Responses that the peer has not acknowledged.
+    pub(super) fn set_unacked_responses(&mut self, responses: usize) {
+        self.unacked_responses = responses;
     }
 
     /// The responses that are to be sent.

@@ -8,7 +8,7 @@ use self::losses::{Serving, TailProbe, answered_too_soon, highest_bit, missing};
 use self::posted::Posted;
 pub(super) use self::posted::Response;
 use self::readiness::Readiness;
-use super::ack_request::{Next, SinceAckRequest, Use};
+use super::ack_request::{Outgoing, SinceAckRequest, WindowUse};
 use super::in_flight::InFlight;
 use super::keys::Keys;
 use super::numbers::PacketNumbers;
@@ -62,12 +62,16 @@ pub(super) struct Transmit {
     /// A slab: chunks name their message by its place here.
     posted: Vec<Option<Posted>>,
     free: Vec<u32>,
-    /// Messages not cut to their end, in order.
+    /// What was posted and is not cut to its end, in order.
     queue: VecDeque<u32>,
+    /// Responses that are not cut to their end, in order.
+    responses: VecDeque<u32>,
+    /// Responses cut to their end since a message of the queue was.
+    responses_in_a_row: u8,
+    /// Responses that the peer has not acknowledged.
+    unacked_responses: usize,
     /// Responses that this end waits for.
     awaited: usize,
-    /// Responses among what was posted.
-    responses: usize,
     /// The number of the next send.
     sends: u64,
     /// Chunks declared lost, in that order; entries acknowledged meanwhile are skipped.
@@ -103,8 +107,10 @@ impl Transmit {
             posted: Vec::new(),
             free: Vec::new(),
             queue: VecDeque::new(),
+            responses: VecDeque::new(),
+            responses_in_a_row: 0,
+            unacked_responses: 0,
             awaited: 0,
-            responses: 0,
             sends: 0,
             lost: VecDeque::new(),
             readiness: Readiness::Ready,
@@ -159,8 +165,8 @@ impl Transmit {
             lost: lost.sum(),
             new: 0,
         };
-        let queue = self.queue.iter();
-        for posted in queue.filter_map(|&at| self.posted[at as usize].as_ref()) {
+        let messages = self.responses.iter().chain(&self.queue);
+        for posted in messages.filter_map(|&at| self.posted[at as usize].as_ref()) {
             let left = posted.bytes - posted.cut;
             let packets = left.div_ceil(settings.packet_payload.into()).max(1);
             backlog.new += left + packets * OVERHEAD_BYTES as u64;
@@ -252,11 +258,11 @@ impl Transmit {
                 flags: Flags::ACK_NOW.with(Flags::RETRANSMITTED),
             });
         }
-        if !self.has_room() {
+        let at = self.next_message()?;
+        let posted = self.posted[at as usize].as_ref()?;
+        if !self.has_room(posted.opcode) {
             return None;
         }
-        let &at = self.queue.front()?;
-        let posted = self.posted[at as usize].as_ref()?;
         let most = match validated {
             true => CHUNK_PACKETS_MAX as u32,
             false => 1,
@@ -294,18 +300,19 @@ impl Transmit {
         posted.outstanding += 1;
         posted.done = posted.cut == posted.bytes;
         if posted.done {
-            self.queue.pop_front();
+            let opcode = posted.opcode;
+            self.end_message(opcode);
         }
         let largest = length.min(payload.into()) + OVERHEAD_BYTES as u32;
         self.note_sent(now, path, [bytes, largest], paths, out);
-        let ack_now = self.since_ack_request.wants_ack(Next {
+        let ack_now = self.since_ack_request.wants_ack(Outgoing {
             bytes,
-            waits: self.queue.is_empty() || paths.is_unsure(path),
-            in_flight: Use {
+            waits: self.queue.is_empty() && self.responses.is_empty() || paths.is_unsure(path),
+            in_flight: WindowUse {
                 used: self.in_flight.total(),
                 window: out.congestion.window(),
             },
-            outstanding: Use {
+            outstanding: WindowUse {
                 used: self.outstanding() as u64 + 1,
                 window: out.settings.window_chunks.into(),
             },
@@ -652,6 +659,7 @@ impl Transmit {
             self.free = Vec::new();
         }
         self.queue.shrink_to_fit();
+        self.responses.shrink_to_fit();
         self.lost.shrink_to_fit();
     }
 
@@ -665,7 +673,8 @@ impl Transmit {
         };
         self.board.heap_bytes()
             + self.posted.capacity() * size_of::<Option<Posted>>()
-            + (self.free.capacity() + self.queue.capacity()) * size_of::<u32>()
+            + (self.free.capacity() + self.queue.capacity() + self.responses.capacity())
+                * size_of::<u32>()
             + self.lost.capacity() * size_of::<ChunkNumber>()
             + self.in_flight.heap_bytes()
             + waiting

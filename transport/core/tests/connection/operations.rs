@@ -8,11 +8,11 @@ use weft_core::connection::{
     WritePages,
 };
 use weft_core::drops::DropReason;
-use weft_core::units::Nanos;
-use weft_core::wire::{Atomic, Kind};
+use weft_core::units::{Key, Nanos, Source};
+use weft_core::wire::{Atomic, Integrity, Kind};
 use weft_sim::pattern;
 
-use crate::pair::{KEY, Packet, Pair, Side, micros};
+use crate::pair::{End, KEY, Packet, Pair, Side, micros};
 
 /// What the message `token` holds.
 fn content(token: u64, bytes: usize) -> Vec<u8> {
@@ -282,17 +282,53 @@ fn a_peer_that_reads_before_it_is_ready_for_sends_is_answered_though_they_fill_t
         send(&mut pair, token, 10, None);
     }
     pair.run_for(Nanos::from_millis(20));
-    let read = Read {
-        token: 7,
-        bytes: 5_000,
-        key: KEY,
-        offset: 0,
-        to_key: KEY,
-        to_offset: 0,
-    };
-    pair.post(1, 0, read).expect("the connection is open");
+    for token in 0..4 {
+        let read = Read {
+            token,
+            bytes: 5_000,
+            key: KEY,
+            offset: 0,
+            to_key: KEY,
+            to_offset: 0,
+        };
+        pair.post(1, 0, read).expect("the connection is open");
+    }
     pair.run_for(Nanos::from_millis(200));
-    assert_eq!(pair.events(Side::B), [Event::Completed { token: 7 }]);
+    assert_eq!(pair.events(Side::B).len(), 4);
+}
+
+fn is_response(packet: &Packet) -> bool {
+    packet.kind == Kind::Response
+}
+
+#[test]
+fn a_response_that_a_link_or_another_thread_cannot_place_says_so_too() {
+    for copies in [true, false] {
+        let mut pair = Pair::with(|setup| setup.settings.integrity = Integrity::Trusted);
+        for reason in [DropReason::Key, DropReason::Closed, DropReason::Duplicate] {
+            pair.expect_drop(reason);
+        }
+        pair.memory_mut(Side::A).copies_later = copies;
+        if !copies {
+            pair.drop_all(is_response);
+        }
+        read(&mut pair, 1, 3_000, 0, 0);
+        pair.run_for(micros(200));
+        let (now, lost) = (pair.now, std::mem::take(&mut pair.wire.lost));
+        let response = lost.iter().find(|packet| is_response(packet));
+        match response.map(Packet::header) {
+            None => pair.end_copies(Side::A as usize, Err(DropReason::Key)),
+            Some(header) => {
+                let End { host, memory, .. } = &mut pair.ends[0];
+                memory.key = Key(1);
+                let from = Source([0; Source::BYTES]);
+                host.endpoint.offer(now, from, &header, 500, memory);
+            }
+        }
+        pair.run_for(micros(2_000));
+        let failure = pair.failure(Side::A);
+        assert_eq!(failure, Some(Failure::NoPlaceForResponse), "{copies}");
+    }
 }
 
 #[test]
@@ -523,10 +559,12 @@ proptest! {
         prop_assert_eq!(completed, (0..all.len() as u64).collect::<Vec<_>>());
         let (here, there) = (&pair.memory(Side::A).bytes, &pair.memory(Side::B).bytes);
         prop_assert_eq!(word(there, 8), sum);
-        let mut sends = 0;
+        let (mut sends, mut received, mut changes) = (0, Vec::new(), Vec::new());
         for (at, &asked) in all.iter().enumerate() {
             match asked {
                 Asked::Send(bytes) => {
+                    let (token, immediate) = (at as u64, Some(at as u32));
+                    received.push(Event::Received { token, bytes, immediate });
                     let place = SENDS as usize + 20_000 * sends;
                     let wanted = content(at as u64, bytes as usize);
                     prop_assert_eq!(&there[place..place + bytes as usize], &wanted[..]);
@@ -536,7 +574,7 @@ proptest! {
                     let (bytes, place) = (bytes as usize, READS as usize + 20_000 * at);
                     prop_assert_eq!(&here[place..place + bytes], &there[1_000 + at..][..bytes]);
                 }
-                Asked::Add(_) => prop_assert!(word(here, 16 + 8 * at) <= sum),
+                Asked::Add(add) => changes.push((word(here, 16 + 8 * at), add)),
                 Asked::Pages(bytes) => {
                     let wanted = content(at as u64, 7 * bytes as usize);
                     for (page, wanted) in wanted.chunks(bytes as usize).enumerate() {
@@ -546,7 +584,18 @@ proptest! {
                 }
             }
         }
-        let received = |event: &Event| matches!(event, Event::Received { .. });
-        prop_assert!(pair.events(Side::B).iter().all(received), "events at B");
+        // Each atomic has found what those before it left.
+        changes.sort_unstable();
+        let mut left = 0;
+        for (before, add) in changes {
+            prop_assert_eq!(before, left);
+            left += add;
+        }
+        let mut events = pair.events(Side::B);
+        events.sort_by_key(|event| match event {
+            Event::Received { token, .. } => *token,
+            _ => u64::MAX,
+        });
+        prop_assert_eq!(events, received);
     }
 }

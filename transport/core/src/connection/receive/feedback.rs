@@ -46,12 +46,12 @@ impl Receive {
             return;
         }
         // The packets of a chunk come one after the other, and one of them is enough.
-        let told = self
+        let is_queued = self
             .refusals
             .last()
             .is_some_and(|(last, _)| last.chunk == chunk);
         if let Some(refused) = Refused::of(reason)
-            && !told
+            && !is_queued
             && self.refusals.len() < REFUSALS_MAX
         {
             self.refusals.push((Refusal { refused, chunk }, path));
@@ -163,9 +163,9 @@ impl Receive {
         let mut echoes = [Echo::default(); ACK_ECHOES_MAX];
         let count = self.echoes.len().min(ACK_ECHOES_MAX);
         for (slot, (echo, at)) in echoes.iter_mut().zip(self.echoes.drain(..count)) {
-            let lay = (now - at).get() >> WIRE_CLOCK_SHIFT;
+            let waited = (now - at).get() >> WIRE_CLOCK_SHIFT;
             *slot = Echo {
-                delay: u32::try_from(lay).unwrap_or(u32::MAX),
+                delay: u32::try_from(waited).unwrap_or(u32::MAX),
                 ..echo
             };
         }

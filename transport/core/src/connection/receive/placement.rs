@@ -93,7 +93,7 @@ impl Receive {
         memory: &mut impl Memory,
     ) -> Result<Placed, DropReason> {
         let request = Request::parse(payload)?;
-        if self.responses_sent + self.responses.len() >= RESPONSES_MAX {
+        if self.unacked_responses + self.responses.len() >= RESPONSES_MAX {
             return Err(DropReason::NotArmed);
         }
         let bytes = request.response_bytes();

@@ -22,8 +22,6 @@ pub(super) struct Posted {
     pub(super) offset: u64,
     pub(super) pages: Option<Pages>,
     pub(super) immediate: Option<u32>,
-    /// Responses that have overtaken it.
-    overtaken: u8,
     /// Bytes cut into chunks so far.
     pub(super) cut: u64,
     /// Chunks cut so far.
@@ -44,7 +42,6 @@ impl Posted {
             offset,
             pages: None,
             immediate: None,
-            overtaken: 0,
             cut: 0,
             chunks: 0,
             outstanding: 0,
@@ -71,8 +68,8 @@ impl Posted {
     }
 }
 
-/// Responses that may overtake a message.
-const OVERTAKEN_MAX: u8 = 8;
+/// Responses in a row that may overtake a message: a peer that reads without end keeps none waiting.
+const RESPONSES_IN_A_ROW_MAX: u8 = 8;
 
 /// The payload of the longest packet that every path carries, bytes.
 const BASE_PAYLOAD: u16 = BASE_PACKET_BYTES - OVERHEAD_BYTES as u16;
@@ -189,40 +186,53 @@ impl Transmit {
         self.awaited = requests.len();
     }
 
-    /// Queues a response before messages that have not begun: who asked waits for it. So many may overtake one; then it
-    /// is its turn, or a peer that reads without end would keep it waiting.
+    /// Queues a response.
     pub(in super::super) fn respond(&mut self, response: Response) {
         let Response {
             request,
             source,
             bytes,
         } = response;
-        self.responses += 1;
         let key = Key(request);
         let at = self.keep(Posted::new(Opcode::Response, source, bytes, key, 0));
-        // The chunks of a message have numbers in a row: one that has begun goes on first.
-        let stays = |&at: &u32| {
-            let posted = self.posted[at as usize].as_ref();
-            posted.is_some_and(|posted| posted.chunks > 0 || posted.overtaken == OVERTAKEN_MAX)
+        self.responses.push_back(at);
+        self.unacked_responses += 1;
+    }
+
+    /// The message that the next chunk is of: one that has begun, for the chunks of a message have numbers in a row;
+    /// else a response, which somebody waits for, before what was posted.
+    #[inline]
+    pub(super) fn next_message(&self) -> Option<u32> {
+        let Some(&response) = self.responses.front() else {
+            return self.queue.front().copied();
         };
-        let last = self.queue.iter().rposition(stays);
-        let is_response = |&at: &u32| {
-            let posted = self.posted[at as usize].as_ref();
-            posted.is_some_and(|posted| posted.opcode == Opcode::Response)
-        };
-        let first = last.map_or(0, |last| last + 1);
-        let responses = self
-            .queue
-            .iter()
-            .skip(first)
-            .take_while(|at| is_response(at));
-        let place = first + responses.count();
-        if let Some(&next) = self.queue.get(place)
-            && let Some(next) = &mut self.posted[next as usize]
-        {
-            next.overtaken += 1;
+        let message = |at: u32| self.posted[at as usize].as_ref();
+        let has_begun = |at| message(at).is_some_and(|message| message.chunks > 0);
+        match self.queue.front() {
+            Some(&posted) if has_begun(posted) => Some(posted),
+            Some(&posted)
+                if self.responses_in_a_row >= RESPONSES_IN_A_ROW_MAX
+                    && !has_begun(response)
+                    && message(posted).is_some_and(|message| self.has_room(message.opcode)) =>
+            {
+                Some(posted)
+            }
+            _ => Some(response),
         }
-        self.queue.insert(place, at);
+    }
+
+    /// The last chunk of a message is cut.
+    pub(super) fn end_message(&mut self, opcode: Opcode) {
+        match opcode {
+            Opcode::Response => {
+                self.responses.pop_front();
+                self.responses_in_a_row = self.responses_in_a_row.saturating_add(1);
+            }
+            Opcode::Write | Opcode::Send | Opcode::Request => {
+                self.queue.pop_front();
+                self.responses_in_a_row = 0;
+            }
+        }
     }
 
     /// Keeps a message until it is complete. Returns its place.
@@ -246,7 +256,7 @@ impl Transmit {
             return;
         };
         self.free.push(at);
-        self.responses -= usize::from(posted.opcode == Opcode::Response);
+        self.unacked_responses -= usize::from(posted.opcode == Opcode::Response);
         if let ChunkSource::Posted { token } = posted.source {
             events.push_back(Event::Completed { token });
         }
@@ -263,20 +273,18 @@ impl Transmit {
     }
 
     /// Responses that the peer has not acknowledged.
-    pub(in super::super) fn responses(&self) -> usize {
-        self.responses
+    pub(in super::super) fn unacked_responses(&self) -> usize {
+        self.unacked_responses
     }
 
-    /// Whether there is room for the next chunk on the board. Sends leave an eighth of the window to responses: the peer
+    /// Whether there is room for a message's next chunk on the board. Sends leave an eighth of the window to responses: the peer
     /// may have to read before it posts a receive. Not more than that much of a response passes refused chunks, and
     /// none passes a refused message that has begun and is longer than the window.
-    pub(super) fn has_room(&self) -> bool {
-        let next = self.queue.front().map(|&at| &self.posted[at as usize]);
-        let opcode = next.and_then(|posted| Some(posted.as_ref()?.opcode));
+    pub(super) fn has_room(&self, opcode: Opcode) -> bool {
         let window = self.board.window();
         let kept = match opcode {
-            Some(Opcode::Response) => 0,
-            Some(Opcode::Send) => window / 8,
+            Opcode::Response => 0,
+            Opcode::Send => window / 8,
             _ if matches!(self.readiness, Readiness::Ready) => 0,
             _ => window / 8,
         };

@@ -40,15 +40,15 @@ pub(super) enum Readiness {
 /// for of sends only that one can be taken.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) enum Pick {
-    Next,
+    InTurn,
     Oldest,
 }
 
 impl Pick {
     fn next(self) -> Pick {
         match self {
-            Pick::Next => Pick::Oldest,
-            Pick::Oldest => Pick::Next,
+            Pick::InTurn => Pick::Oldest,
+            Pick::Oldest => Pick::InTurn,
         }
     }
 }
@@ -95,7 +95,7 @@ impl Transmit {
                 backoff,
                 pick,
             } => (waiting, backoff, pick),
-            Readiness::Ready => (VecDeque::new(), BACKOFF_MIN, Pick::Next),
+            Readiness::Ready => (VecDeque::new(), BACKOFF_MIN, Pick::InTurn),
         };
         waiting.push_back(chunk);
         self.readiness = Readiness::NotReady {
@@ -123,7 +123,7 @@ impl Transmit {
         let ahead = |chunk: &ChunkNumber| chunk.ahead_of(self.board.first());
         let oldest = (0..waiting.len()).min_by_key(|&at| ahead(&waiting[at]));
         let at = match pick {
-            Pick::Next => Some(0),
+            Pick::InTurn => Some(0),
             Pick::Oldest => oldest,
         };
         if let Some(chunk) = at.and_then(|at| waiting.remove(at)) {

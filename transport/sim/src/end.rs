@@ -1,5 +1,8 @@
 //! One end of a connection as the run knows it.
 
+use std::collections::VecDeque;
+
+use weft_core::connection::ReceiveBuffer;
 use weft_core::drops::Drops;
 use weft_core::endpoint::Remote;
 use weft_core::memory::DomainId;
@@ -35,6 +38,8 @@ pub struct EndState {
     pub status: Status,
     /// What the other end may write to.
     pub target: Target,
+    /// Receives that are still to be posted here.
+    pub receives: VecDeque<ReceiveBuffer>,
     /// Whether a write was posted here that the peer must refuse.
     pub strayed: bool,
     /// Whether the peer's host has lost its state since, or its end has failed.

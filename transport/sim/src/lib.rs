@@ -20,6 +20,7 @@ pub mod network;
 pub mod observation;
 pub mod pair;
 pub mod pattern;
+mod post;
 pub mod scenario;
 pub mod simulation;
 pub mod stray;

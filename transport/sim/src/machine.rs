@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use weft_core::drops::Drops;
 use weft_core::endpoint::SavedConnection;
-use weft_core::units::{ConnectionId, Nanos, Time};
+use weft_core::units::{ConnectionId, Key, Nanos, Time};
 
 use crate::host::Host;
 use crate::network::Packet;
@@ -33,6 +33,8 @@ pub struct Machine {
     pub gone: bool,
     /// What its connections may write to.
     pub regions: Regions,
+    /// What lies in words that were added to.
+    pub words: BTreeMap<(Key, u64), u64>,
     /// Its worker has no turn before this.
     pub paused_until: u64,
     /// Its regions take nothing before this: their buffers are with their owners.
@@ -61,6 +63,7 @@ impl Machine {
             generation: 1,
             gone: false,
             regions: Regions::default(),
+            words: BTreeMap::new(),
             paused_until: 0,
             away_until: 0,
             link_full_until: 0,

@@ -2,7 +2,10 @@
 
 use weft_core::connection::{Chunk, Connection};
 use weft_core::drops::DropReason;
+use weft_core::memory::Ticket;
 use weft_core::units::Key;
+
+use crate::pattern;
 
 /// One end of one incarnation of a connection. Ends come in pairs; see [`End::peer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,14 +18,36 @@ impl End {
     }
 }
 
-/// One write: its number in the run is its token, and names its content.
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// A write to one place.
+    Write,
+    /// A write of pages of so many bytes, the last one first.
+    Pages(u64),
+    /// A send.
+    Send,
+    /// A read of the peer's region.
+    Read {
+        /// What opens it.
+        key: Key,
+        /// Where in the region.
+        offset: u64,
+    },
+    /// An addition to a word of the peer: its number and one more.
+    Add,
+}
+
+/// One message: its number in the run is its token, and names its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Its number in the run, its token and the name of its content.
     pub id: u64,
-    /// The end that writes it.
+    /// The end that posts it.
     pub writer: End,
-    /// The region at the other end.
+    /// What it is.
+    pub operation: Operation,
+    /// The region that it fills.
     pub key: Key,
     /// Where in the region.
     pub offset: u64,
@@ -32,6 +57,35 @@ pub struct Message {
     pub immediate: Option<u32>,
     /// Payload bytes of a full packet; only the message's last one is shorter.
     pub packet_payload: u64,
+}
+
+impl Message {
+    /// The end whose region it fills.
+    pub fn reader(&self) -> End {
+        match self.operation {
+            Operation::Write | Operation::Pages(_) | Operation::Send => self.writer.peer(),
+            Operation::Read { .. } | Operation::Add => self.writer,
+        }
+    }
+
+    /// Whether its end is told where it arrives.
+    pub fn is_told(&self) -> bool {
+        self.immediate.is_some() || self.operation == Operation::Send
+    }
+
+    /// What belongs `start` bytes behind the beginning of its place. An [`Operation::Add`] has other content.
+    pub fn content(&self, start: u64, length: usize) -> &'static [u8] {
+        match self.operation {
+            Operation::Pages(page) => {
+                let behind = self.bytes - start / page * page - page;
+                pattern::slice(self.id, behind + start % page, length)
+            }
+            Operation::Read { key, offset } => pattern::slice(key.0, offset + start, length),
+            Operation::Write | Operation::Send | Operation::Add => {
+                pattern::slice(self.id, start, length)
+            }
+        }
+    }
 }
 
 /// Why a connection has a reason to fail.
@@ -61,8 +115,8 @@ pub struct Arrived<'a> {
 pub struct Received<'a> {
     /// The packets.
     pub packets: Vec<Arrived<'a>>,
-    /// Where payload of them was placed.
-    pub placed: &'a [(Key, u64)],
+    /// Those whose payload was placed.
+    pub placed: &'a [Ticket],
     /// What was dropped: by which end's connection, or by the endpoint.
     pub dropped: Vec<(Option<End>, DropReason, u64)>,
 }
@@ -89,6 +143,15 @@ pub enum Observation<'a> {
     },
     /// The core reports an immediate at `reader`.
     Signalled { reader: End, value: u32, key: Key },
+    /// The core reports a send at `reader`.
+    Delivered {
+        reader: End,
+        token: u64,
+        bytes: u64,
+        immediate: Option<u32>,
+    },
+    /// A word was added to, in which the core found `before`.
+    Added { token: u64, before: u64 },
     /// The core reports a message as complete at `writer`.
     Completed { writer: End, token: u64 },
     /// The core gives up a connection.

@@ -95,6 +95,9 @@ pub struct Fabric {
     pub mark_bytes: u64,
 }
 
+/// From this seed on scenarios have sends, reads, atomics and pages. Those before are what they were when they failed.
+pub const OPERATIONS_FROM: u64 = 1 << 40;
+
 /// What one end writes to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
@@ -112,6 +115,8 @@ pub struct Workload {
     pub empty: u32,
     /// Whether the second end writes as well.
     pub both_ways: bool,
+    /// How many of a million messages are no plain writes.
+    pub operations: u32,
 }
 
 /// What a lane drops.
@@ -262,7 +267,11 @@ impl Scenario {
             let slowest = fabric.slowdowns.into_iter().max().unwrap_or(1);
             fabric.byte_time_1024 = (fabric.byte_time_1024 / slowest).max(1);
         }
-        let workload = draw_workload(&mut draw, &settings, pairs.len() as u64);
+        let mut workload = draw_workload(&mut draw, &settings, pairs.len() as u64);
+        if seed >= OPERATIONS_FROM {
+            let mut operations = Draw::new(seed, 11);
+            workload.operations = operations.pick(&[0, 300_000, 1_000_000]);
+        }
         let heals_at = draw_heals_at(&mut draw, &workload, &fabric);
         let weather = draw_weather(&mut draw, &fabric);
         let mut mishaps = draw_mishaps(&mut draw, hosts, &pairs, fabric.lanes, heals_at);
@@ -442,6 +451,7 @@ fn draw_workload(draw: &mut Draw, settings: &Settings, pairs: u64) -> Workload {
         immediate: draw.pick(&[0, 500_000, 1_000_000]),
         empty: draw.pick(&[0, 0, 10_000, 200_000]),
         both_ways,
+        operations: 0,
     }
 }
 

@@ -1,8 +1,8 @@
 //! A run: virtual time, and everything that happens in it in order.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
+use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
 
 use weft_core::connection::Stats;
@@ -131,6 +131,8 @@ impl Agenda {
 pub struct Totals {
     /// Messages posted.
     pub posted: u64,
+    /// Those that are not plain writes.
+    pub operations: u64,
     /// Messages completed.
     pub completed: u64,
     /// Writes posted that had to be refused.
@@ -161,6 +163,7 @@ impl Totals {
     /// Adds another run's counts.
     pub fn add(&mut self, other: &Totals) {
         self.posted += other.posted;
+        self.operations += other.operations;
         self.completed += other.completed;
         self.strays += other.strays;
         self.bytes += other.bytes;
@@ -178,11 +181,12 @@ impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} messages of {} posted were completed, {} MB posted, {} writes had to be refused\n{} chunks, {} resent, {} spurious\n\
+            "{} messages of {} posted were completed, {} MB posted, {} were no plain writes, {} had to be refused\n{} chunks, {} resent, {} spurious\n\
              {} connections restored, {} failed with an excuse\ndropped:",
             self.completed,
             self.posted,
             self.bytes / 1_000_000,
+            self.operations,
             self.strays,
             self.chunks_sent,
             self.chunks_resent,
@@ -230,6 +234,7 @@ pub struct Simulation {
     pub(crate) network: Network,
     pub(crate) checkers: Checkers,
     pub(crate) work: Draw,
+    pub(crate) operations: Draw,
     setup: Draw,
     pub(crate) totals: Totals,
     /// When the last message was complete.
@@ -264,6 +269,7 @@ impl Simulation {
             network,
             checkers: Checkers::new(&scenario),
             work: Draw::new(seed, 3),
+            operations: Draw::new(seed, 10),
             setup,
             totals: Totals::default(),
             worked: 0,
@@ -670,6 +676,7 @@ impl Simulation {
                 domain,
                 status: Status::Allocated(remote),
                 target,
+                receives: VecDeque::new(),
                 strayed: false,
                 peer_died: false,
                 drops: Drops::default(),
@@ -711,7 +718,7 @@ impl Simulation {
     /// The core has given a connection up: its hosts will agree on a new one if both still can.
     pub(crate) fn fail(&mut self, end: End, reason: &'static str) {
         let state = &self.ends[end.0];
-        let refused = ["KeyRefused", "BoundsRefused"].contains(&reason);
+        let refused = ["KeyRefused", "BoundsRefused", "NoPlaceForResponse"].contains(&reason);
         let excuse = match (state.peer_died, state.strayed && refused) {
             (_, true) => Excuse::Strayed,
             (true, false) => Excuse::PeerDied,

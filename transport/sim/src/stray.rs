@@ -97,7 +97,9 @@ impl Simulation {
         let (key, _) = self.ends[reader.0].target.region(region);
         let host = self.ends[reader.0].host;
         self.machines[host].regions.deregister(key);
-        self.ends[reader.peer().0].strayed = true;
+        for end in [reader, reader.peer()] {
+            self.ends[end.0].strayed = true;
+        }
         self.checkers
             .observe(self.now, &Observation::Deregistered { reader, key });
     }

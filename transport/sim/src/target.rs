@@ -72,7 +72,8 @@ impl Target {
         for (index, &key) in self.keys.iter().enumerate() {
             let bytes = self.region_bytes(index);
             let region = SlotRegion { end, index, bytes };
-            regions.table.register(key, domain, Access::WRITE, region);
+            let access = Access::WRITE.with(Access::READ).with(Access::ATOMIC);
+            regions.table.register(key, domain, access, region);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use weft_core::connection::{Chunk, Event, Write};
+use weft_core::connection::{Chunk, Event};
 use weft_core::drops::{DropReason, Drops};
 use weft_core::endpoint::Endpoint;
 use weft_core::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
@@ -15,7 +15,8 @@ use crate::end::EndState;
 use crate::host::{Datagrams, Environment};
 use crate::machine::{Machine, Process};
 use crate::network::{Network, Packet};
-use crate::observation::{Arrived, End, Message, Observation, Received};
+use crate::observation::{Arrived, End, Observation, Received};
+use crate::pattern;
 use crate::scenario::Scenario;
 use crate::simulation::{Agenda, Simulation, reset_token};
 use crate::target::{Regions, find};
@@ -44,6 +45,7 @@ impl Simulation {
         for end in counts.into_keys() {
             self.post(end);
         }
+        self.post_receives(host);
         self.plan_turn(host, busy);
     }
 
@@ -67,6 +69,7 @@ impl Simulation {
         let Machine {
             process: Process::Running(running),
             regions,
+            words,
             away_until,
             link_full_until,
             inbox,
@@ -84,6 +87,7 @@ impl Simulation {
             now: *now,
             host,
             regions,
+            words,
             armed: *away_until <= *now,
             link_full_until,
             by_id,
@@ -133,7 +137,9 @@ impl Simulation {
                 self.totals.completed += 1;
                 self.worked = self.now;
                 self.ends[end.0].open = self.ends[end.0].open.saturating_sub(1);
-                self.ends[end.peer().0].target.release(token);
+                for end in [end, end.peer()] {
+                    self.ends[end.0].target.release(token);
+                }
             }
             Event::Immediate { value, key } => {
                 let what = Observation::Signalled {
@@ -144,8 +150,21 @@ impl Simulation {
                 self.checkers.observe(self.now, &what);
             }
             Event::Failed(failure) => self.fail(end, failure.reason()),
-            // No end sends, and a closed one is not known any more.
-            Event::Received { .. } | Event::Closed => {}
+            Event::Received {
+                token,
+                bytes,
+                immediate,
+            } => {
+                let what = Observation::Delivered {
+                    reader: end,
+                    token,
+                    bytes,
+                    immediate,
+                };
+                self.checkers.observe(self.now, &what);
+            }
+            // A closed end is not known any more.
+            Event::Closed => {}
         }
     }
 
@@ -222,63 +241,6 @@ impl Simulation {
         };
         self.agenda.turn(at, host, machine);
     }
-
-    /// Posts writes while the peer has a place for them.
-    pub(crate) fn post(&mut self, end: End) {
-        let workload = self.scenario.workload;
-        let EndState { pair, host, id, .. } = self.ends[end.0];
-        let side = end.0 % 2;
-        while self.ends[end.0].alive() && self.pairs[pair].left[side] > 0 {
-            let peer = end.peer();
-            let Some(slot) = self.ends[peer.0].target.free_slot() else {
-                return;
-            };
-            let token = self.totals.posted;
-            let empty = self.work.chance(workload.empty);
-            let most = workload.message_bytes;
-            let bytes = match (empty, self.work.chance(workload.longest)) {
-                (true, _) => 0,
-                (false, true) => most,
-                (false, false) => self.work.magnitude(1, most),
-            };
-            let signals = empty || self.work.chance(workload.immediate);
-            let (key, start) = self.ends[peer.0].target.place_of(slot);
-            let message = Message {
-                id: token,
-                writer: end,
-                key,
-                offset: start + self.work.within(0, workload.message_bytes - bytes),
-                bytes,
-                immediate: signals.then_some(token as u32),
-                packet_payload: self.scenario.settings.packet_payload.into(),
-            };
-            let write = Write {
-                token,
-                bytes,
-                key,
-                offset: message.offset,
-                immediate: message.immediate,
-            };
-            let Some(running) = self.machines[host].running() else {
-                return;
-            };
-            if let Err(error) = running.endpoint.post(id, write) {
-                let connection = running.endpoint.connection(id);
-                if connection.is_none_or(|connection| connection.failure().is_none()) {
-                    let text = format!("{end:?} refuses a write: {error}");
-                    self.checkers.violated("writes are taken", self.now, text);
-                }
-                return;
-            }
-            self.totals.posted += 1;
-            self.totals.bytes += bytes;
-            self.pairs[pair].left[side] -= 1;
-            self.ends[end.0].open += 1;
-            self.ends[peer.0].target.expect(slot, message);
-            self.checkers
-                .observe(self.now, &Observation::Posted { message: &message });
-        }
-    }
 }
 
 /// What arrived, as the kernel hands it over: adjacent datagrams of a path merged where the run says so,
@@ -328,6 +290,7 @@ struct Surroundings<'a> {
     now: u64,
     host: usize,
     regions: &'a mut Regions,
+    words: &'a mut BTreeMap<(Key, u64), u64>,
     /// Whether its regions take anything now.
     armed: bool,
     link_full_until: &'a mut u64,
@@ -343,15 +306,15 @@ struct Surroundings<'a> {
     drops: &'a mut Drops,
     /// Of each packet in the inbox, in order.
     tampered: std::vec::IntoIter<bool>,
-    /// Where payload was placed since the last datagrams.
-    placed: Vec<(Key, u64)>,
+    /// What was placed since the last datagrams.
+    placed: Vec<Ticket>,
     sent: bool,
 }
 
 impl Memory for Surroundings<'_> {
     fn place(
         &mut self,
-        _: Ticket,
+        ticket: Ticket,
         domain: DomainId,
         key: Key,
         offset: u64,
@@ -367,7 +330,7 @@ impl Memory for Surroundings<'_> {
         if !self.armed {
             return Err(DropReason::NotArmed);
         }
-        self.placed.push((key, offset));
+        self.placed.push(ticket);
         let placed = Observation::Placed {
             reader,
             message: self.ends[reader.0].target.message_at(region, offset),
@@ -379,28 +342,47 @@ impl Memory for Surroundings<'_> {
         Ok(Placed::Now)
     }
 
-    /// Its regions are open to writes only.
-    fn check(&mut self, place: &Place, access: Access) -> Result<(), DropReason> {
-        match access == Access::WRITE {
-            true => find(self.regions, place).map(|_| ()),
-            false => Err(DropReason::Key),
+    fn check(&mut self, place: &Place, _access: Access) -> Result<(), DropReason> {
+        find(self.regions, place)?;
+        match self.armed {
+            true => Ok(()),
+            false => Err(DropReason::NotArmed),
         }
     }
 
     fn atomic(
         &mut self,
-        _domain: DomainId,
-        _key: Key,
-        _offset: u64,
-        _atomic: Atomic,
+        domain: DomainId,
+        key: Key,
+        offset: u64,
+        atomic: Atomic,
     ) -> Result<u64, DropReason> {
-        Err(DropReason::Key)
+        let place = Place {
+            domain,
+            key,
+            offset,
+            bytes: Atomic::BYTES,
+        };
+        self.check(&place, Access::ATOMIC)?;
+        let Atomic::FetchAdd { add } = atomic else {
+            return Err(DropReason::Malformed);
+        };
+        let word = self.words.entry((key, offset)).or_default();
+        let before = std::mem::replace(word, atomic.apply(*word));
+        let token = add - 1;
+        self.checkers
+            .observe(self.now, &Observation::Added { token, before });
+        Ok(before)
     }
 }
 
 impl Environment for Surroundings<'_> {
     fn buffer(&mut self) -> Vec<u8> {
         self.network.buffer()
+    }
+
+    fn region(&self, key: Key, offset: u64) -> &[u8] {
+        pattern::from(key.0, offset)
     }
 
     fn reset_token(&self, to: usize, connection: ConnectionId) -> u64 {

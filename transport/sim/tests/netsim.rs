@@ -65,6 +65,7 @@ fn scenario(loss: u32, paths: u16, window_chunks: u16, congestion: CongestionKin
             immediate: 1_000_000,
             empty: 0,
             both_ways: false,
+            operations: 0,
         },
         mishaps: Vec::new(),
         heals_at: NEVER,

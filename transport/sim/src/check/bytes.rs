@@ -7,8 +7,7 @@ use weft_core::units::Key;
 use weft_core::wire::OVERHEAD_BYTES;
 
 use super::Checker;
-use crate::observation::{Message, Observation};
-use crate::pattern;
+use crate::observation::{Message, Observation, Operation};
 
 /// The most that a packet carries on a path where long ones are lost.
 const SHORT_PAYLOAD: u64 = BASE_PACKET_BYTES as u64 - OVERHEAD_BYTES as u64;
@@ -27,8 +26,10 @@ struct State {
     /// One bit a packet.
     placed: Vec<u64>,
     missing: u64,
-    /// Packets of chunks that were cut anew, shorter: where they start and end.
-    shorter: BTreeMap<u64, u64>,
+    /// Other packets, where they start and end: of chunks that were cut anew, shorter; of pages.
+    others: BTreeSet<(u64, u64)>,
+    /// What the core found in the word that it added to.
+    before: Option<u64>,
     closed: bool,
 }
 
@@ -51,18 +52,29 @@ impl State {
         if length == 0 || start.checked_add(length).is_none_or(|end| end > bytes) {
             return Err(format!("message {id} of {bytes} B: {length} B at {start}"));
         }
-        if payload != pattern::slice(id, start, payload.len()) {
+        let word = self.before.map(u64::to_le_bytes);
+        let content = match self.message.operation {
+            Operation::Add => word.as_ref().map_or(&[][..], |word| word),
+            _ => self.message.content(start, payload.len()),
+        };
+        if payload != content {
             return Err(format!(
                 "message {id}: other bytes than were written at {start}"
             ));
         }
         let packet = start / packet_payload;
         let due = packet_payload.min(bytes - start);
-        if !start.is_multiple_of(packet_payload) || length != due {
-            return match length <= SHORT_PAYLOAD && packet_payload > SHORT_PAYLOAD {
-                true if self.shorter.insert(start, start + length).is_none() => Ok(()),
+        let page = match self.message.operation {
+            Operation::Pages(page) => page,
+            _ => 0,
+        };
+        if page > 0 || !start.is_multiple_of(packet_payload) || length != due {
+            let whole_page = page > 0 && start % page + length <= page;
+            let shorter = length <= SHORT_PAYLOAD && packet_payload > SHORT_PAYLOAD;
+            return match if page > 0 { whole_page } else { shorter } {
+                true if self.others.insert((start, start + length)) => Ok(()),
                 true => Err(format!(
-                    "message {id}: short packet at {start} was placed twice"
+                    "message {id}: {length} B at {start} were placed twice"
                 )),
                 false => Err(format!(
                     "message {id} of {bytes} B: {length} B at {start} are not one of its packets"
@@ -94,7 +106,8 @@ impl State {
             let end = bytes.min(start + packet_payload);
             let mut reached = start;
             // None is longer than a packet: one that reaches beyond `reached` starts at most so far before it.
-            for (from, to) in self.shorter.range(start.saturating_sub(SHORT_PAYLOAD)..end) {
+            let before = start.saturating_sub(packet_payload);
+            for (from, to) in self.others.range((before, 0)..(end, 0)) {
                 if *from <= reached {
                     reached = reached.max(*to);
                 }
@@ -118,7 +131,8 @@ impl Checker for EveryByteOnce {
                     message: *message,
                     placed: vec![0; packets.div_ceil(64) as usize],
                     missing: packets,
-                    shorter: BTreeMap::new(),
+                    others: BTreeSet::new(),
+                    before: None,
                     closed: false,
                 };
                 self.messages.insert(message.id, state);
@@ -156,7 +170,7 @@ impl Checker for EveryByteOnce {
                 payload,
                 ..
             } => {
-                if message.writer != reader.peer() {
+                if message.reader() != reader {
                     return Err(format!("message {} was placed at {reader:?}", message.id));
                 }
                 let Some(state) = self.messages.get_mut(&message.id) else {
@@ -178,8 +192,20 @@ impl Checker for EveryByteOnce {
                     ));
                 }
             }
-            Observation::Signalled { value, .. } => {
-                if let Some(state) = self.messages.get_mut(&u64::from(value)) {
+            Observation::Added { token, before } => {
+                if let Some(state) = self.messages.get_mut(&token)
+                    && state.before.replace(before).is_some()
+                {
+                    return Err(format!("message {token} was added twice"));
+                }
+            }
+            Observation::Signalled { .. } | Observation::Delivered { .. } => {
+                let value = match *what {
+                    Observation::Delivered { token, .. } => token,
+                    Observation::Signalled { value, .. } => value.into(),
+                    _ => return Ok(()),
+                };
+                if let Some(state) = self.messages.get_mut(&value) {
                     state.closed = true;
                     if state.missing > 0 && state.uncovered() > 0 {
                         return Err(format!(

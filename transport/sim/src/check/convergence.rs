@@ -80,8 +80,11 @@ impl Checker for EverythingEnds {
                 }
                 self.open.retain(|_, writer| *writer != end);
             }
-            Observation::Placed { reader, .. } => {
-                self.progress.insert(reader.peer(), now);
+            Observation::Placed {
+                reader, message, ..
+            } => {
+                let writer = message.map_or(reader.peer(), |message| message.writer);
+                self.progress.insert(writer, now);
             }
             Observation::Healed => self.healed_at = Some(now),
             Observation::Turned {

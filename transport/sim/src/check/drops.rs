@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use weft_core::drops::DropReason;
-use weft_core::wire::{DataHeader, HEADER_BYTES, Integrity, Kind, TRAILER_BYTES, peek};
+use weft_core::memory::Ticket;
+use weft_core::wire::{DataHeader, HEADER_BYTES, Integrity, Kind, Opcode, TRAILER_BYTES, peek};
 use weft_crypto::KEY_PHASE_PACKETS;
 
 use super::{Checker, packet_number};
@@ -21,6 +22,8 @@ pub(super) struct ExpectedDropsOnly {
     strayed: BTreeSet<End>,
     /// Some host's regions were away.
     away: bool,
+    /// Sends may come before there is a receive, and requests before there is room for a response.
+    refuses: bool,
     /// Keys change within the run: what comes late, or is replayed, may be of a key that is over. Its phase
     /// counts modulo 4, so it may also look like one that is in use.
     keys_change: bool,
@@ -35,6 +38,7 @@ pub(super) struct ExpectedDropsOnly {
 impl ExpectedDropsOnly {
     pub(super) fn new(scenario: &Scenario) -> Self {
         ExpectedDropsOnly {
+            refuses: scenario.workload.operations > 0,
             keys_change: scenario.settings.integrity == Integrity::Aead
                 && scenario.cipher.key_phase_packets < KEY_PHASE_PACKETS,
             ..Self::default()
@@ -44,7 +48,7 @@ impl ExpectedDropsOnly {
     /// Takes note of an untouched packet. Returns whether it was delivered before.
     fn deliver(&mut self, end: End, bytes: &[u8], received: &Received<'_>) -> bool {
         match peek(bytes).map(|peek| peek.kind) {
-            Ok(Kind::Data) => {
+            Ok(Kind::Data | Kind::Send | Kind::Request | Kind::Response) => {
                 let Ok(header) = DataHeader::parse(bytes) else {
                     return false;
                 };
@@ -54,7 +58,8 @@ impl ExpectedDropsOnly {
                     || header.packets < *of
                     || header.packets == *of && *packets >> header.packet & 1 == 1;
                 let empty = bytes.len() == HEADER_BYTES + TRAILER_BYTES;
-                if empty || received.placed.contains(&(header.key, header.offset)) {
+                let request = header.opcode == Opcode::Request;
+                if empty || request || received.placed.contains(&Ticket::of(&header)) {
                     if header.packets > *of && !whole {
                         (*of, *packets) = (header.packets, 0);
                     }
@@ -110,7 +115,7 @@ impl ExpectedDropsOnly {
                 {
                     u64::MAX
                 }
-                DropReason::NotArmed if self.away => u64::MAX,
+                DropReason::NotArmed if self.away || self.refuses => u64::MAX,
                 _ => 0,
             };
             if count > most {
@@ -135,7 +140,7 @@ impl Checker for ExpectedDropsOnly {
                 self.strayed.insert(writer);
             }
             Observation::Deregistered { reader, .. } => {
-                self.strayed.insert(reader.peer());
+                self.strayed.extend([reader, reader.peer()]);
             }
             Observation::Away => self.away = true,
             _ => {}

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::Checker;
-use crate::observation::{End, Message, Observation};
+use crate::observation::{End, Message, Observation, Operation};
 use crate::scenario::Scenario;
 
-/// An immediate is reported once, at the end that was written to, when every byte of its message has
+/// An immediate, or a send, is reported once, at the end that was written to, when every byte of its message has
 /// been placed, and with that message's key; and when its message is complete at the writer, with the events of
 /// the reader's next turn at the latest. Where immediates go in order, they come in the order of their messages,
 /// and may come after the completion.
@@ -30,6 +30,48 @@ impl ImmediateAfterPayload {
     }
 }
 
+impl ImmediateAfterPayload {
+    /// The end of message `value` is told at `reader`, as it was posted if it `fits`.
+    fn told(
+        &mut self,
+        reader: End,
+        value: u32,
+        fits: impl Fn(&Message) -> bool,
+    ) -> Result<(), String> {
+        let Some(state) = self.open.get_mut(&value) else {
+            return Err(format!(
+                "immediate {value} was never sent, or came after its end"
+            ));
+        };
+        let Message { id, writer, .. } = state.message;
+        if state.signalled {
+            return Err(format!("immediate {value} of message {id} came twice"));
+        }
+        if state.message.reader() != reader {
+            return Err(format!(
+                "immediate {value} of message {id} came at {reader:?}"
+            ));
+        }
+        if state.missing > 0 {
+            return Err(format!(
+                "immediate {value} of message {id} came before {} of its bytes",
+                state.missing
+            ));
+        }
+        if !fits(&state.message) {
+            return Err(format!("{:?} came as another one", state.message));
+        }
+        state.signalled = true;
+        let last = self.last.insert(writer, id);
+        if self.in_order && last.is_some_and(|last| last > id) {
+            return Err(format!(
+                "immediate {value} of message {id} came after that of {last:?}"
+            ));
+        }
+        Ok(())
+    }
+}
+
 struct State {
     message: Message,
     missing: u64,
@@ -43,59 +85,40 @@ impl Checker for ImmediateAfterPayload {
 
     fn observe(&mut self, _now: u64, what: &Observation<'_>) -> Result<(), String> {
         match *what {
-            Observation::Posted { message } => {
-                if let Some(value) = message.immediate {
-                    let state = State {
-                        message: *message,
-                        missing: message.bytes,
-                        signalled: false,
-                    };
-                    self.open.insert(value, state);
-                }
+            Observation::Posted { message } if message.is_told() => {
+                let state = State {
+                    message: *message,
+                    missing: message.bytes,
+                    signalled: false,
+                };
+                self.open.insert(message.id as u32, state);
             }
             Observation::Placed {
                 message: Some(message),
                 payload,
                 ..
             } => {
-                if let Some(state) = message
-                    .immediate
-                    .and_then(|value| self.open.get_mut(&value))
+                if message.is_told()
+                    && let Some(state) = self.open.get_mut(&(message.id as u32))
                 {
                     state.missing = state.missing.saturating_sub(payload.len() as u64);
                 }
             }
             Observation::Signalled { reader, value, key } => {
-                let Some(state) = self.open.get_mut(&value) else {
-                    return Err(format!(
-                        "immediate {value} was never sent, or came after its end"
-                    ));
-                };
-                let Message { id, writer, .. } = state.message;
-                if state.signalled {
-                    return Err(format!("immediate {value} of message {id} came twice"));
-                }
-                if writer != reader.peer() {
-                    return Err(format!(
-                        "immediate {value} of message {id} came at {reader:?}"
-                    ));
-                }
-                if state.missing > 0 {
-                    return Err(format!(
-                        "immediate {value} of message {id} came before {} of its bytes",
-                        state.missing
-                    ));
-                }
-                if key != state.message.key {
-                    return Err(format!("immediate {value} of message {id} names {key:?}"));
-                }
-                state.signalled = true;
-                let last = self.last.insert(writer, id);
-                if self.in_order && last.is_some_and(|last| last > id) {
-                    return Err(format!(
-                        "immediate {value} of message {id} came after that of {last:?}"
-                    ));
-                }
+                return self.told(reader, value, |message| {
+                    message.key == key && message.operation != Operation::Send
+                });
+            }
+            Observation::Delivered {
+                reader,
+                token,
+                bytes,
+                immediate,
+            } => {
+                return self.told(reader, token as u32, |message| {
+                    (message.bytes, message.immediate) == (bytes, immediate)
+                        && message.operation == Operation::Send
+                });
             }
             Observation::Completed { token, writer } if !self.in_order => {
                 let value = token as u32;

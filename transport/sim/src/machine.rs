@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use weft_core::drops::Drops;
 use weft_core::endpoint::SavedConnection;
+use weft_core::memory::{Place, Ticket};
 use weft_core::units::{ConnectionId, Key, Nanos, Time};
 
 use crate::host::Host;
@@ -22,6 +23,19 @@ pub enum Process {
     Dead,
 }
 
+/// A payload that another thread is copying.
+#[derive(Debug)]
+pub struct Copying {
+    /// When it is there.
+    pub ends_at: u64,
+    /// The placement.
+    pub ticket: Ticket,
+    /// Where it goes.
+    pub place: Place,
+    /// The payload.
+    pub payload: Vec<u8>,
+}
+
 /// One host.
 #[derive(Debug)]
 pub struct Machine {
@@ -35,6 +49,8 @@ pub struct Machine {
     pub regions: Regions,
     /// What lies in words that were added to.
     pub words: BTreeMap<(Key, u64), u64>,
+    /// Payloads that another thread is copying.
+    pub copies: Vec<Copying>,
     /// Its worker has no turn before this.
     pub paused_until: u64,
     /// Its regions take nothing before this: their buffers are with their owners.
@@ -64,6 +80,7 @@ impl Machine {
             gone: false,
             regions: Regions::default(),
             words: BTreeMap::new(),
+            copies: Vec::new(),
             paused_until: 0,
             away_until: 0,
             link_full_until: 0,

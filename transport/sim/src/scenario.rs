@@ -95,7 +95,10 @@ pub struct Fabric {
     pub mark_bytes: u64,
 }
 
-/// From this seed on scenarios have sends, reads, atomics and pages. Those before are what they were when they failed.
+/// Another thread takes at most this long for a copy.
+const COPY_MAX: Nanos = Nanos::from_millis(2);
+
+/// From this seed on scenarios have sends, reads, atomics, pages and copies. Those before are what they were when they failed.
 pub const OPERATIONS_FROM: u64 = 1 << 40;
 
 /// What one end writes to the other.
@@ -206,6 +209,8 @@ pub struct Scenario {
     pub weather: Weather,
     /// What the ends write.
     pub workload: Workload,
+    /// How many of a million payloads another thread copies, and for how long at most.
+    pub copies: (u32, Nanos),
     /// What happens when, in order of time.
     pub mishaps: Vec<(Nanos, Mishap)>,
     /// When the weather turns fair and everything that can heal has healed.
@@ -268,9 +273,12 @@ impl Scenario {
             fabric.byte_time_1024 = (fabric.byte_time_1024 / slowest).max(1);
         }
         let mut workload = draw_workload(&mut draw, &settings, pairs.len() as u64);
+        let mut copies = (0, Nanos::ZERO);
         if seed >= OPERATIONS_FROM {
             let mut operations = Draw::new(seed, 11);
             workload.operations = operations.pick(&[0, 300_000, 1_000_000]);
+            let longest = Nanos::new(operations.magnitude(100, COPY_MAX.get()));
+            copies = (operations.pick(&[0, 0, 20_000, 500_000]), longest);
         }
         let heals_at = draw_heals_at(&mut draw, &workload, &fabric);
         let weather = draw_weather(&mut draw, &fabric);
@@ -311,6 +319,7 @@ impl Scenario {
             fabric,
             weather,
             workload,
+            copies,
             mishaps,
             heals_at,
             turn_delay: Nanos::new(draw.magnitude(1, TURN_DELAY_MAX.get())),

@@ -56,6 +56,7 @@ enum Happening {
     Reconnect {
         pair: usize,
     },
+    CopyEnds(usize),
     Heal,
 }
 
@@ -118,6 +119,11 @@ impl Agenda {
             state.turn_at = Some(at);
             self.plan(at, Happening::Turn(host));
         }
+    }
+
+    /// A host's copy will end.
+    pub(crate) fn copy_ends(&mut self, at: u64, host: usize) {
+        self.plan(at, Happening::CopyEnds(host));
     }
 
     /// The two hosts of a pair will agree on a new connection.
@@ -410,6 +416,7 @@ impl Simulation {
                     self.connect(pair);
                 }
             }
+            Happening::CopyEnds(host) => self.end_copies(host, self.now),
             Happening::Heal => {
                 self.network.heal();
                 self.healed = true;
@@ -531,6 +538,7 @@ impl Simulation {
         machine.generation += 1;
         machine.gone = returns_after.is_none();
         machine.inbox.clear();
+        machine.copies.clear();
         machine.regions = Regions::default();
         let generation = machine.generation;
         for index in 0..self.ends.len() {
@@ -588,6 +596,7 @@ impl Simulation {
                 self.agenda.reconnect(self.now + RECONNECT_NANOS, pair);
             }
         }
+        self.end_copies(host, u64::MAX);
         let machine = &mut self.machines[host];
         for packet in machine.inbox.drain(..) {
             self.network.recycle(packet.bytes);

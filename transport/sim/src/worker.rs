@@ -13,7 +13,7 @@ use crate::check::Checkers;
 use crate::draw::Draw;
 use crate::end::EndState;
 use crate::host::{Datagrams, Environment};
-use crate::machine::{Machine, Process};
+use crate::machine::{Copying, Machine, Process};
 use crate::network::{Network, Packet};
 use crate::observation::{Arrived, End, Observation, Received};
 use crate::pattern;
@@ -70,6 +70,7 @@ impl Simulation {
             process: Process::Running(running),
             regions,
             words,
+            copies,
             away_until,
             link_full_until,
             inbox,
@@ -88,6 +89,7 @@ impl Simulation {
             host,
             regions,
             words,
+            copies,
             armed: *away_until <= *now,
             link_full_until,
             by_id,
@@ -108,6 +110,42 @@ impl Simulation {
             network.recycle(datagrams.bytes);
         }
         Some(busy)
+    }
+
+    /// Ends the copies of a host that are due, and reports them.
+    pub(crate) fn end_copies(&mut self, host: usize, due: u64) {
+        let machine = &mut self.machines[host];
+        let clock = machine.clock(self.now);
+        let ended = machine.copies.extract_if(.., |copy| copy.ends_at <= due);
+        for copy in ended.collect::<Vec<_>>() {
+            let Copying {
+                ticket,
+                place,
+                payload,
+                ..
+            } = copy;
+            let found = find(&mut machine.regions, &place);
+            if let Ok((reader, region)) = found {
+                let placed = Observation::Placed {
+                    reader,
+                    message: self.ends[reader.0].target.message_at(region, place.offset),
+                    key: place.key,
+                    offset: place.offset,
+                    payload: &payload,
+                };
+                self.checkers.observe(self.now, &placed);
+            }
+            let Process::Running(running) = &mut machine.process else {
+                continue;
+            };
+            let waited = running.endpoint.placed(clock, ticket, found.map(|_| ()));
+            if !waited {
+                let text = format!("host {host}: no connection waits for {ticket:?}");
+                self.checkers
+                    .violated("copies are waited for", self.now, text);
+            }
+        }
+        self.wake(host);
     }
 
     fn take_events(&mut self, host: usize) -> Vec<(End, Event)> {
@@ -291,6 +329,7 @@ struct Surroundings<'a> {
     host: usize,
     regions: &'a mut Regions,
     words: &'a mut BTreeMap<(Key, u64), u64>,
+    copies: &'a mut Vec<Copying>,
     /// Whether its regions take anything now.
     armed: bool,
     link_full_until: &'a mut u64,
@@ -331,6 +370,18 @@ impl Memory for Surroundings<'_> {
             return Err(DropReason::NotArmed);
         }
         self.placed.push(ticket);
+        let (copied, longest) = self.scenario.copies;
+        if self.work.chance(copied) {
+            let ends_at = self.now + self.work.within(1, longest.get());
+            self.copies.push(Copying {
+                ends_at,
+                ticket,
+                place,
+                payload: payload.to_vec(),
+            });
+            self.agenda.copy_ends(ends_at, self.host);
+            return Ok(Placed::Pending);
+        }
         let placed = Observation::Placed {
             reader,
             message: self.ends[reader.0].target.message_at(region, offset),

@@ -67,6 +67,7 @@ fn scenario(loss: u32, paths: u16, window_chunks: u16, congestion: CongestionKin
             both_ways: false,
             operations: 0,
         },
+        copies: (0, Nanos::ZERO),
         mishaps: Vec::new(),
         heals_at: NEVER,
         turn_delay: Nanos::from_micros(2),

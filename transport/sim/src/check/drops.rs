@@ -22,6 +22,8 @@ pub(super) struct ExpectedDropsOnly {
     strayed: BTreeSet<End>,
     /// Some host's regions were away.
     away: bool,
+    /// Another thread copies payloads, and takes so many at a time.
+    copies: bool,
     /// Sends may come before there is a receive, and requests before there is room for a response.
     refuses: bool,
     /// Keys change within the run: what comes late, or is replayed, may be of a key that is over. Its phase
@@ -38,6 +40,7 @@ pub(super) struct ExpectedDropsOnly {
 impl ExpectedDropsOnly {
     pub(super) fn new(scenario: &Scenario) -> Self {
         ExpectedDropsOnly {
+            copies: scenario.copies.0 > 0,
             refuses: scenario.workload.operations > 0,
             keys_change: scenario.settings.integrity == Integrity::Aead
                 && scenario.cipher.key_phase_packets < KEY_PHASE_PACKETS,
@@ -115,6 +118,7 @@ impl ExpectedDropsOnly {
                 {
                     u64::MAX
                 }
+                DropReason::PlacementsFull if self.copies => u64::MAX,
                 DropReason::NotArmed if self.away || self.refuses => u64::MAX,
                 _ => 0,
             };

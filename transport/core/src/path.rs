@@ -23,7 +23,7 @@ pub use policy::{PathPolicy, PathSample, Policy, PolicyKind, UnknownPolicy};
 pub(crate) use rtt::BASE_PERIOD;
 use rtt::LowestRtt;
 pub use rtt::RttEstimator;
-pub use set::{BASE_PACKET_BYTES, PathReport, PathSet, PathSetConfig, PathState};
+pub use set::{BASE_PACKET_BYTES, Capacity, PathReport, PathSet, PathSetConfig, PathState};
 pub use view::PathView;
 
 /// A path is suspended at this many timeouts with no acknowledgement since.

@@ -154,7 +154,7 @@ impl<P: Eq> Endpoint<P> {
                     return;
                 };
                 let arrival = Arrival { path, ce };
-                let held = peer.paths.holds_connections();
+                let before = peer.paths.capacity();
                 let run = Run { bytes, segment };
                 // The connection has counted what it dropped.
                 let _ = open
@@ -163,7 +163,7 @@ impl<P: Eq> Endpoint<P> {
                 if let Some(pacer) = &mut self.pacer {
                     pacer.update(now, slot, &open.connection);
                 }
-                let freed = held && !peer.paths.holds_connections();
+                let freed = peer.paths.capacity() > before;
                 touch(&mut self.touched, &mut self.eventful, slot, open);
                 if freed {
                     // What one connection has found out of the paths, the others wait for.

@@ -110,6 +110,17 @@ pub struct PathReport {
     pub timeouts: u64,
 }
 
+/// What the paths to a NIC carry, the least first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Capacity {
+    /// No path carries data, or the NIC has not answered.
+    Nothing,
+    /// Packets of [`BASE_PACKET_BYTES`].
+    ShortPackets,
+    /// Packets of every length.
+    AllPackets,
+}
+
 /// The paths between two NICs. Owned by a worker, lent to each connection's calls.
 #[derive(Debug)]
 pub struct PathSet {
@@ -179,10 +190,14 @@ impl PathSet {
         self.validated = true;
     }
 
-    /// Whether connections wait for what one of them finds out: no path carries data, or the NIC has not answered.
+    /// What connections may send. When one of them finds out that it is more, the others send, too.
     #[inline]
-    pub fn holds_connections(&self) -> bool {
-        self.is_down() || !self.validated
+    pub fn capacity(&self) -> Capacity {
+        match self.packet_bytes_max() {
+            _ if !self.validated || self.is_down() => Capacity::Nothing,
+            Some(_) => Capacity::ShortPackets,
+            None => Capacity::AllPackets,
+        }
     }
 
     /// How many paths there are.

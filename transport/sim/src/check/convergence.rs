@@ -24,6 +24,8 @@ pub(super) struct EverythingEnds {
     healed_at: Option<u64>,
     /// When something of a writer's messages last arrived or ended.
     progress: BTreeMap<End, u64>,
+    /// Ends that ask: their responses wait for what the peer writes itself.
+    asking: BTreeSet<End>,
 }
 
 impl EverythingEnds {
@@ -50,6 +52,9 @@ impl Checker for EverythingEnds {
     fn observe(&mut self, now: u64, what: &Observation<'_>) -> Result<(), String> {
         match *what {
             Observation::Posted { message } => {
+                if message.reader() == message.writer {
+                    self.asking.insert(message.writer);
+                }
                 self.open.insert(message.id, message.writer);
                 self.progress.entry(message.writer).or_insert(now);
             }
@@ -85,6 +90,9 @@ impl Checker for EverythingEnds {
             } => {
                 let writer = message.map_or(reader.peer(), |message| message.writer);
                 self.progress.insert(writer, now);
+                if self.asking.contains(&reader) {
+                    self.progress.insert(reader, now);
+                }
             }
             Observation::Healed => self.healed_at = Some(now),
             Observation::Turned {

@@ -30,8 +30,6 @@ struct Options {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    // A panic is caught and told as a failure, with its seed.
-    std::panic::set_hook(Box::new(|_| {}));
     match run(&options, &mut io::stdout().lock()) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) | Err(_) => ExitCode::FAILURE,
@@ -47,6 +45,8 @@ fn run(options: &Options, out: &mut impl Write) -> io::Result<u64> {
     {
         return play_one(seed, out);
     }
+    // A panic is caught and told as a failure, with its seed.
+    std::panic::set_hook(Box::new(|_| {}));
     let mut plan = Vec::new();
     if options.fixed {
         let seeds: Vec<u64> = committed_seeds()

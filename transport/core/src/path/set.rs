@@ -20,9 +20,10 @@ const RTT_SAMPLE_TIMEOUTS: u64 = 4;
 /// carry is one of two lengths: what was agreed for the connection, and this.
 pub const BASE_PACKET_BYTES: u16 = 1_200;
 
-/// Probes longer than [`BASE_PACKET_BYTES`] are at least this far apart: those of 9,000 B take 1.4 Gbit/s, whatever
-/// the number of paths that an outage has left to probe (pacing as RFC 9002, section 7.7, asks for).
-const LONG_PROBE_SPACING: Nanos = Nanos::from_micros(50);
+/// Probes as long as data are at least this far apart: those of 9,000 B take 1.4 Gbit/s, whatever the number of paths
+/// that an outage has left to probe (pacing as RFC 9002, section 7.7, asks for). At once they would fill a queue that the
+/// data behind them needs.
+const PROBE_SPACING: Nanos = Nanos::from_micros(50);
 
 /// Whether data is sent on a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -134,8 +135,8 @@ pub struct PathSet {
     /// Something sent there has come back: the NIC is where it is said to be (RFC 9000, section 8). Until then one
     /// packet of each connection is under way, so that who gives another's address turns little on it.
     validated: bool,
-    /// No long probe before this moment.
-    long_probe_from: Time,
+    /// No probe as long as data before this moment.
+    probe_from: Time,
     /// The live paths in order.
     live: Vec<PathId>,
     /// The narrow ones in order: what is left when none is live.
@@ -169,7 +170,7 @@ impl PathSet {
             counters: vec![Counters::default(); count.into()],
             largest: 0,
             validated: config.validated,
-            long_probe_from: Time::ZERO,
+            probe_from: Time::ZERO,
             live: (0..count).map(|p| PathId(p as u8)).collect(),
             narrow: Vec::with_capacity(count.into()),
             suspect: Vec::with_capacity(count.into()),
@@ -471,7 +472,7 @@ impl PathSet {
     /// the path is to carry. Where that goes unanswered, a shorter one is sent with it. Counts the probe as sent.
     pub fn poll_probe(&mut self, now: Time) -> Option<(PathId, u16)> {
         let largest = self.largest;
-        if self.live.len() == self.paths.len() || now < self.long_probe_from {
+        if self.live.len() == self.paths.len() || now < self.probe_from {
             return None;
         }
         for index in 0..self.paths.len() {
@@ -493,7 +494,7 @@ impl PathSet {
                 path_state.probes_base = !path_state.probes_base;
                 if path_state.probes_base {
                     // The shorter one goes next.
-                    self.long_probe_from = now + LONG_PROBE_SPACING;
+                    self.probe_from = now + PROBE_SPACING;
                     return Some((path, largest));
                 }
             }
@@ -508,9 +509,7 @@ impl PathSet {
             let bytes = if base_goes {
                 BASE_PACKET_BYTES
             } else {
-                if largest > BASE_PACKET_BYTES {
-                    self.long_probe_from = now + LONG_PROBE_SPACING;
-                }
+                self.probe_from = now + PROBE_SPACING;
                 largest
             };
             return Some((path, bytes));
@@ -528,7 +527,7 @@ impl PathSet {
             .iter()
             .filter(|path| path.state != PathState::Live);
         let first = waiting.map(|path| path.probe_at).min()?;
-        Some(first.max(self.long_probe_from))
+        Some(first.max(self.probe_from))
     }
 
     /// The retransmission timeout of something sent on `path` whose answer the peer may put off for `put_off`:
@@ -724,19 +723,19 @@ mod tests {
         }
         // Each probe of a suspect path waits 20 ms, four times the floor, since nothing was measured.
         for at in [1, 21, 41] {
-            while set.poll_probe(ms(at)).is_some() {}
+            probes_in_one_ms(&mut set, ms(at));
         }
         let mut rng = Rng::new(1);
         let mut policy = PolicyKind::Oblivious.build();
-        assert_eq!(set.choose(&mut policy, ms(41), &[], &mut rng), None);
+        assert_eq!(set.choose(&mut policy, ms(42), &[], &mut rng), None);
         assert!(set.is_down());
-        for at in [51, 71, 111, 191] {
-            while set.poll_probe(ms(at)).is_some() {}
+        for at in [52, 72, 112, 192] {
+            probes_in_one_ms(&mut set, ms(at));
         }
-        answer(&mut set, ms(192), 1);
+        answer(&mut set, ms(194), 1);
         assert!(!set.is_down());
-        assert_eq!(set.poll_probe(ms(192)), Some((PathId(0), 0)));
-        assert_eq!(set.poll_probe(ms(192)), Some((PathId(2), 0)));
+        let probes = probes_in_one_ms(&mut set, ms(194));
+        assert_eq!(probes, [(PathId(0), 0), (PathId(2), 0)]);
     }
 
     #[test]
@@ -820,6 +819,18 @@ mod tests {
             now = next;
         }
         probes
+    }
+
+    #[test]
+    fn probes_come_one_after_the_other_also_where_packets_are_short() {
+        let mut set = set(10);
+        set.on_sent(PathId(0), 1_064);
+        for path in 0..10 {
+            set.on_loss(ms(1), PathId(path), ms(1));
+        }
+        assert_eq!(set.poll_probe(ms(1)), Some((PathId(0), 1_064)));
+        assert_eq!(set.poll_probe(ms(1)), None);
+        assert_eq!(probes_in_one_ms(&mut set, ms(1)).len(), 9);
     }
 
     #[test]

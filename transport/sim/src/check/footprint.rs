@@ -14,6 +14,9 @@ const EXTRA_SLOTS: usize = 64;
 /// doubling has twice the room that it needs.
 const BYTES_PER_MESSAGE: usize = 2 * 160;
 
+/// Bytes of the list of placements under way, 256 at most.
+const BYTES_OF_COPIES: usize = 256 * 128;
+
 /// What a connection occupies grows with its window and its open messages only, and never with how
 /// long it lives or what the network does.
 pub(super) struct BoundedMemory {
@@ -28,8 +31,16 @@ impl BoundedMemory {
         let messages = usize::from(scenario.workload.slots);
         // In order, immediates of complete messages wait for those before: one a chunk at most.
         let held_back = if scenario.in_order { window } else { 0 };
+        let copies = if scenario.copies.0 > 0 {
+            BYTES_OF_COPIES
+        } else {
+            0
+        };
         BoundedMemory {
-            bytes_max: BYTES_FIXED + slots * BYTES_PER_SLOT + 2 * messages * BYTES_PER_MESSAGE,
+            bytes_max: copies
+                + BYTES_FIXED
+                + slots * BYTES_PER_SLOT
+                + 2 * messages * BYTES_PER_MESSAGE,
             // Each message under way, ours and theirs, ends once; and one failure. What ended in the last turn
             // before a process was replaced comes with what ends in the first turn of the next.
             events_max: 4 * messages + held_back + 1,

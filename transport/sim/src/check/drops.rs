@@ -50,6 +50,7 @@ impl ExpectedDropsOnly {
 
     /// Takes note of an untouched packet. Returns whether it was delivered before.
     fn deliver(&mut self, end: End, bytes: &[u8], received: &Received<'_>) -> bool {
+        let copies = self.copies;
         match peek(bytes).map(|peek| peek.kind) {
             Ok(Kind::Data | Kind::Send | Kind::Request | Kind::Response) => {
                 let Ok(header) = DataHeader::parse(bytes) else {
@@ -57,7 +58,10 @@ impl ExpectedDropsOnly {
                 };
                 let (of, packets) = self.chunks.entry((end, header.chunk.0)).or_default();
                 let whole = *of > 0 && packets.count_ones() == u32::from(*of);
+                // One that was cut anew waits until what is being copied of it has landed.
+                let waits = copies && *of > 0 && header.packets > *of;
                 let before = whole
+                    || waits
                     || header.packets < *of
                     || header.packets == *of && *packets >> header.packet & 1 == 1;
                 let empty = bytes.len() == HEADER_BYTES + TRAILER_BYTES;

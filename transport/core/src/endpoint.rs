@@ -588,6 +588,9 @@ impl<P: Eq> Endpoint<P> {
         if self.close(id) {
             // It goes on.
             self.closed.retain(|&closed| closed != id);
+            for ending in &mut self.ending {
+                ending.closed &= ending.connection.id() != id;
+            }
         }
         let slot = self.insert(id, Slot::Failed);
         let peer = self.join_peer(saved.peer, saved.generation);

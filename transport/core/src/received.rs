@@ -36,7 +36,9 @@ pub enum Received<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offer {
     /// Write it there. The placement is under way until [`Received::Placed`] gives the ticket back. The place is looked
-    /// up again for each write to it, so that none follows when the region was closed.
+    /// up again for each write to it, so that none follows when the region was closed. A link that gets none of the
+    /// payload for 100 ms gives the ticket back with [`DropReason::Truncated`]: until then the packet is refused on every
+    /// path, and the connection is not closed.
     Place {
         /// The name of the placement.
         ticket: Ticket,

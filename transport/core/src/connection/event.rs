@@ -9,8 +9,10 @@ pub enum Failure {
     /// Nothing was acknowledged for the stall timeout, on any path.
     #[error("the peer acknowledged nothing for the stall timeout, on any path")]
     Stalled,
-    /// The peer does not know the connection: it was restarted.
-    #[error("the peer does not know this connection: it was restarted; connect again")]
+    /// The peer does not know the connection.
+    #[error(
+        "the peer does not know this connection: it was restarted, or has ended it, and its own log says why; connect again"
+    )]
     PeerRestarted,
     /// Closed at this end.
     #[error("the connection was closed at this end")]

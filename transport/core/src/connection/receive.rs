@@ -15,7 +15,7 @@ use super::{Arrival, Event, Stats};
 use crate::drops::DropReason;
 use crate::memory::{DomainId, Memory, Place, Placed};
 use crate::recovery::{Marked, MessageEnd, Packet, ReceiveBoard};
-use crate::units::{PathId, Time};
+use crate::units::{Key, PathId, Time};
 use crate::wire::{DataHeader, Echo, Flags, Opcode, Refusal, Seal};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -431,7 +431,12 @@ impl Receive {
         let at = placed.last;
         let out_of_order = placed.packets > 1 && self.board.span_with(at.chunk) > 1;
         let (pending_ack, receives) = (&mut self.pending_ack, &mut self.receives);
-        let requests = &mut self.requests;
+        let (requests, pending) = (&mut self.requests, &self.pending);
+        // A peer that ends a message while a part of it is being written gets no answer: the buffer is not the user's yet.
+        let is_written = |opcode, number| {
+            let mut headers = pending.iter().map(|pending| &pending.header);
+            headers.any(|header| header.opcode == opcode && header.key == Key(number))
+        };
         let marked = self.board.mark_map(at, placed.map, |end| {
             pending_ack.at_once();
             match end {
@@ -442,7 +447,7 @@ impl Receive {
                     number,
                     bytes,
                     immediate,
-                } => {
+                } if !is_written(Opcode::Send, number) => {
                     let token = receives.complete(number);
                     events.extend(token.map(|token| Event::Received {
                         token,
@@ -450,10 +455,11 @@ impl Receive {
                         immediate,
                     }));
                 }
-                MessageEnd::Response { request } => {
+                MessageEnd::Response { request } if !is_written(Opcode::Response, request) => {
                     let token = requests.complete(request);
                     events.extend(token.map(|token| Event::Completed { token }));
                 }
+                MessageEnd::Sent { .. } | MessageEnd::Response { .. } => {}
             }
         });
         match marked {

@@ -258,17 +258,17 @@ impl Transmit {
                 flags: Flags::ACK_NOW.with(Flags::RETRANSMITTED),
             });
         }
-        let at = self.next_message()?;
+        let full = out.settings.chunk_bytes;
+        let chunk_bytes = out.congestion.chunk_bytes().min(full.into()) as u32;
+        let at = self.next_message(chunk_bytes)?;
         let posted = self.posted[at as usize].as_ref()?;
-        if !self.has_room(posted.opcode) {
+        if !self.has_room(posted, chunk_bytes) {
             return None;
         }
         let most = match validated {
             true => CHUNK_PACKETS_MAX as u32,
             false => 1,
         };
-        let full = out.settings.chunk_bytes;
-        let chunk_bytes = out.congestion.chunk_bytes().min(full.into()) as u32;
         let per_chunk = (chunk_bytes / out.settings.packet_bytes()).clamp(1, most);
         let payload = payload_max(paths, out.settings);
         let (length, payload) =
@@ -665,19 +665,13 @@ impl Transmit {
 
     /// Heap memory, bytes.
     pub(super) fn heap_bytes(&self) -> usize {
-        let waiting = match &self.readiness {
-            Readiness::Ready => 0,
-            Readiness::NotReady { waiting, .. } | Readiness::Asked { waiting, .. } => {
-                waiting.capacity() * size_of::<ChunkNumber>()
-            }
-        };
         self.board.heap_bytes()
             + self.posted.capacity() * size_of::<Option<Posted>>()
             + (self.free.capacity() + self.queue.capacity() + self.responses.capacity())
                 * size_of::<u32>()
             + self.lost.capacity() * size_of::<ChunkNumber>()
             + self.in_flight.heap_bytes()
-            + waiting
+            + self.readiness.heap_bytes()
     }
 }
 

@@ -77,8 +77,10 @@ impl<P: Eq> Endpoint<P> {
         }
         self.grant_credit(now);
         let touched = self.touched.len();
-        for at in 0..touched {
-            self.begin_sending(at);
+        for &slot in &self.touched {
+            if let Slot::Open(_) = &self.slots[slot as usize] {
+                self.schedule.join(slot);
+            }
         }
         Sending {
             chunks_left: chunks,
@@ -166,7 +168,7 @@ impl<P: Eq> Endpoint<P> {
                 let freed = peer.paths.capacity() > before;
                 touch(&mut self.touched, &mut self.eventful, slot, open);
                 if freed {
-                    // What one connection has found out of the paths, the others wait for.
+                    // The other connections to that NIC wait for this.
                     let peer = open.peer;
                     self.for_each_of_peer(peer, |_| ());
                 }
@@ -246,14 +248,6 @@ impl<P: Eq> Endpoint<P> {
                 open.connection.handle_timeout(now, &mut peer.paths);
             }
             touch(&mut self.touched, &mut self.eventful, slot, open);
-        }
-    }
-
-    /// A touched connection may have something to send.
-    fn begin_sending(&mut self, at: usize) {
-        let slot = self.touched[at];
-        if let Slot::Open(_) = &self.slots[slot as usize] {
-            self.schedule.join(slot);
         }
     }
 

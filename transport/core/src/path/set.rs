@@ -462,9 +462,26 @@ impl PathSet {
                 path.probing = false;
                 path.probes_base = false;
                 path.probe_at = now + path.probe_interval();
+                let rto = self.rto(PathId(index as u8), Nanos::ZERO);
+                self.suspect_all_if_silent(now, rto);
                 self.list();
             }
             PathState::Suspect | PathState::Suspended => {}
+        }
+    }
+
+    /// Where nothing has come back on any path for a timeout, the live ones are probed, too: a connection that sends little
+    /// would find out about each by data of its own.
+    fn suspect_all_if_silent(&mut self, now: Time, rto: Nanos) {
+        if self.paths.iter().any(|path| now - path.answered < rto) {
+            return;
+        }
+        for path in &mut self.paths {
+            if path.state == PathState::Live {
+                path.state = PathState::Suspect;
+                path.probe_at = now;
+                path.probing = false;
+            }
         }
     }
 
@@ -651,6 +668,7 @@ mod tests {
             Some((path, 0)),
             "and again when that goes unanswered"
         );
+        answer(&mut set, ms(10), 3);
         assert_eq!(set.poll_probe(ms(11)), None, "the third timeout suspends");
         assert_eq!(state(&set, 2), Some(PathState::Suspended));
         let mut at = ms(21);
@@ -819,6 +837,23 @@ mod tests {
             now = next;
         }
         probes
+    }
+
+    #[test]
+    fn where_no_path_answers_the_live_ones_are_probed_before_data_finds_them_dead() {
+        for (answered, live) in [(ms(1), 0), (ms(50), 3)] {
+            let mut set = set(4);
+            for path in 0..4 {
+                answer(&mut set, ms(1), path);
+            }
+            set.on_loss(ms(20), PathId(0), ms(2));
+            answer(&mut set, answered, 1);
+            for at in [20, 41, 62] {
+                probes_in_one_ms(&mut set, ms(at));
+            }
+            assert_eq!(state(&set, 0), Some(PathState::Suspended));
+            assert_eq!(set.live(), live, "the last answer came at {answered:?}");
+        }
     }
 
     #[test]

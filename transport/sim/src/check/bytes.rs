@@ -193,10 +193,9 @@ impl Checker for EveryByteOnce {
                 }
             }
             Observation::Added { token, before } => {
-                if let Some(state) = self.messages.get_mut(&token)
-                    && state.before.replace(before).is_some()
-                {
-                    return Err(format!("message {token} was added twice"));
+                let state = self.messages.get_mut(&token);
+                if state.is_none_or(|state| state.before.replace(before).is_some()) {
+                    return Err(format!("message {token} was added twice, or after its end"));
                 }
             }
             Observation::Signalled { .. } | Observation::Delivered { .. } => {

@@ -14,7 +14,7 @@ pub(super) struct ImmediateAfterPayload {
     in_order: bool,
     open: BTreeMap<u32, State>,
     /// Those whose message is complete, by reader.
-    due: BTreeMap<End, u32>,
+    due: BTreeMap<End, Vec<u32>>,
     /// The last message whose immediate was reported, by writer.
     last: BTreeMap<End, u64>,
 }
@@ -124,7 +124,7 @@ impl Checker for ImmediateAfterPayload {
                 let value = token as u32;
                 match self.open.get(&value) {
                     Some(state) if !state.signalled => {
-                        self.due.insert(writer.peer(), value);
+                        self.due.entry(writer.peer()).or_default().push(value);
                     }
                     _ => {
                         self.open.remove(&value);
@@ -132,9 +132,9 @@ impl Checker for ImmediateAfterPayload {
                 }
             }
             Observation::Turned { end, .. } => {
-                if let Some(value) = self.due.remove(&end)
-                    && self.open.get(&value).is_some_and(|state| !state.signalled)
-                {
+                let due = self.due.remove(&end).unwrap_or_default();
+                let missing = |value: &u32| self.open.get(value).is_some_and(|at| !at.signalled);
+                if let Some(value) = due.into_iter().find(missing) {
                     return Err(format!(
                         "message {value} completed at the writer, its immediate never came"
                     ));

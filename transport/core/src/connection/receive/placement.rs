@@ -50,7 +50,8 @@ impl Receive {
     /// The key and the offset of the place that a packet's payload goes to.
     #[inline]
     fn find_place(&self, header: &DataHeader, bytes: u64) -> Result<(Key, u64), DropReason> {
-        if self.held && ends_message(header) {
+        // Sends are bounded by what was posted for them, responses by what was asked for.
+        if self.held && header.opcode == Opcode::Write && ends_message(header) {
             return Err(DropReason::NotArmed);
         }
         if bytes > 0 && self.pending.len() >= PENDING_MAX {

@@ -202,7 +202,7 @@ impl Transmit {
     /// The message that the next chunk is of: one that has begun, for the chunks of a message have numbers in a row;
     /// else a response, which somebody waits for, before what was posted.
     #[inline]
-    pub(super) fn next_message(&self) -> Option<u32> {
+    pub(super) fn next_message(&self, chunk_bytes: u32) -> Option<u32> {
         let Some(&response) = self.responses.front() else {
             return self.queue.front().copied();
         };
@@ -213,7 +213,8 @@ impl Transmit {
             Some(&posted)
                 if self.responses_in_a_row >= RESPONSES_IN_A_ROW_MAX
                     && !has_begun(response)
-                    && message(posted).is_some_and(|message| self.has_room(message.opcode)) =>
+                    && message(posted)
+                        .is_some_and(|message| self.has_room(message, chunk_bytes)) =>
             {
                 Some(posted)
             }
@@ -277,18 +278,30 @@ impl Transmit {
         self.unacked_responses
     }
 
-    /// Whether there is room for a message's next chunk on the board. Sends leave an eighth of the window to responses: the peer
-    /// may have to read before it posts a receive. Not more than that much of a response passes refused chunks, and
-    /// none passes a refused message that has begun and is longer than the window.
-    pub(super) fn has_room(&self, opcode: Opcode) -> bool {
-        let window = self.board.window();
-        let kept = match opcode {
-            Opcode::Response => 0,
-            Opcode::Send => window / 8,
-            _ if matches!(self.readiness, Readiness::Ready) => 0,
-            _ => window / 8,
+    /// Whether there is room on the board for the next chunk of a message, of `chunk_bytes` bytes. An eighth of the window
+    /// is kept for responses behind chunks that the peer refuses, and behind sends, which it may refuse: it may have to
+    /// read before it posts a receive. A message that has begun goes before them, so it begins where all of it fits, or
+    /// where there is nothing before it; no send begins behind a refused one. A message that began before the first
+    /// refusal, and is longer than the window, holds responses up.
+    pub(super) fn has_room(&self, message: &Posted, chunk_bytes: u32) -> bool {
+        let window = usize::from(self.board.window());
+        let outstanding = self.board.outstanding();
+        let is_ready = matches!(self.readiness, Readiness::Ready);
+        let keeps = match message.opcode {
+            Opcode::Response => false,
+            Opcode::Send => true,
+            Opcode::Write | Opcode::Request => !is_ready,
         };
-        self.board.outstanding() + usize::from(kept) < usize::from(window)
+        if !keeps {
+            return outstanding < window;
+        }
+        let kept = outstanding + window / 8;
+        if message.chunks > 0 {
+            return kept < window;
+        }
+        let chunks = message.bytes.div_ceil(chunk_bytes.max(1).into()).max(1);
+        let fits = outstanding == 0 || kept as u64 + chunks <= window as u64;
+        fits && (is_ready || message.opcode != Opcode::Send)
     }
 
     /// What a chunk of the message says of its place: the message's pages, if it has any.

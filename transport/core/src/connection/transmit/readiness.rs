@@ -21,19 +21,33 @@ pub(super) enum Readiness {
     /// It took what was sent last, or nothing was sent.
     #[default]
     Ready,
-    /// It was not ready for these chunks; one of them goes again after `backoff`.
-    NotReady {
-        waiting: VecDeque<ChunkNumber>,
-        backoff: Nanos,
-        pick: Pick,
-    },
+    /// It was not ready; one of what waits goes again after the backoff.
+    NotReady(Waiting),
     /// One chunk was sent again; the others wait for its answer.
     Asked {
         chunk: ChunkNumber,
-        waiting: VecDeque<ChunkNumber>,
-        backoff: Nanos,
-        pick: Pick,
+        waiting: Waiting,
     },
+}
+
+impl Readiness {
+    /// Heap memory, bytes.
+    pub(super) fn heap_bytes(&self) -> usize {
+        let (Readiness::NotReady(waiting) | Readiness::Asked { waiting, .. }) = self else {
+            return 0;
+        };
+        waiting.chunks.capacity() * size_of::<ChunkNumber>()
+    }
+}
+
+/// What the receiver was not ready for.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Waiting {
+    chunks: VecDeque<ChunkNumber>,
+    backoff: Nanos,
+    pick: Pick,
+    /// How many went again when the last one was taken: twice as many go then.
+    batch: usize,
 }
 
 /// Which waiting chunk asks next. In turns, for they may be for different regions; and every other time the oldest,
@@ -68,82 +82,74 @@ impl Transmit {
         }
         self.in_flight.remove(sent.path, sent.in_flight);
         self.board.lose(chunk, missing(&sent));
-        let (mut waiting, backoff, pick) = match std::mem::take(&mut self.readiness) {
+        let mut waiting = match std::mem::take(&mut self.readiness) {
             Readiness::Asked {
                 chunk: asked,
                 mut waiting,
-                backoff,
-                pick,
             } if asked != chunk => {
-                waiting.push_back(chunk);
-                self.readiness = Readiness::Asked {
-                    chunk: asked,
-                    waiting,
-                    backoff,
-                    pick,
-                };
+                waiting.chunks.push_back(chunk);
+                let chunk = asked;
+                self.readiness = Readiness::Asked { chunk, waiting };
                 return;
             }
-            Readiness::Asked {
-                waiting,
-                backoff,
-                pick,
-                ..
-            } => (waiting, backoff.times(2).min(BACKOFF_MAX), pick.next()),
-            Readiness::NotReady {
-                waiting,
-                backoff,
-                pick,
-            } => (waiting, backoff, pick),
-            Readiness::Ready => (VecDeque::new(), BACKOFF_MIN, Pick::InTurn),
+            Readiness::Asked { waiting, .. } => Waiting {
+                backoff: waiting.backoff.times(2).min(BACKOFF_MAX),
+                pick: waiting.pick.next(),
+                batch: 1,
+                ..waiting
+            },
+            Readiness::NotReady(waiting) => waiting,
+            Readiness::Ready => Waiting {
+                chunks: VecDeque::new(),
+                backoff: BACKOFF_MIN,
+                pick: Pick::InTurn,
+                batch: 1,
+            },
         };
-        waiting.push_back(chunk);
-        self.readiness = Readiness::NotReady {
-            waiting,
-            backoff,
-            pick,
-        };
-        timers.set_earlier(Timer::ReceiverNotReady, now + backoff);
+        waiting.chunks.push_back(chunk);
+        timers.set_earlier(Timer::ReceiverNotReady, now + waiting.backoff);
+        self.readiness = Readiness::NotReady(waiting);
     }
 
     /// Of what has waited for long enough, one is sent again: a window of them, refused time and again,
     /// would fill the network for nothing.
     pub(in crate::connection) fn ask_receiver(&mut self) {
-        let Readiness::NotReady {
-            waiting,
-            backoff,
-            pick,
-        } = &mut self.readiness
-        else {
+        let Readiness::NotReady(waiting) = &mut self.readiness else {
             return;
         };
-        let (mut waiting, backoff, pick) = (std::mem::take(waiting), *backoff, *pick);
-        self.readiness = Readiness::Ready;
-        waiting.retain(|&chunk| self.board.is_lost(chunk));
+        waiting.chunks.retain(|&chunk| self.board.is_lost(chunk));
         let ahead = |chunk: &ChunkNumber| chunk.ahead_of(self.board.first());
-        let oldest = (0..waiting.len()).min_by_key(|&at| ahead(&waiting[at]));
-        let at = match pick {
+        let oldest = (0..waiting.chunks.len()).min_by_key(|&at| ahead(&waiting.chunks[at]));
+        let at = match waiting.pick {
             Pick::InTurn => Some(0),
             Pick::Oldest => oldest,
         };
-        if let Some(chunk) = at.and_then(|at| waiting.remove(at)) {
+        let asked = at.and_then(|at| waiting.chunks.remove(at));
+        let before = std::mem::take(&mut self.readiness);
+        if let (Some(chunk), Readiness::NotReady(waiting)) = (asked, before) {
             self.lost.push_back(chunk);
-            self.readiness = Readiness::Asked {
-                chunk,
-                waiting,
-                backoff,
-                pick,
-            };
+            self.readiness = Readiness::Asked { chunk, waiting };
         }
     }
 
-    /// A chunk has arrived. If it was sent to ask, the receiver is ready, and the others go as well.
+    /// A chunk has arrived. If it was sent to ask, the receiver is ready: the oldest of the others go as well, twice as
+    /// many as the time before, for it may have taken one send and have no place for the next.
     pub(super) fn note_ready(&mut self, arrived: ChunkNumber) {
-        if let Readiness::Asked { chunk, waiting, .. } = &mut self.readiness
+        if let Readiness::Asked { chunk, waiting } = &mut self.readiness
             && *chunk == arrived
         {
-            self.lost.append(waiting);
-            self.readiness = Readiness::Ready;
+            waiting.chunks.retain(|&chunk| self.board.is_lost(chunk));
+            waiting.backoff = BACKOFF_MIN;
+            waiting.batch *= 2;
+            let first = self.board.first();
+            let chunks = waiting.chunks.make_contiguous();
+            chunks.sort_unstable_by_key(|chunk| chunk.ahead_of(first));
+            let count = waiting.batch.min(chunks.len());
+            self.lost.extend(waiting.chunks.drain(..count));
+            match self.lost.back() {
+                Some(&last) if !waiting.chunks.is_empty() => *chunk = last,
+                _ => self.readiness = Readiness::Ready,
+            }
         }
     }
 
@@ -151,7 +157,7 @@ impl Transmit {
     pub(in crate::connection) fn is_refused(&self) -> bool {
         match self.readiness {
             Readiness::Ready => false,
-            Readiness::NotReady { .. } => true,
+            Readiness::NotReady(_) => true,
             Readiness::Asked { .. } => self.backoff == 0,
         }
     }

@@ -71,6 +71,16 @@ pub enum FabricError {
         /// What it printed, with the line of the script that failed.
         message: String,
     },
+    /// One of those programs could not be run.
+    #[error(
+        "{tool} could not be run: {source}; where files or processes are too many, raise their limit, as with `ulimit -n 1024`"
+    )]
+    NotRun {
+        /// Which.
+        tool: Tool,
+        /// With which error.
+        source: io::Error,
+    },
     /// A namespace could not be made, entered or configured.
     #[error(
         "network namespace {name}: {step}: {source}; if it is refused, run as root or in a \
@@ -120,6 +130,7 @@ impl FabricError {
             Self::MissingTools(_) => "MissingTools",
             Self::NotIsolated => "NotIsolated",
             Self::Tool { .. } => "NetworkToolFailed",
+            Self::NotRun { .. } => "NetworkToolNotRun",
             Self::Namespace { .. } => "NamespaceFailed",
             Self::LinkDown { .. } => "LinkDown",
             Self::NoSuchNode { .. } => "NoSuchNode",

@@ -56,8 +56,8 @@ pub enum QuantityError {
         /// What was given.
         text: String,
     },
-    /// No number, or one below 0 or above 1.
-    #[error("{text:?} is not a fraction between 0 and 1: write 0.1% or 0.001")]
+    /// No number, or one below 0 or above 99.9 %.
+    #[error("{text:?} is not a share from 0 to 99.9%: write 0.1% or 0.001")]
     NotAFraction {
         /// What was given.
         text: String,
@@ -134,7 +134,7 @@ pub fn parse_rate(text: &str) -> Result<u64, QuantityError> {
     }
 }
 
-/// Reads a fraction from 0 to 1, as `0.1%` or `0.001`.
+/// Reads a fraction from 0 to 0.999, as `0.1%` or `0.001`.
 pub fn parse_fraction(text: &str) -> Result<f64, QuantityError> {
     let trimmed = text.trim();
     let (number, divisor) = match trimmed.strip_suffix('%') {
@@ -143,7 +143,7 @@ pub fn parse_fraction(text: &str) -> Result<f64, QuantityError> {
     };
     // `inf` and `nan` are numbers to `f64`, but not in this range.
     match number.parse::<f64>().map(|value| value / divisor) {
-        Ok(value) if (0.0..=1.0).contains(&value) => Ok(value.abs()),
+        Ok(value) if (0.0..=0.999).contains(&value) => Ok(value.abs()),
         _ => Err(QuantityError::NotAFraction {
             text: text.to_owned(),
         }),
@@ -296,7 +296,7 @@ mod tests {
         for (text, fraction) in [
             ("0.1%", 0.001),
             ("0.001", 0.001),
-            ("100 %", 1.0),
+            ("99.9 %", 0.999),
             ("0", 0.0),
             ("1e-3", 0.001),
         ] {
@@ -332,7 +332,9 @@ mod tests {
         ] {
             assert_eq!(reason(parse_rate(text)), expected, "{text:?}");
         }
-        for text in ["", "%", "101%", "-0.1", "nan", "inf", "1%%", "half"] {
+        for text in [
+            "", "%", "101%", "100%", "1", "-0.1", "nan", "inf", "1%%", "half",
+        ] {
             let error = parse_fraction(text).unwrap_err();
             assert_eq!(error.reason(), "QuantityNotAFraction", "{text:?}");
         }

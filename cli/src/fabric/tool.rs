@@ -105,21 +105,20 @@ impl Tools {
         script: &str,
     ) -> Result<String, FabricError> {
         let failed = |message: String| FabricError::Tool { tool, message };
+        let not_run = |source| FabricError::NotRun { tool, source };
         let mut child = Command::new(self.path(tool))
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|e| failed(e.to_string()))?;
+            .map_err(not_run)?;
         // If it does not read to the end, its own message says why.
         let written = child
             .stdin
             .take()
             .map(|mut stdin| stdin.write_all(script.as_bytes()));
-        let output = child
-            .wait_with_output()
-            .map_err(|e| failed(e.to_string()))?;
+        let output = child.wait_with_output().map_err(not_run)?;
         if output.status.success() && matches!(written, Some(Ok(()))) {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }

@@ -58,7 +58,7 @@ fn every_bad_argument_names_its_flag_and_the_remedy() {
         ),
         (
             "--loss 2",
-            "\"2\" is not a fraction between 0 and 1: write 0.1% or 0.001",
+            "\"2\" is not a share from 0 to 99.9%: write 0.1% or 0.001",
         ),
         ("--rate 1", "--rate 1bit: give a rate from 1mbit to 400gbit"),
         (

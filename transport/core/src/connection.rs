@@ -52,10 +52,10 @@ pub use work::{
 use grants::Grants;
 use keys::{Keys, SavedKeys};
 use numbers::PacketNumbers;
-use receive::Receive;
+use receive::ReceiveHalf;
 use timer::{Timer, TimerTable};
 pub(crate) use transmit::Departure;
-use transmit::Transmit;
+use transmit::SendHalf;
 
 /// A connection on which nothing was sent or received for this long gives back the memory of its boards and
 /// queues. Long against the gaps in a tenant's traffic, so that work that goes on allocates nothing.
@@ -109,8 +109,8 @@ pub struct ControlPacket {
 pub struct Connection {
     config: ConnectionConfig,
     keys: Keys,
-    transmit: Transmit,
-    receive: Receive,
+    transmit: SendHalf,
+    receive: ReceiveHalf,
     policy: Policy,
     congestion: Congestion,
     /// What the peer may send, where this end grants credit.
@@ -136,8 +136,8 @@ impl Connection {
     pub fn new(config: ConnectionConfig, cipher: &'static dyn Cipher, now: Time) -> Connection {
         Connection {
             keys: config.keys(cipher, SavedKeys::default()),
-            transmit: Transmit::new(&config),
-            receive: Receive::new(ReceiveBoard::new(
+            transmit: SendHalf::new(&config),
+            receive: ReceiveHalf::new(ReceiveBoard::new(
                 config.settings.window_chunks,
                 config.receive_from,
                 config.in_order,
@@ -376,8 +376,8 @@ impl Connection {
         self.note_activity(now);
     }
 
-    /// Sends the responses to requests that have arrived. While one is waited for here, what the peer sends shows that
-    /// it has not stalled: what is placed, that is, so many packets `before`; a refusal, time and again, does not.
+    /// Sends the responses to requests that have arrived. While one is waited for here, only a newly
+    /// placed packet shows that the peer has not stalled (so many were placed `before`); repeated refusals do not.
     #[inline]
     fn serve_requests(&mut self, now: Time, before: u64) {
         if self.failed.is_some() {

@@ -81,7 +81,7 @@ impl Simulation {
                     offset: message.offset,
                     bytes: self.operations.within(bytes, behind),
                 });
-                // Or else when its host has its next turn, of which it may be in the midst.
+                // Otherwise the host posts it at the end of its next turn.
                 if self.operations.coin() {
                     self.post_receives(self.ends[reader.0].host);
                 }

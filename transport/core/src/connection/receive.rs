@@ -8,7 +8,7 @@ use self::control_window::ControlWindow;
 use self::feedback::PathMap;
 pub(super) use self::placement::Pending;
 use super::pending_ack::PendingAck;
-use super::receives::{Receives, Requests};
+use super::receives::{PostedReceives, Requests};
 use super::transmit::Response;
 use super::work::ReceiveBuffer;
 use super::{Arrival, Event, Stats};
@@ -29,7 +29,7 @@ const ECHO_NUMBERS: u64 = 4096;
 const STALE_NUMBERS: u64 = 1 << 31;
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Receive {
+pub(super) struct ReceiveHalf {
     board: ReceiveBoard,
     /// Packets that are neither on the board nor wanted again. Not saved: they were never acknowledged,
     /// so they are sent again.
@@ -58,7 +58,7 @@ pub(super) struct Receive {
     #[serde(skip)]
     held: bool,
     /// Where sends of the peer go.
-    receives: Receives,
+    receives: PostedReceives,
     /// Where responses of the peer go.
     requests: Requests,
     /// Responses to the peer's requests, to be handed on.
@@ -150,9 +150,9 @@ impl PlacedRun {
     }
 }
 
-impl Receive {
-    pub(super) fn new(board: ReceiveBoard) -> Receive {
-        Receive {
+impl ReceiveHalf {
+    pub(super) fn new(board: ReceiveBoard) -> ReceiveHalf {
+        ReceiveHalf {
             board,
             pending: Vec::new(),
             echoes: Vec::new(),
@@ -164,7 +164,7 @@ impl Receive {
             controls: ControlWindow::default(),
             placed: None,
             held: false,
-            receives: Receives::default(),
+            receives: PostedReceives::default(),
             requests: Requests::default(),
             responses: Vec::new(),
             unacked_responses: 0,
@@ -511,19 +511,19 @@ mod tests {
     use crate::wire::Probe;
     use crate::wire::{CONTROL_BYTES_MAX, CONTROL_PACKET_NUMBERS, Secret};
 
-    fn receive() -> Receive {
-        Receive::new(ReceiveBoard::new(64, ChunkNumber(0), false))
+    fn receive() -> ReceiveHalf {
+        ReceiveHalf::new(ReceiveBoard::new(64, ChunkNumber(0), false))
     }
 
     #[test]
     fn a_path_has_one_echo_also_when_an_acknowledgement_has_no_room_for_it() {
         let (mut receive, seal) = (receive(), Seal::new(&Secret([1; 32])));
         let now = Time::from_nanos(1_000_000);
-        let paths = |receive: &Receive| -> Vec<u8> {
+        let paths = |receive: &ReceiveHalf| -> Vec<u8> {
             let echoes = receive.echoes.iter();
             echoes.map(|(echo, _)| echo.path.0).collect()
         };
-        let probe = |receive: &mut Receive, path: u8| {
+        let probe = |receive: &mut ReceiveHalf, path: u8| {
             let (path, ce, probe) = (PathId(path), false, Probe { sent_at: 0 });
             receive.handle_probe(now, Arrival { path, ce }, 100, 1, probe);
         };

@@ -1,4 +1,5 @@
-//! Where messages go whose place this end has chosen: sends into buffers, responses to where who asked said.
+//! Where messages go whose place this end has chosen: sends into posted buffers, responses to the place that the read or
+//! the atomic named.
 
 use super::work::ReceiveBuffer;
 use crate::drops::DropReason;
@@ -8,14 +9,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Receives {
+pub(super) struct PostedReceives {
     /// The number of the first one of the queue.
     first: u64,
     /// `None` where the send is here whole.
     posted: VecDeque<Option<ReceiveBuffer>>,
 }
 
-impl Receives {
+impl PostedReceives {
     pub(super) fn post(&mut self, buffer: ReceiveBuffer) {
         self.posted.push_back(Some(buffer));
     }
@@ -159,7 +160,7 @@ mod tests {
 
     #[test]
     fn sends_fill_the_buffers_by_their_numbers_in_any_order() {
-        let mut receives = Receives::default();
+        let mut receives = PostedReceives::default();
         assert_eq!(receives.place_of(0, 0, 1), Err(DropReason::NotArmed));
         for token in [10, 11, 12] {
             let offset = 100 * token;

@@ -5,8 +5,8 @@
 
 use super::{
     Congestion, CongestionControl, Connection, ConnectionConfig, Drops, Event, Failure, Grants,
-    IDLE_AFTER, PacketNumbers, PathPolicy, Policy, Receive, SavedKeys, Stats, Timer, TimerTable,
-    Transmit,
+    IDLE_AFTER, PacketNumbers, PathPolicy, Policy, ReceiveHalf, SavedKeys, SendHalf, Stats, Timer,
+    TimerTable,
 };
 use crate::units::Time;
 use crate::wire::Cipher;
@@ -20,8 +20,8 @@ const SAVED_VERSION: u16 = 12;
 struct SavedRef<'a> {
     config: ConnectionConfig,
     keys: SavedKeys,
-    transmit: &'a Transmit,
-    receive: &'a Receive,
+    transmit: &'a SendHalf,
+    receive: &'a ReceiveHalf,
     policy: &'a Policy,
     congestion: &'a Congestion,
     grants: &'a Option<Grants>,
@@ -36,8 +36,8 @@ struct SavedRef<'a> {
 struct Saved {
     config: ConnectionConfig,
     keys: SavedKeys,
-    transmit: Transmit,
-    receive: Receive,
+    transmit: SendHalf,
+    receive: ReceiveHalf,
     policy: Policy,
     congestion: Congestion,
     grants: Option<Grants>,

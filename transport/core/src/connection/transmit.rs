@@ -23,7 +23,7 @@ use crate::wire::{AckReader, CHUNK_PACKETS_MAX, DataHeader, Flags, OVERHEAD_BYTE
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// What [`Transmit::poll_chunk`] must know of the connection.
+/// What [`SendHalf::poll_chunk`] must know of the connection.
 pub(super) struct Out<'a> {
     pub(super) settings: &'a Settings,
     pub(super) room: u32,
@@ -57,7 +57,7 @@ pub(super) struct Acked {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Transmit {
+pub(super) struct SendHalf {
     board: SendBoard,
     /// A slab: chunks name their message by its place here.
     posted: Vec<Option<Posted>>,
@@ -100,9 +100,9 @@ pub(super) struct Transmit {
     since_ack_request: SinceAckRequest,
 }
 
-impl Transmit {
-    pub(super) fn new(config: &ConnectionConfig) -> Transmit {
-        Transmit {
+impl SendHalf {
+    pub(super) fn new(config: &ConnectionConfig) -> SendHalf {
+        SendHalf {
             board: SendBoard::new(config.settings.window_chunks, config.send_from),
             posted: Vec::new(),
             free: Vec::new(),
@@ -177,7 +177,7 @@ impl Transmit {
         backlog
     }
 
-    /// What goes next; [`Transmit::chunk`] makes a chunk of it.
+    /// What goes next; [`SendHalf::chunk`] makes a chunk of it.
     pub(super) fn poll_departure(
         &mut self,
         now: Time,
@@ -522,7 +522,7 @@ impl Transmit {
         Ok(self.board.holds(chunk) && self.board.get(chunk).state != SentState::Acked)
     }
 
-    /// Takes in an acknowledgement that [`Transmit::check_ack`] has let through.
+    /// Takes in an acknowledgement that [`SendHalf::check_ack`] has let through.
     pub(super) fn handle_ack(
         &mut self,
         now: Time,

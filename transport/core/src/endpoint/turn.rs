@@ -115,7 +115,7 @@ impl<P: Eq> Endpoint<P> {
                 };
                 self.drops.count(reason);
                 if !allocated {
-                    self.answer_stranger(now, from, header.path, header.connection);
+                    self.queue_reset(now, from, header.path, header.connection);
                 }
                 Offer::Discard
             }
@@ -123,7 +123,7 @@ impl<P: Eq> Endpoint<P> {
     }
 
     /// A packet names a connection that is not known here: a Reset goes back.
-    fn answer_stranger(&mut self, now: Time, to: Source, path: PathId, connection: ConnectionId) {
+    fn queue_reset(&mut self, now: Time, to: Source, path: PathId, connection: ConnectionId) {
         let reset = PendingReset {
             to,
             path,
@@ -183,7 +183,7 @@ impl<P: Eq> Endpoint<P> {
                     None => DropReason::UnknownConnection,
                 };
                 self.count(reason, bytes.len(), segment);
-                self.answer_stranger(now, from, path, connection);
+                self.queue_reset(now, from, path, connection);
             }
         }
     }

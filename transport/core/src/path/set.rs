@@ -133,9 +133,9 @@ pub struct PathSet {
     /// section 4.3: a black hole is found by packets of the size in use).
     largest: u16,
     /// Something sent there has come back: the NIC is where it is said to be (RFC 9000, section 8). Until then one
-    /// packet of each connection is under way, so that who gives another's address turns little on it.
+    /// packet of each connection is under way, so that a spoofed address attracts little traffic.
     validated: bool,
-    /// No probe as long as data before this moment.
+    /// No probe before this moment.
     probe_from: Time,
     /// The live paths in order.
     live: Vec<PathId>,

@@ -2,7 +2,7 @@
 
 use super::super::pending_ack::PendingAck;
 use super::super::{Arrival, ControlPacket, PathOwner};
-use super::{PlacedRun, Receive};
+use super::{PlacedRun, ReceiveHalf};
 use crate::drops::DropReason;
 use crate::path::PATHS_MAX;
 use crate::recovery::DUPLICATE_THRESHOLD;
@@ -30,7 +30,7 @@ impl PathMap {
     }
 }
 
-impl Receive {
+impl ReceiveHalf {
     pub(super) fn refuse(
         &mut self,
         path: PathId,

@@ -4,7 +4,7 @@ use super::super::chunk::ChunkSource;
 use super::super::transmit::Response;
 use super::super::work::REQUESTS_MAX;
 use super::super::{Arrival, Event, Stats};
-use super::{PlacedRun, Receive, ends_message, place_of};
+use super::{PlacedRun, ReceiveHalf, ends_message, place_of};
 use crate::drops::DropReason;
 use crate::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
 use crate::received::Offer;
@@ -17,8 +17,8 @@ use std::collections::VecDeque;
 /// thread that copies; packets beyond are lost, by which the sender slows down.
 const PENDING_MAX: usize = 256;
 
-/// More requests of a peer are refused until it has acknowledged responses: twice what the peer asks for, which counts
-/// a request only until its response is there.
+/// More requests of a peer are refused until it has acknowledged responses: twice what the peer has under way, for it
+/// stops counting a request when the response arrives, before its acknowledgement is here.
 const RESPONSES_MAX: usize = 2 * REQUESTS_MAX;
 
 /// A packet whose payload another thread is copying, or the link is writing.
@@ -31,7 +31,7 @@ pub(in super::super) struct Pending {
     pub(super) bytes: usize,
 }
 
-impl Receive {
+impl ReceiveHalf {
     #[inline]
     pub(super) fn place(
         &self,

@@ -5,7 +5,7 @@
 //! fast one. The retransmission timer stands for all of them: it is due no later than the first. An answer
 //! does not move it; when it is served for nothing, it is set anew for what is in flight then.
 
-use super::{Acked, Transmit};
+use super::{Acked, SendHalf};
 use crate::connection::Stats;
 use crate::connection::timer::{Timer, TimerTable};
 use crate::path::{PathPolicy, PathSet, Policy};
@@ -58,7 +58,7 @@ pub(super) enum TailProbe {
     },
 }
 
-impl Transmit {
+impl SendHalf {
     /// Some packets of a chunk have arrived. Those that enough later ones have overtaken, on the
     /// one path that all took, are lost; what is behind the last arrival is still on its way, and
     /// asked for when its own timer says so. Returns how many are lost.

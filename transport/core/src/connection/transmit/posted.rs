@@ -4,7 +4,7 @@ use super::super::Event;
 use super::super::chunk::ChunkSource;
 use super::super::receives::Requests;
 use super::super::work::{Pages, WorkRequest};
-use super::Transmit;
+use super::SendHalf;
 use super::readiness::Readiness;
 use crate::path::BASE_PACKET_BYTES;
 use crate::units::{ChunkNumber, Key};
@@ -141,7 +141,7 @@ pub(in super::super) struct Response {
     pub(in super::super) bytes: u64,
 }
 
-impl Transmit {
+impl SendHalf {
     /// Takes a work request in, which was checked. The response to a read or an atomic goes to `requests`.
     pub(in super::super) fn post(&mut self, request: WorkRequest, requests: &mut Requests) {
         let posted = |token| ChunkSource::Posted { token };

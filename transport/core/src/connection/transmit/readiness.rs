@@ -1,7 +1,7 @@
 //! Chunks that the receiver was not ready for: they wait, and one of them asks from time to time whether it is
 //! ready now.
 
-use super::Transmit;
+use super::SendHalf;
 use super::losses::missing;
 use crate::connection::timer::{Timer, TimerTable};
 use crate::recovery::SentState;
@@ -67,7 +67,7 @@ impl Pick {
     }
 }
 
-impl Transmit {
+impl SendHalf {
     /// The receiver was not ready for a chunk that is under way: it is sent again after a while. No path
     /// and no queue is to blame, so neither learns of it.
     pub(in crate::connection) fn handle_not_ready(

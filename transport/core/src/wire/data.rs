@@ -54,7 +54,8 @@ pub enum Opcode {
     Send = Kind::Send as u8,
     /// It is a [`super::Request`] for what lies at key and offset; one packet.
     Request = Kind::Request as u8,
-    /// It answers the request whose number stands for the key; its bytes go where who asked said, at the offset.
+    /// It answers the request whose number stands for the key; its bytes go to the place that the request named, at the
+    /// offset.
     Response = Kind::Response as u8,
 }
 

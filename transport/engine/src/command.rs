@@ -4,24 +4,19 @@ use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use weft_core::connection::{ReceiveBuffer, WorkRequest};
+use weft_core::endpoint::Local;
 use weft_core::units::ConnectionId;
-use weft_core::wire::Secret;
 
 use crate::doze::Doze;
 use crate::ends::RemoteEnd;
 use crate::parts::Parts;
 use crate::post::Pieces;
 use crate::snapshot::Snapshot;
-use weft_core::memory::DomainId;
 
 /// One request; a worker serves them in the order they were made.
 pub(crate) enum Command {
     /// Know this end: its packets are no strangers', even before it is connected.
-    Allocate {
-        id: ConnectionId,
-        domain: DomainId,
-        receive_secret: Secret,
-    },
+    Allocate { id: ConnectionId, local: Local },
     /// Begin to send and receive.
     Connect {
         id: ConnectionId,

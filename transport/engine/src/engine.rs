@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
 use weft_core::connection::{PostError, ReceiveBuffer, Settings, WorkRequest, Write};
+use weft_core::endpoint::Local;
 use weft_core::units::{ConnectionId, Key};
 use weft_core::wire::Secret;
 use weft_crypto::part_secret;
@@ -150,9 +151,34 @@ impl Engine {
     /// system's randomness and told to the peer only. Packets that arrive before `connect` are
     /// dropped, and resent by the peer. The secrets of the parts of a split connection follow from it.
     pub fn allocate(&self, domain: DomainId, receive_secret: Secret) -> LocalEnd {
-        let first = self.worker_of_domain(domain);
-        let workers =
-            (first..first + usize::from(self.config.split)).map(|w| w % self.queues.len());
+        let in_order = false;
+        self.allocate_parts(
+            Local {
+                domain,
+                receive_secret,
+                in_order,
+            },
+            self.config.split.into(),
+        )
+    }
+
+    /// As [`Engine::allocate`]; the ends of the peer's messages are reported here in the order in which they were posted.
+    /// Such a connection is never split.
+    pub fn allocate_in_order(&self, domain: DomainId, receive_secret: Secret) -> LocalEnd {
+        let in_order = true;
+        self.allocate_parts(
+            Local {
+                domain,
+                receive_secret,
+                in_order,
+            },
+            1,
+        )
+    }
+
+    fn allocate_parts(&self, local: Local, parts: usize) -> LocalEnd {
+        let first = self.worker_of_domain(local.domain);
+        let workers = (first..first + parts).map(|w| w % self.queues.len());
         let ids: Vec<ConnectionId> = {
             let mut ends = self.ends();
             let mut draw = |worker| {
@@ -169,15 +195,11 @@ impl Engine {
         };
         let mut parts = (0..).zip(ids).map(move |(part, id)| {
             let worker = worker_of_connection(id);
-            let receive_secret = part_secret(&receive_secret, part);
-            self.command(
-                worker,
-                Command::Allocate {
-                    id,
-                    domain,
-                    receive_secret,
-                },
-            );
+            let local = Local {
+                receive_secret: part_secret(&local.receive_secret, part),
+                ..local
+            };
+            self.command(worker, Command::Allocate { id, local });
             EndPart {
                 id,
                 address: self.address_of_worker(worker),

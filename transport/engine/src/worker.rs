@@ -113,7 +113,6 @@ impl Worker {
                 congestion: config.congestion,
                 rto_min: config.rto_min,
                 stall_timeout: config.stall_timeout,
-                in_order: false,
                 first_chunk: ChunkNumber(0),
                 peers_validated: false,
                 rate_cap_bps: config.cap_bps.map(|bps| bps / u64::from(workers)),
@@ -237,11 +236,7 @@ impl Worker {
             };
             served = true;
             match command {
-                Command::Allocate {
-                    id,
-                    domain,
-                    receive_secret,
-                } => self.endpoint.allocate(id, domain, receive_secret),
+                Command::Allocate { id, local } => self.endpoint.allocate(id, local),
                 Command::Connect { id, remote, parts } => {
                     if self.users.add(id, parts) {
                         self.connect(id, *remote);

@@ -388,6 +388,14 @@ fn uc4_a_split_connection_has_the_parts_that_both_ends_have() {
 }
 
 #[test]
+fn a_connection_in_order_is_not_split() {
+    let engine = start(split);
+    let whole = engine.allocate_in_order(DomainId(1), secret(1));
+    let parted = engine.allocate(DomainId(1), secret(2));
+    assert_eq!((whole.others.len(), parted.others.len()), (0, 1));
+}
+
+#[test]
 fn uc4_a_split_connection_fails_once_and_whole_when_a_part_fails() {
     let Pair { a, b } = Pair::new(|config| {
         split(config);

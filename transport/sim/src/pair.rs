@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use weft_core::congestion::CongestionKind;
 use weft_core::connection::{Event, PostError, ReceiveBuffer, Settings, WorkRequest};
 use weft_core::drops::DropReason;
-use weft_core::endpoint::{Endpoint, EndpointConfig, Remote};
+use weft_core::endpoint::{Endpoint, EndpointConfig, Local, Remote};
 use weft_core::memory::{Access, DomainId, Memory, Place, Placed, Ticket, check_bounds};
 use weft_core::path::PolicyKind;
 use weft_core::units::{ChunkNumber, ConnectionId, Key, Nanos, Time};
@@ -150,6 +150,8 @@ pub struct PairConfig {
     pub key: Key,
     /// Their length.
     pub region_bytes: usize,
+    /// Whether the ends of messages are reported in order.
+    pub in_order: bool,
 }
 
 impl PairConfig {
@@ -164,7 +166,6 @@ impl PairConfig {
                 },
                 rto_min: Nanos::from_micros(250),
                 stall_timeout: Nanos::from_secs(5),
-                in_order: false,
                 first_chunk: ChunkNumber(0),
                 peers_validated: true,
                 rate_cap_bps: None,
@@ -176,6 +177,7 @@ impl PairConfig {
             turn: Nanos::ZERO,
             key: Key(0x6b65_7921),
             region_bytes: 4 << 20,
+            in_order: false,
         }
     }
 }
@@ -233,9 +235,13 @@ impl<W: Wire> Pair<W> {
 
     /// Makes connection `number` of tenant `domain` known to a host, which is how the other one may come first.
     pub fn allocate(&mut self, host: usize, number: u32, domain: DomainId) {
-        let receive = secret(1 - host, number);
+        let local = Local {
+            domain,
+            receive_secret: secret(1 - host, number),
+            in_order: self.config.in_order,
+        };
         let endpoint = &mut self.ends[host].host.endpoint;
-        endpoint.allocate(id(host, number), domain, receive);
+        endpoint.allocate(id(host, number), local);
     }
 
     /// Joins a host's end of a connection to the other end.

@@ -348,7 +348,6 @@ impl Scenario {
             congestion: self.congestion,
             rto_min: self.rto_min,
             stall_timeout: self.stall_timeout,
-            in_order: self.in_order,
             first_chunk: self.first_chunk,
             peers_validated: self.peers_validated,
             rate_cap_bps: self.rate_cap_bps,

@@ -7,7 +7,7 @@ use std::fmt;
 
 use weft_core::connection::Stats;
 use weft_core::drops::Drops;
-use weft_core::endpoint::{Endpoint, Remote};
+use weft_core::endpoint::{Endpoint, Local, Remote};
 use weft_core::units::{ConnectionId, Key, Nanos};
 use weft_core::wire::Secret;
 
@@ -674,8 +674,12 @@ impl Simulation {
             let machine = &mut self.machines[host];
             target.register(&mut machine.regions, domain, ends[side]);
             if let Some(running) = machine.running() {
-                let secret = secrets[1 - side].clone();
-                running.endpoint.allocate(ids[side], domain, secret);
+                let local = Local {
+                    domain,
+                    receive_secret: secrets[1 - side].clone(),
+                    in_order: self.scenario.in_order,
+                };
+                running.endpoint.allocate(ids[side], local);
             }
             self.ends.push(EndState {
                 host,

@@ -2,6 +2,7 @@
 
 use crate::congestion::CongestionKind;
 use crate::connection::Settings;
+use crate::memory::DomainId;
 use crate::path::PolicyKind;
 use crate::units::{ChunkNumber, ConnectionId, Nanos};
 use crate::wire::{Cipher, Secret};
@@ -19,9 +20,6 @@ pub struct EndpointConfig {
     pub rto_min: Nanos,
     /// A connection with something in flight that hears nothing for this long fails.
     pub stall_timeout: Nanos,
-    /// Whether immediates are reported in the order of the messages that the peer wrote; otherwise each as
-    /// soon as its own message is here.
-    pub in_order: bool,
     /// The number of the first chunk in both directions of every connection, the same at both ends: 0, but
     /// in tests of the numbers' wrap.
     pub first_chunk: ChunkNumber,
@@ -36,6 +34,18 @@ pub struct EndpointConfig {
     pub cipher: &'static dyn Cipher,
     /// Of all draws.
     pub seed: u64,
+}
+
+/// This end of a connection.
+#[derive(Clone, Debug)]
+pub struct Local {
+    /// Its protection domain.
+    pub domain: DomainId,
+    /// What the peer seals with.
+    pub receive_secret: Secret,
+    /// Whether the ends of messages are reported in the order in which the peer posted them; otherwise each as soon as its
+    /// own message is here.
+    pub in_order: bool,
 }
 
 /// The other end of a connection. `P` is the caller's name for the NIC there: the endpoint compares names and

@@ -108,7 +108,7 @@ impl<P: Eq> Endpoint<P> {
                 offer
             }
             known => {
-                let allocated = matches!(known, Some((_, Slot::Allocated { .. })));
+                let allocated = matches!(known, Some((_, Slot::Allocated(_))));
                 let reason = match known {
                     Some(_) if !allocated => DropReason::Closed,
                     _ => DropReason::UnknownConnection,
@@ -174,7 +174,7 @@ impl<P: Eq> Endpoint<P> {
                 }
             }
             // The peer was quicker than the control channel: it sends again.
-            Some((_, Slot::Allocated { .. })) => {
+            Some((_, Slot::Allocated(_))) => {
                 self.count(DropReason::UnknownConnection, bytes.len(), segment);
             }
             known => {
@@ -288,7 +288,7 @@ impl<P: Eq> Endpoint<P> {
         let (by_id, slots) = (&self.by_id, &self.slots);
         self.resets.next(|id| {
             let slot = by_id.get(&id).map(|&slot| &slots[slot as usize]);
-            matches!(slot, Some(Slot::Allocated { .. } | Slot::Open(_)))
+            matches!(slot, Some(Slot::Allocated(_) | Slot::Open(_)))
         })
     }
 

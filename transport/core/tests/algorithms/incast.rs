@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use weft_core::congestion::{CongestionKind, ROUND_TRIP};
 use weft_core::connection::{Event, Failure, Settings, Write};
 use weft_core::drops::DropReason;
-use weft_core::endpoint::{Endpoint, EndpointConfig, Remote};
+use weft_core::endpoint::{Endpoint, EndpointConfig, Local, Remote};
 use weft_core::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
 use weft_core::path::PolicyKind;
 use weft_core::units::{ChunkNumber, ConnectionId, Key, Nanos, Time};
@@ -144,7 +144,6 @@ fn endpoint(index: usize, congestion: CongestionKind, now: Time) -> Endpoint<usi
         congestion,
         rto_min: Nanos::from_micros(250),
         stall_timeout: Nanos::from_millis(200),
-        in_order: false,
         first_chunk: ChunkNumber(0),
         rate_cap_bps: None,
         link_header_bytes: LINK_HEADER as u32,
@@ -178,7 +177,12 @@ impl Incast {
         for sender in 0..SENDERS {
             for (host, peer) in [(sender, RECEIVER), (RECEIVER, sender)] {
                 let endpoint = &mut incast.hosts[host].endpoint;
-                endpoint.allocate(id(host, sender), DomainId(1), secret(peer, sender));
+                let local = Local {
+                    domain: DomainId(1),
+                    receive_secret: secret(peer, sender),
+                    in_order: false,
+                };
+                endpoint.allocate(id(host, sender), local);
                 let remote = Remote {
                     peer,
                     generation: 1,

@@ -322,7 +322,7 @@ impl Pair {
         config.endpoint.congestion = setup.congestion;
         config.endpoint.stall_timeout = setup.stall_timeout;
         config.endpoint.cipher = setup.cipher;
-        config.endpoint.in_order = setup.in_order;
+        config.in_order = setup.in_order;
         config.endpoint.first_chunk = setup.first_chunk;
         (config.key, config.region_bytes) = (KEY, REGION_BYTES);
         let wire = FaultyWire {

@@ -2,6 +2,7 @@ use super::*;
 use crossbeam_channel::Sender;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::Instant;
+use weft_core::endpoint::Local;
 use weft_core::memory::DomainId;
 use weft_core::units::PathId;
 use weft_core::wire::{Probe, Seal, Secret};
@@ -55,8 +56,11 @@ fn a_packet_that_overtakes_the_command_of_its_connection_gets_no_reset() {
     receives(&mut worker);
     let allocate = Command::Allocate {
         id: ConnectionId(7),
-        domain: DomainId(1),
-        receive_secret: Secret([2; 32]),
+        local: Local {
+            domain: DomainId(1),
+            receive_secret: Secret([2; 32]),
+            in_order: false,
+        },
     };
     assert!(commands.send(allocate).is_ok());
     // As in the second half of any turn, also of an inline worker's, which has served its commands before.

@@ -1,16 +1,16 @@
 //! The controllers: fabrics, their nodes and agents, and jobs.
 //!
-//! One task owns what there is (`world`) and decides everything; `fabric` and `job` are pure
-//! functions from that to requests. A transfer is a task of its own (`work`), which the owner looks
-//! at. Only a leader runs this.
+//! One task owns the cache (`world`) and decides everything; `fabric` and `job` are pure functions from
+//! the cache to requests. It never waits for an answer: the writer sends the requests, and its answers
+//! are events like those of watches. A transfer is a task of its own (`work`), which the owner looks at.
+//! Only a leader runs this.
 //!
-//! What something has happened to is decided anew, a job by itself: the agenda has what that is. A
-//! request that failed, or that there was no room for, is simply made again, from what is true by
-//! then. Fabrics are few, and decided together, once a second and when something but a job changes.
+//! A job is decided again when something has happened to it: the work queue has these. A request that
+//! failed is made again, from what is true by then. Fabrics are few, and decided together, once a second
+//! and when something but a job changes.
 
-mod agenda;
 mod agents;
-mod bucket;
+mod backoff;
 mod cluster;
 mod condition;
 mod copies;
@@ -33,19 +33,24 @@ mod resolve;
 mod secret;
 mod snapshot;
 mod status;
-mod stumbles;
 mod tally;
 mod views;
 mod work;
+mod work_queue;
 mod world;
-mod writes;
+mod writer;
 
 #[cfg(test)]
+mod api_server;
+#[cfg(test)]
 mod scenario;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
+    num::NonZeroU32,
     sync::Arc,
     time::Duration,
 };
@@ -57,27 +62,27 @@ use tokio::{
     sync::{Notify, mpsc, watch},
     time::{Instant, sleep_until},
 };
+use weft_crds::TransferJob;
 
 pub use self::question::{Neighbour, Neighbours, Question, Survey};
 pub(crate) use self::request::FINALIZER;
 pub use self::tally::Tally;
 use self::{
-    agenda::Agenda,
     agents::AgentTemplate,
-    bucket::{Bucket, Rank},
+    backoff::Backoff,
     cluster::{Cluster, ClusterError, Seen},
-    holds::Holds,
+    holds::{Consequence, Holds},
     lead::Lead,
     looks::Looks,
     membership::Membership,
     models::Notes,
     queue::Queue,
-    request::{News, Request},
+    request::{Change, Event, Request},
     secret::Secrets,
-    stumbles::Stumbles,
     work::Work,
+    work_queue::WorkQueue,
     world::{Key, World, uid},
-    writes::rank,
+    writer::{Answer, Owner, Writer},
 };
 use crate::{
     authority::Authority,
@@ -87,16 +92,19 @@ use crate::{
     web::Pulse,
 };
 
-/// Fabrics are looked at so often, and the agenda: deadlines and silences are counted in seconds.
+/// Fabrics are decided this often, and the work queue is looked at: deadlines and silences are counted in
+/// seconds.
 const LOOK: Duration = Duration::from_secs(1);
-/// When something was left undone, it is tried again so soon.
-const AGAIN: Duration = Duration::from_millis(100);
-/// Between two steps: what comes in a bunch is decided at once.
-const BREATH: Duration = Duration::from_millis(20);
+/// Changes that come within this time are decided together.
+const DEBOUNCE: Duration = Duration::from_millis(20);
 
-/// Writes that no job's change waits for take so long in a step, but for the last of them: it may be one
-/// that is not answered.
-const WRITES_WITHIN: Duration = Duration::from_secs(2);
+/// A transfer whose task ended without an outcome, which is a bug, begins again after this delay …
+const CRASH_FIRST: Duration = Duration::from_secs(1);
+/// … that doubles up to this: a job that panics at once costs the agents and the log one attempt a minute.
+/// It has no last time: a bug of the operator is no reason that a job is Failed, which is final.
+const CRASH_LONGEST: Duration = Duration::from_secs(60);
+/// A task that ran this long has crashed for another reason.
+const CRASH_FORGET_AFTER: Duration = Duration::from_secs(600);
 
 /// What the controllers work with.
 pub struct Context {
@@ -122,6 +130,8 @@ pub struct Context {
     pub template: DaemonSet,
     /// HOST:PORT at which agents reach the leader.
     pub service_address: String,
+    /// Requests to the API server in a second, at most; Events are among them.
+    pub writes_per_second: NonZeroU32,
     /// What is counted.
     pub tally: Tally,
 }
@@ -156,9 +166,9 @@ pub async fn run(
     let (tell, mut seen_secrets) = mpsc::unbounded_channel();
     let mut watches = cluster.watch();
     let mut reports = context.reports.clone();
+    let cluster = Arc::new(cluster);
     let mut controllers = Controllers {
-        bucket: Bucket::new(Duration::ZERO),
-        label_bucket: Bucket::of_labels(Duration::ZERO),
+        writer: Writer::new(cluster, context.writes_per_second, context.tally.clone()),
         lead: Lead::new(context.epoch, context.renewals.clone()),
         began: Instant::now(),
         led_since: Timestamp::now(),
@@ -170,27 +180,26 @@ pub async fn run(
         },
         works: BTreeMap::new(),
         written: BTreeMap::new(),
-        labelled: None,
-        stumbles: Stumbles::default(),
-        untold: Vec::new(),
+        crashes: Backoff::new(CRASH_FIRST, CRASH_LONGEST, CRASH_FORGET_AFTER),
         notes: Notes::default(),
         holds: Holds::default(),
         looks: Looks::new(secrets, tell),
-        agenda: Agenda::default(),
+        work_queue: WorkQueue::default(),
         queue: Queue::default(),
         membership: Membership::default(),
         members_of: None,
         fabrics_of: None,
-        cluster,
         context,
         template,
     };
     let changed = Arc::clone(&controllers.changed);
     let mut due = Instant::now() + LOOK;
+    let mut send_at = due;
     loop {
         let mut are_reports_new = false;
         tokio::select! {
             Some(seen) = watches.next() => controllers.take(seen),
+            answer = controllers.writer.answered() => controllers.answered(answer),
             Ok(()) = reports.changed() => are_reports_new = true,
             Some(seen) = seen_secrets.recv() => controllers.saw(seen),
             () = changed.notified() => {}
@@ -199,59 +208,59 @@ pub async fn run(
                 controllers.answer(question);
                 continue;
             }
+            () = sleep_until(send_at) => {
+                send_at = controllers.send();
+                continue;
+            }
             () = sleep_until(due) => {}
         }
         let woken = Instant::now();
         controllers.context.pulse.beat(woken);
-        let begin = woken + BREATH;
+        let begin = woken + DEBOUNCE;
         while let Ok(Some(seen)) = tokio::time::timeout_at(begin, watches.next()).await {
             controllers.take(seen);
         }
         while let Some(Some(seen)) = watches.next().now_or_never() {
             controllers.take(seen);
         }
+        while let Some(answer) = controllers.writer.answered().now_or_never() {
+            controllers.answered(answer);
+        }
         are_reports_new |= reports.has_changed().unwrap_or(false);
         reports.mark_unchanged();
-        let all_done = if controllers.world.is_whole() {
-            // Whoever may not write has nothing to decide either.
-            controllers.lead.may_write(Instant::now()) && controllers.step(are_reports_new).await
-        } else {
-            true
-        };
+        // Without the lead there is nothing to decide either.
+        if controllers.world.is_whole() && controllers.lead.may_write(Instant::now()) {
+            controllers.step(are_reports_new);
+        }
+        send_at = controllers.send();
         let steps = &controllers.context.tally.steps;
         steps.observe(woken.elapsed().as_secs_f64());
-        due = Instant::now() + if all_done { LOOK } else { AGAIN };
+        due = Instant::now() + LOOK;
     }
 }
 
 struct Controllers {
     context: Context,
-    cluster: Cluster,
     template: AgentTemplate,
     world: World,
     /// By the jobs' UIDs.
     works: BTreeMap<String, Work>,
     /// When a job's status was last written, by UID.
     written: BTreeMap<String, Timestamp>,
-    /// The job whose node was labelled last.
-    labelled: Option<Key>,
     lead: Lead,
-    stumbles: Stumbles,
-    /// What people shall hear of jobs and has not been said yet.
-    untold: Vec<(Key, News)>,
+    writer: Writer,
+    /// Transfers whose task ended without an outcome, by the jobs' UIDs.
+    crashes: Backoff<String>,
     notes: Notes,
     holds: Holds,
     looks: Looks,
-    agenda: Agenda,
+    work_queue: WorkQueue,
     queue: Queue,
     membership: Membership,
     /// The layout that it is of.
     members_of: Option<u64>,
     /// What was around the jobs when fabrics were last decided, and when that was.
     fabrics_of: Option<(u64, Instant)>,
-    bucket: Bucket,
-    /// Of these, labels.
-    label_bucket: Bucket,
     began: Instant,
     /// The same by this machine's clock.
     led_since: Timestamp,
@@ -259,98 +268,68 @@ struct Controllers {
 }
 
 impl Controllers {
-    /// Decides what there is to decide and does what there is room for; whether there was room for all.
-    async fn step(&mut self, are_reports_new: bool) -> bool {
+    /// Decides what there is to decide.
+    fn step(&mut self, are_reports_new: bool) {
         let now = Timestamp::now();
         let layout = self.world.layout();
         if self.members_of != Some(layout) {
             self.membership = Membership::of(&self.world);
             self.members_of = Some(layout);
         }
-        let jobs = self.jobs(now);
-        // The jobs first: people wait for them. Progress last.
-        let (mut progress, mut transitions, mut labels) = (Vec::new(), Vec::new(), Vec::new());
-        for (key, request) in jobs {
-            match rank(&request) {
-                Rank::Change => transitions.push((key, request)),
-                Rank::Progress => progress.push((key, request)),
-                Rank::Label => labels.push((key, request)),
-            }
+        self.jobs(now);
+        if let Some(requests) = self.fabrics(are_reports_new, now) {
+            self.writer.submit(&Owner::Fabrics, requests);
         }
-        let mut all_done = true;
-        let mut looked = Vec::new();
-        for (key, request) in transitions {
-            let is_done = self.carry_out(&request, now).await;
-            looked.push((key, if is_done { LOOK } else { AGAIN }));
-            all_done &= is_done;
-        }
-        for (key, news) in std::mem::take(&mut self.untold) {
-            let job = self.world.jobs.get(&key).map(|job| job.object_ref(&()));
-            self.tell(job, "Transfer", &[news]).await;
-        }
-        // A write that is not answered takes its time, and jobs are not looked at meanwhile. So each kind has a
-        // bound of its own, and what has come to nothing is tried after all that has not.
-        let mut fabrics = self.fabrics(are_reports_new, now);
-        fabrics.sort_by_key(|request| self.holds.failures(&request.object()));
-        let until = Instant::now() + WRITES_WITHIN;
-        for request in fabrics {
-            let has_time = Instant::now() < until;
-            all_done &= has_time && self.carry_out(&request, now).await;
-        }
-        // Before progress, and with a pace of their own: neither waits for ever.
-        all_done &= self.label(labels, &mut looked, now).await;
-        // Where there is no room for all, those come first that were shown longest ago.
-        progress.sort_by_key(|(_, request)| match request {
-            Request::JobStatus { uid, .. } => self.written.get(uid).copied(),
-            _ => None,
-        });
-        let until = Instant::now() + WRITES_WITHIN;
-        for (key, request) in progress {
-            let has_time = Instant::now() < until;
-            let is_done = has_time && self.carry_out(&request, now).await;
-            looked.push((key, if is_done { LOOK } else { AGAIN }));
-        }
-        // Whether it was done, and what follows from it, is seen by another look.
-        let elapsed = self.began.elapsed();
-        for (key, wait) in looked {
-            self.agenda.at(&key, elapsed + wait);
-        }
-        all_done
     }
 
-    /// Has nodes labelled, as far as there is room; whether there was for all. A job has one label after the
-    /// other, and may have a thousand: they take turns.
-    async fn label(
-        &mut self,
-        mut labels: Vec<(Key, Request)>,
-        looked: &mut Vec<(Key, Duration)>,
-        now: Timestamp,
-    ) -> bool {
-        let is_next =
-            |(key, _): &(Key, Request)| self.labelled.as_ref().is_none_or(|last| key > last);
-        let next = labels.iter().position(is_next).unwrap_or_default();
-        labels.rotate_left(next);
-        let mut has_room = true;
-        let until = Instant::now() + WRITES_WITHIN;
-        for (key, request) in labels {
-            let elapsed = self.began.elapsed();
-            let is_held = self.holds.is_held(&request.object(), elapsed);
-            let wait = if is_held || !has_room {
-                LOOK
-            } else if Instant::now() < until
-                && self.label_bucket.take(elapsed, Rank::Label)
-                && self.carry_out(&request, now).await
-            {
-                self.labelled = Some(key.clone());
-                // The next one at once: it is no change of the job by which that would be looked at.
-                Duration::ZERO
-            } else {
-                has_room = false;
-                AGAIN
-            };
-            looked.push((key, wait));
+    /// Sends what may be sent. Returns when to do so again, at the latest.
+    fn send(&mut self) -> Instant {
+        let now = Instant::now();
+        let again = self.lead.may_write(now).then(|| self.writer.dispatch());
+        again.flatten().unwrap_or(now + LOOK)
+    }
+
+    /// The API server has answered a request, or an Event.
+    fn answered(&mut self, answer: Option<Answer>) {
+        let Some(answer) = answer else {
+            return;
+        };
+        let Answer {
+            owner,
+            request,
+            result,
+        } = answer;
+        let object = request.object();
+        match result {
+            Ok(answered) => {
+                self.holds.clear(&object);
+                let is_status = matches!(request.change, Change::ApplyStatus(_));
+                if is_status && object.kind == TransferJob::kind(&()) {
+                    self.written.insert(request.uid.clone(), Timestamp::now());
+                }
+                self.world.learn(&object, answered);
+                self.writer.publish(&request.reference(), &request.events);
+            }
+            Err(error) => self.failed(&request, &error),
         }
-        has_room
+        if let Owner::Job(key) = owner {
+            self.work_queue.add(key);
+        }
+    }
+
+    fn failed(&mut self, request: &Request, error: &ClusterError) {
+        let (kind, Key { namespace, name }) = (request.kind(), &request.key);
+        if error.is_conflict() {
+            tracing::debug!(kind, namespace, name, %error, "the object has changed");
+        } else {
+            tracing::warn!(kind, namespace, name, %error, "a write failed; it is repeated");
+            self.context.tally.failed.inc();
+        }
+        let elapsed = self.began.elapsed();
+        match error.consequence(request) {
+            Consequence::LeaveOut { node, key } => self.holds.leave_out(node, key, elapsed),
+            Consequence::Hold(failure) => self.holds.hold(request.object(), failure, elapsed),
+        }
     }
 
     /// Takes what a watch says.
@@ -372,7 +351,7 @@ impl Controllers {
         question::answer(question, &known, Timestamp::now());
     }
 
-    /// The jobs that are to be decided now.
+    /// The jobs to decide now.
     fn due(&mut self) -> BTreeSet<Key> {
         let changed = self.world.take_changed_jobs();
         if !changed.is_empty() {
@@ -381,38 +360,45 @@ impl Controllers {
             self.written.retain(|uid, _| uids.contains(uid));
             self.queue.keep(&uids);
             let jobs = &self.world.jobs;
-            self.agenda.keep(|key| jobs.get(key).is_some());
-            self.stumbles.keep(&uids);
+            self.work_queue.retain(|key| jobs.get(key).is_some());
+            self.crashes.retain(|uid| uids.contains(uid));
         }
-        changed.into_iter().for_each(|key| self.agenda.note(key));
+        for key in changed {
+            if self.world.jobs.get(&key).is_none() {
+                self.writer.submit(&Owner::Job(key.clone()), Vec::new());
+            }
+            self.work_queue.add(key);
+        }
         for work in self.works.values() {
             if let Some(key) = work.news() {
-                self.agenda.note(key.clone());
+                self.work_queue.add(key.clone());
             }
         }
         let elapsed = self.began.elapsed();
         for (uid, work) in self.works.extract_if(.., |_, work| work.is_lost()) {
-            let wait = self.stumbles.stumbled(&uid, elapsed);
+            let wait = self.crashes.failed(uid.clone(), elapsed);
             tracing::error!(
                 uid,
                 "a transfer's task ended without an outcome; it begins again in {wait:?}"
             );
-            self.agenda.at(work.key(), elapsed + wait);
-            self.untold
-                .push((work.key().clone(), stumbles::interrupted(wait)));
-        }
-        if self.agenda.is_for_all(self.world.layout(), elapsed) {
-            for (key, _) in self.world.jobs.iter() {
-                self.agenda.note(key.clone());
+            self.work_queue.add_at(work.key(), elapsed + wait);
+            if let Some(job) = self.world.jobs.get(work.key()) {
+                let object = job.object_ref(&());
+                self.writer.publish(&object, &[interrupted(wait)]);
             }
         }
-        self.agenda.take(elapsed)
+        if self.work_queue.is_for_all(self.world.layout(), elapsed) {
+            for (key, _) in self.world.jobs.iter() {
+                self.work_queue.add(key.clone());
+            }
+        }
+        self.work_queue.take(elapsed)
     }
 
-    /// Decides jobs and does what is to be done here; gives what is to be written.
-    fn jobs(&mut self, now: Timestamp) -> Vec<(Key, Request)> {
+    /// Decides the jobs that something has happened to.
+    fn jobs(&mut self, now: Timestamp) {
         let held = self.holds.nodes(self.began.elapsed());
-        let (mut orders, mut requests) = (Vec::new(), Vec::new());
+        let mut orders = Vec::new();
         self.forget_looks();
         for key in self.due() {
             let Some(job) = self.world.jobs.get(&key) else {
@@ -442,25 +428,36 @@ impl Controllers {
             self.queue.see(&uid, decision.party);
             if let Some(due) = job::due(job).filter(|due| *due > now) {
                 let left = due.duration_since(now).unsigned_abs();
-                self.agenda.at(&key, self.began.elapsed() + left);
+                self.work_queue.add_at(&key, self.began.elapsed() + left);
             }
             if let Some(order) = decision.order {
                 orders.push((key.clone(), uid, order));
             }
-            if let Some(request) = decision.request {
-                requests.push((key, request));
-            }
+            let requests = decision.request.into_iter().collect();
+            self.writer.submit(&Owner::Job(key), requests);
         }
         for (key, uid, order) in orders {
             // Another look says whether it came to anything.
             let soon = self.began.elapsed() + LOOK;
-            self.agenda.at(&key, soon);
+            self.work_queue.add_at(&key, soon);
             self.obey(key, uid, order);
         }
         for key in self.queue.settle() {
-            self.agenda.note(key);
+            self.work_queue.add(key);
             self.changed.notify_one();
         }
-        requests
+    }
+}
+
+/// What people read of a job whose transfer ended by a bug.
+fn interrupted(wait: Duration) -> Event {
+    Event {
+        warning: true,
+        reason: "TransferInterrupted".to_owned(),
+        note: format!(
+            "the operator's task for this transfer ended by a bug, which its log describes; it begins again \
+             in {} s, from what is there",
+            wait.as_secs()
+        ),
     }
 }

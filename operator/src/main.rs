@@ -3,6 +3,7 @@
 use std::{
     io::{self, IsTerminal as _},
     net::IpAddr,
+    num::NonZeroU32,
     path::PathBuf,
     process::ExitCode,
     time::Duration,
@@ -68,6 +69,9 @@ struct Arguments {
     /// The manifest of the agents' DaemonSet, to which the operator adds what depends on the fabric.
     #[arg(long, value_name = "FILE", default_value = "/etc/weft/agent.yaml")]
     agent_template: PathBuf,
+    /// Requests that change something in the API, in a second, at most; Events are among them.
+    #[arg(long, value_name = "NUMBER", default_value = "50")]
+    writes_per_second: NonZeroU32,
     /// Log as JSON, one object a line.
     #[arg(long, global = true)]
     log_json: bool,
@@ -173,5 +177,6 @@ fn settings(arguments: Arguments) -> Result<Settings, String> {
         live_port: arguments.live_port,
         agent_account: arguments.agent_account,
         agent_template: arguments.agent_template,
+        writes_per_second: arguments.writes_per_second,
     })
 }

@@ -11,6 +11,7 @@ use std::{
     convert::Infallible,
     future::{Future, IntoFuture as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::NonZeroU32,
     path::{Path, PathBuf},
     pin::pin,
     sync::Arc,
@@ -73,6 +74,8 @@ pub struct Settings {
     pub agent_account: String,
     /// The manifest that a fabric's DaemonSet is made of.
     pub agent_template: PathBuf,
+    /// Requests to the API server that change something, in a second, at most.
+    pub writes_per_second: NonZeroU32,
 }
 
 /// Why the program ended.
@@ -283,6 +286,7 @@ impl Leader {
             fabrics,
             template: self.template,
             service_address: address.dial.clone(),
+            writes_per_second: settings.writes_per_second,
             tally: self.controllers,
         };
         let controllers = pin!(controllers::run(context, asked));

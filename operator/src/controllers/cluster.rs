@@ -8,16 +8,15 @@ use k8s_openapi::api::{
     core::v1::{Namespace, Node, ObjectReference},
 };
 use kube::{
-    Api, Client, Resource, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    Api, Client, Resource,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
     core::{ObjectMeta, PartialObjectMeta, object::HasStatus},
     runtime::{
         WatchStreamExt as _,
-        events::{Event as Told, EventType, Recorder, Reporter},
-        watcher::{self, Event, watcher},
+        events::{Event as PublishedEvent, EventType, Recorder, Reporter},
+        watcher::{self, watcher},
     },
 };
-use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use weft_crds::{FabricNode, RdmaFabric, TransferJob};
 
@@ -26,9 +25,8 @@ use crate::{NAME, patience, transfer::innermost};
 use super::{
     agents::FABRIC_LABEL,
     holds::{Consequence, Failure},
-    models::Note,
-    request::{FINALIZER, News, Request},
-    world::{Key, World},
+    request::{Change, Event, Request},
+    world::World,
 };
 
 /// A write that has not been answered by then is repeated.
@@ -38,12 +36,12 @@ const WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "it is put away at once")]
 pub(super) enum Seen {
-    Fabric(Event<RdmaFabric>),
-    FabricNode(Event<FabricNode>),
-    Job(Event<TransferJob>),
-    Node(Event<PartialObjectMeta<Node>>),
-    Namespace(Event<PartialObjectMeta<Namespace>>),
-    DaemonSet(Event<PartialObjectMeta<DaemonSet>>),
+    Fabric(watcher::Event<RdmaFabric>),
+    FabricNode(watcher::Event<FabricNode>),
+    Job(watcher::Event<TransferJob>),
+    Node(watcher::Event<PartialObjectMeta<Node>>),
+    Namespace(watcher::Event<PartialObjectMeta<Namespace>>),
+    DaemonSet(watcher::Event<PartialObjectMeta<DaemonSet>>),
 }
 
 impl Seen {
@@ -72,10 +70,10 @@ impl Seen {
 }
 
 /// The status of the object that an event is about.
-fn of<K: HasStatus>(event: &Event<K>) -> Option<&K::Status> {
+fn of<K: HasStatus>(event: &watcher::Event<K>) -> Option<&K::Status> {
     match event {
-        Event::Apply(object) | Event::InitApply(object) => object.status(),
-        Event::Delete(_) | Event::Init | Event::InitDone => None,
+        watcher::Event::Apply(object) | watcher::Event::InitApply(object) => object.status(),
+        watcher::Event::Delete(_) | watcher::Event::Init | watcher::Event::InitDone => None,
     }
 }
 
@@ -125,29 +123,22 @@ impl ClusterError {
 
     /// What is to become of what was asked for.
     pub(super) fn consequence(&self, request: &Request) -> Consequence {
-        match (self, request) {
-            (
-                Self::LeftOut { .. },
-                Request::NodeModel {
-                    node,
-                    key,
-                    note: Some(_),
-                    ..
-                },
-            ) => Consequence::LeaveOut {
-                node: node.clone(),
+        let (Self::LeftOut { key }, Change::MergeMetadata(wanted)) = (self, &request.change) else {
+            return Consequence::Hold(self.failure());
+        };
+        match wanted["annotations"].get(key) {
+            None => Consequence::Hold(self.failure()),
+            // Somebody keeps it there: the node may still say other things, after a while.
+            Some(Value::Null) => Consequence::Hold(Failure::Failed),
+            Some(_) => Consequence::LeaveOut {
+                node: request.key.name.clone(),
                 key: key.clone(),
             },
-            // Somebody keeps it there: the node may still say other things, after a while.
-            (Self::LeftOut { .. }, Request::NodeModel { note: None, .. }) => {
-                Consequence::Hold(Failure::Failed)
-            }
-            _ => Consequence::Hold(self.failure()),
         }
     }
 
-    /// The object is gone or another: the watch will tell.
-    pub(super) fn is_stale(&self) -> bool {
+    /// The object is gone or has another version: the watch tells which.
+    pub(super) fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused(kube::Error::Api(status)) if [404, 409].contains(&status.code))
     }
 }
@@ -209,133 +200,67 @@ impl Cluster {
         Api::all(self.client.clone())
     }
 
-    /// Carries out a request; what the API server answers is what there is from then on.
-    pub(super) async fn carry_out(
+    /// Sends a request. Returns the object as it is from then on; `None` once it is gone.
+    pub(super) async fn send(
         &self,
         request: &Request,
-        world: &mut World,
-    ) -> Result<(), ClusterError> {
-        match request {
-            Request::JobStatus {
-                key, uid, status, ..
-            } => {
-                let mut text = identified::<TransferJob>(key, uid, "status", status);
-                self.fence(&mut text, world.jobs.get(key));
-                world
-                    .jobs
-                    .learn(self.apply_status(&self.jobs(key), &key.name, &text).await?);
+    ) -> Result<Option<DynamicObject>, ClusterError> {
+        let name = &request.key.name;
+        let api: Api<DynamicObject> = if request.key.namespace.is_empty() {
+            Api::all_with(self.client.clone(), &request.resource)
+        } else {
+            let namespace = &request.key.namespace;
+            Api::namespaced_with(self.client.clone(), namespace, &request.resource)
+        };
+        let apply = PatchParams::apply(NAME).force();
+        let body = request.body(self.epoch);
+        match &request.change {
+            Change::Apply(_) => {
+                let object = within(api.patch(name, &apply, &Patch::Apply(&body))).await?;
+                Ok(Some(object))
             }
-            Request::Finalizer { key, uid, hold, .. } => {
-                let mut text = identified::<TransferJob>(key, uid, "spec", &Value::Null);
-                let finalizers = if *hold { json!([FINALIZER]) } else { json!([]) };
-                text["metadata"]["finalizers"] = finalizers;
-                over(&mut text, world.jobs.get(key));
-                if let Some(text) = text.as_object_mut() {
-                    text.remove("spec");
-                }
-                world
-                    .jobs
-                    .learn(self.apply(&self.jobs(key), &key.name, &text).await?);
+            Change::ApplyStatus(_) => {
+                let object = within(api.patch_status(name, &apply, &Patch::Apply(&body))).await?;
+                Ok(Some(object))
             }
-            Request::DeleteJob { key, uid } => {
-                let version = world.jobs.get(key).and_then(TransferJob::resource_version);
-                let jobs = self.jobs(key);
-                match self.delete(&jobs, &key.name, (uid, version)).await? {
-                    Some(job) => world.jobs.learn(job),
-                    None => world.jobs.forget(key),
-                }
-            }
-            Request::FabricStatus { name, uid, status } => {
-                let mut text = identified::<RdmaFabric>(&Key::cluster(name), uid, "status", status);
-                self.fence(&mut text, world.fabrics.named(name));
-                world
-                    .fabrics
-                    .learn(self.apply_status(&self.all(), name, &text).await?);
-            }
-            Request::FabricNodeStatus {
-                name, uid, status, ..
-            } => {
-                let mut text = identified::<FabricNode>(&Key::cluster(name), uid, "status", status);
-                self.fence(&mut text, world.fabric_nodes.named(name));
-                world
-                    .fabric_nodes
-                    .learn(self.apply_status(&self.all(), name, &text).await?);
-            }
-            Request::ApplyFabricNode {
-                name,
-                fabric,
-                owner,
-            } => {
-                let spec = json!({ "fabric": fabric });
-                let mut text = identified::<FabricNode>(&Key::cluster(name), "", "spec", &spec);
-                text["metadata"]["ownerReferences"] = json!([
-                    { "apiVersion": "v1", "kind": "Node", "name": name, "uid": owner }
-                ]);
-                world
-                    .fabric_nodes
-                    .learn(self.apply(&self.all(), name, &text).await?);
-            }
-            Request::NodeFabric { node, uid, fabric } => {
-                let text = json!({ "metadata": {
-                    "uid": uid,
-                    "labels": { FABRIC_LABEL: fabric },
-                } });
-                self.merge_node(node, text, world).await?;
-            }
-            Request::NodeModel {
-                node,
-                uid,
-                version,
-                key,
-                note,
-            } => {
-                let mut text = json!({ "metadata": {
-                    "uid": uid,
-                    "labels": { key: note.as_ref().map(Note::value) },
-                    "annotations": { key: note.as_ref().map(Note::text) },
-                } });
-                if let Some(version) = version {
-                    text["metadata"]["resourceVersion"] = json!(version);
-                }
-                self.merge_node(node, text, world).await?;
-            }
-            Request::DeleteFabricNode { name, uid } => {
-                let known = world.fabric_nodes.named(name);
-                let version = known.and_then(FabricNode::resource_version);
-                let nodes = self.all::<FabricNode>();
-                match self.delete(&nodes, name, (uid, version)).await? {
-                    Some(node) => world.fabric_nodes.learn(node),
-                    None => world.fabric_nodes.forget(&Key::cluster(name)),
+            Change::MergeMetadata(wanted) => {
+                let merge = PatchParams {
+                    field_manager: Some(NAME.to_owned()),
+                    ..PatchParams::default()
+                };
+                let patch = Patch::Merge(&body);
+                let object = within(api.patch_metadata(name, &merge, &patch)).await?;
+                match left_out(wanted, &object.metadata) {
+                    Some(key) => Err(ClusterError::LeftOut { key }),
+                    None => Ok(Some(DynamicObject {
+                        types: object.types,
+                        metadata: object.metadata,
+                        data: json!({}),
+                    })),
                 }
             }
-            Request::ApplyDaemonSet(set) => {
-                let set = self.apply(&self.sets(), &set.name_any(), set).await?;
-                world.daemon_sets.learn(bare(set));
-            }
-            Request::DeleteDaemonSet { name, uid } => {
-                match self.delete(&self.sets(), name, (uid, None)).await? {
-                    Some(set) => world.daemon_sets.learn(bare(set)),
-                    None => world.daemon_sets.forget(&Key {
-                        namespace: self.namespace.clone(),
-                        name: name.clone(),
-                    }),
-                }
+            Change::Delete => {
+                let uid = (!request.uid.is_empty()).then(|| request.uid.clone());
+                let parameters = DeleteParams::background().preconditions(Preconditions {
+                    uid,
+                    resource_version: request.version.clone(),
+                });
+                Ok(within(api.delete(name, &parameters)).await?.left())
             }
         }
-        Ok(())
     }
 
-    /// Says it to people; nobody waits for it, so a failure is only logged.
-    pub(super) async fn tell(&self, object: &ObjectReference, action: &str, news: &News) {
-        let event = Told {
-            type_: if news.warning {
+    /// Publishes an Event of an object. A failure is only logged: nothing waits for it.
+    pub(super) async fn publish(&self, object: &ObjectReference, event: &Event) {
+        let event = PublishedEvent {
+            type_: if event.warning {
                 EventType::Warning
             } else {
                 EventType::Normal
             },
-            reason: news.reason.clone(),
-            note: Some(news.note.clone()),
-            action: action.to_owned(),
+            reason: event.reason.clone(),
+            note: Some(event.note.clone()),
+            action: "Reconcile".to_owned(),
             secondary: None,
         };
         match tokio::time::timeout(WITHIN, self.recorder.publish(&event, object)).await {
@@ -344,82 +269,6 @@ impl Cluster {
             Err(_) => tracing::debug!("an Event was not written in time"),
         }
     }
-
-    fn jobs(&self, key: &Key) -> Api<TransferJob> {
-        Api::namespaced(self.client.clone(), &key.namespace)
-    }
-
-    fn sets(&self) -> Api<DaemonSet> {
-        Api::namespaced(self.client.clone(), &self.namespace)
-    }
-
-    /// Has a node say this by its metadata, and looks whether it does.
-    async fn merge_node(
-        &self,
-        node: &str,
-        said: Value,
-        world: &mut World,
-    ) -> Result<(), ClusterError> {
-        let parameters = PatchParams {
-            field_manager: Some(NAME.to_owned()),
-            ..PatchParams::default()
-        };
-        let nodes = self.all::<Node>();
-        let patch = Patch::Merge(&said);
-        let node = within(nodes.patch_metadata(node, &parameters, &patch)).await?;
-        let left_out = left_out(&said, &node);
-        world.nodes.learn(node);
-        left_out.map_or(Ok(()), |key| Err(ClusterError::LeftOut { key }))
-    }
-
-    async fn apply<K>(
-        &self,
-        api: &Api<K>,
-        name: &str,
-        text: &(impl Serialize + std::fmt::Debug),
-    ) -> Result<K, ClusterError>
-    where
-        K: Clone + DeserializeOwned + std::fmt::Debug,
-    {
-        let parameters = PatchParams::apply(NAME).force();
-        within(api.patch(name, &parameters, &Patch::Apply(text))).await
-    }
-
-    async fn apply_status<K>(
-        &self,
-        api: &Api<K>,
-        name: &str,
-        text: &Value,
-    ) -> Result<K, ClusterError>
-    where
-        K: DeserializeOwned,
-    {
-        let parameters = PatchParams::apply(NAME).force();
-        within(api.patch_status(name, &parameters, &Patch::Apply(text))).await
-    }
-
-    /// Has a status say who wrote it, and refused where the object is another than the one known.
-    fn fence(&self, text: &mut Value, known: Option<&impl Resource>) {
-        over(text, known);
-        text["status"]["leaderEpoch"] = json!(i64::try_from(self.epoch).unwrap_or(i64::MAX));
-    }
-
-    /// Ends an object; gives it as it is until it is gone.
-    async fn delete<K>(
-        &self,
-        api: &Api<K>,
-        name: &str,
-        (uid, version): (&str, Option<String>),
-    ) -> Result<Option<K>, ClusterError>
-    where
-        K: Clone + DeserializeOwned + std::fmt::Debug,
-    {
-        let parameters = DeleteParams::background().preconditions(Preconditions {
-            uid: Some(uid.to_owned()),
-            resource_version: version,
-        });
-        Ok(within(api.delete(name, &parameters)).await?.left())
-    }
 }
 
 fn config() -> watcher::Config {
@@ -427,10 +276,10 @@ fn config() -> watcher::Config {
 }
 
 fn told<K: Send + 'static>(
-    events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
-    seen: fn(Event<K>) -> Seen,
+    events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
+    seen: fn(watcher::Event<K>) -> Seen,
 ) -> stream::BoxStream<'static, Seen> {
-    let heard = |result: watcher::Result<Event<K>>| {
+    let heard = |result: watcher::Result<watcher::Event<K>>| {
         let heard = result
             .inspect_err(|error| tracing::warn!(%error, "a watch broke off; it begins again"));
         std::future::ready(heard.ok())
@@ -438,57 +287,21 @@ fn told<K: Send + 'static>(
     events.default_backoff().filter_map(heard).map(seen).boxed()
 }
 
-/// Only its metadata.
-fn bare(set: DaemonSet) -> PartialObjectMeta<DaemonSet> {
-    PartialObjectMeta {
-        metadata: set.metadata,
-        ..PartialObjectMeta::default()
-    }
-}
-
-/// The first label or annotation that a node does not have as it was said.
-fn left_out(said: &Value, node: &PartialObjectMeta<Node>) -> Option<String> {
+/// The first label or annotation that is not as it was wanted.
+fn left_out(wanted: &Value, there: &ObjectMeta) -> Option<String> {
     let parts = [
-        ("labels", node.labels()),
-        ("annotations", node.annotations()),
+        ("labels", &there.labels),
+        ("annotations", &there.annotations),
     ];
-    let mut said = parts.into_iter().flat_map(|(part, there)| {
-        let said = said["metadata"][part].as_object().into_iter().flatten();
-        said.map(move |(key, value)| (key, value.as_str(), there.get(key)))
+    let mut wanted = parts.into_iter().flat_map(|(part, there)| {
+        let wanted = wanted[part].as_object().into_iter().flatten();
+        wanted.map(move |(key, value)| {
+            let there = there.as_ref().and_then(|there| there.get(key));
+            (key, value.as_str(), there.map(String::as_str))
+        })
     });
-    let is_other = |(_, value, there): &(&String, Option<&str>, Option<&String>)| {
-        *value != there.map(String::as_str)
-    };
-    said.find(is_other).map(|(key, ..)| key.clone())
-}
-
-/// An object of one part, with its UID: refused where that is another's by now.
-fn identified<K: Resource<DynamicType = ()>>(
-    key: &Key,
-    uid: &str,
-    part: &str,
-    value: &impl Serialize,
-) -> Value {
-    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    let metadata = ObjectMeta {
-        name: Some(key.name.clone()),
-        namespace: some(&key.namespace),
-        uid: some(uid),
-        ..ObjectMeta::default()
-    };
-    json!({
-        "apiVersion": K::api_version(&()),
-        "kind": K::kind(&()),
-        "metadata": metadata,
-        part: value,
-    })
-}
-
-/// Has the API server refuse it where the object is another than the one that was decided about.
-fn over(text: &mut Value, known: Option<&impl Resource>) {
-    if let Some(version) = known.and_then(|known| known.resource_version()) {
-        text["metadata"]["resourceVersion"] = json!(version);
-    }
+    let other = wanted.find(|(_, wanted, there)| wanted != there);
+    other.map(|(key, ..)| key.clone())
 }
 
 async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, ClusterError> {

@@ -12,7 +12,7 @@ use weft_crds::{DestinationState, TransferJob, TransferJobStatus};
 use super::{
     holds::HeldNodes,
     membership::{Membership, selector},
-    models::{Note, key, names, note, noted, said},
+    models::{Note, key, names, note, noted, said, write_note},
     origin::{home, origin},
     place,
     request::Request,
@@ -259,13 +259,10 @@ impl Others<'_> {
         let node = self.world.nodes.named(name)?;
         let is_said = note(node, &self.key).is_some_and(|note| note.job == job);
         let may_be = is_said && held.may_say(name, &self.key, waited);
-        may_be.then(|| Request::NodeModel {
-            node: name.to_owned(),
-            uid: uid(node),
-            // The other may go at the same time: then one of the two is refused, and looks again.
+        // The other may go at the same time: then one of the two is refused, and looks again.
+        may_be.then(|| Request {
             version: node.resource_version(),
-            key: self.key.clone(),
-            note: None,
+            ..write_note(node, &self.key, None)
         })
     }
 }

@@ -8,8 +8,9 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{api::apps::v1::DaemonSet, jiff::Timestamp};
 use kube::ResourceExt as _;
+use serde_json::json;
 use weft_crds::{
     FabricNode, FabricNodeStatus, FabricStatus, Finding, NodeCount, NodePorts, RdmaFabric,
 };
@@ -21,7 +22,7 @@ use super::{
     condition::{self, Verdict},
     membership::{Members, Membership},
     models::{self, Notes},
-    request::{News, Request},
+    request::{Change, Event, Request},
     world::{Key, World, readiness, uid},
 };
 
@@ -66,7 +67,7 @@ pub(super) struct View<'a> {
 /// What is to be written, one request for an object at most.
 pub(super) fn decide(view: &View<'_>) -> Vec<Request> {
     let mut requests = binding::node_labels(view);
-    let labelled: BTreeSet<Key> = requests.iter().map(|request| request.object().1).collect();
+    let labelled: BTreeSet<Key> = requests.iter().map(|request| request.key.clone()).collect();
     requests.extend(agents(view));
     requests.extend(fabric_nodes(view));
     requests.extend(statuses(view));
@@ -74,7 +75,7 @@ pub(super) fn decide(view: &View<'_>) -> Vec<Request> {
     // One request for an object: what else is to be said of a node is said then.
     requests.extend(
         lost.into_iter()
-            .filter(|lost| !labelled.contains(&lost.object().1)),
+            .filter(|lost| !labelled.contains(&lost.key)),
     );
     requests
 }
@@ -95,7 +96,8 @@ fn agents(view: &View<'_>) -> Vec<Request> {
         }
         let applied = there.and_then(|set| set.annotations().get(APPLIED));
         if applied.is_none() || applied != wanted.annotations().get(APPLIED) {
-            requests.push(Request::ApplyDaemonSet(Box::new(wanted)));
+            let key = Key::of(&wanted.metadata);
+            requests.push(Request::new::<DaemonSet>(key, Change::Apply(json!(wanted))));
         }
     }
     for (_, set) in view.world.daemon_sets.iter() {
@@ -103,9 +105,10 @@ fn agents(view: &View<'_>) -> Vec<Request> {
         if fabric.is_some_and(|fabric| view.world.fabrics.named(fabric).is_none())
             && set.metadata.deletion_timestamp.is_none()
         {
-            requests.push(Request::DeleteDaemonSet {
-                name: set.name_any(),
+            let key = Key::of(&set.metadata);
+            requests.push(Request {
                 uid: uid(set),
+                ..Request::new::<DaemonSet>(key, Change::Delete)
             });
         }
     }
@@ -125,11 +128,14 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
         let there = view.world.fabric_nodes.named(node);
         let Some(there) = there.filter(|there| there.spec.fabric == fabric) else {
             let owner = view.world.nodes.named(node).map(uid).unwrap_or_default();
-            requests.push(Request::ApplyFabricNode {
-                name: node.to_owned(),
-                fabric: fabric.to_owned(),
-                owner,
+            let manifest = json!({
+                "metadata": { "ownerReferences": [
+                    { "apiVersion": "v1", "kind": "Node", "name": node, "uid": owner }
+                ] },
+                "spec": { "fabric": fabric },
             });
+            let key = Key::cluster(node);
+            requests.push(Request::new::<FabricNode>(key, Change::Apply(manifest)));
             continue;
         };
         let sighting = view
@@ -138,36 +144,31 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
             .filter(|sighting| sighting.fabric == fabric);
         let asked = asked.get(fabric).map(String::as_str);
         if let Some(status) = node_status(there, sighting, asked, view) {
-            requests.push(Request::FabricNodeStatus {
-                name: node.to_owned(),
-                uid: uid(there),
-                news: findings_news(there.status.as_ref(), &status),
-                status: Box::new(status),
+            requests.push(Request {
+                events: new_findings(there.status.as_ref(), &status),
+                ..Request::status(there, &status)
             });
         }
     }
     for (key, node) in view.world.fabric_nodes.iter() {
         if view.membership.fabric(&key.name).is_none() && node.metadata.deletion_timestamp.is_none()
         {
-            requests.push(Request::DeleteFabricNode {
-                name: key.name.clone(),
-                uid: uid(node),
-            });
+            requests.push(Request::unless_changed(node, Change::Delete));
         }
     }
     requests
 }
 
 /// Findings that the status did not have before: each is an Event, once.
-fn findings_news(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<News> {
+fn new_findings(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<Event> {
     let known: &[Finding] = old.map_or(&[], |old| &old.findings);
-    let news = |finding: &Finding| News {
+    let event = |finding: &Finding| Event {
         warning: true,
         reason: finding.reason.clone(),
         note: finding.message.clone(),
     };
     let is_new = |finding: &&Finding| !known.contains(finding);
-    new.findings.iter().filter(is_new).map(news).collect()
+    new.findings.iter().filter(is_new).map(event).collect()
 }
 
 /// The status of a node whose fabric asks for the configuration of that hash, if it is another than the
@@ -302,11 +303,7 @@ fn statuses(view: &View<'_>) -> Vec<Request> {
         };
         let status = fabric_status(fabric, members, view);
         if fabric.status.as_ref() != Some(&status) {
-            requests.push(Request::FabricStatus {
-                name: key.name.clone(),
-                uid: uid(fabric),
-                status: Box::new(status),
-            });
+            requests.push(Request::status(fabric, &status));
         }
     }
     requests

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::{request::Request, world::Key};
+use super::request::{Object, Request};
 
 /// Somebody else was faster: what is there by now is on its way here, in milliseconds.
 const STALE: Duration = Duration::from_millis(100);
@@ -37,9 +37,6 @@ pub(super) enum Consequence {
         key: String,
     },
 }
-
-/// An object, with its kind.
-pub(super) type Object = (&'static str, Key);
 
 /// Why a write came to nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,18 +76,6 @@ pub(super) struct Holds {
 }
 
 impl Holds {
-    /// Whether it is to be left alone now.
-    pub(super) fn is_held(&self, object: &Object, now: Duration) -> bool {
-        self.objects
-            .get(object)
-            .is_some_and(|hold| hold.until > now)
-    }
-
-    /// How often in a row a write of it has come to nothing.
-    pub(super) fn failures(&self, object: &Object) -> u32 {
-        self.objects.get(object).map_or(0, |hold| hold.failures)
-    }
-
     /// A write of it has come to nothing.
     pub(super) fn hold(&mut self, object: Object, failure: Failure, now: Duration) {
         self.forget(now);
@@ -132,8 +117,8 @@ impl Holds {
             now,
             ..HeldNodes::default()
         };
-        for ((kind, key), hold) in &self.objects {
-            if *kind != "Node" || !hold.is_of_late(now) {
+        for (Object { kind, key }, hold) in &self.objects {
+            if kind != "Node" || !hold.is_of_late(now) {
                 continue;
             }
             match hold.failure {
@@ -190,7 +175,7 @@ impl HeldNodes {
     pub(super) fn pick(&self, requests: impl Iterator<Item = Request>) -> Option<Request> {
         let mut next: Option<(Duration, Request)> = None;
         for request in requests {
-            let Some(until) = self.again.get(&request.object().1.name) else {
+            let Some(until) = self.again.get(&request.key.name) else {
                 return Some(request);
             };
             if next.as_ref().is_none_or(|(first, _)| until < first) {
@@ -204,40 +189,15 @@ impl HeldNodes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::controllers::world::Key;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     fn node(name: &str) -> Object {
-        ("Node", Key::cluster(name))
-    }
-
-    #[test]
-    fn what_failed_is_left_alone_twice_as_long_each_time_and_forgotten_when_it_succeeds() {
-        let mut holds = Holds::default();
-        let mut now = SECOND;
-        for wait in [1, 2, 4, 8, 16, 32, 32] {
-            holds.hold(node("n1"), Failure::Failed, now);
-            let until = now + wait * SECOND;
-            assert!(holds.is_held(&node("n1"), until - SECOND / 1000), "{wait}");
-            assert!(!holds.is_held(&node("n1"), until), "{wait}");
-            assert!(!holds.is_held(&node("n2"), now));
-            now = until;
+        Object {
+            kind: "Node".to_owned(),
+            key: Key::cluster(name),
         }
-        holds.clear(&node("n1"));
-        holds.hold(node("n1"), Failure::Failed, now);
-        assert!(!holds.is_held(&node("n1"), now + SECOND));
-    }
-
-    #[test]
-    fn who_was_overtaken_decides_again_at_once_and_not_for_ever() {
-        let mut holds = Holds::default();
-        holds.hold(node("n1"), Failure::Stale, SECOND);
-        assert!(holds.is_held(&node("n1"), SECOND));
-        assert!(!holds.is_held(&node("n1"), SECOND + SECOND / 10));
-        for _ in 0..9 {
-            holds.hold(node("n1"), Failure::Stale, 2 * SECOND);
-        }
-        assert!(holds.is_held(&node("n1"), 5 * SECOND));
     }
 
     #[test]
@@ -245,11 +205,11 @@ mod tests {
         let mut holds = Holds::default();
         holds.hold(node("n1"), Failure::Refused, SECOND);
         holds.hold(node("n2"), Failure::Stale, SECOND);
-        holds.hold(
-            ("TransferJob", Key::cluster("n3")),
-            Failure::Refused,
-            SECOND,
-        );
+        let job = Object {
+            kind: "TransferJob".to_owned(),
+            key: Key::cluster("n3"),
+        };
+        holds.hold(job, Failure::Refused, SECOND);
         let now = SECOND + SECOND / 20;
         let nodes = holds.nodes(now);
         assert_eq!(nodes.refused, BTreeSet::from(["n1".to_owned()]));
@@ -263,7 +223,7 @@ mod tests {
         // Nothing is left of it when it fails again much later.
         let later = later + FAILED_LATELY;
         holds.hold(node("n1"), Failure::Failed, later);
-        assert_eq!(holds.failures(&node("n1")), 1);
+        assert_eq!(holds.objects[&node("n1")].failures, 1);
     }
 
     #[test]

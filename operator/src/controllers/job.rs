@@ -12,6 +12,7 @@ use k8s_openapi::{
     jiff::{SignedDuration, Timestamp},
 };
 use kube::ResourceExt as _;
+use serde_json::json;
 use weft_crds::{DeletionPolicy, Phase, TransferJob, TransferJobStatus};
 
 use super::{
@@ -21,7 +22,7 @@ use super::{
     models,
     queue::{self, Party, Queue, Stake, Turn},
     reading::{self, Shut},
-    request::{FINALIZER, Request},
+    request::{Change, FINALIZER, Priority, Request},
     resolve::{self, Obstacle, Transfer},
     snapshot::{Outcome, Snapshot},
     status,
@@ -189,7 +190,7 @@ fn next(view: &View<'_>) -> Decision {
                 // First what only this process knows: with the outcome written, nobody asks again.
                 match label(view, work) {
                     Some(request) => request.into(),
-                    None => write(view, &old, status::of_work(view.job, work, view.now)),
+                    None => write(view, &old, &status::of_work(view.job, work, view.now)),
                 }
             }
             (None, Some(stop)) => Order::Stop {
@@ -248,22 +249,17 @@ fn is_held(job: &TransferJob) -> bool {
 }
 
 fn hold(job: &TransferJob, hold: bool) -> Request {
-    Request::Finalizer {
-        key: Key::of(&job.metadata),
-        uid: uid(job),
-        hold,
-        news: Vec::new(),
-    }
+    let finalizers: &[&str] = if hold { &[FINALIZER] } else { &[] };
+    let manifest = json!({ "metadata": { "finalizers": finalizers } });
+    Request::unless_changed(job, Change::Apply(manifest))
 }
 
 /// It may go.
 fn release(view: &View<'_>) -> Request {
     let untold = view.work.map_or(&[][..], |work| &work.untold);
-    Request::Finalizer {
-        key: Key::of(&view.job.metadata),
-        uid: uid(view.job),
-        hold: false,
-        news: status::left_behind(view.job, untold).into_iter().collect(),
+    Request {
+        events: status::left_behind(view.job, untold).into_iter().collect(),
+        ..hold(view.job, false)
     }
 }
 
@@ -373,10 +369,7 @@ fn finished(view: &View<'_>) -> Decision {
     }
     let request = due(view.job)
         .is_some_and(|until| view.now >= until)
-        .then(|| Request::DeleteJob {
-            key: Key::of(&view.job.metadata),
-            uid: uid(view.job),
-        });
+        .then(|| Request::unless_changed(view.job, Change::Delete));
     Decision {
         request,
         order,
@@ -395,7 +388,7 @@ fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: Stop) -> Decision {
             status::overdue(view.job, view.work, seconds, &left, view.now)
         }
     };
-    let decision = write(view, old, new);
+    let decision = write(view, old, &new);
     if decision.request.is_none() && view.work.is_some() {
         return Order::Forget.into();
     }
@@ -403,7 +396,7 @@ fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: Stop) -> Decision {
 }
 
 fn go_on(view: &View<'_>, old: &TransferJobStatus, work: &Snapshot) -> Decision {
-    let mut decision = write(view, old, status::of_work(view.job, work, view.now));
+    let mut decision = write(view, old, &status::of_work(view.job, work, view.now));
     if decision.request.is_none() {
         decision.request = label(view, work);
     }
@@ -422,7 +415,7 @@ fn go_on(view: &View<'_>, old: &TransferJobStatus, work: &Snapshot) -> Decision 
 fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
     let wait = |obstacle: &Obstacle| {
         let waiting = status::waiting(view.job, obstacle, view.now);
-        write(view, old, waiting)
+        write(view, old, &waiting)
     };
     match resolve::resolve(view.job, view.world, view.membership, view.leader_epoch) {
         Ok(transfer) => match reading::unlocked(view.job, view.world) {
@@ -444,7 +437,7 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
         }) => write(
             view,
             old,
-            status::failed(view.job, reason, &message, view.now),
+            &status::failed(view.job, reason, &message, view.now),
         ),
         Err(obstacle) => wait(&obstacle),
     }
@@ -467,7 +460,7 @@ fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Deci
                     fabric: stake.fabric.clone(),
                     ..status::waiting(view.job, &obstacle, view.now)
                 };
-                Some(write(view, old, waiting))
+                Some(write(view, old, &waiting))
             }
             // The queue has not heard of it, and decides with the next look.
             None => Some(Decision::default()),
@@ -490,11 +483,11 @@ fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Deci
 }
 
 /// Writes a status that is another, if that is worth a write now.
-fn write(view: &View<'_>, old: &TransferJobStatus, new: TransferJobStatus) -> Decision {
-    if view.job.status.as_ref() == Some(&new) {
+fn write(view: &View<'_>, old: &TransferJobStatus, new: &TransferJobStatus) -> Decision {
+    if view.job.status.as_ref() == Some(new) {
         return Decision::default();
     }
-    let is_progress = view.job.status.is_some() && !status::is_transition(old, &new);
+    let is_progress = view.job.status.is_some() && !status::is_transition(old, new);
     if is_progress {
         let is_old = view
             .written
@@ -507,12 +500,13 @@ fn write(view: &View<'_>, old: &TransferJobStatus, new: TransferJobStatus) -> De
             return Decision::default();
         }
     }
-    Request::JobStatus {
-        key: Key::of(&view.job.metadata),
-        uid: uid(view.job),
-        news: status::news(old, &new),
-        status: Box::new(new),
-        is_progress,
+    Request {
+        events: status::news(old, new),
+        priority: match is_progress {
+            true => Priority::Report,
+            false => Priority::Transition,
+        },
+        ..Request::status(view.job, new)
     }
     .into()
 }

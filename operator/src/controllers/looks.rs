@@ -66,7 +66,7 @@ impl Controllers {
     pub(super) fn saw(&mut self, (secret, seen): Seen) {
         for (key, job) in self.world.jobs.iter() {
             if reading::secret(job).as_ref() == Some(&secret) {
-                self.agenda.note(key.clone());
+                self.work_queue.add(key.clone());
             }
         }
         self.looks

@@ -9,6 +9,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt as _, core::PartialObjectMeta};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use weft_crds::{Finding, TransferJob};
 use weft_proto::operator::v1::{Model, ModelState};
 
@@ -16,9 +17,9 @@ use super::{
     fabric::Sighting,
     holds::HeldNodes,
     membership::Membership,
-    request::Request,
+    request::{Change, Priority, Request},
     snapshot::{Holder, Snapshot},
-    world::{World, uid},
+    world::{Key, World, uid},
 };
 
 /// Of the keys of labels and annotations.
@@ -216,6 +217,30 @@ pub(super) fn said(holder: &Holder, node: &PartialObjectMeta<Node>, key: &str) -
     }
 }
 
+/// Writes what a node says of a model, or removes it.
+pub(super) fn write_note(
+    node: &PartialObjectMeta<Node>,
+    key: &str,
+    note: Option<&Note>,
+) -> Request {
+    let said = json!({
+        "labels": { key: note.map(Note::value) },
+        "annotations": { key: note.map(Note::text) },
+    });
+    Request {
+        priority: Priority::Report,
+        ..patch(node, said)
+    }
+}
+
+/// Changes a node's labels and annotations.
+pub(super) fn patch(node: &PartialObjectMeta<Node>, metadata: Value) -> Request {
+    Request {
+        uid: uid(node),
+        ..Request::new::<Node>(Key::of(&node.metadata), Change::MergeMetadata(metadata))
+    }
+}
+
 /// The next node that holds a job's model and does not say so yet. Those that refuse, and those that are full,
 /// are left out; so are those that fail, once they have been waited for.
 pub(super) fn next(
@@ -245,13 +270,7 @@ pub(super) fn next(
             }
             return None;
         }
-        Some(Request::NodeModel {
-            node: holder.node.clone(),
-            uid: uid(node),
-            version: None,
-            key: key.clone(),
-            note: Some(new),
-        })
+        Some(write_note(node, &key, Some(&new)))
     });
     held.pick(requests)
 }
@@ -284,13 +303,10 @@ pub(super) fn lost(
             .map(String::as_str)
             .find(|key| !node.annotations().contains_key(*key));
         if let Some(key) = gone.or(stray) {
-            requests.push(Request::NodeModel {
-                node: name.clone(),
-                uid: uid(node),
-                // What has been written since is about other files.
+            // What has been written since is about other files.
+            requests.push(Request {
                 version: node.resource_version(),
-                key: key.to_owned(),
-                note: None,
+                ..write_note(node, key, None)
             });
         }
     }

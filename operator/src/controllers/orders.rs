@@ -2,23 +2,29 @@
 
 use std::sync::Arc;
 
-use super::{Controllers, job::Order, work::Work, world::Key};
+use kube::Resource as _;
+use weft_crds::TransferJob;
+
+use super::{Controllers, job::Order, request::Object, work::Work, world::Key};
 
 impl Controllers {
-    /// Does it, unless the job is left alone for a while.
+    /// Does it, unless requests for the job fail.
     pub(super) fn obey(&mut self, key: Key, uid: String, order: Order) {
-        let object = ("TransferJob", key);
+        let object = Object {
+            kind: TransferJob::kind(&()).into_owned(),
+            key,
+        };
         let channels = &self.context.channels;
         let changed = Arc::clone(&self.changed);
         let work = match order {
             Order::Begin(_) | Order::Withdraw { .. }
-                if self.holds.is_held(&object, self.began.elapsed())
-                    || self.stumbles.is_waiting(&uid, self.began.elapsed()) =>
+                if self.writer.is_backing_off(&object)
+                    || self.crashes.until(&uid, self.began.elapsed()).is_some() =>
             {
                 return;
             }
             Order::Begin(transfer) => {
-                let Key { namespace, name } = &object.1;
+                let Key { namespace, name } = &object.key;
                 let attempts_before = transfer.spec.mandate.attempts_before;
                 tracing::info!(
                     namespace,
@@ -27,19 +33,19 @@ impl Controllers {
                     attempts_before,
                     "a transfer begins"
                 );
-                Work::begin(object.1, *transfer, channels, changed)
+                Work::begin(object.key, *transfer, channels, changed)
             }
             Order::Withdraw {
                 transfer,
                 discard,
                 copies,
-            } => Work::withdraw(object.1, *transfer, (discard, copies), channels, changed),
+            } => Work::withdraw(object.key, *transfer, (discard, copies), channels, changed),
             Order::Meet { layout, who } => {
                 if let Some(work) = self.works.get_mut(&uid) {
                     work.meet(layout, who);
                 }
                 // An attempt may be waiting for its permit.
-                self.agenda.note(object.1);
+                self.work_queue.add(object.key);
                 self.changed.notify_one();
                 return;
             }
@@ -65,7 +71,7 @@ impl Controllers {
             Order::Forget => {
                 self.works.remove(&uid);
                 // What follows from that is decided at once.
-                self.agenda.note(object.1);
+                self.work_queue.add(object.key);
                 self.changed.notify_one();
                 return;
             }

@@ -1,119 +1,72 @@
-//! What is asked of the API server. Decisions make requests; nothing else does.
+//! A request that changes one object of the API. Decisions make requests; only the writer sends them.
 
-use k8s_openapi::api::apps::v1::DaemonSet;
-use weft_crds::{FabricNodeStatus, FabricStatus, TransferJobStatus};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{
+    Resource, ResourceExt as _,
+    core::{ApiResource, ObjectMeta},
+};
+use serde::Serialize;
+use serde_json::{Value, json};
 
-use super::{models::Note, world::Key};
+use super::world::Key;
 
-/// What keeps a job until nothing of it is left at the agents.
+/// Keeps a job in the API until the agents have nothing of it left.
 pub(crate) const FINALIZER: &str = "weft.dev/agents";
 
-/// One request. Those that name a UID are refused when the object has been made anew since.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Request {
-    /// Writes how a job is.
-    JobStatus {
-        /// Which.
-        key: Key,
-        /// Its UID.
-        uid: String,
-        /// The status.
-        status: Box<TransferJobStatus>,
-        /// What people shall hear of it.
-        news: Vec<News>,
-        /// Only bytes have moved: may be dropped.
-        is_progress: bool,
-    },
-    /// Holds a job back from its end, or lets it go.
-    Finalizer {
-        /// Which.
-        key: Key,
-        /// Its UID.
-        uid: String,
-        /// Hold it.
-        hold: bool,
-        /// What people shall hear of it.
-        news: Vec<News>,
-    },
-    /// Its time is over.
-    DeleteJob {
-        /// Which.
-        key: Key,
-        /// Its UID.
-        uid: String,
-    },
-    /// Writes how a fabric is.
-    FabricStatus {
-        /// Which.
-        name: String,
-        /// Its UID.
-        uid: String,
-        /// The status.
-        status: Box<FabricStatus>,
-    },
-    /// Writes how a node is.
-    FabricNodeStatus {
-        /// Which.
-        name: String,
-        /// Its UID.
-        uid: String,
-        /// The status.
-        status: Box<FabricNodeStatus>,
-        /// What people shall hear of it.
-        news: Vec<News>,
-    },
-    /// Makes a node known as one of a fabric.
-    ApplyFabricNode {
-        /// Which.
-        name: String,
-        /// Of which fabric.
-        fabric: String,
-        /// The UID of the cluster's node, which it ends with.
-        owner: String,
-    },
-    /// Says at a node of which fabric it is: agents run where that stands.
-    NodeFabric {
-        /// The node.
-        node: String,
-        /// Its UID.
-        uid: String,
-        /// Of none any more.
-        fabric: Option<String>,
-    },
-    /// Says at a node that it holds a model, or no longer says so.
-    NodeModel {
-        /// The node.
-        node: String,
-        /// Its UID.
-        uid: String,
-        /// Only if it is at this version still.
-        version: Option<String>,
-        /// Of label and annotation.
-        key: String,
-        /// What it holds.
-        note: Option<Note>,
-    },
-    /// A node is of no fabric any more.
-    DeleteFabricNode {
-        /// Which.
-        name: String,
-        /// Its UID.
-        uid: String,
-    },
-    /// Runs a fabric's agents.
-    ApplyDaemonSet(Box<DaemonSet>),
-    /// Ends them.
-    DeleteDaemonSet {
-        /// Its name.
-        name: String,
-        /// Its UID.
-        uid: String,
-    },
+/// An object of the API, by kind and name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Object {
+    /// For example `TransferJob`.
+    pub(super) kind: String,
+    /// Namespace and name.
+    pub(super) key: Key,
 }
 
-/// Something that people shall hear of: an Event.
+/// What the API server is asked to change.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Change {
+    /// Server-side apply of this manifest. The writer adds what identifies the object.
+    Apply(Value),
+    /// Server-side apply of this status. The writer adds the leader's epoch.
+    ApplyStatus(Value),
+    /// A JSON merge patch of the metadata: `null` removes a label or an annotation.
+    MergeMetadata(Value),
+    /// Deletes the object; its dependents follow in the background.
+    Delete,
+}
+
+/// How urgent a request is. The writer sends the most urgent first, of equally urgent ones the oldest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Priority {
+    /// Something waits for the change.
+    Transition,
+    /// Only people look at it: how many bytes have moved, or which copies a node has.
+    Report,
+}
+
+/// A request that changes one object.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Request {
+    /// Group, version, kind and plural of the object.
+    pub(super) resource: ApiResource,
+    /// Namespace and name.
+    pub(super) key: Key,
+    /// The API server refuses the request if the object has another UID. Empty for an object that the
+    /// request creates.
+    pub(super) uid: String,
+    /// The API server refuses the request if the object has another version.
+    pub(super) version: Option<String>,
+    /// What changes.
+    pub(super) change: Change,
+    /// How urgent it is.
+    pub(super) priority: Priority,
+    /// Events to publish once the change is written.
+    pub(super) events: Vec<Event>,
+}
+
+/// A Kubernetes Event: something that people should know about an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct News {
+pub(super) struct Event {
     /// Something is wrong.
     pub(super) warning: bool,
     /// Stable, UpperCamelCase.
@@ -123,21 +76,107 @@ pub(super) struct News {
 }
 
 impl Request {
-    /// The object that it is about, with its kind.
-    pub(super) fn object(&self) -> (&'static str, Key) {
-        match self {
-            Self::JobStatus { key, .. }
-            | Self::Finalizer { key, .. }
-            | Self::DeleteJob { key, .. } => ("TransferJob", key.clone()),
-            Self::FabricStatus { name, .. } => ("RdmaFabric", Key::cluster(name)),
-            Self::FabricNodeStatus { name, .. }
-            | Self::ApplyFabricNode { name, .. }
-            | Self::DeleteFabricNode { name, .. } => ("FabricNode", Key::cluster(name)),
-            Self::NodeFabric { node, .. } | Self::NodeModel { node, .. } => {
-                ("Node", Key::cluster(node))
+    /// A change of the object with this name. It creates the object if there is none.
+    pub(super) fn new<K: Resource<DynamicType = ()>>(key: Key, change: Change) -> Self {
+        Self {
+            resource: ApiResource::erase::<K>(&()),
+            key,
+            uid: String::new(),
+            version: None,
+            change,
+            priority: Priority::Transition,
+            events: Vec::new(),
+        }
+    }
+
+    /// A change of this object and of no later one with the same name.
+    pub(super) fn of<K: Resource<DynamicType = ()>>(object: &K, change: Change) -> Self {
+        Self {
+            uid: object.uid().unwrap_or_default(),
+            ..Self::new::<K>(Key::of(object.meta()), change)
+        }
+    }
+
+    /// The same, refused if the object has changed since it was read.
+    pub(super) fn unless_changed<K: Resource<DynamicType = ()>>(
+        object: &K,
+        change: Change,
+    ) -> Self {
+        Self {
+            version: object.resource_version(),
+            ..Self::of(object, change)
+        }
+    }
+
+    /// Writes a status over the version that it was decided from.
+    pub(super) fn status<K: Resource<DynamicType = ()>>(
+        object: &K,
+        status: &impl Serialize,
+    ) -> Self {
+        Self::unless_changed(object, Change::ApplyStatus(json!(status)))
+    }
+
+    /// The object that it changes.
+    pub(super) fn object(&self) -> Object {
+        Object {
+            kind: self.resource.kind.clone(),
+            key: self.key.clone(),
+        }
+    }
+
+    /// The kind of the object.
+    pub(super) fn kind(&self) -> &str {
+        &self.resource.kind
+    }
+
+    /// The object as Events name it.
+    pub(super) fn reference(&self) -> ObjectReference {
+        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        ObjectReference {
+            api_version: Some(self.resource.api_version.clone()),
+            kind: Some(self.resource.kind.clone()),
+            name: some(&self.key.name),
+            namespace: some(&self.key.namespace),
+            uid: some(&self.uid),
+            ..ObjectReference::default()
+        }
+    }
+
+    /// What is sent for a patch: the change with what identifies the object. `epoch` is the leader's.
+    pub(super) fn body(&self, epoch: u64) -> Value {
+        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let metadata = ObjectMeta {
+            name: some(&self.key.name),
+            namespace: some(&self.key.namespace),
+            uid: some(&self.uid),
+            resource_version: self.version.clone(),
+            ..ObjectMeta::default()
+        };
+        let mut body = json!({
+            "apiVersion": self.resource.api_version,
+            "kind": self.resource.kind,
+            "metadata": metadata,
+        });
+        match &self.change {
+            Change::Apply(manifest) => extend(&mut body, manifest),
+            Change::ApplyStatus(status) => {
+                body["status"] = status.clone();
+                body["status"]["leaderEpoch"] = json!(i64::try_from(epoch).unwrap_or(i64::MAX));
             }
-            Self::ApplyDaemonSet(set) => ("DaemonSet", Key::of(&set.metadata)),
-            Self::DeleteDaemonSet { name, .. } => ("DaemonSet", Key::cluster(name)),
+            Change::MergeMetadata(part) => extend(&mut body["metadata"], part),
+            Change::Delete => {}
+        }
+        body
+    }
+}
+
+/// Adds the fields of an object to another; those of its metadata one by one.
+fn extend(body: &mut Value, fields: &Value) {
+    for (name, value) in fields.as_object().into_iter().flatten() {
+        if name == "metadata" {
+            extend(&mut body["metadata"], value);
+        } else {
+            body[name] = value.clone();
         }
     }
 }

@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::{
-    api::core::v1::{Namespace, Node},
+    api::{
+        apps::v1::DaemonSet,
+        core::v1::{Namespace, Node},
+    },
     apimachinery::pkg::apis::meta::v1::{LabelSelector, Time},
     jiff::Timestamp,
 };
@@ -11,6 +14,8 @@ use kube::{
     ResourceExt as _,
     core::{ObjectMeta, PartialObjectMeta},
 };
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::json;
 use weft_crds::{
     Destinations, FabricNode, FabricNodeSpec, FabricNodeStatus, FileSource, ObjectSource,
     RdmaFabric, RdmaFabricSpec, Root, RootAccess, RootScope, SecretReference, Source, TransferJob,
@@ -19,12 +24,12 @@ use weft_crds::{
 use weft_proto::operator::v1::{NodeReport, Ports};
 
 use super::{
-    agents::FABRIC_LABEL,
+    api_server::merge,
     condition::{self, Verdict},
     fabric::Sighting,
     holds::HeldNodes,
-    models::Note,
-    request::{FINALIZER, Request},
+    models::{Note, write_note},
+    request::{Change, Request},
     world::{Key, World},
 };
 
@@ -241,88 +246,56 @@ fn newer(metadata: &mut ObjectMeta) {
     metadata.resource_version = Some((version + 1).to_string());
 }
 
+/// An object after the change that a request asks for.
+fn changed<K: Serialize + DeserializeOwned>(object: &K, request: &Request) -> K {
+    let mut object = json!(object);
+    match &request.change {
+        Change::Apply(manifest) => merge(&mut object, manifest),
+        Change::ApplyStatus(status) => object["status"] = status.clone(),
+        Change::MergeMetadata(metadata) => merge(&mut object["metadata"], metadata),
+        Change::Delete => object["metadata"]["deletionTimestamp"] = json!(Time(start())),
+    }
+    serde_json::from_value(object).unwrap()
+}
+
 impl World {
-    /// What the API server makes of a request.
+    /// Does what the API server does with a request.
     pub(super) fn obey(&mut self, request: &Request) {
-        match request {
-            Request::JobStatus {
-                key, uid, status, ..
-            } => {
-                self.change_job(key, uid, |job| job.status = Some((**status).clone()));
+        let (key, name) = (&request.key, &request.key.name);
+        let is_delete = request.change == Change::Delete;
+        match request.kind() {
+            "TransferJob" => {
+                self.change_job(key, &request.uid, |job| *job = changed(job, request));
             }
-            Request::Finalizer { key, uid, hold, .. } => self.change_job(key, uid, |job| {
-                job.metadata.finalizers = hold.then(|| vec![FINALIZER.to_owned()]);
-            }),
-            Request::DeleteJob { key, uid } => self.change_job(key, uid, |job| {
-                job.metadata.deletion_timestamp.get_or_insert(Time(start()));
-            }),
-            Request::FabricStatus { name, status, .. } => {
-                let mut fabric = self.fabrics.named(name).unwrap().clone();
-                fabric.status = Some((**status).clone());
+            "RdmaFabric" => {
+                let mut fabric = changed(self.fabrics.named(name).unwrap(), request);
                 newer(&mut fabric.metadata);
                 self.fabrics.learn(fabric);
             }
-            Request::FabricNodeStatus { name, status, .. } => {
-                let mut node = self.fabric_nodes.named(name).unwrap().clone();
-                node.status = Some((**status).clone());
-                newer(&mut node.metadata);
-                self.fabric_nodes.learn(node);
-            }
-            Request::ApplyFabricNode { name, fabric, .. } => {
-                let made = FabricNode {
+            "FabricNode" if is_delete => self.fabric_nodes.forget(key),
+            "FabricNode" => {
+                let new = FabricNode {
                     status: None,
-                    ..ready(name, fabric)
+                    ..ready(name, "")
                 };
-                let mut node = self.fabric_nodes.named(name).cloned().unwrap_or(made);
-                node.spec.fabric = fabric.clone();
+                let there = self.fabric_nodes.named(name).unwrap_or(&new);
+                let mut node = changed(there, request);
                 newer(&mut node.metadata);
                 self.fabric_nodes.learn(node);
             }
-            Request::NodeFabric { node, fabric, .. } => {
-                let mut node = self.nodes.named(node).unwrap().clone();
-                let labels = node.metadata.labels.get_or_insert_default();
-                labels.remove(FABRIC_LABEL);
-                labels.extend(
-                    fabric
-                        .clone()
-                        .map(|fabric| (FABRIC_LABEL.to_owned(), fabric)),
-                );
+            "Node" => {
+                let mut node = changed(self.nodes.named(name).unwrap(), request);
                 newer(&mut node.metadata);
                 self.nodes.learn(node);
             }
-            Request::NodeModel {
-                node, key, note, ..
-            } => {
-                let mut node = self.nodes.named(node).unwrap().clone();
-                let labels = node.metadata.labels.get_or_insert_default();
-                let annotations = node.metadata.annotations.get_or_insert_default();
-                match note {
-                    Some(note) => {
-                        labels.insert(key.clone(), note.value().to_owned());
-                        let text = serde_json::to_string(note).unwrap();
-                        annotations.insert(key.clone(), text);
-                    }
-                    None => {
-                        labels.remove(key);
-                        annotations.remove(key);
-                    }
-                }
-                newer(&mut node.metadata);
-                self.nodes.learn(node);
-            }
-            Request::DeleteFabricNode { name, .. } => self.fabric_nodes.forget(&Key::cluster(name)),
-            Request::ApplyDaemonSet(set) => {
-                let mut set = PartialObjectMeta {
-                    metadata: set.metadata.clone(),
-                    ..PartialObjectMeta::default()
-                };
-                set.metadata.uid = Some(format!("set-{}", set.name_any()));
+            "DaemonSet" if is_delete => self.daemon_sets.forget(key),
+            "DaemonSet" => {
+                let mut set: PartialObjectMeta<DaemonSet> =
+                    changed(&PartialObjectMeta::default(), request);
+                set.metadata.uid = Some(format!("set-{name}"));
                 self.daemon_sets.learn(set);
             }
-            Request::DeleteDaemonSet { name, .. } => self.daemon_sets.forget(&Key {
-                namespace: "weft-system".into(),
-                name: name.clone(),
-            }),
+            other => panic!("a request for a {other}"),
         }
     }
 
@@ -361,14 +334,9 @@ pub(super) fn note(fingerprint: &str) -> Note {
 }
 
 /// Writes a note at a node.
-pub(super) fn noted(world: &mut World, node: &str, key: &str, note: Note) {
-    world.obey(&Request::NodeModel {
-        node: node.into(),
-        uid: format!("node-{node}"),
-        version: None,
-        key: key.into(),
-        note: Some(note),
-    });
+pub(super) fn noted(world: &mut World, node: &str, key: &str, note: &Note) {
+    let request = write_note(world.nodes.named(node).unwrap(), key, Some(note));
+    world.obey(&request);
 }
 
 /// Nodes that cannot be written to: those that refuse, and those that have failed, the one that is tried again

@@ -13,7 +13,7 @@ use super::{
     fabric::listed,
     models,
     place::destined,
-    request::News,
+    request::Event,
     resolve::Obstacle,
     snapshot::{Outcome, Snapshot},
     world::uid,
@@ -303,7 +303,7 @@ fn set(status: &mut TransferJobStatus, verdict: Verdict, now: Timestamp) {
 }
 
 /// What may be left at nodes that could not be told of a job's end.
-pub(super) fn left_behind(job: &TransferJob, nodes: &[String]) -> Option<News> {
+pub(super) fn left_behind(job: &TransferJob, nodes: &[String]) -> Option<Event> {
     if nodes.is_empty() {
         return None;
     }
@@ -315,7 +315,7 @@ pub(super) fn left_behind(job: &TransferJob, nodes: &[String]) -> Option<News> {
         listed(&names),
         uid(job),
     );
-    Some(News {
+    Some(Event {
         warning: true,
         reason: "FilesLeft".to_owned(),
         note: cut(&text),
@@ -339,10 +339,10 @@ pub(super) fn is_transition(old: &TransferJobStatus, new: &TransferJobStatus) ->
 }
 
 /// What people shall hear of a transition.
-pub(super) fn news(old: &TransferJobStatus, new: &TransferJobStatus) -> Vec<News> {
+pub(super) fn news(old: &TransferJobStatus, new: &TransferJobStatus) -> Vec<Event> {
     let mut news = Vec::new();
     let mut say = |warning, reason: &str, note: &str| {
-        news.push(News {
+        news.push(Event {
             warning,
             reason: reason.to_owned(),
             note: cut(note),

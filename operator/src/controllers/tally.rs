@@ -39,7 +39,7 @@ impl Tally {
         );
         registry.register(
             "weft_operator_writes_dropped",
-            "Progress and Events that were not written because 20 writes a second are the limit",
+            "Progress and Events that were not written because of the limit on writes in a second",
             self.dropped.clone(),
         );
         registry.register(

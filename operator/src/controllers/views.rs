@@ -15,19 +15,23 @@ use super::{
 use crate::reports::{FabricView, Fabrics, NodeState};
 
 impl Controllers {
-    /// Decides the fabrics, if it is time.
-    pub(super) fn fabrics(&mut self, are_reports_new: bool, now: Timestamp) -> Vec<Request> {
+    /// Decides the fabrics, if it is time to.
+    pub(super) fn fabrics(
+        &mut self,
+        are_reports_new: bool,
+        now: Timestamp,
+    ) -> Option<Vec<Request>> {
         let around = self.world.surroundings();
         let is_time = self
             .fabrics_of
             .is_none_or(|(known, at)| known != around || at.elapsed() >= LOOK);
         if !is_time && !are_reports_new {
-            return Vec::new();
+            return None;
         }
         self.fabrics_of = Some((around, Instant::now()));
         self.notes.read(&self.world);
         self.publish(&self.membership);
-        fabric::decide(&fabric::View {
+        Some(fabric::decide(&fabric::View {
             world: &self.world,
             membership: &self.membership,
             sightings: &self.sightings(),
@@ -36,7 +40,7 @@ impl Controllers {
             leading: self.began.elapsed(),
             template: &self.template,
             now,
-        })
+        }))
     }
 
     fn sightings(&self) -> BTreeMap<String, Sighting> {

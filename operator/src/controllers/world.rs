@@ -12,12 +12,14 @@ use k8s_openapi::api::{
 };
 use kube::{
     Resource, ResourceExt as _,
+    api::DynamicObject,
     core::{ObjectMeta, PartialObjectMeta},
     runtime::watcher::Event,
 };
+use serde::de::DeserializeOwned;
 use weft_crds::{FabricNode, RdmaFabric, TransferJob};
 
-use super::secret::SecretFault;
+use super::{request::Object, secret::SecretFault};
 use crate::transfer::Vault;
 
 /// An object of its kind; the namespace of a cluster's object is "".
@@ -168,6 +170,21 @@ impl<K: Told> Kept<K> {
         self.objects.insert(key, Box::new(object));
     }
 
+    /// An object as the API server has answered it; `None` if it is gone. Of an answer that cannot be read
+    /// the watch tells.
+    fn answered(&mut self, key: &Key, answered: Option<DynamicObject>)
+    where
+        K: DeserializeOwned,
+    {
+        match answered.map(DynamicObject::try_parse) {
+            Some(Ok(object)) => self.learn(object),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "an answer of the API server cannot be read");
+            }
+            None => self.forget(key),
+        }
+    }
+
     /// It is no more.
     pub(super) fn forget(&mut self, key: &Key) {
         self.objects.remove(key);
@@ -253,6 +270,19 @@ pub(super) struct World {
 }
 
 impl World {
+    /// Learns an object as the API server has answered it; `None` if it is gone.
+    pub(super) fn learn(&mut self, object: &Object, answered: Option<DynamicObject>) {
+        let Object { kind, key } = object;
+        match kind.as_str() {
+            "RdmaFabric" => self.fabrics.answered(key, answered),
+            "FabricNode" => self.fabric_nodes.answered(key, answered),
+            "TransferJob" => self.jobs.answered(key, answered),
+            "Node" => self.nodes.answered(key, answered),
+            "DaemonSet" => self.daemon_sets.answered(key, answered),
+            _ => {}
+        }
+    }
+
     /// Every kind has been listed once.
     pub(super) fn is_whole(&self) -> bool {
         self.fabrics.is_whole()

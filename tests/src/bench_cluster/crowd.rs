@@ -148,7 +148,7 @@ impl<'a> Crowd<'a> {
         at_once(fleet.reports(), write).await
     }
 
-    /// Every node is written three times, at 18 writes a second.
+    /// The operator writes every node three times, at 50 writes a second.
     fn ready_within(&self) -> Duration {
         Duration::from_secs(240)
             + Duration::from_millis(200) * u32::try_from(self.agents).unwrap_or(u32::MAX)

@@ -1,228 +1,168 @@
-use std::sync::{Arc, Mutex};
-
-use axum::{
-    Router,
-    body::Bytes,
-    extract::State,
-    http::{Method, StatusCode, Uri, header},
-    response::{IntoResponse as _, Response},
-};
+use serde_json::json;
 use tokio::{sync::watch, time::Instant};
-use weft_crds::{Phase, TransferJobStatus};
+use weft_crds::{FabricNodeStatus, FabricStatus, Phase, TransferJobStatus};
 
 use super::*;
 use crate::controllers::{
+    api_server::{ApiServer, Behaviour},
     lead::Lead,
-    models,
+    models::{self, Note},
+    request::FINALIZER,
     scenario::{self, minilm},
 };
 
-/// The end of a label's name that a webhook leaves out.
-const UNWANTED: &str = ".unwanted";
-
-/// One object, kept as an API server keeps it: whoever names a version or UID that is not its own is
-/// refused.
-#[derive(Clone)]
-struct Kept(Arc<Mutex<Value>>);
-
-impl Kept {
-    fn new(object: &impl Serialize) -> Self {
-        Self(Arc::new(Mutex::new(json!(object))))
-    }
-
-    fn cluster(&self, epoch: u64) -> Cluster {
-        let router = Router::new().fallback(serve).with_state(self.clone());
-        Cluster::new(Client::new(router, "default"), "weft-system", epoch)
-    }
-
-    fn object<K: DeserializeOwned>(&self) -> K {
-        serde_json::from_value(self.0.lock().unwrap().clone()).unwrap()
-    }
+/// A server with a job, and what a watch of it tells.
+fn with_job() -> (ApiServer, World) {
+    let server = ApiServer::new();
+    server.put(&scenario::job("minilm"));
+    let mut world = World::default();
+    watched(&server).enter(&mut world);
+    (server, world)
 }
 
-async fn serve(State(kept): State<Kept>, method: Method, uri: Uri, body: Bytes) -> Response {
-    let said: Value = serde_json::from_slice(&body).unwrap();
-    let mut object = kept.0.lock().unwrap();
-    let named = match method {
-        Method::DELETE => &said["preconditions"],
-        _ => &said["metadata"],
+fn cluster(server: &ApiServer, epoch: u64) -> Cluster {
+    Cluster::new(server.client(), "weft-system", epoch)
+}
+
+fn job(server: &ApiServer) -> TransferJob {
+    server.get("team-a", "minilm").unwrap()
+}
+
+/// What a watch tells of the job now.
+fn watched(server: &ApiServer) -> Seen {
+    Seen::Job(watcher::Event::Apply(job(server)))
+}
+
+/// A user edits the job.
+fn edit(server: &ApiServer) {
+    let mut edited = job(server);
+    edited.spec.suspend = !edited.spec.suspend;
+    server.put(&edited);
+}
+
+/// Writes this phase over the version of the job that the cache has.
+fn phase(world: &World, phase: Phase) -> Request {
+    let status = TransferJobStatus {
+        phase,
+        ..TransferJobStatus::default()
     };
-    for part in ["uid", "resourceVersion"] {
-        if !named[part].is_null() && named[part] != object["metadata"][part] {
-            let status = json!({
-                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-                "reason": "Conflict", "code": 409,
-                "message": format!("{part} is {}", object["metadata"][part]),
-            });
-            return answer(StatusCode::CONFLICT, &status);
-        }
-    }
-    let version: u64 =
-        serde_json::from_value::<String>(object["metadata"]["resourceVersion"].take())
-            .unwrap()
-            .parse()
-            .unwrap();
-    object["metadata"]["resourceVersion"] = json!((version + 1).to_string());
-    if uri.path().ends_with("/status") {
-        object["status"] = said["status"].clone();
-    } else if method == Method::PATCH {
-        object["metadata"]["finalizers"] = said["metadata"]["finalizers"].clone();
-        for part in ["labels", "annotations"] {
-            let said = said["metadata"][part].as_object().into_iter().flatten();
-            for (key, value) in said.filter(|(key, _)| !key.ends_with(UNWANTED)) {
-                match object["metadata"][part].as_object_mut() {
-                    Some(there) if value.is_null() => drop(there.remove(key)),
-                    _ => object["metadata"][part][key] = value.clone(),
-                }
-            }
-        }
-    }
-    answer(StatusCode::OK, &object)
+    Request::status(world.jobs.get(&minilm()).unwrap(), &status)
 }
 
-fn answer(code: StatusCode, body: &Value) -> Response {
-    let content = [(header::CONTENT_TYPE, "application/json")];
-    (code, content, body.to_string()).into_response()
-}
-
-fn says(phase: Phase) -> Request {
-    let job = scenario::job("minilm");
-    Request::JobStatus {
-        key: minilm(),
-        uid: job.uid().unwrap(),
-        status: Box::new(TransferJobStatus {
-            phase,
-            ..TransferJobStatus::default()
-        }),
-        news: Vec::new(),
-        is_progress: false,
-    }
-}
-
-/// What a watch tells of it now.
-fn told(kept: &Kept) -> Seen {
-    Seen::Job(Event::Apply(kept.object()))
+/// Sends a request, and has the cache learn the answer.
+async fn send(cluster: &Cluster, request: &Request, world: &mut World) -> Result<(), ClusterError> {
+    let answered = cluster.send(request).await?;
+    world.learn(&request.object(), answered);
+    Ok(())
 }
 
 #[tokio::test]
 async fn of_two_that_believe_to_lead_the_deposed_one_overwrites_nothing_of_the_others() {
-    let kept = Kept::new(&scenario::job("minilm"));
-    let (old, new) = (kept.cluster(5), kept.cluster(6));
-    let (mut of_old, mut of_new) = (scenario::world(2), scenario::world(2));
+    let (server, mut of_old) = with_job();
+    let mut of_new = of_old.clone();
+    let (old, new) = (cluster(&server, 5), cluster(&server, 6));
     let led = Instant::now();
     let (_renew, renewals) = watch::channel(led);
     let mut lead = Lead::new(5, renewals);
 
-    new.carry_out(&says(Phase::Complete), &mut of_new)
-        .await
-        .unwrap();
+    let request = phase(&of_new, Phase::Complete);
+    send(&new, &request, &mut of_new).await.unwrap();
     // It has not heard of that, and decides by what it knows.
-    let stale = old.carry_out(&says(Phase::Transferring), &mut of_old).await;
-    let stale = stale.unwrap_err();
-    assert!(stale.is_stale(), "{stale}");
-    assert_eq!(stale.failure(), Failure::Stale);
+    let request = phase(&of_old, Phase::Transferring);
+    let conflict = send(&old, &request, &mut of_old).await.unwrap_err();
+    assert!(conflict.is_conflict(), "{conflict}");
+    assert_eq!(conflict.failure(), Failure::Stale);
     assert!(lead.may_write(led));
     // Once it has heard of it, a write would succeed: it makes none.
-    let seen = told(&kept);
+    let seen = watched(&server);
     assert_eq!(seen.leader_epoch(), 6);
     lead.sees(seen.leader_epoch(), led);
     seen.enter(&mut of_old);
     assert!(!lead.may_write(led));
-    let job: TransferJob = kept.object();
-    let status = job.status.unwrap();
+    let status = job(&server).status.unwrap();
     assert_eq!((status.phase, status.leader_epoch), (Phase::Complete, 6));
 }
 
 #[tokio::test]
-async fn whoever_was_overtaken_decides_again_by_what_is_there_and_writes_over_that() {
-    let kept = Kept::new(&scenario::job("minilm"));
-    let cluster = kept.cluster(5);
-    let mut world = scenario::world(2);
-    // Somebody edits the job in between.
-    kept.0.lock().unwrap()["metadata"]["resourceVersion"] = json!("7");
-    let request = says(Phase::Preparing);
-    assert!(cluster.carry_out(&request, &mut world).await.is_err());
-    told(&kept).enter(&mut world);
-    cluster.carry_out(&request, &mut world).await.unwrap();
-    // Its own answer is what it knows from then on.
-    cluster
-        .carry_out(&says(Phase::Transferring), &mut world)
-        .await
-        .unwrap();
-    let job: TransferJob = kept.object();
-    assert_eq!(job.status.unwrap().phase, Phase::Transferring);
+async fn a_request_that_lost_to_a_newer_version_is_made_again_over_that() {
+    let (server, mut world) = with_job();
+    let cluster = cluster(&server, 5);
+    edit(&server);
+    let request = phase(&world, Phase::Preparing);
+    assert!(send(&cluster, &request, &mut world).await.is_err());
+    watched(&server).enter(&mut world);
+    let request = phase(&world, Phase::Preparing);
+    send(&cluster, &request, &mut world).await.unwrap();
+    // The cache has learned the answer to its own request.
+    let request = phase(&world, Phase::Transferring);
+    send(&cluster, &request, &mut world).await.unwrap();
+    assert_eq!(job(&server).status.unwrap().phase, Phase::Transferring);
 }
 
 #[tokio::test]
 async fn a_job_that_was_changed_since_is_neither_held_let_go_nor_deleted() {
-    let uid = scenario::job("minilm").uid().unwrap();
-    let requests = [true, false].map(|hold| Request::Finalizer {
-        key: minilm(),
-        uid: uid.clone(),
-        hold,
-        news: Vec::new(),
-    });
-    let delete = Request::DeleteJob { key: minilm(), uid };
-    for request in requests.into_iter().chain([delete]) {
-        let kept = Kept::new(&scenario::job("minilm"));
-        let (cluster, mut world) = (kept.cluster(5), scenario::world(2));
-        kept.0.lock().unwrap()["metadata"]["resourceVersion"] = json!("7");
-        let refused = cluster.carry_out(&request, &mut world).await.unwrap_err();
-        assert!(refused.is_stale(), "{request:?}: {refused}");
-        told(&kept).enter(&mut world);
-        cluster.carry_out(&request, &mut world).await.unwrap();
+    let finalizers =
+        |finalizers| Change::Apply(json!({ "metadata": { "finalizers": finalizers } }));
+    for change in [
+        finalizers(json!([FINALIZER])),
+        finalizers(json!([])),
+        Change::Delete,
+    ] {
+        let (server, mut world) = with_job();
+        let cluster = cluster(&server, 5);
+        edit(&server);
+        let request = |world: &World| {
+            let job = world.jobs.get(&minilm()).unwrap();
+            Request::unless_changed(job, change.clone())
+        };
+        let refused = send(&cluster, &request(&world), &mut world).await;
+        let refused = refused.unwrap_err();
+        assert!(refused.is_conflict(), "{change:?}: {refused}");
+        watched(&server).enter(&mut world);
+        send(&cluster, &request(&world), &mut world).await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn statuses_of_fabrics_and_nodes_are_fenced_too() {
-    let (fabric, node) = (
-        scenario::fabric("default", 1),
-        scenario::ready("n1", "default"),
-    );
-    let of_fabric = Request::FabricStatus {
-        name: "default".to_owned(),
-        uid: fabric.uid().unwrap(),
-        status: Box::default(),
-    };
-    let of_node = Request::FabricNodeStatus {
-        name: "n1".to_owned(),
-        uid: node.uid().unwrap(),
-        status: Box::default(),
-        news: Vec::new(),
-    };
-    for (kept, request) in [(Kept::new(&fabric), of_fabric), (Kept::new(&node), of_node)] {
-        let mut world = scenario::world(2);
-        kept.cluster(5)
-            .carry_out(&request, &mut world)
+    let server = ApiServer::new();
+    server.put(&scenario::fabric("default", 1));
+    server.put(&scenario::ready("n1", "default"));
+    let fabric: RdmaFabric = server.get("", "default").unwrap();
+    let node: FabricNode = server.get("", "n1").unwrap();
+    for request in [
+        Request::status(&fabric, &FabricStatus::default()),
+        Request::status(&node, &FabricNodeStatus::default()),
+    ] {
+        let mut world = World::default();
+        send(&cluster(&server, 5), &request, &mut world)
             .await
             .unwrap();
-        assert_eq!(kept.object::<Value>()["status"]["leaderEpoch"], 5);
-        let mut behind = scenario::world(2);
-        let refused = kept.cluster(4).carry_out(&request, &mut behind).await;
-        assert!(refused.unwrap_err().is_stale(), "{request:?}");
+        let refused = send(&cluster(&server, 4), &request, &mut world).await;
+        assert!(refused.unwrap_err().is_conflict(), "{request:?}");
     }
+    let fabric: RdmaFabric = server.get("", "default").unwrap();
+    let node: FabricNode = server.get("", "n1").unwrap();
+    assert_eq!(fabric.status.unwrap().leader_epoch, 5);
+    assert_eq!(node.status.unwrap().leader_epoch, 5);
 }
 
 #[tokio::test]
 async fn a_label_that_the_api_server_takes_and_leaves_out_is_refused() {
-    let kept = Kept::new(&scenario::node("n1", &["gpu"]));
-    let (cluster, mut world) = (kept.cluster(5), scenario::world(2));
-    let says = |key: &str, note: Option<Note>| Request::NodeModel {
-        node: "n1".to_owned(),
-        uid: "node-n1".to_owned(),
-        version: None,
-        key: key.to_owned(),
-        note,
-    };
+    let (server, mut world) = (ApiServer::new(), scenario::world(2));
+    server.put(&scenario::node("n1", &["gpu"]));
+    server.behave("nodes", Behaviour::LeavesOut(".unwanted"));
+    let cluster = cluster(&server, 5);
+    let node = scenario::node("n1", &["gpu"]);
+    let says = |key: &str, note: Option<Note>| models::write_note(&node, key, note.as_ref());
     for note in [Some(scenario::note("f1")), None] {
         let request = says(scenario::MODEL, note.clone());
-        cluster.carry_out(&request, &mut world).await.unwrap();
+        send(&cluster, &request, &mut world).await.unwrap();
         let there = world.nodes.named("n1").unwrap();
         assert_eq!(models::note(there, scenario::MODEL), note);
     }
     let request = says("weft.dev/model.team-a.unwanted", Some(scenario::note("f1")));
-    let refused = cluster.carry_out(&request, &mut world).await.unwrap_err();
+    let refused = send(&cluster, &request, &mut world).await.unwrap_err();
     let left_out = Consequence::LeaveOut {
         node: "n1".to_owned(),
         key: "weft.dev/model.team-a.unwanted".to_owned(),
@@ -232,11 +172,8 @@ async fn a_label_that_the_api_server_takes_and_leaves_out_is_refused() {
     let removal = says("weft.dev/model.team-a.unwanted", None);
     let of_removal = refused.consequence(&removal);
     assert_eq!(of_removal, Consequence::Hold(Failure::Failed));
-    let of_fabric = refused.consequence(&Request::NodeFabric {
-        node: "n1".to_owned(),
-        uid: "node-n1".to_owned(),
-        fabric: Some("default".to_owned()),
-    });
+    let labels = json!({ "labels": { FABRIC_LABEL: "default" } });
+    let of_fabric = refused.consequence(&models::patch(&node, labels));
     assert_eq!(of_fabric, Consequence::Hold(Failure::Refused));
     assert!(refused.to_string().contains("team-a.unwanted"), "{refused}");
 }

@@ -6,7 +6,7 @@ use crate::controllers::scenario::{self, MODEL, note, noted};
 /// minilm has brought a copy to n2.
 fn world() -> World {
     let mut world = scenario::world(3);
-    noted(&mut world, "n2", MODEL, note("f1"));
+    noted(&mut world, "n2", MODEL, &note("f1"));
     world
 }
 
@@ -201,7 +201,7 @@ fn a_copy_is_another_jobs_too_where_that_lies_at_its_place_or_in_it_or_around_it
             path: path.into(),
             ..note("f2")
         };
-        noted(&mut world, "n2", "weft.dev/model.team-b.other", there);
+        noted(&mut world, "n2", "weft.dev/model.team-b.other", &there);
         assert_eq!(goes(&world), !is_anothers, "{path}");
     }
 }
@@ -209,14 +209,14 @@ fn a_copy_is_another_jobs_too_where_that_lies_at_its_place_or_in_it_or_around_it
 #[test]
 fn of_copies_that_stay_those_are_unsaid_first_whose_nodes_can_be_written_to() {
     let mut world = beside(|_| {});
-    noted(&mut world, "n3", MODEL, note("f1"));
+    noted(&mut world, "n3", MODEL, &note("f1"));
     let membership = Membership::of(&world);
     let job = scenario::job("minilm");
     let over = Some(Duration::from_secs(1000));
     let unsaid = |refused: &[&str], failed: &[&str], waited| {
         let held = scenario::held(refused, failed);
         let parting = Parting::of(&job, (&world, &membership), None, (&held, waited));
-        Some(parting.unsay?.object().1.name)
+        Some(parting.unsay?.key.name)
     };
     assert_eq!(unsaid(&[], &[], None).as_deref(), Some("n2"));
     assert_eq!(unsaid(&[], &["n2"], None).as_deref(), Some("n3"));

@@ -2,14 +2,15 @@
 
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
 use kube::{ResourceExt as _, core::PartialObjectMeta};
+use serde_json::json;
 
 use super::{NAMED_MAX, View, listed};
 use crate::controllers::{
     agents::{self, BOUND, FABRIC_LABEL},
     condition::Verdict,
     membership::Members,
+    models::patch,
     request::Request,
-    world::uid,
 };
 
 /// Whether a node says of which fabric it is, and that is so.
@@ -23,12 +24,9 @@ pub(super) fn node_labels(view: &View<'_>) -> Vec<Request> {
     let nodes = view.world.nodes.iter().map(|(_, node)| node);
     let others = nodes.filter(|node| !is_labelled(view, node));
     let request = |node: &PartialObjectMeta<Node>| {
-        let name = node.name_any();
-        Request::NodeFabric {
-            uid: uid(node),
-            fabric: view.membership.fabric(&name).map(str::to_owned),
-            node: name,
-        }
+        let fabric = view.membership.fabric(&node.name_any());
+        let labels = json!({ "labels": { FABRIC_LABEL: fabric } });
+        patch(node, labels)
     };
     others.map(request).collect()
 }

@@ -54,8 +54,7 @@ impl Stage {
     fn settle(&mut self) -> Vec<String> {
         let mut log = Vec::new();
         let is_let = |request: &Request| {
-            let (kind, key) = request.object();
-            kind != "Node" || !self.refused.contains(&key.name)
+            request.kind() != "Node" || !self.refused.contains(&request.key.name)
         };
         while let Some(request) = self.decide().iter().find(|request| is_let(request)) {
             log.push(line(request));
@@ -102,15 +101,13 @@ impl Stage {
 }
 
 fn line(request: &Request) -> String {
-    let (kind, key) = request.object();
-    let verb = match request {
-        Request::FabricStatus { .. } | Request::FabricNodeStatus { .. } => "status",
-        Request::NodeFabric { .. } => "label",
-        Request::ApplyFabricNode { .. } | Request::ApplyDaemonSet(_) => "apply",
-        Request::DeleteFabricNode { .. } | Request::DeleteDaemonSet { .. } => "delete",
-        _ => "other",
+    let verb = match request.change {
+        Change::ApplyStatus(_) => "status",
+        Change::MergeMetadata(_) => "label",
+        Change::Apply(_) => "apply",
+        Change::Delete => "delete",
     };
-    format!("{verb} {kind} {}", key.name)
+    format!("{verb} {} {}", request.kind(), request.key.name)
 }
 
 #[test]
@@ -415,14 +412,11 @@ fn what_an_agent_finds_is_an_event_once() {
     };
     let told = |stage: &mut Stage| {
         let requests = stage.decide();
-        let notes = requests.iter().filter_map(|request| match request {
-            Request::FabricNodeStatus { name, news, .. } => Some((name.clone(), news.clone())),
-            _ => None,
-        });
-        let notes = notes.flat_map(|(name, news)| {
+        let notes = requests.iter().flat_map(|request| {
+            let name = &request.key.name;
             let line =
-                move |one: News| format!("{name} {} {}: {}", one.warning, one.reason, one.note);
-            news.into_iter().map(line)
+                move |one: &Event| format!("{name} {} {}: {}", one.warning, one.reason, one.note);
+            request.events.iter().map(line)
         });
         let notes: Vec<String> = notes.collect();
         stage.settle();

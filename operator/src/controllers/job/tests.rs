@@ -172,11 +172,11 @@ impl Stage {
         if let Some(request) = &decision.request {
             is_busy = true;
             self.log.push(line(request));
-            let (kind, object) = request.object();
-            if kind != "Node" || !self.failing.contains(&object.name) {
+            let is_node = request.kind() == "Node";
+            if !is_node || !self.failing.contains(&request.key.name) {
                 self.world.obey(request);
             }
-            if matches!(request, Request::JobStatus { .. }) {
+            if matches!(request.change, Change::ApplyStatus(_)) {
                 self.written = Some(self.now);
             }
             if self.kill_after == Some(self.log.len()) {
@@ -447,19 +447,25 @@ impl Stage {
 }
 
 fn line(request: &Request) -> String {
-    match request {
-        Request::JobStatus { status, news, .. } => {
-            let news: Vec<&str> = news.iter().map(|news| news.reason.as_str()).collect();
-            format!("{:?} #{} {}", status.phase, status.attempt, news.join(","))
+    let events = request.events.iter().map(|event| event.reason.as_str());
+    let events: Vec<&str> = events.collect();
+    match &request.change {
+        Change::ApplyStatus(status) => {
+            let status: TransferJobStatus = serde_json::from_value(status.clone()).unwrap();
+            format!(
+                "{:?} #{} {}",
+                status.phase,
+                status.attempt,
+                events.join(",")
+            )
         }
-        Request::Finalizer { hold, news, .. } => {
-            let word = if *hold { "hold" } else { "release" };
-            let news = news.iter().map(|news| format!(" {}", news.reason));
-            format!("{word}{}", news.collect::<String>())
+        Change::Apply(manifest) => {
+            let is_held = manifest["metadata"]["finalizers"][0] == FINALIZER;
+            let word = if is_held { "hold" } else { "release" };
+            [vec![word], events].concat().join(" ")
         }
-        Request::DeleteJob { .. } => "delete".to_owned(),
-        Request::NodeModel { node, .. } => format!("label {node}"),
-        other => format!("{other:?}"),
+        Change::Delete => "delete".to_owned(),
+        Change::MergeMetadata(_) => format!("label {}", request.key.name),
     }
 }
 
@@ -671,11 +677,7 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
     };
     assert_eq!(decide(999, 60), None);
     assert_eq!(decide(50_000, 4), None);
-    let Some(Request::JobStatus {
-        is_progress, news, ..
-    }) = decide(1000, 5)
-    else {
-        panic!("nothing is written");
-    };
-    assert!(is_progress && news.is_empty());
+    let request = decide(1000, 5).unwrap();
+    assert_eq!(request.priority, Priority::Report);
+    assert_eq!(request.events, []);
 }

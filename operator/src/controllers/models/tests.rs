@@ -10,7 +10,7 @@ use crate::transfer::Course;
 /// n2 holds minilm.
 fn world() -> World {
     let mut world = scenario::world(3);
-    scenario::noted(&mut world, "n2", MODEL, note("f1"));
+    scenario::noted(&mut world, "n2", MODEL, &note("f1"));
     world
 }
 
@@ -27,15 +27,15 @@ fn taken(world: &World, states: Vec<ModelState>) -> Vec<(String, String)> {
     let sightings = BTreeMap::from([("n2".to_owned(), sighting)]);
     lost(world, &Membership::of(world), &sightings, &read(world))
         .into_iter()
-        .map(|request| match request {
-            Request::NodeModel {
-                node,
-                key,
-                note: None,
-                version: Some(_),
-                ..
-            } => (node, key),
-            other => panic!("{other:?}"),
+        .map(|request| {
+            assert!(request.version.is_some(), "{request:?}");
+            let Change::MergeMetadata(removed) = &request.change else {
+                panic!("{request:?}");
+            };
+            let mut keys = removed["labels"].as_object().unwrap().iter();
+            let (key, value) = keys.next().unwrap();
+            assert!(value.is_null(), "{request:?}");
+            (request.key.name.clone(), key.clone())
         })
         .collect()
 }
@@ -70,7 +70,7 @@ fn a_nodes_notes_are_read_once_for_each_version_of_it() {
     let first = notes.to_look_after("n2");
     notes.read(&world);
     assert!(Arc::ptr_eq(&first, &notes.to_look_after("n2")));
-    scenario::noted(&mut world, "n2", MODEL, note("f2"));
+    scenario::noted(&mut world, "n2", MODEL, &note("f2"));
     notes.read(&world);
     assert_eq!(notes.to_look_after("n2")[0].fingerprint, "f2");
     world
@@ -170,7 +170,7 @@ fn a_node_that_cannot_be_written_to_holds_up_no_other_and_nobody_for_ever() {
     let next = |refused: &[&str], failed: &[&str], waited| {
         let held = scenario::held(refused, failed);
         let request = next(&job, &world, &work, (&held, waited))?;
-        Some(request.object().1.name)
+        Some(request.key.name)
     };
     assert_eq!(next(&[], &[], None).as_deref(), Some("n1"));
     assert_eq!(next(&[], &["n1"], None).as_deref(), Some("n2"));
@@ -186,7 +186,7 @@ fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
     let job = scenario::job("minilm");
     let first = work(&[("n2", "f1")]);
     let write = |world: &mut World, name: &str, note: Note| {
-        scenario::noted(world, "n2", &format!("{PREFIX}team-b.{name}"), note);
+        scenario::noted(world, "n2", &format!("{PREFIX}team-b.{name}"), &note);
     };
     let none = (&HeldNodes::default(), None);
     // Too many, and too large.

@@ -1,6 +1,7 @@
 //! Which copies go with a job, and which stay.
 
 use super::*;
+use crate::controllers::models::write_note;
 
 const KEY: &str = "weft.dev/model.team-a.minilm";
 
@@ -294,13 +295,8 @@ fn of_two_jobs_that_go_at_the_same_time_the_last_takes_the_copies() {
     stage.edit(deleted);
     // The other one has let go of n2 first, and is about to let go of n3.
     let unsaid = |stage: &mut Stage, node: &str| {
-        stage.world.obey(&Request::NodeModel {
-            node: node.into(),
-            uid: format!("node-{node}"),
-            version: None,
-            key: other.into(),
-            note: None,
-        });
+        let request = write_note(stage.world.nodes.named(node).unwrap(), other, None);
+        stage.world.obey(&request);
     };
     unsaid(&mut stage, "n2");
     assert!(stage.turn() && stage.process.is_none(), "more may come");

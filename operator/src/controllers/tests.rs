@@ -1,0 +1,305 @@
+//! The controllers against an API server in memory, in virtual time: watches in, requests out, as in a
+//! cluster. What is decided is tested where it is decided; here it is that it happens.
+
+use kube::ResourceExt as _;
+use tokio::task::JoinHandle;
+use weft_crds::{FabricNode, Phase, RdmaFabric};
+
+use super::{
+    api_server::{ApiServer, Behaviour},
+    *,
+};
+use crate::reports::NodeState;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Controllers that lead, and what they are connected to.
+struct Stage {
+    server: ApiServer,
+    reports: watch::Sender<BTreeMap<String, NodeState>>,
+    questions: mpsc::Sender<Question>,
+    renew: watch::Sender<Instant>,
+    tally: Tally,
+    controllers: JoinHandle<()>,
+    _fabrics: watch::Receiver<Fabrics>,
+}
+
+impl Stage {
+    /// A cluster of so many nodes of one fabric, whose agents report.
+    async fn new(nodes: usize) -> Self {
+        let server = ApiServer::new();
+        server.put(&scenario::fabric("default", 1));
+        server.put(&scenario::namespace("team-a", &["models"]));
+        for name in names(nodes) {
+            server.put(&scenario::node(&name, &["gpu"]));
+        }
+        let (reports, reported) = watch::channel(BTreeMap::new());
+        let (renew, renewals) = watch::channel(Instant::now());
+        let (fabrics, told) = watch::channel(Fabrics::new());
+        let (questions, asked) = mpsc::channel(8);
+        let authority = Arc::new(Authority::new("lab").unwrap());
+        let tally = Tally::default();
+        let context = Context {
+            client: server.client(),
+            namespace: "weft-system".to_owned(),
+            epoch: 1,
+            renewals,
+            pulse: Pulse::default(),
+            authority: Arc::clone(&authority),
+            channels: Channels::new(authority),
+            reports: reported,
+            fabrics,
+            template: DaemonSet::default(),
+            service_address: "weft-operator:7410".to_owned(),
+            writes_per_second: NonZeroU32::new(50).unwrap(),
+            tally: tally.clone(),
+        };
+        let controllers = tokio::spawn(async move {
+            let ended = run(context, asked).await;
+            panic!("the controllers ended: {ended:?}");
+        });
+        let stage = Self {
+            server,
+            reports,
+            questions,
+            renew,
+            tally,
+            controllers,
+            _fabrics: told,
+        };
+        stage.report(nodes);
+        stage
+    }
+
+    /// All agents report.
+    fn report(&self, nodes: usize) {
+        let reports = names(nodes).map(|name| {
+            let report = scenario::sighting(&name, "default", 0).report;
+            (name, NodeState::new("default", report, Instant::now()))
+        });
+        self.reports.send_replace(reports.collect());
+    }
+
+    /// Lets this much time pass, while the Lease is renewed and the agents report.
+    async fn pass(&self, time: Duration) {
+        let until = Instant::now() + time;
+        while Instant::now() < until {
+            self.renew.send_replace(Instant::now());
+            self.reports.send_modify(|reports| {
+                for state in reports.values_mut() {
+                    state.seen = Instant::now();
+                }
+            });
+            elapse(SECOND / 10).await;
+            assert!(!self.controllers.is_finished());
+        }
+    }
+
+    /// Lets time pass until this is so. Returns how long it took.
+    async fn until(&self, within: Duration, is_so: impl Fn(&Self) -> bool) -> Duration {
+        let start = Instant::now();
+        while !is_so(self) {
+            assert!(start.elapsed() < within, "{:#?}", self.server.log());
+            self.pass(SECOND / 10).await;
+        }
+        start.elapsed()
+    }
+
+    fn is_fabric_ready(&self) -> bool {
+        let fabric: RdmaFabric = self.server.get("", "default").unwrap();
+        let conditions = fabric.status.unwrap_or_default().conditions;
+        let mut ready = conditions.iter().filter(|one| one.type_ == "Ready");
+        ready.next().is_some_and(|one| one.status == "True")
+    }
+
+    fn phase(&self, job: &str) -> Phase {
+        let job: TransferJob = self.server.get("team-a", job).unwrap();
+        job.status.unwrap_or_default().phase
+    }
+
+    /// A job that waits: its source is no node of the fabric.
+    fn add_job(&self, name: &str) {
+        let mut job = scenario::job(name);
+        job.spec.source.file.as_mut().unwrap().node = "absent".to_owned();
+        self.server.put(&job);
+    }
+
+    /// How long a question waits for its answer.
+    async fn ask(&self) -> Duration {
+        let start = Instant::now();
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let question = Question::Neighbours {
+            node: "n1".to_owned(),
+            answer,
+        };
+        self.questions.send(question).await.unwrap();
+        answered.await.unwrap();
+        start.elapsed()
+    }
+
+    fn edit_job(&self, name: &str, change: impl FnOnce(&mut TransferJob)) {
+        let mut job: TransferJob = self.server.get("team-a", name).unwrap();
+        change(&mut job);
+        self.server.put(&job);
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.controllers.abort();
+    }
+}
+
+/// Lets virtual time pass: it does once every task waits.
+async fn elapse(time: Duration) {
+    let never = std::future::pending::<()>();
+    assert!(tokio::time::timeout(time, never).await.is_err());
+}
+
+fn names(nodes: usize) -> impl Iterator<Item = String> {
+    (1..=nodes).map(|number| format!("n{number}"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fabric_is_ready_once_its_agents_run_and_report() {
+    let stage = Stage::new(3).await;
+    let took = stage.until(10 * SECOND, Stage::is_fabric_ready).await;
+    assert!(took <= 3 * SECOND, "{took:?}");
+    let sets: Vec<DaemonSet> = stage.server.all();
+    assert_eq!(sets.len(), 1);
+    for node in stage.server.all::<FabricNode>() {
+        assert_eq!(node.spec.fabric, "default");
+        assert_eq!(node.status.unwrap().leader_epoch, 1);
+    }
+    // Nothing is written while nothing changes.
+    stage.pass(SECOND).await;
+    let before = stage.server.log().len();
+    stage.pass(60 * SECOND).await;
+    assert_eq!(stage.server.log()[before..], [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_webhook_that_hangs_for_jobs_holds_up_no_decision_and_no_other_kind() {
+    let stage = Stage::new(3).await;
+    stage.server.behave("transferjobs", Behaviour::Hangs);
+    for number in 0..100 {
+        stage.add_job(&format!("job{number}"));
+    }
+    stage.until(20 * SECOND, Stage::is_fabric_ready).await;
+    stage.pass(30 * SECOND).await;
+    let asked = stage.ask().await;
+    assert!(asked <= SECOND / 20, "{asked:?}");
+    // A new node comes, and is written at once.
+    stage.server.put(&scenario::node("n4", &["gpu"]));
+    stage.report(4);
+    let is_known = |stage: &Stage| stage.server.get::<FabricNode>("", "n4").is_some();
+    stage.until(3 * SECOND, is_known).await;
+    // Once it answers, all jobs have their status.
+    let answers = Behaviour::Answers(Duration::ZERO);
+    stage.server.behave("transferjobs", answers);
+    let all_wait = |stage: &Stage| {
+        (0..100).all(|number| stage.phase(&format!("job{number}")) == Phase::Waiting)
+    };
+    stage.until(60 * SECOND, all_wait).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn webhooks_that_hang_for_nodes_and_events_hold_up_no_job() {
+    let stage = Stage::new(20).await;
+    stage.server.behave("nodes", Behaviour::Hangs);
+    stage.server.behave("events", Behaviour::Hangs);
+    stage.pass(5 * SECOND).await;
+    stage.add_job("job");
+    let waits = |stage: &Stage| stage.phase("job") == Phase::Waiting;
+    let took = stage.until(10 * SECOND, waits).await;
+    assert!(took <= SECOND, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_answers_in_two_seconds_delays_writes_and_no_decision() {
+    let stage = Stage::new(3).await;
+    for kind in [
+        "transferjobs",
+        "nodes",
+        "fabricnodes",
+        "rdmafabrics",
+        "daemonsets",
+        "events",
+    ] {
+        stage.server.behave(kind, Behaviour::Answers(2 * SECOND));
+    }
+    for number in 0..20 {
+        stage.add_job(&format!("job{number}"));
+    }
+    for _ in 0..100 {
+        stage.pass(SECOND / 10).await;
+        let asked = stage.ask().await;
+        assert!(asked <= SECOND / 20, "{asked:?}");
+    }
+    stage.until(60 * SECOND, Stage::is_fabric_ready).await;
+    assert_eq!(stage.phase("job19"), Phase::Waiting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_is_refused_is_made_again_less_and_less_often() {
+    let stage = Stage::new(1).await;
+    stage.until(10 * SECOND, Stage::is_fabric_ready).await;
+    stage.server.behave("transferjobs", Behaviour::Refuses(500));
+    stage.add_job("job");
+    let before = stage.server.log().len();
+    stage.pass(64 * SECOND).await;
+    let log = stage.server.log();
+    // At 0, 1, 3, 7, 15, 31 and 63 s.
+    assert_eq!(log[before..].len(), 7, "{log:#?}");
+    assert_eq!(stage.tally.failed.get(), 7);
+    let answers = Behaviour::Answers(Duration::ZERO);
+    stage.server.behave("transferjobs", answers);
+    let waits = |stage: &Stage| stage.phase("job") == Phase::Waiting;
+    stage.until(33 * SECOND, waits).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_a_user_edits_all_the_time_gets_its_status() {
+    let stage = Stage::new(1).await;
+    stage.until(10 * SECOND, Stage::is_fabric_ready).await;
+    stage
+        .server
+        .behave("transferjobs", Behaviour::Answers(SECOND / 20));
+    stage.add_job("job");
+    for number in 0..30 {
+        stage.edit_job("job", |job| {
+            job.annotations_mut()
+                .insert("edited".into(), number.to_string());
+        });
+        stage.pass(SECOND / 10).await;
+    }
+    let waits = |stage: &Stage| stage.phase("job") == Phase::Waiting;
+    stage.until(10 * SECOND, waits).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_stay_within_the_rate() {
+    let stage = Stage::new(100).await;
+    let mut counts = Vec::new();
+    while !stage.is_fabric_ready() {
+        stage.pass(SECOND).await;
+        counts.push(stage.server.log().len());
+        assert!(counts.len() < 60, "{counts:?}");
+    }
+    let most = counts.windows(2).map(|pair| pair[1] - pair[0]).max();
+    assert!(most.is_some_and(|most| most <= 55), "{counts:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_once_the_lease_is_not_renewed() {
+    let stage = Stage::new(1).await;
+    stage.until(10 * SECOND, Stage::is_fabric_ready).await;
+    elapse(60 * SECOND).await;
+    let before = stage.server.log().len();
+    stage.add_job("job");
+    elapse(60 * SECOND).await;
+    assert_eq!(stage.server.log().len(), before);
+    // It leads on: everything is made up for.
+    let waits = |stage: &Stage| stage.phase("job") == Phase::Waiting;
+    stage.until(10 * SECOND, waits).await;
+}

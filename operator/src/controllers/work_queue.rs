@@ -1,0 +1,121 @@
+//! The jobs to decide next: those that something has happened to, and those whose time has come.
+//!
+//! A thousand jobs that nothing happens to cost nothing. A resync finds what was missed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use super::world::Key;
+
+/// All jobs are decided again this often, whatever has happened.
+const RESYNC: Duration = Duration::from_secs(10);
+/// All jobs depend on the layout of the nodes, and hundreds of nodes may change one after the other: then
+/// all jobs are decided again this often.
+const LAYOUT: Duration = Duration::from_secs(1);
+
+/// Times are since some start.
+#[derive(Debug, Default)]
+pub(super) struct WorkQueue {
+    now: BTreeSet<Key>,
+    later: BTreeMap<Key, Duration>,
+    resynced: Option<Duration>,
+    layout: Option<(u64, Duration)>,
+}
+
+impl WorkQueue {
+    /// Decide a job now.
+    pub(super) fn add(&mut self, key: Key) {
+        self.now.insert(key);
+    }
+
+    /// Decide a job then, or sooner.
+    pub(super) fn add_at(&mut self, key: &Key, at: Duration) {
+        let due = self.later.entry(key.clone()).or_insert(at);
+        *due = at.min(*due);
+    }
+
+    /// Forgets the jobs that this does not hold for.
+    pub(super) fn retain(&mut self, is_there: impl Fn(&Key) -> bool) {
+        self.now.retain(&is_there);
+        self.later.retain(|key, _| is_there(key));
+    }
+
+    /// Whether all jobs are to be decided: the layout has changed, or a resync is due.
+    pub(super) fn is_for_all(&mut self, layout: u64, now: Duration) -> bool {
+        let has_passed = |since: Duration, span: Duration| now.saturating_sub(since) >= span;
+        let is_new = self
+            .layout
+            .is_none_or(|(known, at)| known != layout && has_passed(at, LAYOUT));
+        if is_new {
+            self.layout = Some((layout, now));
+        }
+        let is_due = self.resynced.is_none_or(|at| has_passed(at, RESYNC));
+        if is_due {
+            self.resynced = Some(now);
+        }
+        is_new || is_due
+    }
+
+    /// Takes the jobs to decide now.
+    pub(super) fn take(&mut self, now: Duration) -> BTreeSet<Key> {
+        let mut keys = std::mem::take(&mut self.now);
+        self.later.retain(|key, due| {
+            let is_due = *due <= now;
+            if is_due {
+                keys.insert(key.clone());
+            }
+            !is_due
+        });
+        keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_job_is_due_once_when_something_happened_and_once_when_its_time_has_come() {
+        let (a, b) = (Key::cluster("a"), Key::cluster("b"));
+        let mut queue = WorkQueue::default();
+        queue.add(a.clone());
+        queue.add_at(&b, 5 * SECOND);
+        // The sooner counts.
+        queue.add_at(&b, 9 * SECOND);
+        assert_eq!(queue.take(SECOND), BTreeSet::from([a.clone()]));
+        assert_eq!(queue.take(4 * SECOND), BTreeSet::new());
+        assert_eq!(queue.take(5 * SECOND), BTreeSet::from([b.clone()]));
+        assert_eq!(queue.take(99 * SECOND), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_job_that_is_gone_is_not_decided() {
+        let (gone, there) = (Key::cluster("gone"), Key::cluster("there"));
+        let mut queue = WorkQueue::default();
+        for key in [&gone, &there] {
+            queue.add(key.clone());
+            queue.add_at(key, 1000 * SECOND);
+        }
+        queue.retain(|key| *key == there);
+        assert_eq!(queue.later.len(), 1);
+        assert_eq!(queue.take(SECOND), BTreeSet::from([there.clone()]));
+        assert_eq!(queue.take(1000 * SECOND), BTreeSet::from([there]));
+    }
+
+    #[test]
+    fn all_are_due_with_another_layout_at_most_once_a_second_and_once_in_a_while() {
+        let mut queue = WorkQueue::default();
+        assert!(queue.is_for_all(1, SECOND));
+        assert!(!queue.is_for_all(1, 2 * SECOND));
+        assert!(queue.is_for_all(2, 3 * SECOND));
+        // Later, and not forgotten.
+        assert!(!queue.is_for_all(3, 3 * SECOND + SECOND / 2));
+        assert!(queue.is_for_all(3, 4 * SECOND));
+        assert!(!queue.is_for_all(3, 10 * SECOND));
+        assert!(queue.is_for_all(3, 11 * SECOND));
+    }
+}

@@ -1,0 +1,168 @@
+//! Sends requests to the API server, so that deciding never waits for an answer.
+//!
+//! The writer keeps the latest request for each object and sends at most [`IN_FLIGHT_MAX`] at a time, one
+//! for an object, within a rate. An object whose request failed is left alone for a while. Answers come
+//! back as events of the task that decides; the cache learns them before it decides again.
+
+mod queue;
+
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
+
+use governor::{
+    Quota, RateLimiter,
+    clock::Clock,
+    middleware::NoOpMiddleware,
+    nanos::Nanos,
+    state::{InMemoryState, NotKeyed},
+};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::api::DynamicObject;
+use tokio::{task::JoinSet, time::Instant};
+
+use self::queue::{Next, Queue, Write};
+pub(super) use self::queue::{Outcome, Owner};
+use super::{
+    cluster::{Cluster, ClusterError},
+    request::{Event, Object, Request},
+    tally::Tally,
+};
+
+/// The rate limiter's clock is the runtime's, which tests can stop and advance.
+#[derive(Debug, Clone)]
+struct RuntimeClock(Instant);
+
+impl Clock for RuntimeClock {
+    type Instant = Nanos;
+
+    fn now(&self) -> Nanos {
+        self.0.elapsed().into()
+    }
+}
+
+/// The answer to a request.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// Who wanted it.
+    pub(super) owner: Owner,
+    /// What was sent.
+    pub(super) request: Request,
+    /// The object as it is from then on; `None` once it is gone.
+    pub(super) result: Result<Option<DynamicObject>, ClusterError>,
+}
+
+/// Sends requests. Dropping it drops what is waiting and what is under way.
+pub(super) struct Writer {
+    cluster: Arc<Cluster>,
+    queue: Queue,
+    rate: RateLimiter<NotKeyed, InMemoryState, RuntimeClock, NoOpMiddleware<Nanos>>,
+    /// When the rate allows the next request, if it did not allow the last.
+    rate_from: Option<Instant>,
+    in_flight: JoinSet<Option<Answer>>,
+    start: Instant,
+    tally: Tally,
+}
+
+impl Writer {
+    /// Sends at most `per_second` requests a second, Events included.
+    pub(super) fn new(cluster: Arc<Cluster>, per_second: NonZeroU32, tally: Tally) -> Self {
+        let start = Instant::now();
+        Self {
+            cluster,
+            queue: Queue::default(),
+            rate: RateLimiter::direct_with_clock(
+                Quota::per_second(per_second),
+                RuntimeClock(start),
+            ),
+            rate_from: None,
+            in_flight: JoinSet::new(),
+            start,
+            tally,
+        }
+    }
+
+    /// Replaces what this owner wants to have written. What it wanted before and has not been sent is
+    /// dropped. A request for an object that another request of the owner is under way for is dropped, too:
+    /// the owner decides again once that is answered.
+    pub(super) fn submit(&mut self, owner: &Owner, requests: Vec<Request>) {
+        let dropped = self.queue.submit(owner, requests);
+        self.tally.dropped.inc_by(dropped);
+    }
+
+    /// Publishes Events of an object. Those that find no room are dropped.
+    pub(super) fn publish(&mut self, object: &ObjectReference, events: &[Event]) {
+        for event in events {
+            if !self.queue.publish(object.clone(), event.clone()) {
+                self.tally.dropped.inc();
+            }
+        }
+    }
+
+    /// Whether the object is left alone because requests for it have failed.
+    pub(super) fn is_backing_off(&self, object: &Object) -> bool {
+        self.queue.is_backing_off(object, self.start.elapsed())
+    }
+
+    /// Sends what may be sent now. Returns when to call it again, at the latest.
+    pub(super) fn dispatch(&mut self) -> Option<Instant> {
+        if self.rate_from.is_some_and(|from| Instant::now() < from) {
+            return self.rate_from;
+        }
+        while let Some(next) = self.queue.next(self.start.elapsed()) {
+            if let Err(early) = self.rate.check() {
+                let from = self.start + Duration::from(early.earliest_possible());
+                self.rate_from = Some(from);
+                return self.rate_from;
+            }
+            self.send(next);
+        }
+        let wakeup = self.queue.wakeup(self.start.elapsed())?;
+        Some(self.start + wakeup)
+    }
+
+    fn send(&mut self, next: Next) {
+        self.tally.writes.inc();
+        let cluster = Arc::clone(&self.cluster);
+        match self.queue.take(next) {
+            Some(Write::Request(owner, request)) => drop(self.in_flight.spawn(async move {
+                let result = cluster.send(&request).await;
+                Some(Answer {
+                    owner,
+                    request,
+                    result,
+                })
+            })),
+            Some(Write::Event(object, event)) => drop(self.in_flight.spawn(async move {
+                cluster.publish(&object, &event).await;
+                None
+            })),
+            None => {}
+        }
+    }
+
+    /// The next answer. Waits for ever while nothing is under way.
+    pub(super) async fn answered(&mut self) -> Option<Answer> {
+        let Some(answer) = self.in_flight.join_next().await else {
+            return std::future::pending().await;
+        };
+        let answer = match answer {
+            Ok(answer) => answer,
+            // A bug: it takes the task that decides with it.
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => return None,
+            },
+        };
+        let now = self.start.elapsed();
+        let Some(answer) = answer else {
+            self.queue.event_published();
+            return None;
+        };
+        let outcome = match &answer.result {
+            Ok(_) => Outcome::Written,
+            Err(error) if error.is_conflict() => Outcome::Conflict,
+            Err(_) => Outcome::Failed,
+        };
+        self.queue.answered(&answer.request.object(), outcome, now);
+        Some(answer)
+    }
+}

@@ -1,0 +1,240 @@
+//! Which request the writer sends next: pure, times are since some start.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use crate::controllers::{
+    backoff::Backoff,
+    request::{Event, Object, Priority, Request},
+    world::Key,
+};
+
+/// Requests under way at once.
+const IN_FLIGHT_MAX: usize = 8;
+/// … of one kind: an admission webhook that hangs for one kind leaves room for the others.
+const IN_FLIGHT_OF_A_KIND_MAX: usize = 6;
+/// … and Events.
+const EVENTS_IN_FLIGHT_MAX: usize = 2;
+/// Events that wait; more are dropped. At 50 writes a second it takes 10 s to publish them.
+const EVENTS_WAITING_MAX: usize = 500;
+
+/// The delays after a request that failed.
+const FAILED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(32));
+/// … and after one that lost to a newer version of the object, which is on its way in milliseconds.
+const CONFLICT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(8));
+/// A failure so long after the last is a first one.
+const FORGET_AFTER: Duration = Duration::from_secs(3600);
+
+/// Who wants something written: each has its own latest request for an object.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::controllers) enum Owner {
+    /// What is decided of all fabrics and their nodes together.
+    Fabrics,
+    /// A job.
+    Job(Key),
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::controllers) enum Outcome {
+    /// It is written.
+    Written,
+    /// The object has another version.
+    Conflict,
+    /// It was refused, or not answered.
+    Failed,
+}
+
+/// Which is sent next.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Next {
+    Request((Owner, Object)),
+    Event,
+}
+
+/// What is sent.
+#[derive(Debug, PartialEq)]
+pub(super) enum Write {
+    Request(Owner, Request),
+    Event(ObjectReference, Event),
+}
+
+#[derive(Debug)]
+struct Waiting {
+    /// Since when it waits, by the number of submissions. A newer request takes its place in the line.
+    since: u64,
+    request: Request,
+}
+
+/// The requests that wait.
+#[derive(Debug)]
+pub(super) struct Queue {
+    waiting: BTreeMap<(Owner, Object), Waiting>,
+    in_flight: BTreeMap<Object, Owner>,
+    events: VecDeque<(ObjectReference, Event)>,
+    events_in_flight: usize,
+    failed: Backoff<Object>,
+    conflicts: Backoff<Object>,
+    submissions: u64,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self {
+            waiting: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
+            events: VecDeque::new(),
+            events_in_flight: 0,
+            failed: Backoff::new(FAILED.0, FAILED.1, FORGET_AFTER),
+            conflicts: Backoff::new(CONFLICT.0, CONFLICT.1, FORGET_AFTER),
+            submissions: 0,
+        }
+    }
+}
+
+impl Queue {
+    /// Replaces what waits of an owner. Returns how many of its reports were replaced by newer ones.
+    pub(super) fn submit(&mut self, owner: &Owner, requests: Vec<Request>) -> u64 {
+        let of_owner: Vec<_> = self.of_owner(owner).collect();
+        let mut before: BTreeMap<_, _> = of_owner
+            .into_iter()
+            .filter_map(|key| self.waiting.remove_entry(&key))
+            .collect();
+        self.submissions += 1;
+        let mut replaced = 0;
+        for request in requests {
+            let object = request.object();
+            if self.in_flight.get(&object) == Some(owner) {
+                continue;
+            }
+            let key = (owner.clone(), object);
+            let since = match before.remove(&key) {
+                Some(old) => {
+                    let is_report = old.request.priority == Priority::Report;
+                    replaced += u64::from(is_report && old.request != request);
+                    old.since
+                }
+                None => self.submissions,
+            };
+            self.waiting.insert(key, Waiting { since, request });
+        }
+        replaced
+    }
+
+    fn of_owner(&self, owner: &Owner) -> impl Iterator<Item = (Owner, Object)> + use<'_> {
+        let first = (
+            owner.clone(),
+            Object {
+                kind: String::new(),
+                key: Key::default(),
+            },
+        );
+        let owner = owner.clone();
+        self.waiting
+            .range(first..)
+            .map(|(key, _)| key)
+            .take_while(move |(of, _)| *of == owner)
+            .cloned()
+    }
+
+    /// Adds an Event; `false` where there is no room.
+    pub(super) fn publish(&mut self, object: ObjectReference, event: Event) -> bool {
+        let has_room = self.events.len() < EVENTS_WAITING_MAX;
+        if has_room {
+            self.events.push_back((object, event));
+        }
+        has_room
+    }
+
+    /// Whether requests for the object wait because earlier ones failed.
+    pub(super) fn is_backing_off(&self, object: &Object, now: Duration) -> bool {
+        self.until(object, now).is_some()
+    }
+
+    fn until(&self, object: &Object, now: Duration) -> Option<Duration> {
+        let failed = self.failed.until(object, now);
+        failed.max(self.conflicts.until(object, now))
+    }
+
+    /// What is sent next, if anything may be sent now: Events once no request may be.
+    pub(super) fn next(&self, now: Duration) -> Option<Next> {
+        let request = self.first(now).cloned().map(Next::Request);
+        request.or_else(|| self.has_event().then_some(Next::Event))
+    }
+
+    fn has_event(&self) -> bool {
+        let under_way = self.in_flight.len() + self.events_in_flight;
+        !self.events.is_empty()
+            && self.events_in_flight < EVENTS_IN_FLIGHT_MAX
+            && under_way < IN_FLIGHT_MAX
+    }
+
+    /// The most urgent request that may be sent, of equally urgent ones the oldest.
+    fn first(&self, now: Duration) -> Option<&(Owner, Object)> {
+        if self.in_flight.len() + self.events_in_flight >= IN_FLIGHT_MAX {
+            return None;
+        }
+        let of_kind = |kind: &str| {
+            let of_kind = self.in_flight.keys().filter(|object| object.kind == kind);
+            of_kind.count()
+        };
+        let rank =
+            |waiting: &Waiting| -> (Priority, u64) { (waiting.request.priority, waiting.since) };
+        let ready = self.waiting.iter().filter(|((_, object), _)| {
+            !self.in_flight.contains_key(object)
+                && of_kind(&object.kind) < IN_FLIGHT_OF_A_KIND_MAX
+                && self.until(object, now).is_none()
+        });
+        let first = ready.min_by_key(|(_, waiting)| rank(waiting));
+        first.map(|(key, _)| key)
+    }
+
+    /// Takes it: it is under way from then on.
+    pub(super) fn take(&mut self, next: Next) -> Option<Write> {
+        match next {
+            Next::Request(key) => {
+                let waiting = self.waiting.remove(&key)?;
+                let (owner, object) = key;
+                self.in_flight.insert(object, owner.clone());
+                Some(Write::Request(owner, waiting.request))
+            }
+            Next::Event => {
+                let (object, event) = self.events.pop_front()?;
+                self.events_in_flight += 1;
+                Some(Write::Event(object, event))
+            }
+        }
+    }
+
+    /// When something may be sent that may not be now, if only time keeps it back.
+    pub(super) fn wakeup(&self, now: Duration) -> Option<Duration> {
+        let waiting = self.waiting.keys();
+        let untils = waiting.filter_map(|(_, object)| self.until(object, now));
+        untils.min()
+    }
+
+    /// The API server has answered.
+    pub(super) fn answered(&mut self, object: &Object, outcome: Outcome, now: Duration) {
+        self.in_flight.remove(object);
+        match outcome {
+            Outcome::Written => {
+                self.failed.succeeded(object);
+                self.conflicts.succeeded(object);
+            }
+            Outcome::Conflict => drop(self.conflicts.failed(object.clone(), now)),
+            Outcome::Failed => drop(self.failed.failed(object.clone(), now)),
+        }
+    }
+
+    /// An Event has been published, or not.
+    pub(super) fn event_published(&mut self) {
+        self.events_in_flight -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests;

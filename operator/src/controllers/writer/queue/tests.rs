@@ -1,0 +1,179 @@
+use k8s_openapi::api::core::v1::Node;
+use serde_json::json;
+use weft_crds::TransferJob;
+
+use super::*;
+use crate::controllers::request::Change;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn job(name: &str) -> Owner {
+    Owner::Job(Key::cluster(name))
+}
+
+/// A status of a job, with this text in it.
+fn status(name: &str, text: &str) -> Request {
+    let change = Change::ApplyStatus(json!({ "message": text }));
+    Request::new::<TransferJob>(Key::cluster(name), change)
+}
+
+fn progress(name: &str, text: &str) -> Request {
+    Request {
+        priority: Priority::Report,
+        ..status(name, text)
+    }
+}
+
+fn label(node: &str, text: &str) -> Request {
+    let change = Change::MergeMetadata(json!({ "labels": { text: "true" } }));
+    Request {
+        priority: Priority::Report,
+        ..Request::new::<Node>(Key::cluster(node), change)
+    }
+}
+
+fn event(text: &str) -> (ObjectReference, Event) {
+    let event = Event {
+        warning: false,
+        reason: "Test".to_owned(),
+        note: text.to_owned(),
+    };
+    (ObjectReference::default(), event)
+}
+
+/// What is sent at that time, by the text in it.
+fn sent(queue: &mut Queue, now: Duration) -> Vec<String> {
+    let mut sent = Vec::new();
+    while let Some(next) = queue.next(now) {
+        sent.push(match queue.take(next).unwrap() {
+            Write::Event(_, event) => event.note,
+            Write::Request(_, request) => match request.change {
+                Change::ApplyStatus(status) => status["message"].as_str().unwrap().to_owned(),
+                Change::MergeMetadata(metadata) => {
+                    let labels = metadata["labels"].as_object().unwrap();
+                    labels.keys().next().unwrap().clone()
+                }
+                other => panic!("{other:?}"),
+            },
+        });
+    }
+    sent
+}
+
+fn answered(queue: &mut Queue, name: &str, outcome: Outcome, now: Duration) {
+    queue.answered(&status(name, "").object(), outcome, now);
+}
+
+#[test]
+fn a_newer_request_for_an_object_takes_the_place_of_the_one_that_waits() {
+    let mut queue = Queue::default();
+    for name in ["a", "b"] {
+        queue.submit(&job(name), vec![status(name, &format!("{name} old"))]);
+    }
+    queue.submit(&job("a"), vec![status("a", "a new")]);
+    assert_eq!(sent(&mut queue, SECOND), ["a new", "b old"]);
+}
+
+#[test]
+fn what_an_owner_does_not_want_any_more_is_not_sent() {
+    let mut queue = Queue::default();
+    queue.submit(&job("a"), vec![status("a", "a")]);
+    queue.submit(&job("b"), vec![status("b", "b")]);
+    queue.submit(&job("a"), Vec::new());
+    assert_eq!(sent(&mut queue, SECOND), ["b"]);
+}
+
+#[test]
+fn transitions_go_before_reports_and_reports_before_events() {
+    let mut queue = Queue::default();
+    let (object, news) = event("event");
+    assert!(queue.publish(object, news));
+    queue.submit(&job("a"), vec![progress("a", "progress")]);
+    queue.submit(&Owner::Fabrics, vec![label("n1", "label")]);
+    queue.submit(&job("b"), vec![status("b", "transition")]);
+    assert_eq!(
+        sent(&mut queue, SECOND),
+        ["transition", "progress", "label", "event"]
+    );
+}
+
+#[test]
+fn a_report_that_a_newer_one_replaced_is_counted() {
+    let mut queue = Queue::default();
+    assert_eq!(queue.submit(&job("a"), vec![progress("a", "1 %")]), 0);
+    assert_eq!(queue.submit(&job("a"), vec![progress("a", "1 %")]), 0);
+    assert_eq!(queue.submit(&job("a"), vec![progress("a", "2 %")]), 1);
+    assert_eq!(queue.submit(&job("a"), vec![status("a", "done")]), 1);
+}
+
+#[test]
+fn one_request_for_an_object_is_under_way_at_a_time() {
+    let mut queue = Queue::default();
+    queue.submit(&job("a"), vec![label("n1", "of a")]);
+    assert_eq!(sent(&mut queue, SECOND), ["of a"]);
+    // Of the same owner the answer decides; another's waits for it.
+    queue.submit(&job("a"), vec![label("n1", "of a again")]);
+    queue.submit(&job("b"), vec![label("n1", "of b")]);
+    assert_eq!(sent(&mut queue, SECOND), [""; 0]);
+    queue.answered(&label("n1", "").object(), Outcome::Written, SECOND);
+    assert_eq!(sent(&mut queue, SECOND), ["of b"]);
+}
+
+#[test]
+fn an_object_whose_request_failed_is_left_alone_and_the_others_are_not() {
+    let mut queue = Queue::default();
+    for name in ["a", "b"] {
+        queue.submit(&job(name), vec![status(name, name)]);
+    }
+    assert_eq!(sent(&mut queue, SECOND), ["a", "b"]);
+    answered(&mut queue, "a", Outcome::Failed, SECOND);
+    answered(&mut queue, "b", Outcome::Conflict, SECOND);
+    for name in ["a", "b"] {
+        queue.submit(&job(name), vec![status(name, name)]);
+    }
+    assert_eq!(sent(&mut queue, SECOND), [""; 0]);
+    // A conflict is over as soon as the newer version has been heard of.
+    let after_conflict = SECOND + SECOND / 10;
+    assert_eq!(queue.wakeup(SECOND), Some(after_conflict));
+    assert_eq!(sent(&mut queue, after_conflict), ["b"]);
+    assert_eq!(queue.wakeup(after_conflict), Some(2 * SECOND));
+    assert!(queue.is_backing_off(&status("a", "").object(), after_conflict));
+    assert_eq!(sent(&mut queue, 2 * SECOND), ["a"]);
+    assert_eq!(queue.wakeup(2 * SECOND), None);
+}
+
+#[test]
+fn a_kind_whose_requests_hang_leaves_room_for_the_others() {
+    let mut queue = Queue::default();
+    for number in 0..20 {
+        let name = format!("j{number:02}");
+        queue.submit(&job(&name), vec![status(&name, &name)]);
+    }
+    queue.submit(
+        &Owner::Fabrics,
+        (0..20)
+            .map(|number| label(&format!("n{number}"), "label"))
+            .collect(),
+    );
+    let (object, news) = event("event");
+    assert!(queue.publish(object, news));
+    let first: Vec<String> = (0..6).map(|number| format!("j{number:02}")).collect();
+    assert_eq!(
+        sent(&mut queue, SECOND),
+        [first, vec!["label".to_owned(); 2]].concat()
+    );
+    answered(&mut queue, "j03", Outcome::Failed, 11 * SECOND);
+    assert_eq!(sent(&mut queue, 11 * SECOND), ["j06"]);
+}
+
+#[test]
+fn events_that_nobody_takes_are_bounded() {
+    let mut queue = Queue::default();
+    for number in 0..=EVENTS_WAITING_MAX {
+        let (object, news) = event(&number.to_string());
+        assert_eq!(queue.publish(object, news), number < EVENTS_WAITING_MAX);
+    }
+    assert_eq!(sent(&mut queue, SECOND), ["0", "1"]);
+    queue.event_published();
+    assert_eq!(sent(&mut queue, SECOND), ["2"]);
+}

@@ -1,88 +1,65 @@
 //! The controllers: fabrics, their nodes and agents, and jobs.
 //!
-//! One task owns the cache (`world`) and decides everything; `fabric` and `job` are pure functions from
-//! the cache to requests. It never waits for an answer: the writer sends the requests, and its answers
-//! are events like those of watches. A transfer is a task of its own (`work`), which the owner looks at.
-//! Only a leader runs this.
-//!
-//! A job is decided again when something has happened to it: the work queue has these. A request that
-//! failed is made again, from what is true by then. Fabrics are few, and decided together, once a second
-//! and when something but a job changes.
+//! One task owns the cache of the API's objects and runs a [`Controller`] for each kind that [`kinds`]
+//! lists. A controller decides by pure functions from the cache to requests, and never waits for an answer:
+//! the writer sends the requests, and its answers are events like those of watches. Only a leader runs this.
 
-mod agents;
 mod backoff;
+mod cache;
 mod cluster;
 mod condition;
 mod copies;
 mod fabric;
 mod holds;
 mod job;
+mod kinds;
 mod lead;
-mod looks;
 mod membership;
 mod models;
-mod network;
-mod orders;
-mod origin;
-mod place;
-mod question;
-mod queue;
-mod reading;
 mod request;
-mod resolve;
-mod secret;
-mod snapshot;
-mod status;
 mod tally;
-mod views;
-mod work;
 mod work_queue;
-mod world;
 mod writer;
 
 #[cfg(test)]
 mod api_server;
+/// The example of docs/add-a-kind.md.
+#[cfg(test)]
+mod example;
 #[cfg(test)]
 mod scenario;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    convert::Infallible,
-    num::NonZeroU32,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, convert::Infallible, num::NonZeroU32, sync::Arc, time::Duration};
 
 use futures::{FutureExt as _, StreamExt as _};
-use k8s_openapi::{api::apps::v1::DaemonSet, jiff::Timestamp};
+use k8s_openapi::{
+    api::{apps::v1::DaemonSet, core::v1::ObjectReference},
+    jiff::Timestamp,
+};
 use kube::{Client, Resource as _};
 use tokio::{
     sync::{Notify, mpsc, watch},
     time::{Instant, sleep_until},
 };
-use weft_crds::TransferJob;
 
-pub use self::question::{Neighbour, Neighbours, Question, Survey};
 pub(crate) use self::request::FINALIZER;
-pub use self::tally::Tally;
 use self::{
-    agents::AgentTemplate,
-    backoff::Backoff,
-    cluster::{Cluster, ClusterError, Seen},
+    cache::Key,
+    cluster::{Cluster, ClusterError},
+    fabric::agents::AgentTemplate,
     holds::{Consequence, Holds},
+    job::secret::Secrets,
+    kinds::{Cache, WatchEvent},
     lead::Lead,
-    looks::Looks,
     membership::Membership,
-    models::Notes,
-    queue::Queue,
-    request::{Change, Event, Request},
-    secret::Secrets,
-    work::Work,
-    work_queue::WorkQueue,
-    world::{Key, World, uid},
+    request::{Event, Object, Request},
     writer::{Answer, Owner, Writer},
+};
+pub use self::{
+    job::question::{Neighbour, Neighbours, Question, Survey},
+    tally::Tally,
 };
 use crate::{
     authority::Authority,
@@ -92,19 +69,11 @@ use crate::{
     web::Pulse,
 };
 
-/// Fabrics are decided this often, and the work queue is looked at: deadlines and silences are counted in
+/// Controllers reconcile this often though nothing has happened: deadlines and silences are counted in
 /// seconds.
 const LOOK: Duration = Duration::from_secs(1);
 /// Changes that come within this time are decided together.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-
-/// A transfer whose task ended without an outcome, which is a bug, begins again after this delay …
-const CRASH_FIRST: Duration = Duration::from_secs(1);
-/// … that doubles up to this: a job that panics at once costs the agents and the log one attempt a minute.
-/// It has no last time: a bug of the operator is no reason that a job is Failed, which is final.
-const CRASH_LONGEST: Duration = Duration::from_secs(60);
-/// A task that ran this long has crashed for another reason.
-const CRASH_FORGET_AFTER: Duration = Duration::from_secs(600);
 
 /// What the controllers work with.
 pub struct Context {
@@ -144,6 +113,75 @@ pub enum ControllerError {
     Deployment(String),
 }
 
+/// What controllers are made from.
+pub(crate) struct Setup<'a> {
+    /// What the process has.
+    pub(crate) context: &'a Context,
+    /// What DaemonSets of agents are made from.
+    pub(crate) template: AgentTemplate,
+    /// Reads Secrets.
+    pub(crate) secrets: Secrets,
+    /// Has the controllers reconcile at once.
+    pub(crate) wake: Arc<Notify>,
+}
+
+/// What is decided about the objects of a kind, or of several that belong together.
+///
+/// The runner has it reconcile after every change of the cache, and at least once a second.
+pub(crate) trait Controller: Send {
+    /// Names it among the others.
+    fn name(&self) -> &'static str;
+
+    /// Decides what there is to decide, and submits what is to be written. It never waits.
+    fn reconcile(&mut self, turn: &mut Turn<'_>);
+
+    /// One of its requests has been answered; the cache has learned the answer.
+    fn answered(&mut self, _key: &Key, _request: &Request, _result: Result<(), &ClusterError>) {}
+
+    /// Answers a question of `kubectl weft`, or gives it back: it is for another controller.
+    fn answer(&self, question: Question, _cache: &Cache, _now: Timestamp) -> Option<Question> {
+        Some(question)
+    }
+}
+
+/// What a controller reconciles with.
+pub(crate) struct Turn<'a> {
+    /// The objects of the API.
+    pub(crate) cache: &'a mut Cache,
+    /// Whose the nodes are.
+    pub(crate) membership: &'a Membership,
+    /// Nodes whose requests fail.
+    pub(crate) holds: &'a Holds,
+    /// Now, by this machine's clock.
+    pub(crate) now: Timestamp,
+    /// How long this process has led.
+    pub(crate) elapsed: Duration,
+    writer: &'a mut Writer,
+    controller: &'static str,
+}
+
+impl Turn<'_> {
+    /// Replaces what is to be written for this key. What was submitted for it before and has not been sent
+    /// is dropped.
+    pub(crate) fn submit(&mut self, key: &Key, requests: Vec<Request>) {
+        let owner = Owner {
+            controller: self.controller,
+            key: key.clone(),
+        };
+        self.writer.submit(&owner, requests);
+    }
+
+    /// Publishes an Event of an object.
+    pub(crate) fn publish(&mut self, object: &ObjectReference, event: Event) {
+        self.writer.publish(object, vec![event]);
+    }
+
+    /// Whether an object is left alone because requests for it have failed.
+    pub(crate) fn is_backing_off(&self, object: &Object) -> bool {
+        self.writer.is_backing_off(object)
+    }
+}
+
 /// Runs until it is dropped, and answers questions in between.
 pub async fn run(
     context: Context,
@@ -156,130 +194,122 @@ pub async fn run(
     let deployment = deployment
         .await
         .map_err(|error| ControllerError::Deployment(error.to_string()))?;
-    let template = AgentTemplate {
-        manifest: context.template.clone(),
-        namespace: context.namespace.clone(),
-        operator: context.service_address.clone(),
-        owner: deployment.and_then(|deployment| deployment.owner_ref(&())),
-    };
+    let wake = Arc::new(Notify::new());
     let secrets = Secrets::new(context.client.clone(), &context.namespace);
-    let (tell, mut seen_secrets) = mpsc::unbounded_channel();
-    let mut watches = cluster.watch();
+    let setup = Setup {
+        context: &context,
+        template: AgentTemplate {
+            manifest: context.template.clone(),
+            namespace: context.namespace.clone(),
+            operator: context.service_address.clone(),
+            owner: deployment.and_then(|deployment| deployment.owner_ref(&())),
+        },
+        secrets: secrets.clone(),
+        wake: Arc::clone(&wake),
+    };
+    let mut watches = kinds::watch(&context.client, &context.namespace);
     let mut reports = context.reports.clone();
-    let cluster = Arc::new(cluster);
-    let mut controllers = Controllers {
-        writer: Writer::new(cluster, context.writes_per_second, context.tally.clone()),
+    let mut runner = Runner {
+        controllers: kinds::controllers(&setup),
+        writer: Writer::new(
+            Arc::new(cluster),
+            context.writes_per_second,
+            context.tally.clone(),
+        ),
         lead: Lead::new(context.epoch, context.renewals.clone()),
         began: Instant::now(),
-        led_since: Timestamp::now(),
-        changed: Arc::default(),
-        world: World {
+        cache: Cache {
             ticket_key: context.authority.ticket_key(),
-            vault: Vault::new(secrets.clone()),
-            ..World::default()
+            vault: Vault::new(secrets),
+            ..Cache::default()
         },
-        works: BTreeMap::new(),
-        written: BTreeMap::new(),
-        crashes: Backoff::new(CRASH_FIRST, CRASH_LONGEST, CRASH_FORGET_AFTER),
-        notes: Notes::default(),
         holds: Holds::default(),
-        looks: Looks::new(secrets, tell),
-        work_queue: WorkQueue::default(),
-        queue: Queue::default(),
         membership: Membership::default(),
         members_of: None,
-        fabrics_of: None,
         context,
-        template,
     };
-    let changed = Arc::clone(&controllers.changed);
     let mut due = Instant::now() + LOOK;
     let mut send_at = due;
     loop {
-        let mut are_reports_new = false;
         tokio::select! {
-            Some(seen) = watches.next() => controllers.take(seen),
-            answer = controllers.writer.answered() => controllers.answered(answer),
-            Ok(()) = reports.changed() => are_reports_new = true,
-            Some(seen) = seen_secrets.recv() => controllers.saw(seen),
-            () = changed.notified() => {}
+            Some(event) = watches.next() => runner.watched(event),
+            answer = runner.writer.answered() => runner.answered(answer),
+            Ok(()) = reports.changed() => {}
+            () = wake.notified() => {}
             // Before everything has been listed, nobody knows what there is.
-            Some(question) = questions.recv(), if controllers.world.is_whole() => {
-                controllers.answer(question);
+            Some(question) = questions.recv(), if runner.cache.is_synced() => {
+                runner.answer(question);
                 continue;
             }
             () = sleep_until(send_at) => {
-                send_at = controllers.send();
+                send_at = runner.send();
                 continue;
             }
             () = sleep_until(due) => {}
         }
         let woken = Instant::now();
-        controllers.context.pulse.beat(woken);
+        runner.context.pulse.beat(woken);
         let begin = woken + DEBOUNCE;
-        while let Ok(Some(seen)) = tokio::time::timeout_at(begin, watches.next()).await {
-            controllers.take(seen);
+        while let Ok(Some(event)) = tokio::time::timeout_at(begin, watches.next()).await {
+            runner.watched(event);
         }
-        while let Some(Some(seen)) = watches.next().now_or_never() {
-            controllers.take(seen);
+        while let Some(Some(event)) = watches.next().now_or_never() {
+            runner.watched(event);
         }
-        while let Some(answer) = controllers.writer.answered().now_or_never() {
-            controllers.answered(answer);
+        while let Some(answer) = runner.writer.answered().now_or_never() {
+            runner.answered(answer);
         }
-        are_reports_new |= reports.has_changed().unwrap_or(false);
         reports.mark_unchanged();
         // Without the lead there is nothing to decide either.
-        if controllers.world.is_whole() && controllers.lead.may_write(Instant::now()) {
-            controllers.step(are_reports_new);
+        if runner.cache.is_synced() && runner.lead.may_write(Instant::now()) {
+            runner.reconcile();
         }
-        send_at = controllers.send();
-        let steps = &controllers.context.tally.steps;
+        send_at = runner.send();
+        let steps = &runner.context.tally.steps;
         steps.observe(woken.elapsed().as_secs_f64());
         due = Instant::now() + LOOK;
     }
 }
 
-struct Controllers {
+struct Runner {
     context: Context,
-    template: AgentTemplate,
-    world: World,
-    /// By the jobs' UIDs.
-    works: BTreeMap<String, Work>,
-    /// When a job's status was last written, by UID.
-    written: BTreeMap<String, Timestamp>,
-    lead: Lead,
+    controllers: Vec<Box<dyn Controller>>,
+    cache: Cache,
     writer: Writer,
-    /// Transfers whose task ended without an outcome, by the jobs' UIDs.
-    crashes: Backoff<String>,
-    notes: Notes,
+    lead: Lead,
     holds: Holds,
-    looks: Looks,
-    work_queue: WorkQueue,
-    queue: Queue,
     membership: Membership,
     /// The layout that it is of.
     members_of: Option<u64>,
-    /// What was around the jobs when fabrics were last decided, and when that was.
-    fabrics_of: Option<(u64, Instant)>,
     began: Instant,
-    /// The same by this machine's clock.
-    led_since: Timestamp,
-    changed: Arc<Notify>,
 }
 
-impl Controllers {
-    /// Decides what there is to decide.
-    fn step(&mut self, are_reports_new: bool) {
-        let now = Timestamp::now();
-        let layout = self.world.layout();
+impl Runner {
+    /// A watch says something.
+    fn watched(&mut self, event: WatchEvent) {
+        self.lead.sees(event.leader_epoch, Instant::now());
+        event.enter(&mut self.cache);
+    }
+
+    /// Has every controller reconcile.
+    fn reconcile(&mut self) {
+        let layout = self.cache.layout();
         if self.members_of != Some(layout) {
-            self.membership = Membership::of(&self.world);
+            self.membership = Membership::of(&self.cache);
             self.members_of = Some(layout);
         }
-        self.jobs(now);
-        if let Some(requests) = self.fabrics(are_reports_new, now) {
-            self.writer.submit(&Owner::Fabrics, requests);
+        for controller in &mut self.controllers {
+            controller.reconcile(&mut Turn {
+                cache: &mut self.cache,
+                membership: &self.membership,
+                holds: &self.holds,
+                now: Timestamp::now(),
+                elapsed: self.began.elapsed(),
+                writer: &mut self.writer,
+                controller: controller.name(),
+            });
         }
+        self.cache.clear_changed();
     }
 
     /// Sends what may be sent. Returns when to do so again, at the latest.
@@ -299,21 +329,23 @@ impl Controllers {
             request,
             result,
         } = answer;
-        let object = request.object();
-        match result {
+        let result = match result {
             Ok(answered) => {
+                let object = request.object();
                 self.holds.clear(&object);
-                let is_status = matches!(request.change, Change::ApplyStatus(_));
-                if is_status && object.kind == TransferJob::kind(&()) {
-                    self.written.insert(request.uid.clone(), Timestamp::now());
-                }
-                self.world.learn(&object, answered);
-                self.writer.publish(&request.reference(), &request.events);
+                self.cache.learn(&object, answered);
+                let events = request.events.clone();
+                self.writer.publish(&request.reference(), events);
+                Ok(())
             }
-            Err(error) => self.failed(&request, &error),
-        }
-        if let Owner::Job(key) = owner {
-            self.work_queue.add(key);
+            Err(error) => {
+                self.failed(&request, &error);
+                Err(error)
+            }
+        };
+        let mut controllers = self.controllers.iter_mut();
+        if let Some(controller) = controllers.find(|one| one.name() == owner.controller) {
+            controller.answered(&owner.key, &request, result.as_ref().copied());
         }
     }
 
@@ -332,132 +364,13 @@ impl Controllers {
         }
     }
 
-    /// Takes what a watch says.
-    fn take(&mut self, seen: Seen) {
-        self.lead.sees(seen.leader_epoch(), Instant::now());
-        seen.enter(&mut self.world);
-    }
-
     fn answer(&self, question: Question) {
-        let works = self.works.iter();
-        let snapshots = works.map(|(uid, work)| (uid.clone(), work.look()));
-        let (snapshots, epoch) = (snapshots.collect(), self.context.epoch);
-        let known = question::Known {
-            world: &self.world,
-            snapshots: &snapshots,
-            queue: &self.queue,
-            leader_epoch: epoch,
-        };
-        question::answer(question, &known, Timestamp::now());
-    }
-
-    /// The jobs to decide now.
-    fn due(&mut self) -> BTreeSet<Key> {
-        let changed = self.world.take_changed_jobs();
-        if !changed.is_empty() {
-            let uids: BTreeSet<String> = self.world.jobs.iter().map(|(_, job)| uid(job)).collect();
-            self.works.retain(|uid, _| uids.contains(uid));
-            self.written.retain(|uid, _| uids.contains(uid));
-            self.queue.keep(&uids);
-            let jobs = &self.world.jobs;
-            self.work_queue.retain(|key| jobs.get(key).is_some());
-            self.crashes.retain(|uid| uids.contains(uid));
-        }
-        for key in changed {
-            if self.world.jobs.get(&key).is_none() {
-                self.writer.submit(&Owner::Job(key.clone()), Vec::new());
-            }
-            self.work_queue.add(key);
-        }
-        for work in self.works.values() {
-            if let Some(key) = work.news() {
-                self.work_queue.add(key.clone());
-            }
-        }
-        let elapsed = self.began.elapsed();
-        for (uid, work) in self.works.extract_if(.., |_, work| work.is_lost()) {
-            let wait = self.crashes.failed(uid.clone(), elapsed);
-            tracing::error!(
-                uid,
-                "a transfer's task ended without an outcome; it begins again in {wait:?}"
-            );
-            self.work_queue.add_at(work.key(), elapsed + wait);
-            if let Some(job) = self.world.jobs.get(work.key()) {
-                let object = job.object_ref(&());
-                self.writer.publish(&object, &[interrupted(wait)]);
-            }
-        }
-        if self.work_queue.is_for_all(self.world.layout(), elapsed) {
-            for (key, _) in self.world.jobs.iter() {
-                self.work_queue.add(key.clone());
-            }
-        }
-        self.work_queue.take(elapsed)
-    }
-
-    /// Decides the jobs that something has happened to.
-    fn jobs(&mut self, now: Timestamp) {
-        let held = self.holds.nodes(self.began.elapsed());
-        let mut orders = Vec::new();
-        self.forget_looks();
-        for key in self.due() {
-            let Some(job) = self.world.jobs.get(&key) else {
-                continue;
+        let mut question = Some(question);
+        for controller in &self.controllers {
+            let Some(open) = question.take() else {
+                return;
             };
-            let uid = uid(job);
-            let work = self.works.get_mut(&uid);
-            let met = work.as_ref().and_then(|work| work.met());
-            let (work, over) = match work {
-                Some(work) => (Some(work.snapshot()), work.over()),
-                None => (None, Duration::ZERO),
-            };
-            let decision = job::decide(&job::View {
-                job,
-                world: &self.world,
-                membership: &self.membership,
-                work: work.as_deref(),
-                met,
-                over,
-                held: &held,
-                queue: &self.queue,
-                leader_epoch: self.context.epoch,
-                began: self.led_since,
-                written: self.written.get(&uid).copied(),
-                now,
-            });
-            self.queue.see(&uid, decision.party);
-            if let Some(due) = job::due(job).filter(|due| *due > now) {
-                let left = due.duration_since(now).unsigned_abs();
-                self.work_queue.add_at(&key, self.began.elapsed() + left);
-            }
-            if let Some(order) = decision.order {
-                orders.push((key.clone(), uid, order));
-            }
-            let requests = decision.request.into_iter().collect();
-            self.writer.submit(&Owner::Job(key), requests);
+            question = controller.answer(open, &self.cache, Timestamp::now());
         }
-        for (key, uid, order) in orders {
-            // Another look says whether it came to anything.
-            let soon = self.began.elapsed() + LOOK;
-            self.work_queue.add_at(&key, soon);
-            self.obey(key, uid, order);
-        }
-        for key in self.queue.settle() {
-            self.work_queue.add(key);
-            self.changed.notify_one();
-        }
-    }
-}
-
-/// What people read of a job whose transfer ended by a bug.
-fn interrupted(wait: Duration) -> Event {
-    Event {
-        warning: true,
-        reason: "TransferInterrupted".to_owned(),
-        note: format!(
-            "the operator's task for this transfer ended by a bug, which its log describes; it begins again \
-             in {} s, from what is there",
-            wait.as_secs()
-        ),
     }
 }

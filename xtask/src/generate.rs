@@ -30,6 +30,11 @@ const SECTIONS: &[Section] = &[
         name: "api",
         make: api::reference,
     },
+    Section {
+        path: "docs/add-a-kind.md",
+        name: "example",
+        make: example_kind,
+    },
 ];
 
 /// A file of which some or all is not what its source makes.
@@ -74,6 +79,12 @@ fn replaced(text: &str, name: &str, body: &str) -> String {
     let (before, rest) = text.split_once(&open).unwrap_or((text, close));
     let after = rest.split_once(close).map_or("", |(_, after)| after);
     format!("{before}{open}{body}{close}{after}")
+}
+
+/// The module that a test of the operator compiles and runs.
+fn example_kind() -> String {
+    let module = include_str!("../../operator/src/controllers/example.rs");
+    format!("```rust\n{module}```\n")
 }
 
 fn table_of_lints() -> String {

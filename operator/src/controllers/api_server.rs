@@ -28,7 +28,7 @@ type Name = (String, String, String);
 
 /// What it does with requests that change objects of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Behaviour {
+pub(crate) enum Behaviour {
     /// It answers, after this time.
     Answers(Duration),
     /// It never answers, as behind an admission webhook that hangs.
@@ -57,14 +57,14 @@ type Told = (String, Value);
 
 /// The server. Clones are the same one.
 #[derive(Clone)]
-pub(super) struct ApiServer {
+pub(crate) struct ApiServer {
     kept: Arc<Mutex<Kept>>,
     watchers: broadcast::Sender<Told>,
 }
 
 impl ApiServer {
     /// One without objects.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             kept: Arc::new(Mutex::new(Kept {
                 version: 1,
@@ -79,19 +79,19 @@ impl ApiServer {
     }
 
     /// A client of it.
-    pub(super) fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         let router = Router::new().fallback(serve).with_state(self.clone());
         Client::new(router, "default")
     }
 
     /// From now on requests that change objects of this kind (plural) are treated so.
-    pub(super) fn behave(&self, plural: &str, behaviour: Behaviour) {
+    pub(crate) fn behave(&self, plural: &str, behaviour: Behaviour) {
         let mut kept = self.kept.lock().unwrap();
         kept.behaviours.insert(plural.to_owned(), behaviour);
     }
 
     /// Creates or replaces an object, as a user does.
-    pub(super) fn put<K: Resource<DynamicType = ()> + Serialize>(&self, object: &K) {
+    pub(crate) fn put<K: Resource<DynamicType = ()> + Serialize>(&self, object: &K) {
         let name = name(object);
         let mut value = json!(object);
         value["apiVersion"] = json!(K::api_version(&()));
@@ -101,7 +101,7 @@ impl ApiServer {
     }
 
     /// The object of this name.
-    pub(super) fn get<K: Resource<DynamicType = ()> + DeserializeOwned>(
+    pub(crate) fn get<K: Resource<DynamicType = ()> + DeserializeOwned>(
         &self,
         namespace: &str,
         name: &str,
@@ -115,7 +115,7 @@ impl ApiServer {
     }
 
     /// All objects of a kind.
-    pub(super) fn all<K: Resource<DynamicType = ()> + DeserializeOwned>(&self) -> Vec<K> {
+    pub(crate) fn all<K: Resource<DynamicType = ()> + DeserializeOwned>(&self) -> Vec<K> {
         let kept = self.kept.lock().unwrap();
         let of_kind = kept.of_kind(&K::plural(&()));
         of_kind
@@ -124,7 +124,7 @@ impl ApiServer {
     }
 
     /// Every request that changed something, as method and path.
-    pub(super) fn log(&self) -> Vec<String> {
+    pub(crate) fn log(&self) -> Vec<String> {
         self.kept.lock().unwrap().log.clone()
     }
 
@@ -419,7 +419,7 @@ fn remove(there: &mut Value, before: &Value, now: &Value) {
 }
 
 /// RFC 7396: `null` removes a field.
-pub(super) fn merge(there: &mut Value, patch: &Value) {
+pub(crate) fn merge(there: &mut Value, patch: &Value) {
     let Some(patch) = patch.as_object() else {
         *there = patch.clone();
         return;

@@ -12,7 +12,7 @@ struct Failure {
 
 /// What has failed of late, by key. The delay doubles with each failure.
 #[derive(Debug)]
-pub(super) struct Backoff<K> {
+pub(crate) struct Backoff<K> {
     failures: BTreeMap<K, Failure>,
     delays: ExponentialBuilder,
     /// A failure so long after the last delay is a first one again.
@@ -22,7 +22,7 @@ pub(super) struct Backoff<K> {
 impl<K: Ord> Backoff<K> {
     /// The first delay is `first`, the longest `longest`. A key that has not failed for `forget_after`
     /// starts again with the first.
-    pub(super) fn new(first: Duration, longest: Duration, forget_after: Duration) -> Self {
+    pub(crate) fn new(first: Duration, longest: Duration, forget_after: Duration) -> Self {
         Self {
             failures: BTreeMap::new(),
             delays: ExponentialBuilder::new()
@@ -34,7 +34,7 @@ impl<K: Ord> Backoff<K> {
     }
 
     /// It has failed. Returns how long it is left alone.
-    pub(super) fn failed(&mut self, key: K, now: Duration) -> Duration {
+    pub(crate) fn failed(&mut self, key: K, now: Duration) -> Duration {
         let forget_after = self.forget_after;
         self.failures
             .retain(|_, failure| now < failure.until + forget_after);
@@ -49,18 +49,18 @@ impl<K: Ord> Backoff<K> {
     }
 
     /// It has succeeded: the next failure is the first one.
-    pub(super) fn succeeded(&mut self, key: &K) {
+    pub(crate) fn succeeded(&mut self, key: &K) {
         self.failures.remove(key);
     }
 
     /// Until when it is left alone; `None` if it is not.
-    pub(super) fn until(&self, key: &K, now: Duration) -> Option<Duration> {
+    pub(crate) fn until(&self, key: &K, now: Duration) -> Option<Duration> {
         let until = self.failures.get(key)?.until;
         (now < until).then_some(until)
     }
 
     /// Forgets the keys that this does not hold for.
-    pub(super) fn retain(&mut self, keep: impl Fn(&K) -> bool) {
+    pub(crate) fn retain(&mut self, keep: impl Fn(&K) -> bool) {
         self.failures.retain(|key, _| keep(key));
     }
 }

@@ -1,85 +1,28 @@
-//! The API server as the controllers use it: watches in, requests out.
+//! Sends requests to the API server.
 
 use std::time::Duration;
 
-use futures::{Stream, StreamExt as _, stream};
-use k8s_openapi::api::{
-    apps::v1::{DaemonSet, Deployment},
-    core::v1::{Namespace, Node, ObjectReference},
-};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::ObjectReference};
 use kube::{
-    Api, Client, Resource,
+    Api, Client,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
-    core::{ObjectMeta, PartialObjectMeta, object::HasStatus},
-    runtime::{
-        WatchStreamExt as _,
-        events::{Event as PublishedEvent, EventType, Recorder, Reporter},
-        watcher::{self, watcher},
-    },
+    core::ObjectMeta,
+    runtime::events::{Event as PublishedEvent, EventType, Recorder, Reporter},
 };
 use serde_json::{Value, json};
-use weft_crds::{FabricNode, RdmaFabric, TransferJob};
-
-use crate::{NAME, patience, transfer::innermost};
 
 use super::{
-    agents::FABRIC_LABEL,
     holds::{Consequence, Failure},
     request::{Change, Event, Request},
-    world::World,
 };
+use crate::{NAME, patience, transfer::innermost};
 
 /// A write that has not been answered by then is repeated.
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// What a watch says.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "it is put away at once")]
-pub(super) enum Seen {
-    Fabric(watcher::Event<RdmaFabric>),
-    FabricNode(watcher::Event<FabricNode>),
-    Job(watcher::Event<TransferJob>),
-    Node(watcher::Event<PartialObjectMeta<Node>>),
-    Namespace(watcher::Event<PartialObjectMeta<Namespace>>),
-    DaemonSet(watcher::Event<PartialObjectMeta<DaemonSet>>),
-}
-
-impl Seen {
-    /// The epoch of the leader that has written the status of the object; 0 where none has.
-    pub(super) fn leader_epoch(&self) -> u64 {
-        let epoch = match self {
-            Self::Fabric(event) => of(event).map(|status| status.leader_epoch),
-            Self::FabricNode(event) => of(event).map(|status| status.leader_epoch),
-            Self::Job(event) => of(event).map(|status| status.leader_epoch),
-            Self::Node(_) | Self::Namespace(_) | Self::DaemonSet(_) => None,
-        };
-        u64::try_from(epoch.unwrap_or(0)).unwrap_or(0)
-    }
-
-    /// Puts it into the world.
-    pub(super) fn enter(self, world: &mut World) {
-        match self {
-            Self::Fabric(event) => world.fabrics.take(event),
-            Self::FabricNode(event) => world.fabric_nodes.take(event),
-            Self::Job(event) => world.jobs.take(event),
-            Self::Node(event) => world.nodes.take(event),
-            Self::Namespace(event) => world.namespaces.take(event),
-            Self::DaemonSet(event) => world.daemon_sets.take(event),
-        }
-    }
-}
-
-/// The status of the object that an event is about.
-fn of<K: HasStatus>(event: &watcher::Event<K>) -> Option<&K::Status> {
-    match event {
-        watcher::Event::Apply(object) | watcher::Event::InitApply(object) => object.status(),
-        watcher::Event::Delete(_) | watcher::Event::Init | watcher::Event::InitDone => None,
-    }
-}
-
 /// Why a request came to nothing.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ClusterError {
+pub(crate) enum ClusterError {
     /// The API server said no, or nothing.
     #[error("{}", innermost(.0))]
     Refused(#[from] kube::Error),
@@ -99,7 +42,7 @@ pub(super) enum ClusterError {
 
 impl ClusterError {
     /// The same may succeed without anybody changing anything.
-    pub(super) fn passes(&self) -> bool {
+    pub(crate) fn passes(&self) -> bool {
         match self {
             Self::Refused(error) => patience::passes(error),
             Self::Late => true,
@@ -108,7 +51,7 @@ impl ClusterError {
     }
 
     /// What is to become of the object.
-    pub(super) fn failure(&self) -> Failure {
+    pub(crate) fn failure(&self) -> Failure {
         match self {
             Self::Refused(kube::Error::Api(status)) => match status.code {
                 409 => Failure::Stale,
@@ -122,7 +65,7 @@ impl ClusterError {
     }
 
     /// What is to become of what was asked for.
-    pub(super) fn consequence(&self, request: &Request) -> Consequence {
+    pub(crate) fn consequence(&self, request: &Request) -> Consequence {
         let (Self::LeftOut { key }, Change::MergeMetadata(wanted)) = (self, &request.change) else {
             return Consequence::Hold(self.failure());
         };
@@ -138,13 +81,13 @@ impl ClusterError {
     }
 
     /// The object is gone or has another version: the watch tells which.
-    pub(super) fn is_conflict(&self) -> bool {
+    pub(crate) fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused(kube::Error::Api(status)) if [404, 409].contains(&status.code))
     }
 }
 
 /// A client and where it writes.
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     client: Client,
     namespace: String,
     /// Of this leader: every status says it.
@@ -153,7 +96,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    pub(super) fn new(client: Client, namespace: &str, epoch: u64) -> Self {
+    pub(crate) fn new(client: Client, namespace: &str, epoch: u64) -> Self {
         let reporter = Reporter {
             controller: NAME.to_owned(),
             instance: None,
@@ -167,41 +110,13 @@ impl Cluster {
     }
 
     /// The operator's own Deployment, which agents end with; `None` outside a cluster.
-    pub(super) async fn deployment(&self) -> Result<Option<Deployment>, ClusterError> {
+    pub(crate) async fn deployment(&self) -> Result<Option<Deployment>, ClusterError> {
         let api = Api::<Deployment>::namespaced(self.client.clone(), &self.namespace);
         within(api.get_opt(NAME)).await
     }
 
-    /// Everything that is watched. Never ends; what fails is begun again.
-    pub(super) fn watch(&self) -> impl Stream<Item = Seen> + Send + Unpin + use<> {
-        let agents = watcher::Config::default().labels(FABRIC_LABEL);
-        let sets =
-            Api::<PartialObjectMeta<DaemonSet>>::namespaced(self.client.clone(), &self.namespace);
-        stream::select_all([
-            told(watcher(self.all::<RdmaFabric>(), config()), Seen::Fabric),
-            told(
-                watcher(self.all::<FabricNode>(), config()),
-                Seen::FabricNode,
-            ),
-            told(watcher(self.all::<TransferJob>(), config()), Seen::Job),
-            told(
-                watcher(self.all::<PartialObjectMeta<Node>>(), config()),
-                Seen::Node,
-            ),
-            told(
-                watcher(self.all::<PartialObjectMeta<Namespace>>(), config()),
-                Seen::Namespace,
-            ),
-            told(watcher(sets, agents), Seen::DaemonSet),
-        ])
-    }
-
-    fn all<K: Resource<DynamicType = ()>>(&self) -> Api<K> {
-        Api::all(self.client.clone())
-    }
-
     /// Sends a request. Returns the object as it is from then on; `None` once it is gone.
-    pub(super) async fn send(
+    pub(crate) async fn send(
         &self,
         request: &Request,
     ) -> Result<Option<DynamicObject>, ClusterError> {
@@ -251,7 +166,7 @@ impl Cluster {
     }
 
     /// Publishes an Event of an object. A failure is only logged: nothing waits for it.
-    pub(super) async fn publish(&self, object: &ObjectReference, event: &Event) {
+    pub(crate) async fn publish(&self, object: &ObjectReference, event: &Event) {
         let event = PublishedEvent {
             type_: if event.warning {
                 EventType::Warning
@@ -269,22 +184,6 @@ impl Cluster {
             Err(_) => tracing::debug!("an Event was not written in time"),
         }
     }
-}
-
-fn config() -> watcher::Config {
-    watcher::Config::default()
-}
-
-fn told<K: Send + 'static>(
-    events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
-    seen: fn(watcher::Event<K>) -> Seen,
-) -> stream::BoxStream<'static, Seen> {
-    let heard = |result: watcher::Result<watcher::Event<K>>| {
-        let heard = result
-            .inspect_err(|error| tracing::warn!(%error, "a watch broke off; it begins again"));
-        std::future::ready(heard.ok())
-    };
-    events.default_backoff().filter_map(heard).map(seen).boxed()
 }
 
 /// The first label or annotation that is not as it was wanted.

@@ -7,20 +7,20 @@ use k8s_openapi::{
 
 /// What a condition shall say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Verdict {
+pub(crate) struct Verdict {
     /// The condition's type.
-    pub(super) kind: &'static str,
+    pub(crate) kind: &'static str,
     /// True or False.
-    pub(super) holds: bool,
+    pub(crate) holds: bool,
     /// Stable, UpperCamelCase.
-    pub(super) reason: String,
+    pub(crate) reason: String,
     /// For people.
-    pub(super) message: String,
+    pub(crate) message: String,
 }
 
 /// Puts a condition among those of a status; its time is that of the last change between True and
 /// False.
-pub(super) fn set(
+pub(crate) fn set(
     conditions: &mut Vec<Condition>,
     verdict: Verdict,
     generation: i64,
@@ -50,14 +50,14 @@ pub(super) fn set(
 }
 
 /// Whether a condition is there and True.
-pub(super) fn is_true(conditions: &[Condition], kind: &str) -> bool {
+pub(crate) fn is_true(conditions: &[Condition], kind: &str) -> bool {
     conditions
         .iter()
         .any(|condition| condition.type_ == kind && condition.status == "True")
 }
 
 /// A time as the API keeps it: of whole seconds.
-pub(super) fn moment(now: Timestamp) -> Time {
+pub(crate) fn moment(now: Timestamp) -> Time {
     Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
 }
 

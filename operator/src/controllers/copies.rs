@@ -9,17 +9,22 @@ use kube::{
 };
 use weft_crds::{DestinationState, TransferJob, TransferJobStatus};
 
-use super::{
-    holds::HeldNodes,
-    membership::{Membership, selector},
-    models::{Note, key, names, note, noted, said, write_note},
-    origin::{home, origin},
-    place,
-    request::Request,
-    snapshot::Snapshot,
-    world::{World, uid},
+use crate::{
+    controllers::{
+        cache::uid,
+        holds::HeldNodes,
+        job::{
+            origin::{home, origin},
+            place,
+            snapshot::Snapshot,
+        },
+        kinds::Cache,
+        membership::{Membership, selector},
+        models::{Note, key, names, note, noted, said, write_note},
+        request::Request,
+    },
+    transfer::{Place, Removal},
 };
-use crate::transfer::{Place, Removal};
 
 /// Two paths of a root are of the same files, or one lies within the other.
 fn overlap(one: &str, other: &str) -> bool {
@@ -29,9 +34,9 @@ fn overlap(one: &str, other: &str) -> bool {
 
 /// The copies that a job has brought to its own place, by node: as the nodes say, and, while this process
 /// is at it, also those that no node says yet.
-pub(super) fn brought(
+pub(crate) fn brought(
     job: &TransferJob,
-    world: &World,
+    cache: &Cache,
     work: Option<&Snapshot>,
 ) -> BTreeMap<String, Note> {
     let (key, own) = (key(job), uid(job));
@@ -41,13 +46,13 @@ pub(super) fn brought(
             && note.job == own
             && (note.root.as_str(), names(&note.path)) == (&*to.0, names(&to.1))
     };
-    let noted = world.nodes.iter().filter_map(|(place, node)| {
+    let noted = cache.nodes.iter().filter_map(|(place, node)| {
         let note = note(node, &key)?;
         Some((place.name.clone(), note))
     });
     let holders = work.iter().flat_map(|work| &work.holders);
     let held = holders.filter_map(|holder| {
-        let node = world.nodes.named(&holder.node)?;
+        let node = cache.nodes.named(&holder.node)?;
         Some((holder.node.clone(), said(holder, node, &key)))
     });
     let all = noted.chain(held);
@@ -56,7 +61,7 @@ pub(super) fn brought(
 
 /// Who else has to do with a job's copies.
 struct Others<'a> {
-    world: &'a World,
+    cache: &'a Cache,
     membership: &'a Membership,
     /// Of the job.
     key: String,
@@ -94,7 +99,7 @@ impl<'a> Claim<'a> {
     fn of(
         job: &'a TransferJob,
         is_there: impl Fn((String, String)) -> bool,
-        (world, membership): (&'a World, &'a Membership),
+        (cache, membership): (&'a Cache, &'a Membership),
     ) -> Option<Self> {
         let to = &job.spec.destinations;
         let on = match &to.nodes {
@@ -111,7 +116,7 @@ impl<'a> Claim<'a> {
             let file = job.spec.source.file.as_ref();
             let file = file.filter(|file| is_there(place::read(job, file)));
             let origin = origin(job).ok();
-            let home = origin.and_then(|origin| home(job, origin, world, membership).ok());
+            let home = origin.and_then(|origin| home(job, origin, cache, membership).ok());
             Open {
                 fabrics: [
                     said.map(|said| &*said.fabric),
@@ -157,15 +162,15 @@ impl Claimed<'_> {
 }
 
 impl<'a> Others<'a> {
-    fn of(job: &TransferJob, world: &'a World, membership: &'a Membership) -> Self {
+    fn of(job: &TransferJob, cache: &'a Cache, membership: &'a Membership) -> Self {
         let (root, path) = place::destined(job);
         let is_there = |(of, at): (String, String)| of == root && overlap(&at, &path);
-        let others = world.jobs.iter().map(|(_, other)| other);
+        let others = cache.jobs.iter().map(|(_, other)| other);
         let others = others
             .filter(|other| uid(*other) != uid(job) && other.metadata.deletion_timestamp.is_none());
-        let claims = others.filter_map(|other| Claim::of(other, is_there, (world, membership)));
+        let claims = others.filter_map(|other| Claim::of(other, is_there, (cache, membership)));
         Self {
-            world,
+            cache,
             membership,
             key: key(job),
             claims: claims.collect(),
@@ -176,7 +181,7 @@ impl<'a> Others<'a> {
     /// The copy on that node is another's, too: by another job, or by the node's word on another model.
     fn have(&self, node: &str) -> bool {
         // With the node its files have gone.
-        let Some(there) = self.world.nodes.named(node) else {
+        let Some(there) = self.cache.nodes.named(node) else {
             return false;
         };
         let fabric = self.membership.fabric(node);
@@ -193,26 +198,26 @@ impl<'a> Others<'a> {
 }
 
 /// A job's copies as its deletion finds them.
-pub(super) struct Parting<'a> {
+pub(crate) struct Parting<'a> {
     others: Others<'a>,
     /// Those that go with it.
-    pub(super) going: Vec<Removal>,
+    pub(crate) going: Vec<Removal>,
     /// To take away the word of the next node whose copy stays, because it is another's, too: so that the
     /// copy goes with the last of them.
-    pub(super) unsay: Option<Request>,
+    pub(crate) unsay: Option<Request>,
 }
 
 impl<'a> Parting<'a> {
     /// Of what a job has brought, as nodes say and the work that this process is at.
-    pub(super) fn of(
+    pub(crate) fn of(
         job: &TransferJob,
-        (world, membership): (&'a World, &'a Membership),
+        (cache, membership): (&'a Cache, &'a Membership),
         work: Option<&Snapshot>,
         (held, waited): (&HeldNodes, Option<Duration>),
     ) -> Self {
-        let others = Others::of(job, world, membership);
+        let others = Others::of(job, cache, membership);
         let (mut going, mut staying) = (Vec::new(), Vec::new());
-        for (node, copy) in brought(job, world, work) {
+        for (node, copy) in brought(job, cache, work) {
             if others.have(&node) {
                 staying.push((node, copy.job));
             } else {
@@ -237,7 +242,7 @@ impl<'a> Parting<'a> {
     }
 
     /// Those that go now, also of copies that are known of from before.
-    pub(super) fn with(mut self, known: &[Removal]) -> Vec<Removal> {
+    pub(crate) fn with(mut self, known: &[Removal]) -> Vec<Removal> {
         for copy in known {
             let is_new = self.going.iter().all(|one| one.place != copy.place);
             if is_new && !self.others.have(&copy.place.node) {
@@ -256,7 +261,7 @@ impl Others<'_> {
         job: &str,
         (held, waited): (&HeldNodes, Option<Duration>),
     ) -> Option<Request> {
-        let node = self.world.nodes.named(name)?;
+        let node = self.cache.nodes.named(name)?;
         let is_said = note(node, &self.key).is_some_and(|note| note.job == job);
         let may_be = is_said && held.may_say(name, &self.key, waited);
         // The other may go at the same time: then one of the two is refused, and looks again.

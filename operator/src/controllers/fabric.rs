@@ -1,406 +1,117 @@
-//! What shall become of the fabrics, their nodes and their agents: a pure function of what there is.
+//! Fabrics, their nodes and their agents: what is decided about them, and what agents are told.
+//!
+//! Fabrics are few. All are decided together: when an agent has reported, when something but a job has
+//! changed, and once a second.
 
-mod binding;
-mod configuration;
+pub(crate) mod agents;
+pub(crate) mod decide;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
-use k8s_openapi::{api::apps::v1::DaemonSet, jiff::Timestamp};
 use kube::ResourceExt as _;
-use serde_json::json;
-use weft_crds::{
-    FabricNode, FabricNodeStatus, FabricStatus, Finding, NodeCount, NodePorts, RdmaFabric,
-};
-use weft_proto::operator::v1::NodeReport;
+use tokio::sync::watch;
 
-pub(super) use self::configuration::{Configured, config, configured};
+use self::{agents::AgentTemplate, decide::Sighting};
 use super::{
-    agents::{self, APPLIED, AgentTemplate, FABRIC_LABEL},
-    condition::{self, Verdict},
-    membership::{Members, Membership},
-    models::{self, Notes},
-    request::{Change, Event, Request},
-    world::{Key, World, readiness, uid},
+    Controller, LOOK, Setup, Turn, cache::Key, kinds::Cache, membership::Membership, models::Notes,
 };
+use crate::reports::{FabricView, Fabrics as Views, NodeState};
 
-/// A node that has said nothing for so long is not ready: three of the reports that it owes.
-pub(super) const SILENCE: Duration = Duration::from_secs(30);
-/// Nodes that a message names at most.
-const NAMED_MAX: usize = 5;
-/// Findings that a status lists at most, as the definition says.
-const FINDINGS_MAX: usize = 32;
-
-/// What a node's agent last said.
-#[derive(Debug, Clone)]
-pub(super) struct Sighting {
-    /// Of which fabric it is an agent.
-    pub(super) fabric: String,
-    /// What it said.
-    pub(super) report: NodeReport,
-    /// How long ago.
-    pub(super) silent: Duration,
+/// Decides fabrics.
+pub(crate) struct Fabrics {
+    /// What agents say of their nodes.
+    reports: watch::Receiver<BTreeMap<String, NodeState>>,
+    /// What agents are told.
+    fabrics: watch::Sender<Views>,
+    template: AgentTemplate,
+    notes: Notes,
+    /// What was around the jobs when fabrics were last decided, and when that was.
+    decided: Option<(u64, Duration)>,
 }
 
-/// What fabrics are decided from.
-pub(super) struct View<'a> {
-    /// The objects.
-    pub(super) world: &'a World,
-    /// Whose the nodes are.
-    pub(super) membership: &'a Membership,
-    /// What agents have said to this process.
-    pub(super) sightings: &'a BTreeMap<String, Sighting>,
-    /// What nodes say that they hold.
-    pub(super) notes: &'a Notes,
-    /// Nodes that may not be written to, as far as that is known.
-    pub(super) refused: &'a BTreeSet<String>,
-    /// How long this process has been leading: agents need a while to find a new leader.
-    pub(super) leading: Duration,
-    /// What DaemonSets are made from.
-    pub(super) template: &'a AgentTemplate,
-    /// Now.
-    pub(super) now: Timestamp,
-}
-
-/// What is to be written, one request for an object at most.
-pub(super) fn decide(view: &View<'_>) -> Vec<Request> {
-    let mut requests = binding::node_labels(view);
-    let labelled: BTreeSet<Key> = requests.iter().map(|request| request.key.clone()).collect();
-    requests.extend(agents(view));
-    requests.extend(fabric_nodes(view));
-    requests.extend(statuses(view));
-    let lost = models::lost(view.world, view.membership, view.sightings, view.notes);
-    // One request for an object: what else is to be said of a node is said then.
-    requests.extend(
-        lost.into_iter()
-            .filter(|lost| !labelled.contains(&lost.key)),
-    );
-    requests
-}
-
-fn agents(view: &View<'_>) -> Vec<Request> {
-    let mut requests = Vec::new();
-    let none = Members::default();
-    for (key, fabric) in view.world.fabrics.iter() {
-        let members = view.membership.members(&key.name).unwrap_or(&none);
-        if members.fault.is_some() {
-            // Whatever runs goes on until somebody mends the selector.
-            continue;
-        }
-        let wanted = agents::daemon_set(view.template, fabric);
-        let there = binding::set_of(view, &key.name);
-        if there.is_some_and(|set| !binding::unlabelled(view, set, members).is_empty()) {
-            continue;
-        }
-        let applied = there.and_then(|set| set.annotations().get(APPLIED));
-        if applied.is_none() || applied != wanted.annotations().get(APPLIED) {
-            let key = Key::of(&wanted.metadata);
-            requests.push(Request::new::<DaemonSet>(key, Change::Apply(json!(wanted))));
+impl Fabrics {
+    /// Nothing is decided yet.
+    pub(crate) fn new(setup: &Setup<'_>) -> Self {
+        Self {
+            reports: setup.context.reports.clone(),
+            fabrics: setup.context.fabrics.clone(),
+            template: setup.template.clone(),
+            notes: Notes::default(),
+            decided: None,
         }
     }
-    for (_, set) in view.world.daemon_sets.iter() {
-        let fabric = set.labels().get(FABRIC_LABEL);
-        if fabric.is_some_and(|fabric| view.world.fabrics.named(fabric).is_none())
-            && set.metadata.deletion_timestamp.is_none()
-        {
-            let key = Key::of(&set.metadata);
-            requests.push(Request {
-                uid: uid(set),
-                ..Request::new::<DaemonSet>(key, Change::Delete)
-            });
-        }
-    }
-    requests
-}
 
-fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
-    let mut requests = Vec::new();
-    let fabrics = view.world.fabrics.iter();
-    let asked: BTreeMap<&str, String> = fabrics
-        .map(|(key, fabric)| {
-            let hash = config(fabric, &view.world.ticket_key).hash;
-            (key.name.as_str(), hash)
-        })
-        .collect();
-    for (node, fabric) in view.membership.nodes() {
-        let there = view.world.fabric_nodes.named(node);
-        let Some(there) = there.filter(|there| there.spec.fabric == fabric) else {
-            let owner = view.world.nodes.named(node).map(uid).unwrap_or_default();
-            let manifest = json!({
-                "metadata": { "ownerReferences": [
-                    { "apiVersion": "v1", "kind": "Node", "name": node, "uid": owner }
-                ] },
-                "spec": { "fabric": fabric },
-            });
-            let key = Key::cluster(node);
-            requests.push(Request::new::<FabricNode>(key, Change::Apply(manifest)));
-            continue;
+    fn sightings(&self) -> BTreeMap<String, Sighting> {
+        let reports = self.reports.borrow();
+        let sighting = |state: &NodeState| Sighting {
+            fabric: state.fabric.clone(),
+            report: state.report.clone(),
+            silent: state.seen.elapsed(),
         };
-        let sighting = view
-            .sightings
-            .get(node)
-            .filter(|sighting| sighting.fabric == fabric);
-        let asked = asked.get(fabric).map(String::as_str);
-        if let Some(status) = node_status(there, sighting, asked, view) {
-            requests.push(Request {
-                events: new_findings(there.status.as_ref(), &status),
-                ..Request::status(there, &status)
-            });
-        }
-    }
-    for (key, node) in view.world.fabric_nodes.iter() {
-        if view.membership.fabric(&key.name).is_none() && node.metadata.deletion_timestamp.is_none()
-        {
-            requests.push(Request::unless_changed(node, Change::Delete));
-        }
-    }
-    requests
-}
-
-/// Findings that the status did not have before: each is an Event, once.
-fn new_findings(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<Event> {
-    let known: &[Finding] = old.map_or(&[], |old| &old.findings);
-    let event = |finding: &Finding| Event {
-        warning: true,
-        reason: finding.reason.clone(),
-        note: finding.message.clone(),
-    };
-    let is_new = |finding: &&Finding| !known.contains(finding);
-    new.findings.iter().filter(is_new).map(event).collect()
-}
-
-/// The status of a node whose fabric asks for the configuration of that hash, if it is another than the
-/// one there.
-fn node_status(
-    node: &FabricNode,
-    sighting: Option<&Sighting>,
-    asked: Option<&str>,
-    view: &View<'_>,
-) -> Option<FabricNodeStatus> {
-    let old = node.status.clone().unwrap_or_default();
-    let mut new = old.clone();
-    let name = node.name_any();
-    let fabric = &node.spec.fabric;
-    let verdict = match sighting {
-        None if view.leading < SILENCE && readiness(node).is_some() => return None,
-        None => not_ready(
-            "AgentMissing",
-            format!(
-                "no agent of node {name} has reported; see: kubectl -n {} get pods -l \
-                 {FABRIC_LABEL}={fabric} --field-selector spec.nodeName={name}",
-                view.template.namespace
-            ),
-        ),
-        Some(sighting) => {
-            let full = view.world.nodes.named(&name).and_then(models::full);
-            fill(&mut new, &sighting.report, full);
-            judge(&name, sighting, view)
-        }
-    };
-    let generation = node.metadata.generation.unwrap_or_default();
-    new.observed_generation = generation;
-    // What it worked with when it was last heard is no news of a node that is away.
-    let asked = asked.filter(|_| verdict.holds);
-    condition::set(&mut new.conditions, verdict, generation, view.now);
-    if let Some(asked) = asked
-        && let Some(configured) = configuration::verdict(&new, asked, view.now)
-    {
-        configuration::set(&mut new, configured, asked, view.now);
-    }
-    (node.status.as_ref() != Some(&new)).then_some(new)
-}
-
-fn judge(name: &str, sighting: &Sighting, view: &View<'_>) -> Verdict {
-    if sighting.silent >= SILENCE {
-        return not_ready(
-            "AgentSilent",
-            format!(
-                "the agent of node {name} has not reported for {} s; see: kubectl -n {} get pods -l \
-                 {FABRIC_LABEL}={} --field-selector spec.nodeName={name}",
-                SILENCE.as_secs(),
-                view.template.namespace,
-                sighting.fabric,
-            ),
-        );
-    }
-    if sighting.report.ready {
-        return Verdict {
-            kind: "Ready",
-            holds: true,
-            reason: "AgentReady".to_owned(),
-            message: "the agent reports and can work".to_owned(),
-        };
-    }
-    let findings: Vec<&str> = sighting
-        .report
-        .findings
-        .iter()
-        .map(|f| f.message.as_str())
-        .collect();
-    let cause = if findings.is_empty() {
-        "it does not say why".to_owned()
-    } else {
-        findings.join("; ")
-    };
-    not_ready(
-        "AgentNotReady",
-        format!("the agent of node {name} cannot work: {cause}"),
-    )
-}
-
-fn not_ready(reason: &str, message: String) -> Verdict {
-    Verdict {
-        kind: "Ready",
-        holds: false,
-        reason: reason.to_owned(),
-        message,
-    }
-}
-
-fn fill(status: &mut FabricNodeStatus, report: &NodeReport, full: Option<Finding>) {
-    let ports = report.ports.unwrap_or_default();
-    let small = |number: u32| u16::try_from(number).unwrap_or(u16::MAX);
-    let expires = i64::try_from(report.certificate_expires_unix_s).ok();
-    let expires = expires.and_then(|second| Timestamp::from_second(second).ok());
-    *status = FabricNodeStatus {
-        observed_generation: status.observed_generation,
-        conditions: std::mem::take(&mut status.conditions),
-        control_address: report.control_address.clone(),
-        data_address: report.data_address.clone(),
-        interface: report.interface.clone(),
-        mtu: report.mtu,
-        link_mbps: report.link_mbps,
-        ports: NodePorts {
-            first: small(ports.first),
-            count: small(ports.count),
-        },
-        version: report.version.clone(),
-        configuration: report.configuration.clone(),
-        certificate_expires: expires
-            .filter(|time| time.as_second() > 0)
-            .map(condition::moment),
-        findings: report
-            .findings
+        reports
             .iter()
-            .take(FINDINGS_MAX - usize::from(full.is_some()))
-            .map(|f| Finding {
-                reason: f.reason.clone(),
-                message: f.message.clone(),
+            .map(|(node, state)| (node.clone(), sighting(state)))
+            .collect()
+    }
+
+    /// Tells the server of agents what they are to know.
+    fn publish(&self, cache: &Cache, membership: &Membership) {
+        let key = &cache.ticket_key;
+        let view = |name: &str| {
+            let fabric = cache.fabrics.named(name)?;
+            let nodes = membership.members(name)?.nodes.clone();
+            let models = nodes.iter().filter_map(|node| {
+                let models = self.notes.to_look_after(node);
+                (!models.is_empty()).then(|| (node.clone(), models))
+            });
+            Some(FabricView {
+                config: decide::config(fabric, key),
+                models: models.collect(),
+                nodes,
             })
-            .chain(full)
-            .collect(),
-        leader_epoch: status.leader_epoch,
-    };
-}
-
-fn statuses(view: &View<'_>) -> Vec<Request> {
-    let mut requests = Vec::new();
-    for (key, fabric) in view.world.fabrics.iter() {
-        let Some(members) = view.membership.members(&key.name) else {
-            continue;
         };
-        let status = fabric_status(fabric, members, view);
-        if fabric.status.as_ref() != Some(&status) {
-            requests.push(Request::status(fabric, &status));
+        let names = cache.fabrics.iter().map(|(_, fabric)| fabric.name_any());
+        let views: Views = names
+            .filter_map(|name| Some((name.clone(), view(&name)?)))
+            .collect();
+        self.fabrics.send_if_modified(|old| {
+            let is_other = *old != views;
+            if is_other {
+                *old = views;
+            }
+            is_other
+        });
+    }
+}
+
+impl Controller for Fabrics {
+    fn name(&self) -> &'static str {
+        "fabrics"
+    }
+
+    fn reconcile(&mut self, turn: &mut Turn<'_>) {
+        let around = turn.cache.surroundings();
+        let is_same = self
+            .decided
+            .is_some_and(|(known, at)| known == around && turn.elapsed < at + LOOK);
+        let has_reports = self.reports.has_changed().unwrap_or(false);
+        if is_same && !has_reports {
+            return;
         }
-    }
-    requests
-}
-
-fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> FabricStatus {
-    let mut status = fabric.status.clone().unwrap_or_default();
-    let generation = fabric.metadata.generation.unwrap_or_default();
-    let waiting: Vec<&str> = members
-        .nodes
-        .iter()
-        .filter(|node| !is_ready(view.world, node, &fabric.name_any()))
-        .map(String::as_str)
-        .collect();
-    let selected = members.nodes.len();
-    status.observed_generation = generation;
-    status.nodes = NodeCount {
-        selected: u32::try_from(selected).unwrap_or(u32::MAX),
-        ready: u32::try_from(selected - waiting.len()).unwrap_or(u32::MAX),
-    };
-    let (holds, reason, message) = if let Some(fault) = &members.fault {
-        (false, "SelectorInvalid", fault.clone())
-    } else if selected == 0 {
-        let text = "spec.nodeSelector selects no node that is free: label the nodes, or correct it";
-        (false, "NoNodes", text.to_owned())
-    } else if waiting.is_empty() {
-        (
-            true,
-            "NodesReady",
-            format!("{selected} of {selected} nodes are ready"),
-        )
-    } else {
-        let text = format!(
-            "{} of {selected} nodes are not ready: {}; see: kubectl get fabricnodes",
-            waiting.len(),
-            listed(&waiting)
-        );
-        (false, "NodesNotReady", text)
-    };
-    let ready = Verdict {
-        kind: "Ready",
-        holds,
-        reason: reason.to_owned(),
-        message,
-    };
-    let updated = binding::updated(view, &fabric.name_any(), members);
-    for verdict in [ready, conflict(members), updated] {
-        condition::set(&mut status.conditions, verdict, generation, view.now);
-    }
-    status
-}
-
-fn conflict(members: &Members) -> Verdict {
-    let (holds, reason, message) = if members.taken.is_empty() {
-        (
-            false,
-            "NoConflict",
-            "no other fabric has its nodes".to_owned(),
-        )
-    } else {
-        let nodes: Vec<&str> = members.taken.keys().map(String::as_str).collect();
-        let fabrics: BTreeSet<&str> = members.taken.values().map(String::as_str).collect();
-        let fabrics: Vec<&str> = fabrics.into_iter().collect();
-        let text = format!(
-            "older fabrics have nodes that spec.nodeSelector selects: {} (of {}); make the selectors \
-             apart",
-            listed(&nodes),
-            listed(&fabrics)
-        );
-        (true, "NodesTaken", text)
-    };
-    Verdict {
-        kind: "Conflicting",
-        holds,
-        reason: reason.to_owned(),
-        message,
+        self.reports.mark_unchanged();
+        self.decided = Some((around, turn.elapsed));
+        self.notes.read(turn.cache);
+        self.publish(turn.cache, turn.membership);
+        let requests = decide::decide(&decide::View {
+            cache: turn.cache,
+            membership: turn.membership,
+            sightings: &self.sightings(),
+            notes: &self.notes,
+            refused: &turn.holds.nodes(turn.elapsed).refused,
+            leading: turn.elapsed,
+            template: &self.template,
+            now: turn.now,
+        });
+        turn.submit(&Key::default(), requests);
     }
 }
-
-/// The first few of many names.
-pub(super) fn listed(names: &[&str]) -> String {
-    let shown = names[..names.len().min(NAMED_MAX)].join(", ");
-    match names.len().saturating_sub(NAMED_MAX) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
-}
-
-/// A node of a fabric whose agent reports that it can work.
-pub(super) fn is_ready(world: &World, node: &str, fabric: &str) -> bool {
-    let node = world
-        .fabric_nodes
-        .named(node)
-        .filter(|node| node.spec.fabric == fabric);
-    node.and_then(readiness)
-        .is_some_and(|condition| condition.status == "True")
-}
-
-#[cfg(test)]
-mod tests;

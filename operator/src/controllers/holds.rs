@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::request::{Object, Request};
+use crate::controllers::request::{Object, Request};
 
 /// Somebody else was faster: what is there by now is on its way here, in milliseconds.
 const STALE: Duration = Duration::from_millis(100);
@@ -26,7 +26,7 @@ const FAILED_LATELY: Duration = Duration::from_secs(3600);
 
 /// What follows from a write that has come to nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Consequence {
+pub(crate) enum Consequence {
     /// The object is left alone for a while.
     Hold(Failure),
     /// The node says nothing under this key; it may say other things.
@@ -40,7 +40,7 @@ pub(super) enum Consequence {
 
 /// Why a write came to nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// The object is another by now than the one that was decided about.
     Stale,
     /// The API server said no, and will again until somebody changes something.
@@ -69,7 +69,7 @@ impl Hold {
 
 /// All of them.
 #[derive(Debug, Default)]
-pub(super) struct Holds {
+pub(crate) struct Holds {
     objects: BTreeMap<Object, Hold>,
     /// What nodes were to say and the API server left out: node, key, and when that was.
     left_out: BTreeMap<(String, String), Duration>,
@@ -77,7 +77,7 @@ pub(super) struct Holds {
 
 impl Holds {
     /// A write of it has come to nothing.
-    pub(super) fn hold(&mut self, object: Object, failure: Failure, now: Duration) {
+    pub(crate) fn hold(&mut self, object: Object, failure: Failure, now: Duration) {
         self.forget(now);
         let hold = self.objects.entry(object).or_insert(Hold {
             last: now,
@@ -96,7 +96,7 @@ impl Holds {
     }
 
     /// The API server took what a node was to say under this key, and left it out: it says other things.
-    pub(super) fn leave_out(&mut self, node: String, key: String, now: Duration) {
+    pub(crate) fn leave_out(&mut self, node: String, key: String, now: Duration) {
         self.forget(now);
         self.left_out.insert((node, key), now);
     }
@@ -107,12 +107,12 @@ impl Holds {
     }
 
     /// A write of it has succeeded.
-    pub(super) fn clear(&mut self, object: &Object) {
+    pub(crate) fn clear(&mut self, object: &Object) {
         self.objects.remove(object);
     }
 
     /// The nodes whose writes have come to nothing of late.
-    pub(super) fn nodes(&self, now: Duration) -> HeldNodes {
+    pub(crate) fn nodes(&self, now: Duration) -> HeldNodes {
         let mut nodes = HeldNodes {
             now,
             ..HeldNodes::default()
@@ -142,23 +142,23 @@ impl Holds {
 
 /// The nodes whose writes have come to nothing of late.
 #[derive(Debug, Clone, Default)]
-pub(super) struct HeldNodes {
+pub(crate) struct HeldNodes {
     /// The API server says no.
-    pub(super) refused: BTreeSet<String>,
+    pub(crate) refused: BTreeSet<String>,
     /// It left out what this node was to say under this key; and when that was.
-    pub(super) left_out: BTreeMap<(String, String), Duration>,
+    pub(crate) left_out: BTreeMap<(String, String), Duration>,
     /// It said no, did not answer, or could not; and when that was.
-    pub(super) failed: BTreeMap<String, Duration>,
+    pub(crate) failed: BTreeMap<String, Duration>,
     /// Those that are left alone until then, or have been: whoever has others to write to does that first.
-    pub(super) again: BTreeMap<String, Duration>,
+    pub(crate) again: BTreeMap<String, Duration>,
     /// Now, by the same clock.
-    pub(super) now: Duration,
+    pub(crate) now: Duration,
 }
 
 impl HeldNodes {
     /// Whether there is any sense in asking a node to say something under this key. Whoever has been done with
     /// waiting for so long asks none that has failed since.
-    pub(super) fn may_say(&self, node: &str, key: &str, waited: Option<Duration>) -> bool {
+    pub(crate) fn may_say(&self, node: &str, key: &str, waited: Option<Duration>) -> bool {
         let is_since =
             |at: Duration| waited.is_some_and(|waited| self.now.saturating_sub(at) < waited);
         let has_failed = || self.failed.get(node).is_some_and(|at| is_since(*at));
@@ -172,7 +172,7 @@ impl HeldNodes {
 
     /// Of requests to write to nodes the first that has not come to nothing; else that which is tried again
     /// first.
-    pub(super) fn pick(&self, requests: impl Iterator<Item = Request>) -> Option<Request> {
+    pub(crate) fn pick(&self, requests: impl Iterator<Item = Request>) -> Option<Request> {
         let mut next: Option<(Duration, Request)> = None;
         for request in requests {
             let Some(until) = self.again.get(&request.key.name) else {
@@ -189,7 +189,7 @@ impl HeldNodes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::world::Key;
+    use crate::controllers::cache::Key;
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -11,7 +11,7 @@ use crate::lease::GIVE_UP;
 
 /// The lead, as the controllers know it.
 #[derive(Debug)]
-pub(super) struct Lead {
+pub(crate) struct Lead {
     epoch: u64,
     /// When the last request was sent by which the Lease was renewed.
     renewals: watch::Receiver<Instant>,
@@ -23,7 +23,7 @@ pub(super) struct Lead {
 
 impl Lead {
     /// Nothing has been seen yet.
-    pub(super) fn new(epoch: u64, renewals: watch::Receiver<Instant>) -> Self {
+    pub(crate) fn new(epoch: u64, renewals: watch::Receiver<Instant>) -> Self {
         Self {
             epoch,
             renewals,
@@ -33,7 +33,7 @@ impl Lead {
     }
 
     /// A status says that the leader of this epoch wrote it.
-    pub(super) fn sees(&mut self, epoch: u64, now: Instant) {
+    pub(crate) fn sees(&mut self, epoch: u64, now: Instant) {
         let known = self.doubt.map_or(self.overruled, |(known, _)| known);
         if epoch > known {
             tracing::warn!(
@@ -46,7 +46,7 @@ impl Lead {
     }
 
     /// Whether the lead is certain enough to write.
-    pub(super) fn may_write(&mut self, now: Instant) -> bool {
+    pub(crate) fn may_write(&mut self, now: Instant) -> bool {
         let renewed = *self.renewals.borrow();
         if let Some((epoch, since)) = self.doubt {
             if renewed <= since {

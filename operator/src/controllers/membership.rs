@@ -8,30 +8,30 @@ use kube::{
     core::{Selector, SelectorExt as _},
 };
 
-use super::world::World;
+use crate::controllers::kinds::Cache;
 
 /// A node belongs to one fabric: of those that select it, the oldest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Membership {
+pub(crate) struct Membership {
     of: BTreeMap<String, String>,
     fabrics: BTreeMap<String, Members>,
 }
 
 /// The nodes that a fabric selects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Members {
+pub(crate) struct Members {
     /// Those that belong to it.
-    pub(super) nodes: BTreeSet<String>,
+    pub(crate) nodes: BTreeSet<String>,
     /// Those that an older fabric has, with its name.
-    pub(super) taken: BTreeMap<String, String>,
+    pub(crate) taken: BTreeMap<String, String>,
     /// What is wrong with its selector.
-    pub(super) fault: Option<String>,
+    pub(crate) fault: Option<String>,
 }
 
 impl Membership {
     /// Of all nodes there are.
-    pub(super) fn of(world: &World) -> Self {
-        let mut order: Vec<_> = world.fabrics.iter().map(|(_, fabric)| fabric).collect();
+    pub(crate) fn of(cache: &Cache) -> Self {
+        let mut order: Vec<_> = cache.fabrics.iter().map(|(_, fabric)| fabric).collect();
         order.sort_by_key(|fabric| {
             (
                 fabric.metadata.creation_timestamp.clone(),
@@ -44,7 +44,7 @@ impl Membership {
             let mut members = Members::default();
             match selector(&fabric.spec.node_selector) {
                 Ok(selector) => {
-                    for (_, node) in world.nodes.iter() {
+                    for (_, node) in cache.nodes.iter() {
                         if selector.matches(node.labels()) {
                             membership.add(&name, &mut members, node.name_any());
                         }
@@ -52,8 +52,8 @@ impl Membership {
                 }
                 // It keeps what it has until somebody mends the selector.
                 Err(fault) => {
-                    for (_, node) in world.fabric_nodes.iter() {
-                        let known = world.nodes.named(&node.name_any()).is_some();
+                    for (_, node) in cache.fabric_nodes.iter() {
+                        let known = cache.nodes.named(&node.name_any()).is_some();
                         if node.spec.fabric == name && known {
                             membership.add(&name, &mut members, node.name_any());
                         }
@@ -79,25 +79,25 @@ impl Membership {
     }
 
     /// The fabric that a node belongs to.
-    pub(super) fn fabric(&self, node: &str) -> Option<&str> {
+    pub(crate) fn fabric(&self, node: &str) -> Option<&str> {
         self.of.get(node).map(String::as_str)
     }
 
     /// All nodes that belong to a fabric, with it.
-    pub(super) fn nodes(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.of
             .iter()
             .map(|(node, fabric)| (node.as_str(), fabric.as_str()))
     }
 
     /// What a fabric selects.
-    pub(super) fn members(&self, fabric: &str) -> Option<&Members> {
+    pub(crate) fn members(&self, fabric: &str) -> Option<&Members> {
         self.fabrics.get(fabric)
     }
 }
 
 /// A selector that can be asked; an error says what is wrong with it.
-pub(super) fn selector(selector: &LabelSelector) -> Result<Selector, String> {
+pub(crate) fn selector(selector: &LabelSelector) -> Result<Selector, String> {
     Selector::try_from(selector.clone())
         .map_err(|error| format!("{error}; operators are In, NotIn, Exists and DoesNotExist"))
 }

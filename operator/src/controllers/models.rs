@@ -13,13 +13,14 @@ use serde_json::{Value, json};
 use weft_crds::{Finding, TransferJob};
 use weft_proto::operator::v1::{Model, ModelState};
 
-use super::{
-    fabric::Sighting,
+use crate::controllers::{
+    cache::{Key, uid},
+    fabric::decide::Sighting,
     holds::HeldNodes,
+    job::snapshot::{Holder, Snapshot},
+    kinds::Cache,
     membership::Membership,
     request::{Change, Priority, Request},
-    snapshot::{Holder, Snapshot},
-    world::{Key, World, uid},
 };
 
 /// Of the keys of labels and annotations.
@@ -36,32 +37,32 @@ const DIGEST_SHOWN: usize = 12;
 
 /// What the annotation says. It outlives its job, and another job of the same name finds it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Note {
+pub(crate) struct Note {
     /// A root of the fabric.
-    pub(super) root: String,
+    pub(crate) root: String,
     /// Relative to the root.
-    pub(super) path: String,
+    pub(crate) path: String,
     /// Of all of it.
-    pub(super) digest: String,
+    pub(crate) digest: String,
     /// By which the agent knows that nothing has changed.
-    pub(super) fingerprint: String,
+    pub(crate) fingerprint: String,
     /// UID of the job that wrote it; "" of a release that wrote none.
     #[serde(default)]
-    pub(super) job: String,
+    pub(crate) job: String,
     /// They go with that job. Not so of the source's own, and of a copy that an earlier job's note of this key
     /// told of; files that nobody noted count as brought, also where the job found them with this content.
     #[serde(default)]
-    pub(super) brought: bool,
+    pub(crate) brought: bool,
 }
 
 impl Note {
     /// The label's value.
-    pub(super) fn value(&self) -> &str {
+    pub(crate) fn value(&self) -> &str {
         self.digest.get(..DIGEST_SHOWN).unwrap_or(&self.digest)
     }
 
     /// The annotation.
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         serde_json::json!(self).to_string()
     }
 
@@ -72,12 +73,12 @@ impl Note {
     }
 }
 
-pub(super) fn names(path: &str) -> Vec<&str> {
+pub(crate) fn names(path: &str) -> Vec<&str> {
     path.split('/').filter(|name| !name.is_empty()).collect()
 }
 
 /// The key of the label by which a job's model is known.
-pub(super) fn key(job: &TransferJob) -> String {
+pub(crate) fn key(job: &TransferJob) -> String {
     let name = format!("{}.{}", job.namespace().unwrap_or_default(), job.name_any());
     if name.len() <= NAME_MAX {
         return format!("{PREFIX}{name}");
@@ -88,7 +89,7 @@ pub(super) fn key(job: &TransferJob) -> String {
 }
 
 /// What is noted at a node, by key, as far as it can be read.
-pub(super) fn noted(node: &PartialObjectMeta<Node>) -> impl Iterator<Item = (&str, Option<Note>)> {
+pub(crate) fn noted(node: &PartialObjectMeta<Node>) -> impl Iterator<Item = (&str, Option<Note>)> {
     let keys = node.annotations().keys();
     let keys = keys.filter(|key| key.starts_with(PREFIX));
     keys.map(|key| (key.as_str(), note(node, key)))
@@ -97,7 +98,7 @@ pub(super) fn noted(node: &PartialObjectMeta<Node>) -> impl Iterator<Item = (&st
 /// What nodes' annotations say, read once for each version of a node: there may be thousands of nodes
 /// with a hundred models each, and fabrics are decided every second.
 #[derive(Debug, Default)]
-pub(super) struct Notes(BTreeMap<String, Noted>);
+pub(crate) struct Notes(BTreeMap<String, Noted>);
 
 #[derive(Debug)]
 struct Noted {
@@ -110,9 +111,9 @@ struct Noted {
 
 impl Notes {
     /// Reads what is new.
-    pub(super) fn read(&mut self, world: &World) {
-        self.0.retain(|name, _| world.nodes.named(name).is_some());
-        for (place, node) in world.nodes.iter() {
+    pub(crate) fn read(&mut self, cache: &Cache) {
+        self.0.retain(|name, _| cache.nodes.named(name).is_some());
+        for (place, node) in cache.nodes.iter() {
             let of = (node.uid(), node.resource_version());
             if self.0.get(&place.name).is_none_or(|noted| noted.of != of) {
                 self.0.insert(place.name.clone(), Noted::new(node, of));
@@ -121,7 +122,7 @@ impl Notes {
     }
 
     /// What a node's agent is to look after.
-    pub(super) fn to_look_after(&self, node: &str) -> Arc<Vec<Model>> {
+    pub(crate) fn to_look_after(&self, node: &str) -> Arc<Vec<Model>> {
         let noted = self.0.get(node);
         noted
             .map(|noted| Arc::clone(&noted.models))
@@ -181,7 +182,7 @@ fn has_room(node: &PartialObjectMeta<Node>, key: &str, note: &Note) -> bool {
 const NOTE_BYTES_MAX: usize = 4 << 10;
 
 /// What is wrong where a node may have no room for one more model.
-pub(super) fn full(node: &PartialObjectMeta<Node>) -> Option<Finding> {
+pub(crate) fn full(node: &PartialObjectMeta<Node>) -> Option<Finding> {
     let notes = node.annotations().iter();
     let notes = notes.filter(|(key, _)| key.starts_with(PREFIX));
     let (count, bytes) = notes.fold((0, 0), |(count, bytes), (key, text)| {
@@ -201,13 +202,13 @@ pub(super) fn full(node: &PartialObjectMeta<Node>) -> Option<Finding> {
 }
 
 /// What a node says of one model.
-pub(super) fn note(node: &PartialObjectMeta<Node>, key: &str) -> Option<Note> {
+pub(crate) fn note(node: &PartialObjectMeta<Node>, key: &str) -> Option<Note> {
     serde_json::from_str(node.annotations().get(key)?).ok()
 }
 
 /// What is to be said of a copy. Of one that another job's note at this key tells of already, the job has
 /// found the files, and brought none: whoever kept them when that job went wants them still.
-pub(super) fn said(holder: &Holder, node: &PartialObjectMeta<Node>, key: &str) -> Note {
+pub(crate) fn said(holder: &Holder, node: &PartialObjectMeta<Node>, key: &str) -> Note {
     let new = holder.note.clone();
     let before = note(node, key).filter(|before| before.is_of_the_same(&new));
     let was_there = before.is_some_and(|before| before.job != new.job || !before.brought);
@@ -218,7 +219,7 @@ pub(super) fn said(holder: &Holder, node: &PartialObjectMeta<Node>, key: &str) -
 }
 
 /// Writes what a node says of a model, or removes it.
-pub(super) fn write_note(
+pub(crate) fn write_note(
     node: &PartialObjectMeta<Node>,
     key: &str,
     note: Option<&Note>,
@@ -234,7 +235,7 @@ pub(super) fn write_note(
 }
 
 /// Changes a node's labels and annotations.
-pub(super) fn patch(node: &PartialObjectMeta<Node>, metadata: Value) -> Request {
+pub(crate) fn patch(node: &PartialObjectMeta<Node>, metadata: Value) -> Request {
     Request {
         uid: uid(node),
         ..Request::new::<Node>(Key::of(&node.metadata), Change::MergeMetadata(metadata))
@@ -243,15 +244,15 @@ pub(super) fn patch(node: &PartialObjectMeta<Node>, metadata: Value) -> Request 
 
 /// The next node that holds a job's model and does not say so yet. Those that refuse, and those that are full,
 /// are left out; so are those that fail, once they have been waited for.
-pub(super) fn next(
+pub(crate) fn next(
     job: &TransferJob,
-    world: &World,
+    cache: &Cache,
     work: &Snapshot,
     (held, waited): (&HeldNodes, Option<Duration>),
 ) -> Option<Request> {
     let key = key(job);
     let requests = work.holders.iter().filter_map(|holder| {
-        let node = world.nodes.named(&holder.node)?;
+        let node = cache.nodes.named(&holder.node)?;
         let new = said(holder, node, &key);
         let is_said = note(node, &key).as_ref() == Some(&new)
             && node.labels().get(&key).map(String::as_str) == Some(new.value());
@@ -276,14 +277,14 @@ pub(super) fn next(
 }
 
 /// What nodes say and do not hold any more, one request for a node at most.
-pub(super) fn lost(
-    world: &World,
+pub(crate) fn lost(
+    cache: &Cache,
     membership: &Membership,
     sightings: &BTreeMap<String, Sighting>,
     notes: &Notes,
 ) -> Vec<Request> {
     let mut requests = Vec::new();
-    for (place, node) in world.nodes.iter() {
+    for (place, node) in cache.nodes.iter() {
         let name = &place.name;
         let fabric = membership.fabric(name);
         let sighting = sightings

@@ -8,23 +8,23 @@ use kube::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::world::Key;
+use crate::controllers::cache::Key;
 
 /// Keeps a job in the API until the agents have nothing of it left.
 pub(crate) const FINALIZER: &str = "weft.dev/agents";
 
 /// An object of the API, by kind and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Object {
+pub(crate) struct Object {
     /// For example `TransferJob`.
-    pub(super) kind: String,
+    pub(crate) kind: String,
     /// Namespace and name.
-    pub(super) key: Key,
+    pub(crate) key: Key,
 }
 
 /// What the API server is asked to change.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Change {
+pub(crate) enum Change {
     /// Server-side apply of this manifest. The writer adds what identifies the object.
     Apply(Value),
     /// Server-side apply of this status. The writer adds the leader's epoch.
@@ -37,7 +37,7 @@ pub(super) enum Change {
 
 /// How urgent a request is. The writer sends the most urgent first, of equally urgent ones the oldest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Priority {
+pub(crate) enum Priority {
     /// Something waits for the change.
     Transition,
     /// Only people look at it: how many bytes have moved, or which copies a node has.
@@ -46,38 +46,38 @@ pub(super) enum Priority {
 
 /// A request that changes one object.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Request {
+pub(crate) struct Request {
     /// Group, version, kind and plural of the object.
-    pub(super) resource: ApiResource,
+    pub(crate) resource: ApiResource,
     /// Namespace and name.
-    pub(super) key: Key,
+    pub(crate) key: Key,
     /// The API server refuses the request if the object has another UID. Empty for an object that the
     /// request creates.
-    pub(super) uid: String,
+    pub(crate) uid: String,
     /// The API server refuses the request if the object has another version.
-    pub(super) version: Option<String>,
+    pub(crate) version: Option<String>,
     /// What changes.
-    pub(super) change: Change,
+    pub(crate) change: Change,
     /// How urgent it is.
-    pub(super) priority: Priority,
+    pub(crate) priority: Priority,
     /// Events to publish once the change is written.
-    pub(super) events: Vec<Event>,
+    pub(crate) events: Vec<Event>,
 }
 
 /// A Kubernetes Event: something that people should know about an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Event {
+pub(crate) struct Event {
     /// Something is wrong.
-    pub(super) warning: bool,
+    pub(crate) warning: bool,
     /// Stable, UpperCamelCase.
-    pub(super) reason: String,
+    pub(crate) reason: String,
     /// What happened.
-    pub(super) note: String,
+    pub(crate) note: String,
 }
 
 impl Request {
     /// A change of the object with this name. It creates the object if there is none.
-    pub(super) fn new<K: Resource<DynamicType = ()>>(key: Key, change: Change) -> Self {
+    pub(crate) fn new<K: Resource<DynamicType = ()>>(key: Key, change: Change) -> Self {
         Self {
             resource: ApiResource::erase::<K>(&()),
             key,
@@ -90,7 +90,7 @@ impl Request {
     }
 
     /// A change of this object and of no later one with the same name.
-    pub(super) fn of<K: Resource<DynamicType = ()>>(object: &K, change: Change) -> Self {
+    pub(crate) fn of<K: Resource<DynamicType = ()>>(object: &K, change: Change) -> Self {
         Self {
             uid: object.uid().unwrap_or_default(),
             ..Self::new::<K>(Key::of(object.meta()), change)
@@ -98,7 +98,7 @@ impl Request {
     }
 
     /// The same, refused if the object has changed since it was read.
-    pub(super) fn unless_changed<K: Resource<DynamicType = ()>>(
+    pub(crate) fn unless_changed<K: Resource<DynamicType = ()>>(
         object: &K,
         change: Change,
     ) -> Self {
@@ -109,7 +109,7 @@ impl Request {
     }
 
     /// Writes a status over the version that it was decided from.
-    pub(super) fn status<K: Resource<DynamicType = ()>>(
+    pub(crate) fn status<K: Resource<DynamicType = ()>>(
         object: &K,
         status: &impl Serialize,
     ) -> Self {
@@ -117,7 +117,7 @@ impl Request {
     }
 
     /// The object that it changes.
-    pub(super) fn object(&self) -> Object {
+    pub(crate) fn object(&self) -> Object {
         Object {
             kind: self.resource.kind.clone(),
             key: self.key.clone(),
@@ -125,12 +125,12 @@ impl Request {
     }
 
     /// The kind of the object.
-    pub(super) fn kind(&self) -> &str {
+    pub(crate) fn kind(&self) -> &str {
         &self.resource.kind
     }
 
     /// The object as Events name it.
-    pub(super) fn reference(&self) -> ObjectReference {
+    pub(crate) fn reference(&self) -> ObjectReference {
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         ObjectReference {
             api_version: Some(self.resource.api_version.clone()),
@@ -143,7 +143,7 @@ impl Request {
     }
 
     /// What is sent for a patch: the change with what identifies the object. `epoch` is the leader's.
-    pub(super) fn body(&self, epoch: u64) -> Value {
+    pub(crate) fn body(&self, epoch: u64) -> Value {
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         let metadata = ObjectMeta {
             name: some(&self.key.name),

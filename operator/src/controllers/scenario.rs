@@ -23,18 +23,19 @@ use weft_crds::{
 };
 use weft_proto::operator::v1::{NodeReport, Ports};
 
-use super::{
+use crate::controllers::{
     api_server::merge,
+    cache::Key,
     condition::{self, Verdict},
-    fabric::Sighting,
+    fabric::decide::Sighting,
     holds::HeldNodes,
+    kinds::Cache,
     models::{Note, write_note},
     request::{Change, Request},
-    world::{Key, World},
 };
 
 /// The first second of every scenario.
-pub(super) fn start() -> Timestamp {
+pub(crate) fn start() -> Timestamp {
     Timestamp::from_second(1_800_000_000).unwrap()
 }
 
@@ -49,7 +50,7 @@ fn meta(name: &str, uid: &str) -> ObjectMeta {
 }
 
 /// The nodes with this label.
-pub(super) fn labelled(key: &str) -> LabelSelector {
+pub(crate) fn labelled(key: &str) -> LabelSelector {
     let labels = BTreeMap::from([(key.to_owned(), "true".to_owned())]);
     LabelSelector {
         match_labels: Some(labels),
@@ -68,7 +69,7 @@ fn root(name: &str, access: RootAccess, scope: RootScope) -> Root {
 }
 
 /// A fabric of the nodes with label gpu, so many seconds old at the [`start`] less 1000.
-pub(super) fn fabric(name: &str, second: i64) -> RdmaFabric {
+pub(crate) fn fabric(name: &str, second: i64) -> RdmaFabric {
     let spec = RdmaFabricSpec {
         node_selector: labelled("gpu"),
         roots: vec![
@@ -89,7 +90,7 @@ pub(super) fn fabric(name: &str, second: i64) -> RdmaFabric {
 }
 
 /// A node of the cluster.
-pub(super) fn node(name: &str, labels: &[&str]) -> PartialObjectMeta<Node> {
+pub(crate) fn node(name: &str, labels: &[&str]) -> PartialObjectMeta<Node> {
     let mut metadata = meta(name, &format!("node-{name}"));
     let labels = labels
         .iter()
@@ -102,7 +103,7 @@ pub(super) fn node(name: &str, labels: &[&str]) -> PartialObjectMeta<Node> {
 }
 
 /// A namespace.
-pub(super) fn namespace(name: &str, labels: &[&str]) -> PartialObjectMeta<Namespace> {
+pub(crate) fn namespace(name: &str, labels: &[&str]) -> PartialObjectMeta<Namespace> {
     let metadata = node(name, labels).metadata;
     PartialObjectMeta {
         metadata,
@@ -111,7 +112,7 @@ pub(super) fn namespace(name: &str, labels: &[&str]) -> PartialObjectMeta<Namesp
 }
 
 /// A node whose agent is ready.
-pub(super) fn ready(name: &str, fabric: &str) -> FabricNode {
+pub(crate) fn ready(name: &str, fabric: &str) -> FabricNode {
     let mut node = FabricNode::new(
         name,
         FabricNodeSpec {
@@ -137,14 +138,14 @@ pub(super) fn ready(name: &str, fabric: &str) -> FabricNode {
 }
 
 /// The same, not ready.
-pub(super) fn asleep(name: &str, fabric: &str) -> FabricNode {
+pub(crate) fn asleep(name: &str, fabric: &str) -> FabricNode {
     let mut node = ready(name, fabric);
     node.status.as_mut().unwrap().conditions[0].status = "False".into();
     node
 }
 
 /// What a node's agent says, so long ago.
-pub(super) fn sighting(name: &str, fabric: &str, silent: u64) -> Sighting {
+pub(crate) fn sighting(name: &str, fabric: &str, silent: u64) -> Sighting {
     Sighting {
         fabric: fabric.to_owned(),
         report: NodeReport {
@@ -169,7 +170,7 @@ pub(super) fn sighting(name: &str, fabric: &str, silent: u64) -> Sighting {
 }
 
 /// minilm/ from n1 to all nodes with label gpu, asked for by team-a.
-pub(super) fn job(name: &str) -> TransferJob {
+pub(crate) fn job(name: &str) -> TransferJob {
     let spec = TransferJobSpec {
         source: Source {
             file: Some(FileSource {
@@ -203,7 +204,7 @@ pub(super) fn job(name: &str) -> TransferJob {
 }
 
 /// Objects of a store, read with a Secret.
-pub(super) fn object(url: &str) -> Source {
+pub(crate) fn object(url: &str) -> Source {
     let secret_ref = SecretReference {
         name: "store".into(),
     };
@@ -218,9 +219,9 @@ pub(super) fn object(url: &str) -> Source {
 }
 
 /// One fabric whose nodes n1, n2, … are ready, and a job.
-pub(super) fn world(nodes: usize) -> World {
+pub(crate) fn cache(nodes: usize) -> Cache {
     let name = |i: usize| format!("n{i}");
-    World {
+    Cache {
         fabrics: [fabric("default", 1)].into_iter().collect(),
         fabric_nodes: (1..=nodes).map(|i| ready(&name(i), "default")).collect(),
         jobs: [job("minilm")].into_iter().collect(),
@@ -229,12 +230,13 @@ pub(super) fn world(nodes: usize) -> World {
         daemon_sets: std::iter::empty().collect(),
         ticket_key: "0a".repeat(32),
         secrets: BTreeMap::new(),
+        shortcuts: std::iter::empty().collect(),
         vault: Default::default(),
     }
 }
 
 /// The scenario's job.
-pub(super) fn minilm() -> Key {
+pub(crate) fn minilm() -> Key {
     Key {
         namespace: "team-a".into(),
         name: "minilm".into(),
@@ -258,9 +260,9 @@ fn changed<K: Serialize + DeserializeOwned>(object: &K, request: &Request) -> K 
     serde_json::from_value(object).unwrap()
 }
 
-impl World {
+impl Cache {
     /// Does what the API server does with a request.
-    pub(super) fn obey(&mut self, request: &Request) {
+    pub(crate) fn obey(&mut self, request: &Request) {
         let (key, name) = (&request.key, &request.key.name);
         let is_delete = request.change == Change::Delete;
         match request.kind() {
@@ -300,7 +302,7 @@ impl World {
     }
 
     /// Somebody edits a job; one that nothing holds back any more is gone.
-    pub(super) fn change_job(
+    pub(crate) fn change_job(
         &mut self,
         key: &Key,
         uid: &str,
@@ -319,10 +321,10 @@ impl World {
 }
 
 /// The key of the label of minilm, a job of [`job`].
-pub(super) const MODEL: &str = "weft.dev/model.team-a.minilm";
+pub(crate) const MODEL: &str = "weft.dev/model.team-a.minilm";
 
 /// What is noted of a copy that minilm has brought.
-pub(super) fn note(fingerprint: &str) -> Note {
+pub(crate) fn note(fingerprint: &str) -> Note {
     Note {
         root: "models".into(),
         path: "team-a/minilm".into(),
@@ -334,14 +336,14 @@ pub(super) fn note(fingerprint: &str) -> Note {
 }
 
 /// Writes a note at a node.
-pub(super) fn noted(world: &mut World, node: &str, key: &str, note: &Note) {
-    let request = write_note(world.nodes.named(node).unwrap(), key, Some(note));
-    world.obey(&request);
+pub(crate) fn noted(cache: &mut Cache, node: &str, key: &str, note: &Note) {
+    let request = write_note(cache.nodes.named(node).unwrap(), key, Some(note));
+    cache.obey(&request);
 }
 
 /// Nodes that cannot be written to: those that refuse, and those that have failed, the one that is tried again
 /// first before the others.
-pub(super) fn held(refused: &[&str], failed: &[&str]) -> HeldNodes {
+pub(crate) fn held(refused: &[&str], failed: &[&str]) -> HeldNodes {
     let failed = failed.iter().map(ToString::to_string);
     let again: BTreeMap<_, _> = failed.zip((1..).map(Duration::from_secs)).collect();
     HeldNodes {

@@ -11,10 +11,10 @@ use prometheus_client::{
 /// What the controllers count.
 #[derive(Debug, Clone)]
 pub struct Tally {
-    pub(super) writes: Counter,
-    pub(super) dropped: Counter,
-    pub(super) failed: Counter,
-    pub(super) steps: Histogram,
+    pub(crate) writes: Counter,
+    pub(crate) dropped: Counter,
+    pub(crate) failed: Counter,
+    pub(crate) steps: Histogram,
 }
 
 impl Default for Tally {

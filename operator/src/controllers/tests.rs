@@ -3,13 +3,16 @@
 
 use kube::ResourceExt as _;
 use tokio::task::JoinHandle;
-use weft_crds::{FabricNode, Phase, RdmaFabric};
+use weft_crds::{FabricNode, Phase, RdmaFabric, TransferJob};
 
-use super::{
-    api_server::{ApiServer, Behaviour},
-    *,
+use crate::{
+    controllers::{
+        api_server::{ApiServer, Behaviour},
+        example::{Shortcut, ShortcutSpec},
+        *,
+    },
+    reports::NodeState,
 };
-use crate::reports::NodeState;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -302,4 +305,32 @@ async fn nothing_is_written_once_the_lease_is_not_renewed() {
     // It leads on: everything is made up for.
     let waits = |stage: &Stage| stage.phase("job") == Phase::Waiting;
     stage.until(10 * SECOND, waits).await;
+}
+
+/// docs/add-a-kind.md shows this kind.
+#[tokio::test(start_paused = true)]
+async fn a_kind_of_one_module_and_one_line_is_watched_and_decided() {
+    let stage = Stage::new(1).await;
+    let spec = ShortcutSpec {
+        job: "job".to_owned(),
+    };
+    let mut shortcut = Shortcut::new("mine", spec);
+    shortcut.metadata.namespace = Some("team-a".to_owned());
+    stage.server.put(&shortcut);
+    let shows = |phase: &'static str| {
+        move |stage: &Stage| {
+            let shortcut: Shortcut = stage.server.get("team-a", "mine").unwrap();
+            shortcut.status.is_some_and(|status| status.phase == phase)
+        }
+    };
+    stage.until(10 * SECOND, shows("")).await;
+    stage.add_job("job");
+    stage.until(10 * SECOND, shows("Waiting")).await;
+    stage.server.behave("shortcuts", Behaviour::Refuses(500));
+    stage.edit_job("job", |job| job.spec.suspend = true);
+    stage.pass(5 * SECOND).await;
+    assert!(shows("Waiting")(&stage));
+    let answers = Behaviour::Answers(Duration::ZERO);
+    stage.server.behave("shortcuts", answers);
+    stage.until(10 * SECOND, shows("Suspended")).await;
 }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::world::Key;
+use crate::controllers::cache::Key;
 
 /// All jobs are decided again this often, whatever has happened.
 const RESYNC: Duration = Duration::from_secs(10);
@@ -17,7 +17,7 @@ const LAYOUT: Duration = Duration::from_secs(1);
 
 /// Times are since some start.
 #[derive(Debug, Default)]
-pub(super) struct WorkQueue {
+pub(crate) struct WorkQueue {
     now: BTreeSet<Key>,
     later: BTreeMap<Key, Duration>,
     resynced: Option<Duration>,
@@ -26,24 +26,24 @@ pub(super) struct WorkQueue {
 
 impl WorkQueue {
     /// Decide a job now.
-    pub(super) fn add(&mut self, key: Key) {
+    pub(crate) fn add(&mut self, key: Key) {
         self.now.insert(key);
     }
 
     /// Decide a job then, or sooner.
-    pub(super) fn add_at(&mut self, key: &Key, at: Duration) {
+    pub(crate) fn add_at(&mut self, key: &Key, at: Duration) {
         let due = self.later.entry(key.clone()).or_insert(at);
         *due = at.min(*due);
     }
 
     /// Forgets the jobs that this does not hold for.
-    pub(super) fn retain(&mut self, is_there: impl Fn(&Key) -> bool) {
+    pub(crate) fn retain(&mut self, is_there: impl Fn(&Key) -> bool) {
         self.now.retain(&is_there);
         self.later.retain(|key, _| is_there(key));
     }
 
     /// Whether all jobs are to be decided: the layout has changed, or a resync is due.
-    pub(super) fn is_for_all(&mut self, layout: u64, now: Duration) -> bool {
+    pub(crate) fn is_for_all(&mut self, layout: u64, now: Duration) -> bool {
         let has_passed = |since: Duration, span: Duration| now.saturating_sub(since) >= span;
         let is_new = self
             .layout
@@ -59,7 +59,7 @@ impl WorkQueue {
     }
 
     /// Takes the jobs to decide now.
-    pub(super) fn take(&mut self, now: Duration) -> BTreeSet<Key> {
+    pub(crate) fn take(&mut self, now: Duration) -> BTreeSet<Key> {
         let mut keys = std::mem::take(&mut self.now);
         self.later.retain(|key, due| {
             let is_due = *due <= now;

@@ -20,8 +20,8 @@ use kube::api::DynamicObject;
 use tokio::{task::JoinSet, time::Instant};
 
 use self::queue::{Next, Queue, Write};
-pub(super) use self::queue::{Outcome, Owner};
-use super::{
+pub(crate) use self::queue::{Outcome, Owner};
+use crate::controllers::{
     cluster::{Cluster, ClusterError},
     request::{Event, Object, Request},
     tally::Tally,
@@ -41,17 +41,17 @@ impl Clock for RuntimeClock {
 
 /// The answer to a request.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     /// Who wanted it.
-    pub(super) owner: Owner,
+    pub(crate) owner: Owner,
     /// What was sent.
-    pub(super) request: Request,
+    pub(crate) request: Request,
     /// The object as it is from then on; `None` once it is gone.
-    pub(super) result: Result<Option<DynamicObject>, ClusterError>,
+    pub(crate) result: Result<Option<DynamicObject>, ClusterError>,
 }
 
 /// Sends requests. Dropping it drops what is waiting and what is under way.
-pub(super) struct Writer {
+pub(crate) struct Writer {
     cluster: Arc<Cluster>,
     queue: Queue,
     rate: RateLimiter<NotKeyed, InMemoryState, RuntimeClock, NoOpMiddleware<Nanos>>,
@@ -64,7 +64,7 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Sends at most `per_second` requests a second, Events included.
-    pub(super) fn new(cluster: Arc<Cluster>, per_second: NonZeroU32, tally: Tally) -> Self {
+    pub(crate) fn new(cluster: Arc<Cluster>, per_second: NonZeroU32, tally: Tally) -> Self {
         let start = Instant::now();
         Self {
             cluster,
@@ -83,27 +83,27 @@ impl Writer {
     /// Replaces what this owner wants to have written. What it wanted before and has not been sent is
     /// dropped. A request for an object that another request of the owner is under way for is dropped, too:
     /// the owner decides again once that is answered.
-    pub(super) fn submit(&mut self, owner: &Owner, requests: Vec<Request>) {
+    pub(crate) fn submit(&mut self, owner: &Owner, requests: Vec<Request>) {
         let dropped = self.queue.submit(owner, requests);
         self.tally.dropped.inc_by(dropped);
     }
 
     /// Publishes Events of an object. Those that find no room are dropped.
-    pub(super) fn publish(&mut self, object: &ObjectReference, events: &[Event]) {
+    pub(crate) fn publish(&mut self, object: &ObjectReference, events: Vec<Event>) {
         for event in events {
-            if !self.queue.publish(object.clone(), event.clone()) {
+            if !self.queue.publish(object.clone(), event) {
                 self.tally.dropped.inc();
             }
         }
     }
 
     /// Whether the object is left alone because requests for it have failed.
-    pub(super) fn is_backing_off(&self, object: &Object) -> bool {
+    pub(crate) fn is_backing_off(&self, object: &Object) -> bool {
         self.queue.is_backing_off(object, self.start.elapsed())
     }
 
     /// Sends what may be sent now. Returns when to call it again, at the latest.
-    pub(super) fn dispatch(&mut self) -> Option<Instant> {
+    pub(crate) fn dispatch(&mut self) -> Option<Instant> {
         if self.rate_from.is_some_and(|from| Instant::now() < from) {
             return self.rate_from;
         }
@@ -140,7 +140,7 @@ impl Writer {
     }
 
     /// The next answer. Waits for ever while nothing is under way.
-    pub(super) async fn answered(&mut self) -> Option<Answer> {
+    pub(crate) async fn answered(&mut self) -> Option<Answer> {
         let Some(answer) = self.in_flight.join_next().await else {
             return std::future::pending().await;
         };

@@ -1,10 +1,15 @@
+use kube::runtime::watcher;
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
-use weft_crds::{FabricNodeStatus, FabricStatus, Phase, TransferJobStatus};
+use weft_crds::{
+    FabricNode, FabricNodeStatus, FabricStatus, Phase, RdmaFabric, TransferJob, TransferJobStatus,
+};
 
 use super::*;
 use crate::controllers::{
     api_server::{ApiServer, Behaviour},
+    fabric::agents::FABRIC_LABEL,
+    kinds::{Cache, WatchEvent},
     lead::Lead,
     models::{self, Note},
     request::FINALIZER,
@@ -12,12 +17,12 @@ use crate::controllers::{
 };
 
 /// A server with a job, and what a watch of it tells.
-fn with_job() -> (ApiServer, World) {
+fn with_job() -> (ApiServer, Cache) {
     let server = ApiServer::new();
     server.put(&scenario::job("minilm"));
-    let mut world = World::default();
-    watched(&server).enter(&mut world);
-    (server, world)
+    let mut cache = Cache::default();
+    watched(&server).enter(&mut cache);
+    (server, cache)
 }
 
 fn cluster(server: &ApiServer, epoch: u64) -> Cluster {
@@ -29,8 +34,8 @@ fn job(server: &ApiServer) -> TransferJob {
 }
 
 /// What a watch tells of the job now.
-fn watched(server: &ApiServer) -> Seen {
-    Seen::Job(watcher::Event::Apply(job(server)))
+fn watched(server: &ApiServer) -> WatchEvent {
+    WatchEvent::new(watcher::Event::Apply(job(server)), |cache| &mut cache.jobs)
 }
 
 /// A user edits the job.
@@ -41,18 +46,18 @@ fn edit(server: &ApiServer) {
 }
 
 /// Writes this phase over the version of the job that the cache has.
-fn phase(world: &World, phase: Phase) -> Request {
+fn phase(cache: &Cache, phase: Phase) -> Request {
     let status = TransferJobStatus {
         phase,
         ..TransferJobStatus::default()
     };
-    Request::status(world.jobs.get(&minilm()).unwrap(), &status)
+    Request::status(cache.jobs.get(&minilm()).unwrap(), &status)
 }
 
 /// Sends a request, and has the cache learn the answer.
-async fn send(cluster: &Cluster, request: &Request, world: &mut World) -> Result<(), ClusterError> {
+async fn send(cluster: &Cluster, request: &Request, cache: &mut Cache) -> Result<(), ClusterError> {
     let answered = cluster.send(request).await?;
-    world.learn(&request.object(), answered);
+    cache.learn(&request.object(), answered);
     Ok(())
 }
 
@@ -75,8 +80,8 @@ async fn of_two_that_believe_to_lead_the_deposed_one_overwrites_nothing_of_the_o
     assert!(lead.may_write(led));
     // Once it has heard of it, a write would succeed: it makes none.
     let seen = watched(&server);
-    assert_eq!(seen.leader_epoch(), 6);
-    lead.sees(seen.leader_epoch(), led);
+    assert_eq!(seen.leader_epoch, 6);
+    lead.sees(seen.leader_epoch, led);
     seen.enter(&mut of_old);
     assert!(!lead.may_write(led));
     let status = job(&server).status.unwrap();
@@ -85,17 +90,17 @@ async fn of_two_that_believe_to_lead_the_deposed_one_overwrites_nothing_of_the_o
 
 #[tokio::test]
 async fn a_request_that_lost_to_a_newer_version_is_made_again_over_that() {
-    let (server, mut world) = with_job();
+    let (server, mut cache) = with_job();
     let cluster = cluster(&server, 5);
     edit(&server);
-    let request = phase(&world, Phase::Preparing);
-    assert!(send(&cluster, &request, &mut world).await.is_err());
-    watched(&server).enter(&mut world);
-    let request = phase(&world, Phase::Preparing);
-    send(&cluster, &request, &mut world).await.unwrap();
+    let request = phase(&cache, Phase::Preparing);
+    assert!(send(&cluster, &request, &mut cache).await.is_err());
+    watched(&server).enter(&mut cache);
+    let request = phase(&cache, Phase::Preparing);
+    send(&cluster, &request, &mut cache).await.unwrap();
     // The cache has learned the answer to its own request.
-    let request = phase(&world, Phase::Transferring);
-    send(&cluster, &request, &mut world).await.unwrap();
+    let request = phase(&cache, Phase::Transferring);
+    send(&cluster, &request, &mut cache).await.unwrap();
     assert_eq!(job(&server).status.unwrap().phase, Phase::Transferring);
 }
 
@@ -108,18 +113,18 @@ async fn a_job_that_was_changed_since_is_neither_held_let_go_nor_deleted() {
         finalizers(json!([])),
         Change::Delete,
     ] {
-        let (server, mut world) = with_job();
+        let (server, mut cache) = with_job();
         let cluster = cluster(&server, 5);
         edit(&server);
-        let request = |world: &World| {
-            let job = world.jobs.get(&minilm()).unwrap();
+        let request = |cache: &Cache| {
+            let job = cache.jobs.get(&minilm()).unwrap();
             Request::unless_changed(job, change.clone())
         };
-        let refused = send(&cluster, &request(&world), &mut world).await;
+        let refused = send(&cluster, &request(&cache), &mut cache).await;
         let refused = refused.unwrap_err();
         assert!(refused.is_conflict(), "{change:?}: {refused}");
-        watched(&server).enter(&mut world);
-        send(&cluster, &request(&world), &mut world).await.unwrap();
+        watched(&server).enter(&mut cache);
+        send(&cluster, &request(&cache), &mut cache).await.unwrap();
     }
 }
 
@@ -134,11 +139,11 @@ async fn statuses_of_fabrics_and_nodes_are_fenced_too() {
         Request::status(&fabric, &FabricStatus::default()),
         Request::status(&node, &FabricNodeStatus::default()),
     ] {
-        let mut world = World::default();
-        send(&cluster(&server, 5), &request, &mut world)
+        let mut cache = Cache::default();
+        send(&cluster(&server, 5), &request, &mut cache)
             .await
             .unwrap();
-        let refused = send(&cluster(&server, 4), &request, &mut world).await;
+        let refused = send(&cluster(&server, 4), &request, &mut cache).await;
         assert!(refused.unwrap_err().is_conflict(), "{request:?}");
     }
     let fabric: RdmaFabric = server.get("", "default").unwrap();
@@ -149,7 +154,7 @@ async fn statuses_of_fabrics_and_nodes_are_fenced_too() {
 
 #[tokio::test]
 async fn a_label_that_the_api_server_takes_and_leaves_out_is_refused() {
-    let (server, mut world) = (ApiServer::new(), scenario::world(2));
+    let (server, mut cache) = (ApiServer::new(), scenario::cache(2));
     server.put(&scenario::node("n1", &["gpu"]));
     server.behave("nodes", Behaviour::LeavesOut(".unwanted"));
     let cluster = cluster(&server, 5);
@@ -157,12 +162,12 @@ async fn a_label_that_the_api_server_takes_and_leaves_out_is_refused() {
     let says = |key: &str, note: Option<Note>| models::write_note(&node, key, note.as_ref());
     for note in [Some(scenario::note("f1")), None] {
         let request = says(scenario::MODEL, note.clone());
-        send(&cluster, &request, &mut world).await.unwrap();
-        let there = world.nodes.named("n1").unwrap();
+        send(&cluster, &request, &mut cache).await.unwrap();
+        let there = cache.nodes.named("n1").unwrap();
         assert_eq!(models::note(there, scenario::MODEL), note);
     }
     let request = says("weft.dev/model.team-a.unwanted", Some(scenario::note("f1")));
-    let refused = send(&cluster, &request, &mut world).await.unwrap_err();
+    let refused = send(&cluster, &request, &mut cache).await.unwrap_err();
     let left_out = Consequence::LeaveOut {
         node: "n1".to_owned(),
         key: "weft.dev/model.team-a.unwanted".to_owned(),

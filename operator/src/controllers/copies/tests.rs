@@ -4,14 +4,14 @@ use super::*;
 use crate::controllers::scenario::{self, MODEL, note, noted};
 
 /// minilm has brought a copy to n2.
-fn world() -> World {
-    let mut world = scenario::world(3);
-    noted(&mut world, "n2", MODEL, &note("f1"));
-    world
+fn cache() -> Cache {
+    let mut cache = scenario::cache(3);
+    noted(&mut cache, "n2", MODEL, &note("f1"));
+    cache
 }
 
 /// Whether the copy on n2 goes with minilm, by what nodes say and by what is known from before.
-fn goes(world: &World) -> bool {
+fn goes(cache: &Cache) -> bool {
     let job = scenario::job("minilm");
     let known = Removal {
         place: Place {
@@ -21,10 +21,10 @@ fn goes(world: &World) -> bool {
         },
         fingerprint: "f1".into(),
     };
-    let membership = Membership::of(world);
+    let membership = Membership::of(cache);
     let parting = Parting::of(
         &job,
-        (world, &membership),
+        (cache, &membership),
         None,
         (&HeldNodes::default(), None),
     );
@@ -35,12 +35,12 @@ fn goes(world: &World) -> bool {
 }
 
 /// minilm-too, for the same place on all nodes, as another has changed it.
-fn beside(change: impl FnOnce(&mut TransferJob)) -> World {
-    let mut world = world();
+fn beside(change: impl FnOnce(&mut TransferJob)) -> Cache {
+    let mut cache = cache();
     let mut other = scenario::job("minilm-too");
     change(&mut other);
-    world.jobs.learn(other);
-    world
+    cache.jobs.learn(other);
+    cache
 }
 
 fn begun(phase: Phase) -> impl FnOnce(&mut TransferJob) {
@@ -49,7 +49,7 @@ fn begun(phase: Phase) -> impl FnOnce(&mut TransferJob) {
 
 #[test]
 fn a_copy_stays_while_another_job_is_at_it_though_no_node_says_so() {
-    assert!(goes(&world()));
+    assert!(goes(&cache()));
     assert!(!goes(&beside(|_| {})));
     assert!(!goes(&beside(begun(Phase::Transferring))));
     // It goes on with what is there.
@@ -128,17 +128,17 @@ fn a_copy_stays_that_a_job_that_is_over_says_it_has_though_the_node_has_no_room_
 #[test]
 fn a_job_of_another_fabric_keeps_nothing() {
     let elsewhere = |change: fn(&mut TransferJob)| {
-        let mut world = beside(|job| {
+        let mut cache = beside(|job| {
             job.spec.source.file.as_mut().unwrap().node = "m1".into();
             change(job);
         });
-        world.fabrics.learn(scenario::fabric("other", 2));
-        let mut fabric = world.fabrics.named("other").unwrap().clone();
+        cache.fabrics.learn(scenario::fabric("other", 2));
+        let mut fabric = cache.fabrics.named("other").unwrap().clone();
         fabric.spec.node_selector = scenario::labelled("other");
         fabric.metadata.resource_version = Some("2".into());
-        world.fabrics.learn(fabric);
-        world.nodes.learn(scenario::node("m1", &["other"]));
-        world
+        cache.fabrics.learn(fabric);
+        cache.nodes.learn(scenario::node("m1", &["other"]));
+        cache
     };
     assert!(goes(&elsewhere(|_| {})));
     // It has begun in that of the copy before its source's node went to another.
@@ -195,27 +195,27 @@ fn a_copy_is_another_jobs_too_where_that_lies_at_its_place_or_in_it_or_around_it
         ("models", "team-b/minilm", false),
         ("scratch", "team-a/minilm", false),
     ] {
-        let mut world = world();
+        let mut cache = cache();
         let there = Note {
             root: root.into(),
             path: path.into(),
             ..note("f2")
         };
-        noted(&mut world, "n2", "weft.dev/model.team-b.other", &there);
-        assert_eq!(goes(&world), !is_anothers, "{path}");
+        noted(&mut cache, "n2", "weft.dev/model.team-b.other", &there);
+        assert_eq!(goes(&cache), !is_anothers, "{path}");
     }
 }
 
 #[test]
 fn of_copies_that_stay_those_are_unsaid_first_whose_nodes_can_be_written_to() {
-    let mut world = beside(|_| {});
-    noted(&mut world, "n3", MODEL, &note("f1"));
-    let membership = Membership::of(&world);
+    let mut cache = beside(|_| {});
+    noted(&mut cache, "n3", MODEL, &note("f1"));
+    let membership = Membership::of(&cache);
     let job = scenario::job("minilm");
     let over = Some(Duration::from_secs(1000));
     let unsaid = |refused: &[&str], failed: &[&str], waited| {
         let held = scenario::held(refused, failed);
-        let parting = Parting::of(&job, (&world, &membership), None, (&held, waited));
+        let parting = Parting::of(&job, (&cache, &membership), None, (&held, waited));
         Some(parting.unsay?.key.name)
     };
     assert_eq!(unsaid(&[], &[], None).as_deref(), Some("n2"));

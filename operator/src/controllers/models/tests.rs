@@ -1,31 +1,33 @@
 use weft_proto::operator::v1::ModelState;
 
 use super::*;
-use crate::controllers::{
-    scenario::{self, MODEL, note},
-    snapshot::Holder,
+use crate::{
+    controllers::{
+        job::snapshot::Holder,
+        scenario::{self, MODEL, note},
+    },
+    transfer::Course,
 };
-use crate::transfer::Course;
 
 /// n2 holds minilm.
-fn world() -> World {
-    let mut world = scenario::world(3);
-    scenario::noted(&mut world, "n2", MODEL, &note("f1"));
-    world
+fn cache() -> Cache {
+    let mut cache = scenario::cache(3);
+    scenario::noted(&mut cache, "n2", MODEL, &note("f1"));
+    cache
 }
 
-fn read(world: &World) -> Notes {
+fn read(cache: &Cache) -> Notes {
     let mut notes = Notes::default();
-    notes.read(world);
+    notes.read(cache);
     notes
 }
 
 /// What is taken from nodes when the agent of n2 says this.
-fn taken(world: &World, states: Vec<ModelState>) -> Vec<(String, String)> {
+fn taken(cache: &Cache, states: Vec<ModelState>) -> Vec<(String, String)> {
     let mut sighting = scenario::sighting("n2", "default", 0);
     sighting.report.models = states;
     let sightings = BTreeMap::from([("n2".to_owned(), sighting)]);
-    lost(world, &Membership::of(world), &sightings, &read(world))
+    lost(cache, &Membership::of(cache), &sightings, &read(cache))
         .into_iter()
         .map(|request| {
             assert!(request.version.is_some(), "{request:?}");
@@ -50,10 +52,10 @@ fn state(fingerprint: &str, intact: bool) -> ModelState {
 
 #[test]
 fn a_label_has_twelve_digits_of_the_digest_and_the_agent_is_told_what_to_look_after() {
-    let world = world();
-    let node = world.nodes.named("n2").unwrap();
+    let cache = cache();
+    let node = cache.nodes.named("n2").unwrap();
     assert_eq!(node.labels()[MODEL], "0123456789ab");
-    let notes = read(&world);
+    let notes = read(&cache);
     let models = notes.to_look_after("n2");
     assert_eq!(models.len(), 1);
     assert_eq!(
@@ -65,57 +67,57 @@ fn a_label_has_twelve_digits_of_the_digest_and_the_agent_is_told_what_to_look_af
 
 #[test]
 fn a_nodes_notes_are_read_once_for_each_version_of_it() {
-    let mut world = world();
-    let mut notes = read(&world);
+    let mut cache = cache();
+    let mut notes = read(&cache);
     let first = notes.to_look_after("n2");
-    notes.read(&world);
+    notes.read(&cache);
     assert!(Arc::ptr_eq(&first, &notes.to_look_after("n2")));
-    scenario::noted(&mut world, "n2", MODEL, &note("f2"));
-    notes.read(&world);
+    scenario::noted(&mut cache, "n2", MODEL, &note("f2"));
+    notes.read(&cache);
     assert_eq!(notes.to_look_after("n2")[0].fingerprint, "f2");
-    world
+    cache
         .nodes
-        .forget(&crate::controllers::world::Key::cluster("n2"));
-    notes.read(&world);
+        .forget(&crate::controllers::cache::Key::cluster("n2"));
+    notes.read(&cache);
     assert!(notes.to_look_after("n2").is_empty());
 }
 
 #[test]
 fn what_nobody_can_read_is_taken_away() {
-    let mut world = world();
-    let mut node = world.nodes.named("n2").unwrap().clone();
+    let mut cache = cache();
+    let mut node = cache.nodes.named("n2").unwrap().clone();
     let annotations = node.metadata.annotations.get_or_insert_default();
     annotations.insert(MODEL.into(), "nonsense".into());
     node.metadata.resource_version = Some("9".into());
-    world.nodes.learn(node);
-    assert_eq!(taken(&world, vec![]), [("n2".to_owned(), MODEL.to_owned())]);
+    cache.nodes.learn(node);
+    assert_eq!(taken(&cache, vec![]), [("n2".to_owned(), MODEL.to_owned())]);
 }
 
 #[test]
 fn a_label_goes_when_the_agent_no_longer_finds_the_files_and_not_before() {
-    let world = world();
-    assert_eq!(taken(&world, vec![]), []);
-    assert_eq!(taken(&world, vec![state("f1", true)]), []);
+    let cache = cache();
+    assert_eq!(taken(&cache, vec![]), []);
+    assert_eq!(taken(&cache, vec![state("f1", true)]), []);
     // That was said of files that have been replaced since.
-    assert_eq!(taken(&world, vec![state("f0", false)]), []);
+    assert_eq!(taken(&cache, vec![state("f0", false)]), []);
     let gone = [("n2".to_owned(), MODEL.to_owned())];
-    assert_eq!(taken(&world, vec![state("f1", false)]), gone);
+    assert_eq!(taken(&cache, vec![state("f1", false)]), gone);
 }
 
 #[test]
 fn a_label_goes_where_nobody_looks_after_it() {
-    let mut world = world();
-    let mut node = world.nodes.named("n2").unwrap().clone();
+    let mut cache = cache();
+    let mut node = cache.nodes.named("n2").unwrap().clone();
     node.metadata.labels.as_mut().unwrap().remove("gpu");
     node.metadata.resource_version = Some("9".into());
-    world.nodes.learn(node);
+    cache.nodes.learn(node);
     let gone = [("n2".to_owned(), MODEL.to_owned())];
-    assert_eq!(taken(&world, vec![]), gone);
+    assert_eq!(taken(&cache, vec![]), gone);
     // Somebody wrote a label by hand.
     let mut node = scenario::node("n3", &["gpu", "weft.dev/model.x.y"]);
     node.metadata.resource_version = Some("9".into());
-    world.nodes.learn(node);
-    assert!(taken(&world, vec![]).contains(&("n3".into(), "weft.dev/model.x.y".into())));
+    cache.nodes.learn(node);
+    assert!(taken(&cache, vec![]).contains(&("n3".into(), "weft.dev/model.x.y".into())));
 }
 
 #[test]
@@ -163,13 +165,13 @@ fn work(holders: &[(&str, &str)]) -> Snapshot {
 
 #[test]
 fn a_node_that_cannot_be_written_to_holds_up_no_other_and_nobody_for_ever() {
-    let world = scenario::world(3);
+    let cache = scenario::cache(3);
     let job = scenario::job("minilm");
     let work = work(&[("n1", "f1"), ("n2", "f1")]);
     let over = Some(Duration::from_secs(1000));
     let next = |refused: &[&str], failed: &[&str], waited| {
         let held = scenario::held(refused, failed);
-        let request = next(&job, &world, &work, (&held, waited))?;
+        let request = next(&job, &cache, &work, (&held, waited))?;
         Some(request.key.name)
     };
     assert_eq!(next(&[], &[], None).as_deref(), Some("n1"));
@@ -185,27 +187,27 @@ fn a_node_that_cannot_be_written_to_holds_up_no_other_and_nobody_for_ever() {
 fn a_node_takes_no_more_models_than_its_annotations_and_its_agent_can_hold() {
     let job = scenario::job("minilm");
     let first = work(&[("n2", "f1")]);
-    let write = |world: &mut World, name: &str, note: Note| {
-        scenario::noted(world, "n2", &format!("{PREFIX}team-b.{name}"), &note);
+    let write = |cache: &mut Cache, name: &str, note: Note| {
+        scenario::noted(cache, "n2", &format!("{PREFIX}team-b.{name}"), &note);
     };
     let none = (&HeldNodes::default(), None);
     // Too many, and too large.
     for (count, fingerprint) in [(MODELS_MAX, "f1".to_owned()), (90, "f".repeat(1500))] {
-        let mut world = scenario::world(3);
+        let mut cache = scenario::cache(3);
         for number in 0..count {
-            assert!(next(&job, &world, &first, none).is_some() || number > 70);
-            write(&mut world, &number.to_string(), note(&fingerprint));
+            assert!(next(&job, &cache, &first, none).is_some() || number > 70);
+            write(&mut cache, &number.to_string(), note(&fingerprint));
         }
-        assert_eq!(next(&job, &world, &first, none), None);
+        assert_eq!(next(&job, &cache, &first, none), None);
         // One more that somebody wrote by hand.
-        write(&mut world, "more", note(&fingerprint));
-        assert!(read(&world).to_look_after("n2").len() <= MODELS_MAX);
+        write(&mut cache, "more", note(&fingerprint));
+        assert!(read(&cache).to_look_after("n2").len() <= MODELS_MAX);
     }
     // What it has already is replaced.
-    let mut world = world();
+    let mut cache = cache();
     for number in 1..MODELS_MAX {
-        write(&mut world, &number.to_string(), note("f1"));
+        write(&mut cache, &number.to_string(), note("f1"));
     }
     let second = work(&[("n2", "f2")]);
-    assert!(next(&job, &world, &second, none).is_some());
+    assert!(next(&job, &cache, &second, none).is_some());
 }

@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::ObjectReference;
 
 use crate::controllers::{
     backoff::Backoff,
+    cache::Key,
     request::{Event, Object, Priority, Request},
-    world::Key,
 };
 
 /// Requests under way at once.
@@ -31,16 +31,16 @@ const FORGET_AFTER: Duration = Duration::from_secs(3600);
 
 /// Who wants something written: each has its own latest request for an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::controllers) enum Owner {
-    /// What is decided of all fabrics and their nodes together.
-    Fabrics,
-    /// A job.
-    Job(Key),
+pub(crate) struct Owner {
+    /// The controller.
+    pub(crate) controller: &'static str,
+    /// Of what it decides about.
+    pub(crate) key: Key,
 }
 
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::controllers) enum Outcome {
+pub(crate) enum Outcome {
     /// It is written.
     Written,
     /// The object has another version.
@@ -51,14 +51,14 @@ pub(in crate::controllers) enum Outcome {
 
 /// Which is sent next.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Next {
+pub(crate) enum Next {
     Request((Owner, Object)),
     Event,
 }
 
 /// What is sent.
 #[derive(Debug, PartialEq)]
-pub(super) enum Write {
+pub(crate) enum Write {
     Request(Owner, Request),
     Event(ObjectReference, Event),
 }
@@ -72,7 +72,7 @@ struct Waiting {
 
 /// The requests that wait.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     waiting: BTreeMap<(Owner, Object), Waiting>,
     in_flight: BTreeMap<Object, Owner>,
     events: VecDeque<(ObjectReference, Event)>,
@@ -98,7 +98,7 @@ impl Default for Queue {
 
 impl Queue {
     /// Replaces what waits of an owner. Returns how many of its reports were replaced by newer ones.
-    pub(super) fn submit(&mut self, owner: &Owner, requests: Vec<Request>) -> u64 {
+    pub(crate) fn submit(&mut self, owner: &Owner, requests: Vec<Request>) -> u64 {
         let of_owner: Vec<_> = self.of_owner(owner).collect();
         let mut before: BTreeMap<_, _> = of_owner
             .into_iter()
@@ -142,7 +142,7 @@ impl Queue {
     }
 
     /// Adds an Event; `false` where there is no room.
-    pub(super) fn publish(&mut self, object: ObjectReference, event: Event) -> bool {
+    pub(crate) fn publish(&mut self, object: ObjectReference, event: Event) -> bool {
         let has_room = self.events.len() < EVENTS_WAITING_MAX;
         if has_room {
             self.events.push_back((object, event));
@@ -151,7 +151,7 @@ impl Queue {
     }
 
     /// Whether requests for the object wait because earlier ones failed.
-    pub(super) fn is_backing_off(&self, object: &Object, now: Duration) -> bool {
+    pub(crate) fn is_backing_off(&self, object: &Object, now: Duration) -> bool {
         self.until(object, now).is_some()
     }
 
@@ -161,7 +161,7 @@ impl Queue {
     }
 
     /// What is sent next, if anything may be sent now: Events once no request may be.
-    pub(super) fn next(&self, now: Duration) -> Option<Next> {
+    pub(crate) fn next(&self, now: Duration) -> Option<Next> {
         let request = self.first(now).cloned().map(Next::Request);
         request.or_else(|| self.has_event().then_some(Next::Event))
     }
@@ -194,7 +194,7 @@ impl Queue {
     }
 
     /// Takes it: it is under way from then on.
-    pub(super) fn take(&mut self, next: Next) -> Option<Write> {
+    pub(crate) fn take(&mut self, next: Next) -> Option<Write> {
         match next {
             Next::Request(key) => {
                 let waiting = self.waiting.remove(&key)?;
@@ -211,14 +211,14 @@ impl Queue {
     }
 
     /// When something may be sent that may not be now, if only time keeps it back.
-    pub(super) fn wakeup(&self, now: Duration) -> Option<Duration> {
+    pub(crate) fn wakeup(&self, now: Duration) -> Option<Duration> {
         let waiting = self.waiting.keys();
         let untils = waiting.filter_map(|(_, object)| self.until(object, now));
         untils.min()
     }
 
     /// The API server has answered.
-    pub(super) fn answered(&mut self, object: &Object, outcome: Outcome, now: Duration) {
+    pub(crate) fn answered(&mut self, object: &Object, outcome: Outcome, now: Duration) {
         self.in_flight.remove(object);
         match outcome {
             Outcome::Written => {
@@ -231,7 +231,7 @@ impl Queue {
     }
 
     /// An Event has been published, or not.
-    pub(super) fn event_published(&mut self) {
+    pub(crate) fn event_published(&mut self) {
         self.events_in_flight -= 1;
     }
 }

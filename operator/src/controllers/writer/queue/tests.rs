@@ -8,7 +8,17 @@ use crate::controllers::request::Change;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn job(name: &str) -> Owner {
-    Owner::Job(Key::cluster(name))
+    Owner {
+        controller: "jobs",
+        key: Key::cluster(name),
+    }
+}
+
+fn fabrics() -> Owner {
+    Owner {
+        controller: "fabrics",
+        key: Key::default(),
+    }
 }
 
 /// A status of a job, with this text in it.
@@ -89,7 +99,7 @@ fn transitions_go_before_reports_and_reports_before_events() {
     let (object, news) = event("event");
     assert!(queue.publish(object, news));
     queue.submit(&job("a"), vec![progress("a", "progress")]);
-    queue.submit(&Owner::Fabrics, vec![label("n1", "label")]);
+    queue.submit(&fabrics(), vec![label("n1", "label")]);
     queue.submit(&job("b"), vec![status("b", "transition")]);
     assert_eq!(
         sent(&mut queue, SECOND),
@@ -150,7 +160,7 @@ fn a_kind_whose_requests_hang_leaves_room_for_the_others() {
         queue.submit(&job(&name), vec![status(&name, &name)]);
     }
     queue.submit(
-        &Owner::Fabrics,
+        &fabrics(),
         (0..20)
             .map(|number| label(&format!("n{number}"), "label"))
             .collect(),

@@ -1,0 +1,382 @@
+//! The objects of a kind, as the API server has them.
+//!
+//! A store is written by the one task that owns it: from watches, and from the answers to the task's own
+//! writes, so that a decision never overlooks what an earlier one did.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Namespace, Node},
+};
+use kube::{
+    Api, Client, Resource, ResourceExt as _,
+    api::DynamicObject,
+    core::{ObjectMeta, PartialObjectMeta},
+    runtime::watcher::{self, Event},
+};
+use serde::de::DeserializeOwned;
+use weft_crds::{FabricNode, RdmaFabric, TransferJob};
+
+use super::fabric::agents::FABRIC_LABEL;
+
+/// An object of its kind; the namespace of a cluster's object is "".
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(crate) struct Key {
+    /// Its namespace.
+    pub(crate) namespace: String,
+    /// Its name.
+    pub(crate) name: String,
+}
+
+impl Key {
+    /// Of an object.
+    pub(crate) fn of(metadata: &ObjectMeta) -> Self {
+        Self {
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            name: metadata.name.clone().unwrap_or_default(),
+        }
+    }
+
+    /// Of a cluster's object.
+    pub(crate) fn cluster(name: &str) -> Self {
+        Self {
+            namespace: String::new(),
+            name: name.to_owned(),
+        }
+    }
+}
+
+/// A kind of object that the controllers watch.
+pub(crate) trait Cached:
+    Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + Sync + 'static
+{
+    /// Whether anything but its version is another.
+    fn differs(&self, other: &Self) -> bool;
+
+    /// The epoch of the leader that wrote its status; 0 if none has.
+    fn leader_epoch(&self) -> i64 {
+        0
+    }
+
+    /// Where the objects are listed: everywhere, or in the operator's namespace.
+    fn api(client: Client, _namespace: &str) -> Api<Self> {
+        Api::all(client)
+    }
+
+    /// Which of them are watched.
+    fn watched() -> watcher::Config {
+        watcher::Config::default()
+    }
+}
+
+impl Cached for PartialObjectMeta<Node> {
+    fn differs(&self, other: &Self) -> bool {
+        bare(self.meta()) != bare(other.meta())
+    }
+}
+
+impl Cached for PartialObjectMeta<Namespace> {
+    fn differs(&self, other: &Self) -> bool {
+        bare(self.meta()) != bare(other.meta())
+    }
+}
+
+impl Cached for PartialObjectMeta<DaemonSet> {
+    fn differs(&self, other: &Self) -> bool {
+        bare(self.meta()) != bare(other.meta())
+    }
+
+    fn api(client: Client, namespace: &str) -> Api<Self> {
+        Api::namespaced(client, namespace)
+    }
+
+    fn watched() -> watcher::Config {
+        watcher::Config::default().labels(FABRIC_LABEL)
+    }
+}
+
+/// Our own kinds: their status says which leader wrote it.
+macro_rules! cached {
+    ($($kind:ty)*) => {$(
+        impl Cached for $kind {
+            fn differs(&self, other: &Self) -> bool {
+                bare(self.meta()) != bare(other.meta())
+                    || self.spec != other.spec
+                    || self.status != other.status
+            }
+
+            fn leader_epoch(&self) -> i64 {
+                self.status.as_ref().map_or(0, |status| status.leader_epoch)
+            }
+        }
+    )*};
+}
+
+cached!(RdmaFabric FabricNode TransferJob);
+
+/// Without what changes with every write, whatever it was about.
+fn bare(metadata: &ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        resource_version: None,
+        managed_fields: None,
+        ..metadata.clone()
+    }
+}
+
+/// All objects of a kind.
+#[derive(Debug, Clone)]
+pub(crate) struct Store<K> {
+    /// Boxed: a map keeps room for more than it has, and a job is large.
+    objects: BTreeMap<Key, Box<K>>,
+    /// What a listing has brought so far; it replaces everything once it is whole.
+    listing: Option<BTreeMap<Key, Box<K>>>,
+    is_synced: bool,
+    /// Counts what has changed something.
+    revision: u64,
+    /// What has changed since it was last asked.
+    changed: BTreeSet<Key>,
+}
+
+impl<K> Default for Store<K> {
+    fn default() -> Self {
+        Self {
+            objects: BTreeMap::new(),
+            listing: None,
+            is_synced: false,
+            revision: 0,
+            changed: BTreeSet::new(),
+        }
+    }
+}
+
+impl<K: Cached> Store<K> {
+    /// Everything that there is has been listed once.
+    pub(crate) fn is_synced(&self) -> bool {
+        self.is_synced
+    }
+
+    /// Takes what a watch says.
+    pub(crate) fn take(&mut self, event: Event<K>) {
+        match event {
+            Event::Init => self.listing = Some(BTreeMap::new()),
+            Event::InitApply(mut object) => {
+                strip(object.meta_mut());
+                let listing = self.listing.get_or_insert_default();
+                listing.insert(Key::of(object.meta()), Box::new(object));
+            }
+            Event::InitDone => {
+                let listing = self.listing.take().unwrap_or_default();
+                let mut before = std::mem::replace(&mut self.objects, listing);
+                for (key, object) in &mut self.objects {
+                    if let Some(known) = before.remove(key)
+                        && is_newer(known.meta(), object.meta())
+                    {
+                        *object = known;
+                    }
+                }
+                self.is_synced = true;
+                self.revision += 1;
+                self.changed.extend(before.into_keys());
+                self.changed.extend(self.objects.keys().cloned());
+            }
+            Event::Apply(object) => self.learn(object),
+            Event::Delete(object) => {
+                let key = Key::of(object.meta());
+                let known = self.get(&key);
+                if known.is_some_and(|known| known.meta().uid == object.meta().uid) {
+                    self.forget(&key);
+                }
+            }
+        }
+    }
+
+    /// An object as the API server has it, unless something newer is known.
+    pub(crate) fn learn(&mut self, mut object: K) {
+        let key = Key::of(object.meta());
+        let known = self.get(&key);
+        if known.is_some_and(|known| is_newer(known.meta(), object.meta())) {
+            return;
+        }
+        strip(object.meta_mut());
+        // A node's heartbeat is no news.
+        if known.is_none_or(|known| known.differs(&object)) {
+            self.revision += 1;
+            self.changed.insert(key.clone());
+        }
+        self.objects.insert(key, Box::new(object));
+    }
+
+    /// An object as the API server has answered it; `None` if it is gone. Of an answer that cannot be read
+    /// the watch tells.
+    pub(crate) fn answered(&mut self, key: &Key, answered: Option<DynamicObject>) {
+        match answered.map(DynamicObject::try_parse) {
+            Some(Ok(object)) => self.learn(object),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "an answer of the API server cannot be read");
+            }
+            None => self.forget(key),
+        }
+    }
+
+    /// It is no more.
+    pub(crate) fn forget(&mut self, key: &Key) {
+        self.objects.remove(key);
+        self.revision += 1;
+        self.changed.insert(key.clone());
+    }
+
+    /// What has changed since the controllers last reconciled.
+    pub(crate) fn changed(&self) -> &BTreeSet<Key> {
+        &self.changed
+    }
+
+    /// The controllers have reconciled.
+    pub(crate) fn clear_changed(&mut self) {
+        self.changed.clear();
+    }
+
+    /// Another number when something may have changed since.
+    pub(crate) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// The object of that name.
+    pub(crate) fn get(&self, key: &Key) -> Option<&K> {
+        self.objects.get(key).map(Box::as_ref)
+    }
+
+    /// The cluster's object of that name.
+    pub(crate) fn named(&self, name: &str) -> Option<&K> {
+        self.get(&Key::cluster(name))
+    }
+
+    /// All of them, by their keys.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Key, &K)> {
+        self.objects.iter().map(|(key, object)| (key, &**object))
+    }
+}
+
+impl<K: Cached> FromIterator<K> for Store<K> {
+    fn from_iter<T: IntoIterator<Item = K>>(objects: T) -> Self {
+        let mut store = Self {
+            is_synced: true,
+            ..Self::default()
+        };
+        for object in objects {
+            store.learn(object);
+        }
+        store
+    }
+}
+
+/// Of the same object, and later. Resource versions are opaque by the API's letter and revisions of
+/// etcd in fact; where they are no numbers, what came last counts.
+fn is_newer(a: &ObjectMeta, b: &ObjectMeta) -> bool {
+    let version = |meta: &ObjectMeta| meta.resource_version.as_ref()?.parse::<u64>().ok();
+    a.uid == b.uid && version(a).zip(version(b)).is_some_and(|(a, b)| a > b)
+}
+
+/// What no decision reads, and most of an object's bytes.
+fn strip(metadata: &mut ObjectMeta) {
+    metadata.managed_fields = None;
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations.retain(|key, _| key.starts_with("weft.dev/"));
+    }
+}
+
+/// A node's fabric and whether it is ready, by its FabricNode.
+pub(crate) fn readiness(
+    node: &FabricNode,
+) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
+    let conditions = &node.status.as_ref()?.conditions;
+    conditions
+        .iter()
+        .find(|condition| condition.type_ == "Ready")
+}
+
+/// Its UID; "" of an object that the API server has never seen.
+pub(crate) fn uid<K: Resource>(object: &K) -> String {
+    object.uid().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str, uid: &str, version: &str) -> PartialObjectMeta<Node> {
+        let metadata = ObjectMeta {
+            name: Some(name.into()),
+            uid: Some(uid.into()),
+            resource_version: Some(version.into()),
+            ..ObjectMeta::default()
+        };
+        PartialObjectMeta {
+            metadata,
+            ..PartialObjectMeta::default()
+        }
+    }
+
+    fn version(store: &Store<PartialObjectMeta<Node>>, name: &str) -> Option<String> {
+        store.named(name)?.metadata.resource_version.clone()
+    }
+
+    #[test]
+    fn a_heartbeat_is_no_news_and_a_label_is() {
+        let mut store = Store::default();
+        store.learn(node("a", "1", "9"));
+        let before = store.revision();
+        assert_eq!(store.changed().len(), 1);
+        store.clear_changed();
+        store.take(Event::Apply(node("a", "1", "10")));
+        assert_eq!((store.revision(), store.changed().len()), (before, 0));
+        assert_eq!(version(&store, "a").unwrap(), "10");
+        let mut labelled = node("a", "1", "11");
+        labelled.metadata.labels = Some([("gpu".to_owned(), "true".to_owned())].into());
+        store.take(Event::Apply(labelled));
+        assert!(store.revision() > before);
+        assert_eq!(store.changed().len(), 1);
+        store.clear_changed();
+        store.forget(&Key::cluster("a"));
+        assert_eq!(store.changed().len(), 1);
+    }
+
+    #[test]
+    fn a_late_event_does_not_undo_an_answer() {
+        let mut store = Store::default();
+        store.learn(node("a", "1", "9"));
+        store.take(Event::Apply(node("a", "1", "8")));
+        assert_eq!(version(&store, "a").unwrap(), "9");
+        store.take(Event::Apply(node("a", "1", "10")));
+        assert_eq!(version(&store, "a").unwrap(), "10");
+    }
+
+    #[test]
+    fn an_object_made_anew_under_the_same_name_replaces_the_old_one() {
+        let mut store = Store::default();
+        store.learn(node("a", "1", "9"));
+        store.take(Event::Apply(node("a", "2", "4")));
+        assert_eq!(version(&store, "a").unwrap(), "4");
+        // The old one's end is no news of the new one.
+        store.take(Event::Delete(node("a", "1", "12")));
+        assert!(store.named("a").is_some());
+    }
+
+    #[test]
+    fn a_listing_replaces_everything_when_it_is_synced_and_not_before() {
+        let mut store = Store::default();
+        store.take(Event::Init);
+        store.take(Event::InitApply(node("a", "1", "1")));
+        assert!(!store.is_synced() && store.named("a").is_none());
+        store.take(Event::InitDone);
+        assert!(store.is_synced());
+        store.take(Event::Apply(node("b", "2", "2")));
+        store.learn(node("a", "1", "7"));
+        store.take(Event::Init);
+        store.take(Event::InitApply(node("a", "1", "3")));
+        assert!(store.named("b").is_some());
+        store.take(Event::InitDone);
+        assert!(store.named("b").is_none());
+        assert_eq!(version(&store, "a").unwrap(), "7");
+    }
+}

@@ -1,0 +1,64 @@
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::cache::{Cached, Key};
+use super::request::Request;
+use super::{Controller, Setup, Turn};
+
+/// Names a job of its namespace.
+#[derive(CustomResource, Deserialize, Serialize, Clone, Debug, PartialEq, JsonSchema)]
+#[kube(
+    group = "weft.dev",
+    version = "v1alpha1",
+    kind = "Shortcut",
+    namespaced
+)]
+#[kube(status = "ShortcutStatus")]
+pub(crate) struct ShortcutSpec {
+    pub(crate) job: String,
+}
+
+/// Shows the job's phase.
+#[derive(Deserialize, Serialize, Clone, Debug, Default, PartialEq, JsonSchema)]
+pub(crate) struct ShortcutStatus {
+    pub(crate) phase: String,
+}
+
+impl Cached for Shortcut {
+    fn differs(&self, other: &Self) -> bool {
+        (&self.spec, &self.status) != (&other.spec, &other.status)
+    }
+}
+
+/// Decides Shortcuts.
+pub(crate) struct Shortcuts;
+
+impl Shortcuts {
+    pub(crate) fn new(_: &Setup<'_>) -> Self {
+        Self
+    }
+}
+
+impl Controller for Shortcuts {
+    fn name(&self) -> &'static str {
+        "shortcuts"
+    }
+
+    fn reconcile(&mut self, turn: &mut Turn<'_>) {
+        let mut decided = Vec::new();
+        for (key, shortcut) in turn.cache.shortcuts.iter() {
+            let (namespace, name) = (key.namespace.clone(), shortcut.spec.job.clone());
+            let job = turn.cache.jobs.get(&Key { namespace, name });
+            let status = job.and_then(|job| job.status.as_ref());
+            let phase = status.map_or_else(String::new, |status| format!("{:?}", status.phase));
+            let status = ShortcutStatus { phase };
+            let is_other = shortcut.status.as_ref() != Some(&status);
+            let request = is_other.then(|| Request::status(shortcut, &status));
+            decided.push((key.clone(), request));
+        }
+        for (key, request) in decided {
+            turn.submit(&key, request.into_iter().collect());
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The DaemonSet that runs a fabric's agents: the chart's template, and what only the fabric knows.
+
+use k8s_openapi::{
+    api::{
+        apps::v1::DaemonSet,
+        core::v1::{
+            Affinity, Container, EnvVar, EnvVarSource, HostPathVolumeSource, NodeAffinity,
+            NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector, PodSpec,
+            Volume, VolumeMount,
+        },
+    },
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use kube::ResourceExt as _;
+use weft_crds::{RdmaFabric, Root, RootAccess};
+
+/// The fabric that a DaemonSet, its pods and their nodes belong to.
+pub(crate) const FABRIC_LABEL: &str = "weft.dev/fabric";
+/// The hash of what was applied, so that a difference is seen without comparing defaults.
+pub(crate) const APPLIED: &str = "weft.dev/applied";
+/// On a DaemonSet: its pods run where the nodes' labels say so. Releases before that said which nodes.
+pub(crate) const BOUND: &str = "weft.dev/bound-by";
+/// The container of the template that runs the agent.
+const CONTAINER: &str = "agent";
+/// Where the roots are mounted; agents know it, too.
+const ROOTS: &str = "/weft/roots";
+/// Where the chart's manifest mounts the operator's authorities.
+const AUTHORITY: &str = "/etc/weft/ca";
+/// Where it mounts the token that asks for a certificate.
+const TOKEN: &str = "/var/run/secrets/weft.dev";
+/// Where an agent keeps its key and certificate.
+const STATE: &str = "/var/lib/weft/agent";
+
+/// What every fabric's DaemonSet is made from.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct AgentTemplate {
+    /// The chart's manifest: image, tolerations, resources, capabilities.
+    pub(crate) manifest: DaemonSet,
+    /// The operator's namespace.
+    pub(crate) namespace: String,
+    /// HOST:PORT at which agents reach the leader.
+    pub(crate) operator: String,
+    /// What the DaemonSets end with.
+    pub(crate) owner: Option<OwnerReference>,
+}
+
+/// The name of a fabric's DaemonSet.
+pub(crate) fn name(fabric: &str) -> String {
+    format!("weft-agent-{fabric}")
+}
+
+/// The DaemonSet as it shall be.
+pub(crate) fn daemon_set(template: &AgentTemplate, fabric: &RdmaFabric) -> DaemonSet {
+    let fabric_name = fabric.name_any();
+    let mut set = template.manifest.clone();
+    let label = (FABRIC_LABEL.to_owned(), fabric_name.clone());
+    set.metadata.name = Some(name(&fabric_name));
+    set.metadata.namespace = Some(template.namespace.clone());
+    set.metadata.owner_references = template.owner.clone().map(|owner| vec![owner]);
+    set.metadata
+        .labels
+        .get_or_insert_default()
+        .extend([label.clone()]);
+    let spec = set.spec.get_or_insert_default();
+    let selector = spec.selector.match_labels.get_or_insert_default();
+    selector.extend([label.clone()]);
+    let metadata = spec.template.metadata.get_or_insert_default();
+    metadata.labels.get_or_insert_default().extend([label]);
+    let pod = spec.template.spec.get_or_insert_default();
+    bind(pod, &fabric_name);
+    mount_roots(pod, fabric);
+    if let Some(agent) = container(pod) {
+        let more = arguments(template, &fabric_name);
+        agent.args.get_or_insert_default().extend(more);
+        let env = agent.env.get_or_insert_default();
+        env.retain(|variable| !["NODE_NAME", "NODE_ADDRESS"].contains(&variable.name.as_str()));
+        env.push(from_pod("NODE_NAME", "spec.nodeName"));
+        env.push(from_pod("NODE_ADDRESS", "status.hostIP"));
+    }
+    let hash = hash(&set);
+    let annotations = set.metadata.annotations.get_or_insert_default();
+    annotations.insert(APPLIED.to_owned(), hash);
+    annotations.insert(BOUND.to_owned(), "label".to_owned());
+    set
+}
+
+/// Names a manifest; equal manifests have equal names.
+fn hash(set: &DaemonSet) -> String {
+    let text = serde_json::to_vec(set).unwrap_or_default();
+    blake3::hash(&text).to_hex()[..16].to_owned()
+}
+
+fn arguments(template: &AgentTemplate, fabric: &str) -> Vec<String> {
+    let pairs = [
+        ("--operator", template.operator.as_str()),
+        ("--operator-ca", &format!("{AUTHORITY}/ca.crt")),
+        ("--token", &format!("{TOKEN}/token")),
+        ("--fabric", fabric),
+        ("--node", "$(NODE_NAME)"),
+        ("--address", "$(NODE_ADDRESS)"),
+        ("--state", STATE),
+    ];
+    pairs
+        .iter()
+        .flat_map(|(flag, value)| [(*flag).to_owned(), (*value).to_owned()])
+        .collect()
+}
+
+fn from_pod(name: &str, path: &str) -> EnvVar {
+    EnvVar {
+        name: name.to_owned(),
+        value_from: Some(EnvVarSource {
+            field_ref: Some(ObjectFieldSelector {
+                field_path: path.to_owned(),
+                ..ObjectFieldSelector::default()
+            }),
+            ..EnvVarSource::default()
+        }),
+        ..EnvVar::default()
+    }
+}
+
+/// The one that is named so, else the first.
+fn container(pod: &mut PodSpec) -> Option<&mut Container> {
+    let at = pod
+        .containers
+        .iter()
+        .position(|container| container.name == CONTAINER);
+    pod.containers.get_mut(at.unwrap_or(0))
+}
+
+/// Pods run on the nodes that the operator has labelled for the fabric, beside what the chart asks for.
+/// Nothing of this depends on which nodes those are: a template that did would be rolled out anew, to all
+/// nodes of the fabric, whenever one comes or goes.
+fn bind(pod: &mut PodSpec, fabric: &str) {
+    let labelled = NodeSelectorRequirement {
+        key: FABRIC_LABEL.to_owned(),
+        operator: "In".to_owned(),
+        values: Some(vec![fabric.to_owned()]),
+    };
+    let affinity = pod.affinity.get_or_insert_with(Affinity::default);
+    let of_nodes = affinity
+        .node_affinity
+        .get_or_insert_with(NodeAffinity::default);
+    let required = of_nodes
+        .required_during_scheduling_ignored_during_execution
+        .get_or_insert_with(NodeSelector::default);
+    if required.node_selector_terms.is_empty() {
+        required
+            .node_selector_terms
+            .push(NodeSelectorTerm::default());
+    }
+    // Terms are alternatives, so each has to say it.
+    for term in &mut required.node_selector_terms {
+        term.match_expressions
+            .get_or_insert_default()
+            .push(labelled.clone());
+    }
+}
+
+/// Exactly the roots are mounted.
+fn mount_roots(pod: &mut PodSpec, fabric: &RdmaFabric) {
+    let root = |root: &Root| {
+        let name = format!("root-{}", root.name);
+        let volume = Volume {
+            name: name.clone(),
+            host_path: Some(HostPathVolumeSource {
+                path: root.host_path.clone(),
+                type_: Some("DirectoryOrCreate".to_owned()),
+            }),
+            ..Volume::default()
+        };
+        let mount = VolumeMount {
+            name,
+            mount_path: format!("{ROOTS}/{}", root.name),
+            // File systems that are mounted below it later are seen, too.
+            mount_propagation: Some("HostToContainer".to_owned()),
+            read_only: (root.access == RootAccess::ReadOnly).then_some(true),
+            ..VolumeMount::default()
+        };
+        (volume, mount)
+    };
+    let (volumes, mounts): (Vec<_>, Vec<_>) = fabric.spec.roots.iter().map(root).unzip();
+    pod.volumes.get_or_insert_default().extend(volumes);
+    if let Some(agent) = container(pod) {
+        agent.volume_mounts.get_or_insert_default().extend(mounts);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controllers::scenario;
+
+    fn template(yaml: &str) -> AgentTemplate {
+        AgentTemplate {
+            manifest: serde_saphyr::from_str(yaml).unwrap(),
+            namespace: "weft-system".into(),
+            operator: "10.96.0.9:7410".into(),
+            owner: None,
+        }
+    }
+
+    const TEMPLATE: &str = "
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: weft-agent, labels: {app: weft-agent}}
+spec:
+  selector: {matchLabels: {app: weft-agent}}
+  template:
+    metadata: {labels: {app: weft-agent}}
+    spec:
+      hostNetwork: true
+      containers:
+      - name: agent
+        image: weft.dev/agent:0.1.0
+        env: [{name: RUST_BACKTRACE, value: '1'}]
+        args: [--log=info]
+        volumeMounts: [{name: state, mountPath: /var/lib/weft/agent}]
+      volumes: [{name: state, emptyDir: {medium: Memory}}]
+";
+
+    #[test]
+    fn a_fabric_gets_the_template_with_its_own_name_nodes_and_roots() {
+        let fabric = scenario::fabric("default", 1);
+        let set = daemon_set(&template(TEMPLATE), &fabric);
+        let text = serde_saphyr::to_string(&serde_json::to_value(&set).unwrap()).unwrap();
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn the_applied_hash_tells_one_manifest_from_another() {
+        let applied = |set: &DaemonSet| set.metadata.annotations.as_ref().unwrap()[APPLIED].clone();
+        let fabric = scenario::fabric("default", 1);
+        let template = template(TEMPLATE);
+        let one = daemon_set(&template, &fabric);
+        let again = daemon_set(&template, &fabric);
+        assert_eq!(applied(&one), applied(&again));
+        let mut other = fabric.clone();
+        other.spec.roots[0].access = RootAccess::ReadOnly;
+        assert_ne!(applied(&one), applied(&daemon_set(&template, &other)));
+    }
+
+    #[test]
+    fn another_selector_rolls_no_agent() {
+        let fabric = scenario::fabric("default", 1);
+        let mut other = fabric.clone();
+        other.spec.node_selector = Default::default();
+        let template = template(TEMPLATE);
+        assert_eq!(
+            daemon_set(&template, &fabric),
+            daemon_set(&template, &other)
+        );
+    }
+
+    #[test]
+    fn each_alternative_of_the_charts_own_affinity_is_bound_to_the_fabric() {
+        let mut template = template(TEMPLATE);
+        let term = |value: &str| {
+            serde_json::json!({"matchExpressions": [
+                {"key": "zone", "operator": "In", "values": [value]},
+            ]})
+        };
+        let affinity = serde_json::json!({"nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution":
+                {"nodeSelectorTerms": [term("a"), term("b")]},
+        }});
+        let spec = template.manifest.spec.as_mut().unwrap();
+        spec.template.spec.as_mut().unwrap().affinity = serde_json::from_value(affinity).unwrap();
+        let set = daemon_set(&template, &scenario::fabric("default", 1));
+        let set = serde_json::to_value(set).unwrap();
+        let terms = &set["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+            ["nodeSelectorTerms"];
+        for (term, zone) in [(0, "a"), (1, "b")] {
+            let expressions = &terms[term]["matchExpressions"];
+            assert_eq!(expressions[0]["values"][0], zone);
+            assert_eq!(expressions[1]["key"], FABRIC_LABEL);
+            assert_eq!(expressions[1]["values"][0], "default");
+        }
+    }
+}

@@ -1,0 +1,444 @@
+use kube::core::PartialObjectMeta;
+use weft_crds::RootAccess;
+
+use super::*;
+use crate::controllers::scenario;
+
+mod binding;
+mod configuration;
+
+struct Stage {
+    cache: Cache,
+    sightings: BTreeMap<String, Sighting>,
+    leading: Duration,
+    now: Timestamp,
+    /// Nodes that the API server does not let anybody write to.
+    refused: BTreeSet<String>,
+}
+
+impl Stage {
+    /// Nodes n1 to n3 with label gpu, which nobody has looked at yet.
+    fn new() -> Self {
+        let mut cache = scenario::cache(3);
+        cache.fabric_nodes = std::iter::empty().collect();
+        Self {
+            cache,
+            sightings: BTreeMap::new(),
+            leading: Duration::from_secs(3600),
+            now: scenario::start(),
+            refused: BTreeSet::new(),
+        }
+    }
+
+    fn decide(&self) -> Vec<Request> {
+        let membership = Membership::of(&self.cache);
+        let template = AgentTemplate {
+            namespace: "weft-system".into(),
+            ..AgentTemplate::default()
+        };
+        let mut notes = Notes::default();
+        notes.read(&self.cache);
+        decide(&View {
+            cache: &self.cache,
+            membership: &membership,
+            sightings: &self.sightings,
+            notes: &notes,
+            refused: &self.refused,
+            leading: self.leading,
+            template: &template,
+            now: self.now,
+        })
+    }
+
+    /// Decides anew after each single request, as one who begins anew after each would.
+    fn settle(&mut self) -> Vec<String> {
+        let mut log = Vec::new();
+        let is_let = |request: &Request| {
+            request.kind() != "Node" || !self.refused.contains(&request.key.name)
+        };
+        while let Some(request) = self.decide().iter().find(|request| is_let(request)) {
+            log.push(line(request));
+            self.cache.obey(request);
+            assert!(log.len() < 100, "{log:#?}");
+        }
+        log
+    }
+
+    fn sees(&mut self, node: &str, silent: u64) {
+        let sighting = scenario::sighting(node, "default", silent);
+        self.sightings.insert(node.to_owned(), sighting);
+    }
+
+    fn ready(&self, node: &str) -> (String, String) {
+        let node = self.cache.fabric_nodes.named(node).unwrap();
+        let condition = readiness(node).unwrap();
+        (condition.status.clone(), condition.reason.clone())
+    }
+
+    /// The fabric that a node says it is of.
+    fn label(&self, node: &str) -> Option<&str> {
+        let labels = self.cache.nodes.named(node).unwrap().labels();
+        labels.get(FABRIC_LABEL).map(String::as_str)
+    }
+
+    fn fabric(&self, name: &str, kind: &str) -> (String, String, String) {
+        let status = self
+            .cache
+            .fabrics
+            .named(name)
+            .unwrap()
+            .status
+            .clone()
+            .unwrap();
+        let condition = status
+            .conditions
+            .iter()
+            .find(|c| c.type_ == kind)
+            .unwrap()
+            .clone();
+        (condition.status, condition.reason, condition.message)
+    }
+}
+
+fn line(request: &Request) -> String {
+    let verb = match request.change {
+        Change::ApplyStatus(_) => "status",
+        Change::MergeMetadata(_) => "label",
+        Change::Apply(_) => "apply",
+        Change::Delete => "delete",
+    };
+    format!("{verb} {} {}", request.kind(), request.key.name)
+}
+
+#[test]
+fn a_new_fabric_gets_agents_and_nodes_and_is_ready_once_all_have_reported() {
+    let mut stage = Stage::new();
+    let log = stage.settle();
+    assert_eq!(
+        log,
+        [
+            "label Node n1",
+            "label Node n2",
+            "label Node n3",
+            "apply DaemonSet weft-agent-default",
+            "apply FabricNode n1",
+            "status FabricNode n1",
+            "apply FabricNode n2",
+            "status FabricNode n2",
+            "apply FabricNode n3",
+            "status FabricNode n3",
+            "status RdmaFabric default",
+        ]
+    );
+    assert_eq!(stage.ready("n1"), ("False".into(), "AgentMissing".into()));
+    let (status, reason, message) = stage.fabric("default", "Ready");
+    assert_eq!((&*status, &*reason), ("False", "NodesNotReady"));
+    assert!(
+        message.starts_with("3 of 3 nodes are not ready: n1, n2, n3;"),
+        "{message}"
+    );
+
+    for node in ["n1", "n2", "n3"] {
+        stage.sees(node, 1);
+    }
+    stage.settle();
+    assert_eq!(stage.fabric("default", "Ready").0, "True");
+    let count = stage
+        .cache
+        .fabrics
+        .named("default")
+        .unwrap()
+        .status
+        .clone()
+        .unwrap()
+        .nodes;
+    assert_eq!((count.selected, count.ready), (3, 3));
+    // What has been said is not said again.
+    assert_eq!(stage.settle(), Vec::<String>::new());
+}
+
+#[test]
+fn a_node_is_not_ready_after_thirty_seconds_of_silence() {
+    let mut stage = Stage::new();
+    for (silent, expected) in [(29, "AgentReady"), (30, "AgentSilent"), (0, "AgentReady")] {
+        stage.sees("n1", silent);
+        stage.settle();
+        assert_eq!(stage.ready("n1").1, expected, "{silent}");
+    }
+    let sighting = stage.sightings.get_mut("n1").unwrap();
+    sighting.report.ready = false;
+    sighting.report.findings = vec![weft_proto::operator::v1::Finding {
+        reason: "RootMissing".into(),
+        message: "root models is not mounted".into(),
+    }];
+    stage.settle();
+    assert_eq!(stage.ready("n1"), ("False".into(), "AgentNotReady".into()));
+    let status = stage
+        .cache
+        .fabric_nodes
+        .named("n1")
+        .unwrap()
+        .status
+        .clone()
+        .unwrap();
+    assert_eq!(status.findings[0].reason, "RootMissing");
+    assert!(
+        status.conditions[0]
+            .message
+            .contains("root models is not mounted")
+    );
+}
+
+#[test]
+fn a_node_full_of_models_says_so_beside_what_its_agent_says() {
+    let mut stage = Stage::new();
+    stage.sees("n1", 0);
+    let found = |stage: &mut Stage| {
+        stage.settle();
+        let status = stage.cache.fabric_nodes.named("n1").unwrap().status.clone();
+        let findings = status.unwrap().findings.into_iter();
+        findings.map(|found| found.reason).collect::<Vec<_>>()
+    };
+    let note = |stage: &mut Stage, models: usize, path: &str| {
+        let mut node = stage.cache.nodes.named("n1").unwrap().clone();
+        let note = models::Note {
+            root: "models".to_owned(),
+            path: path.to_owned(),
+            digest: "d".to_owned(),
+            fingerprint: "f".to_owned(),
+            job: String::new(),
+            brought: false,
+        };
+        let keys = (0..models).map(|n| format!("weft.dev/model.a.m{n}"));
+        let notes = keys.clone().map(|key| (key, note.text())).collect();
+        node.annotations_mut().clone_from(&notes);
+        let labels = node.labels_mut();
+        labels.retain(|key, _| !key.starts_with("weft.dev/model."));
+        labels.extend(keys.map(|key| (key, "d".to_owned())));
+        stage.cache.nodes.learn(node);
+    };
+    note(&mut stage, 127, "m");
+    assert_eq!(found(&mut stage), [""; 0]);
+    note(&mut stage, 128, "m");
+    assert_eq!(found(&mut stage), ["ModelsFull"]);
+    let sighting = stage.sightings.get_mut("n1").unwrap();
+    sighting.report.findings = vec![weft_proto::operator::v1::Finding {
+        reason: "NotRenewed".into(),
+        message: "the operator does not answer".into(),
+    }];
+    assert_eq!(found(&mut stage), ["NotRenewed", "ModelsFull"]);
+    assert_eq!(stage.ready("n1").1, "AgentReady");
+    // As many bytes, in fewer models.
+    note(&mut stage, 62, &"x".repeat(2 << 10));
+    assert_eq!(found(&mut stage), ["NotRenewed", "ModelsFull"]);
+    note(&mut stage, 1, "m");
+    assert_eq!(found(&mut stage), ["NotRenewed"]);
+}
+
+#[test]
+fn a_new_leader_believes_what_is_written_until_agents_had_time_to_find_it() {
+    let mut stage = Stage::new();
+    stage.cache = scenario::cache(3);
+    stage.leading = Duration::from_secs(29);
+    stage.settle();
+    assert_eq!(stage.ready("n1").0, "True");
+    stage.leading = Duration::from_secs(30);
+    stage.settle();
+    assert_eq!(stage.ready("n1").1, "AgentMissing");
+}
+
+#[test]
+fn an_agent_of_another_fabric_does_not_speak_for_a_node() {
+    let mut stage = Stage::new();
+    stage
+        .sightings
+        .insert("n1".into(), scenario::sighting("n1", "other", 0));
+    stage.settle();
+    assert_eq!(stage.ready("n1").1, "AgentMissing");
+}
+
+#[test]
+fn a_node_of_two_fabrics_belongs_to_the_older_and_the_other_says_so() {
+    let mut stage = Stage::new();
+    let mut younger = scenario::fabric("all", 2);
+    younger.spec.node_selector = Default::default();
+    stage.cache.fabrics.learn(younger);
+    stage.cache.nodes.learn(scenario::node("n4", &[]));
+    stage.settle();
+    let fabric = |node| {
+        stage
+            .cache
+            .fabric_nodes
+            .named(node)
+            .unwrap()
+            .spec
+            .fabric
+            .clone()
+    };
+    assert_eq!(
+        [fabric("n1"), fabric("n3"), fabric("n4")],
+        ["default", "default", "all"]
+    );
+    assert_eq!(stage.fabric("default", "Conflicting").0, "False");
+    let (status, reason, message) = stage.fabric("all", "Conflicting");
+    assert_eq!((&*status, &*reason), ("True", "NodesTaken"));
+    assert_eq!(
+        message,
+        "older fabrics have nodes that spec.nodeSelector selects: n1, n2, n3 (of default); make the \
+         selectors apart"
+    );
+}
+
+#[test]
+fn what_a_fabric_or_node_leaves_is_removed() {
+    let mut stage = Stage::new();
+    stage.settle();
+    stage.cache.nodes.learn({
+        let mut node = stage.cache.nodes.named("n3").unwrap().clone();
+        node.metadata.labels.as_mut().unwrap().remove("gpu");
+        node.metadata.resource_version = Some("9".into());
+        node
+    });
+    let log = stage.settle();
+    let expected = [
+        "label Node n3",
+        "delete FabricNode n3",
+        "status RdmaFabric default",
+    ];
+    assert_eq!(log, expected);
+    assert_eq!(stage.label("n3"), None);
+    stage.cache.fabrics = std::iter::empty().collect();
+    let log = stage.settle();
+    assert_eq!(
+        log,
+        [
+            "label Node n1",
+            "label Node n2",
+            "delete DaemonSet weft-agent-default",
+            "delete FabricNode n1",
+            "delete FabricNode n2"
+        ]
+    );
+}
+
+#[test]
+fn a_selector_that_is_none_ends_no_agents() {
+    let mut stage = Stage::new();
+    stage.settle();
+    let mut fabric = stage.cache.fabrics.named("default").unwrap().clone();
+    let requirement = k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelectorRequirement {
+        key: "gpu".into(),
+        operator: "Equals".into(),
+        values: None,
+    };
+    fabric.spec.node_selector.match_expressions = Some(vec![requirement]);
+    fabric.metadata.resource_version = Some("50".into());
+    stage.cache.fabrics.learn(fabric);
+    // A younger one that selects the same nodes does not get them meanwhile.
+    let mut younger = scenario::fabric("younger", 60);
+    younger.metadata.resource_version = Some("51".into());
+    stage.cache.fabrics.learn(younger);
+    let log = stage.settle();
+    let touched = |line: &&String| {
+        line.starts_with("delete") || line.contains("DaemonSet weft-agent-default")
+    };
+    assert_eq!(log.iter().find(touched), None, "{log:?}");
+    assert_eq!(stage.fabric("default", "Ready").1, "SelectorInvalid");
+    for (_, node) in stage.cache.fabric_nodes.iter() {
+        assert_eq!(node.spec.fabric, "default");
+    }
+}
+
+#[test]
+fn a_set_that_somebody_else_made_is_left_alone() {
+    let mut stage = Stage::new();
+    let mut stranger = PartialObjectMeta::default();
+    stranger.metadata.name = Some("weft-agent-mine".into());
+    stage.cache.daemon_sets.learn(stranger);
+    let log = stage.settle();
+    assert!(
+        !log.iter().any(|line| line.starts_with("delete")),
+        "{log:?}"
+    );
+}
+
+#[test]
+fn a_configuration_has_another_hash_when_anything_of_it_is_another() {
+    let hash = |change: fn(&mut weft_crds::RdmaFabricSpec), key: &str| {
+        let mut fabric = scenario::fabric("default", 1);
+        change(&mut fabric.spec);
+        config(&fabric, key).hash
+    };
+    let now = hash(|_| {}, "00");
+    assert_eq!(now.len(), 16);
+    assert_eq!(hash(|_| {}, "00"), now);
+    let others = [
+        hash(|_| {}, "01"),
+        hash(|spec| spec.transport.paths = 4, "00"),
+        hash(|spec| spec.ports.first = 7600, "00"),
+        hash(|spec| spec.nics.include = vec!["ib*".into()], "00"),
+        hash(|spec| spec.roots[1].access = RootAccess::ReadWrite, "00"),
+        hash(|spec| drop(spec.roots.pop()), "00"),
+        hash(|spec| spec.objects.allow_insecure = true, "00"),
+    ];
+    for (i, other) in others.iter().enumerate() {
+        assert_ne!(*other, now, "{i}");
+    }
+    // What agents are not told is no news to them.
+    let same = hash(|spec| spec.topology.link_mbps = Some(1), "00");
+    assert_eq!(same, now);
+}
+
+#[test]
+fn agents_are_told_no_more_paths_than_the_ports_give() {
+    let mut fabric = scenario::fabric("default", 1);
+    fabric.spec.ports.count = 8;
+    let config = config(&fabric, "00");
+    assert_eq!(config.transport.unwrap().paths, 64);
+    let writable: Vec<bool> = config.roots.iter().map(|root| root.writable).collect();
+    assert_eq!(writable, [true, false]);
+}
+
+#[test]
+fn what_an_agent_finds_is_an_event_once() {
+    let mut stage = Stage::new();
+    for node in ["n1", "n2", "n3"] {
+        stage.sees(node, 0);
+    }
+    stage.settle();
+    let finding = |message: &str| weft_proto::operator::v1::Finding {
+        reason: "CertificateMisused".to_owned(),
+        message: message.to_owned(),
+    };
+    let told = |stage: &mut Stage| {
+        let requests = stage.decide();
+        let notes = requests.iter().flat_map(|request| {
+            let name = &request.key.name;
+            let line =
+                move |one: &Event| format!("{name} {} {}: {}", one.warning, one.reason, one.note);
+            request.events.iter().map(line)
+        });
+        let notes: Vec<String> = notes.collect();
+        stage.settle();
+        notes
+    };
+    let sighting = stage.sightings.get_mut("n2").unwrap();
+    sighting.report.findings = vec![finding("node n1 tried Prepare")];
+    assert_eq!(
+        told(&mut stage),
+        ["n2 true CertificateMisused: node n1 tried Prepare"]
+    );
+    assert_eq!(told(&mut stage), [""; 0]);
+    let sighting = stage.sightings.get_mut("n2").unwrap();
+    sighting.report.findings.push(finding("another"));
+    assert_eq!(told(&mut stage), ["n2 true CertificateMisused: another"]);
+    // It is gone: nothing to say.
+    stage
+        .sightings
+        .get_mut("n2")
+        .unwrap()
+        .report
+        .findings
+        .clear();
+    assert_eq!(told(&mut stage), [""; 0]);
+}

@@ -1,0 +1,683 @@
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use weft_crds::DestinationState;
+use weft_proto::agent::v1::{File, Manifest, ProgressResponse, State};
+
+mod copies;
+mod ends;
+mod nodes;
+mod objects;
+mod turns;
+
+use super::*;
+use crate::{
+    controllers::{
+        condition,
+        job::secret::SecretFault,
+        scenario::{self, minilm},
+    },
+    transfer::{Answer, Command, Course, Job, Place, Refusal, Standing},
+};
+
+const BYTES: u64 = 1000;
+
+/// An agent by the book.
+#[derive(Debug, Default)]
+struct Agent {
+    /// The newest attempt that it was prepared for, and in which life of the operator.
+    attempt: Option<(u32, u32)>,
+    /// Something half-written is there.
+    partial: bool,
+    /// The copy is under its final name.
+    verified: bool,
+}
+
+/// What an operator's process is at.
+struct Process {
+    job: Job,
+    pending: VecDeque<Command>,
+    /// Attempts up to this number may begin.
+    permit: u32,
+    met: Option<u64>,
+    began: Timestamp,
+}
+
+/// An API server, agents and an operator that may be killed.
+struct Stage {
+    cache: Cache,
+    agents: BTreeMap<String, Agent>,
+    process: Option<Process>,
+    written: Option<Timestamp>,
+    /// Counts the operator's processes.
+    life: u32,
+    /// How often agents were told to stop what an earlier process began.
+    withdrawals: u32,
+    now: Timestamp,
+    /// What the API server was asked.
+    log: Vec<String>,
+    /// The process is killed right after its so manieth request, before it does anything else.
+    kill_after: Option<usize>,
+    /// Agents that do not answer.
+    dead: BTreeSet<String>,
+    /// What comes of a look at a Secret.
+    secret: Result<(), SecretFault>,
+    /// Whose turn it is: what the operator's process knows.
+    queue: Queue,
+    /// What agents say of their files; nothing by default, so that no node is labelled.
+    fingerprint: String,
+    /// When the process began to lead.
+    began: Timestamp,
+    /// Nodes that cannot be written to.
+    failing: Vec<String>,
+    /// … and nobody remembers that it was tried.
+    is_unnoticed: bool,
+    /// Since when the process has nothing to do for it.
+    over_since: Option<Timestamp>,
+    /// Copies that agents were told to remove: node and path.
+    removed: Vec<(String, String)>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        Self {
+            cache: scenario::cache(3),
+            agents: BTreeMap::new(),
+            process: None,
+            written: None,
+            life: 1,
+            withdrawals: 0,
+            now: scenario::start(),
+            log: Vec::new(),
+            kill_after: None,
+            dead: BTreeSet::new(),
+            secret: Ok(()),
+            queue: Queue::default(),
+            fingerprint: String::new(),
+            began: scenario::start(),
+            failing: Vec::new(),
+            is_unnoticed: false,
+            over_since: None,
+            removed: Vec::new(),
+        }
+    }
+
+    fn with(change: impl FnOnce(&mut TransferJob)) -> Self {
+        let mut stage = Self::new();
+        stage.edit(change);
+        stage
+    }
+
+    fn edit(&mut self, change: impl FnOnce(&mut TransferJob)) {
+        let uid = uid(self.job());
+        self.cache.change_job(&minilm(), &uid, change);
+    }
+
+    fn job(&self) -> &TransferJob {
+        self.cache.jobs.get(&minilm()).unwrap()
+    }
+
+    fn status(&self) -> TransferJobStatus {
+        self.job().status.clone().unwrap_or_default()
+    }
+
+    fn phase(&self) -> Phase {
+        self.status().phase
+    }
+
+    /// One decision and what follows from it; whether there was anything to do.
+    fn turn(&mut self) -> bool {
+        self.now += SignedDuration::from_millis(100);
+        let Some(job) = self.cache.jobs.get(&minilm()).cloned() else {
+            return false;
+        };
+        let membership = Membership::of(&self.cache);
+        let work = self
+            .process
+            .as_ref()
+            .map(|process| Snapshot::of(&process.job, "default", 0));
+        let is_over = |process: &Process| process.job.is_over();
+        let over = match self.process.as_ref().is_some_and(is_over) {
+            true => self
+                .now
+                .duration_since(*self.over_since.get_or_insert(self.now)),
+            false => SignedDuration::ZERO,
+        };
+        self.over_since = self.over_since.filter(|_| self.process.is_some());
+        let over = over.unsigned_abs();
+        let failing: Vec<&str> = self.failing.iter().map(String::as_str).collect();
+        let mut held = scenario::held(&[], &failing);
+        // They were tried a moment ago.
+        held.failed.values_mut().for_each(|at| *at = held.now);
+        if self.is_unnoticed {
+            held = HeldNodes::default();
+        }
+        let decision = decide(&View {
+            job: &job,
+            cache: &self.cache,
+            membership: &membership,
+            work: work.as_ref(),
+            met: self.process.as_ref().and_then(|process| process.met),
+            over,
+            held: &held,
+            queue: &self.queue,
+            leader_epoch: 1,
+            began: self.began,
+            written: self.written,
+            now: self.now,
+        });
+        self.queue.see(&uid(&job), decision.party);
+        let mut is_busy = !self.queue.settle().is_empty();
+        if let Some(request) = &decision.request {
+            is_busy = true;
+            self.log.push(line(request));
+            let is_node = request.kind() == "Node";
+            if !is_node || !self.failing.contains(&request.key.name) {
+                self.cache.obey(request);
+            }
+            if matches!(request.change, Change::ApplyStatus(_)) {
+                self.written = Some(self.now);
+            }
+            if self.kill_after == Some(self.log.len()) {
+                self.kill();
+                return true;
+            }
+        }
+        if let Some(order) = decision.order {
+            is_busy |= self.obey(order);
+        }
+        self.carry_on() || is_busy
+    }
+
+    fn kill(&mut self) {
+        self.process = None;
+        self.written = None;
+        self.queue = Queue::default();
+        self.life += 1;
+    }
+
+    fn obey(&mut self, order: Order) -> bool {
+        let begin = |(job, commands): (Job, Vec<Command>)| Process {
+            job,
+            pending: commands.into(),
+            permit: 0,
+            met: None,
+            began: self.now,
+        };
+        match order {
+            Order::Look(secret) => {
+                self.cache.secrets.insert(secret, self.secret.clone());
+            }
+            Order::Begin(transfer) => {
+                assert!(self.process.is_none());
+                self.process = Some(begin(Job::begin(transfer.spec)));
+            }
+            Order::Withdraw {
+                transfer,
+                discard,
+                copies,
+            } => {
+                let before = self.process.as_ref();
+                assert!(before.is_none_or(|process| process.job.is_over()));
+                self.withdrawals += 1;
+                self.process = Some(begin(Job::withdraw(transfer.spec, discard, copies)));
+            }
+            Order::Meet { layout, who } => {
+                let now = self.since();
+                let process = self.process.as_mut().unwrap();
+                process.met = Some(layout);
+                if let Some((roster, _)) = who.map(|who| *who) {
+                    let (job, commands) = process
+                        .job
+                        .clone()
+                        .step(now, Answer::Roster(Box::new(roster)));
+                    process.job = job;
+                    process.pending.extend(commands);
+                }
+            }
+            Order::Permit(attempt) => {
+                let process = self.process.as_mut().unwrap();
+                return std::mem::replace(&mut process.permit, attempt) != attempt;
+            }
+            Order::Stop { discard, copies } => {
+                return self.tell(Answer::Stop { discard, copies });
+            }
+            Order::Remove(remove) => return self.tell(Answer::Remove(remove)),
+            Order::Forget => {
+                assert!(self.process.is_some());
+                self.process = None;
+            }
+        }
+        true
+    }
+
+    /// Has the job know of it; whether it goes on from there.
+    fn tell(&mut self, answer: Answer) -> bool {
+        let now = self.since();
+        let process = self.process.as_mut().unwrap();
+        let how = |job: &Job| (job.course(), job.parting().is_some());
+        let before = how(&process.job);
+        let (job, commands) = process.job.clone().step(now, answer);
+        process.job = job;
+        process.pending.extend(commands);
+        how(&process.job) != before
+    }
+
+    fn since(&self) -> Duration {
+        let process = self.process.as_ref().unwrap();
+        self.now.duration_since(process.began).unsigned_abs()
+    }
+
+    /// Carries out a command, or lets an agent say something.
+    fn carry_on(&mut self) -> bool {
+        let Some(process) = &mut self.process else {
+            return false;
+        };
+        let answer = match process.pending.pop_front() {
+            // One that is stopped claims nothing any more.
+            Some(Command::Claim { attempt })
+                if process.permit < attempt && process.job.claims() == Some(attempt) =>
+            {
+                process.pending.push_front(Command::Claim { attempt });
+                return false;
+            }
+            Some(command) => self.answer(command),
+            None => self.speak(),
+        };
+        let Some(answer) = answer else { return false };
+        let now = self.since();
+        let process = self.process.as_mut().unwrap();
+        let (job, commands) = process.job.clone().step(now, answer);
+        process.job = job;
+        process.pending.extend(commands);
+        true
+    }
+
+    fn answer(&mut self, command: Command) -> Option<Answer> {
+        Some(match command {
+            Command::Stat => Answer::Stat(Ok(Manifest {
+                files: vec![File {
+                    path: "x".into(),
+                    size: BYTES,
+                    ..File::default()
+                }],
+                ..Manifest::default()
+            })),
+            Command::Claim { attempt } => Answer::Claimed { attempt },
+            Command::Prepare { node, attempt } if self.dead.contains(&node) => Answer::Prepared {
+                result: Err(unreachable(&node)),
+                node,
+                attempt,
+            },
+            Command::Prepare { node, attempt } => {
+                let agent = self.agents.entry(node.clone()).or_default();
+                if let Some((before, life)) = agent.attempt {
+                    // It would be refused: the number stands for what another process did.
+                    assert!(
+                        attempt > before || life == self.life,
+                        "attempt {attempt} again"
+                    );
+                }
+                agent.attempt = Some((attempt, self.life));
+                agent.partial = !agent.verified;
+                Answer::Prepared {
+                    node,
+                    attempt,
+                    result: Ok(()),
+                }
+            }
+            Command::Start { attempt, part } => Answer::Started {
+                node: part.node,
+                attempt,
+                result: Ok(()),
+            },
+            Command::Follow { .. } => return self.speak(),
+            Command::Cancel {
+                node,
+                attempt,
+                discard,
+            } if self.dead.contains(&node) => {
+                assert!(discard);
+                Answer::Cancelled {
+                    result: Err(unreachable(&node)),
+                    node,
+                    attempt,
+                }
+            }
+            Command::Cancel {
+                node,
+                attempt,
+                discard,
+            } => {
+                let agent = self.agents.entry(node.clone()).or_default();
+                agent.partial &= !discard;
+                Answer::Cancelled {
+                    node,
+                    attempt,
+                    result: Ok(()),
+                }
+            }
+            Command::Remove(removal) => {
+                let Place { node, path, .. } = removal.place;
+                self.agents.entry(node.clone()).or_default().verified = false;
+                self.removed.push((node.clone(), path));
+                Answer::Removed { node }
+            }
+        })
+    }
+
+    /// The next who has not said that it is through says so; then all hang up.
+    fn speak(&mut self) -> Option<Answer> {
+        let process = self.process.as_ref().unwrap();
+        let (job, attempt) = (&process.job, process.job.attempt());
+        if job.course() != Course::Running {
+            return job.wake_at().map(|_| Answer::Woken);
+        }
+        let is_in = |node: &str| {
+            let agent = self.agents.get(node).and_then(|agent| agent.attempt);
+            agent.is_some_and(|(number, _)| number == attempt)
+        };
+        let waiting = job
+            .destinations()
+            .find(|view| {
+                !matches!(view.standing, Standing::Verified { .. }) && is_in(&view.place.node)
+            })
+            .map(|view| view.place.node.clone());
+        let node = match waiting {
+            Some(node) => node,
+            None if is_in("n2") && job.source_report().state() != State::Verified => {
+                "n1".to_owned()
+            }
+            None => {
+                let silent = ["n1", "n2", "n3", "n4", "n1/here"]
+                    [usize::try_from(self.now.as_millisecond() / 100 % 5).unwrap()];
+                return Some(Answer::FollowEnded {
+                    node: silent.into(),
+                    attempt,
+                    result: Ok(()),
+                });
+            }
+        };
+        let agent = self.agents.entry(node.clone()).or_default();
+        (agent.verified, agent.partial) = (true, false);
+        let report = ProgressResponse {
+            state: State::Verified.into(),
+            bytes: BYTES,
+            bytes_total: BYTES,
+            digest: "d1".into(),
+            link: "udp".into(),
+            fingerprint: self.fingerprint.clone(),
+            ..ProgressResponse::default()
+        };
+        Some(Answer::Progress {
+            node,
+            attempt,
+            report: Box::new(report),
+        })
+    }
+
+    /// Until there is nothing to do.
+    fn settle(&mut self) {
+        let mut idle = 0;
+        for _ in 0..2000 {
+            idle = if self.turn() { 0 } else { idle + 1 };
+            if idle > 3 {
+                return;
+            }
+        }
+        panic!("it never settles: {:#?}", self.log);
+    }
+
+    /// Until that is so.
+    fn until(&mut self, is_so: impl Fn(&Self) -> bool) {
+        for _ in 0..2000 {
+            if is_so(self) {
+                return;
+            }
+            self.turn();
+        }
+        panic!("that never happens: {:#?}", self.log);
+    }
+
+    fn left(&self) -> Vec<&str> {
+        let partial = self.agents.iter().filter(|(_, agent)| agent.partial);
+        partial.map(|(node, _)| node.as_str()).collect()
+    }
+}
+
+fn line(request: &Request) -> String {
+    let events = request.events.iter().map(|event| event.reason.as_str());
+    let events: Vec<&str> = events.collect();
+    match &request.change {
+        Change::ApplyStatus(status) => {
+            let status: TransferJobStatus = serde_json::from_value(status.clone()).unwrap();
+            format!(
+                "{:?} #{} {}",
+                status.phase,
+                status.attempt,
+                events.join(",")
+            )
+        }
+        Change::Apply(manifest) => {
+            let is_held = manifest["metadata"]["finalizers"][0] == FINALIZER;
+            let word = if is_held { "hold" } else { "release" };
+            [vec![word], events].concat().join(" ")
+        }
+        Change::Delete => "delete".to_owned(),
+        Change::MergeMetadata(_) => format!("label {}", request.key.name),
+    }
+}
+
+fn unreachable(node: &str) -> Refusal {
+    Refusal {
+        reason: "NodeNeverReached".into(),
+        message: format!("node {node} does not answer"),
+        node: node.to_owned(),
+        retriable: true,
+    }
+}
+
+fn deleted(job: &mut TransferJob) {
+    job.metadata.deletion_timestamp = Some(Time(scenario::start()));
+}
+
+#[test]
+fn a_job_is_held_claimed_moved_and_released() {
+    let mut stage = Stage::new();
+    stage.settle();
+    assert_eq!(
+        stage.log,
+        [
+            "hold",
+            "Preparing #1 Started,Planned",
+            "Transferring #1 Transferring",
+            "Transferring #1 ",
+            "Transferring #1 ",
+            "Transferring #1 ",
+            "Complete #1 Complete",
+            "release",
+        ]
+    );
+    let status = stage.status();
+    assert_eq!((status.counts.total, status.counts.verified), (2, 2));
+    assert_eq!((status.bytes, status.bytes_total), (2000, 2000));
+    assert_eq!(status.progress, "100% of 2.0 kB");
+    assert_eq!(status.manifest.unwrap().digest.unwrap(), "d1");
+    assert!(condition::is_true(&status.conditions, "Complete"));
+    assert!(condition::is_true(&status.conditions, "Planned"));
+    assert!(status.completion_time >= status.start_time && status.start_time.is_some());
+    assert!(
+        status
+            .destinations
+            .iter()
+            .all(|d| d.state == DestinationState::Verified)
+    );
+    assert_eq!(status.link.unwrap().name, "udp");
+}
+
+/// Runs a story once for every request that it makes, with the operator killed right after it.
+fn killed_after_any_request(story: impl Fn(&mut Stage)) {
+    let mut whole = Stage::new();
+    story(&mut whole);
+    for kill in 1..=whole.log.len() {
+        let mut stage = Stage::new();
+        stage.kill_after = Some(kill);
+        story(&mut stage);
+        assert_eq!(
+            stage.life, 2,
+            "killed after request {kill}: {:?}",
+            stage.log
+        );
+    }
+}
+
+#[test]
+fn a_job_is_complete_after_a_crash_after_any_request() {
+    killed_after_any_request(|stage| {
+        stage.settle();
+        assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
+        assert!(["n2", "n3"].iter().all(|node| stage.agents[*node].verified));
+        assert!(!is_held(stage.job()) && stage.left().is_empty());
+    });
+}
+
+#[test]
+fn a_successor_goes_on_with_the_next_attempt() {
+    let mut stage = Stage::new();
+    stage.until(|stage| stage.agents.get("n3").is_some_and(|agent| agent.partial));
+    stage.kill();
+    stage.settle();
+    assert_eq!(
+        (stage.phase(), stage.status().attempt),
+        (Phase::Complete, 2)
+    );
+}
+
+#[test]
+fn a_job_deleted_while_it_runs_leaves_nothing_at_the_agents() {
+    killed_after_any_request(|stage| {
+        stage.until(|stage| {
+            stage.agents.get("n3").is_some_and(|agent| agent.partial)
+                || stage.life == 2 && stage.log.len() > 4
+        });
+        stage.edit(deleted);
+        stage.settle();
+        assert!(stage.cache.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+        assert_eq!(stage.left(), Vec::<&str>::new(), "{:?}", stage.log);
+    });
+}
+
+#[test]
+fn a_job_is_gone_soon_though_a_node_is_down_and_says_what_is_left_there() {
+    let mut stage = Stage::new();
+    stage.until(|stage| stage.agents.get("n3").is_some_and(|agent| agent.partial));
+    // A successor does not know whether the node was ever reached.
+    stage.kill();
+    stage.until(|stage| stage.process.is_some());
+    stage.dead.insert("n3".into());
+    let since = stage.now;
+    stage.edit(deleted);
+    stage.settle();
+    assert!(stage.cache.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
+    assert_eq!(stage.log.last().unwrap(), "release FilesLeft");
+    assert_eq!(stage.left(), ["n3"]);
+    let took = stage.now.duration_since(since);
+    assert!(took < SignedDuration::from_secs(10), "{took:?}");
+    let said = status::left_behind(&scenario::job("minilm"), &["n3".to_owned()]);
+    assert_eq!(
+        said.unwrap().note,
+        "n3 could not be told that the job ends, and may keep what had arrived: files \
+         .weft-job-minilm-* in root models at team-a/minilm; remove them when no job of that name is \
+         under way there"
+    );
+}
+
+#[test]
+fn a_job_that_never_began_is_deleted_without_a_word_to_anybody() {
+    let mut stage =
+        Stage::with(|job| job.spec.destinations.node_selector = Some(scenario::labelled("none")));
+    stage.settle();
+    assert_eq!(stage.log, ["Waiting #0 NoDestinations"]);
+    stage.edit(deleted);
+    stage.settle();
+    assert!(stage.cache.jobs.get(&minilm()).is_none() && stage.agents.is_empty());
+}
+
+#[test]
+fn a_job_waits_for_a_destination_and_goes_on_when_there_is_one() {
+    let mut stage = Stage::new();
+    for node in ["n2", "n3"] {
+        stage.cache.nodes.forget(&Key::cluster(node));
+    }
+    stage.settle();
+    assert_eq!(stage.log, ["Waiting #0 NoDestinations"]);
+    stage.cache.nodes.learn(scenario::node("n2", &["gpu"]));
+    stage.settle();
+    assert_eq!(stage.phase(), Phase::Complete);
+    assert_eq!(stage.status().message, "");
+}
+
+#[test]
+fn a_successor_shows_what_is_there_from_its_first_word_on() {
+    let mut stage = Stage::new();
+    stage.until(|stage| stage.status().counts.verified == 1);
+    stage.kill();
+    // From then on until n3 is through, too.
+    stage.until(|stage| {
+        let status = stage.status();
+        assert_eq!(status.bytes_total, 2000);
+        assert!(status.bytes >= 1000, "{:?}", stage.log);
+        assert!(!status.progress.starts_with("0%"), "{}", status.progress);
+        status.phase == Phase::Complete
+    });
+    assert_eq!(stage.status().bytes, 2000);
+}
+
+#[test]
+fn a_job_that_can_never_begin_fails_at_once() {
+    let mut stage = Stage::with(|job| job.spec.destinations.path = "minilm/copy".into());
+    stage.settle();
+    assert_eq!(stage.log, ["Failed #0 CopyWithinSource"]);
+}
+
+#[test]
+fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
+    let mut stage = Stage::new();
+    stage.until(|stage| stage.phase() == Phase::Transferring);
+    let process = stage.process.as_ref().unwrap();
+    let snapshot = Snapshot {
+        bytes_total: 100_000,
+        ..Snapshot::of(&process.job, "default", 0)
+    };
+    let membership = Membership::of(&stage.cache);
+    let mut job = stage.job().clone();
+    job.status = Some(status::of_work(&job, &snapshot, stage.now));
+    let now = stage.now;
+    let decide = |bytes, age| {
+        let work = Snapshot {
+            bytes,
+            ..snapshot.clone()
+        };
+        decide(&View {
+            job: &job,
+            cache: &stage.cache,
+            membership: &membership,
+            work: Some(&work),
+            met: Some(stage.cache.layout()),
+            over: Duration::ZERO,
+            held: &HeldNodes::default(),
+            queue: &stage.queue,
+            leader_epoch: 1,
+            began: scenario::start(),
+            written: Some(now),
+            now: now + SignedDuration::from_secs(age),
+        })
+        .request
+    };
+    assert_eq!(decide(999, 60), None);
+    assert_eq!(decide(50_000, 4), None);
+    let request = decide(1000, 5).unwrap();
+    assert_eq!(request.priority, Priority::Report);
+    assert_eq!(request.events, []);
+}

@@ -1,0 +1,135 @@
+//! Which nodes a job is about: late ones, silent ones, its source, and those that say what they hold.
+
+use super::*;
+
+/// A node appears, with an agent that is ready.
+fn appear(stage: &mut Stage, name: &str) {
+    stage.cache.nodes.learn(scenario::node(name, &["gpu"]));
+    stage
+        .cache
+        .fabric_nodes
+        .learn(scenario::ready(name, "default"));
+}
+
+#[test]
+fn a_node_that_comes_to_match_while_the_job_runs_gets_a_copy_too() {
+    killed_after_any_request(|stage| {
+        stage.until(|stage| stage.agents.get("n3").is_some_and(|agent| agent.verified));
+        appear(stage, "n4");
+        stage.settle();
+        assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
+        assert_eq!(
+            stage.agents.get("n4").map(|agent| agent.verified),
+            // The crash came when it was Complete already.
+            (stage.status().counts.total == 3).then_some(true),
+            "{:?}",
+            stage.log
+        );
+        if stage.life == 1 {
+            let status = stage.status();
+            assert_eq!((status.counts.total, status.counts.verified), (3, 3));
+            assert_eq!((status.bytes, status.attempt), (3000, 2));
+        }
+    });
+}
+
+#[test]
+fn a_node_that_comes_to_match_a_complete_job_changes_nothing() {
+    let mut stage = Stage::new();
+    stage.settle();
+    let (before, log) = (stage.status(), stage.log.len());
+    appear(&mut stage, "n4");
+    stage.settle();
+    assert_eq!((stage.status(), stage.log.len()), (before, log));
+    assert!(!stage.agents.contains_key("n4"));
+}
+
+#[test]
+fn a_node_that_does_not_answer_holds_up_nobody_and_the_end_names_it() {
+    killed_after_any_request(|stage| {
+        stage.edit(|job| job.spec.backoff_limit = 2);
+        stage.dead.insert("n3".into());
+        stage.cache.fabric_nodes.forget(&Key::cluster("n3"));
+        let asleep = scenario::asleep("n3", "default");
+        stage.cache.fabric_nodes.learn(asleep);
+        stage.until(|stage| stage.status().counts.verified == 1);
+        let status = stage.status();
+        let troubled = &status.destinations[0];
+        assert_eq!(
+            (&*troubled.node, &*troubled.reason),
+            ("n3", "NodeNeverReached")
+        );
+        stage.settle();
+        let status = stage.status();
+        assert_eq!(status.phase, Phase::Failed, "{:?}", stage.log);
+        assert_eq!(
+            status.message,
+            "1 of 2 destinations failed, 1 have a verified copy: node n3 does not answer"
+        );
+        assert!(stage.agents["n2"].verified && !is_held(stage.job()));
+    });
+}
+
+#[test]
+fn a_node_that_comes_back_while_it_is_retried_gets_its_copy() {
+    let mut stage = Stage::new();
+    stage.dead.insert("n3".into());
+    stage.until(|stage| stage.status().counts.verified == 1);
+    stage.dead.clear();
+    stage.settle();
+    let status = stage.status();
+    assert_eq!(
+        (status.phase, status.counts.verified),
+        (Phase::Complete, 2),
+        "{:?}",
+        stage.log
+    );
+}
+
+#[test]
+fn a_source_that_is_selected_for_another_place_copies_for_itself() {
+    killed_after_any_request(|stage| {
+        stage.edit(|job| job.spec.destinations.path = "copy/".into());
+        stage.settle();
+        let status = stage.status();
+        assert_eq!(status.phase, Phase::Complete, "{:?}", stage.log);
+        let nodes: Vec<&str> = status
+            .destinations
+            .iter()
+            .map(|there| there.node.as_str())
+            .collect();
+        assert_eq!(nodes, ["n1", "n2", "n3"]);
+        assert!(stage.agents["n1/here"].verified && stage.agents["n3"].verified);
+    });
+}
+
+#[test]
+fn every_node_with_a_verified_copy_is_labelled_before_the_job_is_complete() {
+    killed_after_any_request(|stage| {
+        stage.fingerprint = "f1".into();
+        stage.settle();
+        assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
+        for node in ["n1", "n2", "n3"] {
+            let node = stage.cache.nodes.named(node).unwrap();
+            let label = node.labels().get("weft.dev/model.team-a.minilm");
+            assert_eq!(label.map(String::as_str), Some("d1"), "{:?}", stage.log);
+        }
+        let labels = stage.log.iter().filter(|line| line.starts_with("label"));
+        assert_eq!(labels.count(), 3);
+    });
+}
+
+#[test]
+fn a_copy_on_the_source_alone_needs_no_network() {
+    let mut stage = Stage::with(|job| {
+        job.spec.destinations.path = "copy/".into();
+        job.spec.destinations.node_selector = None;
+        job.spec.destinations.nodes = Some(vec!["n1".into()]);
+    });
+    stage.settle();
+    let status = stage.status();
+    assert_eq!(status.phase, Phase::Complete, "{:?}", stage.log);
+    assert_eq!((status.counts.total, status.bytes), (1, 1000));
+    assert_eq!(status.manifest.unwrap().digest.unwrap(), "d1");
+    assert!(status.plan.is_none() && !stage.agents.contains_key("n1"));
+}

@@ -1,0 +1,171 @@
+//! Where an end of a job is: a root, and a path in it, that the job may name.
+
+use kube::{ResourceExt as _, core::SelectorExt as _};
+use weft_crds::{Destinations, FileSource, RdmaFabric, Root, RootAccess, RootScope, TransferJob};
+
+use crate::{
+    controllers::{
+        fabric::decide::listed,
+        job::resolve::{Obstacle, wait},
+        kinds::Cache,
+        membership::selector,
+    },
+    transfer::Place,
+};
+
+/// One end of a job.
+#[derive(Clone, Copy)]
+pub(crate) enum Side<'a> {
+    /// What is read.
+    Source(&'a FileSource),
+    /// Where a copy shall be.
+    Destination {
+        /// On this node.
+        node: &'a str,
+        /// As the job says.
+        to: &'a Destinations,
+    },
+}
+
+/// Where an end is, once it is sure that the job may name it.
+pub(crate) fn place(
+    job: &TransferJob,
+    fabric: &RdmaFabric,
+    cache: &Cache,
+    side: Side<'_>,
+) -> Result<Place, Obstacle> {
+    let (end, node, name, scope, path) = match side {
+        Side::Source(file) => (
+            "spec.source.file",
+            file.node.as_str(),
+            &*file.root,
+            file.scope,
+            &*file.path,
+        ),
+        Side::Destination { node, to } => {
+            ("spec.destinations", node, &*to.root, to.scope, &*to.path)
+        }
+    };
+    let field = format!("{end}.root");
+    let fabric_name = fabric.name_any();
+    let Some(root) = fabric.spec.roots.iter().find(|root| root.name == name) else {
+        let known: Vec<&str> = fabric
+            .spec
+            .roots
+            .iter()
+            .map(|root| root.name.as_str())
+            .collect();
+        let text = format!(
+            "{field}: fabric {fabric_name} has no root {name}; it has {}",
+            listed(&known)
+        );
+        return Err(wait("RootUnknown", text));
+    };
+    if matches!(side, Side::Destination { .. }) && root.access == RootAccess::ReadOnly {
+        let text = format!(
+            "{field}: root {name} of fabric {fabric_name} is ReadOnly; name another, or make it \
+             ReadWrite"
+        );
+        return Err(wait("RootReadOnly", text));
+    }
+    let namespace = job.namespace().unwrap_or_default();
+    if !admits(root, &namespace, cache)? {
+        let text = format!(
+            "{field}: root {name} of fabric {fabric_name} is not for jobs of namespace {namespace}; \
+             label the namespace as the root's namespaces ask, or name another root"
+        );
+        return Err(wait("RootNotAllowed", text));
+    }
+    if scope != root.scope {
+        return Err(wait("ScopeDiffers", scope_differs(end, root, &fabric_name)));
+    }
+    let path = scoped(namespace, scope, path);
+    // The definition refuses such paths, but it may have been changed since.
+    if path.split('/').any(|part| part == "..") || path.starts_with('/') {
+        return Err(Obstacle {
+            reason: "PathInvalid",
+            message: format!("{field}: path {path} must be relative to the root and without '..'"),
+            is_final: true,
+        });
+    }
+    Ok(Place {
+        node: node.to_owned(),
+        root: name.to_owned(),
+        path,
+    })
+}
+
+/// Below the root, what a path says that is the namespace's own where the root is not shared.
+fn scoped(namespace: String, scope: RootScope, path: &str) -> String {
+    let path = path.trim_end_matches('/');
+    match scope {
+        RootScope::Shared => path.to_owned(),
+        RootScope::PerNamespace if path.is_empty() => namespace,
+        RootScope::PerNamespace => format!("{namespace}/{path}"),
+    }
+}
+
+/// The root and the path below it that a job's copies are for.
+pub(crate) fn destined(job: &TransferJob) -> (String, String) {
+    let to = &job.spec.destinations;
+    let namespace = job.namespace().unwrap_or_default();
+    (to.root.clone(), scoped(namespace, to.scope, &to.path))
+}
+
+/// The root and the path below it that a job reads.
+pub(crate) fn read(job: &TransferJob, file: &FileSource) -> (String, String) {
+    let namespace = job.namespace().unwrap_or_default();
+    (file.root.clone(), scoped(namespace, file.scope, &file.path))
+}
+
+/// The author may have been asked for no right to a root that was made Shared since.
+fn scope_differs(end: &str, root: &Root, fabric: &str) -> String {
+    let name = &root.name;
+    match root.scope {
+        RootScope::Shared => format!(
+            "{end}.scope: root {name} of fabric {fabric} is Shared and the job does not say so; \
+             delete the job and make another with scope: Shared, which needs the verb use on \
+             rdmafabrics"
+        ),
+        RootScope::PerNamespace => format!(
+            "{end}.scope: root {name} of fabric {fabric} is PerNamespace and the job says Shared; \
+             delete the job and make another without scope"
+        ),
+    }
+}
+
+fn admits(root: &Root, namespace: &str, cache: &Cache) -> Result<bool, Obstacle> {
+    let Some(wanted) = &root.namespaces else {
+        return Ok(true);
+    };
+    let wanted = selector(wanted).map_err(|fault| {
+        wait(
+            "RootSelectorInvalid",
+            format!("root {} of the fabric: namespaces: {fault}", root.name),
+        )
+    })?;
+    Ok(cache
+        .namespaces
+        .named(namespace)
+        .is_some_and(|there| wanted.matches(there.labels())))
+}
+
+/// A copy beside its original must neither lie in it nor hold it.
+pub(crate) fn apart(copy: &Place, from: &Place) -> Result<(), Obstacle> {
+    let within = |inner: &str, outer: &str| {
+        outer.is_empty() || format!("{inner}/").starts_with(&format!("{outer}/"))
+    };
+    if copy.root != from.root || !within(&copy.path, &from.path) && !within(&from.path, &copy.path)
+    {
+        return Ok(());
+    }
+    Err(Obstacle {
+        reason: "CopyWithinSource",
+        message: format!(
+            "spec.destinations.path: node {} is the source, and of {} and {} in root {} one lies \
+             within the other: give a path of its own, or leave the node out",
+            from.node, from.path, copy.path, from.root
+        ),
+        is_final: true,
+    })
+}

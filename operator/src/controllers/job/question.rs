@@ -1,0 +1,540 @@
+//! What others ask of what the controllers know. The one task that owns it answers, between two
+//! decisions; asking changes nothing.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+    jiff::Timestamp,
+};
+use kube::ResourceExt as _;
+use tokio::sync::oneshot;
+use weft_crds::{
+    NodePorts, Obstacle, RootScope, TransferJob, TransferJobStatus, TransferProgress,
+    live_api_version,
+};
+
+use crate::controllers::{
+    cache::uid,
+    fabric::decide::is_ready,
+    job::{
+        queue::{self, Party, Queue, Stake, Turn},
+        reading::{self, Shut},
+        resolve::{self, Transfer},
+        snapshot::{Outcome, Snapshot},
+        status,
+    },
+    kinds::Cache,
+    membership::Membership,
+};
+
+/// A question, and where the answer goes.
+#[derive(Debug)]
+pub enum Question {
+    /// How far jobs are.
+    Progress {
+        /// Of this namespace; of all when `None`.
+        namespace: Option<String>,
+        /// Only the one of this name.
+        name: Option<String>,
+        /// By namespace and name.
+        answer: oneshot::Sender<Vec<TransferProgress>>,
+    },
+    /// What a job would do.
+    Survey {
+        /// The job; it need not be known to the API server.
+        job: Box<TransferJob>,
+        /// What is in its way, or how it would begin.
+        answer: oneshot::Sender<Survey>,
+    },
+    /// How a node and the others of its fabric are reached.
+    Neighbours {
+        /// The node.
+        node: String,
+        /// Nothing where no agent of it is known.
+        answer: oneshot::Sender<Option<Neighbours>>,
+    },
+}
+
+/// A node, and what it shall reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Neighbours {
+    /// Of both.
+    pub fabric: String,
+    /// HOST:PORT of the node's agent.
+    pub control_address: String,
+    /// Bytes of an IP packet on its data interface.
+    pub mtu: u32,
+    /// The other nodes of the fabric that are ready.
+    pub peers: Vec<Neighbour>,
+}
+
+/// Another node's data path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Its name.
+    pub node: String,
+    /// The IPv4 address.
+    pub address: String,
+    /// Bytes of an IP packet on it.
+    pub mtu: u32,
+    /// UDP ports.
+    pub ports: NodePorts,
+}
+
+/// What a job would meet.
+#[derive(Debug, Clone)]
+pub struct Survey {
+    /// Everything in its way that is known without asking an agent.
+    pub obstacles: Vec<Obstacle>,
+    /// It says that a root is Shared: its author needs the right to use fabrics.
+    pub is_shared: bool,
+    /// How it would begin, where nothing is in its way.
+    pub(crate) transfer: Option<Transfer>,
+}
+
+/// What answers are made from.
+#[derive(Clone, Copy)]
+pub(crate) struct Known<'a> {
+    /// The objects.
+    pub(crate) cache: &'a Cache,
+    /// What this process is doing, by the jobs' UIDs.
+    pub(crate) snapshots: &'a BTreeMap<String, Arc<Snapshot>>,
+    /// Whose turn it is.
+    pub(crate) queue: &'a Queue,
+    /// Of this process.
+    pub(crate) leader_epoch: u64,
+}
+
+/// How much is told of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// Every destination.
+    Whole,
+    /// Their counts: a thousand jobs with hundreds of destinations each are a hundred megabytes.
+    Summary,
+}
+
+/// How far a job is at this moment.
+pub(crate) fn progress(
+    job: &TransferJob,
+    work: Option<&Snapshot>,
+    queue: &Queue,
+    now: Timestamp,
+    detail: Detail,
+) -> TransferProgress {
+    let written = job.status.clone().unwrap_or_default();
+    let at_work = work.filter(|work| {
+        !written.phase.is_over() && !matches!(work.outcome, Some(Outcome::Withdrawn { .. }))
+    });
+    TransferProgress {
+        api_version: live_api_version(),
+        kind: TransferProgress::KIND.to_owned(),
+        metadata: ObjectMeta {
+            name: job.metadata.name.clone(),
+            namespace: job.metadata.namespace.clone(),
+            uid: job.metadata.uid.clone(),
+            creation_timestamp: job.metadata.creation_timestamp.clone(),
+            ..ObjectMeta::default()
+        },
+        status: match detail {
+            Detail::Whole => at_work.map_or(written, |work| status::live(job, work, now)),
+            Detail::Summary => {
+                let status = at_work.map_or(written, |work| status::of_work(job, work, now));
+                TransferJobStatus {
+                    destinations: Vec::new(),
+                    destinations_truncated: status.counts.total > 0,
+                    ..status
+                }
+            }
+        },
+        ahead: queue
+            .ahead(&uid(job))
+            .map(|ahead| u32::try_from(ahead).unwrap_or(u32::MAX)),
+    }
+}
+
+/// The jobs that are asked about.
+pub(crate) fn chosen<'a>(
+    cache: &'a Cache,
+    namespace: Option<&'a str>,
+    name: Option<&'a str>,
+) -> impl Iterator<Item = &'a TransferJob> {
+    let all = cache.jobs.iter();
+    let chosen = all.filter(move |(key, _)| {
+        namespace.is_none_or(|wanted| key.namespace == wanted)
+            && name.is_none_or(|wanted| key.name == wanted)
+    });
+    chosen.map(|(_, job)| job)
+}
+
+/// What a job would meet if it were made now.
+pub(crate) fn survey(
+    job: &TransferJob,
+    cache: &Cache,
+    membership: &Membership,
+    queue: &Queue,
+    leader_epoch: u64,
+) -> Survey {
+    let resolved = resolve::resolve(job, cache, membership, leader_epoch);
+    let (first, transfer) = match resolved {
+        Ok(transfer) => (queued(job, cache, queue, &transfer), Some(transfer)),
+        Err(obstacle) => (Some(obstacle), None),
+    };
+    // What stands first hides the others, and a person wants to mend all at once.
+    let mut others = resolve::obstacles(job, cache, membership);
+    // With nothing in the way the store is asked, and the Secret read for that.
+    if first.is_some()
+        && let Err(Shut::Denied(obstacle)) = reading::unlocked(job, cache)
+    {
+        others.push(obstacle);
+    }
+    let is_new = |one: &resolve::Obstacle| {
+        first.as_ref().is_none_or(|first| {
+            // The first of these is about fewer nodes.
+            first.reason != one.reason || one.reason != "NodesNotReady" && first != one
+        })
+    };
+    let others: Vec<_> = others.into_iter().filter(is_new).collect();
+    let found: Vec<resolve::Obstacle> = first.into_iter().chain(others).collect();
+    let obstacle = |obstacle: resolve::Obstacle| Obstacle {
+        reason: obstacle.reason.to_owned(),
+        message: obstacle.message,
+        is_final: obstacle.is_final,
+    };
+    Survey {
+        obstacles: found.into_iter().map(obstacle).collect(),
+        is_shared: is_shared(job),
+        transfer,
+    }
+}
+
+/// Whether it would have to wait for its turn: as the youngest of its namespace.
+fn queued(
+    job: &TransferJob,
+    cache: &Cache,
+    queue: &Queue,
+    transfer: &Transfer,
+) -> Option<resolve::Obstacle> {
+    let stake = Stake::of(transfer, cache)?;
+    let mut party = Party::new(job, false, stake);
+    party.made = Some(Time(Timestamp::MAX));
+    match queue.asked(&party) {
+        Turn::Begins => None,
+        Turn::Waits { node, .. } => Some(queue::queued(&node, &party.stake.fabric)),
+    }
+}
+
+/// A node's fabric, and the others that are ready in it.
+pub(crate) fn neighbours(cache: &Cache, node: &str) -> Option<Neighbours> {
+    let known = cache.fabric_nodes.named(node)?;
+    let status = known.status.as_ref()?;
+    let fabric = &known.spec.fabric;
+    let others = cache.fabric_nodes.iter().map(|(_, node)| node);
+    let peers = others.filter_map(|other| {
+        let (name, status) = (other.name_any(), other.status.as_ref()?);
+        let is_peer = other.spec.fabric == *fabric && name != node;
+        let is_peer = is_peer && is_ready(cache, &name, fabric) && !status.data_address.is_empty();
+        is_peer.then(|| Neighbour {
+            node: name,
+            address: status.data_address.clone(),
+            mtu: status.mtu,
+            ports: status.ports,
+        })
+    });
+    (!status.control_address.is_empty()).then(|| Neighbours {
+        fabric: fabric.clone(),
+        control_address: status.control_address.clone(),
+        mtu: status.mtu,
+        peers: peers.collect(),
+    })
+}
+
+/// As the admission policy asks.
+fn is_shared(job: &TransferJob) -> bool {
+    let source = job.spec.source.file.iter().map(|file| file.scope);
+    let mut scopes = source.chain([job.spec.destinations.scope]);
+    scopes.any(|scope| scope == RootScope::Shared)
+}
+
+/// Answers a question from what there is.
+pub(crate) fn answer(question: Question, known: &Known<'_>, now: Timestamp) {
+    let Known {
+        cache,
+        snapshots,
+        queue,
+        leader_epoch,
+    } = *known;
+    // Whoever has gone needs no answer.
+    match question {
+        Question::Progress {
+            namespace,
+            name,
+            answer,
+        } => {
+            let jobs = chosen(cache, namespace.as_deref(), name.as_deref());
+            let detail = match name {
+                Some(_) => Detail::Whole,
+                None => Detail::Summary,
+            };
+            let told = jobs.map(|job| {
+                let work = snapshots.get(job.metadata.uid.as_deref().unwrap_or_default());
+                progress(job, work.map(|work| &**work), queue, now, detail)
+            });
+            let _ = answer.send(told.collect());
+        }
+        Question::Survey { job, answer } => {
+            let membership = Membership::of(cache);
+            let _ = answer.send(survey(&job, cache, &membership, queue, leader_epoch));
+        }
+        Question::Neighbours { node, answer } => {
+            let _ = answer.send(neighbours(cache, &node));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_crds::{DestinationState, DestinationStatus, ManifestSummary, Phase};
+
+    use super::*;
+    use crate::{
+        controllers::scenario::{self, asleep, labelled, start},
+        transfer::Course,
+    };
+
+    fn moving(nodes: usize) -> Snapshot {
+        let destination = |i: usize| DestinationStatus {
+            node: format!("n{i}"),
+            state: DestinationState::Transferring,
+            reason: String::new(),
+            message: String::new(),
+            bytes: 10,
+            digest: String::new(),
+        };
+        Snapshot {
+            fabric: "default".into(),
+            course: Course::Running,
+            started: true,
+            attempt: 1,
+            claims: None,
+            outcome: None,
+            reader: None,
+            manifest: Some(ManifestSummary {
+                files: 1,
+                bytes: 100,
+                digest: None,
+            }),
+            plan: None,
+            link: None,
+            destinations: (0..nodes).map(destination).collect(),
+            holders: Default::default(),
+            parting: None,
+            has_parted: false,
+            untold: Vec::new(),
+            bytes: 10 * i64::try_from(nodes).unwrap(),
+            bytes_total: 100 * i64::try_from(nodes).unwrap(),
+            bytes_per_second: 5,
+        }
+    }
+
+    #[test]
+    fn live_progress_shows_every_destination_and_ends_with_what_is_written() {
+        let mut job = scenario::job("minilm");
+        let told = progress(
+            &job,
+            Some(&moving(100)),
+            &Queue::default(),
+            start(),
+            Detail::Whole,
+        );
+        assert_eq!(told.status.phase, Phase::Transferring);
+        assert_eq!(told.status.destinations.len(), 100);
+        assert!(!told.status.destinations_truncated);
+        assert_eq!(
+            (told.status.bytes, told.status.eta_seconds),
+            (1000, Some(1800))
+        );
+
+        job.status = Some(weft_crds::TransferJobStatus {
+            phase: Phase::Complete,
+            bytes: 77,
+            ..Default::default()
+        });
+        let told = progress(
+            &job,
+            Some(&moving(1)),
+            &Queue::default(),
+            start(),
+            Detail::Whole,
+        );
+        assert_eq!(
+            (told.status.phase, told.status.bytes),
+            (Phase::Complete, 77)
+        );
+    }
+
+    fn asked(cache: &Cache, name: Option<&str>) -> TransferProgress {
+        let (answer, mut answered) = oneshot::channel();
+        let question = Question::Progress {
+            namespace: Some("team-a".to_owned()),
+            name: name.map(str::to_owned),
+            answer,
+        };
+        let snapshots = BTreeMap::from([("job-minilm".to_owned(), Arc::new(moving(200)))]);
+        let known = Known {
+            cache,
+            snapshots: &snapshots,
+            queue: &Queue::default(),
+            leader_epoch: 1,
+        };
+        super::answer(question, &known, start());
+        let mut told = answered.try_recv().unwrap();
+        assert_eq!(told.len(), 1);
+        told.remove(0)
+    }
+
+    #[test]
+    fn a_list_tells_how_many_destinations_there_are_and_one_job_which() {
+        let mut cache = scenario::cache(2);
+        let (one, listed) = (asked(&cache, Some("minilm")), asked(&cache, None));
+        assert_eq!(one.status.destinations.len(), 200);
+        assert_eq!(listed.status.destinations, []);
+        assert!(listed.status.destinations_truncated);
+        let bare = |told: TransferProgress| TransferProgress {
+            status: TransferJobStatus {
+                destinations: Vec::new(),
+                destinations_truncated: false,
+                ..told.status
+            },
+            ..told
+        };
+        assert_eq!(bare(one), bare(listed));
+        // Also of one that is over, of which only what is written is known.
+        let mut job = scenario::job("minilm");
+        job.metadata.resource_version = Some("9".to_owned());
+        job.status = Some(TransferJobStatus {
+            phase: Phase::Complete,
+            destinations: moving(1).destinations,
+            ..TransferJobStatus::default()
+        });
+        cache.jobs.learn(job);
+        assert_eq!(asked(&cache, Some("minilm")).status.destinations.len(), 1);
+        assert_eq!(asked(&cache, None).status.destinations, []);
+    }
+
+    #[test]
+    fn a_question_about_a_namespace_shows_no_other() {
+        let cache = scenario::cache(2);
+        assert_eq!(chosen(&cache, Some("team-a"), None).count(), 1);
+        assert_eq!(chosen(&cache, Some("team-b"), None).count(), 0);
+        assert_eq!(chosen(&cache, None, Some("minilm")).count(), 1);
+        assert_eq!(chosen(&cache, None, Some("other")).count(), 0);
+    }
+
+    fn reasons(job: &TransferJob, cache: &Cache) -> Vec<String> {
+        let survey = survey(job, cache, &Membership::of(cache), &Queue::default(), 1);
+        survey.obstacles.into_iter().map(|o| o.reason).collect()
+    }
+
+    #[test]
+    fn a_survey_names_everything_that_is_in_the_way_at_once() {
+        let mut cache = scenario::cache(3);
+        let good = scenario::job("minilm");
+        assert!(reasons(&good, &cache).is_empty());
+
+        cache.fabric_nodes.learn(asleep("n1", "default"));
+        let mut bad = good.clone();
+        if let Some(file) = &mut bad.spec.source.file {
+            file.root = "attic".into();
+        }
+        bad.spec.destinations.root = "library".into();
+        bad.spec.destinations.node_selector = Some(labelled("none"));
+        let wanted = [
+            "RootUnknown",
+            "RootReadOnly",
+            "NoDestinations",
+            "NodesNotReady",
+        ];
+        assert_eq!(reasons(&bad, &cache), wanted);
+
+        if let Some(file) = &mut bad.spec.source.file {
+            file.node = "n9".into();
+        }
+        assert_eq!(reasons(&bad, &cache), ["SourceNodeNotInFabric"]);
+    }
+
+    #[test]
+    fn who_would_wait_for_a_turn_is_told_so_before_and_its_place_while_it_does() {
+        let mut cache = scenario::cache(3);
+        let mut fabric = scenario::fabric("default", 1);
+        fabric.spec.transport.cap_mbps = Some(1000);
+        fabric.metadata.resource_version = Some("2".into());
+        cache.fabrics.learn(fabric);
+        let job = scenario::job("minilm");
+        let membership = Membership::of(&cache);
+        let mut queue = Queue::default();
+        let party = |is_at_work| {
+            let transfer = resolve::resolve(&job, &cache, &membership, 1).unwrap();
+            Party::new(&job, is_at_work, Stake::of(&transfer, &cache).unwrap())
+        };
+        let reasons = |queue: &Queue| {
+            let survey = survey(&job, &cache, &membership, queue, 1);
+            // What it would do is told all the same.
+            assert!(survey.transfer.is_some());
+            let reasons = survey.obstacles.into_iter().map(|o| o.reason);
+            reasons.collect::<Vec<_>>()
+        };
+        queue.see("first", Some(party(true)));
+        assert_eq!(reasons(&queue), Vec::<String>::new());
+        queue.see("second", Some(party(true)));
+        assert_eq!(reasons(&queue), [queue::QUEUED]);
+
+        queue.see(&uid(&job), Some(party(false)));
+        queue.settle();
+        assert_eq!(
+            progress(&job, None, &queue, start(), Detail::Summary).ahead,
+            Some(0)
+        );
+        queue.see("first", None);
+        queue.settle();
+        assert_eq!(
+            progress(&job, None, &queue, start(), Detail::Summary).ahead,
+            None
+        );
+    }
+
+    #[test]
+    fn a_node_is_to_reach_the_ready_ones_of_its_fabric_and_not_itself() {
+        let mut cache = scenario::cache(3);
+        for (i, name) in ["n1", "n2", "n3"].into_iter().enumerate() {
+            let mut node = scenario::ready(name, "default");
+            if let Some(status) = &mut node.status {
+                status.data_address = format!("10.0.0.{i}");
+            }
+            cache.fabric_nodes.learn(node);
+        }
+        let names = |cache: &Cache| {
+            let known = neighbours(cache, "n1").unwrap();
+            let peers = known.peers.into_iter().map(|peer| peer.node);
+            peers.collect::<Vec<_>>()
+        };
+        assert_eq!(names(&cache), ["n2", "n3"]);
+        cache.fabric_nodes.learn(asleep("n3", "default"));
+        assert_eq!(names(&cache), ["n2"]);
+        assert_eq!(neighbours(&cache, "n9"), None);
+    }
+
+    #[test]
+    fn the_right_to_shared_roots_is_asked_for_by_the_jobs_own_word() {
+        let mut job = scenario::job("minilm");
+        assert!(!is_shared(&job));
+        job.spec.destinations.scope = RootScope::Shared;
+        assert!(is_shared(&job));
+        let mut job = scenario::job("minilm");
+        if let Some(file) = &mut job.spec.source.file {
+            file.scope = RootScope::Shared;
+        }
+        assert!(is_shared(&job));
+    }
+}

@@ -1,0 +1,170 @@
+//! What a job needs whose source is an object: a fabric, somebody who reads, and a Secret.
+
+use std::collections::BTreeSet;
+
+use kube::{ResourceExt as _, core::SelectorExt as _};
+use weft_crds::{ObjectSource, RdmaFabric, TransferJob};
+
+use crate::{
+    controllers::{
+        cache::Key,
+        fabric::decide::{Configured, config, configured, is_ready, listed},
+        job::{
+            origin::fabric_of,
+            resolve::{Obstacle, wait},
+        },
+        kinds::Cache,
+        membership::{Membership, selector},
+    },
+    transfer::{Object, Place, Secret},
+};
+
+/// What stands between a job and the Secret that it names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Shut {
+    /// Nobody has looked lately whether the operator may read it.
+    Unseen(Key),
+    /// It may not, or there is none.
+    Denied(Obstacle),
+}
+
+/// The Secret that a job names, in its own namespace.
+pub(crate) fn secret(job: &TransferJob) -> Option<Key> {
+    let object = job.spec.source.object.as_ref()?;
+    let name = object.secret_ref.as_ref()?.name.clone();
+    let namespace = job.namespace().unwrap_or_default();
+    Some(Key { namespace, name })
+}
+
+/// Whether a job's Secret can be read, as far as that is known.
+pub(crate) fn unlocked(job: &TransferJob, cache: &Cache) -> Result<(), Shut> {
+    let Some(secret) = secret(job) else {
+        return Ok(());
+    };
+    match cache.secrets.get(&secret) {
+        None => Err(Shut::Unseen(secret)),
+        Some(Ok(())) => Ok(()),
+        Some(Err(fault)) => {
+            let text = format!("spec.source.object.secretRef: {fault}");
+            Err(Shut::Denied(wait(fault.reason(), text)))
+        }
+    }
+}
+
+/// The fabric of the destinations: there is no source's node that says which it is.
+pub(crate) fn fabric_of_destinations<'a>(
+    job: &TransferJob,
+    cache: &'a Cache,
+    membership: &'a Membership,
+) -> Result<(&'a str, &'a RdmaFabric), Obstacle> {
+    let to = &job.spec.destinations;
+    if let Some(node) = to.nodes.as_ref().and_then(|nodes| nodes.first()) {
+        let field = ("NodeNotInFabric", "spec.destinations.nodes");
+        return fabric_of(node, field, cache, membership);
+    }
+    let wanted = to.node_selector.clone().unwrap_or_default();
+    let wanted = selector(&wanted).map_err(|fault| Obstacle {
+        reason: "SelectorInvalid",
+        message: format!("spec.destinations.nodeSelector: {fault}"),
+        is_final: true,
+    })?;
+    let is_wanted = |node: &str| {
+        let there = cache.nodes.named(node);
+        there.is_some_and(|there| wanted.matches(there.labels()))
+    };
+    let selected = membership.nodes().filter(|(node, _)| is_wanted(node));
+    let fabrics: BTreeSet<&str> = selected.map(|(_, fabric)| fabric).collect();
+    let fabrics: Vec<&str> = fabrics.into_iter().collect();
+    match fabrics[..] {
+        [] => Err(wait(
+            "NoDestinations",
+            "spec.destinations: no node of any fabric matches; it begins when one does: label a node"
+                .to_owned(),
+        )),
+        [name] => match cache.fabrics.named(name) {
+            Some(fabric) => Ok((name, fabric)),
+            None => Err(wait(
+                "NodeNotInFabric",
+                format!("spec.destinations: RdmaFabric {name} is no more; make it again"),
+            )),
+        },
+        _ => Err(wait(
+            "FabricsDiffer",
+            format!(
+                "spec.destinations.nodeSelector: the nodes are of several fabrics, {}; add a label \
+                 that only one of them has",
+                listed(&fabrics)
+            ),
+        )),
+    }
+}
+
+/// What a fabric lets be read.
+pub(crate) fn allowed(object: &ObjectSource, fabric: &RdmaFabric) -> Result<(), Obstacle> {
+    if object.url.starts_with("http://") && !fabric.spec.objects.allow_insecure {
+        let text = format!(
+            "spec.source.object.url: fabric {} lets nothing be read without TLS: name an https URL, or \
+             have spec.objects.allowInsecure set in the fabric",
+            fabric.name_any()
+        );
+        return Err(wait("ObjectInsecure", text));
+    }
+    Ok(())
+}
+
+/// Who reads first, and in which order the others take over: the one that has read before, then those
+/// that read for the fewest unfinished jobs. Those that cannot now come last.
+pub(crate) fn readers(
+    job: &TransferJob,
+    copies: &[Place],
+    cache: &Cache,
+    fabric: &RdmaFabric,
+) -> Vec<String> {
+    let name = fabric.name_any();
+    let asked = config(fabric, &cache.ticket_key).hash;
+    let before = job.status.as_ref().map(|status| status.reader.as_str());
+    let uid = job.uid().unwrap_or_default();
+    let is_other = |other: &TransferJob| {
+        let is_over = other.status.as_ref().is_none_or(|it| it.phase.is_over());
+        !is_over && other.uid().unwrap_or_default() != uid
+    };
+    let busy: Vec<&str> = (cache.jobs.iter())
+        .filter(|(_, other)| is_other(other))
+        .filter_map(|(_, other)| Some(other.status.as_ref()?.reader.as_str()))
+        .collect();
+    let rank = |node: &str| {
+        let can =
+            is_ready(cache, node, &name) && configured(cache, node, &asked) == Configured::Present;
+        let load = busy.iter().filter(|reader| **reader == node).count();
+        // Jobs that begin at once, before any of them is written down, do not all choose the same.
+        let lot = blake3::hash(format!("{uid}/{node}").as_bytes());
+        (!can, before != Some(node), load, *lot.as_bytes())
+    };
+    let mut nodes: Vec<String> = copies.iter().map(|copy| copy.node.clone()).collect();
+    nodes.sort_by_cached_key(|node| rank(node));
+    nodes
+}
+
+/// What the reader is asked to read.
+pub(crate) fn object(
+    job: &TransferJob,
+    source: &ObjectSource,
+    readers: Vec<String>,
+    cache: &Cache,
+) -> Object {
+    let expect = source.expect.as_ref();
+    Object {
+        url: source.url.clone(),
+        etag: expect.and_then(|it| it.etag.clone()).unwrap_or_default(),
+        bytes: expect.and_then(|it| u64::try_from(it.bytes?).ok()),
+        secret: secret(job).map(|Key { namespace, name }| Secret {
+            namespace,
+            name,
+            vault: cache.vault.clone(),
+        }),
+        readers,
+    }
+}
+
+#[cfg(test)]
+mod tests;

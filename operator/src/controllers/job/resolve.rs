@@ -1,0 +1,454 @@
+//! From what a job says to what the agents are asked: nodes, places, addresses, the network between.
+
+use std::collections::BTreeSet;
+
+use kube::{ResourceExt as _, core::SelectorExt as _};
+use weft_crds::{Algorithm, FileSource, Overwrite, RdmaFabric, Strategy, TransferJob};
+use weft_planner::Topology;
+use weft_proto::agent::v1 as agent;
+
+use crate::{
+    controllers::{
+        fabric::decide::{Configured, config, configured, is_ready, listed},
+        job::{
+            network::{contacts, payload_share, topology},
+            origin::{Origin, home, origin},
+            place::{Side, apart, place},
+            reading,
+        },
+        kinds::Cache,
+        membership::{Membership, selector},
+    },
+    transfer::{Contact, Mandate, Place, Removal, Roster, Spec, Tempo, local, node_of},
+};
+
+/// What a transfer needs.
+#[derive(Debug, Clone)]
+pub(crate) struct Transfer {
+    /// The fabric that it is in.
+    pub(crate) fabric: String,
+    /// What is to be moved, and where.
+    pub(crate) spec: Spec,
+    /// The agents of all nodes in it.
+    pub(crate) contacts: Vec<Contact>,
+}
+
+/// Why a job cannot begin now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Obstacle {
+    /// Stable, UpperCamelCase.
+    pub(crate) reason: &'static str,
+    /// Names the field and the remedy.
+    pub(crate) message: String,
+    /// Nothing but another job helps; else it is waited for.
+    pub(crate) is_final: bool,
+}
+
+pub(crate) fn wait(reason: &'static str, message: String) -> Obstacle {
+    Obstacle {
+        reason,
+        message,
+        is_final: false,
+    }
+}
+
+/// Everything that a job needs to begin, or what is in its way. Destinations that are not ready are
+/// in it: the others need not wait for them.
+pub(crate) fn resolve(
+    job: &TransferJob,
+    cache: &Cache,
+    membership: &Membership,
+    leader_epoch: u64,
+) -> Result<Transfer, Obstacle> {
+    let transfer = lay_out(job, cache, membership, leader_epoch, &BTreeSet::new())?;
+    let awake = |place: &Place| is_ready(cache, node_of(&place.node), &transfer.fabric);
+    let source = transfer.spec.source.node.as_str();
+    let source = transfer.spec.object.is_none().then_some(source);
+    if source.is_some() && !awake(&transfer.spec.source) {
+        let text = format!(
+            "spec.source.file.node: {} is not ready; see: kubectl get fabricnodes",
+            transfer.spec.source.node
+        );
+        return Err(wait("NodesNotReady", text));
+    }
+    let destinations = &transfer.spec.destinations;
+    if !destinations.iter().any(awake) {
+        let asleep: Vec<&str> = destinations
+            .iter()
+            .map(|copy| node_of(&copy.node))
+            .collect();
+        let text = format!(
+            "spec.destinations: none of the nodes is ready: {}; it begins when one is; see: kubectl \
+             get fabricnodes",
+            listed(&asleep)
+        );
+        return Err(wait("NodesNotReady", text));
+    }
+    let nodes = destinations.iter().map(|copy| node_of(&copy.node));
+    match behind(cache, &transfer.fabric, source, nodes) {
+        Some(obstacle) => Err(obstacle),
+        None => Ok(transfer),
+    }
+}
+
+/// Agents that work, but with another configuration than the fabric's present one: they would refuse
+/// what the job asks, and take the new one over only while no job keeps them busy. One that cannot
+/// take it over, or has not for too long, holds up nobody but its own readers, so only as the source it
+/// is waited for: what a destination refuses is its own trouble, and tried again.
+fn behind<'a>(
+    cache: &Cache,
+    fabric: &str,
+    source: Option<&'a str>,
+    destinations: impl Iterator<Item = &'a str>,
+) -> Option<Obstacle> {
+    let asked = config(cache.fabrics.named(fabric)?, &cache.ticket_key).hash;
+    let how = |node: &str| configured(cache, node, &asked);
+    let waits = |node: &&str| is_ready(cache, node, fabric) && how(node) == Configured::Behind;
+    let from = source.filter(|source| how(source) != Configured::Present);
+    let late: BTreeSet<&str> = from.into_iter().chain(destinations.filter(waits)).collect();
+    let first = late.first()?;
+    let late: Vec<&str> = late.iter().copied().collect();
+    Some(wait(
+        "ConfigurationPending",
+        format!(
+            "the agents of {} of its nodes do not work with the present configuration (roots, \
+             transport, ports, nics) of fabric {fabric} yet: {}; each takes it over as soon as no \
+             job runs there, and no destination is waited for without end; see: kubectl describe \
+             fabricnode {first}",
+            late.len(),
+            listed(&late)
+        ),
+    ))
+}
+
+/// What is in a job's way, as far as one thing does not hide the other; for who plans a job.
+pub(crate) fn obstacles(
+    job: &TransferJob,
+    cache: &Cache,
+    membership: &Membership,
+) -> Vec<Obstacle> {
+    let mut found = Vec::new();
+    let Ok(origin) = origin(job) else {
+        return found;
+    };
+    let Ok((name, fabric)) = home(job, origin, cache, membership) else {
+        return found;
+    };
+    let file = match origin {
+        Origin::File(file) => {
+            found.extend(place(job, fabric, cache, Side::Source(file)).err());
+            Some(file)
+        }
+        Origin::Object(object) => {
+            found.extend(reading::allowed(object, fabric).err());
+            None
+        }
+    };
+    let source = file.map(|file| file.node.as_str());
+    let to = &job.spec.destinations;
+    let side = Side::Destination {
+        // The root is the same on all nodes.
+        node: source.unwrap_or_default(),
+        to,
+    };
+    found.extend(place(job, fabric, cache, side).err());
+    let mut names: Vec<String> = source.into_iter().map(str::to_owned).collect();
+    match destinations(job, name, cache, membership) {
+        Ok(nodes) => {
+            let is_elsewhere = |file: &FileSource| {
+                file.root != to.root
+                    || file.path.trim_end_matches('/') != to.path.trim_end_matches('/')
+            };
+            let is_there = file.is_some_and(|file| !is_elsewhere(file));
+            let others = nodes.iter().filter(|node| Some(node.as_str()) != source);
+            names.extend(others.cloned());
+            if names.len() <= 1 && (nodes.is_empty() || is_there) {
+                let is_listed = to.nodes.is_some();
+                found.push(no_destinations(name, source, is_listed));
+            }
+        }
+        Err(obstacle) => found.push(obstacle),
+    }
+    let others = names.iter().map(String::as_str);
+    found.extend(behind(cache, name, source, others));
+    names.retain(|node| !is_ready(cache, node, name));
+    if !names.is_empty() {
+        let asleep: Vec<&str> = names.iter().map(String::as_str).collect();
+        let text = format!(
+            "{} of its nodes are not ready: {}; a destination is waited for while the others go on, \
+             a file's node holds all up; see: kubectl get fabricnodes",
+            asleep.len(),
+            listed(&asleep)
+        );
+        found.push(wait("NodesNotReady", text));
+    }
+    found
+}
+
+/// Who is to have a copy by now, and how they are reached; `None` while that cannot be said. Those
+/// that the job has already stay in it.
+pub(crate) fn roster(
+    job: &TransferJob,
+    cache: &Cache,
+    membership: &Membership,
+    has: &BTreeSet<&str>,
+) -> Option<(Roster, Vec<Contact>)> {
+    let Transfer { spec, contacts, .. } = lay_out(job, cache, membership, 0, has).ok()?;
+    let roster = Roster {
+        destinations: spec.destinations,
+        topology: spec.topology,
+        payload_share: spec.payload_share,
+    };
+    Some((roster, contacts))
+}
+
+fn lay_out(
+    job: &TransferJob,
+    cache: &Cache,
+    membership: &Membership,
+    leader_epoch: u64,
+    also: &BTreeSet<&str>,
+) -> Result<Transfer, Obstacle> {
+    let origin = origin(job)?;
+    let (fabric_name, fabric) = home(job, origin, cache, membership)?;
+    let from = match origin {
+        Origin::File(file) => Some(place(job, fabric, cache, Side::Source(file))?),
+        Origin::Object(object) => {
+            reading::allowed(object, fabric)?;
+            None
+        }
+    };
+    let whole = (fabric_name, fabric);
+    let copies = copies(job, whole, cache, membership, from.as_ref())?;
+    let Some(first) = copies.first() else {
+        let is_listed = job.spec.destinations.nodes.is_some();
+        let source = from.as_ref().map(|from| from.node.as_str());
+        return Err(no_destinations(fabric_name, source, is_listed));
+    };
+    let readers = match origin {
+        Origin::Object(_) => reading::readers(job, &copies, cache, fabric),
+        // It has to look at all jobs for it.
+        Origin::File(_) => Vec::new(),
+    };
+    let reader = copies
+        .iter()
+        .find(|copy| readers.first() == Some(&copy.node));
+    let from = from.unwrap_or_else(|| reader.unwrap_or(first).clone());
+    let names: BTreeSet<&str> = std::iter::once(from.node.as_str())
+        .chain(copies.iter().map(|copy| node_of(&copy.node)))
+        .chain(also.iter().copied())
+        .collect();
+    Ok(Transfer {
+        fabric: fabric_name.to_owned(),
+        contacts: contacts(cache, fabric_name, &names),
+        spec: Spec {
+            topology: topology(cache, fabric, &names),
+            payload_share: payload_share(cache, &names),
+            object: match origin {
+                Origin::File(_) => None,
+                Origin::Object(object) => Some(reading::object(job, object, readers, cache)),
+            },
+            ..spec(job, from, copies, leader_epoch)
+        },
+    })
+}
+
+/// Where copies shall be, without the one that is there already: the source, where that is a node.
+fn copies(
+    job: &TransferJob,
+    (fabric_name, fabric): (&str, &RdmaFabric),
+    cache: &Cache,
+    membership: &Membership,
+    from: Option<&Place>,
+) -> Result<Vec<Place>, Obstacle> {
+    let to = &job.spec.destinations;
+    let mut copies = Vec::new();
+    for node in &destinations(job, fabric_name, cache, membership)? {
+        let side = Side::Destination { node, to };
+        let copy = place(job, fabric, cache, side)?;
+        match from {
+            // It is where it shall be.
+            Some(from) if copy == *from => {}
+            Some(from) if copy.node == from.node => {
+                apart(&copy, from)?;
+                let node = local(&copy.node);
+                copies.push(Place { node, ..copy });
+            }
+            _ => copies.push(copy),
+        }
+    }
+    Ok(copies)
+}
+
+/// Whom to tell that a job is over, as far as anybody knows them: those it says now, and those its
+/// status names. `None` where nobody can be told.
+pub(crate) fn involved(
+    job: &TransferJob,
+    cache: &Cache,
+    membership: &Membership,
+    leader_epoch: u64,
+    removals: &[Removal],
+) -> Option<Transfer> {
+    let shown = job.status.iter().flat_map(|status| &status.destinations);
+    let mut names: BTreeSet<String> = shown.map(|destination| destination.node.clone()).collect();
+    let source = match origin(job).ok()? {
+        Origin::File(file) => file.node.clone(),
+        // Whoever has not read knows of the job as a destination.
+        Origin::Object(_) => {
+            let reader = job.status.as_ref().map(|status| status.reader.clone());
+            let reader = reader.filter(|reader| !reader.is_empty());
+            reader.or_else(|| names.first().cloned())?
+        }
+    };
+    // Any of them tells which fabric it was: the source may have left it, or the cluster.
+    let fabric = [source.as_str()]
+        .into_iter()
+        .chain(names.iter().map(String::as_str))
+        .chain(removals.iter().map(|removal| removal.place.node.as_str()))
+        .find_map(|node| Some(cache.fabric_nodes.named(node)?.spec.fabric.clone()))?;
+    names.extend(destinations(job, &fabric, cache, membership).unwrap_or_default());
+    let to = &job.spec.destinations;
+    let bare = |path: &str| path.trim_end_matches('/').to_owned();
+    let file = job.spec.source.file.as_ref();
+    let (root, path) = file.map_or((&to.root, &to.path), |file| (&file.root, &file.path));
+    let is_elsewhere = (&to.root, bare(&to.path)) != (root, bare(path));
+    if file.is_some() && names.remove(&source) && is_elsewhere {
+        names.insert(local(&source));
+    }
+    let place = |node: &str, root: &str, path: &str| Place {
+        node: node.to_owned(),
+        root: root.to_owned(),
+        path: path.to_owned(),
+    };
+    let copies = names
+        .iter()
+        .map(|node| place(node, &to.root, &to.path))
+        .collect();
+    let from = place(&source, root, path);
+    let all: BTreeSet<&str> = names
+        .iter()
+        .map(|name| node_of(name))
+        .chain([source.as_str()])
+        .chain(removals.iter().map(|removal| removal.place.node.as_str()))
+        .collect();
+    Some(Transfer {
+        contacts: contacts(cache, &fabric, &all),
+        fabric,
+        spec: spec(job, from, copies, leader_epoch),
+    })
+}
+
+fn spec(job: &TransferJob, source: Place, destinations: Vec<Place>, leader_epoch: u64) -> Spec {
+    let attempts_before = job.status.as_ref().map_or(0, |status| status.attempt);
+    Spec {
+        uid: job.uid().unwrap_or_default(),
+        source,
+        object: None,
+        destinations,
+        topology: Topology::default(),
+        strategy: match job.spec.strategy {
+            Strategy::Auto => weft_planner::Strategy::Auto,
+            Strategy::Direct => weft_planner::Strategy::Direct,
+            Strategy::Chain => weft_planner::Strategy::Chain,
+            Strategy::Binomial => weft_planner::Strategy::Binomial,
+        },
+        payload_share: weft_planner::PAYLOAD_SHARE,
+        algorithm: match job.spec.verification.algorithm {
+            Algorithm::Blake3 => agent::Algorithm::Blake3,
+            Algorithm::Xxh3 => agent::Algorithm::Xxh3,
+        },
+        expect: job.spec.verification.expect.clone().unwrap_or_default(),
+        overwrite: match job.spec.overwrite {
+            Overwrite::IfDifferent => agent::Overwrite::IfDifferent,
+            Overwrite::Never => agent::Overwrite::Never,
+            Overwrite::Always => agent::Overwrite::Always,
+        },
+        backoff_limit: job.spec.backoff_limit,
+        tempo: Tempo::CLUSTER,
+        mandate: Mandate {
+            leader_epoch,
+            generation: job
+                .metadata
+                .generation
+                .and_then(|g| u64::try_from(g).ok())
+                .unwrap_or(1),
+            attempts_before,
+        },
+    }
+}
+
+fn destinations(
+    job: &TransferJob,
+    fabric: &str,
+    cache: &Cache,
+    membership: &Membership,
+) -> Result<Vec<String>, Obstacle> {
+    let to = &job.spec.destinations;
+    if let Some(nodes) = &to.nodes {
+        let strangers: Vec<&str> = nodes
+            .iter()
+            .filter(|node| membership.fabric(node) != Some(fabric))
+            .map(String::as_str)
+            .collect();
+        if !strangers.is_empty() {
+            let text = format!(
+                "spec.destinations.nodes: {} not of fabric {fabric}, which the {} is of; label \
+                 them so that it selects them, or name one of: kubectl get fabricnodes",
+                match strangers.len() {
+                    1 => format!("node {} is", strangers[0]),
+                    _ => format!("nodes {} are", listed(&strangers)),
+                },
+                match job.spec.source.file {
+                    Some(_) => "source",
+                    None => "first node",
+                }
+            );
+            return Err(wait("NodeNotInFabric", text));
+        }
+        return Ok(nodes.clone());
+    }
+    let wanted = to.node_selector.clone().unwrap_or_default();
+    let wanted = selector(&wanted).map_err(|fault| Obstacle {
+        reason: "SelectorInvalid",
+        message: format!("spec.destinations.nodeSelector: {fault}"),
+        is_final: true,
+    })?;
+    let members = membership.nodes().filter(|(_, of)| *of == fabric);
+    let selected = members.filter(|(node, _)| {
+        cache
+            .nodes
+            .named(node)
+            .is_some_and(|node| wanted.matches(node.labels()))
+    });
+    Ok(selected.map(|(node, _)| node.to_owned()).collect())
+}
+
+fn no_destinations(fabric: &str, source: Option<&str>, is_listed: bool) -> Obstacle {
+    let Some(source) = source else {
+        let text = format!(
+            "spec.destinations: no node of fabric {fabric} matches; it begins when one does: label a \
+             node"
+        );
+        return wait("NoDestinations", text);
+    };
+    if is_listed {
+        return Obstacle {
+            reason: "NoDestinations",
+            message: format!(
+                "spec.destinations.nodes: names only {source}, which is the source and has it at \
+                 that path: name another node, root or path"
+            ),
+            is_final: true,
+        };
+    }
+    wait(
+        "NoDestinations",
+        format!(
+            "spec.destinations: no node of fabric {fabric} besides {source}, the source, matches; \
+             it begins when one does: label a node"
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests;

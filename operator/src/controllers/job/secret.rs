@@ -1,0 +1,260 @@
+//! Tenants' Secrets, which the operator may read only where a tenant says so by a Role of its own.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client};
+use tokio::time::timeout;
+
+use crate::{
+    NAME,
+    transfer::{Open, Refusal, innermost},
+};
+
+/// An API server that has not answered by then is asked again with the next attempt.
+const WITHIN: Duration = Duration::from_secs(10);
+/// Of an object's name.
+const NAME_MAX: usize = 253;
+
+/// Why a Secret could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SecretFault {
+    /// No Role allows it.
+    #[error(
+        "the operator may not read Secret {namespace}/{name}; whoever administers the namespace \
+         allows it by: kubectl create role weft-read-{name} --namespace {namespace} --verb get \
+         --resource secrets --resource-name {name}; kubectl create rolebinding weft-read-{name} \
+         --namespace {namespace} --role weft-read-{name} --serviceaccount {account}"
+    )]
+    Forbidden {
+        /// The tenant's.
+        namespace: String,
+        /// The Secret's.
+        name: String,
+        /// NAMESPACE:NAME of the operator's account.
+        account: String,
+    },
+    /// There is no such Secret.
+    #[error(
+        "there is no Secret {name} in namespace {namespace}: make it, or name another in another job"
+    )]
+    Missing {
+        /// The tenant's.
+        namespace: String,
+        /// The Secret's.
+        name: String,
+    },
+    /// It is no name: the body of a question is not checked as an object is.
+    #[error(
+        "secretRef.name: `{name}` is no name of a Secret: give one of at most 253 characters, of a-z, 0-9, \
+         `-` and `.`, which begins and ends with a letter or digit (RFC 1123)"
+    )]
+    BadName {
+        /// What was said, cut.
+        name: String,
+    },
+    /// The API server did not say.
+    #[error(
+        "Secret {namespace}/{name} could not be read ({problem}): see whether the API server is well; \
+         it is asked again"
+    )]
+    Unread {
+        /// The tenant's.
+        namespace: String,
+        /// The Secret's.
+        name: String,
+        /// What came of it.
+        problem: String,
+    },
+}
+
+impl SecretFault {
+    /// Stable, UpperCamelCase.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Forbidden { .. } => "SecretForbidden",
+            Self::Missing { .. } => "SecretMissing",
+            Self::BadName { .. } => "BadRequest",
+            Self::Unread { .. } => "SecretUnread",
+        }
+    }
+}
+
+/// Reads Secrets, with whatever right the operator has.
+#[derive(Clone)]
+pub(crate) struct Secrets {
+    client: Client,
+    account: String,
+}
+
+impl Secrets {
+    /// With the operator's account, which is in its own namespace.
+    pub(crate) fn new(client: Client, namespace: &str) -> Self {
+        Self {
+            client,
+            account: format!("{namespace}:{NAME}"),
+        }
+    }
+
+    /// What it holds now.
+    pub(crate) async fn read(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<BTreeMap<String, Vec<u8>>, SecretFault> {
+        // It becomes part of a path.
+        if !is_name(name) {
+            let name = name.chars().take(NAME_MAX).collect();
+            return Err(SecretFault::BadName { name });
+        }
+        let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
+        let answer = timeout(WITHIN, api.get_opt(name)).await;
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        match answer {
+            Ok(Ok(Some(secret))) => {
+                let data = secret.data.unwrap_or_default().into_iter();
+                Ok(data.map(|(key, value)| (key, value.0)).collect())
+            }
+            Ok(Ok(None)) => Err(SecretFault::Missing { namespace, name }),
+            Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+                let account = self.account.clone();
+                Err(SecretFault::Forbidden {
+                    namespace,
+                    name,
+                    account,
+                })
+            }
+            Ok(Err(error)) => Err(SecretFault::Unread {
+                namespace,
+                name,
+                problem: innermost(&error),
+            }),
+            Err(_) => Err(SecretFault::Unread {
+                namespace,
+                name,
+                problem: format!("no answer within {} s", WITHIN.as_secs()),
+            }),
+        }
+    }
+}
+
+/// A DNS subdomain (RFC 1123), as Kubernetes has it.
+fn is_name(name: &str) -> bool {
+    let is_end = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let is_label = |label: &str| {
+        let bytes = label.as_bytes();
+        bytes.first().is_some_and(|c| is_end(*c))
+            && bytes.last().is_some_and(|c| is_end(*c))
+            && bytes.iter().all(|c| is_end(*c) || *c == b'-')
+    };
+    name.len() <= NAME_MAX && name.split('.').all(is_label)
+}
+
+impl Open for Secrets {
+    fn open<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<BTreeMap<String, Vec<u8>>, Refusal>> {
+        Box::pin(async move {
+            self.read(namespace, name).await.map_err(|fault| Refusal {
+                node: String::new(),
+                reason: fault.reason().to_owned(),
+                message: fault.to_string(),
+                // Somebody may give the right, or make it.
+                retriable: !matches!(fault, SecretFault::BadName { .. }),
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{Router, http::StatusCode, routing::get};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// What the API server answers when one Secret is asked for.
+    fn answering(code: u16, body: Value) -> Secrets {
+        let code = StatusCode::from_u16(code).unwrap();
+        let answer = get(move || std::future::ready((code, body.to_string())));
+        let path = "/api/v1/namespaces/team-a/secrets/store";
+        let client = Client::new(Router::new().route(path, answer), "default");
+        Secrets::new(client, "weft-system")
+    }
+
+    fn status(code: u16, reason: &str) -> Value {
+        json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "code": code,
+               "reason": reason, "message": reason})
+    }
+
+    #[tokio::test]
+    async fn a_secret_is_read_by_its_name_or_it_is_said_what_is_missing() {
+        let secret = json!({"apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": "store", "namespace": "team-a"}, "data": {"region": "ZXU="}});
+        let read = answering(200, secret)
+            .read("team-a", "store")
+            .await
+            .unwrap();
+        assert_eq!(
+            read,
+            BTreeMap::from([("region".to_owned(), b"eu".to_vec())])
+        );
+
+        let denied = answering(403, status(403, "Forbidden"));
+        let fault = denied.read("team-a", "store").await.unwrap_err();
+        assert_eq!(fault.reason(), "SecretForbidden");
+        let text = fault.to_string();
+        for part in [
+            "--resource-name store",
+            "--serviceaccount weft-system:weft-operator",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        let missing = answering(404, status(404, "NotFound"));
+        let fault = missing.read("team-a", "store").await.unwrap_err();
+        assert_eq!(fault.reason(), "SecretMissing");
+        let broken = answering(500, status(500, "InternalError"));
+        let fault = broken.read("team-a", "store").await.unwrap_err();
+        assert_eq!(fault.reason(), "SecretUnread");
+    }
+
+    /// What the API server answers to every question is a Secret that nobody may have.
+    #[tokio::test]
+    async fn what_is_no_name_is_asked_of_nobody() {
+        let answer = get(|| async { (StatusCode::OK, json!({"data": {"a": "YQ=="}}).to_string()) });
+        let client = Client::new(Router::new().fallback(answer), "default");
+        let secrets = Secrets::new(client, "weft-system");
+        let long = "a".repeat(254);
+        for name in [
+            "../../weft-system/secrets/weft-ca",
+            "a/b",
+            "a?b",
+            "a#b",
+            "a%2fb",
+            "",
+            ".",
+            "a..b",
+            "-a",
+            "a-",
+            "A",
+            &long,
+        ] {
+            let fault = secrets.read("team-a", name).await.unwrap_err();
+            assert!(matches!(fault, SecretFault::BadName { .. }), "{name}");
+            assert!(fault.to_string().len() < 500);
+        }
+        for name in ["a", "store.team-a", "0-1"] {
+            assert!(secrets.read("team-a", name).await.is_ok(), "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_transfer_that_may_not_read_its_secret_any_more_may_try_again() {
+        let denied = answering(403, status(403, "Forbidden"));
+        let refusal = denied.open("team-a", "store").await.unwrap_err();
+        assert!(refusal.retriable && refusal.reason == "SecretForbidden");
+    }
+}

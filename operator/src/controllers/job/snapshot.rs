@@ -1,0 +1,264 @@
+//! What this process knows of a transfer that it is at, as plain data.
+
+use std::{collections::VecDeque, time::Duration};
+
+use weft_crds::{
+    DestinationState, DestinationStatus, LinkInUse, ManifestSummary, PlanSummary, Strategy,
+};
+use weft_proto::agent::v1::{ProgressResponse, State};
+
+use crate::{
+    controllers::models::Note,
+    transfer::{Course, DestinationView, End, Job, Place, Removal, Standing, node_of},
+};
+
+/// The rate is that of the last so many seconds: a person looks at it.
+const PACE: Duration = Duration::from_secs(10);
+
+/// How a work ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// All is verified.
+    Complete,
+    /// Some destination was given up; nothing is left at it.
+    Failed,
+    /// It was told to end, and has told the agents.
+    Withdrawn {
+        /// Partial files went, too.
+        discard: bool,
+    },
+}
+
+/// A node with a verified copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Holder {
+    /// The node.
+    pub(crate) node: String,
+    /// What is there, and where.
+    pub(crate) note: Note,
+}
+
+/// A transfer as it is now.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Snapshot {
+    /// The fabric that it is in.
+    pub(crate) fabric: String,
+    /// How far it is.
+    pub(crate) course: Course,
+    /// A part was started.
+    pub(crate) started: bool,
+    /// The newest attempt that has begun.
+    pub(crate) attempt: u32,
+    /// The number of the attempt that it waits to begin.
+    pub(crate) claims: Option<u32>,
+    /// Once it is over.
+    pub(crate) outcome: Option<Outcome>,
+    /// Who reads, where the bytes come from a store.
+    pub(crate) reader: Option<String>,
+    /// What the source holds.
+    pub(crate) manifest: Option<ManifestSummary>,
+    /// Who sends to whom.
+    pub(crate) plan: Option<PlanSummary>,
+    /// What carries the packets.
+    pub(crate) link: Option<LinkInUse>,
+    /// All of them.
+    pub(crate) destinations: Vec<DestinationStatus>,
+    /// Who has a verified copy at the destinations' place, the source included.
+    pub(crate) holders: Vec<Holder>,
+    /// Its copies, once it was stopped and everybody knows: it waits to be told which of them go.
+    pub(crate) parting: Option<Vec<Removal>>,
+    /// It has been told that.
+    pub(crate) has_parted: bool,
+    /// Nodes that could not be told of its end.
+    pub(crate) untold: Vec<String>,
+    /// Verified bytes of all destinations.
+    pub(crate) bytes: i64,
+    /// What they will be.
+    pub(crate) bytes_total: i64,
+    /// Over all destinations.
+    pub(crate) bytes_per_second: i64,
+}
+
+impl Snapshot {
+    /// Of a job.
+    pub(crate) fn of(job: &Job, fabric: &str, bytes_per_second: u64) -> Self {
+        let destinations: Vec<DestinationStatus> = job.destinations().map(destination).collect();
+        let count = u64::try_from(destinations.len()).unwrap_or(u64::MAX);
+        let (link, reason) = job.link();
+        let digest = Some(job.digest().to_owned()).filter(|digest| !digest.is_empty());
+        let manifest = job.manifest().map(|manifest| ManifestSummary {
+            files: u32::try_from(manifest.files()).unwrap_or(u32::MAX),
+            bytes: signed(job.bytes()),
+            digest: digest.clone(),
+        });
+        Self {
+            fabric: fabric.to_owned(),
+            course: job.course(),
+            started: job.started().is_some(),
+            attempt: job.attempt(),
+            claims: job.claims(),
+            outcome: job.end().map(|end| match end {
+                End::Complete => Outcome::Complete,
+                End::Failed => Outcome::Failed,
+                End::Withdrawn { discard } => Outcome::Withdrawn { discard },
+            }),
+            reader: (job.spec().object.as_ref()).map(|_| job.spec().source.node.clone()),
+            manifest,
+            plan: job.plan().map(|plan| PlanSummary {
+                strategy: match plan.strategy {
+                    weft_planner::Strategy::Auto => Strategy::Auto,
+                    weft_planner::Strategy::Direct => Strategy::Direct,
+                    weft_planner::Strategy::Chain => Strategy::Chain,
+                    weft_planner::Strategy::Binomial => Strategy::Binomial,
+                },
+                estimate_seconds: (plan.estimate_seconds * 1000.0).round() / 1000.0,
+                bottleneck: Some(format!(
+                    "{} at {} Mbit/s",
+                    plan.bottleneck.name,
+                    plan.bottleneck.rate_bps / 1_000_000
+                )),
+            }),
+            link: (!link.is_empty()).then(|| LinkInUse {
+                name: link.to_owned(),
+                reason: reason.to_owned(),
+            }),
+            destinations,
+            holders: holders(job),
+            parting: job.parting().map(<[Removal]>::to_vec),
+            has_parted: job.has_parted(),
+            untold: job.untold().map(|name| node_of(name).to_owned()).collect(),
+            bytes: signed(job.bytes_moved()),
+            bytes_total: signed(job.bytes().saturating_mul(count)),
+            bytes_per_second: signed(bytes_per_second),
+        }
+    }
+}
+
+fn holders(job: &Job) -> Vec<Holder> {
+    let holder = |place: &Place, report: &ProgressResponse, brought| Holder {
+        node: node_of(&place.node).to_owned(),
+        note: Note {
+            root: place.root.clone(),
+            path: place.path.clone(),
+            digest: report.digest.clone(),
+            fingerprint: report.fingerprint.clone(),
+            job: job.spec().uid.clone(),
+            brought,
+        },
+    };
+    let verified = job.destinations().filter_map(|view| {
+        let is_verified = matches!(view.standing, Standing::Verified { .. });
+        is_verified.then(|| holder(view.place, view.report, true))
+    });
+    let (source, report) = (&job.spec().source, job.source_report());
+    let is_counted = job.destinations().any(|view| view.place == source);
+    // A pod looks for it in one place on all nodes.
+    let is_there = report.state() == State::Verified
+        && !is_counted
+        && job
+            .spec()
+            .destinations
+            .iter()
+            .all(|place| (&place.root, &place.path) == (&source.root, &source.path));
+    verified
+        .chain(is_there.then(|| holder(source, report, false)))
+        .filter(|holder| {
+            let note = &holder.note;
+            !note.digest.is_empty() && !note.fingerprint.is_empty()
+        })
+        .collect()
+}
+
+fn destination(view: DestinationView<'_>) -> DestinationStatus {
+    let (state, refusal) = match view.standing {
+        Standing::Verified { .. } => (DestinationState::Verified, None),
+        Standing::Failed(refusal) => (DestinationState::Failed, Some(refusal)),
+        Standing::Troubled(refusal) => (DestinationState::Pending, Some(refusal)),
+        Standing::Waiting => {
+            let state = match view.report.state() {
+                State::Preparing => DestinationState::Preparing,
+                State::Transferring => DestinationState::Transferring,
+                State::Verifying | State::Verified => DestinationState::Verifying,
+                State::Unspecified | State::Pending | State::Failed => DestinationState::Pending,
+            };
+            (state, None)
+        }
+    };
+    let is_verified = state == DestinationState::Verified;
+    DestinationStatus {
+        node: node_of(&view.place.node).to_owned(),
+        state,
+        reason: refusal
+            .map(|refusal| refusal.reason.clone())
+            .unwrap_or_default(),
+        message: refusal
+            .map(|refusal| refusal.message.clone())
+            .unwrap_or_default(),
+        bytes: signed(view.bytes),
+        digest: if is_verified {
+            view.report.digest.clone()
+        } else {
+            String::new()
+        },
+    }
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// How fast it goes, over the last [`PACE`].
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pace {
+    marks: VecDeque<(Duration, u64)>,
+}
+
+impl Pace {
+    /// So many bytes are there now; gives bytes per second.
+    pub(crate) fn mark(&mut self, now: Duration, bytes: u64) -> u64 {
+        // A mark a second is enough for a mean over ten.
+        if self
+            .marks
+            .back()
+            .is_none_or(|(at, _)| now.saturating_sub(*at) >= PACE / 10)
+        {
+            self.marks.push_back((now, bytes));
+        }
+        while self.marks.len() > 2
+            && self
+                .marks
+                .get(1)
+                .is_some_and(|(at, _)| now.saturating_sub(*at) >= PACE)
+        {
+            self.marks.pop_front();
+        }
+        let Some((since, before)) = self.marks.front() else {
+            return 0;
+        };
+        let millis = now.saturating_sub(*since).as_millis().max(1);
+        let moved = u128::from(bytes.saturating_sub(*before)) * 1000;
+        u64::try_from(moved / millis).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_that_of_the_last_ten_seconds() {
+        let mut pace = Pace::default();
+        let second = Duration::from_secs;
+        assert_eq!(pace.mark(second(0), 0), 0);
+        let mut bytes = 0;
+        for i in 1..=10 {
+            bytes += 100;
+            assert_eq!(pace.mark(second(i), bytes), 100);
+        }
+        // It stands still.
+        for i in 11..=20 {
+            pace.mark(second(i), bytes);
+        }
+        assert_eq!(pace.mark(second(21), bytes), 0);
+    }
+}

@@ -1,0 +1,451 @@
+//! What is said of a job.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::Timestamp;
+use weft_crds::{
+    Counts, DESTINATIONS_SHOWN, DestinationState, DestinationStatus, Phase, TransferJob,
+    TransferJobStatus,
+};
+
+use crate::{
+    controllers::{
+        cache::uid,
+        condition::{self, Verdict, moment},
+        fabric::decide::listed,
+        job::{
+            place::destined,
+            resolve::Obstacle,
+            snapshot::{Outcome, Snapshot},
+        },
+        models,
+        request::Event,
+    },
+    transfer::Course,
+};
+
+/// An Event's note has at most 1024 bytes; a message need not have more.
+const TEXT_MAX: usize = 1000;
+
+/// It cannot begin yet.
+pub(crate) fn waiting(job: &TransferJob, obstacle: &Obstacle, now: Timestamp) -> TransferJobStatus {
+    let mut status = next(job);
+    status.phase = Phase::Waiting;
+    status.message = cut(&obstacle.message);
+    resumed(&mut status, now);
+    let planned = verdict("Planned", false, obstacle.reason, &status.message);
+    set(&mut status, planned, now);
+    status
+}
+
+/// It was stopped on request.
+pub(crate) fn suspended(job: &TransferJob, now: Timestamp) -> TransferJobStatus {
+    let mut status = next(job);
+    status.phase = Phase::Suspended;
+    status.message =
+        "spec.suspend is true: it goes on from where it is when that is false".to_owned();
+    // The deadline counts anew when it goes on, as that of a batch Job does.
+    status.start_time = None;
+    still(&mut status);
+    let suspended = verdict("Suspended", true, "SpecSuspend", &status.message);
+    set(&mut status, suspended, now);
+    status
+}
+
+/// It is given up.
+pub(crate) fn failed(
+    job: &TransferJob,
+    reason: &str,
+    message: &str,
+    now: Timestamp,
+) -> TransferJobStatus {
+    let mut status = next(job);
+    fail(&mut status, reason, message, now);
+    status
+}
+
+/// It was not complete so many seconds after its start.
+pub(crate) fn overdue(
+    job: &TransferJob,
+    work: Option<&Snapshot>,
+    seconds: i64,
+    left: &str,
+    now: Timestamp,
+) -> TransferJobStatus {
+    let mut status = next(job);
+    // A successor's that only tells agents knows less than what is written.
+    let knows = |work: &&Snapshot| work.manifest.is_some() && !status.destinations_truncated;
+    if let Some(work) = work.filter(knows) {
+        show(&mut status, job, work);
+    }
+    let text = format!(
+        "not complete {seconds} s after its start (spec.deadlineSeconds): {} of {} destinations are verified; \
+         give it more time, or see why it is slow in status.destinations{left}",
+        status.counts.verified, status.counts.total
+    );
+    fail(&mut status, "DeadlineExceeded", &text, now);
+    status
+}
+
+fn fail(status: &mut TransferJobStatus, reason: &str, message: &str, now: Timestamp) {
+    status.phase = Phase::Failed;
+    status.message = cut(message);
+    status.completion_time = Some(moment(now));
+    still(status);
+    let failed = verdict("Failed", true, reason, &status.message);
+    set(status, failed, now);
+}
+
+/// This process is at it, or was.
+pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> TransferJobStatus {
+    let mut status = next(job);
+    status.phase = match work.course {
+        Course::Asking => Phase::Planning,
+        _ if work.started => Phase::Transferring,
+        _ if work.manifest.is_some() => Phase::Preparing,
+        _ => Phase::Planning,
+    };
+    status.start_time.get_or_insert_with(|| moment(now));
+    status.fabric.clone_from(&work.fabric);
+    status.attempt = status.attempt.max(work.claims.unwrap_or(work.attempt));
+    show(&mut status, job, work);
+    resumed(&mut status, now);
+    if let Some(plan) = &work.plan {
+        let text = format!(
+            "{:?} to {} nodes should take {} s; {} decides how long",
+            plan.strategy,
+            status.counts.total,
+            plan.estimate_seconds,
+            plan.bottleneck.as_deref().unwrap_or("nothing")
+        );
+        set(&mut status, verdict("Planned", true, "Planned", &text), now);
+    }
+    match work.outcome {
+        Some(Outcome::Complete) => complete(&mut status, now),
+        Some(Outcome::Failed) => {
+            let failed = work
+                .destinations
+                .iter()
+                .find(|d| d.state == DestinationState::Failed);
+            let (reason, cause) = failed.map_or(("TransferFailed", "the source objects"), |d| {
+                (&*d.reason, &*d.message)
+            });
+            let text = format!(
+                "{} of {} destinations failed, {} have a verified copy: {cause}",
+                status.counts.failed, status.counts.total, status.counts.verified
+            );
+            fail(&mut status, reason, &text, now);
+        }
+        Some(Outcome::Withdrawn { .. }) | None => {}
+    }
+    status
+}
+
+/// The same for who asks now, with every destination.
+pub(crate) fn live(job: &TransferJob, work: &Snapshot, now: Timestamp) -> TransferJobStatus {
+    let (destinations, _) = remembered(&next(job), work);
+    TransferJobStatus {
+        destinations,
+        destinations_truncated: false,
+        ..of_work(job, work, now)
+    }
+}
+
+fn complete(status: &mut TransferJobStatus, now: Timestamp) {
+    status.phase = Phase::Complete;
+    status.completion_time = Some(moment(now));
+    status.message = String::new();
+    still(status);
+    status.progress = progress(status.bytes, status.bytes_total);
+    let digest = status
+        .manifest
+        .as_ref()
+        .and_then(|manifest| manifest.digest.as_deref());
+    let text = format!(
+        "{} of {} destinations have a verified copy, digest {}",
+        status.counts.verified,
+        status.counts.total,
+        digest.unwrap_or("unknown")
+    );
+    set(status, verdict("Complete", true, "Verified", &text), now);
+}
+
+/// What a successor shows until it has heard of a destination itself: what is written of it.
+fn remembered(old: &TransferJobStatus, work: &Snapshot) -> (Vec<DestinationStatus>, i64) {
+    let known: BTreeMap<&str, &DestinationStatus> = old
+        .destinations
+        .iter()
+        .map(|there| (there.node.as_str(), there))
+        .collect();
+    let mut unheard_of = false;
+    let told = |there: &DestinationStatus| {
+        let unheard =
+            there.state == DestinationState::Pending && there.bytes == 0 && there.reason.is_empty();
+        match known.get(there.node.as_str()) {
+            Some(written) if unheard && written.state != DestinationState::Failed => {
+                (*written).clone()
+            }
+            written => {
+                unheard_of |= unheard && written.is_none();
+                there.clone()
+            }
+        }
+    };
+    let destinations: Vec<DestinationStatus> = work.destinations.iter().map(told).collect();
+    // Of those that the status had no room for, only the sum is known.
+    let listed: i64 = old.destinations.iter().map(|there| there.bytes).sum();
+    let unlisted = match unheard_of && old.destinations_truncated {
+        true => old.bytes.saturating_sub(listed).max(0),
+        false => 0,
+    };
+    let sum = |all: &[DestinationStatus]| all.iter().map(|there| there.bytes).sum::<i64>();
+    let more = sum(&destinations).saturating_sub(sum(&work.destinations));
+    let bytes = work.bytes.saturating_add(more).saturating_add(unlisted);
+    (destinations, bytes)
+}
+
+fn show(status: &mut TransferJobStatus, job: &TransferJob, work: &Snapshot) {
+    let (destinations, verified) = remembered(status, work);
+    let in_state = |state| {
+        let count = destinations.iter().filter(|d| d.state == state).count();
+        u32::try_from(count).unwrap_or(u32::MAX)
+    };
+    status.counts = Counts {
+        total: u32::try_from(destinations.len()).unwrap_or(u32::MAX),
+        verified: in_state(DestinationState::Verified),
+        failed: in_state(DestinationState::Failed),
+    };
+    // What the source has not been asked yet, it may have said to an earlier operator.
+    if work.manifest.is_some() {
+        status.bytes_total = work.bytes_total;
+    }
+    status.bytes = if status.bytes_total > 0 {
+        verified.min(status.bytes_total)
+    } else {
+        verified
+    };
+    status.bytes_per_second = work.bytes_per_second;
+    let left = status.bytes_total.saturating_sub(status.bytes).max(0);
+    let rate = work.bytes_per_second;
+    status.eta_seconds = (rate > 0).then(|| left / rate + i64::from(left % rate != 0));
+    status.manifest = work.manifest.clone().or(status.manifest.take());
+    status.progress = if status.manifest.is_some() {
+        progress(status.bytes, status.bytes_total)
+    } else {
+        String::new()
+    };
+    status.rate = if rate > 0 {
+        format!("{}/s", bytes(rate))
+    } else {
+        String::new()
+    };
+    status.eta = status.eta_seconds.map(duration).unwrap_or_default();
+    if let Some(reader) = &work.reader {
+        status.reader.clone_from(reader);
+    }
+    status.plan = work.plan.clone().or(status.plan.take());
+    status.link = work.link.clone().or(status.link.take());
+    let trouble = work.destinations.iter().find(|d| !d.reason.is_empty());
+    if let Some(holder) = work.holders.first() {
+        status.node_label = format!("{}={}", models::key(job), holder.note.value());
+    }
+    status.message = trouble.map(|d| cut(&d.message)).unwrap_or_default();
+    let mut order: Vec<&DestinationStatus> = destinations.iter().collect();
+    order.sort_by_key(|d| (d.state != DestinationState::Failed, d.bytes, &d.node));
+    status.destinations_truncated = order.len() > DESTINATIONS_SHOWN;
+    let shown = order.into_iter().take(DESTINATIONS_SHOWN);
+    status.destinations = shown
+        .map(|d| DestinationStatus {
+            message: cut(&d.message),
+            ..d.clone()
+        })
+        .collect();
+}
+
+fn next(job: &TransferJob) -> TransferJobStatus {
+    TransferJobStatus {
+        observed_generation: job.metadata.generation.unwrap_or_default(),
+        ..job.status.clone().unwrap_or_default()
+    }
+}
+
+/// Nothing moves any more.
+fn still(status: &mut TransferJobStatus) {
+    status.bytes_per_second = 0;
+    status.rate = String::new();
+    status.eta_seconds = None;
+    status.eta = String::new();
+}
+
+/// It is not suspended, if it ever was.
+fn resumed(status: &mut TransferJobStatus, now: Timestamp) {
+    if condition::is_true(&status.conditions, "Suspended") {
+        set(
+            status,
+            verdict("Suspended", false, "Resumed", "spec.suspend is false"),
+            now,
+        );
+    }
+}
+
+fn verdict(kind: &'static str, holds: bool, reason: &str, message: &str) -> Verdict {
+    Verdict {
+        kind,
+        holds,
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+    }
+}
+
+fn set(status: &mut TransferJobStatus, verdict: Verdict, now: Timestamp) {
+    condition::set(
+        &mut status.conditions,
+        verdict,
+        status.observed_generation,
+        now,
+    );
+}
+
+/// What may be left at nodes that could not be told of a job's end.
+pub(crate) fn left_behind(job: &TransferJob, nodes: &[String]) -> Option<Event> {
+    if nodes.is_empty() {
+        return None;
+    }
+    let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    let (root, path) = destined(job);
+    let text = format!(
+        "{} could not be told that the job ends, and may keep what had arrived: files \
+         .weft-{}-* in root {root} at {path}; remove them when no job of that name is under way there",
+        listed(&names),
+        uid(job),
+    );
+    Some(Event {
+        warning: true,
+        reason: "FilesLeft".to_owned(),
+        note: cut(&text),
+    })
+}
+
+/// More than bytes have moved between the two.
+pub(crate) fn is_transition(old: &TransferJobStatus, new: &TransferJobStatus) -> bool {
+    let bare = |status: &TransferJobStatus| TransferJobStatus {
+        bytes: 0,
+        bytes_total: 0,
+        bytes_per_second: 0,
+        eta_seconds: None,
+        progress: String::new(),
+        rate: String::new(),
+        eta: String::new(),
+        destinations: Vec::new(),
+        ..status.clone()
+    };
+    bare(old) != bare(new)
+}
+
+/// What people shall hear of a transition.
+pub(crate) fn news(old: &TransferJobStatus, new: &TransferJobStatus) -> Vec<Event> {
+    let mut news = Vec::new();
+    let mut say = |warning, reason: &str, note: &str| {
+        news.push(Event {
+            warning,
+            reason: reason.to_owned(),
+            note: cut(note),
+        });
+    };
+    let find = |status: &TransferJobStatus, kind: &str| {
+        let condition = status
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == kind);
+        condition.map(|c| (c.status == "True", c.reason.clone(), c.message.clone()))
+    };
+    let turned = |kind: &str| {
+        let (holds, reason, message) = find(new, kind)?;
+        let before = find(old, kind).filter(|before| before.0 == holds && before.1 == reason);
+        before.is_none().then_some((holds, reason, message))
+    };
+    match turned("Suspended") {
+        Some((true, _, message)) => say(false, "Suspended", &message),
+        Some((false, _, message)) => say(false, "Resumed", &message),
+        None => {}
+    }
+    if new.phase == Phase::Waiting
+        && let Some((_, reason, message)) = turned("Planned")
+    {
+        say(false, &reason, &message);
+    }
+    if old.start_time.is_none() && new.start_time.is_some() {
+        say(false, "Started", "the source is asked what there is");
+    }
+    if let Some((true, _, message)) = turned("Planned") {
+        say(false, "Planned", &message);
+    }
+    if new.attempt > old.attempt && new.attempt > 1 {
+        // What is written of a job that stands still is no trouble of its last attempt.
+        let is_trouble = !matches!(old.phase, Phase::Suspended | Phase::Waiting);
+        let cause = match old.message.as_str() {
+            "" => &new.message,
+            _ if is_trouble => &old.message,
+            _ => "",
+        };
+        let note = format!("attempt {}: {cause}", new.attempt);
+        say(!cause.is_empty(), "Retrying", note.trim_end_matches(": "));
+    }
+    if new.phase == Phase::Transferring && old.phase != Phase::Transferring {
+        say(false, "Transferring", "bytes move");
+    }
+    if let Some((true, _, message)) = turned("Complete") {
+        say(false, "Complete", &message);
+    }
+    if let Some((true, reason, message)) = turned("Failed") {
+        say(true, &reason, &message);
+    }
+    news
+}
+
+/// At most [`TEXT_MAX`] bytes of a text.
+fn cut(text: &str) -> String {
+    if text.len() <= TEXT_MAX {
+        return text.to_owned();
+    }
+    let at = (0..TEXT_MAX)
+        .rev()
+        .find(|at| text.is_char_boundary(*at))
+        .unwrap_or(0);
+    format!("{}…", &text[..at])
+}
+
+fn progress(done: i64, total: i64) -> String {
+    let percent = if total == 0 {
+        100
+    } else {
+        i128::from(done) * 100 / i128::from(total)
+    };
+    format!("{percent}% of {}", bytes(total))
+}
+
+fn bytes(count: i64) -> String {
+    const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 999.95 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{count} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
+fn duration(seconds: i64) -> String {
+    match seconds {
+        ..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
+        _ => format!("{}h{}m", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! The kinds of objects that the controllers read, and what decides about each: [`kinds!`] lists them. A new
+//! kind is a line there, and a module; see docs/add-a-kind.md.
+
+use std::collections::BTreeMap;
+
+use futures::{Stream, StreamExt as _, stream};
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Namespace, Node},
+};
+use kube::{
+    Client, Resource as _,
+    api::DynamicObject,
+    core::PartialObjectMeta,
+    runtime::{
+        WatchStreamExt as _,
+        watcher::{self, watcher},
+    },
+};
+use weft_crds::{FabricNode, RdmaFabric, TransferJob};
+
+use super::{
+    Controller, Setup,
+    cache::{Cached, Key, Store},
+    fabric::Fabrics,
+    job::{Jobs, secret::SecretFault},
+    request::Object,
+};
+use crate::transfer::Vault;
+
+/// Makes the controller of a kind that has one.
+macro_rules! push {
+    ($list:ident, $context:ident) => {};
+    ($list:ident, $context:ident, $controller:ty) => {
+        $list.push(Box::new(<$controller>::new($context)))
+    };
+}
+
+/// Declares the cache, the watches that fill it, and the controllers that decide from it.
+macro_rules! kinds {
+    ($(
+        $(#[doc = $doc:literal])*
+        $(#[cfg($condition:meta)])?
+        $store:ident: $kind:ty $(=> $controller:ty)?,
+    )*) => {
+        /// Everything that decisions are made from, but for what this process knows alone.
+        #[derive(Debug, Clone, Default)]
+        pub(crate) struct Cache {
+            $(
+                $(#[doc = $doc])*
+                $(#[cfg($condition)])?
+                pub(crate) $store: Store<$kind>,
+            )*
+            /// The public key of this leader's tickets: agents are told it.
+            pub(crate) ticket_key: String,
+            /// Whether the Secrets that jobs name could be read. What they hold is kept nowhere.
+            pub(crate) secrets: BTreeMap<Key, Result<(), SecretFault>>,
+            /// Reads Secrets for transfers.
+            pub(crate) vault: Vault,
+        }
+
+        impl Cache {
+            /// Learns an object as the API server has answered it; `None` if it is gone.
+            pub(crate) fn learn(&mut self, object: &Object, answered: Option<DynamicObject>) {
+                $(
+                    $(#[cfg($condition)])?
+                    if object.kind == <$kind>::kind(&()) {
+                        return self.$store.answered(&object.key, answered);
+                    }
+                )*
+            }
+
+            /// Every kind has been listed once.
+            pub(crate) fn is_synced(&self) -> bool {
+                let mut is_synced = true;
+                $(
+                    $(#[cfg($condition)])?
+                    {
+                        is_synced &= self.$store.is_synced();
+                    }
+                )*
+                is_synced
+            }
+
+            /// The controllers have reconciled.
+            pub(crate) fn clear_changed(&mut self) {
+                $(
+                    $(#[cfg($condition)])?
+                    self.$store.clear_changed();
+                )*
+            }
+        }
+
+        /// Watches every kind. Never ends; a watch that breaks off begins again.
+        #[expect(clippy::vec_init_then_push, reason = "a kind may be of tests only")]
+        pub(crate) fn watch(
+            client: &Client,
+            namespace: &str,
+        ) -> impl Stream<Item = WatchEvent> + Send + Unpin + use<> {
+            let mut watches = Vec::new();
+            $(
+                $(#[cfg($condition)])?
+                watches.push(watch_kind(client, namespace, |cache| &mut cache.$store));
+            )*
+            stream::select_all(watches)
+        }
+
+        /// Everything that decides.
+        #[expect(clippy::vec_init_then_push, reason = "a kind may be of tests only")]
+        pub(crate) fn controllers(setup: &Setup<'_>) -> Vec<Box<dyn Controller>> {
+            let mut controllers: Vec<Box<dyn Controller>> = Vec::new();
+            $(
+                $(#[cfg($condition)])?
+                push!(controllers, setup $(, $controller)?);
+            )*
+            controllers
+        }
+    };
+}
+
+kinds! {
+    /// The jobs.
+    jobs: TransferJob => Jobs,
+    /// The fabrics.
+    fabrics: RdmaFabric => Fabrics,
+    /// The fabrics' nodes, as the operator last described them.
+    fabric_nodes: FabricNode,
+    /// The cluster's nodes: their labels and annotations.
+    nodes: PartialObjectMeta<Node>,
+    /// The namespaces, likewise.
+    namespaces: PartialObjectMeta<Namespace>,
+    /// The agents' DaemonSets, likewise.
+    daemon_sets: PartialObjectMeta<DaemonSet>,
+    /// What docs/add-a-kind.md adds.
+    #[cfg(test)]
+    shortcuts: super::example::Shortcut => super::example::Shortcuts,
+}
+
+impl Cache {
+    /// Another number when anything but a job has changed since.
+    pub(crate) fn surroundings(&self) -> u64 {
+        self.layout() + self.daemon_sets.revision()
+    }
+
+    /// Another number when what jobs are laid out by may have changed since: who is where, and how
+    /// it is reached.
+    pub(crate) fn layout(&self) -> u64 {
+        self.fabrics.revision()
+            + self.fabric_nodes.revision()
+            + self.nodes.revision()
+            + self.namespaces.revision()
+    }
+}
+
+/// What a watch says.
+pub(crate) struct WatchEvent {
+    /// The epoch of the leader that has written the status of the object; 0 where none has.
+    pub(crate) leader_epoch: u64,
+    enter: Box<dyn FnOnce(&mut Cache) + Send>,
+}
+
+impl WatchEvent {
+    /// What a watch says of an object of a kind.
+    pub(crate) fn new<K: Cached>(
+        event: watcher::Event<K>,
+        store: fn(&mut Cache) -> &mut Store<K>,
+    ) -> Self {
+        let epoch = match &event {
+            watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
+                object.leader_epoch()
+            }
+            watcher::Event::Delete(_) | watcher::Event::Init | watcher::Event::InitDone => 0,
+        };
+        Self {
+            leader_epoch: u64::try_from(epoch).unwrap_or(0),
+            enter: Box::new(move |cache| store(cache).take(event)),
+        }
+    }
+
+    /// Puts it into the cache.
+    pub(crate) fn enter(self, cache: &mut Cache) {
+        (self.enter)(cache);
+    }
+}
+
+fn watch_kind<K: Cached>(
+    client: &Client,
+    namespace: &str,
+    store: fn(&mut Cache) -> &mut Store<K>,
+) -> stream::BoxStream<'static, WatchEvent> {
+    let heard = |result: watcher::Result<watcher::Event<K>>| {
+        let heard = result
+            .inspect_err(|error| tracing::warn!(%error, "a watch broke off; it begins again"));
+        std::future::ready(heard.ok())
+    };
+    let events = watcher(K::api(client.clone(), namespace), K::watched());
+    let events = events.default_backoff().filter_map(heard);
+    events
+        .map(move |event| WatchEvent::new(event, store))
+        .boxed()
+}

@@ -132,6 +132,9 @@ pub(crate) trait Controller: Send {
     /// Names it among the others.
     fn name(&self) -> &'static str;
 
+    /// Enters into the cache what no watch tells. Called before anything reconciles.
+    fn prepare(&mut self, _cache: &mut Cache) {}
+
     /// Decides what there is to decide, and submits what is to be written. It never waits.
     fn reconcile(&mut self, turn: &mut Turn<'_>);
 
@@ -147,7 +150,7 @@ pub(crate) trait Controller: Send {
 /// What a controller reconciles with.
 pub(crate) struct Turn<'a> {
     /// The objects of the API.
-    pub(crate) cache: &'a mut Cache,
+    pub(crate) cache: &'a Cache,
     /// Whose the nodes are.
     pub(crate) membership: &'a Membership,
     /// Nodes whose requests fail.
@@ -299,8 +302,11 @@ impl Runner {
             self.members_of = Some(layout);
         }
         for controller in &mut self.controllers {
+            controller.prepare(&mut self.cache);
+        }
+        for controller in &mut self.controllers {
             controller.reconcile(&mut Turn {
-                cache: &mut self.cache,
+                cache: &self.cache,
                 membership: &self.membership,
                 holds: &self.holds,
                 now: Timestamp::now(),

@@ -31,7 +31,6 @@ impl Cached for Shortcut {
     }
 }
 
-/// Decides Shortcuts.
 pub(crate) struct Shortcuts;
 
 impl Shortcuts {
@@ -46,19 +45,16 @@ impl Controller for Shortcuts {
     }
 
     fn reconcile(&mut self, turn: &mut Turn<'_>) {
-        let mut decided = Vec::new();
-        for (key, shortcut) in turn.cache.shortcuts.iter() {
+        let cache = turn.cache;
+        for (key, shortcut) in cache.shortcuts.iter() {
             let (namespace, name) = (key.namespace.clone(), shortcut.spec.job.clone());
-            let job = turn.cache.jobs.get(&Key { namespace, name });
+            let job = cache.jobs.get(&Key { namespace, name });
             let status = job.and_then(|job| job.status.as_ref());
             let phase = status.map_or_else(String::new, |status| format!("{:?}", status.phase));
             let status = ShortcutStatus { phase };
             let is_other = shortcut.status.as_ref() != Some(&status);
             let request = is_other.then(|| Request::status(shortcut, &status));
-            decided.push((key.clone(), request));
-        }
-        for (key, request) in decided {
-            turn.submit(&key, request.into_iter().collect());
+            turn.submit(key, request.into_iter().collect());
         }
     }
 }

@@ -129,17 +129,6 @@ impl Jobs {
         self.work_queue.take(elapsed)
     }
 
-    /// Takes the results of probes. The jobs that wait for them are decided at once.
-    fn take_probes(&mut self, cache: &mut Cache) {
-        for secret in self.probes.update(&mut cache.secrets) {
-            for (key, job) in cache.jobs.iter() {
-                if reading::secret(job).as_ref() == Some(&secret) {
-                    self.work_queue.add(key.clone());
-                }
-            }
-        }
-    }
-
     /// Does what was decided for this process to do. A transfer does not begin while requests for the job fail.
     fn obey(&mut self, turn: &Turn<'_>, key: Key, uid: String, order: Order) {
         let object = Object {
@@ -217,12 +206,22 @@ impl Controller for Jobs {
         "jobs"
     }
 
+    /// Enters the results of probes. The jobs that wait for them are decided at once.
+    fn prepare(&mut self, cache: &mut Cache) {
+        for secret in self.probes.update(&mut cache.secrets) {
+            for (key, job) in cache.jobs.iter() {
+                if reading::secret(job).as_ref() == Some(&secret) {
+                    self.work_queue.add(key.clone());
+                }
+            }
+        }
+    }
+
     /// Decides the jobs that something has happened to.
     fn reconcile(&mut self, turn: &mut Turn<'_>) {
         let now = turn.now;
         let held = turn.holds.nodes(turn.elapsed);
         let mut orders = Vec::new();
-        self.take_probes(turn.cache);
         for key in self.due(turn) {
             let Some(job) = turn.cache.jobs.get(&key) else {
                 continue;
@@ -236,7 +235,7 @@ impl Controller for Jobs {
             };
             let decision = decide::decide(&decide::View {
                 job,
-                cache: &*turn.cache,
+                cache: turn.cache,
                 membership: turn.membership,
                 work: work.as_deref(),
                 met,

@@ -17,7 +17,7 @@ pub(super) const DIRECTION: Rule = Rule {
 
 pub(super) const PURITY: Rule = Rule {
     id: "crate-purity",
-    says: "transport/core and planner reach no runtime, socket or source of randomness, and no \
+    says: "transport/core and control/planner reach no runtime, socket or source of randomness, and no \
            crate below the operator reaches Kubernetes.",
     why: "A pure crate runs in the simulator and on wasm32; an agent without a Kubernetes client \
           needs no Kubernetes credentials.",

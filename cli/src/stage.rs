@@ -21,10 +21,8 @@ use agent::Agents;
 pub use agent::{Access, AgentConfig, CongestionControl, Encryption, PathPolicy, find_agent};
 pub use error::StageError;
 pub use ground::{Addresses, Ground};
-use weft_operator::{
-    authority::{Authority, IdentityFiles},
-    transfer::{Channels, Contact, Place, Runner, Spec},
-};
+use weft_identity::authority::{Authority, IdentityFiles};
+use weft_operator::transfer::{Channels, Contact, Place, Runner, Spec};
 use weft_planner::Topology;
 
 use crate::fabric::isolation;

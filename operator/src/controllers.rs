@@ -57,6 +57,7 @@ use tokio::{
     sync::{Notify, mpsc, watch},
     time::{Instant, sleep_until},
 };
+use weft_identity::authority::Authority;
 
 pub use self::question::{Neighbour, Neighbours, Question, Survey};
 pub(crate) use self::request::FINALIZER;
@@ -80,7 +81,6 @@ use self::{
     writes::rank,
 };
 use crate::{
-    authority::Authority,
     patience::patiently,
     reports::{Fabrics, NodeState},
     transfer::{Channels, Vault},

@@ -11,8 +11,8 @@ use std::{
 use clap::{CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
+use weft_identity::authority::unique;
 use weft_operator::{
-    authority::unique,
     check,
     lease::LeaseBoard,
     process::{self, Settings},

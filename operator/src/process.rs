@@ -33,6 +33,7 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
+use weft_identity::cause::innermost;
 
 use crate::{
     NAME,
@@ -44,7 +45,7 @@ use crate::{
     patience::{ANSWER_WITHIN, Patience, patiently},
     reports::{Fabrics, Reports},
     review::{Reviewer, Reviews},
-    transfer::{Channels, innermost},
+    transfer::Channels,
     web::{self, Pulse, Standing},
 };
 

@@ -40,7 +40,6 @@ pub use job::{Course, End, Job};
 pub use manifest::EncodedManifest;
 pub use object::{Object, Open, Secret, Vault};
 pub use refusal::Refusal;
-pub(crate) use refusal::innermost;
 pub use runner::{Contact, Runner};
 
 use std::time::Duration;

@@ -10,10 +10,8 @@ use std::{
 
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use weft_operator::{
-    authority,
-    transfer::{Mandate, Spec, Tempo},
-};
+use weft_identity::authority;
+use weft_operator::transfer::{Mandate, Spec, Tempo};
 use weft_proto::agent::v1::Overwrite;
 
 use super::{

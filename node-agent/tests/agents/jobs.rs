@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use weft_operator::authority::Authority;
+use weft_identity::authority::Authority;
 use weft_operator::transfer::{
     Channels, Contact, Job, Mandate, Object, Open, Place, Refusal, Runner, Secret, Spec, Standing,
     Tempo, Vault,

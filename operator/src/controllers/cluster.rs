@@ -20,8 +20,9 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use weft_crds::{FabricNode, RdmaFabric, TransferJob};
+use weft_identity::cause::innermost;
 
-use crate::{NAME, patience, transfer::innermost};
+use crate::{NAME, patience};
 
 use super::{
     agents::FABRIC_LABEL,

@@ -6,10 +6,11 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use tokio::time::timeout;
+use weft_identity::cause::innermost;
 
 use crate::{
     NAME,
-    transfer::{Open, Refusal, innermost},
+    transfer::{Open, Refusal},
 };
 
 /// An API server that has not answered by then is asked again with the next attempt.

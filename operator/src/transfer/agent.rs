@@ -18,13 +18,14 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 use tower::service_fn;
+use weft_identity::{authority::AuthorityError, cause::innermost};
 use weft_proto::agent::v1::agent_client::AgentClient;
 
 use super::{
     Refusal,
     channels::Channels,
     manifest::Appending,
-    refusal::{ADDRESS_UNUSABLE, NEVER_REACHED, innermost, is_of_connection, refusal, unreachable},
+    refusal::{ADDRESS_UNUSABLE, NEVER_REACHED, is_of_connection, refusal, unreachable},
     runner::Contact,
     tls,
 };
@@ -246,7 +247,7 @@ impl Agent {
         }
     }
 
-    fn unshown(&self, error: &crate::authority::AuthorityError) -> Refusal {
+    fn unshown(&self, error: &AuthorityError) -> Refusal {
         Refusal {
             node: self.shared.contact.node.clone(),
             reason: error.reason().to_owned(),

@@ -19,13 +19,16 @@ use std::{
 
 use rustls::ClientConfig;
 use tokio::time::{Instant, sleep};
+use weft_identity::{
+    authority::{Authority, AuthorityError, VALID},
+    server_name,
+};
 
 use super::{
     agent::{Agent, Shared},
     runner::Contact,
     tls,
 };
-use crate::authority::{Authority, AuthorityError, VALID};
 
 /// A connection that nobody holds is kept for so long at least, and at most twice as long: jobs of the
 /// same nodes come in bunches, and a handshake keeps a core busy for some milliseconds.
@@ -139,7 +142,7 @@ impl Channels {
     /// What to show to a node now.
     pub(super) fn credentials(&self, node: &str) -> Result<Credentials, AuthorityError> {
         let (number, tls) = self.pool.certificate(&self.authority)?;
-        let name = Authority::server_name(self.authority.fabric(), node);
+        let name = server_name(self.authority.fabric(), node);
         Ok(Credentials { number, tls, name })
     }
 

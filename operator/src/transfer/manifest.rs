@@ -152,6 +152,9 @@ impl<S: Service<http::Request<Body>>> Service<http::Request<Body>> for Appending
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use weft_identity::authority::Authority;
     use weft_proto::agent::v1::{
         DestinationPart, File, JobRef, LocalPart, Location, ObjectPart, ObjectSource,
         PrepareRequest, SourcePart, StartRequest, start_request::Part,
@@ -229,7 +232,7 @@ mod tests {
 
     #[tokio::test]
     async fn agents_read_a_manifest_where_the_protocol_has_it() {
-        let authority = std::sync::Arc::new(crate::authority::Authority::new("lab").unwrap());
+        let authority = Arc::new(Authority::new("lab").unwrap());
         let node = StandIn::start(&authority, "n1").await;
         let agent = Channels::new(authority).agent(&node.contact);
         let job = Some(JobRef {

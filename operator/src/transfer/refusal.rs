@@ -1,6 +1,7 @@
 //! What an agent, or the way to it, refused.
 
 use tonic::{Code, Status};
+use weft_identity::cause::innermost;
 use weft_proto::{Message as _, agent::v1::ErrorDetail};
 
 /// The reason of a refusal by silence, of a node that has been reached before.
@@ -89,17 +90,6 @@ pub(super) fn unreachable(node: &str, address: &str, cause: &str) -> Refusal {
         ),
         retriable: true,
     }
-}
-
-/// The innermost error, which says what happened.
-pub(crate) fn innermost(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text = error.to_string();
-        next = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

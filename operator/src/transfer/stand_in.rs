@@ -17,6 +17,7 @@ use tonic::{
     Request, Response, Status,
     transport::{Certificate, Identity, Server, ServerTlsConfig},
 };
+use weft_identity::authority::Authority;
 use weft_planner::{Strategy, Topology};
 use weft_proto::agent::v1::{
     agent_server::{Agent, AgentServer},
@@ -24,7 +25,6 @@ use weft_proto::agent::v1::{
 };
 
 use super::{Contact, Mandate, Place, Spec, Tempo};
-use crate::authority::Authority;
 
 /// A transfer from n0 to n1.
 pub(super) fn spec(topology: Topology, tempo: Tempo) -> Spec {

@@ -1,20 +1,18 @@
 //! TLS to agents: what the operator shows and whom it believes is the same for all agents of a fabric, and
 //! is held once. A library that makes it for each connection keeps a store of sessions with each.
 
-use std::{fmt, io, sync::Arc};
+use std::{io, sync::Arc};
 
 use hyper_util::rt::TokioIo;
-use rustls::{
-    ClientConfig, RootCertStore,
-    client::Resumption,
-    crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
-};
+use rustls::{ClientConfig, client::Resumption, pki_types::ServerName};
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
+use weft_identity::{
+    authority::{AuthorityError, Identity},
+    tls::operator_client,
+};
 
 use super::CONTACT_TRY;
-use crate::authority::{AuthorityError, Identity};
 
 /// What agents speak (RFC 9113).
 const HTTP2: &[u8] = b"h2";
@@ -27,30 +25,7 @@ pub(super) fn config(
     authorities: &str,
     identity: &Identity,
 ) -> Result<Arc<ClientConfig>, AuthorityError> {
-    let kept = |error: &dyn fmt::Display| AuthorityError::Kept {
-        part: "ca.crt",
-        problem: error.to_string(),
-    };
-    let own = |error: &dyn fmt::Display| AuthorityError::Kept {
-        part: "ca.key",
-        problem: format!("the operator's certificate made with it cannot be shown: {error}"),
-    };
-    let mut roots = RootCertStore::empty();
-    for authority in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
-        let authority = authority.map_err(|error| kept(&error))?;
-        roots.add(authority).map_err(|error| kept(&error))?;
-    }
-    let chain: Result<Vec<_>, _> =
-        CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect();
-    let chain = chain.map_err(|error| own(&error))?;
-    let key =
-        PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).map_err(|error| own(&error))?;
-    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| own(&error))?
-        .with_root_certificates(roots)
-        .with_client_auth_cert(chain, key)
-        .map_err(|error| own(&error))?;
+    let mut config = operator_client(authorities, identity)?;
     config.alpn_protocols = vec![HTTP2.to_vec()];
     // An agent is called over one connection for as long as it is needed.
     config.resumption = Resumption::disabled();

@@ -7,8 +7,8 @@ use crate::tree::Tree;
 
 pub(super) const DIRECTION: Rule = Rule {
     id: "crate-direction",
-    says: "Our crates depend on each other in one direction: engine → link and memory → core, agent → engine \
-           and proto, cli → operator → planner and proto.",
+    says: "Our crates depend on each other in one direction: engine → link and memory → core, agent → engine, \
+           identity and proto, cli → operator → identity, planner and proto.",
     why: "Crates are split by what they must not know; one edge the wrong way and the split is a \
           matter of folders.",
     weight: Weight::Error,
@@ -28,6 +28,7 @@ pub(super) const PURITY: Rule = Rule {
 /// What each crate may name for its product or its build. A crate is added here before it is built.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("weft-crds", &["weft-planner"]),
+    ("weft-identity", &["weft-proto"]),
     ("weft-planner", &[]),
     ("weft-proto", &[]),
     ("weft-core", &[]),
@@ -41,19 +42,32 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("weft-sim", &["weft-core", "weft-crypto", "weft-memory"]),
     (
         "weft-agent",
-        &["weft-core", "weft-link", "weft-engine", "weft-proto"],
+        &[
+            "weft-core",
+            "weft-identity",
+            "weft-link",
+            "weft-engine",
+            "weft-proto",
+        ],
     ),
     (
         "weft-operator",
-        &["weft-crds", "weft-planner", "weft-proto"],
+        &["weft-crds", "weft-identity", "weft-planner", "weft-proto"],
     ),
     (
         "weft-cli",
-        &["weft-crds", "weft-operator", "weft-planner", "weft-proto"],
+        &[
+            "weft-crds",
+            "weft-identity",
+            "weft-operator",
+            "weft-planner",
+            "weft-proto",
+        ],
     ),
     (
         "weft-tests",
         &[
+            "weft-identity",
             "weft-planner",
             "weft-proto",
             "weft-core",

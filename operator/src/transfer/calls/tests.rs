@@ -5,15 +5,13 @@ use tokio::{
     task::JoinSet,
     time::Instant,
 };
+use weft_identity::authority::Authority;
 use weft_planner::Topology;
 
 use super::*;
-use crate::{
-    authority::Authority,
-    transfer::{
-        Tempo,
-        stand_in::{self, StandIn},
-    },
+use crate::transfer::{
+    Tempo,
+    stand_in::{self, StandIn},
 };
 
 fn spec(report: Duration) -> Spec {

@@ -1,7 +1,7 @@
+use weft_identity::authority::Authority;
 use weft_planner::{Node, Topology};
 
 use super::*;
-use crate::authority::Authority;
 use crate::transfer::{Standing, Tempo, stand_in};
 
 #[tokio::test]

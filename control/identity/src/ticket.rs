@@ -6,15 +6,14 @@ use ring::signature::{ED25519, UnparsedPublicKey};
 use weft_proto::Message as _;
 use weft_proto::agent::v1::{Direction, JobRef, Location, SignedTicket, Ticket};
 
-use crate::config_values::{FabricName, NodeName, PublicKey};
+use crate::CLOCK_SKEW;
 
 /// What is signed before the ticket's bytes, so that a signature can mean nothing else.
-pub const CONTEXT: &[u8; 21] = b"weft.agent.v1.Ticket\n";
+const CONTEXT: &[u8; 21] = b"weft.agent.v1.Ticket\n";
 
-/// How far this node's clock may be ahead of the operator's: as far as certificates allow
-/// (`weft_operator::authority`). What else a ticket says, its job and attempt above all, is as strict
-/// as ever.
-const CLOCK_SKEW_S: u64 = 60 * 60;
+/// How far a node's clock may be ahead of the operator's: as far as certificates allow. What else a
+/// ticket says, its job and attempt above all, is as strict as ever.
+const CLOCK_SKEW_S: u64 = CLOCK_SKEW.as_secs();
 
 /// Why a ticket does not hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -80,36 +79,40 @@ impl TicketFault {
 #[derive(Debug)]
 pub struct Meeting<'a> {
     /// This fabric.
-    pub fabric: &'a FabricName,
+    pub fabric: &'a str,
     /// This node.
-    pub here: &'a NodeName,
+    pub here: &'a str,
     /// The node whose certificate the caller showed.
-    pub caller: &'a NodeName,
-    /// The operator's key.
-    pub key: &'a PublicKey,
+    pub caller: &'a str,
+    /// The operator's key, Ed25519.
+    pub key: &'a [u8; 32],
     /// The time.
     pub now: SystemTime,
+}
+
+/// What a signature of a ticket is of.
+pub(crate) fn signed_bytes(ticket: &[u8]) -> Vec<u8> {
+    [CONTEXT.as_slice(), ticket].concat()
 }
 
 /// A ticket that holds between these two nodes, now. What it is for is compared by the caller with
 /// [`matches_destination`].
 pub fn verify(signed: &SignedTicket, meeting: &Meeting<'_>) -> Result<Ticket, TicketFault> {
-    let message = [CONTEXT.as_slice(), &signed.ticket].concat();
-    UnparsedPublicKey::new(&ED25519, &meeting.key.0)
-        .verify(&message, &signed.signature)
+    UnparsedPublicKey::new(&ED25519, meeting.key)
+        .verify(&signed_bytes(&signed.ticket), &signed.signature)
         .map_err(|_| TicketFault::Forged)?;
     let ticket = Ticket::decode(signed.ticket.as_slice()).map_err(|_| TicketFault::Forged)?;
-    if ticket.fabric != meeting.fabric.as_str() {
+    if ticket.fabric != meeting.fabric {
         return Err(TicketFault::OtherFabric {
             theirs: ticket.fabric,
         });
     }
-    if ticket.to_node != meeting.here.as_str() || ticket.from_node != meeting.caller.as_str() {
+    if ticket.to_node != meeting.here || ticket.from_node != meeting.caller {
         return Err(TicketFault::OtherNode {
             from: ticket.from_node,
             to: ticket.to_node,
-            caller: meeting.caller.to_string(),
-            here: meeting.here.to_string(),
+            caller: meeting.caller.to_owned(),
+            here: meeting.here.to_owned(),
         });
     }
     let now = meeting
@@ -183,16 +186,16 @@ mod tests {
     fn check(ticket: &Ticket, signer: u8, verifier: u8) -> Result<(), TicketFault> {
         let pair = |seed| Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).unwrap();
         let bytes = ticket.encode_to_vec();
-        let signature = pair(signer).sign(&[CONTEXT.as_slice(), &bytes].concat());
+        let signature = pair(signer).sign(&signed_bytes(&bytes));
         let signed = SignedTicket {
             ticket: bytes,
             signature: signature.as_ref().to_vec(),
         };
-        let key = PublicKey(pair(verifier).public_key().as_ref().try_into().unwrap());
+        let key: [u8; 32] = pair(verifier).public_key().as_ref().try_into().unwrap();
         let meeting = Meeting {
-            fabric: &"play".parse().unwrap(),
-            here: &"n1".parse().unwrap(),
-            caller: &"n0".parse().unwrap(),
+            fabric: "play",
+            here: "n1",
+            caller: "n0",
             key: &key,
             now: SystemTime::UNIX_EPOCH + Duration::from_secs(NOW_S),
         };

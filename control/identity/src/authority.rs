@@ -26,19 +26,14 @@ use weft_proto::{
 };
 use x509_parser::pem::Pem;
 
-/// What is signed before a ticket's bytes, so that a signature can mean nothing else.
-const TICKET_CONTEXT: &[u8; 21] = b"weft.agent.v1.Ticket\n";
+use crate::{CLOCK_SKEW, OPERATOR_NAME, role::Role, server_name, ticket};
+
 /// A node's certificate's life, and the operator's as a caller.
-pub(crate) const VALID: Duration = Duration::hours(24);
-/// The authority's own life: it ends by being rotated (`rotation`), before a third of it is left.
+pub const VALID: Duration = Duration::hours(24);
+/// The authority's own life: it ends by being rotated (`weft_operator::rotation`), before a third of it is left.
 const AUTHORITY_VALID: Duration = Duration::days(365);
 /// The life of a server certificate, whose key never leaves the process that it is made for.
 const SERVER_VALID: Duration = Duration::days(365);
-/// How far apart the clocks of two nodes may be. A clock an hour off is found by other means; until
-/// then it shall not keep a node out.
-pub(crate) const CLOCK_SKEW: Duration = Duration::hours(1);
-/// The name that agents ask for when they dial the operator, whatever its address.
-pub const OPERATOR_NAME: &str = "operator.weft";
 
 /// Why there is no authority, or no certificate.
 #[derive(Debug, thiserror::Error)]
@@ -158,7 +153,7 @@ impl Authority {
     }
 
     /// A certificate that signs others, and its key.
-    pub(crate) fn root(name: &str) -> Result<Identity, AuthorityError> {
+    pub fn root(name: &str) -> Result<Identity, AuthorityError> {
         let failed = |source| not_made(name, source);
         let key = KeyPair::generate().map_err(failed)?;
         let mut params = params(&format!("weft {name}"), AUTHORITY_VALID);
@@ -246,12 +241,6 @@ impl Authority {
         &self.keys.certificates
     }
 
-    /// The name that a node's certificate answers to: what to ask for when dialling any of its
-    /// addresses.
-    pub fn server_name(fabric: &str, node: &str) -> String {
-        format!("{node}.{fabric}.weft")
-    }
-
     /// A certificate for a node's agent, which serves the control API and calls its peers'.
     pub fn node(&self, name: &str) -> Result<Identity, AuthorityError> {
         self.issue(&self.node_params(name)?, name)
@@ -271,7 +260,7 @@ impl Authority {
     /// The certificate that may Stat, Prepare, Start and Cancel.
     pub fn operator(&self) -> Result<Identity, AuthorityError> {
         let mut params = params("operator", VALID);
-        params.subject_alt_names = vec![self.role("operator")?];
+        params.subject_alt_names = vec![self.role(&Role::Operator)?];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.issue(&params, "operator")
     }
@@ -289,8 +278,8 @@ impl Authority {
     fn node_params(&self, name: &str) -> Result<CertificateParams, AuthorityError> {
         let mut params = params(name, VALID);
         params.subject_alt_names = vec![
-            self.role(&format!("node/{name}"))?,
-            dns(&Self::server_name(&self.fabric, name))?,
+            self.role(&Role::Node(name.to_owned()))?,
+            dns(&server_name(&self.fabric, name))?,
         ];
         params.extended_key_usages = vec![
             ExtendedKeyUsagePurpose::ServerAuth,
@@ -299,8 +288,8 @@ impl Authority {
         Ok(params)
     }
 
-    fn role(&self, role: &str) -> Result<SanType, AuthorityError> {
-        let uri = format!("weft://{}/{role}", self.fabric);
+    fn role(&self, role: &Role) -> Result<SanType, AuthorityError> {
+        let uri = role.uri(&self.fabric);
         let name = uri.clone().try_into();
         name.map(SanType::URI)
             .map_err(|source| not_made(&uri, source))
@@ -324,8 +313,8 @@ impl Authority {
     /// Signs a ticket.
     pub fn sign(&self, ticket: &Ticket) -> SignedTicket {
         let ticket = ticket.encode_to_vec();
-        let message = [TICKET_CONTEXT.as_slice(), &ticket].concat();
-        let signature = self.keys.tickets.sign(&message).as_ref().to_vec();
+        let signature = self.keys.tickets.sign(&ticket::signed_bytes(&ticket));
+        let signature = signature.as_ref().to_vec();
         SignedTicket { ticket, signature }
     }
 }
@@ -420,7 +409,7 @@ mod tests {
             .map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap())
             .collect();
         let key = UnparsedPublicKey::new(&ED25519, key);
-        let message = [TICKET_CONTEXT.as_slice(), &signed.ticket].concat();
+        let message = ticket::signed_bytes(&signed.ticket);
         key.verify(&message, &signed.signature).unwrap();
         key.verify(&signed.ticket, &signed.signature).unwrap_err();
     }

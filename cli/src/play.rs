@@ -1,7 +1,7 @@
 //! `weft play`: a small fabric, the agents and the planner of a cluster, and one transfer.
 //!
 //! It builds the fabric in namespaces that end with it, makes a certificate authority, starts an
-//! agent per node, and plays the operator ([`weft_operator::transfer`]). Where namespaces are refused the
+//! agent per node, and plays the operator ([`weft_transfer`]). Where namespaces are refused the
 //! agents run on loopback with one path. Nothing is left behind but what `--out` or `--keep` asked
 //! for.
 //!

@@ -22,8 +22,8 @@ pub use agent::{Access, AgentConfig, CongestionControl, Encryption, PathPolicy, 
 pub use error::StageError;
 pub use ground::{Addresses, Ground};
 use weft_identity::authority::{Authority, IdentityFiles};
-use weft_operator::transfer::{Channels, Contact, Place, Runner, Spec};
 use weft_planner::Topology;
+use weft_transfer::{Channels, Contact, Place, Runner, Spec};
 
 use crate::fabric::isolation;
 

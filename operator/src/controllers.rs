@@ -58,6 +58,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 use weft_identity::authority::Authority;
+use weft_transfer::{Channels, Vault};
 
 pub use self::question::{Neighbour, Neighbours, Question, Survey};
 pub(crate) use self::request::FINALIZER;
@@ -83,7 +84,6 @@ use self::{
 use crate::{
     patience::patiently,
     reports::{Fabrics, NodeState},
-    transfer::{Channels, Vault},
     web::Pulse,
 };
 

@@ -71,7 +71,7 @@ struct Arguments {
     /// Log as JSON, one object a line.
     #[arg(long, global = true)]
     log_json: bool,
-    /// What to log, for example `info` or `weft_operator=debug,kube=info`.
+    /// What to log, for example `info` or `weft_operator=debug,weft_transfer=debug,kube=info`.
     #[arg(long, global = true, value_name = "FILTER", default_value = "info")]
     log: String,
 }

@@ -34,6 +34,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use weft_identity::cause::innermost;
+use weft_transfer::Channels;
 
 use crate::{
     NAME,
@@ -45,7 +46,6 @@ use crate::{
     patience::{ANSWER_WITHIN, Patience, patiently},
     reports::{Fabrics, Reports},
     review::{Reviewer, Reviews},
-    transfer::Channels,
     web::{self, Pulse, Standing},
 };
 

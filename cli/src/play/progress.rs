@@ -7,9 +7,9 @@ use std::{
 };
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use weft_operator::transfer::{DestinationView, Job, Standing};
 use weft_planner::Seconds;
 use weft_proto::agent::v1::State;
+use weft_transfer::{DestinationView, Job, Standing};
 
 use crate::quantity;
 
@@ -203,9 +203,9 @@ mod tests {
     };
 
     use indicatif::TermLike;
-    use weft_operator::transfer::{Mandate, Place, Refusal, Spec, Tempo};
     use weft_planner::{Strategy, Topology};
     use weft_proto::agent::v1::{Algorithm, Overwrite, ProgressResponse};
+    use weft_transfer::{Mandate, Place, Refusal, Spec, Tempo};
 
     use super::*;
 

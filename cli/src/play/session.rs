@@ -11,8 +11,8 @@ use std::{
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use weft_identity::authority;
-use weft_operator::transfer::{Mandate, Spec, Tempo};
 use weft_proto::agent::v1::Overwrite;
+use weft_transfer::{Mandate, Spec, Tempo};
 
 use super::{
     Data, Fault, FaultKind, Happened, PlayError, Settings, Summary,

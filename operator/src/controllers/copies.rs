@@ -8,6 +8,7 @@ use kube::{
     core::{PartialObjectMeta, Selector, SelectorExt as _},
 };
 use weft_crds::{DestinationState, TransferJob, TransferJobStatus};
+use weft_transfer::{Place, Removal};
 
 use super::{
     holds::HeldNodes,
@@ -19,7 +20,6 @@ use super::{
     snapshot::Snapshot,
     world::{World, uid},
 };
-use crate::transfer::{Place, Removal};
 
 /// Two paths of a root are of the same files, or one lies within the other.
 fn overlap(one: &str, other: &str) -> bool {

@@ -13,6 +13,7 @@ use k8s_openapi::{
 };
 use kube::ResourceExt as _;
 use weft_crds::{DeletionPolicy, Phase, TransferJob, TransferJobStatus};
+use weft_transfer::{Contact, Removal, Roster};
 
 use super::{
     copies::{self, Parting},
@@ -27,7 +28,6 @@ use super::{
     status,
     world::{Key, World, uid},
 };
-use crate::transfer::{Contact, Removal, Roster};
 
 /// Progress is written when what is written is so old …
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);

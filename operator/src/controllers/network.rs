@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::ResourceExt as _;
 use weft_crds::RdmaFabric;
 use weft_planner::{Node, Topology, Uplink};
+use weft_transfer::Contact;
 
 use super::world::World;
-use crate::transfer::Contact;
 
 /// A node's link where nothing says how fast it is: 10 Gbit/s. Only estimates depend on it.
 const LINK_BPS: u64 = 10_000_000_000;

@@ -2,6 +2,7 @@
 
 use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{Destinations, FileSource, RdmaFabric, Root, RootAccess, RootScope, TransferJob};
+use weft_transfer::Place;
 
 use super::{
     fabric::listed,
@@ -9,7 +10,6 @@ use super::{
     resolve::{Obstacle, wait},
     world::World,
 };
-use crate::transfer::Place;
 
 /// One end of a job.
 #[derive(Clone, Copy)]

@@ -21,6 +21,7 @@ use std::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use weft_crds::{DestinationState, Phase, TransferJob, TransferJobStatus};
+use weft_transfer::{is_local, node_of};
 
 use super::{
     fabric::is_ready,
@@ -28,7 +29,6 @@ use super::{
     snapshot::Snapshot,
     world::{Key, World},
 };
-use crate::transfer::{is_local, node_of};
 
 /// Jobs that a node takes part in at one time: while one is prepared, or hashes and syncs what it has
 /// written, the other's bytes use the link. A third would only make both slower.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{ObjectSource, RdmaFabric, TransferJob};
+use weft_transfer::{Object, Place, Secret};
 
 use super::{
     fabric::{self, Configured, configured, is_ready, listed},
@@ -12,7 +13,6 @@ use super::{
     resolve::{Obstacle, wait},
     world::{Key, World},
 };
-use crate::transfer::{Object, Place, Secret};
 
 /// What stands between a job and the Secret that it names.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,6 +6,7 @@ use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{Algorithm, FileSource, Overwrite, RdmaFabric, Strategy, TransferJob};
 use weft_planner::Topology;
 use weft_proto::agent::v1 as agent;
+use weft_transfer::{Contact, Mandate, Place, Removal, Roster, Spec, Tempo, local, node_of};
 
 use super::{
     fabric::{self, Configured, configured, is_ready, listed},
@@ -16,7 +17,6 @@ use super::{
     reading,
     world::World,
 };
-use crate::transfer::{Contact, Mandate, Place, Removal, Roster, Spec, Tempo, local, node_of};
 
 /// What a transfer needs.
 #[derive(Debug, Clone)]

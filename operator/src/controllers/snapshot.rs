@@ -6,9 +6,9 @@ use weft_crds::{
     DestinationState, DestinationStatus, LinkInUse, ManifestSummary, PlanSummary, Strategy,
 };
 use weft_proto::agent::v1::{ProgressResponse, State};
+use weft_transfer::{Course, DestinationView, End, Job, Place, Removal, Standing, node_of};
 
 use super::models::Note;
-use crate::transfer::{Course, DestinationView, End, Job, Place, Removal, Standing, node_of};
 
 /// The rate is that of the last so many seconds: a person looks at it.
 const PACE: Duration = Duration::from_secs(10);

@@ -7,6 +7,7 @@ use weft_crds::{
     Counts, DESTINATIONS_SHOWN, DestinationState, DestinationStatus, Phase, TransferJob,
     TransferJobStatus,
 };
+use weft_transfer::Course;
 
 use super::{
     condition::{self, Verdict, moment},
@@ -18,7 +19,6 @@ use super::{
     snapshot::{Outcome, Snapshot},
     world::uid,
 };
-use crate::transfer::Course;
 
 /// An Event's note has at most 1024 bytes; a message need not have more.
 const TEXT_MAX: usize = 1000;

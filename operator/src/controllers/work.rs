@@ -7,13 +7,13 @@ use tokio::{
     task::JoinHandle,
     time::Instant,
 };
+use weft_transfer::{Channels, Contact, Job, Removal, Roster, Runner};
 
 use super::{
     resolve::Transfer,
     snapshot::{Pace, Snapshot},
     world::Key,
 };
-use crate::transfer::{Channels, Contact, Job, Removal, Roster, Runner};
 
 /// Between two looks while nothing but bytes change: agents report once a second.
 const LOOK: Duration = Duration::from_secs(1);
@@ -272,11 +272,10 @@ async fn drive(
 
 #[cfg(test)]
 mod tests {
+    use weft_transfer::{Answer, Command};
+
     use super::*;
-    use crate::{
-        controllers::{membership::Membership, resolve, scenario},
-        transfer::{Answer, Command},
-    };
+    use crate::controllers::{membership::Membership, resolve, scenario};
 
     #[test]
     fn it_is_told_at_once_that_a_job_waits_to_be_told_which_copies_go() {

@@ -16,9 +16,9 @@ use kube::{
     runtime::watcher::Event,
 };
 use weft_crds::{FabricNode, RdmaFabric, TransferJob};
+use weft_transfer::Vault;
 
 use super::secret::SecretFault;
-use crate::transfer::Vault;
 
 /// An object of its kind; the namespace of a cluster's object is "".
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

@@ -11,9 +11,9 @@ use weft_cli::stage::{
     self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup, find_agent,
 };
 use weft_identity::authority;
-use weft_operator::transfer::{Job, Mandate, Spec, Standing, Tempo};
 use weft_planner::Strategy;
 use weft_proto::agent::v1::{Algorithm, Overwrite};
+use weft_transfer::{Job, Mandate, Spec, Standing, Tempo};
 
 use super::BenchError;
 

@@ -7,8 +7,8 @@ use crate::tree::Tree;
 
 pub(super) const DIRECTION: Rule = Rule {
     id: "crate-direction",
-    says: "Our crates depend on each other in one direction: engine → link and memory → core, agent → engine, \
-           identity and proto, cli → operator → identity, planner and proto.",
+    says: "Our crates depend on each other in one direction: engine → link and memory → core, agent → engine and \
+           identity, operator and cli → transfer → identity, planner and proto.",
     why: "Crates are split by what they must not know; one edge the wrong way and the split is a \
           matter of folders.",
     weight: Weight::Error,
@@ -29,6 +29,10 @@ pub(super) const PURITY: Rule = Rule {
 const MAY_USE: &[(&str, &[&str])] = &[
     ("weft-crds", &["weft-planner"]),
     ("weft-identity", &["weft-proto"]),
+    (
+        "weft-transfer",
+        &["weft-identity", "weft-planner", "weft-proto"],
+    ),
     ("weft-planner", &[]),
     ("weft-proto", &[]),
     ("weft-core", &[]),
@@ -52,16 +56,22 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     (
         "weft-operator",
-        &["weft-crds", "weft-identity", "weft-planner", "weft-proto"],
+        &[
+            "weft-crds",
+            "weft-identity",
+            "weft-planner",
+            "weft-proto",
+            "weft-transfer",
+        ],
     ),
     (
         "weft-cli",
         &[
-            "weft-crds",
             "weft-identity",
-            "weft-operator",
             "weft-planner",
             "weft-proto",
+            "weft-transfer",
+            "weft-crds",
         ],
     ),
     (
@@ -74,6 +84,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-link",
             "weft-engine",
             "weft-sim",
+            "weft-transfer",
             "weft-agent",
             "weft-operator",
             "weft-crds",

@@ -4,6 +4,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use weft_crds::DestinationState;
 use weft_proto::agent::v1::{File, Manifest, ProgressResponse, State};
+use weft_transfer::{Answer, Command, Course, Job, Place, Refusal, Standing};
 
 mod copies;
 mod ends;
@@ -12,13 +13,10 @@ mod objects;
 mod turns;
 
 use super::*;
-use crate::{
-    controllers::{
-        condition,
-        scenario::{self, minilm},
-        secret::SecretFault,
-    },
-    transfer::{Answer, Command, Course, Job, Place, Refusal, Standing},
+use crate::controllers::{
+    condition,
+    scenario::{self, minilm},
+    secret::SecretFault,
 };
 
 const BYTES: u64 = 1000;

@@ -1,11 +1,11 @@
 use weft_proto::operator::v1::ModelState;
+use weft_transfer::Course;
 
 use super::*;
 use crate::controllers::{
     scenario::{self, MODEL, note},
     snapshot::Holder,
 };
-use crate::transfer::Course;
 
 /// n2 holds minilm.
 fn world() -> World {

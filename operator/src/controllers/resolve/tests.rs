@@ -1,8 +1,8 @@
 use weft_crds::{DestinationStatus, RootScope, TransferJob, TransferJobStatus};
+use weft_transfer::Removal;
 
 use super::*;
 use crate::controllers::{network::topology, scenario, world::Key};
-use crate::transfer::Removal;
 
 fn resolved(world: &World, job: &TransferJob) -> Result<Transfer, Obstacle> {
     resolve(job, world, &Membership::of(world), 3)

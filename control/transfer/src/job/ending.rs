@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{Job, Phase, cancels::Cancels};
-use crate::transfer::{Command, Refusal, Removal, node_of};
+use crate::{Command, Refusal, Removal, node_of};
 
 impl Job {
     pub(super) fn on_cancelled(

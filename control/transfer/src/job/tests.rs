@@ -4,7 +4,7 @@ use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, File, Overwrite, PeerProgress, Role, State};
 
 use super::*;
-use crate::transfer::{
+use crate::{
     CONTACT_TRY, Mandate, Place, Standing,
     refusal::{NEVER_REACHED, UNREACHABLE},
 };

@@ -6,9 +6,7 @@ use tonic::Streaming;
 use weft_proto::agent::v1::{CancelRequest, CancelResponse, ProgressRequest, ProgressResponse};
 
 use super::*;
-use crate::transfer::{
-    CONTACT_TRY, Refusal, agent::Client, refusal::is_of_connection, stand_in::StandIn,
-};
+use crate::{CONTACT_TRY, Refusal, agent::Client, refusal::is_of_connection, stand_in::StandIn};
 
 /// What takes so long never happens.
 const NEVER: Duration = Duration::from_secs(30);

@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use weft_proto::agent::v1::{Directory, File, Manifest};
 
 use super::Job;
-use crate::transfer::{
-    EncodedManifest, Object, Place, Refusal, Standing, attempt::Attempt, ledger::Sends,
-};
+use crate::{EncodedManifest, Object, Place, Refusal, Standing, attempt::Attempt, ledger::Sends};
 
 /// Most destinations that are asked to read, one after the other, before a store that serves none of them
 /// is taken for the one at fault.

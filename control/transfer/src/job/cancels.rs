@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, time::Duration};
 /// between the tries, in which an agent that was stopped runs again, and the four tries take 6 s where
 /// the node is silent. Somebody waits for the job to be gone, and a node that is down stays so for longer.
 ///
-/// [`Tempo::CLUSTER`]: crate::transfer::Tempo::CLUSTER
+/// [`Tempo::CLUSTER`]: crate::Tempo::CLUSTER
 const AGAIN: u32 = 3;
 
 /// The Cancels of a job that ends. Owned and written by the job.

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use weft_planner::{Part, Plan, PlanError, Request, plan};
 
 use super::Job;
-use crate::transfer::{Standing, ledger::SENDER_LOST};
+use crate::{Standing, ledger::SENDER_LOST};
 
 /// After so many attempts in a row that brought nothing, those at whom they ended no longer stand between
 /// the source and the others.

@@ -4,11 +4,11 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use weft_proto::agent::v1::{ProgressRequest, ProgressResponse};
 
 use super::Calls;
-use crate::transfer::{Answer, Refusal, pace::Pace, report::tidy};
+use crate::{Answer, Refusal, pace::Pace, report::tidy};
 
 impl Calls {
     /// Passes on what a node reports, until it reports no more.
-    pub(in crate::transfer) async fn follow(&self, node: String, attempt: u32) {
+    pub(crate) async fn follow(&self, node: String, attempt: u32) {
         let result = self.reports(&node, attempt).await;
         let ended = Answer::FollowEnded {
             node,

@@ -33,7 +33,7 @@ mod runner;
 mod stand_in;
 mod tls;
 
-pub(crate) use asked::{diagnose, stat};
+pub use asked::{diagnose, stat};
 pub use channels::Channels;
 pub use destination::{DestinationView, Standing};
 pub use job::{Course, End, Job};
@@ -56,17 +56,17 @@ const CONTACT_TRY: Duration = Duration::from_millis(1500);
 const HERE: &str = "/here";
 
 /// The name under which a job knows its source's node as a destination: it makes that copy itself.
-pub(crate) fn local(node: &str) -> String {
+pub fn local(node: &str) -> String {
     format!("{node}{HERE}")
 }
 
 /// It is the source's node as a destination.
-pub(crate) fn is_local(name: &str) -> bool {
+pub fn is_local(name: &str) -> bool {
     name.ends_with(HERE)
 }
 
 /// The node behind a name.
-pub(crate) fn node_of(name: &str) -> &str {
+pub fn node_of(name: &str) -> &str {
     name.strip_suffix(HERE).unwrap_or(name)
 }
 
@@ -115,7 +115,7 @@ pub struct Spec {
 impl Spec {
     /// Destinations that receive from others. What the source's node copies for itself, or reads itself
     /// from a store, takes no part in a plan: it is on no link.
-    pub(crate) fn receivers(&self) -> impl Iterator<Item = &str> {
+    pub fn receivers(&self) -> impl Iterator<Item = &str> {
         let names = self.destinations.iter().map(|place| place.node.as_str());
         names.filter(|name| !is_local(name) && *name != self.source.node)
     }

@@ -6,7 +6,7 @@ use weft_planner::Part;
 use weft_proto::agent::v1::{PeerProgress, ProgressResponse, Role, State};
 
 use super::{Blame, Job, Phase, SETTLE};
-use crate::transfer::{
+use crate::{
     Command, Refusal, Standing,
     attempt::{Attempt, Run},
     is_local,

@@ -1,7 +1,7 @@
 //! The bytes come from a store: one destination reads and passes on.
 
 use super::*;
-use crate::transfer::Object;
+use crate::Object;
 
 /// The object reaches all of them; node0 is the first to read it.
 fn reading(nodes: u32, dead: Option<u32>) -> World {

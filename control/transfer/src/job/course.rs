@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::cancels::Cancels;
-use crate::transfer::{Removal, attempt::Attempt};
+use crate::{Removal, attempt::Attempt};
 
 /// How far a job is, for readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

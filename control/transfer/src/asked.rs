@@ -17,7 +17,7 @@ const DIAGNOSE_WITHIN: Duration = Duration::from_secs(15);
 ///
 /// # Errors
 /// What the agent, or the way to it, refused.
-pub(crate) async fn stat(
+pub async fn stat(
     spec: Spec,
     channels: Channels,
     contacts: &[Contact],
@@ -31,7 +31,7 @@ pub(crate) async fn stat(
 ///
 /// # Errors
 /// What the agent, or the way to it, refused.
-pub(crate) async fn diagnose(
+pub async fn diagnose(
     request: DiagnoseRequest,
     channels: &Channels,
     contact: &Contact,

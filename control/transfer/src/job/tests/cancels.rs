@@ -1,7 +1,7 @@
 //! A Cancel does not reach its node.
 
 use super::*;
-use crate::transfer::refusal::UNKNOWN;
+use crate::refusal::UNKNOWN;
 
 fn unreachable() -> (Duration, &'static str) {
     (Duration::ZERO, UNREACHABLE)

@@ -161,7 +161,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::transfer::{
+    use crate::{
         Channels,
         calls::{LOCAL_MANIFEST, OBJECT_MANIFEST, PREPARE_MANIFEST, SOURCE_MANIFEST},
         stand_in::StandIn,

@@ -9,7 +9,7 @@ use weft_identity::authority::Authority;
 use weft_planner::Topology;
 
 use super::*;
-use crate::transfer::{
+use crate::{
     Tempo,
     stand_in::{self, StandIn},
 };

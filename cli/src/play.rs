@@ -30,7 +30,7 @@ pub use arguments::{
     Args, Data, Destinations, Fault, FaultKind, Moment, Settings, UsageError, Verification,
 };
 pub use error::PlayError;
-pub(crate) use progress::{Rate, style as bar_style};
+pub use progress::{Rate, style as bar_style};
 pub use report::{Chunks, FaultReport, Happened, NodeReport, Report, Summary};
 
 use crate::{

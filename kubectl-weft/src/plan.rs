@@ -1,4 +1,4 @@
-//! What a TransferJob would do in a cluster, asked before it is made.
+//! `kubectl weft plan`: what a TransferJob would do in a cluster, asked before it is made.
 //!
 //! The API server is asked first, by a dry run with the user's own rights: it checks the schema, the
 //! rules and the admission policies, and keeps nothing. Then the operator is asked what it would make
@@ -7,21 +7,80 @@
 use std::{
     fmt, fs,
     io::{self, Read as _, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use kube::core::ObjectMeta;
 use serde_json::Value;
+use thiserror::Error;
+use weft_cli::plan::Table;
 use weft_crds::{GROUP, Obstacle, TransferJob, TransferPlan, VERSION, live_api_version};
 
-use super::{Args, Error, table::Table};
-use crate::cluster::{Cluster, ClusterError};
+use crate::cluster::{Cluster, ClusterError, Reach};
 
 /// Whose words a refusal of the API server is.
 const REFUSED: &str = "Refused";
 
-/// Whether nothing is in the job's way.
-pub(super) async fn run(path: &Path, args: &Args, out: &mut impl Write) -> Result<bool, Error> {
+/// What `kubectl weft plan` takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// A TransferJob (YAML; - is standard input): what it would do in the cluster of the kubeconfig if
+    /// it were made now, and everything that is in its way. Nothing is written and nothing moves.
+    #[arg(short = 'f', long = "filename", value_name = "JOB")]
+    pub job: PathBuf,
+    /// Print the answer as one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// Which cluster, and as whom.
+    #[command(flatten)]
+    pub reach: Reach,
+}
+
+/// Why there is nothing to print. Every text names the flag or the file, the field and the remedy.
+#[derive(Debug, Error)]
+pub enum PlanError {
+    /// The file cannot be read.
+    #[error("-f {}: {source}; give a text file that can be read", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file holds no TransferJob.
+    #[error("-f {}: {problem}", path.display())]
+    Job {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// The cluster said no, or nothing.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// The plan could not be written.
+    #[error("the plan could not be written: {0}; check the pipe or the disk behind the output")]
+    Write(#[from] io::Error),
+}
+
+impl PlanError {
+    /// A short stable name.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "PlanFileUnreadable",
+            Self::Job { .. } => "PlanJob",
+            Self::Cluster(error) => error.reason(),
+            Self::Write(_) => "PlanOutput",
+        }
+    }
+}
+
+/// Asks and prints; whether nothing is in the job's way.
+///
+/// # Errors
+/// Why there is nothing to print.
+pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, PlanError> {
+    let path = &args.job;
     let job = read(path)?;
     let cluster = Cluster::reach(&args.reach).await?;
     let named = job["metadata"]["namespace"].as_str();
@@ -56,23 +115,22 @@ pub(super) async fn run(path: &Path, args: &Args, out: &mut impl Write) -> Resul
     Ok(told.obstacles.is_empty())
 }
 
-fn wrong(path: &Path, problem: String) -> Error {
-    Error::Job {
+fn wrong(path: &Path, problem: String) -> PlanError {
+    PlanError::Job {
         path: path.to_owned(),
         problem,
     }
 }
 
 /// The one TransferJob of a file.
-fn read(path: &Path) -> Result<Value, Error> {
+fn read(path: &Path) -> Result<Value, PlanError> {
     let text = if path == Path::new("-") {
         let mut text = String::new();
         io::stdin().read_to_string(&mut text).map(|_| text)
     } else {
         fs::read_to_string(path)
     };
-    let text = text.map_err(|source| Error::Read {
-        flag: "-f",
+    let text = text.map_err(|source| PlanError::Read {
         path: path.to_owned(),
         source,
     })?;

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use kube::ResourceExt as _;
 use serde::Serialize;
+use weft_cli::quantity;
 use weft_crds::{Diagnosis, FabricNode, NodeFacts, RdmaFabric, Reach};
 
 use super::Examined;
-use crate::quantity;
 
 /// A certificate is renewed when 8 of its 24 hours are left; with fewer it was tried and refused.
 const CERTIFICATE_LEFT_S: i64 = 7 * 3600;

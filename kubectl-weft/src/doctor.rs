@@ -15,13 +15,11 @@ use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
 use thiserror::Error;
+use weft_cli::{columns::columns, quantity};
 use weft_crds::{Diagnosis, DiagnosisRequest, FabricNode, RdmaFabric};
 
 use self::findings::{Finding, find, is_ready};
-use crate::{
-    cluster::{Cluster, ClusterError, Reach},
-    columns::columns,
-};
+use crate::cluster::{Cluster, ClusterError, Reach};
 
 /// Nodes that measure at a time: what they send to one node stays within the answers that it grants.
 const AT_A_TIME: usize = 4;
@@ -197,7 +195,7 @@ fn measured(f: &mut fmt::Formatter<'_>, told: &[&Diagnosis]) -> fmt::Result {
             } else {
                 offers.join(" ")
             },
-            crate::quantity::bytes(facts.receive_buffer_granted),
+            quantity::bytes(facts.receive_buffer_granted),
             format!("{:+} ms", one.clock_ahead_ms),
         ]
     };

@@ -12,6 +12,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 use weft_crds::{LIVE_GROUP, LIVE_VERSION};
+use weft_identity::cause::innermost;
 
 /// Which cluster, and as whom: the options that kubectl has.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -206,15 +207,4 @@ impl Cluster {
 /// A path of the operator's group.
 fn live(path: &str) -> String {
     format!("/apis/{LIVE_GROUP}/{LIVE_VERSION}/{path}")
-}
-
-/// The innermost error, which says what happened.
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text = error.to_string();
-        next = error.source();
-    }
-    text
 }

@@ -7,10 +7,10 @@ use std::{
 };
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget};
+use weft_cli::play::{Rate, bar_style};
 use weft_crds::{DestinationState, DestinationStatus, Phase, TransferProgress};
 
 use super::view;
-use crate::play::{Rate, bar_style};
 
 /// Bars that a screen holds; the counts of a job are of all.
 const BARS_MAX: usize = 32;

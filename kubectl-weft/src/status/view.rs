@@ -2,10 +2,9 @@
 
 use std::fmt;
 
+use weft_cli::{columns::columns, quantity};
 use weft_crds::{DestinationState, DestinationStatus, TransferJobStatus, TransferProgress};
 use weft_planner::Seconds;
-
-use crate::{columns::columns, quantity};
 
 /// Several jobs, a line each.
 pub(super) struct Table<'a> {

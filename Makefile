@@ -35,7 +35,7 @@ e2e: ## Test on a real Kubernetes: brings a cluster up, uses it, takes it down
 	@hack/e2e.sh $(ARGS)
 
 # Of the whole workspace and all at once: with other features everything would be built twice.
-CLUSTER := --workspace --bin cluster --bin weft-agent --bin weft-operator --bin weft
+CLUSTER := --workspace --bin cluster --bin weft-agent --bin weft-operator --bin kubectl-weft
 
 cluster-up: ## Bring up a real Kubernetes of NODES=3 nodes on a small fabric, in target/cluster
 	@hack/setup.sh cluster

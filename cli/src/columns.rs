@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Writes them, each as wide as its widest entry; the last has no blanks behind it.
-pub(crate) fn columns<S: AsRef<str>>(
+pub fn columns<S: AsRef<str>>(
     f: &mut fmt::Formatter<'_>,
     head: &[&str],
     rows: &[Vec<S>],

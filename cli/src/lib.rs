@@ -1,11 +1,8 @@
-//! weft: play, plan, and what `kubectl weft` asks of a cluster.
+//! weft: play and plan, without a cluster. `kubectl weft` prints with the same tables and quantities.
 
-pub mod cluster;
-mod columns;
-pub mod doctor;
+pub mod columns;
 pub mod fabric;
 pub mod plan;
 pub mod play;
 pub mod quantity;
 pub mod stage;
-pub mod status;

@@ -1,9 +1,8 @@
 //! `weft plan`: prints what the planner would do, and sends nothing.
 //!
-//! It reads the files that it is given and calls the planner that the operator and `weft play` call;
-//! with `-f` it asks the operator of a cluster what a TransferJob would do there (`job`).
+//! It reads the files that it is given and calls the planner that the operator and `weft play` call.
+//! What a TransferJob would do in a cluster is asked by `kubectl weft plan`.
 
-mod job;
 mod table;
 
 use std::fs;
@@ -15,32 +14,17 @@ use weft_planner::{
     Manifest, ManifestError, PAYLOAD_SHARE, PlanError, Request, Strategy, Topology, TopologyError,
 };
 
-use self::table::Table;
-use crate::cluster::{ClusterError, Reach};
+pub use self::table::Table;
 use crate::quantity;
 
 /// What `weft plan` takes.
 #[derive(Clone, Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("data").args(["manifest", "size"]))]
 pub struct Args {
-    /// A TransferJob (YAML; - is standard input): what it would do in the cluster of the kubeconfig if
-    /// it were made now, and everything that is in its way. Nothing is written and nothing moves.
-    #[arg(
-        short = 'f',
-        long = "filename",
-        value_name = "JOB",
-        conflicts_with_all = ["nodes", "manifest", "size", "source", "to", "strategy", "segment", "payload_share"]
-    )]
-    pub job: Option<PathBuf>,
-    /// Without a cluster: nodes and uplinks (YAML): `nodes: [{name, leaf, rate_bps}]`, `uplinks: [{leaf,
+    /// Nodes and uplinks (YAML): `nodes: [{name, leaf, rate_bps}]`, `uplinks: [{leaf,
     /// spine, rate_bps}]`, rates in bits per second.
-    #[arg(
-        long,
-        value_name = "FILE",
-        required_unless_present = "job",
-        requires = "data"
-    )]
-    pub nodes: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", requires = "data")]
+    pub nodes: PathBuf,
     /// What to send (JSON): `{"files": [{"path", "size", "mode"}], "directories": [{"path", "mode"}]}`.
     #[arg(long, value_name = "FILE")]
     pub manifest: Option<PathBuf>,
@@ -48,8 +32,8 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = quantity::parse_bytes)]
     pub size: Option<u64>,
     /// The node that has the data.
-    #[arg(long, value_name = "NODE", required_unless_present = "job")]
-    pub source: Option<String>,
+    #[arg(long, value_name = "NODE")]
+    pub source: String,
     /// The nodes that shall have it, separated by commas; `all` is every node but the source.
     #[arg(
         long,
@@ -70,9 +54,6 @@ pub struct Args {
     /// Print the plan as one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
-    /// Which cluster, and as whom.
-    #[command(flatten)]
-    pub reach: Reach,
 }
 
 /// Why there is nothing to print. Every text names the flag or the file, the field and the remedy.
@@ -128,17 +109,6 @@ pub enum Error {
         /// What is wrong.
         source: PlanError,
     },
-    /// What `-f` names is no TransferJob.
-    #[error("-f {}: {problem}", path.display())]
-    Job {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it, and what to do.
-        problem: String,
-    },
-    /// The cluster said no, or nothing.
-    #[error(transparent)]
-    Cluster(#[from] ClusterError),
     /// The plan could not be written.
     #[error("the plan could not be written: {0}; check the pipe or the disk behind the output")]
     Write(#[from] io::Error),
@@ -153,25 +123,17 @@ impl Error {
             Self::Topology { source, .. } => source.reason(),
             Self::Manifest { source, .. } => source.reason(),
             Self::Request { source, .. } => source.reason(),
-            Self::Job { .. } => "PlanJob",
-            Self::Cluster(error) => error.reason(),
             Self::Write(_) => "PlanOutput",
         }
     }
 }
 
-/// Plans and prints: a table for people, or with `--json` one object; whether nothing is in the way.
+/// Plans and prints: a table for people, or with `--json` one object.
 ///
 /// # Errors
 /// Why there is nothing to print.
-pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, Error> {
-    if let Some(path) = &args.job {
-        return job::run(path, args, out).await;
-    }
-    let (Some(nodes), Some(source)) = (&args.nodes, &args.source) else {
-        // Required where there is no job.
-        return Ok(false);
-    };
+pub fn run(args: &Args, out: &mut impl Write) -> Result<(), Error> {
+    let (nodes, source) = (&args.nodes, &args.source);
     let topology = read_nodes(nodes)?;
     let bytes = match (&args.manifest, args.size) {
         (Some(path), _) => read_manifest(path)?.bytes(),
@@ -191,7 +153,7 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, Error> {
     } else {
         write!(out, "{}", Table(&plan))?;
     }
-    Ok(true)
+    Ok(())
 }
 
 fn destinations(args: &Args, source: &str, topology: &Topology) -> Vec<String> {

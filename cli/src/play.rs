@@ -1,7 +1,7 @@
 //! `weft play`: a small fabric, the agents and the planner of a cluster, and one transfer.
 //!
 //! It builds the fabric in namespaces that end with it, makes a certificate authority, starts an
-//! agent per node, and plays the operator ([`weft_operator::transfer`]). Where namespaces are refused the
+//! agent per node, and plays the operator ([`weft_transfer`]). Where namespaces are refused the
 //! agents run on loopback with one path. Nothing is left behind but what `--out` or `--keep` asked
 //! for.
 //!
@@ -30,7 +30,7 @@ pub use arguments::{
     Args, Data, Destinations, Fault, FaultKind, Moment, Settings, UsageError, Verification,
 };
 pub use error::PlayError;
-pub(crate) use progress::{Rate, style as bar_style};
+pub use progress::{Rate, style as bar_style};
 pub use report::{Chunks, FaultReport, Happened, NodeReport, Report, Summary};
 
 use crate::{

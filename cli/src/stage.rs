@@ -21,11 +21,9 @@ use agent::Agents;
 pub use agent::{Access, AgentConfig, CongestionControl, Encryption, PathPolicy, find_agent};
 pub use error::StageError;
 pub use ground::{Addresses, Ground};
-use weft_operator::{
-    authority::{Authority, IdentityFiles},
-    transfer::{Channels, Contact, Place, Runner, Spec},
-};
+use weft_identity::authority::{Authority, IdentityFiles};
 use weft_planner::Topology;
+use weft_transfer::{Channels, Contact, Place, Runner, Spec};
 
 use crate::fabric::isolation;
 

@@ -53,12 +53,8 @@ impl Files {
         let weft = Weft::try_parse_from(["weft".to_owned()].into_iter().chain(flags))
             .map_err(|error| ("Usage", error.to_string()))?;
         let mut out = Vec::new();
-        let runtime = tokio::runtime::Builder::new_current_thread().build();
-        match runtime
-            .expect("a runtime")
-            .block_on(plan::run(&weft.args, &mut out))
-        {
-            Ok(_) => Ok(String::from_utf8(out).expect("text")),
+        match plan::run(&weft.args, &mut out) {
+            Ok(()) => Ok(String::from_utf8(out).expect("text")),
             Err(error) => Err((error.reason(), error.to_string().replace(&folder, "@"))),
         }
     }

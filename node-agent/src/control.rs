@@ -13,12 +13,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
+use weft_identity::cause::chain;
+use weft_identity::tls::HANDSHAKE_WITHIN;
 
-use crate::dial::{PING_INTERVAL, PING_TIMEOUT, chain};
+use crate::dial::{PING_INTERVAL, PING_TIMEOUT};
 use crate::door::Door;
 use crate::guard;
 use crate::record::SLOT_BYTES;
-use crate::tls::{HANDSHAKE_WITHIN, Tls};
+use crate::tls::Tls;
 
 /// The certificates' files are read so often: they are small, and whoever replaces them watches.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);

@@ -10,6 +10,7 @@ use tonic::{Code, Status};
 use weft_core::units::Key;
 use weft_core::wire::{Secret, VERSION};
 use weft_engine::{DomainId, Engine, Event};
+use weft_identity::cause::chain;
 use weft_proto::Message as _;
 use weft_proto::agent::v1::agent_client::AgentClient;
 use weft_proto::agent::v1::{Algorithm, Child, ConnectRequest, ConnectResponse, ErrorDetail};
@@ -211,18 +212,4 @@ pub(crate) fn draw_secret() -> Result<Secret, Fault> {
             problem: "the operating system gave no random bytes".to_owned(),
         })?;
     Ok(Secret(secret))
-}
-
-/// An error with its causes: what tonic says itself is only "transport error".
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        cause = error.source();
-    }
-    text
 }

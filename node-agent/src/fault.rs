@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use tonic::{Code, Status};
+use weft_identity::role::RoleError;
+use weft_identity::ticket::TicketFault;
 use weft_proto::Message as _;
 use weft_proto::agent::v1::ErrorDetail;
 
@@ -141,7 +143,7 @@ pub enum Fault {
     },
     /// A ticket that does not hold.
     #[error("the ticket {0}")]
-    Ticket(#[from] crate::ticket::TicketFault),
+    Ticket(#[from] TicketFault),
     /// The peer speaks another wire format.
     #[error(
         "the peer's wire version is {theirs} and this agent's is {ours}: run the same release of weft-agent on both nodes"
@@ -281,6 +283,14 @@ impl From<FileError> for Fault {
 impl From<ObjectError> for Fault {
     fn from(error: ObjectError) -> Self {
         Fault::Object(Arc::new(error))
+    }
+}
+
+impl From<RoleError> for Fault {
+    fn from(error: RoleError) -> Self {
+        Fault::WrongCertificate {
+            problem: error.to_string(),
+        }
     }
 }
 

@@ -1,10 +1,8 @@
-//! Who is calling: the role that a client certificate's URI SAN names.
+//! Who is calling: the role in this fabric that a client certificate names.
 
-use x509_parser::extensions::GeneralName;
-use x509_parser::prelude::{FromDer, X509Certificate};
+use weft_identity::role::{Holder, Role, RoleError};
 
 use crate::config_values::{FabricName, NodeName};
-use crate::fault::Fault;
 
 /// A caller within this fabric. TLS has checked the certificate against the authority before.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,50 +22,26 @@ impl std::fmt::Display for Caller {
     }
 }
 
-/// The name that an agent's certificate has as DNS SAN, asked for by whoever dials it.
-#[must_use]
-pub fn server_name(node: &str, fabric: &FabricName) -> String {
-    format!("{node}.{fabric}.weft")
-}
-
 /// Reads the role from a certificate (DER); refuses those of other fabrics.
-pub fn caller(certificate: &[u8], fabric: &FabricName) -> Result<Caller, Fault> {
-    let wrong = |problem: String| Fault::WrongCertificate { problem };
-    let (_, parsed) = X509Certificate::from_der(certificate)
-        .map_err(|error| wrong(format!("cannot be read ({error})")))?;
-    let names = parsed
-        .subject_alternative_name()
-        .map_err(|error| wrong(format!("has names that cannot be read ({error})")))?;
-    let mut uris = names
-        .iter()
-        .flat_map(|names| &names.value.general_names)
-        .filter_map(|name| match name {
-            GeneralName::URI(uri) if uri.starts_with("weft://") => Some(*uri),
-            _ => None,
-        });
-    let (Some(uri), None) = (uris.next(), uris.next()) else {
-        return Err(wrong(
-            "does not have exactly one weft:// URI SAN".to_owned(),
-        ));
-    };
-    role(uri, fabric).map_err(wrong)
+pub fn caller(certificate: &[u8], fabric: &FabricName) -> Result<Caller, RoleError> {
+    let holder = Holder::read(certificate)?;
+    of_role(&holder.fabric, &holder.role, fabric)
 }
 
-fn role(uri: &str, fabric: &FabricName) -> Result<Caller, String> {
-    let rest = uri.strip_prefix("weft://").unwrap_or_default();
-    let (theirs, role) = rest.split_once('/').unwrap_or((rest, ""));
+fn of_role(theirs: &str, role: &Role, fabric: &FabricName) -> Result<Caller, RoleError> {
     if theirs != fabric.as_str() {
-        return Err(format!(
-            "is of fabric `{theirs}`, and this node is of fabric `{fabric}`"
-        ));
+        return Err(RoleError::OtherFabric {
+            theirs: theirs.to_owned(),
+            ours: fabric.to_string(),
+        });
     }
-    if role == "operator" {
-        return Ok(Caller::Operator);
-    }
-    role.strip_prefix("node/")
-        .and_then(|name| name.parse().ok())
-        .map(Caller::Node)
-        .ok_or_else(|| format!("says `{uri}`, which is neither the operator nor a node"))
+    let name = match role {
+        Role::Operator => return Ok(Caller::Operator),
+        Role::Node(name) => name.parse(),
+    };
+    name.map(Caller::Node).map_err(|_| RoleError::NoRole {
+        uri: role.uri(theirs),
+    })
 }
 
 #[cfg(test)]
@@ -105,7 +79,9 @@ mod tests {
             ),
         ];
         for (uri, expected) in table {
-            assert_eq!(role(uri, &fabric), expected, "{uri}");
+            let found = Role::parse(uri).and_then(|(theirs, role)| of_role(theirs, &role, &fabric));
+            let found = found.map_err(|error| error.to_string());
+            assert_eq!(found, expected, "{uri}");
         }
     }
 }

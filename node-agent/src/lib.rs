@@ -51,6 +51,5 @@ mod shelf;
 mod signal;
 pub mod state;
 mod supply;
-pub mod ticket;
 pub mod tls;
 mod web;

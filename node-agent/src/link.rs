@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use crossbeam_channel::{bounded, unbounded};
 use tokio::runtime::Handle;
 use weft_core::wire::VERSION;
+use weft_identity::ticket;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::{
     Child, ConnectRequest, ConnectResponse, LocalPart, ObjectPart, Role, Slot, SourcePart,
@@ -35,7 +36,6 @@ use crate::pool::Pool;
 use crate::record::SLOT_BYTES;
 use crate::state::{Event, State, Step};
 use crate::supply::{self, ShelfSupply, SourceSupply, Supply};
-use crate::ticket;
 
 /// Children of one agent, at most: what a binomial tree of 2⁶⁴ nodes would ask for.
 const CHILDREN_MAX: usize = 64;

@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use weft_identity::ticket::TicketFault;
+
 use crate::config_values::NodeName;
-use crate::ticket::TicketFault;
 
 /// Told for so long after the last time: an operator that was away hears of it, too.
 const TOLD_FOR: Duration = Duration::from_secs(60 * 60);

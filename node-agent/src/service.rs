@@ -13,6 +13,7 @@ use futures::Stream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
+use weft_identity::ticket::{self, Meeting};
 use weft_proto::agent::v1 as proto;
 use weft_proto::agent::v1::agent_server::Agent;
 
@@ -26,7 +27,6 @@ use crate::identity::Caller;
 use crate::jobs::{Jobs, Run};
 use crate::misuse;
 use crate::state::State;
-use crate::ticket::{self, Meeting};
 
 /// Interval between progress messages when the request names none.
 const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);
@@ -188,10 +188,10 @@ impl Agent for Service {
             let ticket = ticket::verify(
                 &signed,
                 &Meeting {
-                    fabric: &self.fabric,
-                    here: &self.node,
-                    caller: &parent,
-                    key: &self.ticket_key,
+                    fabric: self.fabric.as_str(),
+                    here: self.node.as_str(),
+                    caller: parent.as_str(),
+                    key: &self.ticket_key.0,
                     now: SystemTime::now(),
                 },
             )

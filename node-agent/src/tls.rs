@@ -1,21 +1,14 @@
 //! The agent's certificate and its fabric's authority, as servers and clients need them.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use rustls::RootCertStore;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::sign::CertifiedKey;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+use weft_identity::server_name;
+use weft_identity::tls::{check_key, roots, server};
 
 use crate::config::TlsFiles;
 use crate::config_values::{FabricName, NodeName};
-use crate::fault::Fault;
-use crate::identity::{self, Caller, server_name};
-
-/// A caller that has not shown its certificate by then is cut off: nothing is known of it yet.
-pub(crate) const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+use crate::identity::{self, Caller};
 
 /// A certificate file that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -107,18 +100,16 @@ impl Tls {
         match identity::caller(&pem.contents, fabric) {
             Ok(Caller::Node(name)) if name == *node => {}
             Ok(other) => return Err(not_ours(format!("it is of {other}"))),
-            Err(Fault::WrongCertificate { problem }) => {
-                return Err(not_ours(format!("it {problem}")));
-            }
-            Err(fault) => return Err(not_ours(fault.to_string())),
+            Err(error) => return Err(not_ours(format!("it {error}"))),
         }
-        check_authority(&authority).map_err(|problem| TlsError::NoAuthority {
+        // The transport would say so only when somebody calls.
+        roots(&authority).map_err(|error| TlsError::NoAuthority {
             path: files.ca.clone(),
-            problem,
+            problem: error.to_string(),
         })?;
-        check_key(&certificate, &key).map_err(|problem| TlsError::WrongKey {
+        check_key(&certificate, &key).map_err(|error| TlsError::WrongKey {
             path: files.key.clone(),
-            problem,
+            problem: error.to_string(),
         })?;
         Ok(Self {
             files: files.clone(),
@@ -147,10 +138,7 @@ impl Tls {
     /// For the control API: a client certificate is required.
     #[must_use]
     pub fn server(&self) -> ServerTlsConfig {
-        ServerTlsConfig::new()
-            .identity(self.identity.clone())
-            .client_ca_root(self.authority.clone())
-            .timeout(HANDSHAKE_WITHIN)
+        server(self.identity.clone(), self.authority.clone())
     }
 
     /// For calling another node's agent: whoever answers must be that node of this fabric.
@@ -159,33 +147,8 @@ impl Tls {
         ClientTlsConfig::new()
             .ca_certificate(self.authority.clone())
             .identity(self.identity.clone())
-            .domain_name(server_name(node, &self.fabric))
+            .domain_name(server_name(self.fabric.as_str(), node))
     }
-}
-
-/// Whether these certificates vouch for others: the transport would say so only when somebody calls.
-fn check_authority(pem: &[u8]) -> Result<(), String> {
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate = certificate.map_err(|error| format!("no PEM ({error})"))?;
-        roots.add(certificate).map_err(|error| error.to_string())?;
-    }
-    match roots.is_empty() {
-        true => Err("no PEM certificate in it".to_owned()),
-        false => Ok(()),
-    }
-}
-
-/// Whether the key belongs to the certificate.
-fn check_key(certificate: &[u8], key: &[u8]) -> Result<(), String> {
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate).collect();
-    let chain = chain.map_err(|error| format!("its certificate is no PEM ({error})"))?;
-    let key = PrivateKeyDer::from_pem_slice(key)
-        .map_err(|error| format!("no PEM private key in it ({error})"))?;
-    let provider = rustls::crypto::ring::default_provider();
-    CertifiedKey::from_der(chain, key, &provider)
-        .map(drop)
-        .map_err(|error| error.to_string())
 }
 
 fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {

@@ -6,8 +6,9 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Client, Config, ResourceExt as _, api::ListParams};
 use tokio::time::{Instant, sleep, timeout};
 use weft_crds::RdmaFabric;
+use weft_identity::cause::innermost;
 
-use crate::{home::LEADER, transfer::innermost};
+use crate::home::LEADER;
 
 /// What is not well may become so within.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -23,7 +23,11 @@ use tokio::{
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{
     Request, Response, Status, Streaming,
-    transport::{Certificate, Identity, Server, ServerTlsConfig, server::TcpIncoming},
+    transport::{Certificate, Identity, Server, server::TcpIncoming},
+};
+use weft_identity::{
+    authority::{Authority, AuthorityError},
+    tls,
 };
 use weft_proto::operator::v1::{
     EnrollRequest, EnrollResponse, NodeConfig, NodeOrder, NodeReport,
@@ -31,7 +35,6 @@ use weft_proto::operator::v1::{
 };
 
 use crate::{
-    authority::{Authority, AuthorityError},
     caller::{Caller, caller},
     fault::Fault,
     reports::{Fabrics, Reporter, Reports},
@@ -52,8 +55,6 @@ const FINDING_BYTES_MAX: usize = 1024;
 const NAME_BYTES_MAX: usize = 253;
 /// Of an IPv4 packet (RFC 791).
 const MTU_MAX: u32 = 65_535;
-/// A caller that has not shown who it is by then is cut off.
-const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 /// With [`PING_TIMEOUT`]: a node that vanished without a word gives its stream up after 20 s.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -133,12 +134,10 @@ pub async fn serve<R: Reviewer>(
     names: &[&str],
 ) -> Result<(), ControlError> {
     let identity = control.authority.operator_server(names)?;
-    let tls = ServerTlsConfig::new()
-        .identity(Identity::from_pem(identity.certificate, identity.key))
-        .client_ca_root(Certificate::from_pem(control.authority.certificate()))
-        // Enroll is called without.
-        .client_auth_optional(true)
-        .timeout(HANDSHAKE_WITHIN);
+    let own = Identity::from_pem(identity.certificate, identity.key);
+    let authority = Certificate::from_pem(control.authority.certificate());
+    // Enroll is called without a certificate.
+    let tls = tls::server(own, authority).client_auth_optional(true);
     let service = OperatorServer::new(control).max_decoding_message_size(MESSAGE_BYTES_MAX);
     Server::builder()
         .http2_keepalive_interval(Some(PING_INTERVAL))

@@ -43,6 +43,8 @@ use tokio::{
     sync::{Notify, mpsc, watch},
     time::{Instant, sleep_until},
 };
+use weft_identity::authority::Authority;
+use weft_transfer::{Channels, Vault};
 
 pub(crate) use self::request::FINALIZER;
 use self::{
@@ -62,10 +64,8 @@ pub use self::{
     tally::Tally,
 };
 use crate::{
-    authority::Authority,
     patience::patiently,
     reports::{Fabrics, NodeState},
-    transfer::{Channels, Vault},
     web::Pulse,
 };
 

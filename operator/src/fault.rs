@@ -1,9 +1,8 @@
 //! `Fault`: why an agent's call was refused, with its cause and remedy.
 
 use tonic::{Code, Status};
+use weft_identity::{authority::AuthorityError, role::RoleError};
 use weft_proto::{Message as _, agent::v1::ErrorDetail};
-
-use crate::authority::AuthorityError;
 
 /// Why a call was refused.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +83,14 @@ pub(crate) enum Fault {
     /// The authority could not issue a certificate.
     #[error(transparent)]
     NotIssued(AuthorityError),
+}
+
+impl From<RoleError> for Fault {
+    fn from(error: RoleError) -> Self {
+        Self::WrongCertificate {
+            problem: error.to_string(),
+        }
+    }
 }
 
 impl From<AuthorityError> for Fault {

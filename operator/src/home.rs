@@ -25,15 +25,11 @@ use kube::{
     api::{ObjectMeta, PatchParams},
 };
 use tokio::time::sleep;
+use weft_identity::authority::{Authority, AuthorityError};
 
 pub(crate) use self::leader::LEADER;
 pub use self::leader::{Address, Ports};
-use crate::{
-    NAME,
-    authority::{Authority, AuthorityError},
-    patience,
-    rotation::Step,
-};
+use crate::{NAME, patience, rotation::Step};
 
 /// Secret and ConfigMap of the authority.
 const AUTHORITY: &str = "weft-ca";

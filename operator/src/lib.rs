@@ -1,13 +1,11 @@
 //! The operator: what decides about transfers, issues certificates and signs tickets.
 //!
-//! [`transfer`] and [`authority`] know nothing of Kubernetes: `weft play` carries out its jobs with
-//! the same code. The rest is what a cluster needs: [`process`] is the program's life, from candidate
-//! to leader; [`control`] is what agents call; [`controllers`] decide; [`home`] holds the operator's own
-//! objects, [`rotation`] lets one authority follow another; [`live`] answers `kubectl weft`. [`uninstall`]
-//! and [`check`] are what `helm uninstall` and
-//! `helm test` run.
+//! `weft_transfer` carries out each transfer and `weft_identity` issues certificates; neither knows
+//! Kubernetes, and `weft play` uses both. This crate is what a cluster needs besides: [`process`] is the
+//! program's life, from candidate to leader; [`control`] is what agents call; [`controllers`] decide;
+//! [`home`] holds the operator's own objects, [`rotation`] lets one authority follow another; [`live`]
+//! answers `kubectl weft`. [`uninstall`] and [`check`] are what `helm uninstall` and `helm test` run.
 
-pub mod authority;
 mod caller;
 pub mod check;
 pub mod control;
@@ -21,7 +19,6 @@ pub mod process;
 pub mod reports;
 pub mod review;
 pub mod rotation;
-pub mod transfer;
 pub mod uninstall;
 pub mod web;
 

@@ -16,12 +16,10 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use kube::Client;
 use tokio::{net::TcpListener, sync::mpsc, time::sleep};
+use weft_identity::authority::{Authority, AuthorityError};
+use weft_transfer::Channels;
 
-use crate::{
-    authority::{Authority, AuthorityError},
-    controllers::Question,
-    transfer::Channels,
-};
+use crate::controllers::Question;
 
 use self::{
     front::{Doors, Front},

@@ -12,8 +12,8 @@ use std::{
 use clap::{CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
+use weft_identity::authority::unique;
 use weft_operator::{
-    authority::unique,
     check,
     lease::LeaseBoard,
     process::{self, Settings},
@@ -75,7 +75,7 @@ struct Arguments {
     /// Log as JSON, one object a line.
     #[arg(long, global = true)]
     log_json: bool,
-    /// What to log, for example `info` or `weft_operator=debug,kube=info`.
+    /// What to log, for example `info` or `weft_operator=debug,weft_transfer=debug,kube=info`.
     #[arg(long, global = true, value_name = "FILTER", default_value = "info")]
     log: String,
 }

@@ -34,6 +34,8 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
+use weft_identity::cause::innermost;
+use weft_transfer::Channels;
 
 use crate::{
     NAME,
@@ -45,7 +47,6 @@ use crate::{
     patience::{ANSWER_WITHIN, Patience, patiently},
     reports::{Fabrics, Reports},
     review::{Reviewer, Reviews},
-    transfer::{Channels, innermost},
     web::{self, Pulse, Standing},
 };
 

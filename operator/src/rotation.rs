@@ -12,12 +12,15 @@
 //! certificate by then knows. Pure: what is kept and the time go in, what is to be kept comes out.
 
 use time::{Duration, OffsetDateTime};
+use weft_identity::{
+    CLOCK_SKEW,
+    authority::{Authority, AuthorityError, Identity, KeptAuthority, VALID},
+};
 use x509_parser::pem::Pem;
 
-use crate::authority::{Authority, AuthorityError, CLOCK_SKEW, Identity, KeptAuthority, VALID};
-
 /// By then every certificate that was valid at the beginning has been renewed, or has ended.
-pub const OVERLAP: Duration = Duration::seconds(VALID.whole_seconds() + CLOCK_SKEW.whole_seconds());
+pub const OVERLAP: Duration =
+    Duration::seconds(VALID.whole_seconds() + CLOCK_SKEW.as_secs().cast_signed());
 
 /// What happens next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,8 +18,9 @@ use kube::{
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 use weft_crds::{DeletionPolicy, Phase, TransferJob};
+use weft_identity::cause::innermost;
 
-use crate::{NAME, controllers::FINALIZER, lease::Board, transfer::innermost};
+use crate::{NAME, controllers::FINALIZER, lease::Board};
 
 /// So long the operator has to end the jobs at the agents.
 pub const PATIENCE: Duration = Duration::from_secs(60);

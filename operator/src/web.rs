@@ -6,18 +6,10 @@ use std::{
     time::Duration,
 };
 
-use axum::{
-    Router,
-    extract::State,
-    http::{StatusCode, header},
-    response::IntoResponse,
-    routing::get,
-};
+use axum::{Router, extract::State, http::StatusCode, response::IntoResponse, routing::get};
 use prometheus_client::registry::Registry;
 use tokio::{sync::watch, time::Instant};
-
-/// The content type of OpenMetrics text.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use weft_identity::metrics;
 
 /// A leader that has not gone on for so long never will: its longest wait is the 10 s for the answer to
 /// one write. The kubelet then starts it anew; its Lease is renewed by another thread, and would be for
@@ -65,7 +57,7 @@ struct Endpoint {
 /// The routes.
 pub fn router(registry: Registry, standing: watch::Receiver<Standing>, pulse: Pulse) -> Router {
     Router::new()
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(show_metrics))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .with_state(Endpoint {
@@ -75,16 +67,8 @@ pub fn router(registry: Registry, standing: watch::Receiver<Standing>, pulse: Pu
         })
 }
 
-async fn metrics(State(endpoint): State<Endpoint>) -> impl IntoResponse {
-    let mut text = String::new();
-    match prometheus_client::encoding::text::encode(&mut text, &endpoint.registry) {
-        Ok(()) => (StatusCode::OK, [(header::CONTENT_TYPE, OPEN_METRICS)], text),
-        Err(error) => (
-            StatusCode::INTERNAL_SERVER_ERROR,
-            [(header::CONTENT_TYPE, "text/plain")],
-            format!("metrics cannot be written: {error}\n"),
-        ),
-    }
+async fn show_metrics(State(endpoint): State<Endpoint>) -> impl IntoResponse {
+    metrics::page(&endpoint.registry)
 }
 
 async fn healthz(State(endpoint): State<Endpoint>) -> impl IntoResponse {

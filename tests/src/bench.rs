@@ -42,7 +42,7 @@ use weft_cli::fabric::isolation::IsolationError;
 use weft_cli::fabric::{Fabric, FabricError, Spec};
 use weft_cli::stage::StageError;
 use weft_engine::{EngineError, Failure};
-use weft_operator::authority::AuthorityError;
+use weft_identity::authority::AuthorityError;
 
 use crate::report::Row;
 

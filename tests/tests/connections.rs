@@ -14,9 +14,9 @@ use tokio::time::timeout;
 use weft_cli::stage::{
     Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup, Stage,
 };
-use weft_operator::transfer::{Mandate, Runner, Spec, Tempo};
 use weft_planner::Strategy;
 use weft_proto::agent::v1::{Algorithm, Overwrite};
+use weft_transfer::{Mandate, Runner, Spec, Tempo};
 
 /// Nothing here takes longer, even on a machine that does ten other things.
 const DEADLINE: Duration = Duration::from_secs(120);

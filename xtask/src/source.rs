@@ -283,7 +283,7 @@ mod tests {
     fn files_of_tests_are_tests_throughout() {
         for path in [
             "tests/src/lib.rs",
-            "planner/tests/plan.rs",
+            "control/planner/tests/plan.rs",
             "a/src/link/tests.rs",
         ] {
             assert!(Source::new(path, "fn a() {}").in_test(3), "{path}");

@@ -10,7 +10,7 @@ use crate::{columns::columns, quantity};
 const LINKS_SHOWN: usize = 24;
 
 /// The plan for people.
-pub(super) struct Table<'a>(pub(super) &'a Plan);
+pub struct Table<'a>(pub &'a Plan);
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use weft_operator::authority::AuthorityError;
+use weft_identity::authority::AuthorityError;
 
 use crate::{
     fabric::{FabricError, isolation::IsolationError},

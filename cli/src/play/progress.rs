@@ -7,9 +7,9 @@ use std::{
 };
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use weft_operator::transfer::{DestinationView, Job, Standing};
 use weft_planner::Seconds;
 use weft_proto::agent::v1::State;
+use weft_transfer::{DestinationView, Job, Standing};
 
 use crate::quantity;
 
@@ -35,15 +35,15 @@ enum Shown {
     },
 }
 
-/// The bytes of one destination over the last [`RATE_OVER`].
+/// The bytes of one destination over the last two seconds.
 #[derive(Debug, Default)]
-pub(crate) struct Rate {
+pub struct Rate {
     seen: VecDeque<(Instant, u64)>,
 }
 
 impl Rate {
     /// So many were there at that time.
-    pub(crate) fn note(&mut self, now: Instant, bytes: u64) {
+    pub fn note(&mut self, now: Instant, bytes: u64) {
         self.seen.push_back((now, bytes));
         while self.seen.len() > 2 && now - self.seen[0].0 > RATE_OVER {
             self.seen.pop_front();
@@ -51,7 +51,7 @@ impl Rate {
     }
 
     /// Bytes per second; 0 while nothing is known.
-    pub(crate) fn per_second(&self) -> u64 {
+    pub fn per_second(&self) -> u64 {
         let (Some((from, before)), Some((to, after))) = (self.seen.front(), self.seen.back())
         else {
             return 0;
@@ -163,7 +163,7 @@ impl Progress {
 }
 
 /// How a bar looks, its name before it and words behind it.
-pub(crate) fn style() -> ProgressStyle {
+pub fn style() -> ProgressStyle {
     ProgressStyle::with_template("{prefix:8} {bar:32} {msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("█▉▊▋▌▍▎▏ ")
@@ -203,9 +203,9 @@ mod tests {
     };
 
     use indicatif::TermLike;
-    use weft_operator::transfer::{Mandate, Place, Refusal, Spec, Tempo};
     use weft_planner::{Strategy, Topology};
     use weft_proto::agent::v1::{Algorithm, Overwrite, ProgressResponse};
+    use weft_transfer::{Mandate, Place, Refusal, Spec, Tempo};
 
     use super::*;
 

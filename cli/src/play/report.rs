@@ -6,9 +6,9 @@ use std::{
 };
 
 use serde::Serialize;
-use weft_operator::transfer::{Job, Refusal, Standing};
 use weft_planner::Seconds;
 use weft_proto::agent::v1::Algorithm;
+use weft_transfer::{Job, Refusal, Standing};
 
 use crate::{play::arguments::Fault, quantity};
 

@@ -10,11 +10,9 @@ use std::{
 
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use weft_operator::{
-    authority,
-    transfer::{Mandate, Spec, Tempo},
-};
+use weft_identity::authority;
 use weft_proto::agent::v1::Overwrite;
+use weft_transfer::{Mandate, Spec, Tempo};
 
 use super::{
     Data, Fault, FaultKind, Happened, PlayError, Settings, Summary,

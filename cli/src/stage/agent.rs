@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use weft_operator::authority::IdentityFiles;
+use weft_identity::authority::IdentityFiles;
 
 use super::{Addresses, Root, StageError};
 use crate::quantity;

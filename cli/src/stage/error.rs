@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf, process::ExitStatus};
 
-use weft_operator::authority::AuthorityError;
+use weft_identity::authority::AuthorityError;
 
 /// Every text names the cause and the remedy.
 #[derive(Debug, thiserror::Error)]

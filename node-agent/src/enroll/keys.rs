@@ -122,7 +122,7 @@ impl Keys {
                     "is of {other}, and not of node {node}"
                 )));
             }
-            Err(fault) => return Err(certificate(fault.to_string())),
+            Err(error) => return Err(certificate(error.to_string())),
         }
         let (_, parsed) = X509Certificate::from_der(&pem.contents)
             .map_err(|error| certificate(format!("cannot be read ({error})")))?;

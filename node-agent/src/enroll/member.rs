@@ -11,12 +11,12 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval};
+use weft_identity::cause::chain;
 use weft_proto::operator::v1::{Finding, Model, ModelState, NodeConfig, NodeReport};
 use x509_parser::time::ASN1Time;
 
 use crate::agent::{Agent, AgentError};
 use crate::config::Config;
-use crate::dial::chain;
 use crate::enroll::interface::{self, Nic};
 use crate::enroll::keys::{Keys, Validity};
 use crate::enroll::lobby::Lobby;

@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
+use weft_identity::OPERATOR_NAME;
+use weft_identity::cause::chain;
 use weft_proto::Message as _;
 use weft_proto::agent::v1::ErrorDetail;
 use weft_proto::operator::v1::operator_client::OperatorClient;
 use weft_proto::operator::v1::{EnrollRequest, EnrollResponse};
 
-use crate::dial::{PING_INTERVAL, PING_TIMEOUT, chain};
+use crate::dial::{PING_INTERVAL, PING_TIMEOUT};
 use crate::enroll::keys::Keys;
 use crate::enroll::{Settings, Trouble};
 
-/// What the operator's certificate says, whatever address it is dialled at.
-const SERVER_NAME: &str = "operator.weft";
 /// Time for a connection, and then for an answer.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -46,7 +46,7 @@ pub(crate) async fn connect(
     }
     let mut tls = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(authorities))
-        .domain_name(SERVER_NAME);
+        .domain_name(OPERATOR_NAME);
     if let Some(identity) = identity {
         tls = tls.identity(identity);
     }

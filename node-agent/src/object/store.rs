@@ -16,6 +16,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, RetryConfig};
 use reqwest::header::HeaderMap;
 use url::Url;
+use weft_identity::cause::innermost;
 use weft_proto::agent::v1 as proto;
 
 use super::credentials::Credentials;
@@ -287,15 +288,9 @@ fn cause(error: &object_store::Error) -> Option<Refused> {
     None
 }
 
-/// The innermost error, which says what happened.
+/// The innermost error, which says what happened, cut to what is told.
 fn problem(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text = error.to_string();
-        next = error.source();
-    }
-    text.chars().take(TOLD_CHARS).collect()
+    innermost(error).chars().take(TOLD_CHARS).collect()
 }
 
 fn build(

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use weft_operator::authority::Authority;
-use weft_operator::transfer::{
+use weft_identity::authority::Authority;
+use weft_planner::{Node, Strategy, Topology};
+use weft_proto::agent::v1::{Algorithm, Overwrite};
+use weft_transfer::{
     Channels, Contact, Job, Mandate, Object, Open, Place, Refusal, Runner, Secret, Spec, Standing,
     Tempo, Vault,
 };
-use weft_planner::{Node, Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, Overwrite};
 
 use crate::objects::{INSECURE, PASSWORD, s3};
 use crate::shop::Shop;

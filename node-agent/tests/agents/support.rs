@@ -22,7 +22,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic::{Code, Status};
 use weft_agent::agent::Agent;
 use weft_agent::config;
-use weft_operator::authority::Authority;
+use weft_identity::authority::Authority;
 use weft_proto::Message as _;
 use weft_proto::agent::v1::agent_client::AgentClient;
 use weft_proto::agent::v1::start_request::Part;

@@ -11,6 +11,7 @@ use tonic::{
     Code,
     transport::{Channel, ClientTlsConfig, Endpoint},
 };
+use weft_identity::{OPERATOR_NAME, authority};
 use weft_proto::{
     Message as _,
     agent::v1::ErrorDetail,
@@ -18,10 +19,7 @@ use weft_proto::{
 };
 
 use super::*;
-use crate::{
-    authority::{self, OPERATOR_NAME},
-    reports::FabricView,
-};
+use crate::reports::FabricView;
 
 const ACCOUNT: &str = "system:serviceaccount:weft-system:weft-agent";
 const PATIENCE: Duration = Duration::from_secs(10);

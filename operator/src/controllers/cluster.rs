@@ -15,7 +15,8 @@ use super::{
     holds::{Consequence, Failure},
     request::{Change, Event, Request},
 };
-use crate::{NAME, patience, transfer::innermost};
+use crate::{NAME, patience};
+use weft_identity::cause::innermost;
 
 /// A write that has not been answered by then is repeated.
 const WITHIN: Duration = Duration::from_secs(10);

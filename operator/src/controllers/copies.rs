@@ -8,22 +8,20 @@ use kube::{
     core::{PartialObjectMeta, Selector, SelectorExt as _},
 };
 use weft_crds::{DestinationState, TransferJob, TransferJobStatus};
+use weft_transfer::{Place, Removal};
 
-use crate::{
-    controllers::{
-        cache::uid,
-        holds::HeldNodes,
-        job::{
-            origin::{home, origin},
-            place,
-            snapshot::Snapshot,
-        },
-        kinds::Cache,
-        membership::{Membership, selector},
-        models::{Note, key, names, note, noted, said, write_note},
-        request::Request,
+use crate::controllers::{
+    cache::uid,
+    holds::HeldNodes,
+    job::{
+        origin::{home, origin},
+        place,
+        snapshot::Snapshot,
     },
-    transfer::{Place, Removal},
+    kinds::Cache,
+    membership::{Membership, selector},
+    models::{Note, key, names, note, noted, said, write_note},
+    request::Request,
 };
 
 /// Two paths of a root are of the same files, or one lies within the other.

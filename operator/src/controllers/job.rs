@@ -41,7 +41,7 @@ use super::{
     request::{Change, Event, Object, Request},
     work_queue::WorkQueue,
 };
-use crate::transfer::Channels;
+use weft_transfer::Channels;
 
 /// A transfer whose task ended without an outcome, which is a bug, begins again after this delay …
 const CRASH_FIRST: Duration = Duration::from_secs(1);

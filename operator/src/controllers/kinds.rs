@@ -26,7 +26,7 @@ use super::{
     job::{Jobs, secret::SecretFault},
     request::Object,
 };
-use crate::transfer::Vault;
+use weft_transfer::Vault;
 
 /// Makes the controller of a kind that has one.
 macro_rules! push {

@@ -11,11 +11,11 @@ use kube::{
     api::{Patch, PostParams},
 };
 use time::OffsetDateTime;
+use weft_identity::authority::{Authority, KeptAuthority};
 
 use super::{AUTHORITY, Home, HomeError, metadata, params};
 use crate::{
     NAME,
-    authority::{Authority, KeptAuthority},
     rotation::{self, Step},
 };
 

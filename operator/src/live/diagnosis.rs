@@ -4,11 +4,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use weft_crds::{Diagnosis, NodeFacts, Reach, live_api_version};
 use weft_proto::agent::v1::{self as agent, DiagnosePeer, DiagnoseRequest, Ports};
+use weft_transfer::{Channels, Contact, Refusal};
 
-use crate::{
-    controllers::{Neighbour, Neighbours},
-    transfer::{self, Channels, Contact, Refusal},
-};
+use crate::controllers::{Neighbour, Neighbours};
 
 /// What every network carries.
 const STANDARD_BYTES: u32 = 1500;
@@ -42,7 +40,7 @@ pub(super) async fn of(
             peers: peers.iter().map(|peer| asked(peer)).collect(),
             packet_bytes,
         };
-        let answer = transfer::diagnose(request, &channels, &contact).await?;
+        let answer = weft_transfer::diagnose(request, &channels, &contact).await?;
         let facts = answer.facts.unwrap_or_default();
         told.clock_ahead_ms = ahead_ms(facts.clock_unix_ms);
         told.facts = found(facts);

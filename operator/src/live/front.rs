@@ -5,12 +5,7 @@ use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration}
 use axum::serve::Listener;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client};
-use rustls::{
-    RootCertStore, ServerConfig,
-    crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
-    server::WebPkiClientVerifier,
-};
+use rustls::{ServerConfig, crypto::ring, server::WebPkiClientVerifier};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
@@ -18,15 +13,15 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use weft_identity::{
+    authority::Identity,
+    tls::{self, HANDSHAKE_WITHIN},
+};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
-
-use crate::authority::Identity;
 
 /// What every cluster's API server publishes for servers behind it.
 const NAMESPACE: &str = "kube-system";
 const CONFIG_MAP: &str = "extension-apiserver-authentication";
-/// A caller that has not shown who it is by then is cut off.
-const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 /// Callers that are showing who they are, at a time: some 30 KiB each. Who comes beyond that takes the place
 /// of the one that has been at it for longest: the API server needs milliseconds, and one who only dawdles
 /// keeps nobody out.
@@ -105,25 +100,17 @@ impl Front {
     /// TLS that asks everybody for a certificate of the proxy's authority.
     pub(super) fn server(&self, identity: &Identity) -> Result<ServerConfig, String> {
         let wrong = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-        let mut roots = RootCertStore::empty();
-        for authority in CertificateDer::pem_slice_iter(self.authorities.as_bytes()) {
-            let authority =
-                authority.map_err(|error| wrong("requestheader-client-ca-file", &error))?;
-            roots
-                .add(authority)
-                .map_err(|error| wrong("requestheader-client-ca-file", &error))?;
-        }
+        let roots = tls::roots(self.authorities.as_bytes())
+            .map_err(|error| wrong("requestheader-client-ca-file", &error))?;
         let provider = Arc::new(ring::default_provider());
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
                 .build()
                 .map_err(|error| wrong("requestheader-client-ca-file", &error))?;
         let own = |error: &dyn std::fmt::Display| wrong("the server's certificate", error);
-        let chain: Result<Vec<_>, _> =
-            CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect();
-        let chain = chain.map_err(|error| own(&error))?;
-        let key =
-            PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).map_err(|error| own(&error))?;
+        let (chain, key) =
+            tls::chain_and_key(identity.certificate.as_bytes(), identity.key.as_bytes())
+                .map_err(|error| own(&error))?;
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| own(&error))?
@@ -234,8 +221,13 @@ fn has_name(certificate: &[u8], names: &[String]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rustls::{
+        RootCertStore,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    };
+    use weft_identity::authority::Authority;
+
     use super::*;
-    use crate::authority::Authority;
 
     fn map(pairs: &[(&str, &str)]) -> ConfigMap {
         let data = pairs

@@ -10,8 +10,9 @@ use kube::{
 use serde_json::json;
 use tokio::time::sleep;
 use weft_crds::{LIVE_GROUP, LIVE_VERSION};
+use weft_identity::authority::Authority;
 
-use crate::{NAME, authority::Authority};
+use crate::NAME;
 
 /// Somebody may have replaced it, as an upgrade of the chart does.
 const LOOK: Duration = Duration::from_secs(10);

@@ -21,16 +21,14 @@ use weft_crds::{
     TransferJob, TransferPlan, TransferProgress, TransferProgressList, live_api_version,
 };
 use weft_planner::Request;
+use weft_transfer::Channels;
 
 use super::{
     caller::{Access, Authorizer, Caller},
     diagnosis,
     front::Headers,
 };
-use crate::{
-    controllers::{Question, Survey},
-    transfer::{self, Channels},
-};
+use crate::controllers::{Question, Survey};
 
 /// The controllers answer between two decisions, which take milliseconds; before they have listed
 /// everything, they do not.
@@ -373,7 +371,7 @@ async fn plan_of(survey: Survey, channels: &Channels) -> TransferPlan {
     };
     let (spec, contacts) = (begun.spec, begun.contacts);
     let channels = channels.of_fabric(&begun.fabric);
-    let manifest = match transfer::stat(spec.clone(), channels, &contacts).await {
+    let manifest = match weft_transfer::stat(spec.clone(), channels, &contacts).await {
         Ok(manifest) => manifest,
         Err(refusal) => {
             obstacle(&refusal.reason, refusal.message, !refusal.retriable);

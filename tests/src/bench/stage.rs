@@ -10,10 +10,10 @@ use weft_cli::fabric::Fabric;
 use weft_cli::stage::{
     self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup, find_agent,
 };
-use weft_operator::authority;
-use weft_operator::transfer::{Job, Mandate, Spec, Standing, Tempo};
+use weft_identity::authority;
 use weft_planner::Strategy;
 use weft_proto::agent::v1::{Algorithm, Overwrite};
+use weft_transfer::{Job, Mandate, Spec, Standing, Tempo};
 
 use super::BenchError;
 

@@ -14,6 +14,7 @@ use tokio_stream::wrappers::IntervalStream;
 use tonic::transport::ServerTlsConfig;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server};
+use weft_identity::OPERATOR_NAME;
 use weft_proto::agent::v1::agent_server::AgentServer;
 use weft_proto::operator::v1::operator_client::OperatorClient;
 use weft_proto::operator::v1::{EnrollRequest, EnrollResponse, NodeReport, Ports};
@@ -21,8 +22,6 @@ use weft_proto::operator::v1::{EnrollRequest, EnrollResponse, NodeReport, Ports}
 use super::ClusterBenchError;
 use super::stand_in::StandIn;
 
-/// What the operator's certificate says.
-const SERVER_NAME: &str = "operator.weft";
 /// After a call that failed: the operator may not know the node yet.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -162,7 +161,7 @@ impl Fleet {
     ) -> Result<OperatorClient<Channel>, tonic::transport::Error> {
         let mut tls = ClientTlsConfig::new()
             .ca_certificate(Certificate::from_pem(&self.authorities))
-            .domain_name(SERVER_NAME);
+            .domain_name(OPERATOR_NAME);
         if let Some(identity) = identity {
             tls = tls.identity(identity);
         }

@@ -7,7 +7,10 @@ use k8s_openapi::api::core::v1::Secret;
 use nix::unistd::Pid;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use weft_crds::FabricNode;
-use weft_operator::authority::{Authority, KeptAuthority};
+use weft_identity::{
+    authority::{Authority, KeptAuthority},
+    server_name,
+};
 use weft_proto::agent::v1::agent_client::AgentClient;
 use weft_proto::{Message as _, agent::v1::ErrorDetail};
 use weft_tests::cluster::in_network_of;
@@ -83,7 +86,7 @@ impl Caller {
         let tls = ClientTlsConfig::new()
             .ca_certificate(Certificate::from_pem(&self.authorities))
             .identity(Identity::from_pem(&self.certificate, &self.key))
-            .domain_name(Authority::server_name(FABRIC, node));
+            .domain_name(server_name(FABRIC, node));
         let endpoint = Endpoint::from_shared(format!("https://{address}")).unwrap();
         let endpoint = endpoint.tls_config(tls).unwrap();
         let called = in_network_of(self.from.as_raw().cast_unsigned(), move || {

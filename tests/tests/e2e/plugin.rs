@@ -12,8 +12,9 @@ use crate::tree::Tree;
 /// kubectl's plugin, under the name that kubectl finds it by.
 fn weft(lent: &Lent, arguments: &[&str]) -> Output {
     // Beside the program of this package that cargo has built.
-    let program = Path::new(env!("CARGO_BIN_EXE_cluster")).with_file_name("weft");
+    let program = Path::new(env!("CARGO_BIN_EXE_cluster")).with_file_name("kubectl-weft");
     assert!(program.is_file(), "{}: run `make e2e`", program.display());
+    // A folder of its own: kubectl looks at every program there.
     let plugins = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(program, plugins.path().join("kubectl-weft")).unwrap();
     let path = format!(

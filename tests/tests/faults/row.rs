@@ -19,7 +19,6 @@ pub(crate) use judge::assert_refusal;
 use nix::mount::{MsFlags, mount};
 use tokio::time::timeout;
 use weft_cli::fabric::Unreachable;
-use weft_operator::transfer::{DestinationView, Job, Mandate, Refusal, Runner, Spec, Tempo};
 use weft_planner::Strategy;
 use weft_proto::{
     Message as _,
@@ -29,6 +28,7 @@ use weft_proto::{
     },
 };
 use weft_sim::draw::Draw;
+use weft_transfer::{DestinationView, Job, Mandate, Refusal, Runner, Spec, Tempo};
 
 use crate::{
     TooLate,

@@ -18,7 +18,7 @@ use weft_cli::{
     fabric::{Fabric, Spec as Shape},
     stage::{self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup},
 };
-use weft_operator::authority::Authority;
+use weft_identity::server_name;
 use weft_proto::agent::v1::agent_client::AgentClient;
 
 use crate::RUNTIME;
@@ -182,7 +182,7 @@ impl Stage {
                 identity.certificate,
                 identity.key,
             ))
-            .domain_name(Authority::server_name(FABRIC, &name(node)));
+            .domain_name(server_name(FABRIC, &name(node)));
         let control = self.ground().addresses(node).control;
         let endpoint = Endpoint::from_shared(format!("https://{control}")).unwrap();
         AgentClient::new(endpoint.tls_config(tls).unwrap().connect_lazy())

@@ -1,4 +1,4 @@
-//! The engine's counters at one moment, for metrics and for `weft status`.
+//! The engine's counters at one moment, for metrics and for `kubectl weft status`.
 
 use weft_core::connection::Stats;
 use weft_core::drops::Drops;

@@ -5,14 +5,14 @@ use crate::tree::Tree;
 
 pub(super) const RULE: Rule = Rule {
     id: "clock",
-    says: "`std::time::Instant` and `SystemTime` are not named in transport/core and planner.",
+    says: "`std::time::Instant` and `SystemTime` are not named in transport/core and control/planner.",
     why: "Time is an argument there: a run is a function of its seed, in the simulator as on the \
           wire.",
     weight: Weight::Error,
     check,
 };
 
-const PURE: &[&str] = &["transport/core/", "planner/"];
+const PURE: &[&str] = &["transport/core/", "control/planner/"];
 const CLOCKS: &[&str] = &["Instant", "SystemTime"];
 
 fn check(tree: &Tree) -> Vec<Finding> {

@@ -7,8 +7,8 @@ use crate::tree::Tree;
 
 pub(super) const DIRECTION: Rule = Rule {
     id: "crate-direction",
-    says: "Our crates depend on each other in one direction: engine → link and memory → core, agent → engine \
-           and proto, cli → operator → planner and proto.",
+    says: "Our crates depend on each other in one direction: engine → link and memory → core, agent → engine and \
+           identity, operator and cli → transfer → identity, planner and proto.",
     why: "Crates are split by what they must not know; one edge the wrong way and the split is a \
           matter of folders.",
     weight: Weight::Error,
@@ -17,8 +17,8 @@ pub(super) const DIRECTION: Rule = Rule {
 
 pub(super) const PURITY: Rule = Rule {
     id: "crate-purity",
-    says: "transport/core and planner reach no runtime, socket or source of randomness, and no \
-           crate below the operator reaches Kubernetes.",
+    says: "transport/core and control/planner reach no runtime, socket or source of randomness; only crds, \
+           operator, kubectl-weft, and what tests or generates them reach Kubernetes.",
     why: "A pure crate runs in the simulator and on wasm32; an agent without a Kubernetes client \
           needs no Kubernetes credentials.",
     weight: Weight::Error,
@@ -30,6 +30,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("weft-crds", &["weft-planner"]),
     ("weft-planner", &[]),
     ("weft-proto", &[]),
+    ("weft-identity", &["weft-proto"]),
+    (
+        "weft-transfer",
+        &["weft-identity", "weft-planner", "weft-proto"],
+    ),
     ("weft-core", &[]),
     ("weft-crypto", &["weft-core"]),
     ("weft-link", &["weft-core"]),
@@ -41,25 +46,48 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("weft-sim", &["weft-core", "weft-crypto", "weft-memory"]),
     (
         "weft-agent",
-        &["weft-core", "weft-link", "weft-engine", "weft-proto"],
+        &[
+            "weft-core",
+            "weft-identity",
+            "weft-link",
+            "weft-engine",
+            "weft-proto",
+        ],
     ),
     (
         "weft-operator",
-        &["weft-crds", "weft-planner", "weft-proto"],
+        &[
+            "weft-crds",
+            "weft-identity",
+            "weft-planner",
+            "weft-proto",
+            "weft-transfer",
+        ],
     ),
     (
         "weft-cli",
-        &["weft-crds", "weft-operator", "weft-planner", "weft-proto"],
+        &[
+            "weft-identity",
+            "weft-planner",
+            "weft-proto",
+            "weft-transfer",
+        ],
+    ),
+    (
+        "weft-kubectl",
+        &["weft-cli", "weft-crds", "weft-identity", "weft-planner"],
     ),
     (
         "weft-tests",
         &[
+            "weft-identity",
             "weft-planner",
             "weft-proto",
             "weft-core",
             "weft-link",
             "weft-engine",
             "weft-sim",
+            "weft-transfer",
             "weft-agent",
             "weft-operator",
             "weft-crds",
@@ -88,7 +116,7 @@ const KUBERNETES: &[&str] = &["kube", "kube-client", "k8s-openapi"];
 const SPEAK_KUBERNETES: &[&str] = &[
     "weft-crds",
     "weft-operator",
-    "weft-cli",
+    "weft-kubectl",
     "weft-tests",
     "xtask",
 ];

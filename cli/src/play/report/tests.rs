@@ -1,6 +1,6 @@
-use weft_operator::transfer::{Answer, Mandate, Place, Refusal, Spec, Tempo};
 use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, File, Manifest, Overwrite, ProgressResponse, State};
+use weft_transfer::{Answer, Mandate, Place, Refusal, Spec, Tempo};
 
 use super::*;
 use crate::play::arguments::FaultKind;

@@ -15,25 +15,23 @@ use kube::ResourceExt as _;
 use serde_json::json;
 use weft_crds::{DeletionPolicy, Phase, TransferJob, TransferJobStatus};
 
-use crate::{
-    controllers::{
-        cache::{Key, uid},
-        copies::{self, Parting},
-        holds::HeldNodes,
-        job::{
-            queue::{self, Party, Queue, Stake, Turn},
-            reading::{self, Shut},
-            resolve::{self, Obstacle, Transfer},
-            snapshot::{Outcome, Snapshot},
-            status,
-        },
-        kinds::Cache,
-        membership::Membership,
-        models,
-        request::{Change, FINALIZER, Priority, Request},
+use crate::controllers::{
+    cache::{Key, uid},
+    copies::{self, Parting},
+    holds::HeldNodes,
+    job::{
+        queue::{self, Party, Queue, Stake, Turn},
+        reading::{self, Shut},
+        resolve::{self, Obstacle, Transfer},
+        snapshot::{Outcome, Snapshot},
+        status,
     },
-    transfer::{Contact, Removal, Roster},
+    kinds::Cache,
+    membership::Membership,
+    models,
+    request::{Change, FINALIZER, Priority, Request},
 };
+use weft_transfer::{Contact, Removal, Roster};
 
 /// Progress is written when what is written is so old …
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);

@@ -6,7 +6,8 @@ use kube::ResourceExt as _;
 use weft_crds::RdmaFabric;
 use weft_planner::{Node, Topology, Uplink};
 
-use crate::{controllers::kinds::Cache, transfer::Contact};
+use crate::controllers::kinds::Cache;
+use weft_transfer::Contact;
 
 /// A node's link where nothing says how fast it is: 10 Gbit/s. Only estimates depend on it.
 const LINK_BPS: u64 = 10_000_000_000;

@@ -2,15 +2,13 @@
 
 use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{Destinations, FileSource, RdmaFabric, Root, RootAccess, RootScope, TransferJob};
+use weft_transfer::Place;
 
-use crate::{
-    controllers::{
-        fabric::decide::listed,
-        job::resolve::{Obstacle, wait},
-        kinds::Cache,
-        membership::selector,
-    },
-    transfer::Place,
+use crate::controllers::{
+    fabric::decide::listed,
+    job::resolve::{Obstacle, wait},
+    kinds::Cache,
+    membership::selector,
 };
 
 /// One end of a job.

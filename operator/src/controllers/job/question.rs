@@ -296,12 +296,10 @@ pub(crate) fn answer(question: Question, known: &Known<'_>, now: Timestamp) {
 #[cfg(test)]
 mod tests {
     use weft_crds::{DestinationState, DestinationStatus, ManifestSummary, Phase};
+    use weft_transfer::Course;
 
     use super::*;
-    use crate::{
-        controllers::scenario::{self, asleep, labelled, start},
-        transfer::Course,
-    };
+    use crate::controllers::scenario::{self, asleep, labelled, start};
 
     fn moving(nodes: usize) -> Snapshot {
         let destination = |i: usize| DestinationStatus {

@@ -21,18 +21,16 @@ use std::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use weft_crds::{DestinationState, Phase, TransferJob, TransferJobStatus};
+use weft_transfer::{is_local, node_of};
 
-use crate::{
-    controllers::{
-        cache::Key,
-        fabric::decide::is_ready,
-        job::{
-            resolve::{Obstacle, Transfer, wait},
-            snapshot::Snapshot,
-        },
-        kinds::Cache,
+use crate::controllers::{
+    cache::Key,
+    fabric::decide::is_ready,
+    job::{
+        resolve::{Obstacle, Transfer, wait},
+        snapshot::Snapshot,
     },
-    transfer::{is_local, node_of},
+    kinds::Cache,
 };
 
 /// Jobs that a node takes part in at one time: while one is prepared, or hashes and syncs what it has

@@ -4,19 +4,17 @@ use std::collections::BTreeSet;
 
 use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{ObjectSource, RdmaFabric, TransferJob};
+use weft_transfer::{Object, Place, Secret};
 
-use crate::{
-    controllers::{
-        cache::Key,
-        fabric::decide::{Configured, config, configured, is_ready, listed},
-        job::{
-            origin::fabric_of,
-            resolve::{Obstacle, wait},
-        },
-        kinds::Cache,
-        membership::{Membership, selector},
+use crate::controllers::{
+    cache::Key,
+    fabric::decide::{Configured, config, configured, is_ready, listed},
+    job::{
+        origin::fabric_of,
+        resolve::{Obstacle, wait},
     },
-    transfer::{Object, Place, Secret},
+    kinds::Cache,
+    membership::{Membership, selector},
 };
 
 /// What stands between a job and the Secret that it names.

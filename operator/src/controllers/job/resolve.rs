@@ -6,20 +6,18 @@ use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{Algorithm, FileSource, Overwrite, RdmaFabric, Strategy, TransferJob};
 use weft_planner::Topology;
 use weft_proto::agent::v1 as agent;
+use weft_transfer::{Contact, Mandate, Place, Removal, Roster, Spec, Tempo, local, node_of};
 
-use crate::{
-    controllers::{
-        fabric::decide::{Configured, config, configured, is_ready, listed},
-        job::{
-            network::{contacts, payload_share, topology},
-            origin::{Origin, home, origin},
-            place::{Side, apart, place},
-            reading,
-        },
-        kinds::Cache,
-        membership::{Membership, selector},
+use crate::controllers::{
+    fabric::decide::{Configured, config, configured, is_ready, listed},
+    job::{
+        network::{contacts, payload_share, topology},
+        origin::{Origin, home, origin},
+        place::{Side, apart, place},
+        reading,
     },
-    transfer::{Contact, Mandate, Place, Removal, Roster, Spec, Tempo, local, node_of},
+    kinds::Cache,
+    membership::{Membership, selector},
 };
 
 /// What a transfer needs.

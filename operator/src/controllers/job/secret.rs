@@ -6,11 +6,10 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use tokio::time::timeout;
+use weft_identity::cause::innermost;
+use weft_transfer::{Open, Refusal};
 
-use crate::{
-    NAME,
-    transfer::{Open, Refusal, innermost},
-};
+use crate::NAME;
 
 /// An API server that has not answered by then is asked again with the next attempt.
 const WITHIN: Duration = Duration::from_secs(10);

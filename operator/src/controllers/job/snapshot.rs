@@ -7,10 +7,8 @@ use weft_crds::{
 };
 use weft_proto::agent::v1::{ProgressResponse, State};
 
-use crate::{
-    controllers::models::Note,
-    transfer::{Course, DestinationView, End, Job, Place, Removal, Standing, node_of},
-};
+use crate::controllers::models::Note;
+use weft_transfer::{Course, DestinationView, End, Job, Place, Removal, Standing, node_of};
 
 /// The rate is that of the last so many seconds: a person looks at it.
 const PACE: Duration = Duration::from_secs(10);

@@ -7,21 +7,19 @@ use weft_crds::{
     Counts, DESTINATIONS_SHOWN, DestinationState, DestinationStatus, Phase, TransferJob,
     TransferJobStatus,
 };
+use weft_transfer::Course;
 
-use crate::{
-    controllers::{
-        cache::uid,
-        condition::{self, Verdict, moment},
-        fabric::decide::listed,
-        job::{
-            place::destined,
-            resolve::Obstacle,
-            snapshot::{Outcome, Snapshot},
-        },
-        models,
-        request::Event,
+use crate::controllers::{
+    cache::uid,
+    condition::{self, Verdict, moment},
+    fabric::decide::listed,
+    job::{
+        place::destined,
+        resolve::Obstacle,
+        snapshot::{Outcome, Snapshot},
     },
-    transfer::Course,
+    models,
+    request::Event,
 };
 
 /// An Event's note has at most 1024 bytes; a message need not have more.

@@ -8,16 +8,14 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{
-    controllers::{
-        cache::Key,
-        job::{
-            resolve::Transfer,
-            snapshot::{Pace, Snapshot},
-        },
+use crate::controllers::{
+    cache::Key,
+    job::{
+        resolve::Transfer,
+        snapshot::{Pace, Snapshot},
     },
-    transfer::{Channels, Contact, Job, Removal, Roster, Runner},
 };
+use weft_transfer::{Channels, Contact, Job, Removal, Roster, Runner};
 
 /// Between two looks while nothing but bytes change: agents report once a second.
 const LOOK: Duration = Duration::from_secs(1);
@@ -277,10 +275,8 @@ async fn drive(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        controllers::{job::resolve, membership::Membership, scenario},
-        transfer::{Answer, Command},
-    };
+    use crate::controllers::{job::resolve, membership::Membership, scenario};
+    use weft_transfer::{Answer, Command};
 
     #[test]
     fn it_is_told_at_once_that_a_job_waits_to_be_told_which_copies_go() {

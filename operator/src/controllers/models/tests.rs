@@ -1,12 +1,10 @@
 use weft_proto::operator::v1::ModelState;
+use weft_transfer::Course;
 
 use super::*;
-use crate::{
-    controllers::{
-        job::snapshot::Holder,
-        scenario::{self, MODEL, note},
-    },
-    transfer::Course,
+use crate::controllers::{
+    job::snapshot::Holder,
+    scenario::{self, MODEL, note},
 };
 
 /// n2 holds minilm.

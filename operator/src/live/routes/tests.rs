@@ -1,7 +1,8 @@
 use std::sync::{Arc, Mutex};
 
+use weft_identity::authority::Authority;
+
 use super::*;
-use crate::authority::Authority;
 
 /// Allows what it is told to, and remembers what was asked.
 #[derive(Clone, Default)]

@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use weft_operator::transfer::{Job, Refusal, Standing};
 use weft_planner::SEGMENT_BYTES;
 use weft_proto::agent::v1::{Role, State};
+use weft_transfer::{Job, Refusal, Standing};
 
 use super::{AtDestination, End, Fault, Play, REMEDY_BYTES, Strike, standings};
 use crate::{

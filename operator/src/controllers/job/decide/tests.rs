@@ -12,14 +12,12 @@ mod objects;
 mod turns;
 
 use super::*;
-use crate::{
-    controllers::{
-        condition,
-        job::secret::SecretFault,
-        scenario::{self, minilm},
-    },
-    transfer::{Answer, Command, Course, Job, Place, Refusal, Standing},
+use crate::controllers::{
+    condition,
+    job::secret::SecretFault,
+    scenario::{self, minilm},
 };
+use weft_transfer::{Answer, Command, Course, Job, Place, Refusal, Standing};
 
 const BYTES: u64 = 1000;
 

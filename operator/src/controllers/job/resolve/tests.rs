@@ -1,10 +1,8 @@
 use weft_crds::{DestinationStatus, RootScope, TransferJob, TransferJobStatus};
 
 use super::*;
-use crate::{
-    controllers::{cache::Key, job::network::topology, scenario},
-    transfer::Removal,
-};
+use crate::controllers::{cache::Key, job::network::topology, scenario};
+use weft_transfer::Removal;
 
 fn resolved(cache: &Cache, job: &TransferJob) -> Result<Transfer, Obstacle> {
     resolve(job, cache, &Membership::of(cache), 3)

@@ -1,7 +1,8 @@
 use weft_crds::Strategy;
+use weft_transfer::Course;
 
 use super::*;
-use crate::{controllers::scenario, transfer::Course};
+use crate::controllers::scenario;
 
 fn destination(node: &str, state: DestinationState, bytes: i64) -> DestinationStatus {
     DestinationStatus {

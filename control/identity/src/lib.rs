@@ -1,0 +1,30 @@
+//! Identity in a fabric: who somebody is, how they prove it, and what the operator allows them.
+//!
+//! The operator, the agents and `weft play` use this crate, so that both ends of a connection agree on
+//! it. [`authority`] issues certificates and signs tickets, [`role`] reads whom a certificate names,
+//! [`ticket`] checks a ticket, and [`tls`] makes TLS configurations from certificates. [`cause`] and
+//! [`metrics`] are what every server of Weft needs besides: texts of errors, and its metrics page.
+//!
+//! It opens no connection and knows nothing of Kubernetes.
+
+pub mod authority;
+pub mod cause;
+pub mod metrics;
+pub mod role;
+pub mod ticket;
+pub mod tls;
+
+use std::time::Duration;
+
+/// How far apart the clocks of two nodes may be. A clock that is an hour off is found by other means;
+/// until then it does not keep a node out.
+pub const CLOCK_SKEW: Duration = Duration::from_secs(60 * 60);
+
+/// The DNS name in the operator's server certificate: what agents ask for, whatever address they dial.
+pub const OPERATOR_NAME: &str = "operator.weft";
+
+/// The DNS name in a node's certificate: what callers of its agent ask for, whatever address they dial.
+#[must_use]
+pub fn server_name(fabric: &str, node: &str) -> String {
+    format!("{node}.{fabric}.weft")
+}

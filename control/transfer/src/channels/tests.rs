@@ -1,0 +1,225 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures::future::join_all;
+use tokio::{net::TcpListener, time::timeout};
+use tonic::Streaming;
+use weft_proto::agent::v1::{CancelRequest, CancelResponse, ProgressRequest, ProgressResponse};
+
+use super::*;
+use crate::{CONTACT_TRY, Refusal, agent::Client, refusal::is_of_connection, stand_in::StandIn};
+
+/// What takes so long never happens.
+const NEVER: Duration = Duration::from_secs(30);
+
+fn authority() -> Arc<Authority> {
+    Arc::new(Authority::new("lab").unwrap())
+}
+
+async fn cancel(agent: &Agent) -> Result<(), Refusal> {
+    let call = agent
+        .call(|mut client: Client| async move { client.cancel(CancelRequest::default()).await });
+    let answer: CancelResponse = call.await?;
+    assert_eq!(answer, CancelResponse::default());
+    Ok(())
+}
+
+async fn follow(agent: &Agent) -> Streaming<ProgressResponse> {
+    let call = agent.call(|mut client: Client| async move {
+        client.progress(ProgressRequest::default()).await
+    });
+    call.await.unwrap()
+}
+
+/// The next message's number.
+async fn next(stream: &mut Streaming<ProgressResponse>) -> u64 {
+    let message = timeout(NEVER, stream.message()).await;
+    message.expect("it comes").unwrap().unwrap().bytes
+}
+
+#[tokio::test]
+async fn all_calls_of_all_jobs_go_over_one_connection_and_each_is_given_up_alone() {
+    let authority = authority();
+    let mut node = StandIn::start(&authority, "n1").await;
+    let channels = Channels::new(Arc::clone(&authority));
+    // Each job has its own.
+    let jobs: Vec<Agent> = (0..100).map(|_| channels.agent(&node.contact)).collect();
+    for called in join_all(jobs.iter().map(cancel)).await {
+        called.unwrap();
+    }
+    let mut streams = join_all(jobs.iter().map(follow)).await;
+    let mut last = streams.pop().unwrap();
+    assert_eq!(next(&mut last).await, 0);
+    drop(streams);
+    for beat in 1..=3 {
+        node.beat();
+        assert_eq!(next(&mut last).await, beat);
+    }
+    cancel(&jobs[0]).await.unwrap();
+    assert_eq!(node.connections(), 1);
+    node.kill().await;
+    let ended = timeout(NEVER, last.message()).await.expect("it ends");
+    assert!(is_of_connection(&ended.unwrap_err()));
+}
+
+#[tokio::test]
+async fn an_agent_that_was_restarted_is_called_again_at_once() {
+    let authority = authority();
+    let mut node = StandIn::start(&authority, "n1").await;
+    let channels = Channels::new(Arc::clone(&authority));
+    let (one, other) = (channels.agent(&node.contact), channels.agent(&node.contact));
+    let mut stream = follow(&one).await;
+    assert_eq!(next(&mut stream).await, 0);
+    for times in 2..=4 {
+        node.restart(&authority).await;
+        for called in join_all([&one, &other, &one, &other].map(cancel)).await {
+            called.unwrap();
+        }
+        assert_eq!(node.connections(), times);
+    }
+    assert!(stream.message().await.is_err());
+}
+
+#[tokio::test]
+async fn calls_that_begin_with_a_new_certificate_leave_those_of_the_old_one_alone() {
+    let authority = authority();
+    let node = StandIn::start(&authority, "n1").await;
+    // Every call finds the one before it too old.
+    let channels = Channels::with(Arc::clone(&authority), Duration::ZERO);
+    let agent = channels.agent(&node.contact);
+    let mut stream = follow(&agent).await;
+    assert_eq!(next(&mut stream).await, 0);
+    for beat in 1..=3 {
+        cancel(&agent).await.unwrap();
+        node.beat();
+        assert_eq!(next(&mut stream).await, beat);
+    }
+    assert_eq!(node.connections(), 4);
+}
+
+#[tokio::test]
+async fn a_certificate_is_shown_until_two_thirds_of_its_life_are_over() {
+    tokio::time::pause();
+    let channels = Channels::new(authority());
+    let first = channels.certificate().unwrap();
+    assert_eq!(channels.certificate().unwrap(), first);
+    let other = channels.of_fabric("other").certificate().unwrap();
+    assert_ne!(other, first);
+    tokio::time::advance(Duration::from_secs(16 * 3600 - 1)).await;
+    assert_eq!(channels.certificate().unwrap(), first);
+    tokio::time::advance(Duration::from_secs(2)).await;
+    assert!(channels.certificate().unwrap() > other);
+}
+
+/// Takes connections and says nothing; counts them.
+async fn silent() -> (Contact, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count);
+    tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok(caller) = listener.accept().await {
+            counted.fetch_add(1, Ordering::Relaxed);
+            held.push(caller);
+        }
+    });
+    let node = "n1".to_owned();
+    (Contact { node, address }, count)
+}
+
+#[tokio::test]
+async fn all_who_wait_for_an_agent_that_does_not_answer_share_one_try() {
+    let (contact, tries) = silent().await;
+    let channels = Channels::new(authority());
+    let jobs: Vec<Agent> = (0..100).map(|_| channels.agent(&contact)).collect();
+    let began = Instant::now();
+    for called in join_all(jobs.iter().map(cancel)).await {
+        assert_eq!(called.unwrap_err().reason, "NodeNeverReached");
+    }
+    // One after the other it would be a hundred times as long.
+    assert!(began.elapsed() < 20 * CONTACT_TRY, "{:?}", began.elapsed());
+    assert_eq!(tries.load(Ordering::Relaxed), 1);
+    // Who comes later tries again.
+    cancel(&jobs[0]).await.unwrap_err();
+    assert_eq!(tries.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn an_agent_that_any_job_has_reached_is_unreachable_and_no_longer_unknown() {
+    let authority = authority();
+    let mut node = StandIn::start(&authority, "n1").await;
+    let channels = Channels::new(Arc::clone(&authority));
+    cancel(&channels.agent(&node.contact)).await.unwrap();
+    node.kill().await;
+    let later = channels.agent(&node.contact);
+    for _ in 0..2 {
+        let refusal = cancel(&later).await.unwrap_err();
+        assert_eq!(refusal.reason, "NodeUnreachable");
+        assert!(refusal.retriable && !refusal.is_before_contact());
+    }
+    node.restart(&authority).await;
+    cancel(&later).await.unwrap();
+    // What listens there now is another node.
+    let other = Contact {
+        node: "n2".to_owned(),
+        ..node.contact.clone()
+    };
+    let refusal = cancel(&channels.agent(&other)).await.unwrap_err();
+    assert_eq!(refusal.reason, "NodeNeverReached");
+}
+
+#[tokio::test]
+async fn an_address_that_is_none_is_a_refusal_of_its_node() {
+    let channels = Channels::new(authority());
+    for address in [
+        "",
+        "n1",
+        "n1:",
+        "n1:99999",
+        "a@n1:7400",
+        "n1:7400/x",
+        "n 1:7400",
+    ] {
+        let contact = Contact {
+            node: "n1".to_owned(),
+            address: address.to_owned(),
+        };
+        let refusal = cancel(&channels.agent(&contact)).await.unwrap_err();
+        assert_eq!(
+            (&*refusal.node, &*refusal.reason),
+            ("n1", "AddressUnusable")
+        );
+        assert!(refusal.message.contains(address) && refusal.is_before_contact());
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_nobody_holds_goes_a_minute_later_and_no_earlier() {
+    let authority = authority();
+    let node = StandIn::start(&authority, "n1").await;
+    let channels = Channels::new(Arc::clone(&authority));
+    let held = channels.agent(&node.contact);
+    cancel(&held).await.unwrap();
+    let (now, pool) = (Instant::now(), Arc::clone(&channels.pool));
+    let agents = |after: Duration| {
+        let mut held = pool.lock();
+        held.sweep(now + after);
+        held.agents.len()
+    };
+    // Somebody holds it.
+    assert_eq!((agents(IDLE), agents(3 * IDLE)), (1, 1));
+    drop(held);
+    assert_eq!(
+        (agents(4 * IDLE), agents(5 * IDLE - Duration::from_secs(1))),
+        (1, 1)
+    );
+    // Somebody has come back in time.
+    let held = channels.agent(&node.contact);
+    assert_eq!(agents(5 * IDLE), 1);
+    cancel(&held).await.unwrap();
+    assert_eq!(node.connections(), 1);
+    drop(held);
+    assert_eq!((agents(6 * IDLE), agents(7 * IDLE)), (1, 0));
+    cancel(&channels.agent(&node.contact)).await.unwrap();
+    assert_eq!(node.connections(), 2);
+}

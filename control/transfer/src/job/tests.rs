@@ -1,0 +1,705 @@
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use weft_planner::{Node, Strategy, Topology};
+use weft_proto::agent::v1::{Algorithm, File, Overwrite, PeerProgress, Role, State};
+
+use super::*;
+use crate::{
+    CONTACT_TRY, Mandate, Place, Standing,
+    refusal::{NEVER_REACHED, UNREACHABLE},
+};
+
+const BYTES: u64 = 100;
+
+mod cancels;
+mod copies;
+mod objects;
+mod planning;
+
+/// Agents that answer by the book. What goes wrong is one line in a test.
+struct World {
+    job: Job,
+    now: Duration,
+    dead: BTreeSet<String>,
+    /// What a call of one of them takes, and ends with.
+    death: (Duration, &'static str),
+    /// Whether a call of one of them may be made again.
+    is_retriable: bool,
+    /// What nodes answer to Stat, where that is not one file.
+    listings: BTreeMap<String, Result<Manifest, Refusal>>,
+    /// Commands that were carried out since the last look.
+    log: Vec<String>,
+    pending: VecDeque<Command>,
+}
+
+fn stop(discard: bool) -> Answer {
+    Answer::Stop {
+        discard,
+        copies: Vec::new(),
+    }
+}
+
+/// Files of the same size.
+fn listing(paths: &[&str]) -> Manifest {
+    let file = |path: &&str| File {
+        path: (*path).to_owned(),
+        size: BYTES,
+        ..File::default()
+    };
+    Manifest {
+        files: paths.iter().map(file).collect(),
+        directory: true,
+        ..Manifest::default()
+    }
+}
+
+fn name(node: u32) -> String {
+    format!("node{node}")
+}
+
+fn refusal(node: &str, reason: &str, retriable: bool) -> Refusal {
+    Refusal {
+        node: node.to_owned(),
+        reason: reason.to_owned(),
+        message: format!("node {node}: {reason}"),
+        retriable,
+    }
+}
+
+impl World {
+    /// A chain: node0 → node1 → … unless another strategy is asked for.
+    fn of(nodes: u32, strategy: Strategy) -> Self {
+        Self::with(nodes, strategy, None, (Duration::ZERO, UNREACHABLE))
+    }
+
+    /// One node is not there from the start.
+    fn without(nodes: u32, strategy: Strategy, missing: u32) -> Self {
+        let death = (CONTACT_TRY, NEVER_REACHED);
+        Self::with(nodes, strategy, Some(missing), death)
+    }
+
+    fn with(
+        nodes: u32,
+        strategy: Strategy,
+        dead: Option<u32>,
+        death: (Duration, &'static str),
+    ) -> Self {
+        let place = |i| Place {
+            node: name(i),
+            root: "data".into(),
+            path: "x".into(),
+        };
+        let node = |i| Node {
+            name: name(i),
+            address: None,
+            leaf: "leaf0".into(),
+            rate_bps: 1_000_000_000,
+        };
+        let spec = Spec {
+            uid: "uid".into(),
+            source: place(0),
+            object: None,
+            destinations: (1..nodes).map(place).collect(),
+            topology: Topology {
+                nodes: (0..nodes).map(node).collect(),
+                uplinks: Vec::new(),
+            },
+            strategy,
+            payload_share: 1.0,
+            algorithm: Algorithm::Blake3,
+            backoff_limit: 3,
+            expect: String::new(),
+            overwrite: Overwrite::IfDifferent,
+            tempo: Tempo::PERSON,
+            mandate: Mandate::ONLY,
+        };
+        Self::begin(spec, dead, death)
+    }
+
+    fn begin(spec: Spec, dead: Option<u32>, death: (Duration, &'static str)) -> Self {
+        let (job, commands) = Job::begin(spec);
+        let mut world = Self {
+            job,
+            now: Duration::ZERO,
+            dead: dead.into_iter().map(name).collect(),
+            death,
+            is_retriable: true,
+            listings: BTreeMap::new(),
+            log: Vec::new(),
+            pending: commands.into(),
+        };
+        world.obey();
+        world
+    }
+
+    fn chain(nodes: u32) -> Self {
+        Self::of(nodes, Strategy::Chain)
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        let (job, commands) = self.job.clone().step(self.now, answer);
+        self.job = job;
+        self.pending.extend(commands);
+        self.obey();
+    }
+
+    fn obey(&mut self) {
+        while let Some(command) = self.pending.pop_front() {
+            let mut reach = |node: &str| {
+                if self.dead.contains(node) {
+                    self.now += self.death.0;
+                    Err(refusal(node, self.death.1, self.is_retriable))
+                } else {
+                    Ok(())
+                }
+            };
+            match command {
+                Command::Remove(removal) => {
+                    let node = removal.place.node;
+                    self.log.push(format!("remove {node}"));
+                    self.answer(Answer::Removed { node });
+                }
+                Command::Stat => {
+                    self.log.push("stat".into());
+                    let source = self.job.spec().source.node.clone();
+                    let listed = self.listings.get(&source).cloned();
+                    let listed = listed.unwrap_or_else(|| Ok(listing(&["x"])));
+                    let result = reach(&source).and(listed);
+                    self.answer(Answer::Stat(result));
+                }
+                Command::Claim { attempt } => self.answer(Answer::Claimed { attempt }),
+                Command::Prepare { node, attempt } => {
+                    self.log.push(format!("prepare {node} #{attempt}"));
+                    let result = reach(&node);
+                    self.answer(Answer::Prepared {
+                        node,
+                        attempt,
+                        result,
+                    });
+                }
+                Command::Start { attempt, part } => {
+                    let to = part.sends_to.join(",");
+                    self.log
+                        .push(format!("start {} #{attempt} -> [{to}]", part.node));
+                    let result = reach(&part.node);
+                    self.answer(Answer::Started {
+                        node: part.node,
+                        attempt,
+                        result,
+                    });
+                }
+                Command::Follow { .. } => {}
+                Command::Cancel {
+                    node,
+                    attempt,
+                    discard,
+                } => {
+                    let how = if discard { "discard" } else { "cancel" };
+                    self.log.push(format!("{how} {node} #{attempt}"));
+                    let result = reach(&node);
+                    self.answer(Answer::Cancelled {
+                        node,
+                        attempt,
+                        result,
+                    });
+                }
+            }
+        }
+    }
+
+    fn reports(&mut self, node: u32, change: impl FnOnce(&mut ProgressResponse)) {
+        let mut report = ProgressResponse {
+            node: name(node),
+            state: State::Transferring.into(),
+            bytes_total: BYTES,
+            ..ProgressResponse::default()
+        };
+        change(&mut report);
+        let attempt = self.job.attempt();
+        self.answer(Answer::Progress {
+            node: name(node),
+            attempt,
+            report: Box::new(report),
+        });
+    }
+
+    fn verifies(&mut self, node: u32) {
+        self.reports(node, |report| {
+            report.state = State::Verified.into();
+            report.bytes = BYTES;
+            report.digest = "d1".into();
+        });
+    }
+
+    fn ends(&mut self, node: u32, result: Result<(), Refusal>) {
+        let attempt = self.job.attempt();
+        self.answer(Answer::FollowEnded {
+            node: name(node),
+            attempt,
+            result,
+        });
+    }
+
+    fn dies(&mut self, node: u32) {
+        self.dead.insert(name(node));
+        self.ends(node, Err(refusal(&name(node), "NodeUnreachable", true)));
+    }
+
+    fn all_verify(&mut self, nodes: std::ops::Range<u32>) {
+        for node in nodes.clone() {
+            self.verifies(node);
+        }
+        for node in nodes {
+            self.ends(node, Ok(()));
+        }
+    }
+
+    /// Waits as long as the job wants to; how long that was.
+    fn rests(&mut self) -> Duration {
+        let until = self.job.wake_at().expect("it wants to be woken");
+        let rest = until - self.now;
+        self.now = until;
+        self.answer(Answer::Woken);
+        rest
+    }
+
+    fn log(&mut self) -> String {
+        std::mem::take(&mut self.log).join("\n")
+    }
+
+    fn standing(&self, node: u32) -> &Standing {
+        self.job
+            .destinations()
+            .find(|d| d.place.node == name(node))
+            .expect("it is there")
+            .standing
+    }
+
+    fn reason(&self, node: u32) -> &str {
+        match self.standing(node) {
+            Standing::Failed(refusal) | Standing::Troubled(refusal) => &refusal.reason,
+            Standing::Waiting => "",
+            Standing::Verified { .. } => "Verified",
+        }
+    }
+}
+
+#[test]
+fn receivers_are_started_before_senders_and_the_source_last() {
+    let mut world = World::chain(4);
+    assert_eq!(
+        world.log(),
+        "stat\nprepare node1 #1\nprepare node2 #1\nprepare node3 #1\n\
+         start node3 #1 -> []\nstart node2 #1 -> [node3]\nstart node1 #1 -> [node2]\n\
+         start node0 #1 -> [node1]"
+    );
+    world.now = Duration::from_secs(2);
+    world.verifies(1);
+    world.now = Duration::from_secs(3);
+    world.verifies(2);
+    world.verifies(3);
+    assert!(
+        !world.job.is_over(),
+        "the source has not said its last word"
+    );
+    world.verifies(0);
+    (0..4).for_each(|node| world.ends(node, Ok(())));
+    assert!(world.job.is_complete());
+    assert_eq!(
+        *world.standing(1),
+        Standing::Verified {
+            after: Duration::from_secs(2)
+        }
+    );
+    assert_eq!(
+        *world.standing(3),
+        Standing::Verified {
+            after: Duration::from_secs(3)
+        }
+    );
+    assert_eq!(world.log(), "");
+}
+
+#[test]
+fn a_relay_that_dies_and_comes_back_is_in_the_next_attempt_of_the_same_job() {
+    let mut world = World::chain(4);
+    world.reports(1, |report| report.bytes = 40);
+    world.log();
+    world.dies(1);
+    assert_eq!(
+        world.log(),
+        "cancel node0 #1\ncancel node1 #1\ncancel node2 #1\ncancel node3 #1",
+        "nobody behind it can finish"
+    );
+    assert_eq!(
+        (world.reason(1), world.reason(2)),
+        ("NodeUnreachable", "SenderLost")
+    );
+    world.dead.clear();
+    assert_eq!(world.rests(), Tempo::PERSON.backoff, "40 bytes were gained");
+    assert_eq!(
+        world.log(),
+        "prepare node1 #2\nprepare node2 #2\nprepare node3 #2\n\
+         start node3 #2 -> []\nstart node2 #2 -> [node3]\nstart node1 #2 -> [node2]\n\
+         start node0 #2 -> [node1]"
+    );
+    world.all_verify(0..4);
+    assert!(world.job.is_complete());
+}
+
+#[test]
+fn a_late_destination_does_not_hold_up_the_others_and_gets_an_attempt_of_its_own() {
+    let mut world = World::chain(4);
+    world.dies(2);
+    world.log();
+    // node1 is before it in the chain and goes on.
+    world.verifies(1);
+    assert!(world.log().starts_with("cancel node0 #1"));
+    world.rests();
+    assert_eq!(
+        world.log(),
+        "prepare node2 #2\nprepare node3 #2\nstart node3 #2 -> []\nstart node0 #2 -> [node3]",
+        "node2 is still away"
+    );
+    world.verifies(3);
+    world.dead.clear();
+    world.rests();
+    assert!(
+        world
+            .log()
+            .ends_with("prepare node2 #3\nstart node2 #3 -> []\nstart node0 #3 -> [node2]")
+    );
+    world.all_verify(0..4);
+    assert!(world.job.is_complete());
+}
+
+#[test]
+fn a_node_that_stays_away_is_given_up_after_the_backoff_limit() {
+    let mut world = World::chain(3);
+    world.verifies(1);
+    world.dies(2);
+    let mut rests = Vec::new();
+    while !world.job.is_over() {
+        rests.push(world.rests().as_millis());
+    }
+    assert_eq!(
+        rests,
+        [250, 250, 500, 1000],
+        "the first attempt brought node1 through"
+    );
+    assert!(!world.job.is_complete());
+    assert_eq!(
+        (world.reason(1), world.reason(2)),
+        ("Verified", "NodeUnreachable")
+    );
+    assert!(
+        world.log().ends_with("discard node2 #5"),
+        "a partial file is not left"
+    );
+}
+
+#[test]
+fn a_destination_that_is_never_reached_is_given_up_within_seconds() {
+    let mut world = World::without(2, Strategy::Chain, 1);
+    assert_eq!(world.reason(1), "NodeNeverReached");
+    world.rests();
+    assert!(world.job.is_over());
+    assert_eq!(world.now, 2 * CONTACT_TRY + Tempo::PERSON.backoff);
+    assert!(matches!(world.standing(1), Standing::Failed(_)));
+    assert_eq!(
+        world.log(),
+        "stat\nprepare node1 #1\nprepare node1 #2",
+        "there is nothing to discard where nobody was reached"
+    );
+}
+
+#[test]
+fn a_destination_that_is_never_reached_is_given_up_as_soon_as_the_others_are_through() {
+    let mut world = World::without(3, Strategy::Chain, 2);
+    world.now = Duration::from_secs(60);
+    world.verifies(1);
+    world.rests();
+    assert!(world.job.is_over());
+    assert_eq!(
+        (world.reason(1), world.reason(2)),
+        ("Verified", "NodeNeverReached")
+    );
+    assert!(world.log().ends_with("cancel node1 #1\nprepare node2 #2"));
+}
+
+#[test]
+fn a_source_that_is_never_reached_is_given_up_within_seconds() {
+    let mut world = World::without(2, Strategy::Chain, 0);
+    world.rests();
+    assert!(world.job.is_over());
+    assert_eq!(world.now, 2 * CONTACT_TRY + Tempo::PERSON.backoff);
+    assert_eq!(world.reason(1), "NodeNeverReached");
+    assert_eq!(world.log(), "stat\nstat");
+}
+
+#[test]
+fn a_node_that_dies_while_it_prepares_is_waited_for_and_what_it_left_is_removed() {
+    // The connection stands, and breaks long after.
+    let death = (Duration::from_secs(30), UNREACHABLE);
+    let mut world = World::with(2, Strategy::Chain, Some(1), death);
+    assert!(matches!(world.standing(1), Standing::Troubled(_)));
+    let mut rests = 0;
+    while !world.job.is_over() {
+        world.rests();
+        rests += 1;
+    }
+    assert_eq!(rests, 3, "as often as the backoff limit says");
+    assert!(
+        world.log().ends_with("prepare node1 #4\ndiscard node1 #4"),
+        "it may have made partial files"
+    );
+}
+
+#[test]
+fn a_source_that_dies_is_waited_for_and_the_job_resumes() {
+    let mut world = World::chain(3);
+    world.reports(1, |report| report.bytes = 10);
+    world.dies(0);
+    world.rests();
+    assert_eq!(world.reason(1), "SenderLost");
+    world.dead.clear();
+    world.log();
+    assert_eq!(
+        world.rests(),
+        Tempo::PERSON.backoff,
+        "the second attempt brought nothing"
+    );
+    assert!(world.log().ends_with("start node0 #3 -> [node1]"));
+    world.all_verify(0..3);
+    assert!(world.job.is_complete());
+}
+
+#[test]
+fn a_full_disk_fails_its_destination_and_no_other() {
+    let mut world = World::chain(4);
+    world.log();
+    world.reports(1, |report| {
+        report.state = State::Failed.into();
+        report.reason = "DiskFull".into();
+    });
+    // The sender sees it as a child that failed; that is not the source's failure.
+    world.reports(0, |report| {
+        report.state = State::Failed.into();
+        report.reason = "PeerRefused".into();
+        report.peers = vec![PeerProgress {
+            node: name(1),
+            role: Role::Child.into(),
+            failed: true,
+            reason: "PeerRefused".into(),
+            ..PeerProgress::default()
+        }];
+    });
+    assert_eq!(
+        (world.reason(1), world.reason(2)),
+        ("DiskFull", "SenderLost")
+    );
+    world.rests();
+    assert!(
+        world
+            .log()
+            .ends_with("start node2 #2 -> [node3]\nstart node0 #2 -> [node2]")
+    );
+    world.all_verify(0..4);
+    assert!(world.job.is_over() && !world.job.is_complete());
+    assert_eq!((world.reason(1), world.reason(2)), ("DiskFull", "Verified"));
+}
+
+#[test]
+fn a_changed_source_fails_everyone_at_once() {
+    let mut world = World::of(3, Strategy::Direct);
+    world.verifies(1);
+    world.log();
+    world.reports(0, |report| {
+        report.state = State::Failed.into();
+        report.reason = "SourceChanged".into();
+    });
+    assert_eq!(
+        (world.reason(1), world.reason(2)),
+        ("Verified", "SourceChanged")
+    );
+    assert!(world.log().ends_with("discard node2 #1"));
+    assert!(world.job.is_over() && !world.job.is_complete());
+}
+
+#[test]
+fn a_source_that_objects_after_all_are_verified_makes_the_job_incomplete() {
+    let mut world = World::chain(2);
+    world.verifies(1);
+    world.reports(0, |report| {
+        report.state = State::Failed.into();
+        report.reason = "SourceChanged".into();
+    });
+    (0..2).for_each(|node| world.ends(node, Ok(())));
+    assert!(world.job.is_over() && !world.job.is_complete());
+    assert_eq!(world.job.source_fault().unwrap().reason, "SourceChanged");
+}
+
+#[test]
+fn another_digest_than_the_sources_is_not_verified() {
+    let mut world = World::chain(2);
+    world.verifies(1);
+    world.reports(0, |report| {
+        report.state = State::Verified.into();
+        report.digest = "d2".into();
+    });
+    (0..2).for_each(|node| world.ends(node, Ok(())));
+    assert_eq!(world.reason(1), "DigestMismatch");
+}
+
+#[test]
+fn a_child_that_its_sender_has_lost_is_not_waited_for() {
+    let mut world = World::of(3, Strategy::Direct);
+    world.verifies(1);
+    world.log();
+    world.reports(0, |report| {
+        report.peers = vec![PeerProgress {
+            node: name(2),
+            role: Role::Child.into(),
+            failed: true,
+            reason: "PeerStalled".into(),
+            retriable: true,
+            ..PeerProgress::default()
+        }];
+    });
+    assert_eq!(
+        world.log(),
+        "cancel node0 #1\ncancel node1 #1\ncancel node2 #1"
+    );
+    assert_eq!(world.reason(2), "PeerStalled");
+}
+
+#[test]
+fn answers_about_an_earlier_attempt_change_nothing_but_the_counts() {
+    let mut world = World::chain(3);
+    world.reports(0, |report| report.chunks_sent = 7);
+    world.dies(1);
+    world.dead.clear();
+    world.rests();
+    world.reports(0, |report| {
+        (report.chunks_sent, report.chunks_resent) = (5, 1);
+    });
+    let before = format!("{:?}", world.job.phase);
+    let report = ProgressResponse {
+        state: State::Failed.into(),
+        chunks_sent: 9,
+        ..ProgressResponse::default()
+    };
+    world.answer(Answer::Progress {
+        node: name(0),
+        attempt: 1,
+        report: Box::new(report),
+    });
+    world.answer(Answer::FollowEnded {
+        node: name(0),
+        attempt: 1,
+        result: Ok(()),
+    });
+    world.answer(Answer::Cancelled {
+        node: name(0),
+        attempt: 1,
+        result: Ok(()),
+    });
+    world.answer(Answer::Prepared {
+        node: name(1),
+        attempt: 1,
+        result: Ok(()),
+    });
+    assert_eq!(format!("{:?}", world.job.phase), before);
+    assert_eq!(world.job.chunks(), (14, 1));
+}
+
+#[test]
+fn a_source_out_of_reach_is_asked_again_and_one_that_says_no_is_not() {
+    let (job, _) = Job::begin(World::chain(2).job.spec().clone());
+    let no = |retriable| Answer::Stat(Err(refusal("node0", "SourceMissing", retriable)));
+    let (refused, commands) = job.clone().step(Duration::ZERO, no(false));
+    assert!(refused.is_over() && !refused.is_complete() && commands.is_empty());
+
+    let mut job = job;
+    for _ in 0..3 {
+        let rest = job.step(Duration::ZERO, no(true)).0;
+        let until = rest.wake_at().unwrap();
+        let (asking, commands) = rest.step(until, Answer::Woken);
+        assert_eq!(commands, [Command::Stat]);
+        job = asking;
+    }
+    assert!(job.step(Duration::ZERO, no(true)).0.is_over());
+}
+
+#[test]
+fn a_job_that_nobody_wants_any_more_is_over_once_everybody_knows() {
+    let mut world = World::chain(3);
+    world.log();
+    world.answer(stop(true));
+    assert_eq!(
+        world.log(),
+        "discard node0 #1\ndiscard node1 #1\ndiscard node2 #1"
+    );
+    assert_eq!(world.job.end(), Some(End::Withdrawn { discard: true }));
+    // What was on its way changes nothing any more.
+    world.verifies(1);
+    world.answer(stop(false));
+    assert_eq!(world.job.end(), Some(End::Withdrawn { discard: true }));
+    assert_eq!(world.log(), "");
+}
+
+#[test]
+fn a_job_that_is_complete_is_not_stopped_while_the_last_reports_come_in() {
+    let mut world = World::chain(3);
+    (0..3).for_each(|node| world.verifies(node));
+    world.log();
+    world.answer(stop(true));
+    (0..3).for_each(|node| world.ends(node, Ok(())));
+    assert_eq!(world.job.end(), Some(End::Complete));
+    assert_eq!(world.log(), "");
+}
+
+#[test]
+fn a_successor_counts_on_and_may_withdraw_what_it_did_not_begin() {
+    let spec = World::chain(3).job.spec().clone();
+    let mandate = Mandate {
+        attempts_before: 4,
+        ..Mandate::ONLY
+    };
+    let spec = Spec { mandate, ..spec };
+    let (job, commands) = Job::begin(spec.clone());
+    assert_eq!(commands, [Command::Stat]);
+    let (job, commands) = job.step(Duration::ZERO, Answer::Stat(Ok(Manifest::default())));
+    assert_eq!(commands, [Command::Claim { attempt: 5 }]);
+    assert_eq!((job.attempt(), job.claims()), (4, Some(5)));
+    // Nothing is asked of a destination before that is written down.
+    let (job, commands) = job.step(Duration::ZERO, Answer::Claimed { attempt: 4 });
+    assert_eq!((commands, job.attempt()), (vec![], 4));
+    let (job, commands) = job.step(Duration::ZERO, Answer::Claimed { attempt: 5 });
+    let prepare = |node: u32| Command::Prepare {
+        node: name(node),
+        attempt: 5,
+    };
+    assert_eq!((commands, job.attempt()), (vec![prepare(1), prepare(2)], 5));
+
+    let (job, commands) = Job::withdraw(spec, false, Vec::new());
+    assert_eq!(commands.len(), 3);
+    assert_eq!(job.course(), Course::Ending);
+    let ended = commands.into_iter().fold(job, |job, command| {
+        let Command::Cancel {
+            node,
+            attempt: 4,
+            discard: false,
+        } = command
+        else {
+            panic!("{command:?}");
+        };
+        let answer = Answer::Cancelled {
+            node,
+            attempt: 4,
+            result: Ok(()),
+        };
+        job.step(Duration::ZERO, answer).0
+    });
+    assert_eq!(ended.end(), Some(End::Withdrawn { discard: false }));
+}

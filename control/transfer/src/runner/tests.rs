@@ -1,0 +1,48 @@
+use weft_identity::authority::Authority;
+use weft_planner::{Node, Topology};
+
+use super::*;
+use crate::{Standing, Tempo, stand_in};
+
+#[tokio::test]
+async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let name = |i: usize| format!("n{i}");
+    let node = |i: usize| Node {
+        name: name(i),
+        address: None,
+        leaf: "leaf0".into(),
+        rate_bps: 1_000_000_000,
+    };
+    let topology = Topology {
+        nodes: (0..2).map(node).collect(),
+        uplinks: Vec::new(),
+    };
+    let spec = stand_in::spec(topology, Tempo::PERSON);
+    let contacts: Vec<_> = (0..2)
+        .map(|i| Contact {
+            node: name(i),
+            address: address.clone(),
+        })
+        .collect();
+    let channels = Channels::new(Arc::new(Authority::new("play").unwrap()));
+    let mut runner = Runner::begin(spec, channels, &contacts);
+    while !runner.job().is_over() {
+        runner.turn().await;
+    }
+    // Stat alone would be waited for for 2 minutes.
+    assert!(runner.now() < Duration::from_secs(10), "{:?}", runner.now());
+    let standing = runner.job().destinations().next().unwrap().standing.clone();
+    let Standing::Failed(refusal) = standing else {
+        panic!("{standing:?}");
+    };
+    assert_eq!(refusal.reason, "NodeNeverReached");
+    assert_eq!(
+        refusal.message,
+        format!(
+            "node n0 at {address} does not answer (no connection within 1.5s): check that \
+             its agent runs and that the management network lets this port through"
+        )
+    );
+}

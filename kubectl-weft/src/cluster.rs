@@ -1,0 +1,210 @@
+//! A cluster as its user reaches it: by their kubeconfig and nothing else.
+//!
+//! What the API server stores is read from it; what the operator knows now is asked of the group
+//! `live.weft.dev`, which the API server passes on. So who may see what is what the user's roles say.
+
+use std::path::PathBuf;
+
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
+};
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+use weft_crds::{LIVE_GROUP, LIVE_VERSION};
+use weft_identity::cause::innermost;
+
+/// Which cluster, and as whom: the options that kubectl has.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Reach {
+    /// The kubeconfig [default: $KUBECONFIG, or ~/.kube/config].
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig [default: its current one].
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// The namespace [default: the context's].
+    #[arg(short, long, value_name = "NAME")]
+    pub namespace: Option<String>,
+}
+
+/// Why a cluster says nothing.
+#[derive(Debug, Error)]
+pub enum ClusterError {
+    /// It is not known which cluster.
+    #[error(
+        "no cluster is known: {0}; give a kubeconfig by --kubeconfig or KUBECONFIG, and a context that it has by --context"
+    )]
+    Kubeconfig(#[from] KubeconfigError),
+    /// The kubeconfig's credentials or certificates cannot be used.
+    #[error("the kubeconfig cannot be used: {0}; try it with kubectl")]
+    Credentials(String),
+    /// No answer.
+    #[error("the API server at {url} does not answer: {problem}; try kubectl version")]
+    NoAnswer {
+        /// Where.
+        url: String,
+        /// What came instead.
+        problem: String,
+    },
+    /// The operator's API is not there.
+    #[error(
+        "the cluster does not serve {LIVE_GROUP}: {0}; see: kubectl get apiservice {LIVE_VERSION}.{LIVE_GROUP}. \
+         The chart installs it unless liveApi.enabled is false, and it is there while an operator leads"
+    )]
+    NotLive(String),
+    /// An answer that is a refusal, in its own words.
+    #[error("{message}")]
+    Refused {
+        /// The HTTP status.
+        code: u16,
+        /// Cause and remedy.
+        message: String,
+    },
+}
+
+impl ClusterError {
+    /// A short stable name.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Kubeconfig(_) => "KubeconfigMissing",
+            Self::Credentials(_) => "CredentialsUnusable",
+            Self::NoAnswer { .. } => "ClusterUnreachable",
+            Self::NotLive(_) => "NotLive",
+            Self::Refused { .. } => "Refused",
+        }
+    }
+
+    /// Asking again may help, with nothing changed: there was no answer, or one that says later.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::NoAnswer { .. } => true,
+            // 429 Too Many Requests, 503 Service Unavailable, 504 Gateway Timeout (RFC 6585, RFC 9110).
+            Self::Refused { code, .. } => matches!(code, 429 | 503 | 504),
+            Self::Kubeconfig(_) | Self::Credentials(_) | Self::NotLive(_) => false,
+        }
+    }
+}
+
+/// A cluster that is known; nothing has been asked yet.
+#[derive(Clone)]
+pub struct Cluster {
+    client: Client,
+    url: String,
+    namespace: String,
+}
+
+impl Cluster {
+    /// Reads the kubeconfig.
+    ///
+    /// # Errors
+    /// It is missing, or its credentials cannot be used.
+    pub async fn reach(reach: &Reach) -> Result<Self, ClusterError> {
+        let options = KubeConfigOptions {
+            context: reach.context.clone(),
+            ..KubeConfigOptions::default()
+        };
+        let mut config = match &reach.kubeconfig {
+            Some(path) => {
+                Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await?
+            }
+            None => Config::from_kubeconfig(&options).await?,
+        };
+        if let Some(namespace) = &reach.namespace {
+            config.default_namespace.clone_from(namespace);
+        }
+        let (url, namespace) = (
+            config.cluster_url.to_string(),
+            config.default_namespace.clone(),
+        );
+        let client = Client::try_from(config)
+            .map_err(|error| ClusterError::Credentials(error.to_string()))?;
+        Ok(Self {
+            client,
+            url,
+            namespace,
+        })
+    }
+
+    /// The namespace that the user means where they name none.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The client, for what the API server stores.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Asks the operator: `path` begins after the group's version.
+    ///
+    /// # Errors
+    /// What the API server or the operator refused.
+    pub async fn live<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClusterError> {
+        self.send("GET", &live(path), Vec::new()).await
+    }
+
+    /// Posts to the operator; what it answers is stored nowhere.
+    ///
+    /// # Errors
+    /// What the API server or the operator refused.
+    pub async fn ask<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<T, ClusterError> {
+        self.send("POST", &live(path), body).await
+    }
+
+    /// Any request of the API server.
+    ///
+    /// # Errors
+    /// What it refused.
+    pub async fn send<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<T, ClusterError> {
+        let request = http::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("Content-Type", "application/json")
+            .body(body)
+            .map_err(|error| ClusterError::Refused {
+                code: 400,
+                message: format!("{path}: {error}; use names that Kubernetes allows"),
+            })?;
+        let answer = self.client.request(request).await;
+        answer.map_err(|error| self.explain(path, error))
+    }
+
+    /// What an error of the client means.
+    pub fn explain(&self, path: &str, error: kube::Error) -> ClusterError {
+        let is_live = path.starts_with(&format!("/apis/{LIVE_GROUP}/"));
+        match error {
+            kube::Error::Api(status) => {
+                let message = status.message.clone();
+                // The API server's own words, where it passes nothing on.
+                let unserved =
+                    status.code == 503 || status.code == 404 && !message.contains(weft_crds::GROUP);
+                if is_live && unserved {
+                    return ClusterError::NotLive(message);
+                }
+                ClusterError::Refused {
+                    code: status.code,
+                    message,
+                }
+            }
+            other => ClusterError::NoAnswer {
+                url: self.url.clone(),
+                problem: innermost(&other),
+            },
+        }
+    }
+}
+
+/// A path of the operator's group.
+fn live(path: &str) -> String {
+    format!("/apis/{LIVE_GROUP}/{LIVE_VERSION}/{path}")
+}

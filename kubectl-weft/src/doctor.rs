@@ -1,0 +1,214 @@
+//! `kubectl weft doctor`: what keeps a cluster from moving bytes well, each finding with its fix.
+//!
+//! Every ready node's agent sends packets to the data ports of all others and says what came back, and
+//! what its kernel and pod give it; the operator passes that on. What is not measured is not printed.
+
+mod findings;
+
+use std::{
+    fmt,
+    io::{self, Write},
+};
+
+use futures::{StreamExt as _, stream};
+use k8s_openapi::jiff::Timestamp;
+use kube::{Api, ResourceExt as _};
+use serde::Serialize;
+use thiserror::Error;
+use weft_cli::{columns::columns, quantity};
+use weft_crds::{Diagnosis, DiagnosisRequest, FabricNode, RdmaFabric};
+
+use self::findings::{Finding, find, is_ready};
+use crate::cluster::{Cluster, ClusterError, Reach};
+
+/// Nodes that measure at a time: what they send to one node stays within the answers that it grants.
+const AT_A_TIME: usize = 4;
+
+/// What `kubectl weft doctor` takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Only the nodes of this RdmaFabric.
+    #[arg(long, value_name = "NAME")]
+    pub fabric: Option<String>,
+    /// Print everything that was measured and found as one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Which cluster, and as whom.
+    #[command(flatten)]
+    pub reach: Reach,
+}
+
+/// Why nothing could be found out.
+#[derive(Debug, Error)]
+pub enum DoctorError {
+    /// The cluster said no, or nothing.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// Nobody reads it.
+    #[error("the output could not be written: {0}; check the pipe or the disk behind it")]
+    Write(#[from] io::Error),
+}
+
+/// What was measured at a node, or why that could not be.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Examined {
+    /// The node.
+    pub node: String,
+    /// What its agent found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub diagnosis: Option<Diagnosis>,
+    /// Why there is nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// Everything that was found.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    examined: Vec<Examined>,
+    findings: Vec<Finding>,
+}
+
+/// Examines and prints; whether nothing is wrong.
+///
+/// # Errors
+/// Nothing could be found out.
+pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, DoctorError> {
+    let cluster = Cluster::reach(&args.reach).await?;
+    let api: Api<FabricNode> = Api::all(cluster.client());
+    let listed = api.list(&Default::default()).await;
+    let mut nodes = listed.map_err(|error| cluster.explain("", error))?.items;
+    let api: Api<RdmaFabric> = Api::all(cluster.client());
+    let listed = api.list(&Default::default()).await;
+    let mut fabrics = listed.map_err(|error| cluster.explain("", error))?.items;
+    if let Some(name) = &args.fabric {
+        nodes.retain(|node| node.spec.fabric == *name);
+        fabrics.retain(|fabric| fabric.name_any() == *name);
+    }
+    let names: Vec<String> = nodes
+        .iter()
+        .filter(|node| is_ready(node))
+        .map(|node| node.name_any())
+        .collect();
+    let asked = names.into_iter().map(|node| examine(&cluster, node));
+    let examined: Vec<Result<Examined, ClusterError>> =
+        stream::iter(asked).buffered(AT_A_TIME).collect().await;
+    let examined: Vec<Examined> = examined.into_iter().collect::<Result<_, _>>()?;
+    let findings = find(&fabrics, &nodes, &examined, Timestamp::now());
+    let is_well = findings.is_empty();
+    let report = Report { examined, findings };
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &report).map_err(io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{report}")?;
+    }
+    Ok(is_well)
+}
+
+async fn examine(cluster: &Cluster, node: String) -> Result<Examined, ClusterError> {
+    let request = DiagnosisRequest { node: node.clone() };
+    // A name is text.
+    let body = serde_json::to_vec(&request).unwrap_or_default();
+    let told = cluster.ask::<Diagnosis>(Diagnosis::RESOURCE, body).await;
+    let (diagnosis, error) = match told {
+        Ok(diagnosis) => (Some(diagnosis), None),
+        // The caller may not ask, or there is nobody to ask: the same for every node.
+        Err(
+            error @ (ClusterError::NotLive(_)
+            | ClusterError::NoAnswer { .. }
+            | ClusterError::Refused {
+                code: 401 | 403, ..
+            }),
+        ) => return Err(error),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    Ok(Examined {
+        node,
+        diagnosis,
+        error,
+    })
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let told: Vec<&Diagnosis> = self
+            .examined
+            .iter()
+            .filter_map(|one| one.diagnosis.as_ref())
+            .collect();
+        if !told.is_empty() {
+            measured(f, &told)?;
+            writeln!(f)?;
+        }
+        for (number, finding) in self.findings.iter().enumerate() {
+            writeln!(
+                f,
+                "{}. {}: {}",
+                number + 1,
+                finding.subject,
+                finding.problem
+            )?;
+            writeln!(f, "   fix: {}", finding.fix)?;
+        }
+        match self.findings.len() {
+            0 => writeln!(f, "nothing is wrong with what was measured"),
+            1 => writeln!(f, "1 finding"),
+            more => writeln!(f, "{more} findings"),
+        }
+    }
+}
+
+/// A line for each node: how many of its peers it reaches by which packets, and what it has.
+fn measured(f: &mut fmt::Formatter<'_>, told: &[&Diagnosis]) -> fmt::Result {
+    let row = |one: &&Diagnosis| {
+        let mut sizes: Vec<u32> = one.reaches.iter().map(|reach| reach.packet_bytes).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let of_size = |size: u32| {
+            let of_size = one
+                .reaches
+                .iter()
+                .filter(|reach| reach.packet_bytes == size);
+            let whole =
+                |reach: &&weft_crds::Reach| reach.silent_ports.is_empty() && reach.error.is_empty();
+            let (all, whole) = (of_size.clone().count(), of_size.filter(whole).count());
+            format!("{whole}/{all} by {size} B")
+        };
+        let reach: Vec<String> = sizes.into_iter().map(of_size).collect();
+        let facts = &one.facts;
+        let offers = [("GSO", facts.gso), ("GRO", facts.gro)];
+        let offers = offers.iter().filter(|(_, has)| *has).map(|(name, _)| *name);
+        let offers: Vec<&str> = offers.collect();
+        vec![
+            one.node.clone(),
+            if reach.is_empty() {
+                "-".to_owned()
+            } else {
+                reach.join(", ")
+            },
+            facts.kernel.clone(),
+            if offers.is_empty() {
+                "-".to_owned()
+            } else {
+                offers.join(" ")
+            },
+            quantity::bytes(facts.receive_buffer_granted),
+            format!("{:+} ms", one.clock_ahead_ms),
+        ]
+    };
+    let head = [
+        "node",
+        "peers reached",
+        "kernel",
+        "UDP",
+        "socket buffer",
+        "clock",
+    ];
+    columns(f, &head, &told.iter().map(row).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests;

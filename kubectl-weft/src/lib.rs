@@ -1,0 +1,9 @@
+//! kubectl weft: what a user asks of a cluster with their kubeconfig.
+//!
+//! kubectl finds the program `kubectl-weft` by its name. What needs no cluster is in `weft` (`cli/`),
+//! whose tables and quantities these commands print, too.
+
+pub mod cluster;
+pub mod doctor;
+pub mod plan;
+pub mod status;

@@ -23,8 +23,8 @@ impl Default for Tally {
             writes: Counter::default(),
             dropped: Counter::default(),
             failed: Counter::default(),
-            // From 1 ms to 16 s.
-            steps: Histogram::new(exponential_buckets(0.001, 2.0, 15)),
+            // From 1 ms to 3 s, finer than the bound of 50 ms.
+            steps: Histogram::new(exponential_buckets(0.001, 1.5, 20)),
         }
     }
 }

@@ -119,9 +119,17 @@ impl<'a> Load<'a> {
         let begun = Instant::now();
         runtime.block_on(self.make_jobs(&client))?;
         let mut samples = Vec::new();
-        let mut told = Instant::now();
+        let (mut told, mut looked) = (Instant::now(), Instant::now());
+        let mut all_at_work = None;
         while begun.elapsed() < self.size.watched {
             samples.push(self.sample()?);
+            if all_at_work.is_none() && looked.elapsed() >= Duration::from_secs(2) {
+                looked = Instant::now();
+                let phases = runtime.block_on(self.phases(&client))?;
+                let at_work = ["Transferring", "Complete"].map(|phase| phases.get(phase));
+                let at_work: usize = at_work.into_iter().flatten().sum();
+                all_at_work = (at_work == self.size.jobs).then(|| begun.elapsed());
+            }
             if told.elapsed() >= Duration::from_secs(10) {
                 told = Instant::now();
                 let phases = runtime.block_on(self.phases(&client))?;
@@ -131,7 +139,15 @@ impl<'a> Load<'a> {
         }
         let phases = runtime.block_on(self.phases(&client))?;
         let reporting = fleet.reporting.load(Ordering::Relaxed);
-        self.rows(&samples, &phases, reporting)
+        let mut rows = self.rows(&samples, &phases, reporting)?;
+        rows.push(row(
+            "jobs-at-work",
+            format!("{} jobs made at once: until every one moves bytes", self.size.jobs),
+            "s",
+            all_at_work.map_or(f64::INFINITY, |time| time.as_secs_f64()),
+            80.0,
+        ));
+        Ok(rows)
     }
 
     fn sample(&self) -> Result<Sample, ClusterBenchError> {
@@ -196,7 +212,8 @@ impl<'a> Load<'a> {
                 format!("{load}: writes to the API server, most in 10 s, per second"),
                 "writes/s",
                 writes,
-                20.0,
+                // 50 a second and a burst of as many.
+                55.0,
             ),
             row(
                 "reconcile-p99",
@@ -206,7 +223,7 @@ impl<'a> Load<'a> {
                 ),
                 "s",
                 step.unwrap_or(f64::INFINITY),
-                1.0,
+                0.05,
             ),
             row(
                 "jobs-open",

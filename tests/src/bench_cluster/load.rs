@@ -142,7 +142,10 @@ impl<'a> Load<'a> {
         let mut rows = self.rows(&samples, &phases, reporting)?;
         rows.push(row(
             "jobs-at-work",
-            format!("{} jobs made at once: until every one moves bytes", self.size.jobs),
+            format!(
+                "{} jobs made at once: until every one moves bytes",
+                self.size.jobs
+            ),
             "s",
             all_at_work.map_or(f64::INFINITY, |time| time.as_secs_f64()),
             80.0,

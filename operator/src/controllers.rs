@@ -1,6 +1,6 @@
 //! The controllers: fabrics, their nodes and agents, and jobs.
 //!
-//! One task owns the cache of the API's objects and runs a [`Controller`] for each kind that [`kinds`]
+//! One task owns the cache of the API's objects and runs a controller for each kind that `kinds`
 //! lists. A controller decides by pure functions from the cache to requests, and never waits for an answer:
 //! the writer sends the requests, and its answers are events like those of watches. Only a leader runs this.
 

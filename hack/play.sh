@@ -19,6 +19,6 @@ case " $*" in
         ;;
 esac
 
-cargo build --release --locked -p weft-cli -p weft-agent
+cargo build --profile play --locked -p weft-cli -p weft-agent
 PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
-exec "${CARGO_TARGET_DIR:-target}/release/weft" play "${source[@]}" "$@"
+exec "${CARGO_TARGET_DIR:-target}/play/weft" play "${source[@]}" "$@"

@@ -2,7 +2,7 @@
 """Makes docs/images/play.svg, the README's picture, from a real run of `weft play`.
 
     python3 -m venv target/recording && target/recording/bin/pip install pyte rich
-    target/recording/bin/python hack/recording.py target/release/weft play --source DIR --rate 1gbit
+    target/recording/bin/python hack/recording.py target/play/weft play --source DIR --rate 1gbit
 
 The program runs on a terminal of its own; what the picture shows is that terminal's content half way
 through, and again at the end. Nothing is typed in or retouched but the home directory's name.

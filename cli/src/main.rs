@@ -31,8 +31,8 @@ enum Command {
     Play(Box<play::Args>),
     /// Print what the planner would do, and send nothing.
     ///
-    /// What a TransferJob would do in a cluster: kubectl weft plan -f JOB. Exit status: 0, or 2 for
-    /// files and arguments that make no sense.
+    /// What a TransferJob would do in a cluster: kubectl weft plan -f JOB. Exit status: 0, or 2 when
+    /// there is no plan.
     Plan(Box<plan::Args>),
 }
 

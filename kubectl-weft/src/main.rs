@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use weft_kubectl::{doctor, plan, status};
 
 /// The arguments make no sense, or nothing could be found out.
-const USAGE: u8 = 2;
+const UNKNOWN: u8 = 2;
 /// Something is wrong.
 const FAILED: u8 = 1;
 
@@ -62,7 +62,7 @@ fn ended(command: &str, result: Result<bool, impl std::error::Error>) -> ExitCod
         Err(error) => {
             // Nobody may be listening; the status says it too.
             let _ = writeln!(io::stderr(), "kubectl weft {command}: {error}");
-            ExitCode::from(USAGE)
+            ExitCode::from(UNKNOWN)
         }
     }
 }

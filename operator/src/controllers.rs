@@ -264,8 +264,10 @@ pub async fn run(
         }
         reports.mark_unchanged();
         // Without the lead there is nothing to decide either.
-        if runner.cache.is_synced() && runner.lead.may_write(Instant::now()) {
-            runner.reconcile();
+        match runner.lead.may_write(Instant::now()) {
+            true if runner.cache.is_synced() => runner.reconcile(),
+            true => {}
+            false => runner.writer.clear(),
         }
         send_at = runner.send();
         let steps = &runner.context.tally.steps;
@@ -337,9 +339,8 @@ impl Runner {
         } = answer;
         let result = match result {
             Ok(answered) => {
-                let object = request.object();
-                self.holds.clear(&object);
-                self.cache.learn(&object, answered);
+                self.holds.clear(&request.object());
+                self.cache.learn(&request, answered);
                 let events = request.events.clone();
                 self.writer.publish(&request.reference(), events);
                 Ok(())
@@ -365,7 +366,10 @@ impl Runner {
         }
         let elapsed = self.began.elapsed();
         match error.consequence(request) {
-            Consequence::LeaveOut { node, key } => self.holds.leave_out(node, key, elapsed),
+            Consequence::LeaveOut { node, key } => {
+                self.holds.clear(&request.object());
+                self.holds.leave_out(node, key, elapsed);
+            }
             Consequence::Hold(failure) => self.holds.hold(request.object(), failure, elapsed),
         }
     }

@@ -1,5 +1,5 @@
-//! Roles: whom a certificate names, by its URI SAN. TLS has checked the certificate against the
-//! authority before.
+//! Roles: which node or operator a certificate is for, by its URI SAN. TLS has checked the certificate
+//! against the authority before.
 
 use x509_parser::{
     extensions::GeneralName,
@@ -9,7 +9,7 @@ use x509_parser::{
 /// What the URI of a role begins with.
 const SCHEME: &str = "weft://";
 
-/// What somebody is in a fabric.
+/// What the holder of a certificate is in a fabric.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Role {
     /// `weft://FABRIC/operator`.
@@ -18,7 +18,7 @@ pub enum Role {
     Node(String),
 }
 
-/// Whom a certificate names.
+/// Whose a certificate is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// The fabric.
@@ -29,7 +29,7 @@ pub struct Holder {
     pub until_unix_s: u64,
 }
 
-/// Why a certificate names nobody. The text goes on after "the certificate".
+/// Why a certificate has no role. The text goes on after "the certificate".
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RoleError {
     /// It is no certificate.
@@ -61,18 +61,6 @@ pub enum RoleError {
         /// The fabric of whoever reads it.
         ours: String,
     },
-}
-
-impl RoleError {
-    /// Stable and machine-readable.
-    #[must_use]
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Unreadable { .. } | Self::UnreadableNames { .. } => "CertificateUnreadable",
-            Self::NotOneName | Self::NoRole { .. } => "CertificateWithoutRole",
-            Self::OtherFabric { .. } => "CertificateOtherFabric",
-        }
-    }
 }
 
 impl Role {
@@ -111,7 +99,7 @@ impl Holder {
     /// Reads a certificate (DER).
     ///
     /// # Errors
-    /// It names nobody.
+    /// It has no role.
     pub fn read(certificate: &[u8]) -> Result<Self, RoleError> {
         let (_, parsed) =
             X509Certificate::from_der(certificate).map_err(|error| RoleError::Unreadable {
@@ -170,6 +158,29 @@ mod tests {
             if let Some((fabric, role)) = expected {
                 assert_eq!(role.uri(fabric), uri);
             }
+        }
+    }
+
+    #[test]
+    fn a_certificate_has_one_name_of_ours_beside_any_others() {
+        let operator = "weft://lab/operator";
+        let table: [(&[&str], bool); 5] = [
+            (&[], false),
+            (&["https://lab/operator"], false),
+            (&[operator], true),
+            (&[operator, "https://lab/operator"], true),
+            (&[operator, "weft://lab/node/n1"], false),
+        ];
+        for (uris, is_read) in table {
+            let mut params = rcgen::CertificateParams::default();
+            params.subject_alt_names = uris
+                .iter()
+                .map(|uri| rcgen::SanType::URI((*uri).try_into().unwrap()))
+                .collect();
+            let key = rcgen::KeyPair::generate().unwrap();
+            let certificate = params.self_signed(&key).unwrap();
+            let read = Holder::read(certificate.der());
+            assert_eq!(read.is_ok(), is_read, "{uris:?}: {read:?}");
         }
     }
 }

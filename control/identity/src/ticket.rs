@@ -217,8 +217,8 @@ mod tests {
         type Change = fn(&mut Ticket);
         let table: [(&str, Change); 10] = [
             ("", |_| {}),
-            ("", |t| t.expires_unix_s = NOW_S - CLOCK_SKEW_S + 1),
-            ("TicketExpired", |t| t.expires_unix_s = NOW_S - CLOCK_SKEW_S),
+            ("", |t| t.expires_unix_s = NOW_S - 3600 + 1),
+            ("TicketExpired", |t| t.expires_unix_s = NOW_S - 3600),
             ("TicketOtherFabric", |t| t.fabric = "other".to_owned()),
             ("TicketOtherNode", |t| t.to_node = "n2".to_owned()),
             ("TicketOtherNode", |t| t.from_node = "n2".to_owned()),

@@ -41,19 +41,6 @@ pub enum TlsError {
     Refused(#[from] rustls::Error),
 }
 
-impl TlsError {
-    /// Stable and machine-readable.
-    #[must_use]
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::NotPem(_) | Self::NoAuthority => "AuthorityUnreadable",
-            Self::CertificateNotPem(_) => "CertificateUnreadable",
-            Self::KeyNotPem(_) => "KeyUnreadable",
-            Self::Refused(_) => "TlsRefused",
-        }
-    }
-}
-
 /// Believes these authorities (PEM); there is at least one.
 ///
 /// # Errors

@@ -240,8 +240,8 @@ impl Agent {
             node: node.clone(),
             reason: ADDRESS_UNUSABLE.to_owned(),
             message: format!(
-                "node {node}: its agent cannot be dialled at `{address}` ({problem}): see what its \
-                 agent reports, as status.controlAddress of its FabricNode"
+                "node {node}: its agent cannot be dialled at `{address}` ({problem}): see the \
+                 address that its agent reports"
             ),
             retriable: true,
         }

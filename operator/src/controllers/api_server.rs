@@ -33,6 +33,8 @@ pub(crate) enum Behaviour {
     Answers(Duration),
     /// It never answers, as behind an admission webhook that hangs.
     Hangs,
+    /// It changes the object at once, and answers after this time.
+    AnswersLate(Duration),
     /// It refuses with this status code.
     Refuses(u16),
     /// It answers, and leaves out labels and annotations that end so, as an admission webhook may.
@@ -100,6 +102,14 @@ impl ApiServer {
         self.store(&mut kept, name, value);
     }
 
+    /// Deletes an object, as a user does.
+    pub(crate) fn delete<K: Resource<DynamicType = ()>>(&self, namespace: &str, name: &str) {
+        let plural = K::plural(&()).into_owned();
+        let name = (plural, namespace.to_owned(), name.to_owned());
+        let response = self.change(&Method::DELETE, name, &json!({}), None, false);
+        assert_eq!(response.status(), StatusCode::OK);
+    }
+
     /// The object of this name.
     pub(crate) fn get<K: Resource<DynamicType = ()> + DeserializeOwned>(
         &self,
@@ -133,7 +143,7 @@ impl ApiServer {
         let before = kept.objects.get(&name).cloned();
         let metadata = &mut object["metadata"];
         if metadata["uid"].is_null() {
-            metadata["uid"] = json!(format!("uid-{}-{}", name.0, name.2));
+            metadata["uid"] = json!(format!("uid-{}-{}-{}", name.0, name.2, kept.version));
         }
         if let Some(before) = &before {
             let is_other = before["spec"] != object["spec"];
@@ -262,7 +272,7 @@ async fn serve(
         Some(Behaviour::Hangs) => std::future::pending().await,
         Some(Behaviour::Refuses(code)) => return refused(code, "Refused", "as the test wants it"),
         Some(Behaviour::Answers(after)) => tokio::time::sleep(after).await,
-        Some(Behaviour::LeavesOut(_)) | None => {}
+        Some(Behaviour::LeavesOut(_) | Behaviour::AnswersLate(_)) | None => {}
     }
     let mut said: Value = serde_json::from_slice(&body).unwrap_or_default();
     if let Some(Behaviour::LeavesOut(end)) = behaviour {
@@ -277,13 +287,17 @@ async fn serve(
     let content = headers.get(header::CONTENT_TYPE);
     let is_apply = content.is_some_and(|content| content.to_str().unwrap().contains("apply"));
     let manager = query(&uri, "fieldManager").unwrap_or_default();
-    server.change(
+    let answer = server.change(
         &method,
         name,
         &said,
         is_apply.then_some((manager, is_status)),
         is_status,
-    )
+    );
+    if let Some(Behaviour::AnswersLate(after)) = behaviour {
+        tokio::time::sleep(after).await;
+    }
+    answer
 }
 
 impl ApiServer {
@@ -352,6 +366,8 @@ impl ApiServer {
                     return refused(409, "Conflict", &format!("{part} is {is}"));
                 }
             }
+        } else if apply.is_some() && !asked["uid"].is_null() && !is_status {
+            return refused(409, "Conflict", "there is no object with this uid");
         } else if *method == Method::DELETE
             || is_status
             || (apply.is_none() && *method == Method::PATCH)

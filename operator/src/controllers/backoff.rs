@@ -59,6 +59,11 @@ impl<K: Ord> Backoff<K> {
         (now < until).then_some(until)
     }
 
+    /// Whether its last attempt failed.
+    pub(crate) fn has_failed(&self, key: &K) -> bool {
+        self.failures.contains_key(key)
+    }
+
     /// Forgets the keys that this does not hold for.
     pub(crate) fn retain(&mut self, keep: impl Fn(&K) -> bool) {
         self.failures.retain(|key, _| keep(key));

@@ -3,7 +3,7 @@
 //! A store is written by the one task that owns it: from watches, and from the answers to the task's own
 //! writes, so that a decision never overlooks what an earlier one did.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
@@ -99,9 +99,9 @@ impl Cached for PartialObjectMeta<DaemonSet> {
 /// Our own kinds: their status says which leader wrote it.
 macro_rules! cached {
     ($($kind:ty)*) => {$(
-        impl Cached for $kind {
+        impl $crate::controllers::cache::Cached for $kind {
             fn differs(&self, other: &Self) -> bool {
-                bare(self.meta()) != bare(other.meta())
+                $crate::controllers::cache::is_other(&self.metadata, &other.metadata)
                     || self.spec != other.spec
                     || self.status != other.status
             }
@@ -114,6 +114,14 @@ macro_rules! cached {
 }
 
 cached!(RdmaFabric FabricNode TransferJob);
+
+#[cfg(test)]
+pub(crate) use cached;
+
+/// Whether metadata differ in anything but what changes with every write.
+pub(crate) fn is_other(one: &ObjectMeta, other: &ObjectMeta) -> bool {
+    bare(one) != bare(other)
+}
 
 /// Without what changes with every write, whatever it was about.
 fn bare(metadata: &ObjectMeta) -> ObjectMeta {
@@ -136,6 +144,18 @@ pub(crate) struct Store<K> {
     revision: u64,
     /// What has changed since it was last asked.
     changed: BTreeSet<Key>,
+    /// The UIDs of the objects that were last said to be gone: an answer may still be on its way.
+    gone: VecDeque<String>,
+}
+
+/// UIDs of objects that are gone: more than end within the 10 s that an answer may take.
+const GONE_MAX: usize = 4096;
+
+fn remember(gone: &mut VecDeque<String>, metadata: &ObjectMeta) {
+    if gone.len() == GONE_MAX {
+        gone.pop_front();
+    }
+    gone.extend(metadata.uid.clone());
 }
 
 impl<K> Default for Store<K> {
@@ -146,6 +166,7 @@ impl<K> Default for Store<K> {
             is_synced: false,
             revision: 0,
             changed: BTreeSet::new(),
+            gone: VecDeque::new(),
         }
     }
 }
@@ -175,6 +196,9 @@ impl<K: Cached> Store<K> {
                         *object = known;
                     }
                 }
+                for object in before.values() {
+                    remember(&mut self.gone, object.meta());
+                }
                 self.is_synced = true;
                 self.revision += 1;
                 self.changed.extend(before.into_keys());
@@ -182,6 +206,7 @@ impl<K: Cached> Store<K> {
             }
             Event::Apply(object) => self.learn(object),
             Event::Delete(object) => {
+                remember(&mut self.gone, object.meta());
                 let key = Key::of(object.meta());
                 let known = self.get(&key);
                 if known.is_some_and(|known| known.meta().uid == object.meta().uid) {
@@ -207,11 +232,21 @@ impl<K: Cached> Store<K> {
         self.objects.insert(key, Box::new(object));
     }
 
-    /// An object as the API server has answered it; `None` if it is gone. Of an answer that cannot be read
-    /// the watch tells.
-    pub(crate) fn answered(&mut self, key: &Key, answered: Option<DynamicObject>) {
-        match answered.map(DynamicObject::try_parse) {
-            Some(Ok(object)) => self.learn(object),
+    /// An object as the API server has answered a request for the object with this UID, or for one that
+    /// the request made (""); `None` if it is gone. An answer about an object that a watch has said is gone
+    /// comes too late. Of an answer that cannot be read the watch tells.
+    pub(crate) fn answered(&mut self, key: &Key, uid: &str, answered: Option<DynamicObject>) {
+        let known = self.get(key).and_then(|known| known.meta().uid.as_deref());
+        if !uid.is_empty() && known != Some(uid) {
+            return;
+        }
+        match answered.map(DynamicObject::try_parse::<K>) {
+            Some(Ok(object)) => {
+                let uid = object.meta().uid.as_ref();
+                if uid.is_none_or(|uid| !self.gone.contains(uid)) {
+                    self.learn(object);
+                }
+            }
             Some(Err(error)) => {
                 tracing::warn!(%error, "an answer of the API server cannot be read");
             }

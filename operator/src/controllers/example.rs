@@ -2,7 +2,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::cache::{Cached, Key};
+use super::cache::{Key, cached};
 use super::request::Request;
 use super::{Controller, Setup, Turn};
 
@@ -21,15 +21,14 @@ pub(crate) struct ShortcutSpec {
 
 /// Shows the job's phase.
 #[derive(Deserialize, Serialize, Clone, Debug, Default, PartialEq, JsonSchema)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct ShortcutStatus {
     pub(crate) phase: String,
+    /// The writer sets it.
+    pub(crate) leader_epoch: i64,
 }
 
-impl Cached for Shortcut {
-    fn differs(&self, other: &Self) -> bool {
-        (&self.spec, &self.status) != (&other.spec, &other.status)
-    }
-}
+cached!(Shortcut);
 
 pub(crate) struct Shortcuts;
 
@@ -49,9 +48,9 @@ impl Controller for Shortcuts {
         for (key, shortcut) in cache.shortcuts.iter() {
             let (namespace, name) = (key.namespace.clone(), shortcut.spec.job.clone());
             let job = cache.jobs.get(&Key { namespace, name });
-            let status = job.and_then(|job| job.status.as_ref());
-            let phase = status.map_or_else(String::new, |status| format!("{:?}", status.phase));
-            let status = ShortcutStatus { phase };
+            let there = job.and_then(|job| job.status.as_ref());
+            let mut status = shortcut.status.clone().unwrap_or_default();
+            status.phase = there.map_or_else(String::new, |there| format!("{:?}", there.phase));
             let is_other = shortcut.status.as_ref() != Some(&status);
             let request = is_other.then(|| Request::status(shortcut, &status));
             turn.submit(key, request.into_iter().collect());

@@ -131,10 +131,7 @@ impl Jobs {
 
     /// Does what was decided for this process to do. A transfer does not begin while requests for the job fail.
     fn obey(&mut self, turn: &Turn<'_>, key: Key, uid: String, order: Order) {
-        let object = Object {
-            kind: TransferJob::kind(&()).into_owned(),
-            key,
-        };
+        let object = Object::of::<TransferJob>(key);
         let channels = &self.channels;
         let wake = Arc::clone(&self.wake);
         let work = match order {

@@ -24,7 +24,7 @@ use super::{
     cache::{Cached, Key, Store},
     fabric::Fabrics,
     job::{Jobs, secret::SecretFault},
-    request::Object,
+    request::{Object, Request, qualified},
 };
 use weft_transfer::Vault;
 
@@ -60,12 +60,13 @@ macro_rules! kinds {
         }
 
         impl Cache {
-            /// Learns an object as the API server has answered it; `None` if it is gone.
-            pub(crate) fn learn(&mut self, object: &Object, answered: Option<DynamicObject>) {
+            /// Learns the object of a request as the API server has answered it; `None` if it is gone.
+            pub(crate) fn learn(&mut self, request: &Request, answered: Option<DynamicObject>) {
+                let Object { kind, key } = request.object();
                 $(
                     $(#[cfg($condition)])?
-                    if object.kind == <$kind>::kind(&()) {
-                        return self.$store.answered(&object.key, answered);
+                    if kind == qualified(&<$kind>::kind(&()), &<$kind>::group(&())) {
+                        return self.$store.answered(&key, &request.uid, answered);
                     }
                 )*
             }

@@ -228,10 +228,7 @@ pub(crate) fn write_note(
         "labels": { key: note.map(Note::value) },
         "annotations": { key: note.map(Note::text) },
     });
-    Request {
-        priority: Priority::Report,
-        ..patch(node, said)
-    }
+    patch(node, said)
 }
 
 /// Changes a node's labels and annotations.
@@ -271,7 +268,12 @@ pub(crate) fn next(
             }
             return None;
         }
-        Some(write_note(node, &key, Some(&new)))
+        let is_over = work.outcome.is_some();
+        Some(Request {
+            // The job's end waits for it.
+            priority: if is_over { Priority::Normal } else { Priority::Low },
+            ..write_note(node, &key, Some(&new))
+        })
     });
     held.pick(requests)
 }

@@ -16,10 +16,28 @@ pub(crate) const FINALIZER: &str = "weft.dev/agents";
 /// An object of the API, by kind and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Object {
-    /// For example `TransferJob`.
+    /// Kind and group: `TransferJob.weft.dev`, or `Node` of the core group.
     pub(crate) kind: String,
     /// Namespace and name.
     pub(crate) key: Key,
+}
+
+impl Object {
+    /// The object of a kind with this name.
+    pub(crate) fn of<K: Resource<DynamicType = ()>>(key: Key) -> Self {
+        Self {
+            kind: qualified(&K::kind(&()), &K::group(&())),
+            key,
+        }
+    }
+}
+
+/// The name of a kind together with its group: two groups may have a kind of the same name.
+pub(crate) fn qualified(kind: &str, group: &str) -> String {
+    match group {
+        "" => kind.to_owned(),
+        group => format!("{kind}.{group}"),
+    }
 }
 
 /// What the API server is asked to change.
@@ -29,7 +47,8 @@ pub(crate) enum Change {
     Apply(Value),
     /// Server-side apply of this status. The writer adds the leader's epoch.
     ApplyStatus(Value),
-    /// A JSON merge patch of the metadata: `null` removes a label or an annotation.
+    /// A JSON merge patch of the metadata: `null` removes a label or an annotation. The answer has nothing
+    /// but the metadata, so this is for kinds that are cached as their metadata only.
     MergeMetadata(Value),
     /// Deletes the object; its dependents follow in the background.
     Delete,
@@ -38,10 +57,12 @@ pub(crate) enum Change {
 /// How urgent a request is. The writer sends the most urgent first, of equally urgent ones the oldest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Priority {
-    /// Something waits for the change.
-    Transition,
-    /// Only people look at it: how many bytes have moved, or which copies a node has.
-    Report,
+    /// A job's next step waits for it.
+    High,
+    /// What fabrics and nodes are, and what a job's end waits for. Thousands of nodes may change at once.
+    Normal,
+    /// Only people look at it: how many bytes have moved.
+    Low,
 }
 
 /// A request that changes one object.
@@ -84,7 +105,7 @@ impl Request {
             uid: String::new(),
             version: None,
             change,
-            priority: Priority::Transition,
+            priority: Priority::Normal,
             events: Vec::new(),
         }
     }
@@ -119,7 +140,7 @@ impl Request {
     /// The object that it changes.
     pub(crate) fn object(&self) -> Object {
         Object {
-            kind: self.resource.kind.clone(),
+            kind: qualified(&self.resource.kind, &self.resource.group),
             key: self.key.clone(),
         }
     }

@@ -211,7 +211,14 @@ async fn webhooks_that_hang_for_nodes_and_events_hold_up_no_job() {
     let stage = Stage::new(20).await;
     stage.server.behave("nodes", Behaviour::Hangs);
     stage.server.behave("events", Behaviour::Hangs);
+    // That each of them waits is an Event.
+    for name in ["first", "second", "third"] {
+        stage.add_job(name);
+    }
     stage.pass(5 * SECOND).await;
+    let log = stage.server.log();
+    let events = log.iter().filter(|line| line.contains("/events"));
+    assert_eq!(events.count(), 2, "{log:#?}");
     stage.add_job("job");
     let waits = |stage: &Stage| stage.phase("job") == Phase::Waiting;
     let took = stage.until(10 * SECOND, waits).await;
@@ -265,32 +272,57 @@ async fn a_write_that_is_refused_is_made_again_less_and_less_often() {
 async fn a_job_that_a_user_edits_all_the_time_gets_its_status() {
     let stage = Stage::new(1).await;
     stage.until(10 * SECOND, Stage::is_fabric_ready).await;
-    stage
-        .server
-        .behave("transferjobs", Behaviour::Answers(SECOND / 20));
+    let late = Behaviour::Answers(SECOND / 20);
+    stage.server.behave("transferjobs", late);
     stage.add_job("job");
-    for number in 0..30 {
+    let mut edits = 0;
+    while stage.phase("job") != Phase::Waiting {
+        edits += 1;
+        assert!(edits < 100);
         stage.edit_job("job", |job| {
             job.annotations_mut()
-                .insert("edited".into(), number.to_string());
+                .insert("edited".into(), edits.to_string());
         });
         stage.pass(SECOND / 10).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_comes_after_the_end_of_its_object_brings_nothing_back() {
+    let stage = Stage::new(1).await;
+    stage.until(10 * SECOND, Stage::is_fabric_ready).await;
+    let late = Behaviour::AnswersLate(3 * SECOND);
+    stage.server.behave("transferjobs", late);
+    stage.add_job("job");
+    stage.pass(SECOND).await;
+    // Its status is written, and the answer is on its way.
+    assert_eq!(stage.phase("job"), Phase::Waiting);
+    stage.server.delete::<TransferJob>("team-a", "job");
+    stage.pass(10 * SECOND).await;
+    let before = stage.server.log().len();
+    stage.pass(60 * SECOND).await;
+    let log = stage.server.log();
+    assert_eq!(log[before..], [""; 0], "nothing is written to what is gone");
+    // One that takes its name is decided, though an answer to the old one comes after it.
+    stage.add_job("job");
+    stage.pass(SECOND).await;
+    stage.server.delete::<TransferJob>("team-a", "job");
+    stage.add_job("job");
     let waits = |stage: &Stage| stage.phase("job") == Phase::Waiting;
-    stage.until(10 * SECOND, waits).await;
+    stage.until(20 * SECOND, waits).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn writes_stay_within_the_rate() {
     let stage = Stage::new(100).await;
-    let mut counts = Vec::new();
+    let mut counts = vec![0];
     while !stage.is_fabric_ready() {
         stage.pass(SECOND).await;
         counts.push(stage.server.log().len());
         assert!(counts.len() < 60, "{counts:?}");
     }
     let most = counts.windows(2).map(|pair| pair[1] - pair[0]).max();
-    assert!(most.is_some_and(|most| most <= 55), "{counts:?}");
+    assert!(most.is_some_and(|most| most <= 60), "{counts:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -23,9 +23,13 @@ use self::queue::{Next, Queue, Write};
 pub(crate) use self::queue::{Outcome, Owner};
 use crate::controllers::{
     cluster::{Cluster, ClusterError},
+    holds::Consequence,
     request::{Event, Object, Request},
     tally::Tally,
 };
+
+/// Requests that may be sent at once after a rest.
+const BURST: NonZeroU32 = NonZeroU32::new(10).unwrap();
 
 /// The rate limiter's clock is the runtime's, which tests can stop and advance.
 #[derive(Debug, Clone)]
@@ -70,7 +74,7 @@ impl Writer {
             cluster,
             queue: Queue::default(),
             rate: RateLimiter::direct_with_clock(
-                Quota::per_second(per_second),
+                Quota::per_second(per_second).allow_burst(BURST.min(per_second)),
                 RuntimeClock(start),
             ),
             rate_from: None,
@@ -86,6 +90,11 @@ impl Writer {
     pub(crate) fn submit(&mut self, owner: &Owner, requests: Vec<Request>) {
         let dropped = self.queue.submit(owner, requests);
         self.tally.dropped.inc_by(dropped);
+    }
+
+    /// Drops what waits.
+    pub(crate) fn clear(&mut self) {
+        self.queue.clear();
     }
 
     /// Publishes Events of an object. Those that find no room are dropped.
@@ -160,6 +169,15 @@ impl Writer {
         let outcome = match &answer.result {
             Ok(_) => Outcome::Written,
             Err(error) if error.is_conflict() => Outcome::Conflict,
+            // The API server took it, and a webhook took one label out: others may be written.
+            Err(error)
+                if matches!(
+                    error.consequence(&answer.request),
+                    Consequence::LeaveOut { .. }
+                ) =>
+            {
+                Outcome::Written
+            }
             Err(_) => Outcome::Failed,
         };
         self.queue.answered(&answer.request.object(), outcome, now);

@@ -57,7 +57,7 @@ fn phase(cache: &Cache, phase: Phase) -> Request {
 /// Sends a request, and has the cache learn the answer.
 async fn send(cluster: &Cluster, request: &Request, cache: &mut Cache) -> Result<(), ClusterError> {
     let answered = cluster.send(request).await?;
-    cache.learn(&request.object(), answered);
+    cache.learn(request, answered);
     Ok(())
 }
 

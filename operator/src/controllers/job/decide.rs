@@ -254,7 +254,10 @@ fn is_held(job: &TransferJob) -> bool {
 fn hold(job: &TransferJob, hold: bool) -> Request {
     let finalizers: &[&str] = if hold { &[FINALIZER] } else { &[] };
     let manifest = json!({ "metadata": { "finalizers": finalizers } });
-    Request::unless_changed(job, Change::Apply(manifest))
+    Request {
+        priority: Priority::High,
+        ..Request::unless_changed(job, Change::Apply(manifest))
+    }
 }
 
 /// It may go.
@@ -506,8 +509,8 @@ fn write(view: &View<'_>, old: &TransferJobStatus, new: &TransferJobStatus) -> D
     Request {
         events: status::news(old, new),
         priority: match is_progress {
-            true => Priority::Report,
-            false => Priority::Transition,
+            true => Priority::Low,
+            false => Priority::High,
         },
         ..Request::status(view.job, new)
     }

@@ -17,7 +17,7 @@ use crate::controllers::{
 const IN_FLIGHT_MAX: usize = 8;
 /// … of one kind: an admission webhook that hangs for one kind leaves room for the others.
 const IN_FLIGHT_OF_A_KIND_MAX: usize = 6;
-/// … and Events.
+/// Events under way at once, beside the requests.
 const EVENTS_IN_FLIGHT_MAX: usize = 2;
 /// Events that wait; more are dropped. At 50 writes a second it takes 10 s to publish them.
 const EVENTS_WAITING_MAX: usize = 500;
@@ -114,7 +114,7 @@ impl Queue {
             let key = (owner.clone(), object);
             let since = match before.remove(&key) {
                 Some(old) => {
-                    let is_report = old.request.priority == Priority::Report;
+                    let is_report = old.request.priority == Priority::Low;
                     replaced += u64::from(is_report && old.request != request);
                     old.since
                 }
@@ -139,6 +139,11 @@ impl Queue {
             .map(|(key, _)| key)
             .take_while(move |(of, _)| *of == owner)
             .cloned()
+    }
+
+    /// Drops what waits: who may not write has nothing to send later either.
+    pub(crate) fn clear(&mut self) {
+        self.waiting.clear();
     }
 
     /// Adds an Event; `false` where there is no room.
@@ -167,29 +172,32 @@ impl Queue {
     }
 
     fn has_event(&self) -> bool {
-        let under_way = self.in_flight.len() + self.events_in_flight;
-        !self.events.is_empty()
-            && self.events_in_flight < EVENTS_IN_FLIGHT_MAX
-            && under_way < IN_FLIGHT_MAX
+        !self.events.is_empty() && self.events_in_flight < EVENTS_IN_FLIGHT_MAX
     }
 
     /// The most urgent request that may be sent, of equally urgent ones the oldest.
     fn first(&self, now: Duration) -> Option<&(Owner, Object)> {
-        if self.in_flight.len() + self.events_in_flight >= IN_FLIGHT_MAX {
+        if self.in_flight.len() >= IN_FLIGHT_MAX {
             return None;
         }
         let of_kind = |kind: &str| {
             let of_kind = self.in_flight.keys().filter(|object| object.kind == kind);
             of_kind.count()
         };
-        let rank =
-            |waiting: &Waiting| -> (Priority, u64) { (waiting.request.priority, waiting.since) };
+        // Thousands of nodes whose requests fail again and again leave room for the rest.
+        let rank = |object: &Object, waiting: &Waiting| {
+            let priority = match waiting.request.priority {
+                Priority::Normal if self.failed.has_failed(object) => Priority::Low,
+                priority => priority,
+            };
+            (priority, waiting.since)
+        };
         let ready = self.waiting.iter().filter(|((_, object), _)| {
             !self.in_flight.contains_key(object)
                 && of_kind(&object.kind) < IN_FLIGHT_OF_A_KIND_MAX
                 && self.until(object, now).is_none()
         });
-        let first = ready.min_by_key(|(_, waiting)| rank(waiting));
+        let first = ready.min_by_key(|((_, object), waiting)| rank(object, waiting));
         first.map(|(key, _)| key)
     }
 

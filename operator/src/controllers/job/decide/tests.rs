@@ -676,6 +676,6 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
     assert_eq!(decide(999, 60), None);
     assert_eq!(decide(50_000, 4), None);
     let request = decide(1000, 5).unwrap();
-    assert_eq!(request.priority, Priority::Report);
+    assert_eq!(request.priority, Priority::Low);
     assert_eq!(request.events, []);
 }

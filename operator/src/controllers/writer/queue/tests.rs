@@ -24,22 +24,22 @@ fn fabrics() -> Owner {
 /// A status of a job, with this text in it.
 fn status(name: &str, text: &str) -> Request {
     let change = Change::ApplyStatus(json!({ "message": text }));
-    Request::new::<TransferJob>(Key::cluster(name), change)
+    Request {
+        priority: Priority::High,
+        ..Request::new::<TransferJob>(Key::cluster(name), change)
+    }
 }
 
 fn progress(name: &str, text: &str) -> Request {
     Request {
-        priority: Priority::Report,
+        priority: Priority::Low,
         ..status(name, text)
     }
 }
 
 fn label(node: &str, text: &str) -> Request {
     let change = Change::MergeMetadata(json!({ "labels": { text: "true" } }));
-    Request {
-        priority: Priority::Report,
-        ..Request::new::<Node>(Key::cluster(node), change)
-    }
+    Request::new::<Node>(Key::cluster(node), change)
 }
 
 fn event(text: &str) -> (ObjectReference, Event) {
@@ -94,7 +94,7 @@ fn what_an_owner_does_not_want_any_more_is_not_sent() {
 }
 
 #[test]
-fn transitions_go_before_reports_and_reports_before_events() {
+fn jobs_go_before_nodes_and_these_before_progress_and_events() {
     let mut queue = Queue::default();
     let (object, news) = event("event");
     assert!(queue.publish(object, news));
@@ -103,7 +103,7 @@ fn transitions_go_before_reports_and_reports_before_events() {
     queue.submit(&job("b"), vec![status("b", "transition")]);
     assert_eq!(
         sent(&mut queue, SECOND),
-        ["transition", "progress", "label", "event"]
+        ["transition", "label", "progress", "event"]
     );
 }
 
@@ -170,10 +170,44 @@ fn a_kind_whose_requests_hang_leaves_room_for_the_others() {
     let first: Vec<String> = (0..6).map(|number| format!("j{number:02}")).collect();
     assert_eq!(
         sent(&mut queue, SECOND),
-        [first, vec!["label".to_owned(); 2]].concat()
+        [first, vec!["label".to_owned(); 2], vec!["event".to_owned()]].concat()
     );
     answered(&mut queue, "j03", Outcome::Failed, 11 * SECOND);
     assert_eq!(sent(&mut queue, 11 * SECOND), ["j06"]);
+}
+
+#[test]
+fn thousands_of_nodes_that_wait_or_fail_hold_up_no_job_and_no_progress() {
+    let mut queue = Queue::default();
+    let nodes = || {
+        (0..5000)
+            .map(|number| label(&format!("n{number}"), "label"))
+            .collect()
+    };
+    queue.submit(&fabrics(), nodes());
+    queue.submit(&job("a"), vec![status("a", "transition")]);
+    let next = queue.next(SECOND).unwrap();
+    assert!(matches!(&next, Next::Request((owner, _)) if *owner == job("a")));
+    drop(queue.take(next));
+    // All of them fail, and are tried again.
+    for number in 0..5000 {
+        let node = label(&format!("n{number}"), "").object();
+        queue.answered(&node, Outcome::Failed, SECOND);
+    }
+    queue.submit(&job("b"), vec![progress("b", "progress")]);
+    queue.submit(&fabrics(), nodes());
+    for name in ["c", "d"] {
+        queue.submit(&job(name), vec![progress(name, "progress")]);
+    }
+    let first = &sent(&mut queue, 3 * SECOND)[..2];
+    assert_eq!(first, ["label", "label"], "they were asked for first");
+    let mut fresh = Queue::default();
+    fresh.submit(&fabrics(), vec![label("n1", "label")]);
+    assert_eq!(sent(&mut fresh, SECOND), ["label"]);
+    fresh.answered(&label("n1", "").object(), Outcome::Failed, SECOND);
+    fresh.submit(&job("b"), vec![progress("b", "progress")]);
+    fresh.submit(&fabrics(), vec![label("n1", "label")]);
+    assert_eq!(sent(&mut fresh, 3 * SECOND), ["progress", "label"]);
 }
 
 #[test]

@@ -54,6 +54,13 @@ pub(crate) struct Answer {
     pub(crate) result: Result<Option<DynamicObject>, ClusterError>,
 }
 
+/// What has ended.
+enum Done {
+    Answer(Box<Answer>),
+    /// An Event of this object.
+    Event(ObjectReference),
+}
+
 /// Sends requests. Dropping it drops what is waiting and what is under way.
 pub(crate) struct Writer {
     cluster: Arc<Cluster>,
@@ -61,7 +68,7 @@ pub(crate) struct Writer {
     rate: RateLimiter<NotKeyed, InMemoryState, RuntimeClock, NoOpMiddleware<Nanos>>,
     /// When the rate allows the next request, if it did not allow the last.
     rate_from: Option<Instant>,
-    in_flight: JoinSet<Option<Answer>>,
+    in_flight: JoinSet<Done>,
     start: Instant,
     tally: Tally,
 }
@@ -134,15 +141,15 @@ impl Writer {
         match self.queue.take(next) {
             Some(Write::Request(owner, request)) => drop(self.in_flight.spawn(async move {
                 let result = cluster.send(&request).await;
-                Some(Answer {
+                Done::Answer(Box::new(Answer {
                     owner,
                     request,
                     result,
-                })
+                }))
             })),
             Some(Write::Event(object, event)) => drop(self.in_flight.spawn(async move {
                 cluster.publish(&object, &event).await;
-                None
+                Done::Event(object)
             })),
             None => {}
         }
@@ -154,7 +161,7 @@ impl Writer {
             return std::future::pending().await;
         };
         let answer = match answer {
-            Ok(answer) => answer,
+            Ok(done) => done,
             // A bug: it takes the task that decides with it.
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
@@ -162,9 +169,12 @@ impl Writer {
             },
         };
         let now = self.start.elapsed();
-        let Some(answer) = answer else {
-            self.queue.event_published();
-            return None;
+        let answer = match answer {
+            Done::Answer(answer) => *answer,
+            Done::Event(object) => {
+                self.queue.event_published(&object);
+                return None;
+            }
         };
         let outcome = match &answer.result {
             Ok(_) => Outcome::Written,

@@ -17,7 +17,7 @@ use crate::controllers::{
 const IN_FLIGHT_MAX: usize = 8;
 /// … of one kind: an admission webhook that hangs for one kind leaves room for the others.
 const IN_FLIGHT_OF_A_KIND_MAX: usize = 6;
-/// Events under way at once, beside the requests.
+/// Events under way at once, beside the requests, and one of an object: people read them in order.
 const EVENTS_IN_FLIGHT_MAX: usize = 2;
 /// Events that wait; more are dropped. At 50 writes a second it takes 10 s to publish them.
 const EVENTS_WAITING_MAX: usize = 500;
@@ -53,7 +53,7 @@ pub(crate) enum Outcome {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Next {
     Request((Owner, Object)),
-    Event,
+    Event(usize),
 }
 
 /// What is sent.
@@ -76,7 +76,7 @@ pub(crate) struct Queue {
     waiting: BTreeMap<(Owner, Object), Waiting>,
     in_flight: BTreeMap<Object, Owner>,
     events: VecDeque<(ObjectReference, Event)>,
-    events_in_flight: usize,
+    events_in_flight: Vec<ObjectReference>,
     failed: Backoff<Object>,
     conflicts: Backoff<Object>,
     submissions: u64,
@@ -88,7 +88,7 @@ impl Default for Queue {
             waiting: BTreeMap::new(),
             in_flight: BTreeMap::new(),
             events: VecDeque::new(),
-            events_in_flight: 0,
+            events_in_flight: Vec::new(),
             failed: Backoff::new(FAILED.0, FAILED.1, FORGET_AFTER),
             conflicts: Backoff::new(CONFLICT.0, CONFLICT.1, FORGET_AFTER),
             submissions: 0,
@@ -168,11 +168,16 @@ impl Queue {
     /// What is sent next, if anything may be sent now: Events once no request may be.
     pub(crate) fn next(&self, now: Duration) -> Option<Next> {
         let request = self.first(now).cloned().map(Next::Request);
-        request.or_else(|| self.has_event().then_some(Next::Event))
+        request.or_else(|| self.event().map(Next::Event))
     }
 
-    fn has_event(&self) -> bool {
-        !self.events.is_empty() && self.events_in_flight < EVENTS_IN_FLIGHT_MAX
+    /// The place of the first Event that may be published.
+    fn event(&self) -> Option<usize> {
+        if self.events_in_flight.len() >= EVENTS_IN_FLIGHT_MAX {
+            return None;
+        }
+        let mut events = self.events.iter();
+        events.position(|(object, _)| !self.events_in_flight.contains(object))
     }
 
     /// The most urgent request that may be sent, of equally urgent ones the oldest.
@@ -210,9 +215,9 @@ impl Queue {
                 self.in_flight.insert(object, owner.clone());
                 Some(Write::Request(owner, waiting.request))
             }
-            Next::Event => {
-                let (object, event) = self.events.pop_front()?;
-                self.events_in_flight += 1;
+            Next::Event(place) => {
+                let (object, event) = self.events.remove(place)?;
+                self.events_in_flight.push(object.clone());
                 Some(Write::Event(object, event))
             }
         }
@@ -238,9 +243,9 @@ impl Queue {
         }
     }
 
-    /// An Event has been published, or not.
-    pub(crate) fn event_published(&mut self) {
-        self.events_in_flight -= 1;
+    /// An Event of this object has been published, or not.
+    pub(crate) fn event_published(&mut self, object: &ObjectReference) {
+        self.events_in_flight.retain(|one| one != object);
     }
 }
 

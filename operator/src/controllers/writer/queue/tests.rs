@@ -48,7 +48,11 @@ fn event(text: &str) -> (ObjectReference, Event) {
         reason: "Test".to_owned(),
         note: text.to_owned(),
     };
-    (ObjectReference::default(), event)
+    let object = ObjectReference {
+        name: Some(text.to_owned()),
+        ..ObjectReference::default()
+    };
+    (object, event)
 }
 
 /// What is sent at that time, by the text in it.
@@ -218,6 +222,19 @@ fn events_that_nobody_takes_are_bounded() {
         assert_eq!(queue.publish(object, news), number < EVENTS_WAITING_MAX);
     }
     assert_eq!(sent(&mut queue, SECOND), ["0", "1"]);
-    queue.event_published();
+    queue.event_published(&event("0").0);
     assert_eq!(sent(&mut queue, SECOND), ["2"]);
+}
+
+#[test]
+fn events_of_an_object_are_published_one_after_the_other() {
+    let mut queue = Queue::default();
+    for (name, text) in [("a", "first of a"), ("a", "second of a"), ("b", "of b")] {
+        assert!(queue.publish(event(name).0, event(text).1));
+    }
+    assert_eq!(sent(&mut queue, SECOND), ["first of a", "of b"]);
+    queue.event_published(&event("b").0);
+    assert_eq!(sent(&mut queue, SECOND), [""; 0]);
+    queue.event_published(&event("a").0);
+    assert_eq!(sent(&mut queue, SECOND), ["second of a"]);
 }

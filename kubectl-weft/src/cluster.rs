@@ -14,7 +14,7 @@ use thiserror::Error;
 use weft_crds::{LIVE_GROUP, LIVE_VERSION};
 use weft_identity::cause::innermost;
 
-/// Which cluster, and as whom: the options that kubectl has.
+/// Which cluster to ask, and with which user: the options that kubectl has.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Reach {
     /// The kubeconfig [default: $KUBECONFIG, or ~/.kube/config].

@@ -33,7 +33,7 @@ pub struct Args {
     /// Print everything that was measured and found as one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Which cluster, and as whom.
+    /// Which cluster to ask, and with which user.
     #[command(flatten)]
     pub reach: Reach,
 }

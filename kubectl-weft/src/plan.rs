@@ -31,7 +31,7 @@ pub struct Args {
     /// Print the answer as one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
-    /// Which cluster, and as whom.
+    /// Which cluster to ask, and with which user.
     #[command(flatten)]
     pub reach: Reach,
 }

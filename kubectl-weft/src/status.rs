@@ -36,7 +36,7 @@ pub struct Args {
     /// `json`: the objects as they are; with --watch one line a second.
     #[arg(short, long, value_name = "FORMAT")]
     pub output: Option<Output>,
-    /// Which cluster, and as whom.
+    /// Which cluster to ask, and with which user.
     #[command(flatten)]
     pub reach: Reach,
 }

@@ -132,11 +132,11 @@ pub(crate) trait Controller: Send {
     /// Names it among the others.
     fn name(&self) -> &'static str;
 
-    /// Enters into the cache what no watch tells. Called before anything reconciles.
+    /// Adds to the cache what no watch brings. Called before anything reconciles.
     fn prepare(&mut self, _cache: &mut Cache) {}
 
     /// Decides what there is to decide, and submits what is to be written. It never waits.
-    fn reconcile(&mut self, turn: &mut Turn<'_>);
+    fn reconcile(&mut self, round: &mut Round<'_>);
 
     /// One of its requests has been answered; the cache has learned the answer.
     fn answered(&mut self, _key: &Key, _request: &Request, _result: Result<(), &ClusterError>) {}
@@ -147,8 +147,8 @@ pub(crate) trait Controller: Send {
     }
 }
 
-/// What a controller reconciles with.
-pub(crate) struct Turn<'a> {
+/// One round of reconciling: what every controller decides from, and the writer.
+pub(crate) struct Round<'a> {
     /// The objects of the API.
     pub(crate) cache: &'a Cache,
     /// Whose the nodes are.
@@ -163,7 +163,7 @@ pub(crate) struct Turn<'a> {
     controller: &'static str,
 }
 
-impl Turn<'_> {
+impl Round<'_> {
     /// Replaces what is to be written for this key. What was submitted for it before and has not been sent
     /// is dropped.
     pub(crate) fn submit(&mut self, key: &Key, requests: Vec<Request>) {
@@ -307,7 +307,7 @@ impl Runner {
             controller.prepare(&mut self.cache);
         }
         for controller in &mut self.controllers {
-            controller.reconcile(&mut Turn {
+            controller.reconcile(&mut Round {
                 cache: &self.cache,
                 membership: &self.membership,
                 holds: &self.holds,

@@ -1,7 +1,7 @@
-//! Identity in a fabric: who somebody is, how they prove it, and what the operator allows them.
+//! Identity in a fabric: the roles of operator and agents, how they prove them, and tickets for transfers.
 //!
 //! The operator, the agents and `weft play` use this crate, so that both ends of a connection agree on
-//! it. [`authority`] issues certificates and signs tickets, [`role`] reads whom a certificate names,
+//! it. [`authority`] issues certificates and signs tickets, [`role`] reads the role of a certificate,
 //! [`ticket`] checks a ticket, and [`tls`] makes TLS configurations from certificates. [`cause`] and
 //! [`metrics`] are what every server of Weft needs besides: texts of errors, and its metrics page.
 //!

@@ -58,7 +58,7 @@ pub enum RoleError {
     OtherFabric {
         /// The fabric it is for.
         theirs: String,
-        /// The fabric of whoever reads it.
+        /// The fabric of the node that reads it.
         ours: String,
     },
 }

@@ -1,7 +1,7 @@
-//! TLS configurations: what somebody shows, and whom they believe.
+//! TLS configurations: which certificate to present, and which authorities to trust.
 //!
-//! Servers and most clients of gRPC take tonic's configuration; who has many connections to hold with one
-//! configuration takes rustls' own.
+//! Servers and most gRPC clients take tonic's configuration. A client with many connections takes rustls',
+//! so that all of them share one configuration.
 
 use std::{sync::Arc, time::Duration};
 

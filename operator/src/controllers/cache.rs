@@ -51,7 +51,7 @@ impl Key {
 pub(crate) trait Cached:
     Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + Sync + 'static
 {
-    /// Whether anything but its version is another.
+    /// Whether the two differ in anything but their versions.
     fn differs(&self, other: &Self) -> bool;
 
     /// The epoch of the leader that wrote its status; 0 if none has.
@@ -118,12 +118,12 @@ cached!(RdmaFabric FabricNode TransferJob);
 #[cfg(test)]
 pub(crate) use cached;
 
-/// Whether metadata differ in anything but what changes with every write.
+/// Whether two metadata differ in anything but what every write changes.
 pub(crate) fn is_other(one: &ObjectMeta, other: &ObjectMeta) -> bool {
     bare(one) != bare(other)
 }
 
-/// Without what changes with every write, whatever it was about.
+/// Metadata without what every write changes.
 fn bare(metadata: &ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         resource_version: None,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cache::{Key, cached};
 use super::request::Request;
-use super::{Controller, Setup, Turn};
+use super::{Controller, Round, Setup};
 
 /// Names a job of its namespace.
 #[derive(CustomResource, Deserialize, Serialize, Clone, Debug, PartialEq, JsonSchema)]
@@ -43,8 +43,8 @@ impl Controller for Shortcuts {
         "shortcuts"
     }
 
-    fn reconcile(&mut self, turn: &mut Turn<'_>) {
-        let cache = turn.cache;
+    fn reconcile(&mut self, round: &mut Round<'_>) {
+        let cache = round.cache;
         for (key, shortcut) in cache.shortcuts.iter() {
             let (namespace, name) = (key.namespace.clone(), shortcut.spec.job.clone());
             let job = cache.jobs.get(&Key { namespace, name });
@@ -53,7 +53,7 @@ impl Controller for Shortcuts {
             status.phase = there.map_or_else(String::new, |there| format!("{:?}", there.phase));
             let is_other = shortcut.status.as_ref() != Some(&status);
             let request = is_other.then(|| Request::status(shortcut, &status));
-            turn.submit(key, request.into_iter().collect());
+            round.submit(key, request.into_iter().collect());
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use self::{agents::AgentTemplate, decide::Sighting};
 use super::{
-    Controller, LOOK, Setup, Turn, cache::Key, kinds::Cache, membership::Membership, models::Notes,
+    Controller, LOOK, Round, Setup, cache::Key, kinds::Cache, membership::Membership, models::Notes,
 };
 use crate::reports::{FabricView, Fabrics as Views, NodeState};
 
@@ -89,29 +89,29 @@ impl Controller for Fabrics {
         "fabrics"
     }
 
-    fn reconcile(&mut self, turn: &mut Turn<'_>) {
-        let around = turn.cache.surroundings();
+    fn reconcile(&mut self, round: &mut Round<'_>) {
+        let around = round.cache.surroundings();
         let is_same = self
             .decided
-            .is_some_and(|(known, at)| known == around && turn.elapsed < at + LOOK);
+            .is_some_and(|(known, at)| known == around && round.elapsed < at + LOOK);
         let has_reports = self.reports.has_changed().unwrap_or(false);
         if is_same && !has_reports {
             return;
         }
         self.reports.mark_unchanged();
-        self.decided = Some((around, turn.elapsed));
-        self.notes.read(turn.cache);
-        self.publish(turn.cache, turn.membership);
+        self.decided = Some((around, round.elapsed));
+        self.notes.read(round.cache);
+        self.publish(round.cache, round.membership);
         let requests = decide::decide(&decide::View {
-            cache: turn.cache,
-            membership: turn.membership,
+            cache: round.cache,
+            membership: round.membership,
             sightings: &self.sightings(),
             notes: &self.notes,
-            refused: &turn.holds.nodes(turn.elapsed).refused,
-            leading: turn.elapsed,
+            refused: &round.holds.nodes(round.elapsed).refused,
+            leading: round.elapsed,
             template: &self.template,
-            now: turn.now,
+            now: round.now,
         });
-        turn.submit(&Key::default(), requests);
+        round.submit(&Key::default(), requests);
     }
 }

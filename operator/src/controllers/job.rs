@@ -33,7 +33,7 @@ use self::{
     decide::Order, question::Question, queue::Queue, secret_probes::SecretProbes, work::Work,
 };
 use super::{
-    Controller, LOOK, Setup, Turn,
+    Controller, LOOK, Round, Setup,
     backoff::Backoff,
     cache::{Key, uid},
     cluster::ClusterError,
@@ -86,20 +86,20 @@ impl Jobs {
     }
 
     /// The jobs to decide now.
-    fn due(&mut self, turn: &mut Turn<'_>) -> BTreeSet<Key> {
-        let changed = turn.cache.jobs.changed().clone();
+    fn due(&mut self, round: &mut Round<'_>) -> BTreeSet<Key> {
+        let changed = round.cache.jobs.changed().clone();
         if !changed.is_empty() {
-            let uids: BTreeSet<String> = turn.cache.jobs.iter().map(|(_, job)| uid(job)).collect();
+            let uids: BTreeSet<String> = round.cache.jobs.iter().map(|(_, job)| uid(job)).collect();
             self.works.retain(|uid, _| uids.contains(uid));
             self.written.retain(|uid, _| uids.contains(uid));
             self.queue.keep(&uids);
-            let jobs = &turn.cache.jobs;
+            let jobs = &round.cache.jobs;
             self.work_queue.retain(|key| jobs.get(key).is_some());
             self.crashes.retain(|uid| uids.contains(uid));
         }
         for key in changed {
-            if turn.cache.jobs.get(&key).is_none() {
-                turn.submit(&key, Vec::new());
+            if round.cache.jobs.get(&key).is_none() {
+                round.submit(&key, Vec::new());
             }
             self.work_queue.add(key);
         }
@@ -108,7 +108,7 @@ impl Jobs {
                 self.work_queue.add(key.clone());
             }
         }
-        let elapsed = turn.elapsed;
+        let elapsed = round.elapsed;
         for (uid, work) in self.works.extract_if(.., |_, work| work.is_lost()) {
             let wait = self.crashes.failed(uid.clone(), elapsed);
             tracing::error!(
@@ -116,13 +116,13 @@ impl Jobs {
                 "a transfer's task ended without an outcome; it begins again in {wait:?}"
             );
             self.work_queue.add_at(work.key(), elapsed + wait);
-            if let Some(job) = turn.cache.jobs.get(work.key()) {
+            if let Some(job) = round.cache.jobs.get(work.key()) {
                 let object = job.object_ref(&());
-                turn.publish(&object, interrupted(wait));
+                round.publish(&object, interrupted(wait));
             }
         }
-        if self.work_queue.is_for_all(turn.cache.layout(), elapsed) {
-            for (key, _) in turn.cache.jobs.iter() {
+        if self.work_queue.is_for_all(round.cache.layout(), elapsed) {
+            for (key, _) in round.cache.jobs.iter() {
                 self.work_queue.add(key.clone());
             }
         }
@@ -130,14 +130,14 @@ impl Jobs {
     }
 
     /// Does what was decided for this process to do. A transfer does not begin while requests for the job fail.
-    fn obey(&mut self, turn: &Turn<'_>, key: Key, uid: String, order: Order) {
+    fn obey(&mut self, round: &Round<'_>, key: Key, uid: String, order: Order) {
         let object = Object::of::<TransferJob>(key);
         let channels = &self.channels;
         let wake = Arc::clone(&self.wake);
         let work = match order {
             Order::Begin(_) | Order::Withdraw { .. }
-                if turn.is_backing_off(&object)
-                    || self.crashes.until(&uid, turn.elapsed).is_some() =>
+                if round.is_backing_off(&object)
+                    || self.crashes.until(&uid, round.elapsed).is_some() =>
             {
                 return;
             }
@@ -215,12 +215,12 @@ impl Controller for Jobs {
     }
 
     /// Decides the jobs that something has happened to.
-    fn reconcile(&mut self, turn: &mut Turn<'_>) {
-        let now = turn.now;
-        let held = turn.holds.nodes(turn.elapsed);
+    fn reconcile(&mut self, round: &mut Round<'_>) {
+        let now = round.now;
+        let held = round.holds.nodes(round.elapsed);
         let mut orders = Vec::new();
-        for key in self.due(turn) {
-            let Some(job) = turn.cache.jobs.get(&key) else {
+        for key in self.due(round) {
+            let Some(job) = round.cache.jobs.get(&key) else {
                 continue;
             };
             let uid = uid(job);
@@ -232,8 +232,8 @@ impl Controller for Jobs {
             };
             let decision = decide::decide(&decide::View {
                 job,
-                cache: turn.cache,
-                membership: turn.membership,
+                cache: round.cache,
+                membership: round.membership,
                 work: work.as_deref(),
                 met,
                 over,
@@ -247,19 +247,19 @@ impl Controller for Jobs {
             self.queue.see(&uid, decision.party);
             if let Some(due) = decide::due(job).filter(|due| *due > now) {
                 let left = due.duration_since(now).unsigned_abs();
-                self.work_queue.add_at(&key, turn.elapsed + left);
+                self.work_queue.add_at(&key, round.elapsed + left);
             }
             if let Some(order) = decision.order {
                 orders.push((key.clone(), uid, order));
             }
             let requests = decision.request.into_iter().collect();
-            turn.submit(&key, requests);
+            round.submit(&key, requests);
         }
         for (key, uid, order) in orders {
             // Another look says whether it came to anything.
-            let soon = turn.elapsed + LOOK;
+            let soon = round.elapsed + LOOK;
             self.work_queue.add_at(&key, soon);
-            self.obey(turn, key, uid, order);
+            self.obey(round, key, uid, order);
         }
         for key in self.queue.settle() {
             self.work_queue.add(key);

@@ -138,13 +138,13 @@ kinds! {
 }
 
 impl Cache {
-    /// Another number when anything but a job has changed since.
+    /// A number that changes when anything but a job changes.
     pub(crate) fn surroundings(&self) -> u64 {
         self.layout() + self.daemon_sets.revision()
     }
 
-    /// Another number when what jobs are laid out by may have changed since: who is where, and how
-    /// it is reached.
+    /// A number that changes when the layout may have changed: which nodes there are, and how their agents
+    /// are reached.
     pub(crate) fn layout(&self) -> u64 {
         self.fabrics.revision()
             + self.fabric_nodes.revision()

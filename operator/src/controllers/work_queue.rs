@@ -1,6 +1,6 @@
 //! The jobs to decide next: those that something has happened to, and those whose time has come.
 //!
-//! A thousand jobs that nothing happens to cost nothing. A resync finds what was missed.
+//! A job to which nothing happens costs nothing. A resync finds what was missed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

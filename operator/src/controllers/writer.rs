@@ -19,8 +19,8 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::DynamicObject;
 use tokio::{task::JoinSet, time::Instant};
 
-use self::queue::{Next, Queue, Write};
-pub(crate) use self::queue::{Outcome, Owner};
+pub(crate) use self::queue::Owner;
+use self::queue::{Next, Queue, Write, WriteOutcome};
 use crate::controllers::{
     cluster::{Cluster, ClusterError},
     holds::Consequence,
@@ -162,7 +162,7 @@ impl Writer {
         };
         let answer = match answer {
             Ok(done) => done,
-            // A bug: it takes the task that decides with it.
+            // A panic is a bug: the task that decides panics, too.
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
                 Err(_) => return None,
@@ -177,8 +177,8 @@ impl Writer {
             }
         };
         let outcome = match &answer.result {
-            Ok(_) => Outcome::Written,
-            Err(error) if error.is_conflict() => Outcome::Conflict,
+            Ok(_) => WriteOutcome::Written,
+            Err(error) if error.is_conflict() => WriteOutcome::Conflict,
             // The API server took it, and a webhook took one label out: others may be written.
             Err(error)
                 if matches!(
@@ -186,9 +186,9 @@ impl Writer {
                     Consequence::LeaveOut { .. }
                 ) =>
             {
-                Outcome::Written
+                WriteOutcome::Written
             }
-            Err(_) => Outcome::Failed,
+            Err(_) => WriteOutcome::Failed,
         };
         self.queue.answered(&answer.request.object(), outcome, now);
         Some(answer)

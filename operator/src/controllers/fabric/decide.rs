@@ -1,4 +1,5 @@
-//! What shall become of the fabrics, their nodes and their agents: a pure function of what there is.
+//! Decides the next step of fabrics, their nodes and their agents: a pure function of the cache and of the
+//! agents' reports.
 
 mod binding;
 mod configuration;

@@ -1,9 +1,9 @@
-//! What shall become of a job: a pure function of what there is.
+//! Decides the next step of a job: a pure function of the cache and of the job's transfer.
 //!
 //! A decision is at most one request to the API server and one order to this process. Everything that
 //! has to outlive this process is written before it is acted upon: the finalizer before the first
-//! command, an attempt's number before its first command. So whoever decides next, here or in a
-//! successor, goes on from what is written.
+//! command, an attempt's number before its first command. So this process and a successor both go on from
+//! what is written.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -42,8 +42,8 @@ const PROGRESS_PART: i64 = 100;
 /// those are waited for whose writes fail.
 const NOTING: SignedDuration = SignedDuration::from_mins(2);
 
-/// After that nobody is waited for: what nodes are to say changes as fast as it is written, or none of hundreds
-/// answers.
+/// After that the job ends without the rest of its labels: these change as fast as they are written, or
+/// hundreds of nodes do not answer.
 const HOPELESS: Duration = Duration::from_secs(3600);
 
 /// What a job is decided from.
@@ -83,7 +83,7 @@ pub(crate) enum Order {
     Begin(Box<Transfer>),
     /// Tell the agents that it is over; nobody here is working at it.
     Withdraw {
-        /// Whom, and of what.
+        /// The agents, and the transfer that is over.
         transfer: Box<Transfer>,
         /// Partial files go, too.
         discard: bool,
@@ -148,7 +148,7 @@ enum Stop {
     Deadline,
 }
 
-/// What shall become of it.
+/// Decides the next step of a job.
 pub(crate) fn decide(view: &View<'_>) -> Decision {
     let decision = next(view);
     // It keeps its places until agents have been told of its end.
@@ -176,8 +176,8 @@ fn next(view: &View<'_>) -> Decision {
             (Some(Outcome::Withdrawn { .. }), Some(Stop::Suspend)) => {
                 stopped(view, &old, Stop::Suspend)
             }
-            // What is Verified stays, and is said as after any other end, but not for ever: whoever set a
-            // deadline waits for it.
+            // Verified copies stay, and nodes are labelled as after any other end, for a limited time: the
+            // user who set the deadline waits.
             (Some(Outcome::Withdrawn { discard }), Some(Stop::Deadline)) => {
                 let until = due(view.job).and_then(|due| due.checked_add(NOTING).ok());
                 let request = until.filter(|until| view.now < *until);
@@ -185,7 +185,7 @@ fn next(view: &View<'_>) -> Decision {
                 match request {
                     Some(request) => request.into(),
                     None if *discard => stopped(view, &old, Stop::Deadline),
-                    // Agents were told that it is suspended, and nothing shall be left of it: they are told anew.
+                    // Agents know that it is suspended, and must now remove what it left: they are told again.
                     None => Order::Forget.into(),
                 }
             }

@@ -17,7 +17,7 @@ const PROBE_AGAIN: Duration = Duration::from_secs(10);
 /// Probes at once: with a thousand Secrets, the API server is asked no faster for it.
 const AT_ONCE: usize = 8;
 
-type Outcome = Result<(), SecretFault>;
+type ProbeResult = Result<(), SecretFault>;
 
 /// The probes that are under way, and those whose result is still believed.
 pub(crate) struct SecretProbes {
@@ -25,8 +25,8 @@ pub(crate) struct SecretProbes {
     /// When each was answered; `None` while it is under way.
     probes: BTreeMap<Key, Option<Instant>>,
     places: Arc<Semaphore>,
-    report: mpsc::UnboundedSender<(Key, Outcome)>,
-    reported: mpsc::UnboundedReceiver<(Key, Outcome)>,
+    report: mpsc::UnboundedSender<(Key, ProbeResult)>,
+    reported: mpsc::UnboundedReceiver<(Key, ProbeResult)>,
     wake: Arc<Notify>,
 }
 
@@ -64,7 +64,7 @@ impl SecretProbes {
 
     /// Enters new results, and removes those that are not believed any more. Returns the Secrets with new
     /// results.
-    pub(crate) fn update(&mut self, results: &mut BTreeMap<Key, Outcome>) -> Vec<Key> {
+    pub(crate) fn update(&mut self, results: &mut BTreeMap<Key, ProbeResult>) -> Vec<Key> {
         self.probes
             .retain(|_, at| at.is_none_or(|at| at.elapsed() < PROBE_AGAIN));
         results.retain(|secret, _| self.probes.contains_key(secret));

@@ -40,7 +40,7 @@ pub(crate) struct Owner {
 
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum WriteOutcome {
     /// It is written.
     Written,
     /// The object has another version.
@@ -231,15 +231,15 @@ impl Queue {
     }
 
     /// The API server has answered.
-    pub(crate) fn answered(&mut self, object: &Object, outcome: Outcome, now: Duration) {
+    pub(crate) fn answered(&mut self, object: &Object, outcome: WriteOutcome, now: Duration) {
         self.in_flight.remove(object);
         match outcome {
-            Outcome::Written => {
+            WriteOutcome::Written => {
                 self.failed.succeeded(object);
                 self.conflicts.succeeded(object);
             }
-            Outcome::Conflict => drop(self.conflicts.failed(object.clone(), now)),
-            Outcome::Failed => drop(self.failed.failed(object.clone(), now)),
+            WriteOutcome::Conflict => drop(self.conflicts.failed(object.clone(), now)),
+            WriteOutcome::Failed => drop(self.failed.failed(object.clone(), now)),
         }
     }
 

@@ -74,7 +74,7 @@ fn sent(queue: &mut Queue, now: Duration) -> Vec<String> {
     sent
 }
 
-fn answered(queue: &mut Queue, name: &str, outcome: Outcome, now: Duration) {
+fn answered(queue: &mut Queue, name: &str, outcome: WriteOutcome, now: Duration) {
     queue.answered(&status(name, "").object(), outcome, now);
 }
 
@@ -129,7 +129,7 @@ fn one_request_for_an_object_is_under_way_at_a_time() {
     queue.submit(&job("a"), vec![label("n1", "of a again")]);
     queue.submit(&job("b"), vec![label("n1", "of b")]);
     assert_eq!(sent(&mut queue, SECOND), [""; 0]);
-    queue.answered(&label("n1", "").object(), Outcome::Written, SECOND);
+    queue.answered(&label("n1", "").object(), WriteOutcome::Written, SECOND);
     assert_eq!(sent(&mut queue, SECOND), ["of b"]);
 }
 
@@ -140,8 +140,8 @@ fn an_object_whose_request_failed_is_left_alone_and_the_others_are_not() {
         queue.submit(&job(name), vec![status(name, name)]);
     }
     assert_eq!(sent(&mut queue, SECOND), ["a", "b"]);
-    answered(&mut queue, "a", Outcome::Failed, SECOND);
-    answered(&mut queue, "b", Outcome::Conflict, SECOND);
+    answered(&mut queue, "a", WriteOutcome::Failed, SECOND);
+    answered(&mut queue, "b", WriteOutcome::Conflict, SECOND);
     for name in ["a", "b"] {
         queue.submit(&job(name), vec![status(name, name)]);
     }
@@ -176,7 +176,7 @@ fn a_kind_whose_requests_hang_leaves_room_for_the_others() {
         sent(&mut queue, SECOND),
         [first, vec!["label".to_owned(); 2], vec!["event".to_owned()]].concat()
     );
-    answered(&mut queue, "j03", Outcome::Failed, 11 * SECOND);
+    answered(&mut queue, "j03", WriteOutcome::Failed, 11 * SECOND);
     assert_eq!(sent(&mut queue, 11 * SECOND), ["j06"]);
 }
 
@@ -196,7 +196,7 @@ fn thousands_of_nodes_that_wait_or_fail_hold_up_no_job_and_no_progress() {
     // All of them fail, and are tried again.
     for number in 0..5000 {
         let node = label(&format!("n{number}"), "").object();
-        queue.answered(&node, Outcome::Failed, SECOND);
+        queue.answered(&node, WriteOutcome::Failed, SECOND);
     }
     queue.submit(&job("b"), vec![progress("b", "progress")]);
     queue.submit(&fabrics(), nodes());
@@ -208,7 +208,7 @@ fn thousands_of_nodes_that_wait_or_fail_hold_up_no_job_and_no_progress() {
     let mut fresh = Queue::default();
     fresh.submit(&fabrics(), vec![label("n1", "label")]);
     assert_eq!(sent(&mut fresh, SECOND), ["label"]);
-    fresh.answered(&label("n1", "").object(), Outcome::Failed, SECOND);
+    fresh.answered(&label("n1", "").object(), WriteOutcome::Failed, SECOND);
     fresh.submit(&job("b"), vec![progress("b", "progress")]);
     fresh.submit(&fabrics(), vec![label("n1", "label")]);
     assert_eq!(sent(&mut fresh, 3 * SECOND), ["progress", "label"]);

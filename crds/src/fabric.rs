@@ -291,7 +291,6 @@ pub struct FabricStatus {
     /// The generation of the spec that this is about.
     pub observed_generation: i64,
     /// Ready: every selected node's agent reports. Conflicting: another fabric has some of the nodes.
-    /// AgentsUpdated: no node keeps the agents at a release that did not label nodes.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,

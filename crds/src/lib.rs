@@ -16,8 +16,9 @@ pub use fabric::{
 };
 pub use fabric_node::{FabricNode, FabricNodeSpec, FabricNodeStatus, Finding, NodePorts};
 pub use live::{
-    Diagnosis, DiagnosisRequest, LIVE_GROUP, LIVE_VERSION, NodeFacts, Obstacle, Reach,
-    TransferPlan, TransferProgress, TransferProgressList, live_api_version,
+    CopyJob, CopyRemoval, CopyRemovalRequest, Diagnosis, DiagnosisRequest, KeptCopy, LIVE_GROUP,
+    LIVE_VERSION, NodeCopy, NodeCopyList, NodeFacts, Obstacle, Reach, TransferPlan,
+    TransferProgress, TransferProgressList, live_api_version,
 };
 pub use transfer_job::{
     Algorithm, Counts, DESTINATIONS_SHOWN, DeletionPolicy, DestinationState, DestinationStatus,

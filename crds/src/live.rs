@@ -6,11 +6,18 @@
 //! | `transferprogress` | get, list | [`TransferProgress`]: how far a job is at this moment |
 //! | `transferplans` | create | [`TransferPlan`]: what a job would do, and what is in its way |
 //! | `diagnoses` | create | [`Diagnosis`]: what a node's agent has tried and found |
+//! | `nodecopies` | list | [`NodeCopyList`]: the verified copies that agents have recorded |
+//! | `copyremovals` | create | [`CopyRemoval`]: removes copies that no job holds |
+
+mod copies;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
 use serde::{Deserialize, Serialize};
 use weft_planner::Plan;
 
+pub use self::copies::{
+    CopyJob, CopyRemoval, CopyRemovalRequest, KeptCopy, NodeCopy, NodeCopyList,
+};
 use crate::{ManifestSummary, TransferJobStatus};
 
 /// The API group that the operator serves.

@@ -99,12 +99,9 @@ pub struct TransferJobSpec {
     #[schemars(range(min = 0, max = 100))]
     #[serde(default = "backoff_limit")]
     pub backoff_limit: u32,
-    /// What becomes of the verified copies when the job is deleted. With Delete go the files that it has
-    /// brought, and files with the same content that somebody had put there by hand before it. What has
-    /// been changed since stays, and so do the source's own files, what a job of the same name had left
-    /// there, and a copy at or around or within which another job has one, or is neither over nor being
-    /// deleted and wants or reads one. Of several jobs that have it, the last one takes it. What a node's
-    /// agent writes or reads there at that moment stays for good, as the operator's log says.
+    /// What becomes of the verified copies when the job is deleted: Retain leaves them. Delete takes the job
+    /// out of each copy's record and removes the files that the record names, unless another job is recorded
+    /// for the copy or some of it has changed.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
     /// Seconds after its end at which the job is deleted; what becomes of the files says

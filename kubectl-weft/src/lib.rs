@@ -4,6 +4,7 @@
 //! whose tables and quantities these commands print, too.
 
 pub mod cluster;
+pub mod copies;
 pub mod doctor;
 pub mod plan;
 pub mod status;

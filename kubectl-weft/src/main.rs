@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
-use weft_kubectl::{doctor, plan, status};
+use weft_kubectl::{copies, doctor, plan, status};
 
 /// The arguments make no sense, or nothing could be found out.
 const UNKNOWN: u8 = 2;
@@ -31,6 +31,11 @@ enum Command {
     ///
     /// Exit status: 0; with --watch 1 when a job has failed; 2 when nothing could be shown.
     Status(Box<status::Args>),
+    /// List the verified copies on the nodes, and remove those that no job holds.
+    ///
+    /// Exit status: 0; with delete 1 when a copy stays, or there is none; 2 when the cluster did not answer.
+    #[command(subcommand)]
+    Copies(copies::Command),
     /// Find what keeps a cluster from moving bytes well: reach of every pair of nodes by packets of
     /// every size and at every port, clocks, certificates, releases, kernels, buffers, memory.
     ///
@@ -43,6 +48,10 @@ fn main() -> ExitCode {
     match Line::parse().command {
         Command::Plan(args) => ended("plan", block_on(plan::run(&args, &mut out))),
         Command::Status(args) => ended("status", block_on(status::run(&args, &mut out, &mut err))),
+        Command::Copies(command) => ended(
+            "copies",
+            block_on(copies::run(&command, &mut out, &mut err)),
+        ),
         Command::Doctor(args) => ended("doctor", block_on(doctor::run(&args, &mut out))),
     }
 }

@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -15,6 +15,7 @@ use weft_proto::agent::v1::JobRef;
 use crate::fault::Fault;
 use crate::files::Digest;
 use crate::peer::Peer;
+use crate::recorder::Recorder;
 use crate::state::{Event, State, Step};
 
 /// What an observer is woken by.
@@ -64,8 +65,8 @@ pub struct Attempt {
     stopped: Receiver<Infallible>,
     /// What becomes of partial files when it ends without success.
     discard: AtomicU32,
-    /// Of the files, as they are on this node.
-    fingerprint: OnceLock<String>,
+    /// Until all is verified, or over.
+    recorder: Mutex<Option<Recorder>>,
 }
 
 impl Attempt {
@@ -92,7 +93,7 @@ impl Attempt {
             stop: Mutex::new(Some(stop)),
             stopped,
             discard: AtomicU32::new(0),
-            fingerprint: OnceLock::new(),
+            recorder: Mutex::default(),
         })
     }
 
@@ -124,21 +125,23 @@ impl Attempt {
         self.change(Event::AllBlocks, None, digest);
     }
 
-    /// Says what tells the files of this attempt from what may become of them; before its end is said.
-    pub fn set_fingerprint(&self, fingerprint: String) {
-        // The first word counts: later ones are of later states.
-        let _ = self.fingerprint.set(fingerprint);
+    /// Says how the files are recorded once they are verified.
+    pub(crate) fn set_recorder(&self, recorder: Recorder) {
+        *self.recorder() = Some(recorder);
     }
 
-    /// What was said; "" before.
-    #[must_use]
-    pub fn fingerprint(&self) -> &str {
-        self.fingerprint.get().map_or("", String::as_str)
+    fn recorder(&self) -> MutexGuard<'_, Option<Recorder>> {
+        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says that everything is checked and published.
-    pub fn published(&self, digest: Digest) {
-        self.change(Event::Published, None, Some(digest));
+    /// Says that everything is checked and published; the source has told its digest before. The copy is
+    /// recorded first: on threads that may block only.
+    pub fn published(&self, digest: Option<Digest>) {
+        let recorder = self.recorder().take();
+        if let (Some(recorder), Some(digest)) = (recorder, digest.or(self.status().digest)) {
+            recorder.record(&digest);
+        }
+        self.change(Event::Published, None, digest);
     }
 
     /// Ends the attempt without success, unless it is over already; its threads stop.
@@ -245,6 +248,7 @@ impl Attempt {
 
     /// Says that all is over and cleaned up.
     pub fn close(&self) {
+        drop(self.recorder().take());
         self.status.send_modify(|status| status.closed = true);
     }
 

@@ -10,6 +10,7 @@ use weft_engine::{Integrity, LinkAddress, LocalEnd, PortRange, RemoteEnd};
 use weft_proto::agent::v1 as proto;
 
 use crate::fault::Fault;
+use crate::files::copies::CopyJob;
 use crate::files::{
     Algorithm, Digest, Entry, EntryKind, Identity, JobUid, Manifest, Overwrite, Shape,
 };
@@ -34,6 +35,26 @@ pub(crate) fn uid(job: &proto::JobRef) -> Result<JobUid, Fault> {
     job.uid
         .parse()
         .map_err(|error| Fault::bad("job.uid", format!("{error}")))
+}
+
+/// The job that a copy is recorded for.
+pub(crate) fn copy_job(job: &proto::JobRef, name: proto::JobName) -> Result<CopyJob, Fault> {
+    let proto::JobName { namespace, name } = name;
+    let allowed = |c: u8| matches!(c, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
+    for (part, text) in [("namespace", &namespace), ("name", &name)] {
+        if !(1..=253).contains(&text.len()) || !text.bytes().all(allowed) {
+            let problem = format!(
+                "{part} {:?} is not 1 to 253 lower-case letters, digits, '-' and '.'",
+                text.chars().take(253).collect::<String>()
+            );
+            return Err(Fault::bad("job_name", problem));
+        }
+    }
+    Ok(CopyJob {
+        uid: job.uid.clone(),
+        namespace,
+        name,
+    })
 }
 
 /// A manifest as the files module scans it.

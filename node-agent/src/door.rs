@@ -22,9 +22,7 @@ const CONNECT_BYTES_MAX: usize = 64 << 10;
 
 /// What the agents call; everything else is the operator's.
 const CONNECT: &str = "Connect";
-const OPERATORS: [&str; 7] = [
-    "Stat", "Prepare", "Start", "Progress", "Cancel", "Remove", "Diagnose",
-];
+const OPERATORS: [&str; 6] = ["Stat", "Prepare", "Start", "Progress", "Cancel", "Diagnose"];
 
 /// The control API behind its door.
 #[derive(Debug, Clone)]

@@ -19,7 +19,6 @@ mod interface;
 mod keys;
 mod lobby;
 mod member;
-mod models;
 mod operator;
 mod report;
 mod trouble;

@@ -7,22 +7,22 @@
 //! ```text
 //! source       Manifest::scan -> Source::open -> read_block -> Blocks::digest -> FileTree
 //! destination  Destination::prepare -> open -> (rehash, confirm) -> Blocks::verify
-//!              -> write_block -> finish -> publish -> complete
+//!              -> write_block -> finish -> publish -> complete -> record
 //! ```
 
 mod claim;
+pub mod copies;
+mod copy_record;
 mod destination;
 mod digest;
 mod discard;
 mod error;
 mod filling;
-mod fingerprint;
 mod gate;
 mod manifest;
 mod occupancy;
 mod partial;
 mod read_record;
-mod remove;
 mod reservation;
 mod root;
 mod source;
@@ -41,13 +41,11 @@ pub use digest::{
 pub use discard::Leftover;
 pub(crate) use error::errno;
 pub use error::{FileError, Place};
-pub use fingerprint::{Condition, Fingerprint};
 pub use manifest::{
     Entry, EntryKind, Identity, MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, Manifest, Shape,
 };
 pub use partial::DestinationFile;
 pub use read_record::{ReadRecord, VersionId};
-pub use remove::{Removed, remove};
 pub use root::{Access, Root, RootPath};
 pub use source::{Source, SourceFile};
 pub use sweep::sweep;

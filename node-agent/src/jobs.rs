@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use weft_engine::{DomainId, Engine};
 use weft_proto::agent::v1::{
-    CancelResponse, JobRef, Location, ObjectSource, PrepareRequest, PrepareResponse, StatRequest,
-    StatResponse, State as Told,
+    CancelRequest, CancelResponse, JobRef, Location, ObjectSource, PrepareRequest, PrepareResponse,
+    StatRequest, StatResponse, State as Told,
 };
 
 use crate::account::{Account, Share};
@@ -26,7 +26,6 @@ use crate::guard;
 use crate::layout::Layout;
 use crate::misuse::Misuses;
 use crate::object::{self, Reader, Store, Tempo};
-use crate::removal::Removal;
 use crate::shelf::Shelf;
 use crate::state::{Event, State, Step};
 use crate::tls::Tls;
@@ -73,6 +72,8 @@ pub struct Jobs {
     state: Mutex<Known>,
     /// Copies, and what attempts have left, that are being removed. Counted up under the lock of `state`.
     removals: Arc<watch::Sender<usize>>,
+    /// How often records of copies have been added or released.
+    pub(crate) records: Arc<watch::Sender<u64>>,
     domains: AtomicU32,
 }
 
@@ -123,6 +124,17 @@ pub(crate) struct Prepared {
     pub(crate) location: Location,
     pub(crate) algorithm: crate::files::Algorithm,
     pub(crate) manifest_digest: Vec<u8>,
+}
+
+/// A copy is being removed, or what attempts have left: as long as it is there, the agent is not replaced
+/// by one that would not know.
+#[derive(Debug)]
+pub(crate) struct Removal(Arc<watch::Sender<usize>>);
+
+impl Drop for Removal {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count = count.saturating_sub(1));
+    }
 }
 
 impl Run {
@@ -176,6 +188,7 @@ impl Jobs {
             misuses: Mutex::default(),
             state: Mutex::default(),
             removals: Arc::default(),
+            records: Arc::default(),
             domains: AtomicU32::new(1),
         })
     }
@@ -348,12 +361,14 @@ impl Jobs {
     }
 
     /// Ends an attempt; the answer comes when nothing of it lands any more.
-    pub async fn cancel(
-        self: &Arc<Self>,
-        job: JobRef,
-        discard: bool,
-    ) -> Result<CancelResponse, Fault> {
-        let job = convert::job(Some(job))?;
+    pub async fn cancel(self: &Arc<Self>, request: CancelRequest) -> Result<CancelResponse, Fault> {
+        let CancelRequest {
+            job,
+            discard,
+            release,
+            ..
+        } = request;
+        let job = convert::job(job)?;
         // Where nothing is known of it, an earlier process may have made anything.
         self.left_by(&job, false);
         let known = self.lock().runs.get(&job.uid).cloned();
@@ -375,6 +390,9 @@ impl Jobs {
         let state = run.attempt.state();
         if discard && state == State::Failed {
             self.discard(run).await?;
+        }
+        if release {
+            self.release(&job).await?;
         }
         let state = if told {
             state.to_proto()

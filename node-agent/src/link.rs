@@ -23,7 +23,8 @@ use crate::dial::{Dial, draw_secret};
 use crate::fanout::Room;
 use crate::fault::Fault;
 use crate::fetch::{self, Fetch, FetchConfig};
-use crate::files::{Algorithm, Fingerprint, RootPath, Source};
+use crate::files::copies::CopyJob;
+use crate::files::{Algorithm, RootPath, Source};
 use crate::guard;
 use crate::intake::{Intake, IntakeConfig};
 use crate::jobs::{Jobs, Prepared, Run, fingerprint};
@@ -34,6 +35,7 @@ use crate::outlet::{Outlet, OutletConfig, peers};
 use crate::peer::Peer;
 use crate::pool::Pool;
 use crate::record::SLOT_BYTES;
+use crate::recorder::Files;
 use crate::state::{Event, State, Step};
 use crate::supply::{self, ShelfSupply, SourceSupply, Supply};
 
@@ -70,6 +72,8 @@ impl Jobs {
                 format!("has more than {CHILDREN_MAX} nodes"),
             ));
         }
+        let name = request.job_name;
+        let recorded_for = name.map(|name| convert::copy_job(&job, name)).transpose()?;
         match convert::given(request.part, "part")? {
             Part::Source(part) => {
                 if request.sends_to.is_empty() {
@@ -80,13 +84,14 @@ impl Jobs {
                 }
                 let run = self.admit(&job).await?;
                 if self.is_first_start(&run, hash)? {
-                    let started = self.start_source(&run, part, request.sends_to);
+                    let started = self.start_source(&run, part, request.sends_to, recorded_for);
                     started.inspect_err(|fault| run.attempt.fail(fault.clone()))?;
                 }
             }
             Part::Destination(part) => {
                 let run = self.find(&job)?;
                 if self.is_first_start(&run, hash)? {
+                    self.record_for(&run, recorded_for);
                     let started = match part.object {
                         Some(object) => self.start_fetch(&run, object, request.sends_to),
                         None => self.start_destination(&run, part.receives_from, request.sends_to),
@@ -102,6 +107,7 @@ impl Jobs {
                 }
                 let run = self.find(&job)?;
                 if self.is_first_start(&run, hash)? {
+                    self.record_for(&run, recorded_for);
                     let started = self.start_local(&run, part);
                     started.inspect_err(|fault| run.attempt.fail(fault.clone()))?;
                 }
@@ -127,11 +133,21 @@ impl Jobs {
         }
     }
 
+    /// A destination's files are recorded for the job once they are verified.
+    fn record_for(&self, run: &Run, job: Option<CopyJob>) {
+        let prepared = run.parts().prepared.clone();
+        if let (Some(job), Some(prepared)) = (job, prepared) {
+            let files = Files::Destination(prepared.shelf.destination.clone());
+            run.attempt.set_recorder(self.recorder(job, files));
+        }
+    }
+
     fn start_source(
         &self,
         run: &Arc<Run>,
         part: SourcePart,
         children: Vec<Child>,
+        recorded_for: Option<CopyJob>,
     ) -> Result<(), Fault> {
         let location = convert::given(part.location, "source.location")?;
         let root = self.root(&location.root)?;
@@ -150,9 +166,11 @@ impl Jobs {
             .store(manifest.bytes(), Ordering::Relaxed);
         let layout = Arc::new(Layout::new(&manifest, algorithm));
         let manifest_digest = convert::manifest_digest(&manifest);
-        run.attempt
-            .set_fingerprint(Fingerprint::of_source(&manifest).to_string());
         let source = Source::new(root, path, manifest);
+        if let Some(job) = recorded_for {
+            let files = Files::Source(source.clone());
+            run.attempt.set_recorder(self.recorder(job, files));
+        }
         let cargo = Cargo {
             supply: SourceSupply::new(source, layout.clone(), algorithm, run.attempt.clone()),
             ready: layout.messages(),

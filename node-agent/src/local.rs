@@ -122,10 +122,7 @@ impl LocalCopy {
             return Ok(());
         }
         let digest = destination.complete()?;
-        if let Some(fingerprint) = destination.fingerprint() {
-            self.attempt.set_fingerprint(fingerprint.to_string());
-        }
-        self.attempt.published(digest);
+        self.attempt.published(Some(digest));
         Ok(())
     }
 }

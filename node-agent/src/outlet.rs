@@ -18,7 +18,6 @@ use crate::message::{Held, Message};
 use crate::peer::Peer;
 use crate::pool::Pool;
 use crate::signal::{self, FAREWELL, GIVEN_UP, PING, PING_INTERVAL};
-use crate::state;
 
 /// What an outlet is told by others than the engine.
 #[derive(Debug)]
@@ -175,9 +174,7 @@ impl Outlet {
         let attempt = &self.config.attempt;
         match self.config.peers.iter().find_map(|peer| peer.fault()) {
             Some(fault) => attempt.fail(fault),
-            None => {
-                attempt.apply(state::Event::Published);
-            }
+            None => attempt.published(None),
         }
     }
 

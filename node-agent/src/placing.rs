@@ -268,10 +268,7 @@ impl Placing {
             return Ok(false);
         }
         let digest = shelf.destination.complete()?;
-        if let Some(fingerprint) = shelf.destination.fingerprint() {
-            self.attempt.set_fingerprint(fingerprint.to_string());
-        }
-        self.attempt.published(digest);
+        self.attempt.published(Some(digest));
         Ok(true)
     }
 

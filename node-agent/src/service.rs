@@ -26,7 +26,6 @@ use crate::guard;
 use crate::identity::Caller;
 use crate::jobs::{Jobs, Run};
 use crate::misuse;
-use crate::state::State;
 
 /// Interval between progress messages when the request names none.
 const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);
@@ -148,25 +147,7 @@ impl Agent for Service {
     ) -> Result<Response<proto::CancelResponse>, Status> {
         let work = async {
             self.fence.pass(request.get_ref().leader_epoch)?;
-            let request = request.into_inner();
-            let job = convert::job(request.job)?;
-            self.jobs.cancel(job, request.discard).await
-        };
-        work.await
-            .map(Response::new)
-            .map_err(|fault| self.status(&fault))
-    }
-
-    async fn remove(
-        &self,
-        request: Request<proto::RemoveRequest>,
-    ) -> Result<Response<proto::RemoveResponse>, Status> {
-        let work = async {
-            self.fence.pass(request.get_ref().leader_epoch)?;
-            let request = request.into_inner();
-            self.jobs
-                .remove(request.location, request.fingerprint)
-                .await
+            self.jobs.cancel(request.into_inner()).await
         };
         work.await
             .map(Response::new)
@@ -299,11 +280,6 @@ fn describe(jobs: &Jobs, run: &Run, node: &NodeName) -> proto::ProgressResponse 
         peers,
         elapsed_ns: attempt.elapsed_ns(),
         serving: status.state.is_terminal() && status.workers > 0,
-        fingerprint: if status.state == State::Verified {
-            attempt.fingerprint().to_owned()
-        } else {
-            String::new()
-        },
     }
 }
 

@@ -8,14 +8,11 @@ mod backoff;
 mod cache;
 mod cluster;
 mod condition;
-mod copies;
 mod fabric;
-mod holds;
 mod job;
 mod kinds;
 mod lead;
 mod membership;
-mod models;
 mod request;
 mod tally;
 mod work_queue;
@@ -51,7 +48,6 @@ use self::{
     cache::Key,
     cluster::{Cluster, ClusterError},
     fabric::agents::AgentTemplate,
-    holds::{Consequence, Holds},
     job::secret::Secrets,
     kinds::{Cache, WatchEvent},
     lead::Lead,
@@ -60,7 +56,7 @@ use self::{
     writer::{Answer, Owner, Writer},
 };
 pub use self::{
-    job::question::{Neighbour, Neighbours, Question, Survey},
+    job::question::{Neighbour, Neighbours, Question, ReportedCopy, Survey},
     tally::Tally,
 };
 use crate::{
@@ -153,8 +149,6 @@ pub(crate) struct Round<'a> {
     pub(crate) cache: &'a Cache,
     /// Whose the nodes are.
     pub(crate) membership: &'a Membership,
-    /// Nodes whose requests fail.
-    pub(crate) holds: &'a Holds,
     /// Now, by this machine's clock.
     pub(crate) now: Timestamp,
     /// How long this process has led.
@@ -226,7 +220,6 @@ pub async fn run(
             vault: Vault::new(secrets),
             ..Cache::default()
         },
-        holds: Holds::default(),
         membership: Membership::default(),
         members_of: None,
         context,
@@ -282,7 +275,6 @@ struct Runner {
     cache: Cache,
     writer: Writer,
     lead: Lead,
-    holds: Holds,
     membership: Membership,
     /// The layout that it is of.
     members_of: Option<u64>,
@@ -310,7 +302,6 @@ impl Runner {
             controller.reconcile(&mut Round {
                 cache: &self.cache,
                 membership: &self.membership,
-                holds: &self.holds,
                 now: Timestamp::now(),
                 elapsed: self.began.elapsed(),
                 writer: &mut self.writer,
@@ -339,7 +330,6 @@ impl Runner {
         } = answer;
         let result = match result {
             Ok(answered) => {
-                self.holds.clear(&request.object());
                 self.cache.learn(&request, answered);
                 let events = request.events.clone();
                 self.writer.publish(&request.reference(), events);
@@ -356,21 +346,13 @@ impl Runner {
         }
     }
 
-    fn failed(&mut self, request: &Request, error: &ClusterError) {
+    fn failed(&self, request: &Request, error: &ClusterError) {
         let (kind, Key { namespace, name }) = (request.kind(), &request.key);
         if error.is_conflict() {
             tracing::debug!(kind, namespace, name, %error, "the object has changed");
         } else {
             tracing::warn!(kind, namespace, name, %error, "a write failed; it is repeated");
             self.context.tally.failed.inc();
-        }
-        let elapsed = self.began.elapsed();
-        match error.consequence(request) {
-            Consequence::LeaveOut { node, key } => {
-                self.holds.clear(&request.object());
-                self.holds.leave_out(node, key, elapsed);
-            }
-            Consequence::Hold(failure) => self.holds.hold(request.object(), failure, elapsed),
         }
     }
 

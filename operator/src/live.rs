@@ -7,6 +7,7 @@
 //! and nothing else. Only a leader serves it.
 
 mod caller;
+mod copies;
 mod diagnosis;
 mod front;
 mod registration;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use tokio::{sync::watch, time::Instant};
-use weft_proto::operator::v1::{Model, NodeConfig, NodeReport};
+use weft_proto::operator::v1::{NodeConfig, NodeReport};
 
 /// What a fabric's agents are to know, and whose agents those are.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,8 +22,6 @@ pub struct FabricView {
     pub config: NodeConfig,
     /// The nodes that belong to it.
     pub nodes: BTreeSet<String>,
-    /// What they are to look after, by node; nothing at those that are not in it.
-    pub models: BTreeMap<String, Arc<Vec<Model>>>,
 }
 
 /// Every fabric, by name.
@@ -55,6 +53,20 @@ impl NodeState {
             stream: 0,
         }
     }
+}
+
+/// The nodes that report a copy of the job with this UID.
+pub(crate) fn nodes_with_copy<'a>(
+    reports: &'a BTreeMap<String, NodeState>,
+    uid: &'a str,
+) -> impl Iterator<Item = &'a String> {
+    let has_it = move |state: &NodeState| {
+        let jobs = state.report.copies.iter().flat_map(|copy| &copy.jobs);
+        jobs.into_iter()
+            .any(|job| weft_transfer::job_uid(&job.uid) == uid)
+    };
+    let with_copy = reports.iter().filter(move |(_, state)| has_it(state));
+    with_copy.map(|(node, _)| node)
 }
 
 impl NodeState {

@@ -133,9 +133,15 @@ fn what_is_not_a_value_is_refused_by_its_name() {
         ("agent.features.readAnything=true", "readAnything"),
         ("operator.replicas=0", "operator.replicas"),
         ("operator.replicas=\"two\"", "operator.replicas"),
+        ("agent.ports.control=80", "agent.ports.control"),
         ("image.pullPolicy=\"Sometimes\"", "image.pullPolicy"),
         ("imagePullSecrets=[\"secret\"]", "imagePullSecrets.0"),
         ("agent.maxUnavailable=\"0%\"", "agent.maxUnavailable"),
+        (
+            "networkPolicy.nodeCIDRs=[\"10.0.0.1\"]",
+            "networkPolicy.nodeCIDRs.0",
+        ),
+        ("networkPolicy.metricsFrom={\"team\":\"sre\"}", "team"),
         ("agent.tolerations=[{\"operater\":\"Exists\"}]", "operater"),
     ] {
         let said = refusal(value);
@@ -212,7 +218,7 @@ fn hooks_run_the_operators_program_as_nobody_with_its_account() {
         for same in ["image", "securityContext", "resources"] {
             assert_eq!(ours[same], theirs[same], "{verb}: {same}");
         }
-        assert_eq!(ours["args"], json!([verb]));
+        assert_eq!(ours["args"], json!([verb, "--metrics-port=7411"]));
     }
     // Neither is taken for an operator by the Service, the disruption budget or the spread.
     let wanted = &rendered.find("Deployment", "weft-operator")["spec"]["selector"]["matchLabels"];
@@ -450,7 +456,7 @@ fn a_policy_that_nothing_binds_would_deny_nothing() {
         })
         .map(|binding| binding["spec"]["policyName"].as_str())
         .collect();
-    assert_eq!(policies.len(), 2);
+    assert_eq!(policies.len(), 5);
     assert_eq!(policies, bound);
 }
 
@@ -475,6 +481,87 @@ fn nothing_in_the_chart_lets_the_operator_read_a_tenants_secret() {
     assert_eq!(pod["serviceAccountName"], weft_operator::NAME);
 }
 
+/// What the policies refuse is shown on a cluster; here, that they follow the chart's values.
+#[test]
+fn the_policies_of_the_operators_account_follow_the_agents_of_the_chart() {
+    let policy = |rendered: &Rendered| {
+        let policy = rendered.find("ValidatingAdmissionPolicy", "operator-daemonsets.weft.dev");
+        policy["spec"].clone()
+    };
+    for values in [
+        &[][..],
+        &[
+            "image={\"registry\":\"registry.example/weft\",\"tag\":\"7\"}",
+            "agent.features={\"readFilesOfOthers\":false,\"writeToDirectoriesOfOthers\":true}",
+            "roots.allowedHostPaths=[\"/srv/models\"]",
+        ],
+    ] {
+        let rendered = rendered(values);
+        let said = policy(&rendered)["validations"].to_string();
+        let said = said.replace("\\\"", "\"");
+        let pod = &rendered.agent()["spec"]["template"]["spec"];
+        let agent = &pod["containers"][0];
+        let image = agent["image"].as_str().unwrap();
+        assert!(said.contains(&format!("image == '{image}'")), "{said}");
+        let capabilities = agent["securityContext"]["capabilities"].to_string();
+        let capabilities = format!("\"capabilities\": dyn({capabilities})");
+        assert!(said.contains(&capabilities), "{capabilities}: {said}");
+        let account = pod["serviceAccountName"].as_str().unwrap();
+        assert!(said.contains(&format!("== '{account}'")), "{said}");
+        for mount in agent["volumeMounts"].as_array().unwrap() {
+            assert!(said.contains(&mount["mountPath"].to_string()), "{mount}");
+        }
+        for variable in agent["env"].as_array().unwrap() {
+            assert!(said.contains(&variable["name"].to_string()), "{variable}");
+        }
+        let roots = &rendered.find("ValidatingAdmissionPolicy", "host-paths.weft.dev")["spec"];
+        let variables = policy(&rendered)["variables"].clone();
+        let allowed = variables.as_array().unwrap().iter();
+        let allowed: Vec<&Value> = allowed.filter(|one| one["name"] == "allowed").collect();
+        assert_eq!(allowed, [&roots["variables"][0]]);
+    }
+    let rendered = rendered(&[]);
+    let account = format!(
+        "request.userInfo.username == 'system:serviceaccount:{NAMESPACE}:{}'",
+        weft_operator::NAME
+    );
+    for name in ["operator-nodes.weft.dev", "operator-daemonsets.weft.dev"] {
+        let policy = &rendered.find("ValidatingAdmissionPolicy", name)["spec"];
+        assert_eq!(policy["failurePolicy"], "Fail");
+        assert_eq!(policy["matchConditions"][0]["expression"], account);
+        assert!(policy["matchConditions"][1].is_null());
+    }
+}
+
+#[test]
+fn roots_are_allowed_where_the_value_says_and_an_older_fabric_can_be_deleted() {
+    let allowed = |values: &[&str]| {
+        let rendered = rendered(values);
+        let policy = &rendered.find("ValidatingAdmissionPolicy", "host-paths.weft.dev")["spec"];
+        assert_eq!(policy["failurePolicy"], "Fail");
+        let condition = policy["matchConditions"][0]["expression"].as_str();
+        assert!(
+            condition
+                .unwrap()
+                .ends_with("object.spec != oldObject.spec")
+        );
+        let allowed = policy["variables"][0]["expression"].as_str().unwrap();
+        serde_json::from_str::<Value>(allowed).unwrap()
+    };
+    assert_eq!(
+        allowed(&[]),
+        json!(["/var/lib/weft", "/mnt/disks", "/data"])
+    );
+    let values = ["roots.allowedHostPaths=[\"/srv/models\"]"];
+    assert_eq!(allowed(&values), json!(["/srv/models"]));
+    for path in ["/", "data", "/data/", "/data/../etc", "/a'b"] {
+        let said = refusal(&format!("roots.allowedHostPaths={}", json!([path])));
+        assert!(said.contains("roots.allowedHostPaths.0"), "{path}: {said}");
+    }
+    let said = refusal("roots.allowedHostPaths=[]");
+    assert!(said.contains("roots.allowedHostPaths"), "{said}");
+}
+
 /// Roots and fabrics come and go after a job was made; its own word stays.
 #[test]
 fn the_right_to_shared_roots_is_asked_for_by_what_a_job_says_and_not_by_what_roots_are() {
@@ -493,6 +580,186 @@ fn the_right_to_shared_roots_is_asked_for_by_what_a_job_says_and_not_by_what_roo
     let role = rendered.find("ClusterRole", "weft-use-shared-roots");
     let rule = json!([{"apiGroups": ["weft.dev"], "resources": ["rdmafabrics"], "verbs": ["use"]}]);
     assert_eq!(role["rules"], rule);
+}
+
+#[test]
+fn operators_take_connections_to_their_ports_and_metrics_from_chosen_namespaces() {
+    let default = rendered(&[]);
+    let policy = &default.find("NetworkPolicy", "weft-operator")["spec"];
+    assert_eq!(policy["policyTypes"], json!(["Ingress"]));
+    let labels = &default.operator()["metadata"]["labels"];
+    for (name, value) in policy["podSelector"]["matchLabels"].as_object().unwrap() {
+        assert_eq!(&labels[name], value);
+    }
+    // A policy that left out a port would close it.
+    let ports = |container: &Value| -> BTreeMap<String, Value> {
+        let ports = container["ports"].as_array().unwrap().iter();
+        ports
+            .map(|port| {
+                (
+                    port["name"].as_str().unwrap().to_owned(),
+                    port["containerPort"].clone(),
+                )
+            })
+            .collect()
+    };
+    let from = |rendered: &Rendered, name: &str| {
+        let port = ports(&rendered.operator()["spec"]["containers"][0])[name].clone();
+        let wanted = json!([{"protocol": "TCP", "port": port}]);
+        let policy = &rendered.find("NetworkPolicy", "weft-operator")["spec"]["ingress"];
+        let rules = policy.as_array().unwrap().iter();
+        let mut rules = rules.filter(|rule| rule["ports"] == wanted);
+        let rule = rules
+            .next()
+            .unwrap_or_else(|| panic!("{name} is closed: {policy}"));
+        assert!(rules.next().is_none(), "{policy}");
+        rule["from"].clone()
+    };
+    assert_eq!(from(&default, "control"), Value::Null);
+    assert_eq!(from(&default, "live"), Value::Null);
+    let metrics = json!([{"podSelector": {}}, {"namespaceSelector": {}}]);
+    assert_eq!(from(&default, "metrics"), metrics);
+
+    let narrow = rendered(&[
+        "networkPolicy.nodeCIDRs=[\"10.0.0.0/16\",\"fd00::/64\"]",
+        "networkPolicy.metricsFrom={\"matchLabels\":{\"team\":\"sre\"}}",
+        "liveApi.enabled=false",
+    ]);
+    assert_eq!(
+        from(&narrow, "control"),
+        json!([{"ipBlock": {"cidr": "10.0.0.0/16"}}, {"ipBlock": {"cidr": "fd00::/64"}}])
+    );
+    let metrics = json!([
+        {"podSelector": {}}, {"namespaceSelector": {"matchLabels": {"team": "sre"}}},
+    ]);
+    assert_eq!(from(&narrow, "metrics"), metrics);
+    let rules = narrow.find("NetworkPolicy", "weft-operator")["spec"]["ingress"].as_array();
+    assert_eq!(rules.unwrap().len(), 2);
+
+    let off = rendered(&["networkPolicy.enabled=false"]);
+    assert_eq!(off.of_kind("NetworkPolicy").count(), 0);
+}
+
+/// NOTES are rendered by an installation only, which the end-to-end tests make.
+#[test]
+fn whoever_installs_is_told_the_label_that_pod_security_asks_for() {
+    let label = "pod-security.kubernetes.io/enforce=privileged";
+    let notes = format!("kubectl label namespace {{{{ .Release.Namespace }}}} {label}");
+    let command = format!("kubectl label namespace {NAMESPACE} {label}");
+    for (file, said) in [
+        ("charts/weft/templates/NOTES.txt", &notes),
+        ("docs/install.md", &command),
+        ("README.md", &command),
+    ] {
+        let text = fs::read_to_string(repository().join(file)).unwrap();
+        assert!(text.contains(said), "{file} does not have: {said}");
+    }
+}
+
+/// Where a cluster limits the classes, as GKE does, pods of a class need a quota for it.
+#[test]
+fn a_quota_allows_the_namespace_the_critical_classes_that_its_pods_use() {
+    let classes = |values: &[&str]| {
+        let rendered = rendered(values);
+        let mut quotas = rendered.of_kind("ResourceQuota");
+        let classes = quotas.next().map(|quota| {
+            assert_eq!(quota["metadata"]["namespace"], NAMESPACE);
+            let scope = &quota["spec"]["scopeSelector"]["matchExpressions"][0];
+            assert_eq!(
+                (&scope["scopeName"], &scope["operator"]),
+                (&json!("PriorityClass"), &json!("In"))
+            );
+            scope["values"].clone()
+        });
+        assert_eq!(quotas.count(), 0);
+        let pods = [rendered.operator(), &rendered.agent()["spec"]["template"]]
+            .map(|pod| pod["spec"]["priorityClassName"].clone());
+        (pods, classes)
+    };
+    let (cluster, node) = ("system-cluster-critical", "system-node-critical");
+    assert_eq!(
+        classes(&[]),
+        ([json!(cluster), json!(node)], Some(json!([cluster, node])))
+    );
+    let both = format!("operator.priorityClassName=\"{node}\"");
+    assert_eq!(
+        classes(&[&both]),
+        ([json!(node), json!(node)], Some(json!([node])))
+    );
+    let none = [
+        "operator.priorityClassName=\"\"",
+        "agent.priorityClassName=\"ours\"",
+    ];
+    assert_eq!(classes(&none), ([Value::Null, json!("ours")], None));
+}
+
+/// A port that stood in one place only would be one where nobody listens.
+#[test]
+fn ports_are_the_same_wherever_they_stand() {
+    let rendered = rendered(&[
+        "operator.ports={\"control\":8410,\"metrics\":8411,\"live\":8412}",
+        "agent.ports={\"control\":8400,\"metrics\":8401}",
+        "serviceMonitor.enabled=true",
+        "networkPolicy.nodeCIDRs=[\"10.0.0.0/16\"]",
+    ]);
+    let text = Value::from(rendered.0.clone()).to_string();
+    for port in ["7400", "7401", "7410", "7411", "7412"] {
+        assert!(!text.contains(port), "{port} stands somewhere");
+    }
+    let container = |pod: &Value| pod["spec"]["containers"][0].clone();
+    let ports = |list: &Value, key: &str| -> Vec<(String, u64)> {
+        let list = list.as_array().unwrap().iter();
+        list.map(|port| {
+            (
+                port["name"].as_str().unwrap().to_owned(),
+                port[key].as_u64().unwrap(),
+            )
+        })
+        .collect()
+    };
+    let named = |list: &[(&str, u64)]| -> Vec<(String, u64)> {
+        list.iter()
+            .map(|(name, port)| ((*name).to_owned(), *port))
+            .collect()
+    };
+    let operator = container(rendered.operator());
+    let agent = container(&rendered.agent()["spec"]["template"]);
+    let of_operator = named(&[("control", 8410), ("metrics", 8411), ("live", 8412)]);
+    let of_agent = named(&[("control", 8400), ("metrics", 8401)]);
+    for (container, wanted) in [(&operator, &of_operator), (&agent, &of_agent)] {
+        assert_eq!(&ports(&container["ports"], "containerPort"), wanted);
+        for (name, port) in wanted {
+            let flag = format!("--{name}-port={port}");
+            assert!(
+                strings(&container["args"]).contains(&flag.as_str()),
+                "{flag}"
+            );
+        }
+    }
+    let service = &rendered.find("Service", "weft-operator")["spec"]["ports"];
+    for key in ["port", "targetPort"] {
+        assert_eq!(
+            ports(service, key),
+            named(&[("control", 8410), ("live", 8412)])
+        );
+    }
+    let live = rendered.find("APIService", "v1alpha1.live.weft.dev");
+    assert_eq!(live["spec"]["service"]["port"], 8412);
+    for (name, port) in [
+        ("weft-operator-metrics", 8411),
+        ("weft-agent-metrics", 8401),
+    ] {
+        let service = &rendered.find("Service", name)["spec"]["ports"];
+        assert_eq!(ports(service, "port"), named(&[("metrics", port)]));
+    }
+    let policy = &rendered.find("NetworkPolicy", "weft-operator")["spec"]["ingress"];
+    let open = policy.as_array().unwrap().iter();
+    let open: BTreeSet<u64> = open
+        .map(|rule| rule["ports"][0]["port"].as_u64().unwrap())
+        .collect();
+    assert_eq!(open, BTreeSet::from([8410, 8411, 8412]));
+    let check = container(rendered.find("Pod", "weft-check"));
+    assert_eq!(check["args"], json!(["check", "--metrics-port=8411"]));
 }
 
 #[test]

@@ -60,6 +60,7 @@ fn spec(stage: &Stage, uid: &str, to: usize) -> Spec {
     fs::write(stage.root(0).join(uid), uid.repeat(1 << 16)).unwrap();
     Spec {
         uid: uid.to_owned(),
+        name: None,
         source: stage.place(0, uid),
         object: None,
         destinations: vec![stage.place(to, uid)],

@@ -48,14 +48,17 @@ spec:
           imagePullPolicy: {{ .Values.image.pullPolicy }}
           args:
             - --log={{ .Values.agent.log }}
+            {{- $ports := .Values.agent.ports }}
+            - --control-port={{ $ports.control }}
+            - --metrics-port={{ $ports.metrics }}
           env:
             # A transfer's buffers go back to the system when it lets go of them: by default the C library's
             # threshold grows with them, and then they stay (mallopt(3), M_MMAP_THRESHOLD).
             - {name: MALLOC_MMAP_THRESHOLD_, value: "524288"}
           # Ports of the node: a second agent on it stays Pending.
           ports:
-            - {name: control, containerPort: 7400}
-            - {name: metrics, containerPort: 7401}
+            - {name: control, containerPort: {{ $ports.control }}}
+            - {name: metrics, containerPort: {{ $ports.metrics }}}
           livenessProbe:
             httpGet: {path: /healthz, port: metrics}
             periodSeconds: 10

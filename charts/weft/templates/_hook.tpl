@@ -25,7 +25,7 @@ containers:
   - name: {{ .verb }}
     image: {{ printf "%s/operator:%s" .root.Values.image.registry (include "weft.tag" .root) | quote }}
     imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-    args: [{{ .verb }}]
+    args: [{{ .verb }}, --metrics-port={{ .root.Values.operator.ports.metrics }}]
     env:
       - name: POD_NAMESPACE
         valueFrom: {fieldRef: {fieldPath: metadata.namespace}}

@@ -21,3 +21,14 @@ app.kubernetes.io/name: weft-agent
 {{- define "weft.tag" -}}
 {{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
+
+{{/*
+A map as CEL writes it. Its values are of several types, which CEL takes for a mistake unless they are dyn.
+*/}}
+{{- define "weft.cel.map" -}}
+{{- $entries := list }}
+{{- range $key, $value := . }}
+{{- $entries = append $entries (printf "%q: dyn(%s)" $key (toJson $value)) }}
+{{- end }}
+{{- printf "{%s}" (join ", " $entries) }}
+{{- end }}

@@ -311,6 +311,7 @@ mod tests {
         };
         let (job, _) = Job::begin(Spec {
             uid: "uid".into(),
+            name: None,
             source: place("node0"),
             object: None,
             destinations: vec![place("node1"), place("node2")],

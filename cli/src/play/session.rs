@@ -159,6 +159,7 @@ impl<'a> Play<'a> {
         let destination = |i: &usize| self.stage.place(*i, &self.origin.name);
         Ok(Spec {
             uid: format!("play-{}", authority::unique()?),
+            name: None,
             source: self.stage.place(0, &self.origin.path),
             object: None,
             destinations: settings.to.iter().map(destination).collect(),

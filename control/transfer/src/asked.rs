@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use tokio::sync::mpsc::unbounded_channel;
-use weft_proto::agent::v1::{DiagnoseRequest, DiagnoseResponse, Manifest};
+use weft_proto::agent::v1::{CancelRequest, DiagnoseRequest, DiagnoseResponse, JobRef, Manifest};
 
 use super::{
     Channels, Contact, Refusal, Spec,
-    calls::{Calls, STAT_WITHIN, within},
+    calls::{CANCEL_WITHIN, Calls, STAT_WITHIN, within},
 };
 
 /// Three rounds of packets to 64 peers.
@@ -42,4 +42,36 @@ pub async fn diagnose(
         async move { client.diagnose(request).await }
     });
     within(DIAGNOSE_WITHIN, "Diagnose", &contact.node, call).await
+}
+
+/// Takes a job that does not exist any more out of the records of a node's copies: the agent removes those
+/// that no other job is recorded for. `uid` is the job's as the agent has reported it.
+///
+/// # Errors
+/// What the agent, or the way to it, refused.
+pub async fn release(
+    uid: &str,
+    leader_epoch: u64,
+    channels: &Channels,
+    contact: &Contact,
+) -> Result<(), Refusal> {
+    let request = CancelRequest {
+        // Later than every attempt of it.
+        job: Some(JobRef {
+            uid: uid.to_owned(),
+            generation: u64::MAX,
+            attempt: u32::MAX,
+        }),
+        leader_epoch,
+        discard: false,
+        release: true,
+    };
+    let agent = channels.agent(contact);
+    let call = agent.call(|mut client| {
+        let request = request.clone();
+        async move { client.cancel(request).await }
+    });
+    within(CANCEL_WITHIN, "Cancel", &contact.node, call)
+        .await
+        .map(drop)
 }

@@ -14,13 +14,13 @@ use tokio::{
 use tonic::Request;
 use weft_planner::Part;
 use weft_proto::agent::v1::{
-    CancelRequest, Child, DestinationPart, Direction, JobRef, Kept, LocalPart, Location, Manifest,
-    ObjectPart, PrepareRequest, RemoveRequest, RemoveResponse, SourcePart, StartRequest,
-    StatRequest, Ticket, Verification, start_request,
+    CancelRequest, Child, DestinationPart, Direction, JobName, JobRef, LocalPart, Location,
+    Manifest, ObjectPart, PrepareRequest, SourcePart, StartRequest, StatRequest, Ticket,
+    Verification, start_request,
 };
 
 use super::{
-    Answer, Channels, Command, Contact, EncodedManifest, Place, Refusal, Removal, Spec,
+    Answer, Channels, Cleanup, Command, Contact, EncodedManifest, Place, Refusal, Spec, UID_HERE,
     agent::{Agent, MANIFEST_BYTES_MAX},
     is_local, node_of,
     refusal::unknown,
@@ -35,7 +35,7 @@ const PREPARE_WITHIN: Duration = Duration::from_secs(15 * 60);
 /// Nothing is waited for.
 const START_WITHIN: Duration = Duration::from_secs(30);
 /// Writes that are on their way to a slow disk have to end.
-const CANCEL_WITHIN: Duration = Duration::from_secs(60);
+pub(super) const CANCEL_WITHIN: Duration = Duration::from_secs(60);
 
 /// `PrepareRequest.manifest`.
 pub(super) const PREPARE_MANIFEST: [u64; 1] = [4];
@@ -138,9 +138,9 @@ impl Calls {
             Command::Cancel {
                 node,
                 attempt,
-                discard,
+                cleanup,
             } => {
-                let call = self.cancel(&node, attempt, discard);
+                let call = self.cancel(&node, attempt, cleanup);
                 let result = Box::pin(within(CANCEL_WITHIN, "Cancel", &node, call)).await;
                 if let Err(refusal) = &result {
                     tracing::info!(node, attempt, refusal.message, "a Cancel is not confirmed");
@@ -150,21 +150,6 @@ impl Calls {
                     attempt,
                     result,
                 }
-            }
-            Command::Remove(removal) => {
-                let node = removal.place.node.clone();
-                let call = self.remove(&removal);
-                match Box::pin(within(CANCEL_WITHIN, "Remove", &node, call)).await {
-                    Ok(answer) if answer.removed => {}
-                    Ok(answer) => tracing::info!(
-                        node,
-                        path = removal.place.path,
-                        "not removed: {}",
-                        why_kept(answer.kept())
-                    ),
-                    Err(refusal) => tracing::warn!(node, refusal.message, "not removed"),
-                }
-                Answer::Removed { node }
             }
         };
         // The runner is gone only when nobody waits for an answer any more.
@@ -188,7 +173,7 @@ impl Calls {
         let uid = &self.spec.uid;
         Some(JobRef {
             uid: if is_local(node) {
-                format!("{uid}-here")
+                format!("{uid}{UID_HERE}")
             } else {
                 uid.clone()
             },
@@ -210,6 +195,23 @@ impl Calls {
             .iter()
             .find(|place| place.node == node)
             .map(location)
+    }
+
+    /// The job's name, where a node is to record the copy: at destinations, and at a source that has the files
+    /// where all destinations have them.
+    fn recorded_as(&self, part: &Part) -> Option<JobName> {
+        let Spec {
+            source,
+            destinations,
+            ..
+        } = &self.spec;
+        let is_reading =
+            part.receives_from.is_none() && !is_local(&part.node) && self.spec.object.is_none();
+        let is_there = |to: &Place| (&to.root, &to.path) == (&source.root, &source.path);
+        if is_reading && !destinations.iter().all(is_there) {
+            return None;
+        }
+        self.spec.name.clone()
     }
 
     pub(super) async fn stat(&self) -> Result<Manifest, Refusal> {
@@ -320,6 +322,7 @@ impl Calls {
             leader_epoch: self.spec.mandate.leader_epoch,
             part: Some(role),
             sends_to: part.sends_to.iter().map(child).collect(),
+            job_name: self.recorded_as(part),
         };
         let call = self.agent(&part.node)?.call(|mut client| {
             let request = match numbers {
@@ -331,46 +334,18 @@ impl Calls {
         call.await.map(drop)
     }
 
-    async fn cancel(&self, node: &str, attempt: u32, discard: bool) -> Result<(), Refusal> {
+    async fn cancel(&self, node: &str, attempt: u32, cleanup: Cleanup) -> Result<(), Refusal> {
         let request = CancelRequest {
             job: self.job(node, attempt),
             leader_epoch: self.spec.mandate.leader_epoch,
-            discard,
+            discard: cleanup >= Cleanup::Partials,
+            release: cleanup >= Cleanup::Copies,
         };
         let call = self.agent(node)?.call(|mut client| {
             let request = request.clone();
             async move { client.cancel(request).await }
         });
         call.await.map(drop)
-    }
-
-    async fn remove(&self, removal: &Removal) -> Result<RemoveResponse, Refusal> {
-        let node = &removal.place.node;
-        let request = RemoveRequest {
-            leader_epoch: self.spec.mandate.leader_epoch,
-            location: Some(location(&removal.place)),
-            fingerprint: removal.fingerprint.clone(),
-        };
-        let call = self.agent(node)?.call(|mut client| {
-            let request = request.clone();
-            async move { client.remove(request).await }
-        });
-        call.await
-    }
-}
-
-/// As people are told, with what to do.
-fn why_kept(kept: Kept) -> &'static str {
-    match kept {
-        Kept::Changed => "something of it has been changed since it was verified",
-        Kept::Mixed => {
-            "other files lay there when it was verified, and it has too many to tell which are its own: \
-             remove it by hand"
-        }
-        Kept::InUse => {
-            "another job is at work there, or reads it: remove it by hand once that job has ended"
-        }
-        Kept::Unspecified => "its agent does not say why; see its log",
     }
 }
 

@@ -17,7 +17,7 @@ pub use self::course::{Course, End};
 use self::reader::{Blame, Stored};
 
 use super::{
-    Answer, Command, EncodedManifest, Refusal, Removal, Roster, Spec, Tempo, contact::FirstContact,
+    Answer, Cleanup, Command, EncodedManifest, Refusal, Roster, Spec, Tempo, contact::FirstContact,
     destination::DestinationView, ledger::Ledger, object::is_of_the_store,
 };
 
@@ -69,10 +69,10 @@ impl Job {
     }
 
     /// A job that an earlier operator began and that nobody wants any more.
-    pub fn withdraw(spec: Spec, discard: bool, copies: Vec<Removal>) -> (Self, Vec<Command>) {
+    pub fn withdraw(spec: Spec, cleanup: Cleanup) -> (Self, Vec<Command>) {
         let mut job = Self::new(spec);
         let mut commands = Vec::new();
-        job.on_stop(discard, copies, &mut commands);
+        job.on_stop(cleanup, &mut commands);
         (job, commands)
     }
 
@@ -134,7 +134,7 @@ impl Job {
     /// How it ended, once it has.
     pub fn end(&self) -> Option<End> {
         match self.phase {
-            Phase::Withdrawn { discard, .. } => Some(End::Withdrawn { discard }),
+            Phase::Withdrawn(cleanup) => Some(End::Withdrawn(cleanup)),
             Phase::Over => Some(
                 if self.source_fault().is_none() && self.ledger.destinations.are_verified() {
                     End::Complete
@@ -159,35 +159,16 @@ impl Job {
             Phase::Resting { .. } | Phase::Claiming => Course::Resting,
             Phase::Preparing { .. } => Course::Preparing,
             Phase::Running(_) | Phase::Settling { .. } => Course::Running,
-            Phase::Cancelling { .. }
-            | Phase::Discarding { .. }
-            | Phase::Withdrawing { .. }
-            | Phase::Parting { .. }
-            | Phase::Removing { .. } => Course::Ending,
-            Phase::Withdrawn { .. } | Phase::Over => Course::Over,
+            Phase::Cancelling { .. } | Phase::Discarding(_) | Phase::Withdrawing { .. } => {
+                Course::Ending
+            }
+            Phase::Withdrawn(_) | Phase::Over => Course::Over,
         }
     }
 
     /// The number of the attempt that waits until it is written down.
     pub fn claims(&self) -> Option<u32> {
         matches!(self.phase, Phase::Claiming).then_some(self.attempt + 1)
-    }
-
-    /// Its copies, once it was stopped and everybody knows that can be reached: it waits for [`Answer::Remove`], which says
-    /// which of them go.
-    pub fn parting(&self) -> Option<&[Removal]> {
-        match &self.phase {
-            Phase::Parting { copies, .. } => Some(copies),
-            _ => None,
-        }
-    }
-
-    /// It was told that, and the copies have gone that go.
-    pub fn has_parted(&self) -> bool {
-        match self.phase {
-            Phase::Withdrawn { has_parted, .. } => has_parted,
-            _ => false,
-        }
     }
 
     /// What it was made from.
@@ -318,19 +299,7 @@ impl Job {
             }
             Answer::Woken => self.on_woken(now, commands),
             Answer::Roster(roster) => self.on_roster(now, *roster, commands),
-            Answer::Stop { discard, copies } => self.on_stop(discard, copies, commands),
-            Answer::Remove(remove) => self.on_remove(remove, commands),
-            Answer::Removed { node } => {
-                if let Phase::Removing { waiting, discard } = &mut self.phase {
-                    waiting.remove(&node);
-                    if waiting.is_empty() {
-                        self.phase = Phase::Withdrawn {
-                            discard: *discard,
-                            has_parted: true,
-                        };
-                    }
-                }
-            }
+            Answer::Stop(cleanup) => self.on_stop(cleanup, commands),
         }
     }
 

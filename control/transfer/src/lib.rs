@@ -33,7 +33,7 @@ mod runner;
 mod stand_in;
 mod tls;
 
-pub use asked::{diagnose, stat};
+pub use asked::{diagnose, release, stat};
 pub use channels::Channels;
 pub use destination::{DestinationView, Standing};
 pub use job::{Course, End, Job};
@@ -45,7 +45,7 @@ pub use runner::{Contact, Runner};
 use std::time::Duration;
 
 use weft_planner::{Part, Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, Manifest, Overwrite, ProgressResponse};
+use weft_proto::agent::v1::{Algorithm, JobName, Manifest, Overwrite, ProgressResponse};
 
 /// How long one try to reach a node takes, TLS included: a management network
 /// answers within milliseconds, and a SYN that was lost is sent again after 1 s.
@@ -70,6 +70,14 @@ pub fn node_of(name: &str) -> &str {
     name.strip_suffix(HERE).unwrap_or(name)
 }
 
+/// Ends the UID under which the source's node knows a job as a destination, where it has a second part.
+const UID_HERE: &str = "-here";
+
+/// The UID of a job by which an agent knows it.
+pub fn job_uid(known: &str) -> &str {
+    known.strip_suffix(UID_HERE).unwrap_or(known)
+}
+
 /// A file or directory at a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
@@ -86,6 +94,8 @@ pub struct Place {
 pub struct Spec {
     /// Names the job to the agents, through all attempts.
     pub uid: String,
+    /// Under which agents record its verified copies; `None`: they record none.
+    pub name: Option<JobName>,
     /// Where it is; of an object: where the reader's own copy shall be.
     pub source: Place,
     /// Read from a store by the source's node, which is one of the destinations, instead of its files.
@@ -231,20 +241,20 @@ pub enum Command {
         node: String,
         /// Which.
         attempt: u32,
-        /// The job is given up there: partial files go.
-        discard: bool,
+        /// What goes there.
+        cleanup: Cleanup,
     },
-    /// Remove a verified copy.
-    Remove(Removal),
 }
 
-/// A verified copy that is to go, unless somebody has changed something of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Removal {
-    /// Where it is.
-    pub place: Place,
-    /// What tells it from something else, as its agent said.
-    pub fingerprint: String,
+/// What an agent removes when a job ends. Each removes what the ones before it remove, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cleanup {
+    /// Nothing: a later attempt resumes from the partial files.
+    Nothing,
+    /// Partial files.
+    Partials,
+    /// The job's verified copies, too, unless they are other jobs' as well.
+    Copies,
 }
 
 /// What came of it.
@@ -302,22 +312,10 @@ pub enum Answer {
         /// Whether it is confirmed.
         result: Result<(), Refusal>,
     },
-    /// Of Remove: it is gone, or stays for a reason that has been logged.
-    Removed {
-        /// Where.
-        node: String,
-    },
     /// The time of [`Job::wake_at`] has come.
     Woken,
     /// Somebody may have come to be a destination.
     Roster(Box<Roster>),
-    /// Nobody wants it any more. What is Verified by then stays, but for what is named here.
-    Stop {
-        /// Partial files go, too.
-        discard: bool,
-        /// Verified copies that may go with it: see [`Job::parting`].
-        copies: Vec<Removal>,
-    },
-    /// Of the copies that it parts with: these go, and the others stay.
-    Remove(Vec<Removal>),
+    /// Nobody wants it any more.
+    Stop(Cleanup),
 }

@@ -9,12 +9,10 @@ const NAME_BYTES_MAX: usize = 253;
 const MESSAGE_BYTES_MAX: usize = 1024;
 /// Of a digest: BLAKE3 has 64 characters.
 const DIGEST_BYTES_MAX: usize = 128;
-/// Of a fingerprint, as its definition says.
-const FINGERPRINT_BYTES_MAX: usize = 1500;
 /// Connections of one attempt: a plan gives a node a handful of children, and at most this many.
 const PEERS_MAX: usize = 64;
 
-/// Cuts what is too long. A fingerprint that is cut would be another's: it is taken for none.
+/// Cuts what is too long.
 pub(super) fn tidy(report: &mut ProgressResponse) {
     cut(&mut report.node, NAME_BYTES_MAX);
     cut(&mut report.reason, NAME_BYTES_MAX);
@@ -22,9 +20,6 @@ pub(super) fn tidy(report: &mut ProgressResponse) {
     cut(&mut report.digest, DIGEST_BYTES_MAX);
     cut(&mut report.link, NAME_BYTES_MAX);
     cut(&mut report.link_reason, MESSAGE_BYTES_MAX);
-    if report.fingerprint.len() > FINGERPRINT_BYTES_MAX {
-        report.fingerprint = String::new();
-    }
     // Whose it is, is known by the call.
     report.job = None;
     report.peers.truncate(PEERS_MAX);
@@ -49,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_long_is_cut_and_a_fingerprint_is_whole_or_none() {
+    fn what_is_too_long_is_cut() {
         let long = "é".repeat(5000);
         let mut report = ProgressResponse {
             node: long.clone(),
@@ -58,7 +53,6 @@ mod tests {
             digest: long.clone(),
             link: long.clone(),
             link_reason: long.clone(),
-            fingerprint: "f".repeat(FINGERPRINT_BYTES_MAX),
             peers: vec![PeerProgress::default(); 1000],
             ..ProgressResponse::default()
         };
@@ -67,10 +61,5 @@ mod tests {
         assert_eq!(report.message.len(), MESSAGE_BYTES_MAX);
         assert_eq!(report.digest.len(), DIGEST_BYTES_MAX);
         assert_eq!(report.peers.len(), PEERS_MAX);
-        assert_eq!(report.fingerprint.len(), FINGERPRINT_BYTES_MAX);
-
-        report.fingerprint.push('f');
-        tidy(&mut report);
-        assert_eq!(report.fingerprint, "");
     }
 }

@@ -14,7 +14,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Answer, Channels, Command, Job, Removal, Roster, Spec, calls::Calls};
+use super::{Answer, Channels, Cleanup, Command, Job, Roster, Spec, calls::Calls};
 
 /// An agent's control API.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,11 +46,11 @@ impl Runner {
     /// Tells the agents of a job that an earlier operator began that nobody wants it any more.
     pub fn withdraw(
         spec: Spec,
-        (discard, copies): (bool, Vec<Removal>),
+        cleanup: Cleanup,
         channels: Channels,
         contacts: &[Contact],
     ) -> Self {
-        let begun = Job::withdraw(spec, discard, copies);
+        let begun = Job::withdraw(spec, cleanup);
         Self::with(begun, channels, contacts)
     }
 
@@ -111,13 +111,8 @@ impl Runner {
     }
 
     /// Nobody wants it any more; it is over once the agents know.
-    pub fn stop(&mut self, discard: bool, copies: Vec<Removal>) {
-        self.take(Answer::Stop { discard, copies });
-    }
-
-    /// Of the copies that it parts with, these go.
-    pub fn remove(&mut self, remove: Vec<Removal>) {
-        self.take(Answer::Remove(remove));
+    pub fn stop(&mut self, cleanup: Cleanup) {
+        self.take(Answer::Stop(cleanup));
     }
 
     /// Takes up who has come to be a destination, and where the agents are now. One that is not

@@ -35,6 +35,7 @@ pub(super) fn spec(topology: Topology, tempo: Tempo) -> Spec {
     };
     Spec {
         uid: "uid".into(),
+        name: None,
         source: place("n0"),
         object: None,
         destinations: vec![place("n1")],
@@ -220,10 +221,6 @@ impl Agent for Service {
 
     async fn cancel(&self, _: Request<CancelRequest>) -> Result<Response<CancelResponse>, Status> {
         Ok(Response::new(Default::default()))
-    }
-
-    async fn remove(&self, _: Request<RemoveRequest>) -> Result<Response<RemoveResponse>, Status> {
-        none()
     }
 
     async fn connect(

@@ -97,21 +97,13 @@ pub(super) fn find(
     found
 }
 
-/// What its conditions say, but for nodes that are not ready, of which each is a finding, and for what the
-/// operator is about.
+/// What its conditions say, but for nodes that are not ready: each of these is a finding.
 fn of_fabric(fabric: &RdmaFabric, found: &mut Vec<Finding>) {
     let Some(status) = &fabric.status else {
         return;
     };
-    let others = ["NodesNotReady", "NodesNotLabelled"];
-    let wrongs = [
-        ("Ready", "False"),
-        ("Conflicting", "True"),
-        ("AgentsUpdated", "False"),
-    ];
-    for (kind, wrong) in wrongs {
-        let is_wrong =
-            |said: &&Condition| said.status == wrong && !others.contains(&said.reason.as_str());
+    for (kind, wrong) in [("Ready", "False"), ("Conflicting", "True")] {
+        let is_wrong = |said: &&Condition| said.status == wrong && said.reason != "NodesNotReady";
         if let Some(said) = condition(&status.conditions, kind).filter(is_wrong) {
             found.push(finding(
                 format!("fabric {}", fabric.name_any()),

@@ -132,12 +132,6 @@ fn every_finding_has_its_fix() {
                     "NoConflict",
                     "no other fabric selects its nodes",
                 ),
-                said(
-                    "AgentsUpdated",
-                    "False",
-                    "LabelsRefused",
-                    "write the label yourself",
-                ),
             ],
         ),
         fabric(
@@ -154,12 +148,6 @@ fn every_finding_has_its_fix() {
                     "False",
                     "NoNodes",
                     "label the nodes, or correct it",
-                ),
-                said(
-                    "AgentsUpdated",
-                    "False",
-                    "NodesNotLabelled",
-                    "the operator writes it",
                 ),
             ],
         ),

@@ -12,15 +12,15 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval};
 use weft_identity::cause::chain;
-use weft_proto::operator::v1::{Finding, Model, ModelState, NodeConfig, NodeReport};
+use weft_proto::operator::v1::{Finding, NodeConfig, NodeReport};
 use x509_parser::time::ASN1Time;
 
 use crate::agent::{Agent, AgentError};
 use crate::config::Config;
+use crate::copies::{CopyWatcher, Listing};
 use crate::enroll::interface::{self, Nic};
 use crate::enroll::keys::{Keys, Validity};
 use crate::enroll::lobby::Lobby;
-use crate::enroll::models::Caretaker;
 use crate::enroll::report::Reporter;
 use crate::enroll::trouble::Tries;
 use crate::enroll::{EnrollError, Settings, Trouble, assigned, operator};
@@ -36,16 +36,19 @@ const ROOT_MISSING: &str = "RootMissing";
 /// A root whose directory does not answer.
 const ROOT_HUNG: &str = "RootHung";
 /// Findings that keep no agent from working.
-const HARMLESS: [&str; 6] = [
+const HARMLESS: [&str; 7] = [
     CONFIG_REFUSED,
     ROOT_MISSING,
     ROOT_HUNG,
     "RestartPending",
     "NotRenewed",
     MISUSED,
+    COPIES_FULL,
 ];
 /// Somebody shows a node's certificate for what it is not for; the agent refuses, and works.
 const MISUSED: &str = "CertificateMisused";
+/// More copies than a report lists.
+const COPIES_FULL: &str = "CopiesFull";
 
 /// Joins the fabric and works in it until `stop`.
 pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(), EnrollError> {
@@ -80,13 +83,11 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         ..NodeReport::default()
     });
     let doubted = watch::Sender::default();
-    let models = watch::Sender::default();
     let reporter = Reporter {
         settings: settings.clone(),
         keys: keys.clone(),
         report: report.subscribe(),
         ordered: ordered.clone(),
-        models: models.clone(),
         doubted: doubted.clone(),
         fence: fence.clone(),
     };
@@ -94,9 +95,8 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         settings: settings.clone(),
         keys: keys.clone(),
         ordered: ordered.subscribe(),
-        models: models.subscribe(),
         standing: standing.subscribe(),
-        caretaker: Caretaker::new(settings.pace.report),
+        copies: CopyWatcher::new(settings.pace.report),
         looks: tokio::time::interval(settings.pace.report),
         report,
         fence: fence.clone(),
@@ -203,9 +203,7 @@ struct Member {
     settings: Arc<Settings>,
     keys: Arc<Keys>,
     ordered: watch::Receiver<NodeConfig>,
-    /// What is to be looked after.
-    models: watch::Receiver<Vec<Model>>,
-    caretaker: Caretaker,
+    copies: CopyWatcher,
     standing: watch::Receiver<Standing>,
     looks: Interval,
     report: watch::Sender<NodeReport>,
@@ -270,7 +268,7 @@ impl Member {
                         };
                         if next.is_none() {
                             let stopping = finding("Stopping", "the agent has been told to stop");
-                            self.tell(None, vec![stopping], Vec::new());
+                            self.tell(None, vec![stopping], Listing::default());
                             agent.stop().await;
                             return Ok(());
                         }
@@ -294,7 +292,7 @@ impl Member {
                 (None, Ok(next)) => return next,
                 (Some(finding), _) | (None, Err(finding)) => findings.push(finding),
             }
-            self.tell(None, findings, Vec::new());
+            self.tell(None, findings, Listing::default());
             self.changed().await;
         }
     }
@@ -302,6 +300,8 @@ impl Member {
     /// While an agent runs; the answer is what another is to be made of, for which this one has
     /// stopped to take jobs.
     async fn attend(&mut self, agent: &Agent, basis: &Basis) -> (Basis, Config) {
+        let jobs = agent.jobs();
+        let mut records = jobs.records.subscribe();
         loop {
             let mut findings = self.standing_findings();
             let mut told = basis.clone();
@@ -312,10 +312,10 @@ impl Member {
                     if next.asks_for_the_same(basis) {
                         told.config.hash.clone_from(&next.config.hash);
                         // A file system was mounted after the agent had opened its roots.
-                        if self.caretaker.has_moved() {
+                        if self.copies.has_moved() {
                             if agent.jobs().close_if_idle() {
                                 tracing::info!("a root's path leads to another directory");
-                                self.caretaker.opened_anew();
+                                self.copies.opened_anew();
                                 return (next, config);
                             }
                             waits = Some(
@@ -343,12 +343,19 @@ impl Member {
             }
             findings.extend(waits.map(|why| finding("RestartPending", why)));
             findings.extend(agent.jobs().misuse().map(|told| finding(MISUSED, told)));
-            let named = self.models.borrow_and_update().clone();
-            let jobs = agent.jobs();
-            self.caretaker.begin(jobs, &named);
-            self.tell(Some((agent, &told)), findings, self.caretaker.lost());
+            self.copies.begin(jobs, *records.borrow_and_update());
+            let listing = self.copies.listing();
+            if listing.is_full {
+                findings.push(finding(
+                    COPIES_FULL,
+                    "the node has more copies than a report can list (48 KiB): the others get no labels; delete jobs with deletionPolicy Delete, or copies",
+                ));
+            }
+            self.tell(Some((agent, &told)), findings, listing);
             tokio::select! {
                 () = self.changed() => {}
+                // The sender lives as long as the agent.
+                _ = records.changed() => {}
                 () = jobs.idle(), if waits.is_some() => {}
             }
         }
@@ -358,10 +365,9 @@ impl Member {
     async fn changed(&mut self) {
         // The senders live as long as the process enrols.
         tokio::select! {
-            () = self.caretaker.ended() => {}
+            () = self.copies.ended() => {}
             _ = self.looks.tick() => {}
             _ = self.ordered.changed() => {}
-            _ = self.models.changed() => {}
             _ = self.standing.changed() => {}
         }
     }
@@ -416,12 +422,7 @@ impl Member {
     }
 
     /// Tells the operator and the log.
-    fn tell(
-        &self,
-        running: Option<(&Agent, &Basis)>,
-        findings: Vec<Finding>,
-        models: Vec<ModelState>,
-    ) {
+    fn tell(&self, running: Option<(&Agent, &Basis)>, findings: Vec<Finding>, listing: Listing) {
         let standing = self.standing.borrow();
         let mut report = NodeReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -431,7 +432,8 @@ impl Member {
                     .iter()
                     .all(|f| HARMLESS.contains(&f.reason.as_str())),
             findings,
-            models,
+            copies: listing.copies,
+            copies_listed: listing.is_complete && !listing.is_full,
             ..NodeReport::default()
         };
         if let Some((agent, Basis { config, nic })) = running {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
-use weft_proto::operator::v1::{Model, NodeConfig, NodeOrder, NodeReport};
+use weft_proto::operator::v1::{NodeConfig, NodeOrder, NodeReport};
 
 use crate::enroll::keys::Keys;
 use crate::enroll::operator;
@@ -27,8 +27,6 @@ pub(crate) struct Reporter {
     pub(crate) report: watch::Receiver<NodeReport>,
     /// Where the operator's orders go.
     pub(crate) ordered: watch::Sender<NodeConfig>,
-    /// Where the models go that are to be looked after.
-    pub(crate) models: watch::Sender<Vec<Model>>,
     /// The end of the certificate that the operator seems not to know: its authority may have been
     /// lost and made anew.
     pub(crate) doubted: watch::Sender<u64>,
@@ -109,19 +107,12 @@ impl Reporter {
 
     fn take(&self, order: NodeOrder) {
         self.fence.hears(order.leader_epoch);
-        take(&self.models, order.models);
         if let Some(config) = order.config {
-            take(&self.ordered, config);
+            self.ordered.send_if_modified(|known| {
+                let new = *known != config;
+                *known = config;
+                new
+            });
         }
     }
-}
-
-fn take<T: PartialEq>(known: &watch::Sender<T>, said: T) {
-    known.send_if_modified(|known| {
-        let new = *known != said;
-        if new {
-            *known = said;
-        }
-        new
-    });
 }

@@ -1,4 +1,5 @@
-//! Which job writes what: the names of partial files, and the lock that says their job lives.
+//! Which job writes what: the names of partial files, and the lock that says their job lives. Also the
+//! other names that are Weft's own.
 //!
 //! A partial file `.weft-UID-HEX` stands in the directory of the file it will become and claims
 //! its name (HEX is half a BLAKE3 of it). Its job holds `flock(2)` on `.weft-UID.lock` in the
@@ -22,7 +23,10 @@ use super::root::{Root, RootPath};
 const LOCK_TRIES: usize = 100;
 
 /// Hexadecimal digits of the final name's hash in a partial file's name.
-const HEX_DIGITS: usize = 32;
+pub(super) const HEX_DIGITS: usize = 32;
+
+/// The directory of a root with the records of its copies.
+pub(super) const COPIES: &str = ".weft-copies";
 
 /// The mode of partial and lock files: nobody but the agent reads them.
 pub(super) const PRIVATE: Mode = Mode::from_raw_mode(0o600);
@@ -64,10 +68,14 @@ impl FromStr for JobUid {
 pub(super) enum OwnName<'n> {
     Partial { job: JobUid, hex: &'n str },
     Lock { job: JobUid },
+    Copies,
 }
 
 impl<'n> OwnName<'n> {
     pub(super) fn parse(name: &'n str) -> Option<Self> {
+        if name == COPIES {
+            return Some(OwnName::Copies);
+        }
         let rest = name.strip_prefix(".weft-")?;
         if let Some(job) = rest.strip_suffix(".lock") {
             return Some(OwnName::Lock {
@@ -220,12 +228,14 @@ mod tests {
             Some(OwnName::Lock { job: job.clone() })
         );
         assert!(partial_name(&job, &"x".repeat(255)).len() <= 255);
+        assert_eq!(OwnName::parse(COPIES), Some(OwnName::Copies));
         for name in [
             ".weft-notes",
             ".weft-a-b",
             "weft-a.lock",
             ".weft-.lock",
             ".weft--",
+            ".weft-copies2",
             "a",
         ] {
             assert!(!is_reserved(name), "{name}");

@@ -17,10 +17,10 @@ use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::claim::{JobLock, JobUid};
+use super::copies::{self, CopyJob, NewCopy};
 use super::digest::{Algorithm, Blocks, Digest, directory_digest};
 use super::error::{FileError, Place};
 use super::filling::Filling;
-use super::fingerprint::{self, Fingerprint, Survey, Verified};
 use super::gate::Gate;
 use super::manifest::{Entry, EntryKind, Identity, Manifest, Shape};
 use super::occupancy::{Claim, Occupancy, Stay};
@@ -206,33 +206,22 @@ impl Destination {
         &self.config.manifest
     }
 
-    /// Tells what this job has brought from what may become of it; nothing when that is not any more
-    /// what was verified, or cannot be listed. Of a job that is complete.
-    pub fn fingerprint(&self) -> Option<Fingerprint> {
-        let listed = match fingerprint::survey(&self.config.root, &self.config.path) {
-            Ok(Survey::Listed(listed)) => listed,
-            Ok(Survey::NoCopy | Survey::Nothing) => return None,
-            Err(error) => {
-                tracing::warn!("a verified copy cannot be looked after: {error}");
-                return None;
-            }
+    /// Records the files, which are complete, as a verified copy of a job.
+    pub fn record(&self, digest: &Digest, job: CopyJob) -> Result<(), FileError> {
+        let new = NewCopy {
+            path: &self.base,
+            manifest: self.manifest(),
+            digest,
+            made: true,
+            job,
         };
-        let slots = self.slots();
-        let mut verified = Verified::new();
-        for (entry, slot) in self.manifest().entries().iter().zip(slots.iter()) {
-            let state = match slot.stage {
-                Stage::Directory => None,
-                Stage::Published(_, state) => Some(state),
-                Stage::Waiting(_) | Stage::Finished(..) | Stage::Renamed(..) => return None,
-            };
-            // One file may have another name here than at the source.
-            let path = match self.manifest().shape() {
-                Shape::File => self.base.file_name()?,
-                Shape::Directory => entry.path.as_str(),
-            };
-            verified.insert(path, state);
-        }
-        Fingerprint::of_copy(&verified, listed.entries())
+        copies::add(&self.config.root, new, |index| {
+            match self.slots()[index].stage {
+                Stage::Published(_, state) => state,
+                // Not complete: no file is like this one.
+                _ => Identity::default(),
+            }
+        })
     }
 
     /// The root that it is in.

@@ -282,6 +282,16 @@ pub enum FileError {
         /// What was to be written.
         place: Place,
     },
+    /// A record of a copy that cannot be understood.
+    #[error(
+        "{place}: the record of a copy is broken: {problem}: remove the record; the copy's files then stay until somebody removes them"
+    )]
+    CopyRecordBroken {
+        /// The record.
+        place: Place,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Somebody else wrote to it meanwhile.
     #[error(
         "{place} was changed by somebody else while it was being written: start the job again and keep others out"
@@ -393,6 +403,7 @@ impl FileError {
             FileError::DestinationDenied { .. } => "DestinationDenied",
             FileError::DestinationExists { .. } => "DestinationExists",
             FileError::DestinationBusy { .. } | FileError::BeingRemoved { .. } => "DestinationBusy",
+            FileError::CopyRecordBroken { .. } => "CopyRecordBroken",
             FileError::DestinationChanged { .. } => "DestinationChanged",
             FileError::DestinationFailed { .. } => "DestinationFailed",
             FileError::BlockRefused { .. } => "BlockRefused",

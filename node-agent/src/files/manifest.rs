@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{self, AtFlags, Dir, FileType, OFlags, Stat};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use super::claim;
 use super::digest::{BLOCK_BYTES, MAX_FILE_BYTES};
@@ -28,11 +29,12 @@ pub const MAX_DEPTH: usize = 64;
 /// set-gid or sticky: a transfer must not hand out another user's rights.
 pub(super) const MODE_BITS: u32 = 0o777;
 
-/// What tells one state of a file from another without reading it. Of the source's node; a
-/// destination has no use for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What tells one state of a file from another without reading it. Of one node: other nodes have no
+/// use for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Device number.
+    /// Device number; not recorded with a copy.
+    #[serde(skip)]
     pub dev: u64,
     /// Inode number.
     pub ino: u64,
@@ -128,16 +130,6 @@ impl Manifest {
     /// Lists the file or directory `path`. Weft's own partial files are left out; a link, device,
     /// pipe or socket anywhere in it is refused, as is what cannot be read.
     pub fn scan(root: &Root, path: &RootPath) -> Result<Self, FileError> {
-        Self::scan_for(root, path, Purpose::Sending)
-    }
-
-    /// As [`Manifest::scan`], but what could not be sent is in it, too: as a file, which it differs
-    /// from by its inode. Only of the directory itself it is refused to be anything else.
-    pub(super) fn survey(root: &Root, path: &RootPath) -> Result<Self, FileError> {
-        Self::scan_for(root, path, Purpose::Comparing)
-    }
-
-    fn scan_for(root: &Root, path: &RootPath, purpose: Purpose) -> Result<Self, FileError> {
         let opened = root.open_at(path, OFlags::PATH).map_err(|cause| {
             if cause == Errno::NOENT {
                 return FileError::SourceMissing {
@@ -151,10 +143,8 @@ impl Manifest {
         let place = || root.place(path);
         let stat = fs::fstat(&opened).map_err(|cause| FileError::reading(place(), cause))?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            let entries = scan_directory(root, path, purpose)?;
-            if purpose == Purpose::Sending {
-                check_blocks(&entries)?;
-            }
+            let entries = scan_directory(root, path)?;
+            check_blocks(&entries)?;
             return Ok(Manifest {
                 shape: Shape::Directory,
                 entries,
@@ -207,13 +197,16 @@ impl Manifest {
                 return Err(bad(path, "is there twice"));
             }
             previous = Some(path);
-            let parsed = RootPath::parse(path).map_err(|_| bad(path, "is not a relative path"))?;
+            let parsed = RootPath::parse(path).map_err(|error| match error {
+                FileError::BadPath { fault, .. } => bad(path, fault),
+                error => error,
+            })?;
             let (parent, name) = parsed.split().ok_or_else(|| bad(path, "has no name"))?;
             if parsed.as_str() != path {
                 return Err(bad(path, "is not written in its shortest form"));
             }
             if claim::is_reserved(name) {
-                return Err(bad(path, "has a name of Weft's own partial files"));
+                return Err(bad(path, "has a name of Weft's own files"));
             }
             if path.split('/').count() > MAX_DEPTH + 1 {
                 return Err(bad(path, "lies too deep"));
@@ -300,16 +293,7 @@ fn check_blocks(entries: &[Entry]) -> Result<(), FileError> {
     Ok(())
 }
 
-/// What a scan is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
-    /// All of it can be sent, or an error says what cannot.
-    Sending,
-    /// It tells what lies there, whatever it is.
-    Comparing,
-}
-
-fn scan_directory(root: &Root, top: &RootPath, purpose: Purpose) -> Result<Vec<Entry>, FileError> {
+fn scan_directory(root: &Root, top: &RootPath) -> Result<Vec<Entry>, FileError> {
     let mut entries: Vec<Entry> = Vec::new();
     // Directories still to be listed, relative to the top, with their depth.
     let mut waiting = vec![(String::new(), 0usize)];
@@ -333,10 +317,6 @@ fn scan_directory(root: &Root, top: &RootPath, purpose: Purpose) -> Result<Vec<E
             };
             let Ok(name) = std::str::from_utf8(bytes) else {
                 let escaped = bytes.escape_ascii().to_string();
-                if purpose == Purpose::Comparing {
-                    entries.push(stranger(&directory, &escaped));
-                    continue;
-                }
                 return Err(FileError::NameNotUtf8 {
                     place: place(&escaped),
                 });
@@ -372,8 +352,6 @@ fn scan_directory(root: &Root, top: &RootPath, purpose: Purpose) -> Result<Vec<E
                     identity: Identity::of(&stat),
                 });
                 waiting.push((relative, depth + 1));
-            } else if purpose == Purpose::Comparing {
-                entries.push(entry_of(&relative, &stat));
             } else {
                 entries.push(file_entry(&opened, name, &relative, &stat, || place(name))?);
             }
@@ -420,29 +398,14 @@ fn file_entry(
     }
     fs::accessat(parent.as_fd(), name, fs::Access::READ_OK, AtFlags::EACCESS)
         .map_err(|cause| FileError::reading(place(), cause))?;
-    Ok(entry_of(relative, stat))
-}
-
-fn entry_of(relative: &str, stat: &Stat) -> Entry {
-    let identity = Identity::of(stat);
-    Entry {
+    Ok(Entry {
         path: relative.into(),
         kind: EntryKind::File {
             bytes: identity.size,
         },
         mode: stat.st_mode & MODE_BITS,
         identity,
-    }
-}
-
-/// A name that no manifest has.
-fn stranger(directory: &str, escaped: &str) -> Entry {
-    Entry {
-        path: below(directory, escaped),
-        kind: EntryKind::File { bytes: 0 },
-        mode: 0,
-        identity: Identity::default(),
-    }
+    })
 }
 
 fn below(directory: &str, name: &str) -> String {

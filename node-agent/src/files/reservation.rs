@@ -282,6 +282,10 @@ impl<'r> OpenDirectory<'r> {
         OpenDirectory { root, last: None }
     }
 
+    pub(super) fn root(&self) -> &'r Root {
+        self.root
+    }
+
     pub(super) fn at(&mut self, path: &RootPath) -> Result<Rc<OwnedFd>, FileError> {
         self.open(path).map_err(|cause| {
             self.root

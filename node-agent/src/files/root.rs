@@ -9,10 +9,12 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+use super::claim::COPIES;
 use super::error::{FileError, Place};
 use super::manifest::Identity;
 use super::occupancy::Occupancy;
@@ -76,6 +78,11 @@ impl RootPath {
             }
             if name.len() > MAX_NAME_BYTES {
                 return Err(bad("contains a name of more than 255 bytes"));
+            }
+            if name == COPIES {
+                return Err(bad(
+                    "contains .weft-copies, where Weft keeps its own records",
+                ));
             }
             if !clean.is_empty() {
                 clean.push('/');
@@ -178,6 +185,8 @@ pub struct Root {
     access: Access,
     directory: OwnedFd,
     occupancy: Occupancy,
+    /// Locked while a record of a copy is replaced.
+    records: Mutex<()>,
 }
 
 impl Root {
@@ -197,6 +206,7 @@ impl Root {
             access,
             directory,
             occupancy: Occupancy::default(),
+            records: Mutex::default(),
         })
     }
 
@@ -243,6 +253,11 @@ impl Root {
     /// Where jobs have their files.
     pub(super) fn occupancy(&self) -> &Occupancy {
         &self.occupancy
+    }
+
+    /// Must be held while a record of a copy is replaced.
+    pub(super) fn records(&self) -> MutexGuard<'_, ()> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The root's directory itself.
@@ -374,6 +389,7 @@ mod tests {
             "/",
             "/etc/passwd",
             "a\0b",
+            "a/.weft-copies/b",
             &long,
             &deep,
         ] {

@@ -14,11 +14,12 @@ use std::sync::Arc;
 use rustix::fs::{self, Advice, FileType, OFlags};
 use rustix::io::Errno;
 
-use super::digest::{Algorithm, BLOCK_BYTES, Blocks};
+use super::copies::{self, CopyJob, NewCopy};
+use super::digest::{Algorithm, BLOCK_BYTES, Blocks, Digest};
 use super::error::{FileError, errno};
 use super::manifest::{Entry, EntryKind, Identity, Manifest};
 use super::occupancy::{Occupancy, Stay};
-use super::root::{Root, RootPath, special};
+use super::root::{Access, Root, RootPath, special};
 
 /// A scanned source whose files can be opened. As long as it is there, no copy is removed there.
 #[derive(Clone, Debug)]
@@ -102,6 +103,23 @@ impl Source {
             }
         }
         Ok(())
+    }
+
+    /// Records the files, which were read and have this digest, as a verified copy of a job. In a
+    /// ReadOnly root nothing is recorded.
+    pub fn record(&self, digest: &Digest, job: CopyJob) -> Result<(), FileError> {
+        if self.root.access() != Access::ReadWrite {
+            return Ok(());
+        }
+        let new = NewCopy {
+            path: &self.path,
+            manifest: &self.manifest,
+            digest,
+            made: false,
+            job,
+        };
+        let entries = self.manifest.entries();
+        copies::add(&self.root, new, |index| entries[index].identity)
     }
 
     fn identity_now(&self, path: &RootPath) -> Result<Identity, FileError> {

@@ -21,8 +21,12 @@ pub fn sweep(root: &Root, older_than: Duration) -> Result<u32, FileError> {
         return Ok(0);
     }
     let abandoned = |own: &OwnName<'_>, stat: &Stat| {
-        let (OwnName::Partial { job, .. } | OwnName::Lock { job }) = own;
-        Ok(age(stat) >= older_than && !JobLock::is_held(root, job))
+        Ok(match own {
+            OwnName::Partial { job, .. } | OwnName::Lock { job } => {
+                age(stat) >= older_than && !JobLock::is_held(root, job)
+            }
+            OwnName::Copies => false,
+        })
     };
     Ok(remove(root, abandoned)?.files)
 }
@@ -112,6 +116,7 @@ fn remove(
                 }
             };
             match (FileType::from_raw_mode(stat.st_mode), own) {
+                (FileType::Directory, Some(OwnName::Copies)) => {}
                 (FileType::Directory, _) => waiting.extend(path.join(name)),
                 (FileType::RegularFile, Some(own)) if is_to_go(&own, &stat)? => {
                     match fs::unlinkat(&directory, name, AtFlags::empty()) {

@@ -26,6 +26,7 @@ async fn a_new_authority_and_new_certificates_are_taken_up_while_a_call_goes_on(
         job: Some(waiting),
         leader_epoch: 1,
         discard: true,
+        release: false,
     };
     lab.operator(1).await.cancel(cancel).await.unwrap();
     for end in lab.run(&job("after", 1), &[(0, 1)]).await {

@@ -15,6 +15,7 @@ fn discard(job: &JobRef) -> CancelRequest {
         job: Some(job.clone()),
         leader_epoch: 1,
         discard: true,
+        release: false,
     }
 }
 

@@ -278,6 +278,7 @@ async fn another_configuration_comes_into_force_when_no_job_runs() {
         job: Some(waiting),
         leader_epoch: 7,
         discard: true,
+        release: false,
     };
     lab.operator(1).await.cancel(cancel).await.unwrap();
     eventually("the other has it, too", || has_more(1)).await;

@@ -1,13 +1,9 @@
-//! A verified copy stays while an attempt at its node has its place open.
+//! A released copy stays while an attempt at its node has its place open.
 
-use std::time::Duration;
-
-use tokio::time::timeout;
-use weft_agent::fault::Fault;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::*;
 
-use crate::support::{Lab, job, model, noise, prepare, start_source, stat, write};
+use crate::support::{Lab, job, model, noise, prepare, release, start_source, stat, write};
 
 const PLACE: &str = "shelf/model";
 /// Node 2 has no agent: it is called for as long as a test takes.
@@ -20,8 +16,8 @@ fn at(path: &str) -> Option<Location> {
     })
 }
 
-/// Brings a copy to node 1; what removes it, and the manifest of what node 0 has.
-async fn copied(lab: &Lab) -> (RemoveRequest, Manifest) {
+/// Brings a copy to node 1 for the job `first`; the manifest of what node 0 has.
+async fn copied(lab: &Lab) -> Manifest {
     write(&lab.root(0).join("model/weights"), &noise(3 << 20, 1));
     write(&lab.root(0).join("model/sub/config"), b"{}");
     let first = job("first", 1);
@@ -31,20 +27,13 @@ async fn copied(lab: &Lab) -> (RemoveRequest, Manifest) {
     let end = lab.finish(1, &first).await;
     assert_eq!(end.state(), State::Verified, "{}", end.message);
     lab.finish(0, &first).await;
-    let request = RemoveRequest {
-        leader_epoch: 1,
-        location: at(PLACE),
-        fingerprint: end.fingerprint,
-    };
-    (request, stat(&mut lab.operator(0).await).await.unwrap())
+    stat(&mut lab.operator(0).await).await.unwrap()
 }
 
-async fn remove(lab: &Lab, request: &RemoveRequest) -> (bool, Kept) {
-    let mut operator = lab.operator(1).await;
-    let answer = operator.remove(request.clone()).await.unwrap().into_inner();
-    let there = lab.root(1).join(PLACE).join("weights").exists();
-    assert_eq!(there, !answer.removed);
-    (answer.removed, answer.kept())
+/// Releases the copy at node 1; whether it is gone.
+async fn is_removed(lab: &Lab) -> bool {
+    release(lab, 1, &job("first", 1)).await;
+    !lab.root(1).join(PLACE).join("weights").exists()
 }
 
 async fn cancel(lab: &Lab, job: &JobRef) {
@@ -52,6 +41,7 @@ async fn cancel(lab: &Lab, job: &JobRef) {
         job: Some(job.clone()),
         leader_epoch: 1,
         discard: true,
+        release: false,
     };
     lab.operator(1).await.cancel(request).await.unwrap();
 }
@@ -60,7 +50,7 @@ async fn cancel(lab: &Lab, job: &JobRef) {
 async fn a_copy_stays_until_the_attempts_that_write_at_its_place_have_ended() {
     let lab = Lab::new();
     let agents = [lab.agent(0, "").await, lab.agent(1, "").await];
-    let (request, manifest) = copied(&lab).await;
+    let manifest = copied(&lab).await;
     let prepare_at = async |uid: &str, path: &str| {
         let job = job(uid, 1);
         let request = PrepareRequest {
@@ -77,36 +67,10 @@ async fn a_copy_stays_until_the_attempts_that_write_at_its_place_have_ended() {
         ("around", "shelf"),
     ] {
         let other = prepare_at(uid, path).await;
-        assert_eq!(remove(&lab, &request).await, (false, Kept::InUse), "{path}");
+        assert!(!is_removed(&lab).await, "{path}");
         cancel(&lab, &other).await;
     }
-    assert_eq!(remove(&lab, &request).await, (true, Kept::Unspecified));
-    for agent in agents {
-        agent.stop().await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_attempt_that_is_about_to_end_is_waited_for() {
-    let lab = Lab::new();
-    let agents = [lab.agent(0, "").await, lab.agent(1, "").await];
-    let (request, manifest) = copied(&lab).await;
-    let other = job("other", 1);
-    let prepare = PrepareRequest {
-        location: at(PLACE),
-        ..prepare(&other, &manifest)
-    };
-    lab.operator(1).await.prepare(prepare).await.unwrap();
-    let runs = agents[1].jobs().runs();
-    let run = runs.iter().find(|run| run.attempt.job == other).unwrap();
-    // Somebody who writes still.
-    let worker = run.attempt.worker();
-    run.attempt.fail(Fault::Cancelled);
-    let mut removing = Box::pin(remove(&lab, &request));
-    let early = timeout(Duration::from_millis(500), &mut removing).await;
-    assert!(early.is_err(), "{early:?}");
-    drop(worker);
-    assert_eq!(removing.await, (true, Kept::Unspecified));
+    assert!(is_removed(&lab).await);
     for agent in agents {
         agent.stop().await;
     }
@@ -116,9 +80,9 @@ async fn an_attempt_that_is_about_to_end_is_waited_for() {
 async fn a_copy_stays_while_a_source_sends_it() {
     let lab = Lab::new();
     let agents = [lab.agent(0, PATIENT).await, lab.agent(1, PATIENT).await];
-    let (request, _) = copied(&lab).await;
+    copied(&lab).await;
     let source = job("source", 1);
-    let location = request.location.clone();
+    let location = at(PLACE);
     let listing = StatRequest {
         leader_epoch: 1,
         location: location.clone(),
@@ -132,10 +96,10 @@ async fn a_copy_stays_while_a_source_sends_it() {
         part.location = location;
     }
     operator.start(start).await.unwrap();
-    assert_eq!(remove(&lab, &request).await, (false, Kept::InUse));
+    assert!(!is_removed(&lab).await);
     cancel(&lab, &source).await;
 
-    assert_eq!(remove(&lab, &request).await, (true, Kept::Unspecified));
+    assert!(is_removed(&lab).await);
     for agent in agents {
         agent.stop().await;
     }
@@ -145,7 +109,7 @@ async fn a_copy_stays_while_a_source_sends_it() {
 async fn a_copy_stays_while_a_relay_that_is_verified_passes_it_on() {
     let lab = Lab::new();
     let _agents = [lab.agent(0, PATIENT).await, lab.agent(1, PATIENT).await];
-    let (request, manifest) = copied(&lab).await;
+    let manifest = copied(&lab).await;
     let relay = job("relay", 1);
     let prepare = PrepareRequest {
         location: at(PLACE),
@@ -161,6 +125,7 @@ async fn a_copy_stays_while_a_relay_that_is_verified_passes_it_on() {
             object: None,
         })),
         sends_to: vec![lab.child(&relay, 1, 2)],
+        job_name: None,
     };
     operator.start(start).await.unwrap();
     let child = Child {
@@ -178,5 +143,5 @@ async fn a_copy_stays_while_a_relay_that_is_verified_passes_it_on() {
     };
     assert_eq!(verified.state(), State::Verified, "{}", verified.message);
     assert!(verified.serving);
-    assert_eq!(remove(&lab, &request).await, (false, Kept::InUse));
+    assert!(!is_removed(&lab).await);
 }

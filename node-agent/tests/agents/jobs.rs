@@ -57,6 +57,7 @@ fn spec(nodes: usize, object: Object) -> Spec {
     };
     Spec {
         uid: "from-a-store".to_owned(),
+        name: None,
         source: place(0),
         object: Some(object),
         destinations: (0..nodes).map(place).collect(),

@@ -131,6 +131,7 @@ async fn whoever_follows_all_that_memory_holds_can_still_cancel() {
             job: Some(job("many-99", 1)),
             leader_epoch: 1,
             discard: true,
+            release: false,
         };
         operator.cancel(cancel).await.unwrap();
     };

@@ -6,7 +6,7 @@ use tonic::Status;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::*;
 
-use crate::support::{Lab, job, model, noise, prepare, stat, write};
+use crate::support::{Lab, job, model, name_of, noise, prepare, release, stat, write};
 use crate::transfer::names;
 
 fn copy() -> Option<Location> {
@@ -32,6 +32,7 @@ async fn begin(lab: &Lab, job: &JobRef, manifest: &Manifest) -> Result<(), Statu
         leader_epoch: 1,
         part: Some(Part::Local(part)),
         sends_to: Vec::new(),
+        job_name: name_of(job),
     };
     operator.start(request).await.map(drop)
 }
@@ -89,46 +90,53 @@ async fn a_source_that_has_changed_since_it_was_listed_is_not_copied() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_verified_copy_is_removed_unless_something_of_it_has_changed() {
+async fn a_released_copy_is_removed_unless_something_of_it_has_changed() {
     let lab = Lab::new();
     let agents = [lab.agent(0, "").await, lab.agent(1, "").await];
     write(&lab.root(0).join("model/weights"), &noise(3 << 20, 1));
     write(&lab.root(0).join("model/sub/config"), b"{}");
     write(&lab.root(1).join("model/mine"), b"mine");
-    let ends = lab.run(&job("first", 1), &[(0, 1)]).await;
-    let request = RemoveRequest {
-        leader_epoch: 1,
-        location: model(),
-        fingerprint: ends[1].fingerprint.clone(),
-    };
-    let mut operator = lab.operator(1).await;
+    lab.run(&job("first", 1), &[(0, 1)]).await;
     // One lay there before, one was put there after.
     write(&lab.root(1).join("model/sub/notes"), b"mine");
     for _ in 0..2 {
         // Repeated, it is gone already.
-        let answer = operator.remove(request.clone()).await.unwrap().into_inner();
-        assert_eq!((answer.removed, answer.kept()), (true, Kept::Unspecified));
+        release(&lab, 1, &job("first", 1)).await;
         let left = |name: &str| lab.root(1).join("model").join(name).exists();
         assert!(left("mine") && left("sub/notes"));
         assert!(!left("weights") && !left("sub/config"));
     }
+    // The source's own files stay.
+    release(&lab, 0, &job("first", 1)).await;
+    assert!(lab.root(0).join("model/weights").exists());
     // Another copy, of which something is changed.
-    let ends = lab.run(&job("second", 1), &[(0, 1)]).await;
+    lab.run(&job("second", 1), &[(0, 1)]).await;
     write(&lab.root(1).join("model/weights"), b"mine");
-    let request = RemoveRequest {
-        fingerprint: ends[1].fingerprint.clone(),
-        ..request
-    };
-    let answer = operator.remove(request.clone()).await.unwrap().into_inner();
-    assert_eq!((answer.removed, answer.kept()), (false, Kept::Changed));
+    release(&lab, 1, &job("second", 1)).await;
     assert!(lab.root(1).join("model/sub/config").exists());
-    let request = RemoveRequest {
-        fingerprint: "none".to_owned(),
-        ..request
-    };
-    let refused = operator.remove(request).await.unwrap_err();
-    assert!(refused.message().contains("fingerprint"), "{refused:?}");
     for agent in agents {
         agent.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_beside_its_source_goes_with_its_job_also_after_a_restart_of_the_agent() {
+    let lab = Lab::new();
+    let agent = lab.agent(0, "").await;
+    write(&lab.root(0).join("model/weights"), &noise(3 << 20, 1));
+    let manifest = stat(&mut lab.operator(0).await).await.unwrap();
+    let (first, second) = (job("first-here", 1), job("second-here", 1));
+    for job in [&first, &second] {
+        begin(&lab, job, &manifest).await.unwrap();
+        let end = lab.finish(0, job).await;
+        assert_eq!(end.state(), State::Verified, "{}", end.message);
+    }
+    agent.stop().await;
+    let agent = lab.agent(0, "").await;
+    release(&lab, 0, &first).await;
+    assert!(lab.root(0).join("copy/weights").exists());
+    // The last one takes it.
+    release(&lab, 0, &second).await;
+    assert_eq!(names(&lab, 0), ["model"]);
+    agent.stop().await;
 }

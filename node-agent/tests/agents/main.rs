@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod certificates;
 #[cfg(test)]
+mod copies;
+#[cfg(test)]
 mod discard;
 #[cfg(test)]
 mod enroll;
@@ -18,8 +20,6 @@ mod kept;
 mod limits;
 #[cfg(test)]
 mod local;
-#[cfg(test)]
-mod models;
 #[cfg(test)]
 mod objects;
 #[cfg(test)]

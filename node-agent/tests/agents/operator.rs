@@ -38,7 +38,6 @@ struct Inner {
     /// Of certificates to come.
     life: Mutex<Range<i64>>,
     config: watch::Sender<NodeConfig>,
-    models: watch::Sender<Vec<Model>>,
     epoch: watch::Sender<u64>,
     requests: Mutex<Vec<EnrollRequest>>,
     reports: watch::Sender<Vec<NodeReport>>,
@@ -82,7 +81,6 @@ impl Operator {
             lab: RwLock::new(lab),
             life: Mutex::new(DAY),
             config: watch::Sender::new(config),
-            models: watch::Sender::default(),
             epoch: watch::Sender::new(1),
             requests: Mutex::default(),
             reports: watch::Sender::default(),
@@ -109,11 +107,6 @@ impl Operator {
     /// Changes the configuration in force, and orders it.
     pub(crate) fn order(&self, change: impl FnOnce(&mut NodeConfig)) {
         self.0.config.send_modify(change);
-    }
-
-    /// Names the models that nodes are to look after.
-    pub(crate) fn look_after(&self, models: Vec<Model>) {
-        self.0.models.send_replace(models);
     }
 
     /// Another one leads from now on, and says so to whoever asks or listens.
@@ -309,14 +302,11 @@ impl Serve for Operator {
         });
         let inner = self.0.clone();
         let configs = WatchStream::new(self.0.config.subscribe()).map(drop);
-        let models = WatchStream::new(self.0.models.subscribe()).map(drop);
         let epochs = WatchStream::new(self.0.epoch.subscribe()).map(drop);
-        let changes = futures::stream::select(configs, models);
-        let orders = futures::stream::select(changes, epochs)
+        let orders = futures::stream::select(configs, epochs)
             .map(move |()| {
                 Ok(NodeOrder {
                     config: Some(inner.config.borrow().clone()),
-                    models: inner.models.borrow().clone(),
                     leader_epoch: *inner.epoch.borrow(),
                 })
             })

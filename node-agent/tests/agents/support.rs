@@ -365,10 +365,15 @@ impl Lab {
                     object: None,
                 })),
                 sends_to: children(*node),
+                job_name: name_of(job),
             };
             self.operator(*node).await.start(request).await?;
         }
-        let request = start_source(job, &manifest, children(0), algorithm);
+        let request = StartRequest {
+            // The source has the files where the destinations have them.
+            job_name: name_of(job).filter(|_| location == model()),
+            ..start_source(job, &manifest, children(0), algorithm)
+        };
         self.operator(0).await.start(request).await?;
         Ok(prepared)
     }
@@ -499,7 +504,27 @@ pub(crate) fn start_source(
         leader_epoch: 1,
         part: Some(Part::Source(source)),
         sends_to,
+        job_name: None,
     }
+}
+
+/// What a copy of the job is recorded for.
+pub(crate) fn name_of(job: &JobRef) -> Option<JobName> {
+    Some(JobName {
+        namespace: "team".to_owned(),
+        name: format!("job-{}", job.uid),
+    })
+}
+
+/// Ends the job at a node and takes it out of the records there.
+pub(crate) async fn release(lab: &Lab, node: usize, job: &JobRef) {
+    let request = CancelRequest {
+        job: Some(job.clone()),
+        leader_epoch: 1,
+        discard: true,
+        release: true,
+    };
+    lab.operator(node).await.cancel(request).await.unwrap();
 }
 
 /// The reason in an error's detail.

@@ -26,11 +26,12 @@ fn assert_verified(ends: &[ProgressResponse]) {
     }
 }
 
-/// No partial file and no lock is left.
+/// No partial file and no lock is left. The records of copies are always there.
 pub(crate) fn names(lab: &Lab, node: usize) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(lab.root(node))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != ".weft-copies")
         .collect();
     names.sort();
     names
@@ -199,6 +200,7 @@ async fn after_a_cancel_nothing_lands_and_what_is_discarded_is_gone() {
         job: Some(first.clone()),
         leader_epoch: 1,
         discard,
+        release: false,
     };
     let answer = lab
         .operator(1)

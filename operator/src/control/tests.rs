@@ -15,7 +15,7 @@ use weft_identity::{OPERATOR_NAME, authority};
 use weft_proto::{
     Message as _,
     agent::v1::ErrorDetail,
-    operator::v1::{Finding, ModelState, operator_client::OperatorClient},
+    operator::v1::{Copy, Finding, operator_client::OperatorClient},
 };
 
 use super::*;
@@ -83,7 +83,6 @@ fn lab(nodes: &[&str], paths: u32) -> Fabrics {
     let view = FabricView {
         config: config(paths),
         nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
-        models: Default::default(),
     };
     BTreeMap::from([("lab".to_owned(), view)])
 }
@@ -490,11 +489,10 @@ async fn what_an_agent_may_say_is_bounded() {
 
 #[test]
 fn the_longest_report_of_an_agent_is_taken() {
-    // What one report of an agent tells of lost models (`enroll/models.rs` there).
-    let lost = ModelState {
-        name: format!("weft.dev/{}", "x".repeat(63)),
-        fingerprint: "x".repeat(1500),
-        intact: false,
+    // As many bytes of copies as an agent lists (`copies.rs` there).
+    let copy = Copy {
+        path: "x".repeat(1000),
+        ..Copy::default()
     };
     let finding = Finding {
         reason: "CertificateExpired".to_owned(),
@@ -503,7 +501,7 @@ fn the_longest_report_of_an_agent_is_taken() {
     let report = NodeReport {
         control_address: "255.255.255.255:65535".to_owned(),
         data_address: "255.255.255.255".to_owned(),
-        models: vec![lost; 16],
+        copies: vec![copy; 48],
         findings: vec![finding; FINDINGS_MAX],
         ..NodeReport::default()
     };

@@ -11,10 +11,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{
-    holds::{Consequence, Failure},
-    request::{Change, Event, Request},
-};
+use super::request::{Change, Event, Request};
 use crate::{NAME, patience};
 use weft_identity::cause::innermost;
 
@@ -48,36 +45,6 @@ impl ClusterError {
             Self::Refused(error) => patience::passes(error),
             Self::Late => true,
             Self::LeftOut { .. } => false,
-        }
-    }
-
-    /// What is to become of the object.
-    pub(crate) fn failure(&self) -> Failure {
-        match self {
-            Self::Refused(kube::Error::Api(status)) => match status.code {
-                409 => Failure::Stale,
-                // 400 is what becomes of a webhook's no without a code.
-                400 | 403 | 404 | 422 => Failure::Refused,
-                _ => Failure::Failed,
-            },
-            Self::Refused(_) | Self::Late => Failure::Failed,
-            Self::LeftOut { .. } => Failure::Refused,
-        }
-    }
-
-    /// What is to become of what was asked for.
-    pub(crate) fn consequence(&self, request: &Request) -> Consequence {
-        let (Self::LeftOut { key }, Change::MergeMetadata(wanted)) = (self, &request.change) else {
-            return Consequence::Hold(self.failure());
-        };
-        match wanted["annotations"].get(key) {
-            None => Consequence::Hold(self.failure()),
-            // Somebody keeps it there: the node may still say other things, after a while.
-            Some(Value::Null) => Consequence::Hold(Failure::Failed),
-            Some(_) => Consequence::LeaveOut {
-                node: request.key.name.clone(),
-                key: key.clone(),
-            },
         }
     }
 

@@ -12,9 +12,7 @@ use kube::ResourceExt as _;
 use tokio::sync::watch;
 
 use self::{agents::AgentTemplate, decide::Sighting};
-use super::{
-    Controller, LOOK, Round, Setup, cache::Key, kinds::Cache, membership::Membership, models::Notes,
-};
+use super::{Controller, LOOK, Round, Setup, cache::Key, kinds::Cache, membership::Membership};
 use crate::reports::{FabricView, Fabrics as Views, NodeState};
 
 /// Decides fabrics.
@@ -24,7 +22,6 @@ pub(crate) struct Fabrics {
     /// What agents are told.
     fabrics: watch::Sender<Views>,
     template: AgentTemplate,
-    notes: Notes,
     /// What was around the jobs when fabrics were last decided, and when that was.
     decided: Option<(u64, Duration)>,
 }
@@ -36,7 +33,6 @@ impl Fabrics {
             reports: setup.context.reports.clone(),
             fabrics: setup.context.fabrics.clone(),
             template: setup.template.clone(),
-            notes: Notes::default(),
             decided: None,
         }
     }
@@ -60,13 +56,8 @@ impl Fabrics {
         let view = |name: &str| {
             let fabric = cache.fabrics.named(name)?;
             let nodes = membership.members(name)?.nodes.clone();
-            let models = nodes.iter().filter_map(|node| {
-                let models = self.notes.to_look_after(node);
-                (!models.is_empty()).then(|| (node.clone(), models))
-            });
             Some(FabricView {
                 config: decide::config(fabric, key),
-                models: models.collect(),
                 nodes,
             })
         };
@@ -100,14 +91,11 @@ impl Controller for Fabrics {
         }
         self.reports.mark_unchanged();
         self.decided = Some((around, round.elapsed));
-        self.notes.read(round.cache);
         self.publish(round.cache, round.membership);
         let requests = decide::decide(&decide::View {
             cache: round.cache,
             membership: round.membership,
             sightings: &self.sightings(),
-            notes: &self.notes,
-            refused: &round.holds.nodes(round.elapsed).refused,
             leading: round.elapsed,
             template: &self.template,
             now: round.now,

@@ -5,6 +5,7 @@
 //! come: the work queue has these. A request that failed is made again, from what is true by then.
 
 pub(crate) mod decide;
+pub(crate) mod grants;
 pub(crate) mod network;
 pub(crate) mod origin;
 pub(crate) mod place;
@@ -26,11 +27,12 @@ use std::{
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource as _;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use weft_crds::TransferJob;
 
 use self::{
-    decide::Order, question::Question, queue::Queue, secret_probes::SecretProbes, work::Work,
+    decide::Order, grants::Grants, question::Question, queue::Queue, secret_probes::SecretProbes,
+    work::Work,
 };
 use super::{
     Controller, LOOK, Round, Setup,
@@ -41,6 +43,7 @@ use super::{
     request::{Change, Event, Object, Request},
     work_queue::WorkQueue,
 };
+use crate::reports::NodeState;
 use weft_transfer::Channels;
 
 /// A transfer whose task ended without an outcome, which is a bug, begins again after this delay …
@@ -62,10 +65,12 @@ pub(crate) struct Jobs {
     probes: SecretProbes,
     work_queue: WorkQueue,
     queue: Queue,
+    grants: Grants,
     channels: Channels,
+    /// What agents say of their nodes.
+    reports: watch::Receiver<BTreeMap<String, NodeState>>,
     wake: Arc<Notify>,
     epoch: u64,
-    led_since: Timestamp,
 }
 
 impl Jobs {
@@ -78,10 +83,11 @@ impl Jobs {
             probes: SecretProbes::new(setup.secrets.clone(), Arc::clone(&setup.wake)),
             work_queue: WorkQueue::default(),
             queue: Queue::default(),
+            grants: Grants::default(),
             channels: setup.context.channels.clone(),
+            reports: setup.context.reports.clone(),
             wake: Arc::clone(&setup.wake),
             epoch: setup.context.epoch,
-            led_since: Timestamp::now(),
         }
     }
 
@@ -93,6 +99,7 @@ impl Jobs {
             self.works.retain(|uid, _| uids.contains(uid));
             self.written.retain(|uid, _| uids.contains(uid));
             self.queue.keep(&uids);
+            self.grants.keep(&uids);
             let jobs = &round.cache.jobs;
             self.work_queue.retain(|key| jobs.get(key).is_some());
             self.crashes.retain(|uid| uids.contains(uid));
@@ -153,11 +160,9 @@ impl Jobs {
                 );
                 Work::begin(object.key, *transfer, channels, wake)
             }
-            Order::Withdraw {
-                transfer,
-                discard,
-                copies,
-            } => Work::withdraw(object.key, *transfer, (discard, copies), channels, wake),
+            Order::Withdraw { transfer, cleanup } => {
+                Work::withdraw(object.key, *transfer, cleanup, channels, wake)
+            }
             Order::Meet { layout, who } => {
                 if let Some(work) = self.works.get_mut(&uid) {
                     work.meet(layout, who);
@@ -174,15 +179,9 @@ impl Jobs {
                 }
                 return;
             }
-            Order::Stop { discard, copies } => {
+            Order::Stop(cleanup) => {
                 if let Some(work) = self.works.get(&uid) {
-                    work.stop(discard, copies);
-                }
-                return;
-            }
-            Order::Remove(remove) => {
-                if let Some(work) = self.works.get(&uid) {
-                    work.remove(remove);
+                    work.stop(cleanup);
                 }
                 return;
             }
@@ -217,7 +216,8 @@ impl Controller for Jobs {
     /// Decides the jobs that something has happened to.
     fn reconcile(&mut self, round: &mut Round<'_>) {
         let now = round.now;
-        let held = round.holds.nodes(round.elapsed);
+        let reports = self.reports.clone();
+        let reports = reports.borrow();
         let mut orders = Vec::new();
         for key in self.due(round) {
             let Some(job) = round.cache.jobs.get(&key) else {
@@ -226,25 +226,22 @@ impl Controller for Jobs {
             let uid = uid(job);
             let work = self.works.get_mut(&uid);
             let met = work.as_ref().and_then(|work| work.met());
-            let (work, over) = match work {
-                Some(work) => (Some(work.snapshot()), work.over()),
-                None => (None, Duration::ZERO),
-            };
+            let work = work.map(Work::snapshot);
             let decision = decide::decide(&decide::View {
                 job,
                 cache: round.cache,
                 membership: round.membership,
                 work: work.as_deref(),
                 met,
-                over,
-                held: &held,
+                reports: &reports,
                 queue: &self.queue,
+                grants: &self.grants,
                 leader_epoch: self.epoch,
-                began: self.led_since,
                 written: self.written.get(&uid).copied(),
                 now,
             });
             self.queue.see(&uid, decision.party);
+            self.grants.see(&uid, decision.claim);
             if let Some(due) = decide::due(job).filter(|due| *due > now) {
                 let left = due.duration_since(now).unsigned_abs();
                 self.work_queue.add_at(&key, round.elapsed + left);
@@ -261,7 +258,8 @@ impl Controller for Jobs {
             self.work_queue.add_at(&key, soon);
             self.obey(round, key, uid, order);
         }
-        for key in self.queue.settle() {
+        let changed = self.grants.take_changed();
+        for key in self.queue.settle().into_iter().chain(changed) {
             self.work_queue.add(key);
             self.wake.notify_one();
         }
@@ -282,6 +280,8 @@ impl Controller for Jobs {
             cache,
             snapshots: &snapshots.collect(),
             queue: &self.queue,
+            grants: &self.grants,
+            reports: &self.reports.borrow(),
             leader_epoch: self.epoch,
         };
         question::answer(question, &known, now);

@@ -21,16 +21,14 @@ use weft_crds::{
     RdmaFabric, RdmaFabricSpec, Root, RootAccess, RootScope, SecretReference, Source, TransferJob,
     TransferJobSpec,
 };
-use weft_proto::operator::v1::{NodeReport, Ports};
+use weft_proto::operator::v1::{Copy, CopyJob, NodeReport, Ports};
 
 use crate::controllers::{
     api_server::merge,
     cache::Key,
     condition::{self, Verdict},
     fabric::decide::Sighting,
-    holds::HeldNodes,
     kinds::Cache,
-    models::{Note, write_note},
     request::{Change, Request},
 };
 
@@ -162,8 +160,9 @@ pub(crate) fn sighting(name: &str, fabric: &str, silent: u64) -> Sighting {
             certificate_expires_unix_s: 1_800_086_400,
             ready: true,
             findings: Vec::new(),
-            models: Vec::new(),
             configuration: String::new(),
+            copies: Vec::new(),
+            copies_listed: true,
         },
         silent: Duration::from_secs(silent),
     }
@@ -320,37 +319,21 @@ impl Cache {
     }
 }
 
-/// The key of the label of minilm, a job of [`job`].
+/// The label of minilm, a job of [`job`].
 pub(crate) const MODEL: &str = "weft.dev/model.team-a.minilm";
 
-/// What is noted of a copy that minilm has brought.
-pub(crate) fn note(fingerprint: &str) -> Note {
-    Note {
+/// A copy of minilm, as an agent reports it.
+pub(crate) fn copy(digest: &str) -> Copy {
+    Copy {
         root: "models".into(),
         path: "team-a/minilm".into(),
-        digest: "0123456789abcdef".into(),
-        fingerprint: fingerprint.into(),
-        job: "job-minilm".into(),
-        brought: true,
-    }
-}
-
-/// Writes a note at a node.
-pub(crate) fn noted(cache: &mut Cache, node: &str, key: &str, note: &Note) {
-    let request = write_note(cache.nodes.named(node).unwrap(), key, Some(note));
-    cache.obey(&request);
-}
-
-/// Nodes that cannot be written to: those that refuse, and those that have failed, the one that is tried again
-/// first before the others.
-pub(crate) fn held(refused: &[&str], failed: &[&str]) -> HeldNodes {
-    let failed = failed.iter().map(ToString::to_string);
-    let again: BTreeMap<_, _> = failed.zip((1..).map(Duration::from_secs)).collect();
-    HeldNodes {
-        refused: refused.iter().map(ToString::to_string).collect(),
-        failed: again.clone(),
-        now: Duration::from_secs(100),
-        again,
-        ..HeldNodes::default()
+        digest: digest.into(),
+        bytes: 1000,
+        files: 1,
+        jobs: vec![CopyJob {
+            uid: "job-minilm".into(),
+            namespace: "team-a".into(),
+            name: "minilm".into(),
+        }],
     }
 }

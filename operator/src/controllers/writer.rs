@@ -23,7 +23,6 @@ pub(crate) use self::queue::Owner;
 use self::queue::{Next, Queue, Write, WriteOutcome};
 use crate::controllers::{
     cluster::{Cluster, ClusterError},
-    holds::Consequence,
     request::{Event, Object, Request},
     tally::Tally,
 };
@@ -179,15 +178,6 @@ impl Writer {
         let outcome = match &answer.result {
             Ok(_) => WriteOutcome::Written,
             Err(error) if error.is_conflict() => WriteOutcome::Conflict,
-            // The API server took it, and a webhook took one label out: others may be written.
-            Err(error)
-                if matches!(
-                    error.consequence(&answer.request),
-                    Consequence::LeaveOut { .. }
-                ) =>
-            {
-                WriteOutcome::Written
-            }
             Err(_) => WriteOutcome::Failed,
         };
         self.queue.answered(&answer.request.object(), outcome, now);

@@ -17,15 +17,16 @@ use tokio::{
     time::timeout,
 };
 use weft_crds::{
-    Diagnosis, DiagnosisRequest, GROUP, LIVE_GROUP, LIVE_VERSION, ManifestSummary, Obstacle,
-    TransferJob, TransferPlan, TransferProgress, TransferProgressList, live_api_version,
+    CopyRemoval, CopyRemovalRequest, Diagnosis, DiagnosisRequest, GROUP, LIVE_GROUP, LIVE_VERSION,
+    ManifestSummary, NodeCopy, NodeCopyList, Obstacle, TransferJob, TransferPlan, TransferProgress,
+    TransferProgressList, live_api_version,
 };
 use weft_planner::Request;
 use weft_transfer::Channels;
 
 use super::{
     caller::{Access, Authorizer, Caller},
-    diagnosis,
+    copies, diagnosis,
     front::Headers,
 };
 use crate::controllers::{Question, Survey};
@@ -76,6 +77,7 @@ pub(super) fn router<A: Authorizer>(asked: Asked<A>) -> Router {
     let base = format!("/apis/{LIVE_GROUP}/{LIVE_VERSION}");
     let progress = TransferProgress::RESOURCE;
     let (plans, diagnoses) = (TransferPlan::RESOURCE, Diagnosis::RESOURCE);
+    let (copies, removals) = (NodeCopy::RESOURCE, CopyRemoval::RESOURCE);
     Router::new()
         .route(&base, get(resources))
         .route(&format!("{base}/{progress}"), get(every::<A>))
@@ -92,6 +94,15 @@ pub(super) fn router<A: Authorizer>(asked: Asked<A>) -> Router {
             post(plan::<A>),
         )
         .route(&format!("{base}/{diagnoses}"), post(diagnose::<A>))
+        .route(&format!("{base}/{copies}"), get(every_copy::<A>))
+        .route(
+            &format!("{base}/namespaces/{{namespace}}/{copies}"),
+            get(listed_copies::<A>),
+        )
+        .route(
+            &format!("{base}/namespaces/{{namespace}}/{removals}"),
+            post(remove_copies::<A>),
+        )
         .fallback(|| async { Refused::new(StatusCode::NOT_FOUND, "NotFound", "no such path") })
         .with_state(asked)
 }
@@ -148,6 +159,10 @@ async fn resources() -> Response {
              "namespaced": true, "kind": TransferPlan::KIND, "verbs": ["create"]},
             {"name": Diagnosis::RESOURCE, "singularName": "diagnosis",
              "namespaced": false, "kind": Diagnosis::KIND, "verbs": ["create"]},
+            {"name": NodeCopy::RESOURCE, "singularName": "nodecopy",
+             "namespaced": true, "kind": "NodeCopy", "verbs": ["list"]},
+            {"name": CopyRemoval::RESOURCE, "singularName": "copyremoval",
+             "namespaced": true, "kind": CopyRemoval::KIND, "verbs": ["create"]},
         ],
     });
     answer(StatusCode::OK, &list)
@@ -256,6 +271,50 @@ impl<A: Authorizer> Asked<A> {
             .map_err(|_| Refused::late("the source's agent"))
     }
 
+    async fn copies(
+        &self,
+        call: &HeaderMap,
+        namespace: Option<String>,
+    ) -> Result<NodeCopyList, Refused> {
+        let of = namespace.as_deref().unwrap_or_default();
+        self.admit(call, &Access::jobs("list", of, "")).await?;
+        let own = namespace.clone();
+        let copies = self.ask(|answer| Question::Copies { namespace, answer });
+        let items = copies.await?.into_iter().map(|reported| {
+            let mut copy = reported.copy;
+            // Which jobs others have is not for the caller.
+            let is_shown = |of: &str| own.as_deref().is_none_or(|own| own == of);
+            copy.jobs.retain(|job| is_shown(&job.namespace));
+            copy
+        });
+        Ok(NodeCopyList {
+            api_version: live_api_version(),
+            kind: NodeCopyList::KIND.to_owned(),
+            metadata: Default::default(),
+            items: items.collect(),
+        })
+    }
+
+    async fn remove_copies(
+        &self,
+        call: &HeaderMap,
+        namespace: &str,
+        body: &[u8],
+    ) -> Result<CopyRemoval, Refused> {
+        let access = Access::jobs("delete", namespace, "");
+        self.admit(call, &access).await?;
+        let request: CopyRemovalRequest = serde_json::from_slice(body).map_err(|error| {
+            let text = format!("the body is no CopyRemovalRequest: {error}");
+            Refused::new(StatusCode::BAD_REQUEST, "BadRequest", text)
+        })?;
+        let copies = self.ask(|answer| Question::Copies {
+            namespace: Some(namespace.to_owned()),
+            answer,
+        });
+        let copies = copies.await?;
+        Ok(copies::remove(&request, namespace, copies, &self.channels, self.epoch).await)
+    }
+
     async fn diagnose(&self, call: &HeaderMap, body: &[u8]) -> Result<Diagnosis, Refused> {
         let access = Access {
             verb: "create",
@@ -332,6 +391,27 @@ async fn diagnose<A: Authorizer>(
     body: Bytes,
 ) -> Response {
     respond(asked.diagnose(&call, &body).await)
+}
+
+async fn every_copy<A: Authorizer>(State(asked): State<Asked<A>>, call: HeaderMap) -> Response {
+    respond(asked.copies(&call, None).await)
+}
+
+async fn listed_copies<A: Authorizer>(
+    State(asked): State<Asked<A>>,
+    Path(namespace): Path<String>,
+    call: HeaderMap,
+) -> Response {
+    respond(asked.copies(&call, Some(namespace)).await)
+}
+
+async fn remove_copies<A: Authorizer>(
+    State(asked): State<Asked<A>>,
+    Path(namespace): Path<String>,
+    call: HeaderMap,
+    body: Bytes,
+) -> Response {
+    respond(asked.remove_copies(&call, &namespace, &body).await)
 }
 
 fn respond(told: Result<impl Serialize, Refused>) -> Response {

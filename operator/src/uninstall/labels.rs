@@ -1,4 +1,4 @@
-//! What nodes say by labels and annotations is taken from them: nobody looks after it any more.
+//! Removes Weft's labels from the nodes: nobody looks after them any more.
 //!
 //! The operator still runs and would label the nodes of its fabrics again, so the Lease is taken first.
 
@@ -24,20 +24,13 @@ const NOTICE: Duration = Duration::from_secs(5);
 /// Nodes that are written to at once.
 const AT_ONCE: usize = 8;
 
-/// What takes all of it from a node; `None` where nothing is.
+/// The patch that removes all of them from a node; `None` where it has none.
 fn patch(node: &PartialObjectMeta<Node>) -> Option<Value> {
-    let none = |keys: Vec<&String>| -> Map<String, Value> {
-        let ours = keys.into_iter().filter(|key| {
-            let [fabric, model] = OURS;
-            key.as_str() == fabric || key.starts_with(model)
-        });
-        ours.map(|key| (key.clone(), Value::Null)).collect()
-    };
-    let labels = none(node.labels().keys().collect());
-    let annotations = none(node.annotations().keys().collect());
-    (!labels.is_empty() || !annotations.is_empty()).then(
-        || json!({"metadata": {"uid": node.uid(), "labels": labels, "annotations": annotations}}),
-    )
+    let [fabric, model] = OURS;
+    let labels = node.labels().keys();
+    let ours = labels.filter(|key| key.as_str() == fabric || key.starts_with(model));
+    let labels: Map<String, Value> = ours.map(|key| (key.clone(), Value::Null)).collect();
+    (!labels.is_empty()).then(|| json!({"metadata": {"uid": node.uid(), "labels": labels}}))
 }
 
 /// Takes it from all nodes; gives how many had any.
@@ -106,28 +99,22 @@ mod tests {
 
     #[test]
     fn what_the_operator_wrote_goes_and_all_else_stays() {
-        let node = |labels: Value, annotations: Value| -> PartialObjectMeta<Node> {
+        let node = |labels: Value| -> PartialObjectMeta<Node> {
             serde_json::from_value(json!({
                 "apiVersion": "v1", "kind": "Node",
-                "metadata": {"name": "n1", "uid": "u1", "labels": labels, "annotations": annotations},
+                "metadata": {"name": "n1", "uid": "u1", "labels": labels},
             }))
             .unwrap()
         };
         let model = "weft.dev/model.team-a.minilm";
-        let ours = node(
-            json!({"gpu": "true", "weft.dev/fabric": "default", model: "0123456789ab"}),
-            json!({"weft.dev/mine": "x", model: "{}"}),
-        );
+        let ours =
+            node(json!({"gpu": "true", "weft.dev/fabric": "default", model: "0123456789ab"}));
         let expected = json!({"metadata": {
             "uid": "u1",
             "labels": {"weft.dev/fabric": null, model: null},
-            "annotations": {model: null},
         }});
         assert_eq!(patch(&ours), Some(expected));
-        let others = node(
-            json!({"gpu": "true", "weft.dev/fabric-x": "y"}),
-            json!({"a": "b"}),
-        );
+        let others = node(json!({"gpu": "true", "weft.dev/fabric-x": "y"}));
         assert_eq!(patch(&others), None);
     }
 }

@@ -133,6 +133,7 @@ impl Stage {
     fn spec(&self, transfer: Transfer<'_>) -> Result<Spec, BenchError> {
         Ok(Spec {
             uid: format!("bench-{}", authority::unique()?),
+            name: None,
             source: self.stage.place(0, transfer.source),
             object: None,
             destinations: (1..self.stage.nodes())

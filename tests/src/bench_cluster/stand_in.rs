@@ -16,8 +16,7 @@ use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::{
     CancelRequest, CancelResponse, ConnectRequest, ConnectResponse, DiagnoseRequest,
     DiagnoseResponse, File, JobRef, Manifest, PrepareRequest, PrepareResponse, ProgressRequest,
-    ProgressResponse, RemoveRequest, RemoveResponse, StartRequest, StartResponse, StatRequest,
-    StatResponse, State,
+    ProgressResponse, StartRequest, StartResponse, StatRequest, StatResponse, State,
 };
 
 /// Of every source.
@@ -170,10 +169,6 @@ impl Agent for StandIn {
         Ok(Response::new(CancelResponse {
             state: state.into(),
         }))
-    }
-
-    async fn remove(&self, _: Request<RemoveRequest>) -> Result<Response<RemoveResponse>, Status> {
-        Err(Status::unimplemented("a stand-in has no files"))
     }
 
     async fn diagnose(

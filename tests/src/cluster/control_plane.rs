@@ -81,6 +81,7 @@ impl Keys {
             ("service-accounts.key", &signing.serialize_pem()),
             ("service-accounts.pub", &signing.public_key_pem()),
             ("tokens.csv", &tokens),
+            ("admission.json", &admission()),
         ] {
             write_private(&keys.file(name), text)?;
         }
@@ -158,6 +159,23 @@ fn front_proxy() -> Result<(String, String, String), rcgen::Error> {
     Ok((authority.pem(), certificate.pem(), key.serialize_pem()))
 }
 
+/// As on GKE: pods of these classes need a ResourceQuota for them in their namespace, in kube-system too.
+fn admission() -> String {
+    let classes = ["system-cluster-critical", "system-node-critical"];
+    json!({
+        "apiVersion": "apiserver.config.k8s.io/v1",
+        "kind": "AdmissionConfiguration",
+        "plugins": [{"name": "ResourceQuota", "configuration": {
+            "apiVersion": "apiserver.config.k8s.io/v1",
+            "kind": "ResourceQuotaConfiguration",
+            "limitedResources": [{"resource": "pods", "matchScopes": [
+                {"scopeName": "PriorityClass", "operator": "In", "values": classes},
+            ]}],
+        }}],
+    })
+    .to_string()
+}
+
 /// 128 bits that nobody guesses.
 fn token() -> Result<String, ClusterError> {
     let mut bytes = [0; 16];
@@ -205,6 +223,7 @@ impl ControlPlane<'_> {
             ("--requestheader-client-ca-file", "front-proxy-ca.crt"),
             ("--proxy-client-cert-file", "front-proxy.crt"),
             ("--proxy-client-key-file", "front-proxy.key"),
+            ("--admission-control-config-file", "admission.json"),
         ] {
             api.arg(flag).arg(self.keys.file(file));
         }

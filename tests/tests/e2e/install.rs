@@ -1,5 +1,6 @@
 //! The chart and a fabric: there, and gone again.
 
+use std::fs;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -21,19 +22,35 @@ pub(crate) fn fabric() -> Value {
     })
 }
 
+/// The commands of docs/install.md, with the images that are in the nodes.
+fn guide() -> Vec<String> {
+    let guide = fs::read_to_string(repository("docs/install.md")).unwrap();
+    let (_, rest) = guide.split_once("## Install it\n```\n").unwrap();
+    let (block, _) = rest.split_once("```").unwrap();
+    let chart = repository("charts/weft").display().to_string();
+    let block = block
+        .replace("\\\n", " ")
+        .replace("registry.example/weft", "weft.dev")
+        .replace("charts/weft", &chart);
+    block.lines().map(str::to_owned).collect()
+}
+
 pub(crate) fn helm_install(lent: &Lent) {
     let begun = Instant::now();
-    let chart = repository("charts/weft").display().to_string();
-    let said = lent.helm(&[
-        "install",
-        "weft",
-        &chart,
-        "--namespace",
-        SYSTEM,
-        "--create-namespace",
-        "--wait",
-        "--timeout=180s",
-    ]);
+    let found = ["get", "namespace", SYSTEM, "--ignore-not-found", "-o=name"];
+    let is_new = lent.kubectl(&found).is_empty();
+    let mut said = String::new();
+    for command in guide() {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        match words.split_first().unwrap() {
+            (&"helm", arguments) => {
+                said = lent.helm(&[arguments, &["--timeout=180s"]].concat());
+            }
+            // An uninstalled release leaves the namespace and its label.
+            (_, arguments) if is_new => drop(lent.kubectl(arguments)),
+            _ => {}
+        }
+    }
     assert!(
         said.contains("kubectl wait --for=condition=Ready rdmafabric/default"),
         "{said}"
@@ -68,6 +85,99 @@ pub(crate) fn a_fabric_becomes_ready(lent: &Lent, fabric: &Value) {
         assert_eq!(status["interface"], DATA_INTERFACE);
         assert_eq!(status["findings"], json!([]), "{}", node.name);
     }
+}
+
+/// The list of the chart's value: for fabrics that are made, and for those that are changed.
+pub(crate) fn roots_are_where_the_chart_allows_them(lent: &Lent) {
+    let create = |path: &str| {
+        let mut wanted = fabric();
+        wanted["metadata"]["name"] = json!("elsewhere");
+        wanted["spec"]["nodeSelector"] = json!({"matchLabels": {"rack": "none"}});
+        wanted["spec"]["roots"][0]["hostPath"] = json!(path);
+        let file = lent.scratch.path().join("fabric.json");
+        fs::write(&file, wanted.to_string()).unwrap();
+        let file = file.display().to_string();
+        let create = ["create", "--dry-run=server", "-f", &file];
+        lent.cluster
+            .kubectl(&create)
+            .map_err(|error| error.to_string())
+    };
+    for path in ["/opt/cni/bin", "/var/lib/weftling", "/mnt"] {
+        let said = create(path).unwrap_err();
+        for part in [
+            "roots.allowedHostPaths",
+            &format!("hostPath {path} is not in"),
+        ] {
+            assert!(said.contains(part), "{path}: {said}");
+        }
+    }
+    for path in ["/mnt/disks", "/data/models"] {
+        create(path).unwrap();
+    }
+    let patch = |patch: &Value| {
+        let patch = patch.to_string();
+        let named = ["patch", "rf", "default", "--dry-run=server", "--type=merge"];
+        let named = [&named[..], &["--patch", &patch]].concat();
+        lent.cluster
+            .kubectl(&named)
+            .map_err(|error| error.to_string())
+    };
+    let spec = json!({"spec": {"transport": {"dscp": 10}}});
+    patch(&spec).unwrap();
+    // A fabric that is older than the list.
+    let allow = |paths: Value| {
+        let chart = repository("charts/weft").display().to_string();
+        let paths = format!("roots.allowedHostPaths={paths}");
+        let to = ["--namespace", SYSTEM, "--set-json", &paths];
+        lent.helm(&[&["upgrade", "weft", &chart][..], &to].concat());
+    };
+    allow(json!(["/srv"]));
+    // The API server learns of a policy by a watch.
+    let said = lent.wait_until("the fabric's root is refused", || patch(&spec).err());
+    assert!(said.contains(&format!("hostPath {MODELS}")), "{said}");
+    patch(&json!({"metadata": {"labels": {"team": "a"}}})).unwrap();
+    allow(json!(["/var/lib/weft"]));
+    lent.wait_until("it is allowed", || patch(&spec).ok());
+}
+
+/// At the level `baseline` an agent's pod is refused; the label of the guide lets it in.
+pub(crate) fn agents_need_the_namespaces_label(lent: &Lent) {
+    let set = [
+        "get",
+        "daemonset",
+        "weft-agent-default",
+        "--namespace",
+        SYSTEM,
+    ];
+    let set = lent.json(&set);
+    let pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "tried", "namespace": SYSTEM},
+        "spec": set["spec"]["template"]["spec"],
+    });
+    let file = lent.scratch.path().join("pod.json");
+    fs::write(&file, pod.to_string()).unwrap();
+    let file = file.display().to_string();
+    let create = || {
+        let create = ["create", "--dry-run=server", "-f", &file];
+        lent.cluster
+            .kubectl(&create)
+            .map_err(|error| error.to_string())
+    };
+    let label = |level: &str| {
+        let label = format!("pod-security.kubernetes.io/enforce={level}");
+        lent.kubectl(&["label", "namespace", SYSTEM, &label, "--overwrite"]);
+    };
+    create().unwrap();
+    label("baseline");
+    // The API server learns of a label by a watch.
+    let said = lent.wait_until("the agent's pod is refused", || create().err());
+    for part in ["violates PodSecurity \"baseline", "hostNetwork", "hostPath"] {
+        assert!(said.contains(part), "{said}");
+    }
+    label("privileged");
+    lent.wait_until("the agent's pod is let in", || create().ok());
 }
 
 pub(crate) fn helm_test_finds_it_well(lent: &Lent) {

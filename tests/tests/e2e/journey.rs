@@ -96,7 +96,9 @@ pub(crate) fn a_node_that_loses_a_file_loses_the_label(lent: &Lent, files: &Tree
         let said = lent.kubectl(&["get", "nodes", &selector, "-o=name"]);
         said.lines().map(str::to_owned).collect::<Vec<_>>()
     };
-    assert_eq!(holders(), ["node/node0", "node/node1", "node/node2"]);
+    lent.wait_until("all nodes with a copy have the label", || {
+        (holders() == ["node/node0", "node/node1", "node/node2"]).then_some(())
+    });
     let begun = Instant::now();
     let file = directory(lent, "node2", JOB).join("config.json");
     fs::remove_file(&file).unwrap();

@@ -7,6 +7,7 @@
 // The steps are beside the `#[test]` functions, so clippy does not see that they are tests.
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
 
+mod account;
 mod caller;
 #[path = "../../../node-agent/tests/agents/eventually.rs"]
 mod eventually;
@@ -28,6 +29,10 @@ fn from_helm_install_to_a_verified_copy_and_to_helm_uninstall() {
     let files = tree::model();
     install::helm_install(&lent);
     install::a_fabric_becomes_ready(&lent, &install::fabric());
+    account::nodes_are_changed_in_weft_dev_only(&lent);
+    account::daemonsets_run_the_charts_agents_only(&lent);
+    install::roots_are_where_the_chart_allows_them(&lent);
+    install::agents_need_the_namespaces_label(&lent);
     install::helm_test_finds_it_well(&lent);
     plugin::a_doctor_finds_every_pair_reached_by_large_packets_and_small(&lent);
     journey::a_pod_waits_for_the_model(&lent);

@@ -111,6 +111,7 @@ pub(crate) async fn a_destination_with_another_content(stage: &mut Stage, seed: 
         job: Some(job),
         leader_epoch: 1,
         discard: true,
+        release: false,
     };
     agent.cancel(cancel).await.unwrap();
     assert!(fs::read(&there).unwrap() == other);

@@ -264,6 +264,7 @@ impl Play<'_> {
             || matches!(self.row.fault, Fault::Within(_, Strike::Unreachable(_)));
         Spec {
             uid: self.job.clone(),
+            name: None,
             source: self.stage.place(0, &self.source),
             object: None,
             destinations: self
@@ -440,6 +441,7 @@ impl Play<'_> {
             job: Some(job),
             leader_epoch: 1,
             discard: true,
+            release: false,
         };
         agent.cancel(cancel).await.unwrap();
     }

@@ -26,6 +26,7 @@ fn running() -> Job {
     };
     let spec = Spec {
         uid: "uid".into(),
+        name: None,
         source: place(0),
         object: None,
         destinations: vec![place(1), place(2)],

@@ -7,7 +7,7 @@ use weft_proto::agent::v1::{PeerProgress, ProgressResponse, Role, State};
 
 use super::{Blame, Job, Phase, SETTLE};
 use crate::{
-    Command, Refusal, Standing,
+    Cleanup, Command, Refusal, Standing,
     attempt::{Attempt, Run},
     is_local,
     ledger::{cut_off, is_ours, reported},
@@ -234,7 +234,7 @@ impl Job {
                 commands.extend(waiting.iter().map(|node| Command::Cancel {
                     node: node.clone(),
                     attempt: self.attempt,
-                    discard: false,
+                    cleanup: Cleanup::Nothing,
                 }));
                 self.phase = Phase::Cancelling { attempt, waiting };
             }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::cancels::Cancels;
-use crate::{Removal, attempt::Attempt};
+use crate::{Cleanup, attempt::Attempt};
 
 /// How far a job is, for readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,10 +30,7 @@ pub enum End {
     /// Some destination was given up.
     Failed,
     /// It was stopped.
-    Withdrawn {
-        /// Partial files went, too.
-        discard: bool,
-    },
+    Withdrawn(Cleanup),
 }
 
 #[derive(Debug, Clone)]
@@ -61,25 +58,9 @@ pub(super) enum Phase {
     /// What failed is being removed.
     Discarding(Cancels),
     /// It was stopped, and everybody is told.
-    Withdrawing {
-        cancels: Cancels,
-        discard: bool,
-        /// What may go next.
-        copies: Vec<Removal>,
-    },
-    /// Everybody that can be reached knows that it was stopped. Which of its copies go is being decided.
-    Parting { discard: bool, copies: Vec<Removal> },
-    /// Verified copies are being removed.
-    Removing {
-        waiting: BTreeSet<String>,
-        discard: bool,
-    },
+    Withdrawing { cancels: Cancels, cleanup: Cleanup },
     /// Nothing will change any more, because it was stopped.
-    Withdrawn {
-        discard: bool,
-        /// It was told which of its copies go, and they have gone.
-        has_parted: bool,
-    },
+    Withdrawn(Cleanup),
     /// Nothing will change any more.
     Over,
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{Job, Phase, cancels::Cancels};
-use crate::{Command, Refusal, Removal, node_of};
+use crate::{Cleanup, Command, Refusal, node_of};
 
 impl Job {
     pub(super) fn on_cancelled(
@@ -68,34 +68,27 @@ impl Job {
             return;
         }
         self.untold.clone_from(cancels.unheard());
-        match &mut self.phase {
-            Phase::Withdrawing {
-                discard, copies, ..
-            } => {
-                let (discard, copies) = (*discard, std::mem::take(copies));
-                self.part(discard, copies);
-            }
-            _ => self.phase = Phase::Over,
-        }
+        self.phase = match self.phase {
+            Phase::Withdrawing { cleanup, .. } => Phase::Withdrawn(cleanup),
+            _ => Phase::Over,
+        };
     }
 
     /// Asks those again whom a Cancel has not reached, if it is time.
     pub(super) fn tell_again(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        let (nodes, discard) = match &mut self.phase {
-            Phase::Discarding(cancels) => (cancels.again(now), true),
-            Phase::Withdrawing {
-                cancels, discard, ..
-            } => (cancels.again(now), *discard),
+        let (nodes, cleanup) = match &mut self.phase {
+            Phase::Discarding(cancels) => (cancels.again(now), Cleanup::Partials),
+            Phase::Withdrawing { cancels, cleanup } => (cancels.again(now), *cleanup),
             _ => return,
         };
-        self.cancel(&nodes, discard, commands);
+        self.cancel(&nodes, cleanup, commands);
     }
 
-    fn cancel(&self, nodes: &BTreeSet<String>, discard: bool, commands: &mut Vec<Command>) {
+    fn cancel(&self, nodes: &BTreeSet<String>, cleanup: Cleanup, commands: &mut Vec<Command>) {
         commands.extend(nodes.iter().map(|node| Command::Cancel {
             node: node.clone(),
             attempt: self.attempt,
-            discard,
+            cleanup,
         }));
     }
 
@@ -105,16 +98,11 @@ impl Job {
         let source = &self.spec.source.node;
         let is_asked = |node: &&String| !part.contains(*node) && *node != source;
         let nodes = self.unheard.iter().filter(is_asked).cloned().collect();
-        self.cancel(&nodes, false, commands);
+        self.cancel(&nodes, Cleanup::Nothing, commands);
     }
 
     /// Everybody who may know of it is told. What is ending by itself goes on to do so.
-    pub(super) fn on_stop(
-        &mut self,
-        discard: bool,
-        copies: Vec<Removal>,
-        commands: &mut Vec<Command>,
-    ) {
+    pub(super) fn on_stop(&mut self, cleanup: Cleanup, commands: &mut Vec<Command>) {
         match &mut self.phase {
             Phase::Asking
             | Phase::Resting { .. }
@@ -122,70 +110,25 @@ impl Job {
             | Phase::Preparing { .. }
             | Phase::Running(_)
             | Phase::Cancelling { .. } => {}
-            Phase::Withdrawing {
-                discard: told,
-                copies: known,
-                ..
-            } => {
-                // Some may have become Verified since. Those that are not named any more stay known: a
-                // job that was begun only to be withdrawn has heard of none itself.
-                if *told == discard {
-                    let is_new = |it: &Removal| known.iter().all(|one| one.place != it.place);
-                    let new: Vec<Removal> = copies.into_iter().filter(is_new).collect();
-                    known.extend(new);
-                }
-                return;
-            }
             Phase::Settling { .. }
-            | Phase::Discarding { .. }
-            | Phase::Parting { .. }
-            | Phase::Removing { .. }
-            | Phase::Withdrawn { .. }
+            | Phase::Discarding(_)
+            | Phase::Withdrawing { .. }
+            | Phase::Withdrawn(_)
             | Phase::Over => return,
         }
         if self.attempt == 0 {
-            return self.part(discard, copies);
+            self.phase = Phase::Withdrawn(cleanup);
+            return;
         }
         let destinations = self.spec.destinations.iter();
         let waiting: BTreeSet<String> = destinations
             .map(|place| place.node.clone())
             .chain([self.spec.source.node.clone()])
             .collect();
-        self.cancel(&waiting, discard, commands);
+        self.cancel(&waiting, cleanup, commands);
         self.phase = Phase::Withdrawing {
             cancels: Cancels::ask(waiting),
-            discard,
-            copies,
-        };
-    }
-
-    /// No byte of it lands any more. Telling everybody has taken a while, in which a copy may have become
-    /// another job's: which of them go is asked now.
-    fn part(&mut self, discard: bool, copies: Vec<Removal>) {
-        self.phase = if copies.is_empty() {
-            Phase::Withdrawn {
-                discard,
-                has_parted: false,
-            }
-        } else {
-            Phase::Parting { discard, copies }
-        };
-    }
-
-    /// What shall not stay goes.
-    pub(super) fn on_remove(&mut self, remove: Vec<Removal>, commands: &mut Vec<Command>) {
-        let Phase::Parting { discard, .. } = self.phase else {
-            return;
-        };
-        let waiting: BTreeSet<String> = remove.iter().map(|it| it.place.node.clone()).collect();
-        commands.extend(remove.into_iter().map(Command::Remove));
-        self.phase = if waiting.is_empty() {
-            Phase::Withdrawn {
-                discard,
-                has_parted: true,
-            }
-        } else {
-            Phase::Removing { waiting, discard }
+            cleanup,
         };
     }
 
@@ -197,7 +140,7 @@ impl Job {
         if self.spec.mandate.attempts_before == 0 {
             waiting.retain(|node| !self.contact.was_never_reached(node));
         }
-        self.cancel(&waiting, true, commands);
+        self.cancel(&waiting, Cleanup::Partials, commands);
         self.phase = if waiting.is_empty() {
             Phase::Over
         } else if self.vain > self.spec.backoff_limit {

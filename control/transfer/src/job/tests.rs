@@ -12,7 +12,6 @@ use crate::{
 const BYTES: u64 = 100;
 
 mod cancels;
-mod copies;
 mod objects;
 mod planning;
 
@@ -33,9 +32,13 @@ struct World {
 }
 
 fn stop(discard: bool) -> Answer {
-    Answer::Stop {
-        discard,
-        copies: Vec::new(),
+    Answer::Stop(cleanup(discard))
+}
+
+fn cleanup(discard: bool) -> Cleanup {
+    match discard {
+        true => Cleanup::Partials,
+        false => Cleanup::Nothing,
     }
 }
 
@@ -97,6 +100,7 @@ impl World {
         };
         let spec = Spec {
             uid: "uid".into(),
+            name: None,
             source: place(0),
             object: None,
             destinations: (1..nodes).map(place).collect(),
@@ -154,11 +158,6 @@ impl World {
                 }
             };
             match command {
-                Command::Remove(removal) => {
-                    let node = removal.place.node;
-                    self.log.push(format!("remove {node}"));
-                    self.answer(Answer::Removed { node });
-                }
                 Command::Stat => {
                     self.log.push("stat".into());
                     let source = self.job.spec().source.node.clone();
@@ -192,9 +191,13 @@ impl World {
                 Command::Cancel {
                     node,
                     attempt,
-                    discard,
+                    cleanup,
                 } => {
-                    let how = if discard { "discard" } else { "cancel" };
+                    let how = match cleanup {
+                        Cleanup::Nothing => "cancel",
+                        Cleanup::Partials => "discard",
+                        Cleanup::Copies => "release",
+                    };
                     self.log.push(format!("{how} {node} #{attempt}"));
                     let result = reach(&node);
                     self.answer(Answer::Cancelled {
@@ -640,12 +643,27 @@ fn a_job_that_nobody_wants_any_more_is_over_once_everybody_knows() {
         world.log(),
         "discard node0 #1\ndiscard node1 #1\ndiscard node2 #1"
     );
-    assert_eq!(world.job.end(), Some(End::Withdrawn { discard: true }));
+    assert_eq!(world.job.end(), Some(End::Withdrawn(Cleanup::Partials)));
     // What was on its way changes nothing any more.
     world.verifies(1);
     world.answer(stop(false));
-    assert_eq!(world.job.end(), Some(End::Withdrawn { discard: true }));
+    assert_eq!(world.job.end(), Some(End::Withdrawn(Cleanup::Partials)));
     assert_eq!(world.log(), "");
+}
+
+#[test]
+fn whoever_is_told_that_a_job_ends_is_told_what_goes() {
+    for (cleanup, how) in [
+        (Cleanup::Nothing, "cancel"),
+        (Cleanup::Partials, "discard"),
+        (Cleanup::Copies, "release"),
+    ] {
+        let mut world = World::chain(2);
+        world.log();
+        world.answer(Answer::Stop(cleanup));
+        assert_eq!(world.log(), format!("{how} node0 #1\n{how} node1 #1"));
+        assert_eq!(world.job.end(), Some(End::Withdrawn(cleanup)));
+    }
 }
 
 #[test]
@@ -682,14 +700,14 @@ fn a_successor_counts_on_and_may_withdraw_what_it_did_not_begin() {
     };
     assert_eq!((commands, job.attempt()), (vec![prepare(1), prepare(2)], 5));
 
-    let (job, commands) = Job::withdraw(spec, false, Vec::new());
+    let (job, commands) = Job::withdraw(spec, Cleanup::Nothing);
     assert_eq!(commands.len(), 3);
     assert_eq!(job.course(), Course::Ending);
     let ended = commands.into_iter().fold(job, |job, command| {
         let Command::Cancel {
             node,
             attempt: 4,
-            discard: false,
+            cleanup: Cleanup::Nothing,
         } = command
         else {
             panic!("{command:?}");
@@ -701,5 +719,5 @@ fn a_successor_counts_on_and_may_withdraw_what_it_did_not_begin() {
         };
         job.step(Duration::ZERO, answer).0
     });
-    assert_eq!(ended.end(), Some(End::Withdrawn { discard: false }));
+    assert_eq!(ended.end(), Some(End::Withdrawn(Cleanup::Nothing)));
 }

@@ -1,31 +1,98 @@
-//! What a verified copy is told by, and what goes when it is removed.
+//! What records say of verified copies, and what goes when a copy is removed.
+
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use super::alone::{Alone, alone, mount, this_test};
 use super::*;
+use crate::files::copies::{CopyJob, CopyRecord, check, release};
 
-/// A destination that is complete, and its fingerprint.
-fn copy(node: &Node, path: &str, source: &Source) -> Fingerprint {
-    let config = node.config(path, source);
+fn job(uid: &str) -> CopyJob {
+    CopyJob {
+        uid: uid.to_owned(),
+        namespace: "team".to_owned(),
+        name: format!("name-of-{uid}"),
+    }
+}
+
+/// Makes a destination that is complete, and records it for the job.
+fn complete(node: &Node, path: &str, source: &Source, uid: &str) -> Destination {
+    let config = DestinationConfig {
+        job: uid.parse().unwrap(),
+        ..node.config(path, source)
+    };
     let destination = Destination::prepare(config).unwrap();
     for (index, _, _) in source.manifest().files() {
         send_file(source, &destination, index, u32::MAX, &mut Sent::default()).unwrap();
     }
-    destination.complete().unwrap();
-    let made = destination.fingerprint().unwrap();
-    // It travels as text.
-    let read = Fingerprint::parse(&made.to_string()).unwrap();
-    assert_eq!(read, made);
-    read
+    let digest = destination.complete().unwrap();
+    destination.record(&digest, job(uid)).unwrap();
+    destination
 }
 
-fn condition(node: &Node, path: &str, fingerprint: &Fingerprint) -> Condition {
-    let path = RootPath::parse(path).unwrap();
-    fingerprint.examine(&node.root, &path).unwrap()
+/// The same, and the attempt is over.
+fn copy(node: &Node, path: &str, source: &Source, uid: &str) {
+    complete(node, path, source, uid);
 }
 
-fn remove(node: &Node, path: &str, fingerprint: &Fingerprint) -> Removed {
-    let path = RootPath::parse(path).unwrap();
-    super::remove(&node.root, &path, fingerprint).unwrap()
+fn all(node: &Node) -> Vec<CopyRecord> {
+    check(&node.root, || Some(())).unwrap()
+}
+
+/// The paths of the copies that are as they were verified.
+fn listed(node: &Node) -> Vec<String> {
+    all(node).into_iter().map(|copy| copy.path).collect()
+}
+
+fn released(node: &Node, uid: &str) {
+    release(&node.root, uid).unwrap();
+}
+
+/// All names but those of the records.
+fn names(node: &Node) -> Vec<String> {
+    let mut names = node.names();
+    names.retain(|name| !name.starts_with(".weft-copies/"));
+    names
+}
+
+/// The files of the records.
+fn records(node: &Node) -> Vec<PathBuf> {
+    let directory = std::fs::read_dir(node.path(".weft-copies")).unwrap();
+    directory.map(|entry| entry.unwrap().path()).collect()
+}
+
+/// Changes the text of the one record.
+fn rewrite(node: &Node, change: impl FnOnce(String) -> String) {
+    let [record] = records(node).try_into().unwrap();
+    let text = std::fs::read_to_string(&record).unwrap();
+    std::fs::write(record, change(text)).unwrap();
+}
+
+/// What `path` is a destination of: another job's.
+fn another(node: &Node, path: &str, source: &Source) -> Result<Destination, FileError> {
+    Destination::prepare(DestinationConfig {
+        job: "job-2".parse().unwrap(),
+        ..node.config(path, source)
+    })
+}
+
+#[test]
+fn a_record_says_what_a_copy_is_and_survives_a_restart_of_the_agent() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w").write("m/sub/config", b"{}");
+    copy(&node, "a/m", &from.source("m").unwrap(), "a");
+    let node = reopened(node);
+    let [record] = all(&node).try_into().unwrap();
+    assert_eq!(
+        (&*record.path, record.bytes, record.files, record.made),
+        ("a/m", 3, 2, true)
+    );
+    assert_eq!((record.digest.len(), record.jobs), (64, vec![job("a")]));
+    let mode = |path: PathBuf| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(node.path(".weft-copies")), 0o700);
+    assert_eq!(mode(records(&node)[0].clone()), 0o600);
+    released(&node, "a");
+    assert_eq!(names(&node), ["a/"]);
+    assert!(records(&node).is_empty());
 }
 
 #[test]
@@ -33,24 +100,24 @@ fn what_lay_beside_a_copy_stays_when_the_copy_is_removed() {
     let (from, node) = (Node::new(), Node::new());
     from.write("m/weights", b"w").write("m/sub/config", b"{}");
     node.write("m/notes", b"mine").write("m/sub/mine/x", b"x");
-    let source = from.source("m").unwrap();
-    let made = copy(&node, "m", &source);
+    copy(&node, "m", &from.source("m").unwrap(), "a");
     node.write("m/later", b"mine");
-    std::os::unix::fs::symlink("notes", node.path("m/link")).unwrap();
-    assert_eq!(condition(&node, "m", &made), Condition::Intact);
-    assert_eq!(remove(&node, "m", &made), Removed::Gone);
-    let left = [
-        "m/",
-        "m/later",
-        "m/link",
-        "m/notes",
-        "m/sub/",
-        "m/sub/mine/",
-        "m/sub/mine/x",
-    ];
-    assert_eq!(node.names(), left);
-    assert_eq!(condition(&node, "m", &made), Condition::Missing);
-    assert_eq!(remove(&node, "m", &made), Removed::Gone, "repeated");
+    symlink("notes", node.path("m/link")).unwrap();
+    assert_eq!(listed(&node), ["m"]);
+    for time in ["first", "repeated"] {
+        released(&node, "a");
+        let left = [
+            "m/",
+            "m/later",
+            "m/link",
+            "m/notes",
+            "m/sub/",
+            "m/sub/mine/",
+            "m/sub/mine/x",
+        ];
+        assert_eq!(names(&node), left, "{time}");
+        assert!(listed(&node).is_empty(), "{time}");
+    }
 }
 
 #[test]
@@ -58,14 +125,118 @@ fn a_model_that_lay_where_another_job_put_its_files_stays() {
     let (base, adapter, node) = (Node::new(), Node::new(), Node::new());
     base.write("m/base", b"b").write("m/config", b"{}");
     adapter.write("m/adapter", b"a");
-    let below = copy(&node, "m", &base.source("m").unwrap());
-    let above = copy(&node, "m", &adapter.source("m").unwrap());
-    assert_eq!(condition(&node, "m", &below), Condition::Intact);
-    assert_eq!(remove(&node, "m", &above), Removed::Gone);
-    assert_eq!(node.names(), ["m/", "m/base", "m/config"]);
-    assert_eq!(condition(&node, "m", &below), Condition::Intact);
-    assert_eq!(remove(&node, "m", &below), Removed::Gone);
-    assert_eq!(node.names(), Vec::<String>::new());
+    copy(&node, "m", &base.source("m").unwrap(), "below");
+    copy(&node, "m", &adapter.source("m").unwrap(), "above");
+    // A place has one record: the copy that came last.
+    assert_eq!(all(&node)[0].jobs, [job("above")]);
+    released(&node, "below");
+    assert_eq!(listed(&node), ["m"]);
+    released(&node, "above");
+    assert_eq!(names(&node), ["m/", "m/base", "m/config"]);
+}
+
+#[test]
+fn files_that_two_overlapping_copies_name_stay_until_both_are_released() {
+    let from = Node::new();
+    from.write("m/weights", b"w")
+        .write("m/sub/config", b"{}")
+        .write("m/sub/empty/x", b"");
+    for order in [["outer", "inner"], ["inner", "outer"]] {
+        let node = Node::new();
+        copy(&node, "m", &from.source("m").unwrap(), "outer");
+        copy(&node, "m/sub", &from.source("m/sub").unwrap(), "inner");
+        assert_eq!(listed(&node), ["m", "m/sub"]);
+        released(&node, order[0]);
+        let inner = ["m/", "m/sub/", "m/sub/config", "m/sub/empty/"];
+        for name in inner {
+            assert!(names(&node).contains(&name.to_owned()), "{order:?} {name}");
+        }
+        assert_eq!(node.path("m/weights").exists(), order[0] == "inner");
+        assert_eq!(listed(&node).len(), 1, "{order:?}");
+        released(&node, order[1]);
+        // The directory around the inner one was not empty when the outer one went.
+        let left: &[&str] = if order[0] == "outer" { &["m/"] } else { &[] };
+        assert_eq!(names(&node), left, "{order:?}");
+    }
+}
+
+#[test]
+fn the_last_of_two_jobs_takes_the_copy_with_it() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w");
+    let source = from.source("m").unwrap();
+    for uid in ["a", "b", "a"] {
+        copy(&node, "m", &source, uid);
+    }
+    assert_eq!(all(&node)[0].jobs, [job("a"), job("b")]);
+    for uid in ["a", "never"] {
+        released(&node, uid);
+        assert_eq!(all(&node)[0].jobs, [job("b")]);
+    }
+    released(&node, "b");
+    assert_eq!(names(&node), Vec::<String>::new());
+}
+
+#[test]
+fn a_copy_is_recorded_for_so_many_jobs_and_the_oldest_goes() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("weights", b"w");
+    let source = from.source("weights").unwrap();
+    for number in 0..40 {
+        copy(&node, "weights", &source, &number.to_string());
+    }
+    let jobs = all(&node).remove(0).jobs;
+    let wanted: Vec<CopyJob> = (8..40).map(|number| job(&number.to_string())).collect();
+    assert_eq!(jobs, wanted);
+}
+
+#[test]
+fn a_sources_own_files_stay_and_are_listed_as_long_as_a_job_needs_them() {
+    let node = Node::new();
+    node.write("m/weights", b"w").write("one", b"1");
+    for path in ["m", "one"] {
+        let source = node.source(path).unwrap();
+        let digest = Digest::from_bytes(Algorithm::Blake3, &[7; 32]).unwrap();
+        source.record(&digest, job("a")).unwrap();
+    }
+    assert_eq!(listed(&node), ["m", "one"]);
+    released(&node, "a");
+    assert!(listed(&node).is_empty() && records(&node).is_empty());
+    assert_eq!(names(&node), ["m/", "m/weights", "one"]);
+}
+
+#[test]
+fn files_that_weft_wrote_go_also_when_a_later_job_has_read_them() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w");
+    copy(&node, "m", &from.source("m").unwrap(), "a");
+    let digest = all(&node).remove(0).digest.parse().unwrap();
+    let source = node.source("m").unwrap();
+    source.record(&digest, job("b")).unwrap();
+    drop(source);
+    released(&node, "a");
+    assert_eq!(all(&node)[0].jobs, [job("b")]);
+    released(&node, "b");
+    assert_eq!(names(&node), Vec::<String>::new());
+}
+
+#[test]
+fn in_a_read_only_root_nothing_is_recorded_or_removed() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w");
+    copy(&node, "m", &from.source("m").unwrap(), "a");
+    let before = names_below(node.directory.path());
+    let root = Root::open("models", node.directory.path(), Access::ReadOnly).unwrap();
+    let node = Node {
+        root: Arc::new(root),
+        directory: node.directory,
+    };
+    let digest = Digest::from_bytes(Algorithm::Blake3, &[7; 32]).unwrap();
+    let source = node.source("m/weights").unwrap();
+    source.record(&digest, job("b")).unwrap();
+    released(&node, "a");
+    assert!(all(&node).is_empty());
+    assert_eq!(names_below(node.directory.path()), before);
 }
 
 #[test]
@@ -80,32 +251,54 @@ fn a_directory_of_a_copy_that_something_is_mounted_on_stays_and_its_files_go() {
             mount("tmpfs", "size=1m", &node.path("m"));
             std::fs::create_dir_all(node.path("m/sub")).unwrap();
             mount("tmpfs", "size=1m", &node.path("m/sub"));
-            let made = copy(&node, "m", &from.source("").unwrap());
-            assert_eq!(node.names(), ["m/", "m/sub/", "m/sub/config", "m/weights"]);
-            assert_eq!(remove(&node, "m", &made), Removed::Gone);
-            assert_eq!(node.names(), ["m/", "m/sub/"]);
+            copy(&node, "m", &from.source("").unwrap(), "a");
+            assert_eq!(names(&node), ["m/", "m/sub/", "m/sub/config", "m/weights"]);
+            released(&node, "a");
+            assert_eq!(names(&node), ["m/", "m/sub/"]);
         },
     );
 }
 
 #[test]
-fn nothing_is_prepared_listed_or_removed_in_a_root_that_something_is_mounted_over() {
+fn nothing_is_prepared_or_removed_in_a_root_that_something_is_mounted_over() {
     alone(
-        this_test!(nothing_is_prepared_listed_or_removed_in_a_root_that_something_is_mounted_over),
+        this_test!(nothing_is_prepared_or_removed_in_a_root_that_something_is_mounted_over),
         Alone::Mounts,
         || {
             let (from, node) = (Node::new(), Node::new());
             from.write("m/weights", b"w");
             let source = from.source("m").unwrap();
-            let made = copy(&node, "m", &source);
+            copy(&node, "m", &source, "a");
             mount("tmpfs", "size=1m", node.directory.path());
             let error = Destination::prepare(node.config("n", &source)).unwrap_err();
             assert_fault(&error, "RootReplaced", "models");
-            let path = RootPath::parse("m").unwrap();
-            let error = super::remove(&node.root, &path, &made).unwrap_err();
-            assert_fault(&error, "RootReplaced", "models");
+            released(&node, "a");
+            let covered = rustix::fs::statat(
+                node.root.directory(),
+                "m/weights",
+                rustix::fs::AtFlags::empty(),
+            );
+            assert_eq!(covered.unwrap().st_size, 1);
             let node = reopened(node);
             Destination::prepare(node.config("n", &source)).unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_copy_goes_from_a_full_disk_on_which_no_record_can_be_written() {
+    alone(
+        this_test!(a_copy_goes_from_a_full_disk_on_which_no_record_can_be_written),
+        Alone::Mounts,
+        || {
+            let (from, node) = (Node::new(), Node::new());
+            from.write("m/weights", b"w");
+            mount("tmpfs", "size=1m", node.directory.path());
+            let node = reopened(node);
+            copy(&node, "m", &from.source("m").unwrap(), "a");
+            std::fs::write(node.path("full"), vec![0; 2 << 20]).unwrap_err();
+            released(&node, "a");
+            assert_eq!(names(&node), ["full"]);
         },
     );
 }
@@ -117,154 +310,229 @@ fn one_file_goes_and_the_directory_that_it_was_put_into_stays_with_the_rest() {
     node.write("m/notes", b"mine");
     let source = from.source("weights").unwrap();
     for (path, name) in [("m/", "m/weights"), ("m/other", "m/other")] {
-        let made = copy(&node, path, &source);
+        copy(&node, path, &source, "a");
         assert!(node.names().contains(&name.to_owned()));
-        assert_eq!(condition(&node, path, &made), Condition::Intact);
-        assert_eq!(remove(&node, path, &made), Removed::Gone);
-        assert_eq!(node.names(), ["m/", "m/notes"]);
+        assert_eq!(listed(&node), [name]);
+        released(&node, "a");
+        assert_eq!(names(&node), ["m/", "m/notes"]);
     }
 }
 
+/// What may become of a copy `m` of `weights` and `config`.
+const SPOIL: [fn(&Node); 6] = [
+    |node| std::fs::remove_file(node.path("m/config")).unwrap(),
+    |node| {
+        node.write("m/config", b"[]");
+    },
+    |node| {
+        std::fs::rename(node.path("m/config"), node.path("m/was")).unwrap();
+        symlink("was", node.path("m/config")).unwrap();
+    },
+    |node| {
+        std::fs::rename(node.path("m"), node.path("was")).unwrap();
+        symlink("was", node.path("m")).unwrap();
+    },
+    |node| {
+        std::fs::rename(node.path("m"), node.path("was")).unwrap();
+        node.write("m", b"");
+    },
+    |node| {
+        std::fs::remove_dir(node.path("m/none")).unwrap();
+        node.write("m/none", b"");
+    },
+];
+
 #[test]
-fn a_copy_of_which_a_file_is_changed_or_gone_is_not_intact_and_stays() {
+fn a_copy_of_which_a_file_is_changed_or_gone_is_not_listed_and_stays() {
     let from = Node::new();
     from.write("m/weights", b"w").write("m/config", b"{}");
+    std::fs::create_dir(from.path("m/none")).unwrap();
     let source = from.source("m").unwrap();
-    let spoil: [fn(&Node); 4] = [
-        |node| std::fs::remove_file(node.path("m/config")).unwrap(),
-        |node| {
-            node.write("m/config", b"[]");
-        },
-        |node| {
-            std::fs::rename(node.path("m/config"), node.path("m/was")).unwrap();
-            std::os::unix::fs::symlink("was", node.path("m/config")).unwrap();
-        },
-        |node| {
-            std::fs::rename(node.path("m"), node.path("was")).unwrap();
-            std::os::unix::fs::symlink("was", node.path("m")).unwrap();
-        },
-    ];
-    for spoil in spoil {
-        let node = Node::new();
-        let made = copy(&node, "m", &source);
-        spoil(&node);
-        let before = node.names();
-        assert_eq!(
-            condition(&node, "m", &made),
-            Condition::Changed,
-            "{before:?}"
-        );
-        assert_eq!(remove(&node, "m", &made), Removed::Changed);
-        assert_eq!(node.names(), before);
+    for spoil in SPOIL {
+        for is_seen_before in [true, false] {
+            let node = Node::new();
+            copy(&node, "m", &source, "a");
+            spoil(&node);
+            let before = names(&node);
+            if is_seen_before {
+                assert!(listed(&node).is_empty(), "{before:?}");
+            }
+            released(&node, "a");
+            assert_eq!(names(&node), before);
+            assert!(listed(&node).is_empty() && records(&node).is_empty());
+            assert_eq!(names(&node), before);
+        }
     }
 }
 
 #[test]
-fn a_copy_of_very_many_files_among_others_is_looked_after_and_not_removed() {
+fn a_copy_of_an_empty_directory_is_lost_and_removed_like_others() {
+    let (from, node) = (Node::new(), Node::new());
+    std::fs::create_dir(from.path("m")).unwrap();
+    let source = from.source("m").unwrap();
+    copy(&node, "m", &source, "a");
+    assert_eq!(listed(&node), ["m"]);
+    std::fs::remove_dir(node.path("m")).unwrap();
+    assert!(listed(&node).is_empty());
+    copy(&node, "m", &source, "a");
+    released(&node, "a");
+    assert_eq!(names(&node), Vec::<String>::new());
+}
+
+#[test]
+fn a_copy_that_is_verified_again_after_a_change_has_a_new_record() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w").write("m/config", b"{}");
+    let source = from.source("m").unwrap();
+    copy(&node, "m", &source, "a");
+    node.write("m/config", b"[]");
+    copy(&node, "m", &source, "b");
+    assert_eq!(all(&node)[0].jobs, [job("b")]);
+    released(&node, "b");
+    assert_eq!(names(&node), Vec::<String>::new());
+}
+
+#[test]
+fn a_copy_of_very_many_files_is_told_from_others_and_removed() {
     let (from, node) = (Node::in_memory(), Node::in_memory());
     for number in 0..300 {
         from.write(&format!("m/{number}"), b"x");
     }
-    let source = from.source("m").unwrap();
-    let alone = copy(&node, "alone", &source);
     node.write("among/notes", b"mine");
-    let among = copy(&node, "among", &source);
-    for (path, made, removed) in [
-        ("alone", &alone, Removed::Gone),
-        ("among", &among, Removed::Mixed),
-    ] {
-        assert_eq!(condition(&node, path, made), Condition::Intact);
-        assert_eq!(remove(&node, path, made), removed);
-    }
-    assert!(!node.path("alone").exists());
-    assert_eq!(std::fs::read_dir(node.path("among")).unwrap().count(), 301);
+    copy(&node, "among", &from.source("m").unwrap(), "a");
+    assert_eq!(listed(&node), ["among"]);
+    released(&node, "a");
+    assert_eq!(names(&node), ["among/", "among/notes"]);
+}
+
+/// The most memory that this process has had, in KiB, since it was reset.
+fn peak_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    let digits = line.unwrap().split_whitespace().nth(1).unwrap();
+    digits.parse().unwrap()
 }
 
 #[test]
-fn what_is_written_after_the_check_is_vouched_for_by_nobody() {
+fn a_record_of_100_000_entries_is_read_without_holding_them_all() {
+    alone(
+        this_test!(a_record_of_100_000_entries_is_read_without_holding_them_all),
+        Alone::Mounts,
+        || {
+            let (from, node) = (Node::new(), Node::new());
+            std::fs::create_dir(from.path("m")).unwrap();
+            copy(&node, "m", &from.source("m").unwrap(), "a");
+            // The same directory, each time by 300 bytes.
+            let line = format!("{{\"path\":\"{}\"}}\n", "./".repeat(150));
+            rewrite(&node, |text| text + &line.repeat(100_000));
+            std::fs::write("/proc/self/clear_refs", "5").unwrap();
+            let before = peak_kib();
+            assert_eq!(listed(&node), ["m"]);
+            let more = peak_kib() - before;
+            assert!(more < 8 << 10, "{more} KiB");
+        },
+    );
+}
+
+#[test]
+fn a_copy_that_is_not_complete_or_is_written_to_later_is_not_listed() {
     let (from, node) = (Node::new(), Node::new());
     from.write("m/weights", b"w");
     let source = from.source("m").unwrap();
     let destination = Destination::prepare(node.config("m", &source)).unwrap();
     send_file(&source, &destination, 0, u32::MAX, &mut Sent::default()).unwrap();
-    assert_eq!(destination.fingerprint(), None, "before it is complete");
+    let digest = destination.digest().unwrap();
+    destination.record(&digest, job("a")).unwrap();
+    assert!(listed(&node).is_empty(), "before it is complete");
     destination.complete().unwrap();
     node.write("m/weights", b"W");
-    assert_eq!(destination.fingerprint(), None);
-}
-
-/// What `path` is a destination of: another job's.
-fn another(node: &Node, path: &str, source: &Source) -> Result<Destination, FileError> {
-    Destination::prepare(DestinationConfig {
-        job: "job-2".parse().unwrap(),
-        ..node.config(path, source)
-    })
+    destination.record(&digest, job("a")).unwrap();
+    assert!(listed(&node).is_empty());
 }
 
 #[test]
-fn a_copy_stays_while_another_job_writes_at_it_within_it_or_around_it() {
-    let (from, node, elsewhere) = (Node::new(), Node::new(), Node::new());
+fn a_copy_is_removed_after_another_job_has_written_at_it_within_it_or_around_it() {
+    let (from, elsewhere) = (Node::new(), Node::new());
     from.write("m/weights", b"w").write("m/sub/config", b"{}");
     let source = from.source("m").unwrap();
-    let made = copy(&node, "a/m", &source);
     for path in ["a/m", "a/m/sub", "a/m/new/deep", "a", ""] {
+        let node = Node::new();
+        copy(&node, "a/m", &source, "a");
         let other = another(&node, path, &source).unwrap();
-        assert_eq!(remove(&node, "a/m", &made), Removed::InUse, "{path}");
+        // A name that begins alike is another one.
+        let _beside = [
+            another(&node, "a/mm", &source),
+            another(&elsewhere, "a/m", &source),
+        ];
+        released(&node, "a");
+        assert!(listed(&node).is_empty());
+        assert!(node.path("a/m/weights").exists(), "{path}");
         other.abort(Partials::Remove).unwrap();
-        assert_eq!(condition(&node, "a/m", &made), Condition::Intact, "{path}");
+        drop(other);
+        assert!(listed(&node).is_empty());
+        assert!(!node.path("a/m/weights").exists(), "{path}");
+        assert!(!node.path("a/m/sub/config").exists(), "{path}");
     }
-    // A name that begins alike is another one.
-    let _beside = [
-        another(&node, "a/mm", &source).unwrap(),
-        another(&elsewhere, "a/m", &source).unwrap(),
-    ];
-    assert_eq!(remove(&node, "a/m", &made), Removed::Gone);
-    assert!(!node.path("a/m/weights").exists() && !node.path("a/m/sub/config").exists());
+}
+
+#[test]
+fn a_job_that_finds_a_released_copy_keeps_it() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w");
+    let source = from.source("m").unwrap();
+    copy(&node, "m", &source, "a");
+    let other = another(&node, "m", &source).unwrap();
+    released(&node, "a");
+    drop(other);
+    copy(&node, "m", &source, "b");
+    assert_eq!(all(&node)[0].jobs, [job("b")]);
 }
 
 #[test]
 fn a_file_is_put_into_a_directory_from_which_another_goes() {
     let (from, node) = (Node::new(), Node::new());
     from.write("one", b"1").write("two", b"2");
-    let made = copy(&node, "m/one", &from.source("one").unwrap());
+    copy(&node, "m/one", &from.source("one").unwrap(), "a");
     let two = from.source("two").unwrap();
     let other = another(&node, "m/", &two).unwrap();
-    assert_eq!(remove(&node, "m/one", &made), Removed::Gone);
+    released(&node, "a");
     send_file(&two, &other, 0, u32::MAX, &mut Sent::default()).unwrap();
     other.complete().unwrap();
-    assert_eq!(node.names(), ["m/", "m/two"]);
+    assert_eq!(names(&node), ["m/", "m/two"]);
 }
 
 #[test]
-fn what_is_complete_is_in_use_until_its_attempt_is_over() {
+fn a_complete_copy_is_in_use_until_its_attempt_is_over() {
     let (from, node) = (Node::new(), Node::new());
     from.write("m/weights", b"w");
     let source = from.source("m").unwrap();
-    let made = copy(&node, "m", &source);
-    let other = another(&node, "m", &source).unwrap();
-    send_file(&source, &other, 0, u32::MAX, &mut Sent::default()).unwrap();
-    other.complete().unwrap();
-    assert_eq!(remove(&node, "m", &made), Removed::InUse, "it is passed on");
-    other.leave();
-    assert_eq!(remove(&node, "m", &made), Removed::Gone);
+    let passed_on = complete(&node, "m", &source, "a");
+    released(&node, "a");
+    assert!(node.path("m/weights").exists(), "it is passed on");
+    passed_on.leave();
+    assert!(listed(&node).is_empty());
+    assert_eq!(names(&node), Vec::<String>::new());
 }
 
 #[test]
-fn a_copy_stays_while_it_is_read() {
-    let (from, node) = (Node::new(), Node::new());
+fn a_copy_is_removed_after_it_was_read() {
+    let from = Node::new();
     from.write("m/weights", b"w").write("m/sub/config", b"{}");
-    let made = copy(&node, "a/m", &from.source("m").unwrap());
-    node.write("a/mm", b"mine");
-    let _beside = node.source("a/mm").unwrap();
+    let source = from.source("m").unwrap();
     for path in ["a/m", "a/m/sub/config", "a"] {
+        let node = Node::new();
+        copy(&node, "a/m", &source, "a");
+        node.write("a/mm", b"mine");
+        let _beside = node.source("a/mm").unwrap();
         let reader = node.source(path).unwrap();
         let another = reader.clone();
         drop(reader);
-        assert_eq!(remove(&node, "a/m", &made), Removed::InUse, "{path}");
+        released(&node, "a");
         another.unchanged().unwrap();
+        drop(another);
+        assert!(listed(&node).is_empty());
+        assert_eq!(names(&node), ["a/", "a/mm"], "{path}");
     }
-    assert_eq!(remove(&node, "a/m", &made), Removed::Gone);
-    assert_eq!(node.names(), ["a/", "a/mm"]);
 }
 
 #[test]
@@ -272,7 +540,7 @@ fn nobody_begins_to_write_where_a_copy_is_being_removed() {
     let (from, node) = (Node::new(), Node::new());
     from.write("m/weights", b"w");
     let source = from.source("m").unwrap();
-    let made = copy(&node, "a/m", &source);
+    copy(&node, "a/m", &source, "a");
     let path = RootPath::parse("a/m").unwrap();
     let removal = node.root.occupancy().clear(&path).unwrap();
     for path in ["a/m", "a/m/sub", "a"] {
@@ -281,8 +549,153 @@ fn nobody_begins_to_write_where_a_copy_is_being_removed() {
         assert!(crate::fault::Fault::from(error).passes());
     }
     another(&node, "a/mm", &source).unwrap();
-    // Asked for once more: whoever was refused is not there.
-    assert_eq!(remove(&node, "a/m", &made), Removed::Gone);
+    // The attempts that were refused are not there.
+    released(&node, "a");
+    assert!(!node.path("a/m").exists());
     drop(removal);
     another(&node, "a/m", &source).unwrap();
+}
+
+#[test]
+fn a_removal_that_an_end_of_the_agent_has_cut_short_goes_on() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w").write("m/config", b"{}");
+    copy(&node, "m", &from.source("m").unwrap(), "a");
+    rewrite(&node, |text| {
+        let jobs = serde_json::to_string(&[job("a")]).unwrap();
+        let text = text.replacen(&jobs, "[]", 1);
+        text.replacen("\"version\"", "\"removing\":true,\"version\"", 1)
+    });
+    std::fs::remove_file(node.path("m/config")).unwrap();
+    // Not while the agent is about to be replaced.
+    assert!(check(&node.root, || None::<()>).unwrap().is_empty());
+    assert!(node.path("m/weights").exists());
+    assert!(listed(&node).is_empty());
+    assert_eq!(names(&node), Vec::<String>::new());
+    assert!(records(&node).is_empty());
+}
+
+#[test]
+fn a_broken_record_is_skipped_and_left() {
+    let from = Node::new();
+    from.write("m/weights", b"w").write("m/config", b"{}");
+    let source = from.source("m").unwrap();
+    let spoil: [fn(String) -> String; 7] = [
+        |_| String::new(),
+        |text| text[..20].to_owned(),
+        |text| text.replacen("\"version\":1", "\"version\":2", 1),
+        |text| text.replacen("\"path\":\"m\"", "\"path\":\"../m\"", 1),
+        |text| text.replacen("\"path\":\"config\"", "\"path\":\"../x\"", 1),
+        // Cut between two lines.
+        |text| text[..=text.trim_end().rfind('\n').unwrap()].to_owned(),
+        |text| text.replacen('w', &"w".repeat(100_000), 1),
+    ];
+    for (number, spoil) in spoil.into_iter().enumerate() {
+        let node = Node::new();
+        copy(&node, "m", &source, "a");
+        rewrite(&node, spoil);
+        copy(&node, "n", &source, "b");
+        assert_eq!(listed(&node), ["n"], "{number}");
+        released(&node, "b");
+        assert!(listed(&node).is_empty(), "{number}");
+        assert_eq!(names(&node), ["m/", "m/config", "m/weights"], "{number}");
+        assert_eq!(records(&node).len(), 1, "{number}");
+        // The next copy of that place has a good one.
+        copy(&node, "m", &source, "a");
+        assert_eq!(listed(&node), ["m"], "{number}");
+    }
+}
+
+#[test]
+fn nothing_is_removed_that_a_broken_record_may_name() {
+    for (outer, inner) in [("m", "m/sub"), ("m/sub", "m")] {
+        let (from, node) = (Node::new(), Node::new());
+        from.write("m/sub/weights", b"w");
+        copy(&node, outer, &from.source(outer).unwrap(), "a");
+        rewrite(&node, |_| "{".to_owned());
+        copy(&node, inner, &from.source(inner).unwrap(), "b");
+        released(&node, "b");
+        assert!(node.path("m/sub/weights").exists(), "{outer}");
+    }
+}
+
+#[test]
+fn files_that_another_jobs_copy_at_the_same_path_has_stay() {
+    let (from, fewer, node) = (Node::new(), Node::new(), Node::new());
+    from.write("m/weights", b"w").write("m/config", b"{}");
+    fewer.write("m/weights", b"w");
+    copy(&node, "m", &from.source("m").unwrap(), "a");
+    copy(&node, "m", &fewer.source("m").unwrap(), "b");
+    released(&node, "b");
+    assert_eq!(names(&node), ["m/", "m/config", "m/weights"]);
+    // A later version has nothing of the one before.
+    let (newer, node) = (Node::new(), Node::new());
+    newer.write("m/weights", b"other").write("m/config", b"{1}");
+    copy(&node, "m", &from.source("m").unwrap(), "a");
+    copy(&node, "m", &newer.source("m").unwrap(), "b");
+    released(&node, "b");
+    assert_eq!(names(&node), Vec::<String>::new());
+}
+
+#[test]
+fn a_copy_that_more_jobs_were_recorded_for_than_it_lists_stays() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("weights", b"w");
+    let source = from.source("weights").unwrap();
+    for number in 0..33 {
+        copy(&node, "weights", &source, &number.to_string());
+    }
+    for number in 1..33 {
+        released(&node, &number.to_string());
+    }
+    assert_eq!(names(&node), ["weights"]);
+}
+
+#[test]
+fn a_copy_whose_directory_is_away_is_listed_again_when_it_is_back() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w");
+    copy(&node, "disk/m", &from.source("m").unwrap(), "a");
+    std::fs::rename(node.path("disk/m"), node.path("away")).unwrap();
+    assert!(listed(&node).is_empty());
+    std::fs::rename(node.path("away"), node.path("disk/m")).unwrap();
+    assert_eq!(listed(&node), ["disk/m"]);
+}
+
+#[test]
+fn records_that_others_can_write_count_for_nothing() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w");
+    copy(&node, "m", &from.source("m").unwrap(), "a");
+    let open = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(node.path(".weft-copies"), open).unwrap();
+    for error in [
+        check(&node.root, || Some(())).unwrap_err(),
+        release(&node.root, "a").unwrap_err(),
+    ] {
+        assert_fault(&error, "DestinationExists", ".weft-copies");
+    }
+    assert!(node.path("m/weights").exists());
+}
+
+#[test]
+fn records_are_no_part_of_a_source_and_no_job_names_them() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w");
+    copy(&node, "m", &from.source("m").unwrap(), "a");
+    let all = node.source("").unwrap();
+    let paths: Vec<&str> = all.manifest().entries().iter().map(|e| &*e.path).collect();
+    assert_eq!(paths, ["m", "m/weights"]);
+    for path in [".weft-copies", ".weft-copies/x", "m/.weft-copies/"] {
+        let error = RootPath::parse(path).unwrap_err();
+        assert_fault(&error, "BadPath", ".weft-copies");
+    }
+    // A name there that a partial file has.
+    let partial = format!(
+        ".weft-copies/{}",
+        claim::partial_name(&"j".parse().unwrap(), "a")
+    );
+    node.write(&partial, b"");
+    assert_eq!(sweep(&node.root, std::time::Duration::ZERO).unwrap(), 0);
+    assert_eq!(listed(&node), ["m"]);
 }

@@ -1,4 +1,5 @@
-use kube::runtime::watcher;
+use k8s_openapi::api::core::v1::Node;
+use kube::{ResourceExt as _, runtime::watcher};
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 use weft_crds::{
@@ -8,10 +9,9 @@ use weft_crds::{
 use super::*;
 use crate::controllers::{
     api_server::{ApiServer, Behaviour},
-    fabric::agents::FABRIC_LABEL,
+    cache::Key,
     kinds::{Cache, WatchEvent},
     lead::Lead,
-    models::{self, Note},
     request::FINALIZER,
     scenario::{self, minilm},
 };
@@ -76,7 +76,6 @@ async fn of_two_that_believe_to_lead_the_deposed_one_overwrites_nothing_of_the_o
     let request = phase(&of_old, Phase::Transferring);
     let conflict = send(&old, &request, &mut of_old).await.unwrap_err();
     assert!(conflict.is_conflict(), "{conflict}");
-    assert_eq!(conflict.failure(), Failure::Stale);
     assert!(lead.may_write(led));
     // Once it has heard of it, a write would succeed: it makes none.
     let seen = watched(&server);
@@ -158,27 +157,18 @@ async fn a_label_that_the_api_server_takes_and_leaves_out_is_refused() {
     server.put(&scenario::node("n1", &["gpu"]));
     server.behave("nodes", Behaviour::LeavesOut(".unwanted"));
     let cluster = cluster(&server, 5);
-    let node = scenario::node("n1", &["gpu"]);
-    let says = |key: &str, note: Option<Note>| models::write_note(&node, key, note.as_ref());
-    for note in [Some(scenario::note("f1")), None] {
-        let request = says(scenario::MODEL, note.clone());
-        send(&cluster, &request, &mut cache).await.unwrap();
-        let there = cache.nodes.named("n1").unwrap();
-        assert_eq!(models::note(there, scenario::MODEL), note);
-    }
-    let request = says("weft.dev/model.team-a.unwanted", Some(scenario::note("f1")));
-    let refused = send(&cluster, &request, &mut cache).await.unwrap_err();
-    let left_out = Consequence::LeaveOut {
-        node: "n1".to_owned(),
-        key: "weft.dev/model.team-a.unwanted".to_owned(),
+    let label = |key: &str, value: Option<&str>| {
+        let metadata = json!({ "labels": { key: value } });
+        Request::new::<Node>(Key::cluster("n1"), Change::MergeMetadata(metadata))
     };
-    assert_eq!(refused.consequence(&request), left_out);
-    // Of what somebody keeps there, or would not have there, something else is to be thought.
-    let removal = says("weft.dev/model.team-a.unwanted", None);
-    let of_removal = refused.consequence(&removal);
-    assert_eq!(of_removal, Consequence::Hold(Failure::Failed));
-    let labels = json!({ "labels": { FABRIC_LABEL: "default" } });
-    let of_fabric = refused.consequence(&models::patch(&node, labels));
-    assert_eq!(of_fabric, Consequence::Hold(Failure::Refused));
+    for value in [Some("0123"), None] {
+        let request = label(scenario::MODEL, value);
+        send(&cluster, &request, &mut cache).await.unwrap();
+        let there = cache.nodes.named("n1").unwrap().labels();
+        assert_eq!(there.get(scenario::MODEL).map(String::as_str), value);
+    }
+    let request = label("weft.dev/model.team-a.unwanted", Some("0123"));
+    let refused = send(&cluster, &request, &mut cache).await.unwrap_err();
+    assert!(!refused.is_conflict() && !refused.passes());
     assert!(refused.to_string().contains("team-a.unwanted"), "{refused}");
 }

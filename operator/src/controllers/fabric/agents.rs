@@ -18,8 +18,6 @@ use weft_crds::{RdmaFabric, Root, RootAccess};
 pub(crate) const FABRIC_LABEL: &str = "weft.dev/fabric";
 /// The hash of what was applied, so that a difference is seen without comparing defaults.
 pub(crate) const APPLIED: &str = "weft.dev/applied";
-/// On a DaemonSet: its pods run where the nodes' labels say so. Releases before that said which nodes.
-pub(crate) const BOUND: &str = "weft.dev/bound-by";
 /// The container of the template that runs the agent.
 const CONTAINER: &str = "agent";
 /// Where the roots are mounted; agents know it, too.
@@ -80,7 +78,6 @@ pub(crate) fn daemon_set(template: &AgentTemplate, fabric: &RdmaFabric) -> Daemo
     let hash = hash(&set);
     let annotations = set.metadata.annotations.get_or_insert_default();
     annotations.insert(APPLIED.to_owned(), hash);
-    annotations.insert(BOUND.to_owned(), "label".to_owned());
     set
 }
 

@@ -1,8 +1,8 @@
 //! Decides the next step of fabrics, their nodes and their agents: a pure function of the cache and of the
 //! agents' reports.
 
-mod binding;
 mod configuration;
+mod labels;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,21 +10,23 @@ use std::{
 };
 
 use k8s_openapi::{api::apps::v1::DaemonSet, jiff::Timestamp};
-use kube::ResourceExt as _;
+use kube::{ResourceExt as _, core::PartialObjectMeta};
 use serde_json::json;
 use weft_crds::{
     FabricNode, FabricNodeStatus, FabricStatus, Finding, NodeCount, NodePorts, RdmaFabric,
 };
 use weft_proto::operator::v1::NodeReport;
 
-pub(crate) use self::configuration::{Configured, config, configured};
+pub(crate) use self::{
+    configuration::{Configured, config, configured},
+    labels::model_label,
+};
 use crate::controllers::{
     cache::{Key, readiness, uid},
     condition::{self, Verdict},
     fabric::agents::{self, APPLIED, AgentTemplate, FABRIC_LABEL},
     kinds::Cache,
     membership::{Members, Membership},
-    models::{self, Notes},
     request::{Change, Event, Request},
 };
 
@@ -54,10 +56,6 @@ pub(crate) struct View<'a> {
     pub(crate) membership: &'a Membership,
     /// What agents have said to this process.
     pub(crate) sightings: &'a BTreeMap<String, Sighting>,
-    /// What nodes say that they hold.
-    pub(crate) notes: &'a Notes,
-    /// Nodes that may not be written to, as far as that is known.
-    pub(crate) refused: &'a BTreeSet<String>,
     /// How long this process has been leading: agents need a while to find a new leader.
     pub(crate) leading: Duration,
     /// What DaemonSets are made from.
@@ -68,18 +66,21 @@ pub(crate) struct View<'a> {
 
 /// What is to be written, one request for an object at most.
 pub(crate) fn decide(view: &View<'_>) -> Vec<Request> {
-    let mut requests = binding::node_labels(view);
-    let labelled: BTreeSet<Key> = requests.iter().map(|request| request.key.clone()).collect();
+    let mut requests = labels::requests(view);
     requests.extend(agents(view));
     requests.extend(fabric_nodes(view));
     requests.extend(statuses(view));
-    let lost = models::lost(view.cache, view.membership, view.sightings, view.notes);
-    // One request for an object: what else is to be said of a node is said then.
-    requests.extend(
-        lost.into_iter()
-            .filter(|lost| !labelled.contains(&lost.key)),
-    );
     requests
+}
+
+/// The fabric's DaemonSet, where it has one.
+pub(crate) fn set_of<'a>(
+    cache: &'a Cache,
+    fabric: &str,
+) -> Option<&'a PartialObjectMeta<DaemonSet>> {
+    let name = agents::name(fabric);
+    let mut sets = cache.daemon_sets.iter().map(|(_, set)| set);
+    sets.find(|set| set.name_any() == name)
 }
 
 fn agents(view: &View<'_>) -> Vec<Request> {
@@ -92,10 +93,7 @@ fn agents(view: &View<'_>) -> Vec<Request> {
             continue;
         }
         let wanted = agents::daemon_set(view.template, fabric);
-        let there = binding::set_of(view, &key.name);
-        if there.is_some_and(|set| !binding::unlabelled(view, set, members).is_empty()) {
-            continue;
-        }
+        let there = set_of(view.cache, &key.name);
         let applied = there.and_then(|set| set.annotations().get(APPLIED));
         if applied.is_none() || applied != wanted.annotations().get(APPLIED) {
             let key = Key::of(&wanted.metadata);
@@ -187,6 +185,13 @@ fn node_status(
     let fabric = &node.spec.fabric;
     let verdict = match sighting {
         None if view.leading < SILENCE && readiness(node).is_some() => return None,
+        None if !is_labelled(view, &name) => not_ready(
+            "NodeNotLabelled",
+            format!(
+                "node {name} has no label {FABRIC_LABEL}={fabric}, so no agent runs there: the operator writes \
+                 it; where that lasts, the operator's log says who refuses it"
+            ),
+        ),
         None => not_ready(
             "AgentMissing",
             format!(
@@ -196,8 +201,7 @@ fn node_status(
             ),
         ),
         Some(sighting) => {
-            let full = view.cache.nodes.named(&name).and_then(models::full);
-            fill(&mut new, &sighting.report, full);
+            fill(&mut new, &sighting.report);
             judge(&name, sighting, view)
         }
     };
@@ -212,6 +216,12 @@ fn node_status(
         configuration::set(&mut new, configured, asked, view.now);
     }
     (node.status.as_ref() != Some(&new)).then_some(new)
+}
+
+/// Whether the cluster's node of this name has the label of its fabric.
+fn is_labelled(view: &View<'_>, name: &str) -> bool {
+    let node = view.cache.nodes.named(name);
+    node.is_some_and(|node| labels::has_fabric_label(view, node))
 }
 
 fn judge(name: &str, sighting: &Sighting, view: &View<'_>) -> Verdict {
@@ -261,7 +271,7 @@ fn not_ready(reason: &str, message: String) -> Verdict {
     }
 }
 
-fn fill(status: &mut FabricNodeStatus, report: &NodeReport, full: Option<Finding>) {
+fn fill(status: &mut FabricNodeStatus, report: &NodeReport) {
     let ports = report.ports.unwrap_or_default();
     let small = |number: u32| u16::try_from(number).unwrap_or(u16::MAX);
     let expires = i64::try_from(report.certificate_expires_unix_s).ok();
@@ -286,12 +296,11 @@ fn fill(status: &mut FabricNodeStatus, report: &NodeReport, full: Option<Finding
         findings: report
             .findings
             .iter()
-            .take(FINDINGS_MAX - usize::from(full.is_some()))
+            .take(FINDINGS_MAX)
             .map(|f| Finding {
                 reason: f.reason.clone(),
                 message: f.message.clone(),
             })
-            .chain(full)
             .collect(),
         leader_epoch: status.leader_epoch,
     };
@@ -351,8 +360,7 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
         reason: reason.to_owned(),
         message,
     };
-    let updated = binding::updated(view, &fabric.name_any(), members);
-    for verdict in [ready, conflict(members), updated] {
+    for verdict in [ready, conflict(members)] {
         condition::set(&mut status.conditions, verdict, generation, view.now);
     }
     status

@@ -5,7 +5,7 @@
 //! command, an attempt's number before its first command. So this process and a successor both go on from
 //! what is written.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
@@ -17,9 +17,8 @@ use weft_crds::{DeletionPolicy, Phase, TransferJob, TransferJobStatus};
 
 use crate::controllers::{
     cache::{Key, uid},
-    copies::{self, Parting},
-    holds::HeldNodes,
     job::{
+        grants::{Claim, Grants},
         queue::{self, Party, Queue, Stake, Turn},
         reading::{self, Shut},
         resolve::{self, Obstacle, Transfer},
@@ -28,23 +27,15 @@ use crate::controllers::{
     },
     kinds::Cache,
     membership::Membership,
-    models,
     request::{Change, FINALIZER, Priority, Request},
 };
-use weft_transfer::{Contact, Removal, Roster};
+use crate::reports::{NodeState, nodes_with_copy};
+use weft_transfer::{Cleanup, Contact, Roster};
 
 /// Progress is written when what is written is so old …
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);
 /// … and this part of all bytes has moved since: 1 %.
 const PROGRESS_PART: i64 = 100;
-
-/// So long after a deadline nodes are labelled, where a thousand take two minutes; and so long after any end
-/// those are waited for whose writes fail.
-const NOTING: SignedDuration = SignedDuration::from_mins(2);
-
-/// After that the job ends without the rest of its labels: these change as fast as they are written, or
-/// hundreds of nodes do not answer.
-const HOPELESS: Duration = Duration::from_secs(3600);
 
 /// What a job is decided from.
 pub(crate) struct View<'a> {
@@ -58,16 +49,14 @@ pub(crate) struct View<'a> {
     pub(crate) work: Option<&'a Snapshot>,
     /// The layout of the cache that the work has last been told of.
     pub(crate) met: Option<u64>,
-    /// For how long that has been over.
-    pub(crate) over: Duration,
-    /// Nodes that cannot be written to.
-    pub(crate) held: &'a HeldNodes,
+    /// What agents say of their nodes.
+    pub(crate) reports: &'a BTreeMap<String, NodeState>,
     /// Whose turn it is, as far as that has been decided.
     pub(crate) queue: &'a Queue,
+    /// Who writes to which path.
+    pub(crate) grants: &'a Grants,
     /// Of this process.
     pub(crate) leader_epoch: u64,
-    /// When it began to lead.
-    pub(crate) began: Timestamp,
     /// When its status was last written by this process.
     pub(crate) written: Option<Timestamp>,
     /// Now.
@@ -85,10 +74,8 @@ pub(crate) enum Order {
     Withdraw {
         /// The agents, and the transfer that is over.
         transfer: Box<Transfer>,
-        /// Partial files go, too.
-        discard: bool,
-        /// Verified copies that may go.
-        copies: Vec<Removal>,
+        /// What goes there.
+        cleanup: Cleanup,
     },
     /// The cache has another layout: who is to have a copy by now, where that can be said.
     Meet {
@@ -100,14 +87,7 @@ pub(crate) enum Order {
     /// An attempt of this number may begin: it is written down.
     Permit(u32),
     /// End the work, and tell the agents.
-    Stop {
-        /// Partial files go, too.
-        discard: bool,
-        /// Verified copies that may go.
-        copies: Vec<Removal>,
-    },
-    /// All agents know that it is over: these copies go, and the others stay.
-    Remove(Vec<Removal>),
+    Stop(Cleanup),
     /// Its outcome is written down.
     Forget,
 }
@@ -121,6 +101,8 @@ pub(crate) struct Decision {
     pub(crate) order: Option<Order>,
     /// Where its jobs take turns: what the queue is to know of this one.
     pub(crate) party: Option<Party>,
+    /// The path that it writes to or wants to, once nothing else is in its way.
+    pub(crate) claim: Option<Claim>,
 }
 
 impl From<Order> for Decision {
@@ -148,6 +130,16 @@ enum Stop {
     Deadline,
 }
 
+impl Stop {
+    /// What goes at the agents. Verified copies stay.
+    fn cleanup(self) -> Cleanup {
+        match self {
+            Self::Suspend => Cleanup::Nothing,
+            Self::Deadline => Cleanup::Partials,
+        }
+    }
+}
+
 /// Decides the next step of a job.
 pub(crate) fn decide(view: &View<'_>) -> Decision {
     let decision = next(view);
@@ -155,8 +147,16 @@ pub(crate) fn decide(view: &View<'_>) -> Decision {
     let work = view.work.filter(|work| work.outcome.is_none());
     let stake = work.and_then(|work| Stake::of_work(view.job, work, view.cache));
     let at_work = stake.map(|stake| Party::new(view.job, true, stake));
+    let old = view.job.status.as_ref().filter(|_| view.work.is_none());
+    // A leader before this one had begun it, and its agents have not been told of an end yet.
+    let begun = old.filter(|old| queue::is_at_work(old) && !old.fabric.is_empty());
+    let fabric = work
+        .map(|work| &work.fabric)
+        .or(begun.map(|old| &old.fabric));
+    let claim = fabric.map(|fabric| Claim::of(view.job, fabric, true));
     Decision {
         party: at_work.or(decision.party),
+        claim: claim.or(decision.claim),
         ..decision
     }
 }
@@ -172,52 +172,23 @@ fn next(view: &View<'_>) -> Decision {
     let stop = stop(view.job, &old, view.now);
     match (view.work, stop) {
         (Some(work), stop) => match (&work.outcome, stop) {
-            (Some(Outcome::Withdrawn { .. }), None) => Order::Forget.into(),
-            (Some(Outcome::Withdrawn { .. }), Some(Stop::Suspend)) => {
-                stopped(view, &old, Stop::Suspend)
+            // Agents that know only that it is suspended are told again once what it left is to go.
+            (Some(Outcome::Withdrawn(done)), Some(stop)) if *done >= stop.cleanup() => {
+                stopped(view, &old, stop)
             }
-            // Verified copies stay, and nodes are labelled as after any other end, for a limited time: the
-            // user who set the deadline waits.
-            (Some(Outcome::Withdrawn { discard }), Some(Stop::Deadline)) => {
-                let until = due(view.job).and_then(|due| due.checked_add(NOTING).ok());
-                let request = until.filter(|until| view.now < *until);
-                let request = request.and_then(|_| label(view, work));
-                match request {
-                    Some(request) => request.into(),
-                    None if *discard => stopped(view, &old, Stop::Deadline),
-                    // Agents know that it is suspended, and must now remove what it left: they are told again.
-                    None => Order::Forget.into(),
-                }
-            }
+            (Some(Outcome::Withdrawn(_)), _) => Order::Forget.into(),
             (Some(Outcome::Complete | Outcome::Failed), _) => {
-                // First what only this process knows: with the outcome written, nobody asks again.
-                match label(view, work) {
-                    Some(request) => request.into(),
-                    None => write(view, &old, &status::of_work(view.job, work, view.now)),
-                }
+                write(view, &old, &status::of_work(view.job, work, view.now))
             }
-            (None, Some(stop)) => Order::Stop {
-                discard: stop == Stop::Deadline,
-                copies: Vec::new(),
-            }
-            .into(),
+            (None, Some(stop)) => Order::Stop(stop.cleanup()).into(),
             (None, None) => go_on(view, &old, work),
         },
-        (None, Some(stop)) => match settle(view, &old, stop == Stop::Deadline) {
+        (None, Some(stop)) => match settle(view, &old, stop.cleanup()) {
             Some(order) => order.into(),
             None => stopped(view, &old, stop),
         },
         (None, None) => begin(view, &old),
     }
-}
-
-/// The next node to be labelled. Whoever waits for the job's end does not wait for ever for nodes that fail.
-fn label(view: &View<'_>, work: &Snapshot) -> Option<Request> {
-    if view.over >= HOPELESS {
-        return None;
-    }
-    let waited = view.over.checked_sub(NOTING.unsigned_abs());
-    models::next(view.job, view.cache, work, (view.held, waited))
 }
 
 /// When it has to be looked at though nothing has happened to it.
@@ -278,99 +249,73 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
             ..Decision::default()
         };
     }
-    if view.work.is_some_and(|work| work.has_parted) {
-        return release(view).into();
-    }
-    let takes_copies = view.job.spec.deletion_policy == DeletionPolicy::Delete;
-    let around = (view.cache, view.membership);
-    // A leader that comes late is as patient as its predecessor was.
-    let since = view.job.metadata.deletion_timestamp.as_ref();
-    let since = since.map_or(view.began, |since| since.0.max(view.began));
-    let leaving = view.now.duration_since(since);
-    let leaving = Duration::try_from(leaving).unwrap_or_default();
-    let held = (view.held, leaving.checked_sub(NOTING.unsigned_abs()));
-    let parting = takes_copies.then(|| Parting::of(view.job, around, view.work, held));
-    let unsay = parting.as_ref().and_then(|parting| parting.unsay.clone());
-    let unsay = unsay.filter(|_| leaving < HOPELESS);
-    match depart(view, old, parting, unsay.is_some()) {
-        order @ Some(_) => Decision {
-            request: unsay,
-            order,
-            party: None,
-        },
-        None => unsay.unwrap_or_else(|| release(view)).into(),
-    }
+    let cleanup = match view.job.spec.deletion_policy {
+        DeletionPolicy::Retain => Cleanup::Partials,
+        DeletionPolicy::Delete => Cleanup::Copies,
+    };
+    let order = match view.work.map(|work| work.outcome) {
+        Some(None) => Some(Order::Stop(cleanup)),
+        Some(Some(Outcome::Withdrawn(done))) if done >= cleanup => None,
+        Some(Some(Outcome::Complete | Outcome::Failed)) if cleanup == Cleanup::Partials => None,
+        Some(Some(_)) => Some(Order::Forget),
+        None => settle(view, old, cleanup),
+    };
+    order.map_or_else(|| release(view).into(), Decision::from)
 }
 
-/// What is to be done before it may go; nothing once it may, or while nodes say of copies that stay that they
-/// are its own: while they do, another job that is being deleted, too, may be about to leave it some.
-fn depart(
-    view: &View<'_>,
-    old: &TransferJobStatus,
-    parting: Option<Parting<'_>>,
-    is_said: bool,
-) -> Option<Order> {
-    let discard = true;
-    if let Some(known) = view.work.and_then(|work| work.parting.as_ref()) {
-        let remove = parting.map(|parting| parting.with(known));
-        return (!is_said).then(|| Order::Remove(remove.unwrap_or_default()));
+/// What is to be done until no agent is at it any more and what is to go has gone, where nobody here is at
+/// it; nothing once that is so.
+fn settle(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> Option<Order> {
+    let is_due = match cleanup {
+        // Waiting may have been written over an attempt of a leader before this one.
+        Cleanup::Nothing => old.phase != Phase::Suspended && !old.phase.is_over(),
+        Cleanup::Partials => !old.phase.is_over(),
+        Cleanup::Copies => true,
+    };
+    if old.attempt == 0 || !is_due {
+        return None;
     }
-    let copies = parting.map_or_else(Vec::new, |parting| parting.going);
-    match view.work.map(|work| work.outcome) {
-        Some(None) => Some(Order::Stop { discard, copies }),
-        // Whatever goes or stays, agents are told first.
-        None if is_said && !old.phase.is_over() => settle(view, old, discard),
-        _ if is_said => None,
-        _ if !copies.is_empty() => withdraw(view, discard, copies),
-        // Whoever could be reached has been told.
-        Some(Some(Outcome::Withdrawn { discard: true } | Outcome::Complete | Outcome::Failed)) => {
-            None
-        }
-        Some(Some(Outcome::Withdrawn { discard: false })) => Some(Order::Forget),
-        None if old.phase.is_over() => None,
-        None => settle(view, old, discard),
-    }
-}
-
-fn withdraw(view: &View<'_>, discard: bool, copies: Vec<Removal>) -> Option<Order> {
-    resolve::involved(
+    let with_copy = match cleanup {
+        Cleanup::Copies => nodes_with_copy(view.reports, &uid(view.job))
+            .cloned()
+            .collect(),
+        Cleanup::Nothing | Cleanup::Partials => BTreeSet::new(),
+    };
+    let transfer = resolve::involved(
         view.job,
         view.cache,
         view.membership,
         view.leader_epoch,
-        &copies,
-    )
-    .filter(|transfer| !transfer.contacts.is_empty())
-    .map(|transfer| Order::Withdraw {
+        &with_copy,
+    );
+    let transfer = transfer.filter(|transfer| !transfer.contacts.is_empty())?;
+    Some(Order::Withdraw {
         transfer: Box::new(transfer),
-        discard,
-        copies,
+        cleanup,
     })
-}
-
-/// What is to be done until no agent is at it any more, where nobody here is; nothing once that is so.
-fn settle(view: &View<'_>, old: &TransferJobStatus, discard: bool) -> Option<Order> {
-    // Waiting may have been written over an attempt of a leader before this one.
-    let at_work = old.phase != Phase::Suspended && !old.phase.is_over();
-    if old.attempt == 0 || !(at_work || discard) {
-        return None;
-    }
-    withdraw(view, discard, Vec::new())
 }
 
 /// Complete or Failed: that is written, so nothing of it is of use any more.
 fn finished(view: &View<'_>) -> Decision {
     let order = view.work.map(|_| Order::Forget);
-    // What is removed with it is removed before it is. A suspended job keeps nothing and is kept by
-    // nothing: an uninstall suspends all, and nobody is there afterwards to remove anything.
+    // Its copies are removed before it is. A suspended job keeps nothing and is kept by nothing: an uninstall
+    // suspends all, and nobody is there afterwards to remove anything.
+    let verified = view
+        .job
+        .status
+        .as_ref()
+        .map_or(0, |status| status.counts.verified);
     let keep = view.job.spec.deletion_policy == DeletionPolicy::Delete
         && !view.job.spec.suspend
-        && !copies::brought(view.job, view.cache, None).is_empty();
+        && (verified > 0
+            || nodes_with_copy(view.reports, &uid(view.job))
+                .next()
+                .is_some());
     if is_held(view.job) != keep {
         return Decision {
             request: Some(hold(view.job, keep)),
             order,
-            party: None,
+            ..Decision::default()
         };
     }
     let request = due(view.job)
@@ -379,7 +324,7 @@ fn finished(view: &View<'_>) -> Decision {
     Decision {
         request,
         order,
-        party: None,
+        ..Decision::default()
     }
 }
 
@@ -403,9 +348,6 @@ fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: Stop) -> Decision {
 
 fn go_on(view: &View<'_>, old: &TransferJobStatus, work: &Snapshot) -> Decision {
     let mut decision = write(view, old, &status::of_work(view.job, work, view.now));
-    if decision.request.is_none() {
-        decision.request = label(view, work);
-    }
     let layout = view.cache.layout();
     if view.met != Some(layout) {
         let nodes = work.destinations.iter().map(|there| there.node.as_str());
@@ -425,12 +367,14 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
     };
     match resolve::resolve(view.job, view.cache, view.membership, view.leader_epoch) {
         Ok(transfer) => match reading::unlocked(view.job, view.cache) {
-            Ok(()) => in_turn(view, old, transfer),
+            Ok(()) => granted(view, old, transfer),
             Err(Shut::Unseen(secret)) => {
                 // What is at work keeps its places while that is seen.
-                let stake = Stake::of(&transfer, view.cache).filter(|_| queue::is_at_work(old));
+                let is_at_work = queue::is_at_work(old);
+                let stake = Stake::of(&transfer, view.cache).filter(|_| is_at_work);
                 Decision {
                     party: stake.map(|stake| Party::new(view.job, true, stake)),
+                    claim: is_at_work.then(|| Claim::of(view.job, &transfer.fabric, true)),
                     ..Order::Look(secret).into()
                 }
             }
@@ -446,6 +390,34 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
             &status::failed(view.job, reason, &message, view.now),
         ),
         Err(obstacle) => wait(&obstacle),
+    }
+}
+
+/// Nothing is in its way but the jobs that write to its path, and its turn.
+fn granted(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Decision {
+    let is_at_work = queue::is_at_work(old);
+    let claim = Claim::of(view.job, &transfer.fabric, is_at_work);
+    let decision = if is_at_work {
+        in_turn(view, old, transfer)
+    } else if !view.grants.knows(&uid(view.job)) {
+        // An older job may not have been decided yet.
+        Decision::default()
+    } else if let Some(obstacle) = view.grants.in_the_way(&claim) {
+        let waiting = TransferJobStatus {
+            fabric: transfer.fabric,
+            ..status::waiting(view.job, &obstacle, view.now)
+        };
+        write(view, old, &waiting)
+    } else {
+        in_turn(view, old, transfer)
+    };
+    let begins = matches!(decision.order, Some(Order::Begin(_)));
+    Decision {
+        claim: Some(Claim {
+            is_at_work: is_at_work || begins,
+            ..claim
+        }),
+        ..decision
     }
 }
 

@@ -110,12 +110,6 @@ pub(crate) fn destined(job: &TransferJob) -> (String, String) {
     (to.root.clone(), scoped(namespace, to.scope, &to.path))
 }
 
-/// The root and the path below it that a job reads.
-pub(crate) fn read(job: &TransferJob, file: &FileSource) -> (String, String) {
-    let namespace = job.namespace().unwrap_or_default();
-    (file.root.clone(), scoped(namespace, file.scope, &file.path))
-}
-
 /// The author may have been asked for no right to a root that was made Shared since.
 fn scope_differs(end: &str, root: &Root, fabric: &str) -> String {
     let name = &root.name;

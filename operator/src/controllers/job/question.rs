@@ -10,14 +10,15 @@ use k8s_openapi::{
 use kube::ResourceExt as _;
 use tokio::sync::oneshot;
 use weft_crds::{
-    NodePorts, Obstacle, RootScope, TransferJob, TransferJobStatus, TransferProgress,
-    live_api_version,
+    CopyJob, NodeCopy, NodePorts, Obstacle, RootScope, TransferJob, TransferJobStatus,
+    TransferProgress, live_api_version,
 };
 
 use crate::controllers::{
-    cache::uid,
+    cache::{Key, uid},
     fabric::decide::is_ready,
     job::{
+        grants::{Claim, Grants},
         queue::{self, Party, Queue, Stake, Turn},
         reading::{self, Shut},
         resolve::{self, Transfer},
@@ -27,6 +28,8 @@ use crate::controllers::{
     kinds::Cache,
     membership::Membership,
 };
+use crate::reports::NodeState;
+use weft_transfer::Contact;
 
 /// A question, and where the answer goes.
 #[derive(Debug)]
@@ -54,6 +57,24 @@ pub enum Question {
         /// Nothing where no agent of it is known.
         answer: oneshot::Sender<Option<Neighbours>>,
     },
+    /// Which verified copies there are.
+    Copies {
+        /// Of jobs of this namespace; of all when `None`.
+        namespace: Option<String>,
+        /// By root, path and node.
+        answer: oneshot::Sender<Vec<ReportedCopy>>,
+    },
+}
+
+/// A verified copy that an agent reports, and how the agent is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReportedCopy {
+    /// The copy.
+    pub copy: NodeCopy,
+    /// The node's fabric.
+    pub fabric: String,
+    /// Its agent.
+    pub contact: Contact,
 }
 
 /// A node, and what it shall reach.
@@ -102,6 +123,10 @@ pub(crate) struct Known<'a> {
     pub(crate) snapshots: &'a BTreeMap<String, Arc<Snapshot>>,
     /// Whose turn it is.
     pub(crate) queue: &'a Queue,
+    /// Who writes to which path.
+    pub(crate) grants: &'a Grants,
+    /// What agents say of their nodes.
+    pub(crate) reports: &'a BTreeMap<String, NodeState>,
     /// Of this process.
     pub(crate) leader_epoch: u64,
 }
@@ -173,12 +198,16 @@ pub(crate) fn survey(
     job: &TransferJob,
     cache: &Cache,
     membership: &Membership,
-    queue: &Queue,
+    (queue, grants): (&Queue, &Grants),
     leader_epoch: u64,
 ) -> Survey {
     let resolved = resolve::resolve(job, cache, membership, leader_epoch);
     let (first, transfer) = match resolved {
-        Ok(transfer) => (queued(job, cache, queue, &transfer), Some(transfer)),
+        Ok(transfer) => {
+            let blocked = blocked(job, grants, &transfer);
+            let waits = blocked.or_else(|| queued(job, cache, queue, &transfer));
+            (waits, Some(transfer))
+        }
         Err(obstacle) => (Some(obstacle), None),
     };
     // What stands first hides the others, and a person wants to mend all at once.
@@ -207,6 +236,14 @@ pub(crate) fn survey(
         is_shared: is_shared(job),
         transfer,
     }
+}
+
+/// Whether it would have to wait for a job that writes to its path: as the youngest.
+fn blocked(job: &TransferJob, grants: &Grants, transfer: &Transfer) -> Option<resolve::Obstacle> {
+    grants.in_the_way(&Claim {
+        made: Some(Time(Timestamp::MAX)),
+        ..Claim::of(job, &transfer.fabric, false)
+    })
 }
 
 /// Whether it would have to wait for its turn: as the youngest of its namespace.
@@ -250,6 +287,58 @@ pub(crate) fn neighbours(cache: &Cache, node: &str) -> Option<Neighbours> {
     })
 }
 
+/// The verified copies of the jobs of a namespace, or of all.
+fn copies(
+    reports: &BTreeMap<String, NodeState>,
+    cache: &Cache,
+    namespace: Option<&str>,
+) -> Vec<ReportedCopy> {
+    let job = |job: &weft_proto::operator::v1::CopyJob| {
+        let key = Key {
+            namespace: job.namespace.clone(),
+            name: job.name.clone(),
+        };
+        let there = cache.jobs.get(&key).map(uid);
+        CopyJob {
+            exists: there.is_some_and(|uid| uid == weft_transfer::job_uid(&job.uid)),
+            namespace: job.namespace.clone(),
+            name: job.name.clone(),
+            uid: job.uid.clone(),
+        }
+    };
+    let mut copies = Vec::new();
+    for (node, state) in reports {
+        let of_namespace = state.report.copies.iter().filter(|copy| {
+            let mut jobs = copy.jobs.iter();
+            namespace.is_none_or(|namespace| jobs.any(|job| job.namespace == namespace))
+        });
+        copies.extend(of_namespace.map(|copy| ReportedCopy {
+            copy: NodeCopy {
+                node: node.clone(),
+                root: copy.root.clone(),
+                path: copy.path.clone(),
+                digest: copy.digest.clone(),
+                bytes: copy.bytes,
+                files: copy.files,
+                jobs: copy.jobs.iter().map(job).collect(),
+            },
+            fabric: state.fabric.clone(),
+            contact: Contact {
+                node: node.clone(),
+                address: state.report.control_address.clone(),
+            },
+        }));
+    }
+    let place = |one: &ReportedCopy| {
+        let NodeCopy {
+            root, path, node, ..
+        } = &one.copy;
+        (root.clone(), path.clone(), node.clone())
+    };
+    copies.sort_by_cached_key(place);
+    copies
+}
+
 /// As the admission policy asks.
 fn is_shared(job: &TransferJob) -> bool {
     let source = job.spec.source.file.iter().map(|file| file.scope);
@@ -263,6 +352,8 @@ pub(crate) fn answer(question: Question, known: &Known<'_>, now: Timestamp) {
         cache,
         snapshots,
         queue,
+        grants,
+        reports,
         leader_epoch,
     } = *known;
     // Whoever has gone needs no answer.
@@ -285,10 +376,19 @@ pub(crate) fn answer(question: Question, known: &Known<'_>, now: Timestamp) {
         }
         Question::Survey { job, answer } => {
             let membership = Membership::of(cache);
-            let _ = answer.send(survey(&job, cache, &membership, queue, leader_epoch));
+            let _ = answer.send(survey(
+                &job,
+                cache,
+                &membership,
+                (queue, grants),
+                leader_epoch,
+            ));
         }
         Question::Neighbours { node, answer } => {
             let _ = answer.send(neighbours(cache, &node));
+        }
+        Question::Copies { namespace, answer } => {
+            let _ = answer.send(copies(reports, cache, namespace.as_deref()));
         }
     }
 }
@@ -326,9 +426,6 @@ mod tests {
             plan: None,
             link: None,
             destinations: (0..nodes).map(destination).collect(),
-            holders: Default::default(),
-            parting: None,
-            has_parted: false,
             untold: Vec::new(),
             bytes: 10 * i64::try_from(nodes).unwrap(),
             bytes_total: 100 * i64::try_from(nodes).unwrap(),
@@ -384,6 +481,8 @@ mod tests {
             cache,
             snapshots: &snapshots,
             queue: &Queue::default(),
+            grants: &Grants::default(),
+            reports: &BTreeMap::new(),
             leader_epoch: 1,
         };
         super::answer(question, &known, start());
@@ -430,8 +529,33 @@ mod tests {
         assert_eq!(chosen(&cache, None, Some("other")).count(), 0);
     }
 
+    #[tokio::test]
+    async fn copies_are_of_a_namespaces_jobs_and_tell_which_of_these_exist() {
+        let cache = scenario::cache(2);
+        let mut report = scenario::sighting("n2", "default", 0).report;
+        report.copies = vec![scenario::copy("d1")];
+        let mut before = report.copies[0].jobs[0].clone();
+        before.uid = "job-before".to_owned();
+        report.copies[0].jobs.push(before);
+        let state = NodeState::new("default", report, tokio::time::Instant::now());
+        let reports = BTreeMap::from([("n2".to_owned(), state)]);
+        let found = copies(&reports, &cache, Some("team-a"));
+        let jobs: Vec<bool> = found[0].copy.jobs.iter().map(|job| job.exists).collect();
+        assert_eq!(jobs, [true, false]);
+        assert!(found[0].copy.is_held());
+        assert_eq!(found[0].contact.address, "n2:7400");
+        assert_eq!(copies(&reports, &cache, None), found);
+        assert_eq!(copies(&reports, &cache, Some("team-b")), []);
+    }
+
     fn reasons(job: &TransferJob, cache: &Cache) -> Vec<String> {
-        let survey = survey(job, cache, &Membership::of(cache), &Queue::default(), 1);
+        let survey = survey(
+            job,
+            cache,
+            &Membership::of(cache),
+            (&Queue::default(), &Grants::default()),
+            1,
+        );
         survey.obstacles.into_iter().map(|o| o.reason).collect()
     }
 
@@ -477,7 +601,7 @@ mod tests {
             Party::new(&job, is_at_work, Stake::of(&transfer, &cache).unwrap())
         };
         let reasons = |queue: &Queue| {
-            let survey = survey(&job, &cache, &membership, queue, 1);
+            let survey = survey(&job, &cache, &membership, (queue, &Grants::default()), 1);
             // What it would do is told all the same.
             assert!(survey.transfer.is_some());
             let reasons = survey.obstacles.into_iter().map(|o| o.reason);

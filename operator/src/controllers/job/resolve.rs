@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{Algorithm, FileSource, Overwrite, RdmaFabric, Strategy, TransferJob};
 use weft_planner::Topology;
-use weft_proto::agent::v1 as agent;
-use weft_transfer::{Contact, Mandate, Place, Removal, Roster, Spec, Tempo, local, node_of};
+use weft_proto::agent::v1::{self as agent, JobName};
+use weft_transfer::{Contact, Mandate, Place, Roster, Spec, Tempo, local, node_of};
 
 use crate::controllers::{
     fabric::decide::{Configured, config, configured, is_ready, listed},
@@ -279,13 +279,13 @@ fn copies(
 }
 
 /// Whom to tell that a job is over, as far as anybody knows them: those it says now, and those its
-/// status names. `None` where nobody can be told.
+/// status names, and those that report a copy of it. `None` where nobody can be told.
 pub(crate) fn involved(
     job: &TransferJob,
     cache: &Cache,
     membership: &Membership,
     leader_epoch: u64,
-    removals: &[Removal],
+    with_copy: &BTreeSet<String>,
 ) -> Option<Transfer> {
     let shown = job.status.iter().flat_map(|status| &status.destinations);
     let mut names: BTreeSet<String> = shown.map(|destination| destination.node.clone()).collect();
@@ -302,9 +302,10 @@ pub(crate) fn involved(
     let fabric = [source.as_str()]
         .into_iter()
         .chain(names.iter().map(String::as_str))
-        .chain(removals.iter().map(|removal| removal.place.node.as_str()))
+        .chain(with_copy.iter().map(String::as_str))
         .find_map(|node| Some(cache.fabric_nodes.named(node)?.spec.fabric.clone()))?;
     names.extend(destinations(job, &fabric, cache, membership).unwrap_or_default());
+    names.extend(with_copy.iter().cloned());
     let to = &job.spec.destinations;
     let bare = |path: &str| path.trim_end_matches('/').to_owned();
     let file = job.spec.source.file.as_ref();
@@ -327,7 +328,6 @@ pub(crate) fn involved(
         .iter()
         .map(|name| node_of(name))
         .chain([source.as_str()])
-        .chain(removals.iter().map(|removal| removal.place.node.as_str()))
         .collect();
     Some(Transfer {
         contacts: contacts(cache, &fabric, &all),
@@ -340,6 +340,10 @@ fn spec(job: &TransferJob, source: Place, destinations: Vec<Place>, leader_epoch
     let attempts_before = job.status.as_ref().map_or(0, |status| status.attempt);
     Spec {
         uid: job.uid().unwrap_or_default(),
+        name: Some(JobName {
+            namespace: job.namespace().unwrap_or_default(),
+            name: job.name_any(),
+        }),
         source,
         object: None,
         destinations,

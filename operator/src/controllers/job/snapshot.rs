@@ -5,10 +5,9 @@ use std::{collections::VecDeque, time::Duration};
 use weft_crds::{
     DestinationState, DestinationStatus, LinkInUse, ManifestSummary, PlanSummary, Strategy,
 };
-use weft_proto::agent::v1::{ProgressResponse, State};
+use weft_proto::agent::v1::State;
 
-use crate::controllers::models::Note;
-use weft_transfer::{Course, DestinationView, End, Job, Place, Removal, Standing, node_of};
+use weft_transfer::{Cleanup, Course, DestinationView, End, Job, Standing, node_of};
 
 /// The rate is that of the last so many seconds: a person looks at it.
 const PACE: Duration = Duration::from_secs(10);
@@ -21,19 +20,7 @@ pub(crate) enum Outcome {
     /// Some destination was given up; nothing is left at it.
     Failed,
     /// It was told to end, and has told the agents.
-    Withdrawn {
-        /// Partial files went, too.
-        discard: bool,
-    },
-}
-
-/// A node with a verified copy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Holder {
-    /// The node.
-    pub(crate) node: String,
-    /// What is there, and where.
-    pub(crate) note: Note,
+    Withdrawn(Cleanup),
 }
 
 /// A transfer as it is now.
@@ -61,12 +48,6 @@ pub(crate) struct Snapshot {
     pub(crate) link: Option<LinkInUse>,
     /// All of them.
     pub(crate) destinations: Vec<DestinationStatus>,
-    /// Who has a verified copy at the destinations' place, the source included.
-    pub(crate) holders: Vec<Holder>,
-    /// Its copies, once it was stopped and everybody knows: it waits to be told which of them go.
-    pub(crate) parting: Option<Vec<Removal>>,
-    /// It has been told that.
-    pub(crate) has_parted: bool,
     /// Nodes that could not be told of its end.
     pub(crate) untold: Vec<String>,
     /// Verified bytes of all destinations.
@@ -98,7 +79,7 @@ impl Snapshot {
             outcome: job.end().map(|end| match end {
                 End::Complete => Outcome::Complete,
                 End::Failed => Outcome::Failed,
-                End::Withdrawn { discard } => Outcome::Withdrawn { discard },
+                End::Withdrawn(cleanup) => Outcome::Withdrawn(cleanup),
             }),
             reader: (job.spec().object.as_ref()).map(|_| job.spec().source.node.clone()),
             manifest,
@@ -121,50 +102,12 @@ impl Snapshot {
                 reason: reason.to_owned(),
             }),
             destinations,
-            holders: holders(job),
-            parting: job.parting().map(<[Removal]>::to_vec),
-            has_parted: job.has_parted(),
             untold: job.untold().map(|name| node_of(name).to_owned()).collect(),
             bytes: signed(job.bytes_moved()),
             bytes_total: signed(job.bytes().saturating_mul(count)),
             bytes_per_second: signed(bytes_per_second),
         }
     }
-}
-
-fn holders(job: &Job) -> Vec<Holder> {
-    let holder = |place: &Place, report: &ProgressResponse, brought| Holder {
-        node: node_of(&place.node).to_owned(),
-        note: Note {
-            root: place.root.clone(),
-            path: place.path.clone(),
-            digest: report.digest.clone(),
-            fingerprint: report.fingerprint.clone(),
-            job: job.spec().uid.clone(),
-            brought,
-        },
-    };
-    let verified = job.destinations().filter_map(|view| {
-        let is_verified = matches!(view.standing, Standing::Verified { .. });
-        is_verified.then(|| holder(view.place, view.report, true))
-    });
-    let (source, report) = (&job.spec().source, job.source_report());
-    let is_counted = job.destinations().any(|view| view.place == source);
-    // A pod looks for it in one place on all nodes.
-    let is_there = report.state() == State::Verified
-        && !is_counted
-        && job
-            .spec()
-            .destinations
-            .iter()
-            .all(|place| (&place.root, &place.path) == (&source.root, &source.path));
-    verified
-        .chain(is_there.then(|| holder(source, report, false)))
-        .filter(|holder| {
-            let note = &holder.note;
-            !note.digest.is_empty() && !note.fingerprint.is_empty()
-        })
-        .collect()
 }
 
 fn destination(view: DestinationView<'_>) -> DestinationStatus {

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
 use weft_crds::{
-    Counts, DESTINATIONS_SHOWN, DestinationState, DestinationStatus, Phase, TransferJob,
-    TransferJobStatus,
+    Counts, DESTINATIONS_SHOWN, DeletionPolicy, DestinationState, DestinationStatus, Phase,
+    TransferJob, TransferJobStatus,
 };
 use weft_transfer::Course;
 
@@ -13,12 +14,12 @@ use crate::controllers::{
     cache::uid,
     condition::{self, Verdict, moment},
     fabric::decide::listed,
+    fabric::decide::model_label,
     job::{
         place::destined,
         resolve::Obstacle,
         snapshot::{Outcome, Snapshot},
     },
-    models,
     request::Event,
 };
 
@@ -244,8 +245,14 @@ fn show(status: &mut TransferJobStatus, job: &TransferJob, work: &Snapshot) {
     status.plan = work.plan.clone().or(status.plan.take());
     status.link = work.link.clone().or(status.link.take());
     let trouble = work.destinations.iter().find(|d| !d.reason.is_empty());
-    if let Some(holder) = work.holders.first() {
-        status.node_label = format!("{}={}", models::key(job), holder.note.value());
+    let mut digests = destinations.iter().map(|there| &there.digest);
+    if let Some(digest) = digests.find(|digest| !digest.is_empty()) {
+        let (key, value) = model_label(
+            &job.namespace().unwrap_or_default(),
+            &job.name_any(),
+            digest,
+        );
+        status.node_label = format!("{key}={value}");
     }
     status.message = trouble.map(|d| cut(&d.message)).unwrap_or_default();
     let mut order: Vec<&DestinationStatus> = destinations.iter().collect();
@@ -311,8 +318,12 @@ pub(crate) fn left_behind(job: &TransferJob, nodes: &[String]) -> Option<Event> 
     }
     let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
     let (root, path) = destined(job);
+    let copies = match job.spec.deletion_policy {
+        DeletionPolicy::Retain => "",
+        DeletionPolicy::Delete => " and its copies",
+    };
     let text = format!(
-        "{} could not be told that the job ends, and may keep what had arrived: files \
+        "{} could not be told that the job ends, and may keep what had arrived{copies}: files \
          .weft-{}-* in root {root} at {path}; remove them when no job of that name is under way there",
         listed(&names),
         uid(job),

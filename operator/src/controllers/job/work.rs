@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
     task::JoinHandle,
-    time::Instant,
 };
 
 use crate::controllers::{
@@ -15,7 +14,7 @@ use crate::controllers::{
         snapshot::{Pace, Snapshot},
     },
 };
-use weft_transfer::{Channels, Contact, Job, Removal, Roster, Runner};
+use weft_transfer::{Channels, Cleanup, Contact, Job, Roster, Runner};
 
 /// Between two looks while nothing but bytes change: agents report once a second.
 const LOOK: Duration = Duration::from_secs(1);
@@ -25,21 +24,10 @@ pub(crate) struct Work {
     key: Key,
     snapshot: watch::Receiver<Arc<Snapshot>>,
     permits: watch::Sender<u32>,
-    end: watch::Sender<Option<End>>,
+    end: watch::Sender<Option<Cleanup>>,
     people: watch::Sender<Option<Arc<People>>>,
     met: Option<u64>,
-    /// When it was first seen to be over.
-    over_since: Option<Instant>,
     task: JoinHandle<()>,
-}
-
-/// How it is to end; the newest word counts.
-#[derive(Debug, Clone)]
-enum End {
-    /// Whether partial files go, and which verified copies may.
-    Stop(bool, Vec<Removal>),
-    /// Which copies go.
-    Remove(Vec<Removal>),
 }
 
 /// Who is to have a copy, and how they are reached.
@@ -62,12 +50,12 @@ impl Work {
     pub(crate) fn withdraw(
         key: Key,
         transfer: Transfer,
-        end: (bool, Vec<Removal>),
+        cleanup: Cleanup,
         channels: &Channels,
         changed: Arc<Notify>,
     ) -> Self {
         let channels = channels.of_fabric(&transfer.fabric);
-        let runner = Runner::withdraw(transfer.spec, end, channels, &transfer.contacts);
+        let runner = Runner::withdraw(transfer.spec, cleanup, channels, &transfer.contacts);
         Self::drive(key, transfer.fabric, runner, changed)
     }
 
@@ -86,7 +74,6 @@ impl Work {
             end,
             people,
             met: None,
-            over_since: None,
             task,
         }
     }
@@ -113,14 +100,6 @@ impl Work {
     /// How far it is.
     pub(crate) fn snapshot(&mut self) -> Arc<Snapshot> {
         Arc::clone(&self.snapshot.borrow_and_update())
-    }
-
-    /// For how long it has been over.
-    pub(crate) fn over(&mut self) -> Duration {
-        if self.snapshot.borrow().outcome.is_none() {
-            return Duration::ZERO;
-        }
-        self.over_since.get_or_insert_with(Instant::now).elapsed()
     }
 
     /// The same for who only asks: it stays news for whoever decides.
@@ -151,19 +130,10 @@ impl Work {
             .send_if_modified(|permit| std::mem::replace(permit, attempt) != attempt);
     }
 
-    /// It is to end.
-    pub(crate) fn stop(&self, discard: bool, copies: Vec<Removal>) {
-        self.tell(End::Stop(discard, copies));
-    }
-
-    /// Of the copies that it parts with, these go.
-    pub(crate) fn remove(&self, remove: Vec<Removal>) {
-        self.tell(End::Remove(remove));
-    }
-
-    /// Also what it was told before: it may have been in a phase that ends by itself, and have gone on.
-    fn tell(&self, end: End) {
-        self.end.send_replace(Some(end));
+    /// It is to end. Also when it was told so before: it may have been in a phase that ends by itself, and
+    /// have gone on.
+    pub(crate) fn stop(&self, cleanup: Cleanup) {
+        self.end.send_replace(Some(cleanup));
     }
 }
 
@@ -212,14 +182,7 @@ impl<M: PartialEq> Telling<M> {
 
 /// What is told at once when it changes.
 fn mark(job: &Job) -> impl PartialEq + use<> {
-    let is_parting = job.parting().is_some();
-    (
-        job.course(),
-        job.claims(),
-        job.attempt(),
-        is_parting,
-        job.end(),
-    )
+    (job.course(), job.claims(), job.attempt(), job.end())
 }
 
 async fn passed(wait: Option<Duration>) {
@@ -233,7 +196,7 @@ async fn drive(
     fabric: String,
     mut runner: Box<Runner>,
     (mut end, mut people): (
-        watch::Receiver<Option<End>>,
+        watch::Receiver<Option<Cleanup>>,
         watch::Receiver<Option<Arc<People>>>,
     ),
     tell: watch::Sender<Arc<Snapshot>>,
@@ -255,11 +218,9 @@ async fn drive(
             () = runner.turn() => {}
             () = passed(due) => {}
             Ok(()) = end.changed() => {
-                let end = end.borrow_and_update().clone();
-                match end {
-                    Some(End::Stop(discard, copies)) => runner.stop(discard, copies),
-                    Some(End::Remove(remove)) => runner.remove(remove),
-                    None => {}
+                let cleanup = *end.borrow_and_update();
+                if let Some(cleanup) = cleanup {
+                    runner.stop(cleanup);
                 }
             }
             Ok(()) = people.changed() => {
@@ -275,39 +236,6 @@ async fn drive(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::{job::resolve, membership::Membership, scenario};
-    use weft_transfer::{Answer, Command};
-
-    #[test]
-    fn it_is_told_at_once_that_a_job_waits_to_be_told_which_copies_go() {
-        let mut cache = scenario::cache(2);
-        cache.change_job(&scenario::minilm(), "job-minilm", |job| {
-            job.status.get_or_insert_default().attempt = 1;
-        });
-        let membership = Membership::of(&cache);
-        let job = cache.jobs.get(&scenario::minilm()).unwrap();
-        let transfer = resolve::resolve(job, &cache, &membership, 1).unwrap();
-        let copy = Removal {
-            place: transfer.spec.destinations[0].clone(),
-            fingerprint: "f1".into(),
-        };
-        let (mut job, commands) = Job::withdraw(transfer.spec, true, vec![copy]);
-        for command in commands {
-            assert!(job.parting().is_none());
-            let before = mark(&job);
-            let Command::Cancel { node, attempt, .. } = command else {
-                panic!("{command:?}");
-            };
-            let answer = Answer::Cancelled {
-                node,
-                attempt,
-                result: Ok(()),
-            };
-            (job, _) = job.step(Duration::ZERO, answer);
-            assert!((mark(&job) == before) == job.parting().is_none());
-        }
-        assert!(job.parting().is_some());
-    }
 
     #[test]
     fn the_rate_of_a_transfer_that_nothing_is_heard_of_falls_to_nothing() {

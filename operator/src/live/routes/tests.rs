@@ -75,6 +75,7 @@ fn controllers(answer: Vec<TransferProgress>) -> mpsc::Sender<Question> {
                     to.send(survey).map_err(drop).unwrap();
                 }
                 Question::Neighbours { answer: to, .. } => to.send(None).unwrap(),
+                Question::Copies { answer: to, .. } => to.send(Vec::new()).unwrap(),
             }
         }
     });
@@ -101,6 +102,28 @@ async fn who_may_get_a_job_sees_its_progress_and_nobody_else() {
         let refused = asked.progress(&ada(), namespace, None).await.unwrap_err();
         assert_eq!(refused.code, StatusCode::FORBIDDEN);
     }
+}
+
+#[tokio::test]
+async fn who_may_list_jobs_sees_copies_and_who_may_delete_jobs_removes_them() {
+    let body = br#"{"root": "models", "path": "team-a/minilm"}"#;
+    let may = vec![Access::jobs("list", "team-a", "")];
+    let lists = asked(may, controllers(Vec::new()));
+    let of = |namespace: &str| Some(namespace.to_owned());
+    assert_eq!(lists.copies(&ada(), of("team-a")).await.unwrap().items, []);
+    for namespace in [of("team-b"), None] {
+        let refused = lists.copies(&ada(), namespace).await.unwrap_err();
+        assert_eq!(refused.code, StatusCode::FORBIDDEN);
+    }
+    let refused = lists.remove_copies(&ada(), "team-a", body).await;
+    assert_eq!(refused.unwrap_err().code, StatusCode::FORBIDDEN);
+
+    let may = vec![Access::jobs("delete", "team-a", "")];
+    let deletes = asked(may, controllers(Vec::new()));
+    let removal = deletes.remove_copies(&ada(), "team-a", body).await.unwrap();
+    assert!(removal.removed.is_empty() && removal.kept.is_empty());
+    let refused = deletes.remove_copies(&ada(), "team-a", b"{}").await;
+    assert!(refused.unwrap_err().message.contains("root"));
 }
 
 #[tokio::test]

@@ -37,6 +37,7 @@ fn cancel(stage: &Stage, running: &Running, leader_epoch: u64) -> CancelRequest 
         }),
         leader_epoch,
         discard: true,
+        release: false,
     }
 }
 

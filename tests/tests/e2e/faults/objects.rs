@@ -83,9 +83,13 @@ pub(super) fn late_joiner(stage: &mut Stage) {
     stage.completes(&running, "another node labelled");
     let digest = running.files.digest();
     let holders = format!("-l=weft.dev/model.{TEAM}.{name}={}", &digest[..12]);
-    let holders = stage.lent.kubectl(&["get", "nodes", &holders, "-o=name"]);
-    // The source holds it, too.
-    assert_eq!(holders, "node/node0\nnode/node1\nnode/node2\n");
+    stage
+        .lent
+        .wait_until("the nodes with a copy have its label", || {
+            let nodes = stage.lent.kubectl(&["get", "nodes", &holders, "-o=name"]);
+            // The source has it, too.
+            (nodes == "node/node0\nnode/node1\nnode/node2\n").then_some(())
+        });
     stage
         .lent
         .kubectl(&["label", "node", "node1", "node2", "wants-"]);

@@ -28,7 +28,7 @@ fn a_job_that_ends_asks_a_node_out_of_reach_until_it_confirms() {
     world.dead.clear();
     assert_eq!(world.rests(), 2 * Tempo::PERSON.backoff);
     assert_eq!(world.log(), "discard node1 #1");
-    assert_eq!(world.job.end(), Some(End::Withdrawn { discard: true }));
+    assert_eq!(world.job.end(), Some(End::Withdrawn(Cleanup::Partials)));
     assert_eq!(world.job.untold().count(), 0);
 }
 
@@ -69,7 +69,7 @@ fn a_node_without_an_agent_and_one_that_will_not_are_asked_once() {
         mandate,
         ..world.job.spec().clone()
     };
-    let (job, commands) = Job::withdraw(spec, true, Vec::new());
+    let (job, commands) = Job::withdraw(spec, Cleanup::Partials);
     let ended = commands.into_iter().fold(job, |job, command| {
         let Command::Cancel { node, .. } = command else {
             panic!("{command:?}");

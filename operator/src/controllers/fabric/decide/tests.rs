@@ -4,8 +4,8 @@ use weft_crds::RootAccess;
 use super::*;
 use crate::controllers::scenario;
 
-mod binding;
 mod configuration;
+mod labels;
 
 struct Stage {
     cache: Cache,
@@ -36,14 +36,10 @@ impl Stage {
             namespace: "weft-system".into(),
             ..AgentTemplate::default()
         };
-        let mut notes = Notes::default();
-        notes.read(&self.cache);
         decide(&View {
             cache: &self.cache,
             membership: &membership,
             sightings: &self.sightings,
-            notes: &notes,
-            refused: &self.refused,
             leading: self.leading,
             template: &template,
             now: self.now,
@@ -187,52 +183,6 @@ fn a_node_is_not_ready_after_thirty_seconds_of_silence() {
             .message
             .contains("root models is not mounted")
     );
-}
-
-#[test]
-fn a_node_full_of_models_says_so_beside_what_its_agent_says() {
-    let mut stage = Stage::new();
-    stage.sees("n1", 0);
-    let found = |stage: &mut Stage| {
-        stage.settle();
-        let status = stage.cache.fabric_nodes.named("n1").unwrap().status.clone();
-        let findings = status.unwrap().findings.into_iter();
-        findings.map(|found| found.reason).collect::<Vec<_>>()
-    };
-    let note = |stage: &mut Stage, models: usize, path: &str| {
-        let mut node = stage.cache.nodes.named("n1").unwrap().clone();
-        let note = models::Note {
-            root: "models".to_owned(),
-            path: path.to_owned(),
-            digest: "d".to_owned(),
-            fingerprint: "f".to_owned(),
-            job: String::new(),
-            brought: false,
-        };
-        let keys = (0..models).map(|n| format!("weft.dev/model.a.m{n}"));
-        let notes = keys.clone().map(|key| (key, note.text())).collect();
-        node.annotations_mut().clone_from(&notes);
-        let labels = node.labels_mut();
-        labels.retain(|key, _| !key.starts_with("weft.dev/model."));
-        labels.extend(keys.map(|key| (key, "d".to_owned())));
-        stage.cache.nodes.learn(node);
-    };
-    note(&mut stage, 127, "m");
-    assert_eq!(found(&mut stage), [""; 0]);
-    note(&mut stage, 128, "m");
-    assert_eq!(found(&mut stage), ["ModelsFull"]);
-    let sighting = stage.sightings.get_mut("n1").unwrap();
-    sighting.report.findings = vec![weft_proto::operator::v1::Finding {
-        reason: "NotRenewed".into(),
-        message: "the operator does not answer".into(),
-    }];
-    assert_eq!(found(&mut stage), ["NotRenewed", "ModelsFull"]);
-    assert_eq!(stage.ready("n1").1, "AgentReady");
-    // As many bytes, in fewer models.
-    note(&mut stage, 62, &"x".repeat(2 << 10));
-    assert_eq!(found(&mut stage), ["NotRenewed", "ModelsFull"]);
-    note(&mut stage, 1, "m");
-    assert_eq!(found(&mut stage), ["NotRenewed"]);
 }
 
 #[test]

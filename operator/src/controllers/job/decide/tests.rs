@@ -17,7 +17,7 @@ use crate::controllers::{
     job::secret::SecretFault,
     scenario::{self, minilm},
 };
-use weft_transfer::{Answer, Command, Course, Job, Place, Refusal, Standing};
+use weft_transfer::{Answer, Command, Course, Job, Refusal, Standing};
 
 const BYTES: u64 = 1000;
 
@@ -63,18 +63,12 @@ struct Stage {
     secret: Result<(), SecretFault>,
     /// Whose turn it is: what the operator's process knows.
     queue: Queue,
-    /// What agents say of their files; nothing by default, so that no node is labelled.
-    fingerprint: String,
-    /// When the process began to lead.
-    began: Timestamp,
-    /// Nodes that cannot be written to.
-    failing: Vec<String>,
-    /// … and nobody remembers that it was tried.
-    is_unnoticed: bool,
-    /// Since when the process has nothing to do for it.
-    over_since: Option<Timestamp>,
-    /// Copies that agents were told to remove: node and path.
-    removed: Vec<(String, String)>,
+    /// Who writes to which path, likewise.
+    grants: Grants,
+    /// What agents say of their nodes.
+    reports: BTreeMap<String, NodeState>,
+    /// Nodes that were told to release their copies.
+    released: BTreeSet<String>,
 }
 
 impl Stage {
@@ -92,12 +86,9 @@ impl Stage {
             dead: BTreeSet::new(),
             secret: Ok(()),
             queue: Queue::default(),
-            fingerprint: String::new(),
-            began: scenario::start(),
-            failing: Vec::new(),
-            is_unnoticed: false,
-            over_since: None,
-            removed: Vec::new(),
+            grants: Grants::default(),
+            reports: BTreeMap::new(),
+            released: BTreeSet::new(),
         }
     }
 
@@ -135,45 +126,27 @@ impl Stage {
             .process
             .as_ref()
             .map(|process| Snapshot::of(&process.job, "default", 0));
-        let is_over = |process: &Process| process.job.is_over();
-        let over = match self.process.as_ref().is_some_and(is_over) {
-            true => self
-                .now
-                .duration_since(*self.over_since.get_or_insert(self.now)),
-            false => SignedDuration::ZERO,
-        };
-        self.over_since = self.over_since.filter(|_| self.process.is_some());
-        let over = over.unsigned_abs();
-        let failing: Vec<&str> = self.failing.iter().map(String::as_str).collect();
-        let mut held = scenario::held(&[], &failing);
-        // They were tried a moment ago.
-        held.failed.values_mut().for_each(|at| *at = held.now);
-        if self.is_unnoticed {
-            held = HeldNodes::default();
-        }
         let decision = decide(&View {
             job: &job,
             cache: &self.cache,
             membership: &membership,
             work: work.as_ref(),
             met: self.process.as_ref().and_then(|process| process.met),
-            over,
-            held: &held,
+            reports: &self.reports,
             queue: &self.queue,
+            grants: &self.grants,
             leader_epoch: 1,
-            began: self.began,
             written: self.written,
             now: self.now,
         });
         self.queue.see(&uid(&job), decision.party);
+        self.grants.see(&uid(&job), decision.claim);
         let mut is_busy = !self.queue.settle().is_empty();
+        is_busy |= !self.grants.take_changed().is_empty();
         if let Some(request) = &decision.request {
             is_busy = true;
             self.log.push(line(request));
-            let is_node = request.kind() == "Node";
-            if !is_node || !self.failing.contains(&request.key.name) {
-                self.cache.obey(request);
-            }
+            self.cache.obey(request);
             if matches!(request.change, Change::ApplyStatus(_)) {
                 self.written = Some(self.now);
             }
@@ -192,6 +165,7 @@ impl Stage {
         self.process = None;
         self.written = None;
         self.queue = Queue::default();
+        self.grants = Grants::default();
         self.life += 1;
     }
 
@@ -211,15 +185,11 @@ impl Stage {
                 assert!(self.process.is_none());
                 self.process = Some(begin(Job::begin(transfer.spec)));
             }
-            Order::Withdraw {
-                transfer,
-                discard,
-                copies,
-            } => {
+            Order::Withdraw { transfer, cleanup } => {
                 let before = self.process.as_ref();
                 assert!(before.is_none_or(|process| process.job.is_over()));
                 self.withdrawals += 1;
-                self.process = Some(begin(Job::withdraw(transfer.spec, discard, copies)));
+                self.process = Some(begin(Job::withdraw(transfer.spec, cleanup)));
             }
             Order::Meet { layout, who } => {
                 let now = self.since();
@@ -238,10 +208,7 @@ impl Stage {
                 let process = self.process.as_mut().unwrap();
                 return std::mem::replace(&mut process.permit, attempt) != attempt;
             }
-            Order::Stop { discard, copies } => {
-                return self.tell(Answer::Stop { discard, copies });
-            }
-            Order::Remove(remove) => return self.tell(Answer::Remove(remove)),
+            Order::Stop(cleanup) => return self.tell(Answer::Stop(cleanup)),
             Order::Forget => {
                 assert!(self.process.is_some());
                 self.process = None;
@@ -254,12 +221,11 @@ impl Stage {
     fn tell(&mut self, answer: Answer) -> bool {
         let now = self.since();
         let process = self.process.as_mut().unwrap();
-        let how = |job: &Job| (job.course(), job.parting().is_some());
-        let before = how(&process.job);
+        let before = process.job.course();
         let (job, commands) = process.job.clone().step(now, answer);
         process.job = job;
         process.pending.extend(commands);
-        how(&process.job) != before
+        process.job.course() != before
     }
 
     fn since(&self) -> Duration {
@@ -334,9 +300,9 @@ impl Stage {
             Command::Cancel {
                 node,
                 attempt,
-                discard,
+                cleanup,
             } if self.dead.contains(&node) => {
-                assert!(discard);
+                assert_ne!(cleanup, Cleanup::Nothing);
                 Answer::Cancelled {
                     result: Err(unreachable(&node)),
                     node,
@@ -346,21 +312,20 @@ impl Stage {
             Command::Cancel {
                 node,
                 attempt,
-                discard,
+                cleanup,
             } => {
                 let agent = self.agents.entry(node.clone()).or_default();
-                agent.partial &= !discard;
+                agent.partial &= cleanup == Cleanup::Nothing;
+                if cleanup == Cleanup::Copies {
+                    // The source's own files stay.
+                    agent.verified &= node == "n1";
+                    self.released.insert(node.clone());
+                }
                 Answer::Cancelled {
                     node,
                     attempt,
                     result: Ok(()),
                 }
-            }
-            Command::Remove(removal) => {
-                let Place { node, path, .. } = removal.place;
-                self.agents.entry(node.clone()).or_default().verified = false;
-                self.removed.push((node.clone(), path));
-                Answer::Removed { node }
             }
         })
     }
@@ -405,7 +370,6 @@ impl Stage {
             bytes_total: BYTES,
             digest: "d1".into(),
             link: "udp".into(),
-            fingerprint: self.fingerprint.clone(),
             ..ProgressResponse::default()
         };
         Some(Answer::Progress {
@@ -463,7 +427,7 @@ fn line(request: &Request) -> String {
             [vec![word], events].concat().join(" ")
         }
         Change::Delete => "delete".to_owned(),
-        Change::MergeMetadata(_) => format!("label {}", request.key.name),
+        Change::MergeMetadata(_) => panic!("{request:?}"),
     }
 }
 
@@ -663,11 +627,10 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
             membership: &membership,
             work: Some(&work),
             met: Some(stage.cache.layout()),
-            over: Duration::ZERO,
-            held: &HeldNodes::default(),
+            reports: &stage.reports,
             queue: &stage.queue,
+            grants: &stage.grants,
             leader_epoch: 1,
-            began: scenario::start(),
             written: Some(now),
             now: now + SignedDuration::from_secs(age),
         })

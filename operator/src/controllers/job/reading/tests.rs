@@ -167,7 +167,15 @@ fn what_is_in_the_way_of_reading_names_the_field_and_what_to_do() {
 fn who_may_know_of_a_job_of_an_object_is_told_that_it_is_over() {
     let cache = scenario::cache(3);
     let mut job = job("minilm");
-    let told = |job: &TransferJob| involved(job, &cache, &Membership::of(&cache), 3, &[]);
+    let told = |job: &TransferJob| {
+        involved(
+            job,
+            &cache,
+            &Membership::of(&cache),
+            3,
+            &std::collections::BTreeSet::new(),
+        )
+    };
     assert!(told(&job).is_none(), "nobody was ever asked");
     job.status = Some(TransferJobStatus {
         phase: Phase::Transferring,

@@ -2,7 +2,6 @@ use weft_crds::{DestinationStatus, RootScope, TransferJob, TransferJobStatus};
 
 use super::*;
 use crate::controllers::{cache::Key, job::network::topology, scenario};
-use weft_transfer::Removal;
 
 fn resolved(cache: &Cache, job: &TransferJob) -> Result<Transfer, Obstacle> {
     resolve(job, cache, &Membership::of(cache), 3)
@@ -391,7 +390,7 @@ fn who_may_know_of_a_job_is_told_even_when_it_is_not_selected_any_more() {
     let mut job = scenario::job("minilm");
     job.spec.destinations.node_selector = Some(scenario::labelled("none"));
     job.status = Some(naming("n4", 7));
-    let transfer = involved(&job, &cache, &Membership::of(&cache), 3, &[]).unwrap();
+    let transfer = involved(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).unwrap();
     assert_eq!(nodes(&transfer), ["n4"]);
     assert_eq!(transfer.contacts.len(), 2);
     assert_eq!(transfer.spec.mandate.attempts_before, 7);
@@ -401,18 +400,14 @@ fn who_may_know_of_a_job_is_told_even_when_it_is_not_selected_any_more() {
 fn agents_are_told_although_the_sources_node_is_gone() {
     let mut cache = scenario::cache(4);
     let mut job = scenario::job("minilm");
-    let all = involved(&job, &cache, &Membership::of(&cache), 3, &[]).unwrap();
     cache.fabric_nodes.forget(&Key::cluster("n1"));
     // Nobody but the source is known of a job whose status names nobody yet.
-    assert!(involved(&job, &cache, &Membership::of(&cache), 3, &[]).is_none());
-    let removal = Removal {
-        place: all.spec.destinations[0].clone(),
-        fingerprint: "f".into(),
-    };
-    let by_removal = involved(&job, &cache, &Membership::of(&cache), 3, &[removal]).unwrap();
+    assert!(involved(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).is_none());
+    let n2 = BTreeSet::from(["n2".to_owned()]);
+    let by_copy = involved(&job, &cache, &Membership::of(&cache), 3, &n2).unwrap();
     job.status = Some(naming("n2", 1));
-    let by_status = involved(&job, &cache, &Membership::of(&cache), 3, &[]).unwrap();
-    for transfer in [by_removal, by_status] {
+    let by_status = involved(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).unwrap();
+    for transfer in [by_copy, by_status] {
         assert_eq!(transfer.fabric, "default");
         let told = transfer.contacts.iter().map(|contact| &*contact.node);
         assert_eq!(told.collect::<Vec<_>>(), ["n2", "n3", "n4"]);

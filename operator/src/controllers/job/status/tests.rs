@@ -18,9 +18,6 @@ fn destination(node: &str, state: DestinationState, bytes: i64) -> DestinationSt
 fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
     Snapshot {
         fabric: "default".into(),
-        holders: Vec::new(),
-        parting: None,
-        has_parted: false,
         untold: Vec::new(),
         course: Course::Running,
         started: true,

@@ -15,6 +15,7 @@ struct Yard {
     cache: Cache,
     tasks: BTreeMap<String, Task>,
     queue: Queue,
+    grants: Grants,
     now: Timestamp,
     /// What was asked of the API server, by job.
     log: Vec<(Key, String)>,
@@ -41,12 +42,14 @@ impl Yard {
             job.spec.destinations.node_selector = None;
             let to = to.iter().map(|node| (*node).to_owned());
             job.spec.destinations.nodes = Some(to.collect());
+            job.spec.destinations.path = format!("{name}/");
             cache.jobs.learn(job);
         }
         Self {
             cache,
             tasks: BTreeMap::new(),
             queue: Queue::default(),
+            grants: Grants::default(),
             now: scenario::start(),
             log: Vec::new(),
             kill_after: None,
@@ -106,21 +109,22 @@ impl Yard {
             membership: &membership,
             work: self.tasks.get(&uid).map(|task| &task.snapshot),
             met: Some(self.cache.layout()),
-            over: Duration::ZERO,
-            held: &HeldNodes::default(),
+            reports: &BTreeMap::new(),
             queue: &self.queue,
+            grants: &self.grants,
             leader_epoch: 1,
-            began: scenario::start(),
             written: None,
             now: self.now,
         });
         self.queue.see(&uid, decision.party);
+        self.grants.see(&uid, decision.claim);
         if let Some(request) = &decision.request {
             self.cache.obey(request);
             self.log.push((key.clone(), line(request)));
             if self.kill_after == Some(self.log.len()) {
                 self.tasks.clear();
                 self.queue = Queue::default();
+                self.grants = Grants::default();
                 self.is_killed = true;
                 return false;
             }
@@ -135,13 +139,22 @@ impl Yard {
                 };
                 assert!(self.tasks.insert(uid, task).is_none());
             }
-            Some(Order::Withdraw { discard, .. } | Order::Stop { discard, .. }) => {
+            Some(Order::Withdraw { transfer, cleanup }) => {
+                let (job, _) = Job::withdraw(transfer.spec, cleanup);
+                let snapshot = Snapshot::of(&job, &transfer.fabric, 0);
+                let task = Task {
+                    snapshot,
+                    permit: 0,
+                };
+                assert!(self.tasks.insert(uid, task).is_none());
+            }
+            Some(Order::Stop(cleanup)) => {
                 let task = self.tasks.get_mut(&uid).unwrap();
-                task.snapshot.outcome = Some(Outcome::Withdrawn { discard });
+                task.snapshot.outcome = Some(Outcome::Withdrawn(cleanup));
             }
             Some(Order::Permit(attempt)) => self.tasks.get_mut(&uid).unwrap().permit = attempt,
             Some(Order::Forget) => drop(self.tasks.remove(&uid)),
-            Some(Order::Look(_) | Order::Meet { .. } | Order::Remove(_)) => {
+            Some(Order::Look(_) | Order::Meet { .. }) => {
                 panic!("nothing asks for that")
             }
             None => {}
@@ -352,4 +365,95 @@ fn without_a_cap_all_begin_at_once_and_those_that_wait_begin_when_it_goes() {
     for name in ["job-a1", "job-a3", "job-a4", "job-b1", "job-apart"] {
         assert!(yard.tasks.contains_key(name), "{name}: {:#?}", yard.log);
     }
+}
+
+/// Jobs of these names that write to the same path, the first the oldest. The fabric has no cap.
+fn to_one_path(names: &[&str]) -> Yard {
+    let jobs: Vec<(&str, &str, &[&str])> = names
+        .iter()
+        .map(|name| (*name, "n1", ["n2"].as_slice()))
+        .collect();
+    let mut yard = Yard::of(&jobs);
+    yard.cache.fabrics = [scenario::fabric("default", 1)].into_iter().collect();
+    for name in names {
+        yard.edit(name, |job| job.spec.destinations.path = "minilm/".into());
+    }
+    yard
+}
+
+#[test]
+fn one_job_at_a_time_writes_to_a_path_and_the_oldest_comes_first() {
+    let names = ["team-a/c", "team-a/b", "team-a/a"];
+    let mut yard = to_one_path(&names);
+    for (number, name) in names.iter().enumerate() {
+        yard.until(|yard| yard.phase(name) == Phase::Complete);
+        let others = names.iter().skip(number + 1);
+        let begun = others.filter(|other| yard.status(other).attempt > 0);
+        assert!(begun.count() <= 1, "{:#?}", yard.log);
+    }
+    let begins = yard
+        .log
+        .iter()
+        .filter(|(_, line)| line.contains("#1 Started"));
+    let begins: Vec<&str> = begins.map(|(key, _)| &*key.name).collect();
+    assert_eq!(begins, ["c", "b", "a"], "{:#?}", yard.log);
+}
+
+#[test]
+fn a_job_that_waits_for_a_path_says_for_which_job() {
+    let mut yard = to_one_path(&["team-a/first", "team-a/second"]);
+    yard.until(|yard| yard.phase("team-a/first") == Phase::Transferring);
+    yard.round();
+    let status = yard.status("team-a/second");
+    assert_eq!(status.phase, Phase::Waiting);
+    assert_eq!(
+        status.message,
+        "spec.destinations.path: TransferJob team-a/first comes first at team-a/minilm of root models; this \
+         job begins once that one is over"
+    );
+    // It does so, too, when that one is deleted.
+    yard.edit("team-a/first", deleted);
+    yard.until(|yard| yard.phase("team-a/second") == Phase::Complete);
+}
+
+#[test]
+fn a_successor_lets_nobody_in_beside_a_job_that_is_at_work() {
+    let story = |kill_after| {
+        let mut yard = to_one_path(&["team-a/z", "team-a/a"]);
+        yard.kill_after = kill_after;
+        yard.until(|yard| {
+            let is_at_work = |name| queue::is_at_work(&yard.status(name));
+            assert!(
+                !(is_at_work("team-a/z") && is_at_work("team-a/a")),
+                "{:#?}",
+                yard.log
+            );
+            yard.phase("team-a/a") == Phase::Complete
+        });
+        yard
+    };
+    for request in 1..=story(None).log.len() {
+        assert!(story(Some(request)).is_killed);
+    }
+}
+
+#[test]
+fn a_job_that_is_deleted_after_a_crash_keeps_its_path_until_its_agents_know() {
+    let mut yard = to_one_path(&["team-a/z", "team-a/a"]);
+    yard.until(|yard| yard.phase("team-a/z") == Phase::Transferring);
+    // The other one has begun before, so it begins with one step.
+    yard.edit("team-a/a", |job| {
+        job.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+    });
+    yard.tasks.clear();
+    yard.queue = Queue::default();
+    yard.grants = Grants::default();
+    yard.edit("team-a/z", deleted);
+    let has_begun = |yard: &Yard| yard.tasks.contains_key("job-a");
+    let is_there = |yard: &Yard| yard.cache.jobs.get(&Yard::key("team-a/z")).is_some();
+    while is_there(&yard) {
+        assert!(!has_begun(&yard), "{:#?}", yard.log);
+        yard.round();
+    }
+    yard.until(has_begun);
 }

@@ -1,0 +1,205 @@
+//! `kubectl weft copies`: the verified copies of a cluster, and the removal of those that no job holds.
+
+use std::{
+    fmt,
+    io::{self, Write},
+};
+
+use thiserror::Error;
+use weft_cli::{columns::columns, quantity};
+use weft_crds::{CopyJob, CopyRemoval, CopyRemovalRequest, NodeCopy, NodeCopyList};
+
+use crate::cluster::{Cluster, ClusterError, Reach};
+
+/// Digits of a digest that a line shows, as the label of the node does.
+const DIGEST_DIGITS: usize = 12;
+
+/// What `kubectl weft copies` takes.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum Command {
+    /// List the verified copies of a namespace's jobs, node by node.
+    List(ListArgs),
+    /// Remove the copies of a place that no job holds any more: the files that each copy's record names.
+    Delete(DeleteArgs),
+}
+
+/// What `kubectl weft copies list` takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ListArgs {
+    /// Of the jobs of all namespaces.
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    pub all_namespaces: bool,
+    /// Only those that no job holds: `kubectl weft copies delete` removes them.
+    #[arg(long)]
+    pub unheld: bool,
+    /// `json`: the objects as they are.
+    #[arg(short, long, value_name = "FORMAT")]
+    pub output: Option<crate::status::Output>,
+    /// Which cluster to ask, and with which user.
+    #[command(flatten)]
+    pub reach: Reach,
+}
+
+/// What `kubectl weft copies delete` takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DeleteArgs {
+    /// The root, as `kubectl weft copies list` shows it.
+    pub root: String,
+    /// The path in the root, as `kubectl weft copies list` shows it.
+    pub path: String,
+    /// Only on this node; may be given several times. Without it: on all nodes.
+    #[arg(long = "node", value_name = "NAME")]
+    pub nodes: Vec<String>,
+    /// Which cluster to ask, and with which user.
+    #[command(flatten)]
+    pub reach: Reach,
+}
+
+/// Why nothing is shown or removed.
+#[derive(Debug, Error)]
+pub enum CopiesError {
+    /// The cluster refused, or did not answer.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// The output could not be written.
+    #[error("the output could not be written: {0}; check the pipe or the disk behind it")]
+    Write(#[from] io::Error),
+}
+
+/// Lists or removes copies; whether every copy that was to be removed was.
+///
+/// # Errors
+/// What the cluster refused.
+pub async fn run(
+    command: &Command,
+    out: &mut impl Write,
+    err: &mut impl Write,
+) -> Result<bool, CopiesError> {
+    match command {
+        Command::List(args) => list(args, out, err).await,
+        Command::Delete(args) => delete(args, out, err).await,
+    }
+}
+
+async fn list(
+    args: &ListArgs,
+    out: &mut impl Write,
+    err: &mut impl Write,
+) -> Result<bool, CopiesError> {
+    let cluster = Cluster::reach(&args.reach).await?;
+    let resource = NodeCopy::RESOURCE;
+    let path = match args.all_namespaces {
+        true => resource.to_owned(),
+        false => format!("namespaces/{}/{resource}", cluster.namespace()),
+    };
+    let mut list: NodeCopyList = cluster.live(&path).await?;
+    if args.unheld {
+        list.items.retain(|copy| !copy.is_held());
+    }
+    if args.output.is_some() {
+        serde_json::to_writer_pretty(&mut *out, &list).map_err(io::Error::from)?;
+        writeln!(out)?;
+    } else if list.items.is_empty() {
+        writeln!(err, "no copies; --all-namespaces shows those of all")?;
+    } else {
+        write!(out, "{}", Table(&list.items))?;
+    }
+    Ok(true)
+}
+
+async fn delete(
+    args: &DeleteArgs,
+    out: &mut impl Write,
+    err: &mut impl Write,
+) -> Result<bool, CopiesError> {
+    let cluster = Cluster::reach(&args.reach).await?;
+    let request = CopyRemovalRequest {
+        root: args.root.clone(),
+        path: args.path.clone(),
+        nodes: args.nodes.clone(),
+    };
+    let body = serde_json::to_vec(&request).map_err(io::Error::from)?;
+    let (namespace, resource) = (cluster.namespace(), CopyRemoval::RESOURCE);
+    let path = format!("namespaces/{namespace}/{resource}");
+    let removal: CopyRemoval = cluster.ask(&path, body).await?;
+    for node in &removal.removed {
+        writeln!(
+            out,
+            "{} of root {} removed from node {node}",
+            args.path, args.root
+        )?;
+    }
+    for kept in &removal.kept {
+        writeln!(err, "node {}: {}", kept.node, kept.message)?;
+    }
+    if removal.removed.is_empty() && removal.kept.is_empty() {
+        writeln!(
+            err,
+            "no node reports a copy of {} in root {} for a job of namespace {namespace}; see: kubectl weft \
+             copies list",
+            args.path, args.root
+        )?;
+        return Ok(false);
+    }
+    Ok(removal.kept.is_empty())
+}
+
+/// Copies, a line each.
+struct Table<'a>(&'a [NodeCopy]);
+
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let job = |job: &CopyJob| match job.exists {
+            true => format!("{}/{}", job.namespace, job.name),
+            false => format!("{}/{} (deleted)", job.namespace, job.name),
+        };
+        let row = |copy: &NodeCopy| {
+            let jobs: Vec<String> = copy.jobs.iter().map(job).collect();
+            let digest = copy.digest.get(..DIGEST_DIGITS).unwrap_or(&copy.digest);
+            vec![
+                copy.node.clone(),
+                copy.root.clone(),
+                copy.path.clone(),
+                quantity::bytes(copy.bytes),
+                copy.files.to_string(),
+                digest.to_owned(),
+                jobs.join(", "),
+            ]
+        };
+        let rows: Vec<_> = self.0.iter().map(row).collect();
+        let head = ["node", "root", "path", "bytes", "files", "digest", "jobs"];
+        columns(f, &head, &rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_tells_where_a_copy_is_and_which_jobs_are_gone() {
+        let job = |name: &str, exists| CopyJob {
+            namespace: "team-a".to_owned(),
+            name: name.to_owned(),
+            uid: "u1".to_owned(),
+            exists,
+        };
+        let copy = NodeCopy {
+            node: "n2".to_owned(),
+            root: "models".to_owned(),
+            path: "team-a/minilm".to_owned(),
+            digest: "0123456789abcdef".to_owned(),
+            bytes: 91_000_000,
+            files: 7,
+            jobs: vec![job("minilm", false), job("again", true)],
+        };
+        let shown = Table(&[copy]).to_string();
+        let words: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(words[..3], ["n2", "models", "team-a/minilm"]);
+        assert!(
+            shown.contains("0123456789ab  team-a/minilm (deleted), team-a/again"),
+            "{shown}"
+        );
+        assert!(!shown.contains("abcdef"), "{shown}");
+    }
+}

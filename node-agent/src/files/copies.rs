@@ -1,0 +1,556 @@
+//! The records of a root's verified copies, and what is done by them.
+//!
+//! The directory `.weft-copies` of a root has one file for each copy, a `Record`. A record is replaced
+//! as a whole: a reader goes on with the one that it has opened.
+//!
+//! Destinations and sources record what they have verified, `Cancel` releases it ([`release`]), and
+//! the copy watcher compares it with the files and removes what no job needs ([`check`]).
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::{self, BufRead as _, BufReader, BufWriter, Seek as _};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{self, AtFlags, Dir, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use super::claim::{COPIES, HEX_DIGITS, PRIVATE};
+pub use super::copy_record::{CopyJob, CopyRecord};
+use super::copy_record::{Record, RecordedEntry, VERSION, difference, record_name, write_line};
+use super::digest::Digest;
+use super::error::{FileError, Place, errno};
+use super::manifest::{EntryKind, Identity, Manifest, Shape};
+use super::reservation::OpenDirectory;
+use super::root::{Access, Root, RootPath};
+
+/// Jobs of one copy: the oldest one goes when there are more.
+const JOBS_MAX: usize = 32;
+/// The record that is being written; one at a time in a root.
+const NEW: &str = "new";
+/// Of the directory of the records.
+const OWNER_ONLY: Mode = Mode::from_raw_mode(0o700);
+
+/// What [`add`] records.
+pub(super) struct NewCopy<'c> {
+    pub(super) path: &'c RootPath,
+    pub(super) manifest: &'c Manifest,
+    pub(super) digest: &'c Digest,
+    pub(super) made: bool,
+    pub(super) job: CopyJob,
+}
+
+/// Records a verified copy for a job. `identity` gives the state of the file with that index in the
+/// manifest.
+pub(super) fn add(
+    root: &Root,
+    new: NewCopy<'_>,
+    identity: impl Fn(usize) -> Identity,
+) -> Result<(), FileError> {
+    let entries = || entries(new.manifest, &identity);
+    let mut copy = CopyRecord {
+        version: VERSION,
+        path: new.path.as_str().to_owned(),
+        digest: new.digest.to_string(),
+        bytes: new.manifest.bytes(),
+        files: new.manifest.file_count().into(),
+        made: new.made,
+        jobs: vec![new.job],
+        removing: false,
+    };
+    let _turn = root.records();
+    let records = Records::make(root)?;
+    let name = record_name(&copy.path);
+    let recorded = match records.read(&name) {
+        Ok(Some(mut known)) if known.is_of(&copy, entries()) => {
+            let CopyRecord { jobs, made, .. } = &mut known.copy;
+            if copy.jobs.iter().all(|new| has(jobs, &new.uid)) {
+                return Ok(());
+            }
+            jobs.extend(copy.jobs);
+            let surplus = jobs.len().saturating_sub(JOBS_MAX);
+            jobs.drain(..surplus);
+            // A job that is not listed any more may need the files.
+            *made &= surplus == 0;
+            records.rewrite(&mut known)
+        }
+        before => {
+            if let Ok(Some(before)) = before {
+                // The files of the job that was recorded before stay.
+                copy.made &= !records.shares_files(&before, &copy, entries());
+            }
+            let written = records.write(&name, &copy, |out| {
+                entries().try_for_each(|entry| write_line(out, &entry))
+            });
+            written.map(drop)
+        }
+    };
+    // Without a record the files stay. With one that does not name the job they would go with the others'.
+    if recorded.is_err() {
+        let _ = fs::unlinkat(&records.directory, &name, AtFlags::empty());
+    }
+    recorded
+}
+
+/// Takes a job out of all records of a root, and removes the copies that no job is recorded for. While
+/// an attempt is at work at a copy, the copy stays: [`check`] removes it later.
+pub fn release(root: &Root, job: &str) -> Result<(), FileError> {
+    let mut result = Ok(());
+    if let Some(records) = Records::open(root)? {
+        for name in records.names()? {
+            result = result.and(records.release(&name, job));
+        }
+    }
+    result
+}
+
+/// Compares the files of all copies with their records. Returns the copies that are as they were
+/// verified, ordered by path. Removes the record of a copy that has changed, and each copy that no job
+/// is recorded for: `begin_removal` gives a guard for the removal, or forbids it.
+pub fn check<G>(
+    root: &Root,
+    begin_removal: impl Fn() -> Option<G>,
+) -> Result<Vec<CopyRecord>, FileError> {
+    let mut copies = Vec::new();
+    if let Some(records) = Records::open(root)? {
+        for name in records.names()? {
+            copies.extend(records.check(&name, &begin_removal));
+        }
+    }
+    copies.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(copies)
+}
+
+fn has(jobs: &[CopyJob], uid: &str) -> bool {
+    jobs.iter().any(|job| job.uid == uid)
+}
+
+/// The entries of a copy: of a directory the directory itself is the first.
+fn entries<'m>(
+    manifest: &'m Manifest,
+    identity: &'m impl Fn(usize) -> Identity,
+) -> impl Iterator<Item = RecordedEntry> {
+    let shape = manifest.shape();
+    let top = (shape == Shape::Directory).then(|| RecordedEntry {
+        path: String::new(),
+        file: None,
+    });
+    let below = manifest.entries().iter().enumerate();
+    top.into_iter()
+        .chain(below.map(move |(index, entry)| RecordedEntry {
+            path: match shape {
+                Shape::File => String::new(),
+                Shape::Directory => entry.path.clone(),
+            },
+            file: match entry.kind {
+                EntryKind::File { .. } => Some(Identity {
+                    dev: 0,
+                    ..identity(index)
+                }),
+                EntryKind::Directory => None,
+            },
+        }))
+}
+
+/// What is at `path`; nothing where nothing is.
+fn stat(open: &mut OpenDirectory<'_>, path: &RootPath) -> Result<Option<Stat>, FileError> {
+    let failed = |cause| FileError::reading(open.root().place(path), cause);
+    let Some((parent, name)) = path.split() else {
+        return fs::fstat(open.root().directory()).map(Some).map_err(failed);
+    };
+    let Some(parent) = open.found(&parent)? else {
+        return Ok(None);
+    };
+    match fs::statat(&*parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(cause) => Err(FileError::reading(open.root().place(path), cause)),
+    }
+}
+
+/// The records of a root.
+struct Records<'r> {
+    root: &'r Root,
+    directory: OwnedFd,
+}
+
+impl<'r> Records<'r> {
+    /// Nothing where the root has none.
+    fn open(root: &'r Root) -> Result<Option<Self>, FileError> {
+        if root.access() != Access::ReadWrite {
+            return Ok(None);
+        }
+        let failed = |cause| FileError::writing(place_of(root, COPIES), "open", cause, 0);
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = match fs::openat(root.directory(), COPIES, flags, Mode::empty()) {
+            Ok(directory) => directory,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(cause) => return Err(failed(cause)),
+        };
+        // A process that can write records can make the agent remove files.
+        let stat = fs::fstat(&directory).map_err(failed)?;
+        let others = Mode::from_raw_mode(stat.st_mode).intersects(Mode::WGRP | Mode::WOTH);
+        if stat.st_uid != geteuid().as_raw() || others {
+            return Err(FileError::DestinationExists {
+                place: place_of(root, COPIES),
+                found: "a directory that others than the agent can write to",
+                remedy: "remove it",
+            });
+        }
+        Ok(Some(Records { root, directory }))
+    }
+
+    /// The same, made where there is none.
+    fn make(root: &'r Root) -> Result<Self, FileError> {
+        let failed = |cause| FileError::writing(place_of(root, COPIES), "mkdir", cause, 0);
+        match fs::mkdirat(root.directory(), COPIES, OWNER_ONLY) {
+            Ok(()) => fs::fsync(root.directory()).map_err(failed)?,
+            Err(Errno::EXIST) => {}
+            Err(cause) => return Err(failed(cause)),
+        }
+        Self::open(root)?.ok_or_else(|| failed(Errno::NOENT))
+    }
+
+    fn place(&self, name: &str) -> Place {
+        place_of(self.root, &format!("{COPIES}/{name}"))
+    }
+
+    fn names(&self) -> Result<Vec<String>, FileError> {
+        let failed = |cause| FileError::reading(place_of(self.root, COPIES), cause);
+        let mut names = Vec::new();
+        let mut listing = Dir::read_from(&self.directory).map_err(failed)?;
+        while let Some(found) = listing.read() {
+            let found = found.map_err(failed)?;
+            let name = found.file_name().to_str().unwrap_or_default();
+            if name.len() == HEX_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                names.push(name.to_owned());
+            }
+        }
+        Ok(names)
+    }
+
+    /// Nothing where there is none of that name.
+    fn read(&self, name: &str) -> Result<Option<Record>, FileError> {
+        let failed = |cause| FileError::reading(self.place(name), cause);
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match fs::openat(&self.directory, name, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT) => return Ok(None),
+            Err(cause) => return Err(failed(cause)),
+        };
+        Record::read(name, file, self.place(name)).map(Some)
+    }
+
+    /// Writes a record in place of the one of that name; its inode.
+    fn write(
+        &self,
+        name: &str,
+        copy: &CopyRecord,
+        entries: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    ) -> Result<u64, FileError> {
+        let flags = OFlags::CREATE
+            | OFlags::TRUNC
+            | OFlags::WRONLY
+            | OFlags::NOFOLLOW
+            | OFlags::NONBLOCK
+            | OFlags::CLOEXEC;
+        let write = || {
+            let file = fs::openat(&self.directory, NEW, flags, PRIVATE)?;
+            let mut out = BufWriter::new(File::from(file));
+            write_line(&mut out, copy)?;
+            entries(&mut out)?;
+            let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+            file.sync_all()?;
+            fs::renameat(&self.directory, NEW, &self.directory, name)?;
+            fs::fsync(&self.directory)?;
+            Ok(Identity::of(&fs::fstat(&file)?).ino)
+        };
+        write().map_err(|error: io::Error| {
+            // The unfinished record only takes space.
+            let _ = fs::unlinkat(&self.directory, NEW, AtFlags::empty());
+            FileError::writing(self.place(name), "write", errno(&error), 0)
+        })
+    }
+
+    /// Replaces the first line of a record with what it says now.
+    fn rewrite(&self, record: &mut Record) -> Result<(), FileError> {
+        let Record {
+            name, copy, file, ..
+        } = &*record;
+        record.inode = self.write(name, copy, |out| {
+            let mut old = BufReader::new(file);
+            old.rewind()?;
+            old.skip_until(b'\n')?;
+            io::copy(&mut old, out).map(drop)
+        })?;
+        Ok(())
+    }
+
+    /// Whether the record has been neither replaced nor removed.
+    fn is_current(&self, record: &Record) -> Result<bool, FileError> {
+        match fs::statat(&self.directory, &record.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Identity::of(&stat).ino == record.inode),
+            Err(Errno::NOENT) => Ok(false),
+            Err(cause) => Err(FileError::reading(self.place(&record.name), cause)),
+        }
+    }
+
+    /// Removes the record, unless another one has replaced it. Returns whether it was there.
+    fn forget(&self, record: &Record) -> Result<bool, FileError> {
+        let _turn = self.root.records();
+        if !self.is_current(record)? {
+            return Ok(false);
+        }
+        fs::unlinkat(&self.directory, &record.name, AtFlags::empty())
+            .map(|()| true)
+            .map_err(|cause| FileError::writing(self.place(&record.name), "unlink", cause, 0))
+    }
+
+    fn release(&self, name: &str, job: &str) -> Result<(), FileError> {
+        let turn = self.root.records();
+        let mut record = match self.read(name) {
+            Ok(Some(record)) => record,
+            // A broken record names no job.
+            Ok(None) | Err(FileError::CopyRecordBroken { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let mut released = Ok(());
+        if has(&record.copy.jobs, job) {
+            record.copy.jobs.retain(|known| known.uid != job);
+            released = self.rewrite(&mut record);
+        }
+        drop(turn);
+        if record.copy.jobs.is_empty() {
+            let place = self.root.place(&record.base);
+            match self.remove(record) {
+                // Also when the disk was too full to rewrite the record.
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => tracing::warn!("the copy {place} is not removed yet: {error}"),
+            }
+        }
+        released
+    }
+
+    /// The first difference between the record and the files, in words, if there is one.
+    fn difference(&self, record: &Record) -> Result<Option<String>, FileError> {
+        let mut open = OpenDirectory::new(self.root);
+        let mut files = 0;
+        for entry in record.entries()? {
+            let (path, entry) = entry?;
+            if let Some(what) = entry.difference(stat(&mut open, &path)?.as_ref()) {
+                return Ok(Some(format!("{path}: {what}")));
+            }
+            files += u64::from(entry.file.is_some());
+        }
+        if files != record.copy.files {
+            return Err(record.broken("it does not name as many files as it says"));
+        }
+        Ok(None)
+    }
+
+    /// The copy, if it is as it was verified, and some job is recorded for it.
+    fn check<G>(&self, name: &str, begin_removal: impl Fn() -> Option<G>) -> Option<CopyRecord> {
+        let record = match self.read(name) {
+            Ok(record) => record?,
+            Err(error) => {
+                tracing::warn!(reason = error.reason(), "{error}");
+                return None;
+            }
+        };
+        let place = self.root.place(&record.base);
+        if record.copy.jobs.is_empty() {
+            if let Some(_removal) = begin_removal()
+                && let Err(error) = self.remove(record)
+            {
+                tracing::warn!("the copy {place} is not removed yet: {error}");
+            }
+            return None;
+        }
+        match self.difference(&record) {
+            Ok(None) => return Some(record.copy),
+            // Its file system may not be mounted yet.
+            Ok(Some(_)) if !self.is_there(&record) => {}
+            Ok(Some(what)) => match self.forget(&record) {
+                Ok(true) => tracing::info!("the copy {place} is lost: {what}"),
+                Ok(false) => {}
+                Err(error) => tracing::warn!("the copy {place} is lost: {what}; {error}"),
+            },
+            Err(error @ FileError::CopyRecordBroken { .. }) => {
+                tracing::warn!(reason = error.reason(), "{error}");
+            }
+            Err(error) => {
+                tracing::warn!("the copy {place} cannot be checked, and counts as it was: {error}");
+                return Some(record.copy);
+            }
+        }
+        None
+    }
+
+    /// Whether the record of this name may be of a copy around a copy, or within it.
+    fn may_be_of(&self, name: &str, record: &Record) -> Result<bool, FileError> {
+        let mut around = Some(record.base.clone());
+        while let Some(path) = around {
+            if record_name(path.as_str()) == name {
+                return Ok(true);
+            }
+            around = path.split().map(|(parent, _)| parent);
+        }
+        for entry in record.entries()? {
+            if record_name(entry?.0.as_str()) == name {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether anything is at the copy's path, as far as that can be told.
+    fn is_there(&self, record: &Record) -> bool {
+        let mut open = OpenDirectory::new(self.root);
+        !matches!(stat(&mut open, &record.base), Ok(None))
+    }
+
+    /// Whether the copy that was recorded at this path before is intact, is for another job, and has files
+    /// that the new one has, too.
+    fn shares_files(
+        &self,
+        before: &Record,
+        copy: &CopyRecord,
+        entries: impl Iterator<Item = RecordedEntry>,
+    ) -> bool {
+        let is_anothers = before
+            .copy
+            .jobs
+            .iter()
+            .any(|job| !has(&copy.jobs, &job.uid));
+        if !is_anothers || !matches!(self.difference(before), Ok(None)) {
+            return false;
+        }
+        let new: HashSet<String> = entries
+            .filter(|entry| entry.file.is_some())
+            .map(|entry| entry.path)
+            .collect();
+        let is_shared = |(_, entry): (RootPath, RecordedEntry)| new.contains(&entry.path);
+        before
+            .entries()
+            .is_ok_and(|mut old| old.any(|entry| entry.is_ok_and(is_shared)))
+    }
+
+    /// Removes a copy that no job needs, and its record. The copy's own files go if nothing of the copy
+    /// has changed, and then its empty directories. Other files stay, and files that other records
+    /// name. While an attempt is at work there, nothing happens. Returns whether the record is gone.
+    fn remove(&self, mut record: Record) -> Result<bool, FileError> {
+        if !record.copy.made {
+            return self.forget(&record);
+        }
+        self.root.in_place()?;
+        let Some(_clearing) = self.root.occupancy().clear(&record.base) else {
+            return Ok(false);
+        };
+        let place = self.root.place(&record.base);
+        if !record.copy.removing {
+            if let Some(what) = self.difference(&record)? {
+                let gone = self.forget(&record)?;
+                if gone {
+                    tracing::warn!("the copy {place} is not removed, for it has changed: {what}");
+                }
+                return Ok(gone);
+            }
+            let _turn = self.root.records();
+            // Another attempt may have recorded its job just before it left.
+            if !self.is_current(&record)? {
+                return Ok(false);
+            }
+            // After a restart the agent goes on with the removal. Where the disk is full, the copy goes
+            // without that note.
+            record.copy.removing = true;
+            let _ = self.rewrite(&mut record);
+        }
+        let named = self.named_by_others(&record)?;
+        let mut open = OpenDirectory::new(self.root);
+        let mut directories = Vec::new();
+        for entry in record.entries()? {
+            let (path, entry) = entry?;
+            match entry.file {
+                _ if named.contains(&path_hash(&path)) => {}
+                Some(state) => unlink(&mut open, &path, Some(&state))?,
+                None => directories.push(path),
+            }
+        }
+        for path in directories.iter().rev() {
+            unlink(&mut open, path, None)?;
+        }
+        let gone = self.forget(&record)?;
+        tracing::info!("the copy {place} is removed");
+        Ok(gone)
+    }
+
+    /// The hashes of the paths that other records name, as far as those copies overlap this one. Two
+    /// paths with one hash only keep a file from being removed.
+    fn named_by_others(&self, record: &Record) -> Result<HashSet<u64>, FileError> {
+        let mut named = HashSet::new();
+        for name in self.names()?.iter().filter(|name| **name != record.name) {
+            let other = match self.read(name) {
+                Ok(Some(other)) if other.base.overlaps(&record.base) => other,
+                Ok(_) => continue,
+                Err(FileError::CopyRecordBroken { .. }) if !self.may_be_of(name, record)? => {
+                    continue;
+                }
+                // It may name these files: nothing is removed before it is mended or removed.
+                Err(error) => return Err(error),
+            };
+            for entry in other.entries()? {
+                named.insert(path_hash(&entry?.0));
+            }
+        }
+        Ok(named)
+    }
+}
+
+fn place_of(root: &Root, path: &str) -> Place {
+    Place {
+        root: root.name().into(),
+        path: path.into(),
+    }
+}
+
+fn path_hash(path: &RootPath) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    path.as_str().hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Removes a file, if it is still in this state, or a directory, if it is empty.
+fn unlink(
+    open: &mut OpenDirectory<'_>,
+    path: &RootPath,
+    file: Option<&Identity>,
+) -> Result<(), FileError> {
+    // The root itself stays.
+    let Some((parent, name)) = path.split() else {
+        return Ok(());
+    };
+    let flags = match file {
+        None => AtFlags::REMOVEDIR,
+        // Another file may stand there since the comparison.
+        Some(state) => match stat(open, path)? {
+            Some(now) if difference(state, &now).is_none() => AtFlags::empty(),
+            Some(_) | None => return Ok(()),
+        },
+    };
+    let Some(parent) = open.found(&parent)? else {
+        return Ok(());
+    };
+    match fs::unlinkat(&*parent, name, flags) {
+        Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+        // Something else has taken the directory's place, or something is mounted on it.
+        Err(Errno::NOTDIR | Errno::BUSY) if file.is_none() => Ok(()),
+        Err(cause) => Err(FileError::writing(
+            open.root().place(path),
+            "unlinkat",
+            cause,
+            0,
+        )),
+    }
+}

@@ -1,0 +1,190 @@
+//! `Record`: one verified copy as it is written down, with its files, the state of each, and its jobs.
+//!
+//! The first line describes the copy and each further line one entry, in the order of their paths; every
+//! line is JSON. A reader holds one entry in memory, however many there are.
+
+use std::fs::File;
+use std::io::{self, BufReader, Seek as _, Write};
+
+use rustix::fs::{self, FileType, Stat};
+use serde::{Deserialize, Serialize};
+use serde_json::de::IoRead;
+use serde_json::{Deserializer, StreamDeserializer};
+
+use super::claim::HEX_DIGITS;
+use super::error::{FileError, Place, errno};
+use super::manifest::Identity;
+use super::root::RootPath;
+
+/// The version of the records that this release writes and reads.
+pub(super) const VERSION: u32 = 1;
+
+/// A job that a copy is recorded for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyJob {
+    /// The UID of its attempts.
+    pub uid: String,
+    /// The namespace of the TransferJob.
+    pub namespace: String,
+    /// The name of the TransferJob.
+    pub name: String,
+}
+
+/// A verified copy, as the first line of its record describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyRecord {
+    pub(super) version: u32,
+    /// Where it is, relative to its root.
+    pub path: String,
+    /// The digest of the whole.
+    pub digest: String,
+    /// Bytes of all its files.
+    pub bytes: u64,
+    /// How many files it has.
+    pub files: u64,
+    /// Weft wrote the files. A source's own files are never removed.
+    pub made: bool,
+    /// The jobs that it is recorded for, oldest first.
+    pub jobs: Vec<CopyJob>,
+    /// The files are being removed: some may be gone already.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) removing: bool,
+}
+
+/// One file or directory of a copy.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RecordedEntry {
+    /// Relative to the copy; "" is the copy itself.
+    pub(super) path: String,
+    /// Absent for a directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) file: Option<Identity>,
+}
+
+/// The name of the record of the copy at `path`.
+pub(super) fn record_name(path: &str) -> String {
+    blake3::hash(path.as_bytes()).to_hex()[..HEX_DIGITS].to_owned()
+}
+
+/// Writes one line of a record.
+pub(super) fn write_line(out: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, line)?;
+    out.write_all(b"\n")
+}
+
+impl RecordedEntry {
+    /// What differs from what is there now, in words, if anything does.
+    pub(super) fn difference(&self, now: Option<&Stat>) -> Option<&'static str> {
+        match (&self.file, now) {
+            (_, None) => Some("it is gone"),
+            (Some(file), Some(now)) => difference(file, now),
+            (None, Some(now)) => (FileType::from_raw_mode(now.st_mode) != FileType::Directory)
+                .then_some("it is no directory any more"),
+        }
+    }
+}
+
+/// What differs between a file's recorded state and its state now. Device numbers are not recorded: they
+/// may change when the node restarts.
+pub(super) fn difference(recorded: &Identity, now: &Stat) -> Option<&'static str> {
+    let now = Identity {
+        dev: 0,
+        ..Identity::of(now)
+    };
+    recorded.difference(&now)
+}
+
+/// A record that is open for reading.
+pub(super) struct Record {
+    pub(super) name: String,
+    place: Place,
+    pub(super) file: File,
+    /// Tells it from a record of this name that has replaced it.
+    pub(super) inode: u64,
+    pub(super) copy: CopyRecord,
+    /// As `copy.path` says.
+    pub(super) base: RootPath,
+}
+
+/// The further lines of a record.
+type Entries<'f> = StreamDeserializer<'f, IoRead<BufReader<&'f File>>, RecordedEntry>;
+
+/// The first line of a record, and the further ones.
+fn parse<'f>(file: &'f File, place: &Place) -> Result<(CopyRecord, Entries<'f>), FileError> {
+    let mut reader = BufReader::new(file);
+    reader
+        .rewind()
+        .map_err(|error| FileError::reading(place.clone(), errno(&error)))?;
+    let mut lines = Deserializer::from_reader(reader);
+    let copy = CopyRecord::deserialize(&mut lines).map_err(|error| unreadable(place, error))?;
+    Ok((copy, lines.into_iter()))
+}
+
+/// Why a record cannot be read.
+fn unreadable(place: &Place, error: serde_json::Error) -> FileError {
+    if error.is_io() {
+        FileError::reading(place.clone(), errno(&error.into()))
+    } else {
+        broken(place, &error)
+    }
+}
+
+fn broken(place: &Place, problem: &impl ToString) -> FileError {
+    FileError::CopyRecordBroken {
+        place: place.clone(),
+        problem: problem.to_string(),
+    }
+}
+
+impl Record {
+    /// Reads the first line.
+    pub(super) fn read(name: &str, file: File, place: Place) -> Result<Self, FileError> {
+        let stat = fs::fstat(&file).map_err(|cause| FileError::reading(place.clone(), cause))?;
+        let (copy, _) = parse(&file, &place)?;
+        if copy.version != VERSION {
+            let problem = format!("it is of version {}, and not {VERSION}", copy.version);
+            return Err(broken(&place, &problem));
+        }
+        Ok(Record {
+            name: name.to_owned(),
+            file,
+            inode: Identity::of(&stat).ino,
+            base: RootPath::parse(&copy.path).map_err(|error| broken(&place, &error))?,
+            copy,
+            place,
+        })
+    }
+
+    /// For a record that contradicts itself.
+    pub(super) fn broken(&self, problem: &str) -> FileError {
+        broken(&self.place, &problem)
+    }
+
+    /// All entries with their paths.
+    pub(super) fn entries(
+        &self,
+    ) -> Result<impl Iterator<Item = Result<(RootPath, RecordedEntry), FileError>>, FileError> {
+        let (_, entries) = parse(&self.file, &self.place)?;
+        Ok(entries.map(|entry| {
+            let entry = entry.map_err(|error| unreadable(&self.place, error))?;
+            let path = self.base.join(&entry.path);
+            let path = path.map_err(|error| broken(&self.place, &error))?;
+            Ok((path, entry))
+        }))
+    }
+
+    /// Whether this is a record of that copy in the same state.
+    pub(super) fn is_of(
+        &self,
+        copy: &CopyRecord,
+        entries: impl Iterator<Item = RecordedEntry>,
+    ) -> bool {
+        let known = &self.copy;
+        let same =
+            (&known.path, &known.digest, known.removing) == (&copy.path, &copy.digest, false);
+        same && self.entries().is_ok_and(|recorded| {
+            let recorded = recorded.map(|entry| entry.ok().map(|(_, entry)| entry));
+            recorded.eq(entries.map(Some))
+        })
+    }
+}

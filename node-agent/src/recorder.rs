@@ -1,0 +1,79 @@
+//! `Recorder`: records the files of one attempt as a verified copy. Here jobs also leave the records.
+
+use std::sync::Arc;
+
+use futures::future::join_all;
+use tokio::sync::watch;
+use weft_proto::agent::v1::JobRef;
+
+use crate::fault::Fault;
+use crate::files::copies::{self, CopyJob};
+use crate::files::{Destination, Digest, FileError, Source};
+use crate::guard;
+use crate::jobs::Jobs;
+
+/// Made by Start and used once, before the attempt says that it is verified.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    job: CopyJob,
+    files: Files,
+    /// Counts what is recorded, for the copy watcher.
+    records: Arc<watch::Sender<u64>>,
+}
+
+/// What is recorded.
+#[derive(Debug)]
+pub(crate) enum Files {
+    /// The attempt reads them.
+    Source(Source),
+    /// The attempt writes them.
+    Destination(Arc<Destination>),
+}
+
+impl Recorder {
+    /// Records the files. A failure is logged and ends nothing: the files are verified all the same.
+    pub(crate) fn record(self, digest: &Digest) {
+        let uid = self.job.uid.clone();
+        let recorded = match &self.files {
+            Files::Source(source) => source.record(digest, self.job),
+            Files::Destination(destination) => destination.record(digest, self.job),
+        };
+        if let Err(error) = recorded {
+            tracing::warn!(
+                job = uid,
+                reason = error.reason(),
+                "the verified copy is not recorded, and so gets no label: {error}"
+            );
+        }
+        self.records.send_modify(|count| *count += 1);
+    }
+}
+
+impl Jobs {
+    /// A recorder for an attempt of these jobs.
+    pub(crate) fn recorder(&self, job: CopyJob, files: Files) -> Recorder {
+        Recorder {
+            job,
+            files,
+            records: self.records.clone(),
+        }
+    }
+
+    /// Takes a job out of the records of all roots, and removes the copies that no job needs then, as far
+    /// as nobody is at work there.
+    pub(crate) async fn release(&self, job: &JobRef) -> Result<(), Fault> {
+        let mut released = Vec::new();
+        for root in self.roots() {
+            let (root, uid, counted) = (root.clone(), job.uid.clone(), self.begin_removal()?);
+            // A caller that hangs up ends this future, and not the work.
+            released.push(guard::blocking("release", move || {
+                let _counted = counted;
+                copies::release(&root, &uid)
+            }));
+        }
+        let released = join_all(released).await;
+        self.records.send_modify(|count| *count += 1);
+        let all: Result<(), FileError> = released.into_iter().collect();
+        Ok(all?)
+    }
+}

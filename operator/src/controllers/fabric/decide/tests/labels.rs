@@ -1,0 +1,201 @@
+//! The labels of nodes: agents run where one says, and pods find copies by the others.
+
+use weft_proto::operator::v1::Copy;
+
+use super::*;
+use crate::controllers::{
+    request::Priority,
+    scenario::{MODEL, copy},
+};
+
+#[test]
+fn a_node_that_changes_its_fabric_rolls_no_agent_of_either() {
+    let mut stage = Stage::new();
+    let mut younger = scenario::fabric("all", 2);
+    younger.spec.node_selector = Default::default();
+    stage.cache.fabrics.learn(younger);
+    stage.settle();
+    let labels =
+        |stage: &Stage| ["n1", "n2", "n3"].map(|node| stage.label(node).map(str::to_owned));
+    let all_of = |fabric: &str| std::array::from_fn(|_| Some(fabric.to_owned()));
+    assert_eq!(labels(&stage), all_of("default"));
+    // The older one lets go of a node, which the younger has selected all along.
+    let mut node = stage.cache.nodes.named("n1").unwrap().clone();
+    node.metadata.labels.as_mut().unwrap().remove("gpu");
+    node.metadata.resource_version = Some("9".into());
+    stage.cache.nodes.learn(node);
+    let log = stage.settle();
+    assert_eq!(stage.label("n1"), Some("all"));
+    assert!(
+        !log.iter().any(|line| line.contains("DaemonSet")),
+        "{log:?}"
+    );
+    // Somebody who takes the label away, or writes another, changes nothing for long.
+    for (other, version) in [(None, "99"), (Some("mine"), "999")] {
+        let mut node = stage.cache.nodes.named("n2").unwrap().clone();
+        let labels = node.metadata.labels.as_mut().unwrap();
+        labels.remove(FABRIC_LABEL);
+        labels.extend(other.map(|other| (FABRIC_LABEL.to_owned(), other.to_owned())));
+        node.metadata.resource_version = Some(version.into());
+        stage.cache.nodes.learn(node);
+        assert_eq!(stage.settle(), ["label Node n2"]);
+        assert_eq!(stage.label("n2"), Some("default"));
+    }
+}
+
+#[test]
+fn a_node_whose_label_is_refused_says_so_and_holds_up_no_other() {
+    let mut stage = Stage::new();
+    for node in ["n1", "n3"] {
+        stage.sees(node, 0);
+    }
+    stage.refused = BTreeSet::from(["n2".to_owned()]);
+    let log = stage.settle();
+    assert!(
+        log.contains(&"apply DaemonSet weft-agent-default".to_owned()),
+        "{log:?}"
+    );
+    let ready = ["n1", "n2", "n3"].map(|node| stage.ready(node).1);
+    assert_eq!(ready, ["AgentReady", "NodeNotLabelled", "AgentReady"]);
+    // It is labelled, and no agent has come yet.
+    stage.refused.clear();
+    stage.settle();
+    assert_eq!(stage.ready("n2").1, "AgentMissing");
+}
+
+/// What n2 has, as its agent reports it.
+fn reports(stage: &mut Stage, copies: &[Copy], listed: bool) {
+    stage.sees("n2", 0);
+    let report = &mut stage.sightings.get_mut("n2").unwrap().report;
+    report.copies = copies.to_vec();
+    report.copies_listed = listed;
+}
+
+fn model(stage: &Stage) -> Option<&str> {
+    let labels = stage.cache.nodes.named("n2").unwrap().labels();
+    labels.get(MODEL).map(String::as_str)
+}
+
+#[test]
+fn a_node_has_the_labels_of_the_copies_that_its_agent_reports() {
+    let mut stage = Stage::new();
+    stage.settle();
+    reports(&mut stage, &[copy("0123456789abcdef")], true);
+    let requests = stage.decide();
+    let of_node = requests.iter().find(|request| request.kind() == "Node");
+    // Nobody waits for it.
+    assert_eq!(of_node.unwrap().priority, Priority::Low);
+    stage.settle();
+    assert_eq!(model(&stage), Some("0123456789ab"));
+    // Other files took their place.
+    reports(&mut stage, &[copy("fedcba9876543210")], true);
+    stage.settle();
+    assert_eq!(model(&stage), Some("fedcba987654"));
+    reports(&mut stage, &[], true);
+    assert_eq!(stage.settle().first().unwrap(), "label Node n2");
+    assert_eq!(model(&stage), None);
+}
+
+#[test]
+fn all_labels_of_a_node_change_with_one_request() {
+    let mut stage = Stage::new();
+    let mut second = copy("2");
+    second.jobs[0].name = "other".into();
+    reports(&mut stage, &[copy("1"), second], true);
+    let log = stage.settle();
+    let of_node = log.iter().filter(|line| *line == "label Node n2");
+    assert_eq!(of_node.count(), 1, "{log:?}");
+    assert_eq!(
+        (model(&stage), stage.label("n2")),
+        (Some("1"), Some("default"))
+    );
+}
+
+#[test]
+fn a_label_stays_while_nobody_knows_whether_the_copy_is_there() {
+    let mut stage = Stage::new();
+    reports(&mut stage, &[copy("d1")], true);
+    stage.settle();
+    // The agent has begun anew, and has not read its records yet; or a new leader has not heard of it.
+    reports(&mut stage, &[], false);
+    stage.settle();
+    assert_eq!(model(&stage), Some("d1"));
+    stage.sightings.clear();
+    stage.settle();
+    assert_eq!(model(&stage), Some("d1"));
+    // An agent that has fallen silent tells nothing of what is there now.
+    reports(&mut stage, &[copy("d2")], true);
+    stage.sightings.get_mut("n2").unwrap().silent = SILENCE;
+    stage.settle();
+    assert_eq!(model(&stage), Some("d1"));
+    // No fabric has the node: nobody looks after it.
+    let mut node = stage.cache.nodes.named("n2").unwrap().clone();
+    node.metadata.labels.as_mut().unwrap().remove("gpu");
+    node.metadata.resource_version = Some("99".into());
+    stage.cache.nodes.learn(node);
+    stage.settle();
+    assert_eq!(model(&stage), None);
+}
+
+#[test]
+fn a_label_that_somebody_changes_by_hand_is_written_again() {
+    let mut stage = Stage::new();
+    reports(&mut stage, &[copy("d1")], true);
+    stage.settle();
+    let mut node = stage.cache.nodes.named("n2").unwrap().clone();
+    let labels = node.metadata.labels.as_mut().unwrap();
+    labels.insert(MODEL.into(), "mine".into());
+    labels.insert("weft.dev/model.x.y".into(), "mine".into());
+    node.metadata.resource_version = Some("99".into());
+    stage.cache.nodes.learn(node);
+    assert_eq!(stage.settle(), ["label Node n2"]);
+    let labels = stage.cache.nodes.named("n2").unwrap().labels();
+    assert_eq!(labels.get(MODEL).map(String::as_str), Some("d1"));
+    assert!(!labels.contains_key("weft.dev/model.x.y"));
+}
+
+#[test]
+fn of_two_copies_under_one_name_the_one_of_the_job_that_has_it_now_counts() {
+    let mut old = copy("old");
+    old.jobs[0].uid = "job-before".into();
+    for copies in [[old.clone(), copy("new")], [copy("new"), old]] {
+        let mut stage = Stage::new();
+        reports(&mut stage, &copies, true);
+        stage.settle();
+        assert_eq!(model(&stage), Some("new"));
+    }
+}
+
+#[test]
+fn names_that_no_label_may_have_keep_no_other_label_from_being_written() {
+    let mut stage = Stage::new();
+    let named = |name: &str| {
+        let mut copy = copy("d2");
+        copy.jobs[0].name = name.into();
+        copy
+    };
+    let copies = [named(""), named("a/b"), named("x-"), named("ü"), copy("d1")];
+    reports(&mut stage, &copies, true);
+    stage.settle();
+    let labels = stage.cache.nodes.named("n2").unwrap().labels();
+    let models = labels
+        .iter()
+        .filter(|(key, _)| key.starts_with("weft.dev/model."));
+    let models: Vec<_> = models
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+        .collect();
+    assert_eq!(models, [(MODEL, "d1")]);
+}
+
+#[test]
+fn a_label_is_of_the_namespace_and_fits() {
+    assert_eq!(model_label("team-a", "minilm", "0123456789abcdef").0, MODEL);
+    let long = |name: &str| model_label("team-a", name, "d1").0;
+    let (one, other) = (long(&"x".repeat(60)), long(&format!("{}y", "x".repeat(59))));
+    assert_ne!(one, other);
+    let name = one.strip_prefix("weft.dev/").unwrap();
+    assert!(
+        name.len() <= 63 && name.starts_with("model.team-a.xxx"),
+        "{one}"
+    );
+}

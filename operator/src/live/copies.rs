@@ -1,0 +1,179 @@
+//! The verified copies that agents report, and the removal of those that no job holds.
+
+use std::collections::BTreeMap;
+
+use futures::{StreamExt as _, stream};
+use weft_crds::{CopyRemoval, CopyRemovalRequest, KeptCopy, NodeCopy, live_api_version};
+use weft_transfer::Channels;
+
+use crate::controllers::ReportedCopy;
+
+/// Agents that are told at once.
+const AT_ONCE: usize = 16;
+
+/// Has agents remove the copies of a place that were recorded for jobs of this namespace only, none of
+/// which exists.
+pub(super) async fn remove(
+    request: &CopyRemovalRequest,
+    namespace: &str,
+    copies: Vec<ReportedCopy>,
+    channels: &Channels,
+    epoch: u64,
+) -> CopyRemoval {
+    let is_there =
+        |copy: &NodeCopy| (&copy.root, names(&copy.path)) == (&request.root, names(&request.path));
+    let mut removal = CopyRemoval {
+        api_version: live_api_version(),
+        kind: CopyRemoval::KIND.to_owned(),
+        removed: Vec::new(),
+        kept: Vec::new(),
+    };
+    let mut keep = |node: &str, message: String| {
+        removal.kept.push(KeptCopy {
+            node: node.to_owned(),
+            message,
+        });
+    };
+    let mut found: BTreeMap<String, ReportedCopy> = copies
+        .into_iter()
+        .filter(|reported| is_there(&reported.copy))
+        .map(|reported| (reported.copy.node.clone(), reported))
+        .collect();
+    if !request.nodes.is_empty() {
+        for node in request
+            .nodes
+            .iter()
+            .filter(|node| !found.contains_key(*node))
+        {
+            let text = "its agent reports no such copy; see: kubectl weft copies list";
+            keep(node, text.to_owned());
+        }
+        found.retain(|node, _| request.nodes.contains(node));
+    }
+    let mut calls = Vec::new();
+    for (node, reported) in found {
+        match obstacle(&reported.copy, namespace) {
+            Some(obstacle) => keep(&node, obstacle),
+            None => calls.push(release(reported, channels, epoch)),
+        }
+    }
+    let mut calls = stream::iter(calls).buffer_unordered(AT_ONCE);
+    while let Some((node, result)) = calls.next().await {
+        match result {
+            Ok(()) => removal.removed.push(node),
+            Err(message) => removal.kept.push(KeptCopy { node, message }),
+        }
+    }
+    removal.removed.sort();
+    removal.kept.sort_by(|one, other| one.node.cmp(&other.node));
+    removal
+}
+
+fn names(path: &str) -> Vec<&str> {
+    path.split('/').filter(|name| !name.is_empty()).collect()
+}
+
+/// Why a copy is not to be removed.
+fn obstacle(copy: &NodeCopy, namespace: &str) -> Option<String> {
+    if copy.jobs.iter().any(|job| job.namespace != namespace) {
+        return Some(
+            "it is recorded for a job of another namespace, too; ask who administers the cluster"
+                .to_owned(),
+        );
+    }
+    if let Some(job) = copy.jobs.iter().find(|job| job.exists) {
+        return Some(format!(
+            "TransferJob {}/{} holds it; delete the job, with deletionPolicy Delete to remove its copies",
+            job.namespace, job.name
+        ));
+    }
+    None
+}
+
+/// Takes all jobs out of a copy's record.
+async fn release(
+    reported: ReportedCopy,
+    channels: &Channels,
+    epoch: u64,
+) -> (String, Result<(), String>) {
+    let ReportedCopy {
+        copy,
+        fabric,
+        contact,
+    } = reported;
+    let channels = channels.of_fabric(&fabric);
+    for job in &copy.jobs {
+        let released = weft_transfer::release(&job.uid, epoch, &channels, &contact);
+        if let Err(refusal) = released.await {
+            return (copy.node, Err(refusal.message));
+        }
+    }
+    (copy.node, Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use weft_crds::CopyJob;
+    use weft_identity::authority::Authority;
+    use weft_transfer::Contact;
+
+    use super::*;
+
+    fn reported(node: &str, jobs: &[(&str, bool)]) -> ReportedCopy {
+        let job = |&(namespace, exists): &(&str, bool)| CopyJob {
+            namespace: namespace.to_owned(),
+            name: "minilm".to_owned(),
+            uid: "u1".to_owned(),
+            exists,
+        };
+        ReportedCopy {
+            copy: NodeCopy {
+                node: node.to_owned(),
+                root: "models".to_owned(),
+                path: "team-a/minilm".to_owned(),
+                digest: "d1".to_owned(),
+                bytes: 1,
+                files: 1,
+                jobs: jobs.iter().map(job).collect(),
+            },
+            fabric: "default".to_owned(),
+            contact: Contact {
+                node: node.to_owned(),
+                // Nobody listens there.
+                address: "127.0.0.1:1".to_owned(),
+            },
+        }
+    }
+
+    #[tokio::test]
+    async fn copies_that_a_job_holds_or_another_namespace_has_stay() {
+        let channels = Channels::new(Arc::new(Authority::new("weft").unwrap()));
+        let copies = vec![
+            reported("n1", &[("team-a", true)]),
+            reported("n2", &[("team-a", false), ("team-b", false)]),
+            reported("n3", &[("team-a", false)]),
+        ];
+        let mut request = CopyRemovalRequest {
+            root: "models".to_owned(),
+            path: "team-a/minilm/".to_owned(),
+            nodes: Vec::new(),
+        };
+        let removal = remove(&request, "team-a", copies.clone(), &channels, 1).await;
+        assert_eq!(removal.removed, Vec::<String>::new());
+        let words = ["team-a/minilm holds it", "another namespace", "n3"];
+        assert_eq!(removal.kept.len(), 3);
+        for (kept, word) in removal.kept.iter().zip(words) {
+            assert!(kept.message.contains(word), "{kept:?}");
+        }
+        request.nodes = vec!["n1".to_owned(), "n9".to_owned()];
+        let removal = remove(&request, "team-a", copies.clone(), &channels, 1).await;
+        let kept: Vec<&str> = removal.kept.iter().map(|kept| &*kept.node).collect();
+        assert_eq!(kept, ["n1", "n9"]);
+        request.path = "team-a".to_owned();
+        request.nodes.clear();
+        let removal = remove(&request, "team-a", copies, &channels, 1).await;
+        assert!(removal.kept.is_empty() && removal.removed.is_empty());
+    }
+}

@@ -1,0 +1,259 @@
+//! What the operator's own account may change. Whoever has stolen its token may change no more.
+//!
+//! Everything here is tried only (`--dry-run=server`), in the account's name.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::lent::{Lent, SYSTEM};
+
+const OPERATOR: &str = "--as=system:serviceaccount:weft-system:weft-operator";
+const TRY: &str = "--dry-run=server";
+
+fn tried(lent: &Lent, arguments: &[&str]) -> Result<String, String> {
+    let arguments = [arguments, &[OPERATOR, TRY]].concat();
+    let said = lent.cluster.kubectl(&arguments);
+    said.map_err(|error| error.to_string())
+}
+
+pub(crate) fn nodes_are_changed_in_weft_dev_only(lent: &Lent) {
+    let patched = |patch: &Value| {
+        let patch = patch.to_string();
+        let named = ["patch", "node", "node0", "--type=merge", "--patch", &patch];
+        tried(lent, &named)
+    };
+    let taint = json!({"key": "example.org/x", "effect": "NoExecute"});
+    for (patch, says) in [
+        (
+            json!({"metadata": {"labels": {"gpu": "false"}}}),
+            "labels weft.dev/*",
+        ),
+        (
+            json!({"metadata": {"labels": {"gpu": null}}}),
+            "labels weft.dev/*",
+        ),
+        (
+            json!({"metadata": {"labels": {"weft.dev.example.org/x": "y"}}}),
+            "labels weft.dev/*",
+        ),
+        (
+            json!({"metadata": {"annotations": {"example.org/x": "y"}}}),
+            "annotations weft.dev/*",
+        ),
+        (
+            json!({"metadata": {"finalizers": ["example.org/x"]}}),
+            "labels and annotations of a node only",
+        ),
+        (
+            json!({"spec": {"unschedulable": true}}),
+            "labels and annotations of a node only",
+        ),
+        (
+            json!({"spec": {"taints": [taint]}}),
+            "labels and annotations of a node only",
+        ),
+    ] {
+        let said = patched(&patch).expect_err(&patch.to_string());
+        for part in ["'operator-nodes.weft.dev'", says] {
+            assert!(said.contains(part), "{patch}: {said}");
+        }
+    }
+    let ours = json!({"weft.dev/tried": "yes", "weft.dev/fabric": "default"});
+    patched(&json!({"metadata": {"labels": ours, "annotations": ours}})).unwrap();
+    let none = json!({"weft.dev/fabric": null});
+    patched(&json!({"metadata": {"labels": none}})).unwrap();
+}
+
+/// The DaemonSet of the fabric `default`, changed; the words are those of the refusal.
+type Change = (&'static str, fn(&mut Value), &'static str);
+
+const ONE: &str = "one container";
+const IMAGE: &str = "the image of";
+const ACCOUNT: &str = "the account of";
+const PROGRAM: &str = "runs the program of the agents' image";
+const RIGHTS: &str = "security contexts";
+const VOLUME: &str = "roots.allowedHostPaths";
+const MOUNT: &str = "below /weft/roots";
+
+const REFUSED: &[Change] = &[
+    (
+        "a second container",
+        |pod| {
+            let more = json!({"name": "more", "image": pod["containers"][0]["image"]});
+            push(&mut pod["containers"], more);
+        },
+        ONE,
+    ),
+    (
+        "a container that runs first",
+        |pod| {
+            let first = json!({"name": "first", "image": pod["containers"][0]["image"]});
+            pod["initContainers"] = json!([first]);
+        },
+        ONE,
+    ),
+    (
+        "another image",
+        |pod| pod["containers"][0]["image"] = json!("example.org/agent:0.1.0"),
+        IMAGE,
+    ),
+    (
+        "another account",
+        |pod| pod["serviceAccountName"] = json!("weft-operator"),
+        ACCOUNT,
+    ),
+    (
+        "another program",
+        |pod| pod["containers"][0]["command"] = json!(["/weft/roots/models/program"]),
+        PROGRAM,
+    ),
+    (
+        "a program after the start",
+        |pod| {
+            let program = json!({"exec": {"command": ["/weft/roots/models/program"]}});
+            pod["containers"][0]["lifecycle"] = json!({"postStart": program});
+        },
+        PROGRAM,
+    ),
+    (
+        "a program that probes",
+        |pod| {
+            let program = json!({"exec": {"command": ["/weft/roots/models/program"]}});
+            pod["containers"][0]["livenessProbe"] = program;
+        },
+        PROGRAM,
+    ),
+    (
+        "a library of a tenant's",
+        |pod| {
+            let library = json!({"name": "LD_PRELOAD", "value": "/weft/roots/models/library"});
+            push(&mut pod["containers"][0]["env"], library);
+        },
+        PROGRAM,
+    ),
+    (
+        "a Secret as a variable",
+        |pod| {
+            let key = json!({"secretKeyRef": {"name": "other", "key": "key"}});
+            let variable = json!({"name": "NODE_NAME", "valueFrom": key});
+            pod["containers"][0]["env"] = json!([variable]);
+        },
+        PROGRAM,
+    ),
+    (
+        "privileged",
+        |pod| pod["containers"][0]["securityContext"] = json!({"privileged": true}),
+        RIGHTS,
+    ),
+    (
+        "a capability",
+        |pod| {
+            let added = &mut pod["containers"][0]["securityContext"]["capabilities"]["add"];
+            push(added, json!("NET_ADMIN"));
+        },
+        RIGHTS,
+    ),
+    (
+        "any system call",
+        |pod| pod["securityContext"] = json!({"seccompProfile": {"type": "Unconfined"}}),
+        RIGHTS,
+    ),
+    (
+        "the node's processes",
+        |pod| pod["hostPID"] = json!(true),
+        RIGHTS,
+    ),
+    (
+        "the node's whole disk",
+        |pod| volume(pod, json!({"hostPath": {"path": "/"}})),
+        VOLUME,
+    ),
+    (
+        "a directory whose name begins like one that is allowed",
+        |pod| volume(pod, json!({"hostPath": {"path": "/var/lib/weftling"}})),
+        VOLUME,
+    ),
+    (
+        "a Secret",
+        |pod| volume(pod, json!({"secret": {"secretName": "other"}})),
+        VOLUME,
+    ),
+    (
+        "a Secret beside the token",
+        |pod| {
+            let sources = json!([{"secret": {"name": "other"}}]);
+            volume(pod, json!({"projected": {"sources": sources}}));
+        },
+        VOLUME,
+    ),
+    (
+        "a tenant's file as the program",
+        |pod| mount(pod, "/weft-agent"),
+        MOUNT,
+    ),
+    (
+        "the same by a path that leads out",
+        |pod| mount(pod, "/weft/roots/../../weft-agent"),
+        MOUNT,
+    ),
+];
+
+fn push(list: &mut Value, one: Value) {
+    list.as_array_mut().unwrap().push(one);
+}
+
+fn volume(pod: &mut Value, mut volume: Value) {
+    volume["name"] = json!("more");
+    push(&mut pod["volumes"], volume);
+}
+
+fn mount(pod: &mut Value, path: &str) {
+    let mount = json!({"name": "root-models", "mountPath": path});
+    push(&mut pod["containers"][0]["volumeMounts"], mount);
+}
+
+pub(crate) fn daemonsets_run_the_charts_agents_only(lent: &Lent) {
+    let named = [
+        "get",
+        "daemonset",
+        "weft-agent-default",
+        "--namespace",
+        SYSTEM,
+    ];
+    let found = lent.json(&named);
+    let file = lent.scratch.path().join("set.json");
+    let changed = |name: &str, change: fn(&mut Value)| {
+        let mut set = json!({
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": {"name": name, "namespace": SYSTEM},
+            "spec": found["spec"],
+        });
+        change(&mut set["spec"]["template"]["spec"]);
+        fs::write(&file, set.to_string()).unwrap();
+        file.display().to_string()
+    };
+    let made = |change: fn(&mut Value)| tried(lent, &["create", "-f", &changed("tried", change)]);
+    for (what, change, says) in REFUSED {
+        let said = made(*change).expect_err(what);
+        for part in ["'operator-daemonsets.weft.dev'", *says] {
+            assert!(said.contains(part), "{what}: {said}");
+        }
+    }
+    made(|_| {}).unwrap();
+    made(|pod| volume(pod, json!({"hostPath": {"path": "/var/lib/weft/more"}}))).unwrap();
+    // The same for one that is there.
+    let applied = |change: fn(&mut Value)| {
+        let file = changed("weft-agent-default", change);
+        let apply = ["apply", "--server-side", "--force-conflicts", "-f", &file];
+        tried(lent, &apply)
+    };
+    let said = applied(|pod| pod["hostPID"] = json!(true)).unwrap_err();
+    assert!(said.contains("'operator-daemonsets.weft.dev'"), "{said}");
+    applied(|_| {}).unwrap();
+    println!(
+        "{} DaemonSets refused that the operator's account would make",
+        REFUSED.len()
+    );
+}

@@ -1,12 +1,10 @@
 //! An engine in a node of a fabric. Every call of the benchmarks to the engine is in this file.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
-use nix::time::{ClockId, clock_gettime};
 use weft_engine::{
     ConnectionId, DomainId, Encryption, Engine, EngineConfig, Event, Key, LocalEnd, Nanos,
     PolicyKind, PortRange, Progress, Region, RemoteEnd, SIGNAL, Secret, WriteRequest,
@@ -16,8 +14,6 @@ use super::BenchError;
 
 /// The protection domain of all connections and regions.
 const DOMAIN: DomainId = DomainId(0);
-/// Threads of this process, as the kernel lists them.
-const THREADS: &str = "/proc/self/task";
 
 /// What an engine is started with.
 #[derive(Clone, Copy, Debug)]
@@ -47,8 +43,6 @@ pub struct Setup {
 /// An engine.
 pub struct Host {
     engine: Engine,
-    /// The worker threads, by thread id in this process's pid namespace.
-    workers: Vec<i32>,
 }
 
 /// One end of a connection. Ends that [`connect_many`] makes at one host share one event queue.
@@ -136,13 +130,8 @@ impl Host {
     /// # Errors
     /// [`BenchError`].
     pub fn start(setup: Setup) -> Result<Self, BenchError> {
-        let before = threads()?;
         let engine = Engine::start(setup.config(Secret([9; 32])))?;
-        let workers = threads()?
-            .difference(&before)
-            .filter_map(|thread| inner_id(thread))
-            .collect();
-        Ok(Self { engine, workers })
+        Ok(Self { engine })
     }
 
     /// The policy in force.
@@ -232,11 +221,8 @@ impl Host {
     }
 
     /// CPU time that the worker threads have used.
-    ///
-    /// # Errors
-    /// [`BenchError::System`]: a worker has ended.
-    pub fn worker_cpu(&self) -> Result<Duration, BenchError> {
-        self.workers.iter().map(|id| thread_cpu(*id)).sum()
+    pub fn worker_cpu(&self) -> Duration {
+        self.engine.snapshot().cpu
     }
 }
 
@@ -366,53 +352,5 @@ impl Landing {
     /// Bytes of the region.
     pub fn bytes(&self) -> u64 {
         self.memory.len()
-    }
-}
-
-/// The ids of this process's threads, as the mounted /proc counts them.
-fn threads() -> Result<BTreeSet<String>, BenchError> {
-    let entries = std::fs::read_dir(THREADS).map_err(BenchError::system(THREADS))?;
-    Ok(entries
-        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
-        .collect())
-}
-
-/// The same thread's id in the innermost pid namespace, which is the one that system calls take.
-fn inner_id(thread: &str) -> Option<i32> {
-    let status = std::fs::read_to_string(format!("{THREADS}/{thread}/status")).ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("NSpid:"))?;
-    line.split_whitespace().last()?.parse().ok()
-}
-
-/// CPU time of a thread of this process, in nanoseconds' resolution.
-fn thread_cpu(id: i32) -> Result<Duration, BenchError> {
-    // linux/posix-timers.h: the id's complement, shifted by 3, with CPUCLOCK_PERTHREAD_MASK (4) and
-    // CPUCLOCK_SCHED (2). What pthread_getcpuclockid(3) answers.
-    let clock = ClockId::from_raw((!id << 3) | 4 | 2);
-    let time = clock_gettime(clock).map_err(BenchError::system("CPU clock of a worker thread"))?;
-    Ok(Duration::from(time))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_threads_cpu_time_is_read_from_another_thread() {
-        let before = threads().unwrap();
-        let (stop, stopped) = crossbeam_channel::bounded::<()>(0);
-        let worker = std::thread::spawn(move || while stopped.try_recv().is_err() {});
-        let id = threads()
-            .unwrap()
-            .difference(&before)
-            .find_map(|thread| inner_id(thread))
-            .unwrap();
-        // It ends only when the other thread's time moves on.
-        while thread_cpu(id).unwrap() < Duration::from_millis(2) {}
-        stop.send(()).ok();
-        drop(stop);
-        worker.join().unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! The engine's only clock.
+//! The engine's clocks.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
@@ -21,4 +21,11 @@ impl Clock {
     pub(crate) fn until(self, then: Time) -> Duration {
         Duration::from_nanos((then - self.now()).get())
     }
+}
+
+/// CPU time that the calling thread has used.
+pub(crate) fn thread_cpu() -> Duration {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    let [seconds, nanos] = [used.tv_sec, used.tv_nsec].map(i64::cast_unsigned);
+    Duration::from_secs(seconds) + Duration::from_nanos(nanos)
 }

@@ -1,5 +1,7 @@
 //! The engine's counters at one moment, for metrics and for `kubectl weft status`.
 
+use std::time::Duration;
+
 use weft_core::connection::Stats;
 use weft_core::drops::Drops;
 use weft_core::path::PathReport;
@@ -28,6 +30,8 @@ pub struct Snapshot {
     pub resets_sent: u64,
     /// Resets not sent because too many had been of late.
     pub resets_withheld: u64,
+    /// CPU time that the worker threads have used; of an inline worker, that of the thread which asks.
+    pub cpu: Duration,
 }
 
 /// One connection, or one part of a connection that is split.
@@ -72,6 +76,7 @@ impl Snapshot {
         self.buffers.send = self.buffers.send.min(other.buffers.send);
         self.resets_sent += other.resets_sent;
         self.resets_withheld += other.resets_withheld;
+        self.cpu += other.cpu;
     }
 
     /// The counters of all connections, live and over.

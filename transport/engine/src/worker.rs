@@ -19,7 +19,7 @@ use weft_link::{
 };
 use weft_memory::{Placing, Region, TableReader};
 
-use crate::clock::Clock;
+use crate::clock::{Clock, thread_cpu};
 use crate::command::{Command, Queue};
 use crate::config::EngineConfig;
 use crate::doze::Doze;
@@ -471,6 +471,7 @@ impl Worker {
             buffers: link.granted_buffers(),
             resets_sent: counters.resets_sent,
             resets_withheld: counters.resets_withheld,
+            cpu: thread_cpu(),
             ..Snapshot::default()
         };
         snapshot.drops.add(&self.drops);

@@ -70,8 +70,7 @@ pub struct FabricNodeSpec {
 pub struct FabricNodeStatus {
     /// The generation of the spec that this is about.
     pub observed_generation: i64,
-    /// Ready: the agent reports, and says that it can work. Configured: since when it works with the
-    /// fabric's configuration, or with an earlier one; of a node that never was behind, it is not there.
+    /// Ready: the agent reports, its pod is made for the fabric's configuration, and it can work.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,
@@ -89,8 +88,7 @@ pub struct FabricNodeStatus {
     pub ports: NodePorts,
     /// The agent's release.
     pub version: String,
-    /// The hash of the fabric's configuration that the agent works with: jobs wait for an agent that
-    /// has not taken over the present one yet.
+    /// The hash of the fabric's configuration that the agent's pod was made for.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub configuration: String,
     /// When its certificate ends.

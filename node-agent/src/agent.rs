@@ -9,23 +9,22 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use weft_core::units::Nanos;
 use weft_core::wire::Secret;
-use weft_engine::{Encryption, Engine, EngineConfig, EngineError, PortRange};
+use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRange};
 
 use crate::account::Account;
 use crate::config::{self, Config, LinkKind};
-use crate::control::{self, Control};
+use crate::control::Control;
 use crate::door::Door;
 use crate::fence::Fence;
 use crate::files::{self, FileError, Root};
 use crate::guard;
-use crate::jobs::{Jobs, JobsConfig};
-use crate::metrics;
+use crate::jobs::{Jobs, JobsConfig, LiveConfig};
 use crate::node_key;
 use crate::object;
 use crate::opener::Opener;
 use crate::service::Service;
 use crate::tls::{Tls, TlsError};
-use crate::web;
+use crate::web::HealthServer;
 
 /// Partial files of jobs that nobody has taken up again for so long are removed.
 const SWEEP_AGE: Duration = Duration::from_secs(24 * 3600);
@@ -74,7 +73,8 @@ pub struct Agent {
     control: SocketAddr,
     metrics: SocketAddr,
     jobs: Arc<Jobs>,
-    ready: watch::Sender<bool>,
+    health: Arc<HealthServer>,
+    opener: Arc<Opener>,
     stop: watch::Sender<bool>,
     servers: Vec<tokio::task::JoinHandle<()>>,
 }
@@ -82,72 +82,80 @@ pub struct Agent {
 impl Agent {
     /// Opens everything that the configuration names, and serves.
     pub async fn start(config: &Config) -> Result<Self, AgentError> {
-        Self::start_behind(config, Arc::default(), Arc::default()).await
+        let (listener, metrics) = listen("metrics.listen", config.metrics.listen).await?;
+        let health = Arc::new(HealthServer::start(listener));
+        Self::start_beside(config, metrics, health, Arc::default()).await
     }
 
-    /// The same behind the fence of an agent that was here before, and with its opener.
-    pub(crate) async fn start_behind(
+    /// The same, where `/metrics` and the like are served already, behind a fence that has heard of leaders.
+    pub(crate) async fn start_beside(
         config: &Config,
+        metrics: SocketAddr,
+        health: Arc<HealthServer>,
         fence: Arc<Fence>,
-        opener: Arc<Opener>,
     ) -> Result<Self, AgentError> {
         let tls = Tls::read(&config.tls, &config.node, &config.fabric)?;
-        let entries = config.roots.clone();
-        let roots = guard::blocking("roots", move || opener.open(&entries)).await?;
+        let opener = Arc::new(Opener::default());
+        let live = live_config(config, &opener, Vec::new()).await?;
         let control = listen("control.listen", config.control.listen).await?;
-        let metrics_listener = listen("metrics.listen", config.metrics.listen).await?;
         let engine = Arc::new(Engine::start(engine_config(config, &tls))?);
         let (in_force, tls) = watch::channel(tls);
         let memory = config.limits.memory.value.0;
         let account = Account::new(memory);
-        let jobs = Jobs::new(JobsConfig {
+        let jobs_config = JobsConfig {
             node: config.node.clone(),
             author: config.author,
             engine,
             tls,
-            roots: roots.clone(),
             account: account.clone(),
             slots: config.limits.slots.value,
             lease: config.limits.lease.value.to_std(),
             patience: config.transport.stall_timeout.value.to_std(),
-            objects: match config.objects.allow_insecure {
-                true => object::Access::Insecure,
-                false => object::Access::Secure,
-            },
             store_patience: config.objects.stall_timeout.value.to_std(),
             list_patience: config.objects.list_timeout.value.to_std(),
-        });
+        };
+        let jobs = Jobs::new(jobs_config, live);
         let service = Service {
             jobs: jobs.clone(),
             fence,
             node: config.node.clone(),
             fabric: config.fabric.clone(),
-            ticket_key: config.operator.ticket_key,
             data: config.data.address,
             memory,
         };
-        let (ready, is_ready) = watch::channel(false);
         let (stop, stopped) = watch::channel(false);
         let server = Control::new(control.0, Door::new(service), in_force, stopped, memory)
             .map_err(|problem| AgentError::TlsUnusable { problem })?;
         let mut agent = Self {
             control: control.1,
-            metrics: metrics_listener.1,
+            metrics,
             jobs: jobs.clone(),
-            ready,
+            health,
+            opener,
             stop,
             servers: Vec::new(),
         };
         agent.serve("control", server.run());
-        let routes = web::router(metrics::registry(jobs, account), is_ready);
-        agent.serve_metrics(routes, metrics_listener.0);
-        agent.sweep(roots);
-        agent.ready.send_replace(true);
+        agent.sweep();
+        agent
+            .health
+            .set_ready(crate::metrics::registry(jobs, account));
         tracing::info!(
             node = %config.node, fabric = %config.fabric, control = %agent.control,
             metrics = %agent.metrics, data = %config.data.address, "agent started"
         );
         Ok(agent)
+    }
+
+    /// Takes over what may change while attempts run: roots, the access to stores, the ticket key, and how
+    /// packets are marked and limited. Roots whose directories are still the same stay open. After an error
+    /// nothing has changed.
+    pub(crate) async fn apply(&self, config: &Config) -> Result<(), AgentError> {
+        let open = self.jobs.live().roots.clone();
+        let live = live_config(config, &self.opener, open).await?;
+        self.jobs.config.engine.set_egress(egress(config))?;
+        self.jobs.set_live(live);
+        Ok(())
     }
 
     /// Where the control API listens.
@@ -170,7 +178,7 @@ impl Agent {
 
     /// Ends all jobs, tells their observers, and stops serving.
     pub async fn stop(self) {
-        self.ready.send_replace(false);
+        self.health.set_not_ready();
         if tokio::time::timeout(JOBS_GRACE, self.jobs.shut_down())
             .await
             .is_err()
@@ -183,16 +191,7 @@ impl Agent {
                 server.abort();
             }
         }
-    }
-
-    fn serve_metrics(&mut self, routes: axum::Router, listener: TcpListener) {
-        let stopped = control::stopped(self.stop.subscribe());
-        self.serve("metrics", async move {
-            axum::serve(listener, routes)
-                .with_graceful_shutdown(stopped)
-                .await
-                .map_err(|error| error.to_string())
-        });
+        self.health.close().await;
     }
 
     fn serve(
@@ -208,7 +207,8 @@ impl Agent {
     }
 
     /// Removes what abandoned jobs have left, now and every hour.
-    fn sweep(&mut self, roots: Vec<Arc<Root>>) {
+    fn sweep(&mut self) {
+        let jobs = self.jobs.clone();
         let mut stop = self.stop.subscribe();
         self.servers.push(guard::task("sweep", async move {
             let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
@@ -217,7 +217,7 @@ impl Agent {
                     _ = ticks.tick() => {}
                     _ = stop.wait_for(|stop| *stop) => return,
                 }
-                for root in roots.clone() {
+                for root in jobs.live().roots.clone() {
                     if root.access() == files::Access::ReadWrite {
                         guard::blocking("sweep", move || sweep(&root)).await;
                     }
@@ -268,6 +268,35 @@ fn node_key(config: &Config, tls: &Tls) -> Secret {
     }))
 }
 
+/// Opens the roots, except those that are open already and whose paths lead to the same directories.
+async fn live_config(
+    config: &Config,
+    opener: &Arc<Opener>,
+    open: Vec<Arc<Root>>,
+) -> Result<LiveConfig, AgentError> {
+    let (opener, entries) = (opener.clone(), config.roots.clone());
+    let roots = guard::blocking("roots", move || opener.open(&entries, &open)).await?;
+    Ok(LiveConfig {
+        roots,
+        objects: match config.objects.allow_insecure {
+            true => object::Access::Insecure,
+            false => object::Access::Secure,
+        },
+        ticket_key: config.operator.ticket_key,
+    })
+}
+
+fn egress(config: &Config) -> Egress {
+    let transport = &config.transport;
+    Egress {
+        dscp: transport.dscp.value,
+        cap_bps: transport
+            .cap_mbps
+            .as_ref()
+            .map(|cap| u64::from(cap.value) * 1_000_000),
+    }
+}
+
 fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
     let ports = config.data.ports.value;
     let ports = PortRange {
@@ -290,11 +319,7 @@ fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
             config::Encryption::Off => Encryption::Off,
             config::Encryption::Required => Encryption::Required,
         },
-        dscp: transport.dscp.value,
-        cap_bps: transport
-            .cap_mbps
-            .as_ref()
-            .map(|cap| u64::from(cap.value) * 1_000_000),
+        egress: egress(config),
         ..EngineConfig::new(config.data.address, ports, node_key(config, tls))
     }
 }
@@ -302,13 +327,8 @@ fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
 impl Config {
     /// Everything that [`Agent::start`] checks without opening ports: certificates and roots.
     pub fn check_files(&self) -> Result<(), AgentError> {
-        self.check_files_by(&Arc::default())
-    }
-
-    /// The same with an opener that knows which roots hang. Blocks, but not for ever.
-    pub(crate) fn check_files_by(&self, opener: &Arc<Opener>) -> Result<(), AgentError> {
         Tls::read(&self.tls, &self.node, &self.fabric)?;
-        opener.open(&self.roots)?;
+        Arc::new(Opener::default()).open(&self.roots, &[])?;
         Ok(())
     }
 }

@@ -26,7 +26,7 @@ const REST: u32 = 9;
 /// The log names a root whose scan takes longer.
 const SLOW: Duration = Duration::from_secs(60);
 
-/// Scans the copies of all roots. Belongs to the process, not to one of its agents.
+/// Scans the copies of all roots.
 #[derive(Debug)]
 pub(crate) struct CopyWatcher {
     /// Half of the time between two occasions to scan: a root is scanned once for each at most.
@@ -92,13 +92,11 @@ impl CopyWatcher {
 
     /// Begins the scans that are due. `records` counts the records that were added or released.
     pub(crate) fn begin(&mut self, jobs: &Arc<Jobs>, records: u64) {
-        let roots = jobs.roots().to_vec();
+        let roots = jobs.live().roots.clone();
         let names: Vec<String> = roots.iter().map(|root| root.name().to_owned()).collect();
-        // Not the jobs themselves: a scan that hangs would keep their engine, and its ports, for as long.
-        let jobs = Arc::downgrade(jobs);
         self.begin_with(&names, records, Instant::now(), move |name| {
             let root = roots.iter().find(|root| root.name() == name)?;
-            let copies = copies::check(root, || jobs.upgrade()?.begin_removal().ok());
+            let copies = copies::check(root);
             Some(Scan {
                 root: name.to_owned(),
                 copies: copies

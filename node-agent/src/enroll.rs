@@ -17,7 +17,6 @@ use crate::config_values::{FabricName, NodeName};
 mod assigned;
 mod interface;
 mod keys;
-mod lobby;
 mod member;
 mod operator;
 mod report;
@@ -90,7 +89,7 @@ impl Settings {
     }
 }
 
-/// Why a member cannot even begin to ask.
+/// Why a member ends.
 #[derive(Debug, thiserror::Error)]
 pub enum EnrollError {
     /// Its directory.
@@ -99,4 +98,14 @@ pub enum EnrollError {
     /// Its metrics port.
     #[error(transparent)]
     Metrics(#[from] AgentError),
+    /// The engine sends from an interface that is another by now.
+    #[error(
+        "the data interface was {before} when the agent started, and is {now} now: the agent ends, so that it is started anew with that one"
+    )]
+    InterfaceChanged {
+        /// Its name, address and MTU.
+        before: String,
+        /// The same.
+        now: String,
+    },
 }

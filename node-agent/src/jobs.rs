@@ -18,7 +18,7 @@ use weft_proto::agent::v1::{
 use crate::account::{Account, Share};
 use crate::attempt::{Attempt, Worker};
 use crate::config::{Author, SLOTS_LEAST};
-use crate::config_values::NodeName;
+use crate::config_values::{NodeName, PublicKey};
 use crate::convert;
 use crate::fault::Fault;
 use crate::files::{Destination, DestinationConfig, Leftover, Manifest, Partials, Root, RootPath};
@@ -44,8 +44,6 @@ pub struct JobsConfig {
     pub engine: Arc<Engine>,
     /// This node's certificate, as it is now.
     pub tls: watch::Receiver<Tls>,
-    /// The directories that may be named.
-    pub roots: Vec<Arc<Root>>,
     /// Bytes of buffers for all transfers.
     pub account: Arc<Account>,
     /// Receive slots per connection, at most.
@@ -54,24 +52,32 @@ pub struct JobsConfig {
     pub lease: Duration,
     /// For how long a child is called.
     pub patience: Duration,
-    /// Which stores may be read.
-    pub objects: object::Access,
     /// A request to a store that brings nothing for so long has failed.
     pub store_patience: Duration,
     /// A store must have said within it what there is.
     pub list_patience: Duration,
 }
 
+/// What comes into force while attempts run: each command uses what is in force when it comes.
+#[derive(Debug)]
+pub struct LiveConfig {
+    /// The directories that may be named.
+    pub roots: Vec<Arc<Root>>,
+    /// Which stores may be read.
+    pub objects: object::Access,
+    /// Of the operator's tickets.
+    pub ticket_key: PublicKey,
+}
+
 /// All attempts.
 #[derive(Debug)]
 pub struct Jobs {
     pub(crate) config: JobsConfig,
+    live: Mutex<Arc<LiveConfig>>,
     /// Calls that were refused, by reason: of these there is a fixed number.
     refused: Mutex<BTreeMap<&'static str, u64>>,
     misuses: Mutex<Misuses>,
     state: Mutex<Known>,
-    /// Copies, and what attempts have left, that are being removed. Counted up under the lock of `state`.
-    removals: Arc<watch::Sender<usize>>,
     /// How often records of copies have been added or released.
     pub(crate) records: Arc<watch::Sender<u64>>,
     domains: AtomicU32,
@@ -126,17 +132,6 @@ pub(crate) struct Prepared {
     pub(crate) manifest_digest: Vec<u8>,
 }
 
-/// A copy is being removed, or what attempts have left: as long as it is there, the agent is not replaced
-/// by one that would not know.
-#[derive(Debug)]
-pub(crate) struct Removal(Arc<watch::Sender<usize>>);
-
-impl Drop for Removal {
-    fn drop(&mut self) {
-        self.0.send_modify(|count| *count = count.saturating_sub(1));
-    }
-}
-
 impl Run {
     pub(crate) fn parts(&self) -> MutexGuard<'_, Parts> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
@@ -181,13 +176,13 @@ impl Run {
 impl Jobs {
     /// None yet.
     #[must_use]
-    pub fn new(config: JobsConfig) -> Arc<Self> {
+    pub fn new(config: JobsConfig, live: LiveConfig) -> Arc<Self> {
         Arc::new(Self {
             config,
+            live: Mutex::new(Arc::new(live)),
             refused: Mutex::default(),
             misuses: Mutex::default(),
             state: Mutex::default(),
-            removals: Arc::default(),
             records: Arc::default(),
             domains: AtomicU32::new(1),
         })
@@ -217,15 +212,28 @@ impl Jobs {
         refused.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// What is in force now.
+    pub(crate) fn live(&self) -> Arc<LiveConfig> {
+        let live = self.live.lock();
+        live.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts it in force.
+    pub(crate) fn set_live(&self, live: LiveConfig) {
+        let mut known = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = Arc::new(live);
+    }
+
     /// A root by its name.
     pub fn root(&self, name: &str) -> Result<Arc<Root>, Fault> {
-        let roots = &self.config.roots;
+        let live = self.live();
+        let roots = live.roots.iter();
         roots
-            .iter()
+            .clone()
             .find(|root| root.name() == name)
             .cloned()
             .ok_or_else(|| {
-                let known: Vec<&str> = roots.iter().map(|root| root.name()).collect();
+                let known: Vec<&str> = roots.map(|root| root.name()).collect();
                 Fault::UnknownRoot {
                     root: name.to_owned(),
                     known: known.join(", "),
@@ -260,7 +268,7 @@ impl Jobs {
     pub(crate) fn reader(&self, source: &ObjectSource) -> Result<Reader, Fault> {
         let tempo = Tempo::new(self.config.store_patience, self.config.list_patience);
         Ok(Reader {
-            store: Store::open(source, self.config.objects, tempo.stall)?,
+            store: Store::open(source, self.live().objects, tempo.stall)?,
             tempo,
         })
     }
@@ -409,9 +417,7 @@ impl Jobs {
     async fn discard(self: &Arc<Self>, run: Arc<Run>) -> Result<(), Fault> {
         let (jobs, job) = (self.clone(), run.attempt.job.clone());
         let uid = convert::uid(&job)?;
-        let counted = self.begin_removal()?;
         let faults = guard::blocking("discard", move || {
-            let _counted = counted;
             // One after the other. The next attempt's Prepare waits, too, or has come before.
             let mut left = run.left();
             let latest = jobs.lock().runs.get(uid.as_str()).cloned();
@@ -439,7 +445,7 @@ impl Jobs {
     fn left_by(&self, job: &JobRef, nothing: bool) {
         let unknown = || match nothing {
             true => Leftover::default(),
-            false => Leftover::anywhere(&self.config.roots),
+            false => Leftover::anywhere(&self.live().roots),
         };
         self.lock().left_by(&job.uid, unknown);
     }
@@ -493,53 +499,10 @@ impl Jobs {
         run
     }
 
-    /// The directories that may be named.
-    pub(crate) fn roots(&self) -> &[Arc<Root>] {
-        &self.config.roots
-    }
-
     /// All attempts that are known.
     #[must_use]
     pub fn runs(&self) -> Vec<Arc<Run>> {
         self.lock().runs.values().cloned().collect()
-    }
-
-    /// Counts what is being removed, until the answer is dropped.
-    pub(crate) fn begin_removal(&self) -> Result<Removal, Fault> {
-        let known = self.lock();
-        if known.stopping {
-            return Err(Fault::ShuttingDown);
-        }
-        self.removals.send_modify(|count| *count += 1);
-        Ok(Removal(self.removals.clone()))
-    }
-
-    /// Refuses new attempts and removals from now on, unless one runs; whether none does.
-    pub(crate) fn close_if_idle(&self) -> bool {
-        let mut known = self.lock();
-        let idle = known.runs.values().all(|run| run.attempt.status().closed)
-            && *self.removals.borrow() == 0;
-        known.stopping |= idle;
-        idle
-    }
-
-    /// Waits for a moment when no attempt runs and no copy is being removed.
-    pub(crate) async fn idle(&self) {
-        loop {
-            let runs = self.runs();
-            if let Some(run) = runs.iter().find(|run| !run.attempt.status().closed) {
-                run.attempt.closed().await;
-            } else if *self.removals.borrow() > 0 {
-                // The sender lives as long as `self`.
-                let _ = self
-                    .removals
-                    .subscribe()
-                    .wait_for(|count| *count == 0)
-                    .await;
-            } else {
-                return;
-            }
-        }
     }
 
     /// Ends all attempts and refuses new ones.

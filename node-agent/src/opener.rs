@@ -19,7 +19,7 @@ use crate::guard;
 /// an operator that hears nothing of a node for 30 s calls it not ready, so this is said before.
 const ROOTS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Opens roots. Belongs to the process, not to one of its agents.
+/// Opens roots.
 #[derive(Debug, Default)]
 pub(crate) struct Opener {
     /// What is being opened.
@@ -27,9 +27,24 @@ pub(crate) struct Opener {
 }
 
 impl Opener {
-    /// All of these, or what is wrong with one. Blocks, at most for [`ROOTS_WITHIN`].
-    pub(crate) fn open(self: &Arc<Self>, roots: &[RootEntry]) -> Result<Vec<Arc<Root>>, FileError> {
-        let open = |root: &RootEntry| Root::open(&root.name.value, &root.path.value, root.access);
+    /// All of these, or what is wrong with one. One that is `open` already, and whose path leads to the same
+    /// directory, stays the same. Blocks, at most for [`ROOTS_WITHIN`].
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        roots: &[RootEntry],
+        open: &[Arc<Root>],
+    ) -> Result<Vec<Arc<Root>>, FileError> {
+        let open = open.to_vec();
+        let open = move |entry: &RootEntry| {
+            let (name, path) = (&entry.name.value, &entry.path.value);
+            let same = open.iter().find(|root| {
+                root.name() == name && root.path() == path && root.access() == entry.access
+            });
+            match same {
+                Some(root) if !root.is_elsewhere() => Ok(root.clone()),
+                _ => Root::open(name, path, entry.access).map(Arc::new),
+            }
+        };
         self.open_by(roots, Instant::now() + ROOTS_WITHIN, open)
     }
 
@@ -38,7 +53,7 @@ impl Opener {
         roots: &[RootEntry],
         deadline: Instant,
         open: impl Fn(&RootEntry) -> Result<T, FileError> + Clone + Send + 'static,
-    ) -> Result<Vec<Arc<T>>, FileError> {
+    ) -> Result<Vec<T>, FileError> {
         let hung = |root: &RootEntry| FileError::RootHung {
             root: root.name.value.clone(),
             path: root.path.value.clone(),
@@ -82,7 +97,7 @@ impl Opener {
         let answers = roots.iter().zip(answers);
         answers
             .map(|(root, told)| match told.recv_deadline(deadline) {
-                Ok(opened) => opened.map(Arc::new),
+                Ok(opened) => opened,
                 Err(_) => Err(hung(root)),
             })
             .collect()
@@ -135,7 +150,7 @@ mod tests {
         // The others are opened beside it, however long it takes.
         let later = Instant::now() + Duration::from_secs(60);
         let good = opener.open_by(&roots[..1], later, open.clone()).unwrap();
-        assert_eq!(*good[0], "good");
+        assert_eq!(good[0], "good");
         drop(free);
         let tries = |name: &str| tried.try_iter().filter(|tried| tried == name).count();
         assert_eq!(tries("hung"), 1);

@@ -63,11 +63,10 @@ impl Jobs {
     /// as nobody is at work there.
     pub(crate) async fn release(&self, job: &JobRef) -> Result<(), Fault> {
         let mut released = Vec::new();
-        for root in self.roots() {
-            let (root, uid, counted) = (root.clone(), job.uid.clone(), self.begin_removal()?);
+        for root in &self.live().roots {
+            let (root, uid) = (root.clone(), job.uid.clone());
             // A caller that hangs up ends this future, and not the work.
             released.push(guard::blocking("release", move || {
-                let _counted = counted;
                 copies::release(&root, &uid)
             }));
         }

@@ -17,7 +17,7 @@ use weft_identity::ticket::{self, Meeting};
 use weft_proto::agent::v1 as proto;
 use weft_proto::agent::v1::agent_server::Agent;
 
-use crate::config_values::{FabricName, NodeName, PublicKey};
+use crate::config_values::{FabricName, NodeName};
 use crate::convert;
 use crate::diagnose::diagnose;
 use crate::fault::Fault;
@@ -44,8 +44,6 @@ pub(crate) struct Service {
     pub node: NodeName,
     /// Its fabric.
     pub fabric: FabricName,
-    /// The operator's ticket key.
-    pub ticket_key: PublicKey,
     /// The data path's address.
     pub data: Ipv4Addr,
     /// Bytes of buffers that jobs may use.
@@ -172,7 +170,7 @@ impl Agent for Service {
                     fabric: self.fabric.as_str(),
                     here: self.node.as_str(),
                     caller: parent.as_str(),
-                    key: &self.ticket_key.0,
+                    key: &self.jobs.live().ticket_key.0,
                     now: SystemTime::now(),
                 },
             )

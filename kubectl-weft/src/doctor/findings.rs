@@ -133,12 +133,6 @@ fn by_itself(node: &FabricNode, now: Timestamp, found: &mut Vec<Finding>) {
             SAYS_ITSELF,
         ));
     }
-    // That it is pending, or that the agent refuses it, the operator or the agent deals with, and says.
-    let late = condition(&status.conditions, "Configured");
-    if let Some(late) = late.filter(|late| late.reason == "NotTakenOver") {
-        let fix = "see why its agent's pod is not replaced: kubectl --namespace weft-system describe pods";
-        found.push(finding(&name, late.message.clone(), fix));
-    }
     if let Some(ends) = &status.certificate_expires {
         let left = ends.0.as_second() - now.as_second();
         if left < CERTIFICATE_LEFT_S {

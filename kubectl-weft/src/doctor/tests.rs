@@ -106,15 +106,6 @@ fn every_finding_has_its_fix() {
         json!({"type": kind, "status": status, "reason": reason, "message": message,
                "lastTransitionTime": "2027-01-15T00:00:00Z"})
     };
-    let late = said(
-        "Configured",
-        "False",
-        "NotTakenOver",
-        "the agent has not taken it over for 30 min",
-    );
-    ending
-        .conditions
-        .push(serde_json::from_value(late).unwrap());
     nodes[1].status = Some(ending);
     let fabrics = [
         fabric(

@@ -25,16 +25,17 @@ pub(crate) fn config(
     assigned: &proto::NodeConfig,
     nic: &Nic,
 ) -> Result<Config, ConfigError> {
-    if assigned.fabric != settings.fabric.as_str() {
+    let missing = |field| move || wrong(field, "is missing".to_owned());
+    let engine = assigned.engine.as_ref().ok_or_else(missing("engine"))?;
+    let agent = assigned.agent.as_ref().ok_or_else(missing("agent"))?;
+    if agent.fabric != settings.fabric.as_str() {
         let problem = format!(
             "is `{}`, and this node was started for `{}`",
-            assigned.fabric, settings.fabric
+            agent.fabric, settings.fabric
         );
         return Err(wrong("fabric", problem));
     }
-    let given = assigned
-        .ports
-        .ok_or_else(|| wrong("ports", "is missing".to_owned()))?;
+    let given = engine.ports.ok_or_else(missing("ports"))?;
     let ports = Ports {
         first: small("ports.first", given.first)?,
         count: small("ports.count", given.count)?,
@@ -54,20 +55,17 @@ pub(crate) fn config(
             listen: settings.metrics_listen(),
         },
         operator: Operator {
-            ticket_key: assigned
+            ticket_key: agent
                 .ticket_key
                 .parse()
                 .map_err(|problem| wrong("ticket_key", problem))?,
         },
         tls: tls.clone(),
-        roots: roots(settings, &assigned.roots),
-        transport: assigned
-            .transport
-            .as_ref()
-            .map_or_else(|| Ok(Transport::default()), transport)?,
+        roots: roots(settings, &agent.roots),
+        transport: transport(engine.transport.as_ref(), agent.egress.unwrap_or_default())?,
         limits: config::Limits::default(),
         objects: config::Objects {
-            allow_insecure: assigned.objects.unwrap_or_default().allow_insecure,
+            allow_insecure: agent.objects.unwrap_or_default().allow_insecure,
             ..config::Objects::default()
         },
         author: config::Author::Operator,
@@ -99,7 +97,20 @@ fn roots(settings: &Settings, given: &[proto::Root]) -> Vec<RootEntry> {
         .collect()
 }
 
-fn transport(given: &proto::Transport) -> Result<Transport, ConfigError> {
+fn transport(
+    given: Option<&proto::Transport>,
+    egress: proto::Egress,
+) -> Result<Transport, ConfigError> {
+    let dscp = u8::try_from(egress.dscp)
+        .map_err(|_| wrong("transport.dscp", format!("is {}: 0 to 63", egress.dscp)))?;
+    let sent = Transport {
+        dscp: unplaced(dscp),
+        cap_mbps: (egress.cap_mbps > 0).then(|| unplaced(egress.cap_mbps)),
+        ..Transport::default()
+    };
+    let Some(given) = given else {
+        return Ok(sent);
+    };
     let policy: PolicyKind = given
         .policy
         .parse()
@@ -126,26 +137,19 @@ fn transport(given: &proto::Transport) -> Result<Transport, ConfigError> {
             "must be 1 or more".to_owned(),
         ));
     }
-    // An operator that is older than this field names none.
-    let congestion = match given.congestion.as_str() {
-        "" => Transport::default().congestion,
-        name => name
-            .parse()
-            .map_err(|problem| wrong("transport.congestion", problem))?,
-    };
-    let dscp = u8::try_from(given.dscp)
-        .map_err(|_| wrong("transport.dscp", format!("is {}: 0 to 63", given.dscp)))?;
+    let congestion = given
+        .congestion
+        .parse()
+        .map_err(|problem| wrong("transport.congestion", problem))?;
     Ok(Transport {
         congestion,
-        dscp: unplaced(dscp),
-        cap_mbps: (given.cap_mbps > 0).then(|| unplaced(given.cap_mbps)),
         paths: Some(unplaced(small("transport.paths", given.paths)?)),
         policy,
         rto_min: Duration::from_micros(given.rto_min_micros.into()),
         chunk: unplaced(ByteCount(given.chunk_bytes.into())),
         link,
         encryption,
-        ..Transport::default()
+        ..sent
     })
 }
 
@@ -187,10 +191,7 @@ mod tests {
             name: name.to_owned(),
             writable,
         };
-        proto::NodeConfig {
-            fabric: "lab".to_owned(),
-            ticket_key: "0a".repeat(32),
-            roots: vec![root("models", true), root("data", false)],
+        let engine = proto::EngineConfig {
             transport: Some(proto::Transport {
                 paths: 64,
                 policy: "oblivious".to_owned(),
@@ -198,8 +199,6 @@ mod tests {
                 rto_min_micros: 250,
                 link: "auto".to_owned(),
                 congestion: "ecn-rtt".to_owned(),
-                cap_mbps: 2_500,
-                dscp: 46,
                 encryption: "required".to_owned(),
             }),
             ports: Some(proto::Ports {
@@ -207,8 +206,21 @@ mod tests {
                 count: 16,
             }),
             nics: None,
-            hash: "12".to_owned(),
+        };
+        let agent = proto::AgentConfig {
+            fabric: "lab".to_owned(),
+            ticket_key: "0a".repeat(32),
+            roots: vec![root("models", true), root("data", false)],
             objects: None,
+            egress: Some(proto::Egress {
+                cap_mbps: 2_500,
+                dscp: 46,
+            }),
+        };
+        proto::NodeConfig {
+            engine: Some(engine),
+            agent: Some(agent),
+            pod_configuration: "12".to_owned(),
         }
     }
 
@@ -254,44 +266,54 @@ mod tests {
                 ("/weft/roots/data", Access::ReadOnly)
             ]
         );
-        let sparse = proto::NodeConfig {
-            transport: None,
-            ..assigned()
-        };
+        let mut sparse = assigned();
+        sparse.engine.as_mut().unwrap().transport = None;
         let sparse = of(&sparse).unwrap();
         assert_eq!(sparse.paths(), 128);
         assert!(!sparse.objects.allow_insecure);
-        let objects = Some(proto::Objects {
+        let mut lax = assigned();
+        lax.agent.as_mut().unwrap().objects = Some(proto::Objects {
             allow_insecure: true,
         });
-        let lax = proto::NodeConfig {
-            objects,
-            ..assigned()
-        };
         assert!(of(&lax).unwrap().objects.allow_insecure);
     }
 
     #[test]
     fn what_is_wrong_with_an_assignment_is_said_by_the_fabrics_own_names() {
         type Change = fn(&mut proto::NodeConfig);
+        fn engine(c: &mut proto::NodeConfig) -> &mut proto::EngineConfig {
+            c.engine.as_mut().unwrap()
+        }
         fn transport(c: &mut proto::NodeConfig) -> &mut proto::Transport {
-            c.transport.as_mut().unwrap()
+            engine(c).transport.as_mut().unwrap()
         }
         fn ports(c: &mut proto::NodeConfig) -> &mut proto::Ports {
-            c.ports.as_mut().unwrap()
+            engine(c).ports.as_mut().unwrap()
         }
-        let table: [(&str, &str, Change); 21] = [
+        fn agent(c: &mut proto::NodeConfig) -> &mut proto::AgentConfig {
+            c.agent.as_mut().unwrap()
+        }
+        fn egress(c: &mut proto::NodeConfig) -> &mut proto::Egress {
+            agent(c).egress.as_mut().unwrap()
+        }
+        let table: [(&str, &str, Change); 23] = [
+            ("engine", "missing", |c| c.engine = None),
+            ("agent", "missing", |c| c.agent = None),
             ("transport.encryption", "off or required", |c| {
                 transport(c).encryption.clear();
             }),
-            ("transport.dscp", "0 to 63", |c| transport(c).dscp = 64),
-            ("transport.dscp", "0 to 63", |c| transport(c).dscp = 256),
+            ("transport.dscp", "0 to 63", |c| egress(c).dscp = 64),
+            ("transport.dscp", "0 to 63", |c| egress(c).dscp = 256),
             ("transport.congestion", "ecn-rtt", |c| {
                 transport(c).congestion = "cubic".to_owned();
             }),
-            ("fabric", "`other`", |c| c.fabric = "other".to_owned()),
-            ("ticket_key", "64 hexadecimal", |c| c.ticket_key.clear()),
-            ("ports", "missing", |c| c.ports = None),
+            ("fabric", "`other`", |c| {
+                agent(c).fabric = "other".to_owned()
+            }),
+            ("ticket_key", "64 hexadecimal", |c| {
+                agent(c).ticket_key.clear()
+            }),
+            ("ports", "missing", |c| engine(c).ports = None),
             ("ports.first", "1 or more", |c| ports(c).first = 0),
             ("ports.first", "70000", |c| ports(c).first = 70_000),
             ("ports.count", "1 to 16", |c| ports(c).count = 17),
@@ -310,12 +332,14 @@ mod tests {
             }),
             ("transport.link", "udp", |c| transport(c).link.clear()),
             ("roots[1].name", "taken", |c| {
-                c.roots[1].name = "models".to_owned();
+                agent(c).roots[1].name = "models".to_owned();
             }),
             ("roots[0].name", "[a-z0-9-]", |c| {
-                c.roots[0].name = "../etc".to_owned();
+                agent(c).roots[0].name = "../etc".to_owned();
             }),
-            ("roots[0].name", "[a-z0-9-]", |c| c.roots[0].name.clear()),
+            ("roots[0].name", "[a-z0-9-]", |c| {
+                agent(c).roots[0].name.clear()
+            }),
         ];
         for (field, hint, change) in table {
             let mut assigned = assigned();

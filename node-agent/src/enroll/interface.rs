@@ -1,6 +1,7 @@
 //! The network interface that carries a node's data: chosen by name, or by the node's address.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -33,6 +34,26 @@ pub(crate) struct Nic {
     pub(crate) address: Ipv4Addr,
     pub(crate) mtu: u16,
     pub(crate) mbps: u32,
+}
+
+impl Nic {
+    /// Whether an engine that was started on one can go on with the other: the speed may be another.
+    pub(crate) fn is_same_link(&self, other: &Self) -> bool {
+        let link = |nic: &Self| (nic.interface.clone(), nic.address, nic.mtu);
+        link(self) == link(other)
+    }
+}
+
+impl fmt::Display for Nic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            interface,
+            address,
+            mtu,
+            ..
+        } = self;
+        write!(f, "{interface} ({address}, MTU {mtu})")
+    }
 }
 
 /// The interfaces that are up, in the kernel's order.

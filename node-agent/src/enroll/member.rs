@@ -1,10 +1,12 @@
-//! The loop that keeps the right agent running: enrolled, with the configuration in force, on the
-//! interface that is there.
+//! The life of a cluster's agent: it enrols, starts with the configuration in force, and takes over what of
+//! it may change while it works.
 //!
-//! An agent is replaced within the process and never while a job runs. What cannot be used changes
-//! nothing: the agent goes on as it is, and the operator is told why.
+//! What cannot be used changes nothing: the agent goes on as it is, and the operator is told why. Another
+//! configuration of the engine is for another process: Kubernetes replaces the pod. An interface that has
+//! changed ends the process, which is then started anew.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,22 +14,21 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval};
 use weft_identity::cause::chain;
-use weft_proto::operator::v1::{Finding, NodeConfig, NodeReport};
+use weft_proto::operator::v1::{AgentConfig, Finding, NodeConfig, NodeReport};
 use x509_parser::time::ASN1Time;
 
-use crate::agent::{Agent, AgentError};
+use crate::agent::{Agent, AgentError, listen};
 use crate::config::Config;
 use crate::copies::{CopyWatcher, Listing};
 use crate::enroll::interface::{self, Nic};
 use crate::enroll::keys::{Keys, Validity};
-use crate::enroll::lobby::Lobby;
 use crate::enroll::report::Reporter;
 use crate::enroll::trouble::Tries;
 use crate::enroll::{EnrollError, Settings, Trouble, assigned, operator};
 use crate::fence::Fence;
 use crate::files::FileError;
 use crate::guard;
-use crate::opener::Opener;
+use crate::web::HealthServer;
 
 /// A configuration that cannot be used.
 const CONFIG_REFUSED: &str = "ConfigRefused";
@@ -36,11 +37,10 @@ const ROOT_MISSING: &str = "RootMissing";
 /// A root whose directory does not answer.
 const ROOT_HUNG: &str = "RootHung";
 /// Findings that keep no agent from working.
-const HARMLESS: [&str; 7] = [
+const HARMLESS: [&str; 6] = [
     CONFIG_REFUSED,
     ROOT_MISSING,
     ROOT_HUNG,
-    "RestartPending",
     "NotRenewed",
     MISUSED,
     COPIES_FULL,
@@ -57,7 +57,8 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     let directory = settings.state.clone();
     let keys = guard::blocking("keys", move || Keys::open(&directory)).await?;
     let keys = Arc::new(keys);
-    let lobby = Lobby::open(settings.metrics_listen()).await?;
+    let (listener, metrics) = listen("--metrics-port", settings.metrics_listen()).await?;
+    let health = Arc::new(HealthServer::start(listener));
     tracing::info!(
         node = %settings.node, fabric = %settings.fabric, operator = settings.operator, "enrolling"
     );
@@ -68,7 +69,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         () = &mut stop => None,
     };
     let Some((config, validity)) = enrolled else {
-        lobby.close().await;
+        health.close().await;
         return Ok(());
     };
     tracing::info!(expires_unix_s = validity.ends, "enrolled");
@@ -100,13 +101,16 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         looks: tokio::time::interval(settings.pace.report),
         report,
         fence: fence.clone(),
-        opener: Arc::default(),
+        metrics,
+        health: health.clone(),
     };
-    tokio::select! {
+    let ended = tokio::select! {
         never = renew((&settings, &keys, &fence), &standing, &ordered, doubted.subscribe()) => match never {},
         never = reporter.run() => match never {},
-        ended = member.work(lobby, stop) => Ok(ended?),
-    }
+        ended = member.work(stop) => ended,
+    };
+    health.close().await;
+    ended
 }
 
 /// Where the node stands with its operator.
@@ -197,7 +201,7 @@ async fn renew(
     }
 }
 
-/// Keeps the right agent running.
+/// Runs the agent.
 #[derive(Debug)]
 struct Member {
     settings: Arc<Settings>,
@@ -207,142 +211,94 @@ struct Member {
     standing: watch::Receiver<Standing>,
     looks: Interval,
     report: watch::Sender<NodeReport>,
-    /// Of all agents that this process has: what a deposed operator orders is refused by the next one,
-    /// too.
     fence: Arc<Fence>,
-    /// Of all agents that this process has, too: it knows which roots hang.
-    opener: Arc<Opener>,
+    metrics: SocketAddr,
+    health: Arc<HealthServer>,
 }
 
-/// What an agent is made of: another basis asks for another agent.
+/// What an agent is started with.
 #[derive(Debug, Clone)]
 struct Basis {
-    config: NodeConfig,
+    /// Of the fabric, as it was then.
+    node_config: NodeConfig,
     nic: Nic,
-}
-
-impl Basis {
-    fn asks_for_the_same(&self, other: &Basis) -> bool {
-        let nic = |basis: &Basis| {
-            let Nic {
-                interface,
-                address,
-                mtu,
-                mbps: _,
-            } = basis.nic.clone();
-            (interface, address, mtu)
-        };
-        // The hash names the rest; an operator of another release may name the same otherwise.
-        let config = |basis: &Basis| NodeConfig {
-            hash: String::new(),
-            ..basis.config.clone()
-        };
-        config(self) == config(other) && nic(self) == nic(other)
-    }
+    config: Config,
 }
 
 impl Member {
-    /// Until `stop`; then the agent has ended, too.
-    async fn work(
-        mut self,
-        mut lobby: Lobby,
-        stop: impl Future<Output = ()>,
-    ) -> Result<(), AgentError> {
+    /// Until `stop`, or until the data interface changes; then the agent has ended, too.
+    async fn work(mut self, stop: impl Future<Output = ()>) -> Result<(), EnrollError> {
         let mut stop = pin!(stop);
-        let mut failed = None;
-        loop {
-            let mut next = tokio::select! {
-                next = self.wait(failed.take()) => Some(next),
-                () = &mut stop => None,
-            };
-            lobby.close().await;
-            if next.is_none() {
-                return Ok(());
-            }
-            while let Some((basis, config)) = next.take() {
-                match Agent::start_behind(&config, self.fence.clone(), self.opener.clone()).await {
-                    Ok(agent) => {
-                        next = tokio::select! {
-                            next = self.attend(&agent, &basis) => Some(next),
-                            () = &mut stop => None,
-                        };
-                        if next.is_none() {
-                            let stopping = finding("Stopping", "the agent has been told to stop");
-                            self.tell(None, vec![stopping], Listing::default());
-                            agent.stop().await;
-                            return Ok(());
-                        }
-                        tracing::info!("the agent is restarted with the new configuration");
-                        agent.stop().await;
-                    }
-                    Err(error) => failed = Some(unusable(&error)),
-                }
-            }
-            lobby = Lobby::open(self.settings.metrics_listen()).await?;
-        }
+        let started = tokio::select! {
+            started = self.start() => started,
+            () = &mut stop => return Ok(()),
+        };
+        let (agent, basis) = started;
+        let ended = tokio::select! {
+            changed = self.attend(&agent, &basis) => Err(changed),
+            () = &mut stop => Ok(()),
+        };
+        let stopping = finding("Stopping", "the agent ends");
+        self.tell(None, vec![stopping], Listing::default());
+        agent.stop().await;
+        ended
     }
 
-    /// Waits until there is something that an agent can be made of. After a failure something must
-    /// have changed, or time must have passed.
-    async fn wait(&mut self, mut failed: Option<Finding>) -> (Basis, Config) {
+    /// Starts the agent, as soon as there is something to start it with. After a failure something must have
+    /// changed, or time must have passed.
+    async fn start(&mut self) -> (Agent, Basis) {
         loop {
-            let wanted = self.wanted().await;
             let mut findings = self.standing_findings();
-            match (failed.take(), wanted) {
-                (None, Ok(next)) => return next,
-                (Some(finding), _) | (None, Err(finding)) => findings.push(finding),
+            match self.basis().await {
+                Ok(basis) => {
+                    let (metrics, health, fence) =
+                        (self.metrics, self.health.clone(), self.fence.clone());
+                    match Agent::start_beside(&basis.config, metrics, health, fence).await {
+                        Ok(agent) => return (agent, basis),
+                        Err(error) => findings.push(unusable(&error)),
+                    }
+                }
+                Err(finding) => findings.push(finding),
             }
             self.tell(None, findings, Listing::default());
             self.changed().await;
         }
     }
 
-    /// While an agent runs; the answer is what another is to be made of, for which this one has
-    /// stopped to take jobs.
-    async fn attend(&mut self, agent: &Agent, basis: &Basis) -> (Basis, Config) {
+    /// While the agent runs. Returns why it cannot go on.
+    async fn attend(&mut self, agent: &Agent, basis: &Basis) -> EnrollError {
         let jobs = agent.jobs();
         let mut records = jobs.records.subscribe();
+        let mut applied = basis.node_config.agent.clone();
+        let mut nic = basis.nic.clone();
         loop {
             let mut findings = self.standing_findings();
-            let mut told = basis.clone();
-            let mut waits = None;
-            match self.wanted().await {
-                Ok((next, config)) => {
-                    told.nic.mbps = next.nic.mbps;
-                    if next.asks_for_the_same(basis) {
-                        told.config.hash.clone_from(&next.config.hash);
-                        // A file system was mounted after the agent had opened its roots.
-                        if self.copies.has_moved() {
-                            if agent.jobs().close_if_idle() {
-                                tracing::info!("a root's path leads to another directory");
-                                self.copies.opened_anew();
-                                return (next, config);
-                            }
-                            waits = Some(
-                                "a file system has been mounted over a root, or another directory put in its place: the agent opens its roots anew as soon as no job runs here",
-                            );
-                        }
-                    } else {
-                        // An agent that works is not given up for one that cannot start: the pod with
-                        // the volume of a new root comes later than the word of it.
-                        let opener = self.opener.clone();
-                        let check = move || (config.check_files_by(&opener), config);
-                        let (usable, config) = guard::blocking("roots", check).await;
-                        if usable.is_ok() {
-                            if agent.jobs().close_if_idle() {
-                                return (next, config);
-                            }
-                            waits = Some(
-                                "another configuration is in force: the agent restarts itself with it as soon as no job runs here",
-                            );
-                        }
-                        findings.extend(usable.err().map(|error| refused(&error)));
-                    }
+            match self.nic(&basis.node_config).await {
+                Ok(found) if found.is_same_link(&basis.nic) => nic = found,
+                Ok(now) => {
+                    return EnrollError::InterfaceChanged {
+                        before: basis.nic.to_string(),
+                        now: now.to_string(),
+                    };
                 }
                 Err(finding) => findings.push(finding),
             }
-            findings.extend(waits.map(|why| finding("RestartPending", why)));
-            findings.extend(agent.jobs().misuse().map(|told| finding(MISUSED, told)));
+            let wanted = self.ordered.borrow_and_update().agent.clone();
+            if wanted != applied || self.copies.has_moved() {
+                match self.apply(agent, basis, wanted.clone()).await {
+                    Ok(()) => {
+                        tracing::info!(
+                            "the configuration in force is another, or a root's directory"
+                        );
+                        applied = wanted;
+                        if self.copies.has_moved() {
+                            self.copies.opened_anew();
+                        }
+                    }
+                    Err(finding) => findings.push(finding),
+                }
+            }
+            findings.extend(jobs.misuse().map(|told| finding(MISUSED, told)));
             self.copies.begin(jobs, *records.borrow_and_update());
             let listing = self.copies.listing();
             if listing.is_full {
@@ -351,14 +307,28 @@ impl Member {
                     "the node has more copies than a report can list (48 KiB): the others get no labels; delete jobs with deletionPolicy Delete, or copies",
                 ));
             }
-            self.tell(Some((agent, &told)), findings, listing);
+            self.tell(Some((agent, basis, &nic)), findings, listing);
             tokio::select! {
                 () = self.changed() => {}
                 // The sender lives as long as the agent.
                 _ = records.changed() => {}
-                () = jobs.idle(), if waits.is_some() => {}
             }
         }
+    }
+
+    /// Puts the part of a configuration in force that a running agent takes over.
+    async fn apply(
+        &self,
+        agent: &Agent,
+        basis: &Basis,
+        wanted: Option<AgentConfig>,
+    ) -> Result<(), Finding> {
+        let node_config = NodeConfig {
+            agent: wanted,
+            ..basis.node_config.clone()
+        };
+        let config = self.config(&node_config, &basis.nic)?;
+        agent.apply(&config).await.map_err(|error| unusable(&error))
     }
 
     /// Waits until it is time to look again.
@@ -372,26 +342,43 @@ impl Member {
         }
     }
 
-    /// What the agent should be made of, by the configuration in force and what the node has now.
-    async fn wanted(&mut self) -> Result<(Basis, Config), Finding> {
-        let config = self.ordered.borrow_and_update().clone();
+    /// What an agent is to be started with, by the configuration in force and what the node has now.
+    async fn basis(&mut self) -> Result<Basis, Finding> {
+        let node_config = self.ordered.borrow_and_update().clone();
+        let nic = self.nic(&node_config).await?;
+        let config = self.config(&node_config, &nic)?;
+        Ok(Basis {
+            node_config,
+            nic,
+            config,
+        })
+    }
+
+    /// The data interface.
+    async fn nic(&self, config: &NodeConfig) -> Result<Nic, Finding> {
         let interfaces = guard::blocking("interfaces", interface::list)
             .await
             .map_err(|error| {
                 let problem = format!("the node's interfaces cannot be listed: {error}");
                 finding("InterfacesUnknown", problem)
             })?;
-        let nics = config.nics.clone().unwrap_or_default();
-        let nic = interface::choose(&interfaces, &nics, self.settings.address)?;
-        let made = assigned::config(&self.settings, self.keys.files(), &config, &nic).map_err(
-            |error| {
-                let problem = format!(
-                    "{error}: correct it in the RdmaFabric; until then nothing changes here"
-                );
-                finding(CONFIG_REFUSED, problem)
-            },
-        )?;
-        Ok((Basis { config, nic }, made))
+        let nics = config
+            .engine
+            .as_ref()
+            .and_then(|engine| engine.nics.clone());
+        interface::choose(
+            &interfaces,
+            &nics.unwrap_or_default(),
+            self.settings.address,
+        )
+    }
+
+    fn config(&self, config: &NodeConfig, nic: &Nic) -> Result<Config, Finding> {
+        assigned::config(&self.settings, self.keys.files(), config, nic).map_err(|error| {
+            let problem =
+                format!("{error}: correct it in the RdmaFabric; until then nothing changes here");
+            finding(CONFIG_REFUSED, problem)
+        })
     }
 
     /// What is wrong between the node and its operator.
@@ -422,7 +409,12 @@ impl Member {
     }
 
     /// Tells the operator and the log.
-    fn tell(&self, running: Option<(&Agent, &Basis)>, findings: Vec<Finding>, listing: Listing) {
+    fn tell(
+        &self,
+        running: Option<(&Agent, &Basis, &Nic)>,
+        findings: Vec<Finding>,
+        listing: Listing,
+    ) {
         let standing = self.standing.borrow();
         let mut report = NodeReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -436,14 +428,16 @@ impl Member {
             copies_listed: listing.is_complete && !listing.is_full,
             ..NodeReport::default()
         };
-        if let Some((agent, Basis { config, nic })) = running {
+        if let Some((agent, basis, nic)) = running {
             report.control_address = agent.control().to_string();
             report.data_address = nic.address.to_string();
             report.interface.clone_from(&nic.interface);
             report.mtu = nic.mtu.into();
             report.link_mbps = nic.mbps;
-            report.ports = config.ports;
-            report.configuration.clone_from(&config.hash);
+            let engine = basis.node_config.engine.as_ref();
+            report.ports = engine.and_then(|engine| engine.ports);
+            let configuration = &basis.node_config.pod_configuration;
+            report.configuration.clone_from(configuration);
         }
         self.report.send_if_modified(|told| {
             for finding in &report.findings {
@@ -462,7 +456,7 @@ impl Member {
     }
 }
 
-/// Why there is no agent of a configuration.
+/// Why a configuration cannot be used.
 fn unusable(error: &AgentError) -> Finding {
     let reason = match error {
         AgentError::Root(FileError::RootHung { .. }) => ROOT_HUNG,
@@ -470,15 +464,6 @@ fn unusable(error: &AgentError) -> Finding {
         _ => "AgentNotStarted",
     };
     finding(reason, chain(error))
-}
-
-/// Why a configuration is not taken over by the agent that works.
-fn refused(error: &AgentError) -> Finding {
-    let mut finding = unusable(error);
-    if ![ROOT_MISSING, ROOT_HUNG].contains(&finding.reason.as_str()) {
-        CONFIG_REFUSED.clone_into(&mut finding.reason);
-    }
-    finding
 }
 
 fn finding(reason: &str, message: impl Into<String>) -> Finding {

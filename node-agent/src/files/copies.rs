@@ -107,15 +107,12 @@ pub fn release(root: &Root, job: &str) -> Result<(), FileError> {
 
 /// Compares the files of all copies with their records. Returns the copies that are as they were
 /// verified, ordered by path. Removes the record of a copy that has changed, and each copy that no job
-/// is recorded for: `begin_removal` gives a guard for the removal, or forbids it.
-pub fn check<G>(
-    root: &Root,
-    begin_removal: impl Fn() -> Option<G>,
-) -> Result<Vec<CopyRecord>, FileError> {
+/// is recorded for.
+pub fn check(root: &Root) -> Result<Vec<CopyRecord>, FileError> {
     let mut copies = Vec::new();
     if let Some(records) = Records::open(root)? {
         for name in records.names()? {
-            copies.extend(records.check(&name, &begin_removal));
+            copies.extend(records.check(&name));
         }
     }
     copies.sort_by(|a, b| a.path.cmp(&b.path));
@@ -351,7 +348,7 @@ impl<'r> Records<'r> {
     }
 
     /// The copy, if it is as it was verified, and some job is recorded for it.
-    fn check<G>(&self, name: &str, begin_removal: impl Fn() -> Option<G>) -> Option<CopyRecord> {
+    fn check(&self, name: &str) -> Option<CopyRecord> {
         let record = match self.read(name) {
             Ok(record) => record?,
             Err(error) => {
@@ -361,9 +358,7 @@ impl<'r> Records<'r> {
         };
         let place = self.root.place(&record.base);
         if record.copy.jobs.is_empty() {
-            if let Some(_removal) = begin_removal()
-                && let Err(error) = self.remove(record)
-            {
+            if let Err(error) = self.remove(record) {
                 tracing::warn!("the copy {place} is not removed yet: {error}");
             }
             return None;

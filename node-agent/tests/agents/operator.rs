@@ -61,21 +61,28 @@ pub(crate) struct Member {
 
 impl Operator {
     pub(crate) fn new(lab: Lab) -> Self {
-        let config = NodeConfig {
-            fabric: "lab".to_owned(),
-            ticket_key: lab.ticket_key(),
-            roots: vec![Root {
-                name: "data".to_owned(),
-                writable: true,
-            }],
+        let engine = EngineConfig {
             transport: None,
             ports: Some(Ports {
                 first: 7410,
                 count: 2,
             }),
             nics: None,
-            hash: "1".to_owned(),
+        };
+        let agent = AgentConfig {
+            fabric: "lab".to_owned(),
+            ticket_key: lab.ticket_key(),
+            roots: vec![Root {
+                name: "data".to_owned(),
+                writable: true,
+            }],
             objects: None,
+            egress: None,
+        };
+        let config = NodeConfig {
+            engine: Some(engine),
+            agent: Some(agent),
+            pod_configuration: "1".to_owned(),
         };
         Self(Arc::new(Inner {
             lab: RwLock::new(lab),
@@ -104,9 +111,18 @@ impl Operator {
         *self.0.life.lock().unwrap() = life;
     }
 
-    /// Changes the configuration in force, and orders it.
-    pub(crate) fn order(&self, change: impl FnOnce(&mut NodeConfig)) {
-        self.0.config.send_modify(change);
+    /// Changes what a running agent takes over, and tells all agents.
+    pub(crate) fn set_agent(&self, change: impl FnOnce(&mut AgentConfig)) {
+        let config = &self.0.config;
+        config.send_modify(|config| change(config.agent.as_mut().unwrap()));
+    }
+
+    /// Changes what agents are started with from now on, and tells all agents.
+    pub(crate) fn set_engine(&self, name: &str, change: impl FnOnce(&mut EngineConfig)) {
+        self.0.config.send_modify(|config| {
+            change(config.engine.as_mut().unwrap());
+            name.clone_into(&mut config.pod_configuration);
+        });
     }
 
     /// Another one leads from now on, and says so to whoever asks or listens.

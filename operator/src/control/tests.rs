@@ -15,7 +15,7 @@ use weft_identity::{OPERATOR_NAME, authority};
 use weft_proto::{
     Message as _,
     agent::v1::ErrorDetail,
-    operator::v1::{Copy, Finding, operator_client::OperatorClient},
+    operator::v1::{Copy, EngineConfig, Finding, Transport, operator_client::OperatorClient},
 };
 
 use super::*;
@@ -70,10 +70,12 @@ struct Stage {
 
 fn config(paths: u32) -> NodeConfig {
     NodeConfig {
-        fabric: "lab".to_owned(),
-        transport: Some(weft_proto::operator::v1::Transport {
-            paths,
-            ..Default::default()
+        engine: Some(EngineConfig {
+            transport: Some(Transport {
+                paths,
+                ..Transport::default()
+            }),
+            ..EngineConfig::default()
         }),
         ..NodeConfig::default()
     }

@@ -4,6 +4,7 @@
 //! changed, and once a second.
 
 pub(crate) mod agents;
+pub(crate) mod configuration;
 pub(crate) mod decide;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -57,7 +58,7 @@ impl Fabrics {
             let fabric = cache.fabrics.named(name)?;
             let nodes = membership.members(name)?.nodes.clone();
             Some(FabricView {
-                config: decide::config(fabric, key),
+                config: configuration::config(fabric, key),
                 nodes,
             })
         };

@@ -27,7 +27,7 @@ use crate::controllers::{
     api_server::merge,
     cache::Key,
     condition::{self, Verdict},
-    fabric::decide::Sighting,
+    fabric::{configuration::pod_configuration, decide::Sighting},
     kinds::Cache,
     request::{Change, Request},
 };
@@ -160,7 +160,7 @@ pub(crate) fn sighting(name: &str, fabric: &str, silent: u64) -> Sighting {
             certificate_expires_unix_s: 1_800_086_400,
             ready: true,
             findings: Vec::new(),
-            configuration: String::new(),
+            configuration: pod_configuration(&self::fabric(fabric, 1)),
             copies: Vec::new(),
             copies_listed: true,
         },

@@ -128,6 +128,7 @@ impl<'a> Crowd<'a> {
                     "linkMbps": report.link_mbps,
                     "ports": {"first": ports.first, "count": ports.count},
                     "version": report.version,
+                    "configuration": report.configuration,
                     "observedGeneration": 1,
                     "conditions": [{
                         "type": "Ready",

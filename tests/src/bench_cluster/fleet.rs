@@ -82,7 +82,10 @@ impl Fleet {
             .add_service(AgentServer::new(StandIn::new(&member.node, self.transfer)))
             .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
         tokio::spawn(served);
-        let report = report(&member, control);
+        let report = NodeReport {
+            configuration: answer.config.unwrap_or_default().pod_configuration,
+            ..report(&member, control)
+        };
         self.joined().push((member.node.clone(), report.clone()));
         tokio::spawn(async move {
             loop {

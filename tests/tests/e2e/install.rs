@@ -140,6 +140,83 @@ pub(crate) fn roots_are_where_the_chart_allows_them(lent: &Lent) {
     lent.wait_until("it is allowed", || patch(&spec).ok());
 }
 
+/// A cap comes into force in running agents; another number of paths replaces their pods, and each node is
+/// ready again with its new one.
+pub(crate) fn a_change_of_the_fabric_replaces_pods_only_where_it_must(lent: &Lent) {
+    let begun = Instant::now();
+    let change = |transport: Value| {
+        let patch = json!({"spec": {"transport": transport}}).to_string();
+        lent.kubectl(&["patch", "rf", "default", "--type=merge", "--patch", &patch]);
+    };
+    let text = |object: &Value, path: &str| {
+        object
+            .pointer(path)
+            .and_then(Value::as_str)
+            .map(str::to_owned)
+    };
+    let uids = || -> BTreeSet<String> {
+        let of_agents = [
+            "get",
+            "pods",
+            "-l",
+            "weft.dev/fabric=default",
+            "--namespace",
+            SYSTEM,
+        ];
+        let pods = lent.json(&of_agents);
+        let pods = pods["items"].as_array().unwrap().iter();
+        pods.filter_map(|pod| text(pod, "/metadata/uid")).collect()
+    };
+    let configurations = || -> Vec<(String, bool)> {
+        let nodes = lent.json(&["get", "fabricnodes"]);
+        let nodes = nodes["items"].as_array().unwrap().iter();
+        let of_node = |node: &Value| {
+            let ready = text(node, "/status/conditions/0/status").as_deref() == Some("True");
+            Some((text(node, "/status/configuration")?, ready))
+        };
+        nodes.filter_map(of_node).collect()
+    };
+    let (pods, before) = (uids(), configurations());
+    assert!(
+        before.len() == 3
+            && before
+                .iter()
+                .all(|(hash, ready)| *ready && *hash == before[0].0),
+        "{before:?}"
+    );
+    change(json!({"capMbps": 900}));
+    change(json!({"capMbps": null, "paths": 4}));
+    lent.wait_until("every node is ready with its new pod", || {
+        let now = configurations();
+        let is_new = |(hash, ready): &(String, bool)| *ready && *hash != before[0].0;
+        (now.len() == 3 && now.iter().all(is_new)).then_some(())
+    });
+    let replaced = uids();
+    assert!(
+        replaced.len() == 3 && replaced.is_disjoint(&pods),
+        "{replaced:?}"
+    );
+    // What a running agent takes over changes neither.
+    let after = configurations();
+    change(json!({"capMbps": 900}));
+    let template = || {
+        let named = [
+            "get",
+            "daemonset",
+            "weft-agent-default",
+            "--namespace",
+            SYSTEM,
+        ];
+        text(
+            &lent.json(&named),
+            "/spec/template/metadata/annotations/weft.dev~1configuration",
+        )
+    };
+    assert_eq!(template().as_deref(), Some(after[0].0.as_str()));
+    assert_eq!((uids(), configurations()), (replaced, after));
+    report("another configuration on all nodes", begun);
+}
+
 /// At the level `baseline` an agent's pod is refused; the label of the guide lets it in.
 pub(crate) fn agents_need_the_namespaces_label(lent: &Lent) {
     let set = [

@@ -172,6 +172,12 @@ impl<P: Eq> Endpoint<P> {
         }
     }
 
+    /// Limits what is sent from now on, in bits per second of datagrams with all headers; `None`: no limit. The
+    /// other connections' state does not change.
+    pub fn set_rate_cap(&mut self, now: Time, bits_per_second: Option<u64>) {
+        self.rate_cap = bits_per_second.map(|bps| RateCap::new(bps, now));
+    }
+
     /// What it was made with.
     pub fn config(&self) -> &EndpointConfig {
         &self.config

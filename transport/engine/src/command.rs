@@ -34,6 +34,12 @@ pub(crate) enum Command {
     End { id: ConnectionId },
     /// End a connection and say so.
     Close { id: ConnectionId },
+    /// Mark and limit what is sent from now on.
+    Egress {
+        dscp: u8,
+        /// This worker's part of the cap.
+        cap_bps: Option<u64>,
+    },
     /// Tell what was counted.
     Snapshot { answer: Sender<Snapshot> },
     /// End the worker.

@@ -69,11 +69,9 @@ pub struct EngineConfig {
     /// paths between the ports of its two workers, and a window and congestion state of its own. A message goes
     /// whole over one part; messages on different parts have no order.
     pub split: u16,
-    /// Differentiated services code point of everything sent, 0 to 63.
-    pub dscp: u8,
-    /// Most that the engine sends, bits per second of IP packets, over all its connections, which share
-    /// it evenly. Each worker has an equal part. No limit when absent.
-    pub cap_bps: Option<u64>,
+    /// How what is sent is marked and limited; the only setting that [`Engine::set_egress`](crate::Engine::set_egress)
+    /// changes later.
+    pub egress: Egress,
     /// How long a worker polls before it blocks when there is nothing to do. Longer saves the
     /// wake-up (some 10 µs) in an exchange of small messages, and costs the core it polls on.
     pub spin: Nanos,
@@ -82,6 +80,28 @@ pub struct EngineConfig {
     /// Of the path policies' draws. Drawn anew from the system when absent: nodes that draw alike would send over the
     /// same paths at the same time.
     pub seed: Option<u64>,
+}
+
+/// How the packets that leave are marked and limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Egress {
+    /// Differentiated services code point (RFC 2474), 0 to 63.
+    pub dscp: u8,
+    /// Most that the engine sends, bits per second of IP packets, over all its connections, which share
+    /// it evenly. Each worker has an equal part. No limit when absent.
+    pub cap_bps: Option<u64>,
+}
+
+impl Egress {
+    /// Checks every field; the error names the first that is wrong.
+    pub(crate) fn check(&self) -> Result<(), EngineError> {
+        within("dscp", self.dscp.into(), 0..=63)?;
+        if let Some(cap) = self.cap_bps {
+            // Less than a full chunk in half a second is no transfer but a stall.
+            within("capBps", cap, 1_000_000..=u64::MAX)?;
+        }
+        Ok(())
+    }
 }
 
 impl EngineConfig {
@@ -107,8 +127,7 @@ impl EngineConfig {
             stall_timeout: Nanos::from_secs(10),
             progress: Progress::Threads(1),
             split: 1,
-            dscp: 0,
-            cap_bps: None,
+            egress: Egress::default(),
             spin: Nanos::from_micros(20),
             node_key,
             seed: None,
@@ -156,24 +175,8 @@ impl EngineConfig {
         self.address.check()?;
         let workers = self.workers();
         let count = usize::from(self.address.parts());
-        let within = |field, value: u64, allowed: std::ops::RangeInclusive<u64>| {
-            if allowed.contains(&value) {
-                return Ok(());
-            }
-            let (least, most) = (*allowed.start(), *allowed.end());
-            Err(EngineError::OutOfRange {
-                field,
-                value,
-                least,
-                most,
-            })
-        };
         within("mtu", self.mtu.into(), MTU_MIN.into()..=u16::MAX.into())?;
-        within("dscp", self.dscp.into(), 0..=63)?;
-        if let Some(cap) = self.cap_bps {
-            // Less than a full chunk in half a second is no transfer but a stall.
-            within("capBps", cap, 1_000_000..=u64::MAX)?;
-        }
+        self.egress.check()?;
         within(
             "progress.threads",
             workers as u64,
@@ -202,6 +205,23 @@ impl EngineConfig {
             1..=self.stall_timeout.get(),
         )
     }
+}
+
+fn within(
+    field: &'static str,
+    value: u64,
+    allowed: std::ops::RangeInclusive<u64>,
+) -> Result<(), EngineError> {
+    if allowed.contains(&value) {
+        return Ok(());
+    }
+    let (least, most) = (*allowed.start(), *allowed.end());
+    Err(EngineError::OutOfRange {
+        field,
+        value,
+        least,
+        most,
+    })
 }
 
 #[cfg(test)]
@@ -243,7 +263,10 @@ mod tests {
             (
                 "capBps",
                 EngineConfig {
-                    cap_bps: Some(999_999),
+                    egress: Egress {
+                        cap_bps: Some(999_999),
+                        ..Egress::default()
+                    },
                     ..config()
                 },
             ),
@@ -257,7 +280,10 @@ mod tests {
             (
                 "dscp",
                 EngineConfig {
-                    dscp: 64,
+                    egress: Egress {
+                        dscp: 64,
+                        ..Egress::default()
+                    },
                     ..config()
                 },
             ),

@@ -14,7 +14,7 @@ use weft_crypto::part_secret;
 use weft_link::{LinkAddress, RouteProbe};
 
 use crate::command::{Command, Outgoing, Queue};
-use crate::config::{EngineConfig, Progress};
+use crate::config::{Egress, EngineConfig, Progress};
 use crate::ends::{EndPart, LocalEnd, RemoteEnd};
 use crate::error::EngineError;
 use crate::event::Event;
@@ -443,6 +443,22 @@ impl Engine {
             }
         }
         whole.unwrap_or_default()
+    }
+
+    /// Marks and limits what is sent from now on; connections go on. [`Engine::config`] still answers what the
+    /// engine was started with.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfRange`]: nothing has changed.
+    pub fn set_egress(&self, egress: Egress) -> Result<(), EngineError> {
+        egress.check()?;
+        let Egress { dscp, cap_bps } = egress;
+        let workers = self.queues.len();
+        let cap_bps = cap_bps.map(|bps| bps / workers as u64);
+        for worker in 0..workers {
+            self.command(worker, Command::Egress { dscp, cap_bps });
+        }
+        Ok(())
     }
 
     /// Runs the worker of a `Progress::Inline` engine: serves what is there, and when that is

@@ -36,7 +36,7 @@ mod snapshot;
 mod users;
 mod worker;
 
-pub use config::{Encryption, EngineConfig, Progress};
+pub use config::{Egress, Encryption, EngineConfig, Progress};
 pub use ends::{EndPart, LocalEnd, RemoteEnd};
 pub use engine::{Engine, WriteRequest};
 pub use error::EngineError;

@@ -89,7 +89,7 @@ impl Worker {
             address,
             ports,
             datagram_bytes: config.datagram_bytes(),
-            dscp: config.dscp,
+            dscp: config.egress.dscp,
             buffers: SocketBuffers::default(),
         })?;
         let (wanted, granted) = (SocketBuffers::default(), link.granted_buffers());
@@ -115,7 +115,7 @@ impl Worker {
                 stall_timeout: config.stall_timeout,
                 first_chunk: ChunkNumber(0),
                 peers_validated: false,
-                rate_cap_bps: config.cap_bps.map(|bps| bps / u64::from(workers)),
+                rate_cap_bps: config.egress.cap_bps.map(|bps| bps / u64::from(workers)),
                 link_header_bytes: link.address().header_bytes().into(),
                 cipher: &weft_crypto::AES_128_GCM,
                 seed,
@@ -256,6 +256,12 @@ impl Worker {
                     let landing = self.endpoint.close(id);
                     self.users.landing(id, landing);
                     self.users.close(id);
+                }
+                Command::Egress { dscp, cap_bps } => {
+                    self.endpoint.set_rate_cap(self.clock.now(), cap_bps);
+                    if let Err(error) = self.link.set_dscp(dscp) {
+                        tracing::error!("packets keep their code point: {error}");
+                    }
                 }
                 Command::Snapshot { answer } => {
                     // Who asked may have gone.

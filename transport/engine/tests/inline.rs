@@ -576,7 +576,7 @@ fn more_writes_than_the_core_queues_complete_all() {
 #[test]
 fn connections_share_the_sender_fairly_with_a_cap_and_without() {
     for cap_bps in [None, Some(400_000_000)] {
-        let mut pair = Pair::new(|config| config.cap_bps = cap_bps);
+        let mut pair = Pair::new(|config| config.egress.cap_bps = cap_bps);
         let source = pattern(4 << 20, 8);
         let mut keys = Vec::new();
         let mut ids = vec![pair.a.id];

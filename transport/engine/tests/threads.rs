@@ -4,8 +4,8 @@ mod pair;
 
 use pair::{PATIENCE, Pair, Side, bytes_of, pattern, region, remote, secret, start};
 use weft_engine::{
-    DomainId, Encryption, EngineConfig, Event, Failure, Key, Nanos, Progress, Region, Stats,
-    WriteRequest,
+    DomainId, Egress, Encryption, EngineConfig, Event, Failure, Key, Nanos, Progress, Region,
+    Stats, WriteRequest,
 };
 
 fn next(side: &Side) -> Event {
@@ -235,11 +235,29 @@ fn a_peer_that_goes_away_while_a_write_is_under_way_is_noticed() {
 
 #[test]
 fn an_engine_sends_no_faster_than_its_cap() {
-    // 80 Mbit/s: 10 MB/s.
-    let pair = Pair::new(|config| {
+    sends_at_80_mbit_at_most(Pair::new(|config| {
         config.progress = Progress::Threads(1);
-        config.cap_bps = Some(80_000_000);
-    });
+        config.egress = CAPPED;
+    }));
+}
+
+#[test]
+fn a_cap_that_comes_later_holds_from_then_on() {
+    let pair = Pair::new(|config| config.progress = Progress::Threads(1));
+    let wrong = Egress { dscp: 64, ..CAPPED };
+    let error = pair.a.engine.set_egress(wrong).unwrap_err();
+    assert_eq!(error.reason(), "SettingOutOfRange");
+    pair.a.engine.set_egress(CAPPED).unwrap();
+    sends_at_80_mbit_at_most(pair);
+}
+
+/// 80 Mbit/s: 10 MB/s.
+const CAPPED: Egress = Egress {
+    dscp: 0,
+    cap_bps: Some(80_000_000),
+};
+
+fn sends_at_80_mbit_at_most(pair: Pair) {
     let source = pattern(5 << 20, 1);
     let key = pair.b.engine.register(DomainId(1), region(source.len(), 0));
     let began = std::time::Instant::now();

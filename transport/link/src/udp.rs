@@ -26,7 +26,7 @@ use receive::Batch;
 use receive::ReceiveBuffers;
 pub use socket::SocketBuffers;
 pub(crate) use socket::grant_buffers;
-use socket::{Port, bind_port};
+use socket::{Port, bind_port, set_dscp};
 
 /// Bytes of an IPv4 header without options (RFC 791), an IPv6 header (RFC 8200) and a UDP header (RFC 768).
 const IPV4_BYTES: u16 = 20;
@@ -123,6 +123,16 @@ enum Unsent {
 }
 
 impl UdpLink {
+    /// Changes the differentiated services code point of everything sent from now on, 0 to 63.
+    ///
+    /// # Errors
+    /// [`LinkError::System`].
+    pub fn set_dscp(&mut self, dscp: u8) -> Result<(), LinkError> {
+        self.ports
+            .iter()
+            .try_for_each(|port| set_dscp(&port.socket, self.config.address, dscp))
+    }
+
     /// The buffers that the kernel granted: the smallest of all ports. Without CAP_NET_ADMIN it
     /// grants at most `net.core.rmem_max` and `wmem_max`.
     pub fn granted_buffers(&self) -> SocketBuffers {

@@ -14,10 +14,14 @@ use k8s_openapi::{
 use kube::ResourceExt as _;
 use weft_crds::{RdmaFabric, Root, RootAccess};
 
+use crate::controllers::fabric::configuration::pod_configuration;
+
 /// The fabric that a DaemonSet, its pods and their nodes belong to.
 pub(crate) const FABRIC_LABEL: &str = "weft.dev/fabric";
 /// The hash of what was applied, so that a difference is seen without comparing defaults.
 pub(crate) const APPLIED: &str = "weft.dev/applied";
+/// The annotation of pods that names the configuration that they are made for: another one replaces the pods.
+const CONFIGURATION: &str = "weft.dev/configuration";
 /// The container of the template that runs the agent.
 const CONTAINER: &str = "agent";
 /// Where the roots are mounted; agents know it, too.
@@ -64,6 +68,9 @@ pub(crate) fn daemon_set(template: &AgentTemplate, fabric: &RdmaFabric) -> Daemo
     selector.extend([label.clone()]);
     let metadata = spec.template.metadata.get_or_insert_default();
     metadata.labels.get_or_insert_default().extend([label]);
+    let configuration = (CONFIGURATION.to_owned(), pod_configuration(fabric));
+    let annotations = metadata.annotations.get_or_insert_default();
+    annotations.extend([configuration]);
     let pod = spec.template.spec.get_or_insert_default();
     bind(pod, &fabric_name);
     mount_roots(pod, fabric);

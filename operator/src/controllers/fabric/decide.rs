@@ -1,7 +1,6 @@
 //! Decides the next step of fabrics, their nodes and their agents: a pure function of the cache and of the
 //! agents' reports.
 
-mod configuration;
 mod labels;
 
 use std::{
@@ -17,14 +16,12 @@ use weft_crds::{
 };
 use weft_proto::operator::v1::NodeReport;
 
-pub(crate) use self::{
-    configuration::{Configured, config, configured},
-    labels::model_label,
-};
+pub(crate) use self::labels::model_label;
 use crate::controllers::{
     cache::{Key, readiness, uid},
     condition::{self, Verdict},
     fabric::agents::{self, APPLIED, AgentTemplate, FABRIC_LABEL},
+    fabric::configuration::pod_configuration,
     kinds::Cache,
     membership::{Members, Membership},
     request::{Change, Event, Request},
@@ -118,11 +115,8 @@ fn agents(view: &View<'_>) -> Vec<Request> {
 fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
     let mut requests = Vec::new();
     let fabrics = view.cache.fabrics.iter();
-    let asked: BTreeMap<&str, String> = fabrics
-        .map(|(key, fabric)| {
-            let hash = config(fabric, &view.cache.ticket_key).hash;
-            (key.name.as_str(), hash)
-        })
+    let configurations: BTreeMap<&str, String> = fabrics
+        .map(|(key, fabric)| (key.name.as_str(), pod_configuration(fabric)))
         .collect();
     for (node, fabric) in view.membership.nodes() {
         let there = view.cache.fabric_nodes.named(node);
@@ -142,8 +136,8 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
             .sightings
             .get(node)
             .filter(|sighting| sighting.fabric == fabric);
-        let asked = asked.get(fabric).map(String::as_str);
-        if let Some(status) = node_status(there, sighting, asked, view) {
+        let configuration = configurations.get(fabric).map(String::as_str);
+        if let Some(status) = node_status(there, sighting, configuration, view) {
             requests.push(Request {
                 events: new_findings(there.status.as_ref(), &status),
                 ..Request::status(there, &status)
@@ -171,12 +165,12 @@ fn new_findings(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<E
     new.findings.iter().filter(is_new).map(event).collect()
 }
 
-/// The status of a node whose fabric asks for the configuration of that hash, if it is another than the
+/// The status of a node whose pod is to be made for that configuration, if it is another than the
 /// one there.
 fn node_status(
     node: &FabricNode,
     sighting: Option<&Sighting>,
-    asked: Option<&str>,
+    configuration: Option<&str>,
     view: &View<'_>,
 ) -> Option<FabricNodeStatus> {
     let old = node.status.clone().unwrap_or_default();
@@ -202,19 +196,12 @@ fn node_status(
         ),
         Some(sighting) => {
             fill(&mut new, &sighting.report);
-            judge(&name, sighting, view)
+            judge(&name, sighting, configuration, view)
         }
     };
     let generation = node.metadata.generation.unwrap_or_default();
     new.observed_generation = generation;
-    // What it worked with when it was last heard is no news of a node that is away.
-    let asked = asked.filter(|_| verdict.holds);
     condition::set(&mut new.conditions, verdict, generation, view.now);
-    if let Some(asked) = asked
-        && let Some(configured) = configuration::verdict(&new, asked, view.now)
-    {
-        configuration::set(&mut new, configured, asked, view.now);
-    }
     (node.status.as_ref() != Some(&new)).then_some(new)
 }
 
@@ -224,7 +211,7 @@ fn is_labelled(view: &View<'_>, name: &str) -> bool {
     node.is_some_and(|node| labels::has_fabric_label(view, node))
 }
 
-fn judge(name: &str, sighting: &Sighting, view: &View<'_>) -> Verdict {
+fn judge(name: &str, sighting: &Sighting, configuration: Option<&str>, view: &View<'_>) -> Verdict {
     if sighting.silent >= SILENCE {
         return not_ready(
             "AgentSilent",
@@ -234,6 +221,19 @@ fn judge(name: &str, sighting: &Sighting, view: &View<'_>) -> Verdict {
                 SILENCE.as_secs(),
                 view.template.namespace,
                 sighting.fabric,
+            ),
+        );
+    }
+    if configuration.is_some_and(|wanted| sighting.report.configuration != wanted) {
+        return not_ready(
+            "ConfigurationPending",
+            format!(
+                "the pod of the agent of node {name} was made for an earlier configuration of fabric {fabric} \
+                 (nics, ports, roots, transport) and is replaced; see: kubectl -n {namespace} rollout status \
+                 daemonset/{set}",
+                fabric = sighting.fabric,
+                namespace = view.template.namespace,
+                set = agents::name(&sighting.fabric),
             ),
         );
     }

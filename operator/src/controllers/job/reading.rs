@@ -8,7 +8,7 @@ use weft_transfer::{Object, Place, Secret};
 
 use crate::controllers::{
     cache::Key,
-    fabric::decide::{Configured, config, configured, is_ready, listed},
+    fabric::decide::{is_ready, listed},
     job::{
         origin::fabric_of,
         resolve::{Obstacle, wait},
@@ -119,7 +119,6 @@ pub(crate) fn readers(
     fabric: &RdmaFabric,
 ) -> Vec<String> {
     let name = fabric.name_any();
-    let asked = config(fabric, &cache.ticket_key).hash;
     let before = job.status.as_ref().map(|status| status.reader.as_str());
     let uid = job.uid().unwrap_or_default();
     let is_other = |other: &TransferJob| {
@@ -131,8 +130,7 @@ pub(crate) fn readers(
         .filter_map(|(_, other)| Some(other.status.as_ref()?.reader.as_str()))
         .collect();
     let rank = |node: &str| {
-        let can =
-            is_ready(cache, node, &name) && configured(cache, node, &asked) == Configured::Present;
+        let can = is_ready(cache, node, &name);
         let load = busy.iter().filter(|reader| **reader == node).count();
         // Jobs that begin at once, before any of them is written down, do not all choose the same.
         let lot = blake3::hash(format!("{uid}/{node}").as_bytes());

@@ -9,7 +9,7 @@ use weft_proto::agent::v1::{self as agent, JobName};
 use weft_transfer::{Contact, Mandate, Place, Roster, Spec, Tempo, local, node_of};
 
 use crate::controllers::{
-    fabric::decide::{Configured, config, configured, is_ready, listed},
+    fabric::decide::{is_ready, listed},
     job::{
         network::{contacts, payload_share, topology},
         origin::{Origin, home, origin},
@@ -82,41 +82,7 @@ pub(crate) fn resolve(
         );
         return Err(wait("NodesNotReady", text));
     }
-    let nodes = destinations.iter().map(|copy| node_of(&copy.node));
-    match behind(cache, &transfer.fabric, source, nodes) {
-        Some(obstacle) => Err(obstacle),
-        None => Ok(transfer),
-    }
-}
-
-/// Agents that work, but with another configuration than the fabric's present one: they would refuse
-/// what the job asks, and take the new one over only while no job keeps them busy. One that cannot
-/// take it over, or has not for too long, holds up nobody but its own readers, so only as the source it
-/// is waited for: what a destination refuses is its own trouble, and tried again.
-fn behind<'a>(
-    cache: &Cache,
-    fabric: &str,
-    source: Option<&'a str>,
-    destinations: impl Iterator<Item = &'a str>,
-) -> Option<Obstacle> {
-    let asked = config(cache.fabrics.named(fabric)?, &cache.ticket_key).hash;
-    let how = |node: &str| configured(cache, node, &asked);
-    let waits = |node: &&str| is_ready(cache, node, fabric) && how(node) == Configured::Behind;
-    let from = source.filter(|source| how(source) != Configured::Present);
-    let late: BTreeSet<&str> = from.into_iter().chain(destinations.filter(waits)).collect();
-    let first = late.first()?;
-    let late: Vec<&str> = late.iter().copied().collect();
-    Some(wait(
-        "ConfigurationPending",
-        format!(
-            "the agents of {} of its nodes do not work with the present configuration (roots, \
-             transport, ports, nics) of fabric {fabric} yet: {}; each takes it over as soon as no \
-             job runs there, and no destination is waited for without end; see: kubectl describe \
-             fabricnode {first}",
-            late.len(),
-            listed(&late)
-        ),
-    ))
+    Ok(transfer)
 }
 
 /// What is in a job's way, as far as one thing does not hide the other; for who plans a job.
@@ -167,8 +133,6 @@ pub(crate) fn obstacles(
         }
         Err(obstacle) => found.push(obstacle),
     }
-    let others = names.iter().map(String::as_str);
-    found.extend(behind(cache, name, source, others));
     names.retain(|node| !is_ready(cache, node, name));
     if !names.is_empty() {
         let asleep: Vec<&str> = names.iter().map(String::as_str).collect();

@@ -104,14 +104,7 @@ pub(super) fn bind_port(config: &UdpConfig, port: u16) -> Result<Port, LinkError
     // on, which makes 112 of them on a GRO run: the ECN field would be cut off without a word.
     setsockopt(&socket, sockopt::ReceiveTimestampns, &false)
         .map_err(|errno| failed("setsockopt SO_TIMESTAMPNS")(errno.into()))?;
-    let class = config.dscp << 2 | ECT_0;
-    match address {
-        IpAddr::V4(_) => SockRef::from(&socket)
-            .set_tos_v4(class.into())
-            .map_err(failed("setsockopt IP_TOS"))?,
-        IpAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6TClass, &class.into())
-            .map_err(|errno| failed("setsockopt IPV6_TCLASS")(errno.into()))?,
-    }
+    set_dscp(&socket, address, config.dscp)?;
     // A kernel older than 4.18 has no UDP GSO: every datagram is its own send.
     let gso = setsockopt(
         &socket,
@@ -132,6 +125,25 @@ pub(super) fn bind_port(config: &UdpConfig, port: u16) -> Result<Port, LinkError
         },
         readable: true,
     })
+}
+
+/// Sets the class of everything that the socket sends, with ECN-capable transport (RFC 3168, ECT(0)).
+pub(super) fn set_dscp(socket: &UdpSocket, address: IpAddr, dscp: u8) -> Result<(), LinkError> {
+    let failed = |call: &'static str| {
+        move |source: io::Error| LinkError::System {
+            call,
+            address,
+            source,
+        }
+    };
+    let class = dscp << 2 | ECT_0;
+    match address {
+        IpAddr::V4(_) => SockRef::from(socket)
+            .set_tos_v4(class.into())
+            .map_err(failed("setsockopt IP_TOS")),
+        IpAddr::V6(_) => setsockopt(socket, sockopt::Ipv6TClass, &class.into())
+            .map_err(|errno| failed("setsockopt IPV6_TCLASS")(errno.into())),
+    }
 }
 
 /// Asks for the buffers with the privilege, then without it, and says what the kernel granted.

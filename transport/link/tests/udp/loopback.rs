@@ -287,9 +287,6 @@ fn the_kernel_grants_buffers_and_the_link_says_how_large() {
 
 #[test]
 fn every_packet_carries_the_code_point_and_ect() {
-    use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
-    use std::io::IoSliceMut;
-    use std::os::fd::AsRawFd as _;
     for here in HERE {
         let socket = UdpSocket::bind((here, 0)).unwrap();
         socket
@@ -312,24 +309,39 @@ fn every_packet_carries_the_code_point_and_ect() {
                 count: 1,
             },
         });
-        link.send_control(Destination::Path(&peer.unwrap(), PATH), b"probe");
-        let mut bytes = [0; 64];
-        let mut room = nix::cmsg_space!(i32, i32);
-        let mut parts = [IoSliceMut::new(&mut bytes)];
-        let message = recvmsg::<()>(
-            socket.as_raw_fd(),
-            &mut parts,
-            Some(&mut room),
-            MsgFlags::empty(),
-        )
-        .unwrap();
-        let class = message.cmsgs().unwrap().find_map(|said| match said {
-            ControlMessageOwned::Ipv4Tos(tos) => Some(i32::from(tos)),
-            ControlMessageOwned::Ipv6TClass(class) => Some(class),
-            _ => None,
-        });
-        assert_eq!(class, Some(46 << 2 | 0b10), "{here}");
+        let peer = peer.unwrap();
+        for dscp in [46, 10] {
+            link.send_control(Destination::Path(&peer, PATH), b"probe");
+            assert_eq!(
+                received_class(&socket),
+                Some(i32::from(dscp) << 2 | 0b10),
+                "{here}"
+            );
+            link.set_dscp(10).unwrap();
+        }
     }
+}
+
+/// The traffic class of the next packet.
+fn received_class(socket: &UdpSocket) -> Option<i32> {
+    use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+    use std::io::IoSliceMut;
+    use std::os::fd::AsRawFd as _;
+    let mut bytes = [0; 64];
+    let mut room = nix::cmsg_space!(i32, i32);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let message = recvmsg::<()>(
+        socket.as_raw_fd(),
+        &mut parts,
+        Some(&mut room),
+        MsgFlags::empty(),
+    )
+    .unwrap();
+    message.cmsgs().unwrap().find_map(|said| match said {
+        ControlMessageOwned::Ipv4Tos(tos) => Some(i32::from(tos)),
+        ControlMessageOwned::Ipv6TClass(class) => Some(class),
+        _ => None,
+    })
 }
 
 #[test]

@@ -2,7 +2,7 @@ use kube::core::PartialObjectMeta;
 use weft_crds::RootAccess;
 
 use super::*;
-use crate::controllers::scenario;
+use crate::controllers::{fabric::configuration::config, scenario};
 
 mod configuration;
 mod labels;
@@ -313,39 +313,13 @@ fn a_set_that_somebody_else_made_is_left_alone() {
 }
 
 #[test]
-fn a_configuration_has_another_hash_when_anything_of_it_is_another() {
-    let hash = |change: fn(&mut weft_crds::RdmaFabricSpec), key: &str| {
-        let mut fabric = scenario::fabric("default", 1);
-        change(&mut fabric.spec);
-        config(&fabric, key).hash
-    };
-    let now = hash(|_| {}, "00");
-    assert_eq!(now.len(), 16);
-    assert_eq!(hash(|_| {}, "00"), now);
-    let others = [
-        hash(|_| {}, "01"),
-        hash(|spec| spec.transport.paths = 4, "00"),
-        hash(|spec| spec.ports.first = 7600, "00"),
-        hash(|spec| spec.nics.include = vec!["ib*".into()], "00"),
-        hash(|spec| spec.roots[1].access = RootAccess::ReadWrite, "00"),
-        hash(|spec| drop(spec.roots.pop()), "00"),
-        hash(|spec| spec.objects.allow_insecure = true, "00"),
-    ];
-    for (i, other) in others.iter().enumerate() {
-        assert_ne!(*other, now, "{i}");
-    }
-    // What agents are not told is no news to them.
-    let same = hash(|spec| spec.topology.link_mbps = Some(1), "00");
-    assert_eq!(same, now);
-}
-
-#[test]
 fn agents_are_told_no_more_paths_than_the_ports_give() {
     let mut fabric = scenario::fabric("default", 1);
     fabric.spec.ports.count = 8;
     let config = config(&fabric, "00");
-    assert_eq!(config.transport.unwrap().paths, 64);
-    let writable: Vec<bool> = config.roots.iter().map(|root| root.writable).collect();
+    assert_eq!(config.engine.unwrap().transport.unwrap().paths, 64);
+    let roots = config.agent.unwrap().roots;
+    let writable: Vec<bool> = roots.iter().map(|root| root.writable).collect();
     assert_eq!(writable, [true, false]);
 }
 

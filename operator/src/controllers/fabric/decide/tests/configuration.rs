@@ -1,118 +1,103 @@
-//! How long a node is waited for that does not take its fabric's configuration over.
+//! Nodes whose agents' pods were made for an earlier configuration of their fabric.
 
 use super::*;
 
-/// Why the scenario's job does not begin; "" where it does.
-fn obstacle(stage: &Stage) -> String {
-    let job = scenario::job("minilm");
-    let membership = Membership::of(&stage.cache);
-    let resolved = crate::controllers::job::resolve::resolve(&job, &stage.cache, &membership, 1);
-    resolved.map_or_else(|obstacle| obstacle.reason.to_owned(), |_| String::new())
+/// Changes the fabric, as its author does.
+fn edit(stage: &mut Stage, change: impl FnOnce(&mut weft_crds::RdmaFabricSpec)) {
+    let mut fabric = stage.cache.fabrics.named("default").unwrap().clone();
+    change(&mut fabric.spec);
+    let version: u64 = fabric.metadata.resource_version.unwrap().parse().unwrap();
+    fabric.metadata.resource_version = Some((version + 100).to_string());
+    stage.cache.fabrics.learn(fabric);
+}
+
+/// The configuration that the DaemonSet of the fabric makes pods for.
+fn of_template(stage: &Stage) -> String {
+    let fabric = stage.cache.fabrics.named("default").unwrap();
+    let set = agents::daemon_set(&AgentTemplate::default(), fabric);
+    let pod = set.spec.unwrap().template.metadata.unwrap();
+    pod.annotations.unwrap()["weft.dev/configuration"].clone()
+}
+
+/// A node's agent reports from a pod that was made for that configuration.
+fn reports(stage: &mut Stage, node: &str, configuration: &str) {
+    stage.sees(node, 0);
+    let sighting = stage.sightings.get_mut(node).unwrap();
+    sighting.report.configuration = configuration.to_owned();
+}
+
+fn is_ready_of(stage: &Stage, node: &str) -> bool {
+    stage.ready(node) == ("True".to_owned(), "AgentReady".to_owned())
 }
 
 #[test]
-fn a_destination_that_does_not_take_a_configuration_over_is_waited_for_for_half_an_hour() {
+fn a_node_is_not_ready_until_its_pod_is_made_for_the_fabrics_configuration() {
     let mut stage = Stage::new();
-    let asked = |stage: &Stage| {
-        let fabric = stage.cache.fabrics.named("default").unwrap();
-        config(fabric, &stage.cache.ticket_key).hash
-    };
-    let before = asked(&stage);
-    let says = |stage: &mut Stage, node: &str, hash: &str, finding: &str| {
-        stage.sees(node, 0);
-        let report = &mut stage.sightings.get_mut(node).unwrap().report;
-        report.configuration = hash.to_owned();
-        let finds = weft_proto::operator::v1::Finding {
-            reason: finding.to_owned(),
-            message: String::new(),
-        };
-        report.findings = Some(finds)
-            .filter(|_| !finding.is_empty())
-            .into_iter()
-            .collect();
-    };
-    let after = |stage: &mut Stage, seconds: i64| {
-        stage.now = Timestamp::from_second(scenario::start().as_second() + seconds).unwrap();
-        stage.settle();
-        obstacle(stage)
-    };
-    let condition = |stage: &Stage, node: &str| {
-        let status = stage.cache.fabric_nodes.named(node).unwrap().status.clone();
-        let conditions = status.unwrap().conditions.into_iter();
-        let mut found = conditions.filter(|one| one.type_ == "Configured");
-        found.next().map(|one| (one.status, one.reason))
-    };
-    let is = |status: &str, reason: &str| Some((status.to_owned(), reason.to_owned()));
+    let before = of_template(&stage);
     for node in ["n1", "n2", "n3"] {
-        says(&mut stage, node, &before, "");
+        reports(&mut stage, node, &before);
     }
-    assert_eq!(after(&mut stage, 0), "");
-    assert_eq!(condition(&stage, "n3"), None);
+    stage.settle();
+    assert_eq!(stage.fabric("default", "Ready").0, "True");
 
-    // A root more, whose volume never comes to n3.
-    let mut fabric = stage.cache.fabrics.named("default").unwrap().clone();
-    let mut root = fabric.spec.roots[0].clone();
-    root.name = "more".into();
-    fabric.spec.roots.push(root);
-    fabric.metadata.resource_version = Some("50".into());
-    stage.cache.fabrics.learn(fabric);
-    let now = asked(&stage);
-    says(&mut stage, "n1", &now, "");
-    says(&mut stage, "n2", &now, "");
-    says(&mut stage, "n3", &before, "RootMissing");
-    assert_eq!(after(&mut stage, 100), "ConfigurationPending");
-    assert_eq!(condition(&stage, "n3"), is("False", "Pending"));
-    assert_eq!(after(&mut stage, 1899), "ConfigurationPending");
-    assert_eq!(after(&mut stage, 1900), "");
-    assert_eq!(condition(&stage, "n3"), is("False", "NotTakenOver"));
-    assert_eq!(stage.settle(), [""; 0]);
-    // That it is one of many that wait is no reason to begin.
-    says(&mut stage, "n2", &before, "");
-    assert_eq!(after(&mut stage, 2000), "ConfigurationPending");
-    says(&mut stage, "n2", &now, "");
-    assert_eq!(after(&mut stage, 2001), "");
+    edit(&mut stage, |spec| spec.transport.paths = 16);
+    let now = of_template(&stage);
+    assert_ne!(now, before);
+    reports(&mut stage, "n1", &now);
+    let log = stage.settle();
+    assert!(
+        log.contains(&"apply DaemonSet weft-agent-default".to_owned()),
+        "{log:?}"
+    );
+    assert!(is_ready_of(&stage, "n1"));
+    for node in ["n2", "n3"] {
+        let pending = ("False".to_owned(), "ConfigurationPending".to_owned());
+        assert_eq!(stage.ready(node), pending);
+    }
+    let node = stage.cache.fabric_nodes.named("n2").unwrap();
+    assert_eq!(
+        readiness(node).unwrap().message,
+        "the pod of the agent of node n2 was made for an earlier configuration of fabric default (nics, \
+         ports, roots, transport) and is replaced; see: kubectl -n weft-system rollout status \
+         daemonset/weft-agent-default"
+    );
+    assert_eq!(stage.fabric("default", "Ready").1, "NodesNotReady");
 
-    // One that only waits for its jobs to end is given more time.
-    says(&mut stage, "n3", &before, "RestartPending");
-    assert_eq!(after(&mut stage, 3699), "ConfigurationPending");
-    assert_eq!(after(&mut stage, 3700), "");
-
-    says(&mut stage, "n3", &now, "");
-    assert_eq!(after(&mut stage, 4000), "");
-    assert_eq!(condition(&stage, "n3"), is("True", "Current"));
-    // The next time it is waited for again, from then on.
-    says(&mut stage, "n3", &before, "RootMissing");
-    assert_eq!(after(&mut stage, 5000), "ConfigurationPending");
-    assert_eq!(after(&mut stage, 6800), "");
-    // With another configuration, too.
-    let mut fabric = stage.cache.fabrics.named("default").unwrap().clone();
-    fabric.spec.roots.pop();
-    fabric.spec.transport.dscp += 1;
-    fabric.metadata.resource_version = Some("60".into());
-    stage.cache.fabrics.learn(fabric);
-    let now = asked(&stage);
-    says(&mut stage, "n1", &now, "");
-    says(&mut stage, "n2", &now, "");
-    says(&mut stage, "n3", &before, "RootMissing");
-    assert_eq!(after(&mut stage, 6801), "ConfigurationPending");
-    assert_eq!(after(&mut stage, 8600), "ConfigurationPending");
-    assert_eq!(after(&mut stage, 8601), "");
-
-    // The source is waited for as long as it takes.
-    says(&mut stage, "n1", &before, "RootMissing");
-    assert_eq!(after(&mut stage, 9000), "ConfigurationPending");
-    assert_eq!(after(&mut stage, 99_999), "ConfigurationPending");
-    assert_eq!(condition(&stage, "n1"), is("False", "NotTakenOver"));
+    for node in ["n2", "n3"] {
+        reports(&mut stage, node, &now);
+    }
+    stage.settle();
+    assert_eq!(stage.fabric("default", "Ready").0, "True");
 }
 
 #[test]
-fn a_node_that_is_away_is_not_said_to_be_behind() {
-    let mut stage = Stage::new();
-    stage.sees("n1", 30);
-    let report = &mut stage.sightings.get_mut("n1").unwrap().report;
-    report.configuration = "another".to_owned();
-    stage.settle();
-    let status = stage.cache.fabric_nodes.named("n1").unwrap().status.clone();
-    let kinds = status.unwrap().conditions.into_iter().map(|one| one.type_);
-    assert_eq!(kinds.collect::<Vec<_>>(), ["Ready"]);
+fn what_a_running_agent_takes_over_replaces_no_pod() {
+    let configuration = |change: fn(&mut weft_crds::RdmaFabricSpec)| {
+        let mut fabric = scenario::fabric("default", 1);
+        change(&mut fabric.spec);
+        pod_configuration(&fabric)
+    };
+    let now = configuration(|_| {});
+    assert_eq!(now.len(), 16);
+    let others = [
+        configuration(|spec| spec.transport.paths = 4),
+        configuration(|spec| spec.ports.first = 7600),
+        configuration(|spec| spec.nics.include = vec!["ib*".into()]),
+        configuration(|spec| spec.roots[1].access = RootAccess::ReadWrite),
+        configuration(|spec| spec.roots[1].host_path = "/srv/other".into()),
+        configuration(|spec| drop(spec.roots.pop())),
+    ];
+    for (index, other) in others.iter().enumerate() {
+        assert_ne!(*other, now, "{index}");
+    }
+    let same = [
+        configuration(|_| {}),
+        configuration(|spec| spec.transport.cap_mbps = Some(100)),
+        configuration(|spec| spec.transport.dscp = 10),
+        configuration(|spec| spec.objects.allow_insecure = true),
+        configuration(|spec| spec.topology.link_mbps = Some(1)),
+    ];
+    for (index, same) in same.iter().enumerate() {
+        assert_eq!(*same, now, "{index}");
+    }
 }

@@ -308,10 +308,10 @@ mod tests {
                 transport(c).congestion = "cubic".to_owned();
             }),
             ("fabric", "`other`", |c| {
-                agent(c).fabric = "other".to_owned()
+                agent(c).fabric = "other".to_owned();
             }),
             ("ticket_key", "64 hexadecimal", |c| {
-                agent(c).ticket_key.clear()
+                agent(c).ticket_key.clear();
             }),
             ("ports", "missing", |c| engine(c).ports = None),
             ("ports.first", "1 or more", |c| ports(c).first = 0),
@@ -338,7 +338,7 @@ mod tests {
                 agent(c).roots[0].name = "../etc".to_owned();
             }),
             ("roots[0].name", "[a-z0-9-]", |c| {
-                agent(c).roots[0].name.clear()
+                agent(c).roots[0].name.clear();
             }),
         ];
         for (field, hint, change) in table {

@@ -30,7 +30,7 @@ pub(crate) enum ClusterError {
     /// It took the write, and what was written is not there.
     #[error(
         "the API server took a write of {key} and left it out: an admission webhook or policy takes it away; \
-         have it let labels and annotations weft.dev/* of nodes through"
+         have it let labels weft.dev/* of nodes through"
     )]
     LeftOut {
         /// Of the label.
@@ -154,21 +154,14 @@ impl Cluster {
     }
 }
 
-/// The first label or annotation that is not as it was wanted.
+/// The first label that is not as it was wanted.
 fn left_out(wanted: &Value, there: &ObjectMeta) -> Option<String> {
-    let parts = [
-        ("labels", &there.labels),
-        ("annotations", &there.annotations),
-    ];
-    let mut wanted = parts.into_iter().flat_map(|(part, there)| {
-        let wanted = wanted[part].as_object().into_iter().flatten();
-        wanted.map(move |(key, value)| {
-            let there = there.as_ref().and_then(|there| there.get(key));
-            (key, value.as_str(), there.map(String::as_str))
-        })
+    let labels = wanted["labels"].as_object().into_iter().flatten();
+    let mut other = labels.filter(|(key, value)| {
+        let there = there.labels.as_ref().and_then(|there| there.get(*key));
+        there.map(String::as_str) != value.as_str()
     });
-    let other = wanted.find(|(_, wanted, there)| wanted != there);
-    other.map(|(key, ..)| key.clone())
+    other.next().map(|(key, _)| key.clone())
 }
 
 async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, ClusterError> {

@@ -241,7 +241,7 @@ impl Controller for Jobs {
                 now,
             });
             self.queue.see(&uid, decision.party);
-            self.grants.see(&uid, decision.claim);
+            self.grants.update(&uid, decision.claim);
             if let Some(due) = decide::due(job).filter(|due| *due > now) {
                 let left = due.duration_since(now).unsigned_abs();
                 self.work_queue.add_at(&key, round.elapsed + left);

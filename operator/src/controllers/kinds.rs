@@ -126,7 +126,7 @@ kinds! {
     fabrics: RdmaFabric => Fabrics,
     /// The fabrics' nodes, as the operator last described them.
     fabric_nodes: FabricNode,
-    /// The cluster's nodes: their labels and annotations.
+    /// The cluster's nodes: their labels.
     nodes: PartialObjectMeta<Node>,
     /// The namespaces, likewise.
     namespaces: PartialObjectMeta<Namespace>,

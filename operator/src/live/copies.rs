@@ -1,8 +1,9 @@
 //! The verified copies that agents report, and the removal of those that no job holds.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use futures::{StreamExt as _, stream};
+use tokio::time::{Instant, timeout_at};
 use weft_crds::{CopyRemoval, CopyRemovalRequest, KeptCopy, NodeCopy, live_api_version};
 use weft_transfer::Channels;
 
@@ -10,6 +11,17 @@ use crate::controllers::ReportedCopy;
 
 /// Agents that are told at once.
 const AT_ONCE: usize = 16;
+/// For all agents together: less than the 60 s after which an API server gives an answer up.
+const WITHIN: Duration = Duration::from_secs(45);
+
+/// A copy as whoever may list the jobs of this namespace sees it: which jobs others have is not for them. Without a
+/// namespace: of all jobs.
+pub(super) fn shown(mut copy: NodeCopy, namespace: Option<&str>) -> NodeCopy {
+    if let Some(namespace) = namespace {
+        copy.jobs.retain(|job| job.namespace == namespace);
+    }
+    copy
+}
 
 /// Has agents remove the copies of a place that were recorded for jobs of this namespace only, none of
 /// which exists.
@@ -51,10 +63,20 @@ pub(super) async fn remove(
         found.retain(|node, _| request.nodes.contains(node));
     }
     let mut calls = Vec::new();
+    let deadline = Instant::now() + WITHIN;
     for (node, reported) in found {
         match obstacle(&reported.copy, namespace) {
             Some(obstacle) => keep(&node, obstacle),
-            None => calls.push(release(reported, channels, epoch)),
+            None => calls.push(async move {
+                let released = timeout_at(deadline, release(reported, channels, epoch)).await;
+                let late = || {
+                    format!(
+                        "its agent has not answered within {} s; try again",
+                        WITHIN.as_secs()
+                    )
+                };
+                (node, released.unwrap_or_else(|_| Err(late())))
+            }),
         }
     }
     let mut calls = stream::iter(calls).buffer_unordered(AT_ONCE);
@@ -91,11 +113,7 @@ fn obstacle(copy: &NodeCopy, namespace: &str) -> Option<String> {
 }
 
 /// Takes all jobs out of a copy's record.
-async fn release(
-    reported: ReportedCopy,
-    channels: &Channels,
-    epoch: u64,
-) -> (String, Result<(), String>) {
+async fn release(reported: ReportedCopy, channels: &Channels, epoch: u64) -> Result<(), String> {
     let ReportedCopy {
         copy,
         fabric,
@@ -104,11 +122,9 @@ async fn release(
     let channels = channels.of_fabric(&fabric);
     for job in &copy.jobs {
         let released = weft_transfer::release(&job.uid, epoch, &channels, &contact);
-        if let Err(refusal) = released.await {
-            return (copy.node, Err(refusal.message));
-        }
+        released.await.map_err(|refusal| refusal.message)?;
     }
-    (copy.node, Ok(()))
+    Ok(())
 }
 
 #[cfg(test)]
@@ -145,6 +161,35 @@ mod tests {
                 address: "127.0.0.1:1".to_owned(),
             },
         }
+    }
+
+    #[test]
+    fn jobs_of_other_namespaces_are_not_shown() {
+        let copy = reported("n1", &[("team-a", true), ("team-b", true)]).copy;
+        let namespaces = |namespace| -> Vec<String> {
+            let jobs = shown(copy.clone(), namespace).jobs.into_iter();
+            jobs.map(|job| job.namespace).collect()
+        };
+        assert_eq!(namespaces(Some("team-b")), ["team-b"]);
+        assert_eq!(namespaces(None), ["team-a", "team-b"]);
+    }
+
+    /// Of two calls to an agent that takes connections and says nothing, the second one is not made.
+    #[tokio::test(start_paused = true)]
+    async fn agents_that_do_not_answer_are_given_up_in_time_for_the_answer() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let channels = Channels::new(Arc::new(Authority::new("weft").unwrap()));
+        let mut silent = reported("n1", &[("team-a", false), ("team-a", false)]);
+        silent.contact.address = listener.local_addr().unwrap().to_string();
+        let request = CopyRemovalRequest {
+            root: "models".to_owned(),
+            path: "team-a/minilm".to_owned(),
+            nodes: Vec::new(),
+        };
+        let begun = Instant::now();
+        let removal = remove(&request, "team-a", vec![silent], &channels, 1).await;
+        assert!(begun.elapsed() <= WITHIN);
+        assert_eq!(removal.kept.len(), 1);
     }
 
     #[tokio::test]

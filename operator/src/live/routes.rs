@@ -280,13 +280,8 @@ impl<A: Authorizer> Asked<A> {
         self.admit(call, &Access::jobs("list", of, "")).await?;
         let own = namespace.clone();
         let copies = self.ask(|answer| Question::Copies { namespace, answer });
-        let items = copies.await?.into_iter().map(|reported| {
-            let mut copy = reported.copy;
-            // Which jobs others have is not for the caller.
-            let is_shown = |of: &str| own.as_deref().is_none_or(|own| own == of);
-            copy.jobs.retain(|job| is_shown(&job.namespace));
-            copy
-        });
+        let copies = copies.await?.into_iter();
+        let items = copies.map(|reported| copies::shown(reported.copy, own.as_deref()));
         Ok(NodeCopyList {
             api_version: live_api_version(),
             kind: NodeCopyList::KIND.to_owned(),

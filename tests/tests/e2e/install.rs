@@ -1,5 +1,6 @@
 //! The chart and a fabric: there, and gone again.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::time::Instant;
 

@@ -235,7 +235,7 @@ fn a_peer_that_goes_away_while_a_write_is_under_way_is_noticed() {
 
 #[test]
 fn an_engine_sends_no_faster_than_its_cap() {
-    sends_at_80_mbit_at_most(Pair::new(|config| {
+    sends_at_80_mbit_at_most(&Pair::new(|config| {
         config.progress = Progress::Threads(1);
         config.egress = CAPPED;
     }));
@@ -248,7 +248,7 @@ fn a_cap_that_comes_later_holds_from_then_on() {
     let error = pair.a.engine.set_egress(wrong).unwrap_err();
     assert_eq!(error.reason(), "SettingOutOfRange");
     pair.a.engine.set_egress(CAPPED).unwrap();
-    sends_at_80_mbit_at_most(pair);
+    sends_at_80_mbit_at_most(&pair);
 }
 
 /// 80 Mbit/s: 10 MB/s.
@@ -257,7 +257,7 @@ const CAPPED: Egress = Egress {
     cap_bps: Some(80_000_000),
 };
 
-fn sends_at_80_mbit_at_most(pair: Pair) {
+fn sends_at_80_mbit_at_most(pair: &Pair) {
     let source = pattern(5 << 20, 1);
     let key = pair.b.engine.register(DomainId(1), region(source.len(), 0));
     let began = std::time::Instant::now();
@@ -266,7 +266,7 @@ fn sends_at_80_mbit_at_most(pair: Pair) {
         immediate: Some(1),
         ..pair.a.write(&source)
     };
-    pair.a.engine.write(request).unwrap();
+    pair.a.engine.write(request).expect("it is connected");
     loop {
         if let Event::Delivered { key, .. } = next(&pair.b) {
             let taken = pair.b.engine.take(key).expect("it is armed");

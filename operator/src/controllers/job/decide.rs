@@ -399,10 +399,10 @@ fn granted(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Deci
     let claim = Claim::of(view.job, &transfer.fabric, is_at_work);
     let decision = if is_at_work {
         in_turn(view, old, transfer)
-    } else if !view.grants.knows(&uid(view.job)) {
+    } else if !view.grants.has_seen(&uid(view.job)) {
         // An older job may not have been decided yet.
         Decision::default()
-    } else if let Some(obstacle) = view.grants.in_the_way(&claim) {
+    } else if let Some(obstacle) = view.grants.obstacle(&claim) {
         let waiting = TransferJobStatus {
             fabric: transfer.fabric,
             ..status::waiting(view.job, &obstacle, view.now)

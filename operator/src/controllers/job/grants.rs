@@ -71,8 +71,8 @@ pub(crate) struct Grants {
 }
 
 impl Grants {
-    /// A job claims this by now; `None` once it is not at work and could not begin.
-    pub(crate) fn see(&mut self, uid: &str, claim: Option<Claim>) {
+    /// Sets what a job claims; `None` once it is not at work and could not begin.
+    pub(crate) fn update(&mut self, uid: &str, claim: Option<Claim>) {
         let before = self.claims.get(uid);
         if before == claim.as_ref() {
             return;
@@ -104,7 +104,7 @@ impl Grants {
     pub(crate) fn keep(&mut self, uids: &BTreeSet<String>) {
         let gone = self.claims.keys().filter(|uid| !uids.contains(*uid));
         for uid in gone.cloned().collect::<Vec<_>>() {
-            self.see(&uid, None);
+            self.update(&uid, None);
         }
     }
 
@@ -113,8 +113,8 @@ impl Grants {
         std::mem::take(&mut self.changed)
     }
 
-    /// Whether a job has been seen: it may begin once all others have been, too, a round later.
-    pub(crate) fn knows(&self, uid: &str) -> bool {
+    /// Whether the job's claim is known. A job begins a round later, when all others' claims are known, too.
+    pub(crate) fn has_seen(&self, uid: &str) -> bool {
         self.claims.contains_key(uid)
     }
 
@@ -125,7 +125,7 @@ impl Grants {
     }
 
     /// What is in the way of a claim: another job that is at work there, or that comes first.
-    pub(crate) fn in_the_way(&self, claim: &Claim) -> Option<Obstacle> {
+    pub(crate) fn obstacle(&self, claim: &Claim) -> Option<Obstacle> {
         let before = self.in_conflict(claim);
         let before = before.filter(|other| other.is_before(claim));
         let first = before.min_by(|one, other| match one.is_before(other) {

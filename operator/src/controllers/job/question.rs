@@ -240,7 +240,7 @@ pub(crate) fn survey(
 
 /// Whether it would have to wait for a job that writes to its path: as the youngest.
 fn blocked(job: &TransferJob, grants: &Grants, transfer: &Transfer) -> Option<resolve::Obstacle> {
-    grants.in_the_way(&Claim {
+    grants.obstacle(&Claim {
         made: Some(Time(Timestamp::MAX)),
         ..Claim::of(job, &transfer.fabric, false)
     })

@@ -310,11 +310,11 @@ fn every_packet_carries_the_code_point_and_ect() {
             },
         });
         let peer = peer.unwrap();
-        for dscp in [46, 10] {
+        for dscp in [46_u8, 10] {
             link.send_control(Destination::Path(&peer, PATH), b"probe");
             assert_eq!(
                 received_class(&socket),
-                Some(i32::from(dscp) << 2 | 0b10),
+                Some(i32::from(dscp << 2 | 0b10)),
                 "{here}"
             );
             link.set_dscp(10).unwrap();
@@ -336,12 +336,15 @@ fn received_class(socket: &UdpSocket) -> Option<i32> {
         Some(&mut room),
         MsgFlags::empty(),
     )
-    .unwrap();
-    message.cmsgs().unwrap().find_map(|said| match said {
-        ControlMessageOwned::Ipv4Tos(tos) => Some(i32::from(tos)),
-        ControlMessageOwned::Ipv6TClass(class) => Some(class),
-        _ => None,
-    })
+    .expect("it has arrived");
+    message
+        .cmsgs()
+        .expect("there is room")
+        .find_map(|said| match said {
+            ControlMessageOwned::Ipv4Tos(tos) => Some(i32::from(tos)),
+            ControlMessageOwned::Ipv6TClass(class) => Some(class),
+            _ => None,
+        })
 }
 
 #[test]

@@ -140,7 +140,7 @@ impl Stage {
             now: self.now,
         });
         self.queue.see(&uid(&job), decision.party);
-        self.grants.see(&uid(&job), decision.claim);
+        self.grants.update(&uid(&job), decision.claim);
         let mut is_busy = !self.queue.settle().is_empty();
         is_busy |= !self.grants.take_changed().is_empty();
         if let Some(request) = &decision.request {

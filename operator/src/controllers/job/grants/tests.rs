@@ -21,7 +21,7 @@ fn at_work(claim: Claim) -> Claim {
 
 /// Who is in the way of a claim.
 fn blocker(grants: &Grants, claim: &Claim) -> Option<String> {
-    let message = grants.in_the_way(claim)?.message;
+    let message = grants.obstacle(claim)?.message;
     let (_, rest) = message.split_once("team-a/")?;
     Some(rest.split(' ').next()?.to_owned())
 }
@@ -29,7 +29,7 @@ fn blocker(grants: &Grants, claim: &Claim) -> Option<String> {
 #[test]
 fn equal_paths_and_those_above_and_below_conflict_and_no_others() {
     let mut grants = Grants::default();
-    grants.see("1", Some(at_work(claim("first", 1, "models/a"))));
+    grants.update("1", Some(at_work(claim("first", 1, "models/a"))));
     let blocked = |path: &str| blocker(&grants, &claim("second", 2, path)).is_some();
     for path in [
         "models/a",
@@ -56,7 +56,7 @@ fn equal_paths_and_those_above_and_below_conflict_and_no_others() {
         },
     ];
     for claim in elsewhere {
-        assert!(grants.in_the_way(&claim).is_none(), "{claim:?}");
+        assert!(grants.obstacle(&claim).is_none(), "{claim:?}");
     }
 }
 
@@ -65,27 +65,27 @@ fn who_is_at_work_comes_first_and_then_the_oldest() {
     let mut grants = Grants::default();
     let claims = [("a", 3), ("b", 1), ("c", 2)];
     for (name, second) in claims {
-        grants.see(name, Some(claim(name, second, "x")));
+        grants.update(name, Some(claim(name, second, "x")));
     }
     let of = |grants: &Grants, name: &str, second| blocker(grants, &claim(name, second, "x"));
     assert_eq!(of(&grants, "b", 1), None);
     assert_eq!(of(&grants, "c", 2).as_deref(), Some("b"));
     assert_eq!(of(&grants, "a", 3).as_deref(), Some("b"));
-    grants.see("a", Some(at_work(claim("a", 3, "x"))));
+    grants.update("a", Some(at_work(claim("a", 3, "x"))));
     assert_eq!(of(&grants, "b", 1).as_deref(), Some("a"));
-    assert!(grants.in_the_way(&grants.claims["a"]).is_none());
+    assert!(grants.obstacle(&grants.claims["a"]).is_none());
 }
 
 #[test]
 fn those_that_waited_are_decided_again_when_the_way_is_free() {
     let mut grants = Grants::default();
-    grants.see("1", Some(at_work(claim("first", 1, "x"))));
+    grants.update("1", Some(at_work(claim("first", 1, "x"))));
     assert!(grants.take_changed().is_empty());
-    grants.see("2", Some(claim("second", 2, "x/y")));
-    grants.see("3", Some(claim("third", 3, "z")));
+    grants.update("2", Some(claim("second", 2, "x/y")));
+    grants.update("3", Some(claim("third", 3, "z")));
     // They were only now heard of.
     assert_eq!(grants.take_changed().len(), 2);
-    grants.see("2", Some(claim("second", 2, "x/y")));
+    grants.update("2", Some(claim("second", 2, "x/y")));
     assert!(grants.take_changed().is_empty());
     grants.keep(&["2".to_owned(), "3".to_owned()].into());
     let again: Vec<String> = grants
@@ -94,5 +94,5 @@ fn those_that_waited_are_decided_again_when_the_way_is_free() {
         .map(|key| key.name)
         .collect();
     assert_eq!(again, ["second"]);
-    assert!(grants.in_the_way(&claim("second", 2, "x/y")).is_none());
+    assert!(grants.obstacle(&claim("second", 2, "x/y")).is_none());
 }

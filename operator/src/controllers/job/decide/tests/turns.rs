@@ -117,7 +117,7 @@ impl Yard {
             now: self.now,
         });
         self.queue.see(&uid, decision.party);
-        self.grants.see(&uid, decision.claim);
+        self.grants.update(&uid, decision.claim);
         if let Some(request) = &decision.request {
             self.cache.obey(request);
             self.log.push((key.clone(), line(request)));

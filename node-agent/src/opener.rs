@@ -29,7 +29,11 @@ pub(crate) struct Opener {
 impl Opener {
     /// All of these, or what is wrong with one. Blocks, at most for [`ROOTS_WITHIN`].
     pub(crate) fn open(self: &Arc<Self>, roots: &[RootEntry]) -> Result<Vec<Arc<Root>>, FileError> {
-        let open = |root: &RootEntry| Root::open(&root.name.value, &root.path.value, root.access);
+        let open = |entry: &RootEntry| {
+            let root = Root::open(&entry.name.value, &entry.path.value, entry.access)?;
+            root.set_limits(entry.limits());
+            Ok(root)
+        };
         self.open_by(roots, Instant::now() + ROOTS_WITHIN, open)
     }
 
@@ -99,13 +103,15 @@ impl Opener {
 mod tests {
     use super::*;
     use crate::config::unplaced;
-    use crate::files::Access;
+    use crate::files::{Access, MinFree};
 
     fn root(name: &str) -> RootEntry {
         RootEntry {
             name: unplaced(name.to_owned()),
             path: unplaced(PathBuf::from(format!("/srv/{name}"))),
             access: Access::ReadWrite,
+            min_free: MinFree::default(),
+            bytes_per_namespace: None,
         }
     }
 

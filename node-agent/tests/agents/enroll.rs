@@ -241,6 +241,7 @@ async fn another_configuration_comes_into_force_when_no_job_runs() {
     let mut more = weft_proto::operator::v1::Root {
         name: "more".to_owned(),
         writable: false,
+        ..weft_proto::operator::v1::Root::default()
     };
     operator.order(|config| {
         config.roots.push(more.clone());

@@ -67,6 +67,7 @@ impl Operator {
             roots: vec![Root {
                 name: "data".to_owned(),
                 writable: true,
+                ..Root::default()
             }],
             transport: None,
             ports: Some(Ports {

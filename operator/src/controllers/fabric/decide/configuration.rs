@@ -10,7 +10,7 @@ use weft_crds::{
 };
 use weft_proto::{
     Message as _,
-    operator::v1::{Nics, NodeConfig, Objects, Ports, Root, Transport},
+    operator::v1::{Nics, NodeConfig, Objects, Ports, Root, Transport, root::MinFree},
 };
 
 use crate::controllers::{
@@ -41,14 +41,7 @@ pub(crate) fn config(fabric: &RdmaFabric, ticket_key: &str) -> NodeConfig {
         hash: String::new(),
         fabric: fabric.name_any(),
         ticket_key: ticket_key.to_owned(),
-        roots: spec
-            .roots
-            .iter()
-            .map(|root| Root {
-                name: root.name.clone(),
-                writable: root.access == RootAccess::ReadWrite,
-            })
-            .collect(),
+        roots: spec.roots.iter().map(root).collect(),
         transport: Some(Transport {
             paths: u32::from(spec.transport.paths).min(most),
             policy: match spec.transport.policy {
@@ -91,6 +84,36 @@ pub(crate) fn config(fabric: &RdmaFabric, ticket_key: &str) -> NodeConfig {
     };
     config.hash = blake3::hash(&config.encode_to_vec()).to_hex()[..16].to_owned();
     config
+}
+
+fn root(root: &weft_crds::Root) -> Root {
+    let min_free = &root.min_free;
+    Root {
+        name: root.name.clone(),
+        writable: root.access == RootAccess::ReadWrite,
+        min_free: Some(match min_free.strip_suffix('%') {
+            // The rules let no other text through.
+            Some(percent) => MinFree::Percent(percent.parse().unwrap_or(100)),
+            None => MinFree::Bytes(bytes(min_free)),
+        }),
+        bytes_per_namespace: root.bytes_per_namespace.as_deref().map(bytes),
+    }
+}
+
+/// A quantity of bytes, which the rules have checked; the largest there is where it is larger.
+fn bytes(quantity: &str) -> u64 {
+    let end = quantity.find(|c: char| !c.is_ascii_digit());
+    let (number, unit) = quantity.split_at(end.unwrap_or(quantity.len()));
+    let (base, kilo) = match unit.strip_suffix('i') {
+        Some(unit) => (unit, 1024_u64),
+        None => (unit, 1000),
+    };
+    let power = ["", "k", "M", "G", "T", "P"]
+        .iter()
+        .position(|known| known.eq_ignore_ascii_case(base))
+        .unwrap_or_default();
+    let number: u64 = number.parse().unwrap_or_default();
+    (0..power).fold(number, |bytes, _| bytes.saturating_mul(kilo))
 }
 
 /// How far a node's agent is with the configuration that its fabric asks for.

@@ -87,6 +87,25 @@ pub struct Root {
     /// The namespaces whose jobs may use it; all when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespaces: Option<LabelSelector>,
+    /// What jobs leave free of the root's file system: a percentage of it, or bytes such as 200Gi. A job that
+    /// would leave less fails with RootReserve before any byte moves. \"0\" keeps nothing free.
+    #[serde(default = "min_free")]
+    #[schemars(length(max = 20))]
+    #[x_kube(validation = Rule::new("self.matches('^(100|[0-9]{1,2})%$|^[0-9]{1,15}(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$')")
+        .message("minFree must be a percentage of 0% to 100%, or a whole number of bytes with k, M, G, T, P, Ki, Mi, Gi, Ti or Pi if wanted, for example 10% or 200Gi"))]
+    pub min_free: String,
+    /// Bytes, such as 500Gi, that the copies and the transfers under way of one namespace may have in this root,
+    /// at each node. A job that would have more fails with NamespaceQuota before any byte moves. No limit when
+    /// absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 20))]
+    #[x_kube(validation = Rule::new("self.matches('^[0-9]{1,15}(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$')")
+        .message("bytesPerNamespace must be a whole number of bytes with k, M, G, T, P, Ki, Mi, Gi, Ti or Pi if wanted, for example 500Gi"))]
+    pub bytes_per_namespace: Option<String>,
+}
+
+fn min_free() -> String {
+    "10%".to_owned()
 }
 
 /// What jobs may do in a root.

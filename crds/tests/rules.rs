@@ -61,6 +61,14 @@ macro_rules! said {
 #[test]
 fn the_examples_of_the_readme_are_taken() {
     assert_eq!(said!(RdmaFabric, fabric()), "");
+    for (free, namespace) in [("0", "1"), ("100%", "500Gi"), ("5%", "2T"), ("200Gi", "0")] {
+        let limited = with(fabric(), "/spec/roots/0/minFree", json!(free));
+        let pointer = "/spec/roots/0/bytesPerNamespace";
+        assert_eq!(
+            said!(RdmaFabric, with(limited, pointer, json!(namespace))),
+            ""
+        );
+    }
     assert_eq!(said!(TransferJob, job()), "");
 }
 
@@ -85,6 +93,18 @@ fn a_fabric_that_cannot_work_is_refused_with_the_field_and_the_remedy() {
         (path("models"), "hostPath must be absolute"),
         (path("/var/lib/../etc"), "hostPath must be absolute"),
         (path("/var/lib/weft/"), "hostPath must be absolute"),
+        (
+            with(fabric(), "/spec/roots/0/minFree", json!("10 GB")),
+            "minFree must be a percentage",
+        ),
+        (
+            with(fabric(), "/spec/roots/0/minFree", json!("101%")),
+            "minFree must be a percentage",
+        ),
+        (
+            with(fabric(), "/spec/roots/0/bytesPerNamespace", json!("10%")),
+            "bytesPerNamespace must be a whole number of bytes",
+        ),
         (path("/etc"), "a directory of the system"),
         (path("/var/lib/kubelet/pods"), "a directory of the system"),
         (
@@ -293,6 +313,10 @@ fn defaults_are_in_the_schema_and_are_those_of_the_types() {
     assert_eq!(
         spec["roots"]["items"]["properties"]["scope"]["default"],
         "PerNamespace"
+    );
+    assert_eq!(
+        spec["roots"]["items"]["properties"]["minFree"]["default"],
+        "10%"
     );
     let job = schema(serde_json::to_value(TransferJob::crd()).expect("JSON"));
     let spec = &job["properties"]["spec"]["properties"];

@@ -139,7 +139,7 @@ impl Attempt {
     pub fn published(&self, digest: Option<Digest>) {
         let recorder = self.recorder().take();
         if let (Some(recorder), Some(digest)) = (recorder, digest.or(self.status().digest)) {
-            recorder.record(&digest);
+            recorder.record(&self.job.uid, &digest);
         }
         self.change(Event::Published, None, digest);
     }

@@ -13,7 +13,7 @@ use weft_core::congestion::CongestionKind;
 use weft_core::path::PolicyKind;
 
 use crate::config_values::{ByteCount, Congestion, Duration, FabricName, NodeName, PublicKey};
-use crate::files::Access;
+use crate::files::{Access, MinFree, RootLimits};
 
 /// Slots of one incoming connection: enough to keep a link busy while the writer hashes one.
 pub const DEFAULT_SLOTS: u16 = 8;
@@ -165,6 +165,22 @@ pub struct RootEntry {
     /// What jobs may do there.
     #[serde(with = "access")]
     pub access: Access,
+    /// What jobs leave free: a percentage of the file system, or bytes. Nothing when absent.
+    #[serde(with = "min_free", default)]
+    pub min_free: MinFree,
+    /// What copies and transfers of one namespace may have; no limit when absent.
+    #[serde(default)]
+    pub bytes_per_namespace: Option<ByteCount>,
+}
+
+impl RootEntry {
+    /// What transfers may take of its disk.
+    pub(crate) fn limits(&self) -> RootLimits {
+        RootLimits {
+            min_free: self.min_free,
+            bytes_per_namespace: self.bytes_per_namespace.map(|bytes| bytes.0),
+        }
+    }
 }
 
 /// How bytes move.
@@ -286,6 +302,33 @@ mod access {
                 "`{text}` is not ReadOnly or ReadWrite"
             ))),
         }
+    }
+}
+
+mod min_free {
+    use serde::{Deserialize, Deserializer, de::Error};
+
+    use crate::config_values::ByteCount;
+    use crate::files::MinFree;
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<MinFree, D::Error> {
+        let text = String::deserialize(d)?;
+        let parsed = match text.strip_suffix('%') {
+            Some(percent) => percent
+                .parse()
+                .ok()
+                .filter(|percent| *percent <= 100)
+                .map(MinFree::Percent),
+            None => text
+                .parse()
+                .ok()
+                .map(|ByteCount(bytes)| MinFree::Bytes(bytes)),
+        };
+        parsed.ok_or_else(|| {
+            D::Error::custom(format!(
+                "`{text}` is not 0% to 100%, or a whole number of bytes, with KiB, MiB or GiB if wanted"
+            ))
+        })
     }
 }
 

@@ -410,7 +410,9 @@ impl Fault {
         match self {
             Fault::File(error) => match error.reason() {
                 "SourceMissing" => Code::NotFound,
-                "DiskFull" | "InodesExhausted" | "NoThread" => Code::ResourceExhausted,
+                "DiskFull" | "RootReserve" | "NamespaceQuota" | "InodesExhausted" | "NoThread" => {
+                    Code::ResourceExhausted
+                }
                 "DestinationExists" => Code::AlreadyExists,
                 "DestinationBusy" => Code::Unavailable,
                 "BadPath" | "BadManifest" | "TooManyBlocks" => Code::InvalidArgument,

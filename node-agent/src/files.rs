@@ -26,6 +26,7 @@ mod read_record;
 mod reservation;
 mod root;
 mod source;
+mod space;
 mod sweep;
 mod tree;
 
@@ -48,5 +49,6 @@ pub use partial::DestinationFile;
 pub use read_record::{ReadRecord, VersionId};
 pub use root::{Access, Root, RootPath};
 pub use source::{Source, SourceFile};
+pub use space::{MinFree, RootLimits};
 pub use sweep::sweep;
 pub use tree::FileTree;

@@ -26,6 +26,7 @@ use crate::guard;
 use crate::layout::Layout;
 use crate::misuse::Misuses;
 use crate::object::{self, Reader, Store, Tempo};
+use crate::recorder::{Files, Recorder};
 use crate::shelf::Shelf;
 use crate::state::{Event, State, Step};
 use crate::tls::Tls;
@@ -289,6 +290,8 @@ impl Jobs {
         let root = self.root(&location.root)?;
         let path = RootPath::parse(&location.path)?;
         let overwrite = convert::overwrite(request.overwrite())?;
+        let name = request.job_name;
+        let recorded_for = name.map(|name| convert::copy_job(&job, name)).transpose()?;
         let (algorithm, expect) = convert::verification(request.verification)?;
         let manifest = Arc::new(convert::manifest(request.manifest)?);
         let run = self.admit(&job).await?;
@@ -310,6 +313,7 @@ impl Jobs {
                     root,
                     path,
                     job: convert::uid(&job)?,
+                    recorded_for,
                     manifest,
                     algorithm,
                     overwrite,
@@ -324,13 +328,14 @@ impl Jobs {
     }
 
     fn begin_prepare(
-        &self,
+        self: &Arc<Self>,
         run: &Arc<Run>,
         worker: Worker,
         config: DestinationConfig,
         location: Location,
     ) {
-        let run = run.clone();
+        let (jobs, run) = (self.clone(), run.clone());
+        let is_recorded = config.recorded_for.is_some();
         let account = self.config.account.clone();
         guard::task("prepare", async move {
             let _worker = worker;
@@ -343,6 +348,10 @@ impl Jobs {
             .await;
             match result {
                 Ok((prepared, response)) => {
+                    if is_recorded {
+                        let files = Files::Destination(prepared.shelf.destination.clone());
+                        run.attempt.set_recorder(Recorder::new(&jobs, files));
+                    }
                     {
                         let mut parts = run.parts();
                         parts.prepared = Some(Arc::new(prepared));

@@ -35,7 +35,7 @@ use crate::outlet::{Outlet, OutletConfig, peers};
 use crate::peer::Peer;
 use crate::pool::Pool;
 use crate::record::SLOT_BYTES;
-use crate::recorder::Files;
+use crate::recorder::{Files, Recorder};
 use crate::state::{Event, State, Step};
 use crate::supply::{self, ShelfSupply, SourceSupply, Supply};
 
@@ -72,8 +72,6 @@ impl Jobs {
                 format!("has more than {CHILDREN_MAX} nodes"),
             ));
         }
-        let name = request.job_name;
-        let recorded_for = name.map(|name| convert::copy_job(&job, name)).transpose()?;
         match convert::given(request.part, "part")? {
             Part::Source(part) => {
                 if request.sends_to.is_empty() {
@@ -82,6 +80,8 @@ impl Jobs {
                         "is empty at the source: name a node",
                     ));
                 }
+                let name = part.job_name.clone();
+                let recorded_for = name.map(|name| convert::copy_job(&job, name)).transpose()?;
                 let run = self.admit(&job).await?;
                 if self.is_first_start(&run, hash)? {
                     let started = self.start_source(&run, part, request.sends_to, recorded_for);
@@ -91,7 +91,6 @@ impl Jobs {
             Part::Destination(part) => {
                 let run = self.find(&job)?;
                 if self.is_first_start(&run, hash)? {
-                    self.record_for(&run, recorded_for);
                     let started = match part.object {
                         Some(object) => self.start_fetch(&run, object, request.sends_to),
                         None => self.start_destination(&run, part.receives_from, request.sends_to),
@@ -107,7 +106,6 @@ impl Jobs {
                 }
                 let run = self.find(&job)?;
                 if self.is_first_start(&run, hash)? {
-                    self.record_for(&run, recorded_for);
                     let started = self.start_local(&run, part);
                     started.inspect_err(|fault| run.attempt.fail(fault.clone()))?;
                 }
@@ -130,15 +128,6 @@ impl Jobs {
                 Err(run.not_ready("start the next attempt"))
             }
             Some(_) => Ok(false),
-        }
-    }
-
-    /// A destination's files are recorded for the job once they are verified.
-    fn record_for(&self, run: &Run, job: Option<CopyJob>) {
-        let prepared = run.parts().prepared.clone();
-        if let (Some(job), Some(prepared)) = (job, prepared) {
-            let files = Files::Destination(prepared.shelf.destination.clone());
-            run.attempt.set_recorder(self.recorder(job, files));
         }
     }
 
@@ -168,8 +157,8 @@ impl Jobs {
         let manifest_digest = convert::manifest_digest(&manifest);
         let source = Source::new(root, path, manifest);
         if let Some(job) = recorded_for {
-            let files = Files::Source(source.clone());
-            run.attempt.set_recorder(self.recorder(job, files));
+            let files = Files::Source(source.clone(), job);
+            run.attempt.set_recorder(Recorder::new(self, files));
         }
         let cargo = Cargo {
             supply: SourceSupply::new(source, layout.clone(), algorithm, run.attempt.clone()),

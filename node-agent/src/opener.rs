@@ -40,10 +40,12 @@ impl Opener {
             let same = open.iter().find(|root| {
                 root.name() == name && root.path() == path && root.access() == entry.access
             });
-            match same {
-                Some(root) if !root.is_elsewhere() => Ok(root.clone()),
-                _ => Root::open(name, path, entry.access).map(Arc::new),
-            }
+            let root = match same {
+                Some(root) if !root.is_elsewhere() => root.clone(),
+                _ => Arc::new(Root::open(name, path, entry.access)?),
+            };
+            root.set_limits(entry.limits());
+            Ok(root)
         };
         self.open_by(roots, Instant::now() + ROOTS_WITHIN, open)
     }
@@ -114,13 +116,15 @@ impl Opener {
 mod tests {
     use super::*;
     use crate::config::unplaced;
-    use crate::files::Access;
+    use crate::files::{Access, MinFree};
 
     fn root(name: &str) -> RootEntry {
         RootEntry {
             name: unplaced(name.to_owned()),
             path: unplaced(PathBuf::from(format!("/srv/{name}"))),
             access: Access::ReadWrite,
+            min_free: MinFree::default(),
+            bytes_per_namespace: None,
         }
     }
 

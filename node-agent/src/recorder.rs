@@ -12,10 +12,9 @@ use crate::files::{Destination, Digest, FileError, Source};
 use crate::guard;
 use crate::jobs::Jobs;
 
-/// Made by Start and used once, before the attempt says that it is verified.
+/// Made by Prepare or Start and used once, before the attempt says that it is verified.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    job: CopyJob,
     files: Files,
     /// Counts what is recorded, for the copy watcher.
     records: Arc<watch::Sender<u64>>,
@@ -25,18 +24,25 @@ pub(crate) struct Recorder {
 #[derive(Debug)]
 pub(crate) enum Files {
     /// The attempt reads them.
-    Source(Source),
-    /// The attempt writes them.
+    Source(Source, CopyJob),
+    /// The attempt writes them, and they know their job.
     Destination(Arc<Destination>),
 }
 
 impl Recorder {
+    /// For an attempt of these jobs.
+    pub(crate) fn new(jobs: &Jobs, files: Files) -> Self {
+        Self {
+            files,
+            records: jobs.records.clone(),
+        }
+    }
+
     /// Records the files. A failure is logged and ends nothing: the files are verified all the same.
-    pub(crate) fn record(self, digest: &Digest) {
-        let uid = self.job.uid.clone();
-        let recorded = match &self.files {
-            Files::Source(source) => source.record(digest, self.job),
-            Files::Destination(destination) => destination.record(digest, self.job),
+    pub(crate) fn record(self, uid: &str, digest: &Digest) {
+        let recorded = match self.files {
+            Files::Source(source, job) => source.record(digest, job),
+            Files::Destination(destination) => destination.record(digest),
         };
         if let Err(error) = recorded {
             tracing::warn!(
@@ -50,15 +56,6 @@ impl Recorder {
 }
 
 impl Jobs {
-    /// A recorder for an attempt of these jobs.
-    pub(crate) fn recorder(&self, job: CopyJob, files: Files) -> Recorder {
-        Recorder {
-            job,
-            files,
-            records: self.records.clone(),
-        }
-    }
-
     /// Takes a job out of the records of all roots, and removes the copies that no job needs then, as far
     /// as nobody is at work there.
     pub(crate) async fn release(&self, job: &JobRef) -> Result<(), Fault> {

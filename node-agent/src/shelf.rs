@@ -236,6 +236,7 @@ mod tests {
             root,
             path: path("b"),
             job: "job".parse().unwrap(),
+            recorded_for: None,
             manifest,
             algorithm: Algorithm::Blake3,
             overwrite: Overwrite::IfDifferent,

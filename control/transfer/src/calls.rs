@@ -197,21 +197,17 @@ impl Calls {
             .map(location)
     }
 
-    /// The job's name, where a node is to record the copy: at destinations, and at a source that has the files
-    /// where all destinations have them.
-    fn recorded_as(&self, part: &Part) -> Option<JobName> {
+    /// The job's name, where the source is to record its files as a copy: it has them where all destinations
+    /// have them.
+    fn source_recorded_as(&self) -> Option<JobName> {
         let Spec {
             source,
             destinations,
             ..
         } = &self.spec;
-        let is_reading =
-            part.receives_from.is_none() && !is_local(&part.node) && self.spec.object.is_none();
         let is_there = |to: &Place| (&to.root, &to.path) == (&source.root, &source.path);
-        if is_reading && !destinations.iter().all(is_there) {
-            return None;
-        }
-        self.spec.name.clone()
+        let is_copy = destinations.iter().all(is_there);
+        self.spec.name.clone().filter(|_| is_copy)
     }
 
     pub(super) async fn stat(&self) -> Result<Manifest, Refusal> {
@@ -247,6 +243,7 @@ impl Calls {
             manifest: None,
             verification: Some(self.verification()),
             overwrite: self.spec.overwrite.into(),
+            job_name: self.spec.name.clone(),
         };
         let manifest = manifest.unwrap_or_default();
         let call = self.agent(node)?.call(|mut client| {
@@ -298,6 +295,7 @@ impl Calls {
                     location: source,
                     manifest: None,
                     verification: Some(self.verification()),
+                    job_name: self.source_recorded_as(),
                 };
                 (start_request::Part::Source(part), Some(&SOURCE_MANIFEST))
             }
@@ -322,7 +320,6 @@ impl Calls {
             leader_epoch: self.spec.mandate.leader_epoch,
             part: Some(role),
             sends_to: part.sends_to.iter().map(child).collect(),
-            job_name: self.recorded_as(part),
         };
         let call = self.agent(&part.node)?.call(|mut client| {
             let request = match numbers {

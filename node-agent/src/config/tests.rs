@@ -36,6 +36,21 @@ fn a_good_file_is_read_and_the_rest_is_default() {
     assert_eq!(config.paths(), 128);
     assert_eq!(config.operator.ticket_key.0[31], 0x1f);
     assert_eq!(config.roots[0].access, Access::ReadWrite);
+    assert_eq!(config.roots[0].limits(), RootLimits::default());
+    for (text, min_free) in [
+        ("0", MinFree::Bytes(0)),
+        ("5GiB", MinFree::Bytes(5 << 30)),
+        ("100%", MinFree::Percent(100)),
+    ] {
+        let limits = format!("access: ReadWrite\n    minFree: {text}\n    bytesPerNamespace: 1MiB");
+        let config = parse(&GOOD.replace("access: ReadWrite", &limits)).unwrap();
+        let bytes_per_namespace = Some(1 << 20);
+        let limits = RootLimits {
+            min_free,
+            bytes_per_namespace,
+        };
+        assert_eq!(config.roots[0].limits(), limits);
+    }
     assert_eq!(config.transport.rto_min.nanos(), 250_000);
     assert_eq!(config.transport.chunk.value.0, 64 << 10);
     assert_eq!(config.transport.encryption, Encryption::Off);
@@ -117,6 +132,27 @@ fn an_error_names_line_and_field_and_what_would_be_right() {
             14,
             "access",
             "ReadOnly or ReadWrite",
+        ),
+        (
+            "access: ReadWrite",
+            "minFree: 101%",
+            14,
+            "minFree",
+            "0% to 100%",
+        ),
+        (
+            "access: ReadWrite",
+            "minFree: 5GB",
+            14,
+            "minFree",
+            "with KiB, MiB or GiB",
+        ),
+        (
+            "access: ReadWrite",
+            "bytesPerNamespace: 10%",
+            14,
+            "bytesPerNamespace",
+            "is not a size",
         ),
         (
             "policy: two-choices",

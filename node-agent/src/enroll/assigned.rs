@@ -10,7 +10,7 @@ use crate::config::{
 use crate::config_values::{ByteCount, Duration};
 use crate::enroll::Settings;
 use crate::enroll::interface::Nic;
-use crate::files::Access;
+use crate::files::{Access, MinFree};
 
 /// How the file's fields are called in an RdmaFabric, where whoever reads the message can change them.
 const FIELDS: [(&str, &str); 2] = [
@@ -93,6 +93,14 @@ fn roots(settings: &Settings, given: &[proto::Root]) -> Vec<RootEntry> {
             name: unplaced(root.name.clone()),
             path: unplaced(settings.roots_dir.join(&root.name)),
             access: access(root.writable),
+            min_free: match root.min_free {
+                Some(proto::root::MinFree::Bytes(bytes)) => MinFree::Bytes(bytes),
+                Some(proto::root::MinFree::Percent(part)) => {
+                    MinFree::Percent(u8::try_from(part).unwrap_or(100))
+                }
+                None => MinFree::default(),
+            },
+            bytes_per_namespace: root.bytes_per_namespace.map(ByteCount),
         })
         .collect()
 }
@@ -169,6 +177,7 @@ fn wrong(field: &str, message: String) -> ConfigError {
 mod tests {
     use super::*;
     use crate::enroll::Pace;
+    use crate::files::RootLimits;
 
     fn settings() -> Settings {
         Settings {
@@ -190,6 +199,7 @@ mod tests {
         let root = |name: &str, writable| proto::Root {
             name: name.to_owned(),
             writable,
+            ..proto::Root::default()
         };
         let engine = proto::EngineConfig {
             transport: Some(proto::Transport {
@@ -266,6 +276,25 @@ mod tests {
                 ("/weft/roots/data", Access::ReadOnly)
             ]
         );
+        let unlimited = config.roots.iter().map(RootEntry::limits);
+        assert!(unlimited.eq([RootLimits::default(); 2]));
+        let mut limited = assigned();
+        limited.agent.as_mut().unwrap().roots[0].min_free = Some(proto::root::MinFree::Percent(10));
+        limited.agent.as_mut().unwrap().roots[0].bytes_per_namespace = Some(7);
+        limited.agent.as_mut().unwrap().roots[1].min_free = Some(proto::root::MinFree::Bytes(9));
+        let limits = of(&limited).unwrap().roots;
+        let limits: Vec<_> = limits.iter().map(RootEntry::limits).collect();
+        let expected = [
+            RootLimits {
+                min_free: MinFree::Percent(10),
+                bytes_per_namespace: Some(7),
+            },
+            RootLimits {
+                min_free: MinFree::Bytes(9),
+                bytes_per_namespace: None,
+            },
+        ];
+        assert_eq!(limits, expected);
         let mut sparse = assigned();
         sparse.engine.as_mut().unwrap().transport = None;
         let sparse = of(&sparse).unwrap();

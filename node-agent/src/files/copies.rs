@@ -119,6 +119,25 @@ pub fn check(root: &Root) -> Result<Vec<CopyRecord>, FileError> {
     Ok(copies)
 }
 
+/// Bytes of the copies that are recorded for jobs of a namespace.
+pub(super) fn bytes_of(root: &Root, namespace: &str) -> Result<u64, FileError> {
+    let Some(records) = Records::open(root)? else {
+        return Ok(0);
+    };
+    let mut bytes = 0u64;
+    for name in records.names()? {
+        match records.read(&name) {
+            Ok(Some(Record { copy, .. })) if copy.is_of(namespace) => {
+                bytes = bytes.saturating_add(copy.bytes);
+            }
+            // A broken record names no namespace.
+            Ok(_) | Err(FileError::CopyRecordBroken { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(bytes)
+}
+
 fn has(jobs: &[CopyJob], uid: &str) -> bool {
     jobs.iter().any(|job| job.uid == uid)
 }

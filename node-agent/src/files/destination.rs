@@ -28,6 +28,7 @@ use super::partial::{DestinationFile, Finish};
 use super::read_record::ReadRecord;
 use super::reservation::{self, Made, OpenDirectory, Origin, Target};
 use super::root::{Access, Root, RootPath};
+use super::space::Taken;
 
 /// From how many files or directories on one `syncfs` is cheaper than an `fsync` each.
 const BULK: usize = 33;
@@ -65,6 +66,9 @@ pub struct DestinationConfig {
     pub path: RootPath,
     /// The job; the same for every attempt.
     pub job: JobUid,
+    /// The TransferJob that the copy is recorded for once it is verified, and whose namespace's limit
+    /// holds; nothing: no copy is recorded, and no namespace's limit holds.
+    pub recorded_for: Option<CopyJob>,
     /// What will come.
     pub manifest: Arc<Manifest>,
     /// How it is verified.
@@ -98,6 +102,7 @@ pub struct Destination {
     /// Held while files are synced and renamed: one call after the other.
     publishing: Mutex<()>,
     gate: Arc<Gate>,
+    taken: Arc<Taken>,
     /// Nothing once it has ended.
     held: Mutex<Option<Held>>,
     /// No copy is removed here: nothing once nobody needs the files.
@@ -162,10 +167,20 @@ impl Destination {
         let lock = JobLock::take(root, &config.job)?;
         let stay = Occupancy::stay(root, &base);
         let claim = Occupancy::claim(root, &config.job, &base)?;
+        let namespace = config.recorded_for.as_ref();
+        let namespace = namespace.map(|job| job.namespace.clone());
+        let taken = Arc::new(Taken::nothing(root, namespace));
         let mut made = Made::default();
-        let (origins, unfilled) =
-            reservation::reserve(root, &base, &directories, &files, &config.job, &mut made)
-                .inspect_err(|_| made.undo(root, &config.job))?;
+        let (origins, unfilled) = reservation::reserve(
+            root,
+            &base,
+            &directories,
+            &files,
+            &config.job,
+            &taken,
+            &mut made,
+        )
+        .inspect_err(|_| made.undo(root, &config.job))?;
         let mut origins = origins.into_iter();
         let slots = config.manifest.entries().iter().map(|entry| {
             let stage = match entry.kind {
@@ -195,6 +210,7 @@ impl Destination {
             slots,
             publishing: Mutex::new(()),
             gate,
+            taken,
             held: Mutex::new(Some(held)),
             stay: Mutex::new(Some(stay)),
             config,
@@ -206,8 +222,11 @@ impl Destination {
         &self.config.manifest
     }
 
-    /// Records the files, which are complete, as a verified copy of a job.
-    pub fn record(&self, digest: &Digest, job: CopyJob) -> Result<(), FileError> {
+    /// Records the files, which are complete, as a verified copy, if the job is one to be recorded.
+    pub fn record(&self, digest: &Digest) -> Result<(), FileError> {
+        let Some(job) = self.config.recorded_for.clone() else {
+            return Ok(());
+        };
         let new = NewCopy {
             path: &self.base,
             manifest: self.manifest(),
@@ -215,13 +234,16 @@ impl Destination {
             made: true,
             job,
         };
-        copies::add(&self.config.root, new, |index| {
+        let recorded = copies::add(&self.config.root, new, |index| {
             match self.slots()[index].stage {
                 Stage::Published(_, state) => state,
                 // Not complete: no file is like this one.
                 _ => Identity::default(),
             }
-        })
+        });
+        // From now on the record is counted.
+        self.taken.give_back();
+        recorded
     }
 
     /// The root that it is in.
@@ -270,6 +292,7 @@ impl Destination {
             blocks,
             origin,
             self.gate.clone(),
+            self.taken.clone(),
         )?);
         if let Some(digest) = finished {
             drop(slots);
@@ -464,6 +487,7 @@ impl Destination {
     /// Nobody writes or reads here for the attempt any more: copies may be removed here. After
     /// [`Destination::complete`] that may be much later, for what is complete is still passed on.
     pub fn leave(&self) {
+        self.taken.give_back();
         self.stay
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)

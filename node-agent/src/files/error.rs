@@ -220,6 +220,38 @@ pub enum FileError {
         /// Bytes the file system has free for the agent.
         available: u64,
     },
+    /// It would leave too little free space in the root.
+    #[error(
+        "{place}: {needed} bytes are needed and {available} are free, of which {min_free} must stay free: remove files, choose another root, or lower the root's minFree"
+    )]
+    RootReserve {
+        /// The destination.
+        place: Place,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes the file system has free for the agent.
+        available: u64,
+        /// Bytes that the root's limits keep free.
+        min_free: u64,
+    },
+    /// More than a namespace may have in the root.
+    #[error(
+        "{place}: {needed} bytes are needed, and namespace {namespace:?} has {recorded} bytes of copies and {taken} bytes of transfers under way in the root at this node, where a namespace may have {limit}: delete jobs whose copies are not needed any more, or raise the root's bytesPerNamespace"
+    )]
+    NamespaceQuota {
+        /// The destination.
+        place: Place,
+        /// The job's namespace.
+        namespace: String,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes of its copies.
+        recorded: u64,
+        /// Bytes that its transfers under way have taken.
+        taken: u64,
+        /// Bytes that it may have.
+        limit: u64,
+    },
     /// No thread for what may block.
     #[error(
         "{place}: no thread could be made to work on it: {cause}: raise the limit on threads (TasksMax of the agent's unit, or the limit on pids of its pod)"
@@ -397,6 +429,8 @@ impl FileError {
             FileError::FileTooLarge { .. } => "FileTooLarge",
             FileError::BadManifest { .. } => "BadManifest",
             FileError::DiskFull { .. } => "DiskFull",
+            FileError::RootReserve { .. } => "RootReserve",
+            FileError::NamespaceQuota { .. } => "NamespaceQuota",
             FileError::NoThread { .. } => "NoThread",
             FileError::InodesExhausted { .. } => "InodesExhausted",
             FileError::DestinationReadOnly { .. } => "DestinationReadOnly",

@@ -16,6 +16,7 @@ use super::error::{FileError, Place, errno};
 use super::gate::Gate;
 use super::manifest::Identity;
 use super::reservation::{Origin, Target};
+use super::space::Taken;
 use super::tree::FileTree;
 
 /// All bits that `chmod(2)` sets, those too that no manifest has.
@@ -31,6 +32,8 @@ pub struct DestinationFile {
     state: Mutex<State>,
     /// Every write passes it.
     gate: Arc<Gate>,
+    /// The destination's.
+    taken: Arc<Taken>,
 }
 
 #[derive(Debug)]
@@ -81,6 +84,7 @@ impl DestinationFile {
         blocks: Blocks,
         origin: Origin,
         gate: Arc<Gate>,
+        taken: Arc<Taken>,
     ) -> Result<Self, FileError> {
         let body = match origin {
             Origin::Fresh => Body::Fresh(Arc::new(target.open_partial(OFlags::RDWR)?)),
@@ -105,6 +109,7 @@ impl DestinationFile {
             blocks,
             state: Mutex::new(state),
             gate,
+            taken,
         };
         let bytes = fs::fstat(&*file.lock().body.file())
             .map_err(|cause| file.failed("fstat", cause))
@@ -328,7 +333,7 @@ impl DestinationFile {
         };
         let existing = existing.clone();
         self.target.may_replace()?;
-        self.target.reserve(self.blocks.file_bytes())?;
+        self.target.reserve(self.blocks.file_bytes(), &self.taken)?;
         let partial = Arc::new(self.target.open_partial(OFlags::RDWR)?);
         for block in 0..self.blocks.count() {
             if let Some(digest) = state.tree.get(block) {

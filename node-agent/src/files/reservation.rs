@@ -14,6 +14,7 @@ use super::error::{FileError, Place};
 use super::filling::{self, Unfilled};
 use super::manifest::{EntryKind, Identity, Manifest, Shape};
 use super::root::{Root, RootPath, special};
+use super::space::{Demand, Taken};
 
 /// Mode of directories while a job fills them; the manifest's is set at the end.
 const WORKING_DIRECTORY: Mode = Mode::from_raw_mode(0o755);
@@ -134,11 +135,17 @@ impl Target {
     }
 
     /// Makes the partial file and takes space for it.
-    pub(super) fn reserve(&self, bytes: u64) -> Result<(), FileError> {
+    pub(super) fn reserve(&self, bytes: u64, taken: &Taken) -> Result<(), FileError> {
         let parent = self
             .root
             .open_directory(&self.parent)
             .map_err(|cause| self.failed("open", cause, bytes))?;
+        let demand = Demand {
+            bytes,
+            new_bytes: bytes,
+            inodes: 0,
+        };
+        let _turn = taken.take(&self.place(), &parent, demand)?;
         let file = self.make_partial(&parent, bytes)?;
         self.take_space(&parent, &file, bytes)
     }
@@ -419,6 +426,7 @@ pub(super) fn reserve(
     directories: &[RootPath],
     files: &[(Target, u64)],
     job: &JobUid,
+    taken: &Taken,
     made: &mut Made,
 ) -> Result<(Vec<Origin>, Vec<Unfilled>), FileError> {
     let mut unfilled = Vec::new();
@@ -427,17 +435,22 @@ pub(super) fn reserve(
     }
     let mut open = OpenDirectory::new(root);
     let mut origins = Vec::with_capacity(files.len());
-    let mut needed = 0u64;
-    let mut inodes = 0u64;
+    let mut demand = Demand::default();
     for (target, bytes) in files {
         let (origin, more) = target.survey(&*open.at(&target.parent)?, *bytes)?;
-        needed = needed.saturating_add(more);
-        inodes += u64::from(origin != Origin::Resumed);
+        demand.new_bytes = demand.new_bytes.saturating_add(more);
+        if origin != Origin::Existing {
+            demand.bytes = demand.bytes.saturating_add(*bytes);
+        }
+        demand.inodes += u64::from(origin != Origin::Resumed);
         origins.push(origin);
     }
-    if let Some((target, _)) = files.first() {
-        check_space(root, base, &*open.at(&target.parent)?, needed, inodes)?;
-    }
+    let _turn = match files.first() {
+        Some((target, _)) => {
+            Some(taken.take(&root.place(base), &*open.at(&target.parent)?, demand)?)
+        }
+        None => None,
+    };
     for ((target, bytes), origin) in files.iter().zip(&origins) {
         let parent = open.at(&target.parent)?;
         if *origin != Origin::Resumed {
@@ -465,36 +478,6 @@ pub(super) fn reserve(
         }
     }
     Ok((origins, unfilled))
-}
-
-/// Early and in whole, so that a job that cannot fit takes no space while it finds out.
-fn check_space(
-    root: &Root,
-    base: &RootPath,
-    directory: &OwnedFd,
-    needed: u64,
-    inodes: u64,
-) -> Result<(), FileError> {
-    let free = fs::fstatvfs(directory)
-        .map_err(|cause| FileError::writing(root.place(base), "fstatvfs", cause, needed))?;
-    // A total of 0 is how a file system says that it does not count.
-    let available = free.f_bavail.saturating_mul(free.f_frsize);
-    if free.f_blocks > 0 && needed > available {
-        return Err(FileError::DiskFull {
-            place: root.place(base),
-            needed,
-            available,
-        });
-    }
-    if free.f_files > 0 && inodes > free.f_favail {
-        let (place, available) = (root.place(base), free.f_favail);
-        return Err(FileError::InodesExhausted {
-            place,
-            needed: inodes,
-            available,
-        });
-    }
-    Ok(())
 }
 
 /// Where a job puts its manifest, and where each of the files goes, with its size.

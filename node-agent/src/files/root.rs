@@ -18,6 +18,7 @@ use super::claim::COPIES;
 use super::error::{FileError, Place};
 use super::manifest::Identity;
 use super::occupancy::Occupancy;
+use super::space::{RootLimits, Space};
 
 /// Bytes in the longest path (`PATH_MAX` less its NUL) and in the longest name (`NAME_MAX`).
 const MAX_PATH_BYTES: usize = 4095;
@@ -185,6 +186,7 @@ pub struct Root {
     access: Access,
     directory: OwnedFd,
     occupancy: Occupancy,
+    space: Mutex<Space>,
     /// Locked while a record of a copy is replaced.
     records: Mutex<()>,
 }
@@ -206,6 +208,7 @@ impl Root {
             access,
             directory,
             occupancy: Occupancy::default(),
+            space: Mutex::default(),
             records: Mutex::default(),
         })
     }
@@ -240,6 +243,11 @@ impl Root {
         Ok(())
     }
 
+    /// Sets what transfers that begin from now on may take of its disk.
+    pub fn set_limits(&self, limits: RootLimits) {
+        self.space().limits = limits;
+    }
+
     /// What jobs may do in it.
     pub fn access(&self) -> Access {
         self.access
@@ -253,6 +261,12 @@ impl Root {
     /// Where jobs have their files.
     pub(super) fn occupancy(&self) -> &Occupancy {
         &self.occupancy
+    }
+
+    /// What transfers may take of its disk, and have taken.
+    pub(super) fn space(&self) -> MutexGuard<'_, Space> {
+        // Every change is one assignment.
+        self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Must be held while a record of a copy is replaced.

@@ -5,6 +5,7 @@ mod copies;
 mod destination_faults;
 mod resume;
 mod source_faults;
+mod space;
 mod whole;
 
 use std::path::{Path, PathBuf};
@@ -59,6 +60,7 @@ impl Node {
             root: self.root.clone(),
             path: RootPath::parse(path).unwrap(),
             job: "job-1".parse().unwrap(),
+            recorded_for: None,
             manifest: source.manifest().clone(),
             algorithm: Algorithm::Blake3,
             overwrite: Overwrite::IfDifferent,

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::{Algorithm, JobName, JobRef, PrepareRequest, State};
 use weft_proto::operator::v1::{Copy, CopyJob, NodeReport};
 
@@ -161,15 +162,27 @@ async fn a_job_without_a_name_is_not_recorded_and_a_bad_name_is_refused() {
         ("a/b", "x"),
         ("x", "ü"),
     ] {
-        let children = vec![lab.child(&first, 0, 1)];
-        let mut request = start_source(&first, &manifest, children, Algorithm::Blake3);
-        request.job_name = Some(JobName {
+        let name = Some(JobName {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
         });
-        let refused = lab.operator(0).await.start(request).await.unwrap_err();
-        assert_eq!(reason(&refused), "BadRequest");
-        assert!(refused.message().contains("job_name"), "{refused:?}");
+        let children = vec![lab.child(&first, 0, 1)];
+        let mut start = start_source(&first, &manifest, children, Algorithm::Blake3);
+        if let Some(Part::Source(part)) = &mut start.part {
+            part.job_name.clone_from(&name);
+        }
+        let request = PrepareRequest {
+            job_name: name,
+            ..prepare(&first, &manifest)
+        };
+        let refused = [
+            lab.operator(0).await.start(start).await.unwrap_err(),
+            lab.operator(1).await.prepare(request).await.unwrap_err(),
+        ];
+        for refused in refused {
+            assert_eq!(reason(&refused), "BadRequest");
+            assert!(refused.message().contains("job_name"), "{refused:?}");
+        }
     }
     // To another place than the source's: there, no record is asked for.
     let moved = lab.begin_at("else", &first, &[(0, 1)], Algorithm::Blake3);

@@ -255,6 +255,7 @@ async fn a_running_agent_takes_over_roots_while_a_job_runs_and_keeps_its_engine(
         agent.roots.push(weft_proto::operator::v1::Root {
             name: "more".to_owned(),
             writable: false,
+            ..weft_proto::operator::v1::Root::default()
         });
     });
     for node in 0..2 {

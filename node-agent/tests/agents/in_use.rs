@@ -125,7 +125,6 @@ async fn a_copy_stays_while_a_relay_that_is_verified_passes_it_on() {
             object: None,
         })),
         sends_to: vec![lab.child(&relay, 1, 2)],
-        job_name: None,
     };
     operator.start(start).await.unwrap();
     let child = Child {

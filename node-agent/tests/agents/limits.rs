@@ -1,7 +1,10 @@
 //! What an agent does with little memory and without threads.
 
 use crate::kept::Kept;
-use crate::support::{DEADLINE, Lab, job, noise, prepare, start_source, stat, write};
+use crate::support::{DEADLINE, Lab, job, noise, prepare, reason, start_source, stat, write};
+use tonic::Code;
+use weft_agent::agent::Agent;
+use weft_agent::config;
 use weft_proto::agent::v1::*;
 
 /// What an agent may hold while it moves whatever: the budget of the speed and memory table.
@@ -137,4 +140,39 @@ async fn whoever_follows_all_that_memory_holds_can_still_cancel() {
     };
     let done = tokio::time::timeout(DEADLINE, work).await;
     done.expect("no call waits for another to end");
+}
+
+/// An agent whose root has these limits too.
+async fn limited(lab: &Lab, node: usize, limits: &str) -> Agent {
+    let text = std::fs::read_to_string(lab.configure(node, "")).unwrap();
+    let text = text.replace("access: ReadWrite", &format!("access: ReadWrite, {limits}"));
+    Agent::start(&config::parse(&text).unwrap()).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_would_go_beyond_a_limit_of_a_root_is_refused_before_any_byte_moves() {
+    for (limits, expected, hint) in [
+        ("minFree: 100%", "RootReserve", "minFree"),
+        ("bytesPerNamespace: 2MiB", "NamespaceQuota", "\"team\""),
+    ] {
+        let lab = Lab::new();
+        let agents = [lab.agent(0, "").await, limited(&lab, 1, limits).await];
+        write(&lab.root(0).join("model/weights"), &noise(3 << 20, 1));
+        let manifest = stat(&mut lab.operator(0).await).await.unwrap();
+        let request = prepare(&job("first", 1), &manifest);
+        let refused = lab.operator(1).await.prepare(request).await.unwrap_err();
+        assert_eq!(
+            (reason(&refused), refused.code()),
+            (expected.to_owned(), Code::ResourceExhausted)
+        );
+        let text = refused.message();
+        assert!(
+            text.contains(hint) && text.contains("3145728 bytes are needed"),
+            "{text}"
+        );
+        assert!(!lab.root(1).join("model").exists());
+        for agent in agents {
+            agent.stop().await;
+        }
+    }
 }

@@ -6,7 +6,7 @@ use tonic::Status;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::*;
 
-use crate::support::{Lab, job, model, name_of, noise, prepare, release, stat, write};
+use crate::support::{Lab, job, model, noise, prepare, release, stat, write};
 use crate::transfer::names;
 
 fn copy() -> Option<Location> {
@@ -32,7 +32,6 @@ async fn begin(lab: &Lab, job: &JobRef, manifest: &Manifest) -> Result<(), Statu
         leader_epoch: 1,
         part: Some(Part::Local(part)),
         sends_to: Vec::new(),
-        job_name: name_of(job),
     };
     operator.start(request).await.map(drop)
 }

@@ -13,7 +13,7 @@ use weft_proto::agent::v1::*;
 
 use crate::kept::Kept;
 use crate::shop::{Shop, Trouble};
-use crate::support::{Lab, job, name_of, noise, prepare, reason, write};
+use crate::support::{Lab, job, noise, prepare, reason, write};
 use crate::transfer::names;
 
 const MIB: usize = 1 << 20;
@@ -73,7 +73,6 @@ async fn read(
             leader_epoch: 1,
             part: Some(Part::Destination(part)),
             sends_to: Vec::new(),
-            job_name: name_of(job),
         };
         lab.operator(*node).await.start(request).await.unwrap();
     }
@@ -89,7 +88,6 @@ async fn read(
         leader_epoch: 1,
         part: Some(Part::Destination(part)),
         sends_to: others.iter().map(|node| lab.child(job, 0, *node)).collect(),
-        job_name: name_of(job),
     };
     lab.operator(0).await.start(request).await.unwrap();
     let mut ends = Vec::new();

@@ -75,6 +75,7 @@ impl Operator {
             roots: vec![Root {
                 name: "data".to_owned(),
                 writable: true,
+                ..Root::default()
             }],
             objects: None,
             egress: None,

@@ -365,15 +365,14 @@ impl Lab {
                     object: None,
                 })),
                 sends_to: children(*node),
-                job_name: name_of(job),
             };
             self.operator(*node).await.start(request).await?;
         }
-        let request = StartRequest {
+        let mut request = start_source(job, &manifest, children(0), algorithm);
+        if let Some(Part::Source(part)) = &mut request.part {
             // The source has the files where the destinations have them.
-            job_name: name_of(job).filter(|_| location == model()),
-            ..start_source(job, &manifest, children(0), algorithm)
-        };
+            part.job_name = name_of(job).filter(|_| location == model());
+        }
         self.operator(0).await.start(request).await?;
         Ok(prepared)
     }
@@ -485,6 +484,7 @@ pub(crate) fn prepare(job: &JobRef, manifest: &Manifest) -> PrepareRequest {
         manifest: Some(manifest.clone()),
         verification: verify(Algorithm::Blake3),
         overwrite: Overwrite::IfDifferent.into(),
+        job_name: name_of(job),
     }
 }
 
@@ -498,13 +498,13 @@ pub(crate) fn start_source(
         location: model(),
         manifest: Some(manifest.clone()),
         verification: verify(algorithm),
+        job_name: None,
     };
     StartRequest {
         job: Some(job.clone()),
         leader_epoch: 1,
         part: Some(Part::Source(source)),
         sends_to,
-        job_name: None,
     }
 }
 

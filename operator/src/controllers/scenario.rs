@@ -63,6 +63,8 @@ fn root(name: &str, access: RootAccess, scope: RootScope) -> Root {
         access,
         scope,
         namespaces: None,
+        min_free: "10%".to_owned(),
+        bytes_per_namespace: None,
     }
 }
 

@@ -30,7 +30,8 @@ pub(super) fn fabric(name: &str, label: &str) -> Value {
             "nodeSelector": {"matchLabels": {label: "true"}},
             "nics": {"include": ["data0"]},
             "roots": [
-                {"name": "models", "hostPath": "/var/lib/weft/models", "access": "ReadWrite"},
+                {"name": "models", "hostPath": "/var/lib/weft/models", "access": "ReadWrite",
+                 "minFree": "0"},
             ],
         },
     })

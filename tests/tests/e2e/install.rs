@@ -17,7 +17,8 @@ pub(crate) fn fabric() -> Value {
         "metadata": {"name": "default"},
         "spec": {
             "nodeSelector": {"matchLabels": {"gpu": "true"}},
-            "roots": [{"name": "models", "hostPath": MODELS, "access": "ReadWrite"}],
+            // The nodes share the disk of the machine that the test runs on, which may be nearly full.
+            "roots": [{"name": "models", "hostPath": MODELS, "access": "ReadWrite", "minFree": "0"}],
             "nics": {"include": [DATA_INTERFACE]},
         },
     })

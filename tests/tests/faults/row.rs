@@ -517,6 +517,7 @@ pub(crate) fn prepare(
             expect: String::new(),
         }),
         overwrite: overwrite.into(),
+        job_name: None,
     }
 }
 

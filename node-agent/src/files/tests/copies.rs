@@ -18,6 +18,7 @@ fn job(uid: &str) -> CopyJob {
 fn complete(node: &Node, path: &str, source: &Source, uid: &str) -> Destination {
     let config = DestinationConfig {
         job: uid.parse().unwrap(),
+        recorded_for: Some(job(uid)),
         ..node.config(path, source)
     };
     let destination = Destination::prepare(config).unwrap();
@@ -25,7 +26,7 @@ fn complete(node: &Node, path: &str, source: &Source, uid: &str) -> Destination 
         send_file(source, &destination, index, u32::MAX, &mut Sent::default()).unwrap();
     }
     let digest = destination.complete().unwrap();
-    destination.record(&digest, job(uid)).unwrap();
+    destination.record(&digest).unwrap();
     destination
 }
 
@@ -439,14 +440,18 @@ fn a_copy_that_is_not_complete_or_is_written_to_later_is_not_listed() {
     let (from, node) = (Node::new(), Node::new());
     from.write("m/weights", b"w");
     let source = from.source("m").unwrap();
-    let destination = Destination::prepare(node.config("m", &source)).unwrap();
+    let config = DestinationConfig {
+        recorded_for: Some(job("a")),
+        ..node.config("m", &source)
+    };
+    let destination = Destination::prepare(config).unwrap();
     send_file(&source, &destination, 0, u32::MAX, &mut Sent::default()).unwrap();
     let digest = destination.digest().unwrap();
-    destination.record(&digest, job("a")).unwrap();
+    destination.record(&digest).unwrap();
     assert!(listed(&node).is_empty(), "before it is complete");
     destination.complete().unwrap();
     node.write("m/weights", b"W");
-    destination.record(&digest, job("a")).unwrap();
+    destination.record(&digest).unwrap();
     assert!(listed(&node).is_empty());
 }
 

@@ -6,6 +6,7 @@ use weft_proto::{
     Message as _,
     operator::v1::{
         AgentConfig, Egress, EngineConfig, Nics, NodeConfig, Objects, Ports, Root, Transport,
+        root::MinFree,
     },
 };
 
@@ -82,14 +83,7 @@ fn agent(fabric: &RdmaFabric, ticket_key: &str) -> AgentConfig {
     AgentConfig {
         fabric: fabric.name_any(),
         ticket_key: ticket_key.to_owned(),
-        roots: spec
-            .roots
-            .iter()
-            .map(|root| Root {
-                name: root.name.clone(),
-                writable: root.access == RootAccess::ReadWrite,
-            })
-            .collect(),
+        roots: spec.roots.iter().map(root).collect(),
         objects: Some(Objects {
             allow_insecure: spec.objects.allow_insecure,
         }),
@@ -98,6 +92,36 @@ fn agent(fabric: &RdmaFabric, ticket_key: &str) -> AgentConfig {
             dscp: spec.transport.dscp.into(),
         }),
     }
+}
+
+fn root(root: &weft_crds::Root) -> Root {
+    let min_free = &root.min_free;
+    Root {
+        name: root.name.clone(),
+        writable: root.access == RootAccess::ReadWrite,
+        min_free: Some(match min_free.strip_suffix('%') {
+            // The rules let no other text through.
+            Some(percent) => MinFree::Percent(percent.parse().unwrap_or(100)),
+            None => MinFree::Bytes(bytes(min_free)),
+        }),
+        bytes_per_namespace: root.bytes_per_namespace.as_deref().map(bytes),
+    }
+}
+
+/// A quantity of bytes, which the rules have checked; the largest there is where it is larger.
+fn bytes(quantity: &str) -> u64 {
+    let end = quantity.find(|c: char| !c.is_ascii_digit());
+    let (number, unit) = quantity.split_at(end.unwrap_or(quantity.len()));
+    let (base, kilo) = match unit.strip_suffix('i') {
+        Some(unit) => (unit, 1024_u64),
+        None => (unit, 1000),
+    };
+    let power = ["", "k", "M", "G", "T", "P"]
+        .iter()
+        .position(|known| known.eq_ignore_ascii_case(base))
+        .unwrap_or_default();
+    let number: u64 = number.parse().unwrap_or_default();
+    (0..power).fold(number, |bytes, _| bytes.saturating_mul(kilo))
 }
 
 /// The congestion control as agents read it.

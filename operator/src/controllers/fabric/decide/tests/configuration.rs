@@ -101,3 +101,34 @@ fn what_a_running_agent_takes_over_replaces_no_pod() {
         assert_eq!(*same, now, "{index}");
     }
 }
+
+#[test]
+fn the_limits_of_a_root_are_told_in_bytes_and_percent() {
+    use weft_proto::operator::v1::root::MinFree;
+
+    let mut fabric = scenario::fabric("default", 0);
+    let mut told = |min_free: &str, namespace: Option<&str>| {
+        let root = &mut fabric.spec.roots[0];
+        root.min_free = min_free.to_owned();
+        root.bytes_per_namespace = namespace.map(str::to_owned);
+        let root = config(&fabric, "").agent.unwrap().roots.remove(0);
+        (root.min_free.unwrap(), root.bytes_per_namespace)
+    };
+    for (min_free, namespace, expected) in [
+        ("10%", None, (MinFree::Percent(10), None)),
+        ("0", Some("7"), (MinFree::Bytes(0), Some(7))),
+        ("200Gi", Some("3k"), (MinFree::Bytes(200 << 30), Some(3000))),
+        (
+            "5P",
+            Some("1Pi"),
+            (MinFree::Bytes(5_000_000_000_000_000), Some(1 << 50)),
+        ),
+        (
+            "999999999999999Pi",
+            Some("2M"),
+            (MinFree::Bytes(u64::MAX), Some(2_000_000)),
+        ),
+    ] {
+        assert_eq!(told(min_free, namespace), expected);
+    }
+}

@@ -114,7 +114,7 @@ impl Where {
 
 fn have_same_names(a: &DestinationConfig, b: &DestinationConfig) -> bool {
     fn names(manifest: &Manifest) -> impl Iterator<Item = &str> {
-        manifest.files().map(|(_, entry, _)| entry.path.as_str())
+        manifest.files().map(|(_, entry, _)| entry.path)
     }
     a.manifest.shape() == b.manifest.shape() && names(&a.manifest).eq(names(&b.manifest))
 }

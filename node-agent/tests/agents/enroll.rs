@@ -7,7 +7,7 @@ use weft_proto::agent::v1::*;
 use weft_proto::operator::v1::NodeReport;
 
 use crate::operator::{Operator, TOKEN};
-use crate::support::{Lab, eventually, job, noise, prepare, reason, stat, write};
+use crate::support::{Lab, eventually, job, noise, reason, stat, write};
 
 /// Whether a report says this.
 fn finds(report: &NodeReport, reason: &str) -> bool {
@@ -228,7 +228,7 @@ async fn another_configuration_comes_into_force_when_no_job_runs() {
     write(&lab.root(0).join("model"), &noise(3 << 20, 1));
     let manifest = stat(&mut lab.operator(0).await).await.unwrap();
     let waiting = job("waiting", 1);
-    let mut request = prepare(&waiting, &manifest);
+    let mut request = lab.prepare(&waiting, 1, &manifest);
     request.leader_epoch = 7;
     lab.operator(1)
         .await
@@ -253,7 +253,7 @@ async fn another_configuration_comes_into_force_when_no_job_runs() {
                 root: "more".to_owned(),
                 path: String::new(),
             }),
-            object: None,
+            ..StatRequest::default()
         };
         lab.operator(node).await.stat(request).await
     };
@@ -319,7 +319,7 @@ async fn an_agent_that_has_just_started_obeys_no_leader_before_the_one_it_joined
                 root: "data".to_owned(),
                 path: String::new(),
             }),
-            object: None,
+            ..StatRequest::default()
         };
         lab.operator(0).await.stat(request).await
     };

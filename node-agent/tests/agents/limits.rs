@@ -1,7 +1,7 @@
 //! What an agent does with little memory and without threads.
 
 use crate::kept::Kept;
-use crate::support::{DEADLINE, Lab, job, noise, prepare, start_source, stat, write};
+use crate::support::{DEADLINE, Lab, job, noise, start_source, stat, write};
 use weft_proto::agent::v1::*;
 
 /// What an agent may hold while it moves whatever: the budget of the speed and memory table.
@@ -78,7 +78,10 @@ async fn an_agent_that_gets_no_thread_to_receive_says_so_and_keeps_no_connection
     let first = job("threads", 1);
     let manifest = stat(&mut lab.operator(0).await).await.unwrap();
     let mut operator = lab.operator(1).await;
-    operator.prepare(prepare(&first, &manifest)).await.unwrap();
+    operator
+        .prepare(lab.prepare(&first, 1, &manifest))
+        .await
+        .unwrap();
     receiver.allow_no_more_threads();
     let children = vec![lab.child(&first, 0, 1)];
     let request = start_source(&first, &manifest, children, Algorithm::Blake3);
@@ -115,7 +118,7 @@ async fn whoever_follows_all_that_memory_holds_can_still_cancel() {
             });
             let request = PrepareRequest {
                 location,
-                ..prepare(&job, &manifest)
+                ..lab.prepare(&job, 1, &manifest)
             };
             operator.prepare(request).await.unwrap();
             for _ in 0..2 {

@@ -67,6 +67,19 @@ pub enum AgentError {
     },
 }
 
+/// What is there before an agent can start, and has its state from earlier tries.
+#[derive(Debug)]
+pub(crate) struct Beside {
+    /// Where metrics are served.
+    pub(crate) metrics: SocketAddr,
+    /// Serves them.
+    pub(crate) health: Arc<HealthServer>,
+    /// It has heard of leaders.
+    pub(crate) fence: Arc<Fence>,
+    /// It knows which roots hang.
+    pub(crate) opener: Arc<Opener>,
+}
+
 /// A running agent.
 #[derive(Debug)]
 pub struct Agent {
@@ -83,20 +96,27 @@ impl Agent {
     /// Opens everything that the configuration names, and serves.
     pub async fn start(config: &Config) -> Result<Self, AgentError> {
         let (listener, metrics) = listen("metrics.listen", config.metrics.listen).await?;
-        let health = Arc::new(HealthServer::start(listener));
-        Self::start_beside(config, metrics, health, Arc::default()).await
+        let beside = Beside {
+            metrics,
+            health: Arc::new(HealthServer::start(listener)),
+            fence: Arc::default(),
+            opener: Arc::default(),
+        };
+        Self::start_beside(config, beside).await
     }
 
-    /// The same, where `/metrics` and the like are served already, behind a fence that has heard of leaders.
-    pub(crate) async fn start_beside(
-        config: &Config,
-        metrics: SocketAddr,
-        health: Arc<HealthServer>,
-        fence: Arc<Fence>,
-    ) -> Result<Self, AgentError> {
+    /// The same, with what is there before an agent can start.
+    pub(crate) async fn start_beside(config: &Config, beside: Beside) -> Result<Self, AgentError> {
+        let Beside {
+            metrics,
+            health,
+            fence,
+            opener,
+        } = beside;
         let tls = Tls::read(&config.tls, &config.node, &config.fabric)?;
-        let opener = Arc::new(Opener::default());
-        let live = live_config(config, &opener, Vec::new()).await?;
+        let entries = (opener.clone(), config.roots.clone());
+        let roots = guard::blocking("roots", move || entries.0.open(&entries.1)).await?;
+        let live = live_config(config, roots);
         let control = listen("control.listen", config.control.listen).await?;
         let engine = Arc::new(Engine::start(engine_config(config, &tls))?);
         let (in_force, tls) = watch::channel(tls);
@@ -147,14 +167,16 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Takes over what may change while attempts run: roots, the access to stores, the ticket key, and how
-    /// packets are marked and limited. Roots whose directories are still the same stay open. After an error
-    /// nothing has changed.
+    /// Takes over what may change while attempts run: the access to stores, the ticket key, how packets are marked
+    /// and limited, and then the roots. Roots whose directories are still the same stay open. Where a root cannot be
+    /// opened, all stay as they are.
     pub(crate) async fn apply(&self, config: &Config) -> Result<(), AgentError> {
-        let open = self.jobs.live().roots.clone();
-        let live = live_config(config, &self.opener, open).await?;
         self.jobs.config.engine.set_egress(egress(config))?;
-        self.jobs.set_live(live);
+        let open = self.jobs.live().roots.clone();
+        self.jobs.set_live(live_config(config, open));
+        let (opener, entries) = (self.opener.clone(), config.roots.clone());
+        let roots = guard::blocking("roots", move || opener.open(&entries)).await?;
+        self.jobs.set_live(live_config(config, roots));
         Ok(())
     }
 
@@ -268,22 +290,15 @@ fn node_key(config: &Config, tls: &Tls) -> Secret {
     }))
 }
 
-/// Opens the roots, except those that are open already and whose paths lead to the same directories.
-async fn live_config(
-    config: &Config,
-    opener: &Arc<Opener>,
-    open: Vec<Arc<Root>>,
-) -> Result<LiveConfig, AgentError> {
-    let (opener, entries) = (opener.clone(), config.roots.clone());
-    let roots = guard::blocking("roots", move || opener.open(&entries, &open)).await?;
-    Ok(LiveConfig {
+fn live_config(config: &Config, roots: Vec<Arc<Root>>) -> LiveConfig {
+    LiveConfig {
         roots,
         objects: match config.objects.allow_insecure {
             true => object::Access::Insecure,
             false => object::Access::Secure,
         },
         ticket_key: config.operator.ticket_key,
-    })
+    }
 }
 
 fn egress(config: &Config) -> Egress {
@@ -328,7 +343,7 @@ impl Config {
     /// Everything that [`Agent::start`] checks without opening ports: certificates and roots.
     pub fn check_files(&self) -> Result<(), AgentError> {
         Tls::read(&self.tls, &self.node, &self.fabric)?;
-        Arc::new(Opener::default()).open(&self.roots, &[])?;
+        Arc::new(Opener::default()).open(&self.roots)?;
         Ok(())
     }
 }

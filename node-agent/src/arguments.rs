@@ -45,6 +45,9 @@ struct Enroll {
     /// The fabric to join.
     #[arg(long, env = "WEFT_FABRIC")]
     fabric: Option<FabricName>,
+    /// Names what the pod is made for: NodeConfig.pod_configuration of its template.
+    #[arg(long, value_name = "HASH", default_value = "")]
+    pod_configuration: String,
     /// This node's name.
     #[arg(long, env = "NODE_NAME")]
     node: Option<NodeName>,
@@ -132,6 +135,7 @@ impl Enroll {
             control_port: self.control_port,
             metrics_port: self.metrics_port,
             roots_dir: self.roots_dir.clone(),
+            pod_configuration: self.pod_configuration.clone(),
             pace: Pace::default(),
         })
     }

@@ -11,9 +11,7 @@ use weft_proto::agent::v1 as proto;
 
 use crate::fault::Fault;
 use crate::files::copies::CopyJob;
-use crate::files::{
-    Algorithm, Digest, Entry, EntryKind, Identity, JobUid, Manifest, Overwrite, Shape,
-};
+use crate::files::{Algorithm, Digest, JobUid, Overwrite};
 
 /// A field that must be there.
 pub(crate) fn given<T>(field: Option<T>, name: &str) -> Result<T, Fault> {
@@ -55,93 +53,6 @@ pub(crate) fn copy_job(job: &proto::JobRef, name: proto::JobName) -> Result<Copy
         namespace,
         name,
     })
-}
-
-/// A manifest as the files module scans it.
-pub(crate) fn manifest_to_proto(manifest: &Manifest) -> proto::Manifest {
-    let mut out = proto::Manifest {
-        directory: manifest.shape() == Shape::Directory,
-        ..proto::Manifest::default()
-    };
-    for entry in manifest.entries() {
-        let (path, mode) = (entry.path.clone(), entry.mode);
-        let identity = Some(proto::FileIdentity {
-            device: entry.identity.dev,
-            inode: entry.identity.ino,
-            modified_ns: entry.identity.mtime_ns,
-            changed_ns: entry.identity.ctime_ns,
-            size: entry.identity.size,
-        });
-        match entry.kind {
-            EntryKind::File { bytes } => {
-                out.files.push(proto::File {
-                    path,
-                    size: bytes,
-                    mode,
-                    identity,
-                    etag: String::new(),
-                });
-            }
-            EntryKind::Directory => out.directories.push(proto::Directory {
-                path,
-                mode,
-                identity,
-            }),
-        }
-    }
-    out
-}
-
-/// A manifest from outside, checked.
-pub(crate) fn manifest(manifest: Option<proto::Manifest>) -> Result<Manifest, Fault> {
-    let manifest = given(manifest, "manifest")?;
-    let identity = |identity: Option<proto::FileIdentity>| {
-        identity.map_or_else(Identity::default, |identity| Identity {
-            dev: identity.device,
-            ino: identity.inode,
-            size: identity.size,
-            mtime_ns: identity.modified_ns,
-            ctime_ns: identity.changed_ns,
-        })
-    };
-    let files = manifest.files.into_iter().map(|file| Entry {
-        path: file.path,
-        kind: EntryKind::File { bytes: file.size },
-        mode: file.mode,
-        identity: identity(file.identity),
-    });
-    let directories = manifest.directories.into_iter().map(|directory| Entry {
-        path: directory.path,
-        kind: EntryKind::Directory,
-        mode: directory.mode,
-        identity: identity(directory.identity),
-    });
-    let entries = files.chain(directories).collect();
-    let shape = if manifest.directory {
-        Shape::Directory
-    } else {
-        Shape::File
-    };
-    Ok(Manifest::from_entries(shape, entries)?)
-}
-
-/// What two ends compare: the manifest without what only the source knows.
-#[must_use]
-pub(crate) fn manifest_digest(manifest: &Manifest) -> Vec<u8> {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&[u8::from(manifest.shape() == Shape::Directory)]);
-    for entry in manifest.entries() {
-        hasher.update(&(entry.path.len() as u64).to_le_bytes());
-        hasher.update(entry.path.as_bytes());
-        hasher.update(&entry.mode.to_le_bytes());
-        let bytes = match entry.kind {
-            EntryKind::File { bytes } => bytes,
-            // No file is this long.
-            EntryKind::Directory => u64::MAX,
-        };
-        hasher.update(&bytes.to_le_bytes());
-    }
-    hasher.finalize().as_bytes().to_vec()
 }
 
 /// A hash algorithm.

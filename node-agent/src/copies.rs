@@ -33,9 +33,11 @@ pub(crate) struct CopyWatcher {
     rest: Duration,
     /// By name.
     roots: BTreeMap<String, WatchedRoot>,
-    scans: JoinSet<Scan>,
+    scans: JoinSet<(u64, Scan)>,
     /// A root's path leads to another directory than the one that the agent has open.
     has_moved: bool,
+    /// How often roots were opened anew: what a scan of before finds says nothing any more.
+    generation: u64,
 }
 
 #[derive(Debug)]
@@ -87,6 +89,7 @@ impl CopyWatcher {
             roots: BTreeMap::new(),
             scans: JoinSet::new(),
             has_moved: false,
+            generation: 0,
         }
     }
 
@@ -149,12 +152,14 @@ impl CopyWatcher {
             root.phase = Phase::Scanning(now, false);
             root.records = records;
             let (scan, name) = (scan.clone(), name.clone());
+            let generation = self.generation;
             self.scans.spawn(guard::blocking("copies", move || {
-                scan(&name).unwrap_or(Scan {
+                let found = scan(&name).unwrap_or(Scan {
                     root: name,
                     is_elsewhere: false,
                     copies: None,
-                })
+                });
+                (generation, found)
             }));
         }
     }
@@ -162,7 +167,10 @@ impl CopyWatcher {
     /// Waits until a scan has ended; for ever while none is under way. Nothing is lost when it is dropped.
     pub(crate) async fn ended(&mut self) {
         match self.scans.join_next().await {
-            Some(Ok(scan)) => self.learn(scan, Instant::now()),
+            Some(Ok((generation, scan))) if generation == self.generation => {
+                self.learn(scan, Instant::now());
+            }
+            Some(Ok(_)) => {}
             // Nobody aborts one, and a panic has ended the process.
             Some(Err(_)) => {}
             None => std::future::pending().await,
@@ -192,6 +200,7 @@ impl CopyWatcher {
     /// They have been: what was found in the directories of before says nothing any more.
     pub(crate) fn opened_anew(&mut self) {
         self.has_moved = false;
+        self.generation += 1;
         self.roots.clear();
     }
 
@@ -335,7 +344,7 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let scan = |root: &str| found(root, Some(Vec::new()));
         watcher.begin_with(&roots, 0, start, scan);
-        let ended = watcher.scans.join_next().await.unwrap().unwrap();
+        let (_, ended) = watcher.scans.join_next().await.unwrap().unwrap();
         // It took a minute.
         watcher.learn(ended, at(60));
         for records in 0..2 {
@@ -358,7 +367,7 @@ mod tests {
             // Recorded meanwhile: that scan may have missed it.
             watcher.begin_with(&roots, records + 1, now, scan);
             assert_eq!(under_way(&watcher), 1);
-            let ended = watcher.scans.join_next().await.unwrap().unwrap();
+            let (_, ended) = watcher.scans.join_next().await.unwrap().unwrap();
             watcher.learn(ended, now);
         }
         watcher.begin_with(&roots, 2, now, scan);

@@ -1,10 +1,10 @@
-//! Dialing a child: agreeing on a data connection through its control API.
+//! Dialing another agent: agreeing on a data connection with a child through its control API.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use weft_core::units::Key;
@@ -27,13 +27,13 @@ use crate::record::SLOT_BYTES;
 use crate::state::State;
 use crate::tls::Tls;
 
-/// Largest control message: the manifest of some 500,000 files, or the hashes of 1 TiB.
+/// Largest control message: the hashes of 1 TiB.
 pub(crate) const CONTROL_BYTES_MAX: usize = 64 << 20;
 /// Slots that a child may offer, at most.
 const SLOTS_MAX: usize = 64;
 const _: () = assert!(SLOTS_MAX <= AHEAD_MESSAGES as usize);
-/// Time for one try to reach a child.
-const TRY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for one try to reach another agent.
+pub(crate) const TRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// A connection is pinged this often. With [`PING_TIMEOUT`]: a peer that vanished without a word is
 /// missed after 6 s, before its next try has taken long and long before any lease has run out.
 pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(2);
@@ -63,7 +63,7 @@ pub(crate) struct Dial {
     /// Of the child's slots: how many to use, at most.
     pub slots: usize,
     /// What both ends must mean.
-    pub manifest_digest: Vec<u8>,
+    pub manifest_digest: [u8; 32],
     /// How blocks are hashed.
     pub algorithm: Algorithm,
     /// Of this attempt's connections at this node.
@@ -101,7 +101,7 @@ impl Dial {
             ticket: self.child.ticket.clone(),
             wire_version: VERSION.into(),
             endpoint: Some(convert::endpoint_to_proto(&local, &secret)),
-            manifest_digest: self.manifest_digest.clone(),
+            manifest_digest: self.manifest_digest.to_vec(),
             algorithm: self.algorithm.into(),
         };
         let response = self.call(request).await?;
@@ -136,45 +136,84 @@ impl Dial {
     }
 
     async fn call(&self, request: ConnectRequest) -> Result<ConnectResponse, Fault> {
-        let deadline = Instant::now() + self.patience;
+        let agent = OtherAgent {
+            node: &self.child.node,
+            address: &self.child.control_address,
+            field: "sends_to.control_address",
+        };
+        let client = agent
+            .client(&self.tls)?
+            .max_decoding_message_size(CONTROL_BYTES_MAX);
+        let call = || {
+            let (mut client, request) = (client.clone(), request.clone());
+            async move {
+                let answer = timeout(TRY_TIMEOUT, client.connect(request)).await;
+                let answer = answer.map_err(|_| agent.silent())?;
+                let response = answer.map_err(|status| agent.fault(&status))?;
+                Ok(response.into_inner())
+            }
+        };
+        agent.retry(self.patience, call).await
+    }
+}
+
+/// Makes calls of another agent.
+pub(crate) type Client = AgentClient<Channel>;
+
+/// Another agent's control API.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OtherAgent<'a> {
+    /// Its node.
+    pub node: &'a str,
+    /// HOST:PORT.
+    pub address: &'a str,
+    /// The field that says so.
+    pub field: &'static str,
+}
+
+impl OtherAgent<'_> {
+    /// Connects with the first call.
+    pub(crate) fn client(&self, tls: &Tls) -> Result<Client, Fault> {
+        let address = self.address;
+        let bad = |problem: String| Fault::bad(self.field, format!("`{address}` {problem}"));
+        let channel = Endpoint::from_shared(format!("https://{address}"))
+            .map_err(|error| bad(format!("is not HOST:PORT: {error}")))?
+            .tls_config(tls.client(self.node))
+            .map_err(|error| bad(format!("cannot be used with TLS: {}", chain(&error))))?
+            .connect_timeout(TRY_TIMEOUT)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .connect_lazy();
+        Ok(AgentClient::new(channel))
+    }
+
+    /// Makes a call until it succeeds, fails for good, or patience is over.
+    pub(crate) async fn retry<T, C>(
+        &self,
+        patience: Duration,
+        call: impl Fn() -> C,
+    ) -> Result<T, Fault>
+    where
+        C: Future<Output = Result<T, Fault>>,
+    {
+        let deadline = Instant::now() + patience;
         let mut wait = RETRY_FIRST;
-        let channel = self.channel()?;
-        let mut client = AgentClient::new(channel).max_decoding_message_size(CONTROL_BYTES_MAX);
         loop {
-            let fault =
-                match tokio::time::timeout(TRY_TIMEOUT, client.connect(request.clone())).await {
-                    Ok(Ok(response)) => return Ok(response.into_inner()),
-                    Ok(Err(status)) => self.fault(&status),
-                    Err(_) => self.unreachable(format!("no answer within {TRY_TIMEOUT:?}")),
-                };
-            if !fault.passes() || Instant::now() + wait > deadline {
-                return Err(fault);
+            match call().await {
+                Err(fault) if fault.passes() && Instant::now() + wait <= deadline => {}
+                result => return result,
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(RETRY_MOST);
         }
     }
 
-    fn channel(&self) -> Result<Channel, Fault> {
-        let address = &self.child.control_address;
-        let bad = |problem: String| {
-            Fault::bad("sends_to.control_address", format!("`{address}` {problem}"))
-        };
-        Ok(Endpoint::from_shared(format!("https://{address}"))
-            .map_err(|error| bad(format!("is not HOST:PORT: {error}")))?
-            .tls_config(self.tls.client(&self.child.node))
-            .map_err(|error| bad(format!("cannot be used with TLS: {}", chain(&error))))?
-            .connect_timeout(TRY_TIMEOUT)
-            .http2_keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_TIMEOUT)
-            .connect_lazy())
-    }
-
-    fn fault(&self, status: &Status) -> Fault {
+    /// What it answered, or why it did not.
+    pub(crate) fn fault(&self, status: &Status) -> Fault {
         let detail = ErrorDetail::decode(status.details()).unwrap_or_default();
         if !detail.reason.is_empty() {
             return Fault::PeerRefused {
-                node: self.child.node.clone(),
+                node: self.node.to_owned(),
                 reason: detail.reason,
                 message: status.message().to_owned(),
                 retriable: detail.retriable,
@@ -185,7 +224,7 @@ impl Dial {
                 self.unreachable(chain(status))
             }
             code => Fault::PeerRefused {
-                node: self.child.node.clone(),
+                node: self.node.to_owned(),
                 reason: format!("{code:?}"),
                 message: status.message().to_owned(),
                 retriable: false,
@@ -193,10 +232,15 @@ impl Dial {
         }
     }
 
+    /// It has not answered within [`TRY_TIMEOUT`].
+    pub(crate) fn silent(&self) -> Fault {
+        self.unreachable(format!("no answer within {TRY_TIMEOUT:?}"))
+    }
+
     fn unreachable(&self, problem: String) -> Fault {
         Fault::PeerUnreachable {
-            node: self.child.node.clone(),
-            address: self.child.control_address.clone(),
+            node: self.node.to_owned(),
+            address: self.address.to_owned(),
             problem,
         }
     }

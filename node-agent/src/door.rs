@@ -1,7 +1,7 @@
 //! The control API's door: who is calling, and whether it may, before anything of the call is read.
 //!
 //! A message is decoded whole before its handler runs, so what a handler checks comes too late to
-//! save memory: a node that may only Connect could have manifests of 64 MiB decoded, many at once.
+//! save memory: a node that may only Connect could have messages of megabytes decoded, many at once.
 
 use std::convert::Infallible;
 use std::task::{Context, Poll};
@@ -20,15 +20,18 @@ use crate::service::Service;
 /// Largest message of a node: a ticket names two paths of at most 4 KiB, the rest is 200 B.
 const CONNECT_BYTES_MAX: usize = 64 << 10;
 
+/// Largest message of the operator: the largest Secret that Kubernetes keeps has 1 MiB.
+const OPERATOR_BYTES_MAX: usize = 2 << 20;
+
 /// What the agents call; everything else is the operator's.
-const CONNECT: &str = "Connect";
+const NODES: [&str; 2] = ["Connect", "FetchManifest"];
 const OPERATORS: [&str; 6] = ["Stat", "Prepare", "Start", "Progress", "Cancel", "Diagnose"];
 
 /// The control API behind its door.
 #[derive(Debug, Clone)]
 pub(crate) struct Door {
     service: Service,
-    /// For the operator, who sends manifests.
+    /// For the operator, who sends Secrets.
     operator: AgentServer<Service>,
     /// For other agents.
     node: AgentServer<Service>,
@@ -43,7 +46,7 @@ impl Door {
                 .max_encoding_message_size(CONTROL_BYTES_MAX)
         };
         Self {
-            operator: server(CONTROL_BYTES_MAX),
+            operator: server(OPERATOR_BYTES_MAX),
             node: server(CONNECT_BYTES_MAX),
             service,
         }
@@ -58,7 +61,7 @@ impl Door {
         })?;
         let caller = caller(leaf, &self.service.fabric)?;
         let call = request.uri().path().rsplit('/').next().unwrap_or_default();
-        let allowed = match (&caller, call == CONNECT) {
+        let allowed = match (&caller, NODES.contains(&call)) {
             (Caller::Operator, false) | (Caller::Node(_), true) => return Ok(caller),
             (Caller::Operator, true) => "an agent",
             (Caller::Node(node), false) => {

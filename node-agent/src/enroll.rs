@@ -36,6 +36,9 @@ pub struct Settings {
     pub token: PathBuf,
     /// The fabric to join.
     pub fabric: FabricName,
+    /// Names what the agent's pod is made for, as the operator does; reported. Another engine configuration of the
+    /// same name ends the agent.
+    pub pod_configuration: String,
     /// This node.
     pub node: NodeName,
     /// The node's address: the control API and the metrics are served there.
@@ -98,7 +101,12 @@ pub enum EnrollError {
     /// Its metrics port.
     #[error(transparent)]
     Metrics(#[from] AgentError),
-    /// The engine sends from an interface that is another by now.
+    /// The engine was started with a configuration that was outdated already.
+    #[error(
+        "the fabric's configuration for this pod is another than the agent was started with: the agent ends, so that it is started anew with that one"
+    )]
+    ConfigurationChanged,
+    /// The data interface has changed since the engine started.
     #[error(
         "the data interface was {before} when the agent started, and is {now} now: the agent ends, so that it is started anew with that one"
     )]

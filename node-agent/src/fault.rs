@@ -14,14 +14,16 @@ use crate::files::FileError;
 use crate::object::ObjectError;
 
 /// Reasons that another configuration of this agent may take away.
-const CONFIGURATION: [&str; 4] = [
+const CONFIGURATION: [&str; 5] = [
     "UnknownRoot",
     "RootReadOnly",
     "SettingsDiffer",
     "TicketForged",
+    "StoreForbidden",
 ];
-/// What another attempt finds otherwise: it has a new ticket, and a root that was opened anew.
-const UNTIL_THE_NEXT: [&str; 2] = ["TicketExpired", "RootReplaced"];
+/// What another attempt finds otherwise: it has a new ticket, a new manifest, and a root that was opened
+/// anew.
+const UNTIL_THE_NEXT: [&str; 3] = ["TicketExpired", "RootReplaced", "ManifestUnknown"];
 
 /// What a connection was doing when it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,6 +164,11 @@ pub enum Fault {
         /// Which, and how.
         difference: String,
     },
+    /// The agent does not have the manifest, or has not listed it itself.
+    #[error(
+        "the list of the files is not known here any more (has the agent restarted?): the next attempt lists them again"
+    )]
+    ManifestUnknown,
     /// The two ends have different manifests, or hash differently.
     #[error(
         "the two ends were given different {what} for the same attempt: the operator must send both the same"
@@ -182,8 +189,8 @@ pub enum Fault {
         /// What happened.
         problem: String,
     },
-    /// A child refused the connection.
-    #[error("node {node} refused the connection ({reason}): {message}")]
+    /// A child refused the connection, or another agent the manifest.
+    #[error("node {node} refused the call ({reason}): {message}")]
     PeerRefused {
         /// The child.
         node: String,
@@ -347,6 +354,7 @@ impl Fault {
             Fault::Ticket(fault) => fault.reason(),
             Fault::WireVersion { .. } => "WireVersionDiffers",
             Fault::SettingsDiffer { .. } => "SettingsDiffer",
+            Fault::ManifestUnknown => "ManifestUnknown",
             Fault::ManifestDiffers { .. } => "ManifestDiffers",
             Fault::PeerUnreachable { .. } => "PeerUnreachable",
             Fault::PeerRefused { .. } => "PeerRefused",
@@ -379,8 +387,7 @@ impl Fault {
         }
     }
 
-    /// The same call may succeed a moment later, in the same attempt. An agent takes no
-    /// configuration over during one.
+    /// The same call may succeed a moment later, in the same attempt. Another configuration is left to the next.
     #[must_use]
     pub fn passes(&self) -> bool {
         match self {
@@ -429,7 +436,9 @@ impl Fault {
             Fault::WrongCertificate { .. } => Code::Unauthenticated,
             Fault::NotAllowed { .. } | Fault::Ticket(_) => Code::PermissionDenied,
             Fault::BadRequest { .. } => Code::InvalidArgument,
-            Fault::UnknownRoot { .. } | Fault::UnknownAttempt { .. } => Code::NotFound,
+            Fault::UnknownRoot { .. } | Fault::UnknownAttempt { .. } | Fault::ManifestUnknown => {
+                Code::NotFound
+            }
             Fault::MemoryLimit { .. } => Code::ResourceExhausted,
             Fault::PeerUnreachable { .. } | Fault::PeerLost { .. } | Fault::ShuttingDown => {
                 Code::Unavailable

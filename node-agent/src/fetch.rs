@@ -411,7 +411,7 @@ fn whole(
         for block in 0..cut.count() {
             tree.set(block, *blocks.get(&(file, block))?);
         }
-        digests.push((entry.path.as_str(), tree.root()?));
+        digests.push((entry.path, tree.root()?));
     }
     match (manifest.shape(), digests.as_slice()) {
         (Shape::File, [(_, digest)]) => Some(*digest),

@@ -43,7 +43,8 @@ pub use discard::Leftover;
 pub(crate) use error::errno;
 pub use error::{FileError, Place};
 pub use manifest::{
-    Entry, EntryKind, Identity, MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, Manifest, Shape,
+    Entry, EntryKind, Identity, MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, MAX_PATHS_BYTES, Manifest,
+    ManifestBuilder, ObjectVersion, Shape,
 };
 pub use partial::DestinationFile;
 pub use read_record::{ReadRecord, VersionId};

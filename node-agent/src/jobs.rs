@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use weft_engine::{DomainId, Engine};
 use weft_proto::agent::v1::{
-    CancelRequest, CancelResponse, JobRef, Location, ObjectSource, PrepareRequest, PrepareResponse,
-    StatRequest, StatResponse, State as Told,
+    CancelRequest, CancelResponse, JobRef, Location, ManifestHolder, ObjectSource, PrepareRequest,
+    PrepareResponse, StatRequest, StatResponse, State as Told,
 };
 
 use crate::account::{Account, Share};
@@ -21,9 +21,12 @@ use crate::config::{Author, SLOTS_LEAST};
 use crate::config_values::{NodeName, PublicKey};
 use crate::convert;
 use crate::fault::Fault;
-use crate::files::{Destination, DestinationConfig, Leftover, Manifest, Partials, Root, RootPath};
+use crate::files::{
+    Destination, DestinationConfig, Leftover, Manifest, Partials, Root, RootPath, Source,
+};
 use crate::guard;
 use crate::layout::Layout;
+use crate::manifests::{self, Manifests};
 use crate::misuse::Misuses;
 use crate::object::{self, Reader, Store, Tempo};
 use crate::recorder::{Files, Recorder};
@@ -81,6 +84,8 @@ pub struct Jobs {
     state: Mutex<Known>,
     /// How often records of copies have been added or released.
     pub(crate) records: Arc<watch::Sender<u64>>,
+    /// What was listed, and what destinations were prepared with.
+    pub(crate) manifests: Manifests,
     domains: AtomicU32,
 }
 
@@ -130,7 +135,6 @@ pub(crate) struct Prepared {
     pub(crate) shelf: Arc<Shelf>,
     pub(crate) location: Location,
     pub(crate) algorithm: crate::files::Algorithm,
-    pub(crate) manifest_digest: Vec<u8>,
 }
 
 impl Run {
@@ -185,6 +189,7 @@ impl Jobs {
             misuses: Mutex::default(),
             state: Mutex::default(),
             records: Arc::default(),
+            manifests: Manifests::default(),
             domains: AtomicU32::new(1),
         })
     }
@@ -249,20 +254,51 @@ impl Jobs {
                 return Err(Fault::bad("location", "is given beside object: give one"));
             }
             let listed = self.reader(source)?.list().await?;
-            // What no destination would take is refused before anybody is asked to.
-            convert::manifest(Some(listed.clone()))?;
-            return Ok(StatResponse {
-                manifest: Some(listed),
-            });
+            return Ok(self.listed(listed));
         }
         let location = convert::given(request.location, "location")?;
         let root = self.root(&location.root)?;
         let path = RootPath::parse(&location.path)?;
-        let scan = move || root.in_place().and_then(|()| Manifest::scan(&root, &path));
-        let manifest = guard::blocking("stat", scan).await?;
-        Ok(StatResponse {
-            manifest: Some(convert::manifest_to_proto(&manifest)),
-        })
+        let named = match request.manifest_digest.as_slice() {
+            [] => None,
+            digest => Some(self.manifests.get(digest)?),
+        };
+        let list = move || {
+            root.in_place()?;
+            match named {
+                Some(named) => Source::new(root, path, named).listed(),
+                None => Manifest::scan(&root, &path),
+            }
+        };
+        Ok(self.listed(guard::blocking("stat", list).await?))
+    }
+
+    fn listed(&self, manifest: Manifest) -> StatResponse {
+        let listed = StatResponse {
+            manifest_digest: manifest.digest().to_vec(),
+            files: manifest.file_count().into(),
+            bytes: manifest.bytes(),
+            state: manifest.state().to_vec(),
+        };
+        self.manifests.keep(Arc::new(manifest));
+        listed
+    }
+
+    /// The manifest that a destination is prepared with.
+    async fn manifest(
+        &self,
+        digest: &[u8],
+        holder: Option<&ManifestHolder>,
+    ) -> Result<Arc<Manifest>, Fault> {
+        let known = self.manifests.get(digest);
+        let (Err(Fault::ManifestUnknown), Some(holder)) = (&known, holder) else {
+            return known;
+        };
+        let tls = self.config.tls.borrow().clone();
+        let fetched = manifests::fetch(digest, holder, tls, self.config.patience).await?;
+        let manifest = Arc::new(fetched);
+        self.manifests.keep(manifest.clone());
+        Ok(manifest)
     }
 
     /// A way to read a store.
@@ -282,6 +318,8 @@ impl Jobs {
         let job = convert::job(request.job.clone())?;
         let hash = fingerprint(&PrepareRequest {
             leader_epoch: 0,
+            // Its ticket may be new when it is repeated.
+            manifest_from: None,
             ..request.clone()
         });
         // Before it is refused: what was never begun has left nothing.
@@ -293,7 +331,6 @@ impl Jobs {
         let name = request.job_name;
         let recorded_for = name.map(|name| convert::copy_job(&job, name)).transpose()?;
         let (algorithm, expect) = convert::verification(request.verification)?;
-        let manifest = Arc::new(convert::manifest(request.manifest)?);
         let run = self.admit(&job).await?;
         run.attempt.renew();
         {
@@ -309,17 +346,34 @@ impl Jobs {
         let worker = run.attempt.worker();
         match (run.attempt.apply(Event::Prepare), worker) {
             (Step::To(_), Some(worker)) => {
-                let config = DestinationConfig {
+                let uid = convert::uid(&job)?;
+                let (digest, holder) = (request.manifest_digest, request.manifest_from);
+                let config = move |manifest| DestinationConfig {
                     root,
                     path,
-                    job: convert::uid(&job)?,
+                    job: uid,
                     recorded_for,
                     manifest,
                     algorithm,
                     overwrite,
                     expect,
                 };
-                self.begin_prepare(&run, worker, config, location);
+                let (jobs, run) = (self.clone(), run.clone());
+                guard::task("prepare", async move {
+                    let _worker = worker;
+                    let mut watch = run.attempt.watch();
+                    let manifest = tokio::select! {
+                        manifest = jobs.manifest(&digest, holder.as_ref()) => manifest,
+                        _ = watch.wait_for(|status| status.state == State::Failed) => return,
+                    };
+                    let made = match manifest {
+                        Ok(manifest) => jobs.make(&run, config(manifest), location).await,
+                        Err(fault) => Err(fault),
+                    };
+                    if let Err(fault) = made {
+                        run.attempt.fail(fault);
+                    }
+                });
             }
             (Step::Stay, _) => {}
             _ => return Err(run.not_ready("cancel it and prepare the next attempt")),
@@ -327,41 +381,31 @@ impl Jobs {
         self.prepared(&run).await
     }
 
-    fn begin_prepare(
+    async fn make(
         self: &Arc<Self>,
         run: &Arc<Run>,
-        worker: Worker,
         config: DestinationConfig,
         location: Location,
-    ) {
-        let (jobs, run) = (self.clone(), run.clone());
+    ) -> Result<(), Fault> {
         let is_recorded = config.recorded_for.is_some();
-        let account = self.config.account.clone();
-        guard::task("prepare", async move {
-            let _worker = worker;
-            let work = run.clone();
-            let result = guard::blocking("prepare", move || {
-                work.left().expect(config.clone());
-                work.parts().share = Some(account.take(usize::from(SLOTS_LEAST))?);
-                prepare(&work, config, location)
-            })
-            .await;
-            match result {
-                Ok((prepared, response)) => {
-                    if is_recorded {
-                        let files = Files::Destination(prepared.shelf.destination.clone());
-                        run.attempt.set_recorder(Recorder::new(&jobs, files));
-                    }
-                    {
-                        let mut parts = run.parts();
-                        parts.prepared = Some(Arc::new(prepared));
-                        parts.response = Some(response);
-                    }
-                    run.attempt.apply(Event::Prepared);
-                }
-                Err(fault) => run.attempt.fail(fault),
-            }
-        });
+        let (work, account) = (run.clone(), self.config.account.clone());
+        let (prepared, response) = guard::blocking("prepare", move || {
+            work.left().expect(config.clone());
+            work.parts().share = Some(account.take(usize::from(SLOTS_LEAST))?);
+            prepare(&work, config, location)
+        })
+        .await?;
+        if is_recorded {
+            let files = Files::Destination(prepared.shelf.destination.clone());
+            run.attempt.set_recorder(Recorder::new(self, files));
+        }
+        {
+            let mut parts = run.parts();
+            parts.prepared = Some(Arc::new(prepared));
+            parts.response = Some(response);
+        }
+        run.attempt.apply(Event::Prepared);
+        Ok(())
     }
 
     async fn prepared(&self, run: &Run) -> Result<PrepareResponse, Fault> {
@@ -617,7 +661,6 @@ fn prepare(
         shelf: Arc::new(shelf),
         location,
         algorithm,
-        manifest_digest: convert::manifest_digest(&manifest),
     };
     Ok((prepared, response))
 }

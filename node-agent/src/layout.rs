@@ -207,21 +207,19 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::{Entry, EntryKind, Identity, Shape};
+    use crate::files::{Entry, EntryKind, ManifestBuilder, Shape};
 
     fn layout(sizes: &[u64]) -> Layout {
-        let entries = sizes
-            .iter()
-            .enumerate()
-            .map(|(index, bytes)| Entry {
-                path: format!("f{index:05}"),
+        let mut manifest = ManifestBuilder::new(Shape::Directory);
+        for (index, bytes) in sizes.iter().enumerate() {
+            let entry = Entry {
+                path: &format!("f{index:05}"),
                 kind: EntryKind::File { bytes: *bytes },
                 mode: 0o644,
-                identity: Identity::default(),
-            })
-            .collect();
-        let manifest = Manifest::from_entries(Shape::Directory, entries).unwrap();
-        Layout::new(&manifest, Algorithm::Blake3)
+            };
+            manifest.add(entry).unwrap();
+        }
+        Layout::new(&manifest.finish().unwrap(), Algorithm::Blake3)
     }
 
     #[test]

@@ -35,6 +35,7 @@ pub mod jobs;
 mod layout;
 mod link;
 mod local;
+mod manifests;
 mod message;
 mod metrics;
 mod misuse;

@@ -1,6 +1,5 @@
 //! Start and Connect: the commands that make an attempt's threads and connections.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,7 +9,7 @@ use weft_core::wire::VERSION;
 use weft_identity::ticket;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::{
-    Child, ConnectRequest, ConnectResponse, LocalPart, ObjectPart, Role, Slot, SourcePart,
+    Child, ConnectRequest, ConnectResponse, LocalPart, ObjectSource, Role, Slot, SourcePart,
     StartRequest, StartResponse, Ticket,
 };
 
@@ -24,13 +23,12 @@ use crate::fanout::Room;
 use crate::fault::Fault;
 use crate::fetch::{self, Fetch, FetchConfig};
 use crate::files::copies::CopyJob;
-use crate::files::{Algorithm, RootPath, Source};
+use crate::files::{Algorithm, Entry, EntryKind, RootPath, Source};
 use crate::guard;
 use crate::intake::{Intake, IntakeConfig};
 use crate::jobs::{Jobs, Prepared, Run, fingerprint};
 use crate::layout::Layout;
 use crate::local::LocalCopy;
-use crate::object::Version;
 use crate::outlet::{Outlet, OutletConfig, peers};
 use crate::peer::Peer;
 use crate::pool::Pool;
@@ -57,7 +55,7 @@ struct Cargo<S> {
     ready: u32,
     is_source: bool,
     pool: Arc<Pool>,
-    manifest_digest: Vec<u8>,
+    manifest_digest: [u8; 32],
     algorithm: Algorithm,
 }
 
@@ -142,7 +140,7 @@ impl Jobs {
         let root = self.root(&location.root)?;
         let path = RootPath::parse(&location.path)?;
         let (algorithm, _) = convert::verification(part.verification)?;
-        let manifest = Arc::new(convert::manifest(part.manifest)?);
+        let manifest = self.manifests.listed(&part.manifest_digest)?;
         let pool = self.pool(children.len())?;
         // Before the state changes: a Cancel that comes now waits for what is made here.
         let worker = run.worker()?;
@@ -154,7 +152,7 @@ impl Jobs {
             .bytes_total
             .store(manifest.bytes(), Ordering::Relaxed);
         let layout = Arc::new(Layout::new(&manifest, algorithm));
-        let manifest_digest = convert::manifest_digest(&manifest);
+        let manifest_digest = *manifest.digest();
         let source = Source::new(root, path, manifest);
         if let Some(job) = recorded_for {
             let files = Files::Source(source.clone(), job);
@@ -203,33 +201,32 @@ impl Jobs {
     fn start_fetch(
         &self,
         run: &Arc<Run>,
-        part: ObjectPart,
+        source: ObjectSource,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
         let worker = run.worker()?;
         let prepared = run.parts().prepared.clone();
         let prepared = prepared.ok_or_else(|| run.not_ready("prepare it first"))?;
-        let source = convert::given(part.source, "destination.object.source")?;
-        let listed = convert::given(part.manifest, "destination.object.manifest")?;
         let reader = self.reader(&source)?;
-        let by_path: HashMap<&str, Version> = listed
-            .files
-            .iter()
-            .map(|file| {
-                let version = reader.store.version(file, listed.directory);
-                (file.path.as_str(), version)
-            })
-            .collect();
-        let entries = prepared.shelf.destination.manifest().entries();
-        let versions = entries
-            .iter()
-            .map(|entry| by_path.get(entry.path.as_str()).cloned())
-            .collect();
-        if convert::manifest_digest(&convert::manifest(Some(listed.clone()))?)
-            != prepared.manifest_digest
-        {
-            return Err(Fault::ManifestDiffers { what: "manifests" });
-        }
+        let manifest = prepared.shelf.destination.manifest();
+        let version = |(entry, index): (Entry<'_>, usize)| match entry.kind {
+            EntryKind::Directory => Ok(None),
+            EntryKind::File { bytes } => {
+                let version = manifest.version(index).ok_or_else(|| {
+                    let problem = "is given, and the manifest that was prepared is not a store's";
+                    Fault::bad("destination.object", problem)
+                })?;
+                let store = &reader.store;
+                Ok(Some(store.version(
+                    entry.path,
+                    bytes,
+                    manifest.shape(),
+                    version,
+                )))
+            }
+        };
+        let versions = manifest.entries().zip(0..).map(version);
+        let versions = versions.collect::<Result<_, Fault>>()?;
         // In place of a parent's slots.
         let mut share = self.share(run)?;
         share.grow(fetch::BUFFERS_LEAST, fetch::BUFFERS)?;
@@ -276,7 +273,7 @@ impl Jobs {
             ready: 0,
             is_source: false,
             pool,
-            manifest_digest: prepared.manifest_digest.clone(),
+            manifest_digest: *shelf.destination.manifest().digest(),
             algorithm: prepared.algorithm,
         };
         self.send(run, worker, cargo, children)
@@ -286,13 +283,11 @@ impl Jobs {
         let location = convert::given(part.source, "local.source")?;
         let root = self.root(&location.root)?;
         let path = RootPath::parse(&location.path)?;
-        let manifest = Arc::new(convert::manifest(part.manifest)?);
         let worker = run.worker()?;
         let prepared = run.parts().prepared.clone();
         let prepared = prepared.ok_or_else(|| run.not_ready("prepare it first"))?;
-        if convert::manifest_digest(&manifest) != prepared.manifest_digest {
-            return Err(Fault::ManifestDiffers { what: "manifests" });
-        }
+        let digest = prepared.shelf.destination.manifest().digest();
+        let manifest = self.manifests.listed(digest)?;
         let share = self.share(run)?;
         if run.attempt.apply(Event::StartDestination) == Step::Refuse {
             return Err(run.not_ready("prepare it first"));
@@ -379,7 +374,7 @@ impl Jobs {
                 peer,
                 tls: self.config.tls.borrow().clone(),
                 slots: usize::from(self.config.slots),
-                manifest_digest: cargo.manifest_digest.clone(),
+                manifest_digest: cargo.manifest_digest,
                 algorithm: convert::algorithm_to_proto(cargo.algorithm),
                 domain: run.domain,
                 patience: self.config.patience,
@@ -412,7 +407,7 @@ impl Jobs {
             let (theirs, ours) = (request.wire_version, u32::from(VERSION));
             return Err(Fault::WireVersion { theirs, ours });
         }
-        if request.manifest_digest != prepared.manifest_digest {
+        if request.manifest_digest != prepared.shelf.destination.manifest().digest() {
             return Err(Fault::ManifestDiffers { what: "manifests" });
         }
         if request.algorithm() != convert::algorithm_to_proto(prepared.algorithm) {
@@ -533,7 +528,7 @@ fn start_fingerprint(request: &StartRequest) -> blake3::Hash {
         ..request.clone()
     };
     if let Some(Part::Destination(part)) = &mut request.part
-        && let Some(source) = part.object.as_mut().and_then(|part| part.source.as_mut())
+        && let Some(source) = part.object.as_mut()
     {
         source.credentials = None;
     }

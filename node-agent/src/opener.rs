@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
@@ -24,30 +24,36 @@ const ROOTS_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) struct Opener {
     /// What is being opened.
     under_way: Mutex<BTreeSet<PathBuf>>,
+    /// Those that were opened.
+    known: Mutex<Vec<Weak<Root>>>,
 }
 
 impl Opener {
-    /// All of these, or what is wrong with one. One that is `open` already, and whose path leads to the same
-    /// directory, stays the same. Blocks, at most for [`ROOTS_WITHIN`].
-    pub(crate) fn open(
-        self: &Arc<Self>,
-        roots: &[RootEntry],
-        open: &[Arc<Root>],
-    ) -> Result<Vec<Arc<Root>>, FileError> {
-        let open = open.to_vec();
+    /// All of these, or what is wrong with one. A directory that somebody still has open as the same root is not
+    /// opened a second time: who uses it and its records shares locks. Blocks, at most for [`ROOTS_WITHIN`].
+    pub(crate) fn open(self: &Arc<Self>, roots: &[RootEntry]) -> Result<Vec<Arc<Root>>, FileError> {
+        let opener = self.clone();
         let open = move |entry: &RootEntry| {
-            let (name, path) = (&entry.name.value, &entry.path.value);
-            let same = open.iter().find(|root| {
-                root.name() == name && root.path() == path && root.access() == entry.access
-            });
-            let root = match same {
-                Some(root) if !root.is_elsewhere() => root.clone(),
-                _ => Arc::new(Root::open(name, path, entry.access)?),
-            };
+            let root = Root::open(&entry.name.value, &entry.path.value, entry.access)?;
+            let root = opener.known(root);
             root.set_limits(entry.limits());
             Ok(root)
         };
         self.open_by(roots, Instant::now() + ROOTS_WITHIN, open)
+    }
+
+    /// The one that is open already, or this one.
+    fn known(&self, root: Root) -> Arc<Root> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|known| known.strong_count() > 0);
+        let same = known.iter().filter_map(Weak::upgrade);
+        let mut same = same.filter(|known| known.is_same(&root));
+        if let Some(same) = same.next() {
+            return same;
+        }
+        let root = Arc::new(root);
+        known.push(Arc::downgrade(&root));
+        root
     }
 
     fn open_by<T: Send + 'static>(

@@ -252,11 +252,8 @@ impl Placing {
     }
 
     fn path(&self, index: u32) -> String {
-        let entries = self.shelf.destination.manifest().entries();
-        entries
-            .get(index as usize)
-            .map(|entry| entry.path.clone())
-            .unwrap_or_default()
+        let entry = self.shelf.destination.manifest().entry(index as usize);
+        entry.map_or_else(String::new, |entry| entry.path.to_owned())
     }
 
     /// Everything is here: gives the files their names. Whether that was done.

@@ -15,6 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use weft_identity::ticket::{self, Meeting};
 use weft_proto::agent::v1 as proto;
+use weft_proto::agent::v1::Direction;
 use weft_proto::agent::v1::agent_server::Agent;
 
 use crate::config_values::{FabricName, NodeName};
@@ -25,6 +26,7 @@ use crate::fence::Fence;
 use crate::guard;
 use crate::identity::Caller;
 use crate::jobs::{Jobs, Run};
+use crate::manifests;
 use crate::misuse;
 
 /// Interval between progress messages when the request names none.
@@ -51,6 +53,35 @@ pub(crate) struct Service {
 }
 
 impl Service {
+    /// The node that calls, and what its ticket allows it.
+    fn ticket<T>(
+        &self,
+        request: &Request<T>,
+        signed: Option<proto::SignedTicket>,
+        direction: Direction,
+    ) -> Result<(NodeName, proto::Ticket), Fault> {
+        let Some(Caller::Node(caller)) = request.extensions().get().cloned() else {
+            return Err(Fault::WrongCertificate {
+                problem: "was not looked at".to_owned(),
+            });
+        };
+        let meeting = Meeting {
+            fabric: self.fabric.as_str(),
+            here: self.node.as_str(),
+            caller: caller.as_str(),
+            key: &self.jobs.live().ticket_key.0,
+            now: SystemTime::now(),
+            direction,
+        };
+        let ticket = ticket::verify(&convert::given(signed, "ticket")?, &meeting);
+        let ticket = ticket.inspect_err(|fault| {
+            if let Some(thing) = misuse::of_ticket(fault) {
+                self.jobs.misused(&caller, thing);
+            }
+        })?;
+        Ok((caller, ticket))
+    }
+
     /// As the caller is told.
     pub(crate) fn status(&self, fault: &Fault) -> Status {
         self.jobs.refuse(fault.reason());
@@ -157,33 +188,30 @@ impl Agent for Service {
         request: Request<proto::ConnectRequest>,
     ) -> Result<Response<proto::ConnectResponse>, Status> {
         let work = || {
-            let Some(Caller::Node(parent)) = request.extensions().get().cloned() else {
-                return Err(Fault::WrongCertificate {
-                    problem: "was not looked at".to_owned(),
-                });
-            };
-            let request = request.into_inner();
-            let signed = convert::given(request.ticket.clone(), "ticket")?;
-            let ticket = ticket::verify(
-                &signed,
-                &Meeting {
-                    fabric: self.fabric.as_str(),
-                    here: self.node.as_str(),
-                    caller: parent.as_str(),
-                    key: &self.jobs.live().ticket_key.0,
-                    now: SystemTime::now(),
-                },
-            )
-            .inspect_err(|fault| {
-                if let Some(thing) = misuse::of_ticket(fault) {
-                    self.jobs.misused(&parent, thing);
-                }
-            })?;
-            self.jobs.connect(&parent, &ticket, request)
+            let signed = request.get_ref().ticket.clone();
+            let (parent, ticket) = self.ticket(&request, signed, Direction::Write)?;
+            self.jobs.connect(&parent, &ticket, request.into_inner())
         };
         work()
             .map(Response::new)
             .map_err(|fault| self.status(&fault))
+    }
+
+    type FetchManifestStream =
+        Pin<Box<dyn Stream<Item = Result<proto::ManifestPart, Status>> + Send>>;
+
+    async fn fetch_manifest(
+        &self,
+        request: Request<proto::FetchManifestRequest>,
+    ) -> Result<Response<Self::FetchManifestStream>, Status> {
+        let work = || {
+            let signed = request.get_ref().ticket.clone();
+            let (_, ticket) = self.ticket(&request, signed, Direction::FetchManifest)?;
+            self.jobs.manifests.get(&ticket.manifest_digest)
+        };
+        let manifest = work().map_err(|fault| self.status(&fault))?;
+        let parts = futures::stream::iter(manifests::parts(manifest).map(Ok));
+        Ok(Response::new(Box::pin(parts)))
     }
 
     async fn diagnose(

@@ -51,7 +51,7 @@ impl Shelf {
         layout: Layout,
         stop: impl Fn() -> Result<(), Fault>,
     ) -> Result<Self, Fault> {
-        let entries = destination.manifest().entries().len();
+        let entries = destination.manifest().len();
         let files: Vec<u32> = destination
             .manifest()
             .files()

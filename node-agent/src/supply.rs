@@ -89,7 +89,7 @@ impl SourceSupply {
         algorithm: Algorithm,
         attempt: Arc<Attempt>,
     ) -> Self {
-        let entries = source.manifest().entries().len();
+        let entries = source.manifest().len();
         Self {
             source,
             layout,
@@ -166,7 +166,7 @@ impl SourceSupply {
             Shape::File => self.digests.first().copied().flatten(),
             Shape::Directory => {
                 let files = manifest.files().filter_map(|(index, entry, _)| {
-                    Some((entry.path.as_str(), self.digests[index as usize]?))
+                    Some((entry.path, self.digests[index as usize]?))
                 });
                 Some(directory_digest(self.algorithm, files))
             }

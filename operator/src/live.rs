@@ -100,7 +100,6 @@ async fn once(listener: &Arc<TcpListener>, live: &Live) -> Result<(), LiveError>
         questions: live.questions.clone(),
         channels: live.channels.clone(),
         epoch: live.epoch,
-        turns: routes::Turns::default(),
     };
     tokio::select! {
         ended = axum::serve(doors, routes::router(asked)) => {

@@ -91,7 +91,7 @@ impl Progress {
     /// Shows how the job stands.
     pub(super) fn show(&mut self, job: &Job, err: &mut impl Write) {
         let now = Instant::now();
-        let all_bytes = job.manifest().map(|_| job.bytes());
+        let all_bytes = job.listing().map(|_| job.bytes());
         let mut texts = Vec::new();
         for (i, destination) in job.destinations().enumerate() {
             if self.rates.len() <= i {

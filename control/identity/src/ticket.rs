@@ -1,4 +1,5 @@
-//! Tickets: the operator's signed word that one agent may write one attempt's bytes to another.
+//! Tickets: the operator's signed word that one agent may write one attempt's bytes to another, or fetch a
+//! manifest from it.
 
 use std::time::SystemTime;
 
@@ -39,7 +40,7 @@ pub enum TicketFault {
     },
     /// For other nodes than the two that are talking.
     #[error(
-        "is for node `{from}` writing to node `{to}`, and node `{caller}` calls node `{here}`: use the ticket for this pair"
+        "is for node `{from}` calling node `{to}`, and node `{caller}` calls node `{here}`: use the ticket for this pair"
     )]
     OtherNode {
         /// Sender by the ticket.
@@ -88,6 +89,8 @@ pub struct Meeting<'a> {
     pub key: &'a [u8; 32],
     /// The time.
     pub now: SystemTime,
+    /// What is called for.
+    pub direction: Direction,
 }
 
 /// What a signature of a ticket is of.
@@ -125,7 +128,7 @@ pub fn verify(signed: &SignedTicket, meeting: &Meeting<'_>) -> Result<Ticket, Ti
             seconds: now - ticket.expires_unix_s,
         });
     }
-    if ticket.direction() != Direction::Write {
+    if ticket.direction() != meeting.direction {
         return Err(TicketFault::OtherTransfer { what: "direction" });
     }
     Ok(ticket)
@@ -180,6 +183,7 @@ mod tests {
             }),
             direction: Direction::Write.into(),
             expires_unix_s: NOW_S + 60,
+            manifest_digest: Vec::new(),
         }
     }
 
@@ -198,6 +202,7 @@ mod tests {
             caller: "n0",
             key: &key,
             now: SystemTime::UNIX_EPOCH + Duration::from_secs(NOW_S),
+            direction: Direction::Write,
         };
         let ticket = verify(&signed, &meeting)?;
         let job = JobRef {
@@ -215,7 +220,7 @@ mod tests {
     #[test]
     fn a_ticket_holds_for_its_pair_its_transfer_and_its_time_only() {
         type Change = fn(&mut Ticket);
-        let table: [(&str, Change); 10] = [
+        let table: [(&str, Change); 11] = [
             ("", |_| {}),
             ("", |t| t.expires_unix_s = NOW_S - 3600 + 1),
             ("TicketExpired", |t| t.expires_unix_s = NOW_S - 3600),
@@ -223,6 +228,10 @@ mod tests {
             ("TicketOtherNode", |t| t.to_node = "n2".to_owned()),
             ("TicketOtherNode", |t| t.from_node = "n2".to_owned()),
             ("TicketOtherTransfer", |t| t.direction = 0),
+            // One for a manifest writes nothing.
+            ("TicketOtherTransfer", |t| {
+                t.direction = Direction::FetchManifest.into();
+            }),
             ("TicketOtherTransfer", |t| {
                 t.job.as_mut().unwrap().attempt = 2;
             }),

@@ -24,7 +24,6 @@ use weft_proto::agent::v1::agent_client::AgentClient;
 use super::{
     Refusal,
     channels::Channels,
-    manifest::Appending,
     refusal::{ADDRESS_UNUSABLE, NEVER_REACHED, is_of_connection, refusal, unreachable},
     runner::Contact,
     tls,
@@ -34,9 +33,7 @@ use super::{
 /// calls it, so that the next call does not have to find out.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_TIMEOUT: Duration = Duration::from_secs(4);
-/// A manifest has some 200 B per file; 64 MiB are 300,000 files.
-pub(super) const MANIFEST_BYTES_MAX: usize = 64 << 20;
-/// Of every other answer. A report has some 300 B and as much for each child; a diagnosis 100 B for each
+/// Of an answer. A report has some 300 B and as much for each child; a diagnosis 100 B for each
 /// of 64 peers.
 const ANSWER_BYTES_MAX: usize = 256 << 10;
 /// What an agent may send ahead of what is read of a call …
@@ -45,7 +42,7 @@ const CALL_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 512 << 10;
 
 /// Makes calls of an agent.
-pub(super) type Client = AgentClient<Appending<Channel>>;
+pub(super) type Client = AgentClient<Channel>;
 
 /// What all who call an agent share.
 pub(super) struct Shared {
@@ -217,9 +214,7 @@ impl Agent {
         });
         let cause = match endpoint.connect_with_connector(connector).await {
             Ok(channel) => {
-                let client = AgentClient::new(Appending(channel))
-                    .max_decoding_message_size(ANSWER_BYTES_MAX)
-                    .max_encoding_message_size(MANIFEST_BYTES_MAX);
+                let client = AgentClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
                 return Ok((client, shown.number));
             }
             Err(error) => innermost(&error),

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use tokio::sync::mpsc::unbounded_channel;
-use weft_proto::agent::v1::{CancelRequest, DiagnoseRequest, DiagnoseResponse, JobRef, Manifest};
+use weft_proto::agent::v1::{
+    CancelRequest, DiagnoseRequest, DiagnoseResponse, JobRef, StatResponse,
+};
 
 use super::{
     Channels, Contact, Refusal, Spec,
@@ -13,7 +15,7 @@ use super::{
 /// Three rounds of packets to 64 peers.
 const DIAGNOSE_WITHIN: Duration = Duration::from_secs(15);
 
-/// What the source of a transfer holds, asked outside of any job: nothing is begun.
+/// How much the source of a transfer holds, asked outside of any job: nothing is begun.
 ///
 /// # Errors
 /// What the agent, or the way to it, refused.
@@ -21,10 +23,10 @@ pub async fn stat(
     spec: Spec,
     channels: Channels,
     contacts: &[Contact],
-) -> Result<Manifest, Refusal> {
+) -> Result<StatResponse, Refusal> {
     let node = spec.source.node.clone();
     let calls = Calls::new(spec, channels, contacts, unbounded_channel().0);
-    within(STAT_WITHIN, "Stat", &node, calls.stat()).await
+    within(STAT_WITHIN, "Stat", &node, calls.stat(None)).await
 }
 
 /// What a node reaches and has, tried by its agent.

@@ -11,24 +11,21 @@ use tokio::{
     sync::{mpsc::UnboundedSender, watch},
     time::timeout,
 };
-use tonic::Request;
 use weft_planner::Part;
 use weft_proto::agent::v1::{
     CancelRequest, Child, DestinationPart, Direction, JobName, JobRef, LocalPart, Location,
-    Manifest, ObjectPart, PrepareRequest, SourcePart, StartRequest, StatRequest, Ticket,
-    Verification, start_request,
+    ManifestHolder, PrepareRequest, SignedTicket, SourcePart, StartRequest, StatRequest,
+    StatResponse, Ticket, Verification, start_request,
 };
 
 use super::{
-    Answer, Channels, Cleanup, Command, Contact, EncodedManifest, Place, Refusal, Spec, UID_HERE,
-    agent::{Agent, MANIFEST_BYTES_MAX},
-    is_local, node_of,
-    refusal::unknown,
+    Answer, Channels, Cleanup, Command, Contact, Listing, Place, Refusal, Spec, UID_HERE,
+    agent::Agent, is_local, node_of, refusal::unknown,
 };
 
 /// How long a ticket holds; an attempt that is not connected by then never will be.
 const TICKET_LIFE: Duration = Duration::from_secs(15 * 60);
-/// Listing 300,000 files on a slow disk.
+/// Listing a million files on a slow disk.
 pub(super) const STAT_WITHIN: Duration = Duration::from_secs(2 * 60);
 /// Hashing what an earlier attempt left: 900 GB at 1 GB/s.
 const PREPARE_WITHIN: Duration = Duration::from_secs(15 * 60);
@@ -36,16 +33,6 @@ const PREPARE_WITHIN: Duration = Duration::from_secs(15 * 60);
 const START_WITHIN: Duration = Duration::from_secs(30);
 /// Writes that are on their way to a slow disk have to end.
 pub(super) const CANCEL_WITHIN: Duration = Duration::from_secs(60);
-
-/// `PrepareRequest.manifest`.
-pub(super) const PREPARE_MANIFEST: [u64; 1] = [4];
-/// `StartRequest.source`, `SourcePart.manifest`.
-pub(super) const SOURCE_MANIFEST: [u64; 2] = [3, 2];
-/// `StartRequest.local`, `LocalPart.manifest`.
-pub(super) const LOCAL_MANIFEST: [u64; 2] = [6, 2];
-
-/// `StartRequest.destination`, `DestinationPart.object`, `ObjectPart.manifest`.
-pub(super) const OBJECT_MANIFEST: [u64; 3] = [4, 2, 2];
 
 /// Where answers go. Boxed: a channel keeps room for 32 of what it carries, and there is one for each job.
 pub(super) type Answers = UnboundedSender<Box<Answer>>;
@@ -99,7 +86,7 @@ impl Calls {
     pub(super) async fn carry_out(
         &self,
         command: Command,
-        manifest: Option<EncodedManifest>,
+        listing: Option<Listing>,
         mut permits: watch::Receiver<u32>,
     ) {
         let answer = match command {
@@ -110,12 +97,13 @@ impl Calls {
                 }
                 Answer::Claimed { attempt }
             }
-            Command::Stat => {
-                let call = within(STAT_WITHIN, "Stat", &self.spec.source.node, self.stat());
+            Command::Stat { named } => {
+                let call = self.stat(named);
+                let call = within(STAT_WITHIN, "Stat", &self.spec.source.node, call);
                 Answer::Stat(Box::pin(call).await)
             }
             Command::Prepare { node, attempt } => {
-                let call = self.prepare(&node, attempt, manifest);
+                let call = self.prepare(&node, attempt, listing);
                 let result = Box::pin(within(PREPARE_WITHIN, "Prepare", &node, call)).await;
                 Answer::Prepared {
                     node,
@@ -124,7 +112,7 @@ impl Calls {
                 }
             }
             Command::Start { attempt, part } => {
-                let call = self.start(&part, attempt, manifest);
+                let call = self.start(&part, attempt, listing);
                 let result = Box::pin(within(START_WITHIN, "Start", &part.node, call)).await;
                 Answer::Started {
                     node: part.node,
@@ -210,7 +198,7 @@ impl Calls {
         self.spec.name.clone().filter(|_| is_copy)
     }
 
-    pub(super) async fn stat(&self) -> Result<Manifest, Refusal> {
+    pub(super) async fn stat(&self, named: Option<Vec<u8>>) -> Result<StatResponse, Refusal> {
         let source = &self.spec.source;
         let object = match &self.spec.object {
             Some(object) => Some(object.source().await?),
@@ -220,34 +208,53 @@ impl Calls {
             leader_epoch: self.spec.mandate.leader_epoch,
             location: object.is_none().then(|| location(source)),
             object,
+            manifest_digest: named.unwrap_or_default(),
         };
-        let call = self.agent(&source.node)?.call(|client| {
+        let call = self.agent(&source.node)?.call(|mut client| {
             let request = request.clone();
-            let mut client = client.max_decoding_message_size(MANIFEST_BYTES_MAX);
             async move { client.stat(request).await }
         });
-        Ok(call.await?.manifest.unwrap_or_default())
+        call.await
     }
 
     async fn prepare(
         &self,
         node: &str,
         attempt: u32,
-        manifest: Option<EncodedManifest>,
+        listing: Option<Listing>,
     ) -> Result<(), Refusal> {
+        let Listing {
+            node: holder,
+            found,
+        } = listing.unwrap_or_default();
+        let digest = found.manifest_digest;
+        let manifest_from = match node_of(node) == holder {
+            true => None,
+            false => Some(ManifestHolder {
+                control_address: self.agent(&holder)?.address().to_owned(),
+                ticket: Some(self.sign(Ticket {
+                    job: self.job(node, attempt),
+                    from_node: node_of(node).to_owned(),
+                    to_node: holder.clone(),
+                    direction: Direction::FetchManifest.into(),
+                    manifest_digest: digest.clone(),
+                    ..Ticket::default()
+                })),
+                node: holder,
+            }),
+        };
         let request = PrepareRequest {
             job: self.job(node, attempt),
             leader_epoch: self.spec.mandate.leader_epoch,
             location: self.place(node),
-            // It comes last.
-            manifest: None,
+            manifest_digest: digest,
+            manifest_from,
             verification: Some(self.verification()),
             overwrite: self.spec.overwrite.into(),
             job_name: self.spec.name.clone(),
         };
-        let manifest = manifest.unwrap_or_default();
         let call = self.agent(node)?.call(|mut client| {
-            let request = manifest.append_to(request.clone(), &PREPARE_MANIFEST);
+            let request = request.clone();
             async move { client.prepare(request).await }
         });
         call.await.map(drop)
@@ -257,62 +264,37 @@ impl Calls {
         &self,
         part: &Part,
         attempt: u32,
-        manifest: Option<EncodedManifest>,
+        listing: Option<Listing>,
     ) -> Result<(), Refusal> {
         let source = Some(location(&self.spec.source));
-        // A manifest comes last.
-        let (role, numbers): (_, Option<&[u64]>) = match (&part.receives_from, &self.spec.object) {
-            (None, _) if is_local(&part.node) => {
-                let part = LocalPart {
-                    source,
-                    manifest: None,
-                };
-                (start_request::Part::Local(part), Some(&LOCAL_MANIFEST))
-            }
-            (Some(from), _) => {
-                let part = DestinationPart {
-                    receives_from: from.clone(),
-                    object: None,
-                };
-                (start_request::Part::Destination(part), None)
-            }
-            (None, Some(object)) => {
-                let object = ObjectPart {
-                    source: Some(object.source().await?),
-                    manifest: None,
-                };
-                let part = DestinationPart {
-                    receives_from: String::new(),
-                    object: Some(object),
-                };
-                (
-                    start_request::Part::Destination(part),
-                    Some(&OBJECT_MANIFEST),
-                )
-            }
-            (None, None) => {
-                let part = SourcePart {
-                    location: source,
-                    manifest: None,
-                    verification: Some(self.verification()),
-                    job_name: self.source_recorded_as(),
-                };
-                (start_request::Part::Source(part), Some(&SOURCE_MANIFEST))
-            }
+        let role = match (&part.receives_from, &self.spec.object) {
+            (None, _) if is_local(&part.node) => start_request::Part::Local(LocalPart { source }),
+            (Some(from), _) => start_request::Part::Destination(DestinationPart {
+                receives_from: from.clone(),
+                object: None,
+            }),
+            (None, Some(object)) => start_request::Part::Destination(DestinationPart {
+                receives_from: String::new(),
+                object: Some(object.source().await?),
+            }),
+            (None, None) => start_request::Part::Source(SourcePart {
+                location: source,
+                manifest_digest: listing.unwrap_or_default().found.manifest_digest,
+                verification: Some(self.verification()),
+                job_name: self.source_recorded_as(),
+            }),
         };
-        let manifest = manifest.unwrap_or_default();
         let child = |node: &String| Child {
             node: node.clone(),
             control_address: self.address(node).to_owned(),
-            ticket: Some(self.channels.authority().sign(&Ticket {
-                fabric: self.channels.authority().fabric().to_owned(),
+            ticket: Some(self.sign(Ticket {
                 job: self.job(node, attempt),
                 from_node: part.node.clone(),
                 to_node: node.clone(),
                 source: Some(location(&self.spec.source)),
                 destination: self.place(node),
                 direction: Direction::Write.into(),
-                expires_unix_s: expiry(),
+                ..Ticket::default()
             })),
         };
         let request = StartRequest {
@@ -322,13 +304,20 @@ impl Calls {
             sends_to: part.sends_to.iter().map(child).collect(),
         };
         let call = self.agent(&part.node)?.call(|mut client| {
-            let request = match numbers {
-                Some(numbers) => manifest.append_to(request.clone(), numbers),
-                None => Request::new(request.clone()),
-            };
+            let request = request.clone();
             async move { client.start(request).await }
         });
         call.await.map(drop)
+    }
+
+    /// A ticket of this fabric that holds from now on.
+    fn sign(&self, ticket: Ticket) -> SignedTicket {
+        let authority = self.channels.authority();
+        authority.sign(&Ticket {
+            fabric: authority.fabric().to_owned(),
+            expires_unix_s: expiry(),
+            ..ticket
+        })
     }
 
     async fn cancel(&self, node: &str, attempt: u32, cleanup: Cleanup) -> Result<(), Refusal> {

@@ -10,14 +10,14 @@ mod reader;
 use std::{collections::BTreeSet, time::Duration};
 
 use weft_planner::Plan;
-use weft_proto::agent::v1::{Manifest, ProgressResponse};
+use weft_proto::agent::v1::{ProgressResponse, StatResponse};
 
 use self::course::Phase;
 pub use self::course::{Course, End};
 use self::reader::{Blame, Stored};
 
 use super::{
-    Answer, Cleanup, Command, EncodedManifest, Refusal, Roster, Spec, Tempo, contact::FirstContact,
+    Answer, Cleanup, Command, Listing, Refusal, Roster, Spec, Tempo, contact::FirstContact,
     destination::DestinationView, ledger::Ledger, object::is_of_the_store,
 };
 
@@ -33,7 +33,8 @@ const SETTLE: Duration = Duration::from_secs(10);
 pub struct Job {
     spec: Spec,
     phase: Phase,
-    manifest: Option<EncodedManifest>,
+    /// Of the newest Stat that succeeded.
+    listing: Option<Listing>,
     /// What a verified copy is sent in place of, in this attempt.
     store: Option<Stored>,
     /// Nodes whose copies are not sent: they do not answer, or the copy is not what was verified.
@@ -65,7 +66,7 @@ impl Job {
     pub fn begin(spec: Spec) -> (Self, Vec<Command>) {
         let mut job = Self::new(spec);
         job.contact.asked(&job.spec.source.node, Duration::ZERO);
-        (job, vec![Command::Stat])
+        (job, vec![Command::Stat { named: None }])
     }
 
     /// A job that an earlier operator began and that nobody wants any more.
@@ -83,7 +84,7 @@ impl Job {
             attempt: spec.mandate.attempts_before,
             spec,
             phase: Phase::Asking,
-            manifest: None,
+            listing: None,
             store: None,
             aside: BTreeSet::new(),
             passed: BTreeSet::new(),
@@ -176,14 +177,16 @@ impl Job {
         &self.spec
     }
 
-    /// What the source said there is; empty before it did.
-    pub fn manifest(&self) -> Option<&EncodedManifest> {
-        self.manifest.as_ref()
+    /// What the source said there is, once it did.
+    pub fn listing(&self) -> Option<&Listing> {
+        self.listing.as_ref()
     }
 
     /// Bytes of all files that the source said there are.
     pub fn bytes(&self) -> u64 {
-        self.manifest.as_ref().map_or(0, EncodedManifest::bytes)
+        self.listing
+            .as_ref()
+            .map_or(0, |listing| listing.found.bytes)
     }
 
     /// The plan of the first attempt; before that, one for all destinations, once it is known what there is.
@@ -306,17 +309,18 @@ impl Job {
     fn on_stat(
         &mut self,
         now: Duration,
-        result: Result<Manifest, Refusal>,
+        result: Result<StatResponse, Refusal>,
         commands: &mut Vec<Command>,
     ) {
         if !matches!(self.phase, Phase::Asking) {
             return;
         }
         let result = result.map_err(|refusal| self.contact.judge(now, refusal));
-        match result.and_then(|manifest| self.of_the_copy(manifest)) {
-            Ok(manifest) => {
-                self.contact.reached(&self.spec.source.node);
-                self.manifest = Some(EncodedManifest::new(&manifest));
+        match result.and_then(|found| self.unchanged(found)) {
+            Ok(found) => {
+                let node = self.spec.source.node.clone();
+                self.contact.reached(&node);
+                self.listing = Some(Listing { node, found });
                 if self.attempt == self.spec.mandate.attempts_before {
                     self.vain = 0;
                 }
@@ -345,9 +349,33 @@ impl Job {
                 } else {
                     self.ledger.destinations.fail_remaining(&refusal);
                     self.phase = Phase::Over;
+                    if self.attempt > self.spec.mandate.attempts_before {
+                        self.finish(commands);
+                    }
                 }
             }
         }
+    }
+
+    /// All attempts move the same bytes: what the source holds must be what it held before the first.
+    fn unchanged(&self, found: StatResponse) -> Result<StatResponse, Refusal> {
+        let before = self.listing.as_ref().map(|listing| &listing.found.state);
+        if before.is_none_or(|before| *before == found.state) {
+            return Ok(found);
+        }
+        let node = self.spec.source.node.clone();
+        let (reason, what) = match &self.spec.object {
+            Some(object) => ("ObjectChanged", &object.url),
+            None => ("SourceChanged", &self.spec.source.path),
+        };
+        Err(Refusal {
+            message: format!(
+                "node {node}: {what} is no longer what it was before the first attempt: start a new job"
+            ),
+            node,
+            reason: reason.to_owned(),
+            retriable: false,
+        })
     }
 
     fn rest(&mut self, now: Duration) {
@@ -360,17 +388,14 @@ impl Job {
         match &self.phase {
             Phase::Resting { until } if now >= *until => {
                 self.ask_the_store();
-                let copy = self.copy_to_send();
-                if self.manifest.is_some() && copy.is_none() {
-                    self.claim(commands);
-                } else {
-                    if let Some(copy) = copy {
-                        self.send_files(copy);
-                    }
-                    self.contact.asked(&self.spec.source.node, now);
-                    self.phase = Phase::Asking;
-                    commands.push(Command::Stat);
+                if let Some(copy) = self.copy_to_send() {
+                    self.send_files(copy);
                 }
+                self.contact.asked(&self.spec.source.node, now);
+                self.phase = Phase::Asking;
+                let stored = self.store.as_ref();
+                let named = stored.map(|stored| stored.listing.found.manifest_digest.clone());
+                commands.push(Command::Stat { named });
             }
             Phase::Settling { until, .. } if now >= *until => self.settled(now, commands),
             _ => self.tell_again(now, commands),
@@ -417,7 +442,7 @@ impl Job {
                     });
                 }
                 // It need not wait for what others have spoilt.
-                Phase::Resting { until } if self.manifest.is_some() => *until = now,
+                Phase::Resting { until } if self.listing.is_some() => *until = now,
                 _ => {}
             }
         }

@@ -9,6 +9,10 @@
 //!     source → Progress until nobody can go further → all Verified, or Cancel and the next attempt
 //! ```
 //!
+//! The list of the files stays with the agents: Stat answers its digest and totals, and Prepare says from
+//! whom the destination fetches it. An agent that has lost it, as after a restart, refuses that, and the
+//! next attempt begins with Stat again.
+//!
 //! An attempt goes on while any destination in it can still finish. What is left then gets another
 //! one: the same job, the next number, planned anew over those that are left, resumed from what they
 //! have. A destination that does not answer when an attempt is prepared is late: it is in the next,
@@ -23,7 +27,6 @@ mod contact;
 mod destination;
 mod job;
 mod ledger;
-mod manifest;
 mod object;
 mod pace;
 mod refusal;
@@ -37,7 +40,6 @@ pub use asked::{diagnose, release, stat};
 pub use channels::Channels;
 pub use destination::{DestinationView, Standing};
 pub use job::{Course, End, Job};
-pub use manifest::EncodedManifest;
 pub use object::{Object, Open, Secret, Vault};
 pub use refusal::Refusal;
 pub use runner::{Contact, Runner};
@@ -45,7 +47,7 @@ pub use runner::{Contact, Runner};
 use std::time::Duration;
 
 use weft_planner::{Part, Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, JobName, Manifest, Overwrite, ProgressResponse};
+use weft_proto::agent::v1::{Algorithm, JobName, Overwrite, ProgressResponse, StatResponse};
 
 /// How long one try to reach a node takes, TLS included: a management network
 /// answers within milliseconds, and a SYN that was lost is sent again after 1 s.
@@ -195,11 +197,23 @@ impl Mandate {
     };
 }
 
+/// What an agent has listed for a job; it has the manifest.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// The agent's node.
+    pub node: String,
+    /// What it found.
+    pub found: StatResponse,
+}
+
 /// What shall be done. Every command has one answer; [`Command::Follow`] has many.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// Ask the source what there is.
-    Stat,
+    Stat {
+        /// Of a verified copy: the digest of the manifest that names what counts.
+        named: Option<Vec<u8>>,
+    },
     /// Write down that an attempt of this number begins, where a successor finds it.
     Claim {
         /// The number.
@@ -261,7 +275,7 @@ pub enum Cleanup {
 #[derive(Debug, Clone)]
 pub enum Answer {
     /// Of Stat.
-    Stat(Result<Manifest, Refusal>),
+    Stat(Result<StatResponse, Refusal>),
     /// Of Claim: it is written down.
     Claimed {
         /// The number.

@@ -144,10 +144,10 @@ impl Runner {
                     .spawn(async move { calls.follow(node, attempt).await });
                 continue;
             }
-            let manifest = self.job.manifest().cloned();
+            let listing = self.job.listing().cloned();
             let permits = self.permits.clone();
             self.tasks
-                .spawn(async move { calls.carry_out(command, manifest, permits).await });
+                .spawn(async move { calls.carry_out(command, listing, permits).await });
         }
     }
 }

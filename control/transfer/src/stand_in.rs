@@ -63,7 +63,6 @@ struct Service {
     connections: Arc<AtomicUsize>,
     beats: watch::Sender<u64>,
     prepared: Arc<Mutex<Vec<PrepareRequest>>>,
-    started: Arc<Mutex<Vec<StartRequest>>>,
     /// Reports that a progress stream has at once; where there are any, it waits for no beats.
     flood: Arc<AtomicU64>,
     told: Arc<AtomicUsize>,
@@ -94,7 +93,7 @@ impl StandIn {
                 connections.fetch_add(1, Ordering::Relaxed);
             });
             let server = Server::builder().tls_config(tls).unwrap();
-            let agent = AgentServer::new(agent).max_decoding_message_size(64 << 20);
+            let agent = AgentServer::new(agent);
             tokio::spawn({ server }.add_service(agent).serve_with_incoming(incoming));
             address
         });
@@ -148,11 +147,6 @@ impl StandIn {
     pub(super) fn prepared(&self) -> Vec<PrepareRequest> {
         self.service.prepared.lock().unwrap().clone()
     }
-
-    /// What it was told to start.
-    pub(super) fn started(&self) -> Vec<StartRequest> {
-        self.service.started.lock().unwrap().clone()
-    }
 }
 
 impl Drop for StandIn {
@@ -181,11 +175,7 @@ impl Agent for Service {
         Ok(Response::new(Default::default()))
     }
 
-    async fn start(
-        &self,
-        request: Request<StartRequest>,
-    ) -> Result<Response<StartResponse>, Status> {
-        self.started.lock().unwrap().push(request.into_inner());
+    async fn start(&self, _: Request<StartRequest>) -> Result<Response<StartResponse>, Status> {
         Ok(Response::new(Default::default()))
     }
 
@@ -221,6 +211,15 @@ impl Agent for Service {
 
     async fn cancel(&self, _: Request<CancelRequest>) -> Result<Response<CancelResponse>, Status> {
         Ok(Response::new(Default::default()))
+    }
+
+    type FetchManifestStream = Pin<Box<dyn Stream<Item = Result<ManifestPart, Status>> + Send>>;
+
+    async fn fetch_manifest(
+        &self,
+        _: Request<FetchManifestRequest>,
+    ) -> Result<Response<Self::FetchManifestStream>, Status> {
+        none()
     }
 
     async fn connect(

@@ -123,6 +123,9 @@ fn by_itself(node: &FabricNode, now: Timestamp, found: &mut Vec<Finding>) {
         found.push(finding(&name, format!("is not ready: {text}"), fix));
         return;
     }
+    if let Some(pending) = ready(node).filter(|ready| ready.reason == "ConfigurationPending") {
+        found.push(finding(&name, pending.message.clone(), SAYS_ITSELF));
+    }
     let Some(status) = &node.status else {
         return;
     };

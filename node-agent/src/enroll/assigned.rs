@@ -191,6 +191,7 @@ mod tests {
             control_port: 7400,
             metrics_port: 7401,
             roots_dir: "/weft/roots".into(),
+            pod_configuration: String::new(),
             pace: Pace::default(),
         }
     }

@@ -17,7 +17,7 @@ use weft_identity::cause::chain;
 use weft_proto::operator::v1::{AgentConfig, Finding, NodeConfig, NodeReport};
 use x509_parser::time::ASN1Time;
 
-use crate::agent::{Agent, AgentError, listen};
+use crate::agent::{Agent, AgentError, Beside, listen};
 use crate::config::Config;
 use crate::copies::{CopyWatcher, Listing};
 use crate::enroll::interface::{self, Nic};
@@ -28,6 +28,7 @@ use crate::enroll::{EnrollError, Settings, Trouble, assigned, operator};
 use crate::fence::Fence;
 use crate::files::FileError;
 use crate::guard;
+use crate::opener::Opener;
 use crate::web::HealthServer;
 
 /// A configuration that cannot be used.
@@ -49,6 +50,10 @@ const HARMLESS: [&str; 6] = [
 const MISUSED: &str = "CertificateMisused";
 /// More copies than a report lists.
 const COPIES_FULL: &str = "CopiesFull";
+
+/// The data interface has changed for so many reports when the agent ends: a link that is down for a moment may
+/// have another one chosen meanwhile.
+const INTERFACE_REPORTS: u32 = 3;
 
 /// Joins the fabric and works in it until `stop`.
 pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(), EnrollError> {
@@ -101,6 +106,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         looks: tokio::time::interval(settings.pace.report),
         report,
         fence: fence.clone(),
+        opener: Arc::default(),
         metrics,
         health: health.clone(),
     };
@@ -212,6 +218,8 @@ struct Member {
     looks: Interval,
     report: watch::Sender<NodeReport>,
     fence: Arc<Fence>,
+    /// Of all tries to start: it knows which roots hang.
+    opener: Arc<Opener>,
     metrics: SocketAddr,
     health: Arc<HealthServer>,
 }
@@ -238,7 +246,11 @@ impl Member {
             changed = self.attend(&agent, &basis) => Err(changed),
             () = &mut stop => Ok(()),
         };
-        let stopping = finding("Stopping", "the agent ends");
+        let why = ended.as_ref().err().map_or_else(
+            || "the agent has been told to stop".to_owned(),
+            EnrollError::to_string,
+        );
+        let stopping = finding("Stopping", why);
         self.tell(None, vec![stopping], Listing::default());
         agent.stop().await;
         ended
@@ -251,9 +263,13 @@ impl Member {
             let mut findings = self.standing_findings();
             match self.basis().await {
                 Ok(basis) => {
-                    let (metrics, health, fence) =
-                        (self.metrics, self.health.clone(), self.fence.clone());
-                    match Agent::start_beside(&basis.config, metrics, health, fence).await {
+                    let beside = Beside {
+                        metrics: self.metrics,
+                        health: self.health.clone(),
+                        fence: self.fence.clone(),
+                        opener: self.opener.clone(),
+                    };
+                    match Agent::start_beside(&basis.config, beside).await {
                         Ok(agent) => return (agent, basis),
                         Err(error) => findings.push(unusable(&error)),
                     }
@@ -271,19 +287,34 @@ impl Member {
         let mut records = jobs.records.subscribe();
         let mut applied = basis.node_config.agent.clone();
         let mut nic = basis.nic.clone();
+        let mut changed_since = None;
         loop {
             let mut findings = self.standing_findings();
             match self.nic(&basis.node_config).await {
-                Ok(found) if found.is_same_link(&basis.nic) => nic = found,
+                Ok(found) if found.is_same_link(&basis.nic) => {
+                    nic = found;
+                    changed_since = None;
+                }
                 Ok(now) => {
-                    return EnrollError::InterfaceChanged {
+                    let changed = EnrollError::InterfaceChanged {
                         before: basis.nic.to_string(),
                         now: now.to_string(),
                     };
+                    let since = *changed_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() >= self.settings.pace.report * INTERFACE_REPORTS {
+                        return changed;
+                    }
+                    findings.push(finding("InterfaceChanged", changed.to_string()));
                 }
                 Err(finding) => findings.push(finding),
             }
-            let wanted = self.ordered.borrow_and_update().agent.clone();
+            let ordered = self.ordered.borrow_and_update().clone();
+            if ordered.pod_configuration == self.settings.pod_configuration
+                && ordered.engine != basis.node_config.engine
+            {
+                return EnrollError::ConfigurationChanged;
+            }
+            let wanted = ordered.agent;
             if wanted != applied || self.copies.has_moved() {
                 match self.apply(agent, basis, wanted.clone()).await {
                     Ok(()) => {
@@ -418,6 +449,7 @@ impl Member {
         let standing = self.standing.borrow();
         let mut report = NodeReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            configuration: self.settings.pod_configuration.clone(),
             certificate_expires_unix_s: standing.validity.ends,
             ready: running.is_some()
                 && findings
@@ -436,8 +468,6 @@ impl Member {
             report.link_mbps = nic.mbps;
             let engine = basis.node_config.engine.as_ref();
             report.ports = engine.and_then(|engine| engine.ports);
-            let configuration = &basis.node_config.pod_configuration;
-            report.configuration.clone_from(configuration);
         }
         self.report.send_if_modified(|told| {
             for finding in &report.findings {

@@ -152,12 +152,12 @@ fn entries<'m>(
         path: String::new(),
         file: None,
     });
-    let below = manifest.entries().iter().enumerate();
+    let below = manifest.entries().enumerate();
     top.into_iter()
         .chain(below.map(move |(index, entry)| RecordedEntry {
             path: match shape {
                 Shape::File => String::new(),
-                Shape::Directory => entry.path.clone(),
+                Shape::Directory => entry.path.to_owned(),
             },
             file: match entry.kind {
                 EntryKind::File { .. } => Some(Identity {

@@ -182,7 +182,7 @@ impl Destination {
         )
         .inspect_err(|_| made.undo(root, &config.job))?;
         let mut origins = origins.into_iter();
-        let slots = config.manifest.entries().iter().map(|entry| {
+        let slots = config.manifest.entries().map(|entry| {
             let stage = match entry.kind {
                 EntryKind::Directory => Stage::Directory,
                 EntryKind::File { .. } => {
@@ -442,7 +442,7 @@ impl Destination {
         }
         let few = self.directories.len() < BULK;
         // Deepest first: an outer one may forbid looking into it.
-        for entry in self.manifest().entries().iter().rev() {
+        for entry in self.manifest().entries().rev() {
             if entry.kind == EntryKind::Directory {
                 self.seal_directory(entry, few)?;
             }
@@ -510,14 +510,14 @@ impl Destination {
 
     fn digest_of(&self, slots: &[Slot]) -> Option<Digest> {
         let mut digests = Vec::new();
-        for (entry, slot) in self.manifest().entries().iter().zip(slots) {
+        for (entry, slot) in self.manifest().entries().zip(slots) {
             match slot.stage {
                 Stage::Directory => {}
                 Stage::Waiting(_) => return None,
                 Stage::Finished(digest, _)
                 | Stage::Renamed(digest, _)
                 | Stage::Published(digest, _) => {
-                    digests.push((entry.path.as_str(), digest));
+                    digests.push((entry.path, digest));
                 }
             }
         }
@@ -527,16 +527,16 @@ impl Destination {
         }
     }
 
-    fn file(&self, index: u32) -> Result<(Target, &Entry, u64), FileError> {
+    fn file(&self, index: u32) -> Result<(Target, Entry<'_>, u64), FileError> {
         let config = &self.config;
-        let entry = config
-            .manifest
-            .entries()
-            .get(index as usize)
-            .ok_or_else(|| FileError::BadManifest {
-                path: index.to_string(),
-                fault: "is an index past its end",
-            })?;
+        let entry =
+            config
+                .manifest
+                .entry(index as usize)
+                .ok_or_else(|| FileError::BadManifest {
+                    path: index.to_string(),
+                    fault: "is an index past its end",
+                })?;
         let EntryKind::File { bytes } = entry.kind else {
             return Err(not_a_file(entry));
         };
@@ -604,7 +604,7 @@ impl Destination {
     }
 
     /// Gives a directory its mode and, on request, syncs it: not to be opened again after that.
-    fn seal_directory(&self, entry: &Entry, sync: bool) -> Result<(), FileError> {
+    fn seal_directory(&self, entry: Entry<'_>, sync: bool) -> Result<(), FileError> {
         let path = self.manifest().path_of(&self.base, entry)?;
         let root = &self.config.root;
         let failed = |operation, cause| FileError::writing(root.place(&path), operation, cause, 0);
@@ -691,9 +691,9 @@ impl Ready {
     }
 }
 
-fn not_a_file(entry: &Entry) -> FileError {
+fn not_a_file(entry: Entry<'_>) -> FileError {
     FileError::BadManifest {
-        path: entry.path.clone(),
+        path: entry.path.into(),
         fault: "is a directory, not a file",
     }
 }

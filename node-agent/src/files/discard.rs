@@ -95,7 +95,8 @@ impl Leftover {
 
     fn in_root(&mut self, root: &Root) -> Option<&mut InRoot> {
         let mut roots = self.roots.iter_mut();
-        roots.find(|known| known.root.name() == root.name())
+        // Another directory may have taken the name.
+        roots.find(|known| std::ptr::eq(&*known.root, root))
     }
 }
 
@@ -114,7 +115,7 @@ impl Where {
 
 fn have_same_names(a: &DestinationConfig, b: &DestinationConfig) -> bool {
     fn names(manifest: &Manifest) -> impl Iterator<Item = &str> {
-        manifest.files().map(|(_, entry, _)| entry.path.as_str())
+        manifest.files().map(|(_, entry, _)| entry.path)
     }
     a.manifest.shape() == b.manifest.shape() && names(&a.manifest).eq(names(&b.manifest))
 }

@@ -1,9 +1,8 @@
 //! `Manifest`: what a source consists of, as the source's agent found it.
 //!
-//! Made by [`Manifest::scan`] at the source, carried to every destination, and checked again
-//! there by [`Manifest::from_entries`]: after that its paths stay below where they are put.
+//! Made by [`Manifest::scan`] at the source, fetched by every destination, and checked again there by
+//! [`ManifestBuilder::finish`]: after that its paths stay below where they are put.
 
-use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{self, AtFlags, Dir, FileType, OFlags, Stat};
@@ -15,8 +14,12 @@ use super::digest::{BLOCK_BYTES, MAX_FILE_BYTES};
 use super::error::{FileError, Place};
 use super::root::{Root, RootPath, special};
 
-/// Most files and directories in one manifest: at about 150 B each it then takes 150 MB.
-pub const MAX_ENTRIES: usize = 1_000_000;
+/// Most files and directories in one manifest: 1,000,000 files and the directories that they are in. An
+/// entry takes 16 B beside its path, and 40 B more where it was listed.
+pub const MAX_ENTRIES: usize = 1 << 20;
+
+/// Most bytes of all paths of one manifest: 128 for each entry. Places in them fit `u32`.
+pub const MAX_PATHS_BYTES: usize = 128 << 20;
 
 /// Most blocks of all files of one manifest: 256 TiB. Message numbers then fit `u32` (a message has
 /// a block or a digest at least), and their places in memory 2 GiB.
@@ -98,16 +101,23 @@ pub enum EntryKind {
 }
 
 /// One file or directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'m> {
     /// Path relative to the source directory; for a source that is one file, its name.
-    pub path: String,
+    pub path: &'m str,
     /// What it is.
     pub kind: EntryKind,
     /// Its permission bits, 0…0o777.
     pub mode: u32,
-    /// Its state at the source.
-    pub identity: Identity,
+}
+
+/// Which version of an object it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObjectVersion {
+    /// The entity tag, as the store says it; "" where it says none.
+    pub etag: String,
+    /// Last change, ns since 1970; 0 where the store does not say.
+    pub modified_ns: i64,
 }
 
 /// Whether a source is one file or a directory.
@@ -122,8 +132,246 @@ pub enum Shape {
 /// A checked list of files and directories, sorted by the bytes of their paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
+    list: List,
+    digest: [u8; 32],
+}
+
+/// Up to a million entries: in few large pieces, not in one for each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct List {
     shape: Shape,
-    entries: Vec<Entry>,
+    /// One after the other.
+    paths: String,
+    entries: Vec<Packed>,
+    /// Of the files and directories, by entry; empty where they were not listed on this node.
+    identities: Vec<Identity>,
+    /// Of objects, by entry; empty where there are none.
+    versions: Vec<ObjectVersion>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Packed {
+    /// `DIRECTORY` at one.
+    bytes: u64,
+    /// Where its path begins.
+    start: u32,
+    /// Bytes of its path.
+    len: u16,
+    mode: u16,
+}
+
+/// No file is this long.
+const DIRECTORY: u64 = u64::MAX;
+
+impl List {
+    fn path(&self, entry: &Packed) -> &str {
+        let start = entry.start as usize;
+        &self.paths[start..start + usize::from(entry.len)]
+    }
+
+    fn unpack(&self, entry: &Packed) -> Entry<'_> {
+        Entry {
+            path: self.path(entry),
+            kind: match entry.bytes {
+                DIRECTORY => EntryKind::Directory,
+                bytes => EntryKind::File { bytes },
+            },
+            mode: entry.mode.into(),
+        }
+    }
+
+    fn entries(&self) -> impl DoubleEndedIterator<Item = Entry<'_>> + ExactSizeIterator {
+        self.entries.iter().map(|entry| self.unpack(entry))
+    }
+}
+
+/// A manifest while its entries come.
+#[derive(Debug)]
+pub struct ManifestBuilder(List);
+
+impl ManifestBuilder {
+    /// Without entries yet.
+    pub fn new(shape: Shape) -> Self {
+        ManifestBuilder(List {
+            shape,
+            paths: String::new(),
+            entries: Vec::new(),
+            identities: Vec::new(),
+            versions: Vec::new(),
+        })
+    }
+
+    /// Adds an entry, in any order.
+    pub fn add(&mut self, entry: Entry<'_>) -> Result<(), FileError> {
+        let list = &mut self.0;
+        let start = list.paths.len();
+        if list.entries.len() == MAX_ENTRIES || start + entry.path.len() > MAX_PATHS_BYTES {
+            return Err(bad(entry.path, "is one of too many"));
+        }
+        if entry.mode & !MODE_BITS != 0 {
+            return Err(bad(entry.path, "has mode bits beyond 0o777"));
+        }
+        let bytes = match entry.kind {
+            EntryKind::Directory => DIRECTORY,
+            EntryKind::File { bytes } if bytes > MAX_FILE_BYTES => {
+                return Err(bad(entry.path, "is larger than 4 TiB"));
+            }
+            EntryKind::File { bytes } => bytes,
+        };
+        let len = u16::try_from(entry.path.len());
+        list.entries.push(Packed {
+            bytes,
+            start: start as u32,
+            len: len.map_err(|_| bad("", "has a path of more than 64 KiB"))?,
+            mode: entry.mode as u16,
+        });
+        list.paths.push_str(entry.path);
+        Ok(())
+    }
+
+    /// The same for an entry that was found on this node; all of them are then.
+    pub(super) fn found(&mut self, entry: Entry<'_>, identity: Identity) -> Result<(), FileError> {
+        self.add(entry)?;
+        self.0.identities.push(identity);
+        Ok(())
+    }
+
+    /// The same for an object; all files are objects then.
+    pub fn object(&mut self, entry: Entry<'_>, version: ObjectVersion) -> Result<(), FileError> {
+        self.add(entry)?;
+        // Directories before it have none.
+        self.0
+            .versions
+            .resize_with(self.0.entries.len() - 1, ObjectVersion::default);
+        self.0.versions.push(version);
+        Ok(())
+    }
+
+    /// The manifest. Everything that a scan guarantees is checked.
+    pub fn finish(mut self) -> Result<Manifest, FileError> {
+        let list = &mut self.0;
+        if !list.versions.is_empty() {
+            list.versions
+                .resize_with(list.entries.len(), ObjectVersion::default);
+        }
+        let by_path = |a: &Packed, b: &Packed| list.path(a).cmp(list.path(b));
+        if !list.entries.is_sorted_by(|a, b| by_path(a, b).is_le()) {
+            let mut order: Vec<u32> = (0..list.entries.len() as u32).collect();
+            order.sort_unstable_by(|a, b| {
+                by_path(&list.entries[*a as usize], &list.entries[*b as usize])
+            });
+            arrange(&mut list.identities, order.clone());
+            arrange(&mut list.versions, order.clone());
+            arrange(&mut list.entries, order);
+        }
+        list.paths.shrink_to_fit();
+        list.entries.shrink_to_fit();
+        list.identities.shrink_to_fit();
+        let list = self.0;
+        check(&list)?;
+        Ok(Manifest {
+            digest: digest(&list),
+            list,
+        })
+    }
+}
+
+/// Puts at each place the item that was at `order` of it.
+fn arrange<T>(items: &mut [T], mut order: Vec<u32>) {
+    for first in 0..items.len() {
+        let mut place = first;
+        loop {
+            let from = std::mem::replace(&mut order[place], place as u32) as usize;
+            if from == place || from == first {
+                break;
+            }
+            items.swap(place, from);
+            place = from;
+        }
+    }
+}
+
+fn bad(path: &str, fault: &'static str) -> FileError {
+    FileError::BadManifest {
+        path: path.into(),
+        fault,
+    }
+}
+
+/// Whether it is what a scan makes: the paths stay below where they are put.
+fn check(list: &List) -> Result<(), FileError> {
+    let is_one_file = matches!(list.entries.as_slice(), [one] if one.bytes != DIRECTORY && !list.paths.contains('/'));
+    if list.shape == Shape::File && !is_one_file {
+        return Err(bad(
+            "",
+            "is not the single file that the manifest announces",
+        ));
+    }
+    // Of the entry before, which mostly lies in the same directory.
+    let (mut previous, mut around) = (None, String::new());
+    let mut blocks = 0u64;
+    for entry in list.entries() {
+        let path = entry.path;
+        if previous == Some(path) {
+            return Err(bad(path, "is there twice"));
+        }
+        previous = Some(path);
+        let parsed = RootPath::parse(path).map_err(|error| match error {
+            FileError::BadPath { fault, .. } => bad(path, fault),
+            error => error,
+        })?;
+        let (parent, name) = parsed.split().ok_or_else(|| bad(path, "has no name"))?;
+        if parsed.as_str() != path {
+            return Err(bad(path, "is not written in its shortest form"));
+        }
+        if claim::is_reserved(name) {
+            return Err(bad(path, "has a name of Weft's own files"));
+        }
+        if path.split('/').count() > MAX_DEPTH + 1 {
+            return Err(bad(path, "lies too deep"));
+        }
+        let parent = parent.as_str();
+        if parent != around {
+            let found = list
+                .entries
+                .binary_search_by(|at| list.path(at).cmp(parent));
+            if !parent.is_empty()
+                && !found.is_ok_and(|index| list.entries[index].bytes == DIRECTORY)
+            {
+                return Err(bad(
+                    path,
+                    "lies in a directory that the manifest does not list",
+                ));
+            }
+            parent.clone_into(&mut around);
+        }
+        if let EntryKind::File { bytes } = entry.kind {
+            // No overflow: a file has at most MAX_FILE_BYTES.
+            blocks += bytes.div_ceil(BLOCK_BYTES as u64);
+        }
+        if blocks > MAX_BLOCKS {
+            return Err(FileError::TooManyBlocks { path: path.into() });
+        }
+    }
+    Ok(())
+}
+
+/// Names a manifest to other agents: everything that they are told of it.
+fn digest(list: &List) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&[u8::from(list.shape == Shape::Directory)]);
+    let none = ObjectVersion::default();
+    for (index, packed) in list.entries.iter().enumerate() {
+        let version = list.versions.get(index).unwrap_or(&none);
+        for text in [list.path(packed), &version.etag] {
+            hasher.update(&(text.len() as u64).to_le_bytes());
+            hasher.update(text.as_bytes());
+        }
+        hasher.update(&version.modified_ns.to_le_bytes());
+        hasher.update(&packed.mode.to_le_bytes());
+        hasher.update(&packed.bytes.to_le_bytes());
+    }
+    *hasher.finalize().as_bytes()
 }
 
 impl Manifest {
@@ -143,12 +391,7 @@ impl Manifest {
         let place = || root.place(path);
         let stat = fs::fstat(&opened).map_err(|cause| FileError::reading(place(), cause))?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            let entries = scan_directory(root, path)?;
-            check_blocks(&entries)?;
-            return Ok(Manifest {
-                shape: Shape::Directory,
-                entries,
-            });
+            return scan_directory(root, path)?.finish();
         }
         if path.names_directory() {
             return Err(FileError::NotARegularFile {
@@ -163,93 +406,121 @@ impl Manifest {
         let parent = root
             .open_directory(&parent)
             .map_err(|cause| FileError::reading(place(), cause))?;
-        let entry = file_entry(&parent, name, name, &stat, place)?;
-        Ok(Manifest {
-            shape: Shape::File,
-            entries: vec![entry],
-        })
+        let (kind, identity) = file_entry(&parent, name, &stat, place)?;
+        let entry = Entry {
+            path: name,
+            kind,
+            mode: stat.st_mode & MODE_BITS,
+        };
+        let mut only = ManifestBuilder::new(Shape::File);
+        only.found(entry, identity)?;
+        only.finish()
     }
 
-    /// A manifest from entries that another node sent: everything that a scan guarantees is
-    /// checked. They need not be sorted.
-    pub fn from_entries(shape: Shape, mut entries: Vec<Entry>) -> Result<Self, FileError> {
-        let bad = |path: &str, fault| FileError::BadManifest {
-            path: path.into(),
-            fault,
-        };
-        if entries.len() > MAX_ENTRIES {
-            return Err(bad("", "is one of too many"));
+    /// The same with the state of its files and directories on this node, in the order of the entries.
+    pub(super) fn with_identities(&self, identities: Vec<Identity>) -> Self {
+        let List {
+            shape,
+            paths,
+            entries,
+            versions,
+            ..
+        } = self.list.clone();
+        Manifest {
+            list: List {
+                shape,
+                paths,
+                entries,
+                identities,
+                versions,
+            },
+            digest: self.digest,
         }
-        entries.sort_by(|a, b| a.path.cmp(&b.path));
-        if shape == Shape::File
-            && !matches!(entries.as_slice(), [Entry { kind: EntryKind::File { .. }, path, .. }] if !path.contains('/'))
-        {
-            return Err(bad(
-                "",
-                "is not the single file that the manifest announces",
-            ));
-        }
-        let mut directories = HashSet::new();
-        let mut previous: Option<&str> = None;
-        for entry in &entries {
-            let path = entry.path.as_str();
-            if previous == Some(path) {
-                return Err(bad(path, "is there twice"));
-            }
-            previous = Some(path);
-            let parsed = RootPath::parse(path).map_err(|error| match error {
-                FileError::BadPath { fault, .. } => bad(path, fault),
-                error => error,
-            })?;
-            let (parent, name) = parsed.split().ok_or_else(|| bad(path, "has no name"))?;
-            if parsed.as_str() != path {
-                return Err(bad(path, "is not written in its shortest form"));
-            }
-            if claim::is_reserved(name) {
-                return Err(bad(path, "has a name of Weft's own files"));
-            }
-            if path.split('/').count() > MAX_DEPTH + 1 {
-                return Err(bad(path, "lies too deep"));
-            }
-            // A directory sorts before what is below it.
-            if !parent.as_str().is_empty() && !directories.contains(parent.as_str()) {
-                return Err(bad(
-                    path,
-                    "lies in a directory that the manifest does not list",
-                ));
-            }
-            if entry.mode & !MODE_BITS != 0 {
-                return Err(bad(path, "has mode bits beyond 0o777"));
-            }
-            match entry.kind {
-                EntryKind::Directory => {
-                    directories.insert(path);
-                }
-                EntryKind::File { bytes } if bytes > MAX_FILE_BYTES => {
-                    return Err(bad(path, "is larger than 4 TiB"));
-                }
-                EntryKind::File { .. } => {}
+    }
+
+    /// Names it to other agents; the same where the same is listed.
+    pub fn digest(&self) -> &[u8; 32] {
+        &self.digest
+    }
+
+    /// Differs from that of an earlier listing where a file was written to or replaced since.
+    pub fn state(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.digest);
+        for (entry, identity) in self.entries().zip(&self.list.identities) {
+            hasher.update(&identity.dev.to_le_bytes());
+            hasher.update(&identity.ino.to_le_bytes());
+            // A directory's times change with every file that comes or goes beside the listed ones.
+            if entry.kind != EntryKind::Directory {
+                hasher.update(&identity.mtime_ns.to_le_bytes());
+                hasher.update(&identity.ctime_ns.to_le_bytes());
             }
         }
-        drop(directories);
-        check_blocks(&entries)?;
-        Ok(Manifest { shape, entries })
+        *hasher.finalize().as_bytes()
+    }
+
+    /// Whether its files were listed on this node.
+    pub fn is_listed_here(&self) -> bool {
+        self.list.identities.len() == self.list.entries.len()
+    }
+
+    /// Bytes of memory that it takes.
+    pub fn memory(&self) -> usize {
+        let List {
+            paths,
+            entries,
+            identities,
+            versions,
+            ..
+        } = &self.list;
+        let etags: usize = versions.iter().map(|version| version.etag.len()).sum();
+        paths.len()
+            + etags
+            + size_of_val(entries.as_slice())
+            + size_of_val(identities.as_slice())
+            + size_of_val(versions.as_slice())
     }
 
     /// Whether the source is one file or a directory.
     pub fn shape(&self) -> Shape {
-        self.shape
+        self.list.shape
+    }
+
+    /// Number of files and directories.
+    pub fn len(&self) -> usize {
+        self.list.entries.len()
+    }
+
+    /// Whether it lists nothing: an empty directory.
+    pub fn is_empty(&self) -> bool {
+        self.list.entries.is_empty()
     }
 
     /// All files and directories. An entry's place in this list is its index everywhere.
-    pub fn entries(&self) -> &[Entry] {
-        &self.entries
+    pub fn entries(&self) -> impl DoubleEndedIterator<Item = Entry<'_>> + ExactSizeIterator {
+        self.list.entries()
+    }
+
+    /// The entry with that index.
+    pub fn entry(&self, index: usize) -> Option<Entry<'_>> {
+        let entry = self.list.entries.get(index)?;
+        Some(self.list.unpack(entry))
+    }
+
+    /// The state of an entry where it was listed, on this node.
+    pub(super) fn identity(&self, index: usize) -> Identity {
+        let identity = self.list.identities.get(index);
+        identity.copied().unwrap_or_default()
+    }
+
+    /// Which version of an object an entry is, where it is one.
+    pub fn version(&self, index: usize) -> Option<&ObjectVersion> {
+        self.list.versions.get(index)
     }
 
     /// The regular files with their index and size in bytes.
-    pub fn files(&self) -> impl Iterator<Item = (u32, &Entry, u64)> {
-        self.entries
-            .iter()
+    pub fn files(&self) -> impl Iterator<Item = (u32, Entry<'_>, u64)> {
+        self.entries()
             .zip(0..)
             .filter_map(|(entry, index)| match entry.kind {
                 EntryKind::File { bytes } => Some((index, entry, bytes)),
@@ -269,32 +540,16 @@ impl Manifest {
     }
 
     /// The path of an entry when the whole is put at `base` (for one file: `base` is the file).
-    pub(super) fn path_of(&self, base: &RootPath, entry: &Entry) -> Result<RootPath, FileError> {
-        match self.shape {
+    pub(super) fn path_of(&self, base: &RootPath, entry: Entry<'_>) -> Result<RootPath, FileError> {
+        match self.shape() {
             Shape::File => Ok(base.clone()),
-            Shape::Directory => base.join(&entry.path),
+            Shape::Directory => base.join(entry.path),
         }
     }
 }
 
-fn check_blocks(entries: &[Entry]) -> Result<(), FileError> {
-    let mut blocks = 0u64;
-    for entry in entries {
-        if let EntryKind::File { bytes } = entry.kind {
-            // No overflow: a file is checked to have at most MAX_FILE_BYTES.
-            blocks += bytes.div_ceil(BLOCK_BYTES as u64);
-        }
-        if blocks > MAX_BLOCKS {
-            return Err(FileError::TooManyBlocks {
-                path: entry.path.clone(),
-            });
-        }
-    }
-    Ok(())
-}
-
-fn scan_directory(root: &Root, top: &RootPath) -> Result<Vec<Entry>, FileError> {
-    let mut entries: Vec<Entry> = Vec::new();
+fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileError> {
+    let mut found = ManifestBuilder::new(Shape::Directory);
     // Directories still to be listed, relative to the top, with their depth.
     let mut waiting = vec![(String::new(), 0usize)];
     while let Some((directory, depth)) = waiting.pop() {
@@ -305,9 +560,9 @@ fn scan_directory(root: &Root, top: &RootPath) -> Result<Vec<Entry>, FileError> 
         };
         let opened = root.open_directory(&path).map_err(failed)?;
         let mut listing = Dir::read_from(&opened).map_err(failed)?;
-        while let Some(found) = listing.read() {
-            let found = found.map_err(failed)?;
-            let bytes = found.file_name().to_bytes();
+        while let Some(next) = listing.read() {
+            let next = next.map_err(failed)?;
+            let bytes = next.file_name().to_bytes();
             if matches!(bytes, b"." | b"..") {
                 continue;
             }
@@ -336,39 +591,38 @@ fn scan_directory(root: &Root, top: &RootPath) -> Result<Vec<Entry>, FileError> 
                 }
                 Err(cause) => return Err(FileError::reading(place(name), cause)),
             };
-            if entries.len() == MAX_ENTRIES {
-                return Err(FileError::TooManyFiles {
-                    place: root.place(top),
-                });
+            let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            if is_directory && depth == MAX_DEPTH {
+                return Err(FileError::TooDeep { place: place(name) });
             }
-            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-                if depth == MAX_DEPTH {
-                    return Err(FileError::TooDeep { place: place(name) });
-                }
-                entries.push(Entry {
-                    path: relative.clone(),
-                    kind: EntryKind::Directory,
-                    mode: stat.st_mode & MODE_BITS,
-                    identity: Identity::of(&stat),
-                });
+            let (kind, identity) = match is_directory {
+                true => (EntryKind::Directory, Identity::of(&stat)),
+                false => file_entry(&opened, name, &stat, || place(name))?,
+            };
+            let entry = Entry {
+                path: &relative,
+                kind,
+                mode: stat.st_mode & MODE_BITS,
+            };
+            let added = found.found(entry, identity);
+            added.map_err(|_| FileError::TooManyFiles {
+                place: root.place(top),
+            })?;
+            if is_directory {
                 waiting.push((relative, depth + 1));
-            } else {
-                entries.push(file_entry(&opened, name, &relative, &stat, || place(name))?);
             }
         }
     }
-    entries.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(entries)
+    Ok(found)
 }
 
-/// The entry of what is not a directory, if it can be sent.
+/// What is not a directory, if it can be sent.
 fn file_entry(
     parent: &OwnedFd,
     name: &str,
-    relative: &str,
     stat: &Stat,
     place: impl Fn() -> Place,
-) -> Result<Entry, FileError> {
+) -> Result<(EntryKind, Identity), FileError> {
     if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
         let target = fs::readlinkat(parent, name, Vec::new()).unwrap_or_default();
         let place = place();
@@ -398,14 +652,8 @@ fn file_entry(
     }
     fs::accessat(parent.as_fd(), name, fs::Access::READ_OK, AtFlags::EACCESS)
         .map_err(|cause| FileError::reading(place(), cause))?;
-    Ok(Entry {
-        path: relative.into(),
-        kind: EntryKind::File {
-            bytes: identity.size,
-        },
-        mode: stat.st_mode & MODE_BITS,
-        identity,
-    })
+    let bytes = identity.size;
+    Ok((EntryKind::File { bytes }, identity))
 }
 
 fn below(directory: &str, name: &str) -> String {

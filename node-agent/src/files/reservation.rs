@@ -485,8 +485,10 @@ pub(super) fn targets(
     config: &DestinationConfig,
 ) -> Result<(RootPath, Vec<(Target, u64)>), FileError> {
     let manifest = &config.manifest;
-    let base = match (manifest.shape(), manifest.entries()) {
-        (Shape::File, [file]) if config.path.names_directory() => config.path.join(&file.path)?,
+    let base = match (manifest.shape(), manifest.entry(0)) {
+        (Shape::File, Some(file)) if config.path.names_directory() => {
+            config.path.join(file.path)?
+        }
         _ => config.path.clone(),
     };
     let mut files = Vec::new();

@@ -232,6 +232,15 @@ impl Root {
         }
     }
 
+    /// Whether both are the same directory, with the same name and access.
+    pub fn is_same(&self, other: &Root) -> bool {
+        let is_one = match (fs::fstat(&self.directory), fs::fstat(&other.directory)) {
+            (Ok(one), Ok(two)) => (one.st_dev, one.st_ino) == (two.st_dev, two.st_ino),
+            _ => false,
+        };
+        is_one && (&self.name, &self.path, self.access) == (&other.name, &other.path, other.access)
+    }
+
     /// Refuses what would happen in a directory that nobody else sees any more.
     pub fn in_place(&self) -> Result<(), FileError> {
         if self.is_elsewhere() {

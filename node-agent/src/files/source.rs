@@ -73,7 +73,7 @@ impl Source {
             root: self.root.clone(),
             path,
             bytes,
-            identity: entry.identity,
+            identity: self.manifest.identity(index as usize),
             file: File::from(opened),
         };
         file.compare(&Identity::of(&stat))?;
@@ -84,16 +84,35 @@ impl Source {
         Ok(file)
     }
 
+    /// The manifest with the state that its files and directories have here; what lies beside them is left
+    /// out.
+    pub fn listed(&self) -> Result<Manifest, FileError> {
+        let mut identities = Vec::with_capacity(self.manifest.len());
+        for index in 0..self.manifest.len() {
+            let (path, entry) = self.entry(index as u32)?;
+            let (kind, identity) = self.now(&path)?;
+            if kind != Some(entry.kind) {
+                return Err(FileError::SourceChanged {
+                    place: self.root.place(&path),
+                    what: "it has another size, or is no file any more",
+                });
+            }
+            identities.push(identity);
+        }
+        Ok(self.manifest.with_identities(identities))
+    }
+
     /// Compares every file and directory with the manifest once more: after it, what was sent is
     /// what the manifest announced. Files that were added since the scan are no part of that.
     pub fn unchanged(&self) -> Result<(), FileError> {
-        for (index, _) in (0..).zip(self.manifest.entries()) {
-            let (path, entry) = self.entry(index)?;
-            let now = self.identity_now(&path)?;
+        for index in 0..self.manifest.len() {
+            let (path, entry) = self.entry(index as u32)?;
+            let (_, now) = self.now(&path)?;
+            let identity = self.manifest.identity(index);
             let difference = match entry.kind {
-                EntryKind::File { .. } => entry.identity.difference(&now),
+                EntryKind::File { .. } => identity.difference(&now),
                 // Its times change with every file that comes or goes beside the listed ones.
-                EntryKind::Directory => entry.identity.replaced(&now),
+                EntryKind::Directory => identity.replaced(&now),
             };
             if let Some(what) = difference {
                 return Err(FileError::SourceChanged {
@@ -118,28 +137,35 @@ impl Source {
             made: false,
             job,
         };
-        let entries = self.manifest.entries();
-        copies::add(&self.root, new, |index| entries[index].identity)
+        copies::add(&self.root, new, |index| self.manifest.identity(index))
     }
 
-    fn identity_now(&self, path: &RootPath) -> Result<Identity, FileError> {
+    /// What stands there; neither a file nor a directory is nothing.
+    fn now(&self, path: &RootPath) -> Result<(Option<EntryKind>, Identity), FileError> {
         let opened = self
             .root
             .open_at(path, OFlags::PATH)
             .map_err(|cause| self.failed(path, cause))?;
         let stat = fs::fstat(&opened).map_err(|cause| self.failed(path, cause))?;
-        Ok(Identity::of(&stat))
+        let identity = Identity::of(&stat);
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Some(EntryKind::File {
+                bytes: identity.size,
+            }),
+            FileType::Directory => Some(EntryKind::Directory),
+            _ => None,
+        };
+        Ok((kind, identity))
     }
 
-    fn entry(&self, index: u32) -> Result<(RootPath, &Entry), FileError> {
-        let entry =
-            self.manifest
-                .entries()
-                .get(index as usize)
-                .ok_or_else(|| FileError::BadManifest {
-                    path: index.to_string(),
-                    fault: "is an index past its end",
-                })?;
+    fn entry(&self, index: u32) -> Result<(RootPath, Entry<'_>), FileError> {
+        let entry = self
+            .manifest
+            .entry(index as usize)
+            .ok_or_else(|| FileError::BadManifest {
+                path: index.to_string(),
+                fault: "is an index past its end",
+            })?;
         Ok((self.manifest.path_of(&self.path, entry)?, entry))
     }
 

@@ -82,7 +82,7 @@ pub enum ObjectError {
     },
     /// More lies below a prefix than one transfer can have.
     #[error(
-        "below {url} are more than {entries} objects and directories, or they take more than {bytes} bytes to list: name a prefix with less below it"
+        "below {url} are more than {entries} objects and directories, or their names have more than {bytes} bytes: name a prefix with less below it"
     )]
     TooMuch {
         /// The prefix.

@@ -7,37 +7,35 @@ use std::collections::BTreeSet;
 
 use object_store::ObjectMeta;
 use object_store::path::Path;
-use weft_proto::agent::v1 as proto;
 
 use super::error::ObjectError;
 use super::locator::Locator;
-use crate::dial::CONTROL_BYTES_MAX;
-use crate::files::{MAX_DEPTH, MAX_ENTRIES};
+use crate::files::{
+    Entry, EntryKind, FileError, MAX_DEPTH, MAX_ENTRIES, MAX_PATHS_BYTES, Manifest,
+    ManifestBuilder, ObjectVersion, Shape,
+};
 
 /// What a file made of an object may be done with: there is nothing that would say otherwise.
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
 /// Of what a store says, in messages.
 pub(super) const TOLD_CHARS: usize = 200;
-/// What an entry of a manifest has beside its path and tag: sizes, times and modes, a few bytes each.
-const ENTRY_BYTES: usize = 32;
-
 /// How much a store may list.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
     /// Objects, and the directories that their names make, together; objects that are passed over
     /// count.
     pub(super) entries: usize,
-    /// Of all of them in the answer to Stat.
+    /// Of their names and entity tags.
     pub(super) bytes: usize,
 }
 
 impl Default for Bounds {
-    /// What a manifest may have, and what one message of the control API may.
+    /// What a manifest may have.
     fn default() -> Self {
         Self {
             entries: MAX_ENTRIES,
-            bytes: CONTROL_BYTES_MAX,
+            bytes: MAX_PATHS_BYTES,
         }
     }
 }
@@ -46,7 +44,8 @@ impl Default for Bounds {
 pub(super) struct Listing<'a> {
     locator: &'a Locator,
     bounds: Bounds,
-    files: Vec<proto::File>,
+    /// Path, size and version of each.
+    files: Vec<(String, u64, ObjectVersion)>,
     directories: BTreeSet<String>,
     /// Objects, those that were passed over among them.
     told: usize,
@@ -82,48 +81,52 @@ impl<'a> Listing<'a> {
         for (at, _) in relative.match_indices('/') {
             let directory = &relative[..at];
             if !self.directories.contains(directory) {
-                self.bytes += directory.len() + ENTRY_BYTES;
+                self.bytes += directory.len();
                 self.directories.insert(directory.to_owned());
             }
         }
-        let file = file(relative, meta);
-        self.bytes += file.path.len() + file.etag.len() + ENTRY_BYTES;
+        let version = version(meta);
+        self.bytes += relative.len() + version.etag.len();
         if self.bytes > self.bounds.bytes
             || self.told + self.directories.len() > self.bounds.entries
         {
             return Err(self.too_much());
         }
-        self.files.push(file);
+        self.files.push((relative, meta.size, version));
         Ok(())
     }
 
     /// That was all.
-    pub(super) fn manifest(self) -> Result<proto::Manifest, ObjectError> {
+    pub(super) fn manifest(self) -> Result<Manifest, ObjectError> {
         let mut files = self.files;
         // Consoles make objects without bytes for directories; the library has cut their slash off.
-        files.retain(|file| file.size > 0 || !self.directories.contains(&file.path));
+        files.retain(|(path, size, _)| *size > 0 || !self.directories.contains(path));
         let both = files
             .iter()
-            .find(|file| self.directories.contains(&file.path));
-        if let Some(both) = both {
+            .find(|(path, ..)| self.directories.contains(path));
+        if let Some((path, ..)) = both {
             let problem = "others have it as their directory";
-            return Err(bad_key(self.locator, &both.path, problem));
+            return Err(bad_key(self.locator, path, problem));
         }
         if files.is_empty() {
             let url = self.locator.url.clone();
             return Err(ObjectError::Missing { url });
         }
-        files.sort_by(|a, b| a.path.cmp(&b.path));
-        let directory = |path: String| proto::Directory {
-            path,
-            mode: DIRECTORY_MODE,
-            identity: None,
+        let build = || {
+            let mut manifest = ManifestBuilder::new(Shape::Directory);
+            for path in &self.directories {
+                manifest.add(Entry {
+                    path,
+                    kind: EntryKind::Directory,
+                    mode: DIRECTORY_MODE,
+                })?;
+            }
+            for (path, size, version) in files {
+                manifest.object(file(&path, size), version)?;
+            }
+            manifest.finish()
         };
-        Ok(proto::Manifest {
-            files,
-            directories: self.directories.into_iter().map(directory).collect(),
-            directory: true,
-        })
+        build().map_err(|error| unfit(self.locator, &error))
     }
 
     fn bad_key(&self, key: &str, problem: &str) -> ObjectError {
@@ -147,6 +150,23 @@ fn bad_key(locator: &Locator, key: &str, problem: &str) -> ObjectError {
     }
 }
 
+/// No destination would take it.
+fn unfit(locator: &Locator, error: &FileError) -> ObjectError {
+    bad_key(locator, "", &error.to_string())
+}
+
+/// A manifest of one object.
+pub(super) fn only(
+    locator: &Locator,
+    name: &str,
+    meta: &ObjectMeta,
+) -> Result<Manifest, ObjectError> {
+    let mut manifest = ManifestBuilder::new(Shape::File);
+    let added = manifest.object(file(name, meta.size), version(meta));
+    let made = added.and_then(|()| manifest.finish());
+    made.map_err(|error| unfit(locator, &error))
+}
+
 /// The part of a key below a prefix.
 pub(super) fn relative(prefix: &Path, key: &Path) -> Option<String> {
     let parts: Vec<String> = key
@@ -157,17 +177,18 @@ pub(super) fn relative(prefix: &Path, key: &Path) -> Option<String> {
 }
 
 /// An object as a file.
-pub(super) fn file(path: String, meta: &ObjectMeta) -> proto::File {
-    proto::File {
+fn file(path: &str, bytes: u64) -> Entry<'_> {
+    Entry {
         path,
-        size: meta.size,
+        kind: EntryKind::File { bytes },
         mode: FILE_MODE,
-        identity: Some(proto::FileIdentity {
-            modified_ns: modified_ns(meta),
-            size: meta.size,
-            ..proto::FileIdentity::default()
-        }),
+    }
+}
+
+fn version(meta: &ObjectMeta) -> ObjectVersion {
+    ObjectVersion {
         etag: meta.e_tag.clone().unwrap_or_default(),
+        modified_ns: modified_ns(meta),
     }
 }
 
@@ -191,7 +212,7 @@ mod tests {
     }
 
     /// What a listing of these says.
-    fn listed(bounds: Bounds, keys: &[&str]) -> Result<proto::Manifest, ObjectError> {
+    fn listed(bounds: Bounds, keys: &[&str]) -> Result<Manifest, ObjectError> {
         let locator = Locator::parse("s3://models/m/").unwrap();
         let mut listing = Listing::new(&locator, bounds);
         for key in keys {
@@ -207,7 +228,7 @@ mod tests {
             bytes: 1 << 20,
         };
         let within = listed(bounds, &["m/a/b/c", "m/d"]).unwrap();
-        assert_eq!((within.files.len(), within.directories.len()), (2, 2));
+        assert_eq!((within.file_count(), within.len()), (2, 4));
         for keys in [
             ["m/a/b/c", "m/d", "m/e"].as_slice(),
             &["m/a/b/c/d/e"],
@@ -224,9 +245,9 @@ mod tests {
     fn long_names_are_too_much_before_many_are() {
         let bounds = Bounds {
             entries: 1000,
-            bytes: 1000,
+            bytes: 240,
         };
-        let long = format!("m/{}", "n".repeat(900));
+        let long = format!("m/{}", "n".repeat(200));
         assert!(listed(bounds, &[&long]).is_ok());
         let error = listed(
             bounds,

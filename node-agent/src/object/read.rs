@@ -6,10 +6,10 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use tokio::time::Instant;
-use weft_proto::agent::v1 as proto;
 
 use super::error::ObjectError;
 use super::store::{Answer, Store, Version};
+use crate::files::Manifest;
 
 /// How long is waited, and how often tried.
 #[derive(Debug, Clone, Copy)]
@@ -86,7 +86,7 @@ impl Reader {
     }
 
     /// What there is.
-    pub(crate) async fn list(&self) -> Result<proto::Manifest, ObjectError> {
+    pub(crate) async fn list(&self) -> Result<Manifest, ObjectError> {
         let deadline = Instant::now() + self.tempo.list;
         let mut last = "it goes on without end, or answers nothing".to_owned();
         let listed = tokio::time::timeout_at(deadline, self.list_patiently(&mut last)).await;
@@ -99,7 +99,7 @@ impl Reader {
         })
     }
 
-    async fn list_patiently(&self, last: &mut String) -> Result<proto::Manifest, ObjectError> {
+    async fn list_patiently(&self, last: &mut String) -> Result<Manifest, ObjectError> {
         let mut patience = self.patience();
         loop {
             let problem = match self.store.list().await {

@@ -22,8 +22,9 @@ use weft_proto::agent::v1 as proto;
 use super::credentials::Credentials;
 use super::error::ObjectError;
 use super::http::{Access, Callers, Connector, Refused, authorization};
-use super::listing::{Bounds, Listing, TOLD_CHARS, file, modified_ns, relative};
+use super::listing::{Bounds, Listing, TOLD_CHARS, modified_ns, only, relative};
 use super::locator::{Locator, Scheme};
+use crate::files::{Manifest, ObjectVersion, Shape};
 
 /// Where a Secret says nothing: stores other than Amazon's do not look at it.
 const REGION: &str = "us-east-1";
@@ -114,22 +115,19 @@ impl Store {
     }
 
     /// What there is.
-    pub(super) async fn list(&self) -> Result<proto::Manifest, Answer> {
+    pub(super) async fn list(&self) -> Result<Manifest, Answer> {
         let manifest = if self.locator.is_prefix {
             self.list_prefix().await?
         } else {
             let meta = self.inner.head(&self.locator.key).await;
             let meta = meta.map_err(|error| self.judge(error))?;
-            proto::Manifest {
-                files: vec![file(self.locator.name().to_owned(), &meta)],
-                ..proto::Manifest::default()
-            }
+            only(&self.locator, self.locator.name(), &meta).map_err(Answer::Final)?
         };
         self.compare(&manifest).map_err(Answer::Final)?;
         Ok(manifest)
     }
 
-    async fn list_prefix(&self) -> Result<proto::Manifest, Answer> {
+    async fn list_prefix(&self) -> Result<Manifest, Answer> {
         let prefix = &self.locator.key;
         let some = (!prefix.as_ref().is_empty()).then_some(prefix);
         let mut listing = Listing::new(&self.locator, Bounds::default());
@@ -141,14 +139,14 @@ impl Store {
     }
 
     /// Whether it is what the job expects.
-    fn compare(&self, manifest: &proto::Manifest) -> Result<(), ObjectError> {
+    fn compare(&self, manifest: &Manifest) -> Result<(), ObjectError> {
         let unexpected = |what, expected: String, found: String| ObjectError::Unexpected {
             url: self.locator.url.clone(),
             what,
             expected,
             found,
         };
-        let bytes: u64 = manifest.files.iter().map(|file| file.size).sum();
+        let bytes = manifest.bytes();
         if let Some(expected) = self.expect.bytes
             && expected != bytes
         {
@@ -158,8 +156,8 @@ impl Store {
         if expected.is_empty() {
             return Ok(());
         }
-        let found = match (manifest.directory, manifest.files.as_slice()) {
-            (false, [file]) => file.etag.as_str(),
+        let found = match (manifest.shape(), manifest.version(0)) {
+            (Shape::File, Some(version)) => version.etag.as_str(),
             _ => "none, being a directory",
         };
         if !differ(Some(expected), Some(found)) {
@@ -171,19 +169,25 @@ impl Store {
     }
 
     /// The version that a listing has told.
-    pub(crate) fn version(&self, file: &proto::File, directory: bool) -> Version {
-        let key = match directory {
-            true => {
-                let parts = file.path.split('/').map(object_store::path::PathPart::from);
+    pub(crate) fn version(
+        &self,
+        path: &str,
+        size: u64,
+        shape: Shape,
+        version: &ObjectVersion,
+    ) -> Version {
+        let key = match shape {
+            Shape::Directory => {
+                let parts = path.split('/').map(object_store::path::PathPart::from);
                 self.locator.key.parts().chain(parts).collect()
             }
-            false => self.locator.key.clone(),
+            Shape::File => self.locator.key.clone(),
         };
         Version {
             key,
-            size: file.size,
-            etag: Some(file.etag.clone()).filter(|etag| !etag.is_empty()),
-            modified_ns: file.identity.map_or(0, |identity| identity.modified_ns),
+            size,
+            etag: Some(version.etag.clone()).filter(|etag| !etag.is_empty()),
+            modified_ns: version.modified_ns,
         }
     }
 

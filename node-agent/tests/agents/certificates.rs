@@ -12,7 +12,7 @@ async fn a_new_authority_and_new_certificates_are_taken_up_while_a_call_goes_on(
     let manifest = crate::support::stat(&mut lab.operator(0).await)
         .await
         .unwrap();
-    let request = crate::support::prepare(&waiting, &manifest);
+    let request = lab.prepare(&waiting, 1, &manifest);
     lab.operator(1).await.prepare(request).await.unwrap();
     let mut stream = lab.follow(1, &waiting).await;
     lab.renew(0..2);

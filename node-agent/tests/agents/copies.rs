@@ -8,9 +8,7 @@ use weft_proto::operator::v1::{Copy, CopyJob, NodeReport};
 
 use crate::eventually::eventually;
 use crate::operator::{Member, Operator};
-use crate::support::{
-    Lab, job, name_of, noise, prepare, reason, release, start_source, stat, write,
-};
+use crate::support::{Lab, job, name_of, noise, reason, release, start_source, stat, write};
 
 fn copy_job(job: &JobRef) -> CopyJob {
     let name = name_of(job).unwrap();
@@ -106,7 +104,7 @@ async fn a_copy_is_reported_after_a_restart_of_the_agent_until_its_last_job_is_r
     // Somebody is at work there: it goes after that, and is none any more at once.
     let other = job("other", 1);
     let manifest = stat(&mut lab.operator(0).await).await.unwrap();
-    let request: PrepareRequest = prepare(&other, &manifest);
+    let request: PrepareRequest = lab.prepare(&other, 1, &manifest);
     lab.operator(1).await.prepare(request).await.unwrap();
     release(&lab, 1, &second).await;
     reported(&operator, 1, &[], "no job needs it").await;
@@ -173,7 +171,7 @@ async fn a_job_without_a_name_is_not_recorded_and_a_bad_name_is_refused() {
         }
         let request = PrepareRequest {
             job_name: name,
-            ..prepare(&first, &manifest)
+            ..lab.prepare(&first, 1, &manifest)
         };
         let refused = [
             lab.operator(0).await.start(start).await.unwrap_err(),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::support::{Lab, job, noise, prepare, reason, stat, write};
+use crate::support::{Lab, job, noise, reason, stat, write};
 use crate::transfer::{SLOW, names};
 use weft_agent::agent::Agent;
 use weft_proto::agent::v1::*;
@@ -144,7 +144,7 @@ async fn nothing_is_looked_for_where_a_first_prepare_was_refused() {
                 root: "none".to_owned(),
                 path: "model".to_owned(),
             }),
-            ..prepare(&given_up, &manifest)
+            ..lab.prepare(&given_up, 1, &manifest)
         };
         let refused = operator.prepare(request).await.unwrap_err();
         assert_eq!(reason(&refused), "UnknownRoot");

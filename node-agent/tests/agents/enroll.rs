@@ -7,7 +7,7 @@ use weft_proto::agent::v1::*;
 use weft_proto::operator::v1::NodeReport;
 
 use crate::operator::{Operator, TOKEN};
-use crate::support::{Lab, eventually, job, noise, prepare, reason, stat, write};
+use crate::support::{Lab, eventually, job, noise, reason, stat, write};
 
 /// Whether a report says this.
 fn finds(report: &NodeReport, reason: &str) -> bool {
@@ -228,7 +228,7 @@ async fn a_running_agent_takes_over_roots_while_a_job_runs_and_keeps_its_engine(
     write(&lab.root(0).join("model"), &noise(3 << 20, 1));
     let manifest = stat(&mut lab.operator(0).await).await.unwrap();
     let waiting = job("waiting", 1);
-    let request = prepare(&waiting, &manifest);
+    let request = lab.prepare(&waiting, 1, &manifest);
     let prepare = async || lab.operator(1).await.prepare(request.clone()).await;
     let prepared = prepare().await.unwrap().into_inner();
     for member in &members {
@@ -241,7 +241,7 @@ async fn a_running_agent_takes_over_roots_while_a_job_runs_and_keeps_its_engine(
                 root: "more".to_owned(),
                 path: String::new(),
             }),
-            object: None,
+            ..StatRequest::default()
         };
         lab.operator(node).await.stat(request).await
     };
@@ -281,14 +281,44 @@ async fn a_running_agent_takes_over_roots_while_a_job_runs_and_keeps_its_engine(
     lab.operator(1).await.cancel(cancel).await.unwrap();
     let left = std::fs::read_dir(lab.root(1)).unwrap().count();
     assert_eq!(left, 0);
-    // The next process begins with the other.
+    // Stores are read by what is in force, too.
+    let stat_object = async || {
+        let request = StatRequest {
+            leader_epoch: 1,
+            object: Some(ObjectSource {
+                url: "http://127.0.0.1:1/model".to_owned(),
+                ..ObjectSource::default()
+            }),
+            ..StatRequest::default()
+        };
+        reason(&lab.operator(1).await.stat(request).await.unwrap_err())
+    };
+    assert_eq!(stat_object().await, "StoreForbidden");
+    operator.set_agent(|agent| {
+        agent.objects = Some(weft_proto::operator::v1::Objects {
+            allow_insecure: true,
+        });
+    });
+    eventually("the store is asked", || async {
+        (stat_object().await != "StoreForbidden").then_some(())
+    })
+    .await;
+    // The pod of the next process is made for the other.
     let [_, member] = members;
     member.stop().await;
     let member = operator.join(1).await;
     let is_next = |report: &NodeReport| report.ready && report.configuration == "2";
     let report = operator.report("the next one starts", is_next).await;
     assert_eq!(report.ports.unwrap().count, 1);
-    member.stop().await;
+    // It was told too early what that is.
+    operator.set_engine("2", |engine| engine.ports.as_mut().unwrap().count = 2);
+    let ended = member.ended().await.unwrap_err();
+    assert!(
+        ended
+            .to_string()
+            .contains("another than the agent was started with"),
+        "{ended}"
+    );
     running.stop().await;
 }
 
@@ -307,7 +337,7 @@ async fn an_agent_that_has_just_started_obeys_no_leader_before_the_one_it_joined
                 root: "data".to_owned(),
                 path: String::new(),
             }),
-            object: None,
+            ..StatRequest::default()
         };
         lab.operator(0).await.stat(request).await
     };

@@ -3,7 +3,7 @@
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::*;
 
-use crate::support::{Lab, job, model, noise, prepare, release, start_source, stat, write};
+use crate::support::{Lab, job, model, noise, release, start_source, stat, write};
 
 const PLACE: &str = "shelf/model";
 /// Node 2 has no agent: it is called for as long as a test takes.
@@ -17,7 +17,7 @@ fn at(path: &str) -> Option<Location> {
 }
 
 /// Brings a copy to node 1 for the job `first`; the manifest of what node 0 has.
-async fn copied(lab: &Lab) -> Manifest {
+async fn copied(lab: &Lab) -> StatResponse {
     write(&lab.root(0).join("model/weights"), &noise(3 << 20, 1));
     write(&lab.root(0).join("model/sub/config"), b"{}");
     let first = job("first", 1);
@@ -55,7 +55,7 @@ async fn a_copy_stays_until_the_attempts_that_write_at_its_place_have_ended() {
         let job = job(uid, 1);
         let request = PrepareRequest {
             location: at(path),
-            ..prepare(&job, &manifest)
+            ..lab.prepare(&job, 1, &manifest)
         };
         lab.operator(1).await.prepare(request).await.unwrap();
         job
@@ -86,12 +86,12 @@ async fn a_copy_stays_while_a_source_sends_it() {
     let listing = StatRequest {
         leader_epoch: 1,
         location: location.clone(),
-        object: None,
+        ..StatRequest::default()
     };
     let mut operator = lab.operator(1).await;
-    let listed = operator.stat(listing).await.unwrap().into_inner().manifest;
+    let listed = operator.stat(listing).await.unwrap().into_inner();
     let children = vec![lab.child(&source, 1, 2)];
-    let mut start = start_source(&source, &listed.unwrap(), children, Algorithm::Blake3);
+    let mut start = start_source(&source, &listed, children, Algorithm::Blake3);
     if let Some(Part::Source(part)) = &mut start.part {
         part.location = location;
     }
@@ -113,7 +113,7 @@ async fn a_copy_stays_while_a_relay_that_is_verified_passes_it_on() {
     let relay = job("relay", 1);
     let prepare = PrepareRequest {
         location: at(PLACE),
-        ..prepare(&relay, &manifest)
+        ..lab.prepare(&relay, 1, &manifest)
     };
     let mut operator = lab.operator(1).await;
     operator.prepare(prepare).await.unwrap();

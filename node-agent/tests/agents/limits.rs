@@ -1,7 +1,7 @@
 //! What an agent does with little memory and without threads.
 
 use crate::kept::Kept;
-use crate::support::{DEADLINE, Lab, job, noise, prepare, reason, start_source, stat, write};
+use crate::support::{DEADLINE, Lab, job, noise, reason, start_source, stat, write};
 use tonic::Code;
 use weft_agent::agent::Agent;
 use weft_agent::config;
@@ -81,7 +81,10 @@ async fn an_agent_that_gets_no_thread_to_receive_says_so_and_keeps_no_connection
     let first = job("threads", 1);
     let manifest = stat(&mut lab.operator(0).await).await.unwrap();
     let mut operator = lab.operator(1).await;
-    operator.prepare(prepare(&first, &manifest)).await.unwrap();
+    operator
+        .prepare(lab.prepare(&first, 1, &manifest))
+        .await
+        .unwrap();
     receiver.allow_no_more_threads();
     let children = vec![lab.child(&first, 0, 1)];
     let request = start_source(&first, &manifest, children, Algorithm::Blake3);
@@ -118,7 +121,7 @@ async fn whoever_follows_all_that_memory_holds_can_still_cancel() {
             });
             let request = PrepareRequest {
                 location,
-                ..prepare(&job, &manifest)
+                ..lab.prepare(&job, 1, &manifest)
             };
             operator.prepare(request).await.unwrap();
             for _ in 0..2 {
@@ -159,7 +162,7 @@ async fn a_job_that_would_go_beyond_a_limit_of_a_root_is_refused_before_any_byte
         let agents = [lab.agent(0, "").await, limited(&lab, 1, limits).await];
         write(&lab.root(0).join("model/weights"), &noise(3 << 20, 1));
         let manifest = stat(&mut lab.operator(0).await).await.unwrap();
-        let request = prepare(&job("first", 1), &manifest);
+        let request = lab.prepare(&job("first", 1), 1, &manifest);
         let refused = lab.operator(1).await.prepare(request).await.unwrap_err();
         assert_eq!(
             (reason(&refused), refused.code()),

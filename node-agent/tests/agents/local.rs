@@ -6,7 +6,7 @@ use tonic::Status;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::*;
 
-use crate::support::{Lab, job, model, noise, prepare, release, stat, write};
+use crate::support::{Lab, job, model, noise, release, stat, write};
 use crate::transfer::names;
 
 fn copy() -> Option<Location> {
@@ -16,17 +16,14 @@ fn copy() -> Option<Location> {
     })
 }
 
-async fn begin(lab: &Lab, job: &JobRef, manifest: &Manifest) -> Result<(), Status> {
+async fn begin(lab: &Lab, job: &JobRef, manifest: &StatResponse) -> Result<(), Status> {
     let mut operator = lab.operator(0).await;
     let request = PrepareRequest {
         location: copy(),
-        ..prepare(job, manifest)
+        ..lab.prepare(job, 0, manifest)
     };
     operator.prepare(request).await?;
-    let part = LocalPart {
-        source: model(),
-        manifest: Some(manifest.clone()),
-    };
+    let part = LocalPart { source: model() };
     let request = StartRequest {
         job: Some(job.clone()),
         leader_epoch: 1,

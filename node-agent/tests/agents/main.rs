@@ -20,6 +20,7 @@ mod kept;
 mod limits;
 #[cfg(test)]
 mod local;
+mod manifests;
 #[cfg(test)]
 mod objects;
 #[cfg(test)]

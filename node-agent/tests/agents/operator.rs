@@ -228,6 +228,7 @@ impl Operator {
             control_port: 7400,
             metrics_port: 7401,
             roots_dir,
+            pod_configuration: self.0.config.borrow().pod_configuration.clone(),
             pace: Pace {
                 report: Duration::from_millis(50),
                 retry_first: Duration::from_millis(20),
@@ -257,6 +258,12 @@ impl Running {
 impl Member {
     pub(crate) fn state(&self, file: &str) -> PathBuf {
         self.settings.state.join(file)
+    }
+
+    /// Why it has ended without being told to.
+    pub(crate) async fn ended(self) -> Result<(), EnrollError> {
+        let _stop = self.stop;
+        self.ended.await.unwrap()
     }
 
     pub(crate) async fn stop(self) {

@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::time::Duration;
 
 use crate::support::{
-    DEADLINE, Lab, Wire, eventually, job, noise, prepare, reason, start_source, stat, write,
+    DEADLINE, Lab, Wire, eventually, job, noise, reason, start_source, stat, write,
 };
 use tonic::{Code, Status};
 use weft_proto::agent::v1::*;
@@ -13,7 +13,7 @@ use weft_proto::agent::v1::*;
 struct Prepared {
     lab: Lab,
     job: JobRef,
-    manifest: Manifest,
+    manifest: StatResponse,
     agents: [weft_agent::agent::Agent; 2],
 }
 
@@ -25,7 +25,7 @@ async fn prepared(uid: &str, extra: [&str; 2]) -> Prepared {
     let manifest = stat(&mut lab.operator(0).await).await.unwrap();
     lab.operator(1)
         .await
-        .prepare(prepare(&job, &manifest))
+        .prepare(lab.prepare(&job, 1, &manifest))
         .await
         .unwrap();
     Prepared {
@@ -120,7 +120,7 @@ async fn a_call_that_is_not_the_callers_is_refused_before_it_is_read() {
     let request = StatRequest {
         leader_epoch: 1,
         location: Some(location),
-        object: None,
+        ..StatRequest::default()
     };
     refused(node.stat(request).await, "NotAllowed");
     // What a node may call has no manifest in it.
@@ -233,26 +233,32 @@ async fn commands_of_an_earlier_leader_and_of_earlier_attempts_are_refused() {
     } = &prepared("order", ["", ""]).await;
     let mut operator = lab.operator(1).await;
     // The same again is answered the same.
-    operator.prepare(prepare(first, manifest)).await.unwrap();
+    operator
+        .prepare(lab.prepare(first, 1, manifest))
+        .await
+        .unwrap();
     let other = PrepareRequest {
         overwrite: Overwrite::Never.into(),
-        ..prepare(first, manifest)
+        ..lab.prepare(first, 1, manifest)
     };
     refused(operator.prepare(other).await, "ConflictingRequest");
     // A later attempt takes the place of an earlier one.
     let second = job("order", 2);
-    operator.prepare(prepare(&second, manifest)).await.unwrap();
+    operator
+        .prepare(lab.prepare(&second, 1, manifest))
+        .await
+        .unwrap();
     refused(
-        operator.prepare(prepare(first, manifest)).await,
+        operator.prepare(lab.prepare(first, 1, manifest)).await,
         "StaleAttempt",
     );
     let raised = PrepareRequest {
         leader_epoch: 5,
-        ..prepare(&second, manifest)
+        ..lab.prepare(&second, 1, manifest)
     };
     operator.prepare(raised).await.unwrap();
     refused(
-        operator.prepare(prepare(&second, manifest)).await,
+        operator.prepare(lab.prepare(&second, 1, manifest)).await,
         "StaleEpoch",
     );
 }
@@ -264,8 +270,7 @@ async fn a_progress_stream_of_an_earlier_leader_ends_when_a_later_one_is_heard()
     stream.message().await.unwrap().unwrap();
     let request = StatRequest {
         leader_epoch: 2,
-        location: None,
-        object: None,
+        ..StatRequest::default()
     };
     refused(lab.operator(1).await.stat(request).await, "BadRequest");
     let told = async {
@@ -308,7 +313,7 @@ async fn what_another_job_is_writing_is_busy() {
     let status = lab
         .operator(1)
         .await
-        .prepare(prepare(&job("two", 1), manifest))
+        .prepare(lab.prepare(&job("two", 1), 1, manifest))
         .await
         .unwrap_err();
     assert_eq!(reason(&status), "DestinationBusy");
@@ -318,7 +323,7 @@ async fn what_another_job_is_writing_is_busy() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_requests_name_the_field() {
     let Prepared { lab, manifest, .. } = &prepared("fields", ["", ""]).await;
-    let good = prepare(&job("other", 1), manifest);
+    let good = lab.prepare(&job("other", 1), 1, manifest);
     type Change = fn(&mut PrepareRequest);
     let table: [(&str, &str, Change); 10] = [
         ("BadRequest", "job", |r| r.job = None),

@@ -272,6 +272,7 @@ impl Lab {
             destination: Some(location),
             direction: Direction::Write.into(),
             expires_unix_s: now.as_secs() + 600,
+            manifest_digest: Vec::new(),
         };
         change(&mut ticket);
         let bytes = ticket.encode_to_vec();
@@ -288,6 +289,42 @@ impl Lab {
             control_address: self.control(to),
             ticket: Some(self.ticket(job, from, to, |_| {})),
         }
+    }
+
+    /// For a node that is to get what node 0 has listed.
+    pub(crate) fn prepare(
+        &self,
+        job: &JobRef,
+        node: usize,
+        listed: &StatResponse,
+    ) -> PrepareRequest {
+        PrepareRequest {
+            job: Some(job.clone()),
+            leader_epoch: 1,
+            location: model(),
+            manifest_digest: listed.manifest_digest.clone(),
+            verification: verify(Algorithm::Blake3),
+            overwrite: Overwrite::IfDifferent.into(),
+            manifest_from: (node != 0).then(|| ManifestHolder {
+                node: "n0".to_owned(),
+                control_address: self.control(0),
+                ticket: Some(self.fetching(job, node, listed)),
+            }),
+            job_name: name_of(job),
+        }
+    }
+
+    /// Lets a node fetch from node 0 what that has listed.
+    pub(crate) fn fetching(
+        &self,
+        job: &JobRef,
+        node: usize,
+        listed: &StatResponse,
+    ) -> SignedTicket {
+        self.ticket(job, node, 0, |ticket| {
+            ticket.direction = Direction::FetchManifest.into();
+            ticket.manifest_digest.clone_from(&listed.manifest_digest);
+        })
     }
 
     /// Plays the operator: node 0 sends `model` by a tree given as (parent, child) pairs.
@@ -334,7 +371,7 @@ impl Lab {
             let request = PrepareRequest {
                 location: location.clone(),
                 verification: verify(algorithm),
-                ..prepare(job, &manifest)
+                ..self.prepare(job, *node, &manifest)
             };
             prepared.push(
                 self.operator(*node)
@@ -467,36 +504,24 @@ pub(crate) fn job(uid: &str, attempt: u32) -> JobRef {
     }
 }
 
-pub(crate) async fn stat(client: &mut Client) -> Result<Manifest, Status> {
+pub(crate) async fn stat(client: &mut Client) -> Result<StatResponse, Status> {
     let request = StatRequest {
         leader_epoch: 1,
         location: model(),
-        object: None,
+        ..StatRequest::default()
     };
-    Ok(client.stat(request).await?.into_inner().manifest.unwrap())
-}
-
-pub(crate) fn prepare(job: &JobRef, manifest: &Manifest) -> PrepareRequest {
-    PrepareRequest {
-        job: Some(job.clone()),
-        leader_epoch: 1,
-        location: model(),
-        manifest: Some(manifest.clone()),
-        verification: verify(Algorithm::Blake3),
-        overwrite: Overwrite::IfDifferent.into(),
-        job_name: name_of(job),
-    }
+    Ok(client.stat(request).await?.into_inner())
 }
 
 pub(crate) fn start_source(
     job: &JobRef,
-    manifest: &Manifest,
+    manifest: &StatResponse,
     sends_to: Vec<Child>,
     algorithm: Algorithm,
 ) -> StartRequest {
     let source = SourcePart {
         location: model(),
-        manifest: Some(manifest.clone()),
+        manifest_digest: manifest.manifest_digest.clone(),
         verification: verify(algorithm),
         job_name: None,
     };

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::kept::Kept;
-use crate::support::{Lab, eventually, job, noise, prepare, reason, stat, write};
+use crate::support::{Lab, eventually, job, noise, reason, stat, write};
 use weft_proto::agent::v1::*;
 
 fn state(progress: &ProgressResponse) -> (State, String) {
@@ -227,7 +227,7 @@ async fn after_a_cancel_nothing_lands_and_what_is_discarded_is_gone() {
     let refused = lab
         .operator(1)
         .await
-        .prepare(prepare(&first, &manifest))
+        .prepare(lab.prepare(&first, 1, &manifest))
         .await;
     assert_eq!(reason(&refused.unwrap_err()), "Cancelled");
 }
@@ -338,7 +338,7 @@ async fn an_attempt_that_nobody_asks_about_ends_by_itself() {
     let manifest = stat(&mut lab.operator(0).await).await.unwrap();
     lab.operator(1)
         .await
-        .prepare(prepare(&first, &manifest))
+        .prepare(lab.prepare(&first, 1, &manifest))
         .await
         .unwrap();
     let run = agents[1].jobs().find(&first).unwrap();

@@ -1,6 +1,6 @@
 //! What can be asked, by path and verb as the API server has them.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::{
     Router,
@@ -13,7 +13,7 @@ use axum::{
 use serde::Serialize;
 use serde_json::json;
 use tokio::{
-    sync::{Semaphore, SemaphorePermit, mpsc, oneshot},
+    sync::{mpsc, oneshot},
     time::timeout,
 };
 use weft_crds::{
@@ -37,9 +37,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// The API server gives a call up after 60 s. The source may list many files.
 const STAT_WITHIN: Duration = Duration::from_secs(45);
 
-/// Plans under way: each may hold a list of 300,000 files, which is much for an operator.
-const PLANS: usize = 2;
-
 /// What the routes work with.
 #[derive(Clone)]
 pub(super) struct Asked<A> {
@@ -49,27 +46,6 @@ pub(super) struct Asked<A> {
     pub(super) channels: Channels,
     /// The leader's, with which agents are asked.
     pub(super) epoch: u64,
-    /// Of plans.
-    pub(super) turns: Turns,
-}
-
-/// Who may make a plan now.
-#[derive(Clone)]
-pub(super) struct Turns(Arc<Semaphore>);
-
-impl Default for Turns {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(PLANS)))
-    }
-}
-
-impl Turns {
-    fn take(&self) -> Result<SemaphorePermit<'_>, Refused> {
-        self.0.try_acquire().map_err(|_| {
-            let text = format!("{PLANS} plans are being made, which is the most; try again");
-            Refused::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", text)
-        })
-    }
 }
 
 /// The routes.
@@ -264,7 +240,6 @@ impl<A: Authorizer> Asked<A> {
             };
             self.allow(&caller, &access).await?;
         }
-        let _turn = self.turns.take()?;
         let planned = timeout(STAT_WITHIN, plan_of(survey, &self.channels));
         planned
             .await
@@ -446,19 +421,18 @@ async fn plan_of(survey: Survey, channels: &Channels) -> TransferPlan {
     };
     let (spec, contacts) = (begun.spec, begun.contacts);
     let channels = channels.of_fabric(&begun.fabric);
-    let manifest = match weft_transfer::stat(spec.clone(), channels, &contacts).await {
-        Ok(manifest) => manifest,
+    let found = match weft_transfer::stat(spec.clone(), channels, &contacts).await {
+        Ok(found) => found,
         Err(refusal) => {
             obstacle(&refusal.reason, refusal.message, !refusal.retriable);
             return told;
         }
     };
-    let bytes = manifest.files.iter().map(|file| file.size).sum();
     let names: Vec<String> = spec.receivers().map(str::to_owned).collect();
     let request = Request {
         strategy: spec.strategy,
         payload_share: spec.payload_share,
-        ..Request::new(&spec.source.node, names, bytes)
+        ..Request::new(&spec.source.node, names, found.bytes)
     };
     if !request.destinations.is_empty() {
         match weft_planner::plan(&request, &spec.topology) {
@@ -467,8 +441,8 @@ async fn plan_of(survey: Survey, channels: &Channels) -> TransferPlan {
         }
     }
     told.manifest = Some(ManifestSummary {
-        files: u32::try_from(manifest.files.len()).unwrap_or(u32::MAX),
-        bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
+        files: u32::try_from(found.files).unwrap_or(u32::MAX),
+        bytes: i64::try_from(found.bytes).unwrap_or(i64::MAX),
         digest: None,
     });
     told

@@ -15,8 +15,9 @@ use weft_proto::agent::v1::agent_server::Agent;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::{
     CancelRequest, CancelResponse, ConnectRequest, ConnectResponse, DiagnoseRequest,
-    DiagnoseResponse, File, JobRef, Manifest, PrepareRequest, PrepareResponse, ProgressRequest,
-    ProgressResponse, StartRequest, StartResponse, StatRequest, StatResponse, State,
+    DiagnoseResponse, FetchManifestRequest, JobRef, ManifestPart, PrepareRequest, PrepareResponse,
+    ProgressRequest, ProgressResponse, StartRequest, StartResponse, StatRequest, StatResponse,
+    State,
 };
 
 /// Of every source.
@@ -87,18 +88,11 @@ fn attempt(job: Option<JobRef>) -> Result<(JobRef, Attempt), Status> {
 #[tonic::async_trait]
 impl Agent for StandIn {
     async fn stat(&self, _: Request<StatRequest>) -> Result<Response<StatResponse>, Status> {
-        let file = File {
-            path: "model.safetensors".to_owned(),
-            size: BYTES,
-            mode: 0o644,
-            ..File::default()
-        };
-        let manifest = Manifest {
-            files: vec![file],
-            ..Manifest::default()
-        };
         Ok(Response::new(StatResponse {
-            manifest: Some(manifest),
+            manifest_digest: vec![1; 32],
+            files: 1,
+            bytes: BYTES,
+            state: vec![1; 32],
         }))
     }
 
@@ -176,6 +170,15 @@ impl Agent for StandIn {
         _: Request<DiagnoseRequest>,
     ) -> Result<Response<DiagnoseResponse>, Status> {
         Err(Status::unimplemented("a stand-in has no data path"))
+    }
+
+    type FetchManifestStream = Pin<Box<dyn Stream<Item = Result<ManifestPart, Status>> + Send>>;
+
+    async fn fetch_manifest(
+        &self,
+        _: Request<FetchManifestRequest>,
+    ) -> Result<Response<Self::FetchManifestStream>, Status> {
+        Err(Status::unimplemented("a stand-in needs no manifest"))
     }
 
     async fn connect(

@@ -88,18 +88,17 @@ pub(crate) async fn a_destination_with_another_content(stage: &mut Stage, seed: 
     let request = StatRequest {
         leader_epoch: 1,
         location: Some(location),
-        object: None,
+        ..StatRequest::default()
     };
-    let manifest = stage
-        .operator(0)
-        .stat(request)
-        .await
-        .unwrap()
-        .into_inner()
-        .manifest
-        .unwrap();
+    let listed = stage.operator(0).stat(request).await.unwrap().into_inner();
     let (job, mut agent) = (job(&stage.new_job()), stage.operator(1));
-    let request = prepare(&job, &path, &manifest, Overwrite::Never);
+    let mut request = prepare(
+        &job,
+        &path,
+        listed.manifest_digest.clone(),
+        Overwrite::Never,
+    );
+    request.manifest_from = Some(stage.holder(&job, 0, 1, listed.manifest_digest));
     match agent.prepare(request).await {
         Err(status) => {
             let says = ["model.bin", "overwrite"];

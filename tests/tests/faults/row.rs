@@ -23,8 +23,8 @@ use weft_planner::Strategy;
 use weft_proto::{
     Message as _,
     agent::v1::{
-        Algorithm, CancelRequest, ErrorDetail, JobRef, Location, Manifest, Overwrite,
-        PrepareRequest, Verification,
+        Algorithm, CancelRequest, ErrorDetail, JobRef, Location, Overwrite, PrepareRequest,
+        Verification,
     },
 };
 use weft_sim::draw::Draw;
@@ -342,8 +342,14 @@ impl Play<'_> {
             }
             Strike::RemoveSource => fs::remove_file(self.file()).unwrap(),
             Strike::Rival => {
-                let manifest = runner.job().manifest().unwrap().decode();
-                self.rival(&manifest, node).await;
+                let manifest = runner
+                    .job()
+                    .listing()
+                    .unwrap()
+                    .found
+                    .manifest_digest
+                    .clone();
+                self.rival(manifest, node).await;
             }
             Strike::Unreachable(node) => {
                 fabric.fail_node(node, Unreachable::Everywhere).unwrap();
@@ -419,7 +425,7 @@ impl Play<'_> {
     }
 
     /// Another job's Prepare for the same place.
-    async fn rival(&mut self, manifest: &Manifest, node: usize) {
+    async fn rival(&mut self, manifest: Vec<u8>, node: usize) {
         let rival = self.stage.new_job();
         let (job, mut agent) = (job(&rival), self.stage.operator(node));
         let request = prepare(&job, &self.destination, manifest, Overwrite::IfDifferent);
@@ -501,7 +507,7 @@ pub(crate) fn job(uid: &str) -> JobRef {
 pub(crate) fn prepare(
     job: &JobRef,
     path: &str,
-    manifest: &Manifest,
+    manifest_digest: Vec<u8>,
     overwrite: Overwrite,
 ) -> PrepareRequest {
     PrepareRequest {
@@ -511,13 +517,15 @@ pub(crate) fn prepare(
             root: ROOT.to_owned(),
             path: path.to_owned(),
         }),
-        manifest: Some(manifest.clone()),
+        manifest_digest,
         verification: Some(Verification {
             algorithm: Algorithm::Blake3.into(),
             expect: String::new(),
         }),
         overwrite: overwrite.into(),
         job_name: None,
+        // The node has it, or is told where it is.
+        manifest_from: None,
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     ops::{Deref, DerefMut, RangeInclusive},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use nix::mount::{MsFlags, mount};
@@ -19,7 +19,7 @@ use weft_cli::{
     stage::{self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup},
 };
 use weft_identity::server_name;
-use weft_proto::agent::v1::agent_client::AgentClient;
+use weft_proto::agent::v1::{Direction, JobRef, ManifestHolder, Ticket, agent_client::AgentClient};
 
 use crate::RUNTIME;
 
@@ -186,6 +186,33 @@ impl Stage {
         let control = self.ground().addresses(node).control;
         let endpoint = Endpoint::from_shared(format!("https://{control}")).unwrap();
         AgentClient::new(endpoint.tls_config(tls).unwrap().connect_lazy())
+    }
+
+    /// Lets node `to` fetch a manifest that node `from` has listed.
+    pub(crate) fn holder(
+        &self,
+        job: &JobRef,
+        from: usize,
+        to: usize,
+        manifest_digest: Vec<u8>,
+    ) -> ManifestHolder {
+        let in_ten_minutes = SystemTime::now() + Duration::from_secs(600);
+        let expires = in_ten_minutes.duration_since(UNIX_EPOCH).unwrap();
+        let ticket = Ticket {
+            fabric: FABRIC.to_owned(),
+            job: Some(job.clone()),
+            from_node: name(to),
+            to_node: name(from),
+            direction: Direction::FetchManifest.into(),
+            expires_unix_s: expires.as_secs(),
+            manifest_digest,
+            ..Ticket::default()
+        };
+        ManifestHolder {
+            node: name(from),
+            control_address: self.ground().addresses(from).control.to_string(),
+            ticket: Some(self.authority().sign(&ticket)),
+        }
     }
 
     /// An agent's metrics by name and labels, as `weft_job_bytes_total{job="a"}`.

@@ -172,9 +172,12 @@ impl<P: Eq> Endpoint<P> {
         }
     }
 
-    /// Limits what is sent from now on, in bits per second of datagrams with all headers; `None`: no limit. The
-    /// other connections' state does not change.
+    /// Limits what is sent from now on, in bits per second of datagrams with all headers; `None`: no limit.
+    /// Connections keep their state. The same limit again changes nothing.
     pub fn set_rate_cap(&mut self, now: Time, bits_per_second: Option<u64>) {
+        if self.rate_cap.as_ref().map(RateCap::rate) == bits_per_second {
+            return;
+        }
         self.rate_cap = bits_per_second.map(|bps| RateCap::new(bps, now));
     }
 

@@ -1,5 +1,5 @@
 use weft_planner::{Node, Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, File, Manifest, Overwrite, ProgressResponse, State};
+use weft_proto::agent::v1::{Algorithm, Overwrite, ProgressResponse, StatResponse, State};
 use weft_transfer::{Answer, Mandate, Place, Refusal, Spec, Tempo};
 
 use super::*;
@@ -43,14 +43,10 @@ fn running() -> Job {
         mandate: Mandate::ONLY,
         backoff_limit: 0,
     };
-    let file = File {
-        path: "model".into(),
-        size: BYTES,
-        ..File::default()
-    };
-    let manifest = Manifest {
-        files: vec![file],
-        ..Manifest::default()
+    let found = StatResponse {
+        files: 1,
+        bytes: BYTES,
+        ..StatResponse::default()
     };
     let ok = |node: String| Answer::Prepared {
         node,
@@ -59,12 +55,7 @@ fn running() -> Job {
     };
     let mut job = Job::begin(spec).0;
     let claimed = Answer::Claimed { attempt: 1 };
-    for answer in [
-        Answer::Stat(Ok(manifest)),
-        claimed,
-        ok(node(1)),
-        ok(node(2)),
-    ] {
+    for answer in [Answer::Stat(Ok(found)), claimed, ok(node(1)), ok(node(2))] {
         job = job.step(Duration::from_millis(100), answer).0;
     }
     job

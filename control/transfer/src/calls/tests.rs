@@ -7,6 +7,7 @@ use tokio::{
 };
 use weft_identity::authority::Authority;
 use weft_planner::Topology;
+use weft_proto::Message as _;
 
 use super::*;
 use crate::{
@@ -88,4 +89,54 @@ async fn the_last_of_a_bunch_of_reports_is_heard_though_nothing_comes_after_it()
         count += 1;
     }
     assert!(count < 100, "{count}");
+}
+
+#[tokio::test]
+async fn a_destination_is_told_who_has_the_manifest_with_a_ticket_for_that_one_only() {
+    let authority = Arc::new(Authority::new("lab").unwrap());
+    let node = StandIn::start(&authority, "n1").await;
+    let source = Contact {
+        node: "n0".to_owned(),
+        address: "192.0.2.1:7400".to_owned(),
+    };
+    let (answers, _heard) = unbounded_channel();
+    let contacts = [node.contact.clone(), source];
+    let calls = Calls::new(
+        spec(Duration::from_secs(1)),
+        Channels::new(authority),
+        &contacts,
+        answers,
+    );
+    // The second time it has listed the files itself.
+    for holder in ["n0", "n1"] {
+        let command = Command::Prepare {
+            node: "n1".to_owned(),
+            attempt: 1,
+        };
+        let listing = Listing {
+            node: holder.to_owned(),
+            found: StatResponse {
+                manifest_digest: vec![7; 32],
+                ..StatResponse::default()
+            },
+        };
+        let permits = watch::channel(u32::MAX).1;
+        calls.carry_out(command, Some(listing), permits).await;
+    }
+    let prepared = node.prepared();
+    assert!(prepared.iter().all(|it| it.manifest_digest == [7; 32]));
+    let [fetches, has] = prepared.as_slice() else {
+        panic!("{} calls", prepared.len());
+    };
+    assert_eq!(has.manifest_from, None);
+    let holder = fetches.manifest_from.clone().unwrap();
+    assert_eq!(
+        (&*holder.node, &*holder.control_address),
+        ("n0", "192.0.2.1:7400")
+    );
+    let ticket = Ticket::decode(&*holder.ticket.unwrap().ticket).unwrap();
+    assert_eq!(ticket.direction(), Direction::FetchManifest);
+    assert_eq!((&*ticket.from_node, &*ticket.to_node), ("n1", "n0"));
+    assert_eq!(ticket.manifest_digest, [7; 32]);
+    assert_eq!(ticket.job, fetches.job);
 }

@@ -1,11 +1,7 @@
 //! Which destination reads, where the bytes come from a store, and whose copy is sent in its place.
 
-use std::collections::BTreeMap;
-
-use weft_proto::agent::v1::{Directory, File, Manifest};
-
 use super::Job;
-use crate::{EncodedManifest, Object, Place, Refusal, Standing, attempt::Attempt, ledger::Sends};
+use crate::{Listing, Object, Place, Standing, attempt::Attempt, ledger::Sends};
 
 /// Most destinations that are asked to read, one after the other, before a store that serves none of them
 /// is taken for the one at fault.
@@ -16,7 +12,7 @@ const READERS_MAX: usize = 16;
 pub(super) struct Stored {
     object: Object,
     /// What the store said there is.
-    listed: EncodedManifest,
+    pub(super) listing: Listing,
 }
 
 /// Who was to blame for the end of an attempt, where another one can send.
@@ -84,17 +80,20 @@ impl Job {
 
     /// Whose copy was sent in the last attempt need not be there in the next.
     pub(super) fn ask_the_store(&mut self) {
-        if let Some(Stored { object, listed }) = self.store.take() {
+        if let Some(Stored { object, listing }) = self.store.take() {
             self.ledger
                 .comes_from(&self.spec.source.node, Sends::Object);
             self.spec.object = Some(object);
-            self.manifest = Some(listed);
+            self.listing = Some(listing);
+            if self.aside.contains(&self.spec.source.node) {
+                self.ask_the_next();
+            }
         }
     }
 
     /// A verified copy of what a store has: while one is good, nobody has to ask the store again.
     pub(super) fn copy_to_send(&self) -> Option<Place> {
-        if self.spec.object.is_none() || self.manifest.is_none() {
+        if self.spec.object.is_none() || self.listing.is_none() {
             return None;
         }
         let is_verified = |node: &str| {
@@ -109,7 +108,7 @@ impl Job {
 
     /// The next attempt is that of a job whose source is that copy.
     pub(super) fn send_files(&mut self, copy: Place) {
-        let (Some(object), Some(listed)) = (self.spec.object.take(), self.manifest.take()) else {
+        let (Some(object), Some(listing)) = (self.spec.object.take(), self.listing.take()) else {
             return;
         };
         // Whatever has become of that copy since: these bytes, or none.
@@ -118,59 +117,7 @@ impl Job {
         self.spec.expect = digest.unwrap_or_default();
         self.ledger.comes_from(&copy.node, Sends::Copy);
         self.spec.source = copy;
-        self.store = Some(Stored { object, listed });
-    }
-
-    /// Of what lies where a copy is, what the store's manifest names; what lies beside it is nobody's
-    /// business.
-    pub(super) fn of_the_copy(&self, there: Manifest) -> Result<Manifest, Refusal> {
-        let Some(Stored { listed, .. }) = &self.store else {
-            return Ok(there);
-        };
-        let mut own = listed.decode();
-        if own.directory != there.directory {
-            return Err(self.changed(&self.spec.source.path));
-        }
-        let files = there.files.into_iter().map(|file| {
-            // One file may have another name here than in the store.
-            let name = own.files.first().filter(|_| !own.directory);
-            let name = name.map_or_else(|| file.path.clone(), |own| own.path.clone());
-            (name, file)
-        });
-        let files: BTreeMap<String, File> = files.collect();
-        for file in &mut own.files {
-            let found = files.get(&file.path);
-            let Some(found) = found.filter(|found| found.size == file.size) else {
-                return Err(self.changed(&file.path));
-            };
-            *file = File {
-                mode: file.mode,
-                ..found.clone()
-            };
-        }
-        let directories = there.directories.into_iter();
-        let directories: BTreeMap<String, Directory> = directories
-            .map(|directory| (directory.path.clone(), directory))
-            .collect();
-        for directory in &mut own.directories {
-            let Some(found) = directories.get(&directory.path) else {
-                return Err(self.changed(&directory.path));
-            };
-            directory.identity = found.identity;
-        }
-        Ok(own)
-    }
-
-    fn changed(&self, path: &str) -> Refusal {
-        let node = self.spec.source.node.clone();
-        Refusal {
-            message: format!(
-                "node {node}: {path} of its copy is gone or has another size: another copy is sent"
-            ),
-            node,
-            reason: "SourceChanged".to_owned(),
-            retriable: true,
-        }
+        self.store = Some(Stored { object, listing });
     }
 
     /// Another copy is sent the next time, or at last what the store has.
@@ -198,6 +145,10 @@ impl Job {
         let remaining = self.ledger.destinations.remaining();
         let mut others = attempt.nodes().filter(|node| remaining.contains(*node));
         if self.passed.len() < READERS_MAX && others.any(|node| !self.passed.contains(node)) {
+            // Who asks the store is who reads, if it is ready then.
+            if self.passed.contains(&self.spec.source.node) {
+                self.ask_the_next();
+            }
             Blame::Reader
         } else {
             Blame::None

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use weft_planner::{Node, Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, File, Overwrite, PeerProgress, Role, State};
+use weft_proto::agent::v1::{Algorithm, Overwrite, PeerProgress, Role, State};
 
 use super::*;
 use crate::{
@@ -24,8 +24,8 @@ struct World {
     death: (Duration, &'static str),
     /// Whether a call of one of them may be made again.
     is_retriable: bool,
-    /// What nodes answer to Stat, where that is not one file.
-    listings: BTreeMap<String, Result<Manifest, Refusal>>,
+    /// What nodes answer to Stat, where that is not one file as it always was.
+    listings: BTreeMap<String, Result<StatResponse, Refusal>>,
     /// Commands that were carried out since the last look.
     log: Vec<String>,
     pending: VecDeque<Command>,
@@ -42,17 +42,13 @@ fn cleanup(discard: bool) -> Cleanup {
     }
 }
 
-/// Files of the same size.
-fn listing(paths: &[&str]) -> Manifest {
-    let file = |path: &&str| File {
-        path: (*path).to_owned(),
-        size: BYTES,
-        ..File::default()
-    };
-    Manifest {
-        files: paths.iter().map(file).collect(),
-        directory: true,
-        ..Manifest::default()
+/// One file.
+fn found() -> StatResponse {
+    StatResponse {
+        manifest_digest: vec![1; 32],
+        files: 1,
+        bytes: BYTES,
+        state: vec![1; 32],
     }
 }
 
@@ -158,11 +154,14 @@ impl World {
                 }
             };
             match command {
-                Command::Stat => {
-                    self.log.push("stat".into());
+                Command::Stat { named } => {
+                    self.log.push(match named {
+                        Some(_) => "stat of the named".into(),
+                        None => "stat".into(),
+                    });
                     let source = self.job.spec().source.node.clone();
                     let listed = self.listings.get(&source).cloned();
-                    let listed = listed.unwrap_or_else(|| Ok(listing(&["x"])));
+                    let listed = listed.unwrap_or_else(|| Ok(found()));
                     let result = reach(&source).and(listed);
                     self.answer(Answer::Stat(result));
                 }
@@ -342,7 +341,7 @@ fn a_relay_that_dies_and_comes_back_is_in_the_next_attempt_of_the_same_job() {
     assert_eq!(world.rests(), Tempo::PERSON.backoff, "40 bytes were gained");
     assert_eq!(
         world.log(),
-        "prepare node1 #2\nprepare node2 #2\nprepare node3 #2\n\
+        "stat\nprepare node1 #2\nprepare node2 #2\nprepare node3 #2\n\
          start node3 #2 -> []\nstart node2 #2 -> [node3]\nstart node1 #2 -> [node2]\n\
          start node0 #2 -> [node1]"
     );
@@ -361,7 +360,7 @@ fn a_late_destination_does_not_hold_up_the_others_and_gets_an_attempt_of_its_own
     world.rests();
     assert_eq!(
         world.log(),
-        "prepare node2 #2\nprepare node3 #2\nstart node3 #2 -> []\nstart node0 #2 -> [node3]",
+        "stat\nprepare node2 #2\nprepare node3 #2\nstart node3 #2 -> []\nstart node0 #2 -> [node3]",
         "node2 is still away"
     );
     world.verifies(3);
@@ -411,7 +410,7 @@ fn a_destination_that_is_never_reached_is_given_up_within_seconds() {
     assert!(matches!(world.standing(1), Standing::Failed(_)));
     assert_eq!(
         world.log(),
-        "stat\nprepare node1 #1\nprepare node1 #2",
+        "stat\nprepare node1 #1\nstat\nprepare node1 #2",
         "there is nothing to discard where nobody was reached"
     );
 }
@@ -427,7 +426,11 @@ fn a_destination_that_is_never_reached_is_given_up_as_soon_as_the_others_are_thr
         (world.reason(1), world.reason(2)),
         ("Verified", "NodeNeverReached")
     );
-    assert!(world.log().ends_with("cancel node1 #1\nprepare node2 #2"));
+    assert!(
+        world
+            .log()
+            .ends_with("cancel node1 #1\nstat\nprepare node2 #2")
+    );
 }
 
 #[test]
@@ -470,9 +473,9 @@ fn a_source_that_dies_is_waited_for_and_the_job_resumes() {
     assert_eq!(
         world.rests(),
         Tempo::PERSON.backoff,
-        "the second attempt brought nothing"
+        "it was asked in vain once"
     );
-    assert!(world.log().ends_with("start node0 #3 -> [node1]"));
+    assert!(world.log().ends_with("start node0 #2 -> [node1]"));
     world.all_verify(0..3);
     assert!(world.job.is_complete());
 }
@@ -527,6 +530,44 @@ fn a_changed_source_fails_everyone_at_once() {
     );
     assert!(world.log().ends_with("discard node2 #1"));
     assert!(world.job.is_over() && !world.job.is_complete());
+}
+
+#[test]
+fn a_source_that_is_another_one_at_the_next_attempt_fails_what_is_left() {
+    let mut world = World::chain(3);
+    world.verifies(1);
+    world.dies(2);
+    world.ends(0, Ok(()));
+    let other = StatResponse {
+        state: vec![2; 32],
+        ..found()
+    };
+    world.listings.insert(name(0), Ok(other));
+    world.log();
+    world.dead.clear();
+    world.rests();
+    assert_eq!(world.log(), "stat\ndiscard node2 #1");
+    assert!(world.job.is_over() && !world.job.is_complete());
+    assert_eq!(
+        (world.reason(1), world.reason(2)),
+        ("Verified", "SourceChanged")
+    );
+}
+
+#[test]
+fn an_agent_that_has_lost_the_list_is_asked_to_list_again() {
+    let (mut job, _) = Job::begin(World::chain(2).job.spec().clone());
+    job = job.step(Duration::ZERO, Answer::Stat(Ok(found()))).0;
+    job = job.step(Duration::ZERO, Answer::Claimed { attempt: 1 }).0;
+    let lost = Answer::Prepared {
+        node: name(1),
+        attempt: 1,
+        result: Err(refusal(&name(1), "PeerRefused", true)),
+    };
+    job = job.step(Duration::ZERO, lost).0;
+    let at = job.wake_at().unwrap();
+    let commands = job.step(at, Answer::Woken).1;
+    assert_eq!(commands, [Command::Stat { named: None }]);
 }
 
 #[test]
@@ -628,7 +669,7 @@ fn a_source_out_of_reach_is_asked_again_and_one_that_says_no_is_not() {
         let rest = job.step(Duration::ZERO, no(true)).0;
         let until = rest.wake_at().unwrap();
         let (asking, commands) = rest.step(until, Answer::Woken);
-        assert_eq!(commands, [Command::Stat]);
+        assert_eq!(commands, [Command::Stat { named: None }]);
         job = asking;
     }
     assert!(job.step(Duration::ZERO, no(true)).0.is_over());
@@ -686,8 +727,8 @@ fn a_successor_counts_on_and_may_withdraw_what_it_did_not_begin() {
     };
     let spec = Spec { mandate, ..spec };
     let (job, commands) = Job::begin(spec.clone());
-    assert_eq!(commands, [Command::Stat]);
-    let (job, commands) = job.step(Duration::ZERO, Answer::Stat(Ok(Manifest::default())));
+    assert_eq!(commands, [Command::Stat { named: None }]);
+    let (job, commands) = job.step(Duration::ZERO, Answer::Stat(Ok(found())));
     assert_eq!(commands, [Command::Claim { attempt: 5 }]);
     assert_eq!((job.attempt(), job.claims()), (4, Some(5)));
     // Nothing is asked of a destination before that is written down.

@@ -686,7 +686,7 @@ fn records_are_no_part_of_a_source_and_no_job_names_them() {
     from.write("m/weights", b"w");
     copy(&node, "m", &from.source("m").unwrap(), "a");
     let all = node.source("").unwrap();
-    let paths: Vec<&str> = all.manifest().entries().iter().map(|e| &*e.path).collect();
+    let paths: Vec<&str> = all.manifest().entries().map(|e| e.path).collect();
     assert_eq!(paths, ["m", "m/weights"]);
     for path in [".weft-copies", ".weft-copies/x", "m/.weft-copies/"] {
         let error = RootPath::parse(path).unwrap_err();

@@ -238,22 +238,30 @@ fn a_manifest_that_no_scan_makes_is_refused() {
     node.write("m/a/x", b"1").write("m/b", b"22");
     fs::create_dir(node.path("m/empty")).unwrap();
     let manifest = node.source("m").unwrap().manifest().as_ref().clone();
-    let paths: Vec<&str> = manifest
-        .entries()
-        .iter()
-        .map(|entry| entry.path.as_str())
-        .collect();
+    let paths: Vec<&str> = manifest.entries().map(|entry| entry.path).collect();
     assert_eq!(paths, ["a", "a/x", "b", "empty"]);
     assert_eq!((manifest.bytes(), manifest.file_count()), (3, 2));
-    let mut shuffled = manifest.entries().to_vec();
-    shuffled.reverse();
-    assert_eq!(
-        Manifest::from_entries(Shape::Directory, shuffled).unwrap(),
-        manifest
-    );
+    let build = |shape, entries: &[Owned]| {
+        let mut building = ManifestBuilder::new(shape);
+        for (path, kind, mode) in entries {
+            let (kind, mode) = (*kind, *mode);
+            building.add(Entry { path, kind, mode })?;
+        }
+        building.finish()
+    };
+    let listed = |entry: Entry<'_>| (entry.path.to_owned(), entry.kind, entry.mode);
+    let entries: Vec<Owned> = manifest.entries().map(listed).collect();
+    // Whatever order they come in, it is the same manifest.
+    for order in [[3, 2, 1, 0], [1, 2, 3, 0], [2, 0, 3, 1]] {
+        let shuffled = order.map(|index: usize| entries[index].clone());
+        let built = build(Shape::Directory, &shuffled).unwrap();
+        assert!(built.entries().eq(manifest.entries()), "{order:?}");
+        assert_eq!(built.digest(), manifest.digest());
+    }
 
-    type Damage = Box<dyn Fn(&mut Vec<Entry>)>;
-    type Fixed = fn(&mut Vec<Entry>);
+    type Owned = (String, EntryKind, u32);
+    type Damage = Box<dyn Fn(&mut Vec<Owned>)>;
+    type Fixed = fn(&mut Vec<Owned>);
     let reserved = claim::partial_name(&"j".parse().unwrap(), "a");
     let deep = "d/".repeat(MAX_DEPTH + 1) + "x";
     let mut table: Vec<(&str, Damage)> = Vec::new();
@@ -267,21 +275,21 @@ fn a_manifest_that_no_scan_makes_is_refused() {
         "no/dir",
         "b/below",
     ] {
-        table.push((path, Box::new(move |entries| entries[1].path = path.into())));
+        table.push((path, Box::new(move |entries| entries[1].0 = path.into())));
     }
     table.push((
         "reserved",
-        Box::new(move |entries| entries[1].path.clone_from(&reserved)),
+        Box::new(move |entries| entries[1].0.clone_from(&reserved)),
     ));
     table.push((
         "deep",
-        Box::new(move |entries| entries[1].path.clone_from(&deep)),
+        Box::new(move |entries| entries[1].0.clone_from(&deep)),
     ));
     let others: [(&str, Fixed); 3] = [
-        ("twice", |entries| entries[2].path = "a/x".into()),
-        ("set-uid", |entries| entries[1].mode = 0o4755),
+        ("twice", |entries| entries[2].0 = "a/x".into()),
+        ("set-uid", |entries| entries[1].2 = 0o4755),
         ("huge", |entries| {
-            entries[1].kind = EntryKind::File {
+            entries[1].1 = EntryKind::File {
                 bytes: MAX_FILE_BYTES + 1,
             }
         }),
@@ -290,36 +298,32 @@ fn a_manifest_that_no_scan_makes_is_refused() {
         table.push((name, Box::new(damage)));
     }
     for (name, damage) in table {
-        let mut entries = manifest.entries().to_vec();
+        let mut entries = entries.clone();
         damage(&mut entries);
-        let answer = Manifest::from_entries(Shape::Directory, entries);
+        let answer = build(Shape::Directory, &entries);
         let error = answer
             .err()
             .unwrap_or_else(|| panic!("{name}: was accepted"));
         assert_eq!(error.reason(), "BadManifest", "{name}: {error}");
     }
-    let two = manifest.entries().to_vec();
-    assert_eq!(
-        Manifest::from_entries(Shape::File, two)
-            .unwrap_err()
-            .reason(),
-        "BadManifest"
-    );
+    let error = build(Shape::File, &entries).unwrap_err();
+    assert_eq!(error.reason(), "BadManifest");
 }
 
 #[test]
 fn more_blocks_than_one_job_moves_are_refused_at_the_source_and_at_a_destination() {
     // 64 files of 4 TiB are just the limit.
     let entries = |files: u64, more: u64| {
-        let file = |index: u64| Entry {
-            path: format!("f{index:02}"),
-            kind: EntryKind::File {
-                bytes: if index < 64 { MAX_FILE_BYTES } else { more },
-            },
-            mode: 0o644,
-            identity: Identity::default(),
-        };
-        Manifest::from_entries(Shape::Directory, (0..files).map(file).collect())
+        let mut building = ManifestBuilder::new(Shape::Directory);
+        for index in 0..files {
+            let bytes = if index < 64 { MAX_FILE_BYTES } else { more };
+            building.add(Entry {
+                path: &format!("f{index:02}"),
+                kind: EntryKind::File { bytes },
+                mode: 0o644,
+            })?;
+        }
+        building.finish()
     };
     entries(65, 0).unwrap();
     let error = entries(65, 1).unwrap_err();
@@ -348,8 +352,7 @@ fn partial_files_and_locks_of_a_running_job_are_left_out_of_a_scan() {
     let paths: Vec<_> = source
         .manifest()
         .entries()
-        .iter()
-        .map(|entry| &entry.path)
+        .map(|entry| entry.path)
         .collect();
     assert_eq!(paths, [".weft-notes", "a"]);
 }

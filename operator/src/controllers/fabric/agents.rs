@@ -75,7 +75,7 @@ pub(crate) fn daemon_set(template: &AgentTemplate, fabric: &RdmaFabric) -> Daemo
     bind(pod, &fabric_name);
     mount_roots(pod, fabric);
     if let Some(agent) = container(pod) {
-        let more = arguments(template, &fabric_name);
+        let more = arguments(template, fabric);
         agent.args.get_or_insert_default().extend(more);
         let env = agent.env.get_or_insert_default();
         env.retain(|variable| !["NODE_NAME", "NODE_ADDRESS"].contains(&variable.name.as_str()));
@@ -94,12 +94,14 @@ fn hash(set: &DaemonSet) -> String {
     blake3::hash(&text).to_hex()[..16].to_owned()
 }
 
-fn arguments(template: &AgentTemplate, fabric: &str) -> Vec<String> {
+fn arguments(template: &AgentTemplate, fabric: &RdmaFabric) -> Vec<String> {
+    let (name, configuration) = (fabric.name_any(), pod_configuration(fabric));
     let pairs = [
         ("--operator", template.operator.as_str()),
         ("--operator-ca", &format!("{AUTHORITY}/ca.crt")),
         ("--token", &format!("{TOKEN}/token")),
-        ("--fabric", fabric),
+        ("--fabric", name.as_str()),
+        ("--pod-configuration", configuration.as_str()),
         ("--node", "$(NODE_NAME)"),
         ("--address", "$(NODE_ADDRESS)"),
         ("--state", STATE),

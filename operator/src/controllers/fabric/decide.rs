@@ -29,6 +29,8 @@ use crate::controllers::{
 
 /// A node that has said nothing for so long is not ready: three of the reports that it owes.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
+/// Why a node is Ready whose agent works with an earlier configuration of its fabric.
+const CONFIGURATION_PENDING: &str = "ConfigurationPending";
 /// Nodes that a message names at most.
 const NAMED_MAX: usize = 5;
 /// Findings that a status lists at most, as the definition says.
@@ -224,25 +226,17 @@ fn judge(name: &str, sighting: &Sighting, configuration: Option<&str>, view: &Vi
             ),
         );
     }
-    if configuration.is_some_and(|wanted| sighting.report.configuration != wanted) {
-        return not_ready(
-            "ConfigurationPending",
-            format!(
-                "the pod of the agent of node {name} was made for an earlier configuration of fabric {fabric} \
-                 (nics, ports, roots, transport) and is replaced; see: kubectl -n {namespace} rollout status \
-                 daemonset/{set}",
-                fabric = sighting.fabric,
-                namespace = view.template.namespace,
-                set = agents::name(&sighting.fabric),
-            ),
-        );
-    }
     if sighting.report.ready {
+        let is_pending = configuration.is_some_and(|it| sighting.report.configuration != it);
+        let (reason, message) = match is_pending {
+            false => ("AgentReady", "the agent reports and can work".to_owned()),
+            true => (CONFIGURATION_PENDING, pending(&sighting.fabric, view)),
+        };
         return Verdict {
             kind: "Ready",
             holds: true,
-            reason: "AgentReady".to_owned(),
-            message: "the agent reports and can work".to_owned(),
+            reason: reason.to_owned(),
+            message,
         };
     }
     let findings: Vec<&str> = sighting
@@ -259,6 +253,15 @@ fn judge(name: &str, sighting: &Sighting, configuration: Option<&str>, view: &Vi
     not_ready(
         "AgentNotReady",
         format!("the agent of node {name} cannot work: {cause}"),
+    )
+}
+
+fn pending(fabric: &str, view: &View<'_>) -> String {
+    format!(
+        "the agent can work, but with an earlier configuration of fabric {fabric} (nics, ports, roots, transport), \
+         until its pod is replaced; see: kubectl -n {} rollout status daemonset/{}",
+        view.template.namespace,
+        agents::name(fabric),
     )
 }
 
@@ -410,6 +413,12 @@ pub(crate) fn is_ready(cache: &Cache, node: &str, fabric: &str) -> bool {
         .filter(|node| node.spec.fabric == fabric);
     node.and_then(readiness)
         .is_some_and(|condition| condition.status == "True")
+}
+
+/// Whether the agent of a node that is ready works with an earlier configuration of its fabric.
+pub(crate) fn is_configuration_pending(cache: &Cache, node: &str) -> bool {
+    let node = cache.fabric_nodes.named(node).and_then(readiness);
+    node.is_some_and(|condition| condition.reason == CONFIGURATION_PENDING)
 }
 
 #[cfg(test)]

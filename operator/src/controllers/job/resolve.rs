@@ -9,7 +9,7 @@ use weft_proto::agent::v1::{self as agent, JobName};
 use weft_transfer::{Contact, Mandate, Place, Roster, Spec, Tempo, local, node_of};
 
 use crate::controllers::{
-    fabric::decide::{is_ready, listed},
+    fabric::decide::{is_configuration_pending, is_ready, listed},
     job::{
         network::{contacts, payload_share, topology},
         origin::{Origin, home, origin},
@@ -82,7 +82,35 @@ pub(crate) fn resolve(
         );
         return Err(wait("NodesNotReady", text));
     }
-    Ok(transfer)
+    let nodes = destinations.iter().map(|copy| node_of(&copy.node));
+    match mixed_configurations(cache, &transfer.fabric, nodes.chain(source)) {
+        Some(obstacle) => Err(obstacle),
+        None => Ok(transfer),
+    }
+}
+
+/// Agents of which some, and not all, work with an earlier configuration: they may refuse each other
+/// (SettingsDiffer) until the pods are replaced.
+fn mixed_configurations<'a>(
+    cache: &Cache,
+    fabric: &str,
+    nodes: impl Iterator<Item = &'a str>,
+) -> Option<Obstacle> {
+    let ready: BTreeSet<&str> = nodes.filter(|node| is_ready(cache, node, fabric)).collect();
+    let is_pending = |node: &&str| is_configuration_pending(cache, node);
+    let pending: Vec<&str> = ready.iter().copied().filter(is_pending).collect();
+    if pending.is_empty() || pending.len() == ready.len() {
+        return None;
+    }
+    Some(wait(
+        "ConfigurationPending",
+        format!(
+            "the agents of {} of its nodes work with an earlier configuration of fabric {fabric} than the others: \
+             {}; the job begins when their pods are replaced; see: kubectl get fabricnodes",
+            pending.len(),
+            listed(&pending)
+        ),
+    ))
 }
 
 /// What is in a job's way, as far as one thing does not hide the other; for who plans a job.
@@ -133,6 +161,8 @@ pub(crate) fn obstacles(
         }
         Err(obstacle) => found.push(obstacle),
     }
+    let all = names.iter().map(String::as_str);
+    found.extend(mixed_configurations(cache, name, all));
     names.retain(|node| !is_ready(cache, node, name));
     if !names.is_empty() {
         let asleep: Vec<&str> = names.iter().map(String::as_str).collect();

@@ -65,8 +65,8 @@ impl Snapshot {
         let count = u64::try_from(destinations.len()).unwrap_or(u64::MAX);
         let (link, reason) = job.link();
         let digest = Some(job.digest().to_owned()).filter(|digest| !digest.is_empty());
-        let manifest = job.manifest().map(|manifest| ManifestSummary {
-            files: u32::try_from(manifest.files()).unwrap_or(u32::MAX),
+        let manifest = job.listing().map(|listing| ManifestSummary {
+            files: u32::try_from(listing.found.files).unwrap_or(u32::MAX),
             bytes: signed(job.bytes()),
             digest: digest.clone(),
         });

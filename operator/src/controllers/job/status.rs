@@ -99,8 +99,8 @@ fn fail(status: &mut TransferJobStatus, reason: &str, message: &str, now: Timest
 pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> TransferJobStatus {
     let mut status = next(job);
     status.phase = match work.course {
-        Course::Asking => Phase::Planning,
         _ if work.started => Phase::Transferring,
+        Course::Asking => Phase::Planning,
         _ if work.manifest.is_some() => Phase::Preparing,
         _ => Phase::Planning,
     };

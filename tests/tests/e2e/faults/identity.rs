@@ -135,13 +135,13 @@ pub(super) fn replicas_partitioned(stage: &mut Stage) {
             root: "models".to_owned(),
             path: format!("{}/{}", running.namespace, running.name),
         }),
-        object: None,
+        ..StatRequest::default()
     };
     let answer = operator.call(&stage.lent, "node0", |mut agent| async move {
         agent.stat(request).await
     });
-    let manifest = answer.unwrap().into_inner().manifest.unwrap();
-    assert_eq!(manifest.files.len(), running.files.files());
+    let found = answer.unwrap().into_inner();
+    assert_eq!(found.files as usize, running.files.files());
     stage.assert_fell_within(&running);
     stage.completes(&running, "commands of a deposed leader refused");
     drop(cut);

@@ -32,6 +32,11 @@ impl RateCap {
         }
     }
 
+    /// Bits per second.
+    pub(super) fn rate(&self) -> u64 {
+        self.bits_per_second
+    }
+
     /// Whether a chunk may be sent.
     pub(super) fn may_send(&mut self, now: Time) -> bool {
         let since = (now - self.at).get();

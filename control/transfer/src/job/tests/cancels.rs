@@ -99,7 +99,7 @@ fn a_relay_that_went_away_is_told_with_the_next_attempt_that_the_one_before_has_
     world.rests();
     let log = world.log();
     assert!(
-        log.starts_with("prepare node2 #2\ncancel node1 #2\nstart node2 #2"),
+        log.starts_with("stat\nprepare node2 #2\ncancel node1 #2\nstart node2 #2"),
         "{log}"
     );
     // It has not heard of that either.

@@ -64,7 +64,7 @@ fn the_same_one_reads_again_after_it_has_come_back() {
     world.rests();
     assert_eq!(
         world.log(),
-        "prepare node0 #2\nprepare node1 #2\nprepare node2 #2\n\
+        "stat\nprepare node0 #2\nprepare node1 #2\nprepare node2 #2\n\
          start node2 #2 -> []\nstart node1 #2 -> [node2]\nstart node0 #2 -> [node1]"
     );
     world.all_verify(0..3);
@@ -77,9 +77,11 @@ fn where_the_reader_does_not_come_back_the_next_one_reads() {
     world.dies(0);
     world.log();
     world.rests();
+    assert_eq!(world.log(), "stat", "of node0, which does not answer");
+    world.rests();
     assert_eq!(
         world.log(),
-        "prepare node0 #2\nprepare node1 #2\nprepare node2 #2\n\
+        "stat\nprepare node0 #2\nprepare node1 #2\nprepare node2 #2\n\
          start node2 #2 -> []\nstart node1 #2 -> [node2]"
     );
     assert_eq!(reader(&world), Some("node1"));
@@ -114,7 +116,7 @@ fn a_full_disk_at_the_reader_is_its_own_and_another_one_reads() {
     world.rests();
     assert_eq!(
         world.log(),
-        "prepare node1 #2\nprepare node2 #2\nstart node2 #2 -> []\nstart node1 #2 -> [node2]"
+        "stat\nprepare node1 #2\nprepare node2 #2\nstart node2 #2 -> []\nstart node1 #2 -> [node2]"
     );
     assert_eq!(world.reason(0), "DiskFull");
     for node in [1, 2] {
@@ -147,7 +149,7 @@ fn once_there_is_a_verified_copy_nobody_asks_the_store_again() {
     world.rests();
     assert_eq!(
         world.log(),
-        "stat\nprepare node2 #2\nstart node2 #2 -> []\nstart node0 #2 -> [node2]"
+        "stat of the named\nprepare node2 #2\nstart node2 #2 -> []\nstart node0 #2 -> [node2]"
     );
     let spec = world.job.spec();
     assert!(spec.object.is_none(), "its files are sent");
@@ -170,12 +172,20 @@ fn a_verified_copy_whose_node_has_gone_is_passed_over_and_at_last_the_store_is_a
     world.log();
     world.dead = ["node0".to_owned(), "node2".to_owned()].into();
     world.rests();
-    assert_eq!(world.log(), "stat", "of node0, which does not answer");
+    assert_eq!(
+        world.log(),
+        "stat of the named",
+        "of node0, which does not answer"
+    );
     world.dead = ["node0".to_owned(), "node1".to_owned()].into();
     world.rests();
-    assert_eq!(world.log(), "stat", "of node1, which has gone as well");
+    assert_eq!(
+        world.log(),
+        "stat of the named",
+        "of node1, which has gone as well"
+    );
     world.rests();
-    assert_eq!(world.log(), "prepare node2 #2\nstart node2 #2 -> []");
+    assert_eq!(world.log(), "stat\nprepare node2 #2\nstart node2 #2 -> []");
     assert_eq!(reader(&world), Some("node2"));
     assert_eq!(world.job.spec().expect, "d1", "the same bytes, or none");
     world.verifies(2);
@@ -208,14 +218,18 @@ fn node2_verifies(world: &mut World, sender: u32) {
 #[test]
 fn of_what_lies_where_a_copy_is_only_that_is_sent_which_the_store_has() {
     let mut world = with_a_late_one();
-    let there = listing(&["adapter", "x", "y"]);
+    // Of its own files that node has the times, so the state is another.
+    let there = StatResponse {
+        state: vec![2; 32],
+        ..found()
+    };
     world.listings.insert(name(0), Ok(there));
     world.rests();
     assert_eq!(
         world.log(),
-        "stat\nprepare node2 #2\nstart node2 #2 -> []\nstart node0 #2 -> [node2]"
+        "stat of the named\nprepare node2 #2\nstart node2 #2 -> []\nstart node0 #2 -> [node2]"
     );
-    assert_eq!(world.job.manifest().unwrap().decode(), listing(&["x"]));
+    assert_eq!(world.job.listing().unwrap().node, "node0");
     node2_verifies(&mut world, 0);
 }
 
@@ -223,17 +237,17 @@ fn of_what_lies_where_a_copy_is_only_that_is_sent_which_the_store_has() {
 fn a_copy_that_is_not_what_it_was_is_passed_over_whatever_its_node_says_of_it() {
     let gone = Err(refusal("node0", "SourceMissing", false));
     let link = Err(refusal("node0", "SymlinkRefused", false));
-    let mut short = listing(&["x"]);
-    short.files[0].size = 1;
-    for listed in [gone, link, Ok(listing(&["y"])), Ok(short)] {
+    let other = Err(refusal("node0", "SourceChanged", false));
+    let lost = Err(refusal("node0", "ManifestUnknown", true));
+    for listed in [gone, link, other, lost] {
         let mut world = with_a_late_one();
         world.listings.insert(name(0), listed);
         world.rests();
-        assert_eq!(world.log(), "stat");
+        assert_eq!(world.log(), "stat of the named");
         assert_eq!(world.rests(), Duration::ZERO, "others are there");
         assert_eq!(
             world.log(),
-            "stat\nprepare node2 #2\nstart node2 #2 -> []\nstart node1 #2 -> [node2]"
+            "stat of the named\nprepare node2 #2\nstart node2 #2 -> []\nstart node1 #2 -> [node2]"
         );
         node2_verifies(&mut world, 1);
     }
@@ -256,7 +270,7 @@ fn a_copy_that_cannot_be_sent_or_has_other_bytes_is_passed_over_and_at_last_the_
     world.ends(2, Ok(()));
     world.log();
     world.rests();
-    assert_eq!(world.log(), "prepare node2 #4\nstart node2 #4 -> []");
+    assert_eq!(world.log(), "stat\nprepare node2 #4\nstart node2 #4 -> []");
     assert_eq!(reader(&world), Some("node2"));
     // What the store has now is something else: that is nobody's fault.
     fails(&mut world, 2, "ExpectMismatch");
@@ -303,7 +317,7 @@ fn a_store_that_does_not_serve_one_reader_is_asked_by_the_others_before_the_job_
     world.rests();
     assert_eq!(
         world.log(),
-        "prepare node0 #2\nprepare node1 #2\nprepare node2 #2\n\
+        "stat\nprepare node0 #2\nprepare node1 #2\nprepare node2 #2\n\
          start node2 #2 -> []\nstart node0 #2 -> [node2]\nstart node1 #2 -> [node0]"
     );
     world.all_verify(0..3);
@@ -323,7 +337,7 @@ fn a_reader_that_has_got_something_reads_on() {
 #[test]
 fn a_store_that_cannot_be_listed_from_one_node_is_listed_from_the_next_and_at_last_from_none() {
     let spec = reading(3, None).job.spec().clone();
-    let start = |listings: BTreeMap<String, Result<Manifest, Refusal>>| {
+    let start = |listings: BTreeMap<String, Result<StatResponse, Refusal>>| {
         let (job, commands) = Job::begin(spec.clone());
         let mut world = World {
             job,

@@ -11,15 +11,7 @@ fn nodes(job: &Job) -> Vec<&str> {
 fn stated() -> (Job, Vec<Command>) {
     let spec = World::of(4, Strategy::Chain).job.spec().clone();
     let (job, _) = Job::begin(spec);
-    let manifest = Manifest {
-        files: vec![File {
-            path: "x".into(),
-            size: BYTES,
-            ..File::default()
-        }],
-        ..Manifest::default()
-    };
-    job.step(Duration::ZERO, Answer::Stat(Ok(manifest)))
+    job.step(Duration::ZERO, Answer::Stat(Ok(found())))
 }
 
 fn prepared(mut job: Job, dead: Option<u32>) -> Job {
@@ -110,7 +102,7 @@ fn a_node_that_breaks_every_attempt_does_not_take_those_behind_it_with_it() {
     world.rests();
     assert_eq!(
         world.log(),
-        "prepare node1 #3\nprepare node2 #3\nprepare node3 #3\nstart node3 #3 -> []\n\
+        "stat\nprepare node1 #3\nprepare node2 #3\nprepare node3 #3\nstart node3 #3 -> []\n\
          start node1 #3 -> []\nstart node2 #3 -> [node3]\nstart node0 #3 -> [node2,node1]"
     );
     refuses(&mut world);

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use weft_crds::DestinationState;
-use weft_proto::agent::v1::{File, Manifest, ProgressResponse, State};
+use weft_proto::agent::v1::{ProgressResponse, StatResponse, State};
 
 mod copies;
 mod ends;
@@ -260,13 +260,10 @@ impl Stage {
 
     fn answer(&mut self, command: Command) -> Option<Answer> {
         Some(match command {
-            Command::Stat => Answer::Stat(Ok(Manifest {
-                files: vec![File {
-                    path: "x".into(),
-                    size: BYTES,
-                    ..File::default()
-                }],
-                ..Manifest::default()
+            Command::Stat { .. } => Answer::Stat(Ok(StatResponse {
+                files: 1,
+                bytes: BYTES,
+                ..StatResponse::default()
             })),
             Command::Claim { attempt } => Answer::Claimed { attempt },
             Command::Prepare { node, attempt } if self.dead.contains(&node) => Answer::Prepared {

@@ -135,6 +135,38 @@ fn a_destination_that_is_not_ready_is_no_obstacle_to_the_others() {
     assert_eq!(nodes(&transfer), ["n2", "n3"]);
 }
 
+#[test]
+fn a_job_waits_while_some_of_its_agents_and_not_all_have_an_earlier_configuration() {
+    let (mut cache, job) = (scenario::cache(3), scenario::job("minilm"));
+    let mut pend = |cache: &mut Cache, node: &str| {
+        let mut node = cache.fabric_nodes.named(node).unwrap().clone();
+        let status = node.status.as_mut().unwrap();
+        status.conditions[0].reason = "ConfigurationPending".into();
+        let version: u64 = node.metadata.resource_version.unwrap().parse().unwrap();
+        node.metadata.resource_version = Some((version + 1).to_string());
+        cache.fabric_nodes.learn(node);
+    };
+    pend(&mut cache, "n2");
+    let obstacle = resolved(&cache, &job).unwrap_err();
+    assert_eq!(
+        (obstacle.reason, obstacle.is_final),
+        ("ConfigurationPending", false)
+    );
+    assert_eq!(
+        obstacle.message,
+        "the agents of 1 of its nodes work with an earlier configuration of fabric default than the others: \
+         n2; the job begins when their pods are replaced; see: kubectl get fabricnodes"
+    );
+    // A plan says the same, once.
+    let named = obstacles(&job, &cache, &Membership::of(&cache));
+    assert_eq!(named, [obstacle]);
+    // All of them understand each other.
+    for node in ["n1", "n3"] {
+        pend(&mut cache, node);
+    }
+    resolved(&cache, &job).unwrap();
+}
+
 /// What is in a job's way, by what is changed in a cache where nothing is.
 #[test]
 fn every_obstacle_names_the_field_and_what_to_do() {

@@ -1,0 +1,237 @@
+//! The list of a source's files: who keeps it, who may have it, and what it is checked against.
+
+use weft_proto::Message as _;
+use weft_proto::agent::v1::start_request::Part;
+use weft_proto::agent::v1::*;
+
+use crate::support::{Lab, job, model, noise, reason, start_source, stat, write};
+
+/// What node 0 has at another place than usual.
+async fn stat_at(lab: &Lab, path: &str) -> StatResponse {
+    let request = StatRequest {
+        leader_epoch: 1,
+        location: Some(Location {
+            path: path.to_owned(),
+            ..model().unwrap()
+        }),
+        ..StatRequest::default()
+    };
+    let answer = lab.operator(0).await.stat(request).await;
+    answer.unwrap().into_inner()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_files_are_listed_in_parts_and_arrive() {
+    let lab = Lab::new();
+    let _agents = [lab.agent(0, "").await, lab.agent(1, "").await];
+    for number in 0..5_000 {
+        let path = format!("model/{:02}/a-file-with-number-{number:05}", number % 70);
+        write(&lab.root(0).join(path), b"x");
+    }
+    let listed = stat(&mut lab.operator(0).await).await.unwrap();
+    assert_eq!((listed.files, listed.bytes), (5_000, 5_000));
+    let ends = lab.run(&job("many", 1), &[(0, 1)]).await;
+    assert_eq!(ends[1].state(), State::Verified, "{:?}", ends[1]);
+    let last = "model/69/a-file-with-number-04969";
+    assert_eq!(std::fs::read(lab.root(1).join(last)).unwrap(), b"x");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manifest_is_given_for_a_ticket_that_names_node_and_manifest_only() {
+    let lab = Lab::new();
+    let _agent = lab.agent(0, "").await;
+    write(&lab.root(0).join("model"), b"x");
+    let attempt = job("tickets", 1);
+    let listed = stat(&mut lab.operator(0).await).await.unwrap();
+    let fetch = async |node: &str, ticket: SignedTicket| {
+        let pair = lab.issue(&format!("weft://lab/node/{node}"), "x.lab.weft");
+        let mut client = lab.client_as(0, &pair).await.unwrap();
+        let request = FetchManifestRequest {
+            ticket: Some(ticket),
+        };
+        let mut parts = client.fetch_manifest(request).await?.into_inner();
+        Ok::<_, tonic::Status>(parts.message().await?.unwrap())
+    };
+    let good = lab.fetching(&attempt, 1, &listed);
+    let part = fetch("n1", good.clone()).await.unwrap();
+    assert_eq!(part.entries[0].path, "model");
+    let of = |ticket: SignedTicket, change: fn(&mut Ticket)| {
+        let ticket = Ticket::decode(ticket.ticket.as_slice()).unwrap();
+        lab.ticket(&attempt, 1, 0, |it| {
+            *it = ticket;
+            change(it);
+        })
+    };
+    let forged = SignedTicket {
+        signature: vec![0; 64],
+        ..good.clone()
+    };
+    for (node, ticket, expected) in [
+        ("n2", good.clone(), "TicketOtherNode"),
+        ("n1", forged, "TicketForged"),
+        (
+            "n1",
+            lab.ticket(&attempt, 1, 0, |_| {}),
+            "TicketOtherTransfer",
+        ),
+        (
+            "n1",
+            of(good.clone(), |it| it.expires_unix_s = 1),
+            "TicketExpired",
+        ),
+        (
+            "n1",
+            of(good.clone(), |it| it.manifest_digest = vec![7; 32]),
+            "ManifestUnknown",
+        ),
+    ] {
+        let refused = fetch(node, ticket).await.unwrap_err();
+        assert_eq!(reason(&refused), expected, "{refused:?}");
+    }
+    // Nor does it let anybody write, and the operator needs none.
+    let connect = ConnectRequest {
+        ticket: Some(good.clone()),
+        wire_version: 1,
+        ..ConnectRequest::default()
+    };
+    let pair = lab.issue("weft://lab/node/n1", "x.lab.weft");
+    let mut node = lab.client_as(0, &pair).await.unwrap();
+    let refused = node.connect(connect).await.unwrap_err();
+    assert_eq!(reason(&refused), "TicketOtherTransfer");
+    let request = FetchManifestRequest { ticket: Some(good) };
+    let refused = lab.operator(0).await.fetch_manifest(request).await;
+    assert_eq!(reason(&refused.unwrap_err()), "NotAllowed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destination_takes_no_other_manifest_than_the_operator_named() {
+    let lab = Lab::new();
+    let _agents = [lab.agent(0, "").await, lab.agent(1, "").await];
+    write(&lab.root(0).join("model"), b"x");
+    write(&lab.root(0).join("other"), b"four");
+    let listed = stat(&mut lab.operator(0).await).await.unwrap();
+    let other = stat_at(&lab, "other").await;
+    let attempt = job("named", 1);
+    let mut request = lab.prepare(&attempt, 1, &listed);
+    let holder = request.manifest_from.as_mut().unwrap();
+    holder.ticket = Some(lab.fetching(&attempt, 1, &other));
+    let refused = lab.operator(1).await.prepare(request).await.unwrap_err();
+    assert_eq!(reason(&refused), "PeerFaulty", "{refused:?}");
+    assert!(
+        refused.message().contains("another manifest"),
+        "{refused:?}"
+    );
+    assert_eq!(std::fs::read_dir(lab.root(1)).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_was_restarted_has_lost_the_list_and_the_next_attempt_brings_it_back() {
+    let lab = Lab::new();
+    let first = lab.agent(0, "").await;
+    let _destination = lab.agent(1, "").await;
+    write(&lab.root(0).join("model"), &noise(1 << 20, 3));
+    let listed = stat(&mut lab.operator(0).await).await.unwrap();
+    first.stop().await;
+    let _second = lab.agent(0, "").await;
+    // Both ends need it: the one that is to fetch it, and the one that is to read the files.
+    let attempt = job("restarted", 1);
+    let request = lab.prepare(&attempt, 1, &listed);
+    let refused = lab.operator(1).await.prepare(request).await.unwrap_err();
+    assert!(refused.message().contains("ManifestUnknown"), "{refused:?}");
+    let children = vec![lab.child(&attempt, 0, 1)];
+    let start = start_source(&attempt, &listed, children, Algorithm::Blake3);
+    let other = lab.operator(0).await.start(start).await.unwrap_err();
+    assert_eq!(reason(&other), "ManifestUnknown");
+    for refused in [&refused, &other] {
+        assert!(ErrorDetail::decode(refused.details()).unwrap().retriable);
+    }
+    let ends = lab.run(&job("restarted", 2), &[(0, 1)]).await;
+    assert_eq!(ends[1].state(), State::Verified, "{:?}", ends[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_was_written_to_has_another_state_and_one_that_was_read_has_not() {
+    let lab = Lab::new();
+    let _agent = lab.agent(0, "").await;
+    let file = lab.root(0).join("model/a");
+    write(&file, b"one");
+    write(&lab.root(0).join("model/b"), b"two");
+    let before = stat(&mut lab.operator(0).await).await.unwrap();
+    std::fs::read(&file).unwrap();
+    // A file that came and went leaves the directory's times only.
+    write(&lab.root(0).join("model/c"), b"three");
+    std::fs::remove_file(lab.root(0).join("model/c")).unwrap();
+    assert_eq!(stat(&mut lab.operator(0).await).await.unwrap(), before);
+    let times = std::fs::FileTimes::new().set_modified(std::time::UNIX_EPOCH);
+    std::fs::File::open(&file)
+        .unwrap()
+        .set_times(times)
+        .unwrap();
+    let after = stat(&mut lab.operator(0).await).await.unwrap();
+    assert_eq!(after.manifest_digest, before.manifest_digest);
+    assert_ne!(after.state, before.state);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_copy_only_what_its_manifest_names_is_listed_and_sent() {
+    let lab = Lab::new();
+    let _agents = [
+        lab.agent(0, "").await,
+        lab.agent(1, "").await,
+        lab.agent(2, "").await,
+    ];
+    write(&lab.root(0).join("model/weights"), &noise(2 << 20, 4));
+    write(&lab.root(0).join("model/sub/config"), b"{}");
+    let first = job("first", 1);
+    let ends = lab.run(&first, &[(0, 1)]).await;
+    assert_eq!(ends[1].state(), State::Verified, "{:?}", ends[1]);
+    write(&lab.root(1).join("model/adapter"), b"of somebody else");
+    let named = stat(&mut lab.operator(0).await).await.unwrap();
+    let list = |digest: Vec<u8>| StatRequest {
+        leader_epoch: 1,
+        location: model(),
+        manifest_digest: digest,
+        ..StatRequest::default()
+    };
+    let mut copy = lab.operator(1).await;
+    let request = list(named.manifest_digest.clone());
+    let listed = copy.stat(request.clone()).await.unwrap().into_inner();
+    assert_eq!(listed.manifest_digest, named.manifest_digest);
+    assert_eq!((listed.files, listed.bytes), (named.files, named.bytes));
+
+    let attempt = job("passed-on", 1);
+    let prepare = PrepareRequest {
+        manifest_from: Some(ManifestHolder {
+            node: "n1".to_owned(),
+            control_address: lab.control(1),
+            ticket: Some(lab.ticket(&attempt, 2, 1, |ticket| {
+                ticket.direction = Direction::FetchManifest.into();
+                ticket.manifest_digest.clone_from(&listed.manifest_digest);
+            })),
+        }),
+        ..lab.prepare(&attempt, 2, &listed)
+    };
+    lab.operator(2).await.prepare(prepare).await.unwrap();
+    let start = StartRequest {
+        job: Some(attempt.clone()),
+        leader_epoch: 1,
+        part: Some(Part::Destination(DestinationPart {
+            receives_from: "n1".to_owned(),
+            object: None,
+        })),
+        sends_to: Vec::new(),
+    };
+    lab.operator(2).await.start(start).await.unwrap();
+    let children = vec![lab.child(&attempt, 1, 2)];
+    let start = start_source(&attempt, &listed, children, Algorithm::Blake3);
+    copy.start(start).await.unwrap();
+    let end = lab.finish(2, &attempt).await;
+    assert_eq!(end.state(), State::Verified, "{end:?}");
+    assert!(!lab.root(2).join("model/adapter").exists());
+
+    write(&lab.root(1).join("model/sub/config"), b"other");
+    let refused = copy.stat(request).await.unwrap_err();
+    assert_eq!(reason(&refused), "SourceChanged");
+    let refused = copy.stat(list(vec![9; 32])).await.unwrap_err();
+    assert_eq!(reason(&refused), "ManifestUnknown");
+}

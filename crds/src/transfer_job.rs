@@ -476,7 +476,8 @@ pub struct DestinationStatus {
     /// Why it failed or waits: stable, UpperCamelCase.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The same for people: names the node, the file or path, and the remedy.
+    /// The same for people: names the node, the file or path, and the remedy. Where it is Verified: that the
+    /// files of a directory were replaced one after the other, for it was there before.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// Bytes verified there.

@@ -4,7 +4,7 @@
 //! it alone decides what state the attempt is in.
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -44,6 +44,8 @@ pub struct Counters {
     pub bytes: AtomicU64,
     /// Of these: those that were here before.
     pub bytes_resumed: AtomicU64,
+    /// Files of a directory that was there have been replaced one after the other.
+    pub file_by_file: AtomicBool,
 }
 
 /// An attempt.

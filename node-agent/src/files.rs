@@ -2,12 +2,13 @@
 //!
 //! Blocking I/O only, and nothing else: no runtime, no transport, no control API. The transfer
 //! code calls it from threads that may block. Nothing here trusts a path, a manifest or a block
-//! that came from another node, and nothing half-written ever stands under its final name.
+//! that came from another node, and no half-written file, nor half of a new directory, ever stands
+//! under its final name.
 //!
 //! ```text
 //! source       Manifest::scan -> Source::open -> read_block -> Blocks::digest -> FileTree
 //! destination  Destination::prepare -> open -> (rehash, confirm) -> Blocks::verify
-//!              -> write_block -> finish -> publish -> complete -> record
+//!              -> write_block -> finish -> complete -> record
 //! ```
 
 mod claim;
@@ -27,6 +28,7 @@ mod reservation;
 mod root;
 mod source;
 mod space;
+mod staging;
 mod sweep;
 mod tree;
 
@@ -34,7 +36,7 @@ mod tree;
 mod tests;
 
 pub use claim::JobUid;
-pub use destination::{Destination, DestinationConfig, Overwrite, Partials, Published};
+pub use destination::{Destination, DestinationConfig, Overwrite, Partials};
 pub use digest::{
     Algorithm, BLOCK_BYTES, BlockDigest, BlockFault, Blocks, Digest, DigestParseError,
     MAX_FILE_BYTES, VerifiedBlock, directory_digest,

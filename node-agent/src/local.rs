@@ -12,7 +12,6 @@ use crate::fault::Fault;
 use crate::files::{Algorithm, BlockDigest, Digest, Source};
 use crate::record::{Record, Records, SLOT_BYTES};
 use crate::shelf::Shelf;
-use crate::state::State;
 use crate::supply::{SourceSupply, Supply as _};
 
 /// The thread's state.
@@ -66,7 +65,7 @@ impl LocalCopy {
                 self.place(&record)?;
             }
         }
-        self.publish()
+        self.shelf.publish(&self.attempt).map(drop)
     }
 
     fn place(&self, record: &Record<'_>) -> Result<(), Fault> {
@@ -111,18 +110,6 @@ impl LocalCopy {
         if open.write_block(&verified)? {
             counters.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
-        Ok(())
-    }
-
-    fn publish(&self) -> Result<(), Fault> {
-        let destination = &self.shelf.destination;
-        self.attempt.all_blocks(destination.digest());
-        // A cancel that came before this line wins; one that comes later finds the files published.
-        if self.attempt.state() != State::Verifying {
-            return Ok(());
-        }
-        let digest = destination.complete()?;
-        self.attempt.published(Some(digest));
         Ok(())
     }
 }

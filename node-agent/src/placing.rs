@@ -17,7 +17,6 @@ use crate::outlet::Feed;
 use crate::pool::Buffer;
 use crate::record::{HEADER_BYTES, Record, Records, padded};
 use crate::shelf::Shelf;
-use crate::state;
 
 /// One attempt's messages on their way to disk.
 #[derive(Debug)]
@@ -258,15 +257,7 @@ impl Placing {
 
     /// Everything is here: gives the files their names. Whether that was done.
     pub(crate) fn publish(&self) -> Result<bool, Fault> {
-        let shelf = &self.shelf;
-        self.attempt.all_blocks(shelf.destination.digest());
-        // A cancel that came before this line wins; one that comes later finds the files published.
-        if self.attempt.state() != state::State::Verifying {
-            return Ok(false);
-        }
-        let digest = shelf.destination.complete()?;
-        self.attempt.published(Some(digest));
-        Ok(true)
+        self.shelf.publish(&self.attempt)
     }
 
     fn faulty(&self, problem: String) -> Fault {

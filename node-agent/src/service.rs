@@ -35,6 +35,10 @@ const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);
 /// The link that this build has, and why.
 const LINK: (&str, &str) = ("udp", "the only link in this build");
 
+/// Said of a verified destination that has not appeared whole.
+const FILE_BY_FILE: &str = "the directory was there before, and its files were replaced one after the other: to have \
+     it appear whole, give a path that is not there yet";
+
 /// The control API of one agent.
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
@@ -287,9 +291,13 @@ fn describe(jobs: &Jobs, run: &Run, node: &NodeName) -> proto::ProgressResponse 
         reason: fault
             .map(|fault| fault.reason().to_owned())
             .unwrap_or_default(),
-        message: fault
-            .map(|fault| format!("node {node}: {fault}"))
-            .unwrap_or_default(),
+        message: match fault {
+            Some(fault) => format!("node {node}: {fault}"),
+            None if counters.file_by_file.load(Ordering::Relaxed) => {
+                format!("node {node}: {FILE_BY_FILE}")
+            }
+            None => String::new(),
+        },
         retriable: fault.is_some_and(|fault| fault.retriable(jobs.config.author)),
         bytes: count(&counters.bytes),
         bytes_total: count(&counters.bytes_total),

@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crossbeam_channel::Sender;
 use weft_proto::agent::v1::HaveRun;
 
+use crate::attempt::Attempt;
 use crate::fault::Fault;
 use crate::files::{BLOCK_BYTES, Destination, DestinationFile, Digest};
 use crate::layout::Layout;
 use crate::outlet::Feed;
 use crate::pool::{Buffer, Pool};
+use crate::state;
 
 /// Files kept open though nobody needs them now: opening a finished one again hashes it again.
 const OPEN_FILES: usize = 64;
@@ -45,6 +47,21 @@ struct State {
 }
 
 impl Shelf {
+    /// All blocks are here: gives the files their names. Whether that was done.
+    pub(crate) fn publish(&self, attempt: &Attempt) -> Result<bool, Fault> {
+        attempt.all_blocks(self.destination.digest());
+        // A cancel that came before this line wins; one that comes later finds the files published.
+        if attempt.state() != state::State::Verifying {
+            return Ok(false);
+        }
+        let digest = self.destination.complete()?;
+        let file_by_file = self.destination.is_file_by_file();
+        let counters = &attempt.counters;
+        counters.file_by_file.store(file_by_file, Ordering::Relaxed);
+        attempt.published(Some(digest));
+        Ok(true)
+    }
+
     /// Hashes what is on disk. `stop` is asked between files.
     pub(crate) fn fill(
         destination: Arc<Destination>,

@@ -1,19 +1,22 @@
 //! `Destination`: a job's files at one node, from the reservation to the names.
 //!
-//! Files are written beside their final names and renamed only when they are whole, verified and
-//! on disk. A restarted agent prepares the same job again and finds what it left; nothing else is
+//! A directory that is not there yet appears whole: it is assembled beside its place and renamed once,
+//! when all of it is verified and on disk. In a directory that is there, files are written beside their
+//! final names, and renamed one after the other when all of them are verified and on disk.
+//! A restarted agent prepares the same job again and finds what it left; nothing else is
 //! remembered anywhere, and what is found is hashed before it counts.
 //!
-//! Durability in bulk: up to 32 finished files are synced one by one (`fsync`), more of them by
-//! one `syncfs` per file system; then all are renamed, then their directories synced. Measured
+//! Durability in bulk: up to 32 files are synced one by one (`fsync`), more of them by
+//! one `syncfs` per file system; directories after the files in them. Measured
 //! with 2,000 files of 1 KiB on a busy ext4: `fsync` each 12–17 s, from eight threads 0.9–1.2 s,
 //! one `syncfs` 0.1–0.15 s. But `syncfs` also waits for what others have written there.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags};
+use rustix::fs::{self, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::claim::{JobLock, JobUid};
@@ -26,9 +29,10 @@ use super::manifest::{Entry, EntryKind, Identity, Manifest, Shape};
 use super::occupancy::{Claim, Occupancy, Stay};
 use super::partial::{DestinationFile, Finish};
 use super::read_record::ReadRecord;
-use super::reservation::{self, Made, OpenDirectory, Origin, Target};
+use super::reservation::{self, Made, OpenDirectory, Origin, Reservation, Target};
 use super::root::{Access, Root, RootPath};
 use super::space::Taken;
+use super::staging;
 
 /// From how many files or directories on one `syncfs` is cheaper than an `fsync` each.
 const BULK: usize = 33;
@@ -79,15 +83,6 @@ pub struct DestinationConfig {
     pub expect: Option<Digest>,
 }
 
-/// What [`Destination::publish`] did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Published {
-    /// Files that now stand under their final names and did not before the call.
-    pub files: u32,
-    /// Files that do not yet.
-    pub waiting: u32,
-}
-
 /// A job's files at this node. Holds the job's lock until it is completed, aborted or dropped;
 /// dropping it leaves the partial files for the next attempt.
 #[derive(Debug)]
@@ -95,14 +90,17 @@ pub struct Destination {
     config: DestinationConfig,
     /// Where the manifest is put.
     base: RootPath,
+    /// Where the directory is assembled; nothing: file by file, at `base`.
+    staging: Option<RootPath>,
+    /// Where the files are until they are complete, parents first.
     directories: Vec<RootPath>,
     made: Made,
     /// One per entry of the manifest.
     slots: Mutex<Vec<Slot>>,
-    /// Held while files are synced and renamed: one call after the other.
-    publishing: Mutex<()>,
     gate: Arc<Gate>,
     taken: Arc<Taken>,
+    /// Files of a directory that was there have got their names one after the other.
+    file_by_file: AtomicBool,
     /// Nothing once it has ended.
     held: Mutex<Option<Held>>,
     /// No copy is removed here: nothing once nobody needs the files.
@@ -136,9 +134,7 @@ enum Stage {
     Waiting(Origin),
     /// Whole and verified, not yet on disk for sure or not yet under its name.
     Finished(Digest, Finish),
-    /// Under its final name, which is not yet on disk for sure, and in this state.
-    Renamed(Digest, Identity),
-    /// Under its final name and on disk.
+    /// On disk and under its final name, in this state.
     Published(Digest, Identity),
 }
 
@@ -162,25 +158,36 @@ impl Destination {
                 algorithm,
             });
         }
-        let (base, files) = reservation::targets(&config)?;
-        let directories = reservation::directories(&config.manifest, &base)?;
+        let base = reservation::base(&config)?;
         let lock = JobLock::take(root, &config.job)?;
         let stay = Occupancy::stay(root, &base);
-        let claim = Occupancy::claim(root, &config.job, &base)?;
+        let beside = staging::beside(&config, &base)?;
+        let is_new = matches!(root.open_at(&base, OFlags::PATH), Err(Errno::NOENT));
+        let staging = beside.clone().filter(|_| is_new);
+        let files = reservation::targets(&config, &base, staging.as_ref())?;
+        let at = staging.as_ref().unwrap_or(&base);
+        let directories = reservation::directories(&config.manifest, at)?;
+        let claim = Occupancy::claim(root, &config.job, &base, staging.is_some())?;
+        match (&staging, &beside) {
+            (Some(staging), _) => staging::keep_only(&config, staging)?,
+            // Somebody has made the directory since an earlier attempt.
+            (None, Some(beside)) => staging::remove(root, beside)?,
+            (None, None) => {}
+        }
         let namespace = config.recorded_for.as_ref();
         let namespace = namespace.map(|job| job.namespace.clone());
         let taken = Arc::new(Taken::nothing(root, namespace));
         let mut made = Made::default();
-        let (origins, unfilled) = reservation::reserve(
-            root,
-            &base,
-            &directories,
-            &files,
-            &config.job,
-            &taken,
-            &mut made,
-        )
-        .inspect_err(|_| made.undo(root, &config.job))?;
+        let reservation = Reservation {
+            config: &config,
+            base: &base,
+            staging: staging.as_ref(),
+            directories: &directories,
+            files: &files,
+            taken: &taken,
+        };
+        let (origins, unfilled) = reservation::reserve(&reservation, &mut made)
+            .inspect_err(|_| made.undo(root, &config.job))?;
         let mut origins = origins.into_iter();
         let slots = config.manifest.entries().map(|entry| {
             let stage = match entry.kind {
@@ -205,12 +212,13 @@ impl Destination {
         };
         Ok(Destination {
             base,
+            staging,
             directories,
             made,
             slots,
-            publishing: Mutex::new(()),
             gate,
             taken,
+            file_by_file: AtomicBool::new(false),
             held: Mutex::new(Some(held)),
             stay: Mutex::new(Some(stay)),
             config,
@@ -282,9 +290,9 @@ impl Destination {
             Stage::Directory => return Err(not_a_file(entry)),
             Stage::Waiting(origin) => (origin, None),
             Stage::Finished(digest, Finish::Rename) => (Origin::Finished, Some(digest)),
-            Stage::Finished(digest, Finish::Keep(_))
-            | Stage::Renamed(digest, _)
-            | Stage::Published(digest, _) => (Origin::Existing, Some(digest)),
+            Stage::Finished(digest, Finish::Keep(_)) | Stage::Published(digest, _) => {
+                (Origin::Existing, Some(digest))
+            }
         };
         let file = Arc::new(DestinationFile::open(
             target,
@@ -331,105 +339,19 @@ impl Destination {
         Ok(())
     }
 
-    /// Puts every finished file on disk and under its final name. Cheapest for many at once: call
-    /// it after a large file and every few hundred small ones. While a digest is expected of a
-    /// whole directory, nothing is published before all of it is finished and has that digest.
-    pub fn publish(&self) -> Result<Published, FileError> {
-        let _pass = self.gate.pass(|| self.place())?;
-        self.publish_finished()
-    }
-
-    fn publish_finished(&self) -> Result<Published, FileError> {
-        let _turn = self
-            .publishing
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let mut ready = Vec::new();
-        let mut renamed = Vec::new();
-        let mut waiting = 0;
-        {
-            let slots = self.slots();
-            for (index, slot) in (0..).zip(slots.iter()) {
-                match slot.stage {
-                    Stage::Directory | Stage::Published(..) => {}
-                    Stage::Waiting(_) => waiting += 1,
-                    Stage::Renamed(digest, state) => {
-                        renamed.push((index, self.file(index)?.0, digest, state));
-                    }
-                    Stage::Finished(digest, finish) => {
-                        ready.push(Ready {
-                            index,
-                            target: self.file(index)?.0,
-                            digest,
-                            finish,
-                        });
-                    }
-                }
-            }
-            if let (Shape::Directory, Some(expected)) =
-                (self.manifest().shape(), self.config.expect)
-            {
-                if waiting > 0 {
-                    return Ok(Published {
-                        files: 0,
-                        waiting: waiting + ready.len() as u32,
-                    });
-                }
-                if let Some(found) = self.digest_of(&slots)
-                    && found != expected
-                {
-                    let place = self.place();
-                    return Err(FileError::ExpectMismatch {
-                        place,
-                        expected,
-                        found,
-                    });
-                }
-            }
-        }
-        // Neighbours in the manifest may be in other directories.
-        ready.sort_by(|a, b| a.target.parent.cmp(&b.target.parent));
-        self.sync_files(&ready)?;
-        let mut open = OpenDirectory::new(&self.config.root);
-        for file in ready {
-            let parent = open.at(&file.target.parent)?;
-            // Under one lock: who opens the file in between would look for it by its old name.
-            let mut slots = self.slots();
-            let state = file.rename(&parent)?;
-            slots[file.index as usize].stage = Stage::Renamed(file.digest, state);
-            drop(slots);
-            renamed.push((file.index, file.target, file.digest, state));
-        }
-        let parents: BTreeSet<&RootPath> = renamed
-            .iter()
-            .map(|(_, target, ..)| &target.parent)
-            .collect();
-        self.sync_directories(parents.into_iter())?;
-        for (index, _, digest, state) in &renamed {
-            self.slots()[*index as usize].stage = Stage::Published(*digest, *state);
-        }
-        Ok(Published {
-            files: renamed.len() as u32,
-            waiting,
-        })
-    }
-
     /// The digest of the whole, once every file is finished.
     pub fn digest(&self) -> Option<Digest> {
         self.digest_of(&self.slots())
     }
 
-    /// Publishes what is left, gives directories their modes and puts everything on disk; then the
-    /// job has ended here. After it, and only after it, the destination is verified.
+    /// Puts everything on disk and under its name, with the modes of the directories; then the job has
+    /// ended here. After it, and only after it, the destination is verified.
     pub fn complete(&self) -> Result<Digest, FileError> {
         let pass = self.gate.pass(|| self.place())?;
-        let waiting = self.publish_finished()?.waiting;
         let place = self.place();
+        let (ready, missing) = self.ready()?;
         let Some(digest) = self.digest() else {
-            return Err(FileError::BlocksMissing {
-                place,
-                missing: u64::from(waiting),
-            });
+            return Err(FileError::BlocksMissing { place, missing });
         };
         if let Some(expected) = self.config.expect
             && expected != digest
@@ -440,6 +362,23 @@ impl Destination {
                 found: digest,
             });
         }
+        self.sync_files(&ready)?;
+        let is_in_place = self.staging.is_none() && self.manifest().shape() == Shape::Directory;
+        let replaces = ready.iter().any(|file| file.finish == Finish::Rename);
+        self.file_by_file
+            .store(is_in_place && replaces, Ordering::Relaxed);
+        let mut states = Vec::new();
+        let mut open = OpenDirectory::new(&self.config.root);
+        for file in ready {
+            let parent = open.at(&file.target.parent)?;
+            // Under one lock: who opens the file in between would look for it by its old name.
+            let mut slots = self.slots();
+            let state = file.rename(&parent)?;
+            match self.staging {
+                Some(_) => states.push((file.index, file.digest, state)),
+                None => slots[file.index as usize].stage = Stage::Published(file.digest, state),
+            }
+        }
         let few = self.directories.len() < BULK;
         // Deepest first: an outer one may forbid looking into it.
         for entry in self.manifest().entries().rev() {
@@ -447,14 +386,19 @@ impl Destination {
                 self.seal_directory(entry, few)?;
             }
         }
-        let top = &self.directories[..1];
-        if !few {
-            self.sync_file_systems(top.iter())?;
+        let top = &self.directories[0];
+        if few {
+            self.sync_directories(std::iter::once(top))?;
+        } else {
+            self.sync_file_systems(std::iter::once(top))?;
         }
-        // The top, and above it those in which a directory was made.
-        let mut above: BTreeSet<RootPath> = top.iter().cloned().collect();
-        let made = self.made.directories.iter().filter(|path| **path <= top[0]);
-        above.extend(made.filter_map(|path| Some(path.split()?.0)));
+        // Those in which a directory was made or renamed.
+        let made = self.made.directories.iter().filter(|path| *path <= top);
+        let named = self.staging.iter().chain(made);
+        let above: BTreeSet<RootPath> = named.filter_map(|path| Some(path.split()?.0)).collect();
+        if let Some(staging) = &self.staging {
+            self.rename_whole(staging, states)?;
+        }
         self.sync_directories(above.iter())?;
         ReadRecord::remove(&self.config.root, &self.config.job)?;
         drop(pass);
@@ -462,6 +406,64 @@ impl Destination {
             held.claim.complete();
         }
         Ok(digest)
+    }
+
+    /// Whether files of a directory that was there got their names one after the other: for a moment some
+    /// were old and some new.
+    pub fn is_file_by_file(&self) -> bool {
+        self.file_by_file.load(Ordering::Relaxed)
+    }
+
+    /// The finished files, and how many are not.
+    fn ready(&self) -> Result<(Vec<Ready>, u64), FileError> {
+        let mut ready = Vec::new();
+        let mut waiting = 0;
+        for (index, slot) in (0..).zip(self.slots().iter()) {
+            match slot.stage {
+                Stage::Directory | Stage::Published(..) => {}
+                Stage::Waiting(_) => waiting += 1,
+                Stage::Finished(digest, finish) => ready.push(Ready {
+                    index,
+                    target: self.file(index)?.0,
+                    digest,
+                    finish,
+                }),
+            }
+        }
+        // Neighbours in the manifest may be in other directories.
+        ready.sort_by(|a, b| a.target.parent.cmp(&b.target.parent));
+        Ok((ready, waiting))
+    }
+
+    /// Gives the assembled directory its name.
+    fn rename_whole(
+        &self,
+        staging: &RootPath,
+        states: Vec<(u32, Digest, Identity)>,
+    ) -> Result<(), FileError> {
+        let root = &self.config.root;
+        let (Some((parent, name)), Some(from)) = (self.base.split(), staging.file_name()) else {
+            return Ok(());
+        };
+        let parent = OpenDirectory::new(root).at(&parent)?;
+        // Under one lock: who opens a file in between would look for it by its old name.
+        let mut slots = self.slots();
+        staging::rename(&parent, from, name, false).map_err(|cause| match cause {
+            Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR => FileError::DestinationExists {
+                place: self.place(),
+                found: "something that was made meanwhile",
+                remedy: "remove it or choose another path",
+            },
+            // Somebody removed what was assembled.
+            Errno::NOENT => FileError::DestinationChanged {
+                place: self.place(),
+            },
+            cause => FileError::writing(self.place(), "rename", cause, 0),
+        })?;
+        for (index, digest, state) in states {
+            slots[index as usize].stage = Stage::Published(digest, state);
+        }
+        Ok(())
     }
 
     /// Ends the job without its files: when it returns, no byte lands any more and another attempt
@@ -474,10 +476,14 @@ impl Destination {
         if partials == Partials::Keep {
             return Ok(());
         }
-        let mut open = OpenDirectory::new(&self.config.root);
-        for (index, _, _) in self.manifest().files() {
-            let target = self.file(index)?.0;
-            target.remove_partial(&*open.at(&target.parent)?)?;
+        if let Some(staging) = &self.staging {
+            staging::remove(&self.config.root, staging)?;
+        } else {
+            let mut open = OpenDirectory::new(&self.config.root);
+            for (index, _, _) in self.manifest().files() {
+                let target = self.file(index)?.0;
+                target.remove_partial(&*open.at(&target.parent)?)?;
+            }
         }
         ReadRecord::remove(&self.config.root, &self.config.job)?;
         self.made
@@ -514,9 +520,7 @@ impl Destination {
             match slot.stage {
                 Stage::Directory => {}
                 Stage::Waiting(_) => return None,
-                Stage::Finished(digest, _)
-                | Stage::Renamed(digest, _)
-                | Stage::Published(digest, _) => {
+                Stage::Finished(digest, _) | Stage::Published(digest, _) => {
                     digests.push((entry.path, digest));
                 }
             }
@@ -540,12 +544,8 @@ impl Destination {
         let EntryKind::File { bytes } = entry.kind else {
             return Err(not_a_file(entry));
         };
-        let path = config.manifest.path_of(&self.base, entry)?;
-        Ok((
-            Target::new(&config.root, path, &config.job, config.overwrite)?,
-            entry,
-            bytes,
-        ))
+        let target = reservation::target(config, &self.base, self.staging.as_ref(), entry)?;
+        Ok((target, entry, bytes))
     }
 
     fn sync_files(&self, ready: &[Ready]) -> Result<(), FileError> {
@@ -605,7 +605,7 @@ impl Destination {
 
     /// Gives a directory its mode and, on request, syncs it: not to be opened again after that.
     fn seal_directory(&self, entry: Entry<'_>, sync: bool) -> Result<(), FileError> {
-        let path = self.manifest().path_of(&self.base, entry)?;
+        let path = self.manifest().path_of(&self.directories[0], entry)?;
         let root = &self.config.root;
         let failed = |operation, cause| FileError::writing(root.place(&path), operation, cause, 0);
         let opened = root
@@ -651,26 +651,20 @@ impl Ready {
             target.remove_partial(parent)?;
             return Ok(checked);
         }
-        let rename =
-            |flags| fs::renameat_with(parent, &target.partial, parent, &target.name, flags);
-        let flags = match target.overwrite {
-            Overwrite::Never => RenameFlags::NOREPLACE,
-            Overwrite::IfDifferent | Overwrite::Always => RenameFlags::empty(),
-        };
-        let answer = match rename(flags) {
-            // A file system without NOREPLACE: look, then rename.
-            Err(Errno::INVAL | Errno::NOSYS) if !flags.is_empty() => {
-                match fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW) {
-                    Ok(_) => Err(Errno::EXIST),
-                    Err(_) => rename(RenameFlags::empty()),
-                }
-            }
-            answer => answer,
+        let replace = target.overwrite != Overwrite::Never;
+        let answer = match target.is_staged() {
+            // It goes with its directory.
+            true => Ok(()),
+            false => staging::rename(parent, &target.partial, &target.name, replace),
         };
         match answer {
-            Ok(()) => fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW)
-                .map(|stat| Identity::of(&stat))
-                .map_err(|cause| target.failed("stat", cause, 0)),
+            Ok(()) => match fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => Ok(Identity::of(&stat)),
+                Err(Errno::NOENT) => Err(FileError::DestinationChanged {
+                    place: target.place(),
+                }),
+                Err(cause) => Err(target.failed("stat", cause, 0)),
+            },
             Err(Errno::EXIST) if target.overwrite == Overwrite::Never => {
                 target.may_replace()?;
                 Err(FileError::DestinationChanged {

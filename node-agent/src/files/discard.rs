@@ -12,7 +12,7 @@ use super::manifest::Manifest;
 use super::read_record::ReadRecord;
 use super::reservation::{self, Made, OpenDirectory};
 use super::root::{Access, Root};
-use super::sweep;
+use super::{staging, sweep};
 
 /// What a job may have left here, through all its attempts, whether or not they could be prepared.
 /// It is owed to a wish to discard, however late and however often that comes.
@@ -167,8 +167,17 @@ impl<'a> Lock<'a> {
 fn remove_at(config: &DestinationConfig, lock: &mut Lock<'_>) -> Result<(), FileError> {
     let mut open = OpenDirectory::new(lock.root);
     let mut result = Ok(());
-    // A manifest that no files can be made of has left none.
-    let files = reservation::targets(config).map_or_else(|_| Vec::new(), |(_, files)| files);
+    // A path or a manifest that no files can be made of has left none.
+    let Ok(base) = reservation::base(config) else {
+        return Ok(());
+    };
+    if let Ok(Some(staging)) = staging::beside(config, &base)
+        && lock.root.open_directory(&staging).is_ok()
+    {
+        lock.hold()?;
+        result = staging::remove(lock.root, &staging);
+    }
+    let files = reservation::targets(config, &base, None).unwrap_or_default();
     for (target, _) in files {
         let parent = match open.found(&target.parent) {
             Ok(Some(parent)) => parent,

@@ -27,9 +27,16 @@ pub(super) struct Occupancy {
 #[derive(Debug, Default)]
 struct Places {
     /// Of jobs that are prepared or written now; a job has one at a time in a root.
-    live: HashMap<JobUid, RootPath>,
+    live: HashMap<JobUid, Place>,
     /// Of jobs that are complete, oldest first.
     complete: VecDeque<(JobUid, RootPath)>,
+}
+
+#[derive(Debug)]
+struct Place {
+    base: RootPath,
+    /// It is assembled beside its place, where nobody may make it meanwhile.
+    is_staged: bool,
 }
 
 #[derive(Debug, Default)]
@@ -65,12 +72,14 @@ pub(super) struct Clearing<'r> {
 }
 
 impl Occupancy {
-    /// Says that `job` will have its files at `base`, unless a copy is being removed there. Whoever
-    /// claims has its [`Stay`] before: no removal begins in between.
+    /// Says that `job` will have its files at `base`, unless a copy is being removed there, or another job
+    /// assembles a directory that is to hold it. Whoever claims has its [`Stay`] before: no removal begins
+    /// in between.
     pub(super) fn claim(
         root: &Arc<Root>,
         job: &JobUid,
         base: &RootPath,
+        is_staged: bool,
     ) -> Result<Claim, FileError> {
         if is_among(base, &root.occupancy().uses().cleared) {
             return Err(FileError::BeingRemoved {
@@ -78,7 +87,21 @@ impl Occupancy {
             });
         }
         let mut places = root.occupancy().places();
-        places.live.insert(job.clone(), base.clone());
+        let mut live = places.live.iter();
+        let within = live.find(|(other, place)| {
+            *other != job && place.is_staged && place.base != *base && base.is_within(&place.base)
+        });
+        if let Some((other, _)) = within {
+            return Err(FileError::DestinationBusy {
+                place: root.place(base),
+                job: other.clone(),
+            });
+        }
+        let place = Place {
+            base: base.clone(),
+            is_staged,
+        };
+        places.live.insert(job.clone(), place);
         Ok(Claim {
             root: root.clone(),
             job: job.clone(),
@@ -122,7 +145,8 @@ impl Occupancy {
     ) -> Option<T> {
         let places = self.places();
         let complete = places.complete.iter().map(|(job, base)| (job, base));
-        let mut all = places.live.iter().chain(complete);
+        let live = places.live.iter().map(|(job, place)| (job, &place.base));
+        let mut all = live.chain(complete);
         let anothers = all.any(|(other, base)| other != job && base.overlaps(directory));
         // Under the lock: whoever claims the place next finds it gone, or finds it there for good.
         (!anothers).then(remove)
@@ -155,9 +179,9 @@ impl Claim {
     /// The job is complete: what stands there is not to be touched.
     pub(super) fn complete(self) {
         let mut places = self.root.occupancy().places();
-        if let Some(base) = places.live.remove(&self.job) {
+        if let Some(place) = places.live.remove(&self.job) {
             places.complete.retain(|(job, _)| *job != self.job);
-            places.complete.push_back((self.job.clone(), base));
+            places.complete.push_back((self.job.clone(), place.base));
             if places.complete.len() > COMPLETE_MAX {
                 places.complete.pop_front();
             }

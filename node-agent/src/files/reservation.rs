@@ -12,18 +12,19 @@ use super::claim::{self, JobUid, PRIVATE};
 use super::destination::{DestinationConfig, Overwrite};
 use super::error::{FileError, Place};
 use super::filling::{self, Unfilled};
-use super::manifest::{EntryKind, Identity, Manifest, Shape};
+use super::manifest::{Entry, EntryKind, Identity, Manifest, Shape};
 use super::root::{Root, RootPath, special};
 use super::space::{Demand, Taken};
 
 /// Mode of directories while a job fills them; the manifest's is set at the end.
-const WORKING_DIRECTORY: Mode = Mode::from_raw_mode(0o755);
+pub(super) const WORKING_DIRECTORY: Mode = Mode::from_raw_mode(0o755);
 
-/// Where one file goes: its final path and its partial file beside it.
+/// Where one file goes: its final path, and its partial file beside it or in a staging directory.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) root: Arc<Root>,
     pub(super) path: RootPath,
+    /// Where the partial file is.
     pub(super) parent: RootPath,
     pub(super) name: String,
     pub(super) partial: String,
@@ -72,6 +73,22 @@ impl Target {
             partial,
             overwrite,
         })
+    }
+
+    /// With the partial file in a staging directory, under its final name.
+    fn staged(self, path: &RootPath) -> Self {
+        match path.split() {
+            Some((parent, name)) => Target {
+                parent,
+                partial: name.to_owned(),
+                ..self
+            },
+            None => self,
+        }
+    }
+
+    pub(super) fn is_staged(&self) -> bool {
+        self.partial == self.name
     }
 
     pub(super) fn place(&self) -> Place {
@@ -223,7 +240,11 @@ impl Target {
             Err(Errno::NOENT) => Ok(None),
             Err(cause) => Err(self.failed("fstatat", cause, bytes)),
         };
-        let same_size = match look(&self.name)? {
+        let named = match self.is_staged() {
+            true => None,
+            false => look(&self.name)?,
+        };
+        let same_size = match named {
             None => false,
             Some(found) => self.replaceable(parent, &found, bytes)?,
         };
@@ -417,26 +438,39 @@ fn not_a_directory(root: &Root, path: &RootPath, cause: Errno) -> FileError {
     }
 }
 
+/// What is reserved for a destination.
+pub(super) struct Reservation<'d> {
+    pub(super) config: &'d DestinationConfig,
+    pub(super) base: &'d RootPath,
+    pub(super) staging: Option<&'d RootPath>,
+    pub(super) directories: &'d [RootPath],
+    pub(super) files: &'d [(Target, u64)],
+    pub(super) taken: &'d Taken,
+}
+
 /// Makes directories and partial files for a whole manifest and takes space for all of it, or
 /// fails and says why; what it made by then is in `made`. Space that is slow to take is left to
 /// be taken.
 pub(super) fn reserve(
-    root: &Root,
-    base: &RootPath,
-    directories: &[RootPath],
-    files: &[(Target, u64)],
-    job: &JobUid,
-    taken: &Taken,
+    reservation: &Reservation<'_>,
     made: &mut Made,
 ) -> Result<(Vec<Origin>, Vec<Unfilled>), FileError> {
+    let Reservation {
+        config: DestinationConfig { root, job, .. },
+        base,
+        staging,
+        directories,
+        files,
+        taken,
+    } = reservation;
     let mut unfilled = Vec::new();
-    for path in directories {
+    for path in *directories {
         made.directory(root, path)?;
     }
     let mut open = OpenDirectory::new(root);
     let mut origins = Vec::with_capacity(files.len());
     let mut demand = Demand::default();
-    for (target, bytes) in files {
+    for (target, bytes) in *files {
         let (origin, more) = target.survey(&*open.at(&target.parent)?, *bytes)?;
         demand.new_bytes = demand.new_bytes.saturating_add(more);
         if origin != Origin::Existing {
@@ -470,8 +504,12 @@ pub(super) fn reserve(
             target.take_space(&parent, &file, bytes)?;
         }
     }
+    if let Some((parent, _)) = staging.and_then(|_| base.split()) {
+        claim::refuse_rivals(root, &parent, open.at(&parent)?.as_fd(), job)?;
+        return Ok((origins, unfilled));
+    }
     let mut looked: Option<&RootPath> = None;
-    for (target, _) in files {
+    for (target, _) in *files {
         if looked != Some(&target.parent) {
             claim::refuse_rivals(root, &target.parent, open.at(&target.parent)?.as_fd(), job)?;
             looked = Some(&target.parent);
@@ -480,10 +518,8 @@ pub(super) fn reserve(
     Ok((origins, unfilled))
 }
 
-/// Where a job puts its manifest, and where each of the files goes, with its size.
-pub(super) fn targets(
-    config: &DestinationConfig,
-) -> Result<(RootPath, Vec<(Target, u64)>), FileError> {
+/// Where a job puts its manifest.
+pub(super) fn base(config: &DestinationConfig) -> Result<RootPath, FileError> {
     let manifest = &config.manifest;
     let base = match (manifest.shape(), manifest.entry(0)) {
         (Shape::File, Some(file)) if config.path.names_directory() => {
@@ -491,13 +527,39 @@ pub(super) fn targets(
         }
         _ => config.path.clone(),
     };
-    let mut files = Vec::new();
-    for (_, entry, bytes) in manifest.files() {
-        let path = manifest.path_of(&base, entry)?;
-        let target = Target::new(&config.root, path, &config.job, config.overwrite)?;
-        files.push((target, bytes));
+    if base.file_name().is_some_and(claim::is_reserved) {
+        return Err(FileError::ReservedName {
+            place: config.root.place(&base),
+        });
     }
-    Ok((base, files))
+    Ok(base)
+}
+
+/// Where a file of the manifest goes.
+pub(super) fn target(
+    config: &DestinationConfig,
+    base: &RootPath,
+    staging: Option<&RootPath>,
+    entry: Entry<'_>,
+) -> Result<Target, FileError> {
+    let path = config.manifest.path_of(base, entry)?;
+    let target = Target::new(&config.root, path, &config.job, config.overwrite)?;
+    match staging {
+        Some(staging) => Ok(target.staged(&config.manifest.path_of(staging, entry)?)),
+        None => Ok(target),
+    }
+}
+
+/// Where each of the files goes, with its size.
+pub(super) fn targets(
+    config: &DestinationConfig,
+    base: &RootPath,
+    staging: Option<&RootPath>,
+) -> Result<Vec<(Target, u64)>, FileError> {
+    let files = config.manifest.files();
+    files
+        .map(|(_, entry, bytes)| Ok((target(config, base, staging, entry)?, bytes)))
+        .collect()
 }
 
 /// The directories a manifest needs at `base`, parents first.

@@ -1,8 +1,8 @@
-//! Removing what jobs left that nobody will resume.
+//! Removing what jobs left that nobody will resume: partial files, staging directories, lock files.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{self, AtFlags, Dir, FileType, Stat};
+use rustix::fs::{self, AtFlags, Dir, FileType};
 use rustix::io::Errno;
 
 use super::claim::{JobLock, OwnName};
@@ -11,19 +11,20 @@ use super::error::FileError;
 use super::manifest::Identity;
 use super::reservation;
 use super::root::{Access, Root, RootPath};
+use super::staging;
 
-/// Removes partial files and lock files of jobs that no process works on and that were last
-/// written to at least `older_than` ago; gives their number. What cannot be read or removed is
+/// Removes partial files, staging directories and lock files of jobs that no process works on and that
+/// were last written to at least `older_than` ago; gives their number. What cannot be read or removed is
 /// passed over: it is another's, or tried again next time. Walks the whole root: call it from a
 /// thread of its own, at start and every few hours.
 pub fn sweep(root: &Root, older_than: Duration) -> Result<u32, FileError> {
     if root.access() != Access::ReadWrite {
         return Ok(0);
     }
-    let abandoned = |own: &OwnName<'_>, stat: &Stat| {
+    let abandoned = |own: &OwnName<'_>, age: &dyn Fn() -> Duration| {
         Ok(match own {
             OwnName::Partial { job, .. } | OwnName::Lock { job } => {
-                age(stat) >= older_than && !JobLock::is_held(root, job)
+                age() >= older_than && !JobLock::is_held(root, job)
             }
             OwnName::Copies => false,
         })
@@ -31,7 +32,7 @@ pub fn sweep(root: &Root, older_than: Duration) -> Result<u32, FileError> {
     Ok(remove(root, abandoned)?.files)
 }
 
-/// Removes the partial files of one job, of which nothing is known but its name; gives their
+/// Removes the partial files and staging directories of one job, of which nothing is known but its name; gives their
 /// number. Refused while some process works on it. Walks the whole root, too, and names the first
 /// file that could not be removed. A directory that is closed to the agent is another's.
 pub(super) fn remove_job(lock: &mut Lock<'_>) -> Result<u32, FileError> {
@@ -69,7 +70,7 @@ impl Removed {
 /// Removes what is Weft's own and to go.
 fn remove(
     root: &Root,
-    mut is_to_go: impl FnMut(&OwnName<'_>, &Stat) -> Result<bool, FileError>,
+    mut is_to_go: impl FnMut(&OwnName<'_>, &dyn Fn() -> Duration) -> Result<bool, FileError>,
 ) -> Result<Removed, FileError> {
     let mut removed = Removed::default();
     let mut waiting = vec![RootPath::ROOT];
@@ -117,8 +118,23 @@ fn remove(
             };
             match (FileType::from_raw_mode(stat.st_mode), own) {
                 (FileType::Directory, Some(OwnName::Copies)) => {}
+                (FileType::Directory, Some(own @ OwnName::Partial { .. })) => {
+                    let Ok(staging) = path.join(name) else {
+                        continue;
+                    };
+                    // What cannot be looked at is another's.
+                    let age = || staging::written_ns(root, &staging).map_or(Duration::ZERO, age);
+                    if is_to_go(&own, &age)? {
+                        match staging::remove(root, &staging) {
+                            Ok(()) => removed.files += 1,
+                            Err(fault) => drop(removed.fault.get_or_insert(fault)),
+                        }
+                    }
+                }
                 (FileType::Directory, _) => waiting.extend(path.join(name)),
-                (FileType::RegularFile, Some(own)) if is_to_go(&own, &stat)? => {
+                (FileType::RegularFile, Some(own))
+                    if is_to_go(&own, &|| age(Identity::of(&stat).mtime_ns))? =>
+                {
                     match fs::unlinkat(&directory, name, AtFlags::empty()) {
                         Ok(()) => removed.files += 1,
                         Err(Errno::NOENT) => {}
@@ -136,11 +152,11 @@ fn remove(
     Ok(removed)
 }
 
-/// Time since the file was written to; none for one from the future.
-fn age(stat: &Stat) -> Duration {
+/// Time since then; none for what is from the future.
+fn age(written_ns: i64) -> Duration {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    let written = u64::try_from(Identity::of(stat).mtime_ns).unwrap_or_default();
+    let written = u64::try_from(written_ns).unwrap_or_default();
     now.saturating_sub(Duration::from_nanos(written))
 }

@@ -1,6 +1,7 @@
 //! Faults, resumption and whole transfers over real directories, without a network between.
 
 pub(super) mod alone;
+mod appears;
 mod copies;
 mod destination_faults;
 mod resume;

@@ -11,6 +11,8 @@ use weft_sim::draw::Draw;
 
 /// Partial files and locks are called so.
 const OURS: &str = ".weft-";
+/// But not the records of copies.
+const COPIES: &str = ".weft-copies";
 
 /// What a row sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,11 +175,12 @@ pub(crate) fn files_below(at: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Partial files and locks of ours at or below a path.
+/// Partial files and locks of ours at or below a path, and files in directories that are being assembled.
 pub(crate) fn partials_below(at: &Path) -> Vec<PathBuf> {
     let ours = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default();
-        name.to_string_lossy().starts_with(OURS)
+        let below = path.strip_prefix(at).unwrap_or(path);
+        let mut names = below.iter();
+        names.any(|name| name.to_string_lossy().starts_with(OURS) && name != COPIES)
     };
     files_below(at).into_iter().filter(ours).collect()
 }

@@ -287,15 +287,26 @@ fn a_destination_that_another_job_writes_is_busy_and_names_that_job() {
     // The same job from another process.
     let error = Destination::prepare(node.config("m", &source)).unwrap_err();
     assert_fault(&error, "DestinationBusy", "job-1");
-    // Other files of the same directories are free.
+    // In a directory that is there, other files are free; one that is being assembled is its job's alone.
     let other = Node::new();
     other.write("m/other", b"1");
     let other = other.source("m").unwrap();
+    let there = Node::new();
+    fs::create_dir(there.path("m")).unwrap();
+    let _first = Destination::prepare(there.config("m", &source)).unwrap();
     let beside = DestinationConfig {
         job: "job-3".parse().unwrap(),
-        ..node.config("m", &other)
+        ..there.config("m", &other)
     };
     drop(Destination::prepare(beside).unwrap());
+    for path in ["m", "m/sub"] {
+        let within = DestinationConfig {
+            job: "job-3".parse().unwrap(),
+            ..node.config(path, &other)
+        };
+        let error = Destination::prepare(within).unwrap_err();
+        assert_fault(&error, "DestinationBusy", "job-1");
+    }
     // What a dead job left is nobody's.
     drop(first);
     Destination::prepare(second)
@@ -342,9 +353,9 @@ fn another_content_under_overwrite_never_is_an_error_and_the_same_content_is_not
     }
     node.write("m/a", b"somebody else's");
     assert_fault(
-        &destination.publish().unwrap_err(),
+        &destination.complete().unwrap_err(),
         "DestinationExists",
-        "m/a",
+        "\"m\"",
     );
     assert_eq!(node.read("m/a"), b"somebody else's");
 }
@@ -463,11 +474,13 @@ fn a_digest_that_the_job_does_not_expect_publishes_nothing() {
 fn files_that_others_touch_while_they_are_written_are_not_verified() {
     let (from, source) = source_node();
     type Meddle = fn(&Node);
-    let partial_a = || format!("m/{}", claim::partial_name(&"job-1".parse().unwrap(), "a"));
+    let job: JobUid = "job-1".parse().unwrap();
+    let staged = format!("{}/a", claim::partial_name(&job, "m"));
+    let beside = format!("m/{}", claim::partial_name(&job, "a"));
     let table: &[(&str, bool, Meddle)] = &[
         ("the partial file is removed", false, |node| {
-            let name = claim::partial_name(&"job-1".parse().unwrap(), "a");
-            fs::remove_file(node.path("m").join(name)).unwrap();
+            let name = claim::partial_name(&"job-1".parse().unwrap(), "m");
+            fs::remove_file(node.path(&name).join("a")).unwrap();
         }),
         ("the existing file is written to", true, |node| {
             let file = fs::File::options()
@@ -483,7 +496,8 @@ fn files_that_others_touch_while_they_are_written_are_not_verified() {
             node.write("m/a", &from.read("m/a"));
         }
         let destination = Destination::prepare(node.config("m", &source)).unwrap();
-        assert!(node.path(&partial_a()).exists());
+        let partial = if *existing { &beside } else { &staged };
+        assert!(node.path(partial).exists());
         let from = source.open(0).unwrap();
         let to = destination.open(0).unwrap();
         let mut buffer = vec![0; BLOCK_BYTES];
@@ -500,8 +514,11 @@ fn files_that_others_touch_while_they_are_written_are_not_verified() {
         }
         meddle(&node);
         let finished = destination.finish(&to, &tree.root().unwrap());
+        for index in [2, 3] {
+            send_file(&source, &destination, index, u32::MAX, &mut Sent::default()).unwrap();
+        }
         let error = finished
-            .and_then(|()| destination.publish())
+            .and_then(|()| destination.complete())
             .expect_err(fault);
         assert_fault(&error, "DestinationChanged", "m/a");
     }

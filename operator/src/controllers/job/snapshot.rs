@@ -132,9 +132,12 @@ fn destination(view: DestinationView<'_>) -> DestinationStatus {
         reason: refusal
             .map(|refusal| refusal.reason.clone())
             .unwrap_or_default(),
-        message: refusal
-            .map(|refusal| refusal.message.clone())
-            .unwrap_or_default(),
+        message: match refusal {
+            Some(refusal) => refusal.message.clone(),
+            // How the copy has appeared.
+            None if is_verified => view.report.message.clone(),
+            None => String::new(),
+        },
         bytes: signed(view.bytes),
         digest: if is_verified {
             view.report.digest.clone()

@@ -138,7 +138,7 @@ fn a_destination_that_is_not_ready_is_no_obstacle_to_the_others() {
 #[test]
 fn a_job_waits_while_some_of_its_agents_and_not_all_have_an_earlier_configuration() {
     let (mut cache, job) = (scenario::cache(3), scenario::job("minilm"));
-    let mut pend = |cache: &mut Cache, node: &str| {
+    let pend = |cache: &mut Cache, node: &str| {
         let mut node = cache.fabric_nodes.named(node).unwrap().clone();
         let status = node.status.as_mut().unwrap();
         status.conditions[0].reason = "ConfigurationPending".into();

@@ -88,7 +88,7 @@ pub struct Root {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespaces: Option<LabelSelector>,
     /// What jobs leave free of the root's file system: a percentage of it, or bytes such as 200Gi. A job that
-    /// would leave less fails with RootReserve before any byte moves. \"0\" keeps nothing free.
+    /// would leave less fails with RootReserve before any byte moves. "0" keeps nothing free.
     #[serde(default = "min_free")]
     #[schemars(length(max = 20))]
     #[x_kube(validation = Rule::new("self.matches('^(100|[0-9]{1,2})%$|^[0-9]{1,15}(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$')")

@@ -218,9 +218,24 @@ impl Stage {
     pub(crate) fn nothing_is_left(&self, running: &Running) {
         self.lent.wait_until("partial files are removed", || {
             let left = running.to.iter().map(|node| self.copy(running, node));
-            let left = left
-                .filter(|copy| copy.exists())
-                .map(|copy| Tree::read(&copy).files());
+            let left = left.map(|copy| {
+                // Where it is assembled: `.weft-UID-HEX`, with half a hash of its name.
+                let name = copy.file_name().unwrap_or_default();
+                let hash = blake3::hash(name.as_encoded_bytes()).to_hex();
+                let beside = copy.parent().and_then(|parent| parent.read_dir().ok());
+                let mut beside = beside.into_iter().flatten().flatten();
+                let assembled = beside.any(|entry| {
+                    let name = entry.file_name();
+                    let name = name.to_string_lossy();
+                    name.starts_with(".weft-") && name.ends_with(&hash[..32])
+                });
+                let files = if copy.exists() {
+                    Tree::read(&copy).files()
+                } else {
+                    0
+                };
+                files + usize::from(assembled)
+            });
             (left.sum::<usize>() == 0).then_some(())
         });
     }

@@ -187,7 +187,35 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
+    use weft_proto::agent::v1::ProgressResponse;
+
     use super::*;
+
+    #[test]
+    fn a_verified_destination_has_the_message_that_its_agent_gives() {
+        let place = weft_transfer::Place {
+            node: "n1".to_owned(),
+            root: "models".to_owned(),
+            path: "m".to_owned(),
+        };
+        let report = ProgressResponse {
+            message: "file by file".to_owned(),
+            ..ProgressResponse::default()
+        };
+        let shown = |standing: &Standing| {
+            let shown = destination(DestinationView {
+                place: &place,
+                standing,
+                report: &report,
+                bytes: 0,
+            });
+            (shown.reason, shown.message)
+        };
+        let after = Duration::ZERO;
+        let verified = shown(&Standing::Verified { after });
+        assert_eq!(verified, (String::new(), "file by file".to_owned()));
+        assert_eq!(shown(&Standing::Waiting), Default::default());
+    }
 
     #[test]
     fn a_rate_is_that_of_the_last_ten_seconds() {

@@ -90,7 +90,7 @@ impl Jobs {
                 let run = self.find(&job)?;
                 if self.is_first_start(&run, hash)? {
                     let started = match part.object {
-                        Some(object) => self.start_fetch(&run, object, request.sends_to),
+                        Some(object) => self.start_fetch(&run, &object, request.sends_to),
                         None => self.start_destination(&run, part.receives_from, request.sends_to),
                     };
                     // Repeated, the same Start would be answered as one that had worked.
@@ -201,13 +201,13 @@ impl Jobs {
     fn start_fetch(
         &self,
         run: &Arc<Run>,
-        source: ObjectSource,
+        source: &ObjectSource,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
         let worker = run.worker()?;
         let prepared = run.parts().prepared.clone();
         let prepared = prepared.ok_or_else(|| run.not_ready("prepare it first"))?;
-        let reader = self.reader(&source)?;
+        let reader = self.reader(source)?;
         let manifest = prepared.shelf.destination.manifest();
         let version = |(entry, index): (Entry<'_>, usize)| match entry.kind {
             EntryKind::Directory => Ok(None),

@@ -157,15 +157,15 @@ impl Destination {
                 algorithm,
             });
         }
-        let (base, files) = reservation::targets(&config)?;
+        let files = reservation::targets(&config)?;
+        let base = files.base.clone();
         let directories = reservation::directories(&config.manifest, &base)?;
         let lock = JobLock::take(root, &config.job)?;
         let stay = Occupancy::stay(root, &base);
         let claim = Occupancy::claim(root, &config.job, &base)?;
         let mut made = Made::default();
-        let (origins, unfilled) =
-            reservation::reserve(root, &base, &directories, &files, &config.job, &mut made)
-                .inspect_err(|_| made.undo(root, &config.job))?;
+        let (origins, unfilled) = reservation::reserve(&directories, &files, &mut made)
+            .inspect_err(|_| made.undo(&files))?;
         let mut origins = origins.into_iter();
         let slots = config.manifest.entries().map(|entry| {
             let stage = match entry.kind {
@@ -180,8 +180,8 @@ impl Destination {
             }
         });
         let slots = Mutex::new(slots.collect());
-        let filling = Filling::start(unfilled, || root.place(&base))
-            .inspect_err(|_| made.undo(root, &config.job))?;
+        let filling =
+            Filling::start(unfilled, || root.place(&base)).inspect_err(|_| made.undo(&files))?;
         let gate = Arc::new(Gate::new(filling.shortage().clone()));
         let held = Held {
             _filling: filling,

@@ -10,7 +10,7 @@ use super::destination::{Destination, DestinationConfig};
 use super::error::FileError;
 use super::manifest::Manifest;
 use super::read_record::ReadRecord;
-use super::reservation::{self, Made, OpenDirectory};
+use super::reservation::{self, Made, OpenDirectory, Targets};
 use super::root::{Access, Root};
 use super::sweep;
 
@@ -167,8 +167,8 @@ fn remove_at(config: &DestinationConfig, lock: &mut Lock<'_>) -> Result<(), File
     let mut open = OpenDirectory::new(lock.root);
     let mut result = Ok(());
     // A manifest that no files can be made of has left none.
-    let files = reservation::targets(config).map_or_else(|_| Vec::new(), |(_, files)| files);
-    for (target, _) in files {
+    let files = reservation::targets(config).ok();
+    for (target, _) in files.iter().flat_map(Targets::iter).flatten() {
         let parent = match open.found(&target.parent) {
             Ok(Some(parent)) => parent,
             Ok(None) => continue,

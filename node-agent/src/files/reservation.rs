@@ -331,16 +331,21 @@ pub(super) fn is_no_directory(cause: Errno) -> bool {
 pub(super) struct Made {
     /// Directories that were not there, parents first.
     pub(super) directories: Vec<RootPath>,
-    /// Partial files that were not there.
-    partials: Vec<Target>,
+    /// Files whose partial files were not there, by their place among the files.
+    partials: Vec<u32>,
 }
 
 impl Made {
     /// Removes what was made, as far as it can.
-    pub(super) fn undo(&self, root: &Root, job: &JobUid) {
+    pub(super) fn undo(&self, files: &Targets<'_>) {
+        let DestinationConfig { root, job, .. } = files.config;
         let mut open = OpenDirectory::new(root);
-        for target in &self.partials {
-            if let Ok(parent) = open.at(&target.parent) {
+        let mut made = self.partials.iter().copied().peekable();
+        for (file, place) in files.iter().zip(0..) {
+            if made.next_if_eq(&place).is_some()
+                && let Ok((target, _)) = file
+                && let Ok(parent) = open.at(&target.parent)
+            {
                 let _ = target.remove_partial(&parent);
             }
         }
@@ -414,40 +419,41 @@ fn not_a_directory(root: &Root, path: &RootPath, cause: Errno) -> FileError {
 /// fails and says why; what it made by then is in `made`. Space that is slow to take is left to
 /// be taken.
 pub(super) fn reserve(
-    root: &Root,
-    base: &RootPath,
     directories: &[RootPath],
-    files: &[(Target, u64)],
-    job: &JobUid,
+    files: &Targets<'_>,
     made: &mut Made,
 ) -> Result<(Vec<Origin>, Vec<Unfilled>), FileError> {
+    let DestinationConfig { root, job, .. } = files.config;
     let mut unfilled = Vec::new();
     for path in directories {
         made.directory(root, path)?;
     }
     let mut open = OpenDirectory::new(root);
-    let mut origins = Vec::with_capacity(files.len());
+    let mut origins = Vec::new();
     let mut needed = 0u64;
     let mut inodes = 0u64;
-    for (target, bytes) in files {
-        let (origin, more) = target.survey(&*open.at(&target.parent)?, *bytes)?;
+    for file in files.iter() {
+        let (target, bytes) = file?;
+        let (origin, more) = target.survey(&*open.at(&target.parent)?, bytes)?;
         needed = needed.saturating_add(more);
         inodes += u64::from(origin != Origin::Resumed);
         origins.push(origin);
     }
-    if let Some((target, _)) = files.first() {
-        check_space(root, base, &*open.at(&target.parent)?, needed, inodes)?;
+    if let Some(first) = files.iter().next() {
+        let parent = open.at(&first?.0.parent)?;
+        check_space(root, &files.base, &parent, needed, inodes)?;
     }
-    for ((target, bytes), origin) in files.iter().zip(&origins) {
+    for ((file, origin), place) in files.iter().zip(&origins).zip(0..) {
+        let (target, bytes) = file?;
         let parent = open.at(&target.parent)?;
         if *origin != Origin::Resumed {
-            made.partials.push(target.clone());
+            made.partials.push(place);
         }
         // An existing file's partial file only claims the name: it takes no space.
         let bytes = if *origin == Origin::Existing {
             0
         } else {
-            *bytes
+            bytes
         };
         let file = target.make_partial(&parent, bytes)?;
         if filling::is_slow(&file, bytes) {
@@ -457,11 +463,12 @@ pub(super) fn reserve(
             target.take_space(&parent, &file, bytes)?;
         }
     }
-    let mut looked: Option<&RootPath> = None;
-    for (target, _) in files {
-        if looked != Some(&target.parent) {
+    let mut looked: Option<RootPath> = None;
+    for file in files.iter() {
+        let (target, _) = file?;
+        if looked.as_ref() != Some(&target.parent) {
             claim::refuse_rivals(root, &target.parent, open.at(&target.parent)?.as_fd(), job)?;
-            looked = Some(&target.parent);
+            looked = Some(target.parent);
         }
     }
     Ok((origins, unfilled))
@@ -497,10 +504,27 @@ fn check_space(
     Ok(())
 }
 
-/// Where a job puts its manifest, and where each of the files goes, with its size.
-pub(super) fn targets(
-    config: &DestinationConfig,
-) -> Result<(RootPath, Vec<(Target, u64)>), FileError> {
+/// Where a job puts its manifest, and where each of the files goes: told one at a time, for there may be a
+/// million.
+pub(super) struct Targets<'c> {
+    config: &'c DestinationConfig,
+    pub(super) base: RootPath,
+}
+
+impl Targets<'_> {
+    /// Each file's place, with its size.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Result<(Target, u64), FileError>> {
+        let config = self.config;
+        config.manifest.files().map(|(_, entry, bytes)| {
+            let path = config.manifest.path_of(&self.base, entry)?;
+            let target = Target::new(&config.root, path, &config.job, config.overwrite)?;
+            Ok((target, bytes))
+        })
+    }
+}
+
+/// The targets of a job.
+pub(super) fn targets(config: &DestinationConfig) -> Result<Targets<'_>, FileError> {
     let manifest = &config.manifest;
     let base = match (manifest.shape(), manifest.entry(0)) {
         (Shape::File, Some(file)) if config.path.names_directory() => {
@@ -508,13 +532,10 @@ pub(super) fn targets(
         }
         _ => config.path.clone(),
     };
-    let mut files = Vec::new();
-    for (_, entry, bytes) in manifest.files() {
-        let path = manifest.path_of(&base, entry)?;
-        let target = Target::new(&config.root, path, &config.job, config.overwrite)?;
-        files.push((target, bytes));
-    }
-    Ok((base, files))
+    let targets = Targets { config, base };
+    // What no file can be made of shows before anything is made.
+    targets.iter().try_for_each(|file| file.map(drop))?;
+    Ok(targets)
 }
 
 /// The directories a manifest needs at `base`, parents first.

@@ -32,6 +32,10 @@ use super::root::{Access, Root, RootPath};
 /// From how many files or directories on one `syncfs` is cheaper than an `fsync` each.
 const BULK: usize = 33;
 
+/// Files that are synced and renamed at a time: 16 times for a million files, whose paths would take some
+/// 800 MB together.
+const BATCH: usize = 1 << 16;
+
 /// What happens to a file that stands under a final name already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overwrite {
@@ -120,6 +124,18 @@ struct Slot {
     stage: Stage,
     /// The file while somebody has it open: two users of a file share its state.
     open: Weak<DestinationFile>,
+}
+
+impl Slot {
+    /// Of a file that is finished.
+    fn digest(&self) -> Option<Digest> {
+        match self.stage {
+            Stage::Directory | Stage::Waiting(_) => None,
+            Stage::Finished(digest, _)
+            | Stage::Renamed(digest, _)
+            | Stage::Published(digest, _) => Some(digest),
+        }
+    }
 }
 
 /// How far an entry is.
@@ -321,15 +337,33 @@ impl Destination {
             .publishing
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut published = 0;
+        loop {
+            let batch = self.publish_batch()?;
+            published += batch.files;
+            // Not where all that are finished have to wait for others.
+            if batch.files < BATCH as u32 {
+                return Ok(Published {
+                    files: published,
+                    ..batch
+                });
+            }
+        }
+    }
+
+    /// The same for so many of them.
+    fn publish_batch(&self) -> Result<Published, FileError> {
         let mut ready = Vec::new();
         let mut renamed = Vec::new();
         let mut waiting = 0;
+        let mut later = 0;
         {
             let slots = self.slots();
             for (index, slot) in (0..).zip(slots.iter()) {
                 match slot.stage {
                     Stage::Directory | Stage::Published(..) => {}
                     Stage::Waiting(_) => waiting += 1,
+                    _ if ready.len() + renamed.len() == BATCH => later += 1,
                     Stage::Renamed(digest, state) => {
                         renamed.push((index, self.file(index)?.0, digest, state));
                     }
@@ -349,7 +383,7 @@ impl Destination {
                 if waiting > 0 {
                     return Ok(Published {
                         files: 0,
-                        waiting: waiting + ready.len() as u32,
+                        waiting: waiting + later + ready.len() as u32,
                     });
                 }
                 if let Some(found) = self.digest_of(&slots)
@@ -389,6 +423,11 @@ impl Destination {
             files: renamed.len() as u32,
             waiting,
         })
+    }
+
+    /// The digest of a file, once it is finished.
+    pub fn digest_of_file(&self, index: u32) -> Option<Digest> {
+        self.slots().get(index as usize)?.digest()
     }
 
     /// The digest of the whole, once every file is finished.
@@ -485,21 +524,17 @@ impl Destination {
     }
 
     fn digest_of(&self, slots: &[Slot]) -> Option<Digest> {
-        let mut digests = Vec::new();
-        for (entry, slot) in self.manifest().entries().zip(slots) {
-            match slot.stage {
-                Stage::Directory => {}
-                Stage::Waiting(_) => return None,
-                Stage::Finished(digest, _)
-                | Stage::Renamed(digest, _)
-                | Stage::Published(digest, _) => {
-                    digests.push((entry.path, digest));
-                }
-            }
+        if slots
+            .iter()
+            .any(|slot| matches!(slot.stage, Stage::Waiting(_)))
+        {
+            return None;
         }
-        match (self.manifest().shape(), digests.as_slice()) {
-            (Shape::File, [(_, digest)]) => Some(*digest),
-            _ => Some(directory_digest(self.config.algorithm, digests.into_iter())),
+        let entries = self.manifest().entries().zip(slots);
+        let mut digests = entries.filter_map(|(entry, slot)| Some((entry.path, slot.digest()?)));
+        match self.manifest().shape() {
+            Shape::File => digests.next().map(|(_, digest)| digest),
+            Shape::Directory => Some(directory_digest(self.config.algorithm, digests)),
         }
     }
 

@@ -91,7 +91,7 @@ impl Jobs {
                 if self.is_first_start(&run, hash)? {
                     self.record_for(&run, recorded_for);
                     let started = match part.object {
-                        Some(object) => self.start_fetch(&run, object, request.sends_to),
+                        Some(object) => self.start_fetch(&run, &object, request.sends_to),
                         None => self.start_destination(&run, part.receives_from, request.sends_to),
                     };
                     // Repeated, the same Start would be answered as one that had worked.
@@ -212,13 +212,13 @@ impl Jobs {
     fn start_fetch(
         &self,
         run: &Arc<Run>,
-        source: ObjectSource,
+        source: &ObjectSource,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
         let worker = run.worker()?;
         let prepared = run.parts().prepared.clone();
         let prepared = prepared.ok_or_else(|| run.not_ready("prepare it first"))?;
-        let reader = self.reader(&source)?;
+        let reader = self.reader(source)?;
         let manifest = prepared.shelf.destination.manifest();
         let version = |(entry, index): (Entry<'_>, usize)| match entry.kind {
             EntryKind::Directory => Ok(None),

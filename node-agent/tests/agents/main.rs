@@ -20,6 +20,7 @@ mod kept;
 mod limits;
 #[cfg(test)]
 mod local;
+#[cfg(test)]
 mod manifests;
 #[cfg(test)]
 mod objects;

@@ -4,7 +4,9 @@
 //! in manifest order, small files share a message, each file's digest follows its last block, and
 //! the last message is the end.
 
-use crate::files::{Algorithm, Blocks, Manifest};
+use std::sync::Arc;
+
+use crate::files::{Algorithm, Blocks, EntryKind, Manifest};
 use crate::record::{HEADER_BYTES, SLOT_BYTES, padded};
 
 /// Bytes of a message, at most: a slot less the header of zeros that ends the message.
@@ -40,12 +42,6 @@ impl Item {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-struct File {
-    entry: u32,
-    blocks: Blocks,
-}
-
 /// A place between two items. Ordered as the items are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Cursor {
@@ -58,27 +54,29 @@ struct Cursor {
 /// The messages of one transfer.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
-    files: Vec<File>,
+    manifest: Arc<Manifest>,
+    algorithm: Algorithm,
+    /// The entries that are files.
+    files: Vec<u32>,
     /// Where each message begins.
     starts: Vec<Cursor>,
     bytes: u64,
+    blocks: u64,
 }
 
 impl Layout {
     /// Cuts a manifest.
     #[must_use]
-    pub(crate) fn new(manifest: &Manifest, algorithm: Algorithm) -> Self {
-        let files: Vec<File> = manifest
-            .files()
-            .map(|(entry, _, bytes)| File {
-                entry,
-                blocks: Blocks::new(algorithm, bytes),
-            })
-            .collect();
+    pub(crate) fn new(manifest: &Arc<Manifest>, algorithm: Algorithm) -> Self {
+        let files = manifest.files();
+        let blocks = files.map(|(.., bytes)| u64::from(Blocks::new(algorithm, bytes).count()));
         let mut layout = Self {
-            files,
+            algorithm,
+            files: manifest.files().map(|(entry, ..)| entry).collect(),
             starts: Vec::new(),
             bytes: manifest.bytes(),
+            blocks: blocks.sum(),
+            manifest: manifest.clone(),
         };
         let mut cursor = Cursor { file: 0, item: 0 };
         let mut used = CAPACITY_BYTES;
@@ -109,13 +107,16 @@ impl Layout {
     /// Blocks of all files.
     #[must_use]
     pub(crate) fn blocks(&self) -> u64 {
-        self.files.iter().map(|f| u64::from(f.blocks.count())).sum()
+        self.blocks
     }
 
     /// How an entry is cut, if it is a file.
     #[must_use]
     pub(crate) fn file(&self, entry: u32) -> Option<Blocks> {
-        self.place(entry).map(|place| self.files[place].blocks)
+        match self.manifest.entry(entry as usize)?.kind {
+            EntryKind::File { bytes } => Some(Blocks::new(self.algorithm, bytes)),
+            EntryKind::Directory => None,
+        }
     }
 
     /// What a message consists of, in order; nothing for a number there is not.
@@ -144,47 +145,42 @@ impl Layout {
         let cursor = match item {
             Item::End => return Some(self.messages() - 1),
             Item::Block { file, block, .. } => {
-                let place = self.place(file)?;
-                if block >= self.files[place].blocks.count() {
+                if block >= self.file(file)?.count() {
                     return None;
                 }
                 Cursor {
-                    file: place as u32,
+                    file: self.place(file)?,
                     item: block,
                 }
             }
-            Item::FileDigest { file } => {
-                let place = self.place(file)?;
-                Cursor {
-                    file: place as u32,
-                    item: self.files[place].blocks.count(),
-                }
-            }
+            Item::FileDigest { file } => Cursor {
+                file: self.place(file)?,
+                item: self.file(file)?.count(),
+            },
         };
         let behind = self.starts.partition_point(|start| *start <= cursor);
         Some(behind as u32 - 1)
     }
 
-    fn place(&self, entry: u32) -> Option<usize> {
-        self.files
-            .binary_search_by_key(&entry, |file| file.entry)
-            .ok()
+    fn place(&self, entry: u32) -> Option<u32> {
+        let place = self.files.binary_search(&entry).ok()?;
+        Some(place as u32)
     }
 
     /// The item at a cursor, and the cursor behind it.
     fn step(&self, at: Cursor) -> Option<(Item, Cursor)> {
-        let Some(file) = self.files.get(at.file as usize) else {
+        let Some(&file) = self.files.get(at.file as usize) else {
             let end = Cursor {
                 file: self.files.len() as u32,
                 item: 0,
             };
             return (at == end).then_some((Item::End, Cursor { item: 1, ..end }));
         };
-        let count = file.blocks.count();
-        if at.item < count {
-            let bytes = file.blocks.len(at.item);
+        let blocks = self.file(file)?;
+        if at.item < blocks.count() {
+            let bytes = blocks.len(at.item);
             let item = Item::Block {
-                file: file.entry,
+                file,
                 block: at.item,
                 bytes,
             };
@@ -200,14 +196,14 @@ impl Layout {
             file: at.file + 1,
             item: 0,
         };
-        Some((Item::FileDigest { file: file.entry }, next))
+        Some((Item::FileDigest { file }, next))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::{Entry, EntryKind, ManifestBuilder, Shape};
+    use crate::files::{Entry, ManifestBuilder, Shape};
 
     fn layout(sizes: &[u64]) -> Layout {
         let mut manifest = ManifestBuilder::new(Shape::Directory);
@@ -219,7 +215,7 @@ mod tests {
             };
             manifest.add(entry).unwrap();
         }
-        Layout::new(&manifest.finish().unwrap(), Algorithm::Blake3)
+        Layout::new(&Arc::new(manifest.finish().unwrap()), Algorithm::Blake3)
     }
 
     #[test]

@@ -81,7 +81,7 @@ impl LocalCopy {
                 if let Some(digest) = Digest::from_bytes(self.algorithm, said) {
                     self.shelf.set_digest(file, digest);
                     let open = self.shelf.file(file)?;
-                    self.shelf.destination.finish(&open, &digest)?;
+                    self.shelf.finish(&open, &digest)?;
                 }
                 Ok(())
             }

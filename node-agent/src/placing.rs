@@ -235,7 +235,7 @@ impl Placing {
             return Ok(());
         }
         if let Some(digest) = self.shelf.digest(index) {
-            self.shelf.destination.finish(file, &digest)?;
+            self.shelf.finish(file, &digest)?;
             self.open.remove(&index);
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! What a destination has of a transfer: shared by its intake, which fills it, and its outlet,
 //! which passes it on.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -39,8 +39,8 @@ pub(crate) struct Shelf {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By entry; what the source said.
-    digests: Vec<Option<Digest>>,
+    /// By entry; what the source said of files that are not finished.
+    digests: HashMap<u32, Digest>,
     /// Least recently used first.
     open: VecDeque<(u32, Arc<DestinationFile>)>,
     outlet: Option<(Sender<Feed>, Arc<Pool>)>,
@@ -68,7 +68,6 @@ impl Shelf {
         layout: Layout,
         stop: impl Fn() -> Result<(), Fault>,
     ) -> Result<Self, Fault> {
-        let entries = destination.manifest().len();
         let files: Vec<u32> = destination
             .manifest()
             .files()
@@ -79,10 +78,7 @@ impl Shelf {
             layout: Arc::new(layout),
             have: Vec::new(),
             ready: AtomicU32::new(0),
-            state: Mutex::new(State {
-                digests: vec![None; entries],
-                ..State::default()
-            }),
+            state: Mutex::default(),
         };
         let mut buffer = vec![0; BLOCK_BYTES];
         let mut blocks = 0;
@@ -179,14 +175,20 @@ impl Shelf {
     /// What the source said about a file.
     #[must_use]
     pub(crate) fn digest(&self, index: u32) -> Option<Digest> {
-        self.lock().digests.get(index as usize).copied().flatten()
+        let told = self.lock().digests.get(&index).copied();
+        told.or_else(|| self.destination.digest_of_file(index))
     }
 
     /// Remembers what the source said about a file.
     pub(crate) fn set_digest(&self, index: u32, digest: Digest) {
-        if let Some(slot) = self.lock().digests.get_mut(index as usize) {
-            *slot = Some(digest);
-        }
+        self.lock().digests.insert(index, digest);
+    }
+
+    /// Takes a file as whole, if it has the digest that the source said.
+    pub(crate) fn finish(&self, file: &DestinationFile, digest: &Digest) -> Result<(), Fault> {
+        self.destination.finish(file, digest)?;
+        self.lock().digests.remove(&file.index());
+        Ok(())
     }
 
     /// Messages from the first that are complete here.

@@ -37,6 +37,10 @@ use super::staging;
 /// From how many files or directories on one `syncfs` is cheaper than an `fsync` each.
 const BULK: usize = 33;
 
+/// Files that are synced and renamed at a time: 16 times for a million files, whose paths would take some
+/// 800 MB together.
+const BATCH: usize = 1 << 16;
+
 /// What happens to a file that stands under a final name already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overwrite {
@@ -125,6 +129,16 @@ struct Slot {
     open: Weak<DestinationFile>,
 }
 
+impl Slot {
+    /// Of a file that is finished.
+    fn digest(&self) -> Option<Digest> {
+        match self.stage {
+            Stage::Directory | Stage::Waiting(_) => None,
+            Stage::Finished(digest, _) | Stage::Published(digest, _) => Some(digest),
+        }
+    }
+}
+
 /// How far an entry is.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
@@ -164,7 +178,9 @@ impl Destination {
         let beside = staging::beside(&config, &base)?;
         let is_new = matches!(root.open_at(&base, OFlags::PATH), Err(Errno::NOENT));
         let staging = beside.clone().filter(|_| is_new);
-        let files = reservation::targets(&config, &base, staging.as_ref())?;
+        // What no file can be made of shows before anything is made.
+        reservation::targets(&config, &base, staging.as_ref())
+            .try_for_each(|file| file.map(drop))?;
         let at = staging.as_ref().unwrap_or(&base);
         let directories = reservation::directories(&config.manifest, at)?;
         let claim = Occupancy::claim(root, &config.job, &base, staging.is_some())?;
@@ -183,11 +199,10 @@ impl Destination {
             base: &base,
             staging: staging.as_ref(),
             directories: &directories,
-            files: &files,
             taken: &taken,
         };
         let (origins, unfilled) = reservation::reserve(&reservation, &mut made)
-            .inspect_err(|_| made.undo(root, &config.job))?;
+            .inspect_err(|_| made.undo(&reservation))?;
         let mut origins = origins.into_iter();
         let slots = config.manifest.entries().map(|entry| {
             let stage = match entry.kind {
@@ -203,7 +218,7 @@ impl Destination {
         });
         let slots = Mutex::new(slots.collect());
         let filling = Filling::start(unfilled, || root.place(&base))
-            .inspect_err(|_| made.undo(root, &config.job))?;
+            .inspect_err(|_| made.undo(&reservation))?;
         let gate = Arc::new(Gate::new(filling.shortage().clone()));
         let held = Held {
             _filling: filling,
@@ -339,6 +354,11 @@ impl Destination {
         Ok(())
     }
 
+    /// The digest of a file, once it is finished.
+    pub fn digest_of_file(&self, index: u32) -> Option<Digest> {
+        self.slots().get(index as usize)?.digest()
+    }
+
     /// The digest of the whole, once every file is finished.
     pub fn digest(&self) -> Option<Digest> {
         self.digest_of(&self.slots())
@@ -349,8 +369,9 @@ impl Destination {
     pub fn complete(&self) -> Result<Digest, FileError> {
         let pass = self.gate.pass(|| self.place())?;
         let place = self.place();
-        let (ready, missing) = self.ready()?;
         let Some(digest) = self.digest() else {
+            let is_missing = |slot: &&Slot| matches!(slot.stage, Stage::Waiting(_));
+            let missing = self.slots().iter().filter(is_missing).count() as u64;
             return Err(FileError::BlocksMissing { place, missing });
         };
         if let Some(expected) = self.config.expect
@@ -362,21 +383,28 @@ impl Destination {
                 found: digest,
             });
         }
-        self.sync_files(&ready)?;
         let is_in_place = self.staging.is_none() && self.manifest().shape() == Shape::Directory;
-        let replaces = ready.iter().any(|file| file.finish == Finish::Rename);
-        self.file_by_file
-            .store(is_in_place && replaces, Ordering::Relaxed);
         let mut states = Vec::new();
-        let mut open = OpenDirectory::new(&self.config.root);
-        for file in ready {
-            let parent = open.at(&file.target.parent)?;
-            // Under one lock: who opens the file in between would look for it by its old name.
-            let mut slots = self.slots();
-            let state = file.rename(&parent)?;
-            match self.staging {
-                Some(_) => states.push((file.index, file.digest, state)),
-                None => slots[file.index as usize].stage = Stage::Published(file.digest, state),
+        let mut next = 0;
+        loop {
+            let ready = self.ready(&mut next)?;
+            if ready.is_empty() {
+                break;
+            }
+            self.sync_files(&ready)?;
+            let replaces = ready.iter().any(|file| file.finish == Finish::Rename);
+            self.file_by_file
+                .fetch_or(is_in_place && replaces, Ordering::Relaxed);
+            let mut open = OpenDirectory::new(&self.config.root);
+            for file in ready {
+                let parent = open.at(&file.target.parent)?;
+                // Under one lock: who opens the file in between would look for it by its old name.
+                let mut slots = self.slots();
+                let state = file.rename(&parent)?;
+                match self.staging {
+                    Some(_) => states.push((file.index, file.digest, state)),
+                    None => slots[file.index as usize].stage = Stage::Published(file.digest, state),
+                }
             }
         }
         let few = self.directories.len() < BULK;
@@ -414,25 +442,28 @@ impl Destination {
         self.file_by_file.load(Ordering::Relaxed)
     }
 
-    /// The finished files, and how many are not.
-    fn ready(&self) -> Result<(Vec<Ready>, u64), FileError> {
+    /// The next files that are finished, from this index on, which is moved behind them.
+    fn ready(&self, next: &mut u32) -> Result<Vec<Ready>, FileError> {
         let mut ready = Vec::new();
-        let mut waiting = 0;
-        for (index, slot) in (0..).zip(self.slots().iter()) {
-            match slot.stage {
-                Stage::Directory | Stage::Published(..) => {}
-                Stage::Waiting(_) => waiting += 1,
-                Stage::Finished(digest, finish) => ready.push(Ready {
+        let slots = self.slots();
+        for (index, slot) in (0..).zip(slots.iter()).skip(*next as usize) {
+            if ready.len() == BATCH {
+                break;
+            }
+            *next = index + 1;
+            if let Stage::Finished(digest, finish) = slot.stage {
+                ready.push(Ready {
                     index,
                     target: self.file(index)?.0,
                     digest,
                     finish,
-                }),
+                });
             }
         }
+        drop(slots);
         // Neighbours in the manifest may be in other directories.
         ready.sort_by(|a, b| a.target.parent.cmp(&b.target.parent));
-        Ok((ready, waiting))
+        Ok(ready)
     }
 
     /// Gives the assembled directory its name.
@@ -515,19 +546,17 @@ impl Destination {
     }
 
     fn digest_of(&self, slots: &[Slot]) -> Option<Digest> {
-        let mut digests = Vec::new();
-        for (entry, slot) in self.manifest().entries().zip(slots) {
-            match slot.stage {
-                Stage::Directory => {}
-                Stage::Waiting(_) => return None,
-                Stage::Finished(digest, _) | Stage::Published(digest, _) => {
-                    digests.push((entry.path, digest));
-                }
-            }
+        if slots
+            .iter()
+            .any(|slot| matches!(slot.stage, Stage::Waiting(_)))
+        {
+            return None;
         }
-        match (self.manifest().shape(), digests.as_slice()) {
-            (Shape::File, [(_, digest)]) => Some(*digest),
-            _ => Some(directory_digest(self.config.algorithm, digests.into_iter())),
+        let entries = self.manifest().entries().zip(slots);
+        let mut digests = entries.filter_map(|(entry, slot)| Some((entry.path, slot.digest()?)));
+        match self.manifest().shape() {
+            Shape::File => digests.next().map(|(_, digest)| digest),
+            Shape::Directory => Some(directory_digest(self.config.algorithm, digests)),
         }
     }
 

@@ -47,14 +47,6 @@ impl Algorithm {
             Algorithm::Xxh3 => XXH3_BYTES,
         }
     }
-
-    /// Digest of a whole text, as `b3sum` (or XXH3-128 in one piece) computes it.
-    fn of_text(self, text: &[u8]) -> Digest {
-        match self {
-            Algorithm::Blake3 => Digest::new(self, *blake3::hash(text).as_bytes()),
-            Algorithm::Xxh3 => Digest::new(self, xxh3(text).0),
-        }
-    }
 }
 
 impl fmt::Display for Algorithm {
@@ -353,24 +345,36 @@ pub fn directory_digest<'a>(
     algorithm: Algorithm,
     files: impl Iterator<Item = (&'a str, Digest)>,
 ) -> Digest {
-    let mut lines = String::new();
+    // Not as one text: there may be a million lines.
+    let (mut blake3, mut xxh3) = (blake3::Hasher::new(), XxHash3_128::new());
     for (path, digest) in files {
         // b3sum marks an escaped name by a backslash at the start of the line.
-        if path.contains(['\\', '\n', '\r']) {
+        let line = if path.contains(['\\', '\n', '\r']) {
             let path = path
                 .replace('\\', "\\\\")
                 .replace('\n', "\\n")
                 .replace('\r', "\\r");
-            lines.push_str(&format!("\\{digest}  {path}\n"));
+            format!("\\{digest}  {path}\n")
         } else {
-            lines.push_str(&format!("{digest}  {path}\n"));
+            format!("{digest}  {path}\n")
+        };
+        match algorithm {
+            Algorithm::Blake3 => drop(blake3.update(line.as_bytes())),
+            Algorithm::Xxh3 => xxh3.write(line.as_bytes()),
         }
     }
-    algorithm.of_text(lines.as_bytes())
+    match algorithm {
+        Algorithm::Blake3 => Digest::new(algorithm, *blake3.finalize().as_bytes()),
+        Algorithm::Xxh3 => Digest::new(algorithm, xxh3_bytes(xxh3.finish_128())),
+    }
 }
 
 pub(super) fn xxh3(data: &[u8]) -> BlockDigest {
+    BlockDigest(xxh3_bytes(XxHash3_128::oneshot(data)))
+}
+
+fn xxh3_bytes(value: u128) -> [u8; 32] {
     let mut bytes = [0; 32];
-    bytes[..XXH3_BYTES].copy_from_slice(&XxHash3_128::oneshot(data).to_be_bytes());
-    BlockDigest(bytes)
+    bytes[..XXH3_BYTES].copy_from_slice(&value.to_be_bytes());
+    bytes
 }

@@ -177,8 +177,7 @@ fn remove_at(config: &DestinationConfig, lock: &mut Lock<'_>) -> Result<(), File
         lock.hold()?;
         result = staging::remove(lock.root, &staging);
     }
-    let files = reservation::targets(config, &base, None).unwrap_or_default();
-    for (target, _) in files {
+    for (target, _) in reservation::targets(config, &base, None).flatten() {
         let parent = match open.found(&target.parent) {
             Ok(Some(parent)) => parent,
             Ok(None) => continue,

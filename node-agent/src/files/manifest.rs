@@ -15,7 +15,7 @@ use super::error::{FileError, Place};
 use super::root::{Root, RootPath, special};
 
 /// Most files and directories in one manifest: 1,000,000 files and the directories that they are in. An
-/// entry takes 16 B beside its path, and 40 B more where it was listed.
+/// entry takes 16 B beside its path, and 32 B more where it was listed.
 pub const MAX_ENTRIES: usize = 1 << 20;
 
 /// Most bytes of all paths of one manifest: 128 for each entry. Places in them fit `u32`.
@@ -144,7 +144,7 @@ struct List {
     paths: String,
     entries: Vec<Packed>,
     /// Of the files and directories, by entry; empty where they were not listed on this node.
-    identities: Vec<Identity>,
+    identities: Vec<State>,
     /// Of objects, by entry; empty where there are none.
     versions: Vec<ObjectVersion>,
 }
@@ -158,6 +158,33 @@ struct Packed {
     /// Bytes of its path.
     len: u16,
     mode: u16,
+}
+
+/// An identity without the size, which of a file is in its entry, and of a directory says nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct State {
+    dev: u64,
+    ino: u64,
+    mtime_ns: i64,
+    ctime_ns: i64,
+}
+
+impl From<Identity> for State {
+    fn from(identity: Identity) -> Self {
+        let Identity {
+            dev,
+            ino,
+            mtime_ns,
+            ctime_ns,
+            ..
+        } = identity;
+        State {
+            dev,
+            ino,
+            mtime_ns,
+            ctime_ns,
+        }
+    }
 }
 
 /// No file is this long.
@@ -232,7 +259,7 @@ impl ManifestBuilder {
     /// The same for an entry that was found on this node; all of them are then.
     pub(super) fn found(&mut self, entry: Entry<'_>, identity: Identity) -> Result<(), FileError> {
         self.add(entry)?;
-        self.0.identities.push(identity);
+        self.0.identities.push(identity.into());
         Ok(())
     }
 
@@ -418,7 +445,7 @@ impl Manifest {
     }
 
     /// The same with the state of its files and directories on this node, in the order of the entries.
-    pub(super) fn with_identities(&self, identities: Vec<Identity>) -> Self {
+    pub(super) fn with_identities(&self, identities: impl Iterator<Item = Identity>) -> Self {
         let List {
             shape,
             paths,
@@ -431,7 +458,7 @@ impl Manifest {
                 shape,
                 paths,
                 entries,
-                identities,
+                identities: identities.map(State::from).collect(),
                 versions,
             },
             digest: self.digest,
@@ -509,8 +536,19 @@ impl Manifest {
 
     /// The state of an entry where it was listed, on this node.
     pub(super) fn identity(&self, index: usize) -> Identity {
-        let identity = self.list.identities.get(index);
-        identity.copied().unwrap_or_default()
+        let (Some(state), Some(entry)) = (
+            self.list.identities.get(index),
+            self.list.entries.get(index),
+        ) else {
+            return Identity::default();
+        };
+        Identity {
+            dev: state.dev,
+            ino: state.ino,
+            size: entry.bytes,
+            mtime_ns: state.mtime_ns,
+            ctime_ns: state.ctime_ns,
+        }
     }
 
     /// Which version of an object an entry is, where it is one.

@@ -359,16 +359,21 @@ pub(super) fn is_no_directory(cause: Errno) -> bool {
 pub(super) struct Made {
     /// Directories that were not there, parents first.
     pub(super) directories: Vec<RootPath>,
-    /// Partial files that were not there.
-    partials: Vec<Target>,
+    /// Files whose partial files were not there, by their place among the files.
+    partials: Vec<u32>,
 }
 
 impl Made {
     /// Removes what was made, as far as it can.
-    pub(super) fn undo(&self, root: &Root, job: &JobUid) {
+    pub(super) fn undo(&self, reservation: &Reservation<'_>) {
+        let DestinationConfig { root, job, .. } = reservation.config;
         let mut open = OpenDirectory::new(root);
-        for target in &self.partials {
-            if let Ok(parent) = open.at(&target.parent) {
+        let mut made = self.partials.iter().copied().peekable();
+        for (file, place) in reservation.targets().zip(0..) {
+            if made.next_if_eq(&place).is_some()
+                && let Ok((target, _)) = file
+                && let Ok(parent) = open.at(&target.parent)
+            {
                 let _ = target.remove_partial(&parent);
             }
         }
@@ -444,8 +449,14 @@ pub(super) struct Reservation<'d> {
     pub(super) base: &'d RootPath,
     pub(super) staging: Option<&'d RootPath>,
     pub(super) directories: &'d [RootPath],
-    pub(super) files: &'d [(Target, u64)],
     pub(super) taken: &'d Taken,
+}
+
+impl<'d> Reservation<'d> {
+    /// Where each of the files goes, with its size.
+    fn targets(&self) -> impl Iterator<Item = Result<(Target, u64), FileError>> + use<'d> {
+        targets(self.config, self.base, self.staging)
+    }
 }
 
 /// Makes directories and partial files for a whole manifest and takes space for all of it, or
@@ -460,7 +471,6 @@ pub(super) fn reserve(
         base,
         staging,
         directories,
-        files,
         taken,
     } = reservation;
     let mut unfilled = Vec::new();
@@ -468,33 +478,36 @@ pub(super) fn reserve(
         made.directory(root, path)?;
     }
     let mut open = OpenDirectory::new(root);
-    let mut origins = Vec::with_capacity(files.len());
+    let mut origins = Vec::new();
     let mut demand = Demand::default();
-    for (target, bytes) in *files {
-        let (origin, more) = target.survey(&*open.at(&target.parent)?, *bytes)?;
+    for file in reservation.targets() {
+        let (target, bytes) = file?;
+        let (origin, more) = target.survey(&*open.at(&target.parent)?, bytes)?;
         demand.new_bytes = demand.new_bytes.saturating_add(more);
         if origin != Origin::Existing {
-            demand.bytes = demand.bytes.saturating_add(*bytes);
+            demand.bytes = demand.bytes.saturating_add(bytes);
         }
         demand.inodes += u64::from(origin != Origin::Resumed);
         origins.push(origin);
     }
-    let _turn = match files.first() {
-        Some((target, _)) => {
-            Some(taken.take(&root.place(base), &*open.at(&target.parent)?, demand)?)
+    let _turn = match reservation.targets().next() {
+        Some(first) => {
+            let parent = open.at(&first?.0.parent)?;
+            Some(taken.take(&root.place(base), &parent, demand)?)
         }
         None => None,
     };
-    for ((target, bytes), origin) in files.iter().zip(&origins) {
+    for ((file, origin), place) in reservation.targets().zip(&origins).zip(0..) {
+        let (target, bytes) = file?;
         let parent = open.at(&target.parent)?;
         if *origin != Origin::Resumed {
-            made.partials.push(target.clone());
+            made.partials.push(place);
         }
         // An existing file's partial file only claims the name: it takes no space.
         let bytes = if *origin == Origin::Existing {
             0
         } else {
-            *bytes
+            bytes
         };
         let file = target.make_partial(&parent, bytes)?;
         if filling::is_slow(&file, bytes) {
@@ -508,11 +521,12 @@ pub(super) fn reserve(
         claim::refuse_rivals(root, &parent, open.at(&parent)?.as_fd(), job)?;
         return Ok((origins, unfilled));
     }
-    let mut looked: Option<&RootPath> = None;
-    for (target, _) in *files {
-        if looked != Some(&target.parent) {
+    let mut looked: Option<RootPath> = None;
+    for file in reservation.targets() {
+        let (target, _) = file?;
+        if looked.as_ref() != Some(&target.parent) {
             claim::refuse_rivals(root, &target.parent, open.at(&target.parent)?.as_fd(), job)?;
-            looked = Some(&target.parent);
+            looked = Some(target.parent);
         }
     }
     Ok((origins, unfilled))
@@ -550,16 +564,14 @@ pub(super) fn target(
     }
 }
 
-/// Where each of the files goes, with its size.
-pub(super) fn targets(
-    config: &DestinationConfig,
-    base: &RootPath,
-    staging: Option<&RootPath>,
-) -> Result<Vec<(Target, u64)>, FileError> {
+/// Where each of the files goes, with its size: told one at a time, for there may be a million.
+pub(super) fn targets<'c>(
+    config: &'c DestinationConfig,
+    base: &'c RootPath,
+    staging: Option<&'c RootPath>,
+) -> impl Iterator<Item = Result<(Target, u64), FileError>> + use<'c> {
     let files = config.manifest.files();
-    files
-        .map(|(_, entry, bytes)| Ok((target(config, base, staging, entry)?, bytes)))
-        .collect()
+    files.map(move |(_, entry, bytes)| Ok((target(config, base, staging, entry)?, bytes)))
 }
 
 /// The directories a manifest needs at `base`, parents first.

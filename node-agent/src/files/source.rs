@@ -99,7 +99,7 @@ impl Source {
             }
             identities.push(identity);
         }
-        Ok(self.manifest.with_identities(identities))
+        Ok(self.manifest.with_identities(identities.into_iter()))
     }
 
     /// Compares every file and directory with the manifest once more: after it, what was sent is

@@ -377,9 +377,9 @@ async fn metrics_and_health_are_served() {
 async fn a_verified_destination_says_whether_files_of_its_directory_were_replaced_one_by_one() {
     let lab = Lab::new();
     let agents = [lab.agent(0, "").await, lab.agent(1, "").await];
-    for (number, replaces) in [(1, false), (1, false), (2, true)] {
+    for (run, (number, replaces)) in [(1, false), (1, false), (2, true)].into_iter().enumerate() {
         write(&lab.root(0).join("model/weights"), &noise(1 << 20, number));
-        let job = job(&format!("job-{number}-{replaces}"), 1);
+        let job = job(&format!("job-{run}"), 1);
         let ends = lab.run(&job, &[(0, 1)]).await;
         assert_eq!((ends[1].state(), &*ends[1].reason), (State::Verified, ""));
         let says = ends[1].message.contains("replaced one after the other");

@@ -45,7 +45,7 @@ fn from_helm_install_to_a_verified_copy_and_to_helm_uninstall() {
     plugin::a_status_is_shown_to_who_may_see_the_job_and_to_nobody_else(&lent);
     journey::a_node_that_loses_a_file_loses_the_label(&lent, &files);
     journey::a_deleted_job_is_gone_and_its_files_stay(&lent, &files);
-    install::a_change_of_the_fabric_replaces_pods_only_where_it_must(&lent);
+    install::another_configuration_of_the_fabric_replaces_the_pods(&lent);
     install::helm_uninstall_leaves_nothing_that_does_not_end(&lent);
 }
 

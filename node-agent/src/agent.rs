@@ -249,7 +249,7 @@ impl Agent {
     }
 }
 
-fn sweep(root: &Root) {
+fn sweep(root: &Arc<Root>) {
     match files::sweep(root, SWEEP_AGE) {
         Ok(0) => {}
         Ok(removed) => tracing::info!(

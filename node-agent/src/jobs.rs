@@ -261,7 +261,7 @@ impl Jobs {
         let path = RootPath::parse(&location.path)?;
         let named = match request.manifest_digest.as_slice() {
             [] => None,
-            digest => Some(self.manifests.get(digest)?),
+            digest => Some(self.manifests.get(digest, &[])?),
         };
         let list = move || {
             root.in_place()?;
@@ -288,9 +288,10 @@ impl Jobs {
     async fn manifest(
         &self,
         digest: &[u8],
+        state: &[u8],
         holder: Option<&ManifestHolder>,
     ) -> Result<Arc<Manifest>, Fault> {
-        let known = self.manifests.get(digest);
+        let known = self.manifests.get(digest, state);
         let (Err(Fault::ManifestUnknown), Some(holder)) = (&known, holder) else {
             return known;
         };
@@ -347,7 +348,8 @@ impl Jobs {
         match (run.attempt.apply(Event::Prepare), worker) {
             (Step::To(_), Some(worker)) => {
                 let uid = convert::uid(&job)?;
-                let (digest, holder) = (request.manifest_digest, request.manifest_from);
+                let (digest, state) = (request.manifest_digest, request.state);
+                let holder = request.manifest_from;
                 let config = move |manifest| DestinationConfig {
                     root,
                     path,
@@ -363,7 +365,7 @@ impl Jobs {
                     let _worker = worker;
                     let mut watch = run.attempt.watch();
                     let manifest = tokio::select! {
-                        manifest = jobs.manifest(&digest, holder.as_ref()) => manifest,
+                        manifest = jobs.manifest(&digest, &state, holder.as_ref()) => manifest,
                         _ = watch.wait_for(|status| status.state == State::Failed) => return,
                     };
                     let made = match manifest {

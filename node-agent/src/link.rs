@@ -140,7 +140,7 @@ impl Jobs {
         let root = self.root(&location.root)?;
         let path = RootPath::parse(&location.path)?;
         let (algorithm, _) = convert::verification(part.verification)?;
-        let manifest = self.manifests.listed(&part.manifest_digest)?;
+        let manifest = self.manifests.listed(&part.manifest_digest, &part.state)?;
         let pool = self.pool(children.len())?;
         // Before the state changes: a Cancel that comes now waits for what is made here.
         let worker = run.worker()?;
@@ -287,7 +287,7 @@ impl Jobs {
         let prepared = run.parts().prepared.clone();
         let prepared = prepared.ok_or_else(|| run.not_ready("prepare it first"))?;
         let digest = prepared.shelf.destination.manifest().digest();
-        let manifest = self.manifests.listed(digest)?;
+        let manifest = self.manifests.listed(digest, &part.state)?;
         let share = self.share(run)?;
         if run.attempt.apply(Event::StartDestination) == Step::Refuse {
             return Err(run.not_ready("prepare it first"));

@@ -22,22 +22,24 @@ use crate::guard;
 use crate::tls::Tls;
 
 /// Manifests are kept until they take more than this together; the newest stays in any case.
-const KEPT_BYTES: usize = 32 << 20;
+const KEPT_BYTES: usize = 64 << 20;
+/// Of one part as it is received: parts are some 64 KiB.
+const PART_BYTES_MAX: usize = 1 << 20;
 
 /// Of one part, about: what HTTP/2 has under way of a stream.
 const PART_BYTES: usize = 64 << 10;
 /// Of an entry, beside its path.
 const ENTRY_BYTES: usize = 16;
 
-/// All of them, the one that came last at the end.
+/// All of them, the one that was used last at the end.
 #[derive(Debug, Default)]
 pub(crate) struct Manifests(Mutex<VecDeque<Arc<Manifest>>>);
 
 impl Manifests {
-    /// Keeps one. An earlier listing of the same is forgotten.
+    /// Keeps one. Listings with the same names and sizes, of other files, stay apart.
     pub(crate) fn keep(&self, manifest: Arc<Manifest>) {
         let mut kept = self.lock();
-        kept.retain(|known| known.digest() != manifest.digest());
+        kept.retain(|known| !is_same(known, manifest.digest(), manifest.state()));
         kept.push_back(manifest);
         let mut bytes: usize = kept.iter().map(|known| known.memory()).sum();
         while bytes > KEPT_BYTES && kept.len() > 1 {
@@ -45,18 +47,22 @@ impl Manifests {
         }
     }
 
-    /// The manifest with this digest.
-    pub(crate) fn get(&self, digest: &[u8]) -> Result<Arc<Manifest>, Fault> {
-        let kept = self.lock();
-        let found = kept.iter().find(|known| known.digest() == digest);
-        found.cloned().ok_or(Fault::ManifestUnknown)
+    /// The manifest with this digest; where there are several, that with this state.
+    pub(crate) fn get(&self, digest: &[u8], state: &[u8]) -> Result<Arc<Manifest>, Fault> {
+        let mut kept = self.lock();
+        let exact = kept.iter().position(|known| is_same(known, digest, state));
+        let place = exact.or_else(|| kept.iter().position(|known| known.digest() == digest));
+        let found = place.and_then(|place| kept.remove(place));
+        let found = found.ok_or(Fault::ManifestUnknown)?;
+        // What is used stays longest.
+        kept.push_back(found.clone());
+        Ok(found)
     }
 
-    /// The same, if it was listed on this node.
-    pub(crate) fn listed(&self, digest: &[u8]) -> Result<Arc<Manifest>, Fault> {
-        let found = self.get(digest)?;
-        found
-            .is_listed_here()
+    /// The one with this digest and state, if it was listed on this node.
+    pub(crate) fn listed(&self, digest: &[u8], state: &[u8]) -> Result<Arc<Manifest>, Fault> {
+        let found = self.get(digest, state)?;
+        (found.is_listed_here() && is_same(&found, digest, state))
             .then_some(found)
             .ok_or(Fault::ManifestUnknown)
     }
@@ -64,6 +70,10 @@ impl Manifests {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Manifest>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_same(known: &Manifest, digest: &[u8], state: &[u8]) -> bool {
+    known.digest() == digest && known.state() == state
 }
 
 /// A manifest as another agent is told it; an empty directory is one part.
@@ -81,6 +91,7 @@ pub(crate) fn parts(manifest: Arc<Manifest>) -> impl Iterator<Item = ManifestPar
         {
             bytes += entry.path.len() + ENTRY_BYTES;
             let version = manifest.version(at);
+            bytes += version.map_or(0, |version| version.etag.len());
             part.entries.push(Told {
                 path: entry.path.to_owned(),
                 size: match entry.kind {
@@ -126,11 +137,12 @@ pub(crate) async fn fetch(
 
 async fn receive(
     agent: OtherAgent<'_>,
-    mut client: Client,
+    client: Client,
     ticket: Option<SignedTicket>,
 ) -> Result<Manifest, Fault> {
     let failed = |status: Status| agent.fault(&status);
     let silent = |_| agent.silent();
+    let mut client = client.max_decoding_message_size(PART_BYTES_MAX);
     let call = client.fetch_manifest(FetchManifestRequest { ticket });
     let answered = timeout(TRY_TIMEOUT, call).await.map_err(silent)?;
     let mut parts = answered.map_err(failed)?.into_inner();
@@ -144,6 +156,12 @@ async fn receive(
             true => Shape::Directory,
             false => Shape::File,
         };
+        if part.entries.is_empty() && building.is_some() {
+            return Err(Fault::PeerFaulty {
+                node: agent.node.to_owned(),
+                problem: "a part of a manifest without entries".to_owned(),
+            });
+        }
         let building = building.get_or_insert_with(|| ManifestBuilder::new(shape));
         for told in part.entries {
             let entry = Entry {
@@ -170,4 +188,34 @@ async fn receive(
     guard::blocking("manifest", move || built.finish())
         .await
         .map_err(Fault::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::{Access, Root, RootPath};
+
+    #[test]
+    fn listings_with_the_same_names_and_sizes_stay_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        for copy in ["a", "b"] {
+            std::fs::create_dir(directory.path().join(copy)).unwrap();
+            std::fs::write(directory.path().join(copy).join("model"), b"12").unwrap();
+        }
+        let root = Root::open("data", directory.path(), Access::ReadOnly).unwrap();
+        let list = |path: &str| {
+            let path = RootPath::parse(path).unwrap();
+            Arc::new(Manifest::scan(&root, &path).unwrap())
+        };
+        let (a, b) = (list("a"), list("b"));
+        assert_eq!(a.digest(), b.digest());
+        let manifests = Manifests::default();
+        manifests.keep(a.clone());
+        manifests.keep(b.clone());
+        for listed in [&a, &b] {
+            let found = manifests.listed(listed.digest(), &listed.state()[..]);
+            assert!(Arc::ptr_eq(&found.unwrap(), listed));
+        }
+        assert!(manifests.listed(a.digest(), &[]).is_err());
+    }
 }

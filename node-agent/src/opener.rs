@@ -35,23 +35,26 @@ impl Opener {
         let opener = self.clone();
         let open = move |entry: &RootEntry| {
             let root = Root::open(&entry.name.value, &entry.path.value, entry.access)?;
-            let root = opener.known(root);
-            root.set_limits(entry.limits());
-            Ok(root)
+            Ok(opener.known(root))
         };
-        self.open_by(roots, Instant::now() + ROOTS_WITHIN, open)
+        let opened = self.open_by(roots, Instant::now() + ROOTS_WITHIN, open)?;
+        for (root, entry) in opened.iter().zip(roots) {
+            root.set_limits(entry.limits());
+        }
+        Ok(opened)
     }
 
     /// The one that is open already, or this one.
     fn known(&self, root: Root) -> Arc<Root> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|known| known.strong_count() > 0);
-        let same = known.iter().filter_map(Weak::upgrade);
-        let mut same = same.filter(|known| known.is_same(&root));
-        if let Some(same) = same.next() {
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // Compared without the lock: its own file system may not answer.
+        let open: Vec<Arc<Root>> = known().iter().filter_map(Weak::upgrade).collect();
+        if let Some(same) = open.into_iter().find(|open| open.is_same(&root)) {
             return same;
         }
         let root = Arc::new(root);
+        let mut known = known();
+        known.retain(|known| known.strong_count() > 0);
         known.push(Arc::downgrade(&root));
         root
     }

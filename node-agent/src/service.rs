@@ -211,7 +211,7 @@ impl Agent for Service {
         let work = || {
             let signed = request.get_ref().ticket.clone();
             let (_, ticket) = self.ticket(&request, signed, Direction::FetchManifest)?;
-            self.jobs.manifests.get(&ticket.manifest_digest)
+            self.jobs.manifests.get(&ticket.manifest_digest, &[])
         };
         let manifest = work().map_err(|fault| self.status(&fault))?;
         let parts = futures::stream::iter(manifests::parts(manifest).map(Ok));

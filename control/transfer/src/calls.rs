@@ -252,6 +252,7 @@ impl Calls {
             verification: Some(self.verification()),
             overwrite: self.spec.overwrite.into(),
             job_name: self.spec.name.clone(),
+            state: found.state,
         };
         let call = self.agent(node)?.call(|mut client| {
             let request = request.clone();
@@ -267,8 +268,15 @@ impl Calls {
         listing: Option<Listing>,
     ) -> Result<(), Refusal> {
         let source = Some(location(&self.spec.source));
+        let StatResponse {
+            manifest_digest,
+            state,
+            ..
+        } = listing.unwrap_or_default().found;
         let role = match (&part.receives_from, &self.spec.object) {
-            (None, _) if is_local(&part.node) => start_request::Part::Local(LocalPart { source }),
+            (None, _) if is_local(&part.node) => {
+                start_request::Part::Local(LocalPart { source, state })
+            }
             (Some(from), _) => start_request::Part::Destination(DestinationPart {
                 receives_from: from.clone(),
                 object: None,
@@ -279,7 +287,8 @@ impl Calls {
             }),
             (None, None) => start_request::Part::Source(SourcePart {
                 location: source,
-                manifest_digest: listing.unwrap_or_default().found.manifest_digest,
+                manifest_digest,
+                state,
                 verification: Some(self.verification()),
                 job_name: self.source_recorded_as(),
             }),

@@ -101,6 +101,11 @@ pub(super) fn is_reserved(name: &str) -> bool {
     OwnName::parse(name).is_some()
 }
 
+/// Whether a path leads to a name of Weft's own, or through a directory of such a name.
+pub(super) fn is_within_reserved(path: &str) -> bool {
+    path.split('/').any(is_reserved)
+}
+
 /// The name of `job`'s partial file that will become `name`.
 pub(super) fn partial_name(job: &JobUid, name: &str) -> String {
     let hex = blake3::hash(name.as_bytes()).to_hex();

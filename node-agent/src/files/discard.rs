@@ -171,11 +171,18 @@ fn remove_at(config: &DestinationConfig, lock: &mut Lock<'_>) -> Result<(), File
     let Ok(base) = reservation::base(config) else {
         return Ok(());
     };
-    if let Ok(Some(staging)) = staging::beside(config, &base)
-        && lock.root.open_directory(&staging).is_ok()
-    {
-        lock.hold()?;
-        result = staging::remove(lock.root, &staging);
+    if let Ok(Some(staging)) = staging::beside(config, &base) {
+        match lock.root.open_directory(&staging) {
+            Ok(_) => {
+                lock.hold()?;
+                result = staging::remove(lock.root, &staging);
+            }
+            Err(cause) if reservation::is_no_directory(cause) => {}
+            Err(cause) => {
+                let place = lock.root.place(&staging);
+                result = Err(FileError::writing(place, "open", cause, 0));
+            }
+        }
     }
     for (target, _) in reservation::targets(config, &base, None).flatten() {
         let parent = match open.found(&target.parent) {

@@ -134,6 +134,7 @@ pub enum Shape {
 pub struct Manifest {
     list: List,
     digest: [u8; 32],
+    state: [u8; 32],
 }
 
 /// Up to a million entries: in few large pieces, not in one for each.
@@ -214,23 +215,28 @@ impl List {
 
 /// A manifest while its entries come.
 #[derive(Debug)]
-pub struct ManifestBuilder(List);
+pub struct ManifestBuilder {
+    list: List,
+    /// Of the entity tags of all objects.
+    tag_bytes: usize,
+}
 
 impl ManifestBuilder {
     /// Without entries yet.
     pub fn new(shape: Shape) -> Self {
-        ManifestBuilder(List {
+        let list = List {
             shape,
             paths: String::new(),
             entries: Vec::new(),
             identities: Vec::new(),
             versions: Vec::new(),
-        })
+        };
+        ManifestBuilder { list, tag_bytes: 0 }
     }
 
     /// Adds an entry, in any order.
     pub fn add(&mut self, entry: Entry<'_>) -> Result<(), FileError> {
-        let list = &mut self.0;
+        let list = &mut self.list;
         let start = list.paths.len();
         if list.entries.len() == MAX_ENTRIES || start + entry.path.len() > MAX_PATHS_BYTES {
             return Err(bad(entry.path, "is one of too many"));
@@ -259,24 +265,28 @@ impl ManifestBuilder {
     /// The same for an entry that was found on this node; all of them are then.
     pub(super) fn found(&mut self, entry: Entry<'_>, identity: Identity) -> Result<(), FileError> {
         self.add(entry)?;
-        self.0.identities.push(identity.into());
+        self.list.identities.push(identity.into());
         Ok(())
     }
 
     /// The same for an object; all files are objects then.
     pub fn object(&mut self, entry: Entry<'_>, version: ObjectVersion) -> Result<(), FileError> {
+        self.tag_bytes += version.etag.len();
+        if self.tag_bytes > MAX_PATHS_BYTES {
+            return Err(bad(entry.path, "has one of too many entity tags"));
+        }
         self.add(entry)?;
         // Directories before it have none.
-        self.0
+        self.list
             .versions
-            .resize_with(self.0.entries.len() - 1, ObjectVersion::default);
-        self.0.versions.push(version);
+            .resize_with(self.list.entries.len() - 1, ObjectVersion::default);
+        self.list.versions.push(version);
         Ok(())
     }
 
     /// The manifest. Everything that a scan guarantees is checked.
     pub fn finish(mut self) -> Result<Manifest, FileError> {
-        let list = &mut self.0;
+        let list = &mut self.list;
         if !list.versions.is_empty() {
             list.versions
                 .resize_with(list.entries.len(), ObjectVersion::default);
@@ -294,11 +304,14 @@ impl ManifestBuilder {
         list.paths.shrink_to_fit();
         list.entries.shrink_to_fit();
         list.identities.shrink_to_fit();
-        let list = self.0;
+        let list = self.list;
         check(&list)?;
+        let digest = digest(&list);
+        let state = state(&digest, &list);
         Ok(Manifest {
-            digest: digest(&list),
             list,
+            digest,
+            state,
         })
     }
 }
@@ -401,10 +414,31 @@ fn digest(list: &List) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
+fn state(digest: &[u8; 32], list: &List) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(digest);
+    for (packed, identity) in list.entries.iter().zip(&list.identities) {
+        hasher.update(&identity.dev.to_le_bytes());
+        hasher.update(&identity.ino.to_le_bytes());
+        // A directory's times change with every file that comes or goes beside the listed ones.
+        if packed.bytes != DIRECTORY {
+            hasher.update(&identity.mtime_ns.to_le_bytes());
+            hasher.update(&identity.ctime_ns.to_le_bytes());
+        }
+    }
+    *hasher.finalize().as_bytes()
+}
+
 impl Manifest {
     /// Lists the file or directory `path`. Weft's own partial files are left out; a link, device,
     /// pipe or socket anywhere in it is refused, as is what cannot be read.
     pub fn scan(root: &Root, path: &RootPath) -> Result<Self, FileError> {
+        // What is being assembled there is no copy yet.
+        if claim::is_within_reserved(path.as_str()) {
+            return Err(FileError::ReservedName {
+                place: root.place(path),
+            });
+        }
         let opened = root.open_at(path, OFlags::PATH).map_err(|cause| {
             if cause == Errno::NOENT {
                 return FileError::SourceMissing {
@@ -453,14 +487,16 @@ impl Manifest {
             versions,
             ..
         } = self.list.clone();
+        let list = List {
+            shape,
+            paths,
+            entries,
+            identities: identities.map(State::from).collect(),
+            versions,
+        };
         Manifest {
-            list: List {
-                shape,
-                paths,
-                entries,
-                identities: identities.map(State::from).collect(),
-                versions,
-            },
+            state: state(&self.digest, &list),
+            list,
             digest: self.digest,
         }
     }
@@ -471,19 +507,8 @@ impl Manifest {
     }
 
     /// Differs from that of an earlier listing where a file was written to or replaced since.
-    pub fn state(&self) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&self.digest);
-        for (entry, identity) in self.entries().zip(&self.list.identities) {
-            hasher.update(&identity.dev.to_le_bytes());
-            hasher.update(&identity.ino.to_le_bytes());
-            // A directory's times change with every file that comes or goes beside the listed ones.
-            if entry.kind != EntryKind::Directory {
-                hasher.update(&identity.mtime_ns.to_le_bytes());
-                hasher.update(&identity.ctime_ns.to_le_bytes());
-            }
-        }
-        *hasher.finalize().as_bytes()
+    pub fn state(&self) -> &[u8; 32] {
+        &self.state
     }
 
     /// Whether its files were listed on this node.

@@ -541,7 +541,7 @@ pub(super) fn base(config: &DestinationConfig) -> Result<RootPath, FileError> {
         }
         _ => config.path.clone(),
     };
-    if base.file_name().is_some_and(claim::is_reserved) {
+    if claim::is_within_reserved(base.as_str()) {
         return Err(FileError::ReservedName {
             place: config.root.place(&base),
         });

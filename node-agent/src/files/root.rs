@@ -186,6 +186,8 @@ pub struct Root {
     access: Access,
     directory: OwnedFd,
     occupancy: Occupancy,
+    /// Never locked for longer than a look.
+    limits: Mutex<RootLimits>,
     space: Mutex<Space>,
     /// Locked while a record of a copy is replaced.
     records: Mutex<()>,
@@ -208,6 +210,7 @@ impl Root {
             access,
             directory,
             occupancy: Occupancy::default(),
+            limits: Mutex::default(),
             space: Mutex::default(),
             records: Mutex::default(),
         })
@@ -234,11 +237,14 @@ impl Root {
 
     /// Whether both are the same directory, with the same name and access.
     pub fn is_same(&self, other: &Root) -> bool {
-        let is_one = match (fs::fstat(&self.directory), fs::fstat(&other.directory)) {
+        // Names first: another root may be on a file system that does not answer.
+        if (&self.name, &self.path, self.access) != (&other.name, &other.path, other.access) {
+            return false;
+        }
+        match (fs::fstat(&self.directory), fs::fstat(&other.directory)) {
             (Ok(one), Ok(two)) => (one.st_dev, one.st_ino) == (two.st_dev, two.st_ino),
             _ => false,
-        };
-        is_one && (&self.name, &self.path, self.access) == (&other.name, &other.path, other.access)
+        }
     }
 
     /// Refuses what would happen in a directory that nobody else sees any more.
@@ -254,7 +260,12 @@ impl Root {
 
     /// Sets what transfers that begin from now on may take of its disk.
     pub fn set_limits(&self, limits: RootLimits) {
-        self.space().limits = limits;
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
+    }
+
+    /// What transfers may take of its disk.
+    pub(super) fn limits(&self) -> RootLimits {
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What jobs may do in it.
@@ -272,7 +283,7 @@ impl Root {
         &self.occupancy
     }
 
-    /// What transfers may take of its disk, and have taken.
+    /// What transfers have taken of its disk.
     pub(super) fn space(&self) -> MutexGuard<'_, Space> {
         // Every change is one assignment.
         self.space.lock().unwrap_or_else(PoisonError::into_inner)

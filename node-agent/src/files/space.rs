@@ -49,11 +49,10 @@ impl MinFree {
     }
 }
 
-/// The limits of a root, and what transfers have taken. Owned by the root; locked from a check until
+/// What transfers have taken of a root. Owned by the root; locked from a check until
 /// the space is taken.
 #[derive(Debug, Default)]
 pub(super) struct Space {
-    pub(super) limits: RootLimits,
     /// By the transfers under way of each namespace.
     taken: BTreeMap<String, u64>,
 }
@@ -98,10 +97,11 @@ impl Taken {
         directory: &OwnedFd,
         demand: Demand,
     ) -> Result<MutexGuard<'_, Space>, FileError> {
+        let limits = self.root.limits();
         let mut space = self.root.space();
-        self.check_disk(place, directory, demand, space.limits.min_free)?;
+        self.check_disk(place, directory, demand, limits.min_free)?;
         if let Some(namespace) = &self.namespace {
-            if let Some(limit) = space.limits.bytes_per_namespace {
+            if let Some(limit) = limits.bytes_per_namespace {
                 let taken = space.taken.get(namespace).copied().unwrap_or_default();
                 check_namespace(&self.root, place, namespace, demand.bytes, taken, limit)?;
             }
@@ -116,6 +116,10 @@ impl Taken {
         let Some(namespace) = &self.namespace else {
             return;
         };
+        // Where nothing is left to give back, nobody waits for the lock.
+        if self.bytes.load(Ordering::Relaxed) == 0 {
+            return;
+        }
         let mut space = self.root.space();
         let bytes = self.bytes.swap(0, Ordering::Relaxed);
         if let Some(taken) = space.taken.get_mut(namespace) {

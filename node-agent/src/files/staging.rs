@@ -149,7 +149,8 @@ pub(super) fn rename(parent: &OwnedFd, from: &str, to: &str, replace: bool) -> R
         Err(Errno::INVAL | Errno::NOSYS) => {
             match fs::statat(parent, to, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(_) => Err(Errno::EXIST),
-                Err(_) => rename(RenameFlags::empty()),
+                Err(Errno::NOENT) => rename(RenameFlags::empty()),
+                Err(cause) => Err(cause),
             }
         }
         answer => answer,

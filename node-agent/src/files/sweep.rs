@@ -1,5 +1,6 @@
 //! Removing what jobs left that nobody will resume: partial files, staging directories, lock files.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{self, AtFlags, Dir, FileType};
@@ -17,16 +18,22 @@ use super::staging;
 /// were last written to at least `older_than` ago; gives their number. What cannot be read or removed is
 /// passed over: it is another's, or tried again next time. Walks the whole root: call it from a
 /// thread of its own, at start and every few hours.
-pub fn sweep(root: &Root, older_than: Duration) -> Result<u32, FileError> {
+pub fn sweep(root: &Arc<Root>, older_than: Duration) -> Result<u32, FileError> {
     if root.access() != Access::ReadWrite {
         return Ok(0);
     }
+    // Held until the next is looked at: its job does not take it up, and rename it, while it is removed.
+    let mut held = None;
     let abandoned = |own: &OwnName<'_>, age: &dyn Fn() -> Duration| {
+        drop(held.take());
         Ok(match own {
-            OwnName::Partial { job, .. } | OwnName::Lock { job } => {
-                age() >= older_than && !JobLock::is_held(root, job)
+            OwnName::Partial { job, .. } if age() >= older_than => {
+                held = JobLock::take(root, job).ok();
+                // The job may have written until it gave the lock back.
+                held.is_some() && age() >= older_than
             }
-            OwnName::Copies => false,
+            OwnName::Lock { job } => age() >= older_than && !JobLock::is_held(root, job),
+            OwnName::Partial { .. } | OwnName::Copies => false,
         })
     };
     Ok(remove(root, abandoned)?.files)

@@ -23,7 +23,10 @@ async fn begin(lab: &Lab, job: &JobRef, manifest: &StatResponse) -> Result<(), S
         ..lab.prepare(job, 0, manifest)
     };
     operator.prepare(request).await?;
-    let part = LocalPart { source: model() };
+    let part = LocalPart {
+        source: model(),
+        state: manifest.state.clone(),
+    };
     let request = StartRequest {
         job: Some(job.clone()),
         leader_epoch: 1,

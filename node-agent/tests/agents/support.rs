@@ -311,6 +311,7 @@ impl Lab {
                 ticket: Some(self.fetching(job, node, listed)),
             }),
             job_name: name_of(job),
+            state: listed.state.clone(),
         }
     }
 
@@ -522,6 +523,7 @@ pub(crate) fn start_source(
     let source = SourcePart {
         location: model(),
         manifest_digest: manifest.manifest_digest.clone(),
+        state: manifest.state.clone(),
         verification: verify(algorithm),
         job_name: None,
     };

@@ -524,6 +524,7 @@ pub(crate) fn prepare(
         }),
         overwrite: overwrite.into(),
         job_name: None,
+        state: Vec::new(),
         // The node has it, or is told where it is.
         manifest_from: None,
     }

@@ -191,4 +191,11 @@ fn a_directory_may_not_be_called_like_one_that_is_assembled() {
     let name = claim::partial_name(&"other".parse().unwrap(), "m");
     let error = Destination::prepare(node.config(&name, &source)).unwrap_err();
     assert_fault(&error, "ReservedName", &name);
+    // Nor does anybody write into one, or read from it.
+    let inside = format!("{name}/sub");
+    std::fs::create_dir_all(node.path(&inside)).unwrap();
+    let error = Destination::prepare(node.config(&inside, &source)).unwrap_err();
+    assert_fault(&error, "ReservedName", &name);
+    let error = node.source(&inside).unwrap_err();
+    assert_fault(&error, "ReservedName", &name);
 }

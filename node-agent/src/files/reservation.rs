@@ -404,42 +404,57 @@ impl Made {
     }
 
     /// Makes the directory and those above it where they are missing.
-    fn directory(&mut self, root: &Root, path: &RootPath) -> Result<(), FileError> {
+    fn directory(
+        &mut self,
+        reservation: &Reservation<'_>,
+        path: &RootPath,
+    ) -> Result<(), FileError> {
+        let root = &reservation.config.root;
+        let not_a_directory =
+            |cause| not_a_directory(root, path, || reservation.place(path), cause);
         match root.open_directory(path) {
             Ok(_) => return Ok(()),
             Err(Errno::NOENT) => {}
-            Err(cause) => return Err(not_a_directory(root, path, cause)),
+            Err(cause) => return Err(not_a_directory(cause)),
         }
         // The root itself is open, so what is missing has a parent.
         let Some((parent, name)) = path.split() else {
             return Ok(());
         };
-        self.directory(root, &parent)?;
-        let opened = root
-            .open_directory(&parent)
-            .map_err(|cause| not_a_directory(root, path, cause))?;
+        self.directory(reservation, &parent)?;
+        let opened = root.open_directory(&parent).map_err(not_a_directory)?;
         match fs::mkdirat(&opened, name, WORKING_DIRECTORY) {
             Ok(()) => self.directories.push(path.clone()),
             Err(Errno::EXIST) => {}
-            Err(cause) => return Err(FileError::writing(root.place(path), "mkdir", cause, 0)),
+            Err(cause) => {
+                return Err(FileError::writing(
+                    reservation.place(path),
+                    "mkdir",
+                    cause,
+                    0,
+                ));
+            }
         }
-        root.open_directory(path)
-            .map(drop)
-            .map_err(|cause| not_a_directory(root, path, cause))
+        root.open_directory(path).map(drop).map_err(not_a_directory)
     }
 }
 
-fn not_a_directory(root: &Root, path: &RootPath, cause: Errno) -> FileError {
+fn not_a_directory(
+    root: &Root,
+    path: &RootPath,
+    place: impl FnOnce() -> Place,
+    cause: Errno,
+) -> FileError {
     if let Some(error) = root.symlink_on_the_way(path, cause) {
         return error;
     }
     match cause {
         Errno::NOTDIR => FileError::DestinationExists {
-            place: root.place(path),
+            place: place(),
             found: "a file where a directory is needed",
             remedy: "remove the file or choose another path",
         },
-        cause => FileError::writing(root.place(path), "open", cause, 0),
+        cause => FileError::writing(place(), "open", cause, 0),
     }
 }
 
@@ -453,6 +468,18 @@ pub(super) struct Reservation<'d> {
 }
 
 impl<'d> Reservation<'d> {
+    /// A directory as messages name it: by its path when all is in place.
+    fn place(&self, path: &RootPath) -> Place {
+        let root = &self.config.root;
+        let within = self
+            .staging
+            .and_then(|staging| path.as_str().strip_prefix(staging.as_str()));
+        match within.map(|rest| self.base.join(rest.trim_start_matches('/'))) {
+            Some(Ok(path)) => root.place(&path),
+            _ => root.place(path),
+        }
+    }
+
     /// Where each of the files goes, with its size.
     fn targets(&self) -> impl Iterator<Item = Result<(Target, u64), FileError>> + use<'d> {
         targets(self.config, self.base, self.staging)
@@ -475,7 +502,7 @@ pub(super) fn reserve(
     } = reservation;
     let mut unfilled = Vec::new();
     for path in *directories {
-        made.directory(root, path)?;
+        made.directory(reservation, path)?;
     }
     let mut open = OpenDirectory::new(root);
     let mut origins = Vec::new();

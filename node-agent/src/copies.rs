@@ -252,7 +252,7 @@ mod tests {
 
     fn copy(path: &str) -> CopyRecord {
         let text = format!(
-            r#"{{"version":1,"path":"{path}","digest":"d","bytes":1,"files":1,"made":true,"jobs":[]}}"#
+            r#"{{"version":1,"path":"{path}","digest":"d","bytes":1,"files":1,"removable":true,"jobs":[]}}"#
         );
         serde_json::from_str(&text).unwrap()
     }

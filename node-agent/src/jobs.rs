@@ -26,7 +26,8 @@ use crate::files::{
 };
 use crate::guard;
 use crate::layout::Layout;
-use crate::manifests::{self, Manifests};
+use crate::manifest_fetch;
+use crate::manifests::Manifests;
 use crate::misuse::Misuses;
 use crate::object::{self, Reader, Store, Tempo};
 use crate::recorder::{Files, Recorder};
@@ -296,7 +297,7 @@ impl Jobs {
             return known;
         };
         let tls = self.config.tls.borrow().clone();
-        let fetched = manifests::fetch(digest, holder, tls, self.config.patience).await?;
+        let fetched = manifest_fetch::fetch(digest, holder, tls, self.config.patience).await?;
         let manifest = Arc::new(fetched);
         self.manifests.keep(manifest.clone());
         Ok(manifest)

@@ -35,6 +35,7 @@ pub mod jobs;
 mod layout;
 mod link;
 mod local;
+mod manifest_fetch;
 mod manifests;
 mod message;
 mod metrics;

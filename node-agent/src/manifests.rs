@@ -1,30 +1,19 @@
 //! The manifests that this node has: those that it listed for the operator, and those that it was prepared
 //! with.
 //!
-//! A manifest passes between agents only. The operator knows its digest, and signs who may fetch it from
-//! whom. What is not here any more the operator has listed again, with the next attempt.
+//! A manifest passes between agents only. The operator knows its digest, and signs which agent may fetch it from
+//! which. When an agent has lost a manifest, the next attempt lists the files again.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use tokio::time::timeout;
-use tonic::Status;
-use weft_proto::agent::v1::{
-    Entry as Told, FetchManifestRequest, ManifestHolder, ManifestPart,
-    ObjectVersion as ToldVersion, SignedTicket,
-};
+use weft_proto::agent::v1::{Entry as Told, ManifestPart, ObjectVersion as ToldVersion};
 
-use crate::dial::{Client, OtherAgent, TRY_TIMEOUT};
 use crate::fault::Fault;
-use crate::files::{Entry, EntryKind, Manifest, ManifestBuilder, ObjectVersion, Shape};
-use crate::guard;
-use crate::tls::Tls;
+use crate::files::{EntryKind, Manifest, Shape};
 
 /// Manifests are kept until they take more than this together; the newest stays in any case.
 const KEPT_BYTES: usize = 64 << 20;
-/// Of one part as it is received: parts are some 64 KiB.
-const PART_BYTES_MAX: usize = 1 << 20;
 
 /// Of one part, about: what HTTP/2 has under way of a stream.
 const PART_BYTES: usize = 64 << 10;
@@ -109,85 +98,6 @@ pub(crate) fn parts(manifest: Arc<Manifest>) -> impl Iterator<Item = ManifestPar
         next = (at < manifest.len()).then_some(at);
         Some(part)
     })
-}
-
-/// Fetches the manifest with this digest from the agent that has listed it.
-pub(crate) async fn fetch(
-    digest: &[u8],
-    holder: &ManifestHolder,
-    tls: Tls,
-    patience: Duration,
-) -> Result<Manifest, Fault> {
-    let agent = OtherAgent {
-        node: &holder.node,
-        address: &holder.control_address,
-        field: "manifest_from.control_address",
-    };
-    let client = agent.client(&tls)?;
-    let call = || receive(agent, client.clone(), holder.ticket.clone());
-    let manifest = agent.retry(patience, call).await?;
-    if manifest.digest() != digest {
-        return Err(Fault::PeerFaulty {
-            node: holder.node.clone(),
-            problem: "another manifest than it had listed".to_owned(),
-        });
-    }
-    Ok(manifest)
-}
-
-async fn receive(
-    agent: OtherAgent<'_>,
-    client: Client,
-    ticket: Option<SignedTicket>,
-) -> Result<Manifest, Fault> {
-    let failed = |status: Status| agent.fault(&status);
-    let silent = |_| agent.silent();
-    let mut client = client.max_decoding_message_size(PART_BYTES_MAX);
-    let call = client.fetch_manifest(FetchManifestRequest { ticket });
-    let answered = timeout(TRY_TIMEOUT, call).await.map_err(silent)?;
-    let mut parts = answered.map_err(failed)?.into_inner();
-    let mut building: Option<ManifestBuilder> = None;
-    while let Some(part) = timeout(TRY_TIMEOUT, parts.message())
-        .await
-        .map_err(silent)?
-        .map_err(failed)?
-    {
-        let shape = match part.directory {
-            true => Shape::Directory,
-            false => Shape::File,
-        };
-        if part.entries.is_empty() && building.is_some() {
-            return Err(Fault::PeerFaulty {
-                node: agent.node.to_owned(),
-                problem: "a part of a manifest without entries".to_owned(),
-            });
-        }
-        let building = building.get_or_insert_with(|| ManifestBuilder::new(shape));
-        for told in part.entries {
-            let entry = Entry {
-                path: &told.path,
-                kind: match told.size {
-                    Some(bytes) => EntryKind::File { bytes },
-                    None => EntryKind::Directory,
-                },
-                mode: told.mode,
-            };
-            match told.version {
-                Some(ToldVersion { etag, modified_ns }) => {
-                    building.object(entry, ObjectVersion { etag, modified_ns })?;
-                }
-                None => building.add(entry)?,
-            }
-        }
-    }
-    let built = building.ok_or_else(|| Fault::PeerFaulty {
-        node: agent.node.to_owned(),
-        problem: "no manifest".to_owned(),
-    })?;
-    // Sorting and checking take a while where there are many.
-    guard::blocking("manifest", move || built.finish())
-        .await
-        .map_err(Fault::from)
 }
 
 #[cfg(test)]

@@ -56,8 +56,8 @@ impl Recorder {
 }
 
 impl Jobs {
-    /// Takes a job out of the records of all roots, and removes the copies that no job needs then, as far
-    /// as nobody is at work there.
+    /// Takes a job out of the records of all roots, and removes the copies that no job needs then. Copies
+    /// that an attempt reads or writes are removed after it.
     pub(crate) async fn release(&self, job: &JobRef) -> Result<(), Fault> {
         let mut released = Vec::new();
         for root in &self.live().roots {

@@ -37,7 +37,7 @@ pub(super) struct NewCopy<'c> {
     pub(super) path: &'c RootPath,
     pub(super) manifest: &'c Manifest,
     pub(super) digest: &'c Digest,
-    pub(super) made: bool,
+    pub(super) removable: bool,
     pub(super) job: CopyJob,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn add(
         digest: new.digest.to_string(),
         bytes: new.manifest.bytes(),
         files: new.manifest.file_count().into(),
-        made: new.made,
+        removable: new.removable,
         jobs: vec![new.job],
         removing: false,
     };
@@ -64,7 +64,9 @@ pub(super) fn add(
     let name = record_name(&copy.path);
     let recorded = match records.read(&name) {
         Ok(Some(mut known)) if known.is_of(&copy, entries()) => {
-            let CopyRecord { jobs, made, .. } = &mut known.copy;
+            let CopyRecord {
+                jobs, removable, ..
+            } = &mut known.copy;
             if copy.jobs.iter().all(|new| has(jobs, &new.uid)) {
                 return Ok(());
             }
@@ -72,13 +74,13 @@ pub(super) fn add(
             let surplus = jobs.len().saturating_sub(JOBS_MAX);
             jobs.drain(..surplus);
             // A job that is not listed any more may need the files.
-            *made &= surplus == 0;
+            *removable &= surplus == 0;
             records.rewrite(&mut known)
         }
         before => {
             if let Ok(Some(before)) = before {
                 // The files of the job that was recorded before stay.
-                copy.made &= !records.shares_files(&before, &copy, entries());
+                copy.removable &= !records.shares_files(&before, &copy, entries());
             }
             let written = records.write(&name, &copy, |out| {
                 entries().try_for_each(|entry| write_line(out, &entry))
@@ -455,7 +457,7 @@ impl<'r> Records<'r> {
     /// has changed, and then its empty directories. Other files stay, and files that other records
     /// name. While an attempt is at work there, nothing happens. Returns whether the record is gone.
     fn remove(&self, mut record: Record) -> Result<bool, FileError> {
-        if !record.copy.made {
+        if !record.copy.removable {
             return self.forget(&record);
         }
         self.root.in_place()?;

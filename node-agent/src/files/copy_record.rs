@@ -43,7 +43,7 @@ pub struct CopyRecord {
     /// How many files it has.
     pub files: u64,
     /// Weft wrote the files. A source's own files are never removed.
-    pub made: bool,
+    pub removable: bool,
     /// The jobs that it is recorded for, oldest first.
     pub jobs: Vec<CopyJob>,
     /// The files are being removed: some may be gone already.

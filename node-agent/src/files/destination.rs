@@ -254,7 +254,7 @@ impl Destination {
             path: &self.base,
             manifest: self.manifest(),
             digest,
-            made: true,
+            removable: true,
             job,
         };
         let recorded = copies::add(&self.config.root, new, |index| {
@@ -562,14 +562,7 @@ impl Destination {
 
     fn file(&self, index: u32) -> Result<(Target, Entry<'_>, u64), FileError> {
         let config = &self.config;
-        let entry =
-            config
-                .manifest
-                .entry(index as usize)
-                .ok_or_else(|| FileError::BadManifest {
-                    path: index.to_string(),
-                    fault: "is an index past its end",
-                })?;
+        let entry = config.manifest.named(index)?;
         let EntryKind::File { bytes } = entry.kind else {
             return Err(not_a_file(entry));
         };

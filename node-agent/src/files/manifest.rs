@@ -602,6 +602,15 @@ impl Manifest {
         self.files().count() as u32
     }
 
+    /// The entry with this index, which comes from another agent.
+    pub(super) fn named(&self, index: u32) -> Result<Entry<'_>, FileError> {
+        self.entry(index as usize)
+            .ok_or_else(|| FileError::BadManifest {
+                path: index.to_string(),
+                fault: "is an index past its end",
+            })
+    }
+
     /// The path of an entry when the whole is put at `base` (for one file: `base` is the file).
     pub(super) fn path_of(&self, base: &RootPath, entry: Entry<'_>) -> Result<RootPath, FileError> {
         match self.shape() {

@@ -73,8 +73,8 @@ pub(super) struct Clearing<'r> {
 
 impl Occupancy {
     /// Says that `job` will have its files at `base`, unless a copy is being removed there, or another job
-    /// assembles a directory that is to hold it. Whoever claims has its [`Stay`] before: no removal begins
-    /// in between.
+    /// assembles a directory that is to hold it. The caller takes its [`Stay`] first, so that no
+    /// removal begins in between.
     pub(super) fn claim(
         root: &Arc<Root>,
         job: &JobUid,

@@ -134,7 +134,7 @@ impl Source {
             path: &self.path,
             manifest: &self.manifest,
             digest,
-            made: false,
+            removable: false,
             job,
         };
         copies::add(&self.root, new, |index| self.manifest.identity(index))
@@ -159,13 +159,7 @@ impl Source {
     }
 
     fn entry(&self, index: u32) -> Result<(RootPath, Entry<'_>), FileError> {
-        let entry = self
-            .manifest
-            .entry(index as usize)
-            .ok_or_else(|| FileError::BadManifest {
-                path: index.to_string(),
-                fault: "is an index past its end",
-            })?;
+        let entry = self.manifest.named(index)?;
         Ok((self.manifest.path_of(&self.path, entry)?, entry))
     }
 

@@ -693,7 +693,7 @@ fn a_job_that_nobody_wants_any_more_is_over_once_everybody_knows() {
 }
 
 #[test]
-fn whoever_is_told_that_a_job_ends_is_told_what_goes() {
+fn agents_of_a_job_that_ends_are_told_what_to_remove() {
     for (cleanup, how) in [
         (Cleanup::Nothing, "cancel"),
         (Cleanup::Partials, "discard"),

@@ -84,7 +84,7 @@ fn a_record_says_what_a_copy_is_and_survives_a_restart_of_the_agent() {
     let node = reopened(node);
     let [record] = all(&node).try_into().unwrap();
     assert_eq!(
-        (&*record.path, record.bytes, record.files, record.made),
+        (&*record.path, record.bytes, record.files, record.removable),
         ("a/m", 3, 2, true)
     );
     assert_eq!((record.digest.len(), record.jobs), (64, vec![job("a")]));

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use weft_agent::record::{HEADER_BYTES, Record, Records};
+use weft_agent::transfer::record::{HEADER_BYTES, Record, Records};
 
 fuzz_target!(|bytes: &[u8]| {
     let mut read = 0;

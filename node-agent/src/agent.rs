@@ -11,19 +11,19 @@ use weft_core::units::Nanos;
 use weft_core::wire::Secret;
 use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRange};
 
-use crate::account::Account;
+use crate::abort;
 use crate::config::{self, Config, LinkKind};
-use crate::control::Control;
-use crate::door::Door;
-use crate::fence::Fence;
+use crate::control::authorization::Door;
+use crate::control::fence::Fence;
+use crate::control::jobs::{Jobs, JobsConfig, LiveConfig};
+use crate::control::listener::Control;
+use crate::control::service::Service;
 use crate::files::{self, FileError, Root};
-use crate::guard;
-use crate::jobs::{Jobs, JobsConfig, LiveConfig};
 use crate::node_key;
 use crate::object;
-use crate::opener::Opener;
-use crate::service::Service;
+use crate::root_opener::Opener;
 use crate::tls::{Tls, TlsError};
+use crate::transfer::memory_account::Account;
 use crate::web::HealthServer;
 
 /// Partial files of jobs that nobody has taken up again for so long are removed.
@@ -115,7 +115,7 @@ impl Agent {
         } = beside;
         let tls = Tls::read(&config.tls, &config.node, &config.fabric)?;
         let entries = (opener.clone(), config.roots.clone());
-        let roots = guard::blocking("roots", move || entries.0.open(&entries.1)).await?;
+        let roots = abort::blocking("roots", move || entries.0.open(&entries.1)).await?;
         let live = live_config(config, roots);
         let control = listen("control.listen", config.control.listen).await?;
         let engine = Arc::new(Engine::start(engine_config(config, &tls))?);
@@ -175,7 +175,7 @@ impl Agent {
         let open = self.jobs.live().roots.clone();
         self.jobs.set_live(live_config(config, open));
         let (opener, entries) = (self.opener.clone(), config.roots.clone());
-        let roots = guard::blocking("roots", move || opener.open(&entries)).await?;
+        let roots = abort::blocking("roots", move || opener.open(&entries)).await?;
         self.jobs.set_live(live_config(config, roots));
         Ok(())
     }
@@ -221,7 +221,7 @@ impl Agent {
         name: &'static str,
         server: impl Future<Output = Result<(), String>> + Send + 'static,
     ) {
-        self.servers.push(guard::task(name, async move {
+        self.servers.push(abort::task(name, async move {
             if let Err(error) = server.await {
                 tracing::error!(server = name, "a server has ended: {error}");
             }
@@ -232,7 +232,7 @@ impl Agent {
     fn sweep(&mut self) {
         let jobs = self.jobs.clone();
         let mut stop = self.stop.subscribe();
-        self.servers.push(guard::task("sweep", async move {
+        self.servers.push(abort::task("sweep", async move {
             let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
             loop {
                 tokio::select! {
@@ -241,7 +241,7 @@ impl Agent {
                 }
                 for root in jobs.live().roots.clone() {
                     if root.access() == files::Access::ReadWrite {
-                        guard::blocking("sweep", move || sweep(&root)).await;
+                        abort::blocking("sweep", move || sweep(&root)).await;
                     }
                 }
             }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
-use weft_agent::config_values::{FabricName, NodeName};
+use weft_agent::config::values::{FabricName, NodeName};
 use weft_agent::enroll::{Pace, Settings};
 
 /// The node agent of Weft: moves files between nodes for an operator or for `weft play`.

@@ -3,6 +3,8 @@
 //! [`parse`] is pure, so that it can be fuzzed and tested as a table; files it names are read later,
 //! by [`crate::tls`] and [`crate::agent`]. Nothing here is changed while the agent runs.
 
+pub mod values;
+
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -12,7 +14,9 @@ use serde_saphyr::Spanned;
 use weft_core::congestion::CongestionKind;
 use weft_core::path::PolicyKind;
 
-use crate::config_values::{ByteCount, Congestion, Duration, FabricName, NodeName, PublicKey};
+use crate::config::values::{
+    ByteCount, Congestion, Duration, FabricName, NodeName, PublicKey, is_label,
+};
 use crate::files::{Access, MinFree, RootLimits};
 
 /// Slots of one incoming connection: enough to keep a link busy while the writer hashes one.
@@ -308,7 +312,7 @@ mod access {
 mod min_free {
     use serde::{Deserialize, Deserializer, de::Error};
 
-    use crate::config_values::ByteCount;
+    use crate::config::values::ByteCount;
     use crate::files::MinFree;
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<MinFree, D::Error> {
@@ -514,15 +518,6 @@ fn check_roots(roots: &[RootEntry]) -> Result<(), ConfigError> {
         }
     }
     Ok(())
-}
-
-pub(crate) fn is_label(text: &str) -> bool {
-    (1..=63).contains(&text.len())
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-        && !text.starts_with('-')
-        && !text.ends_with('-')
 }
 
 fn wrong<T>(at: &Spanned<T>, field: &str, message: &str) -> Result<(), ConfigError> {

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::agent::AgentError;
-use crate::config_values::{FabricName, NodeName};
+use crate::config::values::{FabricName, NodeName};
 
 mod assigned;
 mod interface;

@@ -2,7 +2,7 @@
 
 use weft_identity::role::{Holder, Role, RoleError};
 
-use crate::config_values::{FabricName, NodeName};
+use crate::config::values::{FabricName, NodeName};
 
 /// A caller within this fabric. TLS has checked the certificate against the authority before.
 #[derive(Debug, Clone, PartialEq, Eq)]

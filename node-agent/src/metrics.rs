@@ -18,9 +18,9 @@ use weft_core::path::{PathReport, PathState};
 use weft_core::units::Host;
 use weft_engine::Snapshot;
 
-use crate::account::Account;
-use crate::jobs::{Jobs, Run};
-use crate::state::State;
+use crate::control::jobs::{Jobs, Run};
+use crate::transfer::memory_account::Account;
+use crate::transfer::state::State;
 
 /// Peers whose paths are exported one by one.
 const PEERS_MAX: usize = 64;

@@ -7,7 +7,7 @@ use weft_identity::server_name;
 use weft_identity::tls::{check_key, roots, server};
 
 use crate::config::TlsFiles;
-use crate::config_values::{FabricName, NodeName};
+use crate::config::values::{FabricName, NodeName};
 use crate::identity::{self, Caller};
 
 /// A certificate file that cannot be used.

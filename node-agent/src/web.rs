@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use weft_identity::metrics;
 
-use crate::guard;
+use crate::abort;
 
 /// What is measured; nothing while no agent takes jobs.
 type Ready = Option<Arc<Registry>>;
@@ -75,7 +75,7 @@ fn router(ready: watch::Receiver<Ready>) -> Router {
 
 async fn show_metrics(State(ready): State<watch::Receiver<Ready>>) -> impl IntoResponse {
     let registry = ready.borrow().clone().unwrap_or_default();
-    guard::blocking("metrics", move || metrics::page(&registry)).await
+    abort::blocking("metrics", move || metrics::page(&registry)).await
 }
 
 async fn readyz(State(ready): State<watch::Receiver<Ready>>) -> impl IntoResponse {

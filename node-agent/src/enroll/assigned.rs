@@ -3,11 +3,11 @@
 use weft_core::path::{PolicyKind, UnknownPolicy};
 use weft_proto::operator::v1 as proto;
 
+use crate::config::values::{ByteCount, Duration};
 use crate::config::{
     self, Config, ConfigError, Control, Data, Encryption, LinkKind, Metrics, Operator, Ports,
     RootEntry, TlsFiles, Transport, unplaced,
 };
-use crate::config_values::{ByteCount, Duration};
 use crate::enroll::Settings;
 use crate::enroll::interface::Nic;
 use crate::files::{Access, MinFree};

@@ -15,7 +15,7 @@ use weft_proto::operator::v1::EnrollResponse;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::config::TlsFiles;
-use crate::config_values::{FabricName, NodeName};
+use crate::config::values::{FabricName, NodeName};
 use crate::enroll::Trouble;
 use crate::identity::{self, Caller};
 

@@ -17,18 +17,18 @@ use weft_identity::cause::chain;
 use weft_proto::operator::v1::{AgentConfig, Finding, NodeConfig, NodeReport};
 use x509_parser::time::ASN1Time;
 
+use crate::abort;
 use crate::agent::{Agent, AgentError, Beside, listen};
 use crate::config::Config;
-use crate::copies::{CopyWatcher, Listing};
+use crate::control::fence::Fence;
+use crate::copy_watcher::{CopyWatcher, Listing};
 use crate::enroll::interface::{self, Nic};
 use crate::enroll::keys::{Keys, Validity};
 use crate::enroll::report::Reporter;
 use crate::enroll::trouble::Tries;
 use crate::enroll::{EnrollError, Settings, Trouble, assigned, operator};
-use crate::fence::Fence;
 use crate::files::FileError;
-use crate::guard;
-use crate::opener::Opener;
+use crate::root_opener::Opener;
 use crate::web::HealthServer;
 
 /// A configuration that cannot be used.
@@ -60,7 +60,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     let mut stop = pin!(stop);
     let settings = Arc::new(settings);
     let directory = settings.state.clone();
-    let keys = guard::blocking("keys", move || Keys::open(&directory)).await?;
+    let keys = abort::blocking("keys", move || Keys::open(&directory)).await?;
     let keys = Arc::new(keys);
     let (listener, metrics) = listen("--metrics-port", settings.metrics_listen()).await?;
     let health = Arc::new(HealthServer::start(listener));
@@ -158,7 +158,7 @@ async fn enroll_once(
     })?;
     let (node, fabric) = (settings.node.clone(), settings.fabric.clone());
     let keys = keys.clone();
-    let kept = guard::blocking("keys", move || keys.keep(&answer, &node, &fabric)).await;
+    let kept = abort::blocking("keys", move || keys.keep(&answer, &node, &fabric)).await;
     Ok((config, kept?))
 }
 
@@ -387,7 +387,7 @@ impl Member {
 
     /// The data interface.
     async fn nic(&self, config: &NodeConfig) -> Result<Nic, Finding> {
-        let interfaces = guard::blocking("interfaces", interface::list)
+        let interfaces = abort::blocking("interfaces", interface::list)
             .await
             .map_err(|error| {
                 let problem = format!("the node's interfaces cannot be listed: {error}");

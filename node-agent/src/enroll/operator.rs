@@ -12,9 +12,9 @@ use weft_proto::agent::v1::ErrorDetail;
 use weft_proto::operator::v1::operator_client::OperatorClient;
 use weft_proto::operator::v1::{EnrollRequest, EnrollResponse};
 
-use crate::dial::{PING_INTERVAL, PING_TIMEOUT};
 use crate::enroll::keys::Keys;
 use crate::enroll::{Settings, Trouble};
+use crate::transfer::dial::{PING_INTERVAL, PING_TIMEOUT};
 
 /// Time for a connection, and then for an answer.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -8,11 +8,11 @@ use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
 use weft_proto::operator::v1::{NodeConfig, NodeOrder, NodeReport};
 
+use crate::control::fence::Fence;
 use crate::enroll::keys::Keys;
 use crate::enroll::operator;
 use crate::enroll::trouble::Tries;
 use crate::enroll::{Settings, Trouble};
-use crate::fence::Fence;
 
 /// Reports on their way: with one that the operator has not taken yet, later ones wait for the next
 /// tick.

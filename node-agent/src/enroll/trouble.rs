@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tonic::Code;
 
-use crate::config_values::NodeName;
+use crate::config::values::NodeName;
 use crate::enroll::Pace;
 
 /// Why a call to the operator came to nothing, or what it gave cannot be used.

@@ -1,0 +1,111 @@
+//! The control API's door: who is calling, and whether it may, before anything of the call is read.
+//!
+//! A message is decoded whole before its handler runs, so what a handler checks comes too late to
+//! save memory: a node that may only Connect could have messages of megabytes decoded, many at once.
+
+use std::convert::Infallible;
+use std::task::{Context, Poll};
+
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service as Serve, http};
+use tonic::server::NamedService;
+use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
+use weft_proto::agent::v1::agent_server::AgentServer;
+
+use crate::control::service::Service;
+use crate::fault::Fault;
+use crate::identity::{Caller, caller};
+use crate::transfer::dial::CONTROL_BYTES_MAX;
+
+/// Largest message of a node: a ticket names two paths of at most 4 KiB, the rest is 200 B.
+const CONNECT_BYTES_MAX: usize = 64 << 10;
+
+/// Largest message of the operator: the largest Secret that Kubernetes keeps has 1 MiB.
+const OPERATOR_BYTES_MAX: usize = 2 << 20;
+
+/// What the agents call; everything else is the operator's.
+const NODES: [&str; 2] = ["Connect", "FetchManifest"];
+const OPERATORS: [&str; 6] = ["Stat", "Prepare", "Start", "Progress", "Cancel", "Diagnose"];
+
+/// The control API behind its door.
+#[derive(Debug, Clone)]
+pub(crate) struct Door {
+    service: Service,
+    /// For the operator, who sends Secrets.
+    operator: AgentServer<Service>,
+    /// For other agents.
+    node: AgentServer<Service>,
+}
+
+impl Door {
+    /// Before this service.
+    pub(crate) fn new(service: Service) -> Self {
+        let server = |bytes_max| {
+            AgentServer::new(service.clone())
+                .max_decoding_message_size(bytes_max)
+                .max_encoding_message_size(CONTROL_BYTES_MAX)
+        };
+        Self {
+            operator: server(OPERATOR_BYTES_MAX),
+            node: server(CONNECT_BYTES_MAX),
+            service,
+        }
+    }
+
+    fn admit(&self, request: &http::Request<Body>) -> Result<Caller, Fault> {
+        let connection = request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>();
+        let certificates = connection.and_then(TlsConnectInfo::peer_certs);
+        let leaf = certificates.as_ref().and_then(|chain| chain.first());
+        let leaf = leaf.ok_or_else(|| Fault::WrongCertificate {
+            problem: "is missing".to_owned(),
+        })?;
+        let caller = caller(leaf, &self.service.fabric)?;
+        let call = request.uri().path().rsplit('/').next().unwrap_or_default();
+        let allowed = match (&caller, NODES.contains(&call)) {
+            (Caller::Operator, false) | (Caller::Node(_), true) => return Ok(caller),
+            (Caller::Operator, true) => "an agent",
+            (Caller::Node(node), false) => {
+                // The words are the caller's: only those that are a call's name are repeated.
+                let known = OPERATORS.iter().find(|known| **known == call);
+                let thing = known.copied().unwrap_or("a call that there is not");
+                self.service.jobs.misused(node, thing);
+                "the operator"
+            }
+        };
+        Err(Fault::NotAllowed {
+            call: call.to_owned(),
+            allowed,
+            caller: caller.to_string(),
+        })
+    }
+}
+
+impl Serve<http::Request<Body>> for Door {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        let caller = match self.admit(&request) {
+            Ok(caller) => caller,
+            Err(fault) => {
+                let refused = self.service.status(&fault).into_http();
+                return Box::pin(async { Ok(refused) });
+            }
+        };
+        let server = match caller {
+            Caller::Operator => &mut self.operator,
+            Caller::Node(_) => &mut self.node,
+        };
+        request.extensions_mut().insert(caller);
+        server.call(request)
+    }
+}
+
+impl NamedService for Door {
+    const NAME: &'static str = AgentServer::<Service>::NAME;
+}

@@ -1,0 +1,330 @@
+//! The control API's server: the fence, and the answers' form. Decides nothing else.
+//!
+//! Who may call what is decided at the [`door`](crate::control::authorization), which puts the [`Caller`] with the
+//! request.
+
+use std::net::Ipv4Addr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+use futures::Stream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+use weft_identity::ticket::{self, Meeting};
+use weft_proto::agent::v1 as proto;
+use weft_proto::agent::v1::Direction;
+use weft_proto::agent::v1::agent_server::Agent;
+
+use crate::abort;
+use crate::config::values::{FabricName, NodeName};
+use crate::control::diagnose::diagnose;
+use crate::control::fence::Fence;
+use crate::control::jobs::{Jobs, Run};
+use crate::control::manifests;
+use crate::control::misuse;
+use crate::convert;
+use crate::fault::Fault;
+use crate::identity::Caller;
+
+/// Interval between progress messages when the request names none.
+const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);
+
+/// The link that this build has, and why.
+const LINK: (&str, &str) = ("udp", "the only link in this build");
+
+/// Said of a verified destination that has not appeared whole.
+const FILE_BY_FILE: &str = "the directory was there before, and its files were replaced one after the other: to have \
+     it appear whole, give a path that is not there yet";
+
+/// The control API of one agent.
+#[derive(Debug, Clone)]
+pub(crate) struct Service {
+    /// Its jobs.
+    pub jobs: Arc<Jobs>,
+    /// Its fence.
+    pub fence: Arc<Fence>,
+    /// Its node.
+    pub node: NodeName,
+    /// Its fabric.
+    pub fabric: FabricName,
+    /// The data path's address.
+    pub data: Ipv4Addr,
+    /// Bytes of buffers that jobs may use.
+    pub memory: u64,
+}
+
+impl Service {
+    /// The node that calls, and what its ticket allows it.
+    fn ticket<T>(
+        &self,
+        request: &Request<T>,
+        signed: Option<proto::SignedTicket>,
+        direction: Direction,
+    ) -> Result<(NodeName, proto::Ticket), Fault> {
+        let Some(Caller::Node(caller)) = request.extensions().get().cloned() else {
+            return Err(Fault::WrongCertificate {
+                problem: "was not looked at".to_owned(),
+            });
+        };
+        let meeting = Meeting {
+            fabric: self.fabric.as_str(),
+            here: self.node.as_str(),
+            caller: caller.as_str(),
+            key: &self.jobs.live().ticket_key.0,
+            now: SystemTime::now(),
+            direction,
+        };
+        let ticket = ticket::verify(&convert::given(signed, "ticket")?, &meeting);
+        let ticket = ticket.inspect_err(|fault| {
+            if let Some(thing) = misuse::of_ticket(fault) {
+                self.jobs.misused(&caller, thing);
+            }
+        })?;
+        Ok((caller, ticket))
+    }
+
+    /// As the caller is told.
+    pub(crate) fn status(&self, fault: &Fault) -> Status {
+        self.jobs.refuse(fault.reason());
+        tracing::debug!(reason = fault.reason(), "refused: {fault}");
+        fault.to_status(self.node.as_str(), self.jobs.config.author)
+    }
+}
+
+#[tonic::async_trait]
+impl Agent for Service {
+    async fn stat(
+        &self,
+        request: Request<proto::StatRequest>,
+    ) -> Result<Response<proto::StatResponse>, Status> {
+        let work = async {
+            self.fence.pass(request.get_ref().leader_epoch)?;
+            self.jobs.stat(request.into_inner()).await
+        };
+        work.await
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+
+    async fn prepare(
+        &self,
+        request: Request<proto::PrepareRequest>,
+    ) -> Result<Response<proto::PrepareResponse>, Status> {
+        let work = async {
+            self.fence.pass(request.get_ref().leader_epoch)?;
+            self.jobs.prepare(request.into_inner()).await
+        };
+        work.await
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+
+    async fn start(
+        &self,
+        request: Request<proto::StartRequest>,
+    ) -> Result<Response<proto::StartResponse>, Status> {
+        let work = async {
+            self.fence.pass(request.get_ref().leader_epoch)?;
+            self.jobs.start(request.into_inner()).await
+        };
+        work.await
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+
+    type ProgressStream =
+        Pin<Box<dyn Stream<Item = Result<proto::ProgressResponse, Status>> + Send>>;
+
+    async fn progress(
+        &self,
+        request: Request<proto::ProgressRequest>,
+    ) -> Result<Response<Self::ProgressStream>, Status> {
+        let begin = || {
+            self.fence.pass(request.get_ref().leader_epoch)?;
+            let interval = match request.get_ref().interval_ms {
+                0 => INTERVAL_DEFAULT,
+                ms @ 50..=60_000 => Duration::from_millis(ms.into()),
+                ms => {
+                    return Err(Fault::bad(
+                        "interval_ms",
+                        format!("is {ms}: it must be 50 to 60000"),
+                    ));
+                }
+            };
+            let job = convert::job(request.get_ref().job.clone())?;
+            Ok((self.jobs.find(&job)?, interval))
+        };
+        let (run, interval) = begin().map_err(|fault| self.status(&fault))?;
+        let epoch = request.get_ref().leader_epoch;
+        let (tell, told) = mpsc::channel(4);
+        let service = self.clone();
+        abort::task("progress", async move {
+            let overtaken = tokio::select! {
+                // First: whoever has lost its lease renews nothing any more.
+                biased;
+                fault = service.fence.overtaken(epoch) => service.status(&fault),
+                () = follow(&service, run, interval, &tell) => return,
+            };
+            // The observer may have gone.
+            let _ = tell.send(Err(overtaken)).await;
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(told))))
+    }
+
+    async fn cancel(
+        &self,
+        request: Request<proto::CancelRequest>,
+    ) -> Result<Response<proto::CancelResponse>, Status> {
+        let work = async {
+            self.fence.pass(request.get_ref().leader_epoch)?;
+            self.jobs.cancel(request.into_inner()).await
+        };
+        work.await
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+
+    async fn connect(
+        &self,
+        request: Request<proto::ConnectRequest>,
+    ) -> Result<Response<proto::ConnectResponse>, Status> {
+        let work = || {
+            let signed = request.get_ref().ticket.clone();
+            let (parent, ticket) = self.ticket(&request, signed, Direction::Write)?;
+            self.jobs.connect(&parent, &ticket, request.into_inner())
+        };
+        work()
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+
+    type FetchManifestStream =
+        Pin<Box<dyn Stream<Item = Result<proto::ManifestPart, Status>> + Send>>;
+
+    async fn fetch_manifest(
+        &self,
+        request: Request<proto::FetchManifestRequest>,
+    ) -> Result<Response<Self::FetchManifestStream>, Status> {
+        let work = || {
+            let signed = request.get_ref().ticket.clone();
+            let (_, ticket) = self.ticket(&request, signed, Direction::FetchManifest)?;
+            self.jobs.manifests.get(&ticket.manifest_digest, &[])
+        };
+        let manifest = work().map_err(|fault| self.status(&fault))?;
+        let parts = futures::stream::iter(manifests::parts(manifest).map(Ok));
+        Ok(Response::new(Box::pin(parts)))
+    }
+
+    async fn diagnose(
+        &self,
+        request: Request<proto::DiagnoseRequest>,
+    ) -> Result<Response<proto::DiagnoseResponse>, Status> {
+        let work = async {
+            self.fence.pass(request.get_ref().leader_epoch)?;
+            diagnose(request.get_ref(), self.data, self.memory).await
+        };
+        work.await
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+}
+
+/// Tells one observer about an attempt until it is over.
+async fn follow(
+    service: &Service,
+    run: Arc<Run>,
+    interval: Duration,
+    tell: &mpsc::Sender<Result<proto::ProgressResponse, Status>>,
+) {
+    let mut watch = run.attempt.watch();
+    let mut ticks = tokio::time::interval(interval);
+    let mut before: Option<(u64, u64)> = None;
+    loop {
+        run.attempt.renew();
+        let status = watch.borrow_and_update().clone();
+        let (engine, work, node) = (service.jobs.clone(), run.clone(), service.node.clone());
+        let mut told = abort::blocking("progress", move || describe(&engine, &work, &node)).await;
+        let now = (told.elapsed_ns, told.bytes);
+        told.rate = rate(before.unwrap_or((0, 0)), now);
+        if before.is_none_or(|(at, _)| now.0 > at) {
+            before = Some(now);
+        }
+        if tell.send(Ok(told)).await.is_err() || status.closed {
+            return;
+        }
+        tokio::select! {
+            _ = ticks.tick() => {}
+            changed = watch.changed() => if changed.is_err() { return },
+            () = tell.closed() => return,
+        }
+    }
+}
+
+/// Bytes per second between two moments, each (nanoseconds, bytes).
+fn rate(before: (u64, u64), now: (u64, u64)) -> u64 {
+    let nanos = now.0.saturating_sub(before.0).max(1);
+    let bytes = now.1.saturating_sub(before.1);
+    u64::try_from(u128::from(bytes) * 1_000_000_000 / u128::from(nanos)).unwrap_or(u64::MAX)
+}
+
+fn describe(jobs: &Jobs, run: &Run, node: &NodeName) -> proto::ProgressResponse {
+    let attempt = &run.attempt;
+    // Before the counters: a terminal state must come with its final numbers.
+    let status = attempt.status();
+    let snapshot = jobs.config.engine.snapshot();
+    let peers: Vec<_> = attempt
+        .peers()
+        .iter()
+        .map(|peer| peer.to_proto(node.as_str(), jobs.config.author, &snapshot))
+        .collect();
+    let counters = &attempt.counters;
+    let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    let (link, link_reason) = if peers.is_empty() { ("", "") } else { LINK };
+    let fault = status.fault.as_ref();
+    proto::ProgressResponse {
+        job: Some(attempt.job.clone()),
+        node: node.to_string(),
+        state: status.state.to_proto().into(),
+        reason: fault
+            .map(|fault| fault.reason().to_owned())
+            .unwrap_or_default(),
+        message: match fault {
+            Some(fault) => format!("node {node}: {fault}"),
+            None if counters.file_by_file.load(Ordering::Relaxed) => {
+                format!("node {node}: {FILE_BY_FILE}")
+            }
+            None => String::new(),
+        },
+        retriable: fault.is_some_and(|fault| fault.retriable(jobs.config.author)),
+        bytes: count(&counters.bytes),
+        bytes_total: count(&counters.bytes_total),
+        bytes_resumed: count(&counters.bytes_resumed),
+        digest: status
+            .digest
+            .map(|digest| digest.to_string())
+            .unwrap_or_default(),
+        chunks_sent: peers.iter().map(|peer| peer.chunks_sent).sum(),
+        chunks_resent: peers.iter().map(|peer| peer.chunks_resent).sum(),
+        rate: 0,
+        link: link.to_owned(),
+        link_reason: link_reason.to_owned(),
+        peers,
+        elapsed_ns: attempt.elapsed_ns(),
+        serving: status.state.is_terminal() && status.workers > 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rate;
+
+    #[test]
+    fn a_rate_is_bytes_per_second_and_never_divides_by_nothing() {
+        assert_eq!(rate((0, 0), (2_000_000_000, 10)), 5);
+        assert_eq!(rate((7, 3), (7, 3)), 0);
+        assert_eq!(rate((9, 9), (1, 1)), 0);
+    }
+}

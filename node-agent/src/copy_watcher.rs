@@ -1,0 +1,414 @@
+//! `CopyWatcher`: checks the verified copies of a node against its files, and lists them for the operator.
+//!
+//! The watcher scans each root by itself, beside the agent's work. A root that does not answer (a network file
+//! system whose server is gone) keeps neither the others nor the agent waiting: its copies stay as they
+//! were last listed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use weft_proto::Message as _;
+use weft_proto::operator::v1::{Copy, CopyJob};
+
+use crate::abort;
+use crate::control::jobs::Jobs;
+use crate::files::copies::{self, CopyRecord};
+
+/// Of the copies in one report, encoded: the operator takes reports of 128 KiB.
+const REPORTED_BYTES_MAX: usize = 48 << 10;
+/// Of a copy in a report, beside itself: its tag and its length.
+const COPY_HEADER_BYTES: usize = 4;
+/// Times as long as a scan took, the root rests: scans take a tenth of the time at most.
+const REST: u32 = 9;
+/// The log names a root whose scan takes longer.
+const SLOW: Duration = Duration::from_secs(60);
+
+/// Scans the copies of all roots.
+#[derive(Debug)]
+pub(crate) struct CopyWatcher {
+    /// Half of the time between two occasions to scan: a root is scanned once for each at most.
+    rest: Duration,
+    /// By name.
+    roots: BTreeMap<String, WatchedRoot>,
+    scans: JoinSet<(u64, Scan)>,
+    /// A root's path leads to another directory than the one that the agent has open.
+    has_moved: bool,
+    /// How often roots were opened anew: what a scan of before finds says nothing any more.
+    generation: u64,
+}
+
+#[derive(Debug)]
+struct WatchedRoot {
+    phase: Phase,
+    /// How many records had been added or released when the last scan began.
+    records: u64,
+    /// As last listed; nothing before the first scan has ended.
+    copies: Option<Vec<CopyRecord>>,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Since when, and whether the log has named the root.
+    Scanning(Instant, bool),
+    Resting {
+        /// When the next scan begins.
+        until: Instant,
+        /// When the next scan begins if a record was added or released.
+        soonest: Instant,
+    },
+}
+
+/// What was found in one root.
+#[derive(Debug)]
+struct Scan {
+    root: String,
+    is_elsewhere: bool,
+    /// Nothing where the records could not be listed.
+    copies: Option<Vec<CopyRecord>>,
+}
+
+/// What a report says of copies.
+#[derive(Debug, Default)]
+pub(crate) struct Listing {
+    /// Ordered by root and path.
+    pub(crate) copies: Vec<Copy>,
+    /// Every root has been scanned.
+    pub(crate) is_complete: bool,
+    /// There are more copies than these.
+    pub(crate) is_full: bool,
+}
+
+impl CopyWatcher {
+    /// With occasions to scan this far apart.
+    pub(crate) fn new(pace: Duration) -> Self {
+        Self {
+            rest: pace / 2,
+            roots: BTreeMap::new(),
+            scans: JoinSet::new(),
+            has_moved: false,
+            generation: 0,
+        }
+    }
+
+    /// Begins the scans that are due. `records` counts the records that were added or released.
+    pub(crate) fn begin(&mut self, jobs: &Arc<Jobs>, records: u64) {
+        let roots = jobs.live().roots.clone();
+        let names: Vec<String> = roots.iter().map(|root| root.name().to_owned()).collect();
+        self.begin_with(&names, records, Instant::now(), move |name| {
+            let root = roots.iter().find(|root| root.name() == name)?;
+            let copies = copies::check(root);
+            Some(Scan {
+                root: name.to_owned(),
+                copies: copies
+                    .inspect_err(|error| {
+                        tracing::warn!(
+                            root = name,
+                            "the copies cannot be listed, and stay as they were: {error}"
+                        );
+                    })
+                    .ok(),
+                // Last: a file system may just have been mounted.
+                is_elsewhere: root.is_elsewhere(),
+            })
+        });
+    }
+
+    fn begin_with(
+        &mut self,
+        roots: &[String],
+        records: u64,
+        now: Instant,
+        scan: impl Fn(&str) -> Option<Scan> + Clone + Send + 'static,
+    ) {
+        self.roots.retain(|name, _| roots.contains(name));
+        for name in roots {
+            let root = self.roots.entry(name.clone()).or_insert(WatchedRoot {
+                phase: Phase::Resting {
+                    until: now,
+                    soonest: now,
+                },
+                records,
+                copies: None,
+            });
+            match &mut root.phase {
+                Phase::Scanning(since, said) => {
+                    if !*said && now.duration_since(*since) > SLOW {
+                        *said = true;
+                        tracing::warn!(
+                            root = name,
+                            "a scan of the root's copies does not end: they stay as they were last \
+                             listed; does its file system answer?"
+                        );
+                    }
+                    continue;
+                }
+                Phase::Resting { until, .. } if now >= *until => {}
+                Phase::Resting { soonest, .. } if now >= *soonest && root.records != records => {}
+                Phase::Resting { .. } => continue,
+            }
+            root.phase = Phase::Scanning(now, false);
+            root.records = records;
+            let (scan, name) = (scan.clone(), name.clone());
+            let generation = self.generation;
+            self.scans.spawn(abort::blocking("copies", move || {
+                let found = scan(&name).unwrap_or(Scan {
+                    root: name,
+                    is_elsewhere: false,
+                    copies: None,
+                });
+                (generation, found)
+            }));
+        }
+    }
+
+    /// Waits until a scan has ended; for ever while none is under way. Nothing is lost when it is dropped.
+    pub(crate) async fn ended(&mut self) {
+        match self.scans.join_next().await {
+            Some(Ok((generation, scan))) if generation == self.generation => {
+                self.learn(scan, Instant::now());
+            }
+            Some(Ok(_)) => {}
+            // Nobody aborts one, and a panic has ended the process.
+            Some(Err(_)) => {}
+            None => std::future::pending().await,
+        }
+    }
+
+    fn learn(&mut self, scan: Scan, now: Instant) {
+        self.has_moved |= scan.is_elsewhere;
+        let Some(root) = self.roots.get_mut(&scan.root) else {
+            return;
+        };
+        if let Phase::Scanning(since, _) = root.phase {
+            let soonest = now + now.duration_since(since) * REST;
+            let until = soonest.max(now + self.rest);
+            root.phase = Phase::Resting { until, soonest };
+        }
+        if scan.copies.is_some() {
+            root.copies = scan.copies;
+        }
+    }
+
+    /// Whether the roots are to be opened anew.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.has_moved
+    }
+
+    /// They have been: what was found in the directories of before says nothing any more.
+    pub(crate) fn opened_anew(&mut self) {
+        self.has_moved = false;
+        self.generation += 1;
+        self.roots.clear();
+    }
+
+    /// The copies that are as they were verified.
+    pub(crate) fn listing(&self) -> Listing {
+        let roots = self.roots.iter();
+        let all = roots.flat_map(|(name, root)| {
+            let copies = root.copies.iter().flatten();
+            copies.map(move |copy| to_proto(name, copy))
+        });
+        let mut listing = Listing {
+            is_complete: self.roots.values().all(|root| root.copies.is_some()),
+            ..Listing::default()
+        };
+        let mut bytes = 0;
+        for copy in all {
+            bytes += copy.encoded_len() + COPY_HEADER_BYTES;
+            if bytes > REPORTED_BYTES_MAX {
+                listing.is_full = true;
+                break;
+            }
+            listing.copies.push(copy);
+        }
+        listing
+    }
+}
+
+fn to_proto(root: &str, copy: &CopyRecord) -> Copy {
+    let jobs = copy.jobs.iter().cloned().map(|job| CopyJob {
+        uid: job.uid,
+        namespace: job.namespace,
+        name: job.name,
+    });
+    Copy {
+        root: root.to_owned(),
+        path: copy.path.clone(),
+        digest: copy.digest.clone(),
+        bytes: copy.bytes,
+        files: copy.files,
+        jobs: jobs.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PACE: Duration = Duration::from_secs(10);
+
+    fn copy(path: &str) -> CopyRecord {
+        let text = format!(
+            r#"{{"version":1,"path":"{path}","digest":"d","bytes":1,"files":1,"removable":true,"jobs":[]}}"#
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn found(root: &str, copies: Option<Vec<CopyRecord>>) -> Option<Scan> {
+        Some(Scan {
+            root: root.to_owned(),
+            is_elsewhere: false,
+            copies,
+        })
+    }
+
+    fn names(roots: &[&str]) -> Vec<String> {
+        roots.iter().map(|root| (*root).to_owned()).collect()
+    }
+
+    fn told(watcher: &CopyWatcher) -> (Vec<String>, bool) {
+        let Listing {
+            copies,
+            is_complete,
+            ..
+        } = watcher.listing();
+        let paths = copies.into_iter().map(|copy| copy.root + "/" + &copy.path);
+        (paths.collect(), is_complete)
+    }
+
+    fn under_way(watcher: &CopyWatcher) -> usize {
+        watcher.scans.len()
+    }
+
+    #[tokio::test]
+    async fn a_root_that_does_not_answer_keeps_nobody_waiting() {
+        let (free, held) = crossbeam_channel::bounded::<()>(0);
+        let (scans, scanned) = crossbeam_channel::unbounded();
+        let scan = move |root: &str| {
+            let _ = scans.send(root.to_owned());
+            if root == "hung" {
+                let _ = held.recv();
+            }
+            found(root, Some(vec![copy("m")]))
+        };
+        let roots = names(&["hung", "good"]);
+        let mut watcher = CopyWatcher::new(PACE);
+        let mut now = Instant::now();
+        for turn in 1..=3 {
+            watcher.begin_with(&roots, 0, now, scan.clone());
+            // Of the two the one that answers.
+            watcher.ended().await;
+            assert_eq!(told(&watcher), (names(&["good/m"]), false), "turn {turn}");
+            now = Instant::now() + PACE * turn;
+        }
+        let tries = scanned.iter().take(4).filter(|root| root == "hung");
+        assert_eq!(tries.count(), 1);
+        drop(free);
+        watcher.ended().await;
+        assert_eq!(told(&watcher), (names(&["good/m", "hung/m"]), true));
+    }
+
+    #[tokio::test]
+    async fn a_root_that_moves_is_noticed_and_listed_anew() {
+        let mut watcher = CopyWatcher::new(PACE);
+        let mut now = Instant::now();
+        let roots = names(&["data"]);
+        for is_elsewhere in [false, true] {
+            watcher.begin_with(&roots, 0, now, move |root| {
+                let scan = found(root, Some(Vec::new()))?;
+                Some(Scan {
+                    is_elsewhere,
+                    ..scan
+                })
+            });
+            watcher.ended().await;
+            assert_eq!(watcher.has_moved(), is_elsewhere);
+            now = Instant::now() + PACE;
+        }
+        watcher.opened_anew();
+        assert!(!watcher.has_moved());
+        watcher.begin_with(&roots, 0, now, |root| found(root, Some(vec![copy("m")])));
+        assert_eq!(told(&watcher), (Vec::new(), false));
+        watcher.ended().await;
+        assert_eq!(told(&watcher), (names(&["data/m"]), true));
+    }
+
+    #[tokio::test]
+    async fn a_root_is_scanned_for_a_tenth_of_the_time_at_most_whatever_is_recorded() {
+        let mut watcher = CopyWatcher::new(PACE);
+        let roots = names(&["data"]);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let scan = |root: &str| found(root, Some(Vec::new()));
+        watcher.begin_with(&roots, 0, start, scan);
+        let (_, ended) = watcher.scans.join_next().await.unwrap().unwrap();
+        // It took a minute.
+        watcher.learn(ended, at(60));
+        for records in 0..2 {
+            watcher.begin_with(&roots, records, at(60 + 539), scan);
+            assert_eq!(under_way(&watcher), 0);
+        }
+        watcher.begin_with(&roots, 0, at(60 + 540), scan);
+        assert_eq!(under_way(&watcher), 1);
+    }
+
+    #[tokio::test]
+    async fn a_root_is_scanned_at_once_when_a_record_was_added_or_released() {
+        let mut watcher = CopyWatcher::new(PACE);
+        let roots = names(&["data"]);
+        let now = Instant::now();
+        let scan = |root: &str| found(root, Some(Vec::new()));
+        for records in 0..3 {
+            watcher.begin_with(&roots, records, now, scan);
+            assert_eq!(under_way(&watcher), 1);
+            // Recorded meanwhile: that scan may have missed it.
+            watcher.begin_with(&roots, records + 1, now, scan);
+            assert_eq!(under_way(&watcher), 1);
+            let (_, ended) = watcher.scans.join_next().await.unwrap().unwrap();
+            watcher.learn(ended, now);
+        }
+        watcher.begin_with(&roots, 2, now, scan);
+        assert_eq!(under_way(&watcher), 0);
+        watcher.begin_with(&roots, 2, now + PACE / 2, scan);
+        assert_eq!(under_way(&watcher), 1);
+    }
+
+    #[tokio::test]
+    async fn a_root_that_cannot_be_read_keeps_its_list_and_a_root_that_was_removed_is_forgotten() {
+        let mut watcher = CopyWatcher::new(PACE);
+        let mut now = Instant::now();
+        for is_readable in [true, false] {
+            watcher.begin_with(&names(&["a", "b"]), 0, now, move |root| {
+                found(root, is_readable.then(|| vec![copy("m")]))
+            });
+            watcher.ended().await;
+            watcher.ended().await;
+            assert_eq!(told(&watcher), (names(&["a/m", "b/m"]), true));
+            now = Instant::now() + PACE;
+        }
+        watcher.begin_with(&names(&["b"]), 0, now, |root| found(root, None));
+        assert_eq!(told(&watcher), (names(&["b/m"]), true));
+    }
+
+    #[tokio::test]
+    async fn a_report_lists_as_many_copies_as_fit() {
+        for (count, listed, is_full) in [(100, 100, false), (1000, 184, true)] {
+            let mut watcher = CopyWatcher::new(PACE);
+            // 263 bytes each, and 4 around them.
+            let path = |number| format!("{number:0250}");
+            let copies: Vec<CopyRecord> = (0..count).map(|number| copy(&path(number))).collect();
+            let scan = move |root: &str| found(root, Some(copies.clone()));
+            watcher.begin_with(&names(&["r"]), 0, Instant::now(), scan);
+            watcher.ended().await;
+            let listing = watcher.listing();
+            assert_eq!((listing.copies.len(), listing.is_full), (listed, is_full));
+            let first = listing.copies.iter().zip(0..);
+            first.for_each(|(copy, number)| assert_eq!(copy.path, path(number)));
+            let bytes: usize = listing.copies.iter().map(|copy| copy.encoded_len()).sum();
+            assert!(bytes <= REPORTED_BYTES_MAX);
+        }
+    }
+}

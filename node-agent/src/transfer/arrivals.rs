@@ -1,0 +1,93 @@
+//! Which messages have come over the connection with the parent, and which may come next.
+//!
+//! Pure. A message far ahead of the first that is missing would open files that nothing closes
+//! soon, so a parent sends none ([`crate::transfer::fanout`]) and an intake takes none ([`crate::transfer::receiver`]).
+
+use std::collections::BTreeSet;
+
+/// A message is sent only when all but this many before it are acknowledged. It bounds the files
+/// that an intake has open at once: at most two are half-done in each message. 64 messages are
+/// 64 MiB, a delay of 50 ms at 10 Gbit/s: longer than a lost chunk takes. No connection has more
+/// slots, so a parent can always fill all of them.
+pub(crate) const AHEAD_MESSAGES: u32 = 64;
+
+/// What is wrong with a message's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum WrongMessage {
+    /// It has come before.
+    #[error("message {0} twice")]
+    Twice(u32),
+    /// Too many before it have not.
+    #[error("message {number} before message {missing}, more than {AHEAD_MESSAGES} ahead of it")]
+    TooFarAhead {
+        /// Its number.
+        number: u32,
+        /// The first that has not come.
+        missing: u32,
+    },
+}
+
+/// The messages that have come.
+#[derive(Debug, Default)]
+pub(crate) struct Arrivals {
+    /// All below this have.
+    ready: u32,
+    /// Those beyond it that have, too.
+    beyond: BTreeSet<u32>,
+}
+
+impl Arrivals {
+    /// Messages from the first that have come.
+    pub(crate) fn ready(&self) -> u32 {
+        self.ready
+    }
+
+    /// Whether this one may come now.
+    pub(crate) fn check(&self, number: u32) -> Result<(), WrongMessage> {
+        if number < self.ready || self.beyond.contains(&number) {
+            return Err(WrongMessage::Twice(number));
+        }
+        if number - self.ready >= AHEAD_MESSAGES {
+            return Err(WrongMessage::TooFarAhead {
+                number,
+                missing: self.ready,
+            });
+        }
+        Ok(())
+    }
+
+    /// It has come, and was checked before.
+    pub(crate) fn take(&mut self, number: u32) {
+        self.beyond.insert(number);
+        while self.beyond.remove(&self.ready) {
+            self.ready += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_in_any_order_once_and_not_too_far_ahead() {
+        let mut arrivals = Arrivals::default();
+        for number in [1, 2, AHEAD_MESSAGES - 1] {
+            assert_eq!(arrivals.check(number), Ok(()));
+            arrivals.take(number);
+        }
+        assert_eq!(arrivals.ready(), 0);
+        assert_eq!(arrivals.check(2), Err(WrongMessage::Twice(2)));
+        let number = AHEAD_MESSAGES;
+        let missing = 0;
+        assert_eq!(
+            arrivals.check(number),
+            Err(WrongMessage::TooFarAhead { number, missing })
+        );
+        arrivals.take(0);
+        assert_eq!(arrivals.ready(), 3);
+        assert_eq!(arrivals.check(0), Err(WrongMessage::Twice(0)));
+        assert_eq!(arrivals.check(number), Ok(()));
+        assert!(arrivals.check(u32::MAX).is_err());
+    }
+}

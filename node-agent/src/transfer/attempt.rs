@@ -1,0 +1,413 @@
+//! One attempt at a job on this node: its state, its counters, its workers, its end.
+//!
+//! Owned by [`crate::control::jobs`]; shared with the attempt's threads. Everybody reports through it, and
+//! it alone decides what state the attempt is in.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use tokio::sync::watch;
+use weft_proto::agent::v1::JobRef;
+
+use crate::fault::Fault;
+use crate::files::Digest;
+use crate::transfer::peer::Peer;
+use crate::transfer::recorder::Recorder;
+use crate::transfer::state::{Event, State, Step};
+
+/// What an observer is woken by.
+#[derive(Debug, Clone)]
+pub struct Status {
+    /// Where the attempt stands.
+    pub state: State,
+    /// Why it failed; there exactly in `Failed`.
+    pub fault: Option<Fault>,
+    /// Digest of the whole, once all of it is here (at the source: once it is read).
+    pub digest: Option<Digest>,
+    /// Threads and tasks that still work for the attempt.
+    pub workers: usize,
+    /// Over, and nobody works for it any more: it takes on no worker, and is cleaned up.
+    pub sealed: bool,
+    /// Over, and cleaned up: no byte of this attempt lands any more.
+    pub closed: bool,
+}
+
+/// What is counted as it happens.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Bytes of all files of the manifest.
+    pub bytes_total: AtomicU64,
+    /// Bytes that are here and checked, or at the source: read and hashed.
+    pub bytes: AtomicU64,
+    /// Of these: those that were here before.
+    pub bytes_resumed: AtomicU64,
+    /// Files of a directory that was there have been replaced one after the other.
+    pub file_by_file: AtomicBool,
+}
+
+/// An attempt.
+#[derive(Debug)]
+pub struct Attempt {
+    /// Which one.
+    pub job: JobRef,
+    /// What is counted.
+    pub counters: Counters,
+    began: Instant,
+    /// Nanoseconds from `began` to the terminal state; 0 before.
+    ended_ns: AtomicU64,
+    /// Nanoseconds from `began` to the operator's last word.
+    renewed_ns: AtomicU64,
+    status: watch::Sender<Status>,
+    peers: Mutex<Vec<Arc<Peer>>>,
+    /// Dropped to tell all threads to stop.
+    stop: Mutex<Option<Sender<Infallible>>>,
+    stopped: Receiver<Infallible>,
+    /// What becomes of partial files when it ends without success.
+    discard: AtomicU32,
+    /// Until all is verified, or over.
+    recorder: Mutex<Option<Recorder>>,
+}
+
+impl Attempt {
+    /// A new one, in `Pending`.
+    #[must_use]
+    pub fn new(job: JobRef) -> Arc<Self> {
+        let (stop, stopped) = crossbeam_channel::bounded(0);
+        let status = Status {
+            state: State::Pending,
+            fault: None,
+            digest: None,
+            workers: 0,
+            sealed: false,
+            closed: false,
+        };
+        Arc::new(Self {
+            job,
+            counters: Counters::default(),
+            began: Instant::now(),
+            ended_ns: AtomicU64::new(0),
+            renewed_ns: AtomicU64::new(0),
+            status: watch::Sender::new(status),
+            peers: Mutex::new(Vec::new()),
+            stop: Mutex::new(Some(stop)),
+            stopped,
+            discard: AtomicU32::new(0),
+            recorder: Mutex::default(),
+        })
+    }
+
+    /// The status now.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.status.borrow().clone()
+    }
+
+    /// The state now.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.status.borrow().state
+    }
+
+    /// To be woken by changes.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    /// Applies an event; answers what the table says.
+    pub fn apply(&self, event: Event) -> Step {
+        self.change(event, None, None)
+    }
+
+    /// Says that all blocks are here, and what they are.
+    pub fn all_blocks(&self, digest: Option<Digest>) {
+        self.change(Event::AllBlocks, None, digest);
+    }
+
+    /// Says how the files are recorded once they are verified.
+    pub(crate) fn set_recorder(&self, recorder: Recorder) {
+        *self.recorder() = Some(recorder);
+    }
+
+    fn recorder(&self) -> MutexGuard<'_, Option<Recorder>> {
+        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says that everything is checked and published; the source has told its digest before. The copy is
+    /// recorded first: on threads that may block only.
+    pub fn published(&self, digest: Option<Digest>) {
+        let recorder = self.recorder().take();
+        if let (Some(recorder), Some(digest)) = (recorder, digest.or(self.status().digest)) {
+            recorder.record(&self.job.uid, &digest);
+        }
+        self.change(Event::Published, None, digest);
+    }
+
+    /// Ends the attempt without success, unless it is over already; its threads stop.
+    pub fn fail(&self, fault: Fault) {
+        let event = match fault {
+            Fault::Cancelled
+            | Fault::Superseded { .. }
+            | Fault::LeaseExpired { .. }
+            | Fault::ShuttingDown => Event::Cancel,
+            _ => Event::Fail,
+        };
+        self.change(event, Some(fault), None);
+        self.stop();
+    }
+
+    fn change(&self, event: Event, fault: Option<Fault>, digest: Option<Digest>) -> Step {
+        let mut step = Step::Refuse;
+        self.status.send_if_modified(|status| {
+            step = status.state.on(event);
+            let job = &self.job;
+            let Step::To(next) = step else {
+                if let Some(fault) = &fault
+                    && status.state == State::Verified
+                    && status.workers > 0
+                {
+                    tracing::warn!(
+                        job = job.uid, attempt = job.attempt, state = %status.state,
+                        reason = fault.reason(), "its children are not served any more: {fault}"
+                    );
+                }
+                return false;
+            };
+            match &fault {
+                Some(fault) => tracing::warn!(
+                    job = job.uid, attempt = job.attempt, from = %status.state, to = %next,
+                    reason = fault.reason(), "{fault}"
+                ),
+                None => tracing::info!(
+                    job = job.uid, attempt = job.attempt, from = %status.state, to = %next, "state"
+                ),
+            }
+            status.state = next;
+            if next == State::Failed {
+                status.fault = fault;
+            }
+            if digest.is_some() {
+                status.digest = digest;
+            }
+            if next.is_terminal() {
+                self.ended_ns.store(self.since_ns(), Ordering::Release);
+            }
+            true
+        });
+        step
+    }
+
+    /// Tells all threads to stop, whatever the state.
+    pub fn stop(&self) {
+        drop(
+            self.stop
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
+    }
+
+    /// Disconnected once the threads are to stop.
+    #[must_use]
+    pub fn stopped(&self) -> Receiver<Infallible> {
+        self.stopped.clone()
+    }
+
+    /// Whether the threads are to stop.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stopped.try_recv() == Err(crossbeam_channel::TryRecvError::Disconnected)
+    }
+
+    /// Counts a thread, task or command as working for this attempt until the answer is dropped.
+    /// None once it is sealed: what would begin now would begin after its end was confirmed. Taken
+    /// before the state is changed, so that whoever waits for the end waits for the worker too.
+    #[must_use]
+    pub fn worker(self: &Arc<Self>) -> Option<Worker> {
+        let mut taken = false;
+        self.status.send_if_modified(|status| {
+            taken = !status.sealed;
+            status.workers += usize::from(taken);
+            taken
+        });
+        taken.then(|| Worker(self.clone()))
+    }
+
+    /// Seals the attempt if it is over and nobody works for it; whether it is sealed.
+    pub fn seal(&self) -> bool {
+        let mut sealed = false;
+        self.status.send_if_modified(|status| {
+            let was = status.sealed;
+            status.sealed |= status.state.is_terminal() && status.workers == 0;
+            sealed = status.sealed;
+            sealed != was
+        });
+        sealed
+    }
+
+    /// Says that all is over and cleaned up.
+    pub fn close(&self) {
+        drop(self.recorder().take());
+        self.status.send_modify(|status| status.closed = true);
+    }
+
+    /// Waits until all is over and cleaned up.
+    pub async fn closed(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.watch().wait_for(|status| status.closed).await;
+    }
+
+    /// The operator has asked about the attempt.
+    pub fn renew(&self) {
+        self.renewed_ns.store(self.since_ns(), Ordering::Release);
+    }
+
+    /// Time since the operator last asked about it.
+    #[must_use]
+    pub fn idle(&self) -> Duration {
+        let renewed = self.renewed_ns.load(Ordering::Acquire);
+        Duration::from_nanos(self.since_ns().saturating_sub(renewed))
+    }
+
+    /// Nanoseconds since the attempt began, until it ended.
+    #[must_use]
+    pub fn elapsed_ns(&self) -> u64 {
+        match self.ended_ns.load(Ordering::Acquire) {
+            0 => self.since_ns(),
+            ended => ended,
+        }
+    }
+
+    /// Partial files are to be removed at the end.
+    pub fn discard(&self) {
+        self.discard.store(1, Ordering::Release);
+    }
+
+    /// Whether partial files are to be removed.
+    #[must_use]
+    pub fn is_discarded(&self) -> bool {
+        self.discard.load(Ordering::Acquire) == 1
+    }
+
+    /// Adds a connection's record.
+    pub fn add_peer(&self, peer: Arc<Peer>) {
+        self.peers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(peer);
+    }
+
+    /// The connections' records.
+    #[must_use]
+    pub fn peers(&self) -> Vec<Arc<Peer>> {
+        self.peers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn since_ns(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Somebody works for an attempt; dropped at the end of that work.
+#[derive(Debug)]
+pub struct Worker(Arc<Attempt>);
+
+impl Clone for Worker {
+    fn clone(&self) -> Self {
+        // One is there, so the attempt is not sealed.
+        self.0.status.send_modify(|status| status.workers += 1);
+        Self(self.0.clone())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.0.status.send_modify(|status| status.workers -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn attempt() -> Arc<Attempt> {
+        Attempt::new(JobRef {
+            uid: "job".to_owned(),
+            generation: 1,
+            attempt: 1,
+        })
+    }
+
+    #[test]
+    fn nobody_begins_to_work_once_the_end_is_settled_and_the_end_waits_for_who_has_begun() {
+        let attempt = attempt();
+        let first = attempt.worker().unwrap();
+        assert!(!attempt.seal(), "it goes on");
+        attempt.fail(Fault::Cancelled);
+        assert!(!attempt.seal(), "somebody works");
+        let second = first.clone();
+        drop(first);
+        assert!(!attempt.seal() && attempt.worker().is_some());
+        drop(second);
+        assert!(attempt.seal());
+        assert!(attempt.worker().is_none());
+        assert_eq!(attempt.status().workers, 0);
+    }
+
+    /// What is logged while `work` runs.
+    fn logged(work: impl FnOnce()) -> String {
+        #[derive(Clone, Default)]
+        struct Log(Arc<Mutex<Vec<u8>>>);
+        impl Write for Log {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                self.0.lock().unwrap().extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(subscriber, work);
+        let bytes = log.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn a_relay_that_stops_serving_after_it_was_verified_says_why() {
+        let attempt = attempt();
+        let events = [
+            Event::Prepare,
+            Event::Prepared,
+            Event::Connect,
+            Event::AllBlocks,
+            Event::Published,
+        ];
+        for event in events {
+            assert!(matches!(attempt.apply(event), Step::To(_)));
+        }
+        let serving = attempt.worker();
+        let text = logged(|| attempt.fail(Fault::LeaseExpired { seconds: 900 }));
+        assert!(
+            text.contains("WARN") && text.contains("LeaseExpired"),
+            "{text}"
+        );
+        assert_eq!(attempt.state(), State::Verified);
+        // An end that ends nothing is not worth a line.
+        drop(serving);
+        let text = logged(|| attempt.fail(Fault::ShuttingDown));
+        assert_eq!(text, "");
+    }
+}

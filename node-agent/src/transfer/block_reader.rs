@@ -1,0 +1,248 @@
+//! Where an outlet's messages come from: the source's files, or this node's own partial files.
+//!
+//! A thread of its own per sender, because it reads from disks.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crossbeam_channel::{Receiver, Sender, select_biased};
+
+use crate::fault::Fault;
+use crate::files::{
+    Algorithm, BlockDigest, Digest, FileTree, Shape, Source, SourceFile, directory_digest,
+};
+use crate::transfer::attempt::Attempt;
+use crate::transfer::buffers::Pool;
+use crate::transfer::layout::{Item, Layout};
+use crate::transfer::message::{Builder, Message};
+use crate::transfer::record::Record;
+use crate::transfer::sender::Feed;
+use crate::transfer::staged_blocks::Shelf;
+
+/// Something that messages can be read from.
+pub(crate) trait Supply: Send {
+    /// Builds a message at the start of `buffer`; its length in bytes.
+    fn build(&mut self, number: u32, buffer: &mut [u8]) -> Result<usize, Fault>;
+}
+
+/// Builds what is asked for until told to stop.
+pub(crate) fn run(
+    mut supply: impl Supply,
+    pool: &Pool,
+    attempt: &Attempt,
+    wanted: &Receiver<u32>,
+    outlet: &Sender<Feed>,
+) {
+    let stopped = attempt.stopped();
+    loop {
+        let number = select_biased! {
+            recv(stopped) -> _ => return,
+            recv(wanted) -> number => match number {
+                Ok(number) => number,
+                Err(_) => return,
+            },
+        };
+        let Some(mut buffer) = pool.take() else {
+            return;
+        };
+        let feed = match supply.build(number, &mut buffer) {
+            Ok(bytes) => Feed::Built(
+                number,
+                Message {
+                    buffer: pool.share(buffer),
+                    bytes,
+                },
+            ),
+            Err(fault) => {
+                attempt.fail(fault);
+                return;
+            }
+        };
+        if outlet.send(feed).is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads and hashes the source's files.
+pub(crate) struct SourceSupply {
+    source: Source,
+    layout: Arc<Layout>,
+    algorithm: Algorithm,
+    attempt: Arc<Attempt>,
+    /// Open: the one being read, and one behind it for a child that lags.
+    open: Vec<(u32, SourceFile)>,
+    /// Files whose blocks are not all hashed.
+    trees: HashMap<u32, FileTree>,
+    /// By entry.
+    digests: Vec<Option<Digest>>,
+    /// Messages below this were built once.
+    built: u32,
+}
+
+impl SourceSupply {
+    /// Of this source.
+    pub(crate) fn new(
+        source: Source,
+        layout: Arc<Layout>,
+        algorithm: Algorithm,
+        attempt: Arc<Attempt>,
+    ) -> Self {
+        let entries = source.manifest().len();
+        Self {
+            source,
+            layout,
+            algorithm,
+            attempt,
+            open: Vec::new(),
+            trees: HashMap::new(),
+            digests: vec![None; entries],
+            built: 0,
+        }
+    }
+
+    fn file(&mut self, index: u32) -> Result<&SourceFile, Fault> {
+        let at = match self.open.iter().position(|(open, _)| *open == index) {
+            Some(at) => at,
+            None => {
+                let file = self.source.open(index)?;
+                if self.open.len() == 2 {
+                    self.open.remove(0);
+                }
+                self.open.push((index, file));
+                self.open.len() - 1
+            }
+        };
+        Ok(&self.open[at].1)
+    }
+
+    fn block(
+        &mut self,
+        builder: &mut Builder<'_>,
+        index: u32,
+        block: u32,
+        bytes: usize,
+    ) -> Result<BlockDigest, Fault> {
+        let algorithm = self.algorithm;
+        let file = self.file(index)?;
+        let blocks = file.blocks(algorithm);
+        let room = builder.room(bytes);
+        file.read_block(block, room)?;
+        let value = blocks.digest(block, room);
+        builder.block(index, block, value.0, bytes);
+        if self.digests[index as usize].is_none() {
+            self.trees
+                .entry(index)
+                .or_insert_with(|| FileTree::new(blocks))
+                .set(block, value);
+        }
+        Ok(value)
+    }
+
+    /// The file as a whole, once: it is compared with the manifest before its digest is told.
+    fn digest(&mut self, index: u32) -> Result<Digest, Fault> {
+        if let Some(digest) = self.digests[index as usize] {
+            return Ok(digest);
+        }
+        let algorithm = self.algorithm;
+        self.file(index)?.unchanged()?;
+        let tree = match self.trees.remove(&index) {
+            Some(tree) => tree,
+            None => FileTree::new(self.file(index)?.blocks(algorithm)),
+        };
+        let digest = tree.root().ok_or_else(|| Fault::Engine {
+            problem: format!("blocks of file {index} were asked for out of order"),
+        })?;
+        self.digests[index as usize] = Some(digest);
+        Ok(digest)
+    }
+
+    /// Everything was read: nothing may have changed since the manifest was made.
+    fn end(&mut self) -> Result<(), Fault> {
+        self.source.unchanged()?;
+        let manifest = self.source.manifest();
+        let digest = match manifest.shape() {
+            Shape::File => self.digests.first().copied().flatten(),
+            Shape::Directory => {
+                let files = manifest.files().filter_map(|(index, entry, _)| {
+                    Some((entry.path, self.digests[index as usize]?))
+                });
+                Some(directory_digest(self.algorithm, files))
+            }
+        };
+        self.attempt.all_blocks(digest);
+        Ok(())
+    }
+}
+
+impl Supply for SourceSupply {
+    fn build(&mut self, number: u32, buffer: &mut [u8]) -> Result<usize, Fault> {
+        let layout = self.layout.clone();
+        let mut builder = Builder::new(buffer);
+        let mut read = 0;
+        for item in layout.items(number) {
+            match item {
+                Item::Block { file, block, bytes } => {
+                    self.block(&mut builder, file, block, bytes)?;
+                    read += bytes as u64;
+                }
+                Item::FileDigest { file } => {
+                    let value = padded_digest(&self.digest(file)?);
+                    builder.record(&Record::FileDigest { file, value });
+                }
+                Item::End => {
+                    self.end()?;
+                    builder.record(&Record::End);
+                }
+            }
+        }
+        if number >= self.built {
+            self.built = number + 1;
+            self.attempt
+                .counters
+                .bytes
+                .fetch_add(read, Ordering::Relaxed);
+        }
+        Ok(builder.finish())
+    }
+}
+
+/// Reads what this node has received back from its own files, for a child that lags.
+pub(crate) struct ShelfSupply(pub Arc<Shelf>);
+
+impl Supply for ShelfSupply {
+    fn build(&mut self, number: u32, buffer: &mut [u8]) -> Result<usize, Fault> {
+        let missing = |what: String| Fault::Engine {
+            problem: format!("{what} is not here yet"),
+        };
+        let mut builder = Builder::new(buffer);
+        for item in self.0.layout.items(number) {
+            match item {
+                Item::Block { file, block, bytes } => {
+                    let open = self.0.file(file)?;
+                    let value = open
+                        .read_block(block, builder.room(bytes))?
+                        .ok_or_else(|| missing(format!("block {block} of file {file}")))?;
+                    builder.block(file, block, value.0, bytes);
+                }
+                Item::FileDigest { file } => {
+                    let digest = self.0.digest(file);
+                    let digest = digest.ok_or_else(|| missing(format!("digest of file {file}")))?;
+                    let value = padded_digest(&digest);
+                    builder.record(&Record::FileDigest { file, value });
+                }
+                Item::End => builder.record(&Record::End),
+            }
+        }
+        Ok(builder.finish())
+    }
+}
+
+/// A digest as records carry it.
+pub(crate) fn padded_digest(digest: &Digest) -> [u8; 32] {
+    let mut value = [0; 32];
+    let bytes = digest.as_bytes();
+    value[..bytes.len()].copy_from_slice(bytes);
+    value
+}

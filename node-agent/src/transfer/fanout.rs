@@ -1,0 +1,354 @@
+//! Which message goes to which child next: credits, the cache, and what must be read again.
+//!
+//! Sans-IO: the outlet feeds it with what happened and carries out what it asks for. Each child
+//! gets every message, in order, as soon as this node has it and the child has a free slot. A child
+//! that lags never holds another up: what has left the cache is read again for it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use crate::transfer::arrivals::AHEAD_MESSAGES;
+use crate::transfer::buffers::Buffer;
+use crate::transfer::message::{Held, Message, data_bytes};
+
+/// Messages kept because some child still needs them: a round trip's worth beyond the slots.
+pub(crate) const CACHE_MESSAGES: usize = 8;
+
+/// How far a sender may spread itself: as far as its buffers reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Messages that are kept because some child still needs them.
+    cache: usize,
+    /// Messages under way to each child: one that stands still must not hold all buffers.
+    under_way: usize,
+}
+
+impl Room {
+    /// With which nothing waits for a buffer: what is kept, and for each child all its slots and a message
+    /// that is read for it.
+    pub(crate) const fn buffers_most(children: usize, slots: usize) -> usize {
+        CACHE_MESSAGES + children * (slots + 1)
+    }
+
+    /// With which each child goes on, however the others do: one under way to each, and one more.
+    pub(crate) const fn buffers_least(children: usize) -> usize {
+        children + 1
+    }
+
+    /// What so many buffers are good for.
+    pub(crate) fn of(buffers: usize, children: usize) -> Self {
+        let beside = buffers.saturating_sub(children);
+        let cache = beside.min(buffers / 2).clamp(1, CACHE_MESSAGES);
+        let left = buffers.saturating_sub(cache);
+        Self {
+            cache,
+            under_way: (left / children.max(1)).max(1),
+        }
+    }
+}
+
+/// Index of a child in its parent's part of the plan.
+pub(crate) type ChildIndex = usize;
+
+/// What the outlet must do.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// Read (at the source: and hash) this message, and answer with [`Fanout::built`].
+    Build(u32),
+    /// Write this message into the child's slot.
+    Send {
+        /// To whom.
+        child: ChildIndex,
+        /// Where.
+        slot: u16,
+        /// What.
+        message: Message,
+    },
+}
+
+/// Where a child stands.
+#[derive(Debug)]
+enum Child {
+    /// Not connected yet.
+    Awaited,
+    /// Being sent to.
+    Open(Open),
+    /// It has returned every credit after the last message: everything is published there.
+    Done,
+    /// Its connection failed.
+    Failed,
+}
+
+#[derive(Debug)]
+struct Open {
+    held: Held,
+    free: Vec<u16>,
+    /// What is under way in each slot; none in a free one.
+    under_way: Vec<Option<UnderWay>>,
+    /// The next message it gets.
+    next: u32,
+    acknowledged: u64,
+}
+
+/// A message whose credit has not come back.
+#[derive(Debug, Clone, Copy)]
+struct UnderWay {
+    number: u32,
+    /// Of data.
+    bytes: u64,
+}
+
+impl Open {
+    /// Whether the next message may go to it: there is a slot and room for one more, and the message is
+    /// near enough to the first that is not acknowledged.
+    fn may_go_on(&self, room: Room) -> bool {
+        let under_way = self.under_way.len() - self.free.len();
+        if self.free.is_empty() || under_way >= room.under_way {
+            return false;
+        }
+        let first = self
+            .under_way
+            .iter()
+            .flatten()
+            .map(|under| under.number)
+            .min();
+        first.is_none_or(|first| self.next - first < AHEAD_MESSAGES)
+    }
+}
+
+/// What is wrong with a credit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a credit for slot {0}, which it was not given")]
+pub(crate) struct WrongCredit(pub u32);
+
+/// The state of one sender.
+#[derive(Debug)]
+pub(crate) struct Fanout {
+    /// Messages of the transfer.
+    messages: u32,
+    /// Messages below this can be had: read, or taken from the cache.
+    ready: u32,
+    children: Vec<Child>,
+    cache: BTreeMap<u32, Message>,
+    building: BTreeSet<u32>,
+    /// Buffers that left the cache.
+    dropped: Vec<Arc<Buffer>>,
+    actions: VecDeque<Action>,
+    room: Room,
+}
+
+impl Fanout {
+    /// For a transfer of `messages`, to so many children. At a source everything is ready.
+    #[must_use]
+    pub(crate) fn new(messages: u32, children: usize, ready: u32, room: Room) -> Self {
+        Self {
+            messages,
+            ready,
+            children: (0..children).map(|_| Child::Awaited).collect(),
+            cache: BTreeMap::new(),
+            building: BTreeSet::new(),
+            dropped: Vec::new(),
+            actions: VecDeque::new(),
+            room,
+        }
+    }
+
+    /// There are more or fewer buffers now.
+    pub(crate) fn set_room(&mut self, room: Room) {
+        if room != self.room {
+            self.room = room;
+            self.turn();
+        }
+    }
+
+    /// A child has connected, with so many slots, and holds some blocks.
+    pub(crate) fn connected(&mut self, child: ChildIndex, slots: u16, held: Held) {
+        self.children[child] = Child::Open(Open {
+            held,
+            free: (0..slots).rev().collect(),
+            under_way: vec![None; usize::from(slots)],
+            next: 0,
+            acknowledged: 0,
+        });
+        self.turn();
+    }
+
+    /// Messages below `ready` can be had from now on.
+    pub(crate) fn ready(&mut self, ready: u32) {
+        self.ready = self.ready.max(ready);
+        self.turn();
+    }
+
+    /// A message is here in memory: one that was asked for, or one that has just arrived.
+    pub(crate) fn built(&mut self, number: u32, message: Message) {
+        self.building.remove(&number);
+        if self.needed(number) {
+            self.cache.insert(number, message);
+        } else {
+            self.dropped.push(message.buffer);
+        }
+        self.turn();
+    }
+
+    /// A child has emptied a slot. Answers the data bytes that were in it.
+    pub(crate) fn credit(&mut self, child: ChildIndex, slot: u32) -> Result<u64, WrongCredit> {
+        let Child::Open(open) = &mut self.children[child] else {
+            return Err(WrongCredit(slot));
+        };
+        let bytes = usize::try_from(slot)
+            .ok()
+            .and_then(|index| open.under_way.get_mut(index))
+            .and_then(Option::take)
+            .ok_or(WrongCredit(slot))?
+            .bytes;
+        open.acknowledged += bytes;
+        // Fits: it is an index of `under_way`.
+        open.free.push(slot as u16);
+        if open.next == self.messages && open.free.len() == open.under_way.len() {
+            self.children[child] = Child::Done;
+        }
+        self.turn();
+        Ok(bytes)
+    }
+
+    /// A child's connection is over.
+    pub(crate) fn failed(&mut self, child: ChildIndex) {
+        if !matches!(self.children[child], Child::Done) {
+            self.children[child] = Child::Failed;
+        }
+        self.turn();
+    }
+
+    /// What to do next, if anything.
+    pub(crate) fn poll(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Buffers that are not needed here any more.
+    pub(crate) fn dropped(&mut self) -> impl Iterator<Item = Arc<Buffer>> + '_ {
+        self.dropped.drain(..)
+    }
+
+    /// Whether this child has everything, published.
+    #[must_use]
+    pub(crate) fn is_done(&self, child: ChildIndex) -> bool {
+        matches!(self.children[child], Child::Done)
+    }
+
+    /// Whether everything was sent to this child and only its last credits are missing.
+    #[must_use]
+    pub(crate) fn is_finishing(&self, child: ChildIndex) -> bool {
+        matches!(&self.children[child], Child::Open(open) if open.next == self.messages)
+    }
+
+    /// Whether no child needs anything any more: each is done, or has failed.
+    #[must_use]
+    pub(crate) fn is_over(&self) -> bool {
+        self.children
+            .iter()
+            .all(|child| matches!(child, Child::Done | Child::Failed))
+    }
+
+    fn needed(&self, number: u32) -> bool {
+        self.children.iter().any(|child| match child {
+            Child::Open(open) => open.next <= number,
+            Child::Awaited => true,
+            Child::Done | Child::Failed => false,
+        })
+    }
+
+    /// Sends what can be sent, drops what nobody needs, asks for what is needed next.
+    fn turn(&mut self) {
+        for child in 0..self.children.len() {
+            self.send(child);
+        }
+        let unneeded: Vec<u32> = self
+            .cache
+            .keys()
+            .copied()
+            .filter(|number| !self.needed(*number))
+            .collect();
+        for number in unneeded {
+            self.evict(number);
+        }
+        self.trim();
+        self.ask();
+    }
+
+    fn send(&mut self, index: ChildIndex) {
+        let Child::Open(open) = &mut self.children[index] else {
+            return;
+        };
+        while open.may_go_on(self.room)
+            && let Some(message) = self.cache.get(&open.next)
+        {
+            let Some(slot) = open.free.pop() else {
+                return;
+            };
+            let message = open.held.shorten(message);
+            open.under_way[usize::from(slot)] = Some(UnderWay {
+                number: open.next,
+                bytes: data_bytes(&message),
+            });
+            open.next += 1;
+            self.actions.push_back(Action::Send {
+                child: index,
+                slot,
+                message,
+            });
+        }
+    }
+
+    /// Asks for the message each child needs next, and ahead of the fastest while there is room.
+    fn ask(&mut self) {
+        let mut wanted: Vec<u32> = Vec::new();
+        for child in &self.children {
+            if let Child::Open(open) = child
+                && open.may_go_on(self.room)
+            {
+                wanted.push(open.next);
+            }
+        }
+        wanted.sort_unstable();
+        wanted.dedup();
+        if let Some(fastest) = wanted.last().copied() {
+            wanted.extend((1..CACHE_MESSAGES as u32).map(|ahead| fastest + ahead));
+        }
+        for number in wanted {
+            let here = self.cache.contains_key(&number) || self.building.contains(&number);
+            if number >= self.ready.min(self.messages) || here {
+                continue;
+            }
+            if self.cache.len() + self.building.len() >= self.room.cache + self.children.len() {
+                return;
+            }
+            self.building.insert(number);
+            self.actions.push_back(Action::Build(number));
+        }
+    }
+
+    /// Keeps the cache within its bound: what was there longest goes first, except for what a child
+    /// with a free slot would get next.
+    fn trim(&mut self) {
+        while self.cache.len() + self.building.len() > self.room.cache {
+            let next = |number: &u32| {
+                self.children.iter().any(|child| {
+                    matches!(child, Child::Open(open) if open.next == *number && open.may_go_on(self.room))
+                })
+            };
+            let Some(oldest) = self.cache.keys().copied().find(|number| !next(number)) else {
+                return;
+            };
+            self.evict(oldest);
+        }
+    }
+
+    fn evict(&mut self, number: u32) {
+        if let Some(message) = self.cache.remove(&number) {
+            self.dropped.push(message.buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

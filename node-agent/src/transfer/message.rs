@@ -1,0 +1,314 @@
+//! Messages: building one in a buffer, and saying it shorter to a child that holds blocks already.
+
+use std::sync::Arc;
+
+use weft_proto::agent::v1::HaveRun;
+
+use crate::transfer::buffers::Buffer;
+use crate::transfer::record::{HEADER_BYTES, Record, Records, SLOT_BYTES, padded, write_header};
+
+/// A built message, shared by the children it goes to.
+#[derive(Debug, Clone)]
+pub(crate) struct Message {
+    /// The bytes; only the first `bytes` count.
+    pub buffer: Arc<Buffer>,
+    /// Length, the closing header of zeros included.
+    pub bytes: usize,
+}
+
+/// Writes records into a buffer one behind the other.
+#[derive(Debug)]
+pub(crate) struct Builder<'a> {
+    buffer: &'a mut [u8],
+    used: usize,
+}
+
+impl<'a> Builder<'a> {
+    /// Starts at the front of a buffer of [`SLOT_BYTES`], or of one made to measure.
+    pub(crate) fn new(buffer: &'a mut [u8]) -> Self {
+        Self { buffer, used: 0 }
+    }
+
+    /// Where the data of the next record goes: to be filled before [`Builder::block`].
+    pub(crate) fn room(&mut self, bytes: usize) -> &mut [u8] {
+        let at = self.used + HEADER_BYTES;
+        &mut self.buffer[at..at + bytes]
+    }
+
+    /// Closes a block whose data was put into [`Builder::room`].
+    pub(crate) fn block(&mut self, file: u32, block: u32, value: [u8; 32], bytes: usize) {
+        let (header, data) = self.buffer[self.used..].split_at_mut(HEADER_BYTES);
+        let record = Record::Block {
+            file,
+            block,
+            value,
+            data: &data[..bytes],
+        };
+        let mut written = [0; HEADER_BYTES];
+        write_header(&mut written, &record);
+        header.copy_from_slice(&written);
+        data[bytes..padded(bytes)].fill(0);
+        self.used += HEADER_BYTES + padded(bytes);
+    }
+
+    /// Adds a record; a block with its data.
+    pub(crate) fn record(&mut self, record: &Record<'_>) {
+        if let Record::Block {
+            file,
+            block,
+            value,
+            data,
+        } = *record
+        {
+            self.room(data.len()).copy_from_slice(data);
+            self.block(file, block, value, data.len());
+            return;
+        }
+        let mut header = [0; HEADER_BYTES];
+        write_header(&mut header, record);
+        self.buffer[self.used..self.used + HEADER_BYTES].copy_from_slice(&header);
+        self.used += HEADER_BYTES;
+    }
+
+    /// Where the next record will begin.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Ends the message; its length.
+    pub(crate) fn finish(self) -> usize {
+        let end = (self.used + HEADER_BYTES).min(self.buffer.len());
+        self.buffer[self.used..end].fill(0);
+        end
+    }
+}
+
+/// Puts a file's digest into the record at that place, which was written without.
+pub(crate) fn set_digest(buffer: &mut [u8], at: usize, file: u32, value: [u8; 32]) {
+    let mut header = [0; HEADER_BYTES];
+    write_header(&mut header, &Record::FileDigest { file, value });
+    buffer[at..at + HEADER_BYTES].copy_from_slice(&header);
+}
+
+/// Blocks that a child holds, by their hashes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Held {
+    /// Sorted by file and first block, not overlapping.
+    runs: Vec<HaveRun>,
+}
+
+impl Held {
+    /// From a child's answer; runs that say nothing or overlap are a fault of the child.
+    pub(crate) fn new(mut runs: Vec<HaveRun>) -> Result<Self, &'static str> {
+        if runs
+            .iter()
+            .any(|run| run.values.is_empty() || run.values.len() % 32 != 0)
+        {
+            return Err("a list of held blocks whose hashes are not 32 bytes each");
+        }
+        runs.sort_by_key(|run| (run.file, run.first_block));
+        let overlaps = |pair: &[HaveRun]| {
+            let end = u64::from(pair[0].first_block) + (pair[0].values.len() / 32) as u64;
+            pair[0].file == pair[1].file && end > u64::from(pair[1].first_block)
+        };
+        if runs.windows(2).any(overlaps) {
+            return Err("a list of held blocks that names one twice");
+        }
+        Ok(Self { runs })
+    }
+
+    /// Whether the child holds this block with this hash.
+    #[must_use]
+    pub(crate) fn holds(&self, file: u32, block: u32, value: &[u8; 32]) -> bool {
+        let behind = self
+            .runs
+            .partition_point(|run| (run.file, run.first_block) <= (file, block));
+        let Some(run) = behind.checked_sub(1).and_then(|index| self.runs.get(index)) else {
+            return false;
+        };
+        let at = (block.wrapping_sub(run.first_block)) as usize * 32;
+        run.file == file && run.values.get(at..at + 32) == Some(value.as_slice())
+    }
+
+    /// The message for this child: itself, or with `Held` records for what it holds.
+    #[must_use]
+    pub(crate) fn shorten(&self, message: &Message) -> Message {
+        if self.runs.is_empty() {
+            return message.clone();
+        }
+        let records = Records::new(&message.buffer[..message.bytes]);
+        let mut saved = 0;
+        for record in records.clone().flatten() {
+            if let Record::Block {
+                file,
+                block,
+                value,
+                data,
+            } = record
+                && self.holds(file, block, &value)
+            {
+                saved += padded(data.len());
+            }
+        }
+        if saved == 0 {
+            return message.clone();
+        }
+        let room = (message.bytes - saved + HEADER_BYTES).min(SLOT_BYTES);
+        let mut buffer = vec![0; room].into_boxed_slice();
+        let mut builder = Builder::new(&mut buffer);
+        for record in records.flatten() {
+            match record {
+                Record::Block {
+                    file, block, value, ..
+                } if self.holds(file, block, &value) => {
+                    builder.record(&Record::Held { file, block, value });
+                }
+                other => builder.record(&other),
+            }
+        }
+        let bytes = builder.finish();
+        Message {
+            buffer: Arc::new(buffer),
+            bytes,
+        }
+    }
+}
+
+/// Bytes of file data in a message.
+#[must_use]
+pub(crate) fn data_bytes(message: &Message) -> u64 {
+    Records::new(&message.buffer[..message.bytes])
+        .flatten()
+        .map(|record| match record {
+            Record::Block { data, .. } => data.len() as u64,
+            _ => 0,
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> Message {
+        let mut buffer = vec![0xAA; SLOT_BYTES].into_boxed_slice();
+        let mut builder = Builder::new(&mut buffer);
+        builder.record(&Record::Block {
+            file: 1,
+            block: 0,
+            value: [1; 32],
+            data: b"hello",
+        });
+        builder.record(&Record::FileDigest {
+            file: 1,
+            value: [9; 32],
+        });
+        builder.record(&Record::Block {
+            file: 2,
+            block: 7,
+            value: [2; 32],
+            data: &[3; 1000],
+        });
+        builder.record(&Record::End);
+        let bytes = builder.finish();
+        Message {
+            buffer: Arc::new(buffer),
+            bytes,
+        }
+    }
+
+    fn run(file: u32, first_block: u32, values: &[u8]) -> HaveRun {
+        let values = values.iter().flat_map(|v| [*v; 32]).collect();
+        HaveRun {
+            file,
+            first_block,
+            values,
+        }
+    }
+
+    #[test]
+    fn what_is_built_is_read_back() {
+        let message = message();
+        let read: Result<Vec<_>, _> = Records::new(&message.buffer).collect();
+        assert_eq!(
+            read.unwrap(),
+            [
+                Record::Block {
+                    file: 1,
+                    block: 0,
+                    value: [1; 32],
+                    data: b"hello"
+                },
+                Record::FileDigest {
+                    file: 1,
+                    value: [9; 32]
+                },
+                Record::Block {
+                    file: 2,
+                    block: 7,
+                    value: [2; 32],
+                    data: &[3; 1000]
+                },
+                Record::End,
+            ]
+        );
+        assert_eq!(data_bytes(&message), 1005);
+    }
+
+    #[test]
+    fn a_child_that_holds_a_block_is_told_its_hash_instead() {
+        let held = Held::new(vec![run(2, 6, &[8, 2, 8]), run(1, 0, &[7])]).unwrap();
+        let short = held.shorten(&message());
+        let read: Result<Vec<_>, _> = Records::new(&short.buffer[..short.bytes]).collect();
+        assert_eq!(
+            read.unwrap(),
+            [
+                // Held with another hash: sent.
+                Record::Block {
+                    file: 1,
+                    block: 0,
+                    value: [1; 32],
+                    data: b"hello"
+                },
+                Record::FileDigest {
+                    file: 1,
+                    value: [9; 32]
+                },
+                Record::Held {
+                    file: 2,
+                    block: 7,
+                    value: [2; 32]
+                },
+                Record::End,
+            ]
+        );
+        assert!(short.bytes < 500);
+    }
+
+    #[test]
+    fn lists_of_held_blocks_are_checked() {
+        let cut = HaveRun {
+            file: 0,
+            first_block: 0,
+            values: vec![0; 33],
+        };
+        assert!(Held::new(vec![cut]).is_err());
+        assert!(Held::new(vec![run(1, 0, &[1, 2]), run(1, 1, &[3])]).is_err());
+        assert!(Held::new(vec![run(1, 0, &[1, 2]), run(1, 2, &[3])]).is_ok());
+    }
+
+    #[test]
+    fn no_bytes_make_the_reader_panic() {
+        let message = message();
+        let mut bytes = message.buffer[..message.bytes].to_vec();
+        for at in 0..bytes.len().min(400) {
+            for value in [0, 1, 0x7F, 0xFF] {
+                let before = std::mem::replace(&mut bytes[at], value);
+                for cut in [bytes.len(), at] {
+                    let _ = Records::new(&bytes[..cut]).count();
+                }
+                bytes[at] = before;
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The intake: a thread that receives one attempt's messages from this node's parent.
+//!
+//! Checks each block against its hash, writes it, hands the message to the outlet if this node has
+//! children, and only then returns the slot's credit. Owns the connection to the parent and its
+//! regions.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, select, tick};
+use weft_core::units::{ConnectionId, Key};
+use weft_engine::{Engine, Event, Region};
+
+use crate::fault::{Fault, Stage};
+use crate::files::Algorithm;
+use crate::transfer::attempt::Attempt;
+use crate::transfer::buffers::Buffer;
+use crate::transfer::memory_account::Share;
+use crate::transfer::peer::Peer;
+use crate::transfer::placing::Placing;
+use crate::transfer::signal::{self, FAREWELL, GIVEN_UP, PING, PING_INTERVAL};
+use crate::transfer::staged_blocks::Shelf;
+
+/// What an intake works with.
+#[derive(Debug)]
+pub(crate) struct IntakeConfig {
+    /// The transport.
+    pub engine: Arc<Engine>,
+    /// What it works for.
+    pub attempt: Arc<Attempt>,
+    /// The parent.
+    pub peer: Arc<Peer>,
+    /// In the engine.
+    pub connection: ConnectionId,
+    /// Where it receives; a slot's number is its index.
+    pub slots: Vec<Key>,
+    /// The slots' part of the memory account.
+    pub share: Share,
+    /// What it fills.
+    pub shelf: Arc<Shelf>,
+    /// How blocks are checked.
+    pub algorithm: Algorithm,
+    /// From the engine.
+    pub events: Receiver<Event>,
+}
+
+/// The thread's state.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    config: IntakeConfig,
+    placing: Placing,
+    /// The slot of the last message, whose credit says that all is published here.
+    end: Option<u32>,
+    /// Writes whose end was not reported.
+    under_way: usize,
+    over: bool,
+}
+
+impl Intake {
+    /// For a connection that is in the engine.
+    #[must_use]
+    pub(crate) fn new(config: IntakeConfig) -> Self {
+        let placing = Placing::new(
+            config.attempt.clone(),
+            config.shelf.clone(),
+            config.algorithm,
+            config.peer.node.clone(),
+        );
+        Self {
+            config,
+            placing,
+            end: None,
+            under_way: 0,
+            over: false,
+        }
+    }
+
+    /// Receives until everything is published, or until something fails or it is told to stop.
+    pub(crate) fn run(mut self) {
+        let stopped = self.config.attempt.stopped();
+        let idle = tick(PING_INTERVAL);
+        let events = self.config.events.clone();
+        let ended = loop {
+            let result = select! {
+                recv(events) -> event => match event {
+                    Ok(event) => self.event(&event),
+                    Err(_) => break Ok(()),
+                },
+                recv(idle) -> _ => {
+                    self.ping();
+                    Ok(())
+                },
+                recv(stopped) -> _ => break Ok(()),
+            };
+            if result.is_err() || self.over {
+                break result;
+            }
+        };
+        match ended {
+            Ok(()) if self.over => self.last_credit(),
+            Ok(()) => self.farewell(),
+            Err(fault) => {
+                let lost = matches!(fault, Fault::PeerLost { .. } | Fault::PeerGaveUp { .. });
+                self.config.peer.failed(fault.clone());
+                self.config.attempt.fail(fault);
+                if !lost {
+                    self.farewell();
+                }
+            }
+        }
+        self.close();
+    }
+
+    fn event(&mut self, event: &Event) -> Result<(), Fault> {
+        match event {
+            Event::Delivered { immediate, key, .. } => self.deliver(*immediate, *key),
+            Event::Signal {
+                immediate: PING, ..
+            }
+            // This end posts writes only, and no receives.
+            | Event::Completed { .. }
+            | Event::Received { .. }
+            | Event::Closed { .. } => Ok(()),
+            Event::Signal {
+                immediate: GIVEN_UP,
+                ..
+            } => Err(Fault::PeerGaveUp {
+                node: self.config.peer.node.clone(),
+            }),
+            Event::Signal { immediate, .. } => Err(self.faulty(format!("signal {immediate}"))),
+            Event::Written { .. } => {
+                self.under_way -= 1;
+                Ok(())
+            }
+            Event::Failed { failure, .. } => {
+                let node = self.config.peer.node.clone();
+                Err(Fault::lost(node, Stage::Moving, failure))
+            }
+        }
+    }
+
+    fn deliver(&mut self, slot: u32, key: Key) -> Result<(), Fault> {
+        if self.config.slots.get(slot as usize) != Some(&key) {
+            return Err(self.faulty(format!("a message for slot {slot} in another")));
+        }
+        let buffer = self.take(key)?;
+        let contents = self.placing.place(&buffer)?;
+        self.config.peer.moved(contents.data);
+        let buffer = self.placing.pass_on(buffer, &contents);
+        self.config.engine.arm(key, Region::share(buffer));
+        let all = self.placing.take(&contents);
+        if contents.number + 1 == self.config.shelf.layout.messages() {
+            self.end = Some(slot);
+        } else {
+            self.credit(slot);
+        }
+        if all {
+            self.over = self.placing.publish()?;
+        }
+        Ok(())
+    }
+
+    /// Takes a slot's buffer: from here on the parent cannot change what is checked and written.
+    fn take(&self, key: Key) -> Result<Buffer, Fault> {
+        let region = self.config.engine.take(key);
+        region
+            .and_then(|region| Region::into_box(region).ok())
+            .ok_or_else(|| Fault::Engine {
+                problem: "a slot's buffer is not there".to_owned(),
+            })
+    }
+
+    fn credit(&mut self, slot: u32) {
+        // A connection that is over refuses, and says so by an event of its own.
+        if signal::send(&self.config.engine, self.config.connection, slot) {
+            self.under_way += 1;
+        }
+    }
+
+    fn ping(&mut self) {
+        if self.under_way == 0 {
+            self.credit(PING);
+        }
+    }
+
+    fn faulty(&self, problem: String) -> Fault {
+        Fault::PeerFaulty {
+            node: self.config.peer.node.clone(),
+            problem,
+        }
+    }
+
+    /// Tells the parent that all is published. Should that be lost, so is the parent.
+    fn last_credit(&mut self) {
+        if let Some(slot) = self.end.take() {
+            self.credit(slot);
+        }
+        while self.under_way > 0 {
+            match self.config.events.recv() {
+                Ok(Event::Written { .. }) => self.under_way -= 1,
+                Ok(Event::Failed { .. }) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Tells the parent that nothing more is wanted, and waits a little until it knows.
+    fn farewell(&mut self) {
+        let deadline = Instant::now() + FAREWELL;
+        self.credit(GIVEN_UP);
+        while self.under_way > 0 {
+            match self.config.events.recv_deadline(deadline) {
+                Ok(Event::Written { .. }) => self.under_way -= 1,
+                Ok(Event::Failed { .. }) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Ends the connection; once the engine has confirmed it, no byte lands.
+    fn close(self) {
+        let IntakeConfig {
+            engine, connection, ..
+        } = &self.config;
+        self.config.peer.closed(&engine.snapshot());
+        engine.close(*connection);
+        while let Ok(event) = self.config.events.recv() {
+            if matches!(event, Event::Closed { .. }) {
+                break;
+            }
+        }
+        for key in &self.config.slots {
+            engine.deregister(*key);
+        }
+        drop(self.config.share);
+    }
+}

@@ -1,0 +1,178 @@
+//! An attempt's life as a table: which event leads from which state to which.
+//!
+//! Pure; [`crate::transfer::attempt`] applies it under its lock and does what a transition asks for.
+
+use std::fmt;
+
+use weft_proto::agent::v1 as proto;
+
+/// Where an attempt stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Known, nothing done yet.
+    Pending,
+    /// Hashing what is there and reserving space.
+    Preparing,
+    /// Prepared; waiting for Start or for the parent's Connect.
+    Ready,
+    /// Moving blocks.
+    Transferring,
+    /// All blocks are here: digests, fsync, rename.
+    Verifying,
+    /// Done, and right.
+    Verified,
+    /// Over without success.
+    Failed,
+}
+
+/// What can happen to an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// Prepare was called.
+    Prepare,
+    /// Preparing is done.
+    Prepared,
+    /// Start was called at a source.
+    StartSource,
+    /// Start was called at a destination.
+    StartDestination,
+    /// The parent connected.
+    Connect,
+    /// The last block is here, or at the source: acknowledged.
+    AllBlocks,
+    /// Everything is checked and published.
+    Published,
+    /// Something failed.
+    Fail,
+    /// Cancel was called, the lease ran out, or the agent stops.
+    Cancel,
+}
+
+/// What an event does in a state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Go there.
+    To(State),
+    /// A repetition: answer as the first time.
+    Stay,
+    /// Not in this state; the caller is told so.
+    Refuse,
+}
+
+impl State {
+    /// Every state, in the order of an attempt's life.
+    pub const ALL: [State; 7] = [
+        State::Pending,
+        State::Preparing,
+        State::Ready,
+        State::Transferring,
+        State::Verifying,
+        State::Verified,
+        State::Failed,
+    ];
+
+    /// The table.
+    #[must_use]
+    pub fn on(self, event: Event) -> Step {
+        use Event::{AllBlocks, Cancel, Connect, Fail, Prepare, Prepared, Published};
+        use Event::{StartDestination, StartSource};
+        use State::{Failed, Pending, Preparing, Ready, Transferring, Verified, Verifying};
+        use Step::{Refuse, Stay, To};
+        match (self, event) {
+            (Pending, Prepare) => To(Preparing),
+            (Preparing, Prepared) => To(Ready),
+            (Pending, StartSource) => To(Transferring),
+            (Ready, StartDestination | Connect) => To(Transferring),
+            (Transferring, AllBlocks) => To(Verifying),
+            (Verifying, Published) => To(Verified),
+            (Pending | Preparing | Ready | Transferring | Verifying, Fail | Cancel) => To(Failed),
+
+            // Commands are repeated by operators that did not hear the answer.
+            (Preparing | Ready | Transferring | Verifying | Verified, Prepare) => Stay,
+            (Transferring | Verifying | Verified, StartSource | StartDestination) => Stay,
+            // The parent may connect after Start, and again when its first answer was lost.
+            (Transferring, Connect) => Stay,
+            (Verified | Failed, Fail | Cancel) => Stay,
+
+            _ => Refuse,
+        }
+    }
+
+    /// Nothing leads out of it.
+    #[must_use]
+    pub fn is_terminal(self) -> bool {
+        matches!(self, State::Verified | State::Failed)
+    }
+
+    /// As the control API names it.
+    #[must_use]
+    pub fn to_proto(self) -> proto::State {
+        match self {
+            State::Pending => proto::State::Pending,
+            State::Preparing | State::Ready => proto::State::Preparing,
+            State::Transferring => proto::State::Transferring,
+            State::Verifying => proto::State::Verifying,
+            State::Verified => proto::State::Verified,
+            State::Failed => proto::State::Failed,
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{self:?}"))
+    }
+}
+
+impl Event {
+    /// Every event.
+    pub const ALL: [Event; 9] = [
+        Event::Prepare,
+        Event::Prepared,
+        Event::StartSource,
+        Event::StartDestination,
+        Event::Connect,
+        Event::AllBlocks,
+        Event::Published,
+        Event::Fail,
+        Event::Cancel,
+    ];
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn every_state_and_event_is_in_the_table() {
+        let mut table = format!("{:<18}", "");
+        for state in State::ALL {
+            write!(table, "{state:<16}").unwrap();
+        }
+        for event in Event::ALL {
+            let name = format!("{event:?}");
+            write!(table, "\n{name:<18}").unwrap();
+            for state in State::ALL {
+                let step = match state.on(event) {
+                    Step::To(next) => format!("-> {next}"),
+                    Step::Stay => "stay".to_owned(),
+                    Step::Refuse => ".".to_owned(),
+                };
+                write!(table, "{step:<16}").unwrap();
+            }
+        }
+        let trimmed: Vec<_> = table.lines().map(str::trim_end).collect();
+        insta::assert_snapshot!(trimmed.join("\n"));
+    }
+
+    #[test]
+    fn nothing_leads_out_of_a_terminal_state() {
+        for state in State::ALL.into_iter().filter(|s| s.is_terminal()) {
+            for event in Event::ALL {
+                assert!(!matches!(state.on(event), Step::To(_)), "{state} {event:?}");
+            }
+        }
+    }
+}

@@ -77,8 +77,7 @@ step programs 30 cargo build --workspace --bins --locked
 step tests 50 cargo test --workspace --locked --no-fail-fast
 # A machine that has never had a cluster builds Kubernetes first; what is built of it stays.
 step kubernetes 45 bash -c 'hack/setup.sh cluster && hack/cluster-binaries.sh'
-# The faults, some eight minutes, are left to `make e2e`.
-step e2e 30 hack/e2e.sh --skip what_goes_wrong_while_bytes_move
+step e2e 40 hack/e2e.sh
 step fuzz 30 hack/fuzz.sh
 step vopr-fixed 20 cargo run --profile vopr --locked -p weft-sim --bin vopr -- --fixed
 step instructions 10 hack/instructions.sh

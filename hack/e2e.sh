@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests on a real Kubernetes: what `make e2e` does; `make test` does it without
-# the faults. Each brings up a cluster of its own and takes it down. Arguments go to the tests.
+# The tests on a real Kubernetes: what `make e2e` does, and a step of `make test`. They bring up clusters
+# of their own and take them down. Arguments go to the tests.
 #
 # Needs root and control groups; where they are missing it fails and says so. The cluster's programs
 # are built once a machine, which takes ten minutes.

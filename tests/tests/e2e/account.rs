@@ -6,22 +6,22 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::lent::{Lent, SYSTEM};
+use crate::test_cluster::{SYSTEM, TestCluster};
 
 const OPERATOR: &str = "--as=system:serviceaccount:weft-system:weft-operator";
 const TRY: &str = "--dry-run=server";
 
-fn tried(lent: &Lent, arguments: &[&str]) -> Result<String, String> {
+fn tried(cluster: &TestCluster, arguments: &[&str]) -> Result<String, String> {
     let arguments = [arguments, &[OPERATOR, TRY]].concat();
-    let said = lent.cluster.kubectl(&arguments);
+    let said = cluster.inner.kubectl(&arguments);
     said.map_err(|error| error.to_string())
 }
 
-pub(crate) fn nodes_are_changed_in_weft_dev_only(lent: &Lent) {
+pub(crate) fn nodes_are_changed_in_weft_dev_only(cluster: &TestCluster) {
     let patched = |patch: &Value| {
         let patch = patch.to_string();
         let named = ["patch", "node", "node0", "--type=merge", "--patch", &patch];
-        tried(lent, &named)
+        tried(cluster, &named)
     };
     let taint = json!({"key": "example.org/x", "effect": "NoExecute"});
     for (patch, says) in [
@@ -213,7 +213,7 @@ fn mount(pod: &mut Value, path: &str) {
     push(&mut pod["containers"][0]["volumeMounts"], mount);
 }
 
-pub(crate) fn daemonsets_run_the_charts_agents_only(lent: &Lent) {
+pub(crate) fn daemonsets_run_the_charts_agents_only(cluster: &TestCluster) {
     let named = [
         "get",
         "daemonset",
@@ -221,8 +221,8 @@ pub(crate) fn daemonsets_run_the_charts_agents_only(lent: &Lent) {
         "--namespace",
         SYSTEM,
     ];
-    let found = lent.json(&named);
-    let file = lent.scratch.path().join("set.json");
+    let found = cluster.json(&named);
+    let file = cluster.scratch.path().join("set.json");
     let changed = |name: &str, change: fn(&mut Value)| {
         let mut set = json!({
             "apiVersion": "apps/v1",
@@ -234,7 +234,8 @@ pub(crate) fn daemonsets_run_the_charts_agents_only(lent: &Lent) {
         fs::write(&file, set.to_string()).unwrap();
         file.display().to_string()
     };
-    let made = |change: fn(&mut Value)| tried(lent, &["create", "-f", &changed("tried", change)]);
+    let made =
+        |change: fn(&mut Value)| tried(cluster, &["create", "-f", &changed("tried", change)]);
     for (what, change, says) in REFUSED {
         let said = made(*change).expect_err(what);
         for part in ["'operator-daemonsets.weft.dev'", *says] {
@@ -247,7 +248,7 @@ pub(crate) fn daemonsets_run_the_charts_agents_only(lent: &Lent) {
     let applied = |change: fn(&mut Value)| {
         let file = changed("weft-agent-default", change);
         let apply = ["apply", "--server-side", "--force-conflicts", "-f", &file];
-        tried(lent, &apply)
+        tried(cluster, &apply)
     };
     let said = applied(|pod| pod["hostPID"] = json!(true)).unwrap_err();
     assert!(said.contains("'operator-daemonsets.weft.dev'"), "{said}");

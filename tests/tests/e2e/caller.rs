@@ -15,8 +15,8 @@ use weft_proto::agent::v1::agent_client::AgentClient;
 use weft_proto::{Message as _, agent::v1::ErrorDetail};
 use weft_tests::cluster::in_network_of;
 
-use crate::lent::{Lent, SYSTEM};
-use crate::stage::process;
+use crate::harness::process;
+use crate::test_cluster::{SYSTEM, TestCluster};
 
 /// Where an agent keeps its key.
 const STATE: &str = "var/lib/weft/agent";
@@ -33,9 +33,10 @@ pub(crate) struct Caller {
 
 impl Caller {
     /// Steals a node's key, as who has become root on that node could.
-    pub(crate) fn stolen_from(lent: &Lent, node: &str) -> Self {
-        let pid = process(lent, "weft-agent", &format!("NODE_NAME={node}"));
-        let pid = pid.unwrap_or_else(|| lent.fail(&format!("the agent of {node} has no process")));
+    pub(crate) fn stolen_from(cluster: &TestCluster, node: &str) -> Self {
+        let pid = process(cluster, "weft-agent", &format!("NODE_NAME={node}"));
+        let pid =
+            pid.unwrap_or_else(|| cluster.fail(&format!("the agent of {node} has no process")));
         let directory = Path::new("/proc")
             .join(pid.to_string())
             .join("root")
@@ -50,10 +51,10 @@ impl Caller {
     }
 
     /// An operator, as what is in the Secret makes one; called from this one's pod.
-    pub(crate) fn operator(lent: &Lent, pod: &str) -> Self {
-        let from = process(lent, "weft-operator", &format!("POD_NAME={pod}"));
-        let secrets = lent.of::<Secret>(SYSTEM);
-        let data = lent.wait(secrets.get("weft-ca")).unwrap().data.unwrap();
+    pub(crate) fn operator(cluster: &TestCluster, pod: &str) -> Self {
+        let from = process(cluster, "weft-operator", &format!("POD_NAME={pod}"));
+        let secrets = cluster.of::<Secret>(SYSTEM);
+        let data = cluster.wait(secrets.get("weft-ca")).unwrap().data.unwrap();
         let part = |name: &str| {
             let bytes = data.get(name).map(|bytes| bytes.0.clone());
             String::from_utf8(bytes.unwrap_or_default()).unwrap()
@@ -67,7 +68,7 @@ impl Caller {
         let authority = Authority::from_kept("weft", kept).unwrap();
         let identity = authority.of_fabric(FABRIC).operator().unwrap();
         Self {
-            from: from.unwrap_or_else(|| lent.fail(&format!("{pod} has no process"))),
+            from: from.unwrap_or_else(|| cluster.fail(&format!("{pod} has no process"))),
             certificate: identity.certificate,
             key: identity.key,
             authorities: authority.certificate().to_owned(),
@@ -75,13 +76,13 @@ impl Caller {
     }
 
     /// Calls a node's agent over the management network.
-    pub(crate) fn call<T, F, Answer>(&self, lent: &Lent, node: &str, call: F) -> T
+    pub(crate) fn call<T, F, Answer>(&self, cluster: &TestCluster, node: &str, call: F) -> T
     where
         T: Send + 'static,
         F: FnOnce(AgentClient<Channel>) -> Answer + Send + 'static,
         Answer: Future<Output = T>,
     {
-        let there = lent.wait(lent.all::<FabricNode>().get(node)).unwrap();
+        let there = cluster.wait(cluster.all::<FabricNode>().get(node)).unwrap();
         let address = there.status.unwrap().control_address;
         let tls = ClientTlsConfig::new()
             .ca_certificate(Certificate::from_pem(&self.authorities))

@@ -1,7 +1,6 @@
-//! What goes wrong on a cluster while bytes move, and what is asked for that cannot be.
+//! What goes wrong on a cluster while bytes move, and requests that must be refused.
 //!
-//! `WEFT_E2E_SEED=7` draws other moments; `WEFT_E2E_ONLY=etcd` plays only the faults with that in
-//! their name.
+//! All faults share one cluster, in the order of the table. `WEFT_E2E_SEED=7` draws other moments.
 
 mod copies;
 mod identity;
@@ -12,99 +11,161 @@ mod release;
 mod store;
 mod turns;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::any::type_name_of_val;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::stage::Stage;
+use libtest_mimic::Trial;
+use weft_sim::draw::Draw;
+
+use crate::harness::Harness;
 
 const SEED_VARIABLE: &str = "WEFT_E2E_SEED";
-const ONLY_VARIABLE: &str = "WEFT_E2E_ONLY";
 
-type Fault = (&'static str, fn(&mut Stage));
+/// The cluster of all faults, made with the first one that is played.
+pub(crate) type Shared = Arc<Mutex<Option<Harness>>>;
 
-/// In an order in which none is in the next one's way; the last ones uninstall the chart.
-const FAULTS: &[Fault] = &[
-    ("operator killed", programs::operator_killed),
-    (
-        "agent of the source deleted",
-        programs::agent_of_the_source_deleted,
-    ),
-    (
-        "agent of the relay deleted",
-        programs::agent_of_the_relay_deleted,
-    ),
-    (
-        "agent of a destination deleted",
-        programs::agent_of_a_destination_deleted,
-    ),
-    ("kubelet killed", programs::kubelet_killed),
-    ("API server away for 20 s", programs::api_server_away),
-    ("etcd restarted", programs::etcd_restarted),
-    ("job deleted", objects::job_deleted),
-    ("spec edited", refusals::spec_edited),
-    ("namespace deleted", objects::namespace_deleted),
-    (
-        "selector that matches nothing",
-        objects::selector_that_matches_nothing,
-    ),
-    ("late joiner", objects::late_joiner),
-    ("node outside the fabric", objects::node_outside_the_fabric),
-    ("copies go with their job", copies::copies_go_with_their_job),
-    (
-        "copy on the source's node",
-        copies::the_sources_node_makes_its_own_copy,
-    ),
-    (
-        "two jobs, one destination",
-        objects::two_jobs_one_destination,
-    ),
-    (
-        "jobs take turns under a cap",
-        turns::jobs_take_turns_under_a_cap,
-    ),
-    ("node in two fabrics", objects::node_in_two_fabrics),
-    (
-        "Shared root without permission",
-        refusals::shared_root_without_permission,
-    ),
-    (
-        "Secret without permission",
-        store::secret_without_permission,
-    ),
-    ("path traversal", refusals::path_traversal),
-    ("another tenant's files", refusals::another_tenants_files),
-    ("stolen certificate", identity::stolen_certificate),
-    ("clock of a node", identity::clock_of_a_node_is_off),
-    ("replicas partitioned", identity::replicas_partitioned),
-    ("authority rotated", identity::authority_rotated),
-    ("CA Secret deleted", objects::ca_secret_deleted),
-    ("helm upgrade", release::helm_upgrade),
-    ("definitions upgraded", release::definitions_upgraded),
-    ("helm uninstall", release::helm_uninstall),
-];
-
-pub(crate) fn play_all() {
-    let number = |text: String| {
+/// One test for each fault. The order matters: the last ones uninstall the chart.
+pub(crate) fn trials(harness: &Shared) -> Vec<Trial> {
+    let seed = std::env::var(SEED_VARIABLE).map_or(1, |text| {
         text.parse()
-            .unwrap_or_else(|_| panic!("{SEED_VARIABLE}={text}"))
+            .unwrap_or_else(|_| panic!("{SEED_VARIABLE}={text} is not a number"))
+    });
+    let mut trials = Vec::new();
+    let mut add = |play: fn(&mut Harness), path: &str| {
+        let (_, name) = path.rsplit_once("::").unwrap_or_default();
+        let (harness, number) = (Arc::clone(harness), trials.len() as u64);
+        trials.push(Trial::test(name, move || {
+            // A fault that failed says nothing of the cluster: the next one is played all the same.
+            let mut harness = harness.lock().unwrap_or_else(PoisonError::into_inner);
+            let harness = harness.get_or_insert_with(Harness::new);
+            harness.draw = Draw::new(seed, number);
+            play(harness);
+            Ok(())
+        }));
     };
-    let seed = std::env::var(SEED_VARIABLE).map_or(1, number);
-    let only = std::env::var(ONLY_VARIABLE).unwrap_or_default();
-    println!("seed {seed}");
-    let mut stage = Stage::set(seed);
-    let mut failed = Vec::new();
-    let chosen = || FAULTS.iter().filter(|(name, _)| name.contains(&only));
-    assert!(
-        chosen().next().is_some(),
-        "{ONLY_VARIABLE}={only} names no fault"
+    add(
+        programs::a_job_completes_when_the_leading_operator_is_killed,
+        type_name_of_val(&programs::a_job_completes_when_the_leading_operator_is_killed),
     );
-    for (name, play) in chosen() {
-        println!("{name}");
-        if catch_unwind(AssertUnwindSafe(|| play(&mut stage))).is_err() {
-            failed.push(*name);
-        }
-    }
-    assert!(
-        failed.is_empty(),
-        "{failed:?}; again: {SEED_VARIABLE}={seed}"
+    add(
+        programs::a_job_completes_when_the_agent_of_its_source_is_deleted,
+        type_name_of_val(&programs::a_job_completes_when_the_agent_of_its_source_is_deleted),
     );
+    add(
+        programs::a_job_completes_when_the_agent_of_its_relay_is_deleted,
+        type_name_of_val(&programs::a_job_completes_when_the_agent_of_its_relay_is_deleted),
+    );
+    add(
+        programs::a_job_completes_when_the_agent_of_a_destination_is_deleted,
+        type_name_of_val(&programs::a_job_completes_when_the_agent_of_a_destination_is_deleted),
+    );
+    add(
+        programs::a_job_completes_when_a_kubelet_is_killed,
+        type_name_of_val(&programs::a_job_completes_when_a_kubelet_is_killed),
+    );
+    add(
+        programs::a_job_completes_when_the_api_server_is_away_for_20_s,
+        type_name_of_val(&programs::a_job_completes_when_the_api_server_is_away_for_20_s),
+    );
+    add(
+        programs::a_job_completes_when_etcd_is_restarted,
+        type_name_of_val(&programs::a_job_completes_when_etcd_is_restarted),
+    );
+    add(
+        objects::a_job_deleted_while_bytes_move_leaves_no_file,
+        type_name_of_val(&objects::a_job_deleted_while_bytes_move_leaves_no_file),
+    );
+    add(
+        refusals::an_edit_of_an_immutable_field_is_refused_and_the_job_completes,
+        type_name_of_val(&refusals::an_edit_of_an_immutable_field_is_refused_and_the_job_completes),
+    );
+    add(
+        objects::a_namespace_deleted_while_bytes_move_leaves_no_file,
+        type_name_of_val(&objects::a_namespace_deleted_while_bytes_move_leaves_no_file),
+    );
+    add(
+        objects::a_job_whose_selector_matches_no_node_waits_for_one,
+        type_name_of_val(&objects::a_job_whose_selector_matches_no_node_waits_for_one),
+    );
+    add(
+        objects::a_node_that_joins_while_bytes_move_gets_its_copy,
+        type_name_of_val(&objects::a_node_that_joins_while_bytes_move_gets_its_copy),
+    );
+    add(
+        objects::a_job_to_a_node_outside_the_fabric_waits_until_the_node_joins,
+        type_name_of_val(&objects::a_job_to_a_node_outside_the_fabric_waits_until_the_node_joins),
+    );
+    add(
+        copies::files_are_deleted_with_the_last_job_that_holds_the_copy,
+        type_name_of_val(&copies::files_are_deleted_with_the_last_job_that_holds_the_copy),
+    );
+    add(
+        copies::the_node_of_the_source_can_be_a_destination,
+        type_name_of_val(&copies::the_node_of_the_source_can_be_a_destination),
+    );
+    add(
+        objects::of_two_jobs_with_one_destination_the_second_waits_and_then_replaces_the_copy,
+        type_name_of_val(
+            &objects::of_two_jobs_with_one_destination_the_second_waits_and_then_replaces_the_copy,
+        ),
+    );
+    add(
+        turns::under_a_cap_the_job_of_one_namespace_does_not_wait_for_all_jobs_of_another,
+        type_name_of_val(
+            &turns::under_a_cap_the_job_of_one_namespace_does_not_wait_for_all_jobs_of_another,
+        ),
+    );
+    add(
+        objects::a_second_fabric_with_the_same_nodes_is_conflicting,
+        type_name_of_val(&objects::a_second_fabric_with_the_same_nodes_is_conflicting),
+    );
+    add(
+        refusals::a_shared_root_needs_a_permission,
+        type_name_of_val(&refusals::a_shared_root_needs_a_permission),
+    );
+    add(
+        store::a_job_waits_until_the_operator_may_read_its_secret,
+        type_name_of_val(&store::a_job_waits_until_the_operator_may_read_its_secret),
+    );
+    add(
+        refusals::a_path_that_leaves_its_root_is_refused,
+        type_name_of_val(&refusals::a_path_that_leaves_its_root_is_refused),
+    );
+    add(
+        refusals::a_job_cannot_read_the_files_of_another_namespace,
+        type_name_of_val(&refusals::a_job_cannot_read_the_files_of_another_namespace),
+    );
+    add(
+        identity::a_stolen_node_certificate_commands_no_agent_and_is_reported,
+        type_name_of_val(&identity::a_stolen_node_certificate_commands_no_agent_and_is_reported),
+    );
+    add(
+        identity::a_node_whose_clock_is_ten_minutes_off_still_takes_part,
+        type_name_of_val(&identity::a_node_whose_clock_is_ten_minutes_off_still_takes_part),
+    );
+    add(
+        identity::a_leader_cut_off_from_the_cluster_can_no_longer_command_agents,
+        type_name_of_val(&identity::a_leader_cut_off_from_the_cluster_can_no_longer_command_agents),
+    );
+    add(
+        identity::the_certificate_authority_is_rotated_while_bytes_move,
+        type_name_of_val(&identity::the_certificate_authority_is_rotated_while_bytes_move),
+    );
+    add(
+        objects::a_deleted_authority_secret_is_restored_or_replaced,
+        type_name_of_val(&objects::a_deleted_authority_secret_is_restored_or_replaced),
+    );
+    add(
+        release::a_job_completes_during_helm_upgrade,
+        type_name_of_val(&release::a_job_completes_during_helm_upgrade),
+    );
+    add(
+        release::a_job_completes_while_the_definitions_are_upgraded,
+        type_name_of_val(&release::a_job_completes_while_the_definitions_are_upgraded),
+    );
+    add(
+        release::a_job_goes_on_after_helm_uninstall_and_install,
+        type_name_of_val(&release::a_job_goes_on_after_helm_uninstall_and_install),
+    );
+    trials
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use weft_tests::cluster::DATA_INTERFACE;
 
-use crate::lent::{Lent, MODELS, SYSTEM, report, repository};
+use crate::test_cluster::{MODELS, SYSTEM, TestCluster, report, repository};
 
 /// As README and NOTES have it, and what this cluster's data network is called.
 pub(crate) fn fabric() -> Value {
@@ -37,19 +37,19 @@ fn guide() -> Vec<String> {
     block.lines().map(str::to_owned).collect()
 }
 
-pub(crate) fn helm_install(lent: &Lent) {
+pub(crate) fn helm_install(cluster: &TestCluster) {
     let begun = Instant::now();
     let found = ["get", "namespace", SYSTEM, "--ignore-not-found", "-o=name"];
-    let is_new = lent.kubectl(&found).is_empty();
+    let is_new = cluster.kubectl(&found).is_empty();
     let mut said = String::new();
     for command in guide() {
         let words: Vec<&str> = command.split_whitespace().collect();
         match words.split_first().unwrap() {
             (&"helm", arguments) => {
-                said = lent.helm(&[arguments, &["--timeout=180s"]].concat());
+                said = cluster.helm(&[arguments, &["--timeout=180s"]].concat());
             }
             // An uninstalled release leaves the namespace and its label.
-            (_, arguments) if is_new => drop(lent.kubectl(arguments)),
+            (_, arguments) if is_new => drop(cluster.kubectl(arguments)),
             _ => {}
         }
     }
@@ -60,28 +60,28 @@ pub(crate) fn helm_install(lent: &Lent) {
     report("helm install --wait", begun);
 }
 
-pub(crate) fn a_fabric_becomes_ready(lent: &Lent, fabric: &Value) {
+pub(crate) fn a_fabric_becomes_ready(cluster: &TestCluster, fabric: &Value) {
     let begun = Instant::now();
-    lent.apply(fabric);
+    cluster.apply(fabric);
     let ready = [
         "wait",
         "--for=condition=Ready",
         "rdmafabric/default",
         "--timeout=60s",
     ];
-    lent.kubectl(&ready);
+    cluster.kubectl(&ready);
     report("fabric applied to Ready", begun);
-    let labelled = lent.kubectl(&["get", "nodes", "-l=gpu=true", "-o=name"]);
+    let labelled = cluster.kubectl(&["get", "nodes", "-l=gpu=true", "-o=name"]);
     let labelled: Vec<&str> = labelled.lines().collect();
-    let shown = lent.json(&["get", "rf", "default"]);
+    let shown = cluster.json(&["get", "rf", "default"]);
     assert_eq!(
         shown["status"]["nodes"],
         json!({"selected": labelled.len(), "ready": labelled.len()})
     );
     let of_fabric = |name: &str| labelled.contains(&format!("node/{name}").as_str());
-    let nodes = lent.cluster.nodes().iter();
+    let nodes = cluster.inner.nodes().iter();
     for node in nodes.filter(|node| of_fabric(&node.name)) {
-        let shown = lent.json(&["get", "fn", &node.name]);
+        let shown = cluster.json(&["get", "fn", &node.name]);
         let status = &shown["status"];
         assert_eq!(status["dataAddress"], node.data_address.to_string());
         assert_eq!(status["interface"], DATA_INTERFACE);
@@ -90,17 +90,18 @@ pub(crate) fn a_fabric_becomes_ready(lent: &Lent, fabric: &Value) {
 }
 
 /// The list of the chart's value: for fabrics that are made, and for those that are changed.
-pub(crate) fn roots_are_where_the_chart_allows_them(lent: &Lent) {
+pub(crate) fn roots_are_where_the_chart_allows_them(cluster: &TestCluster) {
     let create = |path: &str| {
         let mut wanted = fabric();
         wanted["metadata"]["name"] = json!("elsewhere");
         wanted["spec"]["nodeSelector"] = json!({"matchLabels": {"rack": "none"}});
         wanted["spec"]["roots"][0]["hostPath"] = json!(path);
-        let file = lent.scratch.path().join("fabric.json");
+        let file = cluster.scratch.path().join("fabric.json");
         fs::write(&file, wanted.to_string()).unwrap();
         let file = file.display().to_string();
         let create = ["create", "--dry-run=server", "-f", &file];
-        lent.cluster
+        cluster
+            .inner
             .kubectl(&create)
             .map_err(|error| error.to_string())
     };
@@ -120,7 +121,8 @@ pub(crate) fn roots_are_where_the_chart_allows_them(lent: &Lent) {
         let patch = patch.to_string();
         let named = ["patch", "rf", "default", "--dry-run=server", "--type=merge"];
         let named = [&named[..], &["--patch", &patch]].concat();
-        lent.cluster
+        cluster
+            .inner
             .kubectl(&named)
             .map_err(|error| error.to_string())
     };
@@ -131,23 +133,23 @@ pub(crate) fn roots_are_where_the_chart_allows_them(lent: &Lent) {
         let chart = repository("charts/weft").display().to_string();
         let paths = format!("roots.allowedHostPaths={paths}");
         let to = ["--namespace", SYSTEM, "--set-json", &paths];
-        lent.helm(&[&["upgrade", "weft", &chart][..], &to].concat());
+        cluster.helm(&[&["upgrade", "weft", &chart][..], &to].concat());
     };
     allow(json!(["/srv"]));
     // The API server learns of a policy by a watch.
-    let said = lent.wait_until("the fabric's root is refused", || patch(&spec).err());
+    let said = cluster.wait_until("the fabric's root is refused", || patch(&spec).err());
     assert!(said.contains(&format!("hostPath {MODELS}")), "{said}");
     patch(&json!({"metadata": {"labels": {"team": "a"}}})).unwrap();
     allow(json!(["/var/lib/weft"]));
-    lent.wait_until("it is allowed", || patch(&spec).ok());
+    cluster.wait_until("it is allowed", || patch(&spec).ok());
 }
 
 /// Another number of paths replaces the agents' pods, and each node is ready with its new one.
-pub(crate) fn another_configuration_of_the_fabric_replaces_the_pods(lent: &Lent) {
+pub(crate) fn another_configuration_of_the_fabric_replaces_the_pods(cluster: &TestCluster) {
     let begun = Instant::now();
     let change = |transport: Value| {
         let patch = json!({"spec": {"transport": transport}}).to_string();
-        lent.kubectl(&["patch", "rf", "default", "--type=merge", "--patch", &patch]);
+        cluster.kubectl(&["patch", "rf", "default", "--type=merge", "--patch", &patch]);
     };
     let text = |object: &Value, path: &str| {
         object
@@ -164,12 +166,12 @@ pub(crate) fn another_configuration_of_the_fabric_replaces_the_pods(lent: &Lent)
             "--namespace",
             SYSTEM,
         ];
-        let pods = lent.json(&of_agents);
+        let pods = cluster.json(&of_agents);
         let pods = pods["items"].as_array().unwrap().iter();
         pods.filter_map(|pod| text(pod, "/metadata/uid")).collect()
     };
     let configurations = || -> Vec<(String, bool)> {
-        let nodes = lent.json(&["get", "fabricnodes"]);
+        let nodes = cluster.json(&["get", "fabricnodes"]);
         let nodes = nodes["items"].as_array().unwrap().iter();
         let of_node = |node: &Value| {
             let ready = text(node, "/status/conditions/0/status").as_deref() == Some("True");
@@ -186,13 +188,13 @@ pub(crate) fn another_configuration_of_the_fabric_replaces_the_pods(lent: &Lent)
         "{before:?}"
     );
     change(json!({"capMbps": 900, "paths": 4}));
-    lent.wait_until("every node is ready with its new pod", || {
+    cluster.wait_until("every node is ready with its new pod", || {
         let now = configurations();
         let is_new = |(hash, ready): &(String, bool)| *ready && *hash != before[0].0;
         (now.len() == 3 && now.iter().all(is_new)).then_some(())
     });
     // A pod that has ended may still be listed when its successor reports.
-    lent.wait_until("only new pods are left", || {
+    cluster.wait_until("only new pods are left", || {
         let now = uids();
         (now.len() == 3 && now.is_disjoint(&pods)).then_some(())
     });
@@ -200,7 +202,7 @@ pub(crate) fn another_configuration_of_the_fabric_replaces_the_pods(lent: &Lent)
 }
 
 /// At the level `baseline` an agent's pod is refused; the label of the guide lets it in.
-pub(crate) fn agents_need_the_namespaces_label(lent: &Lent) {
+pub(crate) fn agents_need_the_namespaces_label(cluster: &TestCluster) {
     let set = [
         "get",
         "daemonset",
@@ -208,49 +210,50 @@ pub(crate) fn agents_need_the_namespaces_label(lent: &Lent) {
         "--namespace",
         SYSTEM,
     ];
-    let set = lent.json(&set);
+    let set = cluster.json(&set);
     let pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "tried", "namespace": SYSTEM},
         "spec": set["spec"]["template"]["spec"],
     });
-    let file = lent.scratch.path().join("pod.json");
+    let file = cluster.scratch.path().join("pod.json");
     fs::write(&file, pod.to_string()).unwrap();
     let file = file.display().to_string();
     let create = || {
         let create = ["create", "--dry-run=server", "-f", &file];
-        lent.cluster
+        cluster
+            .inner
             .kubectl(&create)
             .map_err(|error| error.to_string())
     };
     let label = |level: &str| {
         let label = format!("pod-security.kubernetes.io/enforce={level}");
-        lent.kubectl(&["label", "namespace", SYSTEM, &label, "--overwrite"]);
+        cluster.kubectl(&["label", "namespace", SYSTEM, &label, "--overwrite"]);
     };
     create().unwrap();
     label("baseline");
     // The API server learns of a label by a watch.
-    let said = lent.wait_until("the agent's pod is refused", || create().err());
+    let said = cluster.wait_until("the agent's pod is refused", || create().err());
     for part in ["violates PodSecurity \"baseline", "hostNetwork", "hostPath"] {
         assert!(said.contains(part), "{said}");
     }
     label("privileged");
-    lent.wait_until("the agent's pod is let in", || create().ok());
+    cluster.wait_until("the agent's pod is let in", || create().ok());
 }
 
-pub(crate) fn helm_test_finds_it_well(lent: &Lent) {
+pub(crate) fn helm_test_finds_it_well(cluster: &TestCluster) {
     let begun = Instant::now();
-    let said = lent.helm(&["test", "weft", "--namespace", SYSTEM, "--timeout=120s"]);
+    let said = cluster.helm(&["test", "weft", "--namespace", SYSTEM, "--timeout=120s"]);
     assert!(said.contains("TEST SUITE:     weft-check"), "{said}");
     assert!(said.contains("Phase:          Succeeded"), "{said}");
     report("helm test", begun);
 }
 
 /// What is being deleted and cannot end shows up in any list, so all kinds are listed.
-pub(crate) fn helm_uninstall_leaves_nothing_that_does_not_end(lent: &Lent) {
+pub(crate) fn helm_uninstall_leaves_nothing_that_does_not_end(cluster: &TestCluster) {
     let begun = Instant::now();
-    lent.helm(&[
+    cluster.helm(&[
         "uninstall",
         "weft",
         "--namespace",
@@ -259,17 +262,17 @@ pub(crate) fn helm_uninstall_leaves_nothing_that_does_not_end(lent: &Lent) {
         "--timeout=120s",
     ]);
     report("helm uninstall --wait", begun);
-    lent.wait_until("agents and operators have ended", || {
-        let left = lent.kubectl(&["get", "daemonsets,pods", "--namespace", SYSTEM, "-o=name"]);
+    cluster.wait_until("agents and operators have ended", || {
+        let left = cluster.kubectl(&["get", "daemonsets,pods", "--namespace", SYSTEM, "-o=name"]);
         left.is_empty().then_some(())
     });
     report("the last pod gone", begun);
-    assert_eq!(terminating(lent), Vec::<String>::new());
-    let said = lent.kubectl(&["get", "nodes", "-o=jsonpath={.items[*].metadata}"]);
+    assert_eq!(terminating(cluster), Vec::<String>::new());
+    let said = cluster.kubectl(&["get", "nodes", "-o=jsonpath={.items[*].metadata}"]);
     for ours in ["weft.dev/fabric", "weft.dev/model."] {
         assert!(!said.contains(ours), "{ours} in {said}");
     }
-    let kept = lent.kubectl(&["get", "crds", "-o=name"]);
+    let kept = cluster.kubectl(&["get", "crds", "-o=name"]);
     for kind in ["rdmafabrics", "fabricnodes", "transferjobs"] {
         assert!(kept.contains(&format!("{kind}.weft.dev")), "{kept}");
     }
@@ -279,13 +282,13 @@ pub(crate) fn helm_uninstall_leaves_nothing_that_does_not_end(lent: &Lent) {
         "-l=app.kubernetes.io/part-of=weft",
         "-o=name",
     ];
-    assert_eq!(lent.kubectl(&left), "");
+    assert_eq!(cluster.kubectl(&left), "");
 }
 
 /// Names of what is being deleted, of all kinds.
-pub(crate) fn terminating(lent: &Lent) -> Vec<String> {
+pub(crate) fn terminating(cluster: &TestCluster) -> Vec<String> {
     let kinds = |namespaced: &str| {
-        let said = lent.kubectl(&["api-resources", "--verbs=list", namespaced, "-o=name"]);
+        let said = cluster.kubectl(&["api-resources", "--verbs=list", namespaced, "-o=name"]);
         said.split_whitespace().collect::<Vec<_>>().join(",")
     };
     let mut found = Vec::new();
@@ -293,7 +296,7 @@ pub(crate) fn terminating(lent: &Lent) -> Vec<String> {
         ("--namespaced=true", &["-A"][..]),
         ("--namespaced=false", &[]),
     ] {
-        let listed = lent.json(&[&["get", &kinds(namespaced)][..], everywhere].concat());
+        let listed = cluster.json(&[&["get", &kinds(namespaced)][..], everywhere].concat());
         for object in listed["items"].as_array().unwrap() {
             let metadata = &object["metadata"];
             if !metadata["deletionTimestamp"].is_null() {

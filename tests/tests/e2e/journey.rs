@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use weft_crds::TransferJob;
 
-use crate::lent::{Lent, MODELS, report, repository};
+use crate::test_cluster::{MODELS, TestCluster, report, repository};
 use crate::tree::Tree;
 
 /// The tenant.
@@ -30,13 +30,13 @@ pub(crate) fn job(name: &str, path: &str) -> Value {
 }
 
 /// The tenant's directory of a node, as this machine sees it.
-pub(crate) fn directory(lent: &Lent, node: &str, path: &str) -> std::path::PathBuf {
-    lent.cluster.file(node, &format!("{MODELS}/{TEAM}/{path}"))
+pub(crate) fn directory(cluster: &TestCluster, node: &str, path: &str) -> std::path::PathBuf {
+    cluster.inner.file(node, &format!("{MODELS}/{TEAM}/{path}"))
 }
 
 /// The pod of docs/first-job.md, with an image that is there.
-pub(crate) fn a_pod_waits_for_the_model(lent: &Lent) {
-    lent.kubectl(&["create", "namespace", TEAM]);
+pub(crate) fn a_pod_waits_for_the_model(cluster: &TestCluster) {
+    cluster.kubectl(&["create", "namespace", TEAM]);
     let guide = fs::read_to_string(repository("docs/first-job.md")).unwrap();
     let blocks = guide.split("```yaml\n").skip(1);
     let mut blocks = blocks.filter_map(|block| Some(block.split_once("```")?.0));
@@ -45,9 +45,9 @@ pub(crate) fn a_pod_waits_for_the_model(lent: &Lent) {
     let container = &mut pod["spec"]["containers"][0];
     container["image"] = json!("weft.dev/tools:1");
     container["imagePullPolicy"] = json!("Never");
-    lent.apply(&pod);
+    cluster.apply(&pod);
     let unscheduled = "--for=condition=PodScheduled=false";
-    lent.kubectl(&[
+    cluster.kubectl(&[
         "wait",
         unscheduled,
         "pod/serve",
@@ -57,9 +57,9 @@ pub(crate) fn a_pod_waits_for_the_model(lent: &Lent) {
     ]);
 }
 
-pub(crate) fn the_pod_runs_where_the_model_is(lent: &Lent, files: &Tree) {
+pub(crate) fn the_pod_runs_where_the_model_is(cluster: &TestCluster, files: &Tree) {
     let begun = Instant::now();
-    lent.kubectl(&[
+    cluster.kubectl(&[
         "wait",
         "--for=condition=Ready",
         "pod/serve",
@@ -69,7 +69,7 @@ pub(crate) fn the_pod_runs_where_the_model_is(lent: &Lent, files: &Tree) {
     ]);
     report("the pod that waits for the model runs", begun);
     let name = "config.json";
-    let seen = lent.kubectl(&[
+    let seen = cluster.kubectl(&[
         "exec",
         "-n",
         TEAM,
@@ -79,41 +79,41 @@ pub(crate) fn the_pod_runs_where_the_model_is(lent: &Lent, files: &Tree) {
         &format!("/model/{name}"),
     ]);
     let (digest, _) = seen.split_once(' ').unwrap();
-    let here = lent.scratch.path().join(name);
+    let here = cluster.scratch.path().join(name);
     fs::write(&here, files.content(name)).unwrap();
     let expected = Command::new("sha256sum").arg(&here).output().unwrap();
     let expected = String::from_utf8(expected.stdout).unwrap();
     assert!(expected.starts_with(digest), "{seen}, {expected}");
-    lent.kubectl(&["delete", "pod", "serve", "-n", TEAM, "--timeout=60s"]);
+    cluster.kubectl(&["delete", "pod", "serve", "-n", TEAM, "--timeout=60s"]);
 }
 
 /// What is not whole any more is not promised any more.
-pub(crate) fn a_node_that_loses_a_file_loses_the_label(lent: &Lent, files: &Tree) {
+pub(crate) fn a_node_that_loses_a_file_loses_the_label(cluster: &TestCluster, files: &Tree) {
     let digest = files.digest();
     let label = format!("weft.dev/model.{TEAM}.{JOB}");
     let holders = || {
         let selector = format!("-l={label}={}", &digest[..12]);
-        let said = lent.kubectl(&["get", "nodes", &selector, "-o=name"]);
+        let said = cluster.kubectl(&["get", "nodes", &selector, "-o=name"]);
         said.lines().map(str::to_owned).collect::<Vec<_>>()
     };
-    lent.wait_until("all nodes with a copy have the label", || {
+    cluster.wait_until("all nodes with a copy have the label", || {
         (holders() == ["node/node0", "node/node1", "node/node2"]).then_some(())
     });
     let begun = Instant::now();
-    let file = directory(lent, "node2", JOB).join("config.json");
+    let file = directory(cluster, "node2", JOB).join("config.json");
     fs::remove_file(&file).unwrap();
-    lent.wait_until("the label goes with the file", || {
+    cluster.wait_until("the label goes with the file", || {
         (holders() == ["node/node0", "node/node1"]).then_some(())
     });
     report("a file removed to its node's label gone", begun);
     fs::write(file, files.content("config.json")).unwrap();
 }
 
-pub(crate) fn a_directory_of_files_reaches_all_nodes(lent: &Lent, files: &Tree) {
-    files.write(&directory(lent, "node0", JOB));
+pub(crate) fn a_directory_of_files_reaches_all_nodes(cluster: &TestCluster, files: &Tree) {
+    files.write(&directory(cluster, "node0", JOB));
     let begun = Instant::now();
-    lent.apply(&job(JOB, "minilm/"));
-    lent.kubectl(&[
+    cluster.apply(&job(JOB, "minilm/"));
+    cluster.kubectl(&[
         "wait",
         "--for=condition=Complete",
         "tj/minilm",
@@ -127,10 +127,10 @@ pub(crate) fn a_directory_of_files_reaches_all_nodes(lent: &Lent, files: &Tree) 
         begun,
     );
     for node in ["node1", "node2"] {
-        files.assert_is_at(&directory(lent, node, JOB));
+        files.assert_is_at(&directory(cluster, node, JOB));
     }
-    let job = lent.of::<TransferJob>(TEAM);
-    let status = lent.wait(job.get(JOB)).unwrap().status.unwrap();
+    let job = cluster.of::<TransferJob>(TEAM);
+    let status = cluster.wait(job.get(JOB)).unwrap().status.unwrap();
     let manifest = status.manifest.unwrap();
     assert_eq!(manifest.files as usize, files.files());
     assert_eq!(manifest.bytes as u64, bytes);
@@ -144,8 +144,8 @@ pub(crate) fn a_directory_of_files_reaches_all_nodes(lent: &Lent, files: &Tree) 
     assert_eq!(digests, [("node1", digest.as_str()), ("node2", &digest)]);
 }
 
-pub(crate) fn the_columns_say_how_it_went(lent: &Lent) {
-    let shown = lent.kubectl(&["get", "tj", "--namespace", TEAM]);
+pub(crate) fn the_columns_say_how_it_went(cluster: &TestCluster) {
+    let shown = cluster.kubectl(&["get", "tj", "--namespace", TEAM]);
     let lines: Vec<Vec<&str>> = shown
         .lines()
         .map(|line| line.split_whitespace().collect())
@@ -162,9 +162,9 @@ pub(crate) fn the_columns_say_how_it_went(lent: &Lent) {
     print!("{shown}");
 }
 
-pub(crate) fn the_events_are_its_transitions(lent: &Lent) {
-    let reasons = lent.wait_until("the job's end is told", || {
-        let events = lent.json(&["get", "events.events.k8s.io", "--namespace", TEAM]);
+pub(crate) fn the_events_are_its_transitions(cluster: &TestCluster) {
+    let reasons = cluster.wait_until("the job's end is told", || {
+        let events = cluster.json(&["get", "events.events.k8s.io", "--namespace", TEAM]);
         let events = events["items"].as_array().unwrap();
         let mut told: Vec<(&str, &str)> = events
             .iter()
@@ -191,8 +191,8 @@ pub(crate) fn the_events_are_its_transitions(lent: &Lent) {
     );
 }
 
-pub(crate) fn describe_shows_plan_destinations_and_digest(lent: &Lent, files: &Tree) {
-    let shown = lent.kubectl(&["describe", "tj", JOB, "--namespace", TEAM]);
+pub(crate) fn describe_shows_plan_destinations_and_digest(cluster: &TestCluster, files: &Tree) {
+    let shown = cluster.kubectl(&["describe", "tj", JOB, "--namespace", TEAM]);
     for part in [
         "Strategy:",
         "Bottleneck:",
@@ -205,11 +205,11 @@ pub(crate) fn describe_shows_plan_destinations_and_digest(lent: &Lent, files: &T
     }
 }
 
-pub(crate) fn a_deleted_job_is_gone_and_its_files_stay(lent: &Lent, files: &Tree) {
-    lent.kubectl(&["delete", "tj", JOB, "--namespace", TEAM, "--timeout=30s"]);
-    let left = lent.kubectl(&["get", "tj", "--namespace", TEAM, "-o=name"]);
+pub(crate) fn a_deleted_job_is_gone_and_its_files_stay(cluster: &TestCluster, files: &Tree) {
+    cluster.kubectl(&["delete", "tj", JOB, "--namespace", TEAM, "--timeout=30s"]);
+    let left = cluster.kubectl(&["get", "tj", "--namespace", TEAM, "-o=name"]);
     assert_eq!(left, "");
     for node in ["node0", "node1", "node2"] {
-        files.assert_is_at(&directory(lent, node, JOB));
+        files.assert_is_at(&directory(cluster, node, JOB));
     }
 }

@@ -6,11 +6,11 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 use crate::journey::{TEAM, job};
-use crate::lent::Lent;
+use crate::test_cluster::TestCluster;
 use crate::tree::Tree;
 
 /// kubectl's plugin, under the name that kubectl finds it by.
-fn weft(lent: &Lent, arguments: &[&str]) -> Output {
+fn weft(cluster: &TestCluster, arguments: &[&str]) -> Output {
     // Beside the program of this package that cargo has built.
     let program = Path::new(env!("CARGO_BIN_EXE_cluster")).with_file_name("kubectl-weft");
     assert!(program.is_file(), "{}: run `make e2e`", program.display());
@@ -22,7 +22,7 @@ fn weft(lent: &Lent, arguments: &[&str]) -> Output {
         plugins.path().display(),
         std::env::var("PATH").unwrap_or_default()
     );
-    let mut kubectl: Command = lent.cluster.command("kubectl");
+    let mut kubectl: Command = cluster.inner.command("kubectl");
     kubectl.arg("weft").args(arguments).env("PATH", path);
     kubectl.output().unwrap()
 }
@@ -32,17 +32,17 @@ fn said(output: &Output) -> String {
     text(&output.stdout) + &text(&output.stderr)
 }
 
-fn told(lent: &Lent, arguments: &[&str]) -> Value {
-    let output = weft(lent, arguments);
+fn told(cluster: &TestCluster, arguments: &[&str]) -> Value {
+    let output = weft(cluster, arguments);
     assert!(output.status.success(), "{arguments:?}: {}", said(&output));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-pub(crate) fn a_doctor_finds_every_pair_reached_by_large_packets_and_small(lent: &Lent) {
+pub(crate) fn a_doctor_finds_every_pair_reached_by_large_packets_and_small(cluster: &TestCluster) {
     // The API server asks the operator for its live resources now and then only.
     let live = "apiservice/v1alpha1.live.weft.dev";
-    lent.kubectl(&["wait", "--for=condition=Available", live, "--timeout=120s"]);
-    let report = told(lent, &["doctor", "--json"]);
+    cluster.kubectl(&["wait", "--for=condition=Available", live, "--timeout=120s"]);
+    let report = told(cluster, &["doctor", "--json"]);
     assert_eq!(report["findings"], Value::Array(Vec::new()));
     let nodes = report["examined"].as_array().unwrap();
     assert_eq!(nodes.len(), 3);
@@ -55,14 +55,17 @@ pub(crate) fn a_doctor_finds_every_pair_reached_by_large_packets_and_small(lent:
 }
 
 pub(crate) fn a_plan_says_who_would_send_or_what_is_in_the_way_and_makes_nothing(
-    lent: &Lent,
+    cluster: &TestCluster,
     files: &Tree,
 ) {
     let scratch = tempfile::tempdir().unwrap();
     let plan = |name: &str, path: &str| {
         let file = scratch.path().join(name);
         std::fs::write(&file, job(name, path).to_string()).unwrap();
-        weft(lent, &["plan", "--json", "-f", &file.display().to_string()])
+        weft(
+            cluster,
+            &["plan", "--json", "-f", &file.display().to_string()],
+        )
     };
     let good = plan("planned", "minilm/");
     assert!(good.status.success(), "{}", said(&good));
@@ -75,22 +78,22 @@ pub(crate) fn a_plan_says_who_would_send_or_what_is_in_the_way_and_makes_nothing
     assert_eq!(bad.status.code(), Some(1), "{}", said(&bad));
     let bad: Value = serde_json::from_slice(&bad.stdout).unwrap();
     assert_eq!(bad["obstacles"][0]["reason"], "SourceMissing");
-    let jobs = lent.kubectl(&["get", "tj", "--namespace", TEAM, "-o=name"]);
+    let jobs = cluster.kubectl(&["get", "tj", "--namespace", TEAM, "-o=name"]);
     assert_eq!(jobs, "transferjob.weft.dev/minilm\n");
 }
 
-pub(crate) fn a_status_is_shown_to_who_may_see_the_job_and_to_nobody_else(lent: &Lent) {
-    let status = told(lent, &["status", "tj/minilm", "-n", TEAM, "-o", "json"]);
+pub(crate) fn a_status_is_shown_to_who_may_see_the_job_and_to_nobody_else(cluster: &TestCluster) {
+    let status = told(cluster, &["status", "tj/minilm", "-n", TEAM, "-o", "json"]);
     assert_eq!(status["kind"], "TransferProgress");
     assert_eq!(status["status"]["phase"], "Complete");
-    let followed = weft(lent, &["status", "-w", "tj/minilm", "-n", TEAM]);
+    let followed = weft(cluster, &["status", "-w", "tj/minilm", "-n", TEAM]);
     assert!(
         said(&followed).contains("node2  Verified"),
         "{}",
         said(&followed)
     );
 
-    let account = |verb: &[&str]| lent.kubectl(&[verb, &["--namespace", TEAM]].concat());
+    let account = |verb: &[&str]| cluster.kubectl(&[verb, &["--namespace", TEAM]].concat());
     account(&["create", "serviceaccount", "viewer"]);
     account(&[
         "create",
@@ -104,11 +107,11 @@ pub(crate) fn a_status_is_shown_to_who_may_see_the_job_and_to_nobody_else(lent: 
         format!("/apis/live.weft.dev/v1alpha1/namespaces/{namespace}/transferprogress")
     };
     // The API server learns of a binding by a watch.
-    let shown = lent.wait_until("the viewer is let in", || {
+    let shown = cluster.wait_until("the viewer is let in", || {
         let asked = ["get", "--raw", &path(TEAM), &user];
-        lent.cluster.kubectl(&asked).ok()
+        cluster.inner.kubectl(&asked).ok()
     });
     assert!(shown.contains("minilm"), "{shown}");
-    let refused = lent.refused(&["get", "--raw", &path("default"), &user]);
+    let refused = cluster.refused(&["get", "--raw", &path("default"), &user]);
     assert!(refused.contains("forbidden"), "{refused}");
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use rand_core::Rng as _;
 use weft_sim::draw::Draw;
 
-use crate::lent::repository;
+use crate::test_cluster::repository;
 
 /// Files by their paths below a directory.
 #[derive(Clone)]

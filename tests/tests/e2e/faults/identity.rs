@@ -17,8 +17,8 @@ use weft_tests::cluster::{CLOCK, CONFIGURATION};
 
 use super::programs::agents_are_ready;
 use crate::caller::{Caller, reason_of};
-use crate::lent::{Lent, SYSTEM};
-use crate::stage::{Running, Stage, process};
+use crate::harness::{Harness, Running, process};
+use crate::test_cluster::{SYSTEM, TestCluster};
 
 /// More than the 25 hours between two steps of a rotation.
 const LONG_AGO: Duration = Duration::from_secs(26 * 60 * 60);
@@ -27,8 +27,8 @@ const LONG_AGO: Duration = Duration::from_secs(26 * 60 * 60);
 const ALL: [&str; 3] = ["node0", "node1", "node2"];
 
 /// An operator's command about a job.
-fn cancel(stage: &Stage, running: &Running, leader_epoch: u64) -> CancelRequest {
-    let job = stage.of_job(&running.namespace, &running.name);
+fn cancel(harness: &Harness, running: &Running, leader_epoch: u64) -> CancelRequest {
+    let job = harness.of_job(&running.namespace, &running.name);
     CancelRequest {
         job: Some(JobRef {
             uid: job.uid().unwrap(),
@@ -43,22 +43,22 @@ fn cancel(stage: &Stage, running: &Running, leader_epoch: u64) -> CancelRequest 
 
 /// Whoever has a node's key can call neither as the operator nor with a ticket of its own making; it is
 /// refused, counted, and made known.
-pub(super) fn stolen_certificate(stage: &mut Stage) {
-    let running = stage.begin("thief");
-    let thief = Caller::stolen_from(&stage.lent, "node1");
-    let agent = stage.lent.agent("node2").name_any();
-    let refused = |lent: &Lent| {
+pub(super) fn a_stolen_node_certificate_commands_no_agent_and_is_reported(harness: &mut Harness) {
+    let running = harness.begin("thief");
+    let thief = Caller::stolen_from(&harness.cluster, "node1");
+    let agent = harness.cluster.agent("node2").name_any();
+    let refused = |cluster: &TestCluster| {
         let of = |reason: &str| format!("weft_refused_total{{reason=\"{reason}\"}}");
-        let count = |reason: &str| lent.metric(&agent, &of(reason)).unwrap_or_default();
+        let count = |reason: &str| cluster.metric(&agent, &of(reason)).unwrap_or_default();
         (count("NotAllowed"), count("TicketForged"))
     };
-    let before = refused(&stage.lent);
-    let request = cancel(stage, &running, u64::MAX);
-    let answer = thief.call(&stage.lent, "node2", |mut agent| async move {
+    let before = refused(&harness.cluster);
+    let request = cancel(harness, &running, u64::MAX);
+    let answer = thief.call(&harness.cluster, "node2", |mut agent| async move {
         agent.cancel(request).await
     });
     assert_eq!(reason_of(answer), "NotAllowed");
-    let answer = thief.call(&stage.lent, "node2", |mut agent| async move {
+    let answer = thief.call(&harness.cluster, "node2", |mut agent| async move {
         let ticket = SignedTicket {
             ticket: b"let me in".to_vec(),
             signature: vec![7; 64],
@@ -70,13 +70,13 @@ pub(super) fn stolen_certificate(stage: &mut Stage) {
         agent.connect(request).await
     });
     assert_eq!(reason_of(answer), "TicketForged");
-    stage.assert_fell_within(&running);
-    stage.completes(&running, "commands by a stolen key refused");
-    assert_eq!(refused(&stage.lent), (before.0 + 1, before.1 + 1));
+    harness.assert_fell_within(&running);
+    harness.completes(&running, "commands by a stolen key refused");
+    assert_eq!(refused(&harness.cluster), (before.0 + 1, before.1 + 1));
     let since = Instant::now();
-    let event = stage.lent.wait_until("an Event tells of it", || {
+    let event = harness.cluster.wait_until("an Event tells of it", || {
         let of = "--field-selector=reason=CertificateMisused";
-        let events = stage.lent.json(&["get", "events", "-n=default", of]);
+        let events = harness.cluster.json(&["get", "events", "-n=default", of]);
         let events = events["items"].as_array()?;
         let of_node2 = |event: &&serde_json::Value| {
             event["involvedObject"]["kind"] == "FabricNode"
@@ -90,40 +90,42 @@ pub(super) fn stolen_certificate(stage: &mut Stage) {
         since.elapsed().as_secs_f64()
     );
     assert!(event.contains("that of node node1 for Cancel"), "{event}");
-    agents_are_ready(&stage.lent);
+    agents_are_ready(&harness.cluster);
 }
 
 /// The leader reaches neither the API server nor the other replica any more. The other one leads when
 /// the Lease is over; what is then said in the name of the earlier one is refused.
-pub(super) fn replicas_partitioned(stage: &mut Stage) {
-    let (leader, before) = stage.leader();
-    let running = stage.begin("partitioned");
-    let cut = Cut::off(stage, &leader);
-    stage.assert_fell_within(&running);
-    let leases = stage.lent.of::<Lease>(SYSTEM);
+pub(super) fn a_leader_cut_off_from_the_cluster_can_no_longer_command_agents(
+    harness: &mut Harness,
+) {
+    let (leader, before) = harness.leader();
+    let running = harness.begin("partitioned");
+    let cut = Cut::off(harness, &leader);
+    harness.assert_fell_within(&running);
+    let leases = harness.cluster.of::<Lease>(SYSTEM);
     let is_led_by_another = |lease: Option<&Lease>| {
         let spec = lease.and_then(|lease| lease.spec.as_ref());
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref());
         holder.is_some_and(|holder| !holder.is_empty() && holder != leader)
     };
     let what = "another replica leads";
-    stage
-        .lent
+    harness
+        .cluster
         .until(what, &leases, "weft-operator", is_led_by_another);
     let seconds = running.since.elapsed().as_secs_f64();
     println!("  {leader} cut off: another leads {seconds:.1} s later");
-    stage.completes(&running, "the leader cut off");
-    let (leader, after) = stage.leader();
+    harness.completes(&running, "the leader cut off");
+    let (leader, after) = harness.leader();
 
     // Whatever the deposed one might still say while it does not know.
-    let running = stage.begin("deposed");
+    let running = harness.begin("deposed");
     // A leader's epoch is the number of its lease, and that of the first is 1.
     let epoch = |transitions: i32| u64::from(transitions.unsigned_abs()) + 1;
     let (earlier, now) = (epoch(before), epoch(after));
-    let operator = Caller::operator(&stage.lent, &leader);
+    let operator = Caller::operator(&harness.cluster, &leader);
     for node in ALL {
-        let request = cancel(stage, &running, earlier);
-        let answer = operator.call(&stage.lent, node, |mut agent| async move {
+        let request = cancel(harness, &running, earlier);
+        let answer = operator.call(&harness.cluster, node, |mut agent| async move {
             agent.cancel(request).await
         });
         assert_eq!(reason_of(answer), "StaleEpoch", "{node}");
@@ -137,13 +139,13 @@ pub(super) fn replicas_partitioned(stage: &mut Stage) {
         }),
         ..StatRequest::default()
     };
-    let answer = operator.call(&stage.lent, "node0", |mut agent| async move {
+    let answer = operator.call(&harness.cluster, "node0", |mut agent| async move {
         agent.stat(request).await
     });
     let found = answer.unwrap().into_inner();
     assert_eq!(found.files as usize, running.files.files());
-    stage.assert_fell_within(&running);
-    stage.completes(&running, "commands of a deposed leader refused");
+    harness.assert_fell_within(&running);
+    harness.completes(&running, "commands of a deposed leader refused");
     drop(cut);
 }
 
@@ -160,25 +162,29 @@ impl Drop for Cut {
 }
 
 impl Cut {
-    fn off(stage: &Stage, pod: &str) -> Self {
-        let pid = process(&stage.lent, "weft-operator", &format!("POD_NAME={pod}"));
-        let pid = pid.unwrap_or_else(|| stage.lent.fail(&format!("{pod} has no process")));
+    fn off(harness: &Harness, pod: &str) -> Self {
+        let pid = process(
+            &harness.cluster,
+            "weft-operator",
+            &format!("POD_NAME={pod}"),
+        );
+        let pid = pid.unwrap_or_else(|| harness.cluster.fail(&format!("{pod} has no process")));
         let cut = Self {
             network: File::open(format!("/proc/{pid}/ns/net")).unwrap(),
         };
         // Agents are reached still: it is the worst of partitions.
-        let api = stage
-            .lent
+        let api = harness
+            .cluster
             .json(&["get", "endpoints", "kubernetes", "-n=default"]);
         let api = api["subsets"][0]["addresses"][0]["ip"]
             .as_str()
             .unwrap()
             .to_owned();
-        let service = stage
-            .lent
+        let service = harness
+            .cluster
             .json(&["get", "service", "kubernetes", "-n=default"]);
         let service = service["spec"]["clusterIP"].as_str().unwrap().to_owned();
-        let pods = stage.lent.json(&[
+        let pods = harness.cluster.json(&[
             "get",
             "pods",
             "-n",
@@ -215,36 +221,36 @@ impl Cut {
 }
 
 /// A node's agent sees a time that is ten minutes off; certificates, tickets and reports go on.
-pub(super) fn clock_of_a_node_is_off(stage: &mut Stage) {
+pub(super) fn a_node_whose_clock_is_ten_minutes_off_still_takes_part(harness: &mut Harness) {
     let clock = format!("{CONFIGURATION}/{CLOCK}");
-    let clock = stage.lent.cluster.file("node2", &clock);
+    let clock = harness.cluster.inner.file("node2", &clock);
     for (ahead, seconds) in [("+10m", 600), ("-10m", -600)] {
         fs::write(&clock, ahead).unwrap();
-        agents_are_made_anew(stage, &["node2"]);
-        let pod = stage.lent.agent("node2").name_any();
-        let said = stage.lent.kubectl(&["logs", "-n", SYSTEM, &pod]);
+        agents_are_made_anew(harness, &["node2"]);
+        let pod = harness.cluster.agent("node2").name_any();
+        let said = harness.cluster.kubectl(&["logs", "-n", SYSTEM, &pod]);
         let last = said.lines().last().and_then(|line| line.split(' ').next());
         let last: Timestamp = last.unwrap().parse().unwrap();
         let off = last.as_second() - Timestamp::now().as_second();
         assert!((off - seconds).abs() < 60, "{off} s: {said}");
-        let running = stage.begin(if seconds > 0 { "ahead" } else { "behind" });
-        stage.assert_fell_within(&running);
-        stage.completes(&running, &format!("the clock of a destination {ahead}"));
+        let running = harness.begin(if seconds > 0 { "ahead" } else { "behind" });
+        harness.assert_fell_within(&running);
+        harness.completes(&running, &format!("the clock of a destination {ahead}"));
     }
     fs::remove_file(&clock).unwrap();
-    agents_are_made_anew(stage, &["node2"]);
+    agents_are_made_anew(harness, &["node2"]);
 }
 
 /// The authority is followed by another, a step in the middle of each of three transfers. A day goes by
 /// between two steps: all agents then have another certificate, which they get here by being made anew.
-pub(super) fn authority_rotated(stage: &mut Stage) {
-    let secrets = stage.lent.of::<Secret>(SYSTEM);
-    let maps = stage.lent.of::<ConfigMap>(SYSTEM);
-    let trusted = |stage: &Stage| {
-        let map = stage.lent.wait(maps.get("weft-ca")).unwrap();
+pub(super) fn the_certificate_authority_is_rotated_while_bytes_move(harness: &mut Harness) {
+    let secrets = harness.cluster.of::<Secret>(SYSTEM);
+    let maps = harness.cluster.of::<ConfigMap>(SYSTEM);
+    let trusted = |harness: &Harness| {
+        let map = harness.cluster.wait(maps.get("weft-ca")).unwrap();
         map.data.unwrap_or_default()["ca.crt"].clone()
     };
-    let first = trusted(stage);
+    let first = trusted(harness);
     let steps = [
         (
             "another authority announced",
@@ -254,10 +260,10 @@ pub(super) fn authority_rotated(stage: &mut Stage) {
         ("the earlier one retired", step_was_long_ago()),
     ];
     for (i, (what, annotation)) in steps.into_iter().enumerate() {
-        let running = stage.begin_long("team-a", &format!("rotation-{i}"));
-        let (_, before) = stage.leader();
+        let running = harness.begin_long("team-a", &format!("rotation-{i}"));
+        let (_, before) = harness.leader();
         let version = |secret: Option<&Secret>| secret.and_then(|secret| secret.data.clone());
-        let found = stage.lent.wait(secrets.get("weft-ca")).unwrap();
+        let found = harness.cluster.wait(secrets.get("weft-ca")).unwrap();
         let old = found.data.clone();
         let annotate = [
             "annotate",
@@ -268,23 +274,26 @@ pub(super) fn authority_rotated(stage: &mut Stage) {
             "-n",
             SYSTEM,
         ];
-        stage.lent.kubectl(&annotate);
-        stage.lent.until(what, &secrets, "weft-ca", |secret| {
+        harness.cluster.kubectl(&annotate);
+        harness.cluster.until(what, &secrets, "weft-ca", |secret| {
             version(secret).is_some_and(|new| Some(&new) != old.as_ref())
         });
-        stage.assert_fell_within(&running);
-        stage.completes(&running, what);
-        assert!(stage.leader().1 > before, "the leader has not taken it up");
+        harness.assert_fell_within(&running);
+        harness.completes(&running, what);
+        assert!(
+            harness.leader().1 > before,
+            "the leader has not taken it up"
+        );
         if i < 2 {
-            agents_are_made_anew(stage, &ALL);
+            agents_are_made_anew(harness, &ALL);
         }
     }
-    let last = trusted(stage);
+    let last = trusted(harness);
     let count = last.matches("BEGIN CERTIFICATE").count();
     assert!(count == 1 && last != first, "{count} certificates");
-    agents_are_made_anew(stage, &ALL);
-    let running = stage.begin("rotation-after");
-    stage.completes(&running, "a transfer after that");
+    agents_are_made_anew(harness, &ALL);
+    let running = harness.begin("rotation-after");
+    harness.completes(&running, "a transfer after that");
 }
 
 fn step_was_long_ago() -> String {
@@ -292,10 +301,12 @@ fn step_was_long_ago() -> String {
     format!("weft.dev/rotation-step-at={}", (now - LONG_AGO).as_secs())
 }
 
-fn agents_are_made_anew(stage: &Stage, nodes: &[&str]) {
-    let agents = nodes.iter().map(|node| stage.lent.agent(node).name_any());
+fn agents_are_made_anew(harness: &Harness, nodes: &[&str]) {
+    let agents = nodes
+        .iter()
+        .map(|node| harness.cluster.agent(node).name_any());
     let agents: Vec<String> = agents.collect();
-    let pods = stage.lent.of::<Pod>(SYSTEM);
+    let pods = harness.cluster.of::<Pod>(SYSTEM);
     let delete = [
         &["delete", "pod", "-n", SYSTEM],
         agents
@@ -305,10 +316,12 @@ fn agents_are_made_anew(stage: &Stage, nodes: &[&str]) {
             .as_slice(),
     ]
     .concat();
-    stage.lent.kubectl(&delete);
+    harness.cluster.kubectl(&delete);
     for agent in &agents {
         let what = "the agent's pod is gone";
-        stage.lent.until(what, &pods, agent, |pod| pod.is_none());
+        harness
+            .cluster
+            .until(what, &pods, agent, |pod| pod.is_none());
     }
-    agents_are_ready(&stage.lent);
+    agents_are_ready(&harness.cluster);
 }

@@ -11,55 +11,57 @@ use serde_json::{Value, json};
 use weft_crds::{FabricNode, Phase};
 use weft_tests::cluster::in_network_of;
 
-use crate::stage::{Stage, TEAM, job, process};
+use crate::harness::{Harness, TEAM, job, process};
 
 const NAME: &str = "object";
 const BYTES: usize = 20_000_003;
 
-pub(super) fn secret_without_permission(stage: &mut Stage) {
+pub(super) fn a_job_waits_until_the_operator_may_read_its_secret(harness: &mut Harness) {
     let mut file = vec![0; BYTES];
-    stage.draw.rng().fill_bytes(&mut file);
+    harness.draw.rng().fill_bytes(&mut file);
     let served = Arc::new(AtomicUsize::new(0));
-    let store = serve(stage, file.clone(), Arc::clone(&served));
+    let store = serve(harness, file.clone(), Arc::clone(&served));
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "store", "namespace": TEAM},
         "stringData": {"host": store, "bearer_token": "hunter2"},
     });
-    stage.lent.apply(&secret);
+    harness.cluster.apply(&secret);
     let mut wanted = job(TEAM, NAME, &["node1", "node2"]);
     let object = json!({"url": format!("http://{store}/m"), "secretRef": {"name": "store"}});
     wanted["spec"]["source"] = json!({"object": object});
-    stage.lent.apply(&wanted);
-    waits(stage, "ObjectInsecure");
+    harness.cluster.apply(&wanted);
+    waits(harness, "ObjectInsecure");
     // The agents take that over; until all have done so the job waits for them.
     let lax = json!({"spec": {"objects": {"allowInsecure": true}}}).to_string();
     let patch = ["patch", "rf", "default", "--type=merge", "--patch", &lax];
-    stage.lent.kubectl(&patch);
-    let message = waits(stage, "SecretForbidden");
+    harness.cluster.kubectl(&patch);
+    let message = waits(harness, "SecretForbidden");
     let (_, commands) = message.split_once(" by: ").unwrap();
     for command in commands.split("; ") {
         let words: Vec<&str> = command.split_whitespace().collect();
         assert_eq!(words[0], "kubectl", "{message}");
-        stage.lent.kubectl(&words[1..]);
+        harness.cluster.kubectl(&words[1..]);
     }
-    let job = stage.until_phase(TEAM, NAME, Phase::Complete);
+    let job = harness.until_phase(TEAM, NAME, Phase::Complete);
     let reader = job.status.unwrap().reader;
     assert!(["node1", "node2"].contains(&&*reader), "{reader}");
     for node in ["node1", "node2"] {
-        let copy = std::fs::read(stage.directory(node, TEAM, NAME)).unwrap();
+        let copy = std::fs::read(harness.directory(node, TEAM, NAME)).unwrap();
         assert!(copy == file, "{node}");
     }
     assert_eq!(served.load(Ordering::Relaxed), BYTES);
-    stage
-        .lent
+    harness
+        .cluster
         .kubectl(&["delete", "tj", NAME, "--namespace", TEAM]);
     println!("  waits for the fabric and for a Role; then {reader} reads all of it, once");
 }
 
 /// The message of the job that waits for this reason.
-fn waits(stage: &Stage, reason: &str) -> String {
-    stage.lent.wait_until(reason, || {
-        let job = stage.lent.json(&["get", "tj", NAME, "--namespace", TEAM]);
+fn waits(harness: &Harness, reason: &str) -> String {
+    harness.cluster.wait_until(reason, || {
+        let job = harness
+            .cluster
+            .json(&["get", "tj", NAME, "--namespace", TEAM]);
         let conditions = job["status"]["conditions"].as_array()?.clone();
         let is_it = |one: &&Value| one["type"] == "Planned" && one["reason"] == reason;
         conditions.iter().find(is_it)?;
@@ -68,9 +70,11 @@ fn waits(stage: &Stage, reason: &str) -> String {
 }
 
 /// A store on node0, with one object; HOST:PORT. Counts the bytes that it has sent.
-fn serve(stage: &Stage, file: Vec<u8>, served: Arc<AtomicUsize>) -> String {
-    let pid = process(&stage.lent, "weft-agent", "NODE_NAME=node0").unwrap();
-    let node = stage.lent.wait(stage.lent.all::<FabricNode>().get("node0"));
+fn serve(harness: &Harness, file: Vec<u8>, served: Arc<AtomicUsize>) -> String {
+    let pid = process(&harness.cluster, "weft-agent", "NODE_NAME=node0").unwrap();
+    let node = harness
+        .cluster
+        .wait(harness.cluster.all::<FabricNode>().get("node0"));
     let address = node.unwrap().status.unwrap().control_address;
     let (host, _) = address.rsplit_once(':').unwrap();
     let (sender, opened) = mpsc::channel();

@@ -6,7 +6,7 @@ use serde_json::json;
 use weft_crds::{Phase, TransferJob};
 
 use super::programs::agents_are_ready;
-use crate::stage::{Stage, TEAM, job};
+use crate::harness::{Harness, TEAM, job};
 
 /// Another tenant.
 const OTHER: &str = "team-c";
@@ -16,31 +16,33 @@ const BYTES: usize = 40_000_000;
 const JOBS: [&str; 4] = ["turn-1", "turn-2", "turn-3", "turn-4"];
 
 /// Four jobs of one namespace do not hold up the one of another that is made after them.
-pub(super) fn jobs_take_turns_under_a_cap(stage: &mut Stage) {
-    let cap = |stage: &Stage, mbps: Option<u32>| {
+pub(super) fn under_a_cap_the_job_of_one_namespace_does_not_wait_for_all_jobs_of_another(
+    harness: &mut Harness,
+) {
+    let cap = |harness: &Harness, mbps: Option<u32>| {
         let patch = json!({"spec": {"transport": {"capMbps": mbps}}}).to_string();
         let patch = ["patch", "rf", "default", "--type=merge", "-p", &patch];
-        stage.lent.kubectl(&patch);
+        harness.cluster.kubectl(&patch);
     };
-    stage.lent.kubectl(&["create", "namespace", OTHER]);
+    harness.cluster.kubectl(&["create", "namespace", OTHER]);
     let to = ["node1", "node2"];
     let mut made = JOBS.map(|name| (TEAM, name)).to_vec();
     made.push((OTHER, "turn"));
     let mut trees = Vec::new();
     for (namespace, name) in &made {
-        trees.push(stage.files_of(BYTES, namespace, name));
+        trees.push(harness.files_of(BYTES, namespace, name));
     }
-    cap(stage, Some(90));
+    cap(harness, Some(90));
     let since = Instant::now();
     let jobs = made.iter();
     let jobs: Vec<_> = jobs
         .map(|(namespace, name)| job(namespace, name, &to))
         .collect();
     let list = json!({"apiVersion": "v1", "kind": "List", "items": jobs});
-    stage.lent.apply(&list);
+    harness.cluster.apply(&list);
 
-    let api = stage.lent.of::<TransferJob>(TEAM);
-    let last = stage.lent.until("Queued", &api, JOBS[3], |job| {
+    let api = harness.cluster.of::<TransferJob>(TEAM);
+    let last = harness.cluster.until("Queued", &api, JOBS[3], |job| {
         let status = job.and_then(|job| job.status.as_ref());
         let conditions = status.map(|status| &status.conditions);
         let mut conditions = conditions.into_iter().flatten();
@@ -55,27 +57,27 @@ pub(super) fn jobs_take_turns_under_a_cap(stage: &mut Stage) {
         "/apis/live.weft.dev/v1alpha1/namespaces/{TEAM}/transferprogress/{}",
         JOBS[3]
     );
-    let told = stage.lent.kubectl(&["get", "--raw", &path]);
+    let told = harness.cluster.kubectl(&["get", "--raw", &path]);
     assert!(told.contains("\"ahead\":"), "{told}");
 
-    stage.until_phase(OTHER, "turn", Phase::Complete);
+    harness.until_phase(OTHER, "turn", Phase::Complete);
     let first = since.elapsed().as_secs_f64();
-    let phase = stage
+    let phase = harness
         .of_job(TEAM, JOBS[3])
         .status
         .map(|status| status.phase);
     assert_ne!(phase, Some(Phase::Complete), "the other tenant's was last");
     for ((namespace, name), files) in made.iter().zip(&trees) {
-        stage.until_phase(namespace, name, Phase::Complete);
+        harness.until_phase(namespace, name, Phase::Complete);
         for node in to {
-            files.assert_is_at(&stage.directory(node, namespace, name));
+            files.assert_is_at(&harness.directory(node, namespace, name));
         }
     }
     let all = since.elapsed().as_secs_f64();
     println!("  the other tenant's job Complete after {first:.1} s, all five after {all:.1} s");
-    cap(stage, None);
-    stage
-        .lent
+    cap(harness, None);
+    harness
+        .cluster
         .kubectl(&["delete", "namespace", OTHER, "--timeout=120s"]);
-    agents_are_ready(&stage.lent);
+    agents_are_ready(&harness.cluster);
 }

@@ -29,14 +29,14 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) const MODELS: &str = "/var/lib/weft/models";
 
 /// A cluster in a directory of its own, taken down whatever becomes of the test.
-pub(crate) struct Lent {
-    pub(crate) cluster: Cluster,
+pub(crate) struct TestCluster {
+    pub(crate) inner: Cluster,
     pub(crate) scratch: TempDir,
     runtime: Runtime,
     client: Client,
 }
 
-impl Drop for Lent {
+impl Drop for TestCluster {
     fn drop(&mut self) {
         if let Err(error) = Cluster::down(&self.state()) {
             eprintln!("{error}");
@@ -54,7 +54,7 @@ pub(crate) fn report(what: &str, begun: Instant) {
     println!("{what}: {:.1} s", begun.elapsed().as_secs_f64());
 }
 
-impl Lent {
+impl TestCluster {
     /// Brings one up and puts the images of agent and operator into it.
     pub(crate) fn up(settings: &Settings) -> Self {
         let begun = Instant::now();
@@ -68,14 +68,14 @@ impl Lent {
         report(&format!("cluster of {} nodes up", settings.nodes), begun);
         let runtime = Runtime::new().unwrap();
         let client = runtime.block_on(client(&cluster.kubeconfig()));
-        let lent = Self {
-            cluster,
+        let cluster = Self {
+            inner: cluster,
             scratch,
             runtime,
             client,
         };
-        lent.load_images();
-        lent
+        cluster.load_images();
+        cluster
     }
 
     fn state(&self) -> PathBuf {
@@ -100,19 +100,19 @@ impl Lent {
         let said = String::from_utf8_lossy(&made.stderr);
         assert!(made.status.success(), "{said}");
         let archives = ["agent.tar", "operator.tar"].map(|name| images.join(name));
-        self.cluster.load_images(&archives).unwrap();
+        self.inner.load_images(&archives).unwrap();
         fs::remove_dir_all(images).unwrap();
         report("images made and loaded", begun);
     }
 
     /// What kubectl says; the test ends if it fails.
     pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
-        self.told(self.cluster.kubectl(arguments))
+        self.told(self.inner.kubectl(arguments))
     }
 
     /// What kubectl says when it fails, which it must.
     pub(crate) fn refused(&self, arguments: &[&str]) -> String {
-        match self.cluster.kubectl(arguments) {
+        match self.inner.kubectl(arguments) {
             Ok(said) => panic!("kubectl {arguments:?} was not refused: {said}"),
             Err(error) => error.to_string(),
         }
@@ -124,11 +124,11 @@ impl Lent {
     }
 
     pub(crate) fn apply(&self, object: &Value) {
-        self.told(self.cluster.apply(&object.to_string()));
+        self.told(self.inner.apply(&object.to_string()));
     }
 
     pub(crate) fn helm(&self, arguments: &[&str]) -> String {
-        let made = self.cluster.command("helm").args(arguments).output();
+        let made = self.inner.command("helm").args(arguments).output();
         let made = made.unwrap();
         if !made.status.success() {
             let said = String::from_utf8_lossy(&made.stderr);
@@ -158,7 +158,7 @@ impl Lent {
                 "--tail=60",
             ],
         ] {
-            let said = self.cluster.kubectl(arguments);
+            let said = self.inner.kubectl(arguments);
             let said = said.unwrap_or_else(|error| error.to_string());
             // Writing to a String cannot fail.
             let _ = write!(text, "\n\n== kubectl {}\n{said}", arguments.join(" "));
@@ -238,7 +238,7 @@ impl Lent {
     /// The sum of an agent's metrics with this in their names and labels.
     pub(crate) fn metric(&self, agent: &str, metric: &str) -> Option<u64> {
         let path = format!("/api/v1/namespaces/{SYSTEM}/pods/{agent}:7401/proxy/metrics");
-        let metrics = self.cluster.kubectl(&["get", "--raw", &path]).ok()?;
+        let metrics = self.inner.kubectl(&["get", "--raw", &path]).ok()?;
         let lines = metrics.lines().filter(|line| line.contains(metric));
         let values = lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
         values.reduce(|sum, value| sum + value)

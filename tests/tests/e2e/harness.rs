@@ -15,7 +15,7 @@ use weft_sim::draw::Draw;
 use weft_tests::cluster::{Settings, is_below};
 
 use crate::install;
-use crate::lent::{Lent, MODELS, SYSTEM};
+use crate::test_cluster::{MODELS, SYSTEM, TestCluster};
 use crate::tree::Tree;
 
 /// Of a node's link: a chain of 60 MB takes five seconds.
@@ -29,8 +29,8 @@ const MOMENT_PERCENT: (u64, u64) = (5, 45);
 pub(crate) const TEAM: &str = "team-a";
 
 /// The cluster, and what the seed draws.
-pub(crate) struct Stage {
-    pub(crate) lent: Lent,
+pub(crate) struct Harness {
+    pub(crate) cluster: TestCluster,
     pub(crate) draw: Draw,
 }
 
@@ -45,16 +45,16 @@ pub(crate) struct Running {
     pub(crate) since: Instant,
 }
 
-impl Stage {
+impl Harness {
     /// Four nodes, of which the last is of no fabric; the chart; a fabric that is Ready.
-    pub(crate) fn set(seed: u64) -> Self {
-        let lent = Lent::up(&Settings {
+    pub(crate) fn new() -> Self {
+        let cluster = TestCluster::up(&Settings {
             nodes: 4,
             unlabelled: vec!["node3".to_owned()],
             node_rate: Some(NODE_RATE),
             ..Settings::default()
         });
-        install::helm_install(&lent);
+        install::helm_install(&cluster);
         let mut fabric = install::fabric();
         let library = json!({
             "name": "library", "hostPath": "/var/lib/weft/library", "access": "ReadOnly",
@@ -64,11 +64,11 @@ impl Stage {
             .as_array_mut()
             .unwrap()
             .push(library);
-        install::a_fabric_becomes_ready(&lent, &fabric);
-        lent.kubectl(&["create", "namespace", TEAM]);
+        install::a_fabric_becomes_ready(&cluster, &fabric);
+        cluster.kubectl(&["create", "namespace", TEAM]);
         Self {
-            lent,
-            draw: Draw::new(seed, 0),
+            cluster,
+            draw: Draw::new(0, 0),
         }
     }
 
@@ -85,22 +85,23 @@ impl Stage {
 
     /// A tenant's directory of a node, as this machine sees it.
     pub(crate) fn directory(&self, node: &str, namespace: &str, path: &str) -> PathBuf {
-        self.lent
-            .cluster
+        self.cluster
+            .inner
             .file(node, &format!("{MODELS}/{namespace}/{path}"))
     }
 
     /// A job of the tenant's that is at a moment that the seed draws.
     pub(crate) fn begin(&mut self, name: &str) -> Running {
         let files = self.files(TEAM, name);
-        self.lent.apply(&job(TEAM, name, &["node1", "node2"]));
+        self.cluster.apply(&job(TEAM, name, &["node1", "node2"]));
         self.moment(TEAM, name, files, &["node1", "node2"])
     }
 
     /// The same with so much that it lasts for what takes some seconds to do.
     pub(crate) fn begin_long(&mut self, namespace: &str, name: &str) -> Running {
         let files = self.files_of(BYTES_LONG, namespace, name);
-        self.lent.apply(&job(namespace, name, &["node1", "node2"]));
+        self.cluster
+            .apply(&job(namespace, name, &["node1", "node2"]));
         self.moment(namespace, name, files, &["node1", "node2"])
     }
 
@@ -115,9 +116,9 @@ impl Stage {
         let uid = self.of_job(namespace, name).uid().unwrap();
         let (least, most) = MOMENT_PERCENT;
         let wanted = files.bytes() * self.draw.within(least, most) / 100;
-        let agent = self.lent.agent(to[0]).name_any();
-        let arrived = self.lent.wait_until("bytes arrive", || {
-            let arrived = self.lent.arrived(&agent, &uid)?;
+        let agent = self.cluster.agent(to[0]).name_any();
+        let arrived = self.cluster.wait_until("bytes arrive", || {
+            let arrived = self.cluster.arrived(&agent, &uid)?;
             (arrived >= wanted).then_some(arrived)
         });
         Running {
@@ -131,8 +132,8 @@ impl Stage {
     }
 
     pub(crate) fn of_job(&self, namespace: &str, name: &str) -> TransferJob {
-        let api = self.lent.of::<TransferJob>(namespace);
-        self.lent.wait(api.get(name)).unwrap()
+        let api = self.cluster.of::<TransferJob>(namespace);
+        self.cluster.wait(api.get(name)).unwrap()
     }
 
     /// What was done fell within the transfer: the large file is under its final name nowhere.
@@ -168,18 +169,18 @@ impl Stage {
     }
 
     pub(crate) fn until_phase(&self, namespace: &str, name: &str, wanted: Phase) -> TransferJob {
-        let api = self.lent.of::<TransferJob>(namespace);
+        let api = self.cluster.of::<TransferJob>(namespace);
         let what = format!("{wanted:?}");
         let is_there = |job: Option<&TransferJob>| {
             let status = job.and_then(|job| job.status.as_ref());
             let phase = status.map(|status| status.phase).unwrap_or_default();
             phase == wanted || phase.is_over()
         };
-        let job = self.lent.until(&what, &api, name, is_there);
-        let job = job.unwrap_or_else(|| self.lent.fail(&format!("{name} is gone")));
+        let job = self.cluster.until(&what, &api, name, is_there);
+        let job = job.unwrap_or_else(|| self.cluster.fail(&format!("{name} is gone")));
         let phase = job.status.as_ref().map(|status| status.phase);
         if phase != Some(wanted) {
-            self.lent
+            self.cluster
                 .fail(&format!("{name}: {phase:?} and not {wanted:?}"));
         }
         job
@@ -196,8 +197,8 @@ impl Stage {
 
     /// Who leads, and how often that has changed.
     pub(crate) fn leader(&self) -> (String, i32) {
-        let leases = self.lent.of::<Lease>(SYSTEM);
-        let lease = self.lent.wait(leases.get("weft-operator")).unwrap();
+        let leases = self.cluster.of::<Lease>(SYSTEM);
+        let lease = self.cluster.wait(leases.get("weft-operator")).unwrap();
         let spec = lease.spec.unwrap();
         (
             spec.holder_identity.unwrap_or_default(),
@@ -208,15 +209,19 @@ impl Stage {
     /// Ends the leading operator's process as a crash would; gives its pod.
     pub(crate) fn kill_leader(&self) -> String {
         let (leader, _) = self.leader();
-        let pid = process(&self.lent, "weft-operator", &format!("POD_NAME={leader}"));
-        let pid = pid.unwrap_or_else(|| self.lent.fail(&format!("{leader} has no process")));
+        let pid = process(
+            &self.cluster,
+            "weft-operator",
+            &format!("POD_NAME={leader}"),
+        );
+        let pid = pid.unwrap_or_else(|| self.cluster.fail(&format!("{leader} has no process")));
         kill(pid, Signal::SIGKILL).unwrap();
         leader
     }
 
     /// Nothing of a job is at its destinations, neither files nor parts of files.
     pub(crate) fn nothing_is_left(&self, running: &Running) {
-        self.lent.wait_until("partial files are removed", || {
+        self.cluster.wait_until("partial files are removed", || {
             let left = running.to.iter().map(|node| self.copy(running, node));
             let left = left.map(|copy| {
                 // Where it is assembled: `.weft-UID-HEX`, with half a hash of its name.
@@ -256,7 +261,7 @@ pub(crate) fn job(namespace: &str, name: &str, to: &[&str]) -> Value {
 }
 
 /// The process of a pod's program, as this machine sees it; other clusters may be up.
-pub(crate) fn process(lent: &Lent, program: &str, variable: &str) -> Option<Pid> {
+pub(crate) fn process(cluster: &TestCluster, program: &str, variable: &str) -> Option<Pid> {
     let is_it = |directory: &Path| {
         let is_program = fs::read_link(directory.join("exe"))
             .is_ok_and(|exe| exe.file_name().is_some_and(|name| name == program));
@@ -268,7 +273,7 @@ pub(crate) fn process(lent: &Lent, program: &str, variable: &str) -> Option<Pid>
     let mut numbers = all.filter_map(|entry| {
         let path = entry.unwrap().path();
         let pid: u32 = path.file_name()?.to_str()?.parse().ok()?;
-        let found = is_it(&path) && is_below(pid, lent.cluster.pid());
+        let found = is_it(&path) && is_below(pid, cluster.inner.pid());
         found.then(|| Pid::from_raw(pid.cast_signed()))
     });
     numbers.next()

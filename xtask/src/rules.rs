@@ -1,6 +1,7 @@
 //! The rules of the house, each with its reason. Adding one is one file here and one line in `ALL`.
 
 mod clock;
+mod cycles;
 mod direction;
 mod ignored;
 mod length;
@@ -83,6 +84,7 @@ impl fmt::Display for Finding {
 pub(crate) const ALL: &[Rule] = &[
     direction::DIRECTION,
     direction::PURITY,
+    cycles::RULE,
     clock::RULE,
     sleep::RULE,
     ignored::RULE,

@@ -8,6 +8,7 @@ use crate::units::{Nanos, PathId, Rng, Time};
 
 mod best_rtt;
 mod hopper;
+mod kind;
 mod oblivious;
 mod policy;
 mod reps;
@@ -16,15 +17,16 @@ mod rtt;
 mod set;
 mod single;
 mod two_choices;
-mod view;
 
 pub use hopper::HopperParameters;
-pub use policy::{PathPolicy, PathSample, Policy, PolicyKind, UnknownPolicy};
+pub use kind::{Policy, PolicyKind, UnknownPolicy};
+pub use policy::{PathPolicy, PathSample};
 pub(crate) use rtt::BASE_PERIOD;
 use rtt::LowestRtt;
 pub use rtt::RttEstimator;
-pub use set::{BASE_PACKET_BYTES, Capacity, PathReport, PathSet, PathSetConfig, PathState};
-pub use view::PathView;
+pub use set::{
+    BASE_PACKET_BYTES, Capacity, PathReport, PathSet, PathSetConfig, PathState, PathView,
+};
 
 /// A path is suspended at this many timeouts with no acknowledgement since.
 pub const TIMEOUTS_UNTIL_SUSPENDED: u8 = 3;

@@ -13,6 +13,7 @@ mod ack;
 mod control;
 mod data;
 pub mod field;
+mod key_phase;
 mod request;
 mod seal;
 
@@ -25,8 +26,9 @@ pub use control::{Control, Credit, Probe, Refusal, Refused, RequestToSend, Reset
 pub(crate) use data::CHUNK_INDEX_MAX;
 pub use data::{DataHeader, Flags, Opcode};
 pub use field::Field;
+pub use key_phase::KeyPhase;
 pub use request::{Atomic, Request};
-pub use seal::{Cipher, Integrity, KeyPhase, OpenedData, PacketKey, Seal, Secret, payload_crc};
+pub use seal::{Cipher, Integrity, OpenedData, PacketKey, Seal, Secret, payload_crc};
 
 /// The wire version: the low four bits of every datagram's first byte.
 pub const VERSION: u8 = 1;

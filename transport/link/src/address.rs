@@ -5,8 +5,9 @@ use std::net::IpAddr;
 
 use weft_core::units::{Host, Source};
 
+use crate::datagram;
 use crate::error::LinkError;
-use crate::udp::{self, PortRange};
+use crate::ports::PortRange;
 
 /// The address of one end of a link: what the other end is told when a connection is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,7 +28,7 @@ impl LinkAddress {
     /// The ports are no range.
     pub fn check(&self) -> Result<(), LinkError> {
         match self {
-            Self::Udp { ports, .. } => ports.check(),
+            Self::Udp { ports, .. } => Ok(ports.check()?),
         }
     }
 
@@ -42,7 +43,7 @@ impl LinkAddress {
     pub fn holds(&self, source: Source) -> bool {
         match *self {
             Self::Udp { ports, .. } => {
-                source.host() == self.host() && ports.holds(udp::port_of(source))
+                source.host() == self.host() && ports.holds(datagram::port_of(source))
             }
         }
     }
@@ -56,7 +57,7 @@ impl LinkAddress {
     /// Bytes that the link and the layers below it add to each packet, up to IP.
     pub fn header_bytes(&self) -> u16 {
         match self {
-            Self::Udp { address, .. } => udp::header_bytes(*address),
+            Self::Udp { address, .. } => datagram::header_bytes(*address),
         }
     }
 
@@ -103,7 +104,7 @@ mod tests {
         for (here, other) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
             let here = udp(here, 4000, 16);
             let source = |address: &str, port| {
-                udp::source((address.parse::<IpAddr>().unwrap(), port).into(), 3)
+                datagram::source((address.parse::<IpAddr>().unwrap(), port).into(), 3)
             };
             let text = here.host().to_string();
             assert!(here.holds(source(&text, 4000)) && here.holds(source(&text, 4015)));

@@ -2,22 +2,14 @@
 
 use std::net::IpAddr;
 
-use crate::udp::PortRange;
+use crate::ports::{BadPorts, PortRange};
 
 /// Why a link could not be opened, or why it cannot serve a peer.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// `count` is 0, above 256, or runs past port 65535.
-    #[error(
-        "ports.first {first} with ports.count {count} is no usable range: \
-         count must be 1 to 256 and first + count at most 65536"
-    )]
-    BadPorts {
-        /// The configured first port.
-        first: u16,
-        /// The configured number of ports.
-        count: u16,
-    },
+    #[error(transparent)]
+    BadPorts(#[from] BadPorts),
     /// Someone else holds a port of the range.
     #[error(
         "UDP port {port} of the range {ports} on {address} is taken by another socket: \
@@ -103,7 +95,7 @@ impl LinkError {
     /// A stable name for conditions and metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::BadPorts { .. } => "BadPorts",
+            Self::BadPorts(_) => "BadPorts",
             Self::PortTaken { .. } => "PortTaken",
             Self::AddressNotHere { .. } => "AddressNotHere",
             Self::NotPermitted { .. } => "NotPermitted",

@@ -8,9 +8,11 @@
 //! receive with GRO. [`RouteProbe`] and [`ProbeSocket`] answer questions about the network beside any link.
 
 mod address;
+mod datagram;
 mod error;
 mod link;
 mod poller;
+mod ports;
 mod probe;
 mod route;
 mod udp;
@@ -19,6 +21,7 @@ pub use address::LinkAddress;
 pub use error::{LinkError, Refusal};
 pub use link::{Capabilities, Counters, Destination, Handler, Link, Sent};
 pub use poller::{Poller, Waker};
+pub use ports::{BadPorts, PortPair, PortRange};
 pub use probe::{Offers, ProbeSocket};
 pub use route::RouteProbe;
-pub use udp::{PortPair, PortRange, SocketBuffers, UdpConfig, UdpLink, UdpPeer};
+pub use udp::{SocketBuffers, UdpConfig, UdpLink, UdpPeer};

@@ -1,7 +1,6 @@
 //! UDP: a socket for each port of a range, GSO out, batched system calls with GRO in.
 
 mod frame;
-mod ports;
 mod receive;
 mod socket;
 
@@ -15,23 +14,19 @@ use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, SockaddrIn, SockaddrIn6, SockaddrLike, sendmsg};
-use weft_core::units::{Host, Nanos, PathId, Source, Time};
+use weft_core::units::{Nanos, PathId, Source, Time};
 
 use crate::address::LinkAddress;
+use crate::datagram::{IPV4_BYTES, UDP_BYTES, port_of};
 use crate::error::{LinkError, Refusal};
 use crate::link::{Capabilities, Counters, Destination, Handler, Link, Sent};
+use crate::ports::{PortPair, PortRange};
 use frame::Frame;
-pub use ports::{PortPair, PortRange};
 use receive::Batch;
 use receive::ReceiveBuffers;
 pub use socket::SocketBuffers;
 pub(crate) use socket::grant_buffers;
 use socket::{Port, bind_port, set_dscp};
-
-/// Bytes of an IPv4 header without options (RFC 791), an IPv6 header (RFC 8200) and a UDP header (RFC 768).
-const IPV4_BYTES: u16 = 20;
-const IPV6_BYTES: u16 = 40;
-const UDP_BYTES: u16 = 8;
 
 /// Most bytes of one UDP send, all its datagrams together: an IPv4 packet has 65,535. (IPv6 carries 20 more;
 /// one limit for both, since the two ends agree on the size of a chunk.)
@@ -39,14 +34,6 @@ const SEND_BYTES_MAX: usize = 65_535 - (IPV4_BYTES + UDP_BYTES) as usize;
 
 /// When the kernel had no memory for a send it does not say when it has: tried again after this.
 const RETRY_AFTER: Nanos = Nanos::from_millis(1);
-
-/// Bytes that IP and UDP add to each datagram.
-pub(crate) fn header_bytes(address: IpAddr) -> u16 {
-    match address {
-        IpAddr::V4(_) => IPV4_BYTES + UDP_BYTES,
-        IpAddr::V6(_) => IPV6_BYTES + UDP_BYTES,
-    }
-}
 
 /// What a UDP link is opened with.
 #[derive(Debug, Clone)]
@@ -387,20 +374,6 @@ impl Link for UdpLink {
     fn flush_at(&self) -> Option<Time> {
         self.kept.and_then(|kept| kept.retry_at)
     }
-}
-
-/// What the core knows a sender by: the address, the sender's port, the index of ours.
-pub(crate) fn source(from: SocketAddr, local: u16) -> Source {
-    let mut bytes = [0; Source::BYTES];
-    bytes[..16].copy_from_slice(&Host::from(from.ip()).0);
-    bytes[16..18].copy_from_slice(&from.port().to_be_bytes());
-    bytes[18..].copy_from_slice(&local.to_be_bytes());
-    Source(bytes)
-}
-
-/// The sender's port.
-pub(crate) fn port_of(source: Source) -> u16 {
-    u16::from_be_bytes([source.0[16], source.0[17]])
 }
 
 /// The way back to a source of this link.

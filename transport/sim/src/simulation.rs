@@ -1,5 +1,7 @@
 //! A run: virtual time, and everything that happens in it in order.
 
+mod stray;
+
 use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
 use std::collections::{BinaryHeap, VecDeque};

@@ -1,12 +1,15 @@
 //! Path state and liveness.
 
-use super::view::Resend;
+mod view;
+
 use crate::wire::PROBE_BYTES_MAX;
 
 use super::{
     LowestRtt, Nanos, PATHS_MAX, PROBE_AFTER, PROBE_INTERVAL_MAX, PathId, PathPolicy, PathSample,
-    PathView, Rng, RttEstimator, TIMEOUTS_UNTIL_SUSPENDED, Time,
+    Rng, RttEstimator, TIMEOUTS_UNTIL_SUSPENDED, Time,
 };
+pub use view::PathView;
+use view::Resend;
 
 /// A path's share of marked packets moves by 1/2^this of the difference with each acknowledgement: 1/16, as
 /// DCTCP's α (RFC 8257, section 4.2).

@@ -4,8 +4,8 @@
 //! not in this crate, which builds without C and for wasm32: it comes in as a [`Cipher`].
 
 use super::{
-    DataHeader, HEADER_BYTES, OVERHEAD_BYTES, PREFIX_BYTES, TRAILER_BYTES, field, get_u32, get_u64,
-    put_u32, put_u64,
+    DataHeader, HEADER_BYTES, KeyPhase, OVERHEAD_BYTES, PREFIX_BYTES, TRAILER_BYTES, field,
+    get_u32, get_u64, put_u32, put_u64,
 };
 use crate::drops::DropReason;
 use core::hash::Hasher as _;
@@ -70,33 +70,6 @@ pub struct Secret(pub [u8; 32]);
 impl core::fmt::Debug for Secret {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("Secret(..)")
-    }
-}
-
-/// Which key of its direction seals a packet: the number of key updates so far, modulo 4. Two bits tell the
-/// previous, the current and the next key apart without trying any (IEEE 802.1AE's association number has two
-/// bits for the same purpose; QUIC has one and compares packet numbers, RFC 9001, section 6.3).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct KeyPhase(u8);
-
-impl KeyPhase {
-    /// The phase that every connection starts with.
-    pub const FIRST: KeyPhase = KeyPhase(0);
-
-    /// The phase after this one.
-    #[must_use]
-    pub const fn next(self) -> KeyPhase {
-        KeyPhase((self.0 + 1) & 3)
-    }
-
-    /// From the two high bits of the prefix's byte.
-    pub(super) const fn from_bits(byte: u8) -> KeyPhase {
-        KeyPhase(byte >> 6)
-    }
-
-    /// As the two high bits of the prefix's byte.
-    pub(super) const fn bits(self) -> u8 {
-        self.0 << 6
     }
 }
 

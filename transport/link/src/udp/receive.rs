@@ -6,7 +6,7 @@ use quinn_udp::{EcnCodepoint, RecvMeta, UdpSockRef};
 use weft_core::received::Received;
 
 use super::socket::Port;
-use super::source;
+use crate::datagram::source;
 use crate::link::{Counters, Handler};
 
 /// Runs taken by one system call. 8 × 64 KiB stay in a core's second-level cache.

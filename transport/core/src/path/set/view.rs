@@ -1,6 +1,7 @@
 //! What a policy may look at.
 
-use super::{Nanos, PathId, PathSet, Rng, RttEstimator, Time};
+use super::{PathId, PathSet, Rng, RttEstimator, Time};
+use crate::units::Nanos;
 
 /// The paths between two NICs as one connection sees them at one moment.
 #[derive(Clone, Copy, Debug)]

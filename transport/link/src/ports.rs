@@ -2,7 +2,18 @@
 
 use std::fmt;
 
-use crate::error::LinkError;
+/// A range that is no range of ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "ports.first {first} with ports.count {count} is no usable range: \
+     count must be 1 to 256 and first + count at most 65536"
+)]
+pub struct BadPorts {
+    /// The configured first port.
+    pub first: u16,
+    /// The configured number of ports.
+    pub count: u16,
+}
 
 /// A range of UDP ports of one NIC: `first`, `first + 1`, … (`count` of them).
 ///
@@ -21,10 +32,10 @@ impl PortRange {
     pub const COUNT_MAX: u16 = 256;
 
     /// Checks that the range is one.
-    pub fn check(self) -> Result<(), LinkError> {
+    pub fn check(self) -> Result<(), BadPorts> {
         let end = u32::from(self.first) + u32::from(self.count);
         if self.first == 0 || self.count == 0 || self.count > Self::COUNT_MAX || end > 65_536 {
-            return Err(LinkError::BadPorts {
+            return Err(BadPorts {
                 first: self.first,
                 count: self.count,
             });
@@ -130,7 +141,7 @@ mod tests {
             count: 16,
         };
         let error = range.check().unwrap_err();
-        assert_eq!(error.reason(), "BadPorts");
+        assert_eq!(crate::LinkError::from(error).reason(), "BadPorts");
         assert!(error.to_string().contains("65530"));
         assert!(
             PortRange {

@@ -23,7 +23,7 @@ pub use error::StageError;
 pub use ground::{Addresses, Ground};
 use weft_identity::authority::{Authority, IdentityFiles};
 use weft_planner::Topology;
-use weft_transfer::{Channels, Contact, Place, Runner, Spec};
+use weft_transfer::{ConnectionPool, Endpoint, Place, Runner, Spec};
 
 use crate::fabric::isolation;
 
@@ -68,7 +68,7 @@ pub struct Root {
 pub struct Stage {
     agents: Agents,
     authority: Arc<Authority>,
-    channels: Channels,
+    channels: ConnectionPool,
     files: Vec<IdentityFiles>,
     setup: Setup,
 }
@@ -79,7 +79,7 @@ impl Stage {
         let authority = Arc::new(Authority::new(setup.name)?);
         let mut stage = Self {
             agents: Agents::default(),
-            channels: Channels::new(Arc::clone(&authority)),
+            channels: ConnectionPool::new(Arc::clone(&authority)),
             authority,
             files: Vec::new(),
             setup,
@@ -239,11 +239,11 @@ impl Stage {
     /// Begins a transfer. All of a stage share their connections to the agents, so they are of one
     /// runtime.
     pub fn begin(&self, spec: Spec) -> Runner {
-        let contact = |i| Contact {
+        let contact = |i| Endpoint {
             node: node_name(i),
             address: self.setup.ground.addresses(i).control.to_string(),
         };
-        let contacts: Vec<Contact> = (0..self.nodes()).map(contact).collect();
+        let contacts: Vec<Endpoint> = (0..self.nodes()).map(contact).collect();
         Runner::begin(spec, self.channels.clone(), &contacts)
     }
 }

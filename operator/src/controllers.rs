@@ -41,7 +41,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 use weft_identity::authority::Authority;
-use weft_transfer::{Channels, Vault};
+use weft_transfer::ConnectionPool;
 
 pub(crate) use self::request::FINALIZER;
 use self::{
@@ -86,7 +86,7 @@ pub struct Context {
     /// Its key is what agents know tickets by.
     pub authority: Arc<Authority>,
     /// The ways to agents.
-    pub channels: Channels,
+    pub channels: ConnectionPool,
     /// What agents say of their nodes.
     pub reports: watch::Receiver<BTreeMap<String, NodeState>>,
     /// What agents are told; kept by the controllers.
@@ -217,7 +217,7 @@ pub async fn run(
         began: Instant::now(),
         cache: Cache {
             ticket_key: context.authority.ticket_key(),
-            vault: Vault::new(secrets),
+            secret_reader: Some(Arc::new(secrets)),
             ..Cache::default()
         },
         membership: Membership::default(),

@@ -18,7 +18,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use kube::Client;
 use tokio::{net::TcpListener, sync::mpsc, time::sleep};
 use weft_identity::authority::{Authority, AuthorityError};
-use weft_transfer::Channels;
+use weft_transfer::ConnectionPool;
 
 use crate::controllers::Question;
 
@@ -41,7 +41,7 @@ pub struct Live {
     /// Issues the server's certificate.
     pub authority: Arc<Authority>,
     /// The ways to agents.
-    pub channels: Channels,
+    pub channels: ConnectionPool,
     /// Who knows the answers.
     pub questions: mpsc::Sender<Question>,
     /// The leader's epoch, with which agents are asked.

@@ -35,7 +35,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use weft_identity::cause::innermost;
-use weft_transfer::Channels;
+use weft_transfer::ConnectionPool;
 
 use crate::{
     NAME,
@@ -274,7 +274,7 @@ impl Leader {
         let (questions, asked) = mpsc::channel(QUESTIONS);
         let (fabrics, known) = watch::channel(Fabrics::new());
         let reports = Reports::default();
-        let channels = Channels::new(Arc::clone(&authority));
+        let channels = ConnectionPool::new(Arc::clone(&authority));
         let context = controllers::Context {
             client: self.client.clone(),
             namespace: settings.namespace.clone(),

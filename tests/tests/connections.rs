@@ -16,7 +16,7 @@ use weft_cli::stage::{
 };
 use weft_planner::Strategy;
 use weft_proto::agent::v1::{Algorithm, Overwrite};
-use weft_transfer::{Mandate, Runner, Spec, Tempo};
+use weft_transfer::{LeaderContext, Runner, Spec, Timing};
 
 /// Nothing here takes longer, even on a machine that does ten other things.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -71,8 +71,8 @@ fn spec(stage: &Stage, uid: &str, to: usize) -> Spec {
         expect: String::new(),
         overwrite: Overwrite::IfDifferent,
         backoff_limit: 6,
-        tempo: Tempo::PERSON,
-        mandate: Mandate::ONLY,
+        timing: Timing::PERSON,
+        leader: LeaderContext::ONLY,
     }
 }
 
@@ -85,7 +85,7 @@ async fn complete(mut runner: Runner) -> u32 {
     };
     timeout(DEADLINE, played).await.expect("the job ends");
     let job = runner.job();
-    let standings: Vec<_> = job.destinations().map(|view| view.standing).collect();
+    let standings: Vec<_> = job.destinations().map(|view| view.phase).collect();
     assert!(job.is_complete(), "{standings:?} {:?}", job.source_fault());
     job.attempt()
 }

@@ -9,7 +9,7 @@ use std::{
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use weft_planner::Seconds;
 use weft_proto::agent::v1::State;
-use weft_transfer::{DestinationView, Job, Standing};
+use weft_transfer::{DestinationPhase, DestinationView, Job};
 
 use crate::quantity;
 
@@ -105,8 +105,8 @@ impl Progress {
                 for ((i, destination), text) in job.destinations().enumerate().zip(texts) {
                     // A bar of length 0 is drawn as full.
                     let length = all_bytes.unwrap_or_default().max(1);
-                    let position = match destination.standing {
-                        Standing::Verified { .. } => length,
+                    let position = match destination.phase {
+                        DestinationPhase::Verified { .. } => length,
                         _ => destination.bytes,
                     };
                     if let Some(bar) = bars.get(i) {
@@ -171,11 +171,13 @@ pub fn style() -> ProgressStyle {
 
 /// Bytes, rate and the time that is left, or the state where that says more.
 fn text(destination: &DestinationView<'_>, all: Option<u64>, rate: u64) -> String {
-    let state = match destination.standing {
-        Standing::Verified { after } => format!("verified in {}", Seconds(after.as_secs_f64())),
-        Standing::Failed(refusal) => format!("failed: {}", refusal.reason),
-        Standing::Troubled(refusal) => format!("waiting: {}", refusal.reason),
-        Standing::Waiting => match destination.report.state() {
+    let state = match destination.phase {
+        DestinationPhase::Verified { after } => {
+            format!("verified in {}", Seconds(after.as_secs_f64()))
+        }
+        DestinationPhase::Failed(refusal) => format!("failed: {}", refusal.reason),
+        DestinationPhase::Retrying(refusal) => format!("waiting: {}", refusal.reason),
+        DestinationPhase::Pending => match destination.report.state() {
             State::Verifying => "verifying".to_owned(),
             State::Transferring if rate > 0 => {
                 let left = all.unwrap_or_default().saturating_sub(destination.bytes);
@@ -205,7 +207,7 @@ mod tests {
     use indicatif::TermLike;
     use weft_planner::{Strategy, Topology};
     use weft_proto::agent::v1::{Algorithm, Overwrite, ProgressResponse};
-    use weft_transfer::{Mandate, Place, Refusal, Spec, Tempo};
+    use weft_transfer::{LeaderContext, Place, Refusal, Spec, Timing};
 
     use super::*;
 
@@ -227,29 +229,34 @@ mod tests {
             ..ProgressResponse::default()
         };
         let moving = report(State::Transferring);
-        let troubled = Standing::Troubled(refusal.clone());
-        let verified = Standing::Verified {
+        let troubled = DestinationPhase::Retrying(refusal.clone());
+        let verified = DestinationPhase::Verified {
             after: Duration::from_millis(500),
         };
         let rate = 25_000_000;
-        for (standing, report, rate, expected) in [
-            (Standing::Waiting, report(State::Pending), 0, "preparing"),
-            (Standing::Waiting, moving.clone(), 0, "stalled"),
+        for (phase, report, rate, expected) in [
             (
-                Standing::Waiting,
+                DestinationPhase::Pending,
+                report(State::Pending),
+                0,
+                "preparing",
+            ),
+            (DestinationPhase::Pending, moving.clone(), 0, "stalled"),
+            (
+                DestinationPhase::Pending,
                 moving.clone(),
                 rate,
                 "25 MB/s, ETA 2.00 s",
             ),
             (
-                Standing::Waiting,
+                DestinationPhase::Pending,
                 report(State::Verifying),
                 rate,
                 "verifying",
             ),
             (troubled, moving.clone(), rate, "waiting: NodeUnreachable"),
             (
-                Standing::Failed(refusal),
+                DestinationPhase::Failed(refusal),
                 moving.clone(),
                 rate,
                 "failed: NodeUnreachable",
@@ -258,7 +265,7 @@ mod tests {
         ] {
             let view = DestinationView {
                 place: &place,
-                standing: &standing,
+                phase: &phase,
                 report: &report,
                 bytes: 50_000_000,
             };
@@ -324,8 +331,8 @@ mod tests {
             algorithm: Algorithm::Blake3,
             expect: String::new(),
             overwrite: Overwrite::IfDifferent,
-            tempo: Tempo::PERSON,
-            mandate: Mandate::ONLY,
+            timing: Timing::PERSON,
+            leader: LeaderContext::ONLY,
             backoff_limit: 0,
         });
         let written = Written::default();

@@ -8,7 +8,7 @@ use std::{
 use serde::Serialize;
 use weft_planner::Seconds;
 use weft_proto::agent::v1::Algorithm;
-use weft_transfer::{Job, Refusal, Standing};
+use weft_transfer::{DestinationPhase, Job, Refusal};
 
 use crate::{play::arguments::Fault, quantity};
 
@@ -135,19 +135,19 @@ impl Summary {
             .destinations()
             .map(|destination| {
                 let name = destination.place.node.clone();
-                let (state, reason, seconds) = match destination.standing {
-                    Standing::Verified { after } => {
+                let (state, reason, seconds) = match destination.phase {
+                    DestinationPhase::Verified { after } => {
                         last = last.max(Some(*after));
                         ("Verified", String::new(), rounded(*after))
                     }
-                    Standing::Failed(refusal) | Standing::Troubled(refusal) => {
+                    DestinationPhase::Failed(refusal) | DestinationPhase::Retrying(refusal) => {
                         let cause = cause(refusal);
                         if !failures.contains(&cause) {
                             failures.push(cause);
                         }
                         ("Failed", refusal.reason.clone(), 0.0)
                     }
-                    Standing::Waiting => ("Failed", "NotStarted".to_owned(), 0.0),
+                    DestinationPhase::Pending => ("Failed", "NotStarted".to_owned(), 0.0),
                 };
                 NodeReport {
                     root: root(&name).unwrap_or_default(),

@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use weft_identity::authority;
 use weft_proto::agent::v1::Overwrite;
-use weft_transfer::{Mandate, Spec, Tempo};
+use weft_transfer::{LeaderContext, Spec, Timing};
 
 use super::{
     Data, Fault, FaultKind, Happened, PlayError, Settings, Summary,
@@ -169,8 +169,8 @@ impl<'a> Play<'a> {
             algorithm: settings.verification.into(),
             expect: String::new(),
             overwrite: Overwrite::IfDifferent,
-            tempo: Tempo::PERSON,
-            mandate: Mandate::ONLY,
+            timing: Timing::PERSON,
+            leader: LeaderContext::ONLY,
             backoff_limit: BACKOFF_LIMIT + patience(&settings.faults),
         })
     }

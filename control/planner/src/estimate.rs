@@ -18,21 +18,12 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
+use crate::error::PlanError;
 use crate::names;
-use crate::plan::{LinkLoad, PlanError, Request};
+use crate::request::Request;
 use crate::topology::{Node, Spine, Topology};
-
-/// Default part of the line rate that is payload: an Ethernet frame of MTU 1500 takes 1538 bytes on
-/// the wire (8 preamble, 14 header, 4 checksum, 12 gap) and holds 1408 bytes of payload after
-/// 20 IPv4, 8 UDP, 48 Weft header and 16 Weft trailer. Acknowledgements run the other way.
-pub const PAYLOAD_SHARE: f64 = 1408.0 / 1538.0;
-
-/// Default time from the last byte sent to the last byte seen by the receiving agent, 50 µs.
-///
-/// Measured on a two-core Linux machine: a 1408-byte UDP datagram over veth through leaf, spine and
-/// leaf namespaces to a blocking receiver takes 27 µs in the median and 40 µs at p99 one way (5000
-/// round trips, halved); rounded up for the hand-over to the thread that forwards.
-pub const HOP_LATENCY_NS: u64 = 50_000;
 
 /// How fast a receiver checks a segment before it forwards it: 8 GB/s, BLAKE3 on one core over cold
 /// memory (`docs/decisions/0004-blake3-or-xxh3.md`). It delays the first segment by `S ÷ 8 GB/s` per
@@ -73,6 +64,20 @@ impl Link<'_> {
 struct Load {
     bytes: u64,
     rate_bps: u64,
+}
+
+/// What a plan puts on one direction of one link.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkLoad {
+    /// From where to where, as `leaf0->spine1`.
+    pub name: String,
+    /// Payload bytes.
+    pub bytes: u64,
+    /// Line rate, bits per second.
+    pub rate_bps: u64,
+    /// `bytes × 8 ÷ (rate_bps × payload_share)`.
+    pub seconds: f64,
 }
 
 /// The cost of a tree.

@@ -9,17 +9,19 @@
 //! Units are in the names: `_bytes` are bytes, `_bps` bits per second on the wire, `_ns`
 //! nanoseconds, and every `seconds` is an `f64` of seconds.
 
+mod error;
 mod estimate;
 mod manifest;
 mod names;
 mod plan;
+mod request;
 mod strategy;
 mod topology;
 
-pub use estimate::{CHECK_BYTES_PER_SECOND, HOP_LATENCY_NS, PAYLOAD_SHARE};
+pub use error::PlanError;
+pub use estimate::{CHECK_BYTES_PER_SECOND, LinkLoad};
 pub use manifest::{DirectoryEntry, FileEntry, Manifest, ManifestError};
-pub use plan::{
-    Alternative, LinkLoad, Part, Plan, PlanError, Request, SEGMENT_BYTES, Seconds, plan,
-};
+pub use plan::{Alternative, Part, Plan, Seconds, plan};
+pub use request::{HOP_LATENCY_NS, PAYLOAD_SHARE, Request, SEGMENT_BYTES};
 pub use strategy::{Strategy, UnknownStrategy};
 pub use topology::{Node, Topology, TopologyError, Uplink};

@@ -1,74 +1,16 @@
-//! The request, the plan, and the one function between them.
+//! The plan, and how it is made from a request and a topology.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use crate::estimate::{Cost, HOP_LATENCY_NS, PAYLOAD_SHARE, cost, walk};
+use crate::error::PlanError;
+use crate::estimate::{Cost, LinkLoad, cost, walk};
 use crate::names;
+use crate::request::{PAYLOAD_SHARE_MIN, Request};
 use crate::strategy::Strategy;
-use crate::topology::{Node, Topology, TopologyError};
-
-/// Default [`Request::segment_bytes`]: 1 MiB, the block that a receiver checks before it forwards it
-/// (the design's BLAKE3 blocks).
-pub const SEGMENT_BYTES: u64 = 1 << 20;
-
-/// What is asked of the planner.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Request {
-    /// Name of the node that has the data.
-    pub source: String,
-    /// Names of the nodes that shall have it, each once, without the source; their order is of no
-    /// account.
-    pub destinations: Vec<String>,
-    /// Bytes to deliver to every destination.
-    pub bytes: u64,
-    /// Who sends to whom.
-    #[serde(default)]
-    pub strategy: Strategy,
-    /// A relay forwards after this many bytes.
-    #[serde(default = "default_segment_bytes")]
-    pub segment_bytes: u64,
-    /// Part of the line rate that is payload, from 0.000001 to 1.
-    #[serde(default = "default_payload_share")]
-    pub payload_share: f64,
-    /// Time from the last byte sent to the last byte seen by the receiving agent, nanoseconds.
-    #[serde(default = "default_hop_latency_ns")]
-    pub hop_latency_ns: u64,
-}
-
-fn default_segment_bytes() -> u64 {
-    SEGMENT_BYTES
-}
-
-/// Far less than any packet's: with next to nothing a transfer would take longer than a number can say.
-const PAYLOAD_SHARE_MIN: f64 = 1e-6;
-
-fn default_payload_share() -> f64 {
-    PAYLOAD_SHARE
-}
-
-fn default_hop_latency_ns() -> u64 {
-    HOP_LATENCY_NS
-}
-
-impl Request {
-    /// A request with everything that has a default at its default.
-    pub fn new(source: impl Into<String>, destinations: Vec<String>, bytes: u64) -> Self {
-        Self {
-            source: source.into(),
-            destinations,
-            bytes,
-            strategy: Strategy::Auto,
-            segment_bytes: SEGMENT_BYTES,
-            payload_share: PAYLOAD_SHARE,
-            hop_latency_ns: HOP_LATENCY_NS,
-        }
-    }
-}
+use crate::topology::{Node, Topology};
 
 /// Who sends to whom, and what that costs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -108,20 +50,6 @@ pub struct Part {
     pub depth: u32,
 }
 
-/// What a plan puts on one direction of one link.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LinkLoad {
-    /// From where to where, as `leaf0->spine1`.
-    pub name: String,
-    /// Payload bytes.
-    pub bytes: u64,
-    /// Line rate, bits per second.
-    pub rate_bps: u64,
-    /// `bytes × 8 ÷ (rate_bps × payload_share)`.
-    pub seconds: f64,
-}
-
 /// A strategy that was not chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -130,91 +58,6 @@ pub struct Alternative {
     pub strategy: Strategy,
     /// What it would take, seconds.
     pub estimate_seconds: f64,
-}
-
-/// Why there is no plan. Every text names the field or the node and what to do.
-#[derive(Clone, Debug, PartialEq, Error)]
-pub enum PlanError {
-    /// The topology itself is wrong.
-    #[error(transparent)]
-    Topology(#[from] TopologyError),
-    /// There is nobody to send to.
-    #[error("destinations is empty: name at least one node other than the source")]
-    NoDestinations,
-    /// A name that no node has.
-    #[error("{field} names {name:?}, which is not a node: use one of {known}")]
-    UnknownNode {
-        /// Which field, as `destinations[2]`.
-        field: String,
-        /// The name as given.
-        name: String,
-        /// The nodes there are.
-        known: String,
-    },
-    /// The source is asked to send to itself.
-    #[error("destinations[{index}] {name:?} is the source: leave it out")]
-    SourceIsDestination {
-        /// Index of the destination.
-        index: usize,
-        /// The source.
-        name: String,
-    },
-    /// A destination is named twice.
-    #[error("destinations[{index}] {name:?} is named twice: name it once")]
-    DuplicateDestination {
-        /// Index of the second mention.
-        index: usize,
-        /// The destination.
-        name: String,
-    },
-    /// A segment of no bytes.
-    #[error("segment_bytes is 0: give at least 1, {SEGMENT_BYTES} is usual")]
-    ZeroSegment,
-    /// A share that is none.
-    #[error("payload_share is {value}: give a number from {PAYLOAD_SHARE_MIN} to 1")]
-    BadPayloadShare {
-        /// The value as given.
-        value: f64,
-    },
-    /// The bytes of all copies do not fit 64 bits.
-    #[error("bytes is {bytes}, and {destinations} copies of that exceed 2^64: check the size")]
-    TooManyBytes {
-        /// Bytes per destination.
-        bytes: u64,
-        /// How many destinations.
-        destinations: usize,
-    },
-    /// Two leaves that must talk have no spine in common.
-    #[error(
-        "no spine joins leaf {from:?} (node {from_node:?}) and leaf {to:?} (node {to_node:?}): add uplinks of both to one spine"
-    )]
-    NoPath {
-        /// Leaf of the sender.
-        from: String,
-        /// The sender.
-        from_node: String,
-        /// Leaf of the receiver.
-        to: String,
-        /// The receiver.
-        to_node: String,
-    },
-}
-
-impl PlanError {
-    /// A short stable name, for conditions, events and metric labels.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Topology(error) => error.reason(),
-            Self::NoDestinations => "PlanNoDestinations",
-            Self::UnknownNode { .. } => "PlanUnknownNode",
-            Self::SourceIsDestination { .. } => "PlanSourceIsDestination",
-            Self::DuplicateDestination { .. } => "PlanDuplicateDestination",
-            Self::ZeroSegment => "PlanZeroSegment",
-            Self::BadPayloadShare { .. } => "PlanBadPayloadShare",
-            Self::TooManyBytes { .. } => "PlanTooManyBytes",
-            Self::NoPath { .. } => "PlanNoPath",
-        }
-    }
 }
 
 /// Estimates within this part of the lowest count as equal to it, and fewer hops decide.

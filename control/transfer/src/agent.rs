@@ -1,36 +1,40 @@
-//! An agent, and the connection to it that all who call it share.
+//! An agent, and the connection to it that all its callers share.
 //!
-//! One try to reach it is under way at a time, and whoever waits for it shares its result: of a
+//! One try to connect is under way at a time, and all callers that wait for it share its result: of a
 //! hundred jobs that want an agent which does not answer, none waits longer than for one try. A
-//! connection that has failed a call is not used again. The call is made once more on another where
-//! that connection was older than the call, for the agent may have been restarted in between; agents
-//! take the same command twice.
+//! connection on which a call has failed is not used again. The call is made once more on another
+//! connection if the failed one was older than the call, for the agent may have been restarted in
+//! between; agents accept the same command twice.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
 };
-
-use tokio::time::Instant;
 use tonic::{
     Response, Status,
     codegen::http::{Uri, uri::Authority as HostPort},
-    transport::{Channel, Endpoint},
+    transport::Channel,
 };
 use tower::service_fn;
-use weft_identity::{authority::AuthorityError, cause::innermost};
+use weft_identity::{
+    authority::{Authority, AuthorityError},
+    cause::innermost,
+    server_name,
+};
 use weft_proto::agent::v1::agent_client::AgentClient;
 
-use super::{
-    Refusal,
-    channels::Channels,
-    refusal::{ADDRESS_UNUSABLE, NEVER_REACHED, is_of_connection, refusal, unreachable},
-    runner::Contact,
+use crate::{
+    certificates::{Certificate, Certificates},
+    endpoint::Endpoint,
+    refusal::{ADDRESS_UNUSABLE, NEVER_REACHED, Refusal, is_of_connection, refusal, unreachable},
     tls,
 };
 
-/// With [`PING_TIMEOUT`]: an agent that vanished without a word is missed after 6 s, also while nobody
-/// calls it, so that the next call does not have to find out.
+/// With [`PING_TIMEOUT`]: an agent that does not answer any more is noticed after 6 s, also without a call,
+/// so that the next call does not have to wait for that.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_TIMEOUT: Duration = Duration::from_secs(4);
 /// Of an answer. A report has some 300 B and as much for each child; a diagnosis 100 B for each
@@ -41,213 +45,201 @@ const CALL_WINDOW: u32 = 256 << 10;
 /// … and of all calls of a connection: a call whose answers are read slowly leaves the others room.
 const CONNECTION_WINDOW: u32 = 512 << 10;
 
-/// Makes calls of an agent.
-pub(super) type Client = AgentClient<Channel>;
+/// Makes calls to an agent.
+pub(crate) type Client = AgentClient<Channel>;
 
-/// What all who call an agent share.
-pub(super) struct Shared {
-    contact: Contact,
-    way: Mutex<Way>,
-    /// Held by who tries to reach it.
-    trying: tokio::sync::Mutex<()>,
+/// A try to connect, under way or ended.
+type Try = Shared<BoxFuture<'static, Result<Connection, Refusal>>>;
+
+/// Connects to one agent, for all its callers.
+pub(crate) struct Connector {
+    endpoint: Endpoint,
+    tries: Mutex<Tries>,
 }
 
-/// How it is reached.
 #[derive(Default)]
-struct Way {
-    open: Option<Connection>,
-    /// How many were made.
-    made: u64,
-    /// The last try, where it came to nothing, and when that was known.
-    failed: Option<(Instant, Refusal)>,
+struct Tries {
+    last: Option<Try>,
+    count: u64,
+    /// At least one try has succeeded.
+    was_reached: bool,
 }
 
-/// A connection, which tonic mends where it was closed and nobody was calling.
+/// A connection, which tonic makes again where it was closed while no call was under way.
 #[derive(Clone)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     client: Client,
+    /// Of the try that made it.
     number: u64,
-    /// Which certificate was shown.
+    /// The certificate that it was made with.
     certificate: u64,
 }
 
-/// An agent. Its connection stays as long as anybody holds one of these.
+/// An agent. Its connection stays as long as anything holds one of these.
 #[derive(Clone)]
-pub(super) struct Agent {
-    shared: Arc<Shared>,
-    channels: Channels,
+pub(crate) struct Agent {
+    connector: Arc<Connector>,
+    authority: Arc<Authority>,
+    certificates: Arc<Certificates>,
 }
 
-impl Shared {
-    pub(super) fn new(contact: &Contact) -> Self {
+impl Connector {
+    pub(crate) fn new(endpoint: &Endpoint) -> Self {
         Self {
-            contact: contact.clone(),
-            way: Mutex::default(),
-            trying: tokio::sync::Mutex::default(),
+            endpoint: endpoint.clone(),
+            tries: Mutex::default(),
         }
     }
 
-    fn way(&self) -> MutexGuard<'_, Way> {
-        self.way.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tries(&self) -> MutexGuard<'_, Tries> {
+        self.tries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Agent {
-    pub(super) fn new(shared: Arc<Shared>, channels: Channels) -> Self {
-        Self { shared, channels }
+    pub(crate) fn new(
+        connector: Arc<Connector>,
+        authority: Arc<Authority>,
+        certificates: Arc<Certificates>,
+    ) -> Self {
+        Self {
+            connector,
+            authority,
+            certificates,
+        }
     }
 
-    /// HOST:PORT of its control API, as was said.
-    pub(super) fn address(&self) -> &str {
-        &self.shared.contact.address
+    /// HOST:PORT of its control API, as reported.
+    pub(crate) fn address(&self) -> &str {
+        &self.connector.endpoint.address
     }
 
-    /// Makes a call; the answer, or what the agent or the way to it refused.
-    pub(super) async fn call<T, C>(&self, call: impl Fn(Client) -> C) -> Result<T, Refusal>
+    /// Makes a call; the answer, or why there is none.
+    pub(crate) async fn call<T, C>(&self, call: impl Fn(Client) -> C) -> Result<T, Refusal>
     where
         C: Future<Output = Result<Response<T>, Status>>,
     {
         Ok(self.open(call).await?.0)
     }
 
-    /// The same, with the connection that the answer is from, for answers that go on.
-    pub(super) async fn open<T, C>(
+    /// The same, with the connection that the answer is from, for answers that are streams.
+    pub(crate) async fn open<T, C>(
         &self,
         call: impl Fn(Client) -> C,
     ) -> Result<(T, Connection), Refusal>
     where
         C: Future<Output = Result<Response<T>, Status>>,
     {
-        let (mut connection, mut is_new) = self.reach().await?;
-        loop {
-            match call(connection.client.clone()).await {
-                Ok(response) => return Ok((response.into_inner(), connection)),
-                Err(status) => {
-                    let refusal = self.failed(&connection, &status);
-                    if is_new || !is_of_connection(&status) {
-                        return Err(refusal);
-                    }
-                    // Once more, and no more.
-                    is_new = true;
-                    connection = self.reach().await?.0;
-                }
-            }
+        let (connection, is_new) = self.connect().await?;
+        let status = match call(connection.client.clone()).await {
+            Ok(response) => return Ok((response.into_inner(), connection)),
+            Err(status) => status,
+        };
+        let refusal = self.failed(&connection, &status);
+        if is_new || !is_of_connection(&status) {
+            return Err(refusal);
+        }
+        let (connection, _) = self.connect().await?;
+        match call(connection.client.clone()).await {
+            Ok(response) => Ok((response.into_inner(), connection)),
+            Err(status) => Err(self.failed(&connection, &status)),
         }
     }
 
     /// What an error means that came over a connection, which is not used again if it is at fault.
-    pub(super) fn failed(&self, connection: &Connection, status: &Status) -> Refusal {
-        let Contact { node, address } = &self.shared.contact;
+    pub(crate) fn failed(&self, connection: &Connection, status: &Status) -> Refusal {
+        let Endpoint { node, address } = &self.connector.endpoint;
         if is_of_connection(status) {
-            let mut way = self.shared.way();
-            // Another one may have been made since.
-            way.open.take_if(|open| open.number == connection.number);
+            let mut tries = self.connector.tries();
+            // Another connection may have been made since.
+            if tries.count == connection.number {
+                tries.last = None;
+            }
         }
         refusal(node, address, status)
     }
 
-    /// A connection that shows the certificate in force, and whether it was made for this call.
-    async fn reach(&self) -> Result<(Connection, bool), Refusal> {
-        let wanted = self.channels.certificate().map_err(|e| self.unshown(&e))?;
-        if let Some(open) = self.usable(wanted) {
-            return Ok((open, false));
-        }
-        let came = Instant::now();
-        let _trying = self.shared.trying.lock().await;
-        if let Some(open) = self.usable(wanted) {
-            return Ok((open, true));
-        }
-        let failed = self.shared.way().failed.clone();
-        if let Some((at, refusal)) = failed
-            && at >= came
-        {
-            return Err(refusal);
-        }
-        let tried = self.connect().await;
-        let mut way = self.shared.way();
+    /// A connection with the current certificate, and whether it was made for this call.
+    async fn connect(&self) -> Result<(Connection, bool), Refusal> {
+        let node = &self.connector.endpoint.node;
+        let unusable = |error: AuthorityError| {
+            Refusal::reported(node, error.reason(), &error.to_string(), true)
+        };
+        let certificate = self.certificates.current(&self.authority);
+        let certificate = certificate.map_err(unusable)?;
+        let next = {
+            let mut tries = self.connector.tries();
+            match &tries.last {
+                // It is under way.
+                Some(last) if last.peek().is_none() => last.clone(),
+                last => {
+                    if let Some(Some(Ok(open))) = last.as_ref().map(Shared::peek)
+                        && open.certificate >= certificate.number
+                    {
+                        return Ok((open.clone(), false));
+                    }
+                    tries.count += 1;
+                    let endpoint = self.connector.endpoint.clone();
+                    let name = server_name(self.authority.fabric(), node);
+                    let next = dial(endpoint, name, certificate, tries.count);
+                    let next = next.boxed().shared();
+                    tries.last = Some(next.clone());
+                    next
+                }
+            }
+        };
+        let tried = next.await;
+        let mut tries = self.connector.tries();
         match tried {
-            Ok((client, certificate)) => {
-                way.made += 1;
-                let open = Connection {
-                    client,
-                    number: way.made,
-                    certificate,
-                };
-                way.open = Some(open.clone());
-                way.failed = None;
+            Ok(open) => {
+                tries.was_reached = true;
                 Ok((open, true))
             }
-            Err(refusal) => {
-                way.open = None;
-                way.failed = Some((Instant::now(), refusal.clone()));
-                Err(refusal)
-            }
+            Err(refusal) if tries.was_reached || refusal.reason == ADDRESS_UNUSABLE => Err(refusal),
+            Err(refusal) => Err(Refusal {
+                reason: NEVER_REACHED.to_owned(),
+                ..refusal
+            }),
         }
     }
+}
 
-    fn usable(&self, certificate: u64) -> Option<Connection> {
-        let open = self.shared.way().open.clone();
-        open.filter(|open| open.certificate >= certificate)
+/// Makes a connection. What answers has a certificate of that name.
+async fn dial(
+    endpoint: Endpoint,
+    name: String,
+    certificate: Certificate,
+    number: u64,
+) -> Result<Connection, Refusal> {
+    let Endpoint { node, address } = endpoint;
+    let unusable = |problem: &str| {
+        let message = format!(
+            "node {node}: its agent cannot be dialled at `{address}` ({problem}): see the \
+             address that its agent reports"
+        );
+        Refusal::reported(&node, ADDRESS_UNUSABLE, &message, true)
+    };
+    let is_host_port =
+        |address: &HostPort| address.port_u16().is_some() && !address.as_str().contains('@');
+    if !address.parse().is_ok_and(|parsed| is_host_port(&parsed)) {
+        return Err(unusable("it is not HOST:PORT"));
     }
-
-    async fn connect(&self) -> Result<(Client, u64), Refusal> {
-        let Contact { node, address } = &self.shared.contact;
-        let is_host_port =
-            |address: &HostPort| address.port_u16().is_some() && !address.as_str().contains('@');
-        if !address.parse().is_ok_and(|parsed| is_host_port(&parsed)) {
-            return Err(self.undialled("it is not HOST:PORT"));
-        }
-        let shown = self.channels.credentials(node);
-        let shown = shown.map_err(|error| self.unshown(&error))?;
-        // The connector does TLS: for the library the connection is as it comes.
-        let endpoint = Endpoint::from_shared(format!("http://{address}"))
-            .map_err(|error| self.undialled(&innermost(&error)))?
-            .initial_stream_window_size(CALL_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .http2_keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_TIMEOUT)
-            .keep_alive_while_idle(true);
-        // TLS included: what answers is the node.
-        let to = address.clone();
-        let connector = service_fn(move |_: Uri| {
-            tls::dial(to.clone(), shown.name.clone(), Arc::clone(&shown.tls))
-        });
-        let cause = match endpoint.connect_with_connector(connector).await {
-            Ok(channel) => {
-                let client = AgentClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
-                return Ok((client, shown.number));
-            }
-            Err(error) => innermost(&error),
-        };
-        let refusal = unreachable(node, address, &cause);
-        if self.shared.way().made > 0 {
-            return Err(refusal);
-        }
-        Err(Refusal {
-            reason: NEVER_REACHED.to_owned(),
-            ..refusal
-        })
-    }
-
-    fn undialled(&self, problem: &str) -> Refusal {
-        let Contact { node, address } = &self.shared.contact;
-        Refusal {
-            node: node.clone(),
-            reason: ADDRESS_UNUSABLE.to_owned(),
-            message: format!(
-                "node {node}: its agent cannot be dialled at `{address}` ({problem}): see the \
-                 address that its agent reports"
-            ),
-            retriable: true,
-        }
-    }
-
-    fn unshown(&self, error: &AuthorityError) -> Refusal {
-        Refusal {
-            node: self.shared.contact.node.clone(),
-            reason: error.reason().to_owned(),
-            message: error.to_string(),
-            retriable: true,
-        }
-    }
+    // The connector does TLS; the library uses the connection as it is.
+    let transport = tonic::transport::Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| unusable(&innermost(&error)))?
+        .initial_stream_window_size(CALL_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(true);
+    let to = address.clone();
+    let tls = certificate.tls;
+    let connector = service_fn(move |_: Uri| tls::dial(to.clone(), name.clone(), Arc::clone(&tls)));
+    let channel = transport.connect_with_connector(connector).await;
+    let channel = channel.map_err(|error| unreachable(&node, &address, &innermost(&error)))?;
+    Ok(Connection {
+        client: AgentClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX),
+        number,
+        certificate: certificate.number,
+    })
 }

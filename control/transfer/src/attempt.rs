@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use weft_planner::Part;
 
-use super::Refusal;
+use crate::refusal::Refusal;
 
 /// How far a node is with its part.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Run {
+pub(crate) enum Run {
     /// Ready; Start was not sent.
     Prepared,
     /// Start was sent.
@@ -17,9 +17,9 @@ pub(super) enum Run {
     Moving,
     /// Done.
     Verified,
-    /// Its sender has lost it; it may not know yet.
+    /// Its sender has lost it; it may not have noticed yet.
     CutOff(Refusal),
-    /// It says that it failed, or it went away.
+    /// It reports that it failed, or it does not answer any more.
     Stopped(Refusal),
 }
 
@@ -28,10 +28,10 @@ pub(super) enum Run {
 struct Member {
     part: Part,
     run: Run,
-    /// Its progress stream has ended: nothing more will be heard from it.
-    silent: bool,
-    /// It broke off, so that it serves nobody any more.
-    gone: bool,
+    /// Its progress stream has ended: it reports nothing more.
+    is_silent: bool,
+    /// The stream broke: the node sends to no other any more.
+    is_gone: bool,
 }
 
 impl Member {
@@ -40,13 +40,13 @@ impl Member {
     }
 
     fn can_serve(&self) -> bool {
-        self.can_go_on() || (self.run == Run::Verified && !self.gone)
+        self.can_go_on() || (self.run == Run::Verified && !self.is_gone)
     }
 }
 
 /// The plan in force. Owned and written by the job.
 #[derive(Debug, Clone)]
-pub(super) struct Attempt {
+pub(crate) struct Attempt {
     source: String,
     /// The source is a destination, too: it reads from a store.
     is_reader: bool,
@@ -55,47 +55,37 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    pub(super) fn new(source: &str, parts: &[Part]) -> Self {
+    pub(crate) fn new(source: &str, is_reader: bool, parts: &[Part]) -> Self {
         let member = |part: &Part| {
-            (
-                part.node.clone(),
-                Box::new(Member {
-                    part: part.clone(),
-                    run: Run::Prepared,
-                    silent: false,
-                    gone: false,
-                }),
-            )
+            let member = Member {
+                part: part.clone(),
+                run: Run::Prepared,
+                is_silent: false,
+                is_gone: false,
+            };
+            (part.node.clone(), Box::new(member))
         };
         Self {
             source: source.to_owned(),
-            is_reader: false,
+            is_reader,
             members: parts.iter().map(member).collect(),
         }
     }
 
-    /// The source gets a copy itself, of what it reads from a store.
-    pub(super) fn reading(self) -> Self {
-        Self {
-            is_reader: true,
-            ..self
-        }
-    }
-
-    pub(super) fn nodes(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &str> {
         self.members.keys().map(String::as_str)
     }
 
-    pub(super) fn run(&self, node: &str) -> Option<&Run> {
+    pub(crate) fn run(&self, node: &str) -> Option<&Run> {
         self.members.get(node).map(|member| &member.run)
     }
 
-    pub(super) fn source(&self) -> &str {
+    pub(crate) fn source(&self) -> &str {
         &self.source
     }
 
     /// Destinations to start at once: receivers before their senders.
-    pub(super) fn start_destinations(&mut self) -> Vec<Part> {
+    pub(crate) fn start_destinations(&mut self) -> Vec<Part> {
         let source = self.source.clone();
         let mut parts = Vec::new();
         for (_, member) in self.members.iter_mut().filter(|(node, _)| **node != source) {
@@ -107,7 +97,7 @@ impl Attempt {
     }
 
     /// The source's part, once, when every destination has taken or refused its own.
-    pub(super) fn start_source(&mut self) -> Option<Part> {
+    pub(crate) fn start_source(&mut self) -> Option<Part> {
         let waiting = self
             .members
             .iter()
@@ -123,7 +113,7 @@ impl Attempt {
         Some(source.part.clone())
     }
 
-    pub(super) fn started(&mut self, node: &str) {
+    pub(crate) fn started(&mut self, node: &str) {
         if let Some(member) = self.members.get_mut(node)
             && matches!(member.run, Run::Starting)
         {
@@ -131,13 +121,13 @@ impl Attempt {
         }
     }
 
-    pub(super) fn verified(&mut self, node: &str) {
+    pub(crate) fn verified(&mut self, node: &str) {
         if let Some(member) = self.members.get_mut(node) {
             member.run = Run::Verified;
         }
     }
 
-    pub(super) fn stopped(&mut self, node: &str, refusal: Refusal) {
+    pub(crate) fn stopped(&mut self, node: &str, refusal: Refusal) {
         if let Some(member) = self.members.get_mut(node)
             && member.run != Run::Verified
         {
@@ -145,8 +135,8 @@ impl Attempt {
         }
     }
 
-    /// What a sender says of its receiver; the receiver's own word counts more.
-    pub(super) fn cut_off(&mut self, node: &str, refusal: Refusal) {
+    /// A sender reports that it lost this receiver; what the receiver itself reports replaces that.
+    pub(crate) fn cut_off(&mut self, node: &str, refusal: Refusal) {
         if let Some(member) = self.members.get_mut(node)
             && member.can_go_on()
         {
@@ -154,20 +144,20 @@ impl Attempt {
         }
     }
 
-    pub(super) fn silent(&mut self, node: &str, broken: bool) {
+    pub(crate) fn silent(&mut self, node: &str, is_broken: bool) {
         if let Some(member) = self.members.get_mut(node) {
-            member.silent = true;
-            member.gone |= broken;
+            member.is_silent = true;
+            member.is_gone |= is_broken;
         }
     }
 
-    /// Nothing more will be heard of this attempt.
-    pub(super) fn all_silent(&self) -> bool {
-        self.members.values().all(|member| member.silent)
+    /// No node of this attempt will report again.
+    pub(crate) fn all_silent(&self) -> bool {
+        self.members.values().all(|member| member.is_silent)
     }
 
-    /// Some destination can still finish: it and everyone between it and the source are well.
-    pub(super) fn can_go_on(&self) -> bool {
+    /// At least one destination can still finish: it and all nodes between it and the source work.
+    pub(crate) fn can_go_on(&self) -> bool {
         self.members.iter().any(|(node, member)| {
             let is_destination = self.is_reader || *node != self.source;
             is_destination && member.can_go_on() && self.is_served(member)

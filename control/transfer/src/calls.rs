@@ -7,6 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use backon::Retryable as _;
 use tokio::{
     sync::{mpsc::UnboundedSender, watch},
     time::timeout,
@@ -18,130 +19,59 @@ use weft_proto::agent::v1::{
     StatResponse, Ticket, Verification, start_request,
 };
 
-use super::{
-    Answer, Channels, Cleanup, Command, Contact, Listing, Place, Refusal, Spec, UID_HERE,
-    agent::Agent, is_local, node_of, refusal::unknown,
+use crate::{
+    agent::Agent,
+    command::{Answer, Call, Cleanup, Command},
+    endpoint::Endpoint,
+    pool::ConnectionPool,
+    refusal::{Refusal, unknown},
+    spec::{Listing, Place, Spec, is_local, node_of, uid_at},
 };
 
 /// How long a ticket holds; an attempt that is not connected by then never will be.
 const TICKET_LIFE: Duration = Duration::from_secs(15 * 60);
 /// Listing a million files on a slow disk.
-pub(super) const STAT_WITHIN: Duration = Duration::from_secs(2 * 60);
+pub(crate) const STAT_WITHIN: Duration = Duration::from_secs(2 * 60);
 /// Hashing what an earlier attempt left: 900 GB at 1 GB/s.
 const PREPARE_WITHIN: Duration = Duration::from_secs(15 * 60);
 /// Nothing is waited for.
 const START_WITHIN: Duration = Duration::from_secs(30);
 /// Writes that are on their way to a slow disk have to end.
-pub(super) const CANCEL_WITHIN: Duration = Duration::from_secs(60);
+pub(crate) const CANCEL_WITHIN: Duration = Duration::from_secs(60);
+/// How often a Cancel is repeated that has not reached its node. In a cluster the tries are 7 s apart in all:
+/// an agent that was stopped runs again by then, and a node that is down stays so for longer.
+const CANCEL_REPEATS: usize = 3;
 
 /// Where answers go. Boxed: a channel keeps room for 32 of what it carries, and there is one for each job.
-pub(super) type Answers = UnboundedSender<Box<Answer>>;
+pub(crate) type Answers = UnboundedSender<Box<Answer>>;
 
-/// What the calls share.
-pub(super) struct Calls {
-    spec: Spec,
-    channels: Channels,
+/// How a job's agents are called.
+pub(crate) struct Calls {
+    pool: ConnectionPool,
     /// By node.
     agents: BTreeMap<String, Agent>,
     answers: Answers,
 }
 
+/// One command as it is carried out: what the job was when it gave the command.
+pub(crate) struct Calling<'a> {
+    pub(crate) calls: &'a Calls,
+    pub(crate) spec: &'a Spec,
+    pub(crate) listing: Option<&'a Listing>,
+}
+
 impl Calls {
-    /// The calls of a job at agents that were made known to it.
-    pub(super) fn new(
-        spec: Spec,
-        channels: Channels,
-        contacts: &[Contact],
-        answers: Answers,
-    ) -> Self {
-        let agents = contacts.iter();
-        let agents = agents.map(|contact| (contact.node.clone(), channels.agent(contact)));
+    pub(crate) fn new(pool: ConnectionPool, endpoints: &[Endpoint], answers: Answers) -> Self {
         Self {
-            spec,
-            agents: agents.collect(),
-            channels,
+            agents: pool.agents(endpoints),
+            pool,
             answers,
         }
     }
 
-    /// The same while its agents are the same, once the bytes come from another node.
-    pub(super) fn moved(&self, spec: &Spec) -> Option<Self> {
-        let (old, new) = (&self.spec, spec);
-        let is_same = old.source == new.source && old.object.is_some() == new.object.is_some();
-        (!is_same).then(|| Self {
-            spec: spec.clone(),
-            channels: self.channels.clone(),
-            agents: self.agents.clone(),
-            answers: self.answers.clone(),
-        })
-    }
-
-    /// The same for what the job has become.
-    pub(super) fn with(&self, spec: Spec, contacts: &[Contact]) -> Self {
-        let (channels, answers) = (self.channels.clone(), self.answers.clone());
-        Self::new(spec, channels, contacts, answers)
-    }
-
-    /// The future of each call is boxed: a task is as large as the largest of them.
-    pub(super) async fn carry_out(
-        &self,
-        command: Command,
-        listing: Option<Listing>,
-        mut permits: watch::Receiver<u32>,
-    ) {
-        let answer = match command {
-            Command::Claim { attempt } => {
-                if permits.wait_for(|permit| *permit >= attempt).await.is_err() {
-                    // Nobody is left to permit it.
-                    return;
-                }
-                Answer::Claimed { attempt }
-            }
-            Command::Stat { named } => {
-                let call = self.stat(named);
-                let call = within(STAT_WITHIN, "Stat", &self.spec.source.node, call);
-                Answer::Stat(Box::pin(call).await)
-            }
-            Command::Prepare { node, attempt } => {
-                let call = self.prepare(&node, attempt, listing);
-                let result = Box::pin(within(PREPARE_WITHIN, "Prepare", &node, call)).await;
-                Answer::Prepared {
-                    node,
-                    attempt,
-                    result,
-                }
-            }
-            Command::Start { attempt, part } => {
-                let call = self.start(&part, attempt, listing);
-                let result = Box::pin(within(START_WITHIN, "Start", &part.node, call)).await;
-                Answer::Started {
-                    node: part.node,
-                    attempt,
-                    result,
-                }
-            }
-            Command::Follow { node, attempt } => {
-                return Box::pin(self.follow(node, attempt)).await;
-            }
-            Command::Cancel {
-                node,
-                attempt,
-                cleanup,
-            } => {
-                let call = self.cancel(&node, attempt, cleanup);
-                let result = Box::pin(within(CANCEL_WITHIN, "Cancel", &node, call)).await;
-                if let Err(refusal) = &result {
-                    tracing::info!(node, attempt, refusal.message, "a Cancel is not confirmed");
-                }
-                Answer::Cancelled {
-                    node,
-                    attempt,
-                    result,
-                }
-            }
-        };
-        // The runner is gone only when nobody waits for an answer any more.
-        let _ = self.answers.send(Box::new(answer));
+    /// Answers of the calls to come go to the same place.
+    pub(crate) fn answers(&self) -> Answers {
+        self.answers.clone()
     }
 
     /// The agent of a node, or of the source's node as a destination.
@@ -150,22 +80,88 @@ impl Calls {
         self.agents.get(node).ok_or_else(|| unknown(node))
     }
 
-    fn address(&self, node: &str) -> &str {
+    fn address(&self, name: &str) -> &str {
         self.agents
-            .get(node_of(node))
+            .get(node_of(name))
             .map_or("", |agent| agent.address())
+    }
+
+    /// Whether the runner is there to take the answer.
+    fn answer(&self, answer: Answer) -> bool {
+        self.answers.send(Box::new(answer)).is_ok()
+    }
+}
+
+impl Calling<'_> {
+    /// The future of each call is boxed: a task is as large as the largest of them.
+    pub(crate) async fn run(&self, command: Command, mut permits: watch::Receiver<u32>) {
+        let answer = match command {
+            Command::Claim { attempt } => {
+                if permits.wait_for(|permit| *permit >= attempt).await.is_err() {
+                    // The owner of the job is gone.
+                    return;
+                }
+                Answer::Claimed { attempt }
+            }
+            Command::Stat { manifest_digest } => {
+                let call = self.stat(manifest_digest);
+                let call = within(STAT_WITHIN, "Stat", &self.spec.source.node, call);
+                Answer::Stat(Box::pin(call).await)
+            }
+            Command::Call {
+                node,
+                attempt,
+                call,
+            } => {
+                let result = self.call(&node, attempt, &call).await;
+                Answer::Called {
+                    node,
+                    attempt,
+                    call,
+                    result,
+                }
+            }
+        };
+        self.calls.answer(answer);
+    }
+
+    async fn call(&self, node: &str, attempt: u32, call: &Call) -> Result<(), Refusal> {
+        match call {
+            Call::Prepare => {
+                let call = self.prepare(node, attempt);
+                Box::pin(within(PREPARE_WITHIN, "Prepare", node, call)).await
+            }
+            Call::Start(part) => {
+                let call = self.start(part, attempt);
+                Box::pin(within(START_WITHIN, "Start", node, call)).await
+            }
+            Call::Follow => Box::pin(self.follow(node, attempt)).await,
+            Call::Cancel {
+                cleanup,
+                is_repeated,
+            } => {
+                let repeats = if *is_repeated { CANCEL_REPEATS } else { 0 };
+                let leader = self.spec.leader;
+                let call = || {
+                    let call = self.cancel(node, attempt, *cleanup);
+                    within(CANCEL_WITHIN, "Cancel", node, call)
+                };
+                let call = call
+                    .retry(self.spec.timing.backoffs(repeats))
+                    .when(|refusal| refusal.may_have_missed(leader.attempts_before));
+                let result = Box::pin(call.into_future()).await;
+                result.inspect_err(|refusal| {
+                    tracing::info!(node, attempt, refusal.message, "a Cancel is not confirmed");
+                })
+            }
+        }
     }
 
     /// An attempt as a node knows it; a copy that a node makes for itself is one of its own there.
     fn job(&self, node: &str, attempt: u32) -> Option<JobRef> {
-        let uid = &self.spec.uid;
         Some(JobRef {
-            uid: if is_local(node) {
-                format!("{uid}{UID_HERE}")
-            } else {
-                uid.clone()
-            },
-            generation: self.spec.mandate.generation,
+            uid: uid_at(node, &self.spec.uid),
+            generation: self.spec.leader.generation,
             attempt,
         })
     }
@@ -198,40 +194,35 @@ impl Calls {
         self.spec.name.clone().filter(|_| is_copy)
     }
 
-    pub(super) async fn stat(&self, named: Option<Vec<u8>>) -> Result<StatResponse, Refusal> {
+    pub(crate) async fn stat(
+        &self,
+        manifest_digest: Option<Vec<u8>>,
+    ) -> Result<StatResponse, Refusal> {
         let source = &self.spec.source;
         let object = match &self.spec.object {
             Some(object) => Some(object.source().await?),
             None => None,
         };
         let request = StatRequest {
-            leader_epoch: self.spec.mandate.leader_epoch,
+            leader_epoch: self.spec.leader.leader_epoch,
             location: object.is_none().then(|| location(source)),
             object,
-            manifest_digest: named.unwrap_or_default(),
+            manifest_digest: manifest_digest.unwrap_or_default(),
         };
-        let call = self.agent(&source.node)?.call(|mut client| {
+        let call = self.calls.agent(&source.node)?.call(|mut client| {
             let request = request.clone();
             async move { client.stat(request).await }
         });
         call.await
     }
 
-    async fn prepare(
-        &self,
-        node: &str,
-        attempt: u32,
-        listing: Option<Listing>,
-    ) -> Result<(), Refusal> {
-        let Listing {
-            node: holder,
-            found,
-        } = listing.unwrap_or_default();
+    async fn prepare(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
+        let Listing { holder, found } = self.listing.cloned().unwrap_or_default();
         let digest = found.manifest_digest;
         let manifest_from = match node_of(node) == holder {
             true => None,
             false => Some(ManifestHolder {
-                control_address: self.agent(&holder)?.address().to_owned(),
+                control_address: self.calls.agent(&holder)?.address().to_owned(),
                 ticket: Some(self.sign(Ticket {
                     job: self.job(node, attempt),
                     from_node: node_of(node).to_owned(),
@@ -245,7 +236,7 @@ impl Calls {
         };
         let request = PrepareRequest {
             job: self.job(node, attempt),
-            leader_epoch: self.spec.mandate.leader_epoch,
+            leader_epoch: self.spec.leader.leader_epoch,
             location: self.place(node),
             manifest_digest: digest,
             manifest_from,
@@ -254,25 +245,20 @@ impl Calls {
             job_name: self.spec.name.clone(),
             state: found.state,
         };
-        let call = self.agent(node)?.call(|mut client| {
+        let call = self.calls.agent(node)?.call(|mut client| {
             let request = request.clone();
             async move { client.prepare(request).await }
         });
         call.await.map(drop)
     }
 
-    async fn start(
-        &self,
-        part: &Part,
-        attempt: u32,
-        listing: Option<Listing>,
-    ) -> Result<(), Refusal> {
+    async fn start(&self, part: &Part, attempt: u32) -> Result<(), Refusal> {
         let source = Some(location(&self.spec.source));
         let StatResponse {
             manifest_digest,
             state,
             ..
-        } = listing.unwrap_or_default().found;
+        } = self.listing.cloned().unwrap_or_default().found;
         let role = match (&part.receives_from, &self.spec.object) {
             (None, _) if is_local(&part.node) => {
                 start_request::Part::Local(LocalPart { source, state })
@@ -295,7 +281,7 @@ impl Calls {
         };
         let child = |node: &String| Child {
             node: node.clone(),
-            control_address: self.address(node).to_owned(),
+            control_address: self.calls.address(node).to_owned(),
             ticket: Some(self.sign(Ticket {
                 job: self.job(node, attempt),
                 from_node: part.node.clone(),
@@ -308,11 +294,11 @@ impl Calls {
         };
         let request = StartRequest {
             job: self.job(&part.node, attempt),
-            leader_epoch: self.spec.mandate.leader_epoch,
+            leader_epoch: self.spec.leader.leader_epoch,
             part: Some(role),
             sends_to: part.sends_to.iter().map(child).collect(),
         };
-        let call = self.agent(&part.node)?.call(|mut client| {
+        let call = self.calls.agent(&part.node)?.call(|mut client| {
             let request = request.clone();
             async move { client.start(request).await }
         });
@@ -321,7 +307,7 @@ impl Calls {
 
     /// A ticket of this fabric that holds from now on.
     fn sign(&self, ticket: Ticket) -> SignedTicket {
-        let authority = self.channels.authority();
+        let authority = self.calls.pool.authority();
         authority.sign(&Ticket {
             fabric: authority.fabric().to_owned(),
             expires_unix_s: expiry(),
@@ -332,11 +318,11 @@ impl Calls {
     async fn cancel(&self, node: &str, attempt: u32, cleanup: Cleanup) -> Result<(), Refusal> {
         let request = CancelRequest {
             job: self.job(node, attempt),
-            leader_epoch: self.spec.mandate.leader_epoch,
+            leader_epoch: self.spec.leader.leader_epoch,
             discard: cleanup >= Cleanup::Partials,
             release: cleanup >= Cleanup::Copies,
         };
-        let call = self.agent(node)?.call(|mut client| {
+        let call = self.calls.agent(node)?.call(|mut client| {
             let request = request.clone();
             async move { client.cancel(request).await }
         });
@@ -345,23 +331,19 @@ impl Calls {
 }
 
 /// A call with its deadline.
-pub(super) async fn within<T>(
+pub(crate) async fn within<T>(
     limit: Duration,
     call: &str,
     node: &str,
     work: impl Future<Output = Result<T, Refusal>>,
 ) -> Result<T, Refusal> {
     timeout(limit, work).await.unwrap_or_else(|_| {
-        Err(Refusal {
-            node: node.to_owned(),
-            reason: "CallTimedOut".to_owned(),
-            message: format!(
-                "node {}: its agent has not answered {call} for {} s; see its log, and restart it",
-                node_of(node),
-                limit.as_secs()
-            ),
-            retriable: true,
-        })
+        let message = format!(
+            "node {}: its agent has not answered {call} for {} s; see its log, and restart it",
+            node_of(node),
+            limit.as_secs()
+        );
+        Err(Refusal::reported(node, "CallTimedOut", &message, true))
     })
 }
 

@@ -1,62 +1,58 @@
 //! A job from Stat to its end, as a pure step from an answer to commands.
 
 mod attempts;
-mod cancels;
-mod course;
 mod ending;
 mod planning;
-mod reader;
+mod sender;
+mod state;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use backon::BackoffBuilder as _;
 use weft_planner::Plan;
 use weft_proto::agent::v1::{ProgressResponse, StatResponse};
 
-use self::course::Phase;
-pub use self::course::{Course, End};
-use self::reader::{Blame, Stored};
-
-use super::{
-    Answer, Cleanup, Command, Listing, Refusal, Roster, Spec, Tempo, contact::FirstContact,
-    destination::DestinationView, ledger::Ledger, object::is_of_the_store,
+use self::{sender::StoredObject, state::State};
+use crate::{
+    command::{Answer, Call, Cleanup, Command},
+    destinations::{DestinationStates, DestinationView},
+    object::is_of_the_store,
+    phase::{End, TransferPhase},
+    refusal::Refusal,
+    spec::{Listing, MembershipUpdate, Spec},
 };
 
-/// How long the last reports may take once everything is Verified: they only complete the counts.
-const SETTLE: Duration = Duration::from_secs(10);
-
-/// A job. Owned by whoever plays the operator; see [`super`] for its course.
+/// A job. Its owner plays the operator; the crate's documentation describes its course.
 ///
 /// [`Job::begin`] gives the first commands; every answer goes into [`Job::step`], in any order, also
 /// late and repeated ones. When [`Job::wake_at`] is reached, [`Answer::Woken`] is due. Times are
-/// since it began.
+/// since the job began.
 #[derive(Debug, Clone)]
 pub struct Job {
-    spec: Spec,
-    phase: Phase,
+    spec: Arc<Spec>,
+    state: State,
     /// Of the newest Stat that succeeded.
     listing: Option<Listing>,
-    /// What a verified copy is sent in place of, in this attempt.
-    store: Option<Stored>,
-    /// Nodes whose copies are not sent: they do not answer, or the copy is not what was verified.
-    aside: BTreeSet<String>,
-    /// Readers that the store has not served, since it last served one.
-    passed: BTreeSet<String>,
-    ledger: Ledger,
-    contact: FirstContact,
-    /// Nodes that may be at an earlier attempt still: a Cancel has not reached them.
-    unheard: BTreeSet<String>,
-    /// Nodes that were given up when the job ended.
-    untold: BTreeSet<String>,
+    /// The object, while a verified copy of it is sent instead.
+    stored: Option<StoredObject>,
+    /// Nodes that could not read the object, or send their copy of it, since an attempt last brought something.
+    failed_senders: BTreeSet<String>,
+    /// A destination that has the manifest, after another one could not use what the source has sent.
+    other_holder: Option<String>,
+    destinations: DestinationStates,
+    /// Nodes that have not confirmed that the job ended.
+    unconfirmed: BTreeSet<String>,
     /// Counts up from 1.
     attempt: u32,
     /// What the destinations had gained when the attempt began.
-    mark: u64,
+    gained_before: u64,
     /// Attempts in a row that brought nothing.
-    vain: u32,
-    /// The first attempt's plan: the later ones only mend. Before that, one for all.
+    failures: u32,
+    /// Those of them that do not count towards the backoff limit.
+    excused: u32,
+    is_configuration_pending: bool,
+    /// The first attempt's plan; before that, one for all destinations.
     plan: Option<Plan>,
-    /// The plan is one for all: none of them has been asked yet.
-    is_sketch: bool,
     /// When the first Start was sent.
     started: Option<Duration>,
 }
@@ -64,36 +60,40 @@ pub struct Job {
 impl Job {
     /// A new job, and what to do first.
     pub fn begin(spec: Spec) -> (Self, Vec<Command>) {
-        let mut job = Self::new(spec);
-        job.contact.asked(&job.spec.source.node, Duration::ZERO);
-        (job, vec![Command::Stat { named: None }])
+        let list = Command::Stat {
+            manifest_digest: None,
+        };
+        (Self::new(spec), vec![list])
     }
 
-    /// A job that an earlier operator began and that nobody wants any more.
-    pub fn withdraw(spec: Spec, cleanup: Cleanup) -> (Self, Vec<Command>) {
+    /// A job that an earlier operator began and that is cancelled.
+    pub fn cancelled(spec: Spec, cleanup: Cleanup) -> (Self, Vec<Command>) {
         let mut job = Self::new(spec);
         let mut commands = Vec::new();
-        job.on_stop(cleanup, &mut commands);
+        job.on_cancel(cleanup, &mut commands);
         (job, commands)
     }
 
     fn new(spec: Spec) -> Self {
+        let mut destinations = DestinationStates::default();
+        for place in &spec.destinations {
+            destinations.add(place);
+        }
         Self {
-            ledger: Ledger::new(&spec),
-            contact: FirstContact::new(spec.tempo.first_contact),
-            attempt: spec.mandate.attempts_before,
-            spec,
-            phase: Phase::Asking,
+            attempt: spec.leader.attempts_before,
+            spec: Arc::new(spec),
+            state: State::Listing,
             listing: None,
-            store: None,
-            aside: BTreeSet::new(),
-            passed: BTreeSet::new(),
-            unheard: BTreeSet::new(),
-            untold: BTreeSet::new(),
-            mark: 0,
-            vain: 0,
+            stored: None,
+            failed_senders: BTreeSet::new(),
+            other_holder: None,
+            destinations,
+            unconfirmed: BTreeSet::new(),
+            gained_before: 0,
+            failures: 0,
+            excused: 0,
+            is_configuration_pending: false,
             plan: None,
-            is_sketch: false,
             started: None,
         }
     }
@@ -115,9 +115,8 @@ impl Job {
 
     /// When [`Answer::Woken`] is due, if it is.
     pub fn wake_at(&self) -> Option<Duration> {
-        match &self.phase {
-            Phase::Resting { until } | Phase::Settling { until, .. } => Some(*until),
-            Phase::Discarding(cancels) | Phase::Withdrawing { cancels, .. } => cancels.until(),
+        match &self.state {
+            State::Waiting { until } | State::Settling { until, .. } => Some(*until),
             _ => None,
         }
     }
@@ -127,54 +126,49 @@ impl Job {
         self.end().is_some()
     }
 
-    /// Every destination is Verified, and the source has nothing to object.
+    /// Every destination is Verified, and the source reports no fault.
     pub fn is_complete(&self) -> bool {
         self.end() == Some(End::Complete)
     }
 
     /// How it ended, once it has.
     pub fn end(&self) -> Option<End> {
-        match self.phase {
-            Phase::Withdrawn(cleanup) => Some(End::Withdrawn(cleanup)),
-            Phase::Over => Some(
-                if self.source_fault().is_none() && self.ledger.destinations.are_verified() {
-                    End::Complete
-                } else {
-                    End::Failed
-                },
-            ),
+        match self.state {
+            State::Over(end) => Some(end),
             _ => None,
         }
     }
 
-    /// Destinations that could not be told of its end: partial files may be left there.
-    pub fn untold(&self) -> impl Iterator<Item = &str> {
+    /// Destinations that have not confirmed its end: partial files may be left there.
+    pub fn unconfirmed(&self) -> impl Iterator<Item = &str> {
         let nodes = self.spec.destinations.iter().map(|place| &*place.node);
-        nodes.filter(|node| self.untold.contains(*node))
+        nodes.filter(|node| self.unconfirmed.contains(*node))
     }
 
     /// How far it is.
-    pub fn course(&self) -> Course {
-        match self.phase {
-            Phase::Asking => Course::Asking,
-            Phase::Resting { .. } | Phase::Claiming => Course::Resting,
-            Phase::Preparing { .. } => Course::Preparing,
-            Phase::Running(_) | Phase::Settling { .. } => Course::Running,
-            Phase::Cancelling { .. } | Phase::Discarding(_) | Phase::Withdrawing { .. } => {
-                Course::Ending
-            }
-            Phase::Withdrawn(_) | Phase::Over => Course::Over,
+    pub fn phase(&self) -> TransferPhase {
+        match self.state {
+            State::Listing => TransferPhase::Listing,
+            State::Waiting { .. } | State::Claiming => TransferPhase::Waiting,
+            State::Preparing { .. } => TransferPhase::Preparing,
+            State::Running(_) | State::Settling { .. } => TransferPhase::Running,
+            State::Cancelling { .. } | State::Ending { .. } => TransferPhase::Ending,
+            State::Over(_) => TransferPhase::Over,
         }
     }
 
-    /// The number of the attempt that waits until it is written down.
+    /// The number of the attempt that waits until it is recorded.
     pub fn claims(&self) -> Option<u32> {
-        matches!(self.phase, Phase::Claiming).then_some(self.attempt + 1)
+        matches!(self.state, State::Claiming).then_some(self.attempt + 1)
     }
 
-    /// What it was made from.
+    /// What the job moves now, and from where: for an object, the source changes with the reader.
     pub fn spec(&self) -> &Spec {
         &self.spec
+    }
+
+    pub(crate) fn shared_spec(&self) -> Arc<Spec> {
+        Arc::clone(&self.spec)
     }
 
     /// What the source said there is, once it did.
@@ -206,47 +200,35 @@ impl Job {
 
     /// Of everything, as the source says; where it sends nothing, as its own copy says.
     pub fn digest(&self) -> &str {
-        self.ledger.digest()
+        self.destinations.digest()
     }
 
     /// The source's newest report; all zero before its first of this attempt.
     pub fn source_report(&self) -> &ProgressResponse {
-        self.ledger.source()
+        &self.destinations.source
     }
 
     /// The link in use and why; empty before an agent has said.
     pub fn link(&self) -> (&str, &str) {
-        self.ledger.link()
+        let (link, reason) = &self.destinations.link;
+        (link, reason)
     }
 
     /// All destinations, in the order of the spec.
     pub fn destinations(&self) -> impl Iterator<Item = DestinationView<'_>> {
-        self.spec.destinations.iter().filter_map(|place| {
-            self.ledger
-                .destinations
-                .get(&place.node)
-                .map(|d| DestinationView {
-                    place: &d.place,
-                    standing: &d.standing,
-                    report: &d.report,
-                    bytes: d.best,
-                })
-        })
+        let states = &self.destinations;
+        let places = self.spec.destinations.iter();
+        places.filter_map(|place| states.get(&place.node).map(|state| state.view()))
     }
 
     /// Chunks sent, resent ones included, and of these the resent ones; all nodes and attempts.
     pub fn chunks(&self) -> (u64, u64) {
-        self.ledger.chunks()
+        self.destinations.chunks()
     }
 
     /// Bytes that are verified at the destinations.
     pub fn bytes_moved(&self) -> u64 {
-        self.ledger.destinations.bytes()
-    }
-
-    /// The source's own failure, where no receiver of it explains it.
-    pub fn source_fault(&self) -> Option<Refusal> {
-        self.ledger.source_fault()
+        self.destinations.bytes()
     }
 
     fn take(&mut self, now: Duration, answer: Answer, commands: &mut Vec<Command>) {
@@ -254,55 +236,33 @@ impl Job {
             Answer::Stat(result) => self.on_stat(now, result, commands),
             Answer::Claimed { attempt } => {
                 if self.claims() == Some(attempt) {
-                    self.begin_attempt(now, commands);
+                    self.begin_attempt(commands);
                 }
             }
-            Answer::Prepared {
+            Answer::Called {
                 node,
                 attempt,
+                call,
                 result,
             } => {
-                if attempt == self.attempt {
-                    self.on_prepared(now, &node, result, commands);
+                if attempt != self.attempt {
+                    return;
                 }
-            }
-            Answer::Started {
-                node,
-                attempt,
-                result,
-            } => {
-                if attempt == self.attempt {
-                    self.on_started(now, &node, result, commands);
+                match call {
+                    Call::Prepare => self.on_prepared(now, &node, result, commands),
+                    Call::Start(_) => self.on_started(now, &node, result, commands),
+                    Call::Follow => self.on_follow_ended(now, &node, result, commands),
+                    Call::Cancel { .. } => self.on_cancelled(now, &node, &result, commands),
                 }
             }
             Answer::Progress {
                 node,
                 attempt,
                 report,
-            } => {
-                self.on_progress(now, &node, attempt, *report, commands);
-            }
-            Answer::FollowEnded {
-                node,
-                attempt,
-                result,
-            } => {
-                if attempt == self.attempt {
-                    self.on_follow_ended(now, &node, result, commands);
-                }
-            }
-            Answer::Cancelled {
-                node,
-                attempt,
-                result,
-            } => {
-                if attempt == self.attempt {
-                    self.on_cancelled(now, &node, &result, commands);
-                }
-            }
+            } => self.on_progress(now, &node, attempt, *report, commands),
             Answer::Woken => self.on_woken(now, commands),
-            Answer::Roster(roster) => self.on_roster(now, *roster, commands),
-            Answer::Stop(cleanup) => self.on_stop(cleanup, commands),
+            Answer::Members(members) => self.on_members(now, *members, commands),
+            Answer::Cancel(cleanup) => self.on_cancel(cleanup, commands),
         }
     }
 
@@ -312,48 +272,59 @@ impl Job {
         result: Result<StatResponse, Refusal>,
         commands: &mut Vec<Command>,
     ) {
-        if !matches!(self.phase, Phase::Asking) {
+        if !matches!(self.state, State::Listing) {
             return;
         }
-        let result = result.map_err(|refusal| self.contact.judge(now, refusal));
         match result.and_then(|found| self.unchanged(found)) {
             Ok(found) => {
-                let node = self.spec.source.node.clone();
-                self.contact.reached(&node);
-                self.listing = Some(Listing { node, found });
-                if self.attempt == self.spec.mandate.attempts_before {
-                    self.vain = 0;
+                // Of an attempt only the end counts.
+                if self.attempt == self.spec.leader.attempts_before {
+                    (self.failures, self.excused) = (0, 0);
                 }
-                self.sketch();
-                self.claim(commands);
+                let holder = self.other_holder.take();
+                self.listing = Some(Listing {
+                    holder: holder.unwrap_or_else(|| self.spec.source.node.clone()),
+                    found,
+                });
+                self.plan_for_all();
+                self.state = State::Claiming;
+                commands.push(Command::Claim {
+                    attempt: self.attempt + 1,
+                });
             }
-            // Whatever is wrong with that copy, others have it, and the store.
-            Err(refusal) if self.store.is_some() => {
+            // Whatever is wrong with this copy, other nodes have copies, and the store has the object.
+            Err(refusal) if self.stored.is_some() => {
                 tracing::info!(refusal.node, refusal.message, "its copy is not sent");
-                self.put_aside();
-                self.phase = Phase::Resting { until: now };
+                self.failed_senders.insert(self.spec.source.node.clone());
+                self.state = State::Waiting { until: now };
             }
-            Err(refusal) => {
-                let is_the_stores = is_of_the_store(&refusal.reason);
-                if !is_the_stores {
-                    self.ask_the_next();
-                }
-                let may_go_on = refusal.retriable && self.vain < self.spec.backoff_limit;
-                if may_go_on || !is_the_stores && self.another_can_ask() {
-                    self.vain += 1;
-                    self.rest(now);
-                    if !refusal.retriable {
-                        // That node will not come to another answer; the next one may.
-                        self.phase = Phase::Resting { until: now };
-                    }
-                } else {
-                    self.ledger.destinations.fail_remaining(&refusal);
-                    self.phase = Phase::Over;
-                    if self.attempt > self.spec.mandate.attempts_before {
-                        self.finish(commands);
-                    }
-                }
-            }
+            Err(refusal) => self.on_no_listing(now, refusal, commands),
+        }
+    }
+
+    fn on_no_listing(&mut self, now: Duration, refusal: Refusal, commands: &mut Vec<Command>) {
+        let mut is_another_left = false;
+        if !is_of_the_store(&refusal.reason) {
+            self.failed_senders.insert(self.spec.source.node.clone());
+            is_another_left = self.is_reader_left(|_| true);
+            self.use_next_reader();
+        }
+        let is_given_up = self.listing.is_none()
+            && self.failures > 0
+            && self.spec.timing.gives_up_unreached
+            && refusal.is_before_contact();
+        let is_retriable = refusal.retriable && !is_given_up;
+        self.count_failure(self.is_excused(&refusal));
+        if is_another_left || is_retriable && !self.is_limit_exceeded() {
+            // The same node would answer the same; the next one may answer something else.
+            let wait = match is_retriable {
+                true => self.backoff(),
+                false => Duration::ZERO,
+            };
+            self.state = State::Waiting { until: now + wait };
+        } else {
+            self.destinations.fail_remaining(&refusal);
+            self.finish(commands);
         }
     }
 
@@ -378,109 +349,82 @@ impl Job {
         })
     }
 
-    fn rest(&mut self, now: Duration) {
-        self.phase = Phase::Resting {
-            until: now + self.backoff(),
-        };
-    }
-
     fn on_woken(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        match &self.phase {
-            Phase::Resting { until } if now >= *until => {
-                self.ask_the_store();
-                if let Some(copy) = self.copy_to_send() {
-                    self.send_files(copy);
-                }
-                self.contact.asked(&self.spec.source.node, now);
-                self.phase = Phase::Asking;
-                let stored = self.store.as_ref();
-                let named = stored.map(|stored| stored.listing.found.manifest_digest.clone());
-                commands.push(Command::Stat { named });
+        match &self.state {
+            State::Waiting { until } if now >= *until => {
+                self.choose_copy();
+                self.state = State::Listing;
+                let stored = self.stored.as_ref();
+                commands.push(Command::Stat {
+                    manifest_digest: stored.map(StoredObject::manifest_digest),
+                });
             }
-            Phase::Settling { until, .. } if now >= *until => self.settled(now, commands),
-            _ => self.tell_again(now, commands),
+            State::Settling { until, .. } if now >= *until => self.settled(now, commands),
+            _ => {}
         }
     }
 
-    /// All that were in the attempt are Verified; who has come since gets the next one.
-    fn settled(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        if self.ledger.destinations.remaining().is_empty() {
-            self.finish(commands);
-        } else {
-            self.next_attempt(now, Blame::None, commands);
-        }
-    }
-
-    /// Whoever has become a destination since gets a copy, too, unless the end has begun.
-    fn on_roster(&mut self, now: Duration, roster: Roster, commands: &mut Vec<Command>) {
-        if self.course() == Course::Ending && !matches!(self.phase, Phase::Cancelling { .. })
-            || self.is_over()
-        {
+    /// New destinations get a copy, too, unless the end has begun.
+    fn on_members(
+        &mut self,
+        now: Duration,
+        members: MembershipUpdate,
+        commands: &mut Vec<Command>,
+    ) {
+        if matches!(self.state, State::Ending { .. } | State::Over(_)) {
             return;
         }
-        let is_other = self.spec.topology != roster.topology;
-        self.spec.topology = roster.topology;
-        self.spec.payload_share = roster.payload_share;
-        if self.is_sketch && is_other {
-            // It is of what was known before.
-            self.plan = None;
-            self.is_sketch = false;
-        }
-        for place in roster.destinations {
-            if !self.ledger.destinations.add(&place) {
+        self.is_configuration_pending = members.is_configuration_pending;
+        let spec = Arc::make_mut(&mut self.spec);
+        let mut is_other = spec.topology != members.topology;
+        spec.topology = members.topology;
+        spec.payload_share = members.payload_share;
+        for place in members.destinations {
+            if !self.destinations.add(&place) {
                 continue;
             }
+            is_other = true;
             let node = place.node.clone();
-            self.spec.destinations.push(place);
-            match &mut self.phase {
-                Phase::Preparing { waiting, .. } => {
-                    self.contact.asked(&node, now);
+            spec.destinations.push(place);
+            match &mut self.state {
+                State::Preparing { waiting, .. } => {
                     waiting.insert(node.clone());
-                    commands.push(Command::Prepare {
+                    commands.push(Command::Call {
                         node,
                         attempt: self.attempt,
+                        call: Call::Prepare,
                     });
                 }
-                // It need not wait for what others have spoilt.
-                Phase::Resting { until } if self.listing.is_some() => *until = now,
+                // The failures were not its own, so it need not wait.
+                State::Waiting { until } if self.listing.is_some() => *until = now,
                 _ => {}
             }
         }
+        if is_other && self.listing.is_some() {
+            self.plan_for_all();
+        }
     }
 
-    fn claim(&mut self, commands: &mut Vec<Command>) {
-        self.phase = Phase::Claiming;
-        commands.push(Command::Claim {
-            attempt: self.attempt + 1,
-        });
+    /// An attempt, or a Stat, has brought nothing.
+    fn count_failure(&mut self, is_excused: bool) {
+        self.failures += 1;
+        self.excused += u32::from(is_excused);
     }
 
-    fn next_attempt(&mut self, now: Duration, blame: Blame, commands: &mut Vec<Command>) {
-        if self.ledger.destinations.gained() > self.mark {
-            self.vain = 0;
-        } else if blame != Blame::Copy {
-            self.vain += 1;
-        }
-        if self.vain > self.spec.backoff_limit && blame == Blame::None {
-            self.ledger.destinations.give_up();
-        }
-        if self.ledger.destinations.remaining().is_empty() {
-            self.finish(commands);
-        } else {
-            self.rest(now);
-        }
+    /// Another configuration of the agent is on its way, and may take the reason away.
+    fn is_excused(&self, refusal: &Refusal) -> bool {
+        self.is_configuration_pending && refusal.is_of_configuration()
+    }
+
+    fn is_limit_exceeded(&self) -> bool {
+        self.failures > self.spec.backoff_limit + self.excused
     }
 
     fn backoff(&self) -> Duration {
-        self.rest_of(self.vain)
-    }
-
-    /// After so many times in vain.
-    fn rest_of(&self, times: u32) -> Duration {
-        let Tempo {
-            backoff, doublings, ..
-        } = self.spec.tempo;
-        backoff * 2u32.pow(times.saturating_sub(1).min(doublings))
+        let timing = self.spec.timing;
+        let times = usize::try_from(self.failures.max(1)).unwrap_or(usize::MAX);
+        let last = timing.backoffs(times).build().last();
+        last.unwrap_or(timing.backoff_max)
     }
 }
 

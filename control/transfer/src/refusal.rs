@@ -1,22 +1,35 @@
-//! What an agent, or the way to it, refused.
+//! Why an agent refused a call, or could not be called.
 
 use tonic::{Code, Status};
 use weft_identity::cause::innermost;
 use weft_proto::{Message as _, agent::v1::ErrorDetail};
 
 /// The reason of a refusal by silence, of a node that has been reached before.
-pub(super) const UNREACHABLE: &str = "NodeUnreachable";
-/// The same of a node that no connection of this process has ever been made to.
-pub(super) const NEVER_REACHED: &str = "NodeNeverReached";
-/// The reason of a refusal by an address that is none.
-pub(super) const ADDRESS_UNUSABLE: &str = "AddressUnusable";
-/// The reason of a refusal by no address.
-pub(super) const UNKNOWN: &str = "NodeUnknown";
+pub(crate) const UNREACHABLE: &str = "NodeUnreachable";
+/// The same of a node to which this process has never made a connection.
+pub(crate) const NEVER_REACHED: &str = "NodeNeverReached";
+/// The reason where the address of an agent cannot be dialled.
+pub(crate) const ADDRESS_UNUSABLE: &str = "AddressUnusable";
+/// The reason where no agent of the node is known.
+pub(crate) const UNKNOWN: &str = "NodeUnknown";
+/// The reason of a destination when a node between it and the source has failed.
+pub(crate) const SENDER_LOST: &str = "SenderLost";
+
+/// Reasons that another configuration of an agent may take away.
+const OF_CONFIGURATION: [&str; 5] = [
+    "UnknownRoot",
+    "RootReadOnly",
+    "SettingsDiffer",
+    "TicketForged",
+    "StoreForbidden",
+];
+/// Reasons for which a destination refuses the manifest that it was sent.
+const OF_MANIFEST: [&str; 2] = ["PeerFaulty", "BadManifest"];
 
 /// Something that an agent, or the way to it, refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// Who says so, or who could not be asked.
+    /// The node that refuses, or that could not be called.
     pub node: String,
     /// Stable, for machines.
     pub reason: String,
@@ -27,35 +40,65 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// It says that there is no agent to ask: the node has none, or has left the fabric.
-    pub(super) fn is_of_no_agent(&self) -> bool {
-        self.reason == UNKNOWN
+    /// What a report, of the node itself or of its sender, says of a node.
+    pub(crate) fn reported(node: &str, reason: &str, message: &str, retriable: bool) -> Self {
+        Self {
+            node: node.to_owned(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            retriable,
+        }
     }
 
-    /// It says that nothing was ever said to the node: no connection was made, or could be tried.
-    pub(super) fn is_before_contact(&self) -> bool {
+    /// Nothing was ever sent to the node: no connection was made, or could be tried.
+    pub(crate) fn is_before_contact(&self) -> bool {
         [NEVER_REACHED, ADDRESS_UNUSABLE, UNKNOWN].contains(&self.reason.as_str())
+    }
+
+    /// The call may not have reached an agent that knows of the job, and another call may. Where earlier
+    /// attempts were made by another process, that process may have reached the agent.
+    pub(crate) fn may_have_missed(&self, attempts_before: u32) -> bool {
+        self.retriable
+            && self.reason != UNKNOWN
+            && (attempts_before > 0 || !self.is_before_contact())
+    }
+
+    /// Another configuration of an agent may take it away.
+    pub(crate) fn is_of_configuration(&self) -> bool {
+        OF_CONFIGURATION.contains(&self.reason.as_str())
+    }
+
+    /// A destination refuses the manifest that another agent has sent.
+    pub(crate) fn is_of_manifest(&self) -> bool {
+        OF_MANIFEST.contains(&self.reason.as_str())
+    }
+
+    /// The attempt was cancelled, or overtaken by a later one.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        matches!(self.reason.as_str(), "Cancelled" | "Superseded")
     }
 }
 
-/// No agent has said where it is.
-pub(super) fn unknown(node: &str) -> Refusal {
+/// No agent of the node is known.
+pub(crate) fn unknown(node: &str) -> Refusal {
     Refusal {
         node: node.to_owned(),
         reason: UNKNOWN.to_owned(),
-        message: format!("node {node}: no agent has said yet where it is; see that one runs there"),
+        message: format!(
+            "node {node}: no agent has reported its address yet; check that an agent runs there"
+        ),
         retriable: true,
     }
 }
 
-/// It is the connection's error, or the call's on it, and no answer of the agent.
-pub(super) fn is_of_connection(status: &Status) -> bool {
+/// The connection failed, or the call on it: this is no answer of the agent.
+pub(crate) fn is_of_connection(status: &Status) -> bool {
     // What came from the other end as a status has no source here.
     std::error::Error::source(status).is_some()
 }
 
-/// What an error of a call means: the agent's own words where it gave them, else it is out of reach.
-pub(super) fn refusal(node: &str, address: &str, status: &Status) -> Refusal {
+/// What an error of a call means: what the agent itself says, or else that it cannot be reached.
+pub(crate) fn refusal(node: &str, address: &str, status: &Status) -> Refusal {
     let detail = ErrorDetail::decode(status.details()).unwrap_or_default();
     if !detail.reason.is_empty() {
         return Refusal {
@@ -80,7 +123,8 @@ pub(super) fn refusal(node: &str, address: &str, status: &Status) -> Refusal {
     }
 }
 
-pub(super) fn unreachable(node: &str, address: &str, cause: &str) -> Refusal {
+/// The agent does not answer.
+pub(crate) fn unreachable(node: &str, address: &str, cause: &str) -> Refusal {
     Refusal {
         node: node.to_owned(),
         reason: UNREACHABLE.to_owned(),
@@ -97,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agents_own_words_are_kept_and_silence_is_retriable() {
+    fn the_reason_that_an_agent_gives_is_kept_and_silence_is_retriable() {
         let detail = ErrorDetail {
             reason: "DiskFull".into(),
             ..ErrorDetail::default()

@@ -1,7 +1,7 @@
-//! Steps a job: its commands go out as calls, and the answers come back.
+//! Drives a job: its commands go out as calls, and the answers come back.
 //!
-//! Every call is a task of its own; the job is stepped by whoever calls [`Runner::turn`]. An agent
-//! that has vanished is found out by HTTP/2 pings, long before a call's own deadline.
+//! Every call is a task of its own; the job's owner calls [`Runner::turn`]. HTTP/2 pings find an agent that
+//! does not answer any more, long before a call's own deadline.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,20 +14,19 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Answer, Channels, Cleanup, Command, Job, Roster, Spec, calls::Calls};
+use crate::{
+    calls::{Calling, Calls},
+    command::{Answer, Cleanup, Command},
+    endpoint::Endpoint,
+    job::Job,
+    pool::ConnectionPool,
+    spec::{MembershipUpdate, Spec},
+};
 
-/// An agent's control API.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Contact {
-    /// The node.
-    pub node: String,
-    /// `HOST:PORT`.
-    pub address: String,
-}
-
-/// A job on its way. Dropping it ends all its calls; agents are told nothing.
+/// A job that is carried out. Dropping it ends all its calls, and tells the agents nothing.
 pub struct Runner {
     job: Job,
+    pool: ConnectionPool,
     calls: Arc<Calls>,
     answers: UnboundedReceiver<Box<Answer>>,
     tasks: JoinSet<()>,
@@ -37,51 +36,50 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// Begins a job at agents that were made known to it, in the fabric that the channels are seen
-    /// from. One that cannot be called is a refusal of its node, when it is called.
-    pub fn begin(spec: Spec, channels: Channels, contacts: &[Contact]) -> Self {
-        Self::with(Job::begin(spec), channels, contacts)
+    /// Begins a job. A call to a node without an endpoint is refused with a reason.
+    pub fn begin(spec: Spec, pool: ConnectionPool, endpoints: &[Endpoint]) -> Self {
+        Self::with(Job::begin(spec), pool, endpoints)
     }
 
-    /// Tells the agents of a job that an earlier operator began that nobody wants it any more.
-    pub fn withdraw(
+    /// Cancels a job that an earlier operator began.
+    pub fn cancelled(
         spec: Spec,
         cleanup: Cleanup,
-        channels: Channels,
-        contacts: &[Contact],
+        pool: ConnectionPool,
+        endpoints: &[Endpoint],
     ) -> Self {
-        let begun = Job::withdraw(spec, cleanup);
-        Self::with(begun, channels, contacts)
+        Self::with(Job::cancelled(spec, cleanup), pool, endpoints)
     }
 
-    /// From now on an attempt begins only once this says that its number may.
+    /// From now on an attempt begins only once its number is permitted.
     #[must_use]
-    pub fn heeding(mut self, permits: watch::Receiver<u32>) -> Self {
+    pub fn with_permits(mut self, permits: watch::Receiver<u32>) -> Self {
         self.permits = permits;
         self
     }
 
     fn with(
         (job, commands): (Job, Vec<Command>),
-        channels: Channels,
-        contacts: &[Contact],
+        pool: ConnectionPool,
+        endpoints: &[Endpoint],
     ) -> Self {
         let (sender, answers) = unbounded_channel();
-        let calls = Calls::new(job.spec().clone(), channels, contacts, sender);
+        let calls = Calls::new(pool.clone(), endpoints, sender);
         let mut runner = Self {
             job,
+            pool,
             calls: Arc::new(calls),
             answers,
             tasks: JoinSet::new(),
             began: Instant::now(),
-            // Without a successor there is nothing to write down.
+            // Without another operator there is nothing to record.
             permits: watch::channel(u32::MAX).1,
         };
         runner.issue(commands);
         runner
     }
 
-    /// How it stands.
+    /// The job as it is now.
     pub fn job(&self) -> &Job {
         &self.job
     }
@@ -110,27 +108,22 @@ impl Runner {
         self.take(answer);
     }
 
-    /// Nobody wants it any more; it is over once the agents know.
-    pub fn stop(&mut self, cleanup: Cleanup) {
-        self.take(Answer::Stop(cleanup));
+    /// Cancels the job; it is over once the agents know.
+    pub fn cancel(&mut self, cleanup: Cleanup) {
+        self.take(Answer::Cancel(cleanup));
     }
 
-    /// Takes up who has come to be a destination, and where the agents are now. One that is not
-    /// named has left the fabric.
-    pub fn meet(&mut self, roster: Roster, contacts: &[Contact]) {
-        let commands = self
-            .job
-            .advance(self.began.elapsed(), Answer::Roster(Box::new(roster)));
-        // Calls that are under way end with what they began with.
-        self.calls = Arc::new(self.calls.with(self.job.spec().clone(), contacts));
-        self.issue(commands);
+    /// Adds destinations, and takes the present endpoints of all agents. A node without an endpoint has left
+    /// the fabric.
+    pub fn update_members(&mut self, members: MembershipUpdate, endpoints: &[Endpoint]) {
+        // Calls that are under way end with the endpoints that they began with.
+        let answers = self.calls.answers();
+        self.calls = Arc::new(Calls::new(self.pool.clone(), endpoints, answers));
+        self.take(Answer::Members(Box::new(members)));
     }
 
     fn take(&mut self, answer: Answer) {
         let commands = self.job.advance(self.began.elapsed(), answer);
-        if let Some(calls) = self.calls.moved(self.job.spec()) {
-            self.calls = Arc::new(calls);
-        }
         self.issue(commands);
     }
 
@@ -138,16 +131,17 @@ impl Runner {
         for command in commands {
             tracing::debug!(?command);
             let calls = Arc::clone(&self.calls);
-            // Of these there are most, and they last longest: each is a task that holds nothing else.
-            if let Command::Follow { node, attempt } = command {
-                self.tasks
-                    .spawn(async move { calls.follow(node, attempt).await });
-                continue;
-            }
+            let spec = self.job.shared_spec();
             let listing = self.job.listing().cloned();
             let permits = self.permits.clone();
-            self.tasks
-                .spawn(async move { calls.carry_out(command, listing, permits).await });
+            self.tasks.spawn(async move {
+                let calling = Calling {
+                    calls: &calls,
+                    spec: &spec,
+                    listing: listing.as_ref(),
+                };
+                calling.run(command, permits).await;
+            });
         }
     }
 }

@@ -24,10 +24,13 @@ use weft_proto::agent::v1::{
     *,
 };
 
-use super::{Contact, Mandate, Place, Spec, Tempo};
+use crate::{
+    endpoint::Endpoint,
+    spec::{LeaderContext, Place, Spec, Timing},
+};
 
 /// A transfer from n0 to n1.
-pub(super) fn spec(topology: Topology, tempo: Tempo) -> Spec {
+pub(crate) fn spec(topology: Topology, timing: Timing) -> Spec {
     let place = |node: &str| Place {
         node: node.into(),
         root: "data".into(),
@@ -46,14 +49,14 @@ pub(super) fn spec(topology: Topology, tempo: Tempo) -> Spec {
         backoff_limit: 6,
         expect: String::new(),
         overwrite: Overwrite::IfDifferent,
-        tempo,
-        mandate: Mandate::ONLY,
+        timing,
+        leader: LeaderContext::ONLY,
     }
 }
 
 /// A running one.
-pub(super) struct StandIn {
-    pub(super) contact: Contact,
+pub(crate) struct StandIn {
+    pub(crate) endpoint: Endpoint,
     service: Service,
     runtime: Option<Runtime>,
 }
@@ -66,10 +69,16 @@ struct Service {
     /// Reports that a progress stream has at once; where there are any, it waits for no beats.
     flood: Arc<AtomicU64>,
     told: Arc<AtomicUsize>,
+    /// After a flood there is one more report, that it is Verified, if this is not 0.
+    finishes: Arc<AtomicUsize>,
+    /// Cancels so far.
+    cancels: Arc<AtomicUsize>,
+    /// So many more Cancels fail.
+    failing: Arc<AtomicUsize>,
 }
 
 impl StandIn {
-    pub(super) async fn start(authority: &Authority, node: &str) -> Self {
+    pub(crate) async fn start(authority: &Authority, node: &str) -> Self {
         let any = "127.0.0.1:0".parse().unwrap();
         Self::at(any, Service::default(), authority, node).await
     }
@@ -98,7 +107,7 @@ impl StandIn {
             address
         });
         Self {
-            contact: Contact {
+            endpoint: Endpoint {
                 node: node.to_owned(),
                 address: served.await.unwrap().to_string(),
             },
@@ -108,7 +117,7 @@ impl StandIn {
     }
 
     /// Its process ends.
-    pub(super) async fn kill(&mut self) {
+    pub(crate) async fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             let end = move || runtime.shutdown_timeout(Duration::from_secs(10));
             tokio::task::spawn_blocking(end).await.unwrap();
@@ -116,35 +125,51 @@ impl StandIn {
     }
 
     /// Its process ends, and another one begins in its place.
-    pub(super) async fn restart(&mut self, authority: &Authority) {
+    pub(crate) async fn restart(&mut self, authority: &Authority) {
         self.kill().await;
-        let (contact, service) = (self.contact.clone(), self.service.clone());
-        let address = contact.address.parse().unwrap();
-        *self = Self::at(address, service, authority, &contact.node).await;
+        let (endpoint, service) = (self.endpoint.clone(), self.service.clone());
+        let address = endpoint.address.parse().unwrap();
+        *self = Self::at(address, service, authority, &endpoint.node).await;
     }
 
     /// Connections so far.
-    pub(super) fn connections(&self) -> usize {
+    pub(crate) fn connections(&self) -> usize {
         self.service.connections.load(Ordering::Relaxed)
     }
 
     /// Every progress stream says something.
-    pub(super) fn beat(&self) {
+    pub(crate) fn beat(&self) {
         self.service.beats.send_modify(|beat| *beat += 1);
     }
 
     /// Each progress stream that begins from now on has so many reports at once, and then nothing to say.
-    pub(super) fn flood(&self, reports: u64) {
+    pub(crate) fn flood(&self, reports: u64) {
         self.service.flood.store(reports, Ordering::Relaxed);
     }
 
+    /// The same, and then one that it is Verified.
+    pub(crate) fn flood_and_finish(&self, reports: u64) {
+        self.flood(reports);
+        self.service.finishes.store(1, Ordering::Relaxed);
+    }
+
     /// Reports that a flood has got rid of.
-    pub(super) fn told(&self) -> usize {
+    pub(crate) fn told(&self) -> usize {
         self.service.told.load(Ordering::Relaxed)
     }
 
+    /// So many Cancels fail from now on, as those of an agent that is restarted.
+    pub(crate) fn fail_cancels(&self, count: usize) {
+        self.service.failing.store(count, Ordering::Relaxed);
+    }
+
+    /// Cancels since the last look.
+    pub(crate) fn cancels(&self) -> usize {
+        self.service.cancels.swap(0, Ordering::Relaxed)
+    }
+
     /// What it was told to prepare.
-    pub(super) fn prepared(&self) -> Vec<PrepareRequest> {
+    pub(crate) fn prepared(&self) -> Vec<PrepareRequest> {
         self.service.prepared.lock().unwrap().clone()
     }
 }
@@ -203,13 +228,29 @@ impl Agent for Service {
                     ..ProgressResponse::default()
                 })
             });
-            return Ok(Response::new(Box::pin(flood.chain(stream::pending()))));
+            let finishes = self.finishes.load(Ordering::Relaxed) > 0;
+            let last = ProgressResponse {
+                bytes: reports,
+                state: State::Verified.into(),
+                ..ProgressResponse::default()
+            };
+            let last = stream::iter(finishes.then_some(Ok(last)));
+            let all = flood.chain(last).chain(stream::pending());
+            return Ok(Response::new(Box::pin(all)));
         }
         let beats = WatchStream::new(self.beats.subscribe());
         Ok(Response::new(Box::pin(beats.map(told))))
     }
 
     async fn cancel(&self, _: Request<CancelRequest>) -> Result<Response<CancelResponse>, Status> {
+        self.cancels.fetch_add(1, Ordering::Relaxed);
+        let take = |left: usize| left.checked_sub(1);
+        let fails = self
+            .failing
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        if fails.is_ok() {
+            return Err(Status::unavailable("shutting down"));
+        }
         Ok(Response::new(Default::default()))
     }
 

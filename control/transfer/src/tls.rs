@@ -1,7 +1,7 @@
-//! TLS to agents: what the operator shows and whom it believes is the same for all agents of a fabric, and
-//! is held once. A library that makes it for each connection keeps a store of sessions with each.
+//! TLS to agents. All connections of a fabric share one configuration: one for each connection would keep a
+//! store of sessions with each.
 
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, client::Resumption, pki_types::ServerName};
@@ -12,16 +12,18 @@ use weft_identity::{
     tls::operator_client,
 };
 
-use super::CONTACT_TRY;
+/// How long one try to reach a node takes, TLS included: a management network
+/// answers within milliseconds, and a SYN that was lost is sent again after 1 s.
+pub(crate) const CONNECT_WITHIN: Duration = Duration::from_millis(1500);
 
 /// What agents speak (RFC 9113).
 const HTTP2: &[u8] = b"h2";
 
-/// A connection that has shown what it is, for the HTTP library.
-pub(super) type Stream = TokioIo<TlsStream<TcpStream>>;
+/// A connection after its TLS handshake, for the HTTP library.
+pub(crate) type Stream = TokioIo<TlsStream<TcpStream>>;
 
-/// Shows `identity`, and believes certificates of `authorities` only.
-pub(super) fn config(
+/// Presents `identity`, and trusts certificates of `authorities` only.
+pub(crate) fn config(
     authorities: &str,
     identity: &Identity,
 ) -> Result<Arc<ClientConfig>, AuthorityError> {
@@ -33,18 +35,18 @@ pub(super) fn config(
 }
 
 /// Connects to HOST:PORT; what answers has a certificate of that name.
-pub(super) async fn dial(
+pub(crate) async fn dial(
     address: String,
     name: String,
     config: Arc<ClientConfig>,
 ) -> io::Result<Stream> {
     let name = ServerName::try_from(name).map_err(io::Error::other)?;
-    let connected = timeout(CONTACT_TRY, async {
+    let connected = timeout(CONNECT_WITHIN, async {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         TlsConnector::from(config).connect(name, stream).await
     });
-    let late = |_| io::Error::other(format!("no connection within {CONTACT_TRY:?}"));
+    let late = |_| io::Error::other(format!("no connection within {CONNECT_WITHIN:?}"));
     let stream = connected.await.map_err(late)??;
     if stream.get_ref().1.alpn_protocol() != Some(HTTP2) {
         return Err(io::Error::other("what answers there does not speak HTTP/2"));

@@ -10,8 +10,8 @@ use weft_identity::authority::Authority;
 use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, Overwrite};
 use weft_transfer::{
-    Channels, Contact, Job, Mandate, Object, Open, Place, Refusal, Runner, Secret, Spec, Standing,
-    Tempo, Vault,
+    ConnectionPool, DestinationPhase, Endpoint, Job, LeaderContext, Object, Place, ReadSecret,
+    Refusal, Runner, Secret, Spec, Timing,
 };
 
 use crate::objects::{INSECURE, PASSWORD, s3};
@@ -26,8 +26,8 @@ struct Store {
     endpoint: String,
 }
 
-impl Open for Store {
-    fn open<'a>(
+impl ReadSecret for Store {
+    fn read<'a>(
         &'a self,
         namespace: &'a str,
         name: &'a str,
@@ -71,13 +71,13 @@ fn spec(nodes: usize, object: Object) -> Spec {
         expect: String::new(),
         overwrite: Overwrite::IfDifferent,
         backoff_limit: 1000,
-        tempo: Tempo {
+        timing: Timing {
             backoff: Duration::from_millis(50),
-            doublings: 1,
-            first_contact: Duration::MAX,
+            backoff_max: Duration::from_millis(100),
+            gives_up_unreached: false,
             report: Duration::from_millis(50),
         },
-        mandate: Mandate::ONLY,
+        leader: LeaderContext::ONLY,
     }
 }
 
@@ -93,23 +93,22 @@ fn object(nodes: usize, url: &str, secret: Option<Secret>) -> Object {
 
 fn begin(lab: &Lab, authority: &Arc<Authority>, spec: Spec) -> Runner {
     let nodes = spec.destinations.iter().enumerate();
-    let contact = |(node, place): (usize, &Place)| Contact {
+    let contact = |(node, place): (usize, &Place)| Endpoint {
         node: place.node.clone(),
         address: lab.control(node),
     };
-    let contacts: Vec<Contact> = nodes.map(contact).collect();
-    Runner::begin(spec, Channels::new(Arc::clone(authority)), &contacts)
+    let contacts: Vec<Endpoint> = nodes.map(contact).collect();
+    Runner::begin(spec, ConnectionPool::new(Arc::clone(authority)), &contacts)
 }
 
 fn verified(job: &Job) -> usize {
-    let verified = |standing: &Standing| matches!(standing, Standing::Verified { .. });
-    job.destinations()
-        .filter(|it| verified(it.standing))
-        .count()
+    let verified =
+        |standing: &DestinationPhase| matches!(standing, DestinationPhase::Verified { .. });
+    job.destinations().filter(|it| verified(it.phase)).count()
 }
 
 fn said(job: &Job) -> Vec<String> {
-    let standing = job.destinations().map(|it| format!("{:?}", it.standing));
+    let standing = job.destinations().map(|it| format!("{:?}", it.phase));
     standing.collect()
 }
 
@@ -129,7 +128,7 @@ async fn a_job_of_an_object_ends_with_a_verified_copy_at_every_destination() {
     let secret = Secret {
         namespace: "team-a".to_owned(),
         name: "store".to_owned(),
-        vault: Vault::new(Store { endpoint }),
+        reader: Arc::new(Store { endpoint }),
     };
     let object = object(3, "s3://models/minilm/", Some(secret));
     let mut runner = begin(&lab, &authority, spec(3, object));

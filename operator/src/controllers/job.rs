@@ -44,7 +44,7 @@ use super::{
     work_queue::WorkQueue,
 };
 use crate::reports::NodeState;
-use weft_transfer::Channels;
+use weft_transfer::ConnectionPool;
 
 /// A transfer whose task ended without an outcome, which is a bug, begins again after this delay …
 const CRASH_FIRST: Duration = Duration::from_secs(1);
@@ -66,7 +66,7 @@ pub(crate) struct Jobs {
     work_queue: WorkQueue,
     queue: Queue,
     grants: Grants,
-    channels: Channels,
+    channels: ConnectionPool,
     /// What agents say of their nodes.
     reports: watch::Receiver<BTreeMap<String, NodeState>>,
     wake: Arc<Notify>,
@@ -150,7 +150,7 @@ impl Jobs {
             }
             Order::Begin(transfer) => {
                 let Key { namespace, name } = &object.key;
-                let attempts_before = transfer.spec.mandate.attempts_before;
+                let attempts_before = transfer.spec.leader.attempts_before;
                 tracing::info!(
                     namespace,
                     name,

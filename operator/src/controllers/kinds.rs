@@ -1,7 +1,7 @@
 //! The kinds of objects that the controllers read, and what decides about each: [`kinds!`] lists them. A new
 //! kind is a line there, and a module; see docs/add-a-kind.md.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::{
@@ -26,7 +26,7 @@ use super::{
     job::{Jobs, secret::SecretFault},
     request::{Object, Request, qualified},
 };
-use weft_transfer::Vault;
+use weft_transfer::ReadSecret;
 
 /// Makes the controller of a kind that has one.
 macro_rules! push {
@@ -55,8 +55,8 @@ macro_rules! kinds {
             pub(crate) ticket_key: String,
             /// Whether the Secrets that jobs name could be read. What they hold is kept nowhere.
             pub(crate) secrets: BTreeMap<Key, Result<(), SecretFault>>,
-            /// Reads Secrets for transfers.
-            pub(crate) vault: Vault,
+            /// Reads Secrets for transfers; `None` in tests.
+            pub(crate) secret_reader: Option<Arc<dyn ReadSecret>>,
         }
 
         impl Cache {

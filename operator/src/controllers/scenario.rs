@@ -232,7 +232,7 @@ pub(crate) fn cache(nodes: usize) -> Cache {
         ticket_key: "0a".repeat(32),
         secrets: BTreeMap::new(),
         shortcuts: std::iter::empty().collect(),
-        vault: Default::default(),
+        secret_reader: None,
     }
 }
 

@@ -49,7 +49,7 @@ impl Stage {
             renewals,
             pulse: Pulse::default(),
             authority: Arc::clone(&authority),
-            channels: Channels::new(authority),
+            channels: ConnectionPool::new(authority),
             reports: reported,
             fabrics,
             template: DaemonSet::default(),

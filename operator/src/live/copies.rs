@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use futures::{StreamExt as _, stream};
 use tokio::time::{Instant, timeout_at};
 use weft_crds::{CopyRemoval, CopyRemovalRequest, KeptCopy, NodeCopy, live_api_version};
-use weft_transfer::Channels;
+use weft_transfer::ConnectionPool;
 
 use crate::controllers::ReportedCopy;
 
@@ -29,7 +29,7 @@ pub(super) async fn remove(
     request: &CopyRemovalRequest,
     namespace: &str,
     copies: Vec<ReportedCopy>,
-    channels: &Channels,
+    channels: &ConnectionPool,
     epoch: u64,
 ) -> CopyRemoval {
     let is_there =
@@ -113,7 +113,11 @@ fn obstacle(copy: &NodeCopy, namespace: &str) -> Option<String> {
 }
 
 /// Takes all jobs out of a copy's record.
-async fn release(reported: ReportedCopy, channels: &Channels, epoch: u64) -> Result<(), String> {
+async fn release(
+    reported: ReportedCopy,
+    channels: &ConnectionPool,
+    epoch: u64,
+) -> Result<(), String> {
     let ReportedCopy {
         copy,
         fabric,
@@ -133,7 +137,7 @@ mod tests {
 
     use weft_crds::CopyJob;
     use weft_identity::authority::Authority;
-    use weft_transfer::Contact;
+    use weft_transfer::Endpoint;
 
     use super::*;
 
@@ -155,7 +159,7 @@ mod tests {
                 jobs: jobs.iter().map(job).collect(),
             },
             fabric: "default".to_owned(),
-            contact: Contact {
+            contact: Endpoint {
                 node: node.to_owned(),
                 // Nobody listens there.
                 address: "127.0.0.1:1".to_owned(),
@@ -178,7 +182,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn agents_that_do_not_answer_are_given_up_in_time_for_the_answer() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let channels = Channels::new(Arc::new(Authority::new("weft").unwrap()));
+        let channels = ConnectionPool::new(Arc::new(Authority::new("weft").unwrap()));
         let mut silent = reported("n1", &[("team-a", false), ("team-a", false)]);
         silent.contact.address = listener.local_addr().unwrap().to_string();
         let request = CopyRemovalRequest {
@@ -194,7 +198,7 @@ mod tests {
 
     #[tokio::test]
     async fn copies_that_a_job_holds_or_another_namespace_has_stay() {
-        let channels = Channels::new(Arc::new(Authority::new("weft").unwrap()));
+        let channels = ConnectionPool::new(Arc::new(Authority::new("weft").unwrap()));
         let copies = vec![
             reported("n1", &[("team-a", true)]),
             reported("n2", &[("team-a", false), ("team-b", false)]),

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use weft_crds::{Diagnosis, NodeFacts, Reach, live_api_version};
 use weft_proto::agent::v1::{self as agent, DiagnosePeer, DiagnoseRequest, Ports};
-use weft_transfer::{Channels, Contact, Refusal};
+use weft_transfer::{ConnectionPool, Endpoint, Refusal};
 
 use crate::controllers::{Neighbour, Neighbours};
 
@@ -17,11 +17,11 @@ const PEERS: usize = 64;
 pub(super) async fn of(
     node: &str,
     neighbours: &Neighbours,
-    channels: &Channels,
+    channels: &ConnectionPool,
     leader_epoch: u64,
 ) -> Result<Diagnosis, Refusal> {
     let channels = channels.of_fabric(&neighbours.fabric);
-    let contact = Contact {
+    let contact = Endpoint {
         node: node.to_owned(),
         address: neighbours.control_address.clone(),
     };

@@ -22,7 +22,7 @@ use weft_crds::{
     TransferProgressList, live_api_version,
 };
 use weft_planner::Request;
-use weft_transfer::Channels;
+use weft_transfer::ConnectionPool;
 
 use super::{
     caller::{Access, Authorizer, Caller},
@@ -43,7 +43,7 @@ pub(super) struct Asked<A> {
     pub(super) authorizer: A,
     pub(super) headers: Headers,
     pub(super) questions: mpsc::Sender<Question>,
-    pub(super) channels: Channels,
+    pub(super) channels: ConnectionPool,
     /// The leader's, with which agents are asked.
     pub(super) epoch: u64,
 }
@@ -401,7 +401,7 @@ fn list(items: Vec<TransferProgress>) -> TransferProgressList {
 }
 
 /// The plan of what would begin: asks the source's agent what there is, and nobody for anything else.
-async fn plan_of(survey: Survey, channels: &Channels) -> TransferPlan {
+async fn plan_of(survey: Survey, channels: &ConnectionPool) -> TransferPlan {
     let mut told = TransferPlan {
         api_version: live_api_version(),
         kind: TransferPlan::KIND.to_owned(),
@@ -421,7 +421,7 @@ async fn plan_of(survey: Survey, channels: &Channels) -> TransferPlan {
     };
     let (spec, contacts) = (begun.spec, begun.contacts);
     let channels = channels.of_fabric(&begun.fabric);
-    let found = match weft_transfer::stat(spec.clone(), channels, &contacts).await {
+    let found = match weft_transfer::stat(&spec, channels, &contacts).await {
         Ok(found) => found,
         Err(refusal) => {
             obstacle(&refusal.reason, refusal.message, !refusal.retriable);

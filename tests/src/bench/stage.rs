@@ -13,7 +13,7 @@ use weft_cli::stage::{
 use weft_identity::authority;
 use weft_planner::Strategy;
 use weft_proto::agent::v1::{Algorithm, Overwrite};
-use weft_transfer::{Job, Mandate, Spec, Standing, Tempo};
+use weft_transfer::{DestinationPhase, Job, LeaderContext, Spec, Timing};
 
 use super::BenchError;
 
@@ -145,8 +145,8 @@ impl Stage {
             algorithm: transfer.algorithm,
             expect: String::new(),
             overwrite: Overwrite::IfDifferent,
-            tempo: Tempo::PERSON,
-            mandate: Mandate::ONLY,
+            timing: Timing::PERSON,
+            leader: LeaderContext::ONLY,
             // A benchmark has no second attempts: what fails is reported.
             backoff_limit: 0,
         })
@@ -159,10 +159,12 @@ fn complaint(job: &Job) -> Option<String> {
         return None;
     }
     let at_source = job.source_fault().map(|fault| fault.message);
-    let at_destinations = job.destinations().filter_map(|view| match view.standing {
-        Standing::Verified { .. } => None,
-        Standing::Failed(refusal) | Standing::Troubled(refusal) => Some(refusal.message.clone()),
-        Standing::Waiting => Some(format!("{} was not started", view.place.node)),
+    let at_destinations = job.destinations().filter_map(|view| match view.phase {
+        DestinationPhase::Verified { .. } => None,
+        DestinationPhase::Failed(refusal) | DestinationPhase::Retrying(refusal) => {
+            Some(refusal.message.clone())
+        }
+        DestinationPhase::Pending => Some(format!("{} was not started", view.place.node)),
     });
     Some(
         at_source

@@ -28,7 +28,7 @@ use weft_proto::{
     },
 };
 use weft_sim::draw::Draw;
-use weft_transfer::{DestinationView, Job, Mandate, Refusal, Runner, Spec, Tempo};
+use weft_transfer::{DestinationView, Job, LeaderContext, Refusal, Runner, Spec, Timing};
 
 use crate::{
     TooLate,
@@ -279,8 +279,8 @@ impl Play<'_> {
             algorithm: Algorithm::Blake3,
             expect: String::new(),
             overwrite: Overwrite::IfDifferent,
-            tempo: Tempo::PERSON,
-            mandate: Mandate::ONLY,
+            timing: Timing::PERSON,
+            leader: LeaderContext::ONLY,
             backoff_limit: if lasting {
                 BACKOFF_LIMIT_VAIN
             } else {
@@ -482,7 +482,7 @@ fn standings(job: &Job) -> String {
     let text = |view: DestinationView<'_>| {
         format!(
             "{}: {:?} with {} bytes",
-            view.place.node, view.standing, view.bytes
+            view.place.node, view.phase, view.bytes
         )
     };
     let all: Vec<String> = job.destinations().map(text).collect();

@@ -1,6 +1,6 @@
 use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, Overwrite, ProgressResponse, StatResponse, State};
-use weft_transfer::{Answer, Mandate, Place, Refusal, Spec, Tempo};
+use weft_transfer::{Answer, Call, Cleanup, LeaderContext, Place, Refusal, Spec, Timing};
 
 use super::*;
 use crate::play::arguments::FaultKind;
@@ -39,8 +39,8 @@ fn running() -> Job {
         algorithm: Algorithm::Blake3,
         expect: String::new(),
         overwrite: Overwrite::IfDifferent,
-        tempo: Tempo::PERSON,
-        mandate: Mandate::ONLY,
+        timing: Timing::PERSON,
+        leader: LeaderContext::ONLY,
         backoff_limit: 0,
     };
     let found = StatResponse {
@@ -48,17 +48,29 @@ fn running() -> Job {
         bytes: BYTES,
         ..StatResponse::default()
     };
-    let ok = |node: String| Answer::Prepared {
-        node,
-        attempt: 1,
-        result: Ok(()),
-    };
+    let ok = |node: String| called(node, Call::Prepare);
     let mut job = Job::begin(spec).0;
     let claimed = Answer::Claimed { attempt: 1 };
     for answer in [Answer::Stat(Ok(found)), claimed, ok(node(1)), ok(node(2))] {
         job = job.step(Duration::from_millis(100), answer).0;
     }
     job
+}
+
+fn called(node: String, call: Call) -> Answer {
+    Answer::Called {
+        node,
+        attempt: 1,
+        call,
+        result: Ok(()),
+    }
+}
+
+fn cancel() -> Call {
+    Call::Cancel {
+        cleanup: Cleanup::Partials,
+        is_repeated: true,
+    }
 }
 
 fn report(job: Job, at_ms: u64, i: u32, report: ProgressResponse) -> Job {
@@ -71,11 +83,7 @@ fn report(job: Job, at_ms: u64, i: u32, report: ProgressResponse) -> Job {
 }
 
 fn ended(job: Job, i: u32) -> Job {
-    let answer = Answer::FollowEnded {
-        node: node(i),
-        attempt: 1,
-        result: Ok(()),
-    };
+    let answer = called(node(i), Call::Follow);
     job.step(Duration::from_millis(700), answer).0
 }
 
@@ -155,25 +163,11 @@ fn a_transfer_that_failed_at_one_node_and_was_over_before_a_fault() {
     job = report(job, 500, 2, failed);
     for i in 0..3 {
         job = job
-            .step(
-                Duration::from_millis(700),
-                Answer::Cancelled {
-                    node: node(i),
-                    attempt: 1,
-                    result: Ok(()),
-                },
-            )
+            .step(Duration::from_millis(700), called(node(i), cancel()))
             .0;
     }
     job = job
-        .step(
-            Duration::from_millis(700),
-            Answer::Cancelled {
-                node: node(2),
-                attempt: 1,
-                result: Ok(()),
-            },
-        )
+        .step(Duration::from_millis(700), called(node(2), cancel()))
         .0;
     assert!(job.is_over() && !job.is_complete());
     let summary = summary(&job, &[(fault(FaultKind::KillNode, 1, 2000), Happened::No)]);

@@ -1,70 +1,142 @@
-//! The streams by which nodes report.
+//! The streams by which nodes report. An agent that reports too fast keeps its reports to itself: HTTP/2
+//! lets it send no more than a window ahead of what is read.
 
-use tokio::time::{Instant, sleep_until, timeout_at};
-use weft_proto::agent::v1::{ProgressRequest, ProgressResponse};
+use std::time::Duration;
 
-use super::Calls;
-use crate::{Answer, Refusal, pace::Pace, report::tidy};
+use tokio::time::{MissedTickBehavior, interval};
+use weft_proto::agent::v1::{ProgressRequest, ProgressResponse, State};
 
-impl Calls {
-    /// Passes on what a node reports, until it reports no more.
-    pub(crate) async fn follow(&self, node: String, attempt: u32) {
-        let result = self.reports(&node, attempt).await;
-        let ended = Answer::FollowEnded {
-            node,
-            attempt,
-            result,
-        };
-        let _ = self.answers.send(Box::new(ended));
-    }
+use super::Calling;
+use crate::{command::Answer, refusal::Refusal};
 
-    async fn reports(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
+/// So often in the time between two reports that were asked for, the newest one is passed on. A report says
+/// how everything stands, so of those that come faster the newest is as good as all.
+const PASSED_ON: u32 = 4;
+/// So many reports are read between two that are passed on: an agent reports every thread that ends, and has
+/// four for each of 64 children.
+const READ: u32 = 64;
+
+/// Of a name or a reason: the longest name in Kubernetes.
+const NAME_BYTES_MAX: usize = 253;
+/// Of a message for people.
+const MESSAGE_BYTES_MAX: usize = 1024;
+/// Of a digest: BLAKE3 has 64 characters.
+const DIGEST_BYTES_MAX: usize = 128;
+/// Connections of one attempt: a plan gives a node a handful of children, and at most this many.
+const PEERS_MAX: usize = 64;
+
+impl Calling<'_> {
+    /// Passes on what a node reports, until the stream ends.
+    pub(super) async fn follow(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
+        let report = self.spec.timing.report;
         let request = ProgressRequest {
             job: self.job(node, attempt),
-            leader_epoch: self.spec.mandate.leader_epoch,
-            interval_ms: u32::try_from(self.spec.tempo.report.as_millis()).unwrap_or(u32::MAX),
+            leader_epoch: self.spec.leader.leader_epoch,
+            interval_ms: u32::try_from(report.as_millis()).unwrap_or(u32::MAX),
         };
-        let agent = self.agent(node)?;
+        let agent = self.calls.agent(node)?;
         let begun = agent.open(|mut client| {
             let request = request.clone();
             async move { client.progress(request).await }
         });
-        // What it takes to begin is let go of once it has.
+        // Boxed: the state of the call is freed once the stream has begun.
         let (mut stream, connection) = Box::pin(begun).await?;
-        let (began, mut pace) = (Instant::now(), Pace::of(self.spec.tempo.report));
-        let ended = loop {
-            sleep_until(began + pace.free()).await;
-            let message = match pace.due() {
-                Some(due) => timeout_at(began + due, stream.message()).await.ok(),
-                None => Some(stream.message().await),
-            };
-            let now = began.elapsed();
-            let told = match message {
-                None => pace.release(now),
-                Some(Ok(Some(mut report))) => {
-                    tidy(&mut report);
-                    pace.read(now, Box::new(report))
+        let mut ticks = interval((report / PASSED_ON).max(Duration::from_millis(1)));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut newest: Option<ProgressResponse> = None;
+        let (mut read, mut has_ended) = (0, false);
+        let result = loop {
+            let message = tokio::select! {
+                biased;
+                _ = ticks.tick(), if read > 0 => {
+                    read = 0;
+                    if !self.pass_on(node, attempt, newest.take()) {
+                        return Ok(());
+                    }
+                    continue;
                 }
-                Some(Ok(None)) => break Ok(()),
-                Some(Err(status)) => break Err(agent.failed(&connection, &status)),
+                message = stream.message(), if read < READ => message,
             };
-            if !told.is_none_or(|report| self.tell(node, attempt, report)) {
-                return Ok(());
+            let mut report = match message {
+                Ok(Some(report)) => report,
+                Ok(None) => break Ok(()),
+                Err(status) => break Err(agent.failed(&connection, &status)),
+            };
+            limit(&mut report);
+            read += 1;
+            let is_end = matches!(report.state(), State::Verified | State::Failed);
+            newest = Some(report);
+            // The first report that the node has finished does not wait.
+            if is_end && !has_ended {
+                has_ended = true;
+                self.pass_on(node, attempt, newest.take());
             }
         };
-        if let Some(last) = pace.release(began.elapsed()) {
-            self.tell(node, attempt, last);
-        }
-        ended
+        self.pass_on(node, attempt, newest);
+        result
     }
 
-    /// Whether anybody is there to hear it.
-    fn tell(&self, node: &str, attempt: u32, report: Box<ProgressResponse>) -> bool {
-        let answer = Answer::Progress {
+    /// Whether the runner is there to take it.
+    fn pass_on(&self, node: &str, attempt: u32, report: Option<ProgressResponse>) -> bool {
+        let Some(report) = report else {
+            return true;
+        };
+        self.calls.answer(Answer::Progress {
             node: node.to_owned(),
             attempt,
-            report,
+            report: Box::new(report),
+        })
+    }
+}
+
+/// Cuts what is too long: reports are kept for each destination, and end in objects.
+fn limit(report: &mut ProgressResponse) {
+    cut(&mut report.node, NAME_BYTES_MAX);
+    cut(&mut report.reason, NAME_BYTES_MAX);
+    cut(&mut report.message, MESSAGE_BYTES_MAX);
+    cut(&mut report.digest, DIGEST_BYTES_MAX);
+    cut(&mut report.link, NAME_BYTES_MAX);
+    cut(&mut report.link_reason, MESSAGE_BYTES_MAX);
+    // The call says which job it is.
+    report.job = None;
+    report.peers.truncate(PEERS_MAX);
+    for peer in &mut report.peers {
+        cut(&mut peer.node, NAME_BYTES_MAX);
+        cut(&mut peer.reason, NAME_BYTES_MAX);
+        cut(&mut peer.message, MESSAGE_BYTES_MAX);
+    }
+}
+
+fn cut(text: &mut String, bytes_max: usize) {
+    if text.len() > bytes_max {
+        text.truncate(text.floor_char_boundary(bytes_max));
+        text.shrink_to_fit();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_proto::agent::v1::PeerProgress;
+
+    use super::*;
+
+    #[test]
+    fn texts_that_are_too_long_are_cut() {
+        let long = "é".repeat(5000);
+        let mut report = ProgressResponse {
+            node: long.clone(),
+            reason: long.clone(),
+            message: long.clone(),
+            digest: long.clone(),
+            link: long.clone(),
+            link_reason: long.clone(),
+            peers: vec![PeerProgress::default(); 1000],
+            ..ProgressResponse::default()
         };
-        self.answers.send(Box::new(answer)).is_ok()
+        limit(&mut report);
+        assert_eq!(report.node.len(), 252);
+        assert_eq!(report.message.len(), MESSAGE_BYTES_MAX);
+        assert_eq!(report.digest.len(), DIGEST_BYTES_MAX);
+        assert_eq!(report.peers.len(), PEERS_MAX);
     }
 }

@@ -3,31 +3,35 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use weft_planner::Part;
-use weft_proto::agent::v1::{PeerProgress, ProgressResponse, Role, State};
+use weft_proto::agent::v1::{ProgressResponse, Role, State as PartState};
 
-use super::{Blame, Job, Phase, SETTLE};
+use super::{Job, State};
 use crate::{
-    Cleanup, Command, Refusal, Standing,
     attempt::{Attempt, Run},
-    is_local,
-    ledger::{cut_off, is_ours, reported},
+    command::{Call, Cleanup, Command},
+    destinations::DestinationPhase,
+    refusal::Refusal,
+    spec::is_local,
 };
 
+/// How long the last reports may take once everything is Verified: they only complete the counts.
+const SETTLE: Duration = Duration::from_secs(10);
+
 impl Job {
-    pub(super) fn begin_attempt(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        self.attempt += 1;
-        self.mark = self.ledger.destinations.gained();
-        let waiting = self.ledger.destinations.remaining();
-        let prepare = |node: &String| Command::Prepare {
-            node: node.clone(),
+    pub(super) fn call(&self, node: &str, call: Call) -> Command {
+        Command::Call {
+            node: node.to_owned(),
             attempt: self.attempt,
-        };
-        commands.extend(waiting.iter().map(prepare));
-        self.cancel_unheard(&waiting, commands);
-        for node in &waiting {
-            self.contact.asked(node, now);
+            call,
         }
-        self.phase = Phase::Preparing {
+    }
+
+    pub(super) fn begin_attempt(&mut self, commands: &mut Vec<Command>) {
+        self.attempt += 1;
+        self.gained_before = self.destinations.gained();
+        let waiting = self.destinations.remaining();
+        commands.extend(waiting.iter().map(|node| self.call(node, Call::Prepare)));
+        self.state = State::Preparing {
             waiting,
             ready: Vec::new(),
         };
@@ -40,7 +44,7 @@ impl Job {
         result: Result<(), Refusal>,
         commands: &mut Vec<Command>,
     ) {
-        let Phase::Preparing { waiting, ready } = &mut self.phase else {
+        let State::Preparing { waiting, ready } = &mut self.state else {
             return;
         };
         if !waiting.remove(node) {
@@ -48,73 +52,83 @@ impl Job {
         }
         let all_answered = waiting.is_empty();
         match result {
-            Ok(()) => {
-                self.contact.reached(node);
-                self.unheard.remove(node);
-                ready.push(node.to_owned());
-            }
-            Err(refusal) => {
-                let refusal = self.contact.judge(now, refusal);
-                self.ledger.destinations.refuse(node, refusal);
-            }
+            Ok(()) => ready.push(node.to_owned()),
+            Err(refusal) => self.on_not_ready(node, refusal),
         }
         if all_answered {
             self.start_attempt(now, commands);
         }
     }
 
-    pub(super) fn start_attempt(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        let Phase::Preparing { ready, .. } = &mut self.phase else {
+    fn on_not_ready(&mut self, node: &str, mut refusal: Refusal) {
+        let before = self.destinations.retrying(node);
+        if self.spec.timing.gives_up_unreached
+            && refusal.is_before_contact()
+            && before.is_some_and(Refusal::is_before_contact)
+        {
+            refusal.retriable = false;
+        }
+        // Another agent, or another listing of the source, may send a better manifest.
+        refusal.retriable |= refusal.is_of_manifest();
+        self.destinations.refuse(node, refusal);
+    }
+
+    fn start_attempt(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        let State::Preparing { ready, .. } = &mut self.state else {
             return;
         };
         let ready = std::mem::take(ready);
+        self.choose_other_holder(&ready);
         if ready.is_empty() {
-            return self.next_attempt(now, Blame::None, commands);
-        }
-        let troubled = self.troubled(&ready);
-        for node in &ready {
-            if let Some(destination) = self.ledger.destinations.get_mut(node) {
-                destination.standing = Standing::Waiting;
-            }
+            return self.next_attempt(now, false, commands);
         }
         self.choose_reader(&ready);
         let is_alone = |node: &String| is_local(node) || self.reads(node);
-        let (here, others): (Vec<String>, Vec<String>) = ready.into_iter().partition(is_alone);
-        // What a node gets from nobody is on no link: what the source's node copies for itself takes no
-        // part in the plan, and what a reader gets itself only where it has nobody to send it to.
+        let (here, others): (Vec<String>, Vec<String>) = ready.iter().cloned().partition(is_alone);
+        // The copy that the source's node makes itself uses no link, so it has no part in the plan; nor has a
+        // reader that sends to no other node.
         let has_others = !others.is_empty();
         let here = here.into_iter();
         let here = here.filter(|node| is_local(node) || !has_others);
-        let mut parts: Vec<Part> = here.map(copied_there).collect();
+        let mut parts: Vec<Part> = here.map(part_without_links).collect();
         if has_others {
-            match self.parts_for(others, &troubled) {
+            match self.parts_for(others) {
                 Ok(planned) => parts.extend(planned),
                 Err(error) => {
-                    self.ledger.destinations.fail_remaining(&Refusal {
-                        node: self.spec.source.node.clone(),
-                        reason: error.reason().to_owned(),
-                        message: error.to_string(),
-                        retriable: false,
-                    });
+                    let (reason, message) = (error.reason(), error.to_string());
+                    let node = &self.spec.source.node;
+                    let refusal = Refusal::reported(node, reason, &message, false);
+                    self.destinations.fail_remaining(&refusal);
                     return self.finish(commands);
                 }
             }
         }
-        let mut attempt = Attempt::new(&self.spec.source.node, &parts);
-        if self.spec.object.is_some() {
-            attempt = attempt.reading();
+        for node in &ready {
+            if let Some(destination) = self.destinations.get_mut(node) {
+                destination.phase = DestinationPhase::Pending;
+            }
         }
+        let is_reader = self.spec.object.is_some();
+        let mut attempt = Attempt::new(&self.spec.source.node, is_reader, &parts);
         for part in attempt.start_destinations() {
-            commands.push(Command::Start {
-                attempt: self.attempt,
-                part,
-            });
+            commands.push(self.call(&part.node.clone(), Call::Start(part)));
         }
-        self.ledger.open();
+        self.destinations.source = ProgressResponse::default();
         self.started.get_or_insert(now);
-        self.phase = Phase::Running(attempt);
-        // A reader without others waits for nobody.
-        self.look(now, commands);
+        self.state = State::Running(attempt);
+        // A reader without others waits for no destination.
+        self.proceed(now, commands);
+    }
+
+    /// Where a destination could not use the manifest that it was sent, one that is ready has a good one.
+    fn choose_other_holder(&mut self, ready: &[String]) {
+        let remaining = self.destinations.remaining();
+        let mut refusals = remaining
+            .iter()
+            .filter_map(|node| self.destinations.retrying(node));
+        if refusals.any(Refusal::is_of_manifest) {
+            self.other_holder = ready.iter().find(|node| !is_local(node)).cloned();
+        }
     }
 
     pub(super) fn on_started(
@@ -124,24 +138,20 @@ impl Job {
         result: Result<(), Refusal>,
         commands: &mut Vec<Command>,
     ) {
-        let Phase::Running(attempt) = &mut self.phase else {
+        let State::Running(attempt) = &mut self.state else {
             return;
         };
         match result {
             Ok(()) => {
-                self.unheard.remove(node);
                 attempt.started(node);
-                commands.push(Command::Follow {
-                    node: node.to_owned(),
-                    attempt: self.attempt,
-                });
+                commands.push(self.call(node, Call::Follow));
             }
             Err(refusal) => {
                 attempt.stopped(node, refusal);
                 attempt.silent(node, true);
             }
         }
-        self.look(now, commands);
+        self.proceed(now, commands);
     }
 
     pub(super) fn on_progress(
@@ -152,31 +162,38 @@ impl Job {
         report: ProgressResponse,
         commands: &mut Vec<Command>,
     ) {
-        self.ledger.count(node, number, &report);
+        self.destinations.count(node, number, &report);
         if number != self.attempt {
             return;
         }
-        let since = now.saturating_sub(self.started.unwrap_or(now));
-        let state = report.state();
-        let refusal = reported(node, &report);
-        let of_child = |peer: &&PeerProgress| peer.failed && peer.role() == Role::Child;
-        let lost: Vec<Refusal> = report.peers.iter().filter(of_child).map(cut_off).collect();
-        self.ledger.book(node, report, since);
-        if let Phase::Running(attempt)
-        | Phase::Cancelling { attempt, .. }
-        | Phase::Settling { attempt, .. } = &mut self.phase
+        if let State::Running(attempt)
+        | State::Cancelling { attempt, .. }
+        | State::Settling { attempt, .. } = &mut self.state
         {
-            match state {
-                State::Verified => attempt.verified(node),
-                State::Failed if !is_ours(&refusal) => attempt.stopped(node, refusal),
+            let (reason, message) = (&report.reason, &report.message);
+            let refusal = Refusal::reported(node, reason, message, report.retriable);
+            match report.state() {
+                PartState::Verified => attempt.verified(node),
+                PartState::Failed if !refusal.is_cancelled() => attempt.stopped(node, refusal),
                 _ => {}
             }
-            for refusal in lost {
-                let child = refusal.node.clone();
-                attempt.cut_off(&child, refusal);
+            for peer in &report.peers {
+                if peer.failed && peer.role() == Role::Child {
+                    let (reason, message) = (&peer.reason, &peer.message);
+                    let lost = Refusal::reported(&peer.node, reason, message, peer.retriable);
+                    attempt.cut_off(&peer.node, lost);
+                }
             }
         }
-        self.look(now, commands);
+        let is_source = node == self.spec.source.node;
+        if is_source {
+            self.destinations.source = report.clone();
+        }
+        if !is_source || self.spec.object.is_some() {
+            let after = now.saturating_sub(self.started.unwrap_or(now));
+            self.destinations.record(node, report, after);
+        }
+        self.proceed(now, commands);
     }
 
     pub(super) fn on_follow_ended(
@@ -186,9 +203,9 @@ impl Job {
         result: Result<(), Refusal>,
         commands: &mut Vec<Command>,
     ) {
-        let (Phase::Running(attempt)
-        | Phase::Cancelling { attempt, .. }
-        | Phase::Settling { attempt, .. }) = &mut self.phase
+        let (State::Running(attempt)
+        | State::Cancelling { attempt, .. }
+        | State::Settling { attempt, .. }) = &mut self.state
         else {
             return;
         };
@@ -197,55 +214,81 @@ impl Job {
             attempt.run(node),
             Some(Run::Starting | Run::Moving | Run::CutOff(_))
         ) {
-            attempt.stopped(
-                node,
-                result.err().unwrap_or_else(|| Refusal {
-                    node: node.to_owned(),
-                    reason: "AgentStopped".to_owned(),
-                    message: format!("node {node}: its agent was stopped; start it again"),
-                    retriable: true,
-                }),
-            );
+            let stopped = || {
+                let message = format!("node {node}: its agent was stopped; start it again");
+                Refusal::reported(node, "AgentStopped", &message, true)
+            };
+            attempt.stopped(node, result.err().unwrap_or_else(stopped));
         }
-        self.look(now, commands);
+        self.proceed(now, commands);
     }
 
     /// Goes on where the last answer made that possible.
-    pub(super) fn look(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        match &mut self.phase {
-            Phase::Running(attempt) if attempt.can_go_on() => {
+    fn proceed(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        match &mut self.state {
+            State::Running(attempt) if attempt.can_go_on() => {
                 if let Some(part) = attempt.start_source() {
-                    commands.push(Command::Start {
-                        attempt: self.attempt,
-                        part,
-                    });
+                    commands.push(self.call(&part.node.clone(), Call::Start(part)));
                 }
             }
-            Phase::Running(attempt) => {
+            State::Running(attempt) => {
                 let attempt = attempt.clone();
-                if self.ledger.destinations.are_verified() {
-                    self.phase = Phase::Settling {
+                if self.destinations.are_verified() {
+                    self.state = State::Settling {
                         attempt,
                         until: now + SETTLE,
                     };
-                    return self.look(now, commands);
+                    return self.proceed(now, commands);
                 }
                 let waiting: BTreeSet<String> = attempt.nodes().map(str::to_owned).collect();
-                commands.extend(waiting.iter().map(|node| Command::Cancel {
-                    node: node.clone(),
-                    attempt: self.attempt,
-                    cleanup: Cleanup::Nothing,
-                }));
-                self.phase = Phase::Cancelling { attempt, waiting };
+                self.cancel(&waiting, Cleanup::Nothing, false, commands);
+                self.state = State::Cancelling { attempt, waiting };
             }
-            Phase::Settling { attempt, .. } if attempt.all_silent() => self.settled(now, commands),
+            State::Settling { attempt, .. } if attempt.all_silent() => self.settled(now, commands),
             _ => {}
+        }
+    }
+
+    /// All that were in the attempt are Verified; destinations that came since get the next one.
+    pub(super) fn settled(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        if self.destinations.remaining().is_empty() {
+            self.finish(commands);
+        } else {
+            self.next_attempt(now, false, commands);
+        }
+    }
+
+    /// An attempt has ended everywhere: waits for the next one, or ends the job.
+    pub(super) fn next_attempt(
+        &mut self,
+        now: Duration,
+        is_uncounted: bool,
+        commands: &mut Vec<Command>,
+    ) {
+        if self.destinations.gained() > self.gained_before {
+            (self.failures, self.excused) = (0, 0);
+        } else if !is_uncounted {
+            let remaining = self.destinations.remaining();
+            let mut refusals = remaining
+                .iter()
+                .filter_map(|node| self.destinations.retrying(node));
+            let is_excused = refusals.any(|refusal| self.is_excused(refusal));
+            self.count_failure(is_excused);
+        }
+        if self.is_limit_exceeded() {
+            self.destinations.give_up();
+        }
+        if self.destinations.remaining().is_empty() {
+            self.finish(commands);
+        } else {
+            let until = now + self.backoff();
+            self.state = State::Waiting { until };
         }
     }
 }
 
-/// The part of a node that receives from nobody and sends to nobody.
-fn copied_there(node: String) -> Part {
+/// The part of a node that receives from no node and sends to none.
+fn part_without_links(node: String) -> Part {
     Part {
         node,
         receives_from: None,

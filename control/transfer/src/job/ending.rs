@@ -1,9 +1,16 @@
-//! How a job comes to its end: agents are told, and what shall not stay goes.
+//! How an attempt and a job come to their end: agents are told, and partial files are removed.
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::{Job, Phase, cancels::Cancels};
-use crate::{Cleanup, Command, Refusal, node_of};
+use weft_proto::agent::v1::State as PartState;
+
+use super::{Job, State};
+use crate::{
+    attempt::{Attempt, Run},
+    command::{Call, Cleanup, Command},
+    phase::End,
+    refusal::{Refusal, SENDER_LOST},
+};
 
 impl Job {
     pub(super) fn on_cancelled(
@@ -13,141 +20,160 @@ impl Job {
         result: &Result<(), Refusal>,
         commands: &mut Vec<Command>,
     ) {
-        let is_heard = self.is_heard(node, result);
-        if is_heard {
-            self.unheard.remove(node);
-        }
-        match &mut self.phase {
-            Phase::Cancelling { attempt, waiting } => {
-                if waiting.remove(node) && !is_heard {
-                    // Nobody waits for it: the next attempt overtakes this one wherever it is asked.
-                    self.unheard.insert(node.to_owned());
-                }
+        match &mut self.state {
+            State::Cancelling { attempt, waiting } => {
+                waiting.remove(node);
                 if waiting.is_empty() {
                     let attempt = attempt.clone();
-                    let is_to_blame = self.ledger.close(&attempt);
-                    let blame = self.pass_over(&attempt, is_to_blame);
-                    self.next_attempt(now, blame, commands);
+                    self.end_attempt(now, &attempt, commands);
                 }
             }
-            Phase::Discarding(cancels) | Phase::Withdrawing { cancels, .. } => {
-                cancels.answered(node, is_heard);
-                self.tell_on(now);
+            State::Ending { end, waiting } => {
+                let attempts_before = self.spec.leader.attempts_before;
+                if let Err(refusal) = result
+                    && refusal.may_have_missed(attempts_before)
+                    && waiting.contains(node)
+                {
+                    self.unconfirmed.insert(node.to_owned());
+                }
+                waiting.remove(node);
+                if waiting.is_empty() {
+                    self.state = State::Over(*end);
+                }
             }
             _ => {}
         }
     }
 
-    /// It has confirmed the Cancel, or asking again would change nothing.
-    fn is_heard(&self, node: &str, result: &Result<(), Refusal>) -> bool {
-        let Err(refusal) = result else {
-            return true;
-        };
-        // Only an earlier operator can have reached it, if it was ever reached.
-        let was_never_reached =
-            self.spec.mandate.attempts_before == 0 && !self.contact.was_reached(node_of(node));
-        !refusal.retriable
-            || refusal.is_of_no_agent()
-            || refusal.is_before_contact() && was_never_reached
+    /// Records what the attempt left at its nodes, and decides which node sends in the next one.
+    fn end_attempt(&mut self, now: Duration, attempt: &Attempt, commands: &mut Vec<Command>) {
+        let has_failed_to_send = self.close(attempt);
+        let has_gained = self.destinations.gained() > self.gained_before;
+        if has_gained {
+            self.failed_senders.clear();
+        }
+        let mut is_uncounted = false;
+        if has_failed_to_send && (self.stored.is_some() || !has_gained) {
+            self.failed_senders.insert(self.spec.source.node.clone());
+            let remaining = self.destinations.remaining();
+            let takes_part = |node: &str| remaining.contains(node) && attempt.run(node).is_some();
+            is_uncounted = self.stored.is_some() || self.is_reader_left(takes_part);
+            self.use_next_reader();
+        }
+        self.next_attempt(now, is_uncounted, commands);
     }
 
-    /// Goes on once all are told, or have been out of reach for too long.
-    fn tell_on(&mut self, now: Duration) {
-        let (Phase::Discarding(cancels) | Phase::Withdrawing { cancels, .. }) = &self.phase else {
-            return;
+    /// Records what the attempt left at its nodes; whether another node should send in the next one.
+    fn close(&mut self, attempt: &Attempt) -> bool {
+        let mut is_the_senders = self.has_failed_to_send(attempt);
+        let source = match attempt.run(attempt.source()) {
+            Some(Run::Stopped(refusal)) => Some(refusal),
+            _ => None,
         };
-        if let Some(times) = cancels.are_to_rest() {
-            let until = now + self.rest_of(times);
-            if let Phase::Discarding(cancels) | Phase::Withdrawing { cancels, .. } = &mut self.phase
-            {
-                cancels.rest(until);
+        for node in self.destinations.remaining() {
+            match attempt.run(&node) {
+                Some(Run::Stopped(refusal) | Run::CutOff(refusal)) => {
+                    let mut refusal = refusal.clone();
+                    if self.is_of_the_sender(&node, &refusal) {
+                        is_the_senders = true;
+                        refusal.retriable = true;
+                    }
+                    self.destinations.refuse(&node, refusal);
+                }
+                Some(_) => {
+                    let cause = source.map_or("a node between it and the source failed", |it| {
+                        it.message.as_str()
+                    });
+                    let message = format!("node {node} has no sender any more: {cause}");
+                    let lost = Refusal::reported(&node, SENDER_LOST, &message, true);
+                    self.destinations.refuse(&node, lost);
+                }
+                // It was not ready.
+                None => {}
             }
-            return;
         }
-        if !cancels.are_over() {
-            return;
+        if let Some(fault) = self.source_fault() {
+            self.destinations.fail_remaining(&fault);
         }
-        self.untold.clone_from(cancels.unheard());
-        self.phase = match self.phase {
-            Phase::Withdrawing { cleanup, .. } => Phase::Withdrawn(cleanup),
-            _ => Phase::Over,
-        };
+        if let Some(refusal) = source
+            && self.destinations.source.state() != PartState::Failed
+            && self.is_final_for_all(refusal)
+        {
+            self.destinations.fail_remaining(&refusal.clone());
+        }
+        is_the_senders
     }
 
-    /// Asks those again whom a Cancel has not reached, if it is time.
-    pub(super) fn tell_again(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        let (nodes, cleanup) = match &mut self.phase {
-            Phase::Discarding(cancels) => (cancels.again(now), Cleanup::Partials),
-            Phase::Withdrawing { cancels, cleanup } => (cancels.again(now), *cleanup),
-            _ => return,
-        };
-        self.cancel(&nodes, cleanup, commands);
+    /// The source's own failure, where no receiver of it explains it.
+    pub fn source_fault(&self) -> Option<Refusal> {
+        let source = &self.destinations.source;
+        let is_explained = source.peers.iter().any(|peer| peer.failed);
+        let node = &self.spec.source.node;
+        let fault = Refusal::reported(node, &source.reason, &source.message, source.retriable);
+        let has_failed = source.state() == PartState::Failed;
+        (has_failed && !is_explained && self.is_final_for_all(&fault)).then_some(fault)
     }
 
-    fn cancel(&self, nodes: &BTreeSet<String>, cleanup: Cleanup, commands: &mut Vec<Command>) {
-        commands.extend(nodes.iter().map(|node| Command::Cancel {
-            node: node.clone(),
-            attempt: self.attempt,
+    pub(super) fn cancel(
+        &self,
+        nodes: &BTreeSet<String>,
+        cleanup: Cleanup,
+        is_repeated: bool,
+        commands: &mut Vec<Command>,
+    ) {
+        let cancel = Call::Cancel {
             cleanup,
-        }));
+            is_repeated,
+        };
+        commands.extend(nodes.iter().map(|node| self.call(node, cancel.clone())));
     }
 
-    /// Ends earlier attempts where a Cancel of them was not heard, and where this one, which begins,
-    /// does not overtake them: at nodes that have no part in it.
-    pub(super) fn cancel_unheard(&self, part: &BTreeSet<String>, commands: &mut Vec<Command>) {
-        let source = &self.spec.source.node;
-        let is_asked = |node: &&String| !part.contains(*node) && *node != source;
-        let nodes = self.unheard.iter().filter(is_asked).cloned().collect();
-        self.cancel(&nodes, Cleanup::Nothing, commands);
-    }
-
-    /// Everybody who may know of it is told. What is ending by itself goes on to do so.
-    pub(super) fn on_stop(&mut self, cleanup: Cleanup, commands: &mut Vec<Command>) {
-        match &mut self.phase {
-            Phase::Asking
-            | Phase::Resting { .. }
-            | Phase::Claiming
-            | Phase::Preparing { .. }
-            | Phase::Running(_)
-            | Phase::Cancelling { .. } => {}
-            Phase::Settling { .. }
-            | Phase::Discarding(_)
-            | Phase::Withdrawing { .. }
-            | Phase::Withdrawn(_)
-            | Phase::Over => return,
-        }
-        if self.attempt == 0 {
-            self.phase = Phase::Withdrawn(cleanup);
+    /// All nodes that may know of the job are told. A job that ends by itself goes on to do so.
+    pub(super) fn on_cancel(&mut self, cleanup: Cleanup, commands: &mut Vec<Command>) {
+        let ends_by_itself = matches!(
+            self.state,
+            State::Settling { .. } | State::Ending { .. } | State::Over(_)
+        );
+        if ends_by_itself {
             return;
         }
-        let destinations = self.spec.destinations.iter();
-        let waiting: BTreeSet<String> = destinations
-            .map(|place| place.node.clone())
-            .chain([self.spec.source.node.clone()])
-            .collect();
-        self.cancel(&waiting, cleanup, commands);
-        self.phase = Phase::Withdrawing {
-            cancels: Cancels::ask(waiting),
-            cleanup,
-        };
+        let mut nodes = BTreeSet::new();
+        if self.attempt > 0 {
+            let places = self.spec.destinations.iter().chain([&self.spec.source]);
+            nodes = places.map(|place| place.node.clone()).collect();
+        }
+        self.cancel(&nodes, cleanup, true, commands);
+        self.end_as(End::Cancelled(cleanup), nodes);
     }
 
-    /// Ends the job; what failed leaves no partial files.
+    /// Ends the job; destinations that failed keep no partial files.
     pub(super) fn finish(&mut self, commands: &mut Vec<Command>) {
-        self.ledger.compare_digests();
-        let mut waiting = self.ledger.destinations.failed();
-        // Unless an earlier operator has reached it.
-        if self.spec.mandate.attempts_before == 0 {
-            waiting.retain(|node| !self.contact.was_never_reached(node));
+        self.destinations.compare_digests();
+        let attempts_before = self.spec.leader.attempts_before;
+        let mut nodes = BTreeSet::new();
+        if self.attempt > attempts_before {
+            let failed = self.destinations.failed();
+            let was_reached = |(_, refusal): &(&str, &Refusal)| {
+                attempts_before > 0 || !refusal.is_before_contact()
+            };
+            let failed = failed.filter(was_reached);
+            nodes = failed.map(|(node, _)| node.to_owned()).collect();
         }
-        self.cancel(&waiting, Cleanup::Partials, commands);
-        self.phase = if waiting.is_empty() {
-            Phase::Over
-        } else if self.vain > self.spec.backoff_limit {
-            // Who is out of reach was so in all these attempts.
-            Phase::Discarding(Cancels::ask_once(waiting))
-        } else {
-            Phase::Discarding(Cancels::ask(waiting))
+        // A node that did not answer in all these attempts is not asked again and again.
+        let is_repeated = !self.is_limit_exceeded();
+        self.cancel(&nodes, Cleanup::Partials, is_repeated, commands);
+        let is_complete = self.source_fault().is_none() && self.destinations.are_verified();
+        let end = match is_complete {
+            true => End::Complete,
+            false => End::Failed,
+        };
+        self.end_as(end, nodes);
+    }
+
+    fn end_as(&mut self, end: End, waiting: BTreeSet<String>) {
+        self.state = match waiting.is_empty() {
+            true => State::Over(end),
+            false => State::Ending { end, waiting },
         };
     }
 }

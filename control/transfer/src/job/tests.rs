@@ -5,8 +5,10 @@ use weft_proto::agent::v1::{Algorithm, Overwrite, PeerProgress, Role, State};
 
 use super::*;
 use crate::{
-    CONTACT_TRY, Mandate, Place, Standing,
+    destinations::DestinationPhase,
     refusal::{NEVER_REACHED, UNREACHABLE},
+    spec::{LeaderContext, Place, Timing},
+    tls::CONNECT_WITHIN,
 };
 
 const BYTES: u64 = 100;
@@ -29,10 +31,30 @@ struct World {
     /// Commands that were carried out since the last look.
     log: Vec<String>,
     pending: VecDeque<Command>,
+    /// Cancels that are repeated where the node does not answer.
+    repeated: usize,
+    /// Destinations that get a bad list of files from the holder.
+    bad_lists: BTreeSet<String>,
+}
+
+fn cancel(cleanup: Cleanup) -> Call {
+    Call::Cancel {
+        cleanup,
+        is_repeated: true,
+    }
+}
+
+fn called(node: &str, attempt: u32, call: Call, result: Result<(), Refusal>) -> Answer {
+    Answer::Called {
+        node: node.to_owned(),
+        attempt,
+        call,
+        result,
+    }
 }
 
 fn stop(discard: bool) -> Answer {
-    Answer::Stop(cleanup(discard))
+    Answer::Cancel(cleanup(discard))
 }
 
 fn cleanup(discard: bool) -> Cleanup {
@@ -73,7 +95,7 @@ impl World {
 
     /// One node is not there from the start.
     fn without(nodes: u32, strategy: Strategy, missing: u32) -> Self {
-        let death = (CONTACT_TRY, NEVER_REACHED);
+        let death = (CONNECT_WITHIN, NEVER_REACHED);
         Self::with(nodes, strategy, Some(missing), death)
     }
 
@@ -110,8 +132,8 @@ impl World {
             backoff_limit: 3,
             expect: String::new(),
             overwrite: Overwrite::IfDifferent,
-            tempo: Tempo::PERSON,
-            mandate: Mandate::ONLY,
+            timing: Timing::PERSON,
+            leader: LeaderContext::ONLY,
         };
         Self::begin(spec, dead, death)
     }
@@ -127,6 +149,8 @@ impl World {
             listings: BTreeMap::new(),
             log: Vec::new(),
             pending: commands.into(),
+            repeated: 0,
+            bad_lists: BTreeSet::new(),
         };
         world.obey();
         world
@@ -154,8 +178,8 @@ impl World {
                 }
             };
             match command {
-                Command::Stat { named } => {
-                    self.log.push(match named {
+                Command::Stat { manifest_digest } => {
+                    self.log.push(match manifest_digest {
                         Some(_) => "stat of the named".into(),
                         None => "stat".into(),
                     });
@@ -166,44 +190,38 @@ impl World {
                     self.answer(Answer::Stat(result));
                 }
                 Command::Claim { attempt } => self.answer(Answer::Claimed { attempt }),
-                Command::Prepare { node, attempt } => {
-                    self.log.push(format!("prepare {node} #{attempt}"));
-                    let result = reach(&node);
-                    self.answer(Answer::Prepared {
-                        node,
-                        attempt,
-                        result,
-                    });
-                }
-                Command::Start { attempt, part } => {
-                    let to = part.sends_to.join(",");
-                    self.log
-                        .push(format!("start {} #{attempt} -> [{to}]", part.node));
-                    let result = reach(&part.node);
-                    self.answer(Answer::Started {
-                        node: part.node,
-                        attempt,
-                        result,
-                    });
-                }
-                Command::Follow { .. } => {}
-                Command::Cancel {
+                Command::Call {
                     node,
                     attempt,
-                    cleanup,
+                    call,
                 } => {
-                    let how = match cleanup {
-                        Cleanup::Nothing => "cancel",
-                        Cleanup::Partials => "discard",
-                        Cleanup::Copies => "release",
-                    };
-                    self.log.push(format!("{how} {node} #{attempt}"));
-                    let result = reach(&node);
-                    self.answer(Answer::Cancelled {
-                        node,
-                        attempt,
-                        result,
-                    });
+                    let mut repeats = 0;
+                    match &call {
+                        Call::Prepare => self.log.push(format!("prepare {node} #{attempt}")),
+                        Call::Start(part) => {
+                            let to = part.sends_to.join(",");
+                            self.log.push(format!("start {node} #{attempt} -> [{to}]"));
+                        }
+                        Call::Follow => continue,
+                        Call::Cancel {
+                            cleanup,
+                            is_repeated,
+                        } => {
+                            let how = match cleanup {
+                                Cleanup::Nothing => "cancel",
+                                Cleanup::Partials => "discard",
+                                Cleanup::Copies => "release",
+                            };
+                            self.log.push(format!("{how} {node} #{attempt}"));
+                            repeats = usize::from(*is_repeated);
+                        }
+                    }
+                    self.repeated += repeats;
+                    let mut result = reach(&node);
+                    if call == Call::Prepare && self.bad_lists.contains(&node) {
+                        result = Err(refusal(&node, "PeerFaulty", false));
+                    }
+                    self.answer(called(&node, attempt, call, result));
                 }
             }
         }
@@ -235,11 +253,7 @@ impl World {
 
     fn ends(&mut self, node: u32, result: Result<(), Refusal>) {
         let attempt = self.job.attempt();
-        self.answer(Answer::FollowEnded {
-            node: name(node),
-            attempt,
-            result,
-        });
+        self.answer(called(&name(node), attempt, Call::Follow, result));
     }
 
     fn dies(&mut self, node: u32) {
@@ -269,19 +283,21 @@ impl World {
         std::mem::take(&mut self.log).join("\n")
     }
 
-    fn standing(&self, node: u32) -> &Standing {
+    fn phase(&self, node: u32) -> &DestinationPhase {
         self.job
             .destinations()
             .find(|d| d.place.node == name(node))
             .expect("it is there")
-            .standing
+            .phase
     }
 
     fn reason(&self, node: u32) -> &str {
-        match self.standing(node) {
-            Standing::Failed(refusal) | Standing::Troubled(refusal) => &refusal.reason,
-            Standing::Waiting => "",
-            Standing::Verified { .. } => "Verified",
+        match self.phase(node) {
+            DestinationPhase::Failed(refusal) | DestinationPhase::Retrying(refusal) => {
+                &refusal.reason
+            }
+            DestinationPhase::Pending => "",
+            DestinationPhase::Verified { .. } => "Verified",
         }
     }
 }
@@ -308,14 +324,14 @@ fn receivers_are_started_before_senders_and_the_source_last() {
     (0..4).for_each(|node| world.ends(node, Ok(())));
     assert!(world.job.is_complete());
     assert_eq!(
-        *world.standing(1),
-        Standing::Verified {
+        *world.phase(1),
+        DestinationPhase::Verified {
             after: Duration::from_secs(2)
         }
     );
     assert_eq!(
-        *world.standing(3),
-        Standing::Verified {
+        *world.phase(3),
+        DestinationPhase::Verified {
             after: Duration::from_secs(3)
         }
     );
@@ -338,7 +354,11 @@ fn a_relay_that_dies_and_comes_back_is_in_the_next_attempt_of_the_same_job() {
         ("NodeUnreachable", "SenderLost")
     );
     world.dead.clear();
-    assert_eq!(world.rests(), Tempo::PERSON.backoff, "40 bytes were gained");
+    assert_eq!(
+        world.rests(),
+        Timing::PERSON.backoff,
+        "40 bytes were gained"
+    );
     assert_eq!(
         world.log(),
         "stat\nprepare node1 #2\nprepare node2 #2\nprepare node3 #2\n\
@@ -406,8 +426,8 @@ fn a_destination_that_is_never_reached_is_given_up_within_seconds() {
     assert_eq!(world.reason(1), "NodeNeverReached");
     world.rests();
     assert!(world.job.is_over());
-    assert_eq!(world.now, 2 * CONTACT_TRY + Tempo::PERSON.backoff);
-    assert!(matches!(world.standing(1), Standing::Failed(_)));
+    assert_eq!(world.now, 2 * CONNECT_WITHIN + Timing::PERSON.backoff);
+    assert!(matches!(world.phase(1), DestinationPhase::Failed(_)));
     assert_eq!(
         world.log(),
         "stat\nprepare node1 #1\nstat\nprepare node1 #2",
@@ -438,7 +458,7 @@ fn a_source_that_is_never_reached_is_given_up_within_seconds() {
     let mut world = World::without(2, Strategy::Chain, 0);
     world.rests();
     assert!(world.job.is_over());
-    assert_eq!(world.now, 2 * CONTACT_TRY + Tempo::PERSON.backoff);
+    assert_eq!(world.now, 2 * CONNECT_WITHIN + Timing::PERSON.backoff);
     assert_eq!(world.reason(1), "NodeNeverReached");
     assert_eq!(world.log(), "stat\nstat");
 }
@@ -448,7 +468,7 @@ fn a_node_that_dies_while_it_prepares_is_waited_for_and_what_it_left_is_removed(
     // The connection stands, and breaks long after.
     let death = (Duration::from_secs(30), UNREACHABLE);
     let mut world = World::with(2, Strategy::Chain, Some(1), death);
-    assert!(matches!(world.standing(1), Standing::Troubled(_)));
+    assert!(matches!(world.phase(1), DestinationPhase::Retrying(_)));
     let mut rests = 0;
     while !world.job.is_over() {
         world.rests();
@@ -472,7 +492,7 @@ fn a_source_that_dies_is_waited_for_and_the_job_resumes() {
     world.log();
     assert_eq!(
         world.rests(),
-        Tempo::PERSON.backoff,
+        Timing::PERSON.backoff,
         "it was asked in vain once"
     );
     assert!(world.log().ends_with("start node0 #2 -> [node1]"));
@@ -559,15 +579,21 @@ fn an_agent_that_has_lost_the_list_is_asked_to_list_again() {
     let (mut job, _) = Job::begin(World::chain(2).job.spec().clone());
     job = job.step(Duration::ZERO, Answer::Stat(Ok(found()))).0;
     job = job.step(Duration::ZERO, Answer::Claimed { attempt: 1 }).0;
-    let lost = Answer::Prepared {
-        node: name(1),
-        attempt: 1,
-        result: Err(refusal(&name(1), "PeerRefused", true)),
-    };
+    let lost = called(
+        &name(1),
+        1,
+        Call::Prepare,
+        Err(refusal(&name(1), "PeerRefused", true)),
+    );
     job = job.step(Duration::ZERO, lost).0;
     let at = job.wake_at().unwrap();
     let commands = job.step(at, Answer::Woken).1;
-    assert_eq!(commands, [Command::Stat { named: None }]);
+    assert_eq!(
+        commands,
+        [Command::Stat {
+            manifest_digest: None
+        }]
+    );
 }
 
 #[test]
@@ -627,7 +653,7 @@ fn answers_about_an_earlier_attempt_change_nothing_but_the_counts() {
     world.reports(0, |report| {
         (report.chunks_sent, report.chunks_resent) = (5, 1);
     });
-    let before = format!("{:?}", world.job.phase);
+    let before = format!("{:?}", world.job.state);
     let report = ProgressResponse {
         state: State::Failed.into(),
         chunks_sent: 9,
@@ -638,22 +664,10 @@ fn answers_about_an_earlier_attempt_change_nothing_but_the_counts() {
         attempt: 1,
         report: Box::new(report),
     });
-    world.answer(Answer::FollowEnded {
-        node: name(0),
-        attempt: 1,
-        result: Ok(()),
-    });
-    world.answer(Answer::Cancelled {
-        node: name(0),
-        attempt: 1,
-        result: Ok(()),
-    });
-    world.answer(Answer::Prepared {
-        node: name(1),
-        attempt: 1,
-        result: Ok(()),
-    });
-    assert_eq!(format!("{:?}", world.job.phase), before);
+    world.answer(called(&name(0), 1, Call::Follow, Ok(())));
+    world.answer(called(&name(0), 1, cancel(Cleanup::Nothing), Ok(())));
+    world.answer(called(&name(1), 1, Call::Prepare, Ok(())));
+    assert_eq!(format!("{:?}", world.job.state), before);
     assert_eq!(world.job.chunks(), (14, 1));
 }
 
@@ -669,7 +683,12 @@ fn a_source_out_of_reach_is_asked_again_and_one_that_says_no_is_not() {
         let rest = job.step(Duration::ZERO, no(true)).0;
         let until = rest.wake_at().unwrap();
         let (asking, commands) = rest.step(until, Answer::Woken);
-        assert_eq!(commands, [Command::Stat { named: None }]);
+        assert_eq!(
+            commands,
+            [Command::Stat {
+                manifest_digest: None
+            }]
+        );
         job = asking;
     }
     assert!(job.step(Duration::ZERO, no(true)).0.is_over());
@@ -684,11 +703,11 @@ fn a_job_that_nobody_wants_any_more_is_over_once_everybody_knows() {
         world.log(),
         "discard node0 #1\ndiscard node1 #1\ndiscard node2 #1"
     );
-    assert_eq!(world.job.end(), Some(End::Withdrawn(Cleanup::Partials)));
+    assert_eq!(world.job.end(), Some(End::Cancelled(Cleanup::Partials)));
     // What was on its way changes nothing any more.
     world.verifies(1);
     world.answer(stop(false));
-    assert_eq!(world.job.end(), Some(End::Withdrawn(Cleanup::Partials)));
+    assert_eq!(world.job.end(), Some(End::Cancelled(Cleanup::Partials)));
     assert_eq!(world.log(), "");
 }
 
@@ -701,9 +720,9 @@ fn agents_of_a_job_that_ends_are_told_what_to_remove() {
     ] {
         let mut world = World::chain(2);
         world.log();
-        world.answer(Answer::Stop(cleanup));
+        world.answer(Answer::Cancel(cleanup));
         assert_eq!(world.log(), format!("{how} node0 #1\n{how} node1 #1"));
-        assert_eq!(world.job.end(), Some(End::Withdrawn(cleanup)));
+        assert_eq!(world.job.end(), Some(End::Cancelled(cleanup)));
     }
 }
 
@@ -721,13 +740,18 @@ fn a_job_that_is_complete_is_not_stopped_while_the_last_reports_come_in() {
 #[test]
 fn a_successor_counts_on_and_may_withdraw_what_it_did_not_begin() {
     let spec = World::chain(3).job.spec().clone();
-    let mandate = Mandate {
+    let leader = LeaderContext {
         attempts_before: 4,
-        ..Mandate::ONLY
+        ..LeaderContext::ONLY
     };
-    let spec = Spec { mandate, ..spec };
+    let spec = Spec { leader, ..spec };
     let (job, commands) = Job::begin(spec.clone());
-    assert_eq!(commands, [Command::Stat { named: None }]);
+    assert_eq!(
+        commands,
+        [Command::Stat {
+            manifest_digest: None
+        }]
+    );
     let (job, commands) = job.step(Duration::ZERO, Answer::Stat(Ok(found())));
     assert_eq!(commands, [Command::Claim { attempt: 5 }]);
     assert_eq!((job.attempt(), job.claims()), (4, Some(5)));
@@ -735,30 +759,100 @@ fn a_successor_counts_on_and_may_withdraw_what_it_did_not_begin() {
     let (job, commands) = job.step(Duration::ZERO, Answer::Claimed { attempt: 4 });
     assert_eq!((commands, job.attempt()), (vec![], 4));
     let (job, commands) = job.step(Duration::ZERO, Answer::Claimed { attempt: 5 });
-    let prepare = |node: u32| Command::Prepare {
+    let prepare = |node: u32| Command::Call {
         node: name(node),
         attempt: 5,
+        call: Call::Prepare,
     };
     assert_eq!((commands, job.attempt()), (vec![prepare(1), prepare(2)], 5));
 
-    let (job, commands) = Job::withdraw(spec, Cleanup::Nothing);
+    let (job, commands) = Job::cancelled(spec, Cleanup::Nothing);
     assert_eq!(commands.len(), 3);
-    assert_eq!(job.course(), Course::Ending);
+    assert_eq!(job.phase(), TransferPhase::Ending);
     let ended = commands.into_iter().fold(job, |job, command| {
-        let Command::Cancel {
+        let Command::Call {
             node,
             attempt: 4,
-            cleanup: Cleanup::Nothing,
+            call,
         } = command
         else {
             panic!("{command:?}");
         };
-        let answer = Answer::Cancelled {
-            node,
-            attempt: 4,
-            result: Ok(()),
-        };
-        job.step(Duration::ZERO, answer).0
+        assert_eq!(call, cancel(Cleanup::Nothing));
+        job.step(Duration::ZERO, called(&node, 4, call, Ok(()))).0
     });
-    assert_eq!(ended.end(), Some(End::Withdrawn(Cleanup::Nothing)));
+    assert_eq!(ended.end(), Some(End::Cancelled(Cleanup::Nothing)));
+}
+
+#[test]
+fn a_bad_list_of_files_is_fetched_from_another_agent_in_the_next_attempt() {
+    let mut world = World::of(3, Strategy::Direct);
+    world.dies(1);
+    world.dies(2);
+    world.dead.clear();
+    world.bad_lists.insert(name(2));
+    world.rests();
+    // node1 got a good one: node2 is tried again, and fetches from there.
+    assert_eq!(world.reason(2), "PeerFaulty");
+    assert!(matches!(world.phase(2), DestinationPhase::Retrying(_)));
+    world.verifies(1);
+    world.verifies(0);
+    world.bad_lists.clear();
+    world.rests();
+    assert_eq!(world.job.listing().unwrap().holder, "node1");
+    world.verifies(2);
+    world.verifies(0);
+    (0..3).for_each(|node| world.ends(node, Ok(())));
+    assert!(world.job.is_complete());
+}
+
+#[test]
+fn a_bad_list_that_no_agent_mends_fails_the_job_after_the_backoff_limit() {
+    let mut world = World::chain(2);
+    world.dies(1);
+    world.dead.clear();
+    world.bad_lists.insert(name(1));
+    let mut rests = 0;
+    while !world.job.is_over() {
+        world.rests();
+        rests += 1;
+    }
+    assert_eq!((rests, world.reason(1)), (3, "PeerFaulty"));
+}
+
+#[test]
+fn attempts_that_fail_for_a_pending_configuration_do_not_count_towards_the_backoff_limit() {
+    let mut world = World::chain(2);
+    let members = |is_configuration_pending| {
+        let spec = World::chain(2).job.spec().clone();
+        Answer::Members(Box::new(MembershipUpdate {
+            destinations: spec.destinations,
+            topology: spec.topology,
+            payload_share: spec.payload_share,
+            is_configuration_pending,
+        }))
+    };
+    let refuses = |world: &mut World| {
+        world.reports(1, |report| {
+            report.state = State::Failed.into();
+            report.reason = "SettingsDiffer".into();
+            report.retriable = true;
+        });
+    };
+    world.answer(members(true));
+    refuses(&mut world);
+    for _ in 0..20 {
+        assert!(world.rests() <= Timing::PERSON.backoff_max);
+        refuses(&mut world);
+    }
+    assert_eq!(world.reason(1), "SettingsDiffer");
+    assert!(!world.job.is_over());
+    // All agents have it by now: the next failures count.
+    world.answer(members(false));
+    for _ in 0..4 {
+        assert!(!world.job.is_over());
+        world.rests();
+        refuses(&mut world);
+    }
+    assert!(world.job.is_over());
 }

@@ -2,7 +2,7 @@ use weft_identity::authority::Authority;
 use weft_planner::{Node, Topology};
 
 use super::*;
-use crate::{Standing, Tempo, stand_in};
+use crate::{destinations::DestinationPhase, spec::Timing, stand_in};
 
 #[tokio::test]
 async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds() {
@@ -19,23 +19,23 @@ async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds()
         nodes: (0..2).map(node).collect(),
         uplinks: Vec::new(),
     };
-    let spec = stand_in::spec(topology, Tempo::PERSON);
-    let contacts: Vec<_> = (0..2)
-        .map(|i| Contact {
+    let spec = stand_in::spec(topology, Timing::PERSON);
+    let endpoints: Vec<_> = (0..2)
+        .map(|i| Endpoint {
             node: name(i),
             address: address.clone(),
         })
         .collect();
-    let channels = Channels::new(Arc::new(Authority::new("play").unwrap()));
-    let mut runner = Runner::begin(spec, channels, &contacts);
+    let pool = ConnectionPool::new(Arc::new(Authority::new("play").unwrap()));
+    let mut runner = Runner::begin(spec, pool, &endpoints);
     while !runner.job().is_over() {
         runner.turn().await;
     }
     // Stat alone would be waited for for 2 minutes.
     assert!(runner.now() < Duration::from_secs(10), "{:?}", runner.now());
-    let standing = runner.job().destinations().next().unwrap().standing.clone();
-    let Standing::Failed(refusal) = standing else {
-        panic!("{standing:?}");
+    let phase = runner.job().destinations().next().unwrap().phase.clone();
+    let DestinationPhase::Failed(refusal) = phase else {
+        panic!("{phase:?}");
     };
     assert_eq!(refusal.reason, "NodeNeverReached");
     assert_eq!(

@@ -30,7 +30,7 @@ use crate::controllers::{
     request::{Change, FINALIZER, Priority, Request},
 };
 use crate::reports::{NodeState, nodes_with_copy};
-use weft_transfer::{Cleanup, Contact, Roster};
+use weft_transfer::{Cleanup, Endpoint, MembershipUpdate};
 
 /// Progress is written when what is written is so old …
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);
@@ -82,7 +82,7 @@ pub(crate) enum Order {
         /// Which layout.
         layout: u64,
         /// Who, and how they are reached.
-        who: Option<Box<(Roster, Vec<Contact>)>>,
+        who: Option<Box<(MembershipUpdate, Vec<Endpoint>)>>,
     },
     /// An attempt of this number may begin: it is written down.
     Permit(u32),

@@ -29,7 +29,7 @@ use crate::controllers::{
     membership::Membership,
 };
 use crate::reports::NodeState;
-use weft_transfer::Contact;
+use weft_transfer::Endpoint;
 
 /// A question, and where the answer goes.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ pub struct ReportedCopy {
     /// The node's fabric.
     pub fabric: String,
     /// Its agent.
-    pub contact: Contact,
+    pub contact: Endpoint,
 }
 
 /// A node, and what it shall reach.
@@ -323,7 +323,7 @@ fn copies(
                 jobs: copy.jobs.iter().map(job).collect(),
             },
             fabric: state.fabric.clone(),
-            contact: Contact {
+            contact: Endpoint {
                 node: node.clone(),
                 address: state.report.control_address.clone(),
             },
@@ -396,7 +396,7 @@ pub(crate) fn answer(question: Question, known: &Known<'_>, now: Timestamp) {
 #[cfg(test)]
 mod tests {
     use weft_crds::{DestinationState, DestinationStatus, ManifestSummary, Phase};
-    use weft_transfer::Course;
+    use weft_transfer::TransferPhase;
 
     use super::*;
     use crate::controllers::scenario::{self, asleep, labelled, start};
@@ -412,7 +412,7 @@ mod tests {
         };
         Snapshot {
             fabric: "default".into(),
-            course: Course::Running,
+            course: TransferPhase::Running,
             started: true,
             attempt: 1,
             claims: None,

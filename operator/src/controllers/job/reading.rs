@@ -153,11 +153,13 @@ pub(crate) fn object(
         url: source.url.clone(),
         etag: expect.and_then(|it| it.etag.clone()).unwrap_or_default(),
         bytes: expect.and_then(|it| u64::try_from(it.bytes?).ok()),
-        secret: secret(job).map(|Key { namespace, name }| Secret {
-            namespace,
-            name,
-            vault: cache.vault.clone(),
-        }),
+        secret: secret(job).zip(cache.secret_reader.clone()).map(
+            |(Key { namespace, name }, reader)| Secret {
+                namespace,
+                name,
+                reader,
+            },
+        ),
         readers,
     }
 }

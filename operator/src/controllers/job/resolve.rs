@@ -6,7 +6,9 @@ use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{Algorithm, FileSource, Overwrite, RdmaFabric, Strategy, TransferJob};
 use weft_planner::Topology;
 use weft_proto::agent::v1::{self as agent, JobName};
-use weft_transfer::{Contact, Mandate, Place, Roster, Spec, Tempo, local, node_of};
+use weft_transfer::{
+    Endpoint, LeaderContext, MembershipUpdate, Place, Spec, Timing, local, node_of,
+};
 
 use crate::controllers::{
     fabric::decide::{is_configuration_pending, is_ready, listed},
@@ -28,7 +30,7 @@ pub(crate) struct Transfer {
     /// What is to be moved, and where.
     pub(crate) spec: Spec,
     /// The agents of all nodes in it.
-    pub(crate) contacts: Vec<Contact>,
+    pub(crate) contacts: Vec<Endpoint>,
 }
 
 /// Why a job cannot begin now.
@@ -184,9 +186,13 @@ pub(crate) fn roster(
     cache: &Cache,
     membership: &Membership,
     has: &BTreeSet<&str>,
-) -> Option<(Roster, Vec<Contact>)> {
+) -> Option<(MembershipUpdate, Vec<Endpoint>)> {
     let Transfer { spec, contacts, .. } = lay_out(job, cache, membership, 0, has).ok()?;
-    let roster = Roster {
+    let is_pending = |place: &Place| is_configuration_pending(cache, node_of(&place.node));
+    let is_configuration_pending =
+        is_pending(&spec.source) || spec.destinations.iter().any(is_pending);
+    let roster = MembershipUpdate {
+        is_configuration_pending,
         destinations: spec.destinations,
         topology: spec.topology,
         payload_share: spec.payload_share,
@@ -360,8 +366,8 @@ fn spec(job: &TransferJob, source: Place, destinations: Vec<Place>, leader_epoch
             Overwrite::Always => agent::Overwrite::Always,
         },
         backoff_limit: job.spec.backoff_limit,
-        tempo: Tempo::CLUSTER,
-        mandate: Mandate {
+        timing: Timing::CLUSTER,
+        leader: LeaderContext {
             leader_epoch,
             generation: job
                 .metadata

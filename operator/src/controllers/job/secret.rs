@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use tokio::time::timeout;
 use weft_identity::cause::innermost;
-use weft_transfer::{Open, Refusal};
+use weft_transfer::{ReadSecret, Refusal};
 
 use crate::NAME;
 
@@ -150,8 +150,8 @@ fn is_name(name: &str) -> bool {
     name.len() <= NAME_MAX && name.split('.').all(is_label)
 }
 
-impl Open for Secrets {
-    fn open<'a>(
+impl ReadSecret for Secrets {
+    fn read<'a>(
         &'a self,
         namespace: &'a str,
         name: &'a str,
@@ -253,7 +253,9 @@ mod tests {
     #[tokio::test]
     async fn a_transfer_that_may_not_read_its_secret_any_more_may_try_again() {
         let denied = answering(403, status(403, "Forbidden"));
-        let refusal = denied.open("team-a", "store").await.unwrap_err();
+        let refusal = ReadSecret::read(&denied, "team-a", "store")
+            .await
+            .unwrap_err();
         assert!(refusal.retriable && refusal.reason == "SecretForbidden");
     }
 }

@@ -7,7 +7,7 @@ use weft_crds::{
 };
 use weft_proto::agent::v1::State;
 
-use weft_transfer::{Cleanup, Course, DestinationView, End, Job, Standing, node_of};
+use weft_transfer::{Cleanup, DestinationPhase, DestinationView, End, Job, TransferPhase, node_of};
 
 /// The rate is that of the last so many seconds: a person looks at it.
 const PACE: Duration = Duration::from_secs(10);
@@ -29,7 +29,7 @@ pub(crate) struct Snapshot {
     /// The fabric that it is in.
     pub(crate) fabric: String,
     /// How far it is.
-    pub(crate) course: Course,
+    pub(crate) course: TransferPhase,
     /// A part was started.
     pub(crate) started: bool,
     /// The newest attempt that has begun.
@@ -72,14 +72,14 @@ impl Snapshot {
         });
         Self {
             fabric: fabric.to_owned(),
-            course: job.course(),
+            course: job.phase(),
             started: job.started().is_some(),
             attempt: job.attempt(),
             claims: job.claims(),
             outcome: job.end().map(|end| match end {
                 End::Complete => Outcome::Complete,
                 End::Failed => Outcome::Failed,
-                End::Withdrawn(cleanup) => Outcome::Withdrawn(cleanup),
+                End::Cancelled(cleanup) => Outcome::Withdrawn(cleanup),
             }),
             reader: (job.spec().object.as_ref()).map(|_| job.spec().source.node.clone()),
             manifest,
@@ -102,7 +102,10 @@ impl Snapshot {
                 reason: reason.to_owned(),
             }),
             destinations,
-            untold: job.untold().map(|name| node_of(name).to_owned()).collect(),
+            untold: job
+                .unconfirmed()
+                .map(|name| node_of(name).to_owned())
+                .collect(),
             bytes: signed(job.bytes_moved()),
             bytes_total: signed(job.bytes().saturating_mul(count)),
             bytes_per_second: signed(bytes_per_second),
@@ -111,11 +114,11 @@ impl Snapshot {
 }
 
 fn destination(view: DestinationView<'_>) -> DestinationStatus {
-    let (state, refusal) = match view.standing {
-        Standing::Verified { .. } => (DestinationState::Verified, None),
-        Standing::Failed(refusal) => (DestinationState::Failed, Some(refusal)),
-        Standing::Troubled(refusal) => (DestinationState::Pending, Some(refusal)),
-        Standing::Waiting => {
+    let (state, refusal) = match view.phase {
+        DestinationPhase::Verified { .. } => (DestinationState::Verified, None),
+        DestinationPhase::Failed(refusal) => (DestinationState::Failed, Some(refusal)),
+        DestinationPhase::Retrying(refusal) => (DestinationState::Pending, Some(refusal)),
+        DestinationPhase::Pending => {
             let state = match view.report.state() {
                 State::Preparing => DestinationState::Preparing,
                 State::Transferring => DestinationState::Transferring,
@@ -202,19 +205,19 @@ mod tests {
             message: "file by file".to_owned(),
             ..ProgressResponse::default()
         };
-        let shown = |standing: &Standing| {
+        let shown = |phase: &DestinationPhase| {
             let shown = destination(DestinationView {
                 place: &place,
-                standing,
+                phase,
                 report: &report,
                 bytes: 0,
             });
             (shown.reason, shown.message)
         };
         let after = Duration::ZERO;
-        let verified = shown(&Standing::Verified { after });
+        let verified = shown(&DestinationPhase::Verified { after });
         assert_eq!(verified, (String::new(), "file by file".to_owned()));
-        assert_eq!(shown(&Standing::Waiting), Default::default());
+        assert_eq!(shown(&DestinationPhase::Pending), Default::default());
     }
 
     #[test]

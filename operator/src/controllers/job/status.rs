@@ -8,7 +8,7 @@ use weft_crds::{
     Counts, DESTINATIONS_SHOWN, DeletionPolicy, DestinationState, DestinationStatus, Phase,
     TransferJob, TransferJobStatus,
 };
-use weft_transfer::Course;
+use weft_transfer::TransferPhase;
 
 use crate::controllers::{
     cache::uid,
@@ -100,7 +100,7 @@ pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
     let mut status = next(job);
     status.phase = match work.course {
         _ if work.started => Phase::Transferring,
-        Course::Asking => Phase::Planning,
+        TransferPhase::Listing => Phase::Planning,
         _ if work.manifest.is_some() => Phase::Preparing,
         _ => Phase::Planning,
     };

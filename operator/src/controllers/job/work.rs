@@ -14,7 +14,7 @@ use crate::controllers::{
         snapshot::{Pace, Snapshot},
     },
 };
-use weft_transfer::{Channels, Cleanup, Contact, Job, Roster, Runner};
+use weft_transfer::{Cleanup, ConnectionPool, Endpoint, Job, MembershipUpdate, Runner};
 
 /// Between two looks while nothing but bytes change: agents report once a second.
 const LOOK: Duration = Duration::from_secs(1);
@@ -31,14 +31,14 @@ pub(crate) struct Work {
 }
 
 /// Who is to have a copy, and how they are reached.
-type People = (Roster, Vec<Contact>);
+type People = (MembershipUpdate, Vec<Endpoint>);
 
 impl Work {
     /// Begins to move bytes.
     pub(crate) fn begin(
         key: Key,
         transfer: Transfer,
-        channels: &Channels,
+        channels: &ConnectionPool,
         changed: Arc<Notify>,
     ) -> Self {
         let channels = channels.of_fabric(&transfer.fabric);
@@ -51,11 +51,11 @@ impl Work {
         key: Key,
         transfer: Transfer,
         cleanup: Cleanup,
-        channels: &Channels,
+        channels: &ConnectionPool,
         changed: Arc<Notify>,
     ) -> Self {
         let channels = channels.of_fabric(&transfer.fabric);
-        let runner = Runner::withdraw(transfer.spec, cleanup, channels, &transfer.contacts);
+        let runner = Runner::cancelled(transfer.spec, cleanup, channels, &transfer.contacts);
         Self::drive(key, transfer.fabric, runner, changed)
     }
 
@@ -65,7 +65,7 @@ impl Work {
         let (people, met) = watch::channel(None);
         let first = Snapshot::of(runner.job(), &fabric, 0);
         let (tell, snapshot) = watch::channel(Arc::new(first));
-        let runner = Box::new(runner.heeding(permitted));
+        let runner = Box::new(runner.with_permits(permitted));
         let task = tokio::spawn(drive(fabric, runner, (ended, met), tell, changed));
         Self {
             key,
@@ -182,7 +182,7 @@ impl<M: PartialEq> Telling<M> {
 
 /// What is told at once when it changes.
 fn mark(job: &Job) -> impl PartialEq + use<> {
-    (job.course(), job.claims(), job.attempt(), job.end())
+    (job.phase(), job.claims(), job.attempt(), job.end())
 }
 
 async fn passed(wait: Option<Duration>) {
@@ -220,13 +220,13 @@ async fn drive(
             Ok(()) = end.changed() => {
                 let cleanup = *end.borrow_and_update();
                 if let Some(cleanup) = cleanup {
-                    runner.stop(cleanup);
+                    runner.cancel(cleanup);
                 }
             }
             Ok(()) = people.changed() => {
                 let people = people.borrow_and_update().clone();
                 if let Some(people) = people {
-                    runner.meet(people.0.clone(), &people.1);
+                    runner.update_members(people.0.clone(), &people.1);
                 }
             }
         }

@@ -32,7 +32,7 @@ fn asked(allowed: Vec<Access>, questions: mpsc::Sender<Question>) -> Asked<Roles
             extra: one("X-Remote-Extra-"),
         },
         questions,
-        channels: Channels::new(Arc::new(Authority::new("weft").unwrap())),
+        channels: ConnectionPool::new(Arc::new(Authority::new("weft").unwrap())),
         epoch: 1,
     }
 }

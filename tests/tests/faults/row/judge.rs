@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use weft_planner::SEGMENT_BYTES;
 use weft_proto::agent::v1::{Role, State};
-use weft_transfer::{Job, Refusal, Standing};
+use weft_transfer::{DestinationPhase, Job, Refusal};
 
 use super::{AtDestination, End, Fault, Play, REMEDY_BYTES, Strike, standings};
 use crate::{
@@ -30,11 +30,11 @@ impl Play<'_> {
         assert_eq!(job.is_complete(), failing.is_empty(), "{all}");
         for (view, &node) in job.destinations().zip(self.row.to) {
             let path = self.stage.root(node).join(&self.destination);
-            match (view.standing, self.row.end) {
-                (Standing::Verified { .. }, _) if !failing.contains(&node) => {
+            match (view.phase, self.row.end) {
+                (DestinationPhase::Verified { .. }, _) if !failing.contains(&node) => {
                     self.tree.assert_arrived(&path);
                 }
-                (Standing::Failed(refusal), End::Failed { reasons, says, .. })
+                (DestinationPhase::Failed(refusal), End::Failed { reasons, says, .. })
                     if failing.contains(&node) =>
                 {
                     // Who says so: the source of its own files, and of every other thing the node.

@@ -1,7 +1,7 @@
 //! The bytes come from a store: one destination reads and passes on.
 
 use super::*;
-use crate::Object;
+use crate::object::Object;
 
 /// The object reaches all of them; node0 is the first to read it.
 fn reading(nodes: u32, dead: Option<u32>) -> World {
@@ -229,7 +229,7 @@ fn of_what_lies_where_a_copy_is_only_that_is_sent_which_the_store_has() {
         world.log(),
         "stat of the named\nprepare node2 #2\nstart node2 #2 -> []\nstart node0 #2 -> [node2]"
     );
-    assert_eq!(world.job.listing().unwrap().node, "node0");
+    assert_eq!(world.job.listing().unwrap().holder, "node0");
     node2_verifies(&mut world, 0);
 }
 
@@ -307,7 +307,8 @@ fn a_store_that_does_not_serve_one_reader_is_asked_by_the_others_before_the_job_
         }
     }
     assert_eq!(readers[..3], [0, 1, 2]);
-    assert_eq!(readers.len(), 4, "the backoff limit is 3: {readers:?}");
+    // Once each has had its turn, the backoff limit of 3 counts.
+    assert_eq!(readers.len(), 6, "{readers:?}");
 
     // Another one's way to the store is good: all get it.
     let mut world = reading(3, None);

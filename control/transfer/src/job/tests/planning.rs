@@ -23,11 +23,7 @@ fn prepared(mut job: Job, dead: Option<u32>) -> Job {
         } else {
             Ok(())
         };
-        let answer = Answer::Prepared {
-            node: name(node),
-            attempt: 1,
-            result,
-        };
+        let answer = called(&name(node), 1, Call::Prepare, result);
         job = job.step(Duration::ZERO, answer).0;
     }
     job
@@ -55,22 +51,24 @@ fn the_plan_in_force_is_for_those_that_were_ready() {
 }
 
 #[test]
-fn a_plan_of_a_topology_that_has_changed_is_shown_no_longer() {
+fn a_plan_is_made_anew_when_the_topology_changes() {
     let (job, _) = stated();
     let spec = job.spec();
-    let mut roster = Roster {
+    let mut members = MembershipUpdate {
         destinations: spec.destinations.clone(),
         topology: spec.topology.clone(),
         payload_share: spec.payload_share,
+        is_configuration_pending: false,
     };
     let (same, _) = job
         .clone()
-        .step(Duration::ZERO, Answer::Roster(Box::new(roster.clone())));
+        .step(Duration::ZERO, Answer::Members(Box::new(members.clone())));
     assert_eq!(nodes(&same), ["node0", "node1", "node2", "node3"]);
 
-    roster.topology.nodes[1].rate_bps /= 2;
-    let (other, _) = job.step(Duration::ZERO, Answer::Roster(Box::new(roster)));
-    assert_eq!(other.plan(), None);
+    members.topology.nodes[1].rate_bps /= 2;
+    let (other, _) = job.step(Duration::ZERO, Answer::Members(Box::new(members)));
+    let estimate = |job: &Job| job.plan().unwrap().estimate_seconds;
+    assert!(estimate(&other) > estimate(&same));
     let other = prepared(other, None);
     assert_eq!(nodes(&other), ["node0", "node1", "node2", "node3"]);
 }

@@ -17,7 +17,7 @@ use crate::controllers::{
     job::secret::SecretFault,
     scenario::{self, minilm},
 };
-use weft_transfer::{Answer, Command, Course, Job, Refusal, Standing};
+use weft_transfer::{Answer, Call, Command, DestinationPhase, Job, Refusal, TransferPhase};
 
 const BYTES: u64 = 1000;
 
@@ -189,7 +189,7 @@ impl Stage {
                 let before = self.process.as_ref();
                 assert!(before.is_none_or(|process| process.job.is_over()));
                 self.withdrawals += 1;
-                self.process = Some(begin(Job::withdraw(transfer.spec, cleanup)));
+                self.process = Some(begin(Job::cancelled(transfer.spec, cleanup)));
             }
             Order::Meet { layout, who } => {
                 let now = self.since();
@@ -199,7 +199,7 @@ impl Stage {
                     let (job, commands) = process
                         .job
                         .clone()
-                        .step(now, Answer::Roster(Box::new(roster)));
+                        .step(now, Answer::Members(Box::new(roster)));
                     process.job = job;
                     process.pending.extend(commands);
                 }
@@ -208,7 +208,7 @@ impl Stage {
                 let process = self.process.as_mut().unwrap();
                 return std::mem::replace(&mut process.permit, attempt) != attempt;
             }
-            Order::Stop(cleanup) => return self.tell(Answer::Stop(cleanup)),
+            Order::Stop(cleanup) => return self.tell(Answer::Cancel(cleanup)),
             Order::Forget => {
                 assert!(self.process.is_some());
                 self.process = None;
@@ -221,11 +221,11 @@ impl Stage {
     fn tell(&mut self, answer: Answer) -> bool {
         let now = self.since();
         let process = self.process.as_mut().unwrap();
-        let before = process.job.course();
+        let before = process.job.phase();
         let (job, commands) = process.job.clone().step(now, answer);
         process.job = job;
         process.pending.extend(commands);
-        process.job.course() != before
+        process.job.phase() != before
     }
 
     fn since(&self) -> Duration {
@@ -266,13 +266,31 @@ impl Stage {
                 ..StatResponse::default()
             })),
             Command::Claim { attempt } => Answer::Claimed { attempt },
-            Command::Prepare { node, attempt } if self.dead.contains(&node) => Answer::Prepared {
-                result: Err(unreachable(&node)),
+            Command::Call {
+                call: Call::Follow, ..
+            } => return self.speak(),
+            Command::Call {
                 node,
                 attempt,
-            },
-            Command::Prepare { node, attempt } => {
-                let agent = self.agents.entry(node.clone()).or_default();
+                call,
+            } => {
+                let result = self.called(&node, attempt, &call);
+                Answer::Called {
+                    node,
+                    attempt,
+                    call,
+                    result,
+                }
+            }
+        })
+    }
+
+    fn called(&mut self, node: &str, attempt: u32, call: &Call) -> Result<(), Refusal> {
+        let is_dead = self.dead.contains(node);
+        match call {
+            Call::Prepare if is_dead => return Err(unreachable(node)),
+            Call::Prepare => {
+                let agent = self.agents.entry(node.to_owned()).or_default();
                 if let Some((before, life)) = agent.attempt {
                     // It would be refused: the number stands for what another process did.
                     assert!(
@@ -282,56 +300,30 @@ impl Stage {
                 }
                 agent.attempt = Some((attempt, self.life));
                 agent.partial = !agent.verified;
-                Answer::Prepared {
-                    node,
-                    attempt,
-                    result: Ok(()),
-                }
             }
-            Command::Start { attempt, part } => Answer::Started {
-                node: part.node,
-                attempt,
-                result: Ok(()),
-            },
-            Command::Follow { .. } => return self.speak(),
-            Command::Cancel {
-                node,
-                attempt,
-                cleanup,
-            } if self.dead.contains(&node) => {
-                assert_ne!(cleanup, Cleanup::Nothing);
-                Answer::Cancelled {
-                    result: Err(unreachable(&node)),
-                    node,
-                    attempt,
-                }
+            Call::Start(_) | Call::Follow => {}
+            Call::Cancel { cleanup, .. } if is_dead => {
+                assert_ne!(*cleanup, Cleanup::Nothing);
+                return Err(unreachable(node));
             }
-            Command::Cancel {
-                node,
-                attempt,
-                cleanup,
-            } => {
-                let agent = self.agents.entry(node.clone()).or_default();
-                agent.partial &= cleanup == Cleanup::Nothing;
-                if cleanup == Cleanup::Copies {
+            Call::Cancel { cleanup, .. } => {
+                let agent = self.agents.entry(node.to_owned()).or_default();
+                agent.partial &= *cleanup == Cleanup::Nothing;
+                if *cleanup == Cleanup::Copies {
                     // The source's own files stay.
                     agent.verified &= node == "n1";
-                    self.released.insert(node.clone());
-                }
-                Answer::Cancelled {
-                    node,
-                    attempt,
-                    result: Ok(()),
+                    self.released.insert(node.to_owned());
                 }
             }
-        })
+        }
+        Ok(())
     }
 
     /// The next who has not said that it is through says so; then all hang up.
     fn speak(&mut self) -> Option<Answer> {
         let process = self.process.as_ref().unwrap();
         let (job, attempt) = (&process.job, process.job.attempt());
-        if job.course() != Course::Running {
+        if job.phase() != TransferPhase::Running {
             return job.wake_at().map(|_| Answer::Woken);
         }
         let is_in = |node: &str| {
@@ -341,7 +333,7 @@ impl Stage {
         let waiting = job
             .destinations()
             .find(|view| {
-                !matches!(view.standing, Standing::Verified { .. }) && is_in(&view.place.node)
+                !matches!(view.phase, DestinationPhase::Verified { .. }) && is_in(&view.place.node)
             })
             .map(|view| view.place.node.clone());
         let node = match waiting {
@@ -352,9 +344,10 @@ impl Stage {
             None => {
                 let silent = ["n1", "n2", "n3", "n4", "n1/here"]
                     [usize::try_from(self.now.as_millisecond() / 100 % 5).unwrap()];
-                return Some(Answer::FollowEnded {
+                return Some(Answer::Called {
                     node: silent.into(),
                     attempt,
+                    call: Call::Follow,
                     result: Ok(()),
                 });
             }

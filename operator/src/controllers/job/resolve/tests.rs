@@ -35,7 +35,7 @@ fn a_job_of_a_namespace_sees_its_own_directory_only() {
         .map(|c| c.address.as_str())
         .collect();
     assert_eq!(contacts, ["n1:7400", "n2:7400", "n3:7400"]);
-    assert_eq!(transfer.spec.mandate.leader_epoch, 3);
+    assert_eq!(transfer.spec.leader.leader_epoch, 3);
     assert!((transfer.spec.payload_share - 1408.0 / 1538.0).abs() < 1e-9);
     let rates: Vec<u64> = transfer
         .spec
@@ -351,7 +351,7 @@ fn who_may_know_of_a_job_is_told_even_when_it_is_not_selected_any_more() {
     let transfer = involved(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).unwrap();
     assert_eq!(nodes(&transfer), ["n4"]);
     assert_eq!(transfer.contacts.len(), 2);
-    assert_eq!(transfer.spec.mandate.attempts_before, 7);
+    assert_eq!(transfer.spec.leader.attempts_before, 7);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 use weft_crds::Strategy;
-use weft_transfer::Course;
+use weft_transfer::TransferPhase;
 
 use super::*;
 use crate::controllers::scenario;
@@ -19,7 +19,7 @@ fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
     Snapshot {
         fabric: "default".into(),
         untold: Vec::new(),
-        course: Course::Running,
+        course: TransferPhase::Running,
         started: true,
         attempt: 1,
         claims: None,

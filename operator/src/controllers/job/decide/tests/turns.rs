@@ -140,7 +140,7 @@ impl Yard {
                 assert!(self.tasks.insert(uid, task).is_none());
             }
             Some(Order::Withdraw { transfer, cleanup }) => {
-                let (job, _) = Job::withdraw(transfer.spec, cleanup);
+                let (job, _) = Job::cancelled(transfer.spec, cleanup);
                 let snapshot = Snapshot::of(&job, &transfer.fabric, 0);
                 let task = Task {
                     snapshot,
@@ -216,24 +216,24 @@ impl Yard {
 /// A transfer whose every step takes a round.
 fn advance(work: &mut Snapshot, permit: u32) {
     match work.course {
-        Course::Asking => {
+        TransferPhase::Listing => {
             work.manifest = Some(weft_crds::ManifestSummary {
                 files: 1,
                 bytes: 1000,
                 digest: None,
             });
-            (work.course, work.claims) = (Course::Resting, Some(work.attempt + 1));
+            (work.course, work.claims) = (TransferPhase::Waiting, Some(work.attempt + 1));
         }
-        Course::Resting if work.claims.is_some_and(|claim| claim <= permit) => {
+        TransferPhase::Waiting if work.claims.is_some_and(|claim| claim <= permit) => {
             work.attempt = permit;
-            (work.course, work.claims) = (Course::Running, None);
+            (work.course, work.claims) = (TransferPhase::Running, None);
         }
-        Course::Running if !work.started => work.started = true,
-        Course::Running => {
+        TransferPhase::Running if !work.started => work.started = true,
+        TransferPhase::Running => {
             for there in &mut work.destinations {
                 there.state = DestinationState::Verified;
             }
-            (work.course, work.outcome) = (Course::Over, Some(Outcome::Complete));
+            (work.course, work.outcome) = (TransferPhase::Over, Some(Outcome::Complete));
         }
         _ => {}
     }

@@ -1,12 +1,23 @@
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use futures::future::join_all;
-use tokio::{net::TcpListener, time::timeout};
+use tokio::{
+    net::TcpListener,
+    time::{Instant, timeout},
+};
 use tonic::Streaming;
 use weft_proto::agent::v1::{CancelRequest, CancelResponse, ProgressRequest, ProgressResponse};
 
 use super::*;
-use crate::{CONTACT_TRY, Refusal, agent::Client, refusal::is_of_connection, stand_in::StandIn};
+use crate::{
+    agent::Client,
+    refusal::{Refusal, is_of_connection},
+    stand_in::StandIn,
+    tls::CONNECT_WITHIN,
+};
 
 /// What takes so long never happens.
 const NEVER: Duration = Duration::from_secs(30);
@@ -40,9 +51,9 @@ async fn next(stream: &mut Streaming<ProgressResponse>) -> u64 {
 async fn all_calls_of_all_jobs_go_over_one_connection_and_each_is_given_up_alone() {
     let authority = authority();
     let mut node = StandIn::start(&authority, "n1").await;
-    let channels = Channels::new(Arc::clone(&authority));
+    let pool = ConnectionPool::new(Arc::clone(&authority));
     // Each job has its own.
-    let jobs: Vec<Agent> = (0..100).map(|_| channels.agent(&node.contact)).collect();
+    let jobs: Vec<Agent> = (0..100).map(|_| pool.agent(&node.endpoint)).collect();
     for called in join_all(jobs.iter().map(cancel)).await {
         called.unwrap();
     }
@@ -65,8 +76,8 @@ async fn all_calls_of_all_jobs_go_over_one_connection_and_each_is_given_up_alone
 async fn an_agent_that_was_restarted_is_called_again_at_once() {
     let authority = authority();
     let mut node = StandIn::start(&authority, "n1").await;
-    let channels = Channels::new(Arc::clone(&authority));
-    let (one, other) = (channels.agent(&node.contact), channels.agent(&node.contact));
+    let pool = ConnectionPool::new(Arc::clone(&authority));
+    let (one, other) = (pool.agent(&node.endpoint), pool.agent(&node.endpoint));
     let mut stream = follow(&one).await;
     assert_eq!(next(&mut stream).await, 0);
     for times in 2..=4 {
@@ -84,8 +95,11 @@ async fn calls_that_begin_with_a_new_certificate_leave_those_of_the_old_one_alon
     let authority = authority();
     let node = StandIn::start(&authority, "n1").await;
     // Every call finds the one before it too old.
-    let channels = Channels::with(Arc::clone(&authority), Duration::ZERO);
-    let agent = channels.agent(&node.contact);
+    let pool = ConnectionPool::with(
+        Arc::clone(&authority),
+        Certificates::used_for(Duration::ZERO),
+    );
+    let agent = pool.agent(&node.endpoint);
     let mut stream = follow(&agent).await;
     assert_eq!(next(&mut stream).await, 0);
     for beat in 1..=3 {
@@ -97,21 +111,25 @@ async fn calls_that_begin_with_a_new_certificate_leave_those_of_the_old_one_alon
 }
 
 #[tokio::test]
-async fn a_certificate_is_shown_until_two_thirds_of_its_life_are_over() {
+async fn a_certificate_is_used_until_two_thirds_of_its_life_are_over() {
     tokio::time::pause();
-    let channels = Channels::new(authority());
-    let first = channels.certificate().unwrap();
-    assert_eq!(channels.certificate().unwrap(), first);
-    let other = channels.of_fabric("other").certificate().unwrap();
+    let (certificates, authority) = (Certificates::default(), authority());
+    let current = |fabric| {
+        let authority = authority.of_fabric(fabric);
+        certificates.current(&authority).unwrap().number
+    };
+    let first = current("lab");
+    assert_eq!(current("lab"), first);
+    let other = current("other");
     assert_ne!(other, first);
     tokio::time::advance(Duration::from_secs(16 * 3600 - 1)).await;
-    assert_eq!(channels.certificate().unwrap(), first);
+    assert_eq!(current("lab"), first);
     tokio::time::advance(Duration::from_secs(2)).await;
-    assert!(channels.certificate().unwrap() > other);
+    assert!(current("lab") > other);
 }
 
 /// Takes connections and says nothing; counts them.
-async fn silent() -> (Contact, Arc<AtomicUsize>) {
+async fn silent() -> (Endpoint, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let count = Arc::new(AtomicUsize::new(0));
@@ -124,20 +142,24 @@ async fn silent() -> (Contact, Arc<AtomicUsize>) {
         }
     });
     let node = "n1".to_owned();
-    (Contact { node, address }, count)
+    (Endpoint { node, address }, count)
 }
 
 #[tokio::test]
 async fn all_who_wait_for_an_agent_that_does_not_answer_share_one_try() {
-    let (contact, tries) = silent().await;
-    let channels = Channels::new(authority());
-    let jobs: Vec<Agent> = (0..100).map(|_| channels.agent(&contact)).collect();
+    let (endpoint, tries) = silent().await;
+    let pool = ConnectionPool::new(authority());
+    let jobs: Vec<Agent> = (0..100).map(|_| pool.agent(&endpoint)).collect();
     let began = Instant::now();
     for called in join_all(jobs.iter().map(cancel)).await {
         assert_eq!(called.unwrap_err().reason, "NodeNeverReached");
     }
     // One after the other it would be a hundred times as long.
-    assert!(began.elapsed() < 20 * CONTACT_TRY, "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < 20 * CONNECT_WITHIN,
+        "{:?}",
+        began.elapsed()
+    );
     assert_eq!(tries.load(Ordering::Relaxed), 1);
     // Who comes later tries again.
     cancel(&jobs[0]).await.unwrap_err();
@@ -145,13 +167,14 @@ async fn all_who_wait_for_an_agent_that_does_not_answer_share_one_try() {
 }
 
 #[tokio::test]
-async fn an_agent_that_any_job_has_reached_is_unreachable_and_no_longer_unknown() {
+async fn an_agent_that_a_caller_has_reached_is_unreachable_for_all_callers() {
     let authority = authority();
     let mut node = StandIn::start(&authority, "n1").await;
-    let channels = Channels::new(Arc::clone(&authority));
-    cancel(&channels.agent(&node.contact)).await.unwrap();
+    let pool = ConnectionPool::new(Arc::clone(&authority));
+    let first = pool.agent(&node.endpoint);
+    cancel(&first).await.unwrap();
     node.kill().await;
-    let later = channels.agent(&node.contact);
+    let later = pool.agent(&node.endpoint);
     for _ in 0..2 {
         let refusal = cancel(&later).await.unwrap_err();
         assert_eq!(refusal.reason, "NodeUnreachable");
@@ -160,17 +183,17 @@ async fn an_agent_that_any_job_has_reached_is_unreachable_and_no_longer_unknown(
     node.restart(&authority).await;
     cancel(&later).await.unwrap();
     // What listens there now is another node.
-    let other = Contact {
+    let other = Endpoint {
         node: "n2".to_owned(),
-        ..node.contact.clone()
+        ..node.endpoint.clone()
     };
-    let refusal = cancel(&channels.agent(&other)).await.unwrap_err();
+    let refusal = cancel(&pool.agent(&other)).await.unwrap_err();
     assert_eq!(refusal.reason, "NodeNeverReached");
 }
 
 #[tokio::test]
 async fn an_address_that_is_none_is_a_refusal_of_its_node() {
-    let channels = Channels::new(authority());
+    let pool = ConnectionPool::new(authority());
     for address in [
         "",
         "n1",
@@ -180,11 +203,11 @@ async fn an_address_that_is_none_is_a_refusal_of_its_node() {
         "n1:7400/x",
         "n 1:7400",
     ] {
-        let contact = Contact {
+        let endpoint = Endpoint {
             node: "n1".to_owned(),
             address: address.to_owned(),
         };
-        let refusal = cancel(&channels.agent(&contact)).await.unwrap_err();
+        let refusal = cancel(&pool.agent(&endpoint)).await.unwrap_err();
         assert_eq!(
             (&*refusal.node, &*refusal.reason),
             ("n1", "AddressUnusable")
@@ -194,32 +217,24 @@ async fn an_address_that_is_none_is_a_refusal_of_its_node() {
 }
 
 #[tokio::test]
-async fn a_connection_that_nobody_holds_goes_a_minute_later_and_no_earlier() {
+async fn a_connection_ends_with_the_last_of_its_callers() {
     let authority = authority();
     let node = StandIn::start(&authority, "n1").await;
-    let channels = Channels::new(Arc::clone(&authority));
-    let held = channels.agent(&node.contact);
-    cancel(&held).await.unwrap();
-    let (now, pool) = (Instant::now(), Arc::clone(&channels.pool));
-    let agents = |after: Duration| {
-        let mut held = pool.lock();
-        held.sweep(now + after);
-        held.agents.len()
-    };
-    // Somebody holds it.
-    assert_eq!((agents(IDLE), agents(3 * IDLE)), (1, 1));
-    drop(held);
-    assert_eq!(
-        (agents(4 * IDLE), agents(5 * IDLE - Duration::from_secs(1))),
-        (1, 1)
-    );
-    // Somebody has come back in time.
-    let held = channels.agent(&node.contact);
-    assert_eq!(agents(5 * IDLE), 1);
-    cancel(&held).await.unwrap();
+    let pool = ConnectionPool::new(Arc::clone(&authority));
+    let one = pool.agent(&node.endpoint);
+    cancel(&one).await.unwrap();
+    let other = pool.agent(&node.endpoint);
+    drop(one);
+    cancel(&other).await.unwrap();
     assert_eq!(node.connections(), 1);
-    drop(held);
-    assert_eq!((agents(6 * IDLE), agents(7 * IDLE)), (1, 0));
-    cancel(&channels.agent(&node.contact)).await.unwrap();
+    drop(other);
+    cancel(&pool.agent(&node.endpoint)).await.unwrap();
     assert_eq!(node.connections(), 2);
+    // Nothing is kept of agents that are called no more.
+    let elsewhere = Endpoint {
+        node: "n2".to_owned(),
+        ..node.endpoint.clone()
+    };
+    let _agent = pool.agent(&elsewhere);
+    assert_eq!(pool.connectors.lock().unwrap().len(), 1);
 }

@@ -1,0 +1,103 @@
+//! The commands of a job, and the answers to them.
+
+use weft_planner::Part;
+use weft_proto::agent::v1::{ProgressResponse, StatResponse};
+
+use crate::{refusal::Refusal, spec::MembershipUpdate};
+
+/// What is to be done. Every command has one answer; [`Call::Follow`] has many.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Ask the source what there is.
+    Stat {
+        /// For a verified copy: the digest of the manifest that names the files to list.
+        manifest_digest: Option<Vec<u8>>,
+    },
+    /// Record that an attempt of this number begins, where the next operator finds it.
+    Claim {
+        /// The number.
+        attempt: u32,
+    },
+    /// Call the agent of a node.
+    Call {
+        /// The node.
+        node: String,
+        /// For which attempt.
+        attempt: u32,
+        /// What is called.
+        call: Call,
+    },
+}
+
+/// A call to the agent of one node, for one attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Call {
+    /// Make a destination ready.
+    Prepare,
+    /// Give a node its part.
+    Start(Part),
+    /// Open a progress stream.
+    Follow,
+    /// End an attempt at a node, and every earlier one of the job. The agent's answer confirms that
+    /// nothing of these attempts is written there any more; an attempt that the agent does not know
+    /// counts as ended.
+    ///
+    /// Other nodes do not wait for a node that a Cancel does not reach: the next attempt begins, and its
+    /// own Prepare or Start overtakes what is going on there. Without a command the agent ends the
+    /// attempt by itself when its lease is over; partial files stay there.
+    Cancel {
+        /// What the agent removes.
+        cleanup: Cleanup,
+        /// A node that does not answer is called again a few times.
+        is_repeated: bool,
+    },
+}
+
+/// What an agent removes when a job ends. Each removes what the ones before it remove, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cleanup {
+    /// Nothing: a later attempt resumes from the partial files.
+    Nothing,
+    /// Partial files.
+    Partials,
+    /// The job's verified copies, too, unless they are also recorded for other jobs.
+    Copies,
+}
+
+/// The result of a command, or another event of the job.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    /// Of Stat.
+    Stat(Result<StatResponse, Refusal>),
+    /// Of Claim: it is recorded.
+    Claimed {
+        /// The number.
+        attempt: u32,
+    },
+    /// Of a call; of [`Call::Follow`]: the progress stream has ended.
+    Called {
+        /// Of which node.
+        node: String,
+        /// For which attempt.
+        attempt: u32,
+        /// What was called.
+        call: Call,
+        /// Whether the agent accepted it.
+        result: Result<(), Refusal>,
+    },
+    /// One message of a progress stream.
+    Progress {
+        /// Of which node.
+        node: String,
+        /// Of which attempt.
+        attempt: u32,
+        /// The message.
+        report: Box<ProgressResponse>,
+    },
+    /// The time of [`Job::wake_at`](crate::Job::wake_at) has come.
+    Woken,
+    /// The destinations or the topology may have changed.
+    Members(Box<MembershipUpdate>),
+    /// The job is cancelled.
+    Cancel(Cleanup),
+}

@@ -1,0 +1,240 @@
+//! What the agents have reported of a job, through all its attempts.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use weft_proto::agent::v1::{ProgressResponse, State};
+
+use crate::{
+    refusal::Refusal,
+    spec::{Place, is_local},
+};
+
+/// The phase of a destination in the job as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DestinationPhase {
+    /// In an attempt, or before the first.
+    Pending,
+    /// Between two attempts, for this reason.
+    Retrying(Refusal),
+    /// Everything is there, checked and durable.
+    Verified {
+        /// Since the first Start.
+        after: Duration,
+    },
+    /// Given up.
+    Failed(Refusal),
+}
+
+impl DestinationPhase {
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Verified { .. } | Self::Failed(_))
+    }
+}
+
+/// What a reader may see of a destination.
+#[derive(Debug, Clone, Copy)]
+pub struct DestinationView<'a> {
+    /// Where the data goes.
+    pub place: &'a Place,
+    /// Its phase.
+    pub phase: &'a DestinationPhase,
+    /// The newest report; all zero before the first.
+    pub report: &'a ProgressResponse,
+    /// Most bytes that it ever had verified.
+    pub bytes: u64,
+}
+
+/// One destination.
+#[derive(Debug, Clone)]
+pub(crate) struct Destination {
+    place: Place,
+    pub(crate) phase: DestinationPhase,
+    /// The newest report, of any attempt.
+    pub(crate) report: ProgressResponse,
+    /// Most bytes that it ever had verified.
+    bytes: u64,
+}
+
+impl Destination {
+    pub(crate) fn is_verified(&self) -> bool {
+        matches!(self.phase, DestinationPhase::Verified { .. })
+    }
+
+    pub(crate) fn view(&self) -> DestinationView<'_> {
+        DestinationView {
+            place: &self.place,
+            phase: &self.phase,
+            report: &self.report,
+            bytes: self.bytes,
+        }
+    }
+}
+
+/// All destinations, and what is summed over them. Owned and written by the job.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DestinationStates {
+    /// By node. Boxed: a map has room for eleven at least, and most jobs have one or two.
+    all: BTreeMap<String, Box<Destination>>,
+    /// The source's newest report; all zero before its first of this attempt.
+    pub(crate) source: ProgressResponse,
+    /// The link in use and why, once an agent has reported it.
+    pub(crate) link: (String, String),
+    /// Chunks sent and resent, by node and attempt.
+    chunks: BTreeMap<(String, u32), (u64, u64)>,
+}
+
+impl DestinationStates {
+    /// One more; false where the node is a destination already.
+    pub(crate) fn add(&mut self, place: &Place) -> bool {
+        if self.all.contains_key(&place.node) {
+            return false;
+        }
+        let destination = Destination {
+            place: place.clone(),
+            phase: DestinationPhase::Pending,
+            report: ProgressResponse::default(),
+            bytes: 0,
+        };
+        self.all.insert(place.node.clone(), Box::new(destination));
+        true
+    }
+
+    pub(crate) fn get(&self, node: &str) -> Option<&Destination> {
+        self.all.get(node).map(Box::as_ref)
+    }
+
+    pub(crate) fn get_mut(&mut self, node: &str) -> Option<&mut Destination> {
+        self.all.get_mut(node).map(Box::as_mut)
+    }
+
+    pub(crate) fn are_verified(&self) -> bool {
+        self.all
+            .values()
+            .all(|destination| destination.is_verified())
+    }
+
+    /// Those that are neither Verified nor given up.
+    pub(crate) fn remaining(&self) -> BTreeSet<String> {
+        let remaining = self.all.iter().filter(|(_, d)| !d.phase.is_final());
+        remaining.map(|(node, _)| node.clone()).collect()
+    }
+
+    /// Those that are given up, each with the reason.
+    pub(crate) fn failed(&self) -> impl Iterator<Item = (&str, &Refusal)> {
+        self.all.iter().filter_map(|(node, d)| match &d.phase {
+            DestinationPhase::Failed(refusal) => Some((node.as_str(), refusal)),
+            _ => None,
+        })
+    }
+
+    /// Why the last attempt did not finish at a destination.
+    pub(crate) fn retrying(&self, node: &str) -> Option<&Refusal> {
+        match &self.all.get(node)?.phase {
+            DestinationPhase::Retrying(refusal) => Some(refusal),
+            _ => None,
+        }
+    }
+
+    /// The digest of everything, as the source reports it; where it sends nothing, as its own copy says.
+    pub(crate) fn digest(&self) -> &str {
+        if !self.source.digest.is_empty() {
+            return &self.source.digest;
+        }
+        let mut own = self.all.iter().filter(|(name, _)| is_local(name));
+        let own = own.find(|(_, destination)| destination.is_verified());
+        own.map_or("", |(_, destination)| &destination.report.digest)
+    }
+
+    /// Bytes verified, over all destinations.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.all.values().map(|d| d.bytes).sum()
+    }
+
+    /// Grows with every byte and with every destination that is Verified or given up.
+    pub(crate) fn gained(&self) -> u64 {
+        let ended = self.all.values().filter(|d| d.phase.is_final()).count();
+        self.bytes() + ended as u64
+    }
+
+    /// Chunks sent, resent ones included, and of these the resent ones; all nodes and attempts.
+    pub(crate) fn chunks(&self) -> (u64, u64) {
+        let add = |(a, b): (u64, u64), (c, d): &(u64, u64)| (a + c, b + d);
+        self.chunks.values().fold((0, 0), add)
+    }
+
+    /// Counts what any attempt's report says of its link.
+    pub(crate) fn count(&mut self, node: &str, attempt: u32, report: &ProgressResponse) {
+        let chunks = (report.chunks_sent, report.chunks_resent);
+        self.chunks.insert((node.to_owned(), attempt), chunks);
+        if !report.link.is_empty() {
+            self.link = (report.link.clone(), report.link_reason.clone());
+        }
+    }
+
+    /// Keeps the report of a destination, so long after the first Start.
+    pub(crate) fn record(&mut self, node: &str, report: ProgressResponse, after: Duration) {
+        if let Some(destination) = self.get_mut(node) {
+            destination.bytes = destination.bytes.max(report.bytes);
+            if report.state() == State::Verified && !destination.phase.is_final() {
+                destination.phase = DestinationPhase::Verified { after };
+            }
+            destination.report = report;
+        }
+    }
+
+    /// A destination cannot go on in this attempt, or not at all.
+    pub(crate) fn refuse(&mut self, node: &str, refusal: Refusal) {
+        if let Some(destination) = self.get_mut(node)
+            && !destination.phase.is_final()
+        {
+            destination.phase = if refusal.retriable {
+                DestinationPhase::Retrying(refusal)
+            } else {
+                DestinationPhase::Failed(refusal)
+            };
+        }
+    }
+
+    /// None of those that are left can go on.
+    pub(crate) fn fail_remaining(&mut self, refusal: &Refusal) {
+        for destination in self.all.values_mut().filter(|d| !d.phase.is_final()) {
+            destination.phase = DestinationPhase::Failed(refusal.clone());
+        }
+    }
+
+    /// Those that wait for another attempt get none.
+    pub(crate) fn give_up(&mut self) {
+        for destination in self.all.values_mut() {
+            if let DestinationPhase::Retrying(refusal) = &destination.phase {
+                destination.phase = DestinationPhase::Failed(refusal.clone());
+            }
+        }
+    }
+
+    /// A destination that says it is Verified, with another digest than the source, is not.
+    pub(crate) fn compare_digests(&mut self) {
+        let right = &self.source.digest;
+        for (node, destination) in &mut self.all {
+            let digest = &destination.report.digest;
+            if destination.is_verified()
+                && !right.is_empty()
+                && !digest.is_empty()
+                && digest != right
+            {
+                let message = format!(
+                    "node {node} has digest {digest} and the source {right}: run the same release \
+                     of weft-agent on both nodes, and report this as a bug"
+                );
+                destination.phase = DestinationPhase::Failed(Refusal {
+                    node: node.clone(),
+                    reason: "DigestMismatch".to_owned(),
+                    message,
+                    retriable: false,
+                });
+            }
+        }
+    }
+}

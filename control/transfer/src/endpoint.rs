@@ -1,0 +1,10 @@
+//! Where an agent serves its control API.
+
+/// The control API of one agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The node.
+    pub node: String,
+    /// `HOST:PORT`.
+    pub address: String,
+}

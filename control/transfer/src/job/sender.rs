@@ -1,0 +1,157 @@
+//! Which node sends, where the bytes come from a store: the destination that reads the object, or one that
+//! has a verified copy already.
+
+use std::sync::Arc;
+
+use super::Job;
+use crate::{
+    attempt::{Attempt, Run},
+    object::{Object, is_of_access, is_of_the_store},
+    refusal::Refusal,
+    spec::{Listing, Place},
+};
+
+/// Most destinations that read, one after the other, before the store is taken for the one at fault.
+const READERS_MAX: usize = 16;
+/// The reason of a destination that got other bytes than it must have.
+const EXPECT_MISMATCH: &str = "ExpectMismatch";
+
+/// An object, while a verified copy of it is sent instead.
+#[derive(Debug, Clone)]
+pub(super) struct StoredObject {
+    object: Object,
+    /// What the store said there is.
+    listing: Listing,
+}
+
+impl StoredObject {
+    /// Names the files of the copy that are the object's.
+    pub(super) fn manifest_digest(&self) -> Vec<u8> {
+        self.listing.found.manifest_digest.clone()
+    }
+}
+
+impl Job {
+    /// Its own copy is what this node reads from a store in this attempt.
+    pub(super) fn reads(&self, node: &str) -> bool {
+        self.spec.object.is_some() && self.spec.source.node == node
+    }
+
+    /// The bytes come from this place now.
+    fn send_from(&mut self, place: Place) {
+        Arc::make_mut(&mut self.spec).source = place;
+        self.destinations.source = Default::default();
+    }
+
+    fn read_at(&mut self, node: &str) {
+        let place = self.spec.destinations.iter().find(|it| it.node == node);
+        if let Some(place) = place.cloned() {
+            self.send_from(place);
+        }
+    }
+
+    /// The reader reads on as long as it can; else the next one that is ready does.
+    pub(super) fn choose_reader(&mut self, ready: &[String]) {
+        let Some(object) = &self.spec.object else {
+            return;
+        };
+        let present = [&self.spec.source.node];
+        // New destinations are in no order.
+        let in_order = || present.into_iter().chain(&object.readers).chain(ready);
+        let is_ready = |node: &&String| ready.contains(*node);
+        let has_not_failed =
+            |node: &&String| is_ready(node) && !self.failed_senders.contains(*node);
+        let chosen = in_order()
+            .find(has_not_failed)
+            .or_else(|| in_order().find(is_ready));
+        if let Some(node) = chosen.cloned() {
+            self.read_at(&node);
+        }
+    }
+
+    /// The reader could not ask the store: the next destination in turn does.
+    pub(super) fn use_next_reader(&mut self) {
+        let Some(object) = &self.spec.object else {
+            return;
+        };
+        let (readers, present) = (&object.readers, &self.spec.source.node);
+        let at = readers.iter().position(|reader| reader == present);
+        let (before, after) = readers.split_at(at.map_or(0, |at| at + 1));
+        let in_turn = || after.iter().chain(before);
+        let has_not_failed = |node: &&String| !self.failed_senders.contains(*node);
+        let next = in_turn().find(has_not_failed).or_else(|| in_turn().next());
+        if let Some(node) = next.cloned() {
+            self.read_at(&node);
+        }
+    }
+
+    /// Of these nodes one could read the object that has not failed to.
+    pub(super) fn is_reader_left(&self, is_among: impl Fn(&str) -> bool) -> bool {
+        let object = self.spec.object.as_ref();
+        let mut readers = object.iter().flat_map(|object| &object.readers);
+        self.failed_senders.len() < READERS_MAX
+            && readers.any(|node| is_among(node) && !self.failed_senders.contains(node))
+    }
+
+    /// Takes a verified copy as the source of the next attempt: while there is a good one, no node asks the
+    /// store again.
+    pub(super) fn choose_copy(&mut self) {
+        if let Some(StoredObject { object, listing }) = self.stored.take() {
+            Arc::make_mut(&mut self.spec).object = Some(object);
+            self.listing = Some(listing);
+            if self.failed_senders.contains(&self.spec.source.node) {
+                self.use_next_reader();
+            }
+        }
+        if self.spec.object.is_none() || self.listing.is_none() {
+            return;
+        }
+        let is_good = |place: &&Place| {
+            let copy = self.destinations.get(&place.node);
+            !self.failed_senders.contains(&place.node) && copy.is_some_and(|it| it.is_verified())
+        };
+        let mut places = std::iter::once(&self.spec.source).chain(&self.spec.destinations);
+        let Some(place) = places.find(is_good).cloned() else {
+            return;
+        };
+        let copy = self.destinations.get(&place.node);
+        // If the copy has changed since, it is not sent.
+        let digest = copy.map(|copy| copy.report.digest.clone());
+        let spec = Arc::make_mut(&mut self.spec);
+        spec.expect = digest.unwrap_or_default();
+        if let (Some(object), Some(listing)) = (spec.object.take(), self.listing.take()) {
+            self.stored = Some(StoredObject { object, listing });
+        }
+        self.send_from(place);
+    }
+
+    /// Whether the node that sent in an attempt could not, by no fault of its receivers, while another may.
+    pub(super) fn has_failed_to_send(&self, attempt: &Attempt) -> bool {
+        let is_explained = self
+            .destinations
+            .source
+            .peers
+            .iter()
+            .any(|peer| peer.failed);
+        match attempt.run(attempt.source()) {
+            Some(Run::Stopped(refusal)) if !refusal.is_cancelled() => {
+                self.stored.is_some() && !is_explained
+                    || self.spec.object.is_some() && is_of_access(&refusal.reason)
+            }
+            _ => false,
+        }
+    }
+
+    /// What this destination reports is the sender's fault: another sender may give it the bytes.
+    pub(super) fn is_of_the_sender(&self, node: &str, refusal: &Refusal) -> bool {
+        self.stored.is_some() && refusal.reason == EXPECT_MISMATCH
+            || self.reads(node) && is_of_access(&refusal.reason)
+    }
+
+    /// No other attempt could change what the source reports. A reader's own fault is its own, and so is a
+    /// copy's: another destination reads or sends then.
+    pub(super) fn is_final_for_all(&self, refusal: &Refusal) -> bool {
+        let is_everybodys = self.spec.object.is_none() || is_of_the_store(&refusal.reason);
+        is_everybodys && self.stored.is_none() && !refusal.retriable && !refusal.is_cancelled()
+    }
+}

@@ -1,0 +1,86 @@
+//! Calls to agents that belong to no job.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc::unbounded_channel;
+use weft_proto::agent::v1::{
+    CancelRequest, DiagnoseRequest, DiagnoseResponse, JobRef, StatResponse,
+};
+
+use crate::{
+    calls::{CANCEL_WITHIN, Calling, Calls, STAT_WITHIN, within},
+    endpoint::Endpoint,
+    pool::ConnectionPool,
+    refusal::Refusal,
+    spec::Spec,
+};
+
+/// Three rounds of packets to 64 peers.
+const DIAGNOSE_WITHIN: Duration = Duration::from_secs(15);
+
+/// What the source of a transfer holds. Nothing is begun.
+///
+/// # Errors
+/// Why the agent refused the call, or could not be called.
+pub async fn stat(
+    spec: &Spec,
+    pool: ConnectionPool,
+    endpoints: &[Endpoint],
+) -> Result<StatResponse, Refusal> {
+    let calls = Calls::new(pool, endpoints, unbounded_channel().0);
+    let calling = Calling {
+        calls: &calls,
+        spec,
+        listing: None,
+    };
+    within(STAT_WITHIN, "Stat", &spec.source.node, calling.stat(None)).await
+}
+
+/// Which peers a node reaches, and what its kernel and pod give it.
+///
+/// # Errors
+/// Why the agent refused the call, or could not be called.
+pub async fn diagnose(
+    request: DiagnoseRequest,
+    pool: &ConnectionPool,
+    endpoint: &Endpoint,
+) -> Result<DiagnoseResponse, Refusal> {
+    let agent = pool.agent(endpoint);
+    let call = agent.call(|mut client| {
+        let request = request.clone();
+        async move { client.diagnose(request).await }
+    });
+    within(DIAGNOSE_WITHIN, "Diagnose", &endpoint.node, call).await
+}
+
+/// Takes a job that does not exist any more out of the records of a node's copies: the agent removes the
+/// copies that are recorded for no other job. `uid` is the job's as the agent has reported it.
+///
+/// # Errors
+/// Why the agent refused the call, or could not be called.
+pub async fn release(
+    uid: &str,
+    leader_epoch: u64,
+    pool: &ConnectionPool,
+    endpoint: &Endpoint,
+) -> Result<(), Refusal> {
+    let request = CancelRequest {
+        // Later than every attempt of the job.
+        job: Some(JobRef {
+            uid: uid.to_owned(),
+            generation: u64::MAX,
+            attempt: u32::MAX,
+        }),
+        leader_epoch,
+        discard: false,
+        release: true,
+    };
+    let agent = pool.agent(endpoint);
+    let call = agent.call(|mut client| {
+        let request = request.clone();
+        async move { client.cancel(request).await }
+    });
+    within(CANCEL_WITHIN, "Cancel", &endpoint.node, call)
+        .await
+        .map(drop)
+}

@@ -12,7 +12,8 @@ use weft_proto::agent::v1::{Entry as Told, ManifestPart, ObjectVersion as ToldVe
 use crate::fault::Fault;
 use crate::files::{EntryKind, Manifest, Shape};
 
-/// Manifests are kept until they take more than this together; the newest stays in any case.
+/// Manifests are kept until they take more than this together. The newest stays, and so do those that an
+/// attempt uses.
 const KEPT_BYTES: usize = 64 << 20;
 
 /// Of one part, about: what HTTP/2 has under way of a stream.
@@ -29,11 +30,18 @@ impl Manifests {
     pub(crate) fn keep(&self, manifest: Arc<Manifest>) {
         let mut kept = self.lock();
         kept.retain(|known| !is_same(known, manifest.digest(), manifest.state()));
+        let bytes: usize = kept.iter().map(|known| known.memory()).sum();
+        let mut surplus = (bytes + manifest.memory()).saturating_sub(KEPT_BYTES);
+        kept.retain(|known| {
+            // An attempt that uses it keeps it in memory anyway, and other agents fetch it from here.
+            let is_used = Arc::strong_count(known) > 1;
+            let stays = surplus == 0 || is_used;
+            if !stays {
+                surplus = surplus.saturating_sub(known.memory());
+            }
+            stays
+        });
         kept.push_back(manifest);
-        let mut bytes: usize = kept.iter().map(|known| known.memory()).sum();
-        while bytes > KEPT_BYTES && kept.len() > 1 {
-            bytes -= kept.pop_front().map_or(0, |oldest| oldest.memory());
-        }
     }
 
     /// The manifest with this digest; where there are several, that with this state.

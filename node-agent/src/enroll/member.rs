@@ -329,7 +329,11 @@ impl Member {
                     Err(finding) => findings.push(finding),
                 }
             }
-            findings.extend(jobs.misuse().map(|told| finding(MISUSED, told)));
+            findings.extend(
+                jobs.misuses
+                    .report(std::time::Instant::now())
+                    .map(|told| finding(MISUSED, told)),
+            );
             self.copies.begin(jobs, *records.borrow_and_update());
             let listing = self.copies.listing();
             if listing.is_full {

@@ -1,7 +1,7 @@
 //! Records: what a message between agents consists of.
 //!
-//! A message fills one receive slot from its start and is nothing but records: a 64-byte header,
-//! the data it announces, and zeros up to the next multiple of 8. Little endian.
+//! A message fills one receive slot from its start. It consists of records: each is a 64-byte header,
+//! the data that the header announces, and zeros up to the next multiple of 8. Little endian.
 //!
 //! | byte | field |
 //! |---|---|
@@ -58,10 +58,21 @@ pub enum Record<'a> {
     End,
 }
 
+impl Record<'_> {
+    /// Bytes of the block in it.
+    #[must_use]
+    pub fn data_bytes(&self) -> usize {
+        match self {
+            Record::Block { data, .. } => data.len(),
+            _ => 0,
+        }
+    }
+}
+
 /// What is wrong with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// A kind there is not.
+    /// An unknown kind.
     #[error("a record of unknown kind {0}")]
     Kind(u8),
     /// It ends within a record.
@@ -100,8 +111,8 @@ pub fn padded(data: usize) -> usize {
     data.next_multiple_of(ALIGN_BYTES)
 }
 
-/// Goes through the records of a message. A header of zeros ends it: what is behind it in the slot
-/// was left by an earlier, longer message.
+/// Goes through the records of a message. A header of zeros ends the message: the bytes behind it in the
+/// slot are those of an earlier, longer message.
 #[derive(Debug, Clone)]
 pub struct Records<'a> {
     rest: &'a [u8],

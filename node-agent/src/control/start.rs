@@ -1,0 +1,297 @@
+//! Start: gives this agent its part of an attempt, and makes the threads of that part.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crossbeam_channel::unbounded;
+use tokio::runtime::Handle;
+use weft_proto::agent::v1::start_request::Part;
+use weft_proto::agent::v1::{
+    Child, LocalPart, ObjectSource, Role, SourcePart, StartRequest, StartResponse,
+};
+
+use crate::abort;
+use crate::control::jobs::Jobs;
+use crate::control::known_attempt::KnownAttempt;
+use crate::convert;
+use crate::fault::Fault;
+use crate::files::{Entry, EntryKind, RootPath, Source};
+use crate::transfer::attempt::Worker;
+use crate::transfer::block_reader::{self, BlockReader, SourceReader, StagedReader};
+use crate::transfer::dial::Dialer;
+use crate::transfer::fanout::SendLimits;
+use crate::transfer::layout::Layout;
+use crate::transfer::local::LocalCopy;
+use crate::transfer::object_receiver::{self, ObjectReceiver, ObjectReceiverConfig};
+use crate::transfer::peer::Peer;
+use crate::transfer::recorder::{RecordedFiles, Recorder};
+use crate::transfer::sender::{Sender, SenderConfig};
+use crate::transfer::staged_blocks::StagedBlocks;
+use crate::transfer::state::{Event, State};
+
+/// Children of one agent, at most: what a binomial tree of 2⁶⁴ nodes would ask for.
+const CHILDREN_MAX: usize = 64;
+
+impl Jobs {
+    /// Gives this agent its part and starts it.
+    pub async fn start(&self, request: StartRequest) -> Result<StartResponse, Fault> {
+        let job = convert::job(request.job.clone())?;
+        let repeatable = repeatable(&request);
+        let children = request.sends_to;
+        let part = convert::given(request.part, "part")?;
+        let wrong = match &part {
+            _ if children.len() > CHILDREN_MAX => Some("has more than 64 nodes"),
+            Part::Source(_) if children.is_empty() => Some("is empty at the source: name a node"),
+            Part::Local(_) if !children.is_empty() => {
+                Some("names nodes, and a local copy is for this node alone")
+            }
+            _ => None,
+        };
+        if let Some(problem) = wrong {
+            return Err(Fault::bad("sends_to", problem));
+        }
+        let known = match &part {
+            Part::Source(_) => self.admit(&job).await?,
+            Part::Destination(_) | Part::Local(_) => self.find(&job)?,
+        };
+        known.attempt.renew();
+        if !known.is_first("Start", &repeatable)? {
+            return match known.attempt.state() {
+                State::Failed => Err(known.not_ready("start the next attempt")),
+                _ => Ok(StartResponse {}),
+            };
+        }
+        let started = match part {
+            Part::Source(part) => self.start_source(&known, part, children),
+            Part::Destination(part) => match part.object {
+                Some(object) => self.start_object(&known, &object, children),
+                None => self.start_destination(&known, part.receives_from, children),
+            },
+            Part::Local(part) => self.start_local(&known, part),
+        };
+        // The same Start would be answered as if this one had worked.
+        started.inspect_err(|fault| known.attempt.fail(fault.clone()))?;
+        Ok(StartResponse {})
+    }
+
+    fn start_source(
+        &self,
+        known: &KnownAttempt,
+        part: SourcePart,
+        children: Vec<Child>,
+    ) -> Result<(), Fault> {
+        let attempt = &known.attempt;
+        let location = convert::given(part.location, "source.location")?;
+        let root = self.root(&location.root)?;
+        let path = RootPath::parse(&location.path)?;
+        let (algorithm, _) = convert::verification(part.verification)?;
+        let manifest = self.manifests.listed(&part.manifest_digest, &part.state)?;
+        // Before the state changes: a Cancel that comes now waits for this worker.
+        let worker = known.worker()?;
+        known.apply(Event::StartSource)?;
+        let layout = Arc::new(Layout::new(&manifest, algorithm));
+        let total = &attempt.counters.bytes_total;
+        total.store(layout.bytes(), Ordering::Relaxed);
+        let source = Source::new(root, path, manifest);
+        if let Some(name) = part.job_name {
+            let job = convert::copy_job(&attempt.job, name)?;
+            attempt.set_recorder(Recorder {
+                files: RecordedFiles::Source(source.clone(), job),
+                records: self.records.clone(),
+            });
+        }
+        let reader = SourceReader::new(source, layout.clone(), Some(attempt.clone()));
+        self.send(known, &worker, reader, &layout, None, children)
+    }
+
+    fn start_destination(
+        &self,
+        known: &KnownAttempt,
+        receives_from: String,
+        children: Vec<Child>,
+    ) -> Result<(), Fault> {
+        let worker = known.worker()?;
+        let prepared = known.prepared()?;
+        {
+            let mut parts = known.parts();
+            let parent = parts.connected.as_ref().map(|connected| &connected.parent);
+            if parent.is_some_and(|parent| *parent != receives_from) {
+                let problem = format!("is {receives_from}, and another node has connected");
+                return Err(Fault::bad("destination.receives_from", problem));
+            }
+            parts.receives_from = Some(receives_from);
+        }
+        known.apply(Event::StartDestination)?;
+        self.pass_on(known, &worker, &prepared.staged, children)
+    }
+
+    /// Reads a store into a prepared destination, and passes the messages on.
+    fn start_object(
+        &self,
+        known: &KnownAttempt,
+        source: &ObjectSource,
+        children: Vec<Child>,
+    ) -> Result<(), Fault> {
+        let worker = known.worker()?;
+        let staged = known.prepared()?.staged.clone();
+        let reader = self.reader(source)?;
+        let manifest = staged.layout.manifest();
+        let version = |(entry, index): (Entry<'_>, usize)| match entry.kind {
+            EntryKind::Directory => Ok(None),
+            EntryKind::File { bytes } => {
+                let version = manifest.version(index).ok_or_else(|| {
+                    let problem = "is given, and the manifest that was prepared is not a store's";
+                    Fault::bad("destination.object", problem)
+                })?;
+                let shape = manifest.shape();
+                Ok(Some(
+                    reader.store.version(entry.path, bytes, shape, version),
+                ))
+            }
+        };
+        let versions = manifest.entries().zip(0..).map(version);
+        let versions = versions.collect::<Result<_, Fault>>()?;
+        let mut share = known.parts().take_share(&self.config.memory)?;
+        share.grow(object_receiver::BUFFERS);
+        known.apply(Event::StartDestination)?;
+        // Before the first message: the sender reads earlier ones from disk.
+        self.pass_on(known, &worker, &staged, children)?;
+        let config = ObjectReceiverConfig {
+            attempt: known.attempt.clone(),
+            staged,
+            reader: Arc::new(reader),
+            versions,
+            share,
+            runtime: Handle::current(),
+        };
+        let attempt = known.attempt.clone();
+        worker.spawn("weft-object", move || match ObjectReceiver::new(config) {
+            Ok(receiver) => receiver.run(),
+            Err(fault) => attempt.fail(fault),
+        })
+    }
+
+    fn start_local(&self, known: &KnownAttempt, part: LocalPart) -> Result<(), Fault> {
+        let location = convert::given(part.source, "local.source")?;
+        let root = self.root(&location.root)?;
+        let path = RootPath::parse(&location.path)?;
+        let worker = known.worker()?;
+        let staged = known.prepared()?.staged.clone();
+        let digest = staged.layout.manifest().digest();
+        let manifest = self.manifests.listed(digest, &part.state)?;
+        let share = known.parts().take_share(&self.config.memory)?;
+        known.apply(Event::StartDestination)?;
+        let source = Source::new(root, path, manifest);
+        let copy = LocalCopy::new(source, staged, known.attempt.clone(), share);
+        worker.spawn("weft-local", move || copy.run())
+    }
+
+    /// Passes the messages that arrive on to the children, if there are any.
+    fn pass_on(
+        &self,
+        known: &KnownAttempt,
+        worker: &Worker,
+        staged: &Arc<StagedBlocks>,
+        children: Vec<Child>,
+    ) -> Result<(), Fault> {
+        if children.is_empty() {
+            return Ok(());
+        }
+        let reader = StagedReader(staged.clone());
+        self.send(
+            known,
+            worker,
+            reader,
+            &staged.layout,
+            Some(staged),
+            children,
+        )
+    }
+
+    /// Makes the sender's thread, its block reader's, and a dialer for each child. `staged` is what a relay
+    /// receives; a source has none.
+    fn send(
+        &self,
+        known: &KnownAttempt,
+        worker: &Worker,
+        reader: impl BlockReader + 'static,
+        layout: &Layout,
+        staged: Option<&Arc<StagedBlocks>>,
+        children: Vec<Child>,
+    ) -> Result<(), Fault> {
+        let config = &self.config;
+        let attempt = &known.attempt;
+        let least = SendLimits::buffers_least(children.len());
+        let most = SendLimits::buffers_most(children.len(), usize::from(config.slots));
+        let pool = config.memory.pool(least, most)?;
+        let (sender_events, told) = unbounded();
+        let (engine_events, events) = unbounded();
+        let (wanted, asked) = unbounded();
+        let ready = staged.map_or(layout.messages(), |staged| {
+            staged.set_sender(sender_events.clone(), pool.clone());
+            staged.ready()
+        });
+        let peers: Vec<Arc<Peer>> = children
+            .iter()
+            .map(|child| Arc::new(Peer::new(child.node.clone(), Role::Child)))
+            .collect();
+        for peer in &peers {
+            attempt.add_peer(peer.clone());
+        }
+        let sender = Sender::new(SenderConfig {
+            engine: config.engine.clone(),
+            attempt: attempt.clone(),
+            peers: peers.clone(),
+            pool: pool.clone(),
+            messages: layout.messages(),
+            ready,
+            is_source: staged.is_none(),
+            wanted,
+            told,
+            events,
+        });
+        // Threads first: when there are none, no child has been called yet.
+        worker.clone().spawn("weft-sender", move || sender.run())?;
+        let (of, events) = (attempt.clone(), sender_events.clone());
+        worker.clone().spawn("weft-reader", move || {
+            block_reader::serve(reader, &pool, &of, &asked, &events);
+        })?;
+        for (index, (child, peer)) in children.into_iter().zip(peers).enumerate() {
+            let dialer = Dialer {
+                engine: config.engine.clone(),
+                attempt: attempt.clone(),
+                child,
+                index,
+                peer,
+                tls: config.tls.borrow().clone(),
+                slots: usize::from(config.slots),
+                manifest_digest: *layout.manifest().digest(),
+                algorithm: convert::algorithm_to_proto(layout.algorithm()),
+                domain: known.domain,
+                patience: config.patience,
+                events: engine_events.clone(),
+                sender: sender_events.clone(),
+            };
+            let worker = worker.clone();
+            abort::task("dialer", async move {
+                let _worker = worker;
+                dialer.run().await;
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The request without what may be new when it is repeated.
+fn repeatable(request: &StartRequest) -> StartRequest {
+    let mut request = StartRequest {
+        leader_epoch: 0,
+        ..request.clone()
+    };
+    if let Some(Part::Destination(part)) = &mut request.part
+        && let Some(source) = part.object.as_mut()
+    {
+        source.credentials = None;
+    }
+    request
+}

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use weft_engine::{DomainId, Engine};
-use weft_proto::agent::v1::JobRef;
+use weft_proto::agent::v1::{JobRef, Location};
 
 use crate::abort;
 use crate::config::Author;
@@ -22,7 +22,7 @@ use crate::control::manifests::Manifests;
 use crate::control::misuse::Misuses;
 use crate::control::supervisor::supervise;
 use crate::fault::Fault;
-use crate::files::{Leftover, Root};
+use crate::files::{Leftover, Root, RootPath};
 use crate::object;
 use crate::tls::Tls;
 use crate::transfer::buffers::MemoryBudget;
@@ -132,8 +132,13 @@ impl Jobs {
         *in_force = Arc::new(live);
     }
 
-    /// A root by its name.
-    pub fn root(&self, name: &str) -> Result<Arc<Root>, Fault> {
+    /// The root and the path that a location names.
+    pub(crate) fn place(&self, location: &Location) -> Result<(Arc<Root>, RootPath), Fault> {
+        let root = self.root(&location.root)?;
+        Ok((root, RootPath::parse(&location.path)?))
+    }
+
+    fn root(&self, name: &str) -> Result<Arc<Root>, Fault> {
         let live = self.live();
         let root = live.roots.iter().find(|root| root.name() == name);
         root.cloned().ok_or_else(|| {

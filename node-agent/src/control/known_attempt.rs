@@ -92,11 +92,13 @@ impl KnownAttempt {
     ) -> Result<bool, Fault> {
         let hash = hash(request);
         let mut parts = self.parts();
-        let is_first = !parts.requests.contains_key(call);
-        if *parts.requests.entry(call).or_insert(hash) != hash {
-            return Err(self.conflicting(call));
+        match parts.requests.get(call) {
+            Some(first) if *first != hash => return Err(self.conflicting(call)),
+            Some(_) => return Ok(false),
+            None => {}
         }
-        Ok(is_first)
+        parts.requests.insert(call, hash);
+        Ok(true)
     }
 
     /// A worker of the attempt, unless the attempt is sealed.
@@ -109,6 +111,15 @@ impl KnownAttempt {
     pub(crate) fn prepared(&self) -> Result<Arc<Prepared>, Fault> {
         let prepared = self.parts().prepared.clone();
         prepared.ok_or_else(|| self.not_ready("prepare it first"))
+    }
+
+    /// Begins to receive into the prepared destination.
+    pub(crate) fn start_destination(&self) -> Result<(Worker, Arc<StagedBlocks>), Fault> {
+        // Before the state changes: a Cancel that comes now waits for this worker.
+        let worker = self.worker()?;
+        let prepared = self.prepared()?;
+        self.apply(Event::StartDestination)?;
+        Ok((worker, prepared.staged.clone()))
     }
 
     /// Applies an event, or says why the attempt is in no state for it.

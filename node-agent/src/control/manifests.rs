@@ -28,10 +28,14 @@ pub(crate) struct Manifests(Mutex<VecDeque<Arc<Manifest>>>);
 impl Manifests {
     /// Keeps one. Listings with the same names and sizes, of other files, stay apart.
     pub(crate) fn keep(&self, manifest: Arc<Manifest>) {
+        self.keep_within(KEPT_BYTES, manifest);
+    }
+
+    fn keep_within(&self, most: usize, manifest: Arc<Manifest>) {
         let mut kept = self.lock();
         kept.retain(|known| !is_same(known, manifest.digest(), manifest.state()));
         let bytes: usize = kept.iter().map(|known| known.memory()).sum();
-        let mut surplus = (bytes + manifest.memory()).saturating_sub(KEPT_BYTES);
+        let mut surplus = (bytes + manifest.memory()).saturating_sub(most);
         kept.retain(|known| {
             // An attempt that uses it keeps it in memory anyway, and other agents fetch it from here.
             let is_used = Arc::strong_count(known) > 1;
@@ -135,5 +139,26 @@ mod tests {
             assert!(Arc::ptr_eq(&found.unwrap(), listed));
         }
         assert!(manifests.listed(a.digest(), &[]).is_err());
+    }
+
+    #[test]
+    fn a_list_that_an_attempt_uses_stays_when_others_come() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Root::open("data", directory.path(), Access::ReadOnly).unwrap();
+        let list = |name: &str| {
+            std::fs::write(directory.path().join(name), name).unwrap();
+            let path = RootPath::parse(name).unwrap();
+            Arc::new(Manifest::scan(&root, &path).unwrap())
+        };
+        let manifests = Manifests::default();
+        let used = list("used");
+        manifests.keep_within(0, used.clone());
+        let unused = list("unused by anybody");
+        let digest = *unused.digest();
+        manifests.keep_within(0, unused);
+        assert!(manifests.get(&digest, &[]).is_ok(), "the newest stays");
+        manifests.keep_within(0, list("a"));
+        assert!(manifests.get(&digest, &[]).is_err());
+        assert!(manifests.get(used.digest(), &[]).is_ok());
     }
 }

@@ -13,7 +13,7 @@ use crate::control::manifest_fetch;
 use crate::control::supervisor::partials;
 use crate::convert;
 use crate::fault::Fault;
-use crate::files::{Destination, DestinationConfig, Manifest, RootPath};
+use crate::files::{Destination, DestinationConfig, Manifest};
 use crate::transfer::layout::Layout;
 use crate::transfer::recorder::{RecordedFiles, Recorder};
 use crate::transfer::staged_blocks::StagedBlocks;
@@ -35,8 +35,7 @@ impl Jobs {
             ..request.clone()
         };
         let location = convert::given(request.location.clone(), "location")?;
-        let root = self.root(&location.root)?;
-        let path = RootPath::parse(&location.path)?;
+        let (root, path) = self.place(&location)?;
         let overwrite = convert::overwrite(request.overwrite())?;
         let name = request.job_name;
         let recorded_for = name.map(|name| convert::copy_job(&job, name)).transpose()?;
@@ -171,9 +170,9 @@ fn make_ready(
         }
     };
     let response = PrepareResponse {
-        blocks_have: staged.have_blocks(),
+        blocks_have: staged.have_blocks,
         blocks_total: staged.layout.blocks(),
-        reserved_bytes: staged.lacking_bytes(),
+        reserved_bytes: staged.layout.bytes().saturating_sub(staged.have_bytes),
     };
     Ok((Prepared { staged, location }, response))
 }

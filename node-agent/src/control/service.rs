@@ -87,6 +87,18 @@ impl Service {
         Ok((caller, ticket))
     }
 
+    /// Carries out a command of the operator, unless a later operator has commanded before.
+    async fn command<T>(
+        &self,
+        epoch: u64,
+        command: impl Future<Output = Result<T, Fault>>,
+    ) -> Result<Response<T>, Status> {
+        self.answer(match self.fence.pass(epoch) {
+            Ok(()) => command.await,
+            Err(fault) => Err(fault),
+        })
+    }
+
     fn answer<T>(&self, result: Result<T, Fault>) -> Result<Response<T>, Status> {
         result
             .map(Response::new)
@@ -107,33 +119,27 @@ impl Agent for Service {
         &self,
         request: Request<proto::StatRequest>,
     ) -> Result<Response<proto::StatResponse>, Status> {
-        let work = async {
-            self.fence.pass(request.get_ref().leader_epoch)?;
-            self.jobs.stat(request.into_inner()).await
-        };
-        self.answer(work.await)
+        let epoch = request.get_ref().leader_epoch;
+        let command = self.jobs.stat(request.into_inner());
+        self.command(epoch, command).await
     }
 
     async fn prepare(
         &self,
         request: Request<proto::PrepareRequest>,
     ) -> Result<Response<proto::PrepareResponse>, Status> {
-        let work = async {
-            self.fence.pass(request.get_ref().leader_epoch)?;
-            self.jobs.prepare(request.into_inner()).await
-        };
-        self.answer(work.await)
+        let epoch = request.get_ref().leader_epoch;
+        let command = self.jobs.prepare(request.into_inner());
+        self.command(epoch, command).await
     }
 
     async fn start(
         &self,
         request: Request<proto::StartRequest>,
     ) -> Result<Response<proto::StartResponse>, Status> {
-        let work = async {
-            self.fence.pass(request.get_ref().leader_epoch)?;
-            self.jobs.start(request.into_inner()).await
-        };
-        self.answer(work.await)
+        let epoch = request.get_ref().leader_epoch;
+        let command = self.jobs.start(request.into_inner());
+        self.command(epoch, command).await
     }
 
     type ProgressStream =
@@ -179,11 +185,9 @@ impl Agent for Service {
         &self,
         request: Request<proto::CancelRequest>,
     ) -> Result<Response<proto::CancelResponse>, Status> {
-        let work = async {
-            self.fence.pass(request.get_ref().leader_epoch)?;
-            self.jobs.cancel(request.into_inner()).await
-        };
-        self.answer(work.await)
+        let epoch = request.get_ref().leader_epoch;
+        let command = self.jobs.cancel(request.into_inner());
+        self.command(epoch, command).await
     }
 
     async fn connect(
@@ -219,11 +223,9 @@ impl Agent for Service {
         &self,
         request: Request<proto::DiagnoseRequest>,
     ) -> Result<Response<proto::DiagnoseResponse>, Status> {
-        let work = async {
-            self.fence.pass(request.get_ref().leader_epoch)?;
-            diagnose(request.get_ref(), self.data, self.memory).await
-        };
-        self.answer(work.await)
+        let request = request.get_ref();
+        let command = diagnose(request, self.data, self.memory);
+        self.command(request.leader_epoch, command).await
     }
 }
 

@@ -15,14 +15,14 @@ use crate::control::jobs::Jobs;
 use crate::control::known_attempt::KnownAttempt;
 use crate::convert;
 use crate::fault::Fault;
-use crate::files::{Entry, EntryKind, RootPath, Source};
+use crate::files::{Entry, EntryKind, Source};
 use crate::transfer::attempt::Worker;
 use crate::transfer::block_reader::{self, BlockReader, SourceReader, StagedReader};
 use crate::transfer::dial::Dialer;
 use crate::transfer::fanout::SendLimits;
 use crate::transfer::layout::Layout;
-use crate::transfer::local::LocalCopy;
-use crate::transfer::object_receiver::{self, ObjectReceiver, ObjectReceiverConfig};
+use crate::transfer::local;
+use crate::transfer::object_receiver::{self, ObjectReceiver};
 use crate::transfer::peer::Peer;
 use crate::transfer::recorder::{RecordedFiles, Recorder};
 use crate::transfer::sender::{Sender, SenderConfig};
@@ -82,8 +82,7 @@ impl Jobs {
     ) -> Result<(), Fault> {
         let attempt = &known.attempt;
         let location = convert::given(part.location, "source.location")?;
-        let root = self.root(&location.root)?;
-        let path = RootPath::parse(&location.path)?;
+        let (root, path) = self.place(&location)?;
         let (algorithm, _) = convert::verification(part.verification)?;
         let manifest = self.manifests.listed(&part.manifest_digest, &part.state)?;
         // Before the state changes: a Cancel that comes now waits for this worker.
@@ -110,8 +109,7 @@ impl Jobs {
         receives_from: String,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
-        let worker = known.worker()?;
-        let prepared = known.prepared()?;
+        let (worker, staged) = known.start_destination()?;
         {
             let mut parts = known.parts();
             let parent = parts.connected.as_ref().map(|connected| &connected.parent);
@@ -121,8 +119,7 @@ impl Jobs {
             }
             parts.receives_from = Some(receives_from);
         }
-        known.apply(Event::StartDestination)?;
-        self.pass_on(known, &worker, &prepared.staged, children)
+        self.pass_on(known, &worker, &staged, children)
     }
 
     /// Reads a store into a prepared destination, and passes the messages on.
@@ -132,8 +129,7 @@ impl Jobs {
         source: &ObjectSource,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
-        let worker = known.worker()?;
-        let staged = known.prepared()?.staged.clone();
+        let (worker, staged) = known.start_destination()?;
         let reader = self.reader(source)?;
         let manifest = staged.layout.manifest();
         let version = |(entry, index): (Entry<'_>, usize)| match entry.kind {
@@ -153,37 +149,32 @@ impl Jobs {
         let versions = versions.collect::<Result<_, Fault>>()?;
         let mut share = known.parts().take_share(&self.config.memory)?;
         share.grow(object_receiver::BUFFERS);
-        known.apply(Event::StartDestination)?;
         // Before the first message: the sender reads earlier ones from disk.
         self.pass_on(known, &worker, &staged, children)?;
-        let config = ObjectReceiverConfig {
-            attempt: known.attempt.clone(),
-            staged,
-            reader: Arc::new(reader),
-            versions,
-            share,
-            runtime: Handle::current(),
-        };
-        let attempt = known.attempt.clone();
-        worker.spawn("weft-object", move || match ObjectReceiver::new(config) {
-            Ok(receiver) => receiver.run(),
-            Err(fault) => attempt.fail(fault),
+        let (attempt, runtime) = (known.attempt.clone(), Handle::current());
+        worker.spawn("weft-object", move || {
+            let receiver =
+                ObjectReceiver::new(&attempt, staged, Arc::new(reader), versions, share, runtime);
+            if let Err(fault) = receiver.and_then(ObjectReceiver::run) {
+                attempt.fail(fault);
+            }
         })
     }
 
     fn start_local(&self, known: &KnownAttempt, part: LocalPart) -> Result<(), Fault> {
         let location = convert::given(part.source, "local.source")?;
-        let root = self.root(&location.root)?;
-        let path = RootPath::parse(&location.path)?;
-        let worker = known.worker()?;
-        let staged = known.prepared()?.staged.clone();
+        let (root, path) = self.place(&location)?;
+        let (worker, staged) = known.start_destination()?;
         let digest = staged.layout.manifest().digest();
         let manifest = self.manifests.listed(digest, &part.state)?;
         let share = known.parts().take_share(&self.config.memory)?;
-        known.apply(Event::StartDestination)?;
-        let source = Source::new(root, path, manifest);
-        let copy = LocalCopy::new(source, staged, known.attempt.clone(), share);
-        worker.spawn("weft-local", move || copy.run())
+        let (source, attempt) = (Source::new(root, path, manifest), known.attempt.clone());
+        worker.spawn("weft-local", move || {
+            let _share = share;
+            if let Err(fault) = local::copy(source, &staged, &attempt) {
+                attempt.fail(fault);
+            }
+        })
     }
 
     /// Passes the messages that arrive on to the children, if there are any.

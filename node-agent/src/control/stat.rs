@@ -8,7 +8,7 @@ use crate::abort;
 use crate::control::jobs::Jobs;
 use crate::convert;
 use crate::fault::Fault;
-use crate::files::{Manifest, RootPath, Source};
+use crate::files::{Manifest, Source};
 use crate::object::{Reader, Store, Tempo};
 
 impl Jobs {
@@ -22,8 +22,7 @@ impl Jobs {
             return Ok(self.keep_listed(listed));
         }
         let location = convert::given(request.location, "location")?;
-        let root = self.root(&location.root)?;
-        let path = RootPath::parse(&location.path)?;
+        let (root, path) = self.place(&location)?;
         let named = match request.manifest_digest.as_slice() {
             [] => None,
             digest => Some(self.manifests.get(digest, &[])?),

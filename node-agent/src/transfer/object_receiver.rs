@@ -29,22 +29,6 @@ use crate::transfer::state::State;
 /// away takes 50 ms to begin an answer, and eight messages then bring 160 MB/s.
 pub(crate) const BUFFERS: usize = 8 + 1;
 
-/// What an object receiver works with.
-pub(crate) struct ObjectReceiverConfig {
-    /// What it works for.
-    pub attempt: Arc<Attempt>,
-    /// What it fills.
-    pub staged: Arc<StagedBlocks>,
-    /// Reads the store.
-    pub reader: Arc<Reader>,
-    /// By the manifest's entries.
-    pub versions: Vec<Option<Version>>,
-    /// Of its buffers: two to [`BUFFERS`].
-    pub share: BufferShare,
-    /// Where requests run.
-    pub runtime: Handle,
-}
-
 /// The thread's state.
 pub(crate) struct ObjectReceiver {
     attempt: Arc<Attempt>,
@@ -90,16 +74,16 @@ impl From<ObjectError> for Unread {
 }
 
 impl ObjectReceiver {
-    /// Finds out which blocks are on disk already.
-    pub(crate) fn new(config: ObjectReceiverConfig) -> Result<Self, Fault> {
-        let ObjectReceiverConfig {
-            attempt,
-            staged,
-            reader,
-            versions,
-            share,
-            runtime,
-        } = config;
+    /// For an attempt with these versions of objects, by the manifest's entries. Finds out which blocks are on
+    /// disk already. `share` has two to [`BUFFERS`] buffers; requests run on `runtime`.
+    pub(crate) fn new(
+        attempt: &Arc<Attempt>,
+        staged: Arc<StagedBlocks>,
+        reader: Arc<Reader>,
+        versions: Vec<Option<Version>>,
+        share: BufferShare,
+        runtime: Handle,
+    ) -> Result<Self, Fault> {
         let mut record = staged.destination.read_record(staged.layout.blocks())?;
         let url = reader.store.url().to_owned();
         let ids: Vec<Option<VersionId>> = versions
@@ -115,7 +99,7 @@ impl ObjectReceiver {
         };
         Ok(Self {
             placer: Placer::new(attempt.clone(), staged, url),
-            attempt,
+            attempt: attempt.clone(),
             object: Arc::new(object),
             record,
             runtime,
@@ -125,13 +109,7 @@ impl ObjectReceiver {
     }
 
     /// Reads until everything is published, or until the attempt fails or is stopped.
-    pub(crate) fn run(mut self) {
-        if let Err(fault) = self.receive() {
-            self.attempt.fail(fault);
-        }
-    }
-
-    fn receive(&mut self) -> Result<(), Fault> {
+    pub(crate) fn run(mut self) -> Result<(), Fault> {
         let object = self.object.clone();
         let url = object.reader.store.url();
         let mut versions = object.versions.iter().flatten();

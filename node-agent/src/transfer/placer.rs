@@ -85,33 +85,24 @@ impl Placer {
     /// Checks and writes a message's blocks. They must be those that the layout says.
     pub(crate) fn place(&mut self, buffer: &[u8]) -> Result<Contents, Fault> {
         let staged = self.staged.clone();
-        let mut items: Option<Box<dyn Iterator<Item = Item> + '_>> = None;
+        let first = Records::new(buffer).next();
+        let first = first.ok_or_else(|| self.faulty("an empty message".to_owned()))?;
+        let first = first.map_err(|error| self.faulty(error.to_string()))?;
+        let number = staged.layout.message_of(self.item(&first)?);
+        let number = number.ok_or_else(|| self.faulty("an unknown block".to_owned()))?;
+        let checked = self.arrivals.check(number);
+        checked.map_err(|wrong| self.faulty(wrong.to_string()))?;
+        let mut items = staged.layout.items(number);
         let mut contents = Contents {
-            number: 0,
+            number,
             bytes: 0,
             data: 0,
             whole: true,
         };
         for record in Records::new(buffer) {
             let record = record.map_err(|error| self.faulty(error.to_string()))?;
-            let item = self.item(&record)?;
-            let expected = match &mut items {
-                Some(items) => items.next(),
-                None => {
-                    contents.number = staged
-                        .layout
-                        .message_of(item)
-                        .ok_or_else(|| self.faulty("an unknown block".to_owned()))?;
-                    self.arrivals
-                        .check(contents.number)
-                        .map_err(|wrong| self.faulty(wrong.to_string()))?;
-                    items
-                        .insert(Box::new(staged.layout.items(contents.number)))
-                        .next()
-                }
-            };
-            if expected != Some(item) {
-                return Err(self.faulty(format!("message {} in another order", contents.number)));
+            if items.next() != Some(self.item(&record)?) {
+                return Err(self.faulty(format!("message {number} in another order")));
             }
             contents.bytes += HEADER_BYTES;
             match record {
@@ -133,9 +124,8 @@ impl Placer {
                 Record::End => {}
             }
         }
-        match items.map(|mut items| items.next()) {
-            Some(None) => {}
-            _ => return Err(self.faulty("a message that is not whole".to_owned())),
+        if items.next().is_some() {
+            return Err(self.faulty("a message that is not whole".to_owned()));
         }
         contents.bytes = (contents.bytes + HEADER_BYTES).min(buffer.len());
         Ok(contents)

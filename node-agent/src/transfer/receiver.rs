@@ -15,7 +15,7 @@ use crate::transfer::attempt::Attempt;
 use crate::transfer::buffers::{Buffer, BufferShare};
 use crate::transfer::peer::Peer;
 use crate::transfer::placer::Placer;
-use crate::transfer::signal::{self, FAREWELL, GIVEN_UP, PING, PING_INTERVAL};
+use crate::transfer::signal::{self, GIVEN_UP, GIVING_UP, PING, PING_INTERVAL};
 use crate::transfer::staged_blocks::StagedBlocks;
 
 /// What a receiver works with.
@@ -200,7 +200,7 @@ impl Receiver {
 
     /// Tells the parent that nothing more is wanted, and waits a moment until it knows.
     fn give_up(&mut self) {
-        let deadline = Instant::now() + FAREWELL;
+        let deadline = Instant::now() + GIVING_UP;
         self.credit(GIVEN_UP);
         while self.under_way > 0 {
             match self.config.events.recv_deadline(deadline) {

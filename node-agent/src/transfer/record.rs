@@ -71,17 +71,12 @@ impl Record<'_> {
 
 /// What is wrong with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum RecordError {
-    /// An unknown kind.
-    #[error("a record of unknown kind {0}")]
-    Kind(u8),
-    /// It ends within a record.
-    #[error("a message that ends within a record")]
-    Cut,
-    /// Bytes that must be zero are not.
-    #[error("a record whose reserved bytes are not zero")]
-    Reserved,
-}
+#[error("{0}")]
+pub struct RecordError(&'static str);
+
+const UNKNOWN_KIND: RecordError = RecordError("a record of an unknown kind");
+const CUT: RecordError = RecordError("a message that ends within a record");
+const RESERVED: RecordError = RecordError("a record whose reserved bytes are not zero");
 
 /// Writes a header; `data` is the number of bytes that follow it.
 pub fn write_header(out: &mut [u8; HEADER_BYTES], record: &Record<'_>) {
@@ -142,27 +137,25 @@ impl<'a> Iterator for Records<'a> {
 }
 
 fn take<'a>(rest: &mut &'a [u8]) -> Result<Record<'a>, RecordError> {
-    let (header, behind) = rest
-        .split_first_chunk::<HEADER_BYTES>()
-        .ok_or(RecordError::Cut)?;
+    let (header, behind) = rest.split_first_chunk::<HEADER_BYTES>().ok_or(CUT)?;
     let word = |at: usize| {
         let mut bytes = [0; 4];
         bytes.copy_from_slice(&header[at..at + 4]);
         u32::from_le_bytes(bytes)
     };
     if header[1..4].iter().chain(&header[48..]).any(|b| *b != 0) {
-        return Err(RecordError::Reserved);
+        return Err(RESERVED);
     }
     let (kind, file, block) = (header[0], word(4), word(8));
     let bytes = word(12) as usize;
     let mut value = [0; 32];
     value.copy_from_slice(&header[16..48]);
     if kind != 1 && bytes != 0 {
-        return Err(RecordError::Reserved);
+        return Err(RESERVED);
     }
     let record = match kind {
         1 => {
-            let data = behind.get(..bytes).ok_or(RecordError::Cut)?;
+            let data = behind.get(..bytes).ok_or(CUT)?;
             Record::Block {
                 file,
                 block,
@@ -173,7 +166,7 @@ fn take<'a>(rest: &mut &'a [u8]) -> Result<Record<'a>, RecordError> {
         2 => Record::Held { file, block, value },
         3 => Record::FileDigest { file, value },
         4 => Record::End,
-        kind => return Err(RecordError::Kind(kind)),
+        _ => return Err(UNKNOWN_KIND),
     };
     *rest = behind.get(padded(bytes)..).unwrap_or_default();
     Ok(record)

@@ -17,7 +17,7 @@ use crate::transfer::fanout::{Action, ChildIndex, Fanout, SendLimits};
 use crate::transfer::message::Message;
 use crate::transfer::peer::Peer;
 use crate::transfer::sender_event::SenderEvent;
-use crate::transfer::signal::{self, FAREWELL, GIVEN_UP, PING, PING_INTERVAL};
+use crate::transfer::signal::{self, GIVEN_UP, GIVING_UP, PING, PING_INTERVAL};
 
 /// What a sender works with.
 #[derive(Debug)]
@@ -303,7 +303,7 @@ impl Sender {
 
     /// Tells the children that nothing more will come, and waits a moment until they know.
     fn give_up(&mut self) {
-        let deadline = Instant::now() + FAREWELL;
+        let deadline = Instant::now() + GIVING_UP;
         let mut left: Vec<ConnectionId> = Vec::new();
         for open in &self.open {
             let is_waiting = !open.failed && !self.fanout.is_done(open.child);

@@ -20,7 +20,7 @@ const OPEN_FILES: usize = 64;
 
 /// Blocks that a parent is told of, at most: 32 MiB of hashes, which is half of what the control API takes
 /// in a message. Blocks beyond that are sent again.
-const HAVE_BLOCKS_MAX: usize = 1 << 20;
+const HAVE_BLOCKS_MAX: u64 = 1 << 20;
 
 /// A prepared destination.
 #[derive(Debug)]
@@ -29,8 +29,12 @@ pub(crate) struct StagedBlocks {
     pub destination: Arc<Destination>,
     /// How the manifest is cut.
     pub layout: Arc<Layout>,
-    /// What was found on disk.
+    /// The blocks that were found on disk.
     pub have: Vec<HaveRun>,
+    /// How many blocks those are.
+    pub have_blocks: u64,
+    /// Their bytes.
+    pub have_bytes: u64,
     /// Messages from the first that are complete here.
     ready: AtomicU32,
     inner: Mutex<Inner>,
@@ -76,23 +80,26 @@ impl StagedBlocks {
             destination,
             layout: Arc::new(layout),
             have: Vec::new(),
+            have_blocks: 0,
+            have_bytes: 0,
             ready: AtomicU32::new(0),
             inner: Mutex::default(),
         };
         let mut buffer = vec![0; BLOCK_BYTES];
-        let mut blocks = 0;
         for index in files {
             stop()?;
             let file = staged.destination.open(index)?;
             let found = file.rehash(&mut buffer)?;
+            let blocks = file.blocks();
             if !found.is_empty() {
                 staged.keep(index, file);
             }
             for (block, digest) in found {
-                if blocks == HAVE_BLOCKS_MAX {
+                if staged.have_blocks == HAVE_BLOCKS_MAX {
                     break;
                 }
-                blocks += 1;
+                staged.have_blocks += 1;
+                staged.have_bytes += blocks.len(block) as u64;
                 match staged.have.last_mut() {
                     Some(run)
                         if run.file == index
@@ -110,30 +117,6 @@ impl StagedBlocks {
             }
         }
         Ok(staged)
-    }
-
-    /// Blocks that were found on disk.
-    #[must_use]
-    pub(crate) fn have_blocks(&self) -> u64 {
-        self.have
-            .iter()
-            .map(|run| (run.values.len() / 32) as u64)
-            .sum()
-    }
-
-    /// Bytes of the blocks that were not.
-    #[must_use]
-    pub(crate) fn lacking_bytes(&self) -> u64 {
-        let held = self.have.iter().filter_map(|run| {
-            let blocks = self.layout.file(run.file)?;
-            let end = run.first_block + (run.values.len() / 32) as u32;
-            Some(
-                (run.first_block..end)
-                    .map(|block| blocks.len(block) as u64)
-                    .sum::<u64>(),
-            )
-        });
-        self.layout.bytes().saturating_sub(held.sum())
     }
 
     /// An open file. One that was used a short time ago is still open.

@@ -130,9 +130,9 @@ impl Agent {
             memory: budget.clone(),
             slots: config.limits.slots.value,
             lease: config.limits.lease.value.to_std(),
-            patience: config.transport.stall_timeout.value.to_std(),
-            store_patience: config.objects.stall_timeout.value.to_std(),
-            list_patience: config.objects.list_timeout.value.to_std(),
+            retry_for: config.transport.stall_timeout.value.to_std(),
+            store_stall_timeout: config.objects.stall_timeout.value.to_std(),
+            store_list_timeout: config.objects.list_timeout.value.to_std(),
         };
         let jobs = Jobs::new(jobs_config, live);
         let service = Service {

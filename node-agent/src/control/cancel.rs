@@ -59,7 +59,7 @@ impl Jobs {
     }
 
     /// Removes what the attempts of a job have left, if this attempt, which is over, is the latest. The next
-    /// such command tries again to remove what cannot be removed now.
+    /// Cancel tries again to remove what cannot be removed now.
     async fn discard(self: &Arc<Self>, known: Arc<KnownAttempt>) -> Result<(), Fault> {
         let (jobs, job) = (self.clone(), known.attempt.job.clone());
         let uid = convert::uid(&job)?;

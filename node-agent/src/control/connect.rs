@@ -58,10 +58,6 @@ impl Jobs {
         )?;
         // Locked until the end: a repetition must find what the first call has made.
         let mut parts = known.parts();
-        let named = parts.receives_from.as_ref();
-        if named.is_some_and(|node| node != parent.as_str()) {
-            return Err(known.not_ready("only the node that Start named may connect"));
-        }
         match &parts.connected {
             Some(connected) if connected.request == hash => return Ok(connected.response.clone()),
             Some(_) => return Err(known.conflicting("Connect")),
@@ -75,7 +71,6 @@ impl Jobs {
             .inspect_err(|fault| known.attempt.fail(fault.clone()))?;
         parts.connected = Some(ParentConnection {
             request: hash,
-            parent: parent.to_string(),
             response: response.clone(),
         });
         Ok(response)

@@ -47,12 +47,12 @@ pub struct JobsConfig {
     pub slots: u16,
     /// An attempt ends when no operator has asked about it for so long.
     pub lease: Duration,
-    /// Another agent is called for so long.
-    pub patience: Duration,
+    /// Another agent that does not answer is called again for so long.
+    pub retry_for: Duration,
     /// A request to a store has failed when it brings nothing for so long.
-    pub store_patience: Duration,
+    pub store_stall_timeout: Duration,
     /// A store must have answered a list within this time.
-    pub list_patience: Duration,
+    pub store_list_timeout: Duration,
 }
 
 /// The configuration that may change while attempts run. Each command uses what is in force when it comes.

@@ -37,8 +37,6 @@ pub(crate) struct Parts {
     pub(crate) prepare_response: Option<PrepareResponse>,
     /// The part of the memory budget that Prepare has taken, until the attempt receives.
     pub(crate) share: Option<BufferShare>,
-    /// The parent that Start has named.
-    pub(crate) receives_from: Option<String>,
     pub(crate) connected: Option<ParentConnection>,
 }
 
@@ -53,7 +51,6 @@ pub(crate) struct Prepared {
 #[derive(Debug)]
 pub(crate) struct ParentConnection {
     pub(crate) request: blake3::Hash,
-    pub(crate) parent: String,
     pub(crate) response: ConnectResponse,
 }
 
@@ -152,7 +149,7 @@ impl KnownAttempt {
     }
 }
 
-/// Tells repetitions of a request from other requests.
+/// The same for repetitions of a request only.
 pub(crate) fn hash(request: &impl Message) -> blake3::Hash {
     blake3::hash(&request.encode_to_vec())
 }

@@ -37,7 +37,7 @@ const ACCEPTED: usize = 16;
 const STREAMS_BESIDE: u32 = 128;
 /// An attempt that goes on is followed, and one command on it is on its way.
 const STREAMS_PER_ATTEMPT: u32 = 2;
-/// `limits.slots` is 2 at least, and whoever sends takes more.
+/// `limits.slots` is at least 2, and an attempt that sends takes more.
 const ATTEMPT_BYTES_MIN: u64 = 2 * SLOT_BYTES as u64;
 
 type Connections = mpsc::Sender<io::Result<TcpStream>>;

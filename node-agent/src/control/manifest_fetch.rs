@@ -27,7 +27,7 @@ pub(crate) async fn fetch(
     digest: &[u8],
     holder: &ManifestHolder,
     tls: Tls,
-    patience: Duration,
+    retry_for: Duration,
 ) -> Result<Manifest, Fault> {
     let agent = OtherAgent {
         node: &holder.node,
@@ -40,7 +40,7 @@ pub(crate) async fn fetch(
         node: holder.node.clone(),
         problem,
     };
-    match timeout(FETCH_WITHIN, agent.retry(patience, call)).await {
+    match timeout(FETCH_WITHIN, agent.retry(retry_for, call)).await {
         Ok(Ok(manifest)) if manifest.digest() == digest => Ok(manifest),
         Ok(Ok(_)) => Err(not_fetched("it sent another list".to_owned())),
         // Whatever the holder answers is no reason to give the job up: the next attempt may ask another one.

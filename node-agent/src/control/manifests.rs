@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use weft_proto::agent::v1::{Entry as Told, ManifestPart, ObjectVersion as ToldVersion};
+use weft_proto::agent::v1::{Entry as SentEntry, ManifestPart, ObjectVersion as SentVersion};
 
 use crate::fault::Fault;
 use crate::files::{EntryKind, Manifest, Shape};
@@ -77,7 +77,7 @@ fn is_same(known: &Manifest, digest: &[u8], state: &[u8]) -> bool {
     known.digest() == digest && known.state() == state
 }
 
-/// A manifest as another agent is told it; an empty directory is one part.
+/// A manifest as it is sent to another agent. An empty directory is one part.
 pub(crate) fn parts(manifest: Arc<Manifest>) -> impl Iterator<Item = ManifestPart> {
     let mut next = Some(0);
     std::iter::from_fn(move || {
@@ -93,14 +93,14 @@ pub(crate) fn parts(manifest: Arc<Manifest>) -> impl Iterator<Item = ManifestPar
             bytes += entry.path.len() + ENTRY_BYTES;
             let version = manifest.version(at);
             bytes += version.map_or(0, |version| version.etag.len());
-            part.entries.push(Told {
+            part.entries.push(SentEntry {
                 path: entry.path.to_owned(),
                 size: match entry.kind {
                     EntryKind::File { bytes } => Some(bytes),
                     EntryKind::Directory => None,
                 },
                 mode: entry.mode,
-                version: version.map(|version| ToldVersion {
+                version: version.map(|version| SentVersion {
                     etag: version.etag.clone(),
                     modified_ns: version.modified_ns,
                 }),

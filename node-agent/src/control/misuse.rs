@@ -58,8 +58,8 @@ impl Misuses {
         let all: Vec<String> = misuses.iter().map(one).collect();
         (!all.is_empty()).then(|| {
             format!(
-                "certificates were shown for what they are not for, and refused: {}: unless somebody \
-                 tried that by hand, the key is stolen; see \"A key is stolen\" in docs/operations.md",
+                "certificates were shown for what they are not for, and refused: {}: unless a \
+                 person tried that by hand, the key is stolen; see \"A key is stolen\" in docs/operations.md",
                 all.join("; ")
             )
         })

@@ -95,7 +95,7 @@ impl Jobs {
             return kept;
         };
         let tls = self.config.tls.borrow().clone();
-        let fetched = manifest_fetch::fetch(digest, holder, tls, self.config.patience).await?;
+        let fetched = manifest_fetch::fetch(digest, holder, tls, self.config.retry_for).await?;
         let manifest = Arc::new(fetched);
         self.manifests.keep(manifest.clone());
         Ok(manifest)

@@ -15,6 +15,7 @@ use crate::control::jobs::Jobs;
 use crate::control::known_attempt::KnownAttempt;
 use crate::convert;
 use crate::fault::Fault;
+use crate::files::copies::CopyJob;
 use crate::files::{Entry, EntryKind, Source};
 use crate::transfer::attempt::Worker;
 use crate::transfer::block_reader::{self, BlockReader, SourceReader, StagedReader};
@@ -50,6 +51,13 @@ impl Jobs {
         if let Some(problem) = wrong {
             return Err(Fault::bad("sends_to", problem));
         }
+        let recorded_for = match &part {
+            Part::Source(part) => part.job_name.clone(),
+            Part::Destination(_) | Part::Local(_) => None,
+        };
+        let recorded_for = recorded_for
+            .map(|name| convert::copy_job(&job, name))
+            .transpose()?;
         let known = match &part {
             Part::Source(_) => self.admit(&job).await?,
             Part::Destination(_) | Part::Local(_) => self.find(&job)?,
@@ -62,10 +70,13 @@ impl Jobs {
             };
         }
         let started = match part {
-            Part::Source(part) => self.start_source(&known, part, children),
+            Part::Source(part) => self.start_source(&known, part, recorded_for, children),
             Part::Destination(part) => match part.object {
                 Some(object) => self.start_object(&known, &object, children),
-                None => self.start_destination(&known, part.receives_from, children),
+                // The parent connects; what it sends is passed on.
+                None => known
+                    .start_destination()
+                    .and_then(|(worker, staged)| self.pass_on(&known, &worker, &staged, children)),
             },
             Part::Local(part) => self.start_local(&known, part),
         };
@@ -78,6 +89,7 @@ impl Jobs {
         &self,
         known: &KnownAttempt,
         part: SourcePart,
+        recorded_for: Option<CopyJob>,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
         let attempt = &known.attempt;
@@ -92,8 +104,7 @@ impl Jobs {
         let total = &attempt.counters.bytes_total;
         total.store(layout.bytes(), Ordering::Relaxed);
         let source = Source::new(root, path, manifest);
-        if let Some(name) = part.job_name {
-            let job = convert::copy_job(&attempt.job, name)?;
+        if let Some(job) = recorded_for {
             attempt.set_recorder(Recorder {
                 files: RecordedFiles::Source(source.clone(), job),
                 records: self.records.clone(),
@@ -101,25 +112,6 @@ impl Jobs {
         }
         let reader = SourceReader::new(source, layout.clone(), Some(attempt.clone()));
         self.send(known, &worker, reader, &layout, None, children)
-    }
-
-    fn start_destination(
-        &self,
-        known: &KnownAttempt,
-        receives_from: String,
-        children: Vec<Child>,
-    ) -> Result<(), Fault> {
-        let (worker, staged) = known.start_destination()?;
-        {
-            let mut parts = known.parts();
-            let parent = parts.connected.as_ref().map(|connected| &connected.parent);
-            if parent.is_some_and(|parent| *parent != receives_from) {
-                let problem = format!("is {receives_from}, and another node has connected");
-                return Err(Fault::bad("destination.receives_from", problem));
-            }
-            parts.receives_from = Some(receives_from);
-        }
-        self.pass_on(known, &worker, &staged, children)
     }
 
     /// Reads a store into a prepared destination, and passes the messages on.
@@ -215,11 +207,11 @@ impl Jobs {
         let least = SendLimits::buffers_least(children.len());
         let most = SendLimits::buffers_most(children.len(), usize::from(config.slots));
         let pool = config.memory.pool(least, most)?;
-        let (sender_events, told) = unbounded();
-        let (engine_events, events) = unbounded();
+        let (to_sender, sender_events) = unbounded();
+        let (from_engine, engine_events) = unbounded();
         let (wanted, asked) = unbounded();
         let ready = staged.map_or(layout.messages(), |staged| {
-            staged.set_sender(sender_events.clone(), pool.clone());
+            staged.set_sender(to_sender.clone(), pool.clone());
             staged.ready()
         });
         let peers: Vec<Arc<Peer>> = children
@@ -238,14 +230,14 @@ impl Jobs {
             ready,
             is_source: staged.is_none(),
             wanted,
-            told,
-            events,
+            sender_events,
+            engine_events,
         });
         // Threads first: when there are none, no child has been called yet.
         worker.clone().spawn("weft-sender", move || sender.run())?;
-        let (of, events) = (attempt.clone(), sender_events.clone());
+        let (of, sender) = (attempt.clone(), to_sender.clone());
         worker.clone().spawn("weft-reader", move || {
-            block_reader::serve(reader, &pool, &of, &asked, &events);
+            block_reader::serve(reader, &pool, &of, &asked, &sender);
         })?;
         for (index, (child, peer)) in children.into_iter().zip(peers).enumerate() {
             let dialer = Dialer {
@@ -259,9 +251,9 @@ impl Jobs {
                 manifest_digest: *layout.manifest().digest(),
                 algorithm: convert::algorithm_to_proto(layout.algorithm()),
                 domain: known.domain,
-                patience: config.patience,
-                events: engine_events.clone(),
-                sender: sender_events.clone(),
+                retry_for: config.retry_for,
+                events: from_engine.clone(),
+                sender: to_sender.clone(),
             };
             let worker = worker.clone();
             abort::task("dialer", async move {

@@ -50,7 +50,10 @@ impl Jobs {
 
     /// A way to read a store.
     pub(crate) fn reader(&self, source: &ObjectSource) -> Result<Reader, Fault> {
-        let tempo = Tempo::new(self.config.store_patience, self.config.list_patience);
+        let tempo = Tempo::new(
+            self.config.store_stall_timeout,
+            self.config.store_list_timeout,
+        );
         Ok(Reader {
             store: Store::open(source, self.live().objects, tempo.stall)?,
             tempo,

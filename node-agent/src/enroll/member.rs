@@ -151,7 +151,7 @@ async fn enroll_once(
     fence: &Fence,
 ) -> Result<(NodeConfig, Validity), Trouble> {
     let mut answer = operator::enroll(settings, keys).await?;
-    fence.hears(answer.leader_epoch);
+    fence.observe(answer.leader_epoch);
     let config = answer.config.take().ok_or_else(|| Trouble::BadAnswer {
         field: "config",
         problem: "is missing".to_owned(),

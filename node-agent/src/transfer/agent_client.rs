@@ -58,16 +58,16 @@ impl OtherAgent<'_> {
         Ok(AgentClient::new(channel))
     }
 
-    /// Makes a call until it succeeds, fails for good, or patience is over.
+    /// Makes a call until it succeeds, fails for good, or the time is over.
     pub(crate) async fn retry<T, C>(
         &self,
-        patience: Duration,
+        retry_for: Duration,
         call: impl Fn() -> C,
     ) -> Result<T, Fault>
     where
         C: Future<Output = Result<T, Fault>>,
     {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + retry_for;
         let mut wait = RETRY_FIRST;
         loop {
             match call().await {

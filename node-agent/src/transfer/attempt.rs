@@ -193,7 +193,7 @@ impl Attempt {
         transition
     }
 
-    /// Tells all threads to stop, whatever the state.
+    /// Stops all threads, whatever the state.
     pub fn stop(&self) {
         drop(
             self.stop
@@ -203,13 +203,13 @@ impl Attempt {
         );
     }
 
-    /// Disconnected once the threads are to stop.
+    /// A channel that is disconnected once the threads must stop.
     #[must_use]
     pub fn stopped(&self) -> Receiver<Infallible> {
         self.stopped.clone()
     }
 
-    /// Whether the threads are to stop.
+    /// Whether the threads must stop.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.stopped.try_recv() == Err(crossbeam_channel::TryRecvError::Disconnected)
@@ -228,7 +228,7 @@ impl Attempt {
         taken.then(|| Worker(self.clone()))
     }
 
-    /// Seals the attempt if it is over and nobody works for it; whether it is sealed.
+    /// Seals the attempt if it is over and has no worker. Returns whether it is sealed.
     pub fn seal(&self) -> bool {
         let mut sealed = false;
         self.status.send_if_modified(|status| {
@@ -273,12 +273,12 @@ impl Attempt {
         }
     }
 
-    /// Partial files are to be removed at the end.
+    /// Partial files are removed at the end.
     pub fn discard(&self) {
         self.discard.store(true, Ordering::Release);
     }
 
-    /// Whether partial files are to be removed.
+    /// Whether partial files are removed at the end.
     #[must_use]
     pub fn is_discarded(&self) -> bool {
         self.discard.load(Ordering::Acquire)

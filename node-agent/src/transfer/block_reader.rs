@@ -21,7 +21,7 @@ use crate::transfer::staged_blocks::StagedBlocks;
 
 /// Something that messages can be read from.
 pub(crate) trait BlockReader: Send {
-    /// Builds a message at the start of `buffer`; its length in bytes.
+    /// Builds a message at the start of `buffer` and returns its length in bytes.
     fn build(&mut self, number: u32, buffer: &mut [u8]) -> Result<usize, Fault>;
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn serve(
 pub(crate) struct SourceReader {
     source: Source,
     layout: Arc<Layout>,
-    /// What counts the bytes and is told the digest, unless another thread does that.
+    /// Counts the bytes and takes the digest. None where a placer does that.
     attempt: Option<Arc<Attempt>>,
     /// Open: the one being read, and one behind it for a child that lags.
     open: Vec<(u32, SourceFile)>,

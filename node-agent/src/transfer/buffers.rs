@@ -1,7 +1,7 @@
 //! Buffers: the memory budget of all transfers, fixed shares of it, and pools that grow and shrink.
 //!
 //! A transfer is promised the fewest buffers that it can move with, and is refused only where the budget has
-//! not even those left. Pools share out evenly what is promised to nobody: one transfer alone has all that it
+//! not even those left. The other buffers are shared evenly by the pools: one transfer alone has all that it
 //! can use, and when another one comes, the pools give up buffers as their messages are acknowledged.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -204,8 +204,7 @@ impl BufferPool {
         }
     }
 
-    /// Lets others share a buffer that was taken, or that replaces one. They [release](Self::release) it or
-    /// drop it.
+    /// Shares a buffer that was taken, or that replaces one. Its owners [release](Self::release) it or drop it.
     #[must_use]
     pub(crate) fn share(&self, buffer: Buffer) -> Arc<Buffer> {
         let shared = Arc::new(buffer);
@@ -215,7 +214,7 @@ impl BufferPool {
         shared
     }
 
-    /// Takes a shared buffer back if this was its last owner. A buffer of somebody else's is dropped.
+    /// Takes a shared buffer back if this was its last owner. Another pool's buffer is dropped.
     pub(crate) fn release(&self, buffer: Arc<Buffer>) {
         let mut counts = self.budget.lock();
         let mut buffers = self.lock();
@@ -244,7 +243,7 @@ impl BufferPool {
         self.budget.changed.notify_all();
     }
 
-    /// Its least, and an even part of what is promised to nobody.
+    /// Its least, and an even part of the buffers that are not promised.
     fn allowed(&self, counts: &Counts) -> usize {
         let unpromised = self.budget.limit - counts.promised;
         self.most.min(self.least + unpromised / counts.pools)

@@ -50,7 +50,7 @@ pub(crate) struct Dialer {
     /// The engine's domain of this attempt.
     pub domain: DomainId,
     /// For how long to try.
-    pub patience: Duration,
+    pub retry_for: Duration,
     /// Where the engine's events go.
     pub events: Sender<Event>,
     /// Where the result goes.
@@ -58,7 +58,7 @@ pub(crate) struct Dialer {
 }
 
 impl Dialer {
-    /// Calls until the child has agreed or refused, or patience is over, and tells the sender.
+    /// Calls until the child has agreed or refused, or until the time is over. The sender gets the result.
     pub(crate) async fn run(self) {
         let mut watch = self.attempt.watch();
         let result = tokio::select! {
@@ -133,7 +133,7 @@ impl Dialer {
                 Ok(response.into_inner())
             }
         };
-        agent.retry(self.patience, call).await
+        agent.retry(self.retry_for, call).await
     }
 }
 

@@ -66,7 +66,7 @@ pub(crate) enum Action {
     },
 }
 
-/// Where a child stands.
+/// The state of a child.
 #[derive(Debug)]
 enum Child {
     /// Not connected yet.
@@ -125,7 +125,7 @@ pub(crate) struct WrongCredit(pub u32);
 pub(crate) struct Fanout {
     /// Messages of the transfer.
     messages: u32,
-    /// Messages below this can be had: read, or taken from the cache.
+    /// Messages below this number can be read.
     ready: u32,
     children: Vec<Child>,
     cache: BTreeMap<u32, Message>,
@@ -171,7 +171,7 @@ impl Fanout {
         self.turn();
     }
 
-    /// Messages below `ready` can be had from now on.
+    /// Messages below `ready` can be read from now on.
     pub(crate) fn ready(&mut self, ready: u32) {
         self.ready = self.ready.max(ready);
         self.turn();
@@ -180,7 +180,7 @@ impl Fanout {
     /// A message is here in memory: one that was asked for, or one that has just arrived.
     pub(crate) fn built(&mut self, number: u32, message: Message) {
         self.building.remove(&number);
-        if self.needed(number) {
+        if is_needed(&self.children, number) {
             self.cache.insert(number, message);
         } else {
             self.dropped.push(message.buffer);
@@ -188,7 +188,7 @@ impl Fanout {
         self.turn();
     }
 
-    /// A child has emptied a slot. Answers the data bytes that were in it.
+    /// A child has emptied a slot. Returns the data bytes that were in it.
     pub(crate) fn credit(&mut self, child: ChildIndex, slot: u32) -> Result<u64, WrongCredit> {
         let Child::Open(open) = &mut self.children[child] else {
             return Err(WrongCredit(slot));
@@ -246,28 +246,16 @@ impl Fanout {
             .all(|child| matches!(child, Child::Done | Child::Failed))
     }
 
-    fn needed(&self, number: u32) -> bool {
-        self.children.iter().any(|child| match child {
-            Child::Open(open) => open.next <= number,
-            Child::Awaited => true,
-            Child::Done | Child::Failed => false,
-        })
-    }
-
-    /// Sends what can be sent, drops what nobody needs, asks for what is needed next.
+    /// Sends the messages that can be sent, drops those that no child needs, and asks for the next ones.
     fn turn(&mut self) {
         for child in 0..self.children.len() {
             self.send(child);
         }
-        let unneeded: Vec<u32> = self
-            .cache
-            .keys()
-            .copied()
-            .filter(|number| !self.needed(*number))
-            .collect();
-        for number in unneeded {
-            self.evict(number);
-        }
+        let children = &self.children;
+        let unneeded = |number: &u32, _: &mut Message| !is_needed(children, *number);
+        let evicted = self.cache.extract_if(.., unneeded);
+        self.dropped
+            .extend(evicted.map(|(_, message)| message.buffer));
         self.trim();
         self.ask();
     }
@@ -330,8 +318,8 @@ impl Fanout {
         }
     }
 
-    /// Keeps the cache within its bound: what was there longest goes first, except for what a child
-    /// with a free slot would get next.
+    /// Keeps the cache within its limit: the earliest message goes first, except for one that a child with a
+    /// free slot would get next.
     fn trim(&mut self) {
         while self.cache.len() + self.building.len() > self.limits.cache {
             let next = |number: &u32| {
@@ -339,18 +327,22 @@ impl Fanout {
                     matches!(child, Child::Open(open) if open.next == *number && open.may_go_on(self.limits))
                 })
             };
-            let Some(oldest) = self.cache.keys().copied().find(|number| !next(number)) else {
+            let oldest = self.cache.keys().copied().find(|number| !next(number));
+            let Some(message) = oldest.and_then(|oldest| self.cache.remove(&oldest)) else {
                 return;
             };
-            self.evict(oldest);
-        }
-    }
-
-    fn evict(&mut self, number: u32) {
-        if let Some(message) = self.cache.remove(&number) {
             self.dropped.push(message.buffer);
         }
     }
+}
+
+/// Whether a child will be sent this message.
+fn is_needed(children: &[Child], number: u32) -> bool {
+    children.iter().any(|child| match child {
+        Child::Open(open) => open.next <= number,
+        Child::Awaited => true,
+        Child::Done | Child::Failed => false,
+    })
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ impl Placer {
             bytes: contents.bytes,
         };
         self.staged
-            .tell(SenderEvent::Built(contents.number, message));
+            .notify(SenderEvent::Built(contents.number, message));
         spare
     }
 

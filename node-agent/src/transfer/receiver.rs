@@ -69,7 +69,7 @@ impl Receiver {
         }
     }
 
-    /// Receives until everything is published, or until something fails or it is told to stop.
+    /// Receives until everything is published, or until the attempt fails or is stopped.
     pub(crate) fn run(mut self) {
         let stopped = self.config.attempt.stopped();
         let idle = tick(PING_INTERVAL);
@@ -189,24 +189,27 @@ impl Receiver {
         if let Some(slot) = self.end.take() {
             self.credit(slot);
         }
-        while self.under_way > 0 {
-            match self.config.events.recv() {
-                Ok(Event::Written { .. }) => self.under_way -= 1,
-                Ok(Event::Failed { .. }) | Err(_) => return,
-                Ok(_) => {}
-            }
-        }
+        self.wait_for_writes(None);
     }
 
     /// Tells the parent that nothing more is wanted, and waits a moment until it knows.
     fn give_up(&mut self) {
-        let deadline = Instant::now() + GIVING_UP;
         self.credit(GIVEN_UP);
+        self.wait_for_writes(Some(Instant::now() + GIVING_UP));
+    }
+
+    /// Waits until all writes have ended, or the connection has failed.
+    fn wait_for_writes(&mut self, deadline: Option<Instant>) {
+        let events = &self.config.events;
         while self.under_way > 0 {
-            match self.config.events.recv_deadline(deadline) {
-                Ok(Event::Written { .. }) => self.under_way -= 1,
-                Ok(Event::Failed { .. }) | Err(_) => return,
-                Ok(_) => {}
+            let event = match deadline {
+                Some(deadline) => events.recv_deadline(deadline).ok(),
+                None => events.recv().ok(),
+            };
+            match event {
+                Some(Event::Written { .. }) => self.under_way -= 1,
+                Some(Event::Failed { .. }) | None => return,
+                Some(_) => {}
             }
         }
     }

@@ -32,16 +32,16 @@ pub(crate) struct SenderConfig {
     pub pool: Arc<BufferPool>,
     /// Messages of the transfer.
     pub messages: u32,
-    /// Messages that can be had from the start.
+    /// Messages that can be read from the start.
     pub ready: u32,
     /// Whether this node is the source: the sender then decides the attempt's end.
     pub is_source: bool,
     /// To the block reader.
     pub wanted: crossbeam_channel::Sender<u32>,
     /// From the block reader, the receiver and the dialers.
-    pub told: Receiver<SenderEvent>,
+    pub sender_events: Receiver<SenderEvent>,
     /// From the engine.
-    pub events: Receiver<Event>,
+    pub engine_events: Receiver<Event>,
 }
 
 /// A connection that is in the engine.
@@ -77,21 +77,22 @@ impl Sender {
         }
     }
 
-    /// Sends until every child has everything or has failed, or until told to stop.
+    /// Sends until every child has everything or has failed, or until the attempt is stopped.
     pub(crate) fn run(mut self) {
         let stopped = self.config.attempt.stopped();
         let idle = tick(PING_INTERVAL);
-        let (told, mut events) = (self.config.told.clone(), self.config.events.clone());
+        let sender_events = self.config.sender_events.clone();
+        let mut engine_events = self.config.engine_events.clone();
         let mut stopping = false;
         while !self.fanout.is_over() && !stopping {
             select! {
-                recv(events) -> event => match event {
-                    Ok(event) => self.handle_event(event),
-                    // No child is connected and no dialer is left: why is still in `told`.
-                    Err(_) => events = never(),
+                recv(engine_events) -> event => match event {
+                    Ok(event) => self.handle_engine_event(event),
+                    // No child is connected and no dialer is left: the reasons are still in `sender_events`.
+                    Err(_) => engine_events = never(),
                 },
-                recv(told) -> event => match event {
-                    Ok(event) => self.handle_told(event),
+                recv(sender_events) -> event => match event {
+                    Ok(event) => self.handle_sender_event(event),
                     Err(_) => stopping = true,
                 },
                 recv(idle) -> _ => {
@@ -124,7 +125,7 @@ impl Sender {
         }
     }
 
-    fn handle_told(&mut self, event: SenderEvent) {
+    fn handle_sender_event(&mut self, event: SenderEvent) {
         match event {
             SenderEvent::Built(number, message) => self.fanout.built(number, message),
             SenderEvent::Ready(ready) => self.fanout.ready(ready),
@@ -144,7 +145,7 @@ impl Sender {
         }
     }
 
-    fn handle_event(&mut self, event: Event) {
+    fn handle_engine_event(&mut self, event: Event) {
         match event {
             Event::Written {
                 connection, source, ..
@@ -312,7 +313,7 @@ impl Sender {
             }
         }
         while !left.is_empty() {
-            match self.config.events.recv_deadline(deadline) {
+            match self.config.engine_events.recv_deadline(deadline) {
                 Ok(Event::Written {
                     connection,
                     context: signal::CONTEXT,
@@ -335,7 +336,7 @@ impl Sender {
         // A connection that is agreed on meanwhile closes with its event, which is not read.
         let mut left: Vec<ConnectionId> = self.open.drain(..).map(|open| open.connection).collect();
         while !left.is_empty() {
-            match self.config.events.recv() {
+            match self.config.engine_events.recv() {
                 Ok(Event::Closed { connection }) => left.retain(|id| *id != connection),
                 Ok(Event::Written { source, .. }) => self.release(source),
                 Ok(_) => {}
@@ -378,8 +379,8 @@ mod tests {
     /// A source's sender with one child.
     fn sender(
         engine: &Arc<Engine>,
-        told: Receiver<SenderEvent>,
-        events: Receiver<Event>,
+        sender_events: Receiver<SenderEvent>,
+        engine_events: Receiver<Event>,
     ) -> Sender {
         let budget = MemoryBudget::new(8 * SLOT_BYTES as u64);
         Sender::new(SenderConfig {
@@ -391,13 +392,13 @@ mod tests {
             ready: 0,
             is_source: true,
             wanted: unbounded().0,
-            told,
-            events,
+            sender_events,
+            engine_events,
         })
     }
 
     #[test]
-    fn the_last_refusal_is_told_though_nobody_is_left_who_could_connect() {
+    fn the_last_refusal_is_reported_though_no_dialer_is_left() {
         let engine = engine();
         // Which of two channels is read first is drawn.
         for _ in 0..20 {
@@ -412,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_says_that_it_gives_up_is_not_taken_for_one_that_restarted() {
+    fn a_child_that_gives_up_is_not_reported_as_restarted() {
         let engine = engine();
         let ((feed, fed), (happens, happened)) = (unbounded(), unbounded());
         let sender = sender(&engine, fed, happened);

@@ -1,5 +1,4 @@
-//! What the sender's thread hears from other threads than the engine's: from the block reader, the receiver
-//! and the dialers.
+//! `SenderEvent`: what the block reader, the receiver and the dialers send to the sender's thread.
 
 use std::sync::Arc;
 

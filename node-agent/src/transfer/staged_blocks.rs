@@ -18,7 +18,7 @@ use crate::transfer::state::State;
 /// Files that stay open though nobody reads them now: opening a finished one again hashes it again.
 const OPEN_FILES: usize = 64;
 
-/// Blocks that a parent is told of, at most: 32 MiB of hashes, which is half of what the control API takes
+/// Blocks that are reported to a parent, at most: 32 MiB of hashes, which is half of what the control API takes
 /// in a message. Blocks beyond that are sent again.
 const HAVE_BLOCKS_MAX: u64 = 1 << 20;
 
@@ -65,11 +65,11 @@ impl StagedBlocks {
         Ok(true)
     }
 
-    /// Hashes what is on disk. `stop` is asked between files.
+    /// Hashes what is on disk. Calls `check_stop` between files.
     pub(crate) fn fill(
         destination: Arc<Destination>,
         layout: Layout,
-        stop: impl Fn() -> Result<(), Fault>,
+        check_stop: impl Fn() -> Result<(), Fault>,
     ) -> Result<Self, Fault> {
         let files: Vec<u32> = destination
             .manifest()
@@ -87,7 +87,7 @@ impl StagedBlocks {
         };
         let mut buffer = vec![0; BLOCK_BYTES];
         for index in files {
-            stop()?;
+            check_stop()?;
             let file = staged.destination.open(index)?;
             let found = file.rehash(&mut buffer)?;
             let blocks = file.blocks();
@@ -179,13 +179,13 @@ impl StagedBlocks {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// Raises that number and tells the sender.
+    /// Raises that number and sends it to the sender.
     pub(crate) fn set_ready(&self, ready: u32) {
         self.ready.fetch_max(ready, Ordering::AcqRel);
-        self.tell(SenderEvent::Ready(ready));
+        self.notify(SenderEvent::Ready(ready));
     }
 
-    /// From now on this sender is told of messages that arrive. Earlier messages are counted by
+    /// From now on this sender gets an event for each message that arrives. Earlier messages are counted by
     /// [`ready`](Self::ready), which the sender reads afterwards.
     pub(crate) fn set_sender(&self, sender: Sender<SenderEvent>, pool: Arc<BufferPool>) {
         self.lock().sender = Some((sender, pool));
@@ -199,8 +199,8 @@ impl StagedBlocks {
         Some((pool.try_take()?, pool))
     }
 
-    /// Tells the sender, if there is one. One that has ended is forgotten, and its pool with it.
-    pub(crate) fn tell(&self, event: SenderEvent) {
+    /// Sends an event to the sender, if there is one. A sender that has ended is dropped with its pool.
+    pub(crate) fn notify(&self, event: SenderEvent) {
         let over = {
             let mut inner = self.lock();
             let sent = inner.sender.as_ref().map(|(sender, _)| sender.send(event));
@@ -247,14 +247,14 @@ mod tests {
         let staged = StagedBlocks::fill(destination, layout, || Ok(())).unwrap();
         let budget = MemoryBudget::new(4 * SLOT_BYTES as u64);
         let pool = budget.pool(2, 4).unwrap();
-        let (sender, told) = crossbeam_channel::unbounded();
+        let (sender, sender_events) = crossbeam_channel::unbounded();
         staged.set_sender(sender, pool.clone());
         let kept = pool.share(pool.take().unwrap());
         staged.set_ready(0);
         drop(pool);
         assert!(staged.spare().is_some(), "the sender is at work");
         // It ends, and what it kept goes with it.
-        drop((told, kept));
+        drop((sender_events, kept));
         staged.set_ready(1);
         assert!(staged.spare().is_none());
         assert_eq!(budget.used(), 0);

@@ -215,10 +215,7 @@ async fn of_a_copy_only_what_its_manifest_names_is_listed_and_sent() {
     let start = StartRequest {
         job: Some(attempt.clone()),
         leader_epoch: 1,
-        part: Some(Part::Destination(DestinationPart {
-            receives_from: "n1".to_owned(),
-            object: None,
-        })),
+        part: Some(Part::Destination(DestinationPart { object: None })),
         sends_to: Vec::new(),
     };
     lab.operator(2).await.start(start).await.unwrap();

@@ -30,7 +30,7 @@ fn number_of(message: &Message) -> u32 {
     }
 }
 
-/// Carries out what the fanout asks for, with so many buffers; children return credits when told to.
+/// Does what the fanout asks for, with so many buffers. Children return credits when a test says so.
 struct Bench {
     fanout: Fanout,
     buffers: usize,

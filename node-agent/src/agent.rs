@@ -13,17 +13,17 @@ use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRan
 
 use crate::abort;
 use crate::config::{self, Config, LinkKind};
-use crate::control::authorization::Door;
+use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
 use crate::control::jobs::{Jobs, JobsConfig, LiveConfig};
-use crate::control::listener::Control;
+use crate::control::listener::ControlListener;
 use crate::control::service::Service;
 use crate::files::{self, FileError, Root};
 use crate::node_key;
 use crate::object;
 use crate::root_opener::Opener;
 use crate::tls::{Tls, TlsError};
-use crate::transfer::memory_account::Account;
+use crate::transfer::buffers::MemoryBudget;
 use crate::web::HealthServer;
 
 /// Partial files of jobs that nobody has taken up again for so long are removed.
@@ -121,18 +121,18 @@ impl Agent {
         let engine = Arc::new(Engine::start(engine_config(config, &tls))?);
         let (in_force, tls) = watch::channel(tls);
         let memory = config.limits.memory.value.0;
-        let account = Account::new(memory);
+        let budget = MemoryBudget::new(memory);
         let jobs_config = JobsConfig {
             node: config.node.clone(),
             author: config.author,
             engine,
             tls,
-            account: account.clone(),
+            memory: budget.clone(),
             slots: config.limits.slots.value,
             lease: config.limits.lease.value.to_std(),
-            patience: config.transport.stall_timeout.value.to_std(),
-            store_patience: config.objects.stall_timeout.value.to_std(),
-            list_patience: config.objects.list_timeout.value.to_std(),
+            retry_for: config.transport.stall_timeout.value.to_std(),
+            store_stall_timeout: config.objects.stall_timeout.value.to_std(),
+            store_list_timeout: config.objects.list_timeout.value.to_std(),
         };
         let jobs = Jobs::new(jobs_config, live);
         let service = Service {
@@ -144,8 +144,14 @@ impl Agent {
             memory,
         };
         let (stop, stopped) = watch::channel(false);
-        let server = Control::new(control.0, Door::new(service), in_force, stopped, memory)
-            .map_err(|problem| AgentError::TlsUnusable { problem })?;
+        let server = ControlListener::new(
+            control.0,
+            Authorization::new(service),
+            in_force,
+            stopped,
+            memory,
+        )
+        .map_err(|problem| AgentError::TlsUnusable { problem })?;
         let mut agent = Self {
             control: control.1,
             metrics,
@@ -159,7 +165,7 @@ impl Agent {
         agent.sweep();
         agent
             .health
-            .set_ready(crate::metrics::registry(jobs, account));
+            .set_ready(crate::metrics::registry(jobs, budget));
         tracing::info!(
             node = %config.node, fabric = %config.fabric, control = %agent.control,
             metrics = %agent.metrics, data = %config.data.address, "agent started"

@@ -1,12 +1,18 @@
-//! The control API: who may call, what a command does, and the jobs of this node.
+//! The control API: who may call, what a command does, and the attempts of this node.
 
 pub(crate) mod authorization;
+pub(crate) mod cancel;
+pub(crate) mod connect;
 pub(crate) mod diagnose;
 pub(crate) mod fence;
 pub mod jobs;
-pub(crate) mod link;
+pub(crate) mod known_attempt;
 pub(crate) mod listener;
 pub(crate) mod manifest_fetch;
 pub(crate) mod manifests;
 pub(crate) mod misuse;
+pub(crate) mod prepare;
 pub(crate) mod service;
+pub(crate) mod start;
+pub(crate) mod stat;
+pub(crate) mod supervisor;

@@ -23,7 +23,12 @@ const CONFIGURATION: [&str; 5] = [
 ];
 /// What another attempt finds otherwise: it has a new ticket, a new manifest, and a root that was opened
 /// anew.
-const UNTIL_THE_NEXT: [&str; 3] = ["TicketExpired", "RootReplaced", "ManifestUnknown"];
+const UNTIL_THE_NEXT: [&str; 4] = [
+    "TicketExpired",
+    "RootReplaced",
+    "ManifestUnknown",
+    "ManifestNotFetched",
+];
 
 /// What a connection was doing when it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,6 +174,16 @@ pub enum Fault {
         "the list of the files is not known here any more (has the agent restarted?): the next attempt lists them again"
     )]
     ManifestUnknown,
+    /// The agent that has listed the files has sent no usable list.
+    #[error(
+        "the list of the files was not fetched from node {node}: {problem}: the next attempt fetches it again"
+    )]
+    ManifestNotFetched {
+        /// That agent's node.
+        node: String,
+        /// What happened.
+        problem: String,
+    },
     /// The two ends have different manifests, or hash differently.
     #[error(
         "the two ends were given different {what} for the same attempt: the operator must send both the same"
@@ -355,6 +370,7 @@ impl Fault {
             Fault::WireVersion { .. } => "WireVersionDiffers",
             Fault::SettingsDiffer { .. } => "SettingsDiffer",
             Fault::ManifestUnknown => "ManifestUnknown",
+            Fault::ManifestNotFetched { .. } => "ManifestNotFetched",
             Fault::ManifestDiffers { .. } => "ManifestDiffers",
             Fault::PeerUnreachable { .. } => "PeerUnreachable",
             Fault::PeerRefused { .. } => "PeerRefused",
@@ -461,7 +477,8 @@ impl Fault {
             | Fault::PeerRefused { node, .. }
             | Fault::PeerLost { node, .. }
             | Fault::PeerGaveUp { node }
-            | Fault::PeerFaulty { node, .. } => node,
+            | Fault::PeerFaulty { node, .. }
+            | Fault::ManifestNotFetched { node, .. } => node,
             Fault::StaleAttempt { uid, .. }
             | Fault::Conflicting { uid, .. }
             | Fault::UnknownAttempt { uid, .. }

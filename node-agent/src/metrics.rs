@@ -18,8 +18,9 @@ use weft_core::path::{PathReport, PathState};
 use weft_core::units::Host;
 use weft_engine::Snapshot;
 
-use crate::control::jobs::{Jobs, Run};
-use crate::transfer::memory_account::Account;
+use crate::control::jobs::Jobs;
+use crate::control::known_attempt::KnownAttempt;
+use crate::transfer::buffers::MemoryBudget;
 use crate::transfer::state::State;
 
 /// Peers whose paths are exported one by one.
@@ -27,7 +28,7 @@ const PEERS_MAX: usize = 64;
 
 /// A registry with everything in it.
 #[must_use]
-pub(crate) fn registry(jobs: Arc<Jobs>, account: Arc<Account>) -> Registry {
+pub(crate) fn registry(jobs: Arc<Jobs>, budget: Arc<MemoryBudget>) -> Registry {
     let mut registry = Registry::with_prefix("weft");
     let labels = vec![
         ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
@@ -35,20 +36,20 @@ pub(crate) fn registry(jobs: Arc<Jobs>, account: Arc<Account>) -> Registry {
         ("wire".to_owned(), weft_core::wire::VERSION.to_string()),
     ];
     registry.register("build", "The agent that answers", Info::new(labels));
-    registry.register_collector(Box::new(AgentCollector { jobs, account }));
+    registry.register_collector(Box::new(AgentCollector { jobs, budget }));
     registry
 }
 
 #[derive(Debug)]
 struct AgentCollector {
     jobs: Arc<Jobs>,
-    account: Arc<Account>,
+    budget: Arc<MemoryBudget>,
 }
 
 impl Collector for AgentCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Out(encoder);
-        encode_jobs(&mut out, &self.jobs.runs())?;
+        encode_jobs(&mut out, &self.jobs.attempts())?;
         let refused = self.jobs.refused().into_iter();
         out.counter(
             "refused",
@@ -58,7 +59,7 @@ impl Collector for AgentCollector {
         let snapshot = self.jobs.config.engine.snapshot();
         encode_engine(&mut out, &snapshot)?;
         encode_paths(&mut out, &snapshot)?;
-        let used = self.account.used();
+        let used = self.budget.used();
         out.gauge(
             "buffer_bytes",
             "Transfer buffers in use by all jobs",
@@ -67,8 +68,8 @@ impl Collector for AgentCollector {
     }
 }
 
-fn encode_jobs(out: &mut Out<'_>, runs: &[Arc<Run>]) -> fmt::Result {
-    let of = |value: fn(&Run) -> u64| {
+fn encode_jobs(out: &mut Out<'_>, runs: &[Arc<KnownAttempt>]) -> fmt::Result {
+    let of = |value: fn(&KnownAttempt) -> u64| {
         runs.iter()
             .map(move |run| ([("job", run.attempt.job.uid.clone())], value(run)))
             .collect::<Vec<_>>()

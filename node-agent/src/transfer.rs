@@ -1,5 +1,7 @@
-//! One attempt at a job: what its threads read, send, receive, check and write.
+//! One attempt at a job: what its threads read, send, receive, check and write. It never uses the control API's
+//! server, which uses it.
 
+pub(crate) mod agent_client;
 pub(crate) mod arrivals;
 pub mod attempt;
 pub(crate) mod block_reader;
@@ -8,15 +10,15 @@ pub(crate) mod dial;
 pub(crate) mod fanout;
 pub(crate) mod layout;
 pub(crate) mod local;
-pub(crate) mod memory_account;
 pub(crate) mod message;
 pub(crate) mod object_receiver;
 pub(crate) mod peer;
-pub(crate) mod placing;
+pub(crate) mod placer;
 pub(crate) mod receiver;
 pub mod record;
 pub(crate) mod recorder;
 pub(crate) mod sender;
+pub(crate) mod sender_event;
 pub(crate) mod signal;
 pub(crate) mod staged_blocks;
 pub mod state;

@@ -263,12 +263,8 @@ impl Calling<'_> {
             (None, _) if is_local(&part.node) => {
                 start_request::Part::Local(LocalPart { source, state })
             }
-            (Some(from), _) => start_request::Part::Destination(DestinationPart {
-                receives_from: from.clone(),
-                object: None,
-            }),
+            (Some(_), _) => start_request::Part::Destination(DestinationPart { object: None }),
             (None, Some(object)) => start_request::Part::Destination(DestinationPart {
-                receives_from: String::new(),
                 object: Some(object.source().await?),
             }),
             (None, None) => start_request::Part::Source(SourcePart {

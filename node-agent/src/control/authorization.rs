@@ -1,10 +1,11 @@
-//! The control API's door: who is calling, and whether it may, before anything of the call is read.
+//! Authorization: who is calling, and whether the caller may make this call, before its message is read.
 //!
-//! A message is decoded whole before its handler runs, so what a handler checks comes too late to
-//! save memory: a node that may only Connect could have messages of megabytes decoded, many at once.
+//! A message is decoded whole before its handler runs. A check in the handler would come too late to save
+//! memory: a node, which may only send small messages, could have many messages of megabytes decoded.
 
 use std::convert::Infallible;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service as Serve, http};
@@ -15,7 +16,7 @@ use weft_proto::agent::v1::agent_server::AgentServer;
 use crate::control::service::Service;
 use crate::fault::Fault;
 use crate::identity::{Caller, caller};
-use crate::transfer::dial::CONTROL_BYTES_MAX;
+use crate::transfer::agent_client::CONTROL_BYTES_MAX;
 
 /// Largest message of a node: a ticket names two paths of at most 4 KiB, the rest is 200 B.
 const CONNECT_BYTES_MAX: usize = 64 << 10;
@@ -23,13 +24,13 @@ const CONNECT_BYTES_MAX: usize = 64 << 10;
 /// Largest message of the operator: the largest Secret that Kubernetes keeps has 1 MiB.
 const OPERATOR_BYTES_MAX: usize = 2 << 20;
 
-/// What the agents call; everything else is the operator's.
+/// The calls that agents make; all others are the operator's.
 const NODES: [&str; 2] = ["Connect", "FetchManifest"];
 const OPERATORS: [&str; 6] = ["Stat", "Prepare", "Start", "Progress", "Cancel", "Diagnose"];
 
-/// The control API behind its door.
+/// The control API with its authorization.
 #[derive(Debug, Clone)]
-pub(crate) struct Door {
+pub(crate) struct Authorization {
     service: Service,
     /// For the operator, who sends Secrets.
     operator: AgentServer<Service>,
@@ -37,8 +38,8 @@ pub(crate) struct Door {
     node: AgentServer<Service>,
 }
 
-impl Door {
-    /// Before this service.
+impl Authorization {
+    /// In front of this service.
     pub(crate) fn new(service: Service) -> Self {
         let server = |bytes_max| {
             AgentServer::new(service.clone())
@@ -52,7 +53,7 @@ impl Door {
         }
     }
 
-    fn admit(&self, request: &http::Request<Body>) -> Result<Caller, Fault> {
+    fn authorize(&self, request: &http::Request<Body>) -> Result<Caller, Fault> {
         let connection = request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>();
         let certificates = connection.and_then(TlsConnectInfo::peer_certs);
         let leaf = certificates.as_ref().and_then(|chain| chain.first());
@@ -65,10 +66,11 @@ impl Door {
             (Caller::Operator, false) | (Caller::Node(_), true) => return Ok(caller),
             (Caller::Operator, true) => "an agent",
             (Caller::Node(node), false) => {
-                // The words are the caller's: only those that are a call's name are repeated.
+                // Only the names of calls are repeated: the caller may have sent any text.
                 let known = OPERATORS.iter().find(|known| **known == call);
-                let thing = known.copied().unwrap_or("a call that there is not");
-                self.service.jobs.misused(node, thing);
+                let tried = known.copied().unwrap_or("an unknown call");
+                let misuses = &self.service.jobs.misuses;
+                misuses.note(Instant::now(), node, tried);
                 "the operator"
             }
         };
@@ -80,7 +82,7 @@ impl Door {
     }
 }
 
-impl Serve<http::Request<Body>> for Door {
+impl Serve<http::Request<Body>> for Authorization {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<Self::Response, Infallible>;
@@ -90,7 +92,7 @@ impl Serve<http::Request<Body>> for Door {
     }
 
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
-        let caller = match self.admit(&request) {
+        let caller = match self.authorize(&request) {
             Ok(caller) => caller,
             Err(fault) => {
                 let refused = self.service.status(&fault).into_http();
@@ -106,6 +108,6 @@ impl Serve<http::Request<Body>> for Door {
     }
 }
 
-impl NamedService for Door {
+impl NamedService for Authorization {
     const NAME: &'static str = AgentServer::<Service>::NAME;
 }

@@ -1,9 +1,9 @@
-//! What this node's data path reaches, and what the node gives the agent: tried, not looked up.
+//! Diagnose: probes which ports of other nodes this node's data path reaches, and reads what the node offers.
 //!
-//! A probe is a packet of a connection that nobody knows, as long as is to be tried, with DF set. The
-//! peer's engine answers it with a Reset from the port that it came to, so an answer says that this
-//! port is reached, and by packets of this size. An engine gives 64 such answers at once and one in a
-//! millisecond from then on; what is not answered is asked again, twice.
+//! A probe is a packet of an unknown connection, of the size that is tried, with DF set. The peer's engine
+//! answers with a Reset from the port that the probe came to. So an answer shows that packets of this size reach
+//! this port. An engine gives 64 answers at once and then one in a millisecond; a probe without an answer is
+//! sent again, twice.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,30 +32,30 @@ const PACKET_BYTES_MIN: u32 = HEADERS_BYTES + Probe::BYTES as u32;
 const PACKET_BYTES_MAX: u32 = 65_535;
 /// Packets to a port until it counts as silent.
 const ROUNDS: u32 = 3;
-/// For the answers of a round: far above any round trip within a data centre.
-const PATIENCE: Duration = Duration::from_millis(250);
-/// Packets sent before the next breath: at most 9 MB/s of jumbo frames a millisecond.
+/// The wait for the answers of a round: far longer than a round trip within a data centre.
+const ROUND_TIMEOUT: Duration = Duration::from_millis(250);
+/// Packets between two pauses.
 const BURST: usize = 32;
-const BREATH: Duration = Duration::from_millis(1);
+const PAUSE: Duration = Duration::from_millis(1);
 
-/// A packet to be answered: which size to which port of which peer.
+/// A probe: which size to which port of which peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Asked {
+struct SentProbe {
     reach: usize,
     to: SocketAddrV4,
     packet_bytes: u32,
 }
 
-/// What is to be tried.
+/// The probes of one call, and what they have shown.
 #[derive(Debug)]
-struct Trial {
+struct Probes {
     reaches: Vec<proto::Reach>,
-    /// What has not been answered yet, by the connection that it names.
-    open: BTreeMap<u32, Asked>,
+    /// The probes without an answer, by the connection that they name.
+    open: BTreeMap<u32, SentProbe>,
 }
 
-impl Trial {
-    /// `first` begins a run of connection ids that nobody has given out.
+impl Probes {
+    /// `first` begins a run of unused connection ids.
     fn of(request: &proto::DiagnoseRequest, first: u32) -> Result<Self, Fault> {
         let (peers, sizes) = (&request.peers, &request.packet_bytes);
         if peers.len() > PEERS_MAX {
@@ -70,7 +70,7 @@ impl Trial {
             let text = format!("{size}: must be {PACKET_BYTES_MIN} to {PACKET_BYTES_MAX}");
             return Err(Fault::bad("packet_bytes", text));
         }
-        let mut trial = Self {
+        let mut probes = Self {
             reaches: Vec::new(),
             open: BTreeMap::new(),
         };
@@ -85,44 +85,44 @@ impl Trial {
             let ports = ports(given(peer.ports, "peers.ports")?)?;
             for &packet_bytes in sizes {
                 for port in ports.clone() {
-                    let asked = Asked {
-                        reach: trial.reaches.len(),
+                    let probe = SentProbe {
+                        reach: probes.reaches.len(),
                         to: SocketAddrV4::new(address, port),
                         packet_bytes,
                     };
-                    trial.open.insert(id, asked);
+                    probes.open.insert(id, probe);
                     id = id.wrapping_add(1);
                 }
-                trial.reaches.push(proto::Reach {
+                probes.reaches.push(proto::Reach {
                     node: peer.node.clone(),
                     packet_bytes,
                     ..proto::Reach::default()
                 });
             }
         }
-        Ok(trial)
+        Ok(probes)
     }
 
-    /// Takes an answer in; true when it is one.
+    /// Takes a packet; true when it is an answer.
     fn answered(&mut self, packet: &[u8], from: SocketAddr) -> bool {
         let Ok(reset) = Reset::parse(packet) else {
             return false;
         };
         let id = reset.connection.0;
-        let is_asked = |asked: &Asked| SocketAddr::V4(asked.to) == from;
-        self.open.get(&id).is_some_and(is_asked) && self.open.remove(&id).is_some()
+        let is_answer = |probe: &SentProbe| SocketAddr::V4(probe.to) == from;
+        self.open.get(&id).is_some_and(is_answer) && self.open.remove(&id).is_some()
     }
 
-    /// The kernel did not send it, and will not send its like.
+    /// The kernel refused to send a probe, and refuses others of this size, too.
     fn unsent(&mut self, reach: usize, error: &io::Error) {
-        self.open.retain(|_, asked| asked.reach != reach);
+        self.open.retain(|_, probe| probe.reach != reach);
         self.reaches[reach].error = error.to_string();
     }
 
     fn done(mut self) -> Vec<proto::Reach> {
-        for asked in self.open.values() {
-            let silent = &mut self.reaches[asked.reach].silent_ports;
-            silent.push(u32::from(asked.to.port()));
+        for probe in self.open.values() {
+            let silent = &mut self.reaches[probe.reach].silent_ports;
+            silent.push(u32::from(probe.to.port()));
         }
         for reach in &mut self.reaches {
             reach.silent_ports.sort_unstable();
@@ -147,7 +147,7 @@ fn ports(ports: proto::Ports) -> Result<std::ops::RangeInclusive<u16>, Fault> {
     }
 }
 
-/// Tries what is asked from an address of this node.
+/// Sends the probes of a request from an address of this node.
 pub(crate) async fn diagnose(
     request: &proto::DiagnoseRequest,
     address: Ipv4Addr,
@@ -155,7 +155,7 @@ pub(crate) async fn diagnose(
 ) -> Result<proto::DiagnoseResponse, Fault> {
     let secret = draw_secret()?;
     let drawn = [secret.0[0], secret.0[1], secret.0[2], secret.0[3]];
-    let mut trial = Trial::of(request, u32::from_le_bytes(drawn))?;
+    let mut probes = Probes::of(request, u32::from_le_bytes(drawn))?;
     let unusable = |problem: String| Fault::Engine { problem };
     let socket = ProbeSocket::open(address.into()).map_err(|error| unusable(error.to_string()))?;
     let offers = socket.offers();
@@ -163,15 +163,15 @@ pub(crate) async fn diagnose(
     let socket = socket.map_err(|error| unusable(error.to_string()))?;
     let seal = Seal::new(&secret);
     for _ in 0..ROUNDS {
-        if trial.open.is_empty() {
+        if probes.open.is_empty() {
             break;
         }
-        round(&mut trial, &socket, &seal).await;
+        round(&mut probes, &socket, &seal).await;
     }
     let clock = SystemTime::now().duration_since(UNIX_EPOCH);
     let wide = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
     Ok(proto::DiagnoseResponse {
-        reaches: trial.done(),
+        reaches: probes.done(),
         facts: Some(proto::NodeFacts {
             kernel: kernel(),
             gso: offers.gso,
@@ -187,19 +187,23 @@ pub(crate) async fn diagnose(
     })
 }
 
-/// Sends everything that is open once, and takes in what comes back.
-async fn round(trial: &mut Trial, socket: &UdpSocket, seal: &Seal) {
+/// Sends each probe without an answer once, and takes the answers.
+async fn round(probes: &mut Probes, socket: &UdpSocket, seal: &Seal) {
     let mut packet = vec![0; PACKET_BYTES_MAX as usize];
-    let sent: Vec<(u32, Asked)> = trial.open.iter().map(|(id, asked)| (*id, *asked)).collect();
-    for (count, (id, asked)) in sent.into_iter().enumerate() {
+    let sent: Vec<(u32, SentProbe)> = probes
+        .open
+        .iter()
+        .map(|(id, probe)| (*id, *probe))
+        .collect();
+    for (count, (id, to_send)) in sent.into_iter().enumerate() {
         if count % BURST == BURST - 1 {
-            sleep(BREATH).await;
+            sleep(PAUSE).await;
         }
-        hear(trial, socket);
-        if !trial.open.contains_key(&id) {
+        take_arrived(probes, socket);
+        if !probes.open.contains_key(&id) {
             continue;
         }
-        let bytes = (asked.packet_bytes - HEADERS_BYTES) as usize;
+        let bytes = (to_send.packet_bytes - HEADERS_BYTES) as usize;
         let probe = Probe { sent_at: 0 };
         probe.emit(
             bytes,
@@ -209,29 +213,29 @@ async fn round(trial: &mut Trial, socket: &UdpSocket, seal: &Seal) {
             ConnectionId(id),
             u64::from(id),
         );
-        if let Err(error) = socket.send_to(&packet[..bytes], asked.to).await {
-            trial.unsent(asked.reach, &error);
+        if let Err(error) = socket.send_to(&packet[..bytes], to_send.to).await {
+            probes.unsent(to_send.reach, &error);
         }
     }
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + ROUND_TIMEOUT;
     let mut answer = [0; 64];
-    while !trial.open.is_empty() {
+    while !probes.open.is_empty() {
         match timeout_at(until, socket.recv_from(&mut answer)).await {
             Ok(Ok((bytes, from))) => {
-                trial.answered(&answer[..bytes], from);
+                probes.answered(&answer[..bytes], from);
             }
-            // What an ICMP message says of one port says nothing of the others.
+            // An ICMP message is about one port only.
             Ok(Err(_)) => {}
             Err(_) => return,
         }
     }
 }
 
-/// What has arrived by now.
-fn hear(trial: &mut Trial, socket: &UdpSocket) {
+/// Takes the answers that have arrived by now.
+fn take_arrived(probes: &mut Probes, socket: &UdpSocket) {
     let mut answer = [0; 64];
     while let Ok((bytes, from)) = socket.try_recv_from(&mut answer) {
-        trial.answered(&answer[..bytes], from);
+        probes.answered(&answer[..bytes], from);
     }
 }
 

@@ -1,11 +1,11 @@
-//! The fence against operators that have lost their lease: `leaderEpoch` only ever rises.
+//! The fence against operators that have lost their lease: the highest leader epoch never falls.
 
 use tokio::sync::watch;
 
 use crate::fault::Fault;
 
-/// The highest leader epoch seen by this process. It has seen one before any agent takes commands: the
-/// operator says its own when the node joins.
+/// The highest leader epoch that this process has seen. It has seen one before the agent takes commands: the
+/// operator says its epoch when the node joins.
 #[derive(Debug)]
 pub(crate) struct Fence(watch::Sender<u64>);
 
@@ -16,8 +16,8 @@ impl Default for Fence {
 }
 
 impl Fence {
-    /// The leader's own word.
-    pub(crate) fn hears(&self, epoch: u64) {
+    /// The leader has said its epoch itself.
+    pub(crate) fn observe(&self, epoch: u64) {
         self.0.send_if_modified(|highest| {
             let is_later = epoch > *highest;
             *highest = epoch.max(*highest);
@@ -39,7 +39,7 @@ impl Fence {
         Ok(())
     }
 
-    /// Waits until a later epoch than `given` is seen, and says so: for what outlives its command.
+    /// Waits until a later epoch than `given` is seen. For work that goes on after its command.
     pub(crate) async fn overtaken(&self, given: u64) -> Fault {
         let mut watch = self.0.subscribe();
         let seen = match watch.wait_for(|seen| *seen > given).await {
@@ -64,18 +64,18 @@ mod tests {
     }
 
     #[test]
-    fn what_the_leader_says_of_itself_counts_as_seen_and_nothing_lowers_it() {
+    fn an_epoch_that_the_leader_has_said_counts_and_is_never_lowered() {
         let fence = Fence::default();
-        fence.hears(5);
+        fence.observe(5);
         assert!(fence.pass(4).is_err() && fence.pass(5).is_ok());
         for earlier in [0, 3] {
-            fence.hears(earlier);
+            fence.observe(earlier);
         }
         assert!(fence.pass(4).is_err() && fence.pass(5).is_ok());
     }
 
     #[tokio::test]
-    async fn who_waits_is_told_of_a_later_epoch_only() {
+    async fn a_waiter_gets_a_later_epoch_only() {
         let fence = Fence::default();
         fence.pass(3).unwrap();
         let mut overtaken = std::pin::pin!(fence.overtaken(3));
@@ -83,10 +83,10 @@ mod tests {
         fence.pass(3).unwrap();
         assert!(futures::poll!(&mut overtaken).is_pending());
         fence.pass(5).unwrap();
-        let told = overtaken.await;
+        let fault = overtaken.await;
         assert!(
-            matches!(told, Fault::StaleEpoch { given: 3, seen: 5 }),
-            "{told}"
+            matches!(fault, Fault::StaleEpoch { given: 3, seen: 5 }),
+            "{fault}"
         );
         // Also one that came before.
         assert_eq!(fence.overtaken(4).await.reason(), "StaleEpoch");

@@ -5,24 +5,29 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tonic::Status;
 use weft_proto::agent::v1::{
-    FetchManifestRequest, ManifestHolder, ObjectVersion as ToldVersion, SignedTicket,
+    FetchManifestRequest, ManifestHolder, ObjectVersion as SentVersion, SignedTicket,
 };
 
 use crate::abort;
+use crate::config::Author;
 use crate::fault::Fault;
 use crate::files::{Entry, EntryKind, Manifest, ManifestBuilder, ObjectVersion, Shape};
 use crate::tls::Tls;
-use crate::transfer::dial::{Client, OtherAgent, TRY_TIMEOUT};
+use crate::transfer::agent_client::{Client, OtherAgent, TRY_TIMEOUT};
 
-/// Of one part as it is received: parts are some 64 KiB.
+/// The largest part that is received: agents send parts of some 64 KiB.
 const PART_BYTES_MAX: usize = 1 << 20;
+
+/// A fetch with all its retries takes no longer. The manifest of a million files has some 100 MB, which
+/// 10 Mbit/s bring within 80 s.
+const FETCH_WITHIN: Duration = Duration::from_secs(120);
 
 /// Fetches the manifest with this digest from the agent that has listed it.
 pub(crate) async fn fetch(
     digest: &[u8],
     holder: &ManifestHolder,
     tls: Tls,
-    patience: Duration,
+    retry_for: Duration,
 ) -> Result<Manifest, Fault> {
     let agent = OtherAgent {
         node: &holder.node,
@@ -31,14 +36,18 @@ pub(crate) async fn fetch(
     };
     let client = agent.client(&tls)?;
     let call = || receive(agent, client.clone(), holder.ticket.clone());
-    let manifest = agent.retry(patience, call).await?;
-    if manifest.digest() != digest {
-        return Err(Fault::PeerFaulty {
-            node: holder.node.clone(),
-            problem: "another manifest than it had listed".to_owned(),
-        });
+    let not_fetched = |problem: String| Fault::ManifestNotFetched {
+        node: holder.node.clone(),
+        problem,
+    };
+    match timeout(FETCH_WITHIN, agent.retry(retry_for, call)).await {
+        Ok(Ok(manifest)) if manifest.digest() == digest => Ok(manifest),
+        Ok(Ok(_)) => Err(not_fetched("it sent another list".to_owned())),
+        // Whatever the holder answers is no reason to give the job up: the next attempt may ask another one.
+        Ok(Err(fault)) if fault.retriable(Author::Operator) => Err(fault),
+        Ok(Err(fault)) => Err(not_fetched(fault.to_string())),
+        Err(_) => Err(not_fetched(format!("it took longer than {FETCH_WITHIN:?}"))),
     }
-    Ok(manifest)
 }
 
 async fn receive(
@@ -69,17 +78,17 @@ async fn receive(
             });
         }
         let building = building.get_or_insert_with(|| ManifestBuilder::new(shape));
-        for told in part.entries {
+        for sent in part.entries {
             let entry = Entry {
-                path: &told.path,
-                kind: match told.size {
+                path: &sent.path,
+                kind: match sent.size {
                     Some(bytes) => EntryKind::File { bytes },
                     None => EntryKind::Directory,
                 },
-                mode: told.mode,
+                mode: sent.mode,
             };
-            match told.version {
-                Some(ToldVersion { etag, modified_ns }) => {
+            match sent.version {
+                Some(SentVersion { etag, modified_ns }) => {
                     building.object(entry, ObjectVersion { etag, modified_ns })?;
                 }
                 None => building.add(entry)?,

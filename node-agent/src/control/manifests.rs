@@ -7,12 +7,13 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use weft_proto::agent::v1::{Entry as Told, ManifestPart, ObjectVersion as ToldVersion};
+use weft_proto::agent::v1::{Entry as SentEntry, ManifestPart, ObjectVersion as SentVersion};
 
 use crate::fault::Fault;
 use crate::files::{EntryKind, Manifest, Shape};
 
-/// Manifests are kept until they take more than this together; the newest stays in any case.
+/// Manifests are kept until they take more than this together. The newest stays, and so do those that an
+/// attempt uses.
 const KEPT_BYTES: usize = 64 << 20;
 
 /// Of one part, about: what HTTP/2 has under way of a stream.
@@ -27,13 +28,24 @@ pub(crate) struct Manifests(Mutex<VecDeque<Arc<Manifest>>>);
 impl Manifests {
     /// Keeps one. Listings with the same names and sizes, of other files, stay apart.
     pub(crate) fn keep(&self, manifest: Arc<Manifest>) {
+        self.keep_within(KEPT_BYTES, manifest);
+    }
+
+    fn keep_within(&self, most: usize, manifest: Arc<Manifest>) {
         let mut kept = self.lock();
         kept.retain(|known| !is_same(known, manifest.digest(), manifest.state()));
+        let bytes: usize = kept.iter().map(|known| known.memory()).sum();
+        let mut surplus = (bytes + manifest.memory()).saturating_sub(most);
+        kept.retain(|known| {
+            // An attempt that uses it keeps it in memory anyway, and other agents fetch it from here.
+            let is_used = Arc::strong_count(known) > 1;
+            let stays = surplus == 0 || is_used;
+            if !stays {
+                surplus = surplus.saturating_sub(known.memory());
+            }
+            stays
+        });
         kept.push_back(manifest);
-        let mut bytes: usize = kept.iter().map(|known| known.memory()).sum();
-        while bytes > KEPT_BYTES && kept.len() > 1 {
-            bytes -= kept.pop_front().map_or(0, |oldest| oldest.memory());
-        }
     }
 
     /// The manifest with this digest; where there are several, that with this state.
@@ -65,7 +77,7 @@ fn is_same(known: &Manifest, digest: &[u8], state: &[u8]) -> bool {
     known.digest() == digest && known.state() == state
 }
 
-/// A manifest as another agent is told it; an empty directory is one part.
+/// A manifest as it is sent to another agent. An empty directory is one part.
 pub(crate) fn parts(manifest: Arc<Manifest>) -> impl Iterator<Item = ManifestPart> {
     let mut next = Some(0);
     std::iter::from_fn(move || {
@@ -81,14 +93,14 @@ pub(crate) fn parts(manifest: Arc<Manifest>) -> impl Iterator<Item = ManifestPar
             bytes += entry.path.len() + ENTRY_BYTES;
             let version = manifest.version(at);
             bytes += version.map_or(0, |version| version.etag.len());
-            part.entries.push(Told {
+            part.entries.push(SentEntry {
                 path: entry.path.to_owned(),
                 size: match entry.kind {
                     EntryKind::File { bytes } => Some(bytes),
                     EntryKind::Directory => None,
                 },
                 mode: entry.mode,
-                version: version.map(|version| ToldVersion {
+                version: version.map(|version| SentVersion {
                     etag: version.etag.clone(),
                     modified_ns: version.modified_ns,
                 }),
@@ -127,5 +139,26 @@ mod tests {
             assert!(Arc::ptr_eq(&found.unwrap(), listed));
         }
         assert!(manifests.listed(a.digest(), &[]).is_err());
+    }
+
+    #[test]
+    fn a_list_that_an_attempt_uses_stays_when_others_come() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Root::open("data", directory.path(), Access::ReadOnly).unwrap();
+        let list = |name: &str| {
+            std::fs::write(directory.path().join(name), name).unwrap();
+            let path = RootPath::parse(name).unwrap();
+            Arc::new(Manifest::scan(&root, &path).unwrap())
+        };
+        let manifests = Manifests::default();
+        let used = list("used");
+        manifests.keep_within(0, used.clone());
+        let unused = list("unused by anybody");
+        let digest = *unused.digest();
+        manifests.keep_within(0, unused);
+        assert!(manifests.get(&digest, &[]).is_ok(), "the newest stays");
+        manifests.keep_within(0, list("a"));
+        assert!(manifests.get(&digest, &[]).is_err());
+        assert!(manifests.get(used.digest(), &[]).is_ok());
     }
 }

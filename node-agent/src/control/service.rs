@@ -1,13 +1,13 @@
-//! The control API's server: the fence, and the answers' form. Decides nothing else.
+//! The control API's service: checks the fence, calls the command, and forms the answer.
 //!
-//! Who may call what is decided at the [`door`](crate::control::authorization), which puts the [`Caller`] with the
-//! request.
+//! The [`authorization`](crate::control::authorization) has checked the caller before, and adds the [`Caller`] to
+//! the request.
 
 use std::net::Ipv4Addr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures::Stream;
 use tokio::sync::mpsc;
@@ -22,7 +22,8 @@ use crate::abort;
 use crate::config::values::{FabricName, NodeName};
 use crate::control::diagnose::diagnose;
 use crate::control::fence::Fence;
-use crate::control::jobs::{Jobs, Run};
+use crate::control::jobs::Jobs;
+use crate::control::known_attempt::KnownAttempt;
 use crate::control::manifests;
 use crate::control::misuse;
 use crate::convert;
@@ -32,10 +33,10 @@ use crate::identity::Caller;
 /// Interval between progress messages when the request names none.
 const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);
 
-/// The link that this build has, and why.
+/// The link of this build, and why it is used.
 const LINK: (&str, &str) = ("udp", "the only link in this build");
 
-/// Said of a verified destination that has not appeared whole.
+/// The message of a verified destination that has not appeared whole.
 const FILE_BY_FILE: &str = "the directory was there before, and its files were replaced one after the other: to have \
      it appear whole, give a path that is not there yet";
 
@@ -66,7 +67,7 @@ impl Service {
     ) -> Result<(NodeName, proto::Ticket), Fault> {
         let Some(Caller::Node(caller)) = request.extensions().get().cloned() else {
             return Err(Fault::WrongCertificate {
-                problem: "was not looked at".to_owned(),
+                problem: "was not checked".to_owned(),
             });
         };
         let meeting = Meeting {
@@ -79,14 +80,32 @@ impl Service {
         };
         let ticket = ticket::verify(&convert::given(signed, "ticket")?, &meeting);
         let ticket = ticket.inspect_err(|fault| {
-            if let Some(thing) = misuse::of_ticket(fault) {
-                self.jobs.misused(&caller, thing);
+            if let Some(tried) = misuse::of_ticket(fault) {
+                self.jobs.misuses.note(Instant::now(), &caller, tried);
             }
         })?;
         Ok((caller, ticket))
     }
 
-    /// As the caller is told.
+    /// Carries out a command of the operator, unless a later operator has commanded before.
+    async fn command<T>(
+        &self,
+        epoch: u64,
+        command: impl Future<Output = Result<T, Fault>>,
+    ) -> Result<Response<T>, Status> {
+        self.answer(match self.fence.pass(epoch) {
+            Ok(()) => command.await,
+            Err(fault) => Err(fault),
+        })
+    }
+
+    fn answer<T>(&self, result: Result<T, Fault>) -> Result<Response<T>, Status> {
+        result
+            .map(Response::new)
+            .map_err(|fault| self.status(&fault))
+    }
+
+    /// A refusal, as the caller receives it.
     pub(crate) fn status(&self, fault: &Fault) -> Status {
         self.jobs.refuse(fault.reason());
         tracing::debug!(reason = fault.reason(), "refused: {fault}");
@@ -100,39 +119,27 @@ impl Agent for Service {
         &self,
         request: Request<proto::StatRequest>,
     ) -> Result<Response<proto::StatResponse>, Status> {
-        let work = async {
-            self.fence.pass(request.get_ref().leader_epoch)?;
-            self.jobs.stat(request.into_inner()).await
-        };
-        work.await
-            .map(Response::new)
-            .map_err(|fault| self.status(&fault))
+        let epoch = request.get_ref().leader_epoch;
+        let command = self.jobs.stat(request.into_inner());
+        self.command(epoch, command).await
     }
 
     async fn prepare(
         &self,
         request: Request<proto::PrepareRequest>,
     ) -> Result<Response<proto::PrepareResponse>, Status> {
-        let work = async {
-            self.fence.pass(request.get_ref().leader_epoch)?;
-            self.jobs.prepare(request.into_inner()).await
-        };
-        work.await
-            .map(Response::new)
-            .map_err(|fault| self.status(&fault))
+        let epoch = request.get_ref().leader_epoch;
+        let command = self.jobs.prepare(request.into_inner());
+        self.command(epoch, command).await
     }
 
     async fn start(
         &self,
         request: Request<proto::StartRequest>,
     ) -> Result<Response<proto::StartResponse>, Status> {
-        let work = async {
-            self.fence.pass(request.get_ref().leader_epoch)?;
-            self.jobs.start(request.into_inner()).await
-        };
-        work.await
-            .map(Response::new)
-            .map_err(|fault| self.status(&fault))
+        let epoch = request.get_ref().leader_epoch;
+        let command = self.jobs.start(request.into_inner());
+        self.command(epoch, command).await
     }
 
     type ProgressStream =
@@ -157,34 +164,30 @@ impl Agent for Service {
             let job = convert::job(request.get_ref().job.clone())?;
             Ok((self.jobs.find(&job)?, interval))
         };
-        let (run, interval) = begin().map_err(|fault| self.status(&fault))?;
+        let (known, interval) = begin().map_err(|fault| self.status(&fault))?;
         let epoch = request.get_ref().leader_epoch;
-        let (tell, told) = mpsc::channel(4);
+        let (reports, reported) = mpsc::channel(4);
         let service = self.clone();
         abort::task("progress", async move {
             let overtaken = tokio::select! {
-                // First: whoever has lost its lease renews nothing any more.
+                // First: an operator that has lost its lease renews nothing any more.
                 biased;
                 fault = service.fence.overtaken(epoch) => service.status(&fault),
-                () = follow(&service, run, interval, &tell) => return,
+                () = follow(&service, known, interval, &reports) => return,
             };
             // The observer may have gone.
-            let _ = tell.send(Err(overtaken)).await;
+            let _ = reports.send(Err(overtaken)).await;
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(told))))
+        Ok(Response::new(Box::pin(ReceiverStream::new(reported))))
     }
 
     async fn cancel(
         &self,
         request: Request<proto::CancelRequest>,
     ) -> Result<Response<proto::CancelResponse>, Status> {
-        let work = async {
-            self.fence.pass(request.get_ref().leader_epoch)?;
-            self.jobs.cancel(request.into_inner()).await
-        };
-        work.await
-            .map(Response::new)
-            .map_err(|fault| self.status(&fault))
+        let epoch = request.get_ref().leader_epoch;
+        let command = self.jobs.cancel(request.into_inner());
+        self.command(epoch, command).await
     }
 
     async fn connect(
@@ -196,9 +199,7 @@ impl Agent for Service {
             let (parent, ticket) = self.ticket(&request, signed, Direction::Write)?;
             self.jobs.connect(&parent, &ticket, request.into_inner())
         };
-        work()
-            .map(Response::new)
-            .map_err(|fault| self.status(&fault))
+        self.answer(work())
     }
 
     type FetchManifestStream =
@@ -222,43 +223,39 @@ impl Agent for Service {
         &self,
         request: Request<proto::DiagnoseRequest>,
     ) -> Result<Response<proto::DiagnoseResponse>, Status> {
-        let work = async {
-            self.fence.pass(request.get_ref().leader_epoch)?;
-            diagnose(request.get_ref(), self.data, self.memory).await
-        };
-        work.await
-            .map(Response::new)
-            .map_err(|fault| self.status(&fault))
+        let request = request.get_ref();
+        let command = diagnose(request, self.data, self.memory);
+        self.command(request.leader_epoch, command).await
     }
 }
 
-/// Tells one observer about an attempt until it is over.
+/// Reports an attempt to one observer until the attempt is over.
 async fn follow(
     service: &Service,
-    run: Arc<Run>,
+    known: Arc<KnownAttempt>,
     interval: Duration,
-    tell: &mpsc::Sender<Result<proto::ProgressResponse, Status>>,
+    reports: &mpsc::Sender<Result<proto::ProgressResponse, Status>>,
 ) {
-    let mut watch = run.attempt.watch();
+    let mut watch = known.attempt.watch();
     let mut ticks = tokio::time::interval(interval);
     let mut before: Option<(u64, u64)> = None;
     loop {
-        run.attempt.renew();
+        known.attempt.renew();
         let status = watch.borrow_and_update().clone();
-        let (engine, work, node) = (service.jobs.clone(), run.clone(), service.node.clone());
-        let mut told = abort::blocking("progress", move || describe(&engine, &work, &node)).await;
-        let now = (told.elapsed_ns, told.bytes);
-        told.rate = rate(before.unwrap_or((0, 0)), now);
+        let (jobs, of, node) = (service.jobs.clone(), known.clone(), service.node.clone());
+        let mut report = abort::blocking("progress", move || describe(&jobs, &of, &node)).await;
+        let now = (report.elapsed_ns, report.bytes);
+        report.rate = rate(before.unwrap_or((0, 0)), now);
         if before.is_none_or(|(at, _)| now.0 > at) {
             before = Some(now);
         }
-        if tell.send(Ok(told)).await.is_err() || status.closed {
+        if reports.send(Ok(report)).await.is_err() || status.closed {
             return;
         }
         tokio::select! {
             _ = ticks.tick() => {}
             changed = watch.changed() => if changed.is_err() { return },
-            () = tell.closed() => return,
+            () = reports.closed() => return,
         }
     }
 }
@@ -270,8 +267,8 @@ fn rate(before: (u64, u64), now: (u64, u64)) -> u64 {
     u64::try_from(u128::from(bytes) * 1_000_000_000 / u128::from(nanos)).unwrap_or(u64::MAX)
 }
 
-fn describe(jobs: &Jobs, run: &Run, node: &NodeName) -> proto::ProgressResponse {
-    let attempt = &run.attempt;
+fn describe(jobs: &Jobs, known: &KnownAttempt, node: &NodeName) -> proto::ProgressResponse {
+    let attempt = &known.attempt;
     // Before the counters: a terminal state must come with its final numbers.
     let status = attempt.status();
     let snapshot = jobs.config.engine.snapshot();

@@ -151,7 +151,7 @@ async fn enroll_once(
     fence: &Fence,
 ) -> Result<(NodeConfig, Validity), Trouble> {
     let mut answer = operator::enroll(settings, keys).await?;
-    fence.hears(answer.leader_epoch);
+    fence.observe(answer.leader_epoch);
     let config = answer.config.take().ok_or_else(|| Trouble::BadAnswer {
         field: "config",
         problem: "is missing".to_owned(),
@@ -329,7 +329,11 @@ impl Member {
                     Err(finding) => findings.push(finding),
                 }
             }
-            findings.extend(jobs.misuse().map(|told| finding(MISUSED, told)));
+            findings.extend(
+                jobs.misuses
+                    .report(std::time::Instant::now())
+                    .map(|told| finding(MISUSED, told)),
+            );
             self.copies.begin(jobs, *records.borrow_and_update());
             let listing = self.copies.listing();
             if listing.is_full {

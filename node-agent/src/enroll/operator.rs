@@ -14,7 +14,7 @@ use weft_proto::operator::v1::{EnrollRequest, EnrollResponse};
 
 use crate::enroll::keys::Keys;
 use crate::enroll::{Settings, Trouble};
-use crate::transfer::dial::{PING_INTERVAL, PING_TIMEOUT};
+use crate::transfer::agent_client::{PING_INTERVAL, PING_TIMEOUT};
 
 /// Time for a connection, and then for an answer.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -106,7 +106,7 @@ impl Reporter {
     }
 
     fn take(&self, order: NodeOrder) {
-        self.fence.hears(order.leader_epoch);
+        self.fence.observe(order.leader_epoch);
         if let Some(config) = order.config {
             self.ordered.send_if_modified(|known| {
                 let new = *known != config;

@@ -4,7 +4,7 @@
 //! it alone decides what state the attempt is in.
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,26 +12,27 @@ use crossbeam_channel::{Receiver, Sender};
 use tokio::sync::watch;
 use weft_proto::agent::v1::JobRef;
 
+use crate::abort;
 use crate::fault::Fault;
 use crate::files::Digest;
 use crate::transfer::peer::Peer;
 use crate::transfer::recorder::Recorder;
-use crate::transfer::state::{Event, State, Step};
+use crate::transfer::state::{Event, State, Transition};
 
-/// What an observer is woken by.
+/// What observers of an attempt wait for.
 #[derive(Debug, Clone)]
 pub struct Status {
-    /// Where the attempt stands.
+    /// Its state.
     pub state: State,
-    /// Why it failed; there exactly in `Failed`.
+    /// Why it failed, in `Failed` only.
     pub fault: Option<Fault>,
     /// Digest of the whole, once all of it is here (at the source: once it is read).
     pub digest: Option<Digest>,
     /// Threads and tasks that still work for the attempt.
     pub workers: usize,
-    /// Over, and nobody works for it any more: it takes on no worker, and is cleaned up.
+    /// Over and without workers: it takes no worker any more, and is cleaned up.
     pub sealed: bool,
-    /// Over, and cleaned up: no byte of this attempt lands any more.
+    /// Over and cleaned up: no byte of this attempt arrives any more.
     pub closed: bool,
 }
 
@@ -58,15 +59,15 @@ pub struct Attempt {
     began: Instant,
     /// Nanoseconds from `began` to the terminal state; 0 before.
     ended_ns: AtomicU64,
-    /// Nanoseconds from `began` to the operator's last word.
+    /// Nanoseconds from `began` to the operator's last call.
     renewed_ns: AtomicU64,
     status: watch::Sender<Status>,
     peers: Mutex<Vec<Arc<Peer>>>,
     /// Dropped to tell all threads to stop.
     stop: Mutex<Option<Sender<Infallible>>>,
     stopped: Receiver<Infallible>,
-    /// What becomes of partial files when it ends without success.
-    discard: AtomicU32,
+    /// Whether partial files are removed when it ends without success.
+    discard: AtomicBool,
     /// Until all is verified, or over.
     recorder: Mutex<Option<Recorder>>,
 }
@@ -94,7 +95,7 @@ impl Attempt {
             peers: Mutex::new(Vec::new()),
             stop: Mutex::new(Some(stop)),
             stopped,
-            discard: AtomicU32::new(0),
+            discard: AtomicBool::new(false),
             recorder: Mutex::default(),
         })
     }
@@ -111,23 +112,23 @@ impl Attempt {
         self.status.borrow().state
     }
 
-    /// To be woken by changes.
+    /// Gives every change of the status.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Status> {
         self.status.subscribe()
     }
 
-    /// Applies an event; answers what the table says.
-    pub fn apply(&self, event: Event) -> Step {
+    /// Applies an event and returns what the table says.
+    pub fn apply(&self, event: Event) -> Transition {
         self.change(event, None, None)
     }
 
-    /// Says that all blocks are here, and what they are.
+    /// All blocks are here, and this is their digest.
     pub fn all_blocks(&self, digest: Option<Digest>) {
         self.change(Event::AllBlocks, None, digest);
     }
 
-    /// Says how the files are recorded once they are verified.
+    /// Sets how the files are recorded once they are verified.
     pub(crate) fn set_recorder(&self, recorder: Recorder) {
         *self.recorder() = Some(recorder);
     }
@@ -136,8 +137,7 @@ impl Attempt {
         self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says that everything is checked and published; the source has told its digest before. The copy is
-    /// recorded first: on threads that may block only.
+    /// Everything is checked and published. Records the copy first, so only threads that may block call this.
     pub fn published(&self, digest: Option<Digest>) {
         let recorder = self.recorder().take();
         if let (Some(recorder), Some(digest)) = (recorder, digest.or(self.status().digest)) {
@@ -148,23 +148,16 @@ impl Attempt {
 
     /// Ends the attempt without success, unless it is over already; its threads stop.
     pub fn fail(&self, fault: Fault) {
-        let event = match fault {
-            Fault::Cancelled
-            | Fault::Superseded { .. }
-            | Fault::LeaseExpired { .. }
-            | Fault::ShuttingDown => Event::Cancel,
-            _ => Event::Fail,
-        };
-        self.change(event, Some(fault), None);
+        self.change(Event::Fail, Some(fault), None);
         self.stop();
     }
 
-    fn change(&self, event: Event, fault: Option<Fault>, digest: Option<Digest>) -> Step {
-        let mut step = Step::Refuse;
+    fn change(&self, event: Event, fault: Option<Fault>, digest: Option<Digest>) -> Transition {
+        let mut transition = Transition::Refuse;
         self.status.send_if_modified(|status| {
-            step = status.state.on(event);
+            transition = status.state.on(event);
             let job = &self.job;
-            let Step::To(next) = step else {
+            let Transition::To(next) = transition else {
                 if let Some(fault) = &fault
                     && status.state == State::Verified
                     && status.workers > 0
@@ -197,10 +190,10 @@ impl Attempt {
             }
             true
         });
-        step
+        transition
     }
 
-    /// Tells all threads to stop, whatever the state.
+    /// Stops all threads, whatever the state.
     pub fn stop(&self) {
         drop(
             self.stop
@@ -210,21 +203,20 @@ impl Attempt {
         );
     }
 
-    /// Disconnected once the threads are to stop.
+    /// A channel that is disconnected once the threads must stop.
     #[must_use]
     pub fn stopped(&self) -> Receiver<Infallible> {
         self.stopped.clone()
     }
 
-    /// Whether the threads are to stop.
+    /// Whether the threads must stop.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.stopped.try_recv() == Err(crossbeam_channel::TryRecvError::Disconnected)
     }
 
-    /// Counts a thread, task or command as working for this attempt until the answer is dropped.
-    /// None once it is sealed: what would begin now would begin after its end was confirmed. Taken
-    /// before the state is changed, so that whoever waits for the end waits for the worker too.
+    /// Counts a thread, task or command as working for this attempt until the result is dropped. None once the
+    /// attempt is sealed. Taken before the state is changed, so that the end waits for the worker.
     #[must_use]
     pub fn worker(self: &Arc<Self>) -> Option<Worker> {
         let mut taken = false;
@@ -236,7 +228,7 @@ impl Attempt {
         taken.then(|| Worker(self.clone()))
     }
 
-    /// Seals the attempt if it is over and nobody works for it; whether it is sealed.
+    /// Seals the attempt if it is over and has no worker. Returns whether it is sealed.
     pub fn seal(&self) -> bool {
         let mut sealed = false;
         self.status.send_if_modified(|status| {
@@ -248,13 +240,13 @@ impl Attempt {
         sealed
     }
 
-    /// Says that all is over and cleaned up.
+    /// Everything is over and cleaned up.
     pub fn close(&self) {
         drop(self.recorder().take());
         self.status.send_modify(|status| status.closed = true);
     }
 
-    /// Waits until all is over and cleaned up.
+    /// Waits until everything is over and cleaned up.
     pub async fn closed(&self) {
         // The sender lives as long as `self`.
         let _ = self.watch().wait_for(|status| status.closed).await;
@@ -281,15 +273,15 @@ impl Attempt {
         }
     }
 
-    /// Partial files are to be removed at the end.
+    /// Partial files are removed at the end.
     pub fn discard(&self) {
-        self.discard.store(1, Ordering::Release);
+        self.discard.store(true, Ordering::Release);
     }
 
-    /// Whether partial files are to be removed.
+    /// Whether partial files are removed at the end.
     #[must_use]
     pub fn is_discarded(&self) -> bool {
-        self.discard.load(Ordering::Acquire) == 1
+        self.discard.load(Ordering::Acquire)
     }
 
     /// Adds a connection's record.
@@ -314,13 +306,33 @@ impl Attempt {
     }
 }
 
-/// Somebody works for an attempt; dropped at the end of that work.
+/// A thread, task or command that works for an attempt; dropped at the end of that work.
 #[derive(Debug)]
 pub struct Worker(Arc<Attempt>);
 
+impl Worker {
+    /// Runs `work` on a thread of that name, which counts as this worker until it ends.
+    pub(crate) fn spawn(
+        self,
+        name: &'static str,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Fault> {
+        let spawned = abort::thread(name, move || {
+            let _worker = self;
+            work();
+        });
+        spawned.map(drop).map_err(|error| Fault::Engine {
+            problem: format!(
+                "a thread could not be made: {error}: raise the limit on threads (TasksMax of the \
+                 agent's unit, or the limit on pids of its pod)"
+            ),
+        })
+    }
+}
+
 impl Clone for Worker {
     fn clone(&self) -> Self {
-        // One is there, so the attempt is not sealed.
+        // This worker exists, so the attempt is not sealed.
         self.0.status.send_modify(|status| status.workers += 1);
         Self(self.0.clone())
     }
@@ -347,12 +359,12 @@ mod tests {
     }
 
     #[test]
-    fn nobody_begins_to_work_once_the_end_is_settled_and_the_end_waits_for_who_has_begun() {
+    fn a_sealed_attempt_takes_no_worker_and_an_attempt_with_workers_is_not_sealed() {
         let attempt = attempt();
         let first = attempt.worker().unwrap();
-        assert!(!attempt.seal(), "it goes on");
+        assert!(!attempt.seal(), "the attempt goes on");
         attempt.fail(Fault::Cancelled);
-        assert!(!attempt.seal(), "somebody works");
+        assert!(!attempt.seal(), "there is a worker");
         let second = first.clone();
         drop(first);
         assert!(!attempt.seal() && attempt.worker().is_some());
@@ -396,7 +408,7 @@ mod tests {
             Event::Published,
         ];
         for event in events {
-            assert!(matches!(attempt.apply(event), Step::To(_)));
+            assert!(matches!(attempt.apply(event), Transition::To(_)));
         }
         let serving = attempt.worker();
         let text = logged(|| attempt.fail(Fault::LeaseExpired { seconds: 900 }));
@@ -405,7 +417,7 @@ mod tests {
             "{text}"
         );
         assert_eq!(attempt.state(), State::Verified);
-        // An end that ends nothing is not worth a line.
+        // An end without workers is not logged.
         drop(serving);
         let text = logged(|| attempt.fail(Fault::ShuttingDown));
         assert_eq!(text, "");

@@ -1,6 +1,7 @@
-//! Where an outlet's messages come from: the source's files, or this node's own partial files.
+//! Block readers: they build the messages that a sender asks for, from the source's files or from this node's
+//! partial files.
 //!
-//! A thread of its own per sender, because it reads from disks.
+//! Each sender has a block reader's thread, because disks may be slow.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,30 +10,28 @@ use std::sync::atomic::Ordering;
 use crossbeam_channel::{Receiver, Sender, select_biased};
 
 use crate::fault::Fault;
-use crate::files::{
-    Algorithm, BlockDigest, Digest, FileTree, Shape, Source, SourceFile, directory_digest,
-};
+use crate::files::{BlockDigest, Digest, FileTree, Shape, Source, SourceFile, directory_digest};
 use crate::transfer::attempt::Attempt;
-use crate::transfer::buffers::Pool;
+use crate::transfer::buffers::BufferPool;
 use crate::transfer::layout::{Item, Layout};
 use crate::transfer::message::{Builder, Message};
 use crate::transfer::record::Record;
-use crate::transfer::sender::Feed;
-use crate::transfer::staged_blocks::Shelf;
+use crate::transfer::sender_event::SenderEvent;
+use crate::transfer::staged_blocks::StagedBlocks;
 
 /// Something that messages can be read from.
-pub(crate) trait Supply: Send {
-    /// Builds a message at the start of `buffer`; its length in bytes.
+pub(crate) trait BlockReader: Send {
+    /// Builds a message at the start of `buffer` and returns its length in bytes.
     fn build(&mut self, number: u32, buffer: &mut [u8]) -> Result<usize, Fault>;
 }
 
-/// Builds what is asked for until told to stop.
-pub(crate) fn run(
-    mut supply: impl Supply,
-    pool: &Pool,
+/// Builds the messages that are asked for, until the attempt stops or the sender ends.
+pub(crate) fn serve(
+    mut reader: impl BlockReader,
+    pool: &BufferPool,
     attempt: &Attempt,
     wanted: &Receiver<u32>,
-    outlet: &Sender<Feed>,
+    sender: &Sender<SenderEvent>,
 ) {
     let stopped = attempt.stopped();
     loop {
@@ -46,8 +45,8 @@ pub(crate) fn run(
         let Some(mut buffer) = pool.take() else {
             return;
         };
-        let feed = match supply.build(number, &mut buffer) {
-            Ok(bytes) => Feed::Built(
+        let built = match reader.build(number, &mut buffer) {
+            Ok(bytes) => SenderEvent::Built(
                 number,
                 Message {
                     buffer: pool.share(buffer),
@@ -59,18 +58,18 @@ pub(crate) fn run(
                 return;
             }
         };
-        if outlet.send(feed).is_err() {
+        if sender.send(built).is_err() {
             return;
         }
     }
 }
 
 /// Reads and hashes the source's files.
-pub(crate) struct SourceSupply {
+pub(crate) struct SourceReader {
     source: Source,
     layout: Arc<Layout>,
-    algorithm: Algorithm,
-    attempt: Arc<Attempt>,
+    /// Counts the bytes and takes the digest. None where a placer does that.
+    attempt: Option<Arc<Attempt>>,
     /// Open: the one being read, and one behind it for a child that lags.
     open: Vec<(u32, SourceFile)>,
     /// Files whose blocks are not all hashed.
@@ -81,19 +80,13 @@ pub(crate) struct SourceSupply {
     built: u32,
 }
 
-impl SourceSupply {
-    /// Of this source.
-    pub(crate) fn new(
-        source: Source,
-        layout: Arc<Layout>,
-        algorithm: Algorithm,
-        attempt: Arc<Attempt>,
-    ) -> Self {
+impl SourceReader {
+    /// A reader of this source. `attempt` counts the bytes that are read.
+    pub(crate) fn new(source: Source, layout: Arc<Layout>, attempt: Option<Arc<Attempt>>) -> Self {
         let entries = source.manifest().len();
         Self {
             source,
             layout,
-            algorithm,
             attempt,
             open: Vec::new(),
             trees: HashMap::new(),
@@ -124,7 +117,7 @@ impl SourceSupply {
         block: u32,
         bytes: usize,
     ) -> Result<BlockDigest, Fault> {
-        let algorithm = self.algorithm;
+        let algorithm = self.layout.algorithm();
         let file = self.file(index)?;
         let blocks = file.blocks(algorithm);
         let room = builder.room(bytes);
@@ -140,12 +133,12 @@ impl SourceSupply {
         Ok(value)
     }
 
-    /// The file as a whole, once: it is compared with the manifest before its digest is told.
+    /// A file's digest. Before it is computed, the file is compared with the manifest.
     fn digest(&mut self, index: u32) -> Result<Digest, Fault> {
         if let Some(digest) = self.digests[index as usize] {
             return Ok(digest);
         }
-        let algorithm = self.algorithm;
+        let algorithm = self.layout.algorithm();
         self.file(index)?.unchanged()?;
         let tree = match self.trees.remove(&index) {
             Some(tree) => tree,
@@ -158,7 +151,7 @@ impl SourceSupply {
         Ok(digest)
     }
 
-    /// Everything was read: nothing may have changed since the manifest was made.
+    /// Everything was read: the source must still be as the manifest says.
     fn end(&mut self) -> Result<(), Fault> {
         self.source.unchanged()?;
         let manifest = self.source.manifest();
@@ -168,15 +161,17 @@ impl SourceSupply {
                 let files = manifest.files().filter_map(|(index, entry, _)| {
                     Some((entry.path, self.digests[index as usize]?))
                 });
-                Some(directory_digest(self.algorithm, files))
+                Some(directory_digest(self.layout.algorithm(), files))
             }
         };
-        self.attempt.all_blocks(digest);
+        if let Some(attempt) = &self.attempt {
+            attempt.all_blocks(digest);
+        }
         Ok(())
     }
 }
 
-impl Supply for SourceSupply {
+impl BlockReader for SourceReader {
     fn build(&mut self, number: u32, buffer: &mut [u8]) -> Result<usize, Fault> {
         let layout = self.layout.clone();
         let mut builder = Builder::new(buffer);
@@ -199,19 +194,18 @@ impl Supply for SourceSupply {
         }
         if number >= self.built {
             self.built = number + 1;
-            self.attempt
-                .counters
-                .bytes
-                .fetch_add(read, Ordering::Relaxed);
+            if let Some(attempt) = &self.attempt {
+                attempt.counters.bytes.fetch_add(read, Ordering::Relaxed);
+            }
         }
         Ok(builder.finish())
     }
 }
 
-/// Reads what this node has received back from its own files, for a child that lags.
-pub(crate) struct ShelfSupply(pub Arc<Shelf>);
+/// Reads blocks that this node has received back from its files, for a slow child.
+pub(crate) struct StagedReader(pub Arc<StagedBlocks>);
 
-impl Supply for ShelfSupply {
+impl BlockReader for StagedReader {
     fn build(&mut self, number: u32, buffer: &mut [u8]) -> Result<usize, Fault> {
         let missing = |what: String| Fault::Engine {
             problem: format!("{what} is not here yet"),

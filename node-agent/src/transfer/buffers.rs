@@ -1,244 +1,304 @@
-//! Buffers of one transfer: so many of slot size, made when first needed, used again and again.
+//! Buffers: the memory budget of all transfers, fixed shares of it, and pools that grow and shrink.
 //!
-//! How many there may be changes while it is at work: the [`account`](crate::transfer::memory_account) says so.
+//! A transfer is promised the fewest buffers that it can move with, and is refused only where the budget has
+//! not even those left. The other buffers are shared evenly by the pools: one transfer alone has all that it
+//! can use, and when another one comes, the pools give up buffers as their messages are acknowledged.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use crate::fault::Fault;
-use crate::transfer::memory_account::{Account, Books, Loan, Share};
 use crate::transfer::record::SLOT_BYTES;
 
 /// A buffer of [`SLOT_BYTES`].
 pub(crate) type Buffer = Box<[u8]>;
 
-/// The buffers of one transfer.
+/// Shares do not grow into these: the least of eight relays, each with two slots and a pool of two. Of a
+/// smaller budget three quarters are kept back.
+const KEPT_BACK: usize = 8 * (2 + 2);
+/// A thread that waits for a buffer looks this often for buffers that were dropped and not given back.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The buffers that all jobs of this agent may use together: `limits.memory`.
 #[derive(Debug)]
-pub(crate) struct Pool {
-    loan: Loan,
-    /// Locked after the account's books.
-    state: Mutex<State>,
+pub struct MemoryBudget {
+    /// Buffers.
+    limit: usize,
+    counts: Mutex<Counts>,
+    changed: Condvar,
+}
+
+/// In buffers, unless said otherwise.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Of shares, all that they have; of pools their least.
+    promised: usize,
+    /// Of shares, what they have beyond their least.
+    grown: usize,
+    /// How many pools there are.
+    pools: usize,
+    /// Of shares, all that they have; of pools what they have made.
+    used: usize,
+}
+
+impl MemoryBudget {
+    /// A budget of that many bytes.
+    #[must_use]
+    pub fn new(bytes: u64) -> Arc<Self> {
+        Arc::new(Self {
+            limit: usize::try_from(bytes / SLOT_BYTES as u64).unwrap_or(usize::MAX),
+            counts: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Takes that many buffers, or says what is lacking.
+    pub(crate) fn share(self: &Arc<Self>, buffers: usize) -> Result<BufferShare, Fault> {
+        let mut counts = self.lock();
+        self.promise(&mut counts, buffers)?;
+        counts.used += buffers;
+        Ok(BufferShare {
+            budget: self.clone(),
+            least: buffers,
+            buffers,
+        })
+    }
+
+    /// Makes a pool that always has `least` buffers, and never more than `most`.
+    pub(crate) fn pool(
+        self: &Arc<Self>,
+        least: usize,
+        most: usize,
+    ) -> Result<Arc<BufferPool>, Fault> {
+        let mut counts = self.lock();
+        self.promise(&mut counts, least)?;
+        counts.pools += 1;
+        Ok(Arc::new(BufferPool {
+            budget: self.clone(),
+            least,
+            most,
+            buffers: Mutex::default(),
+        }))
+    }
+
+    /// Bytes of the buffers that there are.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        (self.lock().used * SLOT_BYTES) as u64
+    }
+
+    fn promise(&self, counts: &mut Counts, buffers: usize) -> Result<(), Fault> {
+        let left = self.limit.saturating_sub(counts.promised);
+        if buffers > left {
+            return Err(Fault::MemoryLimit {
+                needed: (buffers * SLOT_BYTES) as u64,
+                left: (left * SLOT_BYTES) as u64,
+            });
+        }
+        counts.promised += buffers;
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        // Nothing in here can panic half-way through a change.
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Buffers that an owner keeps until it drops this.
+#[derive(Debug)]
+pub(crate) struct BufferShare {
+    budget: Arc<MemoryBudget>,
+    least: usize,
+    buffers: usize,
+}
+
+impl BufferShare {
+    /// Buffers that it has.
+    #[must_use]
+    pub(crate) fn buffers(&self) -> usize {
+        self.buffers
+    }
+
+    /// Takes more buffers, up to `most`, as far as transfers to come do not need them.
+    pub(crate) fn grow(&mut self, most: usize) {
+        let mut counts = self.budget.lock();
+        let limit = self.budget.limit;
+        let for_growth = limit - KEPT_BACK.min(limit / 4 * 3);
+        let more = most
+            .saturating_sub(self.buffers)
+            .min(for_growth.saturating_sub(counts.grown))
+            .min(limit - counts.promised);
+        counts.promised += more;
+        counts.grown += more;
+        counts.used += more;
+        self.buffers += more;
+    }
+}
+
+impl Drop for BufferShare {
+    fn drop(&mut self) {
+        let mut counts = self.budget.lock();
+        counts.promised -= self.buffers;
+        counts.grown -= self.buffers - self.least;
+        counts.used -= self.buffers;
+        self.budget.changed.notify_all();
+    }
+}
+
+/// The buffers of one sender: made when they are needed, and used again.
+#[derive(Debug)]
+pub(crate) struct BufferPool {
+    budget: Arc<MemoryBudget>,
+    least: usize,
+    most: usize,
+    /// Locked after the budget.
+    buffers: Mutex<PoolBuffers>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// None once it is closed.
+struct PoolBuffers {
     free: Vec<Buffer>,
-    /// Free, or somebody's: what is booked.
-    made: usize,
-    /// What others share, by [`Pool::share`]: a connection that ends lets go of its buffers without a word.
+    /// Those that were taken and are not shared yet.
+    taken: usize,
+    /// A connection that ends drops its buffers and does not release them.
     shared: Vec<Weak<Buffer>>,
     closed: bool,
 }
 
-/// A buffer that may be taken.
-enum Pick {
-    Free(Buffer),
-    /// It is counted already.
-    Make,
-}
-
-impl Pick {
-    fn take(self) -> Buffer {
-        match self {
-            Pick::Free(buffer) => buffer,
-            Pick::Make => vec![0; SLOT_BYTES].into_boxed_slice(),
-        }
+impl PoolBuffers {
+    fn made(&self) -> usize {
+        self.free.len() + self.taken + self.shared.len()
     }
 }
 
-impl Pool {
-    /// A pool of so many buffers at least, and at most.
-    pub(crate) fn new(
-        account: &Arc<Account>,
-        least: usize,
-        most: usize,
-    ) -> Result<Arc<Self>, Fault> {
-        Ok(Arc::new(Self {
-            loan: account.lend(least, most)?,
-            state: Mutex::default(),
-        }))
-    }
-
-    /// A pool of as many buffers as the share has.
-    pub(crate) fn of(share: Share) -> Arc<Self> {
-        Arc::new(Self {
-            loan: share.into_loan(),
-            state: Mutex::default(),
-        })
-    }
-
-    /// Buffers that there may be now.
+impl BufferPool {
+    /// How many buffers the pool may have now.
     #[must_use]
     pub(crate) fn allowance(&self) -> usize {
-        self.loan.allowance()
+        self.allowed(&self.budget.lock())
     }
 
     /// A buffer if there is one now; none once the pool is closed.
     #[must_use]
     pub(crate) fn try_take(&self) -> Option<Buffer> {
-        let pick = {
-            let mut books = self.loan.books();
-            let mut state = self.lock();
-            if state.closed {
-                return None;
-            }
-            self.pick(&mut books, &mut state)
-        };
-        pick.map(Pick::take)
+        let mut counts = self.budget.lock();
+        let mut buffers = self.lock();
+        self.take_from(&mut counts, &mut buffers)
     }
 
-    /// A buffer as soon as there is one; none once the pool is closed.
+    /// Waits for a buffer; none once the pool is closed.
     #[must_use]
     pub(crate) fn take(&self) -> Option<Buffer> {
-        let mut books = self.loan.books();
-        let pick = loop {
+        let mut counts = self.budget.lock();
+        loop {
             {
-                let mut state = self.lock();
-                if state.closed {
-                    return None;
-                }
-                if let Some(pick) = self.pick(&mut books, &mut state) {
-                    break pick;
+                let mut buffers = self.lock();
+                let taken = self.take_from(&mut counts, &mut buffers);
+                if taken.is_some() || buffers.closed {
+                    return taken;
                 }
             }
-            books = self.loan.wait(books);
-        };
-        drop(books);
-        Some(pick.take())
-    }
-
-    /// Gives a buffer back. One that was never the pool's is dropped: one of another size, or one more
-    /// than were made. A closed pool keeps none.
-    pub(crate) fn give(&self, buffer: Buffer) {
-        if buffer.len() != SLOT_BYTES {
-            return;
+            let woken = self.budget.changed.wait_timeout(counts, LOOK);
+            counts = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let over = {
-            let mut books = self.loan.books();
-            let mut state = self.lock();
-            self.reap(&mut books, &mut state);
-            if state.free.len() + state.shared.len() < state.made {
-                state.free.push(buffer);
-                self.shrink(&mut books, &mut state)
-            } else {
-                vec![buffer]
-            }
-        };
-        self.loan.notify();
-        // Giving memory back takes its time: not while others wait for the books.
-        drop(over);
     }
 
-    /// Lets others share a buffer, to come back by [`Pool::release`] or not at all.
+    /// Shares a buffer that was taken, or that replaces one. Its owners [release](Self::release) it or drop it.
     #[must_use]
     pub(crate) fn share(&self, buffer: Buffer) -> Arc<Buffer> {
         let shared = Arc::new(buffer);
-        self.lock().shared.push(Arc::downgrade(&shared));
+        let mut buffers = self.lock();
+        buffers.taken -= 1;
+        buffers.shared.push(Arc::downgrade(&shared));
         shared
     }
 
-    /// Gives a shared buffer back if this was its last owner.
+    /// Takes a shared buffer back if this was its last owner. Another pool's buffer is dropped.
     pub(crate) fn release(&self, buffer: Arc<Buffer>) {
+        let mut counts = self.budget.lock();
+        let mut buffers = self.lock();
         let at = Arc::as_ptr(&buffer);
-        let owned = {
-            // Locked before it is nobody's: or it would be counted as one that did not come back.
-            let mut state = self.lock();
-            let owned = Arc::into_inner(buffer);
-            if owned.is_some() {
-                // Its address is nobody else's while the list has it.
-                state.shared.retain(|weak| weak.as_ptr() != at);
-            }
-            owned
-        };
-        if let Some(buffer) = owned {
-            self.give(buffer);
+        let known = buffers.shared.iter().position(|weak| weak.as_ptr() == at);
+        // Under the lock: otherwise it would count as one that was dropped.
+        if let (Some(buffer), Some(place)) = (Arc::into_inner(buffer), known) {
+            buffers.shared.swap_remove(place);
+            buffers.free.push(buffer);
         }
+        self.shrink(&mut counts, &mut buffers);
+        self.budget.changed.notify_all();
     }
 
-    /// Lets go of what it may have no longer, as far as it is free, and of what nobody gave back.
+    /// Gives back what the pool may not have any longer, as far as it is free.
     pub(crate) fn settle(&self) {
-        let over = {
-            let mut books = self.loan.books();
-            let mut state = self.lock();
-            self.reap(&mut books, &mut state);
-            self.shrink(&mut books, &mut state)
-        };
-        if !over.is_empty() {
-            self.loan.notify();
-        }
+        self.shrink(&mut self.budget.lock(), &mut self.lock());
     }
 
-    /// Wakes whoever waits for a buffer; nobody gets one from now on, and only what is somebody's stays
-    /// booked.
+    /// From now on the pool gives no buffer and keeps none; a thread that waits for one goes on.
     pub(crate) fn close(&self) {
-        let free = {
-            let mut books = self.loan.books();
-            let mut state = self.lock();
-            state.closed = true;
-            self.reap(&mut books, &mut state);
-            self.shrink(&mut books, &mut state)
-        };
-        self.loan.notify();
-        drop(free);
+        let mut counts = self.budget.lock();
+        let mut buffers = self.lock();
+        buffers.closed = true;
+        self.shrink(&mut counts, &mut buffers);
+        self.budget.changed.notify_all();
     }
 
-    fn pick(&self, books: &mut Books, state: &mut State) -> Option<Pick> {
-        if let Some(buffer) = state.free.pop() {
-            return Some(Pick::Free(buffer));
+    /// Its least, and an even part of the buffers that are not promised.
+    fn allowed(&self, counts: &Counts) -> usize {
+        let unpromised = self.budget.limit - counts.promised;
+        self.most.min(self.least + unpromised / counts.pools)
+    }
+
+    fn take_from(&self, counts: &mut Counts, buffers: &mut PoolBuffers) -> Option<Buffer> {
+        self.shrink(counts, buffers);
+        if buffers.closed {
+            return None;
         }
-        if !self.loan.may_make(books, state.made) {
-            self.reap(books, state);
-            if !self.loan.may_make(books, state.made) {
-                return None;
+        let free = buffers.free.pop();
+        let may_make = buffers.made() < self.allowed(counts) && counts.used < self.budget.limit;
+        let buffer = match free {
+            Some(buffer) => buffer,
+            None if may_make => {
+                counts.used += 1;
+                vec![0; SLOT_BYTES].into_boxed_slice()
             }
-        }
-        state.made += 1;
-        Some(Pick::Make)
+            None => return None,
+        };
+        buffers.taken += 1;
+        Some(buffer)
     }
 
-    /// Strikes out what was shared and is nobody's any more.
-    fn reap(&self, books: &mut Books, state: &mut State) {
-        let before = state.shared.len();
-        state.shared.retain(|weak| weak.strong_count() > 0);
-        let gone = before - state.shared.len();
+    /// Forgets the shared buffers that were dropped, and drops the free ones that the pool may not keep.
+    fn shrink(&self, counts: &mut Counts, buffers: &mut PoolBuffers) {
+        let before = buffers.made();
+        buffers.shared.retain(|weak| weak.strong_count() > 0);
+        let allowed = match buffers.closed {
+            true => 0,
+            false => self.allowed(counts),
+        };
+        let surplus = buffers.made().saturating_sub(allowed);
+        let kept = buffers.free.len().saturating_sub(surplus);
+        buffers.free.truncate(kept);
+        let gone = before - buffers.made();
         if gone > 0 {
-            self.unmake(books, state, gone);
-            // Another pool may wait for them.
-            self.loan.notify();
+            counts.used -= gone;
+            self.budget.changed.notify_all();
         }
     }
 
-    /// Takes out what is free and more than the pool may have: all of it once it is closed.
-    fn shrink(&self, books: &mut Books, state: &mut State) -> Vec<Buffer> {
-        let mut over = Vec::new();
-        while (state.closed || self.loan.is_over(books, state.made))
-            && let Some(buffer) = state.free.pop()
-        {
-            self.unmake(books, state, 1);
-            over.push(buffer);
-        }
-        over
-    }
-
-    /// Counts down, but never below what is free or shared.
-    fn unmake(&self, books: &mut Books, state: &mut State, buffers: usize) {
-        let there = state.free.len() + state.shared.len();
-        let gone = buffers.min(state.made.saturating_sub(there));
-        state.made -= gone;
-        self.loan.unmade(books, gone);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolBuffers> {
         // Nothing in here can panic half-way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Pool {
+impl Drop for BufferPool {
     fn drop(&mut self) {
-        let state = std::mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let mut books = self.loan.books();
-        self.loan.unmade(&mut books, state.made);
+        let mut counts = self.budget.lock();
+        counts.promised -= self.least;
+        counts.pools -= 1;
+        counts.used -= self.lock().made();
+        self.budget.changed.notify_all();
     }
 }
 
@@ -246,14 +306,79 @@ impl Drop for Pool {
 mod tests {
     use super::*;
 
-    fn account(buffers: u64) -> Arc<Account> {
-        Account::new(buffers * SLOT_BYTES as u64)
+    const SLOT: u64 = SLOT_BYTES as u64;
+
+    fn budget(buffers: u64) -> Arc<MemoryBudget> {
+        MemoryBudget::new(buffers * SLOT)
+    }
+
+    /// All that a pool gives now, shared.
+    fn take_all(pool: &BufferPool) -> Vec<Arc<Buffer>> {
+        let taken = std::iter::from_fn(|| pool.try_take());
+        taken.map(|buffer| pool.share(buffer)).collect()
     }
 
     #[test]
-    fn a_pool_lends_as_many_as_it_has_and_no_more() {
-        let account = account(5);
-        let pool = Pool::new(&account, 1, 2).unwrap();
+    fn a_budget_refuses_what_it_does_not_have_and_takes_back_what_is_dropped() {
+        let budget = budget(3);
+        let share = budget.share(2).unwrap();
+        assert_eq!(budget.share(2).unwrap_err().reason(), "MemoryLimit");
+        drop(share);
+        assert!(budget.share(3).is_ok());
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn pools_are_refused_only_where_not_even_their_least_is_left() {
+        let budget = budget(10);
+        let alone = budget.pool(2, 26).unwrap();
+        assert_eq!(alone.allowance(), 10);
+        let others: Vec<_> = (0..4).map(|_| budget.pool(2, 26).unwrap()).collect();
+        assert_eq!(alone.allowance(), 2);
+        assert_eq!(budget.pool(1, 1).unwrap_err().reason(), "MemoryLimit");
+        drop(others);
+        assert_eq!(alone.allowance(), 10);
+    }
+
+    #[test]
+    fn pools_together_may_never_have_more_than_there_is() {
+        for limit in 0..60 {
+            let budget = budget(limit);
+            let mut pools = Vec::new();
+            for children in [1, 2, 3, 1, 2, 7] {
+                pools.extend(budget.pool(children + 1, 8 + children * 9));
+                let all: usize = pools.iter().map(|pool| pool.allowance()).sum();
+                assert!(all as u64 <= limit, "{all} of {limit}");
+            }
+        }
+    }
+
+    #[test]
+    fn shares_grow_by_what_eight_transfers_to_come_do_not_need() {
+        // 48 MiB, the default.
+        let default = MemoryBudget::new(48 << 20);
+        let mut relays = Vec::new();
+        for _ in 0..8 {
+            let mut slots = default.share(2).unwrap();
+            let pool = default.pool(2, 17).unwrap();
+            slots.grow(8);
+            relays.push((slots, pool));
+        }
+        let slots: Vec<usize> = relays.iter().map(|(slots, _)| slots.buffers()).collect();
+        assert_eq!(slots, [8, 8, 3, 2, 2, 2, 2, 2]);
+        drop(relays);
+        assert!(default.share(45).is_ok());
+        // 16 MiB, the least.
+        let small = MemoryBudget::new(16 << 20);
+        let mut share = small.share(2).unwrap();
+        share.grow(8);
+        assert_eq!(share.buffers(), 8);
+    }
+
+    #[test]
+    fn a_pool_gives_as_many_as_it_may_have_and_no_more() {
+        let budget = budget(5);
+        let pool = budget.pool(1, 2).unwrap();
         let first = pool.try_take().unwrap();
         let _second = pool.try_take().unwrap();
         assert!(pool.try_take().is_none());
@@ -265,12 +390,12 @@ mod tests {
         pool.close();
         assert!(pool.take().is_none());
         drop(pool);
-        assert_eq!(account.used(), 0);
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]
-    fn a_shared_buffer_that_nobody_gave_back_is_made_anew() {
-        let pool = Pool::new(&account(5), 1, 1).unwrap();
+    fn a_shared_buffer_that_was_dropped_is_made_anew() {
+        let pool = budget(5).pool(1, 1).unwrap();
         let shared = pool.share(pool.take().unwrap());
         assert!(pool.try_take().is_none());
         drop(shared);
@@ -278,98 +403,81 @@ mod tests {
     }
 
     #[test]
-    fn one_more_pool_gets_its_least_as_soon_as_what_others_have_beyond_theirs_comes_back() {
-        let account = account(6);
-        let first = Pool::new(&account, 2, 9).unwrap();
-        let mut all: Vec<Buffer> = std::iter::from_fn(|| first.try_take()).collect();
+    fn one_more_pool_gets_its_least_as_soon_as_others_release_what_they_have_beyond_theirs() {
+        let budget = budget(6);
+        let first = budget.pool(2, 9).unwrap();
+        let mut all = take_all(&first);
         assert_eq!(all.len(), 6);
-        let second = Pool::new(&account, 2, 9).unwrap();
+        let second = budget.pool(2, 9).unwrap();
         assert!(second.try_take().is_none());
         let waits = std::thread::spawn({
             let second = second.clone();
             move || second.take().is_some()
         });
-        first.give(all.pop().unwrap());
+        first.release(all.pop().unwrap());
         assert!(waits.join().unwrap());
         // Three for each: of five one is too many.
-        all.pop().into_iter().for_each(|buffer| first.give(buffer));
+        first.release(all.pop().unwrap());
         assert!(first.try_take().is_none());
         assert!(second.try_take().is_some());
-        // What lies free is let go when its pool looks.
+        // A free buffer goes when its pool settles.
         drop(second);
-        let again = first.try_take().unwrap();
-        first.give(again);
-        let third = Pool::new(&account, 2, 9).unwrap();
-        all.drain(..).for_each(|buffer| first.give(buffer));
+        let again = first.share(first.try_take().unwrap());
+        first.release(again);
+        let third = budget.pool(2, 9).unwrap();
+        all.drain(..).for_each(|buffer| first.release(buffer));
         first.settle();
-        assert_eq!(account.used(), 3 * SLOT_BYTES as u64);
+        assert_eq!(budget.used(), 3 * SLOT);
         drop((first, third));
-        assert_eq!(account.used(), 0);
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]
-    fn an_idle_pool_that_settles_strikes_out_what_others_let_go_of_without_a_word() {
-        let account = account(6);
-        let idle = Pool::new(&account, 2, 9).unwrap();
-        let lent = std::iter::from_fn(|| idle.try_take()).map(|buffer| idle.share(buffer));
-        let mut lent: Vec<_> = lent.collect();
-        let other = Pool::new(&account, 1, 3).unwrap();
+    fn an_idle_pool_that_settles_forgets_the_buffers_that_were_dropped() {
+        let budget = budget(6);
+        let idle = budget.pool(2, 9).unwrap();
+        let mut lent = take_all(&idle);
+        let other = budget.pool(1, 3).unwrap();
         assert!(other.try_take().is_none());
         lent.truncate(1);
         idle.settle();
-        assert_eq!(account.used(), SLOT_BYTES as u64);
+        assert_eq!(budget.used(), SLOT);
         assert!(other.try_take().is_some());
-        // Also when a buffer comes back.
-        let own = idle.try_take().unwrap();
+        // Also when a buffer is released.
+        let own = idle.share(idle.try_take().unwrap());
         lent.clear();
-        idle.give(own);
-        assert_eq!(account.used(), 2 * SLOT_BYTES as u64);
+        idle.release(own);
+        assert_eq!(budget.used(), 2 * SLOT);
         drop((idle, other));
-        assert_eq!(account.used(), 0);
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]
-    fn of_a_closed_pool_only_what_is_somebodys_is_booked() {
-        let account = account(6);
-        let pool = Pool::new(&account, 2, 9).unwrap();
-        let mut all: Vec<Buffer> = std::iter::from_fn(|| pool.try_take()).collect();
-        let mut shared = || pool.share(all.pop().unwrap());
-        let (lost, late, back) = (shared(), shared(), shared());
-        drop(lost);
-        pool.give(all.pop().unwrap());
+    fn a_closed_pool_counts_only_the_buffers_that_are_still_shared() {
+        let budget = budget(6);
+        let pool = budget.pool(2, 9).unwrap();
+        let mut all = take_all(&pool);
+        drop(all.pop());
+        pool.release(all.pop().unwrap());
         pool.close();
-        assert_eq!(account.used(), 4 * SLOT_BYTES as u64);
+        assert_eq!(budget.used(), 4 * SLOT);
         assert!(pool.try_take().is_none());
-        let other = Pool::new(&account, 2, 2).unwrap();
-        let _taken = [other.try_take().unwrap(), other.try_take().unwrap()];
-        // What comes back is not kept, in whatever way it comes.
-        pool.give(all.pop().unwrap());
-        pool.release(back);
-        assert_eq!(account.used(), 4 * SLOT_BYTES as u64);
-        drop(late);
+        let other = budget.pool(2, 2).unwrap();
+        let _taken = take_all(&other);
+        assert_eq!(budget.used(), 6 * SLOT);
+        // The pool keeps nothing of what comes back, however it comes.
+        pool.release(all.pop().unwrap());
+        drop(all.pop());
         pool.settle();
-        assert_eq!(account.used(), 3 * SLOT_BYTES as u64);
-        pool.give(all.pop().unwrap());
-        assert_eq!(account.used(), 2 * SLOT_BYTES as u64);
+        assert_eq!(budget.used(), 4 * SLOT);
         assert!(pool.lock().free.is_empty());
     }
 
     #[test]
-    fn more_buffers_than_were_made_are_neither_kept_nor_counted_down() {
-        let account = account(5);
-        let pool = Pool::new(&account, 1, 2).unwrap();
-        let foreign = || vec![0; SLOT_BYTES].into_boxed_slice();
-        pool.give(foreign());
-        assert_eq!((account.used(), pool.lock().free.len()), (0, 0));
-        let shared = pool.share(pool.take().unwrap());
-        pool.give(pool.take().unwrap());
-        pool.give(foreign());
-        assert_eq!(pool.lock().free.len(), 1);
-        pool.close();
-        pool.give(foreign());
-        assert_eq!(account.used(), SLOT_BYTES as u64);
-        pool.release(shared);
-        pool.give(foreign());
-        assert_eq!(account.used(), 0);
+    fn a_buffer_of_another_pool_is_neither_kept_nor_counted() {
+        let budget = budget(5);
+        let pool = budget.pool(1, 2).unwrap();
+        pool.release(Arc::new(vec![0; SLOT_BYTES].into_boxed_slice()));
+        assert_eq!((budget.used(), pool.lock().made()), (0, 0));
     }
 }

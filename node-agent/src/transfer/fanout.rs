@@ -1,41 +1,41 @@
 //! Which message goes to which child next: credits, the cache, and what must be read again.
 //!
-//! Sans-IO: the outlet feeds it with what happened and carries out what it asks for. Each child
-//! gets every message, in order, as soon as this node has it and the child has a free slot. A child
-//! that lags never holds another up: what has left the cache is read again for it.
+//! Sans-IO: the sender tells it what happened and does what it asks for. Each child gets every
+//! message, in order, as soon as this node has the message and the child has a free slot. A slow
+//! child never delays another one: messages that have left the cache are read again for it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::transfer::arrivals::AHEAD_MESSAGES;
 use crate::transfer::buffers::Buffer;
-use crate::transfer::message::{Held, Message, data_bytes};
+use crate::transfer::message::{HeldBlocks, Message, data_bytes};
 
 /// Messages kept because some child still needs them: a round trip's worth beyond the slots.
 pub(crate) const CACHE_MESSAGES: usize = 8;
 
-/// How far a sender may spread itself: as far as its buffers reach.
+/// What a sender may do with its buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct SendLimits {
     /// Messages that are kept because some child still needs them.
     cache: usize,
-    /// Messages under way to each child: one that stands still must not hold all buffers.
+    /// Messages under way to each child: a child that stands still must not take all buffers.
     under_way: usize,
 }
 
-impl Room {
-    /// With which nothing waits for a buffer: what is kept, and for each child all its slots and a message
+impl SendLimits {
+    /// Buffers with which nothing waits for one: the cache, and for each child all its slots and a message
     /// that is read for it.
     pub(crate) const fn buffers_most(children: usize, slots: usize) -> usize {
         CACHE_MESSAGES + children * (slots + 1)
     }
 
-    /// With which each child goes on, however the others do: one under way to each, and one more.
+    /// Buffers with which each child goes on, whatever the others do: one under way to each, and one more.
     pub(crate) const fn buffers_least(children: usize) -> usize {
         children + 1
     }
 
-    /// What so many buffers are good for.
+    /// The limits for so many buffers.
     pub(crate) fn of(buffers: usize, children: usize) -> Self {
         let beside = buffers.saturating_sub(children);
         let cache = beside.min(buffers / 2).clamp(1, CACHE_MESSAGES);
@@ -50,7 +50,7 @@ impl Room {
 /// Index of a child in its parent's part of the plan.
 pub(crate) type ChildIndex = usize;
 
-/// What the outlet must do.
+/// What the sender must do.
 #[derive(Debug)]
 pub(crate) enum Action {
     /// Read (at the source: and hash) this message, and answer with [`Fanout::built`].
@@ -66,13 +66,13 @@ pub(crate) enum Action {
     },
 }
 
-/// Where a child stands.
+/// The state of a child.
 #[derive(Debug)]
 enum Child {
     /// Not connected yet.
     Awaited,
     /// Being sent to.
-    Open(Open),
+    Open(OpenChild),
     /// It has returned every credit after the last message: everything is published there.
     Done,
     /// Its connection failed.
@@ -80,14 +80,13 @@ enum Child {
 }
 
 #[derive(Debug)]
-struct Open {
-    held: Held,
+struct OpenChild {
+    held: HeldBlocks,
     free: Vec<u16>,
     /// What is under way in each slot; none in a free one.
     under_way: Vec<Option<UnderWay>>,
     /// The next message it gets.
     next: u32,
-    acknowledged: u64,
 }
 
 /// A message whose credit has not come back.
@@ -98,12 +97,12 @@ struct UnderWay {
     bytes: u64,
 }
 
-impl Open {
+impl OpenChild {
     /// Whether the next message may go to it: there is a slot and room for one more, and the message is
     /// near enough to the first that is not acknowledged.
-    fn may_go_on(&self, room: Room) -> bool {
+    fn may_go_on(&self, limits: SendLimits) -> bool {
         let under_way = self.under_way.len() - self.free.len();
-        if self.free.is_empty() || under_way >= room.under_way {
+        if self.free.is_empty() || under_way >= limits.under_way {
             return false;
         }
         let first = self
@@ -126,7 +125,7 @@ pub(crate) struct WrongCredit(pub u32);
 pub(crate) struct Fanout {
     /// Messages of the transfer.
     messages: u32,
-    /// Messages below this can be had: read, or taken from the cache.
+    /// Messages below this number can be read.
     ready: u32,
     children: Vec<Child>,
     cache: BTreeMap<u32, Message>,
@@ -134,13 +133,13 @@ pub(crate) struct Fanout {
     /// Buffers that left the cache.
     dropped: Vec<Arc<Buffer>>,
     actions: VecDeque<Action>,
-    room: Room,
+    limits: SendLimits,
 }
 
 impl Fanout {
     /// For a transfer of `messages`, to so many children. At a source everything is ready.
     #[must_use]
-    pub(crate) fn new(messages: u32, children: usize, ready: u32, room: Room) -> Self {
+    pub(crate) fn new(messages: u32, children: usize, ready: u32, limits: SendLimits) -> Self {
         Self {
             messages,
             ready,
@@ -149,31 +148,30 @@ impl Fanout {
             building: BTreeSet::new(),
             dropped: Vec::new(),
             actions: VecDeque::new(),
-            room,
+            limits,
         }
     }
 
     /// There are more or fewer buffers now.
-    pub(crate) fn set_room(&mut self, room: Room) {
-        if room != self.room {
-            self.room = room;
+    pub(crate) fn set_limits(&mut self, limits: SendLimits) {
+        if limits != self.limits {
+            self.limits = limits;
             self.turn();
         }
     }
 
     /// A child has connected, with so many slots, and holds some blocks.
-    pub(crate) fn connected(&mut self, child: ChildIndex, slots: u16, held: Held) {
-        self.children[child] = Child::Open(Open {
+    pub(crate) fn connected(&mut self, child: ChildIndex, slots: u16, held: HeldBlocks) {
+        self.children[child] = Child::Open(OpenChild {
             held,
             free: (0..slots).rev().collect(),
             under_way: vec![None; usize::from(slots)],
             next: 0,
-            acknowledged: 0,
         });
         self.turn();
     }
 
-    /// Messages below `ready` can be had from now on.
+    /// Messages below `ready` can be read from now on.
     pub(crate) fn ready(&mut self, ready: u32) {
         self.ready = self.ready.max(ready);
         self.turn();
@@ -182,7 +180,7 @@ impl Fanout {
     /// A message is here in memory: one that was asked for, or one that has just arrived.
     pub(crate) fn built(&mut self, number: u32, message: Message) {
         self.building.remove(&number);
-        if self.needed(number) {
+        if is_needed(&self.children, number) {
             self.cache.insert(number, message);
         } else {
             self.dropped.push(message.buffer);
@@ -190,7 +188,7 @@ impl Fanout {
         self.turn();
     }
 
-    /// A child has emptied a slot. Answers the data bytes that were in it.
+    /// A child has emptied a slot. Returns the data bytes that were in it.
     pub(crate) fn credit(&mut self, child: ChildIndex, slot: u32) -> Result<u64, WrongCredit> {
         let Child::Open(open) = &mut self.children[child] else {
             return Err(WrongCredit(slot));
@@ -201,7 +199,6 @@ impl Fanout {
             .and_then(Option::take)
             .ok_or(WrongCredit(slot))?
             .bytes;
-        open.acknowledged += bytes;
         // Fits: it is an index of `under_way`.
         open.free.push(slot as u16);
         if open.next == self.messages && open.free.len() == open.under_way.len() {
@@ -249,28 +246,16 @@ impl Fanout {
             .all(|child| matches!(child, Child::Done | Child::Failed))
     }
 
-    fn needed(&self, number: u32) -> bool {
-        self.children.iter().any(|child| match child {
-            Child::Open(open) => open.next <= number,
-            Child::Awaited => true,
-            Child::Done | Child::Failed => false,
-        })
-    }
-
-    /// Sends what can be sent, drops what nobody needs, asks for what is needed next.
+    /// Sends the messages that can be sent, drops those that no child needs, and asks for the next ones.
     fn turn(&mut self) {
         for child in 0..self.children.len() {
             self.send(child);
         }
-        let unneeded: Vec<u32> = self
-            .cache
-            .keys()
-            .copied()
-            .filter(|number| !self.needed(*number))
-            .collect();
-        for number in unneeded {
-            self.evict(number);
-        }
+        let children = &self.children;
+        let unneeded = |number: &u32, _: &mut Message| !is_needed(children, *number);
+        let evicted = self.cache.extract_if(.., unneeded);
+        self.dropped
+            .extend(evicted.map(|(_, message)| message.buffer));
         self.trim();
         self.ask();
     }
@@ -279,13 +264,19 @@ impl Fanout {
         let Child::Open(open) = &mut self.children[index] else {
             return;
         };
-        while open.may_go_on(self.room)
+        while open.may_go_on(self.limits)
             && let Some(message) = self.cache.get(&open.next)
         {
             let Some(slot) = open.free.pop() else {
                 return;
             };
-            let message = open.held.shorten(message);
+            let message = match open.held.shorten(&message.buffer[..message.bytes]) {
+                Some(short) => Message {
+                    bytes: short.len(),
+                    buffer: Arc::new(short),
+                },
+                None => message.clone(),
+            };
             open.under_way[usize::from(slot)] = Some(UnderWay {
                 number: open.next,
                 bytes: data_bytes(&message),
@@ -304,7 +295,7 @@ impl Fanout {
         let mut wanted: Vec<u32> = Vec::new();
         for child in &self.children {
             if let Child::Open(open) = child
-                && open.may_go_on(self.room)
+                && open.may_go_on(self.limits)
             {
                 wanted.push(open.next);
             }
@@ -319,7 +310,7 @@ impl Fanout {
             if number >= self.ready.min(self.messages) || here {
                 continue;
             }
-            if self.cache.len() + self.building.len() >= self.room.cache + self.children.len() {
+            if self.cache.len() + self.building.len() >= self.limits.cache + self.children.len() {
                 return;
             }
             self.building.insert(number);
@@ -327,27 +318,31 @@ impl Fanout {
         }
     }
 
-    /// Keeps the cache within its bound: what was there longest goes first, except for what a child
-    /// with a free slot would get next.
+    /// Keeps the cache within its limit: the earliest message goes first, except for one that a child with a
+    /// free slot would get next.
     fn trim(&mut self) {
-        while self.cache.len() + self.building.len() > self.room.cache {
+        while self.cache.len() + self.building.len() > self.limits.cache {
             let next = |number: &u32| {
                 self.children.iter().any(|child| {
-                    matches!(child, Child::Open(open) if open.next == *number && open.may_go_on(self.room))
+                    matches!(child, Child::Open(open) if open.next == *number && open.may_go_on(self.limits))
                 })
             };
-            let Some(oldest) = self.cache.keys().copied().find(|number| !next(number)) else {
+            let oldest = self.cache.keys().copied().find(|number| !next(number));
+            let Some(message) = oldest.and_then(|oldest| self.cache.remove(&oldest)) else {
                 return;
             };
-            self.evict(oldest);
-        }
-    }
-
-    fn evict(&mut self, number: u32) {
-        if let Some(message) = self.cache.remove(&number) {
             self.dropped.push(message.buffer);
         }
     }
+}
+
+/// Whether a child will be sent this message.
+fn is_needed(children: &[Child], number: u32) -> bool {
+    children.iter().any(|child| match child {
+        Child::Open(open) => open.next <= number,
+        Child::Awaited => true,
+        Child::Done | Child::Failed => false,
+    })
 }
 
 #[cfg(test)]

@@ -60,7 +60,6 @@ pub(crate) struct Layout {
     files: Vec<u32>,
     /// Where each message begins.
     starts: Vec<Cursor>,
-    bytes: u64,
     blocks: u64,
 }
 
@@ -74,7 +73,6 @@ impl Layout {
             algorithm,
             files: manifest.files().map(|(entry, ..)| entry).collect(),
             starts: Vec::new(),
-            bytes: manifest.bytes(),
             blocks: blocks.sum(),
             manifest: manifest.clone(),
         };
@@ -98,10 +96,22 @@ impl Layout {
         self.starts.len() as u32
     }
 
+    /// What is cut.
+    #[must_use]
+    pub(crate) fn manifest(&self) -> &Arc<Manifest> {
+        &self.manifest
+    }
+
+    /// How blocks are hashed.
+    #[must_use]
+    pub(crate) fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
     /// Bytes of all files.
     #[must_use]
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+        self.manifest.bytes()
     }
 
     /// Blocks of all files.

@@ -1,11 +1,11 @@
-//! Messages: building one in a buffer, and saying it shorter to a child that holds blocks already.
+//! Messages: building one in a buffer, and leaving out the blocks that a child holds already.
 
 use std::sync::Arc;
 
 use weft_proto::agent::v1::HaveRun;
 
 use crate::transfer::buffers::Buffer;
-use crate::transfer::record::{HEADER_BYTES, Record, Records, SLOT_BYTES, padded, write_header};
+use crate::transfer::record::{HEADER_BYTES, Record, Records, padded, write_header};
 
 /// A built message, shared by the children it goes to.
 #[derive(Debug, Clone)]
@@ -90,15 +90,15 @@ pub(crate) fn set_digest(buffer: &mut [u8], at: usize, file: u32, value: [u8; 32
     buffer[at..at + HEADER_BYTES].copy_from_slice(&header);
 }
 
-/// Blocks that a child holds, by their hashes.
+/// The hashes of the blocks that a destination holds already.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Held {
+pub(crate) struct HeldBlocks {
     /// Sorted by file and first block, not overlapping.
     runs: Vec<HaveRun>,
 }
 
-impl Held {
-    /// From a child's answer; runs that say nothing or overlap are a fault of the child.
+impl HeldBlocks {
+    /// From a child's answer. Runs that say nothing or overlap are the child's fault.
     pub(crate) fn new(mut runs: Vec<HaveRun>) -> Result<Self, &'static str> {
         if runs
             .iter()
@@ -117,78 +117,70 @@ impl Held {
         Ok(Self { runs })
     }
 
-    /// Whether the child holds this block with this hash.
+    /// The hash of a block that the child holds.
     #[must_use]
-    pub(crate) fn holds(&self, file: u32, block: u32, value: &[u8; 32]) -> bool {
+    pub(crate) fn get(&self, file: u32, block: u32) -> Option<[u8; 32]> {
         let behind = self
             .runs
             .partition_point(|run| (run.file, run.first_block) <= (file, block));
-        let Some(run) = behind.checked_sub(1).and_then(|index| self.runs.get(index)) else {
-            return false;
-        };
-        let at = (block.wrapping_sub(run.first_block)) as usize * 32;
-        run.file == file && run.values.get(at..at + 32) == Some(value.as_slice())
+        let run = self.runs.get(behind.checked_sub(1)?)?;
+        let at = block.checked_sub(run.first_block)? as usize;
+        let (values, _) = run.values.as_chunks::<32>();
+        values.get(at).copied().filter(|_| run.file == file)
     }
 
-    /// The message for this child: itself, or with `Held` records for what it holds.
+    fn holds(&self, record: &Record<'_>) -> bool {
+        match *record {
+            Record::Block {
+                file, block, value, ..
+            } => self.get(file, block) == Some(value),
+            _ => false,
+        }
+    }
+
+    /// The same message with `Held` records for the blocks that the child holds. None where it holds none of
+    /// them.
     #[must_use]
-    pub(crate) fn shorten(&self, message: &Message) -> Message {
+    pub(crate) fn shorten(&self, message: &[u8]) -> Option<Buffer> {
         if self.runs.is_empty() {
-            return message.clone();
+            return None;
         }
-        let records = Records::new(&message.buffer[..message.bytes]);
-        let mut saved = 0;
-        for record in records.clone().flatten() {
-            if let Record::Block {
-                file,
-                block,
-                value,
-                data,
-            } = record
-                && self.holds(file, block, &value)
-            {
-                saved += padded(data.len());
-            }
-        }
+        let records = Records::new(message);
+        let saved: usize = records
+            .clone()
+            .flatten()
+            .filter(|record| self.holds(record))
+            .map(|record| padded(record.data_bytes()))
+            .sum();
         if saved == 0 {
-            return message.clone();
+            return None;
         }
-        let room = (message.bytes - saved + HEADER_BYTES).min(SLOT_BYTES);
-        let mut buffer = vec![0; room].into_boxed_slice();
+        let mut buffer = vec![0; message.len() - saved].into_boxed_slice();
         let mut builder = Builder::new(&mut buffer);
         for record in records.flatten() {
             match record {
                 Record::Block {
                     file, block, value, ..
-                } if self.holds(file, block, &value) => {
-                    builder.record(&Record::Held { file, block, value });
-                }
+                } if self.holds(&record) => builder.record(&Record::Held { file, block, value }),
                 other => builder.record(&other),
             }
         }
-        let bytes = builder.finish();
-        Message {
-            buffer: Arc::new(buffer),
-            bytes,
-        }
+        builder.finish();
+        Some(buffer)
     }
 }
 
 /// Bytes of file data in a message.
 #[must_use]
 pub(crate) fn data_bytes(message: &Message) -> u64 {
-    Records::new(&message.buffer[..message.bytes])
-        .flatten()
-        .map(|record| match record {
-            Record::Block { data, .. } => data.len() as u64,
-            _ => 0,
-        })
-        .sum()
+    let records = Records::new(&message.buffer[..message.bytes]).flatten();
+    records.map(|record| record.data_bytes() as u64).sum()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transfer::record::SLOT_BYTES;
 
     fn message() -> Message {
         let mut buffer = vec![0xAA; SLOT_BYTES].into_boxed_slice();
@@ -257,9 +249,10 @@ mod tests {
 
     #[test]
     fn a_child_that_holds_a_block_is_told_its_hash_instead() {
-        let held = Held::new(vec![run(2, 6, &[8, 2, 8]), run(1, 0, &[7])]).unwrap();
-        let short = held.shorten(&message());
-        let read: Result<Vec<_>, _> = Records::new(&short.buffer[..short.bytes]).collect();
+        let held = HeldBlocks::new(vec![run(2, 6, &[8, 2, 8]), run(1, 0, &[7])]).unwrap();
+        let message = message();
+        let short = held.shorten(&message.buffer[..message.bytes]).unwrap();
+        let read: Result<Vec<_>, _> = Records::new(&short).collect();
         assert_eq!(
             read.unwrap(),
             [
@@ -282,7 +275,9 @@ mod tests {
                 Record::End,
             ]
         );
-        assert!(short.bytes < 500);
+        assert!(short.len() < 500);
+        let other = HeldBlocks::new(vec![run(2, 6, &[8])]).unwrap();
+        assert!(other.shorten(&message.buffer[..message.bytes]).is_none());
     }
 
     #[test]
@@ -292,9 +287,9 @@ mod tests {
             first_block: 0,
             values: vec![0; 33],
         };
-        assert!(Held::new(vec![cut]).is_err());
-        assert!(Held::new(vec![run(1, 0, &[1, 2]), run(1, 1, &[3])]).is_err());
-        assert!(Held::new(vec![run(1, 0, &[1, 2]), run(1, 2, &[3])]).is_ok());
+        assert!(HeldBlocks::new(vec![cut]).is_err());
+        assert!(HeldBlocks::new(vec![run(1, 0, &[1, 2]), run(1, 1, &[3])]).is_err());
+        assert!(HeldBlocks::new(vec![run(1, 0, &[1, 2]), run(1, 2, &[3])]).is_ok());
     }
 
     #[test]

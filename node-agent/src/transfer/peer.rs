@@ -1,4 +1,4 @@
-//! What is told about one connection of an attempt: to progress streams and to metrics.
+//! `Peer`: what one connection of an attempt reports to progress streams.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,23 +11,23 @@ use weft_proto::agent::v1::{PathSummary, PeerProgress, Role};
 use crate::config::Author;
 use crate::fault::Fault;
 
-/// Where a connection stands.
+/// The state of a connection.
 #[derive(Debug, Clone)]
-enum Link {
-    /// Being agreed on.
+enum ConnectionState {
+    /// Not agreed on yet.
     Awaited,
     /// In the engine.
     Open {
         id: ConnectionId,
         address: LinkAddress,
     },
-    /// Over, with what it had counted.
-    Closed(Counted),
+    /// Over, with its last counts.
+    Closed(ConnectionCounts),
 }
 
-/// What a connection has counted.
+/// The counts of a connection.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Counted {
+pub struct ConnectionCounts {
     /// Chunks sent, resent ones included.
     pub chunks_sent: u64,
     /// Of these: again.
@@ -41,33 +41,33 @@ pub struct Counted {
 pub struct Peer {
     /// The node at the other end.
     pub node: String,
-    /// Which side it is on.
+    /// Which side that node is on.
     pub role: Role,
     bytes: AtomicU64,
-    state: Mutex<(Link, Option<Fault>)>,
+    state: Mutex<(ConnectionState, Option<Fault>)>,
 }
 
 impl Peer {
-    /// A connection to be.
+    /// A connection that is not agreed on yet.
     #[must_use]
     pub fn new(node: String, role: Role) -> Self {
         Self {
             node,
             role,
             bytes: AtomicU64::new(0),
-            state: Mutex::new((Link::Awaited, None)),
+            state: Mutex::new((ConnectionState::Awaited, None)),
         }
     }
 
     /// It is in the engine.
     pub fn opened(&self, id: ConnectionId, address: LinkAddress) {
-        self.lock().0 = Link::Open { id, address };
+        self.lock().0 = ConnectionState::Open { id, address };
     }
 
     /// It is about to leave the engine.
     pub fn closed(&self, snapshot: &Snapshot) {
         let counted = self.counted(snapshot);
-        self.lock().0 = Link::Closed(counted);
+        self.lock().0 = ConnectionState::Closed(counted);
     }
 
     /// It failed; the first reason stays.
@@ -92,13 +92,13 @@ impl Peer {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// What it has counted by now.
+    /// Its counts by now.
     #[must_use]
-    pub fn counted(&self, snapshot: &Snapshot) -> Counted {
+    pub fn counted(&self, snapshot: &Snapshot) -> ConnectionCounts {
         match self.lock().0.clone() {
-            Link::Awaited => Counted::default(),
-            Link::Closed(counted) => counted,
-            Link::Open { id, address } => count(snapshot, id, address),
+            ConnectionState::Awaited => ConnectionCounts::default(),
+            ConnectionState::Closed(counted) => counted,
+            ConnectionState::Open { id, address } => count(snapshot, id, address),
         }
     }
 
@@ -125,19 +125,19 @@ impl Peer {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, (Link, Option<Fault>)> {
+    fn lock(&self) -> MutexGuard<'_, (ConnectionState, Option<Fault>)> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn count(snapshot: &Snapshot, id: ConnectionId, address: LinkAddress) -> Counted {
+fn count(snapshot: &Snapshot, id: ConnectionId, address: LinkAddress) -> ConnectionCounts {
     let stats = snapshot
         .connections
         .iter()
         .find(|c| c.id == id)
         .map(|c| &c.stats);
     let paths = snapshot.peers.iter().find(|p| p.address == address);
-    Counted {
+    ConnectionCounts {
         chunks_sent: stats.map_or(0, |s| s.chunks_sent + s.chunks_resent),
         chunks_resent: stats.map_or(0, |s| s.chunks_resent),
         paths: summary(paths.map_or(&[], |p| p.paths.as_slice())),

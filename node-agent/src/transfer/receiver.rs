@@ -1,29 +1,26 @@
-//! The intake: a thread that receives one attempt's messages from this node's parent.
+//! The receiver: a thread that receives one attempt's messages from this node's parent.
 //!
-//! Checks each block against its hash, writes it, hands the message to the outlet if this node has
-//! children, and only then returns the slot's credit. Owns the connection to the parent and its
-//! regions.
+//! It places each message, passes it on to the sender if this node has children, and only then returns the
+//! slot's credit. It owns the connection to the parent and the regions of that connection.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, select, tick};
+use crossbeam_channel::{select, tick};
 use weft_core::units::{ConnectionId, Key};
 use weft_engine::{Engine, Event, Region};
 
 use crate::fault::{Fault, Stage};
-use crate::files::Algorithm;
 use crate::transfer::attempt::Attempt;
-use crate::transfer::buffers::Buffer;
-use crate::transfer::memory_account::Share;
+use crate::transfer::buffers::{Buffer, BufferShare};
 use crate::transfer::peer::Peer;
-use crate::transfer::placing::Placing;
-use crate::transfer::signal::{self, FAREWELL, GIVEN_UP, PING, PING_INTERVAL};
-use crate::transfer::staged_blocks::Shelf;
+use crate::transfer::placer::Placer;
+use crate::transfer::signal::{self, GIVEN_UP, GIVING_UP, PING, PING_INTERVAL};
+use crate::transfer::staged_blocks::StagedBlocks;
 
-/// What an intake works with.
+/// What a receiver works with.
 #[derive(Debug)]
-pub(crate) struct IntakeConfig {
+pub(crate) struct ReceiverConfig {
     /// The transport.
     pub engine: Arc<Engine>,
     /// What it works for.
@@ -34,48 +31,45 @@ pub(crate) struct IntakeConfig {
     pub connection: ConnectionId,
     /// Where it receives; a slot's number is its index.
     pub slots: Vec<Key>,
-    /// The slots' part of the memory account.
-    pub share: Share,
+    /// The slots' part of the memory budget.
+    pub share: BufferShare,
     /// What it fills.
-    pub shelf: Arc<Shelf>,
-    /// How blocks are checked.
-    pub algorithm: Algorithm,
+    pub staged: Arc<StagedBlocks>,
     /// From the engine.
-    pub events: Receiver<Event>,
+    pub events: crossbeam_channel::Receiver<Event>,
 }
 
 /// The thread's state.
 #[derive(Debug)]
-pub(crate) struct Intake {
-    config: IntakeConfig,
-    placing: Placing,
-    /// The slot of the last message, whose credit says that all is published here.
+pub(crate) struct Receiver {
+    config: ReceiverConfig,
+    placer: Placer,
+    /// The slot of the last message. Its credit says that all is published here.
     end: Option<u32>,
     /// Writes whose end was not reported.
     under_way: usize,
     over: bool,
 }
 
-impl Intake {
+impl Receiver {
     /// For a connection that is in the engine.
     #[must_use]
-    pub(crate) fn new(config: IntakeConfig) -> Self {
-        let placing = Placing::new(
+    pub(crate) fn new(config: ReceiverConfig) -> Self {
+        let placer = Placer::new(
             config.attempt.clone(),
-            config.shelf.clone(),
-            config.algorithm,
+            config.staged.clone(),
             config.peer.node.clone(),
         );
         Self {
             config,
-            placing,
+            placer,
             end: None,
             under_way: 0,
             over: false,
         }
     }
 
-    /// Receives until everything is published, or until something fails or it is told to stop.
+    /// Receives until everything is published, or until the attempt fails or is stopped.
     pub(crate) fn run(mut self) {
         let stopped = self.config.attempt.stopped();
         let idle = tick(PING_INTERVAL);
@@ -83,7 +77,7 @@ impl Intake {
         let ended = loop {
             let result = select! {
                 recv(events) -> event => match event {
-                    Ok(event) => self.event(&event),
+                    Ok(event) => self.handle_event(&event),
                     Err(_) => break Ok(()),
                 },
                 recv(idle) -> _ => {
@@ -98,20 +92,20 @@ impl Intake {
         };
         match ended {
             Ok(()) if self.over => self.last_credit(),
-            Ok(()) => self.farewell(),
+            Ok(()) => self.give_up(),
             Err(fault) => {
                 let lost = matches!(fault, Fault::PeerLost { .. } | Fault::PeerGaveUp { .. });
                 self.config.peer.failed(fault.clone());
                 self.config.attempt.fail(fault);
                 if !lost {
-                    self.farewell();
+                    self.give_up();
                 }
             }
         }
         self.close();
     }
 
-    fn event(&mut self, event: &Event) -> Result<(), Fault> {
+    fn handle_event(&mut self, event: &Event) -> Result<(), Fault> {
         match event {
             Event::Delivered { immediate, key, .. } => self.deliver(*immediate, *key),
             Event::Signal {
@@ -144,23 +138,23 @@ impl Intake {
             return Err(self.faulty(format!("a message for slot {slot} in another")));
         }
         let buffer = self.take(key)?;
-        let contents = self.placing.place(&buffer)?;
+        let contents = self.placer.place(&buffer)?;
         self.config.peer.moved(contents.data);
-        let buffer = self.placing.pass_on(buffer, &contents);
+        let buffer = self.placer.pass_on(buffer, &contents);
         self.config.engine.arm(key, Region::share(buffer));
-        let all = self.placing.take(&contents);
-        if contents.number + 1 == self.config.shelf.layout.messages() {
+        let all = self.placer.take(&contents);
+        if contents.number + 1 == self.config.staged.layout.messages() {
             self.end = Some(slot);
         } else {
             self.credit(slot);
         }
         if all {
-            self.over = self.placing.publish()?;
+            self.over = self.placer.publish()?;
         }
         Ok(())
     }
 
-    /// Takes a slot's buffer: from here on the parent cannot change what is checked and written.
+    /// Takes a slot's buffer: from here on the parent cannot change its bytes.
     fn take(&self, key: Key) -> Result<Buffer, Fault> {
         let region = self.config.engine.take(key);
         region
@@ -171,7 +165,7 @@ impl Intake {
     }
 
     fn credit(&mut self, slot: u32) {
-        // A connection that is over refuses, and says so by an event of its own.
+        // A connection that is over refuses the write, and its own event says why.
         if signal::send(&self.config.engine, self.config.connection, slot) {
             self.under_way += 1;
         }
@@ -190,36 +184,39 @@ impl Intake {
         }
     }
 
-    /// Tells the parent that all is published. Should that be lost, so is the parent.
+    /// Tells the parent that all is published.
     fn last_credit(&mut self) {
         if let Some(slot) = self.end.take() {
             self.credit(slot);
         }
-        while self.under_way > 0 {
-            match self.config.events.recv() {
-                Ok(Event::Written { .. }) => self.under_way -= 1,
-                Ok(Event::Failed { .. }) | Err(_) => return,
-                Ok(_) => {}
-            }
-        }
+        self.wait_for_writes(None);
     }
 
-    /// Tells the parent that nothing more is wanted, and waits a little until it knows.
-    fn farewell(&mut self) {
-        let deadline = Instant::now() + FAREWELL;
+    /// Tells the parent that nothing more is wanted, and waits a moment until it knows.
+    fn give_up(&mut self) {
         self.credit(GIVEN_UP);
+        self.wait_for_writes(Some(Instant::now() + GIVING_UP));
+    }
+
+    /// Waits until all writes have ended, or the connection has failed.
+    fn wait_for_writes(&mut self, deadline: Option<Instant>) {
+        let events = &self.config.events;
         while self.under_way > 0 {
-            match self.config.events.recv_deadline(deadline) {
-                Ok(Event::Written { .. }) => self.under_way -= 1,
-                Ok(Event::Failed { .. }) | Err(_) => return,
-                Ok(_) => {}
+            let event = match deadline {
+                Some(deadline) => events.recv_deadline(deadline).ok(),
+                None => events.recv().ok(),
+            };
+            match event {
+                Some(Event::Written { .. }) => self.under_way -= 1,
+                Some(Event::Failed { .. }) | None => return,
+                Some(_) => {}
             }
         }
     }
 
-    /// Ends the connection; once the engine has confirmed it, no byte lands.
+    /// Ends the connection. Once the engine has confirmed that, no byte of it arrives any more.
     fn close(self) {
-        let IntakeConfig {
+        let ReceiverConfig {
             engine, connection, ..
         } = &self.config;
         self.config.peer.closed(&engine.snapshot());

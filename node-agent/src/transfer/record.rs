@@ -1,7 +1,7 @@
 //! Records: what a message between agents consists of.
 //!
-//! A message fills one receive slot from its start and is nothing but records: a 64-byte header,
-//! the data it announces, and zeros up to the next multiple of 8. Little endian.
+//! A message fills one receive slot from its start. It consists of records: each is a 64-byte header,
+//! the data that the header announces, and zeros up to the next multiple of 8. Little endian.
 //!
 //! | byte | field |
 //! |---|---|
@@ -58,19 +58,25 @@ pub enum Record<'a> {
     End,
 }
 
+impl Record<'_> {
+    /// Bytes of the block in it.
+    #[must_use]
+    pub fn data_bytes(&self) -> usize {
+        match self {
+            Record::Block { data, .. } => data.len(),
+            _ => 0,
+        }
+    }
+}
+
 /// What is wrong with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum RecordError {
-    /// A kind there is not.
-    #[error("a record of unknown kind {0}")]
-    Kind(u8),
-    /// It ends within a record.
-    #[error("a message that ends within a record")]
-    Cut,
-    /// Bytes that must be zero are not.
-    #[error("a record whose reserved bytes are not zero")]
-    Reserved,
-}
+#[error("{0}")]
+pub struct RecordError(&'static str);
+
+const UNKNOWN_KIND: RecordError = RecordError("a record of an unknown kind");
+const CUT: RecordError = RecordError("a message that ends within a record");
+const RESERVED: RecordError = RecordError("a record whose reserved bytes are not zero");
 
 /// Writes a header; `data` is the number of bytes that follow it.
 pub fn write_header(out: &mut [u8; HEADER_BYTES], record: &Record<'_>) {
@@ -100,8 +106,8 @@ pub fn padded(data: usize) -> usize {
     data.next_multiple_of(ALIGN_BYTES)
 }
 
-/// Goes through the records of a message. A header of zeros ends it: what is behind it in the slot
-/// was left by an earlier, longer message.
+/// Goes through the records of a message. A header of zeros ends the message: the bytes behind it in the
+/// slot are those of an earlier, longer message.
 #[derive(Debug, Clone)]
 pub struct Records<'a> {
     rest: &'a [u8],
@@ -131,27 +137,25 @@ impl<'a> Iterator for Records<'a> {
 }
 
 fn take<'a>(rest: &mut &'a [u8]) -> Result<Record<'a>, RecordError> {
-    let (header, behind) = rest
-        .split_first_chunk::<HEADER_BYTES>()
-        .ok_or(RecordError::Cut)?;
+    let (header, behind) = rest.split_first_chunk::<HEADER_BYTES>().ok_or(CUT)?;
     let word = |at: usize| {
         let mut bytes = [0; 4];
         bytes.copy_from_slice(&header[at..at + 4]);
         u32::from_le_bytes(bytes)
     };
     if header[1..4].iter().chain(&header[48..]).any(|b| *b != 0) {
-        return Err(RecordError::Reserved);
+        return Err(RESERVED);
     }
     let (kind, file, block) = (header[0], word(4), word(8));
     let bytes = word(12) as usize;
     let mut value = [0; 32];
     value.copy_from_slice(&header[16..48]);
     if kind != 1 && bytes != 0 {
-        return Err(RecordError::Reserved);
+        return Err(RESERVED);
     }
     let record = match kind {
         1 => {
-            let data = behind.get(..bytes).ok_or(RecordError::Cut)?;
+            let data = behind.get(..bytes).ok_or(CUT)?;
             Record::Block {
                 file,
                 block,
@@ -162,7 +166,7 @@ fn take<'a>(rest: &mut &'a [u8]) -> Result<Record<'a>, RecordError> {
         2 => Record::Held { file, block, value },
         3 => Record::FileDigest { file, value },
         4 => Record::End,
-        kind => return Err(RecordError::Kind(kind)),
+        _ => return Err(UNKNOWN_KIND),
     };
     *rest = behind.get(padded(bytes)..).unwrap_or_default();
     Ok(record)

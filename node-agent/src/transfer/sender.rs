@@ -1,7 +1,7 @@
-//! The outlet: a thread that sends one attempt's messages to this node's children.
+//! The sender: a thread that sends one attempt's messages to this node's children.
 //!
-//! Carries out what [`crate::transfer::fanout`] decides. Owns the connections to the children from the moment
-//! they are agreed on until the engine has confirmed their end.
+//! [`crate::transfer::fanout`] decides what to send; the sender does it. It owns the connections to the
+//! children from the moment they are agreed on until the engine has confirmed their end.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,74 +9,19 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, never, select, tick};
 use weft_core::units::{ConnectionId, Key};
 use weft_engine::{Engine, Event, Source, WriteRequest};
-use weft_proto::agent::v1::Role;
 
 use crate::fault::{Fault, Stage};
 use crate::transfer::attempt::Attempt;
-use crate::transfer::buffers::Pool;
-use crate::transfer::fanout::{Action, ChildIndex, Fanout, Room};
-use crate::transfer::message::{Held, Message};
+use crate::transfer::buffers::BufferPool;
+use crate::transfer::fanout::{Action, ChildIndex, Fanout, SendLimits};
+use crate::transfer::message::Message;
 use crate::transfer::peer::Peer;
-use crate::transfer::signal::{self, FAREWELL, GIVEN_UP, PING, PING_INTERVAL};
+use crate::transfer::sender_event::SenderEvent;
+use crate::transfer::signal::{self, GIVEN_UP, GIVING_UP, PING, PING_INTERVAL};
 
-/// What an outlet is told by others than the engine.
+/// What a sender works with.
 #[derive(Debug)]
-pub(crate) enum Feed {
-    /// A message: one that was asked for, or one that has just arrived.
-    Built(u32, Message),
-    /// Messages below this can be had.
-    Ready(u32),
-    /// A child has agreed on a connection, which is in the engine.
-    Connected(ChildIndex, Link),
-    /// A child could not be connected to.
-    Refused(ChildIndex, Fault),
-}
-
-/// An end that is the engine's as long as this is here, unless somebody else takes care of it: one that comes
-/// to nothing is closed, also where a call is given up half way or a message is not read.
-#[derive(Debug)]
-pub(crate) struct End {
-    engine: Arc<Engine>,
-    id: Option<ConnectionId>,
-}
-
-impl End {
-    /// Of one that was allocated.
-    pub(crate) fn new(engine: Arc<Engine>, id: ConnectionId) -> Self {
-        Self {
-            engine,
-            id: Some(id),
-        }
-    }
-
-    /// Whoever has it from now on closes it.
-    pub(crate) fn keep(mut self) -> ConnectionId {
-        self.id.take().unwrap_or_default()
-    }
-}
-
-impl Drop for End {
-    fn drop(&mut self) {
-        if let Some(id) = self.id {
-            self.engine.close(id);
-        }
-    }
-}
-
-/// An agreed connection to a child.
-#[derive(Debug)]
-pub(crate) struct Link {
-    /// In the engine.
-    pub end: End,
-    /// Where it receives.
-    pub slots: Vec<Key>,
-    /// What it has.
-    pub held: Held,
-}
-
-/// What an outlet works with.
-#[derive(Debug)]
-pub(crate) struct OutletConfig {
+pub(crate) struct SenderConfig {
     /// The transport.
     pub engine: Arc<Engine>,
     /// What it works for.
@@ -84,23 +29,24 @@ pub(crate) struct OutletConfig {
     /// One per child.
     pub peers: Vec<Arc<Peer>>,
     /// Where buffers go back to.
-    pub pool: Arc<Pool>,
+    pub pool: Arc<BufferPool>,
     /// Messages of the transfer.
     pub messages: u32,
-    /// Messages that can be had from the start.
+    /// Messages that can be read from the start.
     pub ready: u32,
-    /// Whether this node is the source: its state is then the outlet's to tell.
+    /// Whether this node is the source: the sender then decides the attempt's end.
     pub is_source: bool,
-    /// To the supply.
+    /// To the block reader.
     pub wanted: crossbeam_channel::Sender<u32>,
-    /// From the supply, the intake and the dialers.
-    pub feed: Receiver<Feed>,
+    /// From the block reader, the receiver and the dialers.
+    pub sender_events: Receiver<SenderEvent>,
     /// From the engine.
-    pub events: Receiver<Event>,
+    pub engine_events: Receiver<Event>,
 }
 
+/// A connection that is in the engine.
 #[derive(Debug)]
-struct Open {
+struct OpenConnection {
     child: ChildIndex,
     connection: ConnectionId,
     slots: Vec<Key>,
@@ -111,19 +57,19 @@ struct Open {
 
 /// The thread's state.
 #[derive(Debug)]
-pub(crate) struct Outlet {
-    config: OutletConfig,
+pub(crate) struct Sender {
+    config: SenderConfig,
     fanout: Fanout,
-    open: Vec<Open>,
+    open: Vec<OpenConnection>,
 }
 
-impl Outlet {
+impl Sender {
     /// For a new attempt's children.
     #[must_use]
-    pub(crate) fn new(config: OutletConfig) -> Self {
+    pub(crate) fn new(config: SenderConfig) -> Self {
         let children = config.peers.len();
-        let room = Room::of(config.pool.allowance(), children);
-        let fanout = Fanout::new(config.messages, children, config.ready, room);
+        let limits = SendLimits::of(config.pool.allowance(), children);
+        let fanout = Fanout::new(config.messages, children, config.ready, limits);
         Self {
             config,
             fanout,
@@ -131,21 +77,22 @@ impl Outlet {
         }
     }
 
-    /// Sends until every child has everything or has failed, or until told to stop.
+    /// Sends until every child has everything or has failed, or until the attempt is stopped.
     pub(crate) fn run(mut self) {
         let stopped = self.config.attempt.stopped();
         let idle = tick(PING_INTERVAL);
-        let (feed, mut events) = (self.config.feed.clone(), self.config.events.clone());
+        let sender_events = self.config.sender_events.clone();
+        let mut engine_events = self.config.engine_events.clone();
         let mut stopping = false;
         while !self.fanout.is_over() && !stopping {
             select! {
-                recv(events) -> event => match event {
-                    Ok(event) => self.event(event),
-                    // No child is connected, and nobody dials any more: why, the feed still has to tell.
-                    Err(_) => events = never(),
+                recv(engine_events) -> event => match event {
+                    Ok(event) => self.handle_engine_event(event),
+                    // No child is connected and no dialer is left: the reasons are still in `sender_events`.
+                    Err(_) => engine_events = never(),
                 },
-                recv(feed) -> told => match told {
-                    Ok(told) => self.told(told),
+                recv(sender_events) -> event => match event {
+                    Ok(event) => self.handle_sender_event(event),
                     Err(_) => stopping = true,
                 },
                 recv(idle) -> _ => {
@@ -156,11 +103,11 @@ impl Outlet {
             }
             let allowance = self.config.pool.allowance();
             self.fanout
-                .set_room(Room::of(allowance, self.config.peers.len()));
+                .set_limits(SendLimits::of(allowance, self.config.peers.len()));
             self.act();
         }
         if stopping {
-            self.farewell();
+            self.give_up();
         }
         self.close();
         self.config.pool.close();
@@ -178,32 +125,32 @@ impl Outlet {
         }
     }
 
-    fn told(&mut self, told: Feed) {
-        match told {
-            Feed::Built(number, message) => self.fanout.built(number, message),
-            Feed::Ready(ready) => self.fanout.ready(ready),
-            Feed::Connected(child, link) => {
+    fn handle_sender_event(&mut self, event: SenderEvent) {
+        match event {
+            SenderEvent::Built(number, message) => self.fanout.built(number, message),
+            SenderEvent::Ready(ready) => self.fanout.ready(ready),
+            SenderEvent::Connected(child, agreed) => {
                 // The child's answer was checked to have at most 64 slots.
-                let slots = link.slots.len() as u16;
-                self.open.push(Open {
+                let slots = agreed.slots.len() as u16;
+                self.open.push(OpenConnection {
                     child,
-                    connection: link.end.keep(),
-                    slots: link.slots,
+                    connection: agreed.guard.keep(),
+                    slots: agreed.slots,
                     under_way: 0,
                     failed: false,
                 });
-                self.fanout.connected(child, slots, link.held);
+                self.fanout.connected(child, slots, agreed.held);
             }
-            Feed::Refused(child, fault) => self.fail(child, fault),
+            SenderEvent::Refused(child, fault) => self.fail(child, fault),
         }
     }
 
-    fn event(&mut self, event: Event) {
+    fn handle_engine_event(&mut self, event: Event) {
         match event {
             Event::Written {
                 connection, source, ..
             } => {
-                if let Some(open) = self.of(connection) {
+                if let Some(open) = self.open_connection(connection) {
                     open.under_way -= 1;
                 }
                 self.release(source);
@@ -216,7 +163,7 @@ impl Outlet {
                 connection,
                 failure,
             } => {
-                let Some(open) = self.of(connection) else {
+                let Some(open) = self.open_connection(connection) else {
                     return;
                 };
                 open.failed = true;
@@ -227,7 +174,7 @@ impl Outlet {
             }
             Event::Delivered { connection, .. } => {
                 // This end has no regions: the engine places nothing for it.
-                if let Some(open) = self.of(connection) {
+                if let Some(open) = self.open_connection(connection) {
                     let child = open.child;
                     self.faulty(child, "bytes to a node that only sends".to_owned());
                 }
@@ -238,7 +185,7 @@ impl Outlet {
     }
 
     fn signal(&mut self, connection: ConnectionId, immediate: u32) {
-        let Some(child) = self.of(connection).map(|open| open.child) else {
+        let Some(child) = self.open_connection(connection).map(|open| open.child) else {
             return;
         };
         match immediate {
@@ -258,7 +205,7 @@ impl Outlet {
         while let Some(action) = self.fanout.poll() {
             match action {
                 Action::Build(number) => {
-                    // A supply that has gone has said why.
+                    // A block reader that has ended has failed the attempt.
                     let _ = self.config.wanted.send(number);
                 }
                 Action::Send {
@@ -304,13 +251,13 @@ impl Outlet {
     }
 
     fn release(&self, source: Source) {
-        // A message is sent out of a buffer, a signal out of nothing; neither out of a region.
+        // Neither messages nor signals are sent out of a region.
         if let Source::Bytes(buffer) = source {
             self.config.pool.release(buffer);
         }
     }
 
-    /// Tries connections on which nothing is under way.
+    /// Pings the connections on which nothing is under way.
     fn ping(&mut self) {
         for open in &mut self.open {
             let idle = open.under_way == 0 && !open.failed && !self.fanout.is_done(open.child);
@@ -349,24 +296,24 @@ impl Outlet {
         }
     }
 
-    fn of(&mut self, connection: ConnectionId) -> Option<&mut Open> {
+    fn open_connection(&mut self, connection: ConnectionId) -> Option<&mut OpenConnection> {
         self.open
             .iter_mut()
             .find(|open| open.connection == connection)
     }
 
-    /// Tells the children that nothing more will come, and waits a little until they know.
-    fn farewell(&mut self) {
-        let deadline = Instant::now() + FAREWELL;
+    /// Tells the children that nothing more will come, and waits a moment until they know.
+    fn give_up(&mut self) {
+        let deadline = Instant::now() + GIVING_UP;
         let mut left: Vec<ConnectionId> = Vec::new();
         for open in &self.open {
-            let told = !open.failed && !self.fanout.is_done(open.child);
-            if told && signal::send(&self.config.engine, open.connection, GIVEN_UP) {
+            let is_waiting = !open.failed && !self.fanout.is_done(open.child);
+            if is_waiting && signal::send(&self.config.engine, open.connection, GIVEN_UP) {
                 left.push(open.connection);
             }
         }
         while !left.is_empty() {
-            match self.config.events.recv_deadline(deadline) {
+            match self.config.engine_events.recv_deadline(deadline) {
                 Ok(Event::Written {
                     connection,
                     context: signal::CONTEXT,
@@ -386,10 +333,10 @@ impl Outlet {
             self.config.peers[open.child].closed(&snapshot);
             self.config.engine.close(open.connection);
         }
-        // Those that are agreed on while this thread is ending close with the message that nobody reads.
+        // A connection that is agreed on meanwhile closes with its event, which is not read.
         let mut left: Vec<ConnectionId> = self.open.drain(..).map(|open| open.connection).collect();
         while !left.is_empty() {
-            match self.config.events.recv() {
+            match self.config.engine_events.recv() {
                 Ok(Event::Closed { connection }) => left.retain(|id| *id != connection),
                 Ok(Event::Written { source, .. }) => self.release(source),
                 Ok(_) => {}
@@ -399,14 +346,6 @@ impl Outlet {
     }
 }
 
-/// The records of an outlet's children.
-#[must_use]
-pub(crate) fn peers<'a>(nodes: impl Iterator<Item = &'a str>) -> Vec<Arc<Peer>> {
-    nodes
-        .map(|node| Arc::new(Peer::new(node.to_owned(), Role::Child)))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
@@ -414,11 +353,13 @@ mod tests {
     use crossbeam_channel::unbounded;
     use weft_core::wire::Secret;
     use weft_engine::{EngineConfig, PortRange};
-    use weft_proto::agent::v1::JobRef;
+    use weft_proto::agent::v1::{JobRef, Role};
 
     use super::*;
-    use crate::transfer::memory_account::Account;
+    use crate::transfer::buffers::MemoryBudget;
+    use crate::transfer::message::HeldBlocks;
     use crate::transfer::record::SLOT_BYTES;
+    use crate::transfer::sender_event::{ChildConnection, ConnectionGuard};
     use crate::transfer::state::State;
 
     /// On one port that no other process has.
@@ -435,53 +376,58 @@ mod tests {
         Arc::new(free.unwrap())
     }
 
-    /// A source's outlet with one child.
-    fn outlet(engine: &Arc<Engine>, feed: Receiver<Feed>, events: Receiver<Event>) -> Outlet {
-        let account = Account::new(8 * SLOT_BYTES as u64);
-        Outlet::new(OutletConfig {
+    /// A source's sender with one child.
+    fn sender(
+        engine: &Arc<Engine>,
+        sender_events: Receiver<SenderEvent>,
+        engine_events: Receiver<Event>,
+    ) -> Sender {
+        let budget = MemoryBudget::new(8 * SLOT_BYTES as u64);
+        Sender::new(SenderConfig {
             engine: engine.clone(),
             attempt: Attempt::new(JobRef::default()),
-            peers: peers(["n1"].into_iter()),
-            pool: Pool::new(&account, 2, 4).unwrap(),
+            peers: vec![Arc::new(Peer::new("n1".to_owned(), Role::Child))],
+            pool: budget.pool(2, 4).unwrap(),
             messages: 1,
             ready: 0,
             is_source: true,
             wanted: unbounded().0,
-            feed,
-            events,
+            sender_events,
+            engine_events,
         })
     }
 
     #[test]
-    fn the_last_refusal_is_told_though_nobody_is_left_who_could_connect() {
+    fn the_last_refusal_is_reported_though_no_dialer_is_left() {
         let engine = engine();
         // Which of two channels is read first is drawn.
         for _ in 0..20 {
             let (feed, fed) = unbounded();
-            let outlet = outlet(&engine, fed, unbounded().1);
-            let attempt = outlet.config.attempt.clone();
-            feed.send(Feed::Refused(0, Fault::ShuttingDown)).unwrap();
-            outlet.run();
+            let sender = sender(&engine, fed, unbounded().1);
+            let attempt = sender.config.attempt.clone();
+            feed.send(SenderEvent::Refused(0, Fault::ShuttingDown))
+                .unwrap();
+            sender.run();
             assert_eq!(attempt.state(), State::Failed);
         }
     }
 
     #[test]
-    fn a_child_that_says_that_it_gives_up_is_not_taken_for_one_that_restarted() {
+    fn a_child_that_gives_up_is_not_reported_as_restarted() {
         let engine = engine();
         let ((feed, fed), (happens, happened)) = (unbounded(), unbounded());
-        let outlet = outlet(&engine, fed, happened);
-        let attempt = outlet.config.attempt.clone();
+        let sender = sender(&engine, fed, happened);
+        let attempt = sender.config.attempt.clone();
         let connection = engine
             .allocate(weft_engine::DomainId(1), Secret([1; 32]))
             .id;
-        let link = Link {
-            end: End::new(engine.clone(), connection),
+        let agreed = ChildConnection {
+            guard: ConnectionGuard::new(engine.clone(), connection),
             slots: vec![Key(1)],
-            held: Held::new(Vec::new()).unwrap(),
+            held: HeldBlocks::new(Vec::new()).unwrap(),
         };
-        let running = std::thread::spawn(move || outlet.run());
-        feed.send(Feed::Connected(0, link)).unwrap();
+        let running = std::thread::spawn(move || sender.run());
+        feed.send(SenderEvent::Connected(0, agreed)).unwrap();
         while !feed.is_empty() {
             std::thread::yield_now();
         }

@@ -6,7 +6,7 @@ use std::fmt;
 
 use weft_proto::agent::v1 as proto;
 
-/// Where an attempt stands.
+/// The state of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum State {
     /// Known, nothing done yet.
@@ -42,20 +42,18 @@ pub enum Event {
     AllBlocks,
     /// Everything is checked and published.
     Published,
-    /// Something failed.
+    /// Something failed, Cancel was called, the lease ran out, or the agent stops.
     Fail,
-    /// Cancel was called, the lease ran out, or the agent stops.
-    Cancel,
 }
 
 /// What an event does in a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// Go there.
+pub enum Transition {
+    /// The attempt enters this state.
     To(State),
-    /// A repetition: answer as the first time.
+    /// A repetition, which is answered like the first time.
     Stay,
-    /// Not in this state; the caller is told so.
+    /// Not allowed in this state; the caller is told so.
     Refuse,
 }
 
@@ -73,11 +71,11 @@ impl State {
 
     /// The table.
     #[must_use]
-    pub fn on(self, event: Event) -> Step {
-        use Event::{AllBlocks, Cancel, Connect, Fail, Prepare, Prepared, Published};
+    pub fn on(self, event: Event) -> Transition {
+        use Event::{AllBlocks, Connect, Fail, Prepare, Prepared, Published};
         use Event::{StartDestination, StartSource};
         use State::{Failed, Pending, Preparing, Ready, Transferring, Verified, Verifying};
-        use Step::{Refuse, Stay, To};
+        use Transition::{Refuse, Stay, To};
         match (self, event) {
             (Pending, Prepare) => To(Preparing),
             (Preparing, Prepared) => To(Ready),
@@ -85,20 +83,20 @@ impl State {
             (Ready, StartDestination | Connect) => To(Transferring),
             (Transferring, AllBlocks) => To(Verifying),
             (Verifying, Published) => To(Verified),
-            (Pending | Preparing | Ready | Transferring | Verifying, Fail | Cancel) => To(Failed),
+            (Pending | Preparing | Ready | Transferring | Verifying, Fail) => To(Failed),
 
             // Commands are repeated by operators that did not hear the answer.
             (Preparing | Ready | Transferring | Verifying | Verified, Prepare) => Stay,
             (Transferring | Verifying | Verified, StartSource | StartDestination) => Stay,
             // The parent may connect after Start, and again when its first answer was lost.
             (Transferring, Connect) => Stay,
-            (Verified | Failed, Fail | Cancel) => Stay,
+            (Verified | Failed, Fail) => Stay,
 
             _ => Refuse,
         }
     }
 
-    /// Nothing leads out of it.
+    /// Whether no event leads to another state.
     #[must_use]
     pub fn is_terminal(self) -> bool {
         matches!(self, State::Verified | State::Failed)
@@ -124,9 +122,13 @@ impl fmt::Display for State {
     }
 }
 
-impl Event {
-    /// Every event.
-    pub const ALL: [Event; 9] = [
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+
+    const EVENTS: [Event; 8] = [
         Event::Prepare,
         Event::Prepared,
         Event::StartSource,
@@ -135,15 +137,7 @@ impl Event {
         Event::AllBlocks,
         Event::Published,
         Event::Fail,
-        Event::Cancel,
     ];
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fmt::Write as _;
-
-    use super::*;
 
     #[test]
     fn every_state_and_event_is_in_the_table() {
@@ -151,14 +145,14 @@ mod tests {
         for state in State::ALL {
             write!(table, "{state:<16}").unwrap();
         }
-        for event in Event::ALL {
+        for event in EVENTS {
             let name = format!("{event:?}");
             write!(table, "\n{name:<18}").unwrap();
             for state in State::ALL {
                 let step = match state.on(event) {
-                    Step::To(next) => format!("-> {next}"),
-                    Step::Stay => "stay".to_owned(),
-                    Step::Refuse => ".".to_owned(),
+                    Transition::To(next) => format!("-> {next}"),
+                    Transition::Stay => "stay".to_owned(),
+                    Transition::Refuse => ".".to_owned(),
                 };
                 write!(table, "{step:<16}").unwrap();
             }
@@ -170,8 +164,11 @@ mod tests {
     #[test]
     fn nothing_leads_out_of_a_terminal_state() {
         for state in State::ALL.into_iter().filter(|s| s.is_terminal()) {
-            for event in Event::ALL {
-                assert!(!matches!(state.on(event), Step::To(_)), "{state} {event:?}");
+            for event in EVENTS {
+                assert!(
+                    !matches!(state.on(event), Transition::To(_)),
+                    "{state} {event:?}"
+                );
             }
         }
     }

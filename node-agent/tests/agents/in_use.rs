@@ -120,10 +120,7 @@ async fn a_copy_stays_while_a_relay_that_is_verified_passes_it_on() {
     let start = StartRequest {
         job: Some(relay.clone()),
         leader_epoch: 1,
-        part: Some(Part::Destination(DestinationPart {
-            receives_from: "n0".to_owned(),
-            object: None,
-        })),
+        part: Some(Part::Destination(DestinationPart { object: None })),
         sends_to: vec![lab.child(&relay, 1, 2)],
     };
     operator.start(start).await.unwrap();

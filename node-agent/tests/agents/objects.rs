@@ -63,10 +63,7 @@ async fn read(
         lab.operator(node).await.prepare(request).await.unwrap();
     }
     for node in others {
-        let part = DestinationPart {
-            receives_from: "n0".to_owned(),
-            object: None,
-        };
+        let part = DestinationPart { object: None };
         let request = StartRequest {
             job: Some(job.clone()),
             leader_epoch: 1,
@@ -76,7 +73,6 @@ async fn read(
         lab.operator(*node).await.start(request).await.unwrap();
     }
     let part = DestinationPart {
-        receives_from: String::new(),
         object: Some(source.clone()),
     };
     let request = StartRequest {

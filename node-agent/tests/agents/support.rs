@@ -394,14 +394,11 @@ impl Lab {
                 })
                 .collect()
         };
-        for (parent, node) in edges {
+        for (_, node) in edges {
             let request = StartRequest {
                 job: Some(job.clone()),
                 leader_epoch: 1,
-                part: Some(Part::Destination(DestinationPart {
-                    receives_from: format!("n{parent}"),
-                    object: None,
-                })),
+                part: Some(Part::Destination(DestinationPart { object: None })),
                 sends_to: children(*node),
             };
             self.operator(*node).await.start(request).await?;

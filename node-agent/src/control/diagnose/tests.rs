@@ -89,7 +89,7 @@ async fn a_real_engine_answers_every_port_of_its_range() {
 
 #[test]
 fn an_answer_counts_only_from_the_port_that_was_asked() {
-    let mut trial = Trial::of(&request(&[7500], &[1500]), u32::MAX).unwrap();
+    let mut probes = Probes::of(&request(&[7500], &[1500]), u32::MAX).unwrap();
     let reset = |connection: u32| {
         let reset = Reset {
             path: PathId(0),
@@ -99,18 +99,18 @@ fn an_answer_counts_only_from_the_port_that_was_asked() {
         reset.emit()
     };
     let from = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    assert!(!trial.answered(&reset(u32::MAX), from(7501)));
-    assert!(!trial.answered(&reset(5), from(7500)));
-    assert!(!trial.answered(b"noise", from(7500)));
-    assert!(trial.answered(&reset(u32::MAX), from(7500)));
-    assert!(trial.done()[0].silent_ports.is_empty());
+    assert!(!probes.answered(&reset(u32::MAX), from(7501)));
+    assert!(!probes.answered(&reset(5), from(7500)));
+    assert!(!probes.answered(b"noise", from(7500)));
+    assert!(probes.answered(&reset(u32::MAX), from(7500)));
+    assert!(probes.done()[0].silent_ports.is_empty());
 }
 
 #[test]
 fn what_cannot_be_tried_is_named() {
-    let field = |request: &proto::DiagnoseRequest| match Trial::of(request, 0) {
+    let field = |request: &proto::DiagnoseRequest| match Probes::of(request, 0) {
         Err(fault) => fault.to_string(),
-        Ok(trial) => panic!("{trial:?}"),
+        Ok(probes) => panic!("{probes:?}"),
     };
     let many = request(&[7500; PEERS_MAX + 1], &[1500]);
     assert!(field(&many).contains("peers"), "{}", field(&many));

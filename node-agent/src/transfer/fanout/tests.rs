@@ -30,7 +30,7 @@ fn number_of(message: &Message) -> u32 {
     }
 }
 
-/// Carries out what the fanout asks for, with so many buffers; children return credits when told to.
+/// Does what the fanout asks for, with so many buffers. Children return credits when a test says so.
 struct Bench {
     fanout: Fanout,
     buffers: usize,
@@ -46,14 +46,14 @@ struct Bench {
 
 impl Bench {
     fn new(messages: u32, children: usize, ready: u32) -> Self {
-        let buffers = Room::buffers_most(children, usize::from(SLOTS));
+        let buffers = SendLimits::buffers_most(children, usize::from(SLOTS));
         Self::with(messages, children, ready, buffers)
     }
 
     fn with(messages: u32, children: usize, ready: u32, buffers: usize) -> Self {
-        let room = Room::of(buffers, children);
+        let limits = SendLimits::of(buffers, children);
         let mut bench = Self {
-            fanout: Fanout::new(messages, children, ready, room),
+            fanout: Fanout::new(messages, children, ready, limits),
             buffers,
             made: Vec::new(),
             asked: VecDeque::new(),
@@ -62,7 +62,7 @@ impl Bench {
             built: Vec::new(),
         };
         for child in 0..children {
-            bench.fanout.connected(child, SLOTS, Held::default());
+            bench.fanout.connected(child, SLOTS, HeldBlocks::default());
         }
         bench.settle();
         bench
@@ -195,8 +195,8 @@ fn a_child_that_withholds_one_credit_is_not_sent_more_than_it_may_take() {
 #[test]
 fn with_any_number_of_buffers_a_child_that_stands_still_holds_nobody_up() {
     for children in 1..=5 {
-        let least = Room::buffers_least(children);
-        let most = Room::buffers_most(children, usize::from(SLOTS));
+        let least = SendLimits::buffers_least(children);
+        let most = SendLimits::buffers_most(children, usize::from(SLOTS));
         for buffers in least..=most {
             let mut bench = Bench::with(60, children, 60, buffers);
             // All but the first; then that one, too.
@@ -213,7 +213,7 @@ fn with_any_number_of_buffers_a_child_that_stands_still_holds_nobody_up() {
 #[test]
 fn with_the_least_of_buffers_children_that_go_on_at_random_get_everything() {
     let mut state = 1_u32;
-    let mut bench = Bench::with(40, 3, 40, Room::buffers_least(3));
+    let mut bench = Bench::with(40, 3, 40, SendLimits::buffers_least(3));
     while !bench.fanout.is_over() {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let child = (state >> 16) as usize % 3;
@@ -227,9 +227,9 @@ fn with_the_least_of_buffers_children_that_go_on_at_random_get_everything() {
 #[test]
 fn fewer_buffers_are_made_do_with_as_soon_as_they_are_fewer() {
     let mut bench = Bench::new(60, 2, 60);
-    let least = Room::buffers_least(2);
+    let least = SendLimits::buffers_least(2);
     bench.buffers = least;
-    bench.fanout.set_room(Room::of(least, 2));
+    bench.fanout.set_limits(SendLimits::of(least, 2));
     bench.settle();
     while (0..2).any(|child| bench.credit(child)) {
         let under_way: Vec<usize> = bench.slots.iter().map(VecDeque::len).collect();

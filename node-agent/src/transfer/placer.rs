@@ -1,75 +1,65 @@
-//! Placing: what is done with a message that has come, from a parent or from a store.
+//! The placer: writes messages to disk, whether they come from a parent, a store or this node's own files.
 //!
-//! Each block is checked against its hash and written, each file finished once it is whole, and all of
-//! it published at the end.
+//! It checks each block against its hash and writes it, finishes each file once it is whole, and publishes
+//! all files at the end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::fault::Fault;
-use crate::files::{Algorithm, BlockDigest, DestinationFile, Digest};
+use crate::files::{BlockDigest, DestinationFile, Digest};
 use crate::transfer::arrivals::Arrivals;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::buffers::Buffer;
 use crate::transfer::layout::Item;
 use crate::transfer::message::Message;
 use crate::transfer::record::{HEADER_BYTES, Record, Records, padded};
-use crate::transfer::sender::Feed;
-use crate::transfer::staged_blocks::Shelf;
+use crate::transfer::sender_event::SenderEvent;
+use crate::transfer::staged_blocks::StagedBlocks;
 
-/// One attempt's messages on their way to disk.
+/// Places one attempt's messages.
 #[derive(Debug)]
-pub(crate) struct Placing {
-    /// What it works for.
-    pub attempt: Arc<Attempt>,
-    /// What it fills.
-    pub shelf: Arc<Shelf>,
-    /// How blocks are checked.
-    pub algorithm: Algorithm,
-    /// Where the messages come from, for messages: a node.
+pub(crate) struct Placer {
+    attempt: Arc<Attempt>,
+    staged: Arc<StagedBlocks>,
+    /// Where the messages come from, for error messages: a node or a store.
     from: String,
-    /// Files of which something is missing: few, since messages come at most so far ahead.
+    /// Files of which something is missing: few, because messages come at most so far ahead.
     open: HashMap<u32, Arc<DestinationFile>>,
     arrivals: Arrivals,
 }
 
-/// What a message had in it.
+/// What was in a message.
 #[derive(Debug)]
 pub(crate) struct Contents {
     /// Which message.
     pub number: u32,
-    /// Of the message, in bytes.
+    /// Its length in bytes.
     pub bytes: usize,
-    /// Of its blocks, in bytes.
+    /// Bytes of its blocks.
     pub data: u64,
-    /// It is the message as the source builds it: no block was left out.
+    /// No block was left out: this is the message as the source builds it.
     pub whole: bool,
 }
 
-impl Placing {
+impl Placer {
     /// Nothing has come yet.
-    pub(crate) fn new(
-        attempt: Arc<Attempt>,
-        shelf: Arc<Shelf>,
-        algorithm: Algorithm,
-        from: String,
-    ) -> Self {
+    pub(crate) fn new(attempt: Arc<Attempt>, staged: Arc<StagedBlocks>, from: String) -> Self {
         Self {
             attempt,
-            shelf,
-            algorithm,
+            staged,
             from,
             open: HashMap::new(),
             arrivals: Arrivals::default(),
         }
     }
 
-    /// Hands a message that was placed to the outlet where a child may want it; gives the buffer back,
-    /// or a spare one for it. Without a spare, the child will read it from disk.
+    /// Gives a placed message to the sender, if there is one, and returns another buffer for it. Without another
+    /// buffer the same one is returned, and the sender reads the message from disk.
     pub(crate) fn pass_on(&self, buffer: Buffer, contents: &Contents) -> Buffer {
         let spare = if contents.whole {
-            self.shelf.spare()
+            self.staged.spare()
         } else {
             None
         };
@@ -80,47 +70,39 @@ impl Placing {
             buffer: pool.share(buffer),
             bytes: contents.bytes,
         };
-        self.shelf.tell(Feed::Built(contents.number, message));
+        self.staged
+            .notify(SenderEvent::Built(contents.number, message));
         spare
     }
 
-    /// The message is dealt with; whether all of them are.
+    /// The message is placed; whether all messages are.
     pub(crate) fn take(&mut self, contents: &Contents) -> bool {
         self.arrivals.take(contents.number);
-        self.shelf.set_ready(self.arrivals.ready());
-        self.arrivals.ready() == self.shelf.layout.messages()
+        self.staged.set_ready(self.arrivals.ready());
+        self.arrivals.ready() == self.staged.layout.messages()
     }
 
     /// Checks and writes a message's blocks. They must be those that the layout says.
     pub(crate) fn place(&mut self, buffer: &[u8]) -> Result<Contents, Fault> {
-        let shelf = self.shelf.clone();
-        let mut items: Option<Box<dyn Iterator<Item = Item> + '_>> = None;
+        let staged = self.staged.clone();
+        let first = Records::new(buffer).next();
+        let first = first.ok_or_else(|| self.faulty("an empty message".to_owned()))?;
+        let first = first.map_err(|error| self.faulty(error.to_string()))?;
+        let number = staged.layout.message_of(self.item(&first)?);
+        let number = number.ok_or_else(|| self.faulty("an unknown block".to_owned()))?;
+        let checked = self.arrivals.check(number);
+        checked.map_err(|wrong| self.faulty(wrong.to_string()))?;
+        let mut items = staged.layout.items(number);
         let mut contents = Contents {
-            number: 0,
+            number,
             bytes: 0,
             data: 0,
             whole: true,
         };
         for record in Records::new(buffer) {
             let record = record.map_err(|error| self.faulty(error.to_string()))?;
-            let item = self.item(&record)?;
-            let expected = match &mut items {
-                Some(items) => items.next(),
-                None => {
-                    contents.number = shelf
-                        .layout
-                        .message_of(item)
-                        .ok_or_else(|| self.faulty("a block there is not".to_owned()))?;
-                    self.arrivals
-                        .check(contents.number)
-                        .map_err(|wrong| self.faulty(wrong.to_string()))?;
-                    items
-                        .insert(Box::new(shelf.layout.items(contents.number)))
-                        .next()
-                }
-            };
-            if expected != Some(item) {
-                return Err(self.faulty(format!("message {} in another order", contents.number)));
+            if items.next() != Some(self.item(&record)?) {
+                return Err(self.faulty(format!("message {number} in another order")));
             }
             contents.bytes += HEADER_BYTES;
             match record {
@@ -142,9 +124,8 @@ impl Placing {
                 Record::End => {}
             }
         }
-        match items.map(|mut items| items.next()) {
-            Some(None) => {}
-            _ => return Err(self.faulty("a message that is not whole".to_owned())),
+        if items.next().is_some() {
+            return Err(self.faulty("a message that is not whole".to_owned()));
         }
         contents.bytes = (contents.bytes + HEADER_BYTES).min(buffer.len());
         Ok(contents)
@@ -161,11 +142,11 @@ impl Placing {
                 bytes: data.len(),
             },
             Record::Held { file, block, .. } => {
-                let blocks = self.shelf.layout.file(file);
+                let blocks = self.staged.layout.file(file);
                 let blocks = blocks.filter(|blocks| block < blocks.count());
                 let bytes = blocks
                     .map(|blocks| blocks.len(block))
-                    .ok_or_else(|| self.faulty("a block there is not".to_owned()))?;
+                    .ok_or_else(|| self.faulty("an unknown block".to_owned()))?;
                 Item::Block { file, block, bytes }
             }
             Record::FileDigest { file, .. } => Item::FileDigest { file },
@@ -206,7 +187,7 @@ impl Placing {
         if !confirmed {
             let path = self.path(index);
             return Err(self.faulty(format!(
-                "block {block} of {path} as held here, and it is not"
+                "that block {block} of {path} is held here, and it is not"
             )));
         }
         if file.missing() < fresh {
@@ -219,23 +200,23 @@ impl Placing {
     }
 
     fn digest(&mut self, index: u32, value: &[u8; 32]) -> Result<(), Fault> {
-        let algorithm = self.algorithm;
-        let (said, zeros) = value.split_at(algorithm.digest_bytes());
-        let digest = Digest::from_bytes(algorithm, said)
+        let algorithm = self.staged.layout.algorithm();
+        let (sent, zeros) = value.split_at(algorithm.digest_bytes());
+        let digest = Digest::from_bytes(algorithm, sent)
             .filter(|_| zeros.iter().all(|byte| *byte == 0))
             .ok_or_else(|| self.faulty("a digest of another length".to_owned()))?;
-        self.shelf.set_digest(index, digest);
+        self.staged.set_digest(index, digest);
         let file = self.file(index)?;
         self.finish(index, &file)
     }
 
-    /// Takes a file as whole once it is, and once the source has said what it is.
+    /// Finishes a file once all its blocks are here and the source has sent its digest.
     fn finish(&mut self, index: u32, file: &Arc<DestinationFile>) -> Result<(), Fault> {
         if file.missing() > 0 {
             return Ok(());
         }
-        if let Some(digest) = self.shelf.digest(index) {
-            self.shelf.finish(file, &digest)?;
+        if let Some(digest) = self.staged.digest(index) {
+            self.staged.finish(file, &digest)?;
             self.open.remove(&index);
         }
         Ok(())
@@ -245,19 +226,19 @@ impl Placing {
         if let Some(file) = self.open.get(&index) {
             return Ok(file.clone());
         }
-        let file = self.shelf.file(index)?;
+        let file = self.staged.file(index)?;
         self.open.insert(index, file.clone());
         Ok(file)
     }
 
     fn path(&self, index: u32) -> String {
-        let entry = self.shelf.destination.manifest().entry(index as usize);
+        let entry = self.staged.destination.manifest().entry(index as usize);
         entry.map_or_else(String::new, |entry| entry.path.to_owned())
     }
 
-    /// Everything is here: gives the files their names. Whether that was done.
+    /// All blocks are here: gives the files their names. False when the attempt was stopped before.
     pub(crate) fn publish(&self) -> Result<bool, Fault> {
-        self.shelf.publish(&self.attempt)
+        self.staged.publish(&self.attempt)
     }
 
     fn faulty(&self, problem: String) -> Fault {

@@ -1,0 +1,105 @@
+//! Cancel: ends an attempt, and removes what its job has left where the operator asks for that.
+
+use std::sync::Arc;
+
+use futures::future::join_all;
+use weft_proto::agent::v1::{CancelRequest, CancelResponse, JobRef, State as ReportedState};
+
+use crate::abort;
+use crate::control::jobs::{Jobs, order};
+use crate::control::known_attempt::KnownAttempt;
+use crate::convert;
+use crate::fault::Fault;
+use crate::files::{FileError, copies};
+use crate::transfer::state::State;
+
+impl Jobs {
+    /// Ends an attempt. The answer comes when no byte of it arrives any more.
+    pub async fn cancel(self: &Arc<Self>, request: CancelRequest) -> Result<CancelResponse, Fault> {
+        let CancelRequest {
+            job,
+            discard,
+            release,
+            ..
+        } = request;
+        let job = convert::job(job)?;
+        // An earlier process may have left files of a job that is not known here.
+        self.expect_anything_left_by(&job);
+        let latest = self.latest(&job);
+        if latest
+            .as_ref()
+            .is_some_and(|latest| order(&latest.attempt.job) > order(&job))
+        {
+            return Ok(CancelResponse {
+                state: ReportedState::Unspecified.into(),
+            });
+        }
+        let was_known = latest.is_some_and(|latest| latest.attempt.job == job);
+        // An unknown attempt is remembered as cancelled, so that a later Prepare or Start of it is refused.
+        let known = self.admit(&job).await?;
+        if discard {
+            known.attempt.discard();
+        }
+        known.attempt.fail(Fault::Cancelled);
+        known.attempt.closed().await;
+        let state = known.attempt.state();
+        if discard && state == State::Failed {
+            self.discard(known).await?;
+        }
+        if release {
+            self.release(&job).await?;
+        }
+        let state = match was_known {
+            true => state.to_proto(),
+            false => ReportedState::Unspecified,
+        };
+        Ok(CancelResponse {
+            state: state.into(),
+        })
+    }
+
+    /// Removes what the attempts of a job have left, if this attempt, which is over, is the latest. The next
+    /// Cancel tries again to remove what cannot be removed now.
+    async fn discard(self: &Arc<Self>, known: Arc<KnownAttempt>) -> Result<(), Fault> {
+        let (jobs, job) = (self.clone(), known.attempt.job.clone());
+        let uid = convert::uid(&job)?;
+        let faults = abort::blocking("discard", move || {
+            // The next attempt's Prepare waits for this lock, or has come before.
+            let mut left = known.left();
+            let latest = jobs.latest(&known.attempt.job);
+            match latest.is_some_and(|latest| Arc::ptr_eq(&latest, &known)) {
+                true => left.discard(&uid),
+                false => Vec::new(),
+            }
+        })
+        .await;
+        for fault in &faults {
+            tracing::warn!(
+                job = job.uid,
+                reason = fault.reason(),
+                "not discarded: {fault}"
+            );
+        }
+        faults
+            .into_iter()
+            .next()
+            .map_or(Ok(()), |fault| Err(fault.into()))
+    }
+
+    /// Takes a job out of the records of all roots, and removes the copies that no job needs then. A copy that
+    /// an attempt reads or writes is removed after the attempt.
+    async fn release(&self, job: &JobRef) -> Result<(), Fault> {
+        let mut released = Vec::new();
+        for root in &self.live().roots {
+            let (root, uid) = (root.clone(), job.uid.clone());
+            // When the caller hangs up, this future ends and the work goes on.
+            released.push(abort::blocking("release", move || {
+                copies::release(&root, &uid)
+            }));
+        }
+        let released = join_all(released).await;
+        self.records.send_modify(|count| *count += 1);
+        let all: Result<(), FileError> = released.into_iter().collect();
+        Ok(all?)
+    }
+}

@@ -1,0 +1,136 @@
+//! Connect: agrees on a data connection with the parent, and makes the receiver's thread.
+
+use std::sync::Arc;
+
+use crossbeam_channel::unbounded;
+use weft_core::units::Key;
+use weft_core::wire::VERSION;
+use weft_engine::{Region, RemoteEnd};
+use weft_identity::ticket;
+use weft_proto::agent::v1::{ConnectRequest, ConnectResponse, Role, Slot, Ticket};
+
+use crate::config::values::NodeName;
+use crate::control::jobs::Jobs;
+use crate::control::known_attempt::{KnownAttempt, ParentConnection, hash};
+use crate::convert;
+use crate::fault::Fault;
+use crate::transfer::attempt::Worker;
+use crate::transfer::buffers::BufferShare;
+use crate::transfer::dial::draw_secret;
+use crate::transfer::peer::Peer;
+use crate::transfer::receiver::{Receiver, ReceiverConfig};
+use crate::transfer::record::SLOT_BYTES;
+use crate::transfer::sender_event::ConnectionGuard;
+use crate::transfer::staged_blocks::StagedBlocks;
+use crate::transfer::state::Event;
+
+impl Jobs {
+    /// Agrees on a connection with the parent.
+    pub fn connect(
+        &self,
+        parent: &NodeName,
+        ticket: &Ticket,
+        request: ConnectRequest,
+    ) -> Result<ConnectResponse, Fault> {
+        let job = convert::job(ticket.job.clone())?;
+        let known = self.find(&job)?;
+        let worker = known.worker()?;
+        let prepared = known.prepared()?;
+        let layout = &prepared.staged.layout;
+        ticket::matches_destination(ticket, &known.attempt.job, &prepared.location)?;
+        if request.wire_version != u32::from(VERSION) {
+            let (theirs, ours) = (request.wire_version, u32::from(VERSION));
+            return Err(Fault::WireVersion { theirs, ours });
+        }
+        if request.manifest_digest != layout.manifest().digest() {
+            return Err(Fault::ManifestDiffers { what: "manifests" });
+        }
+        if request.algorithm() != convert::algorithm_to_proto(layout.algorithm()) {
+            return Err(Fault::ManifestDiffers {
+                what: "hash algorithms",
+            });
+        }
+        let hash = hash(&request);
+        let remote = convert::endpoint(
+            parent.as_str(),
+            request.endpoint,
+            self.config.engine.settings(),
+        )?;
+        // Locked until the end: a repetition must find what the first call has made.
+        let mut parts = known.parts();
+        match &parts.connected {
+            Some(connected) if connected.request == hash => return Ok(connected.response.clone()),
+            Some(_) => return Err(known.conflicting("Connect")),
+            None => {}
+        }
+        known.apply(Event::Connect)?;
+        let share = parts.take_share(&self.config.memory)?;
+        // An attempt that has failed to receive accepts no other connection.
+        let response = self
+            .receive(&known, worker, &prepared.staged, parent, remote, share)
+            .inspect_err(|fault| known.attempt.fail(fault.clone()))?;
+        parts.connected = Some(ParentConnection {
+            request: hash,
+            response: response.clone(),
+        });
+        Ok(response)
+    }
+
+    /// Makes the regions, the connection's end and the receiver's thread.
+    fn receive(
+        &self,
+        known: &KnownAttempt,
+        worker: Worker,
+        staged: &Arc<StagedBlocks>,
+        parent: &NodeName,
+        remote: RemoteEnd,
+        mut share: BufferShare,
+    ) -> Result<ConnectResponse, Fault> {
+        let engine = &self.config.engine;
+        let secret = draw_secret()?;
+        let local = engine.allocate(known.domain, secret.clone());
+        let guard = ConnectionGuard::new(engine.clone(), local.id);
+        let (to_receiver, events) = unbounded();
+        let peer = Arc::new(Peer::new(parent.to_string(), Role::Parent));
+        let address = remote.address;
+        engine
+            .connect(local.id, remote, to_receiver)
+            .map_err(|error| Fault::Engine {
+                problem: error.to_string(),
+            })?;
+        peer.opened(local.id, address);
+        known.attempt.add_peer(peer.clone());
+        share.grow(usize::from(self.config.slots));
+        let region = || Region::share(vec![0; SLOT_BYTES]);
+        let slots: Vec<Key> = (0..share.buffers())
+            .map(|_| engine.register(known.domain, region()))
+            .collect();
+        let receiver = Receiver::new(ReceiverConfig {
+            engine: engine.clone(),
+            attempt: known.attempt.clone(),
+            peer,
+            connection: local.id,
+            slots: slots.clone(),
+            share,
+            staged: staged.clone(),
+            events,
+        });
+        let spawned = worker.spawn("weft-receiver", move || receiver.run());
+        if let Err(fault) = spawned {
+            for key in slots {
+                engine.deregister(key);
+            }
+            return Err(fault);
+        }
+        guard.keep();
+        let slot = |key: &Key| Slot {
+            key: key.0,
+            bytes: SLOT_BYTES as u32,
+        };
+        Ok(ConnectResponse {
+            endpoint: Some(convert::endpoint_to_proto(&local, &secret)),
+            slots: slots.iter().map(slot).collect(),
+            have: staged.have.clone(),
+        })
+    }
+}

@@ -1,0 +1,155 @@
+//! `KnownAttempt`: an attempt with what the commands on it have made.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use weft_engine::DomainId;
+use weft_proto::Message;
+use weft_proto::agent::v1::{ConnectResponse, JobRef, Location, PrepareResponse};
+
+use crate::config::SLOTS_LEAST;
+use crate::fault::Fault;
+use crate::files::Leftover;
+use crate::transfer::attempt::{Attempt, Worker};
+use crate::transfer::buffers::{BufferShare, MemoryBudget};
+use crate::transfer::staged_blocks::StagedBlocks;
+use crate::transfer::state::{Event, Transition};
+
+/// Owned by [`Jobs`](crate::control::jobs::Jobs), and shared with the commands on the attempt.
+#[derive(Debug)]
+pub struct KnownAttempt {
+    /// Its state.
+    pub attempt: Arc<Attempt>,
+    /// Its regions and connections in the engine.
+    pub(crate) domain: DomainId,
+    /// What all attempts of its job may have left.
+    left: Arc<Mutex<Leftover>>,
+    parts: Mutex<Parts>,
+}
+
+/// What the commands on an attempt have made.
+#[derive(Debug, Default)]
+pub(crate) struct Parts {
+    /// By call: the hash of the first request.
+    requests: HashMap<&'static str, blake3::Hash>,
+    /// Until the attempt is over: it holds the destination's lock.
+    pub(crate) prepared: Option<Arc<Prepared>>,
+    pub(crate) prepare_response: Option<PrepareResponse>,
+    /// The part of the memory budget that Prepare has taken, until the attempt receives.
+    pub(crate) share: Option<BufferShare>,
+    pub(crate) connected: Option<ParentConnection>,
+}
+
+/// A prepared destination.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) staged: Arc<StagedBlocks>,
+    pub(crate) location: Location,
+}
+
+/// A connection that was agreed on with the parent.
+#[derive(Debug)]
+pub(crate) struct ParentConnection {
+    pub(crate) request: blake3::Hash,
+    pub(crate) response: ConnectResponse,
+}
+
+impl Parts {
+    /// The buffers to receive with.
+    pub(crate) fn take_share(&mut self, memory: &Arc<MemoryBudget>) -> Result<BufferShare, Fault> {
+        let share = self.share.take();
+        share.map_or_else(|| memory.share(usize::from(SLOTS_LEAST)), Ok)
+    }
+}
+
+impl KnownAttempt {
+    pub(crate) fn new(job: &JobRef, domain: DomainId, left: Arc<Mutex<Leftover>>) -> Arc<Self> {
+        Arc::new(Self {
+            attempt: Attempt::new(job.clone()),
+            domain,
+            left,
+            parts: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn parts(&self) -> MutexGuard<'_, Parts> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locked until the files are removed, so only threads that may block call this.
+    pub(crate) fn left(&self) -> MutexGuard<'_, Leftover> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this is the first request of its kind. A repetition must be the same request.
+    pub(crate) fn is_first(
+        &self,
+        call: &'static str,
+        request: &impl Message,
+    ) -> Result<bool, Fault> {
+        let hash = hash(request);
+        let mut parts = self.parts();
+        match parts.requests.get(call) {
+            Some(first) if *first != hash => return Err(self.conflicting(call)),
+            Some(_) => return Ok(false),
+            None => {}
+        }
+        parts.requests.insert(call, hash);
+        Ok(true)
+    }
+
+    /// A worker of the attempt, unless the attempt is sealed.
+    pub(crate) fn worker(&self) -> Result<Worker, Fault> {
+        let worker = self.attempt.worker();
+        worker.ok_or_else(|| self.not_ready("prepare the next attempt"))
+    }
+
+    /// The prepared destination.
+    pub(crate) fn prepared(&self) -> Result<Arc<Prepared>, Fault> {
+        let prepared = self.parts().prepared.clone();
+        prepared.ok_or_else(|| self.not_ready("prepare it first"))
+    }
+
+    /// Begins to receive into the prepared destination.
+    pub(crate) fn start_destination(&self) -> Result<(Worker, Arc<StagedBlocks>), Fault> {
+        // Before the state changes: a Cancel that comes now waits for this worker.
+        let worker = self.worker()?;
+        let prepared = self.prepared()?;
+        self.apply(Event::StartDestination)?;
+        Ok((worker, prepared.staged.clone()))
+    }
+
+    /// Applies an event, or says why the attempt is in no state for it.
+    pub(crate) fn apply(&self, event: Event) -> Result<(), Fault> {
+        match self.attempt.apply(event) {
+            Transition::Refuse => Err(self.not_ready("prepare the next attempt")),
+            Transition::To(_) | Transition::Stay => Ok(()),
+        }
+    }
+
+    /// Why the attempt is in no state for a call.
+    pub(crate) fn not_ready(&self, remedy: &'static str) -> Fault {
+        let status = self.attempt.status();
+        let job = &self.attempt.job;
+        status.fault.unwrap_or_else(|| Fault::NotReady {
+            uid: job.uid.clone(),
+            attempt: job.attempt,
+            state: status.state.to_string(),
+            remedy,
+        })
+    }
+
+    pub(crate) fn conflicting(&self, call: &'static str) -> Fault {
+        let job = &self.attempt.job;
+        Fault::Conflicting {
+            call,
+            uid: job.uid.clone(),
+            attempt: job.attempt,
+        }
+    }
+}
+
+/// The same for repetitions of a request only.
+pub(crate) fn hash(request: &impl Message) -> blake3::Hash {
+    blake3::hash(&request.encode_to_vec())
+}

@@ -1,0 +1,62 @@
+//! Stat: lists what is under a root, or in a store.
+
+use std::sync::Arc;
+
+use weft_proto::agent::v1::{ObjectSource, StatRequest, StatResponse};
+
+use crate::abort;
+use crate::control::jobs::Jobs;
+use crate::convert;
+use crate::fault::Fault;
+use crate::files::{Manifest, Source};
+use crate::object::{Reader, Store, Tempo};
+
+impl Jobs {
+    /// Lists what is under a root, or in a store.
+    pub async fn stat(&self, request: StatRequest) -> Result<StatResponse, Fault> {
+        if let Some(source) = &request.object {
+            if request.location.is_some() {
+                return Err(Fault::bad("location", "is given beside object: give one"));
+            }
+            let listed = self.reader(source)?.list().await?;
+            return Ok(self.keep_listed(listed));
+        }
+        let location = convert::given(request.location, "location")?;
+        let (root, path) = self.place(&location)?;
+        let named = match request.manifest_digest.as_slice() {
+            [] => None,
+            digest => Some(self.manifests.get(digest, &[])?),
+        };
+        let list = move || {
+            root.in_place()?;
+            match named {
+                Some(named) => Source::new(root, path, named).listed(),
+                None => Manifest::scan(&root, &path),
+            }
+        };
+        Ok(self.keep_listed(abort::blocking("stat", list).await?))
+    }
+
+    fn keep_listed(&self, manifest: Manifest) -> StatResponse {
+        let response = StatResponse {
+            manifest_digest: manifest.digest().to_vec(),
+            files: manifest.file_count().into(),
+            bytes: manifest.bytes(),
+            state: manifest.state().to_vec(),
+        };
+        self.manifests.keep(Arc::new(manifest));
+        response
+    }
+
+    /// A way to read a store.
+    pub(crate) fn reader(&self, source: &ObjectSource) -> Result<Reader, Fault> {
+        let tempo = Tempo::new(
+            self.config.store_stall_timeout,
+            self.config.store_list_timeout,
+        );
+        Ok(Reader {
+            store: Store::open(source, self.live().objects, tempo.stall)?,
+            tempo,
+        })
+    }
+}

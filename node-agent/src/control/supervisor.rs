@@ -1,0 +1,70 @@
+//! The supervisor: ends an attempt when its lease expires, and cleans up when it is over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::abort;
+use crate::control::known_attempt::KnownAttempt;
+use crate::fault::Fault;
+use crate::files::Partials;
+use crate::transfer::attempt::Attempt;
+use crate::transfer::state::State;
+
+/// What happens to the partial files of an attempt that has failed.
+pub(crate) fn partials(attempt: &Attempt) -> Partials {
+    match attempt.is_discarded() {
+        true => Partials::Remove,
+        false => Partials::Keep,
+    }
+}
+
+/// Supervises one attempt from its beginning until it is closed.
+pub(crate) async fn supervise(known: Arc<KnownAttempt>, lease: Duration) {
+    let attempt = &known.attempt;
+    let mut watch = attempt.watch();
+    loop {
+        let over = watch.wait_for(|status| status.state.is_terminal() && status.workers == 0);
+        let left = lease.saturating_sub(attempt.idle());
+        let over = tokio::time::timeout(left, over).await.map(drop);
+        match over {
+            Ok(()) if attempt.seal() => break,
+            // Another worker has begun since.
+            Ok(()) => {}
+            Err(_) if attempt.idle() < lease => {}
+            Err(_) => {
+                // A relay that is verified and still sends ends too: its threads stop.
+                attempt.fail(Fault::LeaseExpired {
+                    seconds: lease.as_secs(),
+                });
+                attempt.renew();
+            }
+        }
+    }
+    let prepared = {
+        let mut parts = known.parts();
+        parts.connected = None;
+        parts.share = None;
+        parts.prepared.take()
+    };
+    if let Some(prepared) = prepared {
+        let failed = attempt.state() == State::Failed;
+        let (partials, of) = (partials(attempt), known.clone());
+        let result = abort::blocking("abort", move || {
+            prepared.staged.clear();
+            let destination = &prepared.staged.destination;
+            let result = if failed {
+                destination.abort(partials)
+            } else {
+                of.left().forget();
+                Ok(())
+            };
+            destination.leave();
+            result
+        })
+        .await;
+        if let Err(error) = result {
+            tracing::warn!(job = attempt.job.uid, reason = error.reason(), "{error}");
+        }
+    }
+    attempt.close();
+}

@@ -1,0 +1,65 @@
+//! `SenderEvent`: what the block reader, the receiver and the dialers send to the sender's thread.
+
+use std::sync::Arc;
+
+use weft_core::units::{ConnectionId, Key};
+use weft_engine::Engine;
+
+use crate::fault::Fault;
+use crate::transfer::fanout::ChildIndex;
+use crate::transfer::message::{HeldBlocks, Message};
+
+/// An event for the sender.
+#[derive(Debug)]
+pub(crate) enum SenderEvent {
+    /// A message is in memory: one that was asked for, or one that has just arrived.
+    Built(u32, Message),
+    /// Messages below this number can be asked for.
+    Ready(u32),
+    /// A child has agreed on a connection, which is in the engine.
+    Connected(ChildIndex, ChildConnection),
+    /// A child could not be connected to.
+    Refused(ChildIndex, Fault),
+}
+
+/// An agreed connection to a child.
+#[derive(Debug)]
+pub(crate) struct ChildConnection {
+    /// In the engine.
+    pub guard: ConnectionGuard,
+    /// Where the child receives.
+    pub slots: Vec<Key>,
+    /// What the child has.
+    pub held: HeldBlocks,
+}
+
+/// Closes an allocated connection when it is dropped, unless [`keep`](Self::keep) was called: also where a call
+/// is given up half way, or an event is not read.
+#[derive(Debug)]
+pub(crate) struct ConnectionGuard {
+    engine: Arc<Engine>,
+    id: Option<ConnectionId>,
+}
+
+impl ConnectionGuard {
+    /// For a connection that was allocated.
+    pub(crate) fn new(engine: Arc<Engine>, id: ConnectionId) -> Self {
+        Self {
+            engine,
+            id: Some(id),
+        }
+    }
+
+    /// The caller closes the connection.
+    pub(crate) fn keep(mut self) -> ConnectionId {
+        self.id.take().unwrap_or_default()
+    }
+}
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.engine.close(id);
+        }
+    }
+}

@@ -68,7 +68,7 @@ pub struct Root {
 pub struct Stage {
     agents: Agents,
     authority: Arc<Authority>,
-    channels: ConnectionPool,
+    pool: ConnectionPool,
     files: Vec<IdentityFiles>,
     setup: Setup,
 }
@@ -79,7 +79,7 @@ impl Stage {
         let authority = Arc::new(Authority::new(setup.name)?);
         let mut stage = Self {
             agents: Agents::default(),
-            channels: ConnectionPool::new(Arc::clone(&authority)),
+            pool: ConnectionPool::new(Arc::clone(&authority)),
             authority,
             files: Vec::new(),
             setup,
@@ -236,15 +236,15 @@ impl Stage {
         self.setup.ground.topology()
     }
 
-    /// Begins a transfer. All of a stage share their connections to the agents, so they are of one
-    /// runtime.
+    /// Begins a transfer. All transfers of a stage share the connections to the agents, so they need
+    /// the same runtime.
     pub fn begin(&self, spec: Spec) -> Runner {
-        let contact = |i| Endpoint {
+        let endpoint = |i| Endpoint {
             node: node_name(i),
             address: self.setup.ground.addresses(i).control.to_string(),
         };
-        let contacts: Vec<Endpoint> = (0..self.nodes()).map(contact).collect();
-        Runner::begin(spec, self.channels.clone(), &contacts)
+        let endpoints: Vec<Endpoint> = (0..self.nodes()).map(endpoint).collect();
+        Runner::begin(spec, self.pool.clone(), &endpoints)
     }
 }
 

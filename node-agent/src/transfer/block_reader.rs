@@ -202,7 +202,8 @@ impl BlockReader for SourceReader {
     }
 }
 
-/// Reads blocks that this node has received back from its files, for a slow child.
+/// Reads blocks that this node has received back from its files. They are in the page cache unless a child is
+/// far behind.
 pub(crate) struct StagedReader(pub Arc<StagedBlocks>);
 
 impl BlockReader for StagedReader {

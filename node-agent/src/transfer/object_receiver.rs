@@ -1,7 +1,7 @@
 //! The object receiver: a thread that receives one attempt's messages from a store, in place of a parent.
 //!
-//! It reads several messages at a time, each by ranges and with retries ([`crate::object`]). It places them in
-//! their order and passes them on to the sender, like those of a parent. A block that an earlier attempt has
+//! It reads several messages at a time, each by ranges and with retries ([`crate::object`]), and places them in
+//! their order, like those of a parent. A block that an earlier attempt has
 //! read and that is still on disk is not read again ([`ReadRecord`]).
 
 use std::collections::HashMap;
@@ -206,8 +206,7 @@ impl ObjectReceiver {
                 self.record.add(id, block, &digest)?;
             }
         }
-        self.placer.pass_on(buffer, &contents);
-        if self.placer.take(&contents) {
+        if contents.is_all {
             self.placer.publish()?;
         }
         Ok(())

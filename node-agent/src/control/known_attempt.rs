@@ -149,7 +149,7 @@ impl KnownAttempt {
     }
 }
 
-/// The same for repetitions of a request only.
+/// Equal for two requests only if they have the same contents.
 pub(crate) fn hash(request: &impl Message) -> blake3::Hash {
     blake3::hash(&request.encode_to_vec())
 }

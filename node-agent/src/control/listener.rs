@@ -67,24 +67,18 @@ impl ControlListener {
         stop: watch::Receiver<bool>,
         memory: u64,
     ) -> Result<Self, String> {
-        let mut servers = JoinSet::new();
-        let streams_max = streams_max(memory);
-        let connections = serve(
-            &tls.borrow(),
-            &authorization,
-            &stop,
-            streams_max,
-            &mut servers,
-        )?;
-        Ok(Self {
+        let in_force = tls.borrow().clone();
+        let mut control = Self {
             listener,
             authorization,
             tls,
             stop,
-            streams_max,
-            connections,
-            servers,
-        })
+            streams_max: streams_max(memory),
+            connections: mpsc::channel(ACCEPTED).0,
+            servers: JoinSet::new(),
+        };
+        control.connections = control.serve(&in_force)?;
+        Ok(control)
     }
 
     /// Accepts connections until the agent stops, and waits until all are closed.
@@ -128,13 +122,7 @@ impl ControlListener {
         let Some(tls) = found.map_err(|error| error.to_string())? else {
             return Ok(());
         };
-        let connections = serve(
-            &tls,
-            &self.authorization,
-            &self.stop,
-            self.streams_max,
-            &mut self.servers,
-        )?;
+        let connections = self.serve(&tls)?;
         let before = std::mem::replace(&mut self.connections, connections);
         self.tls.send_replace(tls);
         tokio::spawn(async move {
@@ -147,6 +135,33 @@ impl ControlListener {
         tracing::info!("new certificates are in force");
         Ok(())
     }
+
+    /// Starts a server with these certificates.
+    fn serve(&mut self, tls: &Tls) -> Result<Connections, String> {
+        let mut server = Server::builder()
+            .http2_keepalive_interval(Some(PING_INTERVAL))
+            .http2_keepalive_timeout(Some(PING_TIMEOUT))
+            .max_concurrent_streams(self.streams_max)
+            .tls_config(tls.server())
+            .map_err(|error| {
+                format!(
+                    "tls: {}: check that `tls.key` belongs to `tls.certificate` and that all three are PEM",
+                    chain(&error)
+                )
+            })?;
+        let router = server.add_service(self.authorization.clone());
+        let (connections, incoming) = mpsc::channel(ACCEPTED);
+        let stopped = stopped(self.stop.clone());
+        self.servers.spawn(async move {
+            let served = router
+                .serve_with_incoming_shutdown(ReceiverStream::new(incoming), stopped)
+                .await;
+            if let Err(error) = served {
+                tracing::error!("a server of the control API has ended: {}", chain(&error));
+            }
+        });
+        Ok(connections)
+    }
 }
 
 /// What `limits.memory` allows: an operator that follows every attempt can still cancel each.
@@ -156,40 +171,7 @@ fn streams_max(memory: u64) -> u32 {
     of_attempts.saturating_add(STREAMS_BESIDE)
 }
 
-/// Starts a server with these certificates.
-fn serve(
-    tls: &Tls,
-    authorization: &Authorization,
-    stop: &watch::Receiver<bool>,
-    streams_max: u32,
-    servers: &mut JoinSet<()>,
-) -> Result<Connections, String> {
-    let mut server = Server::builder()
-        .http2_keepalive_interval(Some(PING_INTERVAL))
-        .http2_keepalive_timeout(Some(PING_TIMEOUT))
-        .max_concurrent_streams(streams_max)
-        .tls_config(tls.server())
-        .map_err(|error| {
-            format!(
-                "tls: {}: check that `tls.key` belongs to `tls.certificate` and that all three are PEM",
-                chain(&error)
-            )
-        })?;
-    let router = server.add_service(authorization.clone());
-    let (connections, incoming) = mpsc::channel(ACCEPTED);
-    let stopped = stopped(stop.clone());
-    servers.spawn(async move {
-        let served = router
-            .serve_with_incoming_shutdown(ReceiverStream::new(incoming), stopped)
-            .await;
-        if let Err(error) = served {
-            tracing::error!("a server of the control API has ended: {}", chain(&error));
-        }
-    });
-    Ok(connections)
-}
-
-/// Waits until the agent is to stop.
+/// Waits until the agent stops.
 pub(crate) async fn stopped(mut stop: watch::Receiver<bool>) {
     // A sender that is gone means the same.
     let _ = stop.wait_for(|stop| *stop).await;

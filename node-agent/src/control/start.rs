@@ -141,7 +141,6 @@ impl Jobs {
         let versions = versions.collect::<Result<_, Fault>>()?;
         let mut share = known.parts().take_share(&self.config.memory)?;
         share.grow(object_receiver::BUFFERS);
-        // Before the first message: the sender reads earlier ones from disk.
         self.pass_on(known, &worker, &staged, children)?;
         let (attempt, runtime) = (known.attempt.clone(), Handle::current());
         worker.spawn("weft-object", move || {
@@ -211,8 +210,7 @@ impl Jobs {
         let (from_engine, engine_events) = unbounded();
         let (wanted, asked) = unbounded();
         let ready = staged.map_or(layout.messages(), |staged| {
-            staged.set_sender(to_sender.clone(), pool.clone());
-            staged.ready()
+            staged.set_sender(to_sender.clone())
         });
         let peers: Vec<Arc<Peer>> = children
             .iter()

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use crossbeam_channel::{Receiver, Sender, select_biased};
 
 use crate::fault::Fault;
-use crate::files::{BlockDigest, Digest, FileTree, Shape, Source, SourceFile, directory_digest};
+use crate::files::{Digest, FileTree, Shape, Source, SourceFile, directory_digest};
 use crate::transfer::attempt::Attempt;
 use crate::transfer::buffers::BufferPool;
 use crate::transfer::layout::{Item, Layout};
@@ -116,7 +116,7 @@ impl SourceReader {
         index: u32,
         block: u32,
         bytes: usize,
-    ) -> Result<BlockDigest, Fault> {
+    ) -> Result<(), Fault> {
         let algorithm = self.layout.algorithm();
         let file = self.file(index)?;
         let blocks = file.blocks(algorithm);
@@ -130,7 +130,7 @@ impl SourceReader {
                 .or_insert_with(|| FileTree::new(blocks))
                 .set(block, value);
         }
-        Ok(value)
+        Ok(())
     }
 
     /// A file's digest. Before it is computed, the file is compared with the manifest.
@@ -202,7 +202,8 @@ impl BlockReader for SourceReader {
     }
 }
 
-/// Reads blocks that this node has received back from its files, for a slow child.
+/// Reads blocks that this node has received back from its files. They are in the page cache unless a child is
+/// far behind.
 pub(crate) struct StagedReader(pub Arc<StagedBlocks>);
 
 impl BlockReader for StagedReader {

@@ -179,14 +179,6 @@ impl BufferPool {
         self.allowed(&self.budget.lock())
     }
 
-    /// A buffer if there is one now; none once the pool is closed.
-    #[must_use]
-    pub(crate) fn try_take(&self) -> Option<Buffer> {
-        let mut counts = self.budget.lock();
-        let mut buffers = self.lock();
-        self.take_from(&mut counts, &mut buffers)
-    }
-
     /// Waits for a buffer; none once the pool is closed.
     #[must_use]
     pub(crate) fn take(&self) -> Option<Buffer> {
@@ -204,7 +196,7 @@ impl BufferPool {
         }
     }
 
-    /// Shares a buffer that was taken, or that replaces one. Its owners [release](Self::release) it or drop it.
+    /// Shares a buffer that was taken. Its owners [release](Self::release) it or drop it.
     #[must_use]
     pub(crate) fn share(&self, buffer: Buffer) -> Arc<Buffer> {
         let shared = Arc::new(buffer);
@@ -312,9 +304,16 @@ mod tests {
         MemoryBudget::new(buffers * SLOT)
     }
 
+    /// A buffer if there is one now.
+    fn try_take(pool: &BufferPool) -> Option<Buffer> {
+        let mut counts = pool.budget.lock();
+        let mut buffers = pool.lock();
+        pool.take_from(&mut counts, &mut buffers)
+    }
+
     /// All that a pool gives now, shared.
     fn take_all(pool: &BufferPool) -> Vec<Arc<Buffer>> {
-        let taken = std::iter::from_fn(|| pool.try_take());
+        let taken = std::iter::from_fn(|| try_take(pool));
         taken.map(|buffer| pool.share(buffer)).collect()
     }
 
@@ -379,14 +378,14 @@ mod tests {
     fn a_pool_gives_as_many_as_it_may_have_and_no_more() {
         let budget = budget(5);
         let pool = budget.pool(1, 2).unwrap();
-        let first = pool.try_take().unwrap();
-        let _second = pool.try_take().unwrap();
-        assert!(pool.try_take().is_none());
+        let first = try_take(&pool).unwrap();
+        let _second = try_take(&pool).unwrap();
+        assert!(try_take(&pool).is_none());
         let shared = pool.share(first);
         pool.release(shared.clone());
-        assert!(pool.try_take().is_none());
+        assert!(try_take(&pool).is_none());
         pool.release(shared);
-        assert!(pool.try_take().is_some());
+        assert!(try_take(&pool).is_some());
         pool.close();
         assert!(pool.take().is_none());
         drop(pool);
@@ -397,7 +396,7 @@ mod tests {
     fn a_shared_buffer_that_was_dropped_is_made_anew() {
         let pool = budget(5).pool(1, 1).unwrap();
         let shared = pool.share(pool.take().unwrap());
-        assert!(pool.try_take().is_none());
+        assert!(try_take(&pool).is_none());
         drop(shared);
         assert!(pool.take().is_some());
     }
@@ -409,7 +408,7 @@ mod tests {
         let mut all = take_all(&first);
         assert_eq!(all.len(), 6);
         let second = budget.pool(2, 9).unwrap();
-        assert!(second.try_take().is_none());
+        assert!(try_take(&second).is_none());
         let waits = std::thread::spawn({
             let second = second.clone();
             move || second.take().is_some()
@@ -418,11 +417,11 @@ mod tests {
         assert!(waits.join().unwrap());
         // Three for each: of five one is too many.
         first.release(all.pop().unwrap());
-        assert!(first.try_take().is_none());
-        assert!(second.try_take().is_some());
+        assert!(try_take(&first).is_none());
+        assert!(try_take(&second).is_some());
         // A free buffer goes when its pool settles.
         drop(second);
-        let again = first.share(first.try_take().unwrap());
+        let again = first.share(try_take(&first).unwrap());
         first.release(again);
         let third = budget.pool(2, 9).unwrap();
         all.drain(..).for_each(|buffer| first.release(buffer));
@@ -438,13 +437,13 @@ mod tests {
         let idle = budget.pool(2, 9).unwrap();
         let mut lent = take_all(&idle);
         let other = budget.pool(1, 3).unwrap();
-        assert!(other.try_take().is_none());
+        assert!(try_take(&other).is_none());
         lent.truncate(1);
         idle.settle();
         assert_eq!(budget.used(), SLOT);
-        assert!(other.try_take().is_some());
+        assert!(try_take(&other).is_some());
         // Also when a buffer is released.
-        let own = idle.share(idle.try_take().unwrap());
+        let own = idle.share(try_take(&idle).unwrap());
         lent.clear();
         idle.release(own);
         assert_eq!(budget.used(), 2 * SLOT);
@@ -461,7 +460,7 @@ mod tests {
         pool.release(all.pop().unwrap());
         pool.close();
         assert_eq!(budget.used(), 4 * SLOT);
-        assert!(pool.try_take().is_none());
+        assert!(try_take(&pool).is_none());
         let other = budget.pool(2, 2).unwrap();
         let _taken = take_all(&other);
         assert_eq!(budget.used(), 6 * SLOT);

@@ -177,7 +177,7 @@ impl Fanout {
         self.turn();
     }
 
-    /// A message is here in memory: one that was asked for, or one that has just arrived.
+    /// A message that was asked for is here.
     pub(crate) fn built(&mut self, number: u32, message: Message) {
         self.building.remove(&number);
         if is_needed(&self.children, number) {

@@ -33,11 +33,10 @@ pub(crate) fn copy(
         }
         let bytes = reader.build(number, &mut buffer)?;
         let message = &buffer[..bytes];
-        let contents = match held.shorten(message) {
+        match held.shorten(message) {
             Some(short) => placer.place(&short)?,
             None => placer.place(message)?,
         };
-        placer.take(&contents);
     }
     placer.publish().map(drop)
 }

@@ -1,7 +1,7 @@
 //! The object receiver: a thread that receives one attempt's messages from a store, in place of a parent.
 //!
-//! It reads several messages at a time, each by ranges and with retries ([`crate::object`]). It places them in
-//! their order and passes them on to the sender, like those of a parent. A block that an earlier attempt has
+//! It reads several messages at a time, each by ranges and with retries ([`crate::object`]), and places them in
+//! their order, like those of a parent. A block that an earlier attempt has
 //! read and that is still on disk is not read again ([`ReadRecord`]).
 
 use std::collections::HashMap;
@@ -31,11 +31,9 @@ pub(crate) const BUFFERS: usize = 8 + 1;
 
 /// The thread's state.
 pub(crate) struct ObjectReceiver {
-    attempt: Arc<Attempt>,
     placer: Placer,
     object: Arc<ObjectBlocks>,
     record: ReadRecord,
-    runtime: Handle,
     share: BufferShare,
     /// Files whose blocks were not all read or found on disk yet.
     trees: HashMap<u32, FileTree>,
@@ -43,6 +41,9 @@ pub(crate) struct ObjectReceiver {
 
 /// The blocks of the objects, and how to read them.
 struct ObjectBlocks {
+    attempt: Arc<Attempt>,
+    /// Where requests run.
+    runtime: Handle,
     layout: Arc<Layout>,
     reader: Arc<Reader>,
     /// By the manifest's entries.
@@ -91,6 +92,8 @@ impl ObjectReceiver {
             .map(|version| version.as_ref()?.fingerprint(&url))
             .collect();
         let object = ObjectBlocks {
+            attempt: attempt.clone(),
+            runtime,
             layout: staged.layout.clone(),
             held: held(&staged, &ids, &mut record)?,
             reader,
@@ -99,10 +102,8 @@ impl ObjectReceiver {
         };
         Ok(Self {
             placer: Placer::new(attempt.clone(), staged, url),
-            attempt: attempt.clone(),
             object: Arc::new(object),
             record,
-            runtime,
             share,
             trees: HashMap::new(),
         })
@@ -135,15 +136,11 @@ impl ObjectReceiver {
 
     /// Reads several messages at a time. Gives the first message that cannot be read so, if there is one.
     fn receive_parts(&mut self) -> Result<Option<u32>, Fault> {
-        let (runtime, attempt, object) = (
-            self.runtime.clone(),
-            self.attempt.clone(),
-            self.object.clone(),
-        );
+        let object = self.object.clone();
         let reads = (0..object.layout.messages()).map(|number| object.read(number, None));
         let mut reads = pin!(stream::iter(reads).buffered(self.share.buffers() - 1));
         let mut number = 0;
-        while let Some(read) = runtime.block_on(until_stopped(&attempt, reads.next())) {
+        while let Some(read) = object.wait(reads.next()) {
             match read {
                 Ok(message) => self.place(message)?,
                 Err(Unread::NoRanges) => return Ok(Some(number)),
@@ -156,15 +153,11 @@ impl ObjectReceiver {
 
     /// Reads one message after the other, from objects that are read from their beginning.
     fn receive_whole(&mut self, first: u32) -> Result<(), Fault> {
-        let (runtime, attempt, object) = (
-            self.runtime.clone(),
-            self.attempt.clone(),
-            self.object.clone(),
-        );
+        let object = self.object.clone();
         let mut whole = Whole::new(object.reader.clone());
         for number in first..object.layout.messages() {
             let read = async { Some(object.read(number, Some(&mut whole)).await) };
-            match runtime.block_on(until_stopped(&attempt, read)) {
+            match object.wait(read) {
                 Some(Ok(message)) => self.place(message)?,
                 Some(Err(Unread::Failed(fault))) => return Err(fault),
                 Some(Err(Unread::NoRanges)) | None => return Ok(()),
@@ -206,8 +199,7 @@ impl ObjectReceiver {
                 self.record.add(id, block, &digest)?;
             }
         }
-        self.placer.pass_on(buffer, &contents);
-        if self.placer.take(&contents) {
+        if contents.is_all {
             self.placer.publish()?;
         }
         Ok(())
@@ -224,6 +216,17 @@ impl ObjectReceiver {
 }
 
 impl ObjectBlocks {
+    /// Waits for the result of `work`. None when the attempt fails first.
+    fn wait<T>(&self, work: impl Future<Output = Option<T>>) -> Option<T> {
+        let mut watch = self.attempt.watch();
+        self.runtime.block_on(async {
+            tokio::select! {
+                result = work => result,
+                _ = watch.wait_for(|status| status.state == State::Failed) => None,
+            }
+        })
+    }
+
     /// Reads a message: each of its blocks by a request of its own, or out of `whole`.
     async fn read(
         &self,
@@ -321,14 +324,5 @@ fn whole(staged: &StagedBlocks, blocks: &HashMap<(u32, u32), BlockDigest>) -> Op
             staged.layout.algorithm(),
             digests.into_iter(),
         )),
-    }
-}
-
-/// The result of `work`, unless the attempt fails first.
-async fn until_stopped<T>(attempt: &Attempt, work: impl Future<Output = Option<T>>) -> Option<T> {
-    let mut watch = attempt.watch();
-    tokio::select! {
-        result = work => result,
-        _ = watch.wait_for(|status| status.state == State::Failed) => None,
     }
 }

@@ -11,12 +11,10 @@ use crate::fault::Fault;
 use crate::files::{BlockDigest, DestinationFile, Digest};
 use crate::transfer::arrivals::Arrivals;
 use crate::transfer::attempt::Attempt;
-use crate::transfer::buffers::Buffer;
 use crate::transfer::layout::Item;
-use crate::transfer::message::Message;
-use crate::transfer::record::{HEADER_BYTES, Record, Records, padded};
-use crate::transfer::sender_event::SenderEvent;
+use crate::transfer::record::{Record, Records};
 use crate::transfer::staged_blocks::StagedBlocks;
+use crate::transfer::state::State;
 
 /// Places one attempt's messages.
 #[derive(Debug)]
@@ -35,12 +33,10 @@ pub(crate) struct Placer {
 pub(crate) struct Contents {
     /// Which message.
     pub number: u32,
-    /// Its length in bytes.
-    pub bytes: usize,
     /// Bytes of its blocks.
     pub data: u64,
-    /// No block was left out: this is the message as the source builds it.
-    pub whole: bool,
+    /// All messages have come now.
+    pub is_all: bool,
 }
 
 impl Placer {
@@ -53,33 +49,6 @@ impl Placer {
             open: HashMap::new(),
             arrivals: Arrivals::default(),
         }
-    }
-
-    /// Gives a placed message to the sender, if there is one, and returns another buffer for it. Without another
-    /// buffer the same one is returned, and the sender reads the message from disk.
-    pub(crate) fn pass_on(&self, buffer: Buffer, contents: &Contents) -> Buffer {
-        let spare = if contents.whole {
-            self.staged.spare()
-        } else {
-            None
-        };
-        let Some((spare, pool)) = spare else {
-            return buffer;
-        };
-        let message = Message {
-            buffer: pool.share(buffer),
-            bytes: contents.bytes,
-        };
-        self.staged
-            .notify(SenderEvent::Built(contents.number, message));
-        spare
-    }
-
-    /// The message is placed; whether all messages are.
-    pub(crate) fn take(&mut self, contents: &Contents) -> bool {
-        self.arrivals.take(contents.number);
-        self.staged.set_ready(self.arrivals.ready());
-        self.arrivals.ready() == self.staged.layout.messages()
     }
 
     /// Checks and writes a message's blocks. They must be those that the layout says.
@@ -95,16 +64,14 @@ impl Placer {
         let mut items = staged.layout.items(number);
         let mut contents = Contents {
             number,
-            bytes: 0,
             data: 0,
-            whole: true,
+            is_all: false,
         };
         for record in Records::new(buffer) {
             let record = record.map_err(|error| self.faulty(error.to_string()))?;
             if items.next() != Some(self.item(&record)?) {
                 return Err(self.faulty(format!("message {number} in another order")));
             }
-            contents.bytes += HEADER_BYTES;
             match record {
                 Record::Block {
                     file,
@@ -112,14 +79,10 @@ impl Placer {
                     value,
                     data,
                 } => {
-                    contents.bytes += padded(data.len());
                     contents.data += data.len() as u64;
                     self.block(file, block, value, data)?;
                 }
-                Record::Held { file, block, value } => {
-                    contents.whole = false;
-                    self.held(file, block, value)?;
-                }
+                Record::Held { file, block, value } => self.held(file, block, value)?,
                 Record::FileDigest { file, value } => self.digest(file, &value)?,
                 Record::End => {}
             }
@@ -127,7 +90,9 @@ impl Placer {
         if items.next().is_some() {
             return Err(self.faulty("a message that is not whole".to_owned()));
         }
-        contents.bytes = (contents.bytes + HEADER_BYTES).min(buffer.len());
+        self.arrivals.take(number);
+        staged.set_ready(self.arrivals.ready());
+        contents.is_all = self.arrivals.ready() == staged.layout.messages();
         Ok(contents)
     }
 
@@ -238,7 +203,18 @@ impl Placer {
 
     /// All blocks are here: gives the files their names. False when the attempt was stopped before.
     pub(crate) fn publish(&self) -> Result<bool, Fault> {
-        self.staged.publish(&self.attempt)
+        let (attempt, destination) = (&self.attempt, &self.staged.destination);
+        attempt.all_blocks(destination.digest());
+        // A cancel that came before this line wins; a later one finds the files published.
+        if attempt.state() != State::Verifying {
+            return Ok(false);
+        }
+        let digest = destination.complete()?;
+        let file_by_file = destination.is_file_by_file();
+        let counters = &attempt.counters;
+        counters.file_by_file.store(file_by_file, Ordering::Relaxed);
+        attempt.published(Some(digest));
+        Ok(true)
     }
 
     fn faulty(&self, problem: String) -> Fault {

@@ -1,7 +1,6 @@
 //! The receiver: a thread that receives one attempt's messages from this node's parent.
 //!
-//! It places each message, passes it on to the sender if this node has children, and only then returns the
-//! slot's credit. It owns the connection to the parent and the regions of that connection.
+//! It places each message, and only then returns the slot's credit. It owns the connection to the parent and the regions of that connection.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -140,15 +139,13 @@ impl Receiver {
         let buffer = self.take(key)?;
         let contents = self.placer.place(&buffer)?;
         self.config.peer.moved(contents.data);
-        let buffer = self.placer.pass_on(buffer, &contents);
         self.config.engine.arm(key, Region::share(buffer));
-        let all = self.placer.take(&contents);
         if contents.number + 1 == self.config.staged.layout.messages() {
             self.end = Some(slot);
         } else {
             self.credit(slot);
         }
-        if all {
+        if contents.is_all {
             self.over = self.placer.publish()?;
         }
         Ok(())

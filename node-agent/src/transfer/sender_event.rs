@@ -12,7 +12,7 @@ use crate::transfer::message::{HeldBlocks, Message};
 /// An event for the sender.
 #[derive(Debug)]
 pub(crate) enum SenderEvent {
-    /// A message is in memory: one that was asked for, or one that has just arrived.
+    /// The block reader has built this message.
     Built(u32, Message),
     /// Messages below this number can be asked for.
     Ready(u32),

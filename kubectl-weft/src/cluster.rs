@@ -3,7 +3,7 @@
 //! What the API server stores is read from it; what the operator knows now is asked of the group
 //! `live.weft.dev`, which the API server passes on. So who may see what is what the user's roles say.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use kube::{
     Client, Config,
@@ -11,8 +11,15 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use thiserror::Error;
+use tokio::time::sleep;
 use weft_crds::{LIVE_GROUP, LIVE_VERSION};
 use weft_identity::cause::innermost;
+
+/// Calls that may reach replicas of the operator that do not lead: of two replicas one in a million calls
+/// reaches the wrong one that often.
+const TRIES: u32 = 20;
+/// Between two of them.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// Which cluster to ask, and with which user: the options that kubectl has.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -50,7 +57,7 @@ pub enum ClusterError {
     /// The operator's API is not there.
     #[error(
         "the cluster does not serve {LIVE_GROUP}: {0}; see: kubectl get apiservice {LIVE_VERSION}.{LIVE_GROUP}. \
-         The chart installs it unless liveApi.enabled is false, and it is there while an operator leads"
+         The chart installs it unless liveApi.enabled is false, and any replica of weft-operator serves it"
     )]
     NotLive(String),
     /// An answer that is a refusal, in its own words.
@@ -166,17 +173,24 @@ impl Cluster {
         path: &str,
         body: Vec<u8>,
     ) -> Result<T, ClusterError> {
-        let request = http::Request::builder()
-            .method(method)
-            .uri(path)
-            .header("Content-Type", "application/json")
-            .body(body)
-            .map_err(|error| ClusterError::Refused {
-                code: 400,
-                message: format!("{path}: {error}; use names that Kubernetes allows"),
-            })?;
-        let answer = self.client.request(request).await;
-        answer.map_err(|error| self.explain(path, error))
+        let mut tries = 0;
+        loop {
+            let request = http::Request::builder()
+                .method(method)
+                .uri(path)
+                .header("Content-Type", "application/json")
+                .body(body.clone())
+                .map_err(|error| ClusterError::Refused {
+                    code: 400,
+                    message: format!("{path}: {error}; use names that Kubernetes allows"),
+                })?;
+            tries += 1;
+            match self.client.request(request).await {
+                // The API server chooses a replica for each call.
+                Err(error) if is_not_leading(&error) && tries < TRIES => sleep(AGAIN).await,
+                answer => return answer.map_err(|error| self.explain(path, error)),
+            }
+        }
     }
 
     /// What an error of the client means.
@@ -186,8 +200,8 @@ impl Cluster {
             kube::Error::Api(status) => {
                 let message = status.message.clone();
                 // The API server's own words, where it passes nothing on.
-                let unserved =
-                    status.code == 503 || status.code == 404 && !message.contains(weft_crds::GROUP);
+                let unserved = status.code == 503 && status.reason != "NotLeading"
+                    || status.code == 404 && !message.contains(weft_crds::GROUP);
                 if is_live && unserved {
                     return ClusterError::NotLive(message);
                 }
@@ -204,7 +218,61 @@ impl Cluster {
     }
 }
 
+/// The replica of the operator that was asked does not lead.
+fn is_not_leading(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.reason == "NotLeading")
+}
+
 /// A path of the operator's group.
 fn live(path: &str) -> String {
     format!("/apis/{LIVE_GROUP}/{LIVE_VERSION}/{path}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    };
+
+    use kube::client::Body;
+
+    use super::*;
+
+    /// A cluster whose first calls reach a replica that does not lead.
+    fn cluster(elsewhere: u32) -> (Cluster, Arc<AtomicU32>) {
+        let calls = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&calls);
+        let server = tower::service_fn(move |_: http::Request<Body>| {
+            let call = counted.fetch_add(1, Ordering::Relaxed) + 1;
+            let (code, body) = match call <= elsewhere {
+                true => (
+                    503,
+                    r#"{"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                        "reason": "NotLeading", "message": "try again", "code": 503}"#,
+                ),
+                false => (200, "7"),
+            };
+            let response = http::Response::builder().status(code);
+            std::future::ready(response.body(Body::from(body.as_bytes().to_vec())))
+        });
+        let cluster = Cluster {
+            client: Client::new(server, "default"),
+            url: "http://example.org".to_owned(),
+            namespace: "default".to_owned(),
+        };
+        (cluster, calls)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_reaches_a_replica_that_does_not_lead_is_made_again() {
+        let (half, calls) = cluster(3);
+        assert_eq!(half.live::<u32>("transferprogress").await.unwrap(), 7);
+        assert_eq!(calls.load(Ordering::Relaxed), 4);
+        let (nobody, calls) = cluster(u32::MAX);
+        let refused = nobody.live::<u32>("transferprogress").await.unwrap_err();
+        assert_eq!(refused.to_string(), "try again");
+        assert!(refused.may_pass());
+        assert_eq!(calls.load(Ordering::Relaxed), TRIES);
+    }
 }

@@ -4,7 +4,7 @@
 //! Report; no message says of which node it is. Who belongs to a fabric is what the controllers say.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
     sync::Arc,
     time::Duration,
@@ -36,6 +36,7 @@ use weft_proto::operator::v1::{
 
 use crate::{
     caller::{Caller, caller},
+    enrollment_limit::EnrollmentLimit,
     fault::Fault,
     reports::{Fabrics, Reporter, Reports},
     review::{Reviewer, Reviews},
@@ -99,11 +100,13 @@ impl Tally {
 }
 
 /// What the control API works with.
-pub struct Control<R> {
+pub(crate) struct Control<R> {
     /// Issues the certificates.
     pub authority: Arc<Authority>,
     /// The leader's: agents refuse commands of earlier ones from their first answer on.
     pub epoch: u64,
+    /// How often an address may call Enroll.
+    pub limit: EnrollmentLimit,
     /// Knows whose a token is.
     pub reviews: Reviews<R>,
     /// The agents' service account, `system:serviceaccount:NAMESPACE:NAME`.
@@ -128,7 +131,7 @@ pub enum ControlError {
 }
 
 /// Serves the control API until it fails; `names` are further DNS names of this server.
-pub async fn serve<R: Reviewer>(
+pub(crate) async fn serve<R: Reviewer>(
     listener: TcpListener,
     control: Control<R>,
     names: &[&str],
@@ -263,6 +266,12 @@ impl<R: Reviewer> Operator for Control<R> {
         &self,
         request: Request<EnrollRequest>,
     ) -> Result<Response<EnrollResponse>, Status> {
+        // The server has accepted the call from somewhere.
+        let address = request.remote_addr().map(|from| from.ip());
+        let address = address.unwrap_or(Ipv6Addr::UNSPECIFIED.into());
+        if let Err(fault) = self.limit.check(address) {
+            return Err(self.refuse("Enroll", &(fault, String::new())));
+        }
         match Self::enroll(self, request.into_inner()).await {
             Ok(response) => {
                 self.tally.enrolled.inc();

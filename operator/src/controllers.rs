@@ -7,6 +7,7 @@
 mod backoff;
 mod cache;
 mod cluster;
+mod cluster_node;
 mod condition;
 mod fabric;
 mod job;

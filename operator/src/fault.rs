@@ -1,5 +1,7 @@
 //! `Fault`: why an agent's call was refused, with its cause and remedy.
 
+use std::{net::IpAddr, num::NonZeroU32};
+
 use tonic::{Code, Status};
 use weft_identity::{authority::AuthorityError, role::RoleError};
 use weft_proto::{Message as _, agent::v1::ErrorDetail};
@@ -66,6 +68,17 @@ pub(crate) enum Fault {
         /// Its name.
         fabric: String,
     },
+    /// More calls of Enroll than one address may make.
+    #[error(
+        "{address} calls Enroll more than {per_second} times a second, which is the limit of one address: wait a \
+         second and call again"
+    )]
+    TooManyCalls {
+        /// Where the calls come from.
+        address: IpAddr,
+        /// The limit.
+        per_second: NonZeroU32,
+    },
     /// Nobody could be asked about the token.
     #[error(
         "the token cannot be checked ({problem}): the operator needs the API server; try again"
@@ -108,43 +121,25 @@ impl From<AuthorityError> for Fault {
 impl Fault {
     /// Stable and machine-readable: a metric's label and what an agent tells its log.
     pub(crate) fn reason(&self) -> &'static str {
-        match self {
-            Self::NoCertificate => "NoCertificate",
-            Self::WrongCertificate { .. } => "WrongCertificate",
-            Self::BadRequest { .. } => "BadRequest",
-            Self::NoFabric { .. } => "NoFabric",
-            Self::TokenRefused { .. } => "TokenRefused",
-            Self::WrongAccount { .. } => "WrongAccount",
-            Self::TokenWithoutNode => "TokenWithoutNode",
-            Self::NotOfFabric { .. } => "NotOfFabric",
-            Self::ReviewFailed { .. } => "ReviewFailed",
-            Self::Superseded => "Superseded",
-            Self::CertificateEnded => "CertificateEnded",
-            Self::NotIssued(error) => error.reason(),
-        }
+        self.kind().0
     }
 
-    /// The same call may succeed without the agent being changed.
-    fn retriable(&self) -> bool {
-        matches!(
-            self,
-            Self::NoFabric { .. } | Self::NotOfFabric { .. } | Self::ReviewFailed { .. }
-        )
-    }
-
-    fn code(&self) -> Code {
+    /// The reason, the code, and whether the same call may succeed without the agent being changed.
+    fn kind(&self) -> (&'static str, Code, bool) {
         match self {
-            Self::NoCertificate
-            | Self::WrongCertificate { .. }
-            | Self::TokenRefused { .. }
-            | Self::CertificateEnded => Code::Unauthenticated,
-            Self::WrongAccount { .. } | Self::TokenWithoutNode => Code::PermissionDenied,
-            Self::BadRequest { .. } => Code::InvalidArgument,
-            Self::NoFabric { .. } => Code::NotFound,
-            Self::NotOfFabric { .. } => Code::FailedPrecondition,
-            Self::ReviewFailed { .. } => Code::Unavailable,
-            Self::Superseded => Code::Aborted,
-            Self::NotIssued(_) => Code::Internal,
+            Self::NoCertificate => ("NoCertificate", Code::Unauthenticated, false),
+            Self::WrongCertificate { .. } => ("WrongCertificate", Code::Unauthenticated, false),
+            Self::BadRequest { .. } => ("BadRequest", Code::InvalidArgument, false),
+            Self::NoFabric { .. } => ("NoFabric", Code::NotFound, true),
+            Self::TokenRefused { .. } => ("TokenRefused", Code::Unauthenticated, false),
+            Self::WrongAccount { .. } => ("WrongAccount", Code::PermissionDenied, false),
+            Self::TokenWithoutNode => ("TokenWithoutNode", Code::PermissionDenied, false),
+            Self::NotOfFabric { .. } => ("NotOfFabric", Code::FailedPrecondition, true),
+            Self::TooManyCalls { .. } => ("TooManyCalls", Code::ResourceExhausted, true),
+            Self::ReviewFailed { .. } => ("ReviewFailed", Code::Unavailable, true),
+            Self::Superseded => ("Superseded", Code::Aborted, false),
+            Self::CertificateEnded => ("CertificateEnded", Code::Unauthenticated, false),
+            Self::NotIssued(error) => (error.reason(), Code::Internal, false),
         }
     }
 
@@ -159,18 +154,19 @@ impl Fault {
 
     /// As the control API answers it; `node` is "" where it is not known who calls.
     pub(crate) fn to_status(&self, node: &str) -> Status {
+        let (reason, code, retriable) = self.kind();
         let message = match node {
             "" => self.to_string(),
             node => format!("node {node}: {self}"),
         };
         let remedy = message.rsplit_once(": ").map_or("", |(_, remedy)| remedy);
         let detail = ErrorDetail {
-            reason: self.reason().to_owned(),
+            reason: reason.to_owned(),
             node: node.to_owned(),
             subject: self.subject().to_owned(),
             remedy: remedy.to_owned(),
-            retriable: self.retriable(),
+            retriable,
         };
-        Status::with_details(self.code(), message, detail.encode_to_vec().into())
+        Status::with_details(code, message, detail.encode_to_vec().into())
     }
 }

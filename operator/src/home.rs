@@ -12,13 +12,7 @@
 mod leader;
 mod secret;
 
-use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    net::IpAddr,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{convert::Infallible, net::IpAddr, time::Duration};
 
 use kube::{
     Client,
@@ -27,8 +21,8 @@ use kube::{
 use tokio::time::sleep;
 use weft_identity::authority::{Authority, AuthorityError};
 
+pub use self::leader::Address;
 pub(crate) use self::leader::LEADER;
-pub use self::leader::{Address, Ports};
 use crate::{NAME, patience, rotation::Step};
 
 /// Secret and ConfigMap of the authority.
@@ -87,8 +81,6 @@ impl HomeError {
 pub struct Home {
     client: Client,
     namespace: String,
-    /// What stood beside the authority when it was last seen: a Secret that is put back says it, too.
-    notes: Mutex<BTreeMap<String, String>>,
 }
 
 impl Home {
@@ -97,13 +89,7 @@ impl Home {
         Self {
             client,
             namespace: namespace.to_owned(),
-            notes: Mutex::default(),
         }
-    }
-
-    /// Of a rotation.
-    fn notes(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks after the objects until another authority is put in place of this one.
@@ -112,7 +98,6 @@ impl Home {
         authority: &Authority,
         address: &Address,
         pod: IpAddr,
-        ports: Ports,
     ) -> Result<Infallible, HomeError> {
         loop {
             sleep(LOOK).await;
@@ -121,7 +106,7 @@ impl Home {
                 return Err(ended);
             }
             let map = self.keep_config_map(authority).await;
-            let slice = self.keep_slice(address, pod, ports).await;
+            let slice = self.keep_slice(address, pod).await;
             for error in [secret, map, slice].into_iter().filter_map(Result::err) {
                 tracing::warn!("{error}; trying on");
             }

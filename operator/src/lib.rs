@@ -10,6 +10,7 @@ mod caller;
 pub mod check;
 pub mod control;
 pub mod controllers;
+mod enrollment_limit;
 mod fault;
 pub mod home;
 pub mod lease;

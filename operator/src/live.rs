@@ -4,48 +4,52 @@
 //! certificate that only it has; `front` takes no call from anybody else. Here the caller's rights to
 //! the TransferJobs themselves are asked for, by SubjectAccessReview. Nothing is stored, and nothing of
 //! the operator's work depends on it: a cluster whose API server cannot aggregate loses these answers
-//! and nothing else. Only a leader serves it.
+//! and nothing else.
+//!
+//! Every replica serves it from its start. A replica that does not lead answers the discovery, which the API
+//! server needs to delete any namespace, and refuses the rest.
 
 mod caller;
 mod copies;
 mod diagnosis;
 mod front;
-mod registration;
+mod leader;
+pub(crate) mod registration;
 mod routes;
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
-
-use kube::Client;
-use tokio::{net::TcpListener, sync::mpsc, time::sleep};
-use weft_identity::authority::{Authority, AuthorityError};
-use weft_transfer::ConnectionPool;
-
-use crate::controllers::Question;
-
-use self::{
-    front::{Doors, Front},
-    routes::Asked,
+use std::{
+    convert::Infallible,
+    sync::{Arc, OnceLock},
+    time::Duration,
 };
 
-/// What the API needs is not there yet: it is looked for again.
-const AGAIN: Duration = Duration::from_secs(10);
-/// The proxy's authority changes once in years; until that is seen its calls are refused.
-const LOOK: Duration = Duration::from_secs(60);
+use kube::Client;
+use tokio::{net::TcpListener, time::sleep};
+use weft_identity::authority::{Authority, AuthorityError};
 
-/// What the live API works with.
+pub use self::leader::Leader;
+use self::{
+    front::{Doors, Front},
+    routes::LiveApi,
+};
+use crate::home::{Home, HomeError};
+
+/// What the API needs is not there yet: it is looked for again.
+const AGAIN: Duration = Duration::from_secs(2);
+/// The proxy's authority changes once in years and the operator's once in months; until that is seen, calls
+/// fail.
+const LOOK: Duration = Duration::from_secs(60);
+/// A server certificate lives a year.
+const CERTIFICATE_RENEWAL: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What the API works with.
 pub struct Live {
     /// The API server.
     pub client: Client,
     /// The operator's namespace.
     pub namespace: String,
-    /// Issues the server's certificate.
-    pub authority: Arc<Authority>,
-    /// The ways to agents.
-    pub channels: ConnectionPool,
-    /// Who knows the answers.
-    pub questions: mpsc::Sender<Question>,
-    /// The leader's epoch, with which agents are asked.
-    pub epoch: u64,
+    /// Set once this process leads.
+    pub leader: Arc<OnceLock<Leader>>,
 }
 
 /// Why it is not served.
@@ -56,65 +60,69 @@ enum LiveError {
          --requestheader options, and the operator the Role extension-apiserver-authentication-reader"
     )]
     Front(String),
+    #[error("no leader has made the Secret weft-ca yet")]
+    NoAuthority,
+    #[error(transparent)]
+    Home(#[from] HomeError),
     #[error(transparent)]
     Authority(#[from] AuthorityError),
     #[error("its TLS cannot be set up: {0}")]
     Tls(String),
 }
 
-/// Serves for as long as this process leads; what is in the way is logged and tried again.
+/// Serves until the process ends; an error is logged, and it is tried again.
 pub async fn serve(listener: TcpListener, live: Live) -> Infallible {
     let listener = Arc::new(listener);
-    let registered = registration::keep(&live.client, &live.authority);
-    let served = async {
-        let mut said = String::new();
-        loop {
-            match once(&listener, &live).await {
-                Ok(()) => tracing::info!("the API server's proxy has another authority now"),
-                Err(error) if error.to_string() == said => sleep(AGAIN).await,
-                Err(error) => {
-                    tracing::warn!("kubectl weft gets no live answers: {error}");
+    let mut said = String::new();
+    loop {
+        match once(&listener, &live).await {
+            Ok(()) => said.clear(),
+            Err(error) => {
+                if error.to_string() != said {
+                    tracing::warn!("the live API is not served: {error}; trying again");
                     said = error.to_string();
-                    sleep(AGAIN).await;
                 }
+                sleep(AGAIN).await;
             }
         }
-    };
-    tokio::select! {
-        never = registered => never,
-        never = served => never,
     }
 }
 
-/// Until the API server's proxy is to be known by something else.
+/// Until a certificate changes: the proxy's authority, or the operator's.
 async fn once(listener: &Arc<TcpListener>, live: &Live) -> Result<(), LiveError> {
-    let front = Front::read(&live.client).await.map_err(LiveError::Front)?;
-    let identity = live
-        .authority
-        .operator_server(&[&registration::server_name(&live.namespace)])?;
+    let (front, authority) = read(live).await?;
+    let identity = authority.operator_server(&[&registration::server_name(&live.namespace)])?;
     let tls = front.server(&identity).map_err(LiveError::Tls)?;
     let doors = Doors::open(Arc::clone(listener), tls, front.names());
-    let asked = Asked {
+    let api = LiveApi {
         authorizer: caller::Reviews(live.client.clone()),
         headers: front.headers(),
-        questions: live.questions.clone(),
-        channels: live.channels.clone(),
-        epoch: live.epoch,
+        leader: Arc::clone(&live.leader),
     };
     tokio::select! {
-        ended = axum::serve(doors, routes::router(asked)) => {
+        ended = axum::serve(doors, routes::router(api)) => {
             ended.map_err(|error| LiveError::Tls(error.to_string()))
         }
-        () = changed(&front, &live.client) => Ok(()),
+        () = changed(&front, &authority, live) => Ok(()),
+        () = sleep(CERTIFICATE_RENEWAL) => Ok(()),
     }
 }
 
-/// Ends once the API server says another authority, name or header.
-async fn changed(front: &Front, client: &Client) {
+async fn read(live: &Live) -> Result<(Front, Authority), LiveError> {
+    let front = Front::read(&live.client).await.map_err(LiveError::Front)?;
+    let home = Home::new(live.client.clone(), &live.namespace);
+    let authority = home.stored_authority().await?;
+    Ok((front, authority.ok_or(LiveError::NoAuthority)?))
+}
+
+/// Ends once the API server says another authority, name or header, or another authority signs here.
+async fn changed(front: &Front, authority: &Authority, live: &Live) {
     loop {
         sleep(LOOK).await;
         // An API server that is away has changed nothing.
-        if Front::read(client).await.is_ok_and(|now| now != *front) {
+        if let Ok((now, signs)) = read(live).await
+            && (now != *front || signs.to_kept() != authority.to_kept())
+        {
             return;
         }
     }

@@ -14,7 +14,7 @@ use std::{
     num::NonZeroU32,
     path::{Path, PathBuf},
     pin::pin,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -41,7 +41,8 @@ use crate::{
     NAME,
     control::{self, AUDIENCE, Control, ControlError, Tally},
     controllers::{self, ControllerError},
-    home::{Home, HomeError, Ports},
+    enrollment_limit::EnrollmentLimit,
+    home::{Home, HomeError},
     lease::{Candidacy, Held, LeaseBoard, Lost},
     live::{self, Live},
     patience::{ANSWER_WITHIN, Patience, patiently},
@@ -157,10 +158,22 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
     };
     let router = web::router(meters.registry(), readiness, pulse.clone());
     let mut web = tokio::spawn(axum::serve(metrics, router).into_future());
+    let live_leader = live.is_some().then(|| Arc::new(OnceLock::new()));
 
     let prepared = async {
         let client = reach(&config, &standing).await;
         let (namespace, standing) = (settings.namespace.clone(), standing.clone());
+        if let Some((listener, leader)) = live.zip(live_leader.clone()) {
+            let (client, namespace) = (client.clone(), namespace.clone());
+            tokio::spawn(live::serve(
+                listener,
+                Live {
+                    client,
+                    namespace,
+                    leader,
+                },
+            ));
+        }
         let board = move || LeaseBoard::of(config, &namespace);
         let looked = move || {
             standing.send_replace(Standing::Standby);
@@ -186,8 +199,9 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
         template,
         tally: meters.control,
         controllers: meters.controllers,
+        live: live_leader,
     };
-    let mut work = tokio::spawn(leader.work(control, live, standing));
+    let mut work = tokio::spawn(leader.work(control, standing));
     let ended = tokio::select! {
         ended = &mut work => Err(ending(ended)),
         lost = held.lost() => return Err(lost.into()),
@@ -252,6 +266,8 @@ struct Leader {
     template: DaemonSet,
     tally: Tally,
     controllers: controllers::Tally,
+    /// Where the live API finds what it answers from; nowhere where it is not served.
+    live: Option<Arc<OnceLock<live::Leader>>>,
 }
 
 impl Leader {
@@ -259,18 +275,13 @@ impl Leader {
     async fn work(
         self,
         listener: TcpListener,
-        live: Option<TcpListener>,
         standing: watch::Sender<Standing>,
     ) -> Result<Infallible, ProcessError> {
         let settings = self.settings;
         let home = Home::new(self.client.clone(), &settings.namespace);
         let authority = Arc::new(patient(|| home.authority()).await?);
         patient(|| home.publish(&authority)).await?;
-        let ports = Ports {
-            control: settings.control_port,
-            live: settings.live_port,
-        };
-        let address = patient(|| home.address(ports.control)).await?;
+        let address = patient(|| home.address(settings.control_port)).await?;
         let (questions, asked) = mpsc::channel(QUESTIONS);
         let (fabrics, known) = watch::channel(Fabrics::new());
         let reports = Reports::default();
@@ -291,20 +302,22 @@ impl Leader {
             tally: self.controllers,
         };
         let controllers = pin!(controllers::run(context, asked));
-        let live = pin!(serve_live(
-            live,
-            Live {
-                client: self.client.clone(),
-                namespace: settings.namespace.clone(),
-                authority: Arc::clone(&authority),
+        let registered = async {
+            let Some(live) = &self.live else {
+                return std::future::pending().await;
+            };
+            // A process leads once.
+            let _ = live.set(live::Leader {
                 channels,
                 questions,
                 epoch: self.epoch,
-            }
-        ));
+            });
+            live::registration::keep(&self.client, &authority).await
+        };
         let control = Control {
             authority: Arc::clone(&authority),
             epoch: self.epoch,
+            limit: EnrollmentLimit::default(),
             reviews: Reviews::new(TokenReviews(self.client.clone())),
             account: format!(
                 "system:serviceaccount:{}:{}",
@@ -318,22 +331,15 @@ impl Leader {
         let names = [name.as_str()];
         let serve = pin!(control::serve(listener, control, &names));
         let pod = settings.address;
-        patient(|| home.lead(&address, pod, ports)).await?;
+        patient(|| home.lead(&address, pod)).await?;
         standing.send_replace(Standing::Leading);
         tokio::select! {
             ended = controllers => Ok(ended?),
-            kept = home.keep(&authority, &address, pod, ports) => Ok(kept?),
-            never = live => match never {},
+            kept = home.keep(&authority, &address, pod) => Ok(kept?),
+            never = registered => match never {},
             served = serve => Err(served.map_or_else(ProcessError::from, |()| ProcessError::Ended("the control API"))),
             () = sleep(CERTIFICATE_RENEWAL) => Err(ProcessError::CertificateDue),
         }
-    }
-}
-
-async fn serve_live(listener: Option<TcpListener>, live: Live) -> Infallible {
-    match listener {
-        Some(listener) => live::serve(listener, live).await,
-        None => std::future::pending().await,
     }
 }
 

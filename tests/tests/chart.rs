@@ -359,9 +359,15 @@ fn agents_may_ask_the_api_server_nothing() {
 fn the_live_api_is_there_whole_or_not_at_all() {
     let on = rendered(&[]);
     let service = &on.find("APIService", "v1alpha1.live.weft.dev")["spec"]["service"];
-    let ports = on.find("Service", "weft-operator")["spec"]["ports"].clone();
-    assert_eq!(service["port"], ports[1]["port"]);
-    assert_eq!(ports[1]["name"], "live");
+    let replicas = &on.find("Service", service["name"].as_str().unwrap())["spec"];
+    assert_eq!(service["port"], replicas["ports"][0]["port"]);
+    // All replicas serve the discovery of the group; agents reach the leader and nobody else.
+    let labels = &on.operator()["metadata"]["labels"];
+    for (key, value) in replicas["selector"].as_object().unwrap() {
+        assert_eq!(&labels[key], value, "{key}");
+    }
+    let leader = &on.find("Service", "weft-operator")["spec"];
+    assert_eq!(leader["selector"], Value::Null);
     let arguments = |rendered: &Rendered| {
         strings(&rendered.operator()["spec"]["containers"][0]["args"]).join(" ")
     };
@@ -369,6 +375,8 @@ fn the_live_api_is_there_whole_or_not_at_all() {
 
     let off = rendered(&["liveApi.enabled=false"]);
     assert_eq!(off.of_kind("APIService").count(), 0);
+    let mut services = off.of_kind("Service").map(|one| &one["metadata"]["name"]);
+    assert!(services.all(|name| name != "weft-operator-live"));
     assert!(!arguments(&off).contains("--live-port"));
     let rules = off.find("ClusterRole", "weft-operator")["rules"].to_string();
     assert!(!rules.contains("apiservices") && !rules.contains("subjectaccessreviews"));
@@ -738,19 +746,18 @@ fn ports_are_the_same_wherever_they_stand() {
     }
     let service = &rendered.find("Service", "weft-operator")["spec"]["ports"];
     for key in ["port", "targetPort"] {
-        assert_eq!(
-            ports(service, key),
-            named(&[("control", 8410), ("live", 8412)])
-        );
+        assert_eq!(ports(service, key), named(&[("control", 8410)]));
     }
     let live = rendered.find("APIService", "v1alpha1.live.weft.dev");
     assert_eq!(live["spec"]["service"]["port"], 8412);
     for (name, port) in [
         ("weft-operator-metrics", 8411),
         ("weft-agent-metrics", 8401),
+        ("weft-operator-live", 8412),
     ] {
         let service = &rendered.find("Service", name)["spec"]["ports"];
-        assert_eq!(ports(service, "port"), named(&[("metrics", port)]));
+        let port_name = if port == 8412 { "live" } else { "metrics" };
+        assert_eq!(ports(service, "port"), named(&[(port_name, port)]));
     }
     let policy = &rendered.find("NetworkPolicy", "weft-operator")["spec"]["ingress"];
     let open = policy.as_array().unwrap().iter();

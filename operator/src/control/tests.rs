@@ -104,6 +104,7 @@ impl Stage {
         let control = Control {
             authority: Arc::new(authority),
             epoch: 7,
+            limit: EnrollmentLimit::default(),
             reviews: Reviews::new(Known),
             account: ACCOUNT.to_owned(),
             fabrics: known,
@@ -239,6 +240,27 @@ async fn an_agent_with_its_pods_token_is_given_the_certificate_of_its_node_and_c
     agent.say("1");
     stage.reported(&[("n1", "1", true)]).await;
     assert_eq!(stage.tally.enrolled.get(), 1);
+}
+
+#[tokio::test]
+async fn an_address_that_enrolls_too_often_is_refused_with_the_limit() {
+    let stage = Stage::new().await;
+    let mut client = stage.client(None).await;
+    // It is refused before the token is looked at.
+    let request = EnrollRequest {
+        token: "none".to_owned(),
+        ..EnrollRequest::default()
+    };
+    let refused = loop {
+        let refused = client.enroll(request.clone()).await.unwrap_err();
+        if refused.code() != Code::Unauthenticated {
+            break refused;
+        }
+    };
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.message().contains("50 times a second"), "{refused}");
+    assert!(detail(&refused).retriable);
+    assert_eq!(stage.refusals("Enroll", "TooManyCalls"), 1);
 }
 
 #[tokio::test]

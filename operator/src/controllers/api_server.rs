@@ -17,11 +17,14 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use futures::StreamExt as _;
+use k8s_openapi::jiff::Timestamp;
 use kube::{Client, Resource, ResourceExt as _};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
+
+use crate::controllers::condition::moment;
 
 /// Plural, namespace, name.
 type Name = (String, String, String);
@@ -155,6 +158,10 @@ impl ApiServer {
             }
         } else {
             object["metadata"]["generation"] = json!(1);
+            let created = &mut object["metadata"]["creationTimestamp"];
+            if created.is_null() {
+                *created = json!(moment(Timestamp::now()));
+            }
         }
         kept.version += 1;
         object["metadata"]["resourceVersion"] = json!(kept.version.to_string());

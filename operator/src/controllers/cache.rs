@@ -5,10 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use k8s_openapi::api::{
-    apps::v1::DaemonSet,
-    core::v1::{Namespace, Node},
-};
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Namespace};
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::DynamicObject,
@@ -18,7 +15,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use weft_crds::{FabricNode, RdmaFabric, TransferJob};
 
-use super::fabric::agents::FABRIC_LABEL;
+use super::{cluster_node::ClusterNode, fabric::agents::FABRIC_LABEL};
 
 /// An object of its kind; the namespace of a cluster's object is "".
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -70,9 +67,9 @@ pub(crate) trait Cached:
     }
 }
 
-impl Cached for PartialObjectMeta<Node> {
+impl Cached for ClusterNode {
     fn differs(&self, other: &Self) -> bool {
-        bare(self.meta()) != bare(other.meta())
+        is_other(&self.metadata, &other.metadata) || self.status != other.status
     }
 }
 
@@ -339,20 +336,20 @@ pub(crate) fn uid<K: Resource>(object: &K) -> String {
 mod tests {
     use super::*;
 
-    fn node(name: &str, uid: &str, version: &str) -> PartialObjectMeta<Node> {
+    fn node(name: &str, uid: &str, version: &str) -> ClusterNode {
         let metadata = ObjectMeta {
             name: Some(name.into()),
             uid: Some(uid.into()),
             resource_version: Some(version.into()),
             ..ObjectMeta::default()
         };
-        PartialObjectMeta {
+        ClusterNode {
             metadata,
-            ..PartialObjectMeta::default()
+            ..ClusterNode::default()
         }
     }
 
-    fn version(store: &Store<PartialObjectMeta<Node>>, name: &str) -> Option<String> {
+    fn version(store: &Store<ClusterNode>, name: &str) -> Option<String> {
         store.named(name)?.metadata.resource_version.clone()
     }
 

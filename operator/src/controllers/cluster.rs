@@ -9,7 +9,7 @@ use kube::{
     core::ObjectMeta,
     runtime::events::{Event as PublishedEvent, EventType, Recorder, Reporter},
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::request::{Change, Event, Request};
 use crate::{NAME, patience};
@@ -112,14 +112,10 @@ impl Cluster {
                     ..PatchParams::default()
                 };
                 let patch = Patch::Merge(&body);
-                let object = within(api.patch_metadata(name, &merge, &patch)).await?;
+                let object = within(api.patch(name, &merge, &patch)).await?;
                 match left_out(wanted, &object.metadata) {
                     Some(key) => Err(ClusterError::LeftOut { key }),
-                    None => Ok(Some(DynamicObject {
-                        types: object.types,
-                        metadata: object.metadata,
-                        data: json!({}),
-                    })),
+                    None => Ok(Some(object)),
                 }
             }
             Change::Delete => {

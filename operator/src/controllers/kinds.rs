@@ -4,10 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use futures::{Stream, StreamExt as _, stream};
-use k8s_openapi::api::{
-    apps::v1::DaemonSet,
-    core::v1::{Namespace, Node},
-};
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Namespace};
 use kube::{
     Client, Resource as _,
     api::DynamicObject,
@@ -22,6 +19,7 @@ use weft_crds::{FabricNode, RdmaFabric, TransferJob};
 use super::{
     Controller, Setup,
     cache::{Cached, Key, Store},
+    cluster_node::ClusterNode,
     fabric::Fabrics,
     job::{Jobs, secret::SecretFault},
     request::{Object, Request, qualified},
@@ -126,11 +124,11 @@ kinds! {
     fabrics: RdmaFabric => Fabrics,
     /// The fabrics' nodes, as the operator last described them.
     fabric_nodes: FabricNode,
-    /// The cluster's nodes: their labels.
-    nodes: PartialObjectMeta<Node>,
-    /// The namespaces, likewise.
+    /// The cluster's nodes: their labels and addresses.
+    nodes: ClusterNode,
+    /// The namespaces: their labels.
     namespaces: PartialObjectMeta<Namespace>,
-    /// The agents' DaemonSets, likewise.
+    /// The agents' DaemonSets: what they were made from.
     daemon_sets: PartialObjectMeta<DaemonSet>,
     /// What docs/add-a-kind.md adds.
     #[cfg(test)]

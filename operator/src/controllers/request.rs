@@ -47,8 +47,7 @@ pub(crate) enum Change {
     Apply(Value),
     /// Server-side apply of this status. The writer adds the leader's epoch.
     ApplyStatus(Value),
-    /// A JSON merge patch of the metadata: `null` removes a label. The answer has nothing
-    /// but the metadata, so this is for kinds that are cached as their metadata only.
+    /// A JSON merge patch of the metadata: `null` removes a label.
     MergeMetadata(Value),
     /// Deletes the object; its dependents follow in the background.
     Delete,

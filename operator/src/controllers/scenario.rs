@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use k8s_openapi::{
     api::{
         apps::v1::DaemonSet,
-        core::v1::{Namespace, Node},
+        core::v1::{Namespace, NodeAddress},
     },
     apimachinery::pkg::apis::meta::v1::{LabelSelector, Time},
     jiff::Timestamp,
@@ -26,6 +26,7 @@ use weft_proto::operator::v1::{Copy, CopyJob, NodeReport, Ports};
 use crate::controllers::{
     api_server::merge,
     cache::Key,
+    cluster_node::{ClusterNode, NodeAddresses},
     condition::{self, Verdict},
     fabric::{configuration::pod_configuration, decide::Sighting},
     kinds::Cache,
@@ -90,21 +91,42 @@ pub(crate) fn fabric(name: &str, second: i64) -> RdmaFabric {
 }
 
 /// A node of the cluster.
-pub(crate) fn node(name: &str, labels: &[&str]) -> PartialObjectMeta<Node> {
+pub(crate) fn node(name: &str, labels: &[&str]) -> ClusterNode {
     let mut metadata = meta(name, &format!("node-{name}"));
     let labels = labels
         .iter()
         .map(|label| ((*label).to_owned(), "true".to_owned()));
     metadata.labels = Some(labels.collect());
-    PartialObjectMeta {
+    ClusterNode {
         metadata,
-        ..PartialObjectMeta::default()
+        status: NodeAddresses {
+            addresses: vec![NodeAddress {
+                type_: "InternalIP".to_owned(),
+                address: address(name),
+            }],
+        },
     }
+}
+
+/// The address of a node by the number in its name.
+pub(crate) fn address(name: &str) -> String {
+    let number: u16 = name
+        .trim_start_matches(char::is_alphabetic)
+        .parse()
+        .unwrap_or(0);
+    let [high, low] = number.to_be_bytes();
+    format!("10.0.{high}.{low}")
 }
 
 /// A namespace.
 pub(crate) fn namespace(name: &str, labels: &[&str]) -> PartialObjectMeta<Namespace> {
-    let metadata = node(name, labels).metadata;
+    let mut metadata = meta(name, &format!("namespace-{name}"));
+    let labels = labels.iter();
+    metadata.labels = Some(
+        labels
+            .map(|label| ((*label).to_owned(), "true".to_owned()))
+            .collect(),
+    );
     PartialObjectMeta {
         metadata,
         ..PartialObjectMeta::default()
@@ -121,7 +143,7 @@ pub(crate) fn ready(name: &str, fabric: &str) -> FabricNode {
     );
     node.metadata = meta(name, &format!("fabric-node-{name}"));
     let mut status = FabricNodeStatus {
-        control_address: format!("{name}:7400"),
+        control_address: format!("{}:7400", address(name)),
         mtu: 1500,
         link_mbps: 1000,
         ..FabricNodeStatus::default()
@@ -149,7 +171,7 @@ pub(crate) fn sighting(name: &str, fabric: &str, silent: u64) -> Sighting {
     Sighting {
         fabric: fabric.to_owned(),
         report: NodeReport {
-            control_address: format!("{name}:7400"),
+            control_address: format!("{}:7400", address(name)),
             data_address: "10.0.0.1".into(),
             interface: "eth0".into(),
             mtu: 1500,

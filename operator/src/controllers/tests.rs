@@ -181,6 +181,43 @@ async fn a_fabric_is_ready_once_its_agents_run_and_report() {
     assert_eq!(stage.server.log()[before..], [""; 0]);
 }
 
+/// A new fabric of 5,000 nodes is to be Ready 240 s after all agents have dialled: at 50 writes a second two writes
+/// a node take 200 s. Here 200 nodes have 8 s for that, and 2 s for everything else.
+#[tokio::test(start_paused = true)]
+async fn a_new_node_costs_two_writes_and_its_fabric_is_ready_as_soon_as_these_are_made() {
+    const NODES: usize = 200;
+    let stage = Stage::new(0).await;
+    for name in names(NODES) {
+        // Agents run where the fabric's label is, so they dial after it is written.
+        let mut node = scenario::node(&name, &["gpu"]);
+        let label = ("weft.dev/fabric".to_owned(), "default".to_owned());
+        node.metadata.labels.get_or_insert_default().extend([label]);
+        stage.server.put(&node);
+    }
+    // An agent reports first that it starts, and a second later that it can work.
+    stage.report(NODES);
+    let ready = |is_ready: bool| {
+        stage.reports.send_modify(|reports| {
+            for state in reports.values_mut() {
+                state.report.ready = is_ready;
+            }
+        });
+    };
+    ready(false);
+    stage.pass(SECOND).await;
+    ready(true);
+    let took = SECOND + stage.until(30 * SECOND, Stage::is_fabric_ready).await;
+    assert!(took <= 10 * SECOND, "{took:?}");
+    let log = stage.server.log();
+    let mut writes: BTreeMap<&str, usize> = BTreeMap::new();
+    for line in log.iter().filter(|line| line.contains("nodes/")) {
+        let (_, node) = line.split_once("nodes/").unwrap();
+        *writes.entry(node.trim_end_matches("/status")).or_default() += 1;
+    }
+    assert_eq!(writes.len(), NODES);
+    assert!(writes.values().all(|count| *count == 2), "{writes:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_webhook_that_hangs_for_jobs_holds_up_no_decision_and_no_other_kind() {
     let stage = Stage::new(3).await;

@@ -1,7 +1,7 @@
 //! Where the leader is: the chart's Service, and EndpointSlice `weft-operator-leader`, by which it leads
 //! to one process.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::{
     api::{
@@ -17,44 +17,28 @@ use crate::NAME;
 
 /// The leader's EndpointSlice.
 pub(crate) const LEADER: &str = "weft-operator-leader";
-/// The port's name where the Service gives it none.
-const PORT: &str = "control";
 /// The port's name in the chart's Service.
-const LIVE_PORT: &str = "live";
-
-/// Where a leader listens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ports {
-    /// Of the control API, which agents call.
-    pub control: u16,
-    /// Of the live API, which the API server calls.
-    pub live: Option<u16>,
-}
+const PORT: &str = "control";
 
 /// What agents are told to dial.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Address {
     /// HOST:PORT of the Service.
     pub dial: String,
-    /// Its port's name.
-    port_name: Option<String>,
+    /// Where a leader listens.
+    port: u16,
     owner: Option<OwnerReference>,
 }
 
 impl Home {
-    pub(super) async fn keep_slice(
-        &self,
-        address: &Address,
-        pod: IpAddr,
-        ports: Ports,
-    ) -> Result<(), HomeError> {
+    pub(super) async fn keep_slice(&self, address: &Address, pod: IpAddr) -> Result<(), HomeError> {
         let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
         let found = api.get_opt(LEADER).await;
         let found = found
             .map_err(|source| self.failed("EndpointSlice weft-operator-leader", "read", source))?;
-        match found.is_some_and(|found| leads_to(&found, &slice(address, pod, ports))) {
+        match found.is_some_and(|found| leads_to(&found, &slice(address, pod))) {
             true => Ok(()),
-            false => self.lead(address, pod, ports).await,
+            false => self.lead(address, pod).await,
         }
     }
 
@@ -74,13 +58,8 @@ impl Home {
     }
 
     /// Makes the Service lead to this process.
-    pub async fn lead(
-        &self,
-        address: &Address,
-        pod: IpAddr,
-        ports: Ports,
-    ) -> Result<(), HomeError> {
-        let slice = slice(address, pod, ports);
+    pub async fn lead(&self, address: &Address, pod: IpAddr) -> Result<(), HomeError> {
+        let slice = slice(address, pod);
         let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
         match api.patch(LEADER, &params(), &Patch::Apply(&slice)).await {
             Ok(_) => Ok(()),
@@ -110,21 +89,14 @@ fn address(service: &Service, port: u16) -> Result<Address, &'static str> {
         .as_deref()
         .and_then(|ip| ip.parse().ok())
         .ok_or("has no cluster IP")?;
-    let ports = spec.ports.iter().flatten();
-    let ours = ports
-        .clone()
-        .find(|entry| entry.port == i32::from(port))
-        .or(ports.clone().next());
-    let ours = ours.ok_or("has no port")?;
-    let number = u16::try_from(ours.port).map_err(|_| "has no port")?;
     Ok(Address {
-        dial: std::net::SocketAddr::new(ip, number).to_string(),
-        port_name: ours.name.clone(),
+        dial: SocketAddr::new(ip, port).to_string(),
+        port,
         owner: service.owner_ref(&()),
     })
 }
 
-fn slice(address: &Address, pod: IpAddr, ports: Ports) -> EndpointSlice {
+fn slice(address: &Address, pod: IpAddr) -> EndpointSlice {
     let mut metadata = metadata(LEADER);
     let labels = metadata.labels.get_or_insert_default();
     labels.insert("kubernetes.io/service-name".to_owned(), NAME.to_owned());
@@ -133,14 +105,12 @@ fn slice(address: &Address, pod: IpAddr, ports: Ports) -> EndpointSlice {
         NAME.to_owned(),
     );
     metadata.owner_references = address.owner.clone().map(|owner| vec![owner]);
-    let port = |name: &str, port: u16| EndpointPort {
-        name: Some(name.to_owned()),
-        port: Some(port.into()),
+    let port = EndpointPort {
+        name: Some(PORT.to_owned()),
+        port: Some(address.port.into()),
         protocol: Some("TCP".to_owned()),
         ..EndpointPort::default()
     };
-    let control = port(address.port_name.as_deref().unwrap_or(PORT), ports.control);
-    let live = ports.live.map(|number| port(LIVE_PORT, number));
     EndpointSlice {
         metadata,
         address_type: if pod.is_ipv4() { "IPv4" } else { "IPv6" }.to_owned(),
@@ -152,7 +122,7 @@ fn slice(address: &Address, pod: IpAddr, ports: Ports) -> EndpointSlice {
             }),
             ..Endpoint::default()
         }],
-        ports: Some([Some(control), live].into_iter().flatten().collect()),
+        ports: Some(vec![port]),
     }
 }
 
@@ -161,11 +131,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    const PORTS: Ports = Ports {
-        control: 7410,
-        live: Some(7412),
-    };
 
     fn service() -> Service {
         let service = json!({
@@ -179,10 +144,10 @@ mod tests {
     }
 
     #[test]
-    fn the_service_leads_to_the_leaders_pod_under_the_services_own_port_name() {
+    fn the_service_leads_to_the_leaders_pod() {
         let address = address(&service(), 7410).unwrap();
         assert_eq!(address.dial, "10.96.0.7:7410");
-        let slice = slice(&address, "10.244.1.5".parse().unwrap(), PORTS);
+        let slice = slice(&address, "10.244.1.5".parse().unwrap());
         let slice = serde_json::to_value(slice).unwrap();
         assert_eq!(
             slice["metadata"]["labels"]["kubernetes.io/service-name"],
@@ -193,14 +158,13 @@ mod tests {
         assert_eq!(slice["endpoints"][0]["addresses"], json!(["10.244.1.5"]));
         assert_eq!(slice["ports"][0]["name"], "control");
         assert_eq!(slice["ports"][0]["port"], 7410);
-        assert_eq!(slice["ports"][1]["name"], "live");
-        assert_eq!(slice["ports"][1]["port"], 7412);
+        assert_eq!(slice["ports"].as_array().unwrap().len(), 1);
     }
 
     #[test]
     fn a_slice_that_leads_elsewhere_is_written_again_and_defaults_are_no_difference() {
         let address = address(&service(), 7410).unwrap();
-        let to = |pod: &str| slice(&address, pod.parse().unwrap(), PORTS);
+        let to = |pod: &str| slice(&address, pod.parse().unwrap());
         let mut found = to("10.244.1.5");
         found.endpoints[0].node_name = Some("n1".to_owned());
         assert!(leads_to(&found, &to("10.244.1.5")));
@@ -216,7 +180,7 @@ mod tests {
         let address = address(&service, 7410).unwrap();
         assert_eq!(address.dial, "[fd00::7]:7410");
         assert_eq!(
-            slice(&address, "fd00::5".parse().unwrap(), PORTS).address_type,
+            slice(&address, "fd00::5".parse().unwrap()).address_type,
             "IPv6"
         );
     }
@@ -226,8 +190,5 @@ mod tests {
         let mut headless = service();
         headless.spec.as_mut().unwrap().cluster_ip = Some("None".to_owned());
         assert_eq!(address(&headless, 7410), Err("has no cluster IP"));
-        let mut bare = service();
-        bare.spec.as_mut().unwrap().ports = None;
-        assert_eq!(address(&bare, 7410), Err("has no port"));
     }
 }

@@ -44,12 +44,10 @@ enum Found {
 impl Home {
     /// The authority that was kept, or a new one if there is none.
     pub async fn authority(&self) -> Result<Authority, HomeError> {
-        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        let object = "Secret weft-ca";
-        let read = |source| self.failed(object, "read", source);
-        if let Some(secret) = api.get_opt(AUTHORITY).await.map_err(read)? {
-            return Ok(Authority::from_kept(NAME, kept(&secret))?);
+        if let Some(authority) = self.stored_authority().await? {
+            return Ok(authority);
         }
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let authority = Authority::new(NAME)?;
         let secret = secret(&authority.to_kept());
         match api.create(&PostParams::default(), &secret).await {
@@ -57,8 +55,17 @@ impl Home {
                 tracing::info!("a new certificate authority is kept in Secret {AUTHORITY}");
                 Ok(authority)
             }
-            Err(source) => Err(self.failed(object, "written", source)),
+            Err(source) => Err(self.failed("Secret weft-ca", "written", source)),
         }
+    }
+
+    /// The authority that was kept, if there is one.
+    pub(crate) async fn stored_authority(&self) -> Result<Option<Authority>, HomeError> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let secret = api.get_opt(AUTHORITY).await;
+        let secret = secret.map_err(|source| self.failed("Secret weft-ca", "read", source))?;
+        let authority = secret.map(|secret| Authority::from_kept(NAME, kept(&secret)));
+        Ok(authority.transpose()?)
     }
 
     /// Shows agents by which certificates they know the operator.
@@ -79,13 +86,11 @@ impl Home {
         match judge(found.as_ref(), authority) {
             Found::Same => {
                 if let Some(secret) = &found {
-                    *self.notes() = rotation_notes(secret);
                     self.rotate(&api, secret, authority).await?;
                 }
             }
             Found::Missing => {
-                let mut secret = secret(&authority.to_kept());
-                secret.metadata.annotations = Some(self.notes().clone());
+                let secret = secret(&authority.to_kept());
                 let created = api.create(&PostParams::default(), &secret).await;
                 created.map_err(|source| self.failed(object, "written", source))?;
                 tracing::warn!("{object} was deleted; it is there again, with the same authority");
@@ -156,14 +161,6 @@ fn secret(kept: &KeptAuthority) -> Secret {
         data: Some(data.map(part).collect()),
         ..Secret::default()
     }
-}
-
-/// What a Secret says about a rotation.
-fn rotation_notes(secret: &Secret) -> BTreeMap<String, String> {
-    let notes = secret.metadata.annotations.iter().flatten();
-    let ours = notes.filter(|(name, _)| [ROTATE, ROTATED_AT].contains(&name.as_str()));
-    ours.map(|(name, text)| (name.clone(), text.clone()))
-        .collect()
 }
 
 fn config_map(authority: &Authority) -> ConfigMap {

@@ -12,18 +12,16 @@ use tokio::time::sleep;
 use weft_crds::{LIVE_GROUP, LIVE_VERSION};
 use weft_identity::authority::Authority;
 
-use crate::NAME;
-
 /// Somebody may have replaced it, as an upgrade of the chart does.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// The name that the API server asks for.
+/// The name that the API server asks for: that of the chart's Service of all replicas.
 pub(super) fn server_name(namespace: &str) -> String {
-    format!("{NAME}.{namespace}.svc")
+    format!("weft-operator-live.{namespace}.svc")
 }
 
-/// Keeps the authority's certificates in the APIService.
-pub(super) async fn keep(client: &Client, authority: &Authority) -> Infallible {
+/// Keeps the authority's certificates in the APIService. Only a leader does it.
+pub(crate) async fn keep(client: &Client, authority: &Authority) -> Infallible {
     let api: Api<APIService> = Api::all(client.clone());
     let name = format!("{LIVE_VERSION}.{LIVE_GROUP}");
     let mut said = String::new();

@@ -1,21 +1,21 @@
 //! What can be asked, by path and verb as the API server has them.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use axum::{
     Router,
     body::Bytes,
     extract::{Path, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::timeout,
-};
+use tokio::{sync::oneshot, time::timeout};
 use weft_crds::{
     CopyRemoval, CopyRemovalRequest, Diagnosis, DiagnosisRequest, GROUP, LIVE_GROUP, LIVE_VERSION,
     ManifestSummary, NodeCopy, NodeCopyList, Obstacle, TransferJob, TransferPlan, TransferProgress,
@@ -28,62 +28,108 @@ use super::{
     caller::{Access, Authorizer, Caller},
     copies, diagnosis,
     front::Headers,
+    leader::Leader,
 };
 use crate::controllers::{Question, Survey};
 
 /// The controllers answer between two decisions, which take milliseconds; before they have listed
 /// everything, they do not.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// The reason of the answer of a replica that does not lead; `kubectl weft` tries again then.
+const NOT_LEADING: &str = "NotLeading";
 /// The API server gives a call up after 60 s. The source may list many files.
 const STAT_WITHIN: Duration = Duration::from_secs(45);
 
 /// What the routes work with.
 #[derive(Clone)]
-pub(super) struct Asked<A> {
+pub(super) struct LiveApi<A> {
     pub(super) authorizer: A,
     pub(super) headers: Headers,
-    pub(super) questions: mpsc::Sender<Question>,
-    pub(super) channels: ConnectionPool,
-    /// The leader's, with which agents are asked.
-    pub(super) epoch: u64,
+    /// Empty on a standby replica.
+    pub(super) leader: Arc<OnceLock<Leader>>,
 }
 
-/// The routes.
-pub(super) fn router<A: Authorizer>(asked: Asked<A>) -> Router {
+/// The routes. Every replica answers the discovery; the rest needs the leader.
+pub(super) fn router<A: Authorizer>(api: LiveApi<A>) -> Router {
     let base = format!("/apis/{LIVE_GROUP}/{LIVE_VERSION}");
+    let of_namespace = |resource: &str| format!("{base}/namespaces/{{namespace}}/{resource}");
     let progress = TransferProgress::RESOURCE;
-    let (plans, diagnoses) = (TransferPlan::RESOURCE, Diagnosis::RESOURCE);
-    let (copies, removals) = (NodeCopy::RESOURCE, CopyRemoval::RESOURCE);
+    type Api<A> = State<LiveApi<A>>;
     Router::new()
         .route(&base, get(resources))
-        .route(&format!("{base}/{progress}"), get(every::<A>))
         .route(
-            &format!("{base}/namespaces/{{namespace}}/{progress}"),
-            get(listed::<A>),
+            &format!("{base}/{progress}"),
+            get(|State(api): Api<A>, call: HeaderMap| async move {
+                respond(api.progress(&call, None, None).await.map(list))
+            }),
         )
         .route(
-            &format!("{base}/namespaces/{{namespace}}/{progress}/{{name}}"),
-            get(one::<A>),
+            &of_namespace(progress),
+            get(
+                |State(api): Api<A>, Path(namespace), call: HeaderMap| async move {
+                    respond(api.progress(&call, Some(namespace), None).await.map(list))
+                },
+            ),
         )
         .route(
-            &format!("{base}/namespaces/{{namespace}}/{plans}"),
-            post(plan::<A>),
+            &format!("{}/{{name}}", of_namespace(progress)),
+            get(
+                |State(api): Api<A>,
+                 Path((namespace, name)): Path<(String, String)>,
+                 call: HeaderMap| async move {
+                    respond(api.progress_of(&call, namespace, name).await)
+                },
+            ),
         )
-        .route(&format!("{base}/{diagnoses}"), post(diagnose::<A>))
-        .route(&format!("{base}/{copies}"), get(every_copy::<A>))
         .route(
-            &format!("{base}/namespaces/{{namespace}}/{copies}"),
-            get(listed_copies::<A>),
+            &of_namespace(TransferPlan::RESOURCE),
+            post(
+                |State(api): Api<A>,
+                 Path(namespace): Path<String>,
+                 call: HeaderMap,
+                 body: Bytes| async move {
+                    respond(api.plan(&call, &namespace, &body).await)
+                },
+            ),
         )
         .route(
-            &format!("{base}/namespaces/{{namespace}}/{removals}"),
-            post(remove_copies::<A>),
+            &format!("{base}/{}", Diagnosis::RESOURCE),
+            post(
+                |State(api): Api<A>, call: HeaderMap, body: Bytes| async move {
+                    respond(api.diagnose(&call, &body).await)
+                },
+            ),
+        )
+        .route(
+            &format!("{base}/{}", NodeCopy::RESOURCE),
+            get(|State(api): Api<A>, call: HeaderMap| async move {
+                respond(api.copies(&call, None).await)
+            }),
+        )
+        .route(
+            &of_namespace(NodeCopy::RESOURCE),
+            get(
+                |State(api): Api<A>, Path(namespace), call: HeaderMap| async move {
+                    respond(api.copies(&call, Some(namespace)).await)
+                },
+            ),
+        )
+        .route(
+            &of_namespace(CopyRemoval::RESOURCE),
+            post(
+                |State(api): Api<A>,
+                 Path(namespace): Path<String>,
+                 call: HeaderMap,
+                 body: Bytes| async move {
+                    respond(api.remove_copies(&call, &namespace, &body).await)
+                },
+            ),
         )
         .fallback(|| async { Refused::new(StatusCode::NOT_FOUND, "NotFound", "no such path") })
-        .with_state(asked)
+        .with_state(api)
 }
 
-/// An answer that is none: a `Status`, which Kubernetes clients understand.
+/// An error: a `Status`, which Kubernetes clients understand.
 #[derive(Debug, PartialEq)]
 struct Refused {
     code: StatusCode,
@@ -104,6 +150,14 @@ impl Refused {
         let message = format!("{who} has not answered in time; try again");
         Self::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", message)
     }
+
+    /// Another replica leads, or none does.
+    fn not_leading() -> Self {
+        let text = "this replica of weft-operator does not lead, and only the leader answers; try again: \
+                    the next call may reach the leader; see: kubectl get lease -A --field-selector \
+                    metadata.name=weft-operator";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, NOT_LEADING, text)
+    }
 }
 
 impl IntoResponse for Refused {
@@ -112,7 +166,14 @@ impl IntoResponse for Refused {
             "apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure",
             "reason": self.reason, "message": self.message, "code": self.code.as_u16(),
         });
-        answer(self.code, &status)
+        let mut response = answer(self.code, &status);
+        if self.reason == NOT_LEADING {
+            let headers = response.headers_mut();
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            // The API server keeps connections: the next call would reach this replica again.
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
     }
 }
 
@@ -123,7 +184,8 @@ fn answer(code: StatusCode, body: &impl Serialize) -> Response {
     }
 }
 
-/// By this the API server also learns that this server is there.
+/// The discovery of the group. The API server calls it to see whether this server is there, and needs it
+/// whenever a namespace is deleted.
 async fn resources() -> Response {
     let list = json!({
         "apiVersion": "v1", "kind": "APIResourceList",
@@ -144,21 +206,23 @@ async fn resources() -> Response {
     answer(StatusCode::OK, &list)
 }
 
-impl<A: Authorizer> Asked<A> {
-    async fn admit(&self, call: &HeaderMap, access: &Access) -> Result<Caller, Refused> {
+impl<A: Authorizer> LiveApi<A> {
+    /// The leader's part of this process, and the caller, who is allowed this.
+    async fn authorize(
+        &self,
+        call: &HeaderMap,
+        access: &Access,
+    ) -> Result<(&Leader, Caller), Refused> {
+        let leader = self.leader.get().ok_or_else(Refused::not_leading)?;
         let Some(caller) = Caller::of(call, &self.headers) else {
             let text = "the API server's proxy names no user";
             return Err(Refused::new(StatusCode::UNAUTHORIZED, "Unauthorized", text));
         };
         self.allow(&caller, access).await?;
-        Ok(caller)
+        Ok((leader, caller))
     }
 
     async fn allow(&self, caller: &Caller, access: &Access) -> Result<(), Refused> {
-        let failed = |problem: String| {
-            let text = format!("the caller's rights cannot be looked up: {problem}; try again");
-            Refused::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", text)
-        };
         match self.authorizer.allows(caller, access).await {
             Ok(true) => Ok(()),
             Ok(false) => {
@@ -172,21 +236,12 @@ impl<A: Authorizer> Asked<A> {
                 );
                 Err(Refused::new(StatusCode::FORBIDDEN, "Forbidden", text))
             }
-            Err(problem) => Err(failed(problem)),
+            Err(problem) => {
+                let text = format!("the caller's rights cannot be looked up: {problem}; try again");
+                let code = StatusCode::SERVICE_UNAVAILABLE;
+                Err(Refused::new(code, "ServiceUnavailable", text))
+            }
         }
-    }
-
-    async fn ask<T>(
-        &self,
-        question: impl FnOnce(oneshot::Sender<T>) -> Question,
-    ) -> Result<T, Refused> {
-        let (sender, receiver) = oneshot::channel();
-        let asked = async {
-            self.questions.send(question(sender)).await.ok()?;
-            receiver.await.ok()
-        };
-        let answer = timeout(ANSWER_WITHIN, asked).await.ok().flatten();
-        answer.ok_or_else(|| Refused::late("the operator"))
     }
 
     async fn progress(
@@ -200,13 +255,31 @@ impl<A: Authorizer> Asked<A> {
             namespace.as_deref().unwrap_or_default(),
             name.as_deref().unwrap_or_default(),
         );
-        self.admit(call, &Access::jobs(verb, of, called)).await?;
-        self.ask(|answer| Question::Progress {
-            namespace,
-            name,
-            answer,
+        let access = Access::jobs(verb, of, called);
+        let (leader, _) = self.authorize(call, &access).await?;
+        leader
+            .ask(|answer| Question::Progress {
+                namespace,
+                name,
+                answer,
+            })
+            .await
+    }
+
+    async fn progress_of(
+        &self,
+        call: &HeaderMap,
+        namespace: String,
+        name: String,
+    ) -> Result<TransferProgress, Refused> {
+        let found = self.progress(call, Some(namespace.clone()), Some(name.clone()));
+        found.await?.pop().ok_or_else(|| {
+            let text = format!(
+                "transferjobs.weft.dev \"{name}\" not found in namespace {namespace}; see: kubectl \
+                 get transferjobs --namespace {namespace}"
+            );
+            Refused::new(StatusCode::NOT_FOUND, "NotFound", text)
         })
-        .await
     }
 
     async fn plan(
@@ -216,16 +289,13 @@ impl<A: Authorizer> Asked<A> {
         body: &[u8],
     ) -> Result<TransferPlan, Refused> {
         let access = Access::jobs("create", namespace, "");
-        let caller = self.admit(call, &access).await?;
-        let mut job: TransferJob = serde_json::from_slice(body).map_err(|error| {
-            let text = format!("the body is no TransferJob: {error}");
-            Refused::new(StatusCode::BAD_REQUEST, "BadRequest", text)
-        })?;
+        let (leader, caller) = self.authorize(call, &access).await?;
+        let mut job: TransferJob = parse(body, "TransferJob")?;
         job.metadata.namespace = Some(namespace.to_owned());
-        // It is no object yet, whatever it says of itself.
+        // The object does not exist yet, whatever its body says.
         job.metadata.uid = None;
         job.status = None;
-        let survey = self.ask(|answer| Question::Survey {
+        let survey = leader.ask(|answer| Question::Survey {
             job: Box::new(job),
             answer,
         });
@@ -240,7 +310,7 @@ impl<A: Authorizer> Asked<A> {
             };
             self.allow(&caller, &access).await?;
         }
-        let planned = timeout(STAT_WITHIN, plan_of(survey, &self.channels));
+        let planned = timeout(STAT_WITHIN, plan_of(survey, &leader.channels));
         planned
             .await
             .map_err(|_| Refused::late("the source's agent"))
@@ -252,9 +322,10 @@ impl<A: Authorizer> Asked<A> {
         namespace: Option<String>,
     ) -> Result<NodeCopyList, Refused> {
         let of = namespace.as_deref().unwrap_or_default();
-        self.admit(call, &Access::jobs("list", of, "")).await?;
+        let access = Access::jobs("list", of, "");
+        let (leader, _) = self.authorize(call, &access).await?;
         let own = namespace.clone();
-        let copies = self.ask(|answer| Question::Copies { namespace, answer });
+        let copies = leader.ask(|answer| Question::Copies { namespace, answer });
         let copies = copies.await?.into_iter();
         let items = copies.map(|reported| copies::shown(reported.copy, own.as_deref()));
         Ok(NodeCopyList {
@@ -272,17 +343,14 @@ impl<A: Authorizer> Asked<A> {
         body: &[u8],
     ) -> Result<CopyRemoval, Refused> {
         let access = Access::jobs("delete", namespace, "");
-        self.admit(call, &access).await?;
-        let request: CopyRemovalRequest = serde_json::from_slice(body).map_err(|error| {
-            let text = format!("the body is no CopyRemovalRequest: {error}");
-            Refused::new(StatusCode::BAD_REQUEST, "BadRequest", text)
-        })?;
-        let copies = self.ask(|answer| Question::Copies {
+        let (leader, _) = self.authorize(call, &access).await?;
+        let request: CopyRemovalRequest = parse(body, "CopyRemovalRequest")?;
+        let copies = leader.ask(|answer| Question::Copies {
             namespace: Some(namespace.to_owned()),
             answer,
         });
         let copies = copies.await?;
-        Ok(copies::remove(&request, namespace, copies, &self.channels, self.epoch).await)
+        Ok(copies::remove(&request, namespace, copies, &leader.channels, leader.epoch).await)
     }
 
     async fn diagnose(&self, call: &HeaderMap, body: &[u8]) -> Result<Diagnosis, Refused> {
@@ -293,12 +361,9 @@ impl<A: Authorizer> Asked<A> {
             namespace: String::new(),
             name: String::new(),
         };
-        self.admit(call, &access).await?;
-        let DiagnosisRequest { node } = serde_json::from_slice(body).map_err(|error| {
-            let text = format!("the body is no DiagnosisRequest: {error}");
-            Refused::new(StatusCode::BAD_REQUEST, "BadRequest", text)
-        })?;
-        let known = self.ask(|answer| Question::Neighbours {
+        let (leader, _) = self.authorize(call, &access).await?;
+        let DiagnosisRequest { node } = parse(body, "DiagnosisRequest")?;
+        let known = leader.ask(|answer| Question::Neighbours {
             node: node.clone(),
             answer,
         });
@@ -306,87 +371,40 @@ impl<A: Authorizer> Asked<A> {
             let text = format!("no agent of node {node} is known; see: kubectl get fabricnodes");
             return Err(Refused::new(StatusCode::NOT_FOUND, "NotFound", text));
         };
-        let told = diagnosis::of(&node, &neighbours, &self.channels, self.epoch).await;
-        told.map_err(|refusal| {
+        let found = diagnosis::of(&node, &neighbours, &leader.channels, leader.epoch).await;
+        found.map_err(|refusal| {
             let code = StatusCode::BAD_GATEWAY;
             Refused::new(code, "AgentRefused", refusal.message)
         })
     }
 }
 
-async fn every<A: Authorizer>(State(asked): State<Asked<A>>, call: HeaderMap) -> Response {
-    respond(asked.progress(&call, None, None).await.map(list))
+impl Leader {
+    /// Asks the controllers.
+    async fn ask<T>(
+        &self,
+        question: impl FnOnce(oneshot::Sender<T>) -> Question,
+    ) -> Result<T, Refused> {
+        let (sender, receiver) = oneshot::channel();
+        let asked = async {
+            self.questions.send(question(sender)).await.ok()?;
+            receiver.await.ok()
+        };
+        let answer = timeout(ANSWER_WITHIN, asked).await.ok().flatten();
+        answer.ok_or_else(|| Refused::late("the operator"))
+    }
 }
 
-async fn listed<A: Authorizer>(
-    State(asked): State<Asked<A>>,
-    Path(namespace): Path<String>,
-    call: HeaderMap,
-) -> Response {
-    let told = asked.progress(&call, Some(namespace), None).await;
-    respond(told.map(list))
+fn parse<T: DeserializeOwned>(body: &[u8], kind: &str) -> Result<T, Refused> {
+    serde_json::from_slice(body).map_err(|error| {
+        let text = format!("the body is no {kind}: {error}");
+        Refused::new(StatusCode::BAD_REQUEST, "BadRequest", text)
+    })
 }
 
-async fn one<A: Authorizer>(
-    State(asked): State<Asked<A>>,
-    Path((namespace, name)): Path<(String, String)>,
-    call: HeaderMap,
-) -> Response {
-    let told = asked
-        .progress(&call, Some(namespace.clone()), Some(name.clone()))
-        .await;
-    respond(told.and_then(|mut jobs| {
-        jobs.pop().ok_or_else(|| {
-            let text = format!(
-                "transferjobs.weft.dev \"{name}\" not found in namespace {namespace}; see: kubectl \
-                 get transferjobs --namespace {namespace}"
-            );
-            Refused::new(StatusCode::NOT_FOUND, "NotFound", text)
-        })
-    }))
-}
-
-async fn plan<A: Authorizer>(
-    State(asked): State<Asked<A>>,
-    Path(namespace): Path<String>,
-    call: HeaderMap,
-    body: Bytes,
-) -> Response {
-    respond(asked.plan(&call, &namespace, &body).await)
-}
-
-async fn diagnose<A: Authorizer>(
-    State(asked): State<Asked<A>>,
-    call: HeaderMap,
-    body: Bytes,
-) -> Response {
-    respond(asked.diagnose(&call, &body).await)
-}
-
-async fn every_copy<A: Authorizer>(State(asked): State<Asked<A>>, call: HeaderMap) -> Response {
-    respond(asked.copies(&call, None).await)
-}
-
-async fn listed_copies<A: Authorizer>(
-    State(asked): State<Asked<A>>,
-    Path(namespace): Path<String>,
-    call: HeaderMap,
-) -> Response {
-    respond(asked.copies(&call, Some(namespace)).await)
-}
-
-async fn remove_copies<A: Authorizer>(
-    State(asked): State<Asked<A>>,
-    Path(namespace): Path<String>,
-    call: HeaderMap,
-    body: Bytes,
-) -> Response {
-    respond(asked.remove_copies(&call, &namespace, &body).await)
-}
-
-fn respond(told: Result<impl Serialize, Refused>) -> Response {
-    match told {
-        Ok(told) => answer(StatusCode::OK, &told),
+fn respond(result: Result<impl Serialize, Refused>) -> Response {
+    match result {
+        Ok(body) => answer(StatusCode::OK, &body),
         Err(refused) => refused.into_response(),
     }
 }

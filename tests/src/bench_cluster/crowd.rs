@@ -149,7 +149,7 @@ impl<'a> Crowd<'a> {
         at_once(fleet.reports(), write).await
     }
 
-    /// The operator writes every node three times, at 50 writes a second.
+    /// The operator writes every node three times, at 50 writes a second: its label, and two for its FabricNode.
     fn ready_within(&self) -> Duration {
         Duration::from_secs(240)
             + Duration::from_millis(200) * u32::try_from(self.agents).unwrap_or(u32::MAX)
@@ -174,7 +174,12 @@ impl<'a> Crowd<'a> {
                 let node = parse(&json!({
                     "metadata": {"name": Self::name(i), "labels": labels},
                     "spec": {"taints": [{"key": "weft.dev/simulated", "effect": "NoSchedule"}]},
-                    "status": {"capacity": room, "allocatable": room},
+                    "status": {
+                        "capacity": room,
+                        "allocatable": room,
+                        // Their agents are in the network of node0.
+                        "addresses": [{"type": "InternalIP", "address": self.cluster.nodes()[0].address}],
+                    },
                 }))?;
                 nodes
                     .create(&PostParams::default(), &node)

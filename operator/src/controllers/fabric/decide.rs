@@ -5,10 +5,14 @@ mod labels;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
-use k8s_openapi::{api::apps::v1::DaemonSet, jiff::Timestamp};
+use k8s_openapi::{
+    api::apps::v1::DaemonSet,
+    jiff::{SignedDuration, Timestamp},
+};
 use kube::{ResourceExt as _, core::PartialObjectMeta};
 use serde_json::json;
 use weft_crds::{
@@ -29,6 +33,9 @@ use crate::controllers::{
 
 /// A node that has said nothing for so long is not ready: three of the reports that it owes.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
+/// A new node's agent has this long to start before the node's status says what it waits for: until then the
+/// first status is that of a node that is Ready, so a new node costs two writes.
+const STARTUP: SignedDuration = SignedDuration::from_secs(60);
 /// Why a node is Ready whose agent works with an earlier configuration of its fabric.
 const CONFIGURATION_PENDING: &str = "ConfigurationPending";
 /// Nodes that a message names at most.
@@ -179,6 +186,9 @@ fn node_status(
     let mut new = old.clone();
     let name = node.name_any();
     let fabric = &node.spec.fabric;
+    if is_starting(node, sighting, view.now) {
+        return None;
+    }
     let verdict = match sighting {
         None if view.leading < SILENCE && readiness(node).is_some() => return None,
         None if !is_labelled(view, &name) => not_ready(
@@ -198,13 +208,57 @@ fn node_status(
         ),
         Some(sighting) => {
             fill(&mut new, &sighting.report);
-            judge(&name, sighting, configuration, view)
+            match foreign_address(&name, &sighting.report, view) {
+                Some(verdict) => {
+                    // Nothing is sent there.
+                    new.control_address.clear();
+                    verdict
+                }
+                None => judge(&name, sighting, configuration, view),
+            }
         }
     };
     let generation = node.metadata.generation.unwrap_or_default();
     new.observed_generation = generation;
     condition::set(&mut new.conditions, verdict, generation, view.now);
     (node.status.as_ref() != Some(&new)).then_some(new)
+}
+
+/// An agent is called at an address of its Node only: a stolen certificate shall not send the operator elsewhere.
+fn foreign_address(name: &str, report: &NodeReport, view: &View<'_>) -> Option<Verdict> {
+    if report.control_address.is_empty() {
+        return None;
+    }
+    let control: Option<SocketAddr> = report.control_address.parse().ok();
+    let node = view.cache.nodes.named(name)?;
+    let addresses = node.status.addresses.iter().map(|one| &*one.address);
+    let mut ips = addresses
+        .clone()
+        .filter_map(|one| one.parse::<IpAddr>().ok());
+    if control.is_some_and(|control| ips.any(|ip| ip == control.ip())) {
+        return None;
+    }
+    let addresses: Vec<&str> = addresses.collect();
+    Some(not_ready(
+        "ControlAddressNotOfNode",
+        format!(
+            "the agent of node {name} reports control address {}, which is none of the Node's status.addresses \
+             ({}), so it is not called: have the agent's --address be one of these",
+            report.control_address,
+            listed(&addresses)
+        ),
+    ))
+}
+
+/// Whether a node is new, and its agent has reported neither that it can work nor why it cannot.
+fn is_starting(node: &FabricNode, sighting: Option<&Sighting>, now: Timestamp) -> bool {
+    let says_nothing = sighting.is_none_or(|sighting| {
+        let report = &sighting.report;
+        !report.ready && report.findings.is_empty()
+    });
+    let created = node.metadata.creation_timestamp.as_ref();
+    let is_new = created.is_some_and(|created| now.duration_since(created.0) < STARTUP);
+    says_nothing && is_new && readiness(node).is_none()
 }
 
 /// Whether the cluster's node of this name has the label of its fabric.

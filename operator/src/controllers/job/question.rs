@@ -308,6 +308,12 @@ fn copies(
     };
     let mut copies = Vec::new();
     for (node, state) in reports {
+        let known = cache.fabric_nodes.named(node);
+        let address = known.and_then(|known| Some(known.status.as_ref()?.control_address.clone()));
+        let contact = Contact {
+            node: node.clone(),
+            address: address.unwrap_or_default(),
+        };
         let of_namespace = state.report.copies.iter().filter(|copy| {
             let mut jobs = copy.jobs.iter();
             namespace.is_none_or(|namespace| jobs.any(|job| job.namespace == namespace))
@@ -323,10 +329,7 @@ fn copies(
                 jobs: copy.jobs.iter().map(job).collect(),
             },
             fabric: state.fabric.clone(),
-            contact: Endpoint {
-                node: node.clone(),
-                address: state.report.control_address.clone(),
-            },
+            contact: contact.clone(),
         }));
     }
     let place = |one: &ReportedCopy| {
@@ -543,7 +546,7 @@ mod tests {
         let jobs: Vec<bool> = found[0].copy.jobs.iter().map(|job| job.exists).collect();
         assert_eq!(jobs, [true, false]);
         assert!(found[0].copy.is_held());
-        assert_eq!(found[0].contact.address, "n2:7400");
+        assert_eq!(found[0].contact.address, "10.0.0.2:7400");
         assert_eq!(copies(&reports, &cache, None), found);
         assert_eq!(copies(&reports, &cache, Some("team-b")), []);
     }

@@ -43,8 +43,8 @@ pub(crate) fn unlocked(job: &TransferJob, cache: &Cache) -> Result<(), Shut> {
         None => Err(Shut::Unseen(secret)),
         Some(Ok(())) => Ok(()),
         Some(Err(fault)) => {
-            let text = format!("spec.source.object.secretRef: {fault}");
-            Err(Shut::Denied(wait(fault.reason(), text)))
+            let text = format!("spec.source.object.secretRef: {}", fault.message);
+            Err(Shut::Denied(wait(fault.reason, text)))
         }
     }
 }

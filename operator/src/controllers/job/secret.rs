@@ -13,71 +13,18 @@ use crate::NAME;
 
 /// An API server that has not answered by then is asked again with the next attempt.
 const WITHIN: Duration = Duration::from_secs(10);
+/// The reason of a name that is none.
+const BAD_NAME: &str = "BadRequest";
 /// Of an object's name.
 const NAME_MAX: usize = 253;
 
 /// Why a Secret could not be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum SecretFault {
-    /// No Role allows it.
-    #[error(
-        "the operator may not read Secret {namespace}/{name}; whoever administers the namespace \
-         allows it by: kubectl create role weft-read-{name} --namespace {namespace} --verb get \
-         --resource secrets --resource-name {name}; kubectl create rolebinding weft-read-{name} \
-         --namespace {namespace} --role weft-read-{name} --serviceaccount {account}"
-    )]
-    Forbidden {
-        /// The tenant's.
-        namespace: String,
-        /// The Secret's.
-        name: String,
-        /// NAMESPACE:NAME of the operator's account.
-        account: String,
-    },
-    /// There is no such Secret.
-    #[error(
-        "there is no Secret {name} in namespace {namespace}: make it, or name another in another job"
-    )]
-    Missing {
-        /// The tenant's.
-        namespace: String,
-        /// The Secret's.
-        name: String,
-    },
-    /// It is no name: the body of a question is not checked as an object is.
-    #[error(
-        "secretRef.name: `{name}` is no name of a Secret: give one of at most 253 characters, of a-z, 0-9, \
-         `-` and `.`, which begins and ends with a letter or digit (RFC 1123)"
-    )]
-    BadName {
-        /// What was said, cut.
-        name: String,
-    },
-    /// The API server did not say.
-    #[error(
-        "Secret {namespace}/{name} could not be read ({problem}): see whether the API server is well; \
-         it is asked again"
-    )]
-    Unread {
-        /// The tenant's.
-        namespace: String,
-        /// The Secret's.
-        name: String,
-        /// What came of it.
-        problem: String,
-    },
-}
-
-impl SecretFault {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SecretFault {
     /// Stable, UpperCamelCase.
-    pub(crate) fn reason(&self) -> &'static str {
-        match self {
-            Self::Forbidden { .. } => "SecretForbidden",
-            Self::Missing { .. } => "SecretMissing",
-            Self::BadName { .. } => "BadRequest",
-            Self::Unread { .. } => "SecretUnread",
-        }
-    }
+    pub(crate) reason: &'static str,
+    /// Cause and remedy.
+    pub(crate) message: String,
 }
 
 /// Reads Secrets, with whatever right the operator has.
@@ -104,37 +51,57 @@ impl Secrets {
     ) -> Result<BTreeMap<String, Vec<u8>>, SecretFault> {
         // It becomes part of a path.
         if !is_name(name) {
-            let name = name.chars().take(NAME_MAX).collect();
-            return Err(SecretFault::BadName { name });
+            let name: String = name.chars().take(NAME_MAX).collect();
+            let message = format!(
+                "secretRef.name: `{name}` is no name of a Secret: give one of at most 253 characters, of a-z, \
+                 0-9, `-` and `.`, which begins and ends with a letter or digit (RFC 1123)"
+            );
+            return Err(SecretFault {
+                reason: BAD_NAME,
+                message,
+            });
         }
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        let answer = timeout(WITHIN, api.get_opt(name)).await;
-        let (namespace, name) = (namespace.to_owned(), name.to_owned());
-        match answer {
+        let problem = match timeout(WITHIN, api.get_opt(name)).await {
             Ok(Ok(Some(secret))) => {
                 let data = secret.data.unwrap_or_default().into_iter();
-                Ok(data.map(|(key, value)| (key, value.0)).collect())
+                return Ok(data.map(|(key, value)| (key, value.0)).collect());
             }
-            Ok(Ok(None)) => Err(SecretFault::Missing { namespace, name }),
+            Ok(Ok(None)) => {
+                return Err(SecretFault {
+                    reason: "SecretMissing",
+                    message: format!(
+                        "there is no Secret {name} in namespace {namespace}: make it, or name another in \
+                         another job"
+                    ),
+                });
+            }
             Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
-                let account = self.account.clone();
-                Err(SecretFault::Forbidden {
-                    namespace,
-                    name,
-                    account,
-                })
+                return Err(forbidden(namespace, name, &self.account));
             }
-            Ok(Err(error)) => Err(SecretFault::Unread {
-                namespace,
-                name,
-                problem: innermost(&error),
-            }),
-            Err(_) => Err(SecretFault::Unread {
-                namespace,
-                name,
-                problem: format!("no answer within {} s", WITHIN.as_secs()),
-            }),
-        }
+            Ok(Err(error)) => innermost(&error),
+            Err(_) => format!("no answer within {} s", WITHIN.as_secs()),
+        };
+        Err(SecretFault {
+            reason: "SecretUnread",
+            message: format!(
+                "Secret {namespace}/{name} could not be read ({problem}): see whether the API server is well; it \
+                 is asked again"
+            ),
+        })
+    }
+}
+
+/// No Role allows it; `account` is NAMESPACE:NAME of the operator's.
+pub(crate) fn forbidden(namespace: &str, name: &str, account: &str) -> SecretFault {
+    SecretFault {
+        reason: "SecretForbidden",
+        message: format!(
+            "the operator may not read Secret {namespace}/{name}; whoever administers the namespace allows it by: \
+             kubectl create role weft-read-{name} --namespace {namespace} --verb get --resource secrets \
+             --resource-name {name}; kubectl create rolebinding weft-read-{name} --namespace {namespace} \
+             --role weft-read-{name} --serviceaccount {account}"
+        ),
     }
 }
 
@@ -159,10 +126,10 @@ impl ReadSecret for Secrets {
         Box::pin(async move {
             self.read(namespace, name).await.map_err(|fault| Refusal {
                 node: String::new(),
-                reason: fault.reason().to_owned(),
-                message: fault.to_string(),
+                reason: fault.reason.to_owned(),
+                message: fault.message,
                 // Somebody may give the right, or make it.
-                retriable: !matches!(fault, SecretFault::BadName { .. }),
+                retriable: fault.reason != BAD_NAME,
             })
         })
     }
@@ -204,8 +171,8 @@ mod tests {
 
         let denied = answering(403, status(403, "Forbidden"));
         let fault = denied.read("team-a", "store").await.unwrap_err();
-        assert_eq!(fault.reason(), "SecretForbidden");
-        let text = fault.to_string();
+        assert_eq!(fault.reason, "SecretForbidden");
+        let text = fault.message;
         for part in [
             "--resource-name store",
             "--serviceaccount weft-system:weft-operator",
@@ -214,10 +181,10 @@ mod tests {
         }
         let missing = answering(404, status(404, "NotFound"));
         let fault = missing.read("team-a", "store").await.unwrap_err();
-        assert_eq!(fault.reason(), "SecretMissing");
+        assert_eq!(fault.reason, "SecretMissing");
         let broken = answering(500, status(500, "InternalError"));
         let fault = broken.read("team-a", "store").await.unwrap_err();
-        assert_eq!(fault.reason(), "SecretUnread");
+        assert_eq!(fault.reason, "SecretUnread");
     }
 
     /// What the API server answers to every question is a Secret that nobody may have.
@@ -242,8 +209,8 @@ mod tests {
             &long,
         ] {
             let fault = secrets.read("team-a", name).await.unwrap_err();
-            assert!(matches!(fault, SecretFault::BadName { .. }), "{name}");
-            assert!(fault.to_string().len() < 500);
+            assert_eq!(fault.reason, BAD_NAME, "{name}");
+            assert!(fault.message.len() < 500);
         }
         for name in ["a", "store.team-a", "0-1"] {
             assert!(secrets.read("team-a", name).await.is_ok(), "{name}");

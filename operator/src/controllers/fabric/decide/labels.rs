@@ -6,13 +6,14 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Node;
-use kube::{ResourceExt as _, core::PartialObjectMeta};
+use kube::ResourceExt as _;
 use serde_json::json;
 use weft_proto::operator::v1::NodeReport;
 
 use super::{SILENCE, View};
 use crate::controllers::{
     cache::Key,
+    cluster_node::ClusterNode,
     fabric::agents::FABRIC_LABEL,
     kinds::Cache,
     request::{Change, Priority, Request},
@@ -75,13 +76,13 @@ fn models(report: &NodeReport, cache: &Cache) -> BTreeMap<String, String> {
 }
 
 /// Whether a node has the label of its fabric, and none where it is of no fabric.
-pub(crate) fn has_fabric_label(view: &View<'_>, node: &PartialObjectMeta<Node>) -> bool {
+pub(crate) fn has_fabric_label(view: &View<'_>, node: &ClusterNode) -> bool {
     let said = node.labels().get(FABRIC_LABEL).map(String::as_str);
     said == view.membership.fabric(&node.name_any())
 }
 
 /// What is to change of a node's labels; `None` removes one.
-fn changes(view: &View<'_>, node: &PartialObjectMeta<Node>) -> BTreeMap<String, Option<String>> {
+fn changes(view: &View<'_>, node: &ClusterNode) -> BTreeMap<String, Option<String>> {
     let name = node.name_any();
     let fabric = view.membership.fabric(&name);
     let sighting = view.sightings.get(&name);

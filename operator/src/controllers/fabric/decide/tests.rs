@@ -154,6 +154,63 @@ fn a_new_fabric_gets_agents_and_nodes_and_is_ready_once_all_have_reported() {
 }
 
 #[test]
+fn an_agent_whose_control_address_is_not_its_nodes_is_not_ready_and_not_called() {
+    let mut stage = Stage::new();
+    let mut report = |control: &str| {
+        stage.sees("n1", 0);
+        let report = &mut stage.sightings.get_mut("n1").unwrap().report;
+        report.control_address = control.to_owned();
+        // The data may take another interface.
+        report.data_address = "192.168.7.1".to_owned();
+        stage.settle();
+        let node = stage.cache.fabric_nodes.named("n1").unwrap();
+        let ready = readiness(node).unwrap().clone();
+        (ready, node.status.clone().unwrap().control_address)
+    };
+    let (ready, address) = report("10.0.0.2:7400");
+    assert_eq!(
+        (&*ready.status, &*ready.reason, &*address),
+        ("False", "ControlAddressNotOfNode", "")
+    );
+    for named in ["10.0.0.2:7400", "(10.0.0.1)"] {
+        assert!(ready.message.contains(named), "{}", ready.message);
+    }
+    let (ready, address) = report("10.0.0.1:7500");
+    assert_eq!((&*ready.reason, &*address), ("AgentReady", "10.0.0.1:7500"));
+}
+
+#[test]
+fn the_status_of_a_new_node_waits_a_minute_for_its_agent_to_start() {
+    let mut stage = Stage::new();
+    stage.settle();
+    let node = |stage: &mut Stage, age: SignedDuration| {
+        let mut node = stage.cache.fabric_nodes.named("n1").unwrap().clone();
+        node.status = None;
+        node.metadata.creation_timestamp = Some(condition::moment(stage.now - age));
+        stage.cache.fabric_nodes.learn(node);
+        stage.settle();
+        let node = stage.cache.fabric_nodes.named("n1").unwrap();
+        readiness(node).map(|ready| ready.reason.clone())
+    };
+    let almost = STARTUP - SignedDuration::from_secs(1);
+    assert_eq!(node(&mut stage, almost), None);
+    assert_eq!(node(&mut stage, STARTUP).as_deref(), Some("AgentMissing"));
+    // An agent that starts says no more than that it runs.
+    stage.sees("n1", 0);
+    stage.sightings.get_mut("n1").unwrap().report.ready = false;
+    assert_eq!(node(&mut stage, almost), None);
+    assert_eq!(node(&mut stage, STARTUP).as_deref(), Some("AgentNotReady"));
+    let report = &mut stage.sightings.get_mut("n1").unwrap().report;
+    report.findings = vec![weft_proto::operator::v1::Finding {
+        reason: "RootMissing".into(),
+        message: "root models is not mounted".into(),
+    }];
+    assert_eq!(node(&mut stage, almost).as_deref(), Some("AgentNotReady"));
+    stage.sees("n1", 0);
+    assert_eq!(node(&mut stage, almost).as_deref(), Some("AgentReady"));
+}
+
+#[test]
 fn a_node_is_not_ready_after_thirty_seconds_of_silence() {
     let mut stage = Stage::new();
     for (silent, expected) in [(29, "AgentReady"), (30, "AgentSilent"), (0, "AgentReady")] {

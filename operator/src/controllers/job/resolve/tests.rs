@@ -34,7 +34,10 @@ fn a_job_of_a_namespace_sees_its_own_directory_only() {
         .iter()
         .map(|c| c.address.as_str())
         .collect();
-    assert_eq!(contacts, ["n1:7400", "n2:7400", "n3:7400"]);
+    assert_eq!(
+        contacts,
+        ["10.0.0.1:7400", "10.0.0.2:7400", "10.0.0.3:7400"]
+    );
     assert_eq!(transfer.spec.leader.leader_epoch, 3);
     assert!((transfer.spec.payload_share - 1408.0 / 1538.0).abs() < 1e-9);
     let rates: Vec<u64> = transfer

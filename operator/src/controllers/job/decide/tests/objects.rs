@@ -1,6 +1,7 @@
 //! The source is an object, which a destination reads.
 
 use super::*;
+use crate::controllers::job::secret::forbidden;
 
 fn of_object(job: &mut TransferJob) {
     job.spec.source = scenario::object("s3://models/minilm/");
@@ -40,11 +41,7 @@ fn a_job_of_an_object_that_is_deleted_leaves_nothing_at_the_agents() {
 #[test]
 fn a_job_waits_for_the_right_to_read_its_secret_and_says_how_it_is_given() {
     let mut stage = Stage::with(of_object);
-    stage.secret = Err(SecretFault::Forbidden {
-        namespace: "team-a".into(),
-        name: "store".into(),
-        account: "weft-system:weft-operator".into(),
-    });
+    stage.secret = Err(forbidden("team-a", "store", "weft-system:weft-operator"));
     stage.settle();
     assert_eq!(stage.log, ["Waiting #0 SecretForbidden"]);
     let message = stage.status().message;

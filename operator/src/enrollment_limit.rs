@@ -1,0 +1,84 @@
+//! Limits how often one address calls Enroll, which needs no certificate.
+
+use std::{net::IpAddr, num::NonZeroU32};
+
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+
+use crate::fault::Fault;
+
+/// Calls of one address in a second. Where all nodes share an address, behind a NAT, 5,000 of them enroll in
+/// 100 s; faster is of no use, for each also needs two writes.
+const CALLS_PER_SECOND: NonZeroU32 = NonZeroU32::new(50).unwrap();
+/// Calls of one address at once.
+const BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
+/// Addresses that are remembered before those are forgotten that have not called for two seconds.
+const ADDRESSES: usize = 4096;
+
+/// Counts calls by the address that they come from.
+pub(crate) struct EnrollmentLimit(DefaultKeyedRateLimiter<IpAddr>);
+
+impl Default for EnrollmentLimit {
+    fn default() -> Self {
+        Self(RateLimiter::keyed(
+            Quota::per_second(CALLS_PER_SECOND).allow_burst(BURST),
+        ))
+    }
+}
+
+impl EnrollmentLimit {
+    /// Counts a call, or refuses it.
+    pub(crate) fn check(&self, address: IpAddr) -> Result<(), Fault> {
+        if self.0.len() > ADDRESSES {
+            self.0.retain_recent();
+        }
+        let address = address.to_canonical();
+        let checked = self.0.check_key(&address);
+        checked.map_err(|_| Fault::TooManyCalls {
+            address,
+            per_second: CALLS_PER_SECOND,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn each_address_has_a_limit_of_its_own() {
+        let limit = EnrollmentLimit::default();
+        let one: IpAddr = "10.0.0.1".parse().unwrap();
+        let mut calls = 0;
+        let refused = loop {
+            match limit.check(one) {
+                Ok(()) => calls += 1,
+                Err(fault) => break fault,
+            }
+        };
+        assert!(calls >= BURST.get(), "{calls}");
+        assert!(refused.to_string().contains("10.0.0.1"), "{refused}");
+        // The same address as a listener of both families shows it.
+        assert!(limit.check("::ffff:10.0.0.1".parse().unwrap()).is_err());
+        assert!(limit.check("10.0.0.2".parse().unwrap()).is_ok());
+    }
+
+    #[test]
+    fn addresses_that_have_not_called_lately_are_forgotten() {
+        let limit = EnrollmentLimit::default();
+        for number in 0..=ADDRESSES as u32 {
+            limit.check(IpAddr::V4(number.into())).unwrap();
+        }
+        let begun = Instant::now();
+        while limit.0.len() > ADDRESSES {
+            assert!(
+                begun.elapsed() < Duration::from_secs(10),
+                "{}",
+                limit.0.len()
+            );
+            // Whether this one is refused is not the question.
+            let _ = limit.check(IpAddr::V4(7.into()));
+        }
+    }
+}

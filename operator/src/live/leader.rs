@@ -1,0 +1,17 @@
+//! What only the replica that leads can answer from.
+
+use tokio::sync::mpsc;
+use weft_transfer::Channels;
+
+use crate::controllers::Question;
+
+/// The leader's means to answer calls.
+#[derive(Clone)]
+pub struct Leader {
+    /// The connections to agents.
+    pub channels: Channels,
+    /// To the controllers, who know the answers.
+    pub questions: mpsc::Sender<Question>,
+    /// The leader's epoch, with which agents are asked.
+    pub epoch: u64,
+}

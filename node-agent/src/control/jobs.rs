@@ -23,9 +23,7 @@ use crate::control::manifests::Manifests;
 use crate::control::misuse::Misuses;
 use crate::convert;
 use crate::fault::Fault;
-use crate::files::{
-    Destination, DestinationConfig, Leftover, Manifest, Partials, Root, RootPath, Source,
-};
+use crate::files::{Destination, DestinationConfig, Leftover, Manifest, Root, RootPath, Source};
 use crate::object::{self, Reader, Store, Tempo};
 use crate::tls::Tls;
 use crate::transfer::attempt::{Attempt, Worker};
@@ -393,7 +391,7 @@ impl Jobs {
         let is_recorded = config.recorded_for.is_some();
         let (work, account) = (run.clone(), self.config.account.clone());
         let (prepared, response) = abort::blocking("prepare", move || {
-            work.left().expect(config.clone());
+            work.left().expect(&config);
             work.parts().share = Some(account.take(usize::from(SLOTS_LEAST))?);
             prepare(&work, config, location)
         })
@@ -446,9 +444,6 @@ impl Jobs {
             // Remembered, so that a Prepare or Start that is still on its way comes too late.
             _ => (self.admit(&job).await?, false),
         };
-        if discard {
-            run.attempt.discard();
-        }
         run.attempt.fail(Fault::Cancelled);
         run.attempt.closed().await;
         let state = run.attempt.state();
@@ -651,7 +646,7 @@ fn prepare(
     let shelf = match filled {
         Ok(shelf) => shelf,
         Err(fault) => {
-            destination.abort(partials(attempt))?;
+            destination.abort();
             return Err(fault);
         }
     };
@@ -666,15 +661,6 @@ fn prepare(
         algorithm,
     };
     Ok((prepared, response))
-}
-
-/// What becomes of the partial files of an attempt that has failed.
-fn partials(attempt: &Attempt) -> Partials {
-    if attempt.is_discarded() {
-        Partials::Remove
-    } else {
-        Partials::Keep
-    }
 }
 
 /// Ends an attempt when nobody asks about it, and cleans up when it is over.
@@ -707,23 +693,18 @@ async fn supervise(run: Arc<Run>, lease: Duration) {
     };
     if let Some(prepared) = prepared {
         let failed = attempt.state() == State::Failed;
-        let (partials, work) = (partials(attempt), run.clone());
-        let result = abort::blocking("abort", move || {
+        let work = run.clone();
+        abort::blocking("abort", move || {
             prepared.shelf.clear();
             let destination = &prepared.shelf.destination;
-            let result = if failed {
-                destination.abort(partials)
+            if failed {
+                destination.abort();
             } else {
                 work.left().forget();
-                Ok(())
-            };
+            }
             destination.leave();
-            result
         })
         .await;
-        if let Err(error) = result {
-            tracing::warn!(job = attempt.job.uid, reason = error.reason(), "{error}");
-        }
     }
     attempt.close();
 }

@@ -4,7 +4,7 @@
 //! it alone decides what state the attempt is in.
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -65,8 +65,6 @@ pub struct Attempt {
     /// Dropped to tell all threads to stop.
     stop: Mutex<Option<Sender<Infallible>>>,
     stopped: Receiver<Infallible>,
-    /// What becomes of partial files when it ends without success.
-    discard: AtomicU32,
     /// Until all is verified, or over.
     recorder: Mutex<Option<Recorder>>,
 }
@@ -94,7 +92,6 @@ impl Attempt {
             peers: Mutex::new(Vec::new()),
             stop: Mutex::new(Some(stop)),
             stopped,
-            discard: AtomicU32::new(0),
             recorder: Mutex::default(),
         })
     }
@@ -279,17 +276,6 @@ impl Attempt {
             0 => self.since_ns(),
             ended => ended,
         }
-    }
-
-    /// Partial files are to be removed at the end.
-    pub fn discard(&self) {
-        self.discard.store(1, Ordering::Release);
-    }
-
-    /// Whether partial files are to be removed.
-    #[must_use]
-    pub fn is_discarded(&self) -> bool {
-        self.discard.load(Ordering::Acquire) == 1
     }
 
     /// Adds a connection's record.

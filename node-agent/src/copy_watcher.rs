@@ -65,7 +65,7 @@ enum Phase {
 #[derive(Debug)]
 struct Scan {
     root: String,
-    is_elsewhere: bool,
+    is_replaced: bool,
     /// Nothing where the records could not be listed.
     copies: Option<Vec<CopyRecord>>,
 }
@@ -111,7 +111,7 @@ impl CopyWatcher {
                     })
                     .ok(),
                 // Last: a file system may just have been mounted.
-                is_elsewhere: root.is_elsewhere(),
+                is_replaced: root.is_replaced(),
             })
         });
     }
@@ -156,7 +156,7 @@ impl CopyWatcher {
             self.scans.spawn(abort::blocking("copies", move || {
                 let found = scan(&name).unwrap_or(Scan {
                     root: name,
-                    is_elsewhere: false,
+                    is_replaced: false,
                     copies: None,
                 });
                 (generation, found)
@@ -178,7 +178,7 @@ impl CopyWatcher {
     }
 
     fn learn(&mut self, scan: Scan, now: Instant) {
-        self.has_moved |= scan.is_elsewhere;
+        self.has_moved |= scan.is_replaced;
         let Some(root) = self.roots.get_mut(&scan.root) else {
             return;
         };
@@ -260,7 +260,7 @@ mod tests {
     fn found(root: &str, copies: Option<Vec<CopyRecord>>) -> Option<Scan> {
         Some(Scan {
             root: root.to_owned(),
-            is_elsewhere: false,
+            is_replaced: false,
             copies,
         })
     }
@@ -316,16 +316,16 @@ mod tests {
         let mut watcher = CopyWatcher::new(PACE);
         let mut now = Instant::now();
         let roots = names(&["data"]);
-        for is_elsewhere in [false, true] {
+        for is_replaced in [false, true] {
             watcher.begin_with(&roots, 0, now, move |root| {
                 let scan = found(root, Some(Vec::new()))?;
                 Some(Scan {
-                    is_elsewhere,
+                    is_replaced,
                     ..scan
                 })
             });
             watcher.ended().await;
-            assert_eq!(watcher.has_moved(), is_elsewhere);
+            assert_eq!(watcher.has_moved(), is_replaced);
             now = Instant::now() + PACE;
         }
         watcher.opened_anew();

@@ -11,46 +11,57 @@
 //!              -> write_block -> finish -> complete -> record
 //! ```
 
-mod claim;
 pub mod copies;
 mod copy_record;
 mod destination;
+mod destination_config;
 mod digest;
-mod discard;
+mod directory;
 mod error;
-mod filling;
 mod gate;
+mod identity;
+mod leftover;
+mod limits;
+mod lock;
 mod manifest;
+mod names;
 mod occupancy;
 mod partial;
+mod path;
+mod placement;
+mod progress;
+mod publish;
 mod read_record;
 mod reservation;
+mod reserved_space;
 mod root;
+mod scan;
 mod source;
 mod space;
 mod staging;
 mod sweep;
+mod target;
 mod tree;
 
 #[cfg(test)]
 mod tests;
 
-pub use claim::JobUid;
-pub use destination::{Destination, DestinationConfig, Overwrite, Partials};
+pub use destination::Destination;
+pub use destination_config::{DestinationConfig, Overwrite};
 pub use digest::{
     Algorithm, BLOCK_BYTES, BlockDigest, BlockFault, Blocks, Digest, DigestParseError,
     MAX_FILE_BYTES, VerifiedBlock, directory_digest,
 };
-pub use discard::Leftover;
 pub(crate) use error::errno;
 pub use error::{FileError, Place};
-pub use manifest::{
-    Entry, EntryKind, Identity, MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, MAX_PATHS_BYTES, Manifest,
-    ManifestBuilder, ObjectVersion, Shape,
-};
+pub use leftover::Leftover;
+pub use limits::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, MAX_PATHS_BYTES};
+pub use manifest::{Entry, EntryKind, Manifest, ManifestBuilder, ObjectVersion, Shape};
+pub use names::JobUid;
 pub use partial::DestinationFile;
+pub use path::RootPath;
 pub use read_record::{ReadRecord, VersionId};
-pub use root::{Access, Root, RootPath};
+pub use root::{Access, Root};
 pub use source::{Source, SourceFile};
 pub use space::{MinFree, RootLimits};
 pub use sweep::sweep;

@@ -37,9 +37,6 @@ impl Jobs {
         let was_known = latest.is_some_and(|latest| latest.attempt.job == job);
         // An unknown attempt is remembered as cancelled, so that a later Prepare or Start of it is refused.
         let known = self.admit(&job).await?;
-        if discard {
-            known.attempt.discard();
-        }
         known.attempt.fail(Fault::Cancelled);
         known.attempt.closed().await;
         let state = known.attempt.state();

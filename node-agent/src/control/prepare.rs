@@ -10,7 +10,6 @@ use crate::config::SLOTS_LEAST;
 use crate::control::jobs::Jobs;
 use crate::control::known_attempt::{KnownAttempt, Prepared};
 use crate::control::manifest_fetch;
-use crate::control::supervisor::partials;
 use crate::convert;
 use crate::fault::Fault;
 use crate::files::{Destination, DestinationConfig, Manifest};
@@ -110,7 +109,7 @@ impl Jobs {
         let is_recorded = config.recorded_for.is_some();
         let (of, budget) = (known.clone(), self.config.memory.clone());
         let (prepared, response) = abort::blocking("prepare", move || {
-            of.left().expect(config.clone());
+            of.left().expect(&config);
             of.parts().share = Some(budget.share(usize::from(SLOTS_LEAST))?);
             make_ready(&of, config, location)
         })
@@ -165,7 +164,7 @@ fn make_ready(
     let staged = match filled {
         Ok(staged) => Arc::new(staged),
         Err(fault) => {
-            destination.abort(partials(attempt))?;
+            destination.abort();
             return Err(fault);
         }
     };

@@ -6,17 +6,7 @@ use std::time::Duration;
 use crate::abort;
 use crate::control::known_attempt::KnownAttempt;
 use crate::fault::Fault;
-use crate::files::Partials;
-use crate::transfer::attempt::Attempt;
 use crate::transfer::state::State;
-
-/// What happens to the partial files of an attempt that has failed.
-pub(crate) fn partials(attempt: &Attempt) -> Partials {
-    match attempt.is_discarded() {
-        true => Partials::Remove,
-        false => Partials::Keep,
-    }
-}
 
 /// Supervises one attempt from its beginning until it is closed.
 pub(crate) async fn supervise(known: Arc<KnownAttempt>, lease: Duration) {
@@ -48,23 +38,18 @@ pub(crate) async fn supervise(known: Arc<KnownAttempt>, lease: Duration) {
     };
     if let Some(prepared) = prepared {
         let failed = attempt.state() == State::Failed;
-        let (partials, of) = (partials(attempt), known.clone());
-        let result = abort::blocking("abort", move || {
+        let of = known.clone();
+        abort::blocking("abort", move || {
             prepared.staged.clear();
             let destination = &prepared.staged.destination;
-            let result = if failed {
-                destination.abort(partials)
+            if failed {
+                destination.abort();
             } else {
                 of.left().forget();
-                Ok(())
-            };
+            }
             destination.leave();
-            result
         })
         .await;
-        if let Err(error) = result {
-            tracing::warn!(job = attempt.job.uid, reason = error.reason(), "{error}");
-        }
     }
     attempt.close();
 }

@@ -16,14 +16,16 @@ use rustix::fs::{self, AtFlags, Dir, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::claim::{COPIES, HEX_DIGITS, PRIVATE};
 pub use super::copy_record::{CopyJob, CopyRecord};
 use super::copy_record::{Record, RecordedEntry, VERSION, difference, record_name, write_line};
 use super::digest::Digest;
+use super::directory::OpenDirectory;
 use super::error::{FileError, Place, errno};
-use super::manifest::{EntryKind, Identity, Manifest, Shape};
-use super::reservation::OpenDirectory;
-use super::root::{Access, Root, RootPath};
+use super::identity::{Fingerprint, Identity};
+use super::manifest::{EntryKind, Manifest, Shape};
+use super::names::{COPIES, HEX_DIGITS, PRIVATE};
+use super::path::RootPath;
+use super::root::{Access, Root};
 
 /// Jobs of one copy: the oldest one goes when there are more.
 const JOBS_MAX: usize = 32;
@@ -41,14 +43,14 @@ pub(super) struct NewCopy<'c> {
     pub(super) job: CopyJob,
 }
 
-/// Records a verified copy for a job. `identity` gives the state of the file with that index in the
-/// manifest.
+/// Records a verified copy for a job. `verified` gives the state in which the file with that index in the
+/// manifest was verified: a file that is in another one now is not recorded, and neither is the copy.
 pub(super) fn add(
     root: &Root,
     new: NewCopy<'_>,
-    identity: impl Fn(usize) -> Identity,
+    verified: impl Fn(usize) -> Option<Fingerprint>,
 ) -> Result<(), FileError> {
-    let entries = || entries(new.manifest, &identity);
+    let entries = || entries(root, new.path, new.manifest, &verified);
     let mut copy = CopyRecord {
         version: VERSION,
         path: new.path.as_str().to_owned(),
@@ -59,7 +61,7 @@ pub(super) fn add(
         jobs: vec![new.job],
         removing: false,
     };
-    let _turn = root.records();
+    let _locked = root.records();
     let records = Records::make(root)?;
     let name = record_name(&copy.path);
     let recorded = match records.read(&name) {
@@ -80,12 +82,25 @@ pub(super) fn add(
         before => {
             if let Ok(Some(before)) = before {
                 // The files of the job that was recorded before stay.
-                copy.removable &= !records.shares_files(&before, &copy, entries());
+                copy.removable &= !records.shares_files(&before, &copy, new.manifest);
             }
+            let mut changed = None;
             let written = records.write(&name, &copy, |out| {
-                entries().try_for_each(|entry| write_line(out, &entry))
+                for entry in entries() {
+                    match entry {
+                        Ok(entry) => write_line(out, &entry)?,
+                        Err(error) => {
+                            changed = Some(error);
+                            return Err(io::ErrorKind::InvalidData.into());
+                        }
+                    }
+                }
+                Ok(())
             });
-            written.map(drop)
+            match changed {
+                Some(error) => Err(error),
+                None => written.map(drop),
+            }
         }
     };
     // Without a record the files stay. With one that does not name the job they would go with the others'.
@@ -144,31 +159,42 @@ fn has(jobs: &[CopyJob], uid: &str) -> bool {
     jobs.iter().any(|job| job.uid == uid)
 }
 
-/// The entries of a copy: of a directory the directory itself is the first.
+/// The entries of a copy with the states that they are in, if these are the verified ones: of a directory the
+/// directory itself is the first.
 fn entries<'m>(
+    root: &'m Root,
+    base: &'m RootPath,
     manifest: &'m Manifest,
-    identity: &'m impl Fn(usize) -> Identity,
-) -> impl Iterator<Item = RecordedEntry> {
+    verified: &'m impl Fn(usize) -> Option<Fingerprint>,
+) -> impl Iterator<Item = Result<RecordedEntry, FileError>> {
     let shape = manifest.shape();
-    let top = (shape == Shape::Directory).then(|| RecordedEntry {
-        path: String::new(),
-        file: None,
+    let top = (shape == Shape::Directory).then(|| {
+        Ok(RecordedEntry {
+            path: String::new(),
+            file: None,
+        })
     });
+    let mut open = OpenDirectory::new(root);
     let below = manifest.entries().enumerate();
-    top.into_iter()
-        .chain(below.map(move |(index, entry)| RecordedEntry {
-            path: match shape {
-                Shape::File => String::new(),
-                Shape::Directory => entry.path.to_owned(),
-            },
-            file: match entry.kind {
-                EntryKind::File { .. } => Some(Identity {
-                    dev: 0,
-                    ..identity(index)
-                }),
-                EntryKind::Directory => None,
-            },
-        }))
+    top.into_iter().chain(below.map(move |(index, entry)| {
+        let file = match entry.kind {
+            EntryKind::File { .. } => {
+                let path = manifest.path_of(base, entry)?;
+                let now = stat(&mut open, &path)?.map(|stat| Identity::of(&stat));
+                let now = now.filter(|now| verified(index) == Some(now.fingerprint()));
+                let changed = || FileError::DestinationChanged {
+                    place: root.place(&path),
+                };
+                Some(now.ok_or_else(changed)?.recorded())
+            }
+            EntryKind::Directory => None,
+        };
+        let path = match shape {
+            Shape::File => String::new(),
+            Shape::Directory => entry.path.to_owned(),
+        };
+        Ok(RecordedEntry { path, file })
+    }))
 }
 
 /// What is at `path`; nothing where nothing is.
@@ -316,7 +342,7 @@ impl<'r> Records<'r> {
 
     /// Removes the record, unless another one has replaced it. Returns whether it was there.
     fn forget(&self, record: &Record) -> Result<bool, FileError> {
-        let _turn = self.root.records();
+        let _locked = self.root.records();
         if !self.is_current(record)? {
             return Ok(false);
         }
@@ -326,7 +352,7 @@ impl<'r> Records<'r> {
     }
 
     fn release(&self, name: &str, job: &str) -> Result<(), FileError> {
-        let turn = self.root.records();
+        let locked = self.root.records();
         let mut record = match self.read(name) {
             Ok(Some(record)) => record,
             // A broken record names no job.
@@ -338,7 +364,7 @@ impl<'r> Records<'r> {
             record.copy.jobs.retain(|known| known.uid != job);
             released = self.rewrite(&mut record);
         }
-        drop(turn);
+        drop(locked);
         if record.copy.jobs.is_empty() {
             let place = self.root.place(&record.base);
             match self.remove(record) {
@@ -429,25 +455,19 @@ impl<'r> Records<'r> {
 
     /// Whether the copy that was recorded at this path before is intact, is for another job, and has files
     /// that the new one has, too.
-    fn shares_files(
-        &self,
-        before: &Record,
-        copy: &CopyRecord,
-        entries: impl Iterator<Item = RecordedEntry>,
-    ) -> bool {
-        let is_anothers = before
-            .copy
-            .jobs
-            .iter()
-            .any(|job| !has(&copy.jobs, &job.uid));
+    fn shares_files(&self, before: &Record, copy: &CopyRecord, manifest: &Manifest) -> bool {
+        let mut jobs = before.copy.jobs.iter();
+        let is_anothers = jobs.any(|job| !has(&copy.jobs, &job.uid));
         if !is_anothers || !matches!(self.difference(before), Ok(None)) {
             return false;
         }
-        let new: HashSet<String> = entries
-            .filter(|entry| entry.file.is_some())
-            .map(|entry| entry.path)
-            .collect();
-        let is_shared = |(_, entry): (RootPath, RecordedEntry)| new.contains(&entry.path);
+        let is_shared = |(_, entry): (RootPath, RecordedEntry)| {
+            let new = match manifest.shape() {
+                Shape::File => manifest.entry(0).filter(|_| entry.path.is_empty()),
+                Shape::Directory => manifest.find(&entry.path),
+            };
+            entry.file.is_some() && new.is_some_and(|new| new.kind != EntryKind::Directory)
+        };
         before
             .entries()
             .is_ok_and(|mut old| old.any(|entry| entry.is_ok_and(is_shared)))
@@ -461,7 +481,7 @@ impl<'r> Records<'r> {
             return self.forget(&record);
         }
         self.root.in_place()?;
-        let Some(_clearing) = self.root.occupancy().clear(&record.base) else {
+        let Some(_removal) = self.root.occupancy().remove(&record.base) else {
             return Ok(false);
         };
         let place = self.root.place(&record.base);
@@ -473,7 +493,7 @@ impl<'r> Records<'r> {
                 }
                 return Ok(gone);
             }
-            let _turn = self.root.records();
+            let _locked = self.root.records();
             // Another attempt may have recorded its job just before it left.
             if !self.is_current(&record)? {
                 return Ok(false);

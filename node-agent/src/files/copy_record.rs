@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::de::IoRead;
 use serde_json::{Deserializer, StreamDeserializer};
 
-use super::claim::HEX_DIGITS;
 use super::error::{FileError, Place, errno};
-use super::manifest::Identity;
-use super::root::RootPath;
+use super::identity::Identity;
+use super::names::HEX_DIGITS;
+use super::path::RootPath;
 
 /// The version of the records that this release writes and reads.
 pub(super) const VERSION: u32 = 1;
@@ -91,14 +91,9 @@ impl RecordedEntry {
     }
 }
 
-/// What differs between a file's recorded state and its state now. Device numbers are not recorded: they
-/// may change when the node restarts.
+/// What differs between a file's recorded state and its state now.
 pub(super) fn difference(recorded: &Identity, now: &Stat) -> Option<&'static str> {
-    let now = Identity {
-        dev: 0,
-        ..Identity::of(now)
-    };
-    recorded.difference(&now)
+    recorded.difference(&Identity::of(now).recorded())
 }
 
 /// A record that is open for reading.
@@ -184,14 +179,14 @@ impl Record {
     pub(super) fn is_of(
         &self,
         copy: &CopyRecord,
-        entries: impl Iterator<Item = RecordedEntry>,
+        entries: impl Iterator<Item = Result<RecordedEntry, FileError>>,
     ) -> bool {
         let known = &self.copy;
         let same =
             (&known.path, &known.digest, known.removing) == (&copy.path, &copy.digest, false);
         same && self.entries().is_ok_and(|recorded| {
             let recorded = recorded.map(|entry| entry.ok().map(|(_, entry)| entry));
-            recorded.eq(entries.map(Some))
+            recorded.eq(entries.map(Result::ok))
         })
     }
 }

@@ -7,10 +7,8 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-use super::claim::JobUid;
 use super::digest::{Algorithm, BlockFault, Digest, MAX_FILE_BYTES};
-use super::manifest::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES};
-use super::root::RootPath;
+use super::limits::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES};
 
 /// A path within a root, as messages name it. Bytes that are not UTF-8 are shown escaped.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -304,7 +302,7 @@ pub enum FileError {
         /// What was to be written.
         place: Place,
         /// The job that holds it.
-        job: JobUid,
+        job: String,
     },
     /// A verified copy is being removed there.
     #[error(
@@ -508,14 +506,4 @@ fn from(place: &Place, missing: &str) -> String {
 /// The system's error number in an `io::Error`; errors without one count as input/output errors.
 pub(crate) fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
-}
-
-impl RootPath {
-    /// This path as messages about `root` name it.
-    pub(super) fn at(&self, root: &str) -> Place {
-        Place {
-            root: root.into(),
-            path: self.as_str().into(),
-        }
-    }
 }

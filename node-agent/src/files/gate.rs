@@ -6,31 +6,19 @@
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use super::error::{FileError, Place};
-use super::filling::Shortage;
 
 /// Open until the job ends.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Gate {
     ended: RwLock<bool>,
-    shortage: Shortage,
 }
 
 /// The right to write; the job does not end while it is held.
 pub(super) type Pass<'g> = RwLockReadGuard<'g, bool>;
 
 impl Gate {
-    pub(super) fn new(shortage: Shortage) -> Self {
-        Gate {
-            ended: RwLock::new(false),
-            shortage,
-        }
-    }
-
-    /// Lets a write to `place` through, unless the job has ended or its space is not there.
+    /// Lets a write to `place` through, unless the job has ended.
     pub(super) fn pass(&self, place: impl FnOnce() -> Place) -> Result<Pass<'_>, FileError> {
-        if let Some(shortage) = self.shortage.get() {
-            return Err(shortage.clone());
-        }
         let pass = self.ended.read().unwrap_or_else(PoisonError::into_inner);
         if *pass {
             Err(FileError::JobEnded { place: place() })

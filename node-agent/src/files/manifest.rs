@@ -3,90 +3,16 @@
 //! Made by [`Manifest::scan`] at the source, fetched by every destination, and checked again there by
 //! [`ManifestBuilder::finish`]: after that its paths stay below where they are put.
 
-use std::os::fd::{AsFd, OwnedFd};
-
-use rustix::fs::{self, AtFlags, Dir, FileType, OFlags, Stat};
-use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
-
-use super::claim;
 use super::digest::{BLOCK_BYTES, MAX_FILE_BYTES};
-use super::error::{FileError, Place};
-use super::root::{Root, RootPath, special};
-
-/// Most files and directories in one manifest: 1,000,000 files and the directories that they are in. An
-/// entry takes 16 B beside its path, and 32 B more where it was listed.
-pub const MAX_ENTRIES: usize = 1 << 20;
-
-/// Most bytes of all paths of one manifest: 128 for each entry. Places in them fit `u32`.
-pub const MAX_PATHS_BYTES: usize = 128 << 20;
-
-/// Most blocks of all files of one manifest: 256 TiB. Message numbers then fit `u32` (a message has
-/// a block or a digest at least), and their places in memory 2 GiB.
-pub const MAX_BLOCKS: u64 = 1 << 28;
-
-/// Deepest nesting of directories below the source.
-pub const MAX_DEPTH: usize = 64;
+use super::error::FileError;
+use super::identity::Fingerprint;
+use super::limits::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, MAX_PATHS_BYTES};
+use super::names;
+use super::path::RootPath;
 
 /// The mode bits that are kept: read, write, execute for user, group and others. Never set-uid,
 /// set-gid or sticky: a transfer must not hand out another user's rights.
 pub(super) const MODE_BITS: u32 = 0o777;
-
-/// What tells one state of a file from another without reading it. Of one node: other nodes have no
-/// use for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
-    /// Device number; not recorded with a copy.
-    #[serde(skip)]
-    pub dev: u64,
-    /// Inode number.
-    pub ino: u64,
-    /// Bytes.
-    pub size: u64,
-    /// Last change of the content, ns since 1970.
-    pub mtime_ns: i64,
-    /// Last change of content or attributes, ns since 1970; cannot be set back by a user.
-    pub ctime_ns: i64,
-}
-
-impl Identity {
-    // The fields of `Stat` have other types on other architectures.
-    #[allow(
-        clippy::unnecessary_cast,
-        reason = "the types differ between architectures"
-    )]
-    pub(super) fn of(stat: &Stat) -> Self {
-        let nanos = |seconds: i64, nanos: i64| seconds.saturating_mul(1_000_000_000) + nanos;
-        Identity {
-            dev: stat.st_dev as u64,
-            ino: stat.st_ino as u64,
-            size: stat.st_size as u64,
-            mtime_ns: nanos(stat.st_mtime as i64, stat.st_mtime_nsec as i64),
-            ctime_ns: nanos(stat.st_ctime as i64, stat.st_ctime_nsec as i64),
-        }
-    }
-
-    /// Says so when another file or directory stands there now.
-    pub(super) fn replaced(&self, now: &Identity) -> Option<&'static str> {
-        let same = (self.dev, self.ino) == (now.dev, now.ino);
-        (!same).then_some("it was replaced by another one")
-    }
-
-    /// What differs, in words, if anything does.
-    pub(super) fn difference(&self, now: &Identity) -> Option<&'static str> {
-        if let Some(what) = self.replaced(now) {
-            Some(what)
-        } else if self.size != now.size {
-            Some("its size changed")
-        } else if self.mtime_ns != now.mtime_ns {
-            Some("it was written to")
-        } else if self.ctime_ns != now.ctime_ns {
-            Some("its attributes or content changed")
-        } else {
-            None
-        }
-    }
-}
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,8 +70,8 @@ struct List {
     /// One after the other.
     paths: String,
     entries: Vec<Packed>,
-    /// Of the files and directories, by entry; empty where they were not listed on this node.
-    identities: Vec<State>,
+    /// The state of each file and directory, by entry; empty where they were not listed on this node.
+    states: Vec<Fingerprint>,
     /// Of objects, by entry; empty where there are none.
     versions: Vec<ObjectVersion>,
 }
@@ -159,33 +85,6 @@ struct Packed {
     /// Bytes of its path.
     len: u16,
     mode: u16,
-}
-
-/// An identity without the size, which of a file is in its entry, and of a directory says nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct State {
-    dev: u64,
-    ino: u64,
-    mtime_ns: i64,
-    ctime_ns: i64,
-}
-
-impl From<Identity> for State {
-    fn from(identity: Identity) -> Self {
-        let Identity {
-            dev,
-            ino,
-            mtime_ns,
-            ctime_ns,
-            ..
-        } = identity;
-        State {
-            dev,
-            ino,
-            mtime_ns,
-            ctime_ns,
-        }
-    }
 }
 
 /// No file is this long.
@@ -228,7 +127,7 @@ impl ManifestBuilder {
             shape,
             paths: String::new(),
             entries: Vec::new(),
-            identities: Vec::new(),
+            states: Vec::new(),
             versions: Vec::new(),
         };
         ManifestBuilder { list, tag_bytes: 0 }
@@ -263,9 +162,9 @@ impl ManifestBuilder {
     }
 
     /// The same for an entry that was found on this node; all of them are then.
-    pub(super) fn found(&mut self, entry: Entry<'_>, identity: Identity) -> Result<(), FileError> {
+    pub(super) fn found(&mut self, entry: Entry<'_>, state: Fingerprint) -> Result<(), FileError> {
         self.add(entry)?;
-        self.list.identities.push(identity.into());
+        self.list.states.push(state);
         Ok(())
     }
 
@@ -297,13 +196,13 @@ impl ManifestBuilder {
             order.sort_unstable_by(|a, b| {
                 by_path(&list.entries[*a as usize], &list.entries[*b as usize])
             });
-            arrange(&mut list.identities, order.clone());
+            arrange(&mut list.states, order.clone());
             arrange(&mut list.versions, order.clone());
             arrange(&mut list.entries, order);
         }
         list.paths.shrink_to_fit();
         list.entries.shrink_to_fit();
-        list.identities.shrink_to_fit();
+        list.states.shrink_to_fit();
         let list = self.list;
         check(&list)?;
         let digest = digest(&list);
@@ -364,7 +263,7 @@ fn check(list: &List) -> Result<(), FileError> {
         if parsed.as_str() != path {
             return Err(bad(path, "is not written in its shortest form"));
         }
-        if claim::is_reserved(name) {
+        if names::is_reserved(name) {
             return Err(bad(path, "has a name of Weft's own files"));
         }
         if path.split('/').count() > MAX_DEPTH + 1 {
@@ -417,88 +316,19 @@ fn digest(list: &List) -> [u8; 32] {
 fn state(digest: &[u8; 32], list: &List) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(digest);
-    for (packed, identity) in list.entries.iter().zip(&list.identities) {
-        hasher.update(&identity.dev.to_le_bytes());
-        hasher.update(&identity.ino.to_le_bytes());
-        // A directory's times change with every file that comes or goes beside the listed ones.
-        if packed.bytes != DIRECTORY {
-            hasher.update(&identity.mtime_ns.to_le_bytes());
-            hasher.update(&identity.ctime_ns.to_le_bytes());
-        }
+    for state in &list.states {
+        hasher.update(&state.0.to_le_bytes());
     }
     *hasher.finalize().as_bytes()
 }
 
 impl Manifest {
-    /// Lists the file or directory `path`. Weft's own partial files are left out; a link, device,
-    /// pipe or socket anywhere in it is refused, as is what cannot be read.
-    pub fn scan(root: &Root, path: &RootPath) -> Result<Self, FileError> {
-        // What is being assembled there is no copy yet.
-        if claim::is_within_reserved(path.as_str()) {
-            return Err(FileError::ReservedName {
-                place: root.place(path),
-            });
-        }
-        let opened = root.open_at(path, OFlags::PATH).map_err(|cause| {
-            if cause == Errno::NOENT {
-                return FileError::SourceMissing {
-                    place: root.place(path),
-                    missing: root.missing_part(path),
-                };
-            }
-            root.symlink_on_the_way(path, cause)
-                .unwrap_or_else(|| FileError::reading(root.place(path), cause))
-        })?;
-        let place = || root.place(path);
-        let stat = fs::fstat(&opened).map_err(|cause| FileError::reading(place(), cause))?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            return scan_directory(root, path)?.finish();
-        }
-        if path.names_directory() {
-            return Err(FileError::NotARegularFile {
-                place: place(),
-                kind: special(&stat).unwrap_or("a file, and the path says directory by its slash"),
-            });
-        }
-        // The root itself is a directory, so a file has a parent and a name.
-        let (parent, name) = path
-            .split()
-            .ok_or_else(|| FileError::reading(place(), Errno::NOENT))?;
-        let parent = root
-            .open_directory(&parent)
-            .map_err(|cause| FileError::reading(place(), cause))?;
-        let (kind, identity) = file_entry(&parent, name, &stat, place)?;
-        let entry = Entry {
-            path: name,
-            kind,
-            mode: stat.st_mode & MODE_BITS,
-        };
-        let mut only = ManifestBuilder::new(Shape::File);
-        only.found(entry, identity)?;
-        only.finish()
-    }
-
     /// The same with the state of its files and directories on this node, in the order of the entries.
-    pub(super) fn with_identities(&self, identities: impl Iterator<Item = Identity>) -> Self {
-        let List {
-            shape,
-            paths,
-            entries,
-            versions,
-            ..
-        } = self.list.clone();
-        let list = List {
-            shape,
-            paths,
-            entries,
-            identities: identities.map(State::from).collect(),
-            versions,
-        };
-        Manifest {
-            state: state(&self.digest, &list),
-            list,
-            digest: self.digest,
-        }
+    pub(super) fn with_states(&self, states: Vec<Fingerprint>) -> Self {
+        let mut listed = self.clone();
+        listed.list.states = states;
+        listed.state = state(&listed.digest, &listed.list);
+        listed
     }
 
     /// Names it to other agents; the same where the same is listed.
@@ -513,24 +343,18 @@ impl Manifest {
 
     /// Whether its files were listed on this node.
     pub fn is_listed_here(&self) -> bool {
-        self.list.identities.len() == self.list.entries.len()
+        self.list.states.len() == self.list.entries.len()
     }
 
     /// Bytes of memory that it takes.
     pub fn memory(&self) -> usize {
-        let List {
-            paths,
-            entries,
-            identities,
-            versions,
-            ..
-        } = &self.list;
-        let etags: usize = versions.iter().map(|version| version.etag.len()).sum();
-        paths.len()
+        let list = &self.list;
+        let etags: usize = list.versions.iter().map(|version| version.etag.len()).sum();
+        list.paths.len()
             + etags
-            + size_of_val(entries.as_slice())
-            + size_of_val(identities.as_slice())
-            + size_of_val(versions.as_slice())
+            + size_of_val(list.entries.as_slice())
+            + size_of_val(list.states.as_slice())
+            + size_of_val(list.versions.as_slice())
     }
 
     /// Whether the source is one file or a directory.
@@ -559,21 +383,18 @@ impl Manifest {
         Some(self.list.unpack(entry))
     }
 
-    /// The state of an entry where it was listed, on this node.
-    pub(super) fn identity(&self, index: usize) -> Identity {
-        let (Some(state), Some(entry)) = (
-            self.list.identities.get(index),
-            self.list.entries.get(index),
-        ) else {
-            return Identity::default();
-        };
-        Identity {
-            dev: state.dev,
-            ino: state.ino,
-            size: entry.bytes,
-            mtime_ns: state.mtime_ns,
-            ctime_ns: state.ctime_ns,
-        }
+    /// The entry with this path.
+    pub(super) fn find(&self, path: &str) -> Option<Entry<'_>> {
+        let found = self
+            .list
+            .entries
+            .binary_search_by(|entry| self.list.path(entry).cmp(path));
+        self.entry(found.ok()?)
+    }
+
+    /// The state of an entry where it was listed on this node.
+    pub(super) fn listed_state(&self, index: usize) -> Option<Fingerprint> {
+        self.list.states.get(index).copied()
     }
 
     /// Which version of an object an entry is, where it is one.
@@ -617,121 +438,5 @@ impl Manifest {
             Shape::File => Ok(base.clone()),
             Shape::Directory => base.join(entry.path),
         }
-    }
-}
-
-fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileError> {
-    let mut found = ManifestBuilder::new(Shape::Directory);
-    // Directories still to be listed, relative to the top, with their depth.
-    let mut waiting = vec![(String::new(), 0usize)];
-    while let Some((directory, depth)) = waiting.pop() {
-        let path = top.join(&directory)?;
-        let failed = |cause| {
-            root.symlink_on_the_way(&path, cause)
-                .unwrap_or_else(|| FileError::reading(root.place(&path), cause))
-        };
-        let opened = root.open_directory(&path).map_err(failed)?;
-        let mut listing = Dir::read_from(&opened).map_err(failed)?;
-        while let Some(next) = listing.read() {
-            let next = next.map_err(failed)?;
-            let bytes = next.file_name().to_bytes();
-            if matches!(bytes, b"." | b"..") {
-                continue;
-            }
-            let place = |name: &str| Place {
-                root: root.name().into(),
-                path: format!("{path}/{name}").trim_start_matches("./").into(),
-            };
-            let Ok(name) = std::str::from_utf8(bytes) else {
-                let escaped = bytes.escape_ascii().to_string();
-                return Err(FileError::NameNotUtf8 {
-                    place: place(&escaped),
-                });
-            };
-            if claim::is_reserved(name) {
-                continue;
-            }
-            let relative = below(&directory, name);
-            let stat = match fs::statat(&opened, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(stat) => stat,
-                Err(Errno::NOENT) => {
-                    let what = "a file was removed from it";
-                    return Err(FileError::SourceChanged {
-                        place: root.place(&path),
-                        what,
-                    });
-                }
-                Err(cause) => return Err(FileError::reading(place(name), cause)),
-            };
-            let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-            if is_directory && depth == MAX_DEPTH {
-                return Err(FileError::TooDeep { place: place(name) });
-            }
-            let (kind, identity) = match is_directory {
-                true => (EntryKind::Directory, Identity::of(&stat)),
-                false => file_entry(&opened, name, &stat, || place(name))?,
-            };
-            let entry = Entry {
-                path: &relative,
-                kind,
-                mode: stat.st_mode & MODE_BITS,
-            };
-            let added = found.found(entry, identity);
-            added.map_err(|_| FileError::TooManyFiles {
-                place: root.place(top),
-            })?;
-            if is_directory {
-                waiting.push((relative, depth + 1));
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// What is not a directory, if it can be sent.
-fn file_entry(
-    parent: &OwnedFd,
-    name: &str,
-    stat: &Stat,
-    place: impl Fn() -> Place,
-) -> Result<(EntryKind, Identity), FileError> {
-    if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
-        let target = fs::readlinkat(parent, name, Vec::new()).unwrap_or_default();
-        let place = place();
-        let link = place.path.clone();
-        let target = target.as_bytes().escape_ascii().to_string();
-        return Err(FileError::SymlinkRefused {
-            place,
-            link,
-            target,
-        });
-    }
-    if let Some(kind) = special(stat) {
-        return Err(FileError::NotARegularFile {
-            place: place(),
-            kind,
-        });
-    }
-    if claim::is_reserved(name) {
-        return Err(FileError::ReservedName { place: place() });
-    }
-    let identity = Identity::of(stat);
-    if identity.size > MAX_FILE_BYTES {
-        return Err(FileError::FileTooLarge {
-            place: place(),
-            bytes: identity.size,
-        });
-    }
-    fs::accessat(parent.as_fd(), name, fs::Access::READ_OK, AtFlags::EACCESS)
-        .map_err(|cause| FileError::reading(place(), cause))?;
-    let bytes = identity.size;
-    Ok((EntryKind::File { bytes }, identity))
-}
-
-fn below(directory: &str, name: &str) -> String {
-    if directory.is_empty() {
-        name.into()
-    } else {
-        format!("{directory}/{name}")
     }
 }

@@ -1,160 +1,123 @@
-//! Where in a root jobs have their files: no other job removes directories or a copy there.
+//! `Occupancy`: which paths of a root are in use, so that nothing is removed there.
 //!
-//! A job that is given up removes the empty directories that it has made. Another job may have
-//! needed them since, and an empty directory may be all that its manifest says of a place. A
-//! verified copy that is to be removed may be what another attempt writes, has found or reads now.
+//! One job writes at a path: the operator grants paths so, and this is the agent's own check. A job that is
+//! given up removes the empty directories that it has made; another job may need them by now. A verified copy
+//! that is to be removed may be what an attempt reads or writes now.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::claim::JobUid;
-use super::error::FileError;
-use super::root::{Root, RootPath};
+use super::error::{FileError, Place};
+use super::names::JobUid;
+use super::path::RootPath;
 
-/// Jobs that are complete and still remembered: as many as an agent answers for.
-const COMPLETE_MAX: usize = 1024;
-
-/// Owned by the root. A claim and a removal take turns.
+/// Owned by the root.
 #[derive(Debug, Default)]
 pub(super) struct Occupancy {
-    /// Locked while a directory is removed, which takes for ever on a file system that hangs: on threads
-    /// that may block only.
-    places: Mutex<Places>,
-    /// Never locked for longer than a look.
+    /// The path of each job that writes. Locked while a directory is removed, which takes for ever on a file
+    /// system that hangs: on threads that may block only.
+    writers: Mutex<HashMap<JobUid, RootPath>>,
+    /// Never locked during a system call.
     uses: Mutex<Uses>,
 }
 
 #[derive(Debug, Default)]
-struct Places {
-    /// Of jobs that are prepared or written now; a job has one at a time in a root.
-    live: HashMap<JobUid, Place>,
-    /// Of jobs that are complete, oldest first.
-    complete: VecDeque<(JobUid, RootPath)>,
-}
-
-#[derive(Debug)]
-struct Place {
-    base: RootPath,
-    /// It is assembled beside its place, where nobody may make it meanwhile.
-    is_staged: bool,
-}
-
-#[derive(Debug, Default)]
 struct Uses {
-    /// What attempts have open now, to write or to read.
-    open: BTreeMap<u64, RootPath>,
-    /// Where verified copies are being removed now.
-    cleared: BTreeMap<u64, RootPath>,
+    paths: BTreeMap<u64, (RootPath, Use)>,
     /// Names the next of these.
     next: u64,
 }
 
-/// A job's place in a root, from before its first directory until its end; held on beyond that when
-/// its files stand there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// An attempt writes or reads there.
+    Open,
+    /// A verified copy is being removed there.
+    Removal,
+}
+
+/// A job writes at its path: from before its first directory until its end.
 #[derive(Debug)]
-pub(super) struct Claim {
-    root: Arc<Root>,
+pub(super) struct Writing {
+    occupancy: Arc<Occupancy>,
     job: JobUid,
 }
 
-/// Somebody writes or reads there: as long as it is there, no copy is removed there.
+/// A path is in use: as long as this is there.
 #[derive(Debug)]
-pub(super) struct Stay {
-    root: Arc<Root>,
-    number: u64,
-}
-
-/// A verified copy is being removed there: as long as it is there, no job claims the place.
-#[derive(Debug)]
-pub(super) struct Clearing<'r> {
-    occupancy: &'r Occupancy,
+pub(super) struct PathUse {
+    occupancy: Arc<Occupancy>,
     number: u64,
 }
 
 impl Occupancy {
-    /// Says that `job` will have its files at `base`, unless a copy is being removed there, or another job
-    /// assembles a directory that is to hold it. The caller takes its [`Stay`] first, so that no
-    /// removal begins in between.
-    pub(super) fn claim(
-        root: &Arc<Root>,
+    /// Says that `job` writes at `path`, unless a copy is being removed there or another job writes there, at
+    /// a path within it or around it. The caller opens the path first, so that no removal begins in between.
+    pub(super) fn write(
+        self: &Arc<Self>,
         job: &JobUid,
-        base: &RootPath,
-        is_staged: bool,
-    ) -> Result<Claim, FileError> {
-        if is_among(base, &root.occupancy().uses().cleared) {
-            return Err(FileError::BeingRemoved {
-                place: root.place(base),
-            });
+        path: &RootPath,
+        place: impl FnOnce() -> Place,
+    ) -> Result<Writing, FileError> {
+        if self.uses().overlaps(path, Use::Removal) {
+            return Err(FileError::BeingRemoved { place: place() });
         }
-        let mut places = root.occupancy().places();
-        let mut live = places.live.iter();
-        let within = live.find(|(other, place)| {
-            *other != job && place.is_staged && place.base != *base && base.is_within(&place.base)
-        });
-        if let Some((other, _)) = within {
+        let mut writers = self.writers();
+        let mut others = writers.iter().filter(|(other, _)| *other != job);
+        if let Some((other, _)) = others.find(|(_, at)| at.overlaps(path)) {
             return Err(FileError::DestinationBusy {
-                place: root.place(base),
-                job: other.clone(),
+                place: place(),
+                job: other.to_string(),
             });
         }
-        let place = Place {
-            base: base.clone(),
-            is_staged,
-        };
-        places.live.insert(job.clone(), place);
-        Ok(Claim {
-            root: root.clone(),
+        writers.insert(job.clone(), path.clone());
+        Ok(Writing {
+            occupancy: self.clone(),
             job: job.clone(),
         })
     }
 
-    /// Says that somebody writes or reads at `place`. Of a removal that has begun, a reader notices
-    /// that its files are others, or none.
-    pub(super) fn stay(root: &Arc<Root>, place: &RootPath) -> Stay {
-        let mut uses = root.occupancy().uses();
-        let number = uses.number();
-        uses.open.insert(number, place.clone());
-        Stay {
-            root: root.clone(),
-            number,
-        }
+    /// Says that an attempt writes or reads at `path`. When a removal has begun there, a reader notices that
+    /// its files are others, or none.
+    pub(super) fn open(self: &Arc<Self>, path: &RootPath) -> PathUse {
+        self.add(&mut self.uses(), path, Use::Open)
     }
 
-    /// Keeps jobs out of `place` while a copy is removed there; nothing where somebody has it open,
-    /// or something within it or around it.
-    pub(super) fn clear(&self, place: &RootPath) -> Option<Clearing<'_>> {
+    /// Keeps jobs out of `path` while a copy is removed there; nothing where an attempt has it open, or
+    /// something within it or around it.
+    pub(super) fn remove(self: &Arc<Self>, path: &RootPath) -> Option<PathUse> {
         let mut uses = self.uses();
-        if is_among(place, &uses.open) {
-            return None;
-        }
-        let number = uses.number();
-        uses.cleared.insert(number, place.clone());
-        Some(Clearing {
-            occupancy: self,
-            number,
-        })
+        let is_free = !uses.overlaps(path, Use::Open);
+        is_free.then(|| self.add(&mut uses, path, Use::Removal))
     }
 
-    /// Runs `remove` on a directory that `job` has made, unless another job has its files in it or
-    /// it is among them.
-    pub(super) fn unless_anothers<T>(
+    /// Runs `remove` on a directory that `job` has made, unless another job writes there.
+    pub(super) fn unless_written<T>(
         &self,
         job: &JobUid,
         directory: &RootPath,
         remove: impl FnOnce() -> T,
     ) -> Option<T> {
-        let places = self.places();
-        let complete = places.complete.iter().map(|(job, base)| (job, base));
-        let live = places.live.iter().map(|(job, place)| (job, &place.base));
-        let mut all = live.chain(complete);
-        let anothers = all.any(|(other, base)| other != job && base.overlaps(directory));
-        // Under the lock: whoever claims the place next finds it gone, or finds it there for good.
-        (!anothers).then(remove)
+        let writers = self.writers();
+        let mut others = writers.iter().filter(|(other, _)| *other != job);
+        let is_free = !others.any(|(_, at)| at.overlaps(directory));
+        // Under the lock: the next writer finds the directory gone, or finds it there for good.
+        is_free.then(remove)
     }
 
-    fn places(&self) -> MutexGuard<'_, Places> {
+    fn add(self: &Arc<Self>, uses: &mut Uses, path: &RootPath, kind: Use) -> PathUse {
+        uses.next += 1;
+        let number = uses.next;
+        uses.paths.insert(number, (path.clone(), kind));
+        PathUse {
+            occupancy: self.clone(),
+            number,
+        }
+    }
+
+    fn writers(&self) -> MutexGuard<'_, HashMap<JobUid, RootPath>> {
         // Every change is one call.
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+        self.writers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn uses(&self) -> MutexGuard<'_, Uses> {
@@ -164,46 +127,21 @@ impl Occupancy {
 }
 
 impl Uses {
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+    fn overlaps(&self, path: &RootPath, kind: Use) -> bool {
+        let mut paths = self.paths.values();
+        paths.any(|(other, known)| *known == kind && other.overlaps(path))
     }
 }
 
-/// Whether one of these places is `place`, lies within it or around it.
-fn is_among(place: &RootPath, places: &BTreeMap<u64, RootPath>) -> bool {
-    places.values().any(|other| other.overlaps(place))
-}
-
-impl Claim {
-    /// The job is complete: what stands there is not to be touched.
-    pub(super) fn complete(self) {
-        let mut places = self.root.occupancy().places();
-        if let Some(place) = places.live.remove(&self.job) {
-            places.complete.retain(|(job, _)| *job != self.job);
-            places.complete.push_back((self.job.clone(), place.base));
-            if places.complete.len() > COMPLETE_MAX {
-                places.complete.pop_front();
-            }
-        }
-    }
-}
-
-impl Drop for Claim {
+impl Drop for Writing {
     fn drop(&mut self) {
-        self.root.occupancy().places().live.remove(&self.job);
+        self.occupancy.writers().remove(&self.job);
     }
 }
 
-impl Drop for Stay {
+impl Drop for PathUse {
     fn drop(&mut self) {
-        self.root.occupancy().uses().open.remove(&self.number);
-    }
-}
-
-impl Drop for Clearing<'_> {
-    fn drop(&mut self) {
-        self.occupancy.uses().cleared.remove(&self.number);
+        self.occupancy.uses().paths.remove(&self.number);
     }
 }
 
@@ -211,21 +149,18 @@ impl Drop for Clearing<'_> {
 mod tests {
     use std::sync::mpsc::channel;
 
-    use super::super::root::Access;
     use super::*;
 
     #[test]
     fn a_directory_that_is_not_removed_for_ever_holds_up_no_reader() {
-        let directory = tempfile::tempdir().unwrap();
-        let root = Arc::new(Root::open("r", directory.path(), Access::ReadWrite).unwrap());
+        let occupancy = Arc::new(Occupancy::default());
         let (begins, begun) = channel();
         let (end, ended) = channel::<()>();
         let hung = std::thread::spawn({
-            let root = root.clone();
+            let occupancy = occupancy.clone();
             move || {
-                let place = RootPath::parse("made").unwrap();
-                let job = "a".parse().unwrap();
-                root.occupancy().unless_anothers(&job, &place, || {
+                let path = RootPath::parse("made").unwrap();
+                occupancy.unless_written(&"a".parse().unwrap(), &path, || {
                     begins.send(()).unwrap();
                     ended.recv().unwrap();
                 })
@@ -233,10 +168,10 @@ mod tests {
         });
         begun.recv().unwrap();
         let model = RootPath::parse("model").unwrap();
-        let stay = Occupancy::stay(&root, &model);
-        assert!(root.occupancy().clear(&model).is_none());
-        drop(stay);
-        assert!(root.occupancy().clear(&model).is_some());
+        let open = occupancy.open(&model);
+        assert!(occupancy.remove(&model).is_none());
+        drop(open);
+        assert!(occupancy.remove(&model).is_some());
         end.send(()).unwrap();
         assert_eq!(hung.join().unwrap(), Some(()));
     }

@@ -14,9 +14,9 @@ use rustix::io::Errno;
 use super::digest::{BLOCK_BYTES, BlockDigest, Blocks, Digest, VerifiedBlock};
 use super::error::{FileError, Place, errno};
 use super::gate::Gate;
-use super::manifest::Identity;
-use super::reservation::{Origin, Target};
-use super::space::Taken;
+use super::identity::{Fingerprint, Identity};
+use super::reserved_space::ReservedSpace;
+use super::target::{Origin, Target};
 use super::tree::FileTree;
 
 /// All bits that `chmod(2)` sets, those too that no manifest has.
@@ -33,7 +33,7 @@ pub struct DestinationFile {
     /// Every write passes it.
     gate: Arc<Gate>,
     /// The destination's.
-    taken: Arc<Taken>,
+    space: Arc<ReservedSpace>,
 }
 
 #[derive(Debug)]
@@ -72,8 +72,8 @@ struct Existing {
 pub(super) enum Finish {
     /// It is in its partial file and is to be renamed.
     Rename,
-    /// The file under the final name is the one, as long as it is in this state.
-    Keep(Identity),
+    /// The file under the final name is the one, as long as its state does not change.
+    Keep,
 }
 
 impl DestinationFile {
@@ -84,7 +84,7 @@ impl DestinationFile {
         blocks: Blocks,
         origin: Origin,
         gate: Arc<Gate>,
-        taken: Arc<Taken>,
+        space: Arc<ReservedSpace>,
     ) -> Result<Self, FileError> {
         let body = match origin {
             Origin::Fresh => Body::Fresh(Arc::new(target.open_partial(OFlags::RDWR)?)),
@@ -109,7 +109,7 @@ impl DestinationFile {
             blocks,
             state: Mutex::new(state),
             gate,
-            taken,
+            space,
         };
         let bytes = fs::fstat(&*file.lock().body.file())
             .map_err(|cause| file.failed("fstat", cause))
@@ -252,8 +252,42 @@ impl DestinationFile {
         Ok(Some(digest))
     }
 
-    /// Checks that the file is whole and has this digest and that nobody else wrote to it.
-    pub(super) fn check(&self, digest: &Digest) -> Result<Finish, FileError> {
+    /// Checks that the file is whole and has this digest and that nobody else wrote to it, and sets its
+    /// permission bits where its bytes are. Gives its state then.
+    pub(super) fn finish(
+        &self,
+        digest: &Digest,
+        mode: u32,
+    ) -> Result<(Finish, Fingerprint), FileError> {
+        let checked = self.check(digest)?;
+        let body = self.lock().body.clone();
+        let finish = match &body {
+            Body::Existing(_) => Finish::Keep,
+            _ => Finish::Rename,
+        };
+        let file = body.file();
+        let stat = || fs::fstat(&*file).map_err(|cause| self.failed("fstat", cause));
+        // Not without need: it would change the state of a file that others look at, too.
+        if stat()?.st_mode & MODE_BITS_ALL == mode {
+            return Ok((finish, checked.fingerprint()));
+        }
+        fs::fchmod(&*file, fs::Mode::from_raw_mode(mode))
+            .map_err(|cause| self.failed("fchmod", cause))?;
+        let now = Identity::of(&stat()?);
+        let expected = Identity {
+            ctime_ns: now.ctime_ns,
+            ..checked
+        };
+        if finish == Finish::Keep && expected != now {
+            return Err(FileError::DestinationChanged {
+                place: self.place(),
+            });
+        }
+        Ok((finish, now.fingerprint()))
+    }
+
+    /// The state of the file, which is whole, has this digest and was not written to by others.
+    fn check(&self, digest: &Digest) -> Result<Identity, FileError> {
         let state = self.lock();
         let Some(found) = state.tree.root() else {
             let missing = u64::from(state.tree.missing());
@@ -272,40 +306,12 @@ impl DestinationFile {
         }
         let stat = fs::fstat(&*state.body.file()).map_err(|cause| self.failed("fstat", cause))?;
         let now = Identity::of(&stat);
-        let (unchanged, finish) = match &state.body {
-            Body::Existing(existing) => (existing.identity == now, Finish::Keep(now)),
-            _ => (now.size == self.blocks.file_bytes(), Finish::Rename),
+        let unchanged = match &state.body {
+            Body::Existing(existing) => existing.identity == now,
+            _ => now.size == self.blocks.file_bytes(),
         };
         if unchanged {
-            Ok(finish)
-        } else {
-            Err(FileError::DestinationChanged {
-                place: self.place(),
-            })
-        }
-    }
-
-    /// Sets the permission bits of a file that was checked, where its bytes are. A file that is
-    /// kept has another state then: the answer holds that one.
-    pub(super) fn set_mode(&self, mode: u32, finish: Finish) -> Result<Finish, FileError> {
-        let file = self.lock().body.file();
-        let stat = || fs::fstat(&*file).map_err(|cause| self.failed("fstat", cause));
-        // Not without need: it would change the state of a file that others look at, too.
-        if stat()?.st_mode & MODE_BITS_ALL == mode {
-            return Ok(finish);
-        }
-        fs::fchmod(&*file, fs::Mode::from_raw_mode(mode))
-            .map_err(|cause| self.failed("fchmod", cause))?;
-        let Finish::Keep(checked) = finish else {
-            return Ok(finish);
-        };
-        let now = Identity::of(&stat()?);
-        let unchanged = Identity {
-            ctime_ns: now.ctime_ns,
-            ..checked
-        };
-        if unchanged == now {
-            Ok(Finish::Keep(now))
+            Ok(now)
         } else {
             Err(FileError::DestinationChanged {
                 place: self.place(),
@@ -323,7 +329,7 @@ impl DestinationFile {
                 state.tree.set(block, digest);
             }
         }
-        self.check(digest).map(|_| ())
+        self.check(digest).map(drop)
     }
 
     /// Before the first block that differs: a partial file with all that was confirmed so far.
@@ -333,7 +339,7 @@ impl DestinationFile {
         };
         let existing = existing.clone();
         self.target.may_replace()?;
-        self.target.reserve(self.blocks.file_bytes(), &self.taken)?;
+        self.target.reserve(self.blocks.file_bytes(), &self.space)?;
         let partial = Arc::new(self.target.open_partial(OFlags::RDWR)?);
         for block in 0..self.blocks.count() {
             if let Some(digest) = state.tree.get(block) {

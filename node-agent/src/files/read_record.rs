@@ -16,9 +16,9 @@ use std::sync::Arc;
 use rustix::fs::{self, AtFlags, OFlags};
 use rustix::io::Errno;
 
-use super::claim::{self, JobUid, PRIVATE};
 use super::digest::BlockDigest;
 use super::error::{FileError, Place, errno};
+use super::names::{self, JobUid, PRIVATE};
 use super::root::Root;
 
 /// No file is called so, and no partial file of one has this name's hash.
@@ -46,7 +46,7 @@ pub struct ReadRecord {
 impl ReadRecord {
     /// Of a job of so many blocks.
     pub(super) fn open(root: &Arc<Root>, job: &JobUid, blocks: u64) -> Result<Self, FileError> {
-        let name = claim::partial_name(job, NAME);
+        let name = names::partial_name(job, NAME);
         let place = Place {
             root: root.name().into(),
             path: name.clone(),
@@ -139,7 +139,7 @@ impl ReadRecord {
 
     /// Removes a job's record, if there is one.
     pub(super) fn remove(root: &Root, job: &JobUid) -> Result<(), FileError> {
-        let name = claim::partial_name(job, NAME);
+        let name = names::partial_name(job, NAME);
         match fs::unlinkat(root.directory(), &name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(cause) => {

@@ -17,9 +17,11 @@ use rustix::io::Errno;
 use super::copies::{self, CopyJob, NewCopy};
 use super::digest::{Algorithm, BLOCK_BYTES, Blocks, Digest};
 use super::error::{FileError, errno};
-use super::manifest::{Entry, EntryKind, Identity, Manifest};
-use super::occupancy::{Occupancy, Stay};
-use super::root::{Access, Root, RootPath, special};
+use super::identity::{Fingerprint, Identity};
+use super::manifest::{Entry, EntryKind, Manifest};
+use super::occupancy::PathUse;
+use super::path::RootPath;
+use super::root::{Access, Root, special};
 
 /// A scanned source whose files can be opened. As long as it is there, no copy is removed there.
 #[derive(Clone, Debug)]
@@ -27,14 +29,14 @@ pub struct Source {
     root: Arc<Root>,
     path: RootPath,
     manifest: Arc<Manifest>,
-    _stay: Arc<Stay>,
+    _path_use: Arc<PathUse>,
 }
 
 impl Source {
     /// The file or directory `path` that `manifest` is a scan of.
     pub fn new(root: Arc<Root>, path: RootPath, manifest: Arc<Manifest>) -> Self {
         Source {
-            _stay: Arc::new(Occupancy::stay(&root, &path)),
+            _path_use: Arc::new(root.occupancy().open(&path)),
             root,
             path,
             manifest,
@@ -73,7 +75,7 @@ impl Source {
             root: self.root.clone(),
             path,
             bytes,
-            identity: self.manifest.identity(index as usize),
+            state: self.manifest.listed_state(index as usize),
             file: File::from(opened),
         };
         file.compare(&Identity::of(&stat))?;
@@ -87,19 +89,19 @@ impl Source {
     /// The manifest with the state that its files and directories have here; what lies beside them is left
     /// out.
     pub fn listed(&self) -> Result<Manifest, FileError> {
-        let mut identities = Vec::with_capacity(self.manifest.len());
+        let mut states = Vec::with_capacity(self.manifest.len());
         for index in 0..self.manifest.len() {
             let (path, entry) = self.entry(index as u32)?;
-            let (kind, identity) = self.now(&path)?;
+            let (kind, state) = self.now(&path)?;
             if kind != Some(entry.kind) {
                 return Err(FileError::SourceChanged {
                     place: self.root.place(&path),
                     what: "it has another size, or is no file any more",
                 });
             }
-            identities.push(identity);
+            states.push(state);
         }
-        Ok(self.manifest.with_identities(identities.into_iter()))
+        Ok(self.manifest.with_states(states))
     }
 
     /// Compares every file and directory with the manifest once more: after it, what was sent is
@@ -107,17 +109,11 @@ impl Source {
     pub fn unchanged(&self) -> Result<(), FileError> {
         for index in 0..self.manifest.len() {
             let (path, entry) = self.entry(index as u32)?;
-            let (_, now) = self.now(&path)?;
-            let identity = self.manifest.identity(index);
-            let difference = match entry.kind {
-                EntryKind::File { .. } => identity.difference(&now),
-                // Its times change with every file that comes or goes beside the listed ones.
-                EntryKind::Directory => identity.replaced(&now),
-            };
-            if let Some(what) = difference {
+            let (kind, state) = self.now(&path)?;
+            if kind != Some(entry.kind) || self.manifest.listed_state(index) != Some(state) {
                 return Err(FileError::SourceChanged {
                     place: self.root.place(&path),
-                    what,
+                    what: "it was written to or replaced",
                 });
             }
         }
@@ -137,25 +133,25 @@ impl Source {
             removable: false,
             job,
         };
-        copies::add(&self.root, new, |index| self.manifest.identity(index))
+        copies::add(&self.root, new, |index| self.manifest.listed_state(index))
     }
 
-    /// What stands there; neither a file nor a directory is nothing.
-    fn now(&self, path: &RootPath) -> Result<(Option<EntryKind>, Identity), FileError> {
+    /// What is there, and its state; neither a file nor a directory is nothing.
+    fn now(&self, path: &RootPath) -> Result<(Option<EntryKind>, Fingerprint), FileError> {
         let opened = self
             .root
             .open_at(path, OFlags::PATH)
             .map_err(|cause| self.failed(path, cause))?;
         let stat = fs::fstat(&opened).map_err(|cause| self.failed(path, cause))?;
         let identity = Identity::of(&stat);
-        let kind = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => Some(EntryKind::File {
-                bytes: identity.size,
-            }),
-            FileType::Directory => Some(EntryKind::Directory),
-            _ => None,
-        };
-        Ok((kind, identity))
+        Ok(match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => {
+                let bytes = identity.size;
+                (Some(EntryKind::File { bytes }), identity.fingerprint())
+            }
+            FileType::Directory => (Some(EntryKind::Directory), identity.directory_fingerprint()),
+            _ => (None, identity.fingerprint()),
+        })
     }
 
     fn entry(&self, index: u32) -> Result<(RootPath, Entry<'_>), FileError> {
@@ -182,7 +178,8 @@ pub struct SourceFile {
     root: Arc<Root>,
     path: RootPath,
     bytes: u64,
-    identity: Identity,
+    /// As it was listed.
+    state: Option<Fingerprint>,
     file: File,
 }
 
@@ -245,22 +242,21 @@ impl SourceFile {
     }
 
     fn compare(&self, now: &Identity) -> Result<(), FileError> {
-        let place = || self.root.place(&self.path);
-        let same_file = (now.dev, now.ino) == (self.identity.dev, self.identity.ino);
-        if same_file && now.size < self.identity.size {
-            let (expected, found) = (self.identity.size, now.size);
+        let place = self.root.place(&self.path);
+        if now.size < self.bytes {
             return Err(FileError::SourceTruncated {
-                place: place(),
-                expected,
-                found,
+                place,
+                expected: self.bytes,
+                found: now.size,
             });
         }
-        match self.identity.difference(now) {
-            Some(what) => Err(FileError::SourceChanged {
-                place: place(),
-                what,
-            }),
-            None => Ok(()),
+        if self.state == Some(now.fingerprint()) {
+            return Ok(());
         }
+        let what = match now.size == self.bytes {
+            true => "it was written to or replaced",
+            false => "its size changed",
+        };
+        Err(FileError::SourceChanged { place, what })
     }
 }

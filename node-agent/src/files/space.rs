@@ -1,19 +1,6 @@
-//! Limits on a root's disk: what stays free, and what a namespace may have.
-//!
-//! A transfer takes its space before its first byte, one transfer of a root after the other: a check
-//! counts what the check before it has allowed. Where space is not taken at once (tmpfs, and file
-//! systems without `fallocate(2)`), two transfers that begin together can go below `min_free`.
+//! Limits on a root's disk, and the bytes of the transfers under way.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard};
-
-use rustix::fs;
-
-use super::copies;
-use super::error::{FileError, Place};
-use super::root::Root;
 
 /// What transfers may take of a root. The default is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +28,7 @@ impl Default for MinFree {
 
 impl MinFree {
     /// In bytes, of a file system of this size.
-    fn bytes_of(self, size: u64) -> u64 {
+    pub(super) fn bytes_of(self, size: u64) -> u64 {
         match self {
             MinFree::Bytes(bytes) => bytes,
             MinFree::Percent(percent) => size / 100 * u64::from(percent),
@@ -49,158 +36,10 @@ impl MinFree {
     }
 }
 
-/// What transfers have taken of a root. Owned by the root; locked from a check until
-/// the space is taken.
+/// What transfers under way have reserved in a root. Owned by the root; locked from a check until the space
+/// is reserved.
 #[derive(Debug, Default)]
 pub(super) struct Space {
-    /// By the transfers under way of each namespace.
-    taken: BTreeMap<String, u64>,
-}
-
-/// What one transfer has taken of its namespace's bytes. Given back when its copy is recorded, which is
-/// counted instead, or when it is dropped.
-#[derive(Debug)]
-pub(super) struct Taken {
-    root: Arc<Root>,
-    /// Nothing: no namespace's limit holds for it.
-    namespace: Option<String>,
-    /// Changed while the root's [`Space`] is locked.
-    bytes: AtomicU64,
-}
-
-/// What a transfer is about to take.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Demand {
-    /// Bytes of its new files, those included that earlier attempts have taken.
-    pub(super) bytes: u64,
-    /// Bytes to be taken now.
-    pub(super) new_bytes: u64,
-    /// Files to be made.
-    pub(super) inodes: u64,
-}
-
-impl Taken {
-    /// Nothing yet.
-    pub(super) fn nothing(root: &Arc<Root>, namespace: Option<String>) -> Self {
-        Taken {
-            root: root.clone(),
-            namespace,
-            bytes: AtomicU64::new(0),
-        }
-    }
-
-    /// Checks a demand for `place`, in whole, so that a transfer that cannot have its space takes none.
-    /// The caller takes the space while it holds the answer.
-    pub(super) fn take(
-        &self,
-        place: &Place,
-        directory: &OwnedFd,
-        demand: Demand,
-    ) -> Result<MutexGuard<'_, Space>, FileError> {
-        let limits = self.root.limits();
-        let mut space = self.root.space();
-        self.check_disk(place, directory, demand, limits.min_free)?;
-        if let Some(namespace) = &self.namespace {
-            if let Some(limit) = limits.bytes_per_namespace {
-                let taken = space.taken.get(namespace).copied().unwrap_or_default();
-                check_namespace(&self.root, place, namespace, demand.bytes, taken, limit)?;
-            }
-            *space.taken.entry(namespace.clone()).or_default() += demand.bytes;
-            self.bytes.fetch_add(demand.bytes, Ordering::Relaxed);
-        }
-        Ok(space)
-    }
-
-    /// Its files are complete, or gone.
-    pub(super) fn give_back(&self) {
-        let Some(namespace) = &self.namespace else {
-            return;
-        };
-        // Where nothing is left to give back, nobody waits for the lock.
-        if self.bytes.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        let mut space = self.root.space();
-        let bytes = self.bytes.swap(0, Ordering::Relaxed);
-        if let Some(taken) = space.taken.get_mut(namespace) {
-            *taken = taken.saturating_sub(bytes);
-            if *taken == 0 {
-                space.taken.remove(namespace);
-            }
-        }
-    }
-
-    fn check_disk(
-        &self,
-        place: &Place,
-        directory: &OwnedFd,
-        demand: Demand,
-        min_free: MinFree,
-    ) -> Result<(), FileError> {
-        let (place, needed) = (place.clone(), demand.new_bytes);
-        let free = match fs::fstatvfs(directory) {
-            Ok(free) => free,
-            Err(cause) => return Err(FileError::writing(place, "fstatvfs", cause, needed)),
-        };
-        if free.f_files > 0 && demand.inodes > free.f_favail {
-            return Err(FileError::InodesExhausted {
-                place,
-                needed: demand.inodes,
-                available: free.f_favail,
-            });
-        }
-        // A total of 0 is how a file system says that it does not count.
-        if free.f_blocks == 0 || needed == 0 {
-            return Ok(());
-        }
-        let available = free.f_bavail.saturating_mul(free.f_frsize);
-        if needed > available {
-            return Err(FileError::DiskFull {
-                place,
-                needed,
-                available,
-            });
-        }
-        let min_free = min_free.bytes_of(free.f_blocks.saturating_mul(free.f_frsize));
-        if available - needed < min_free {
-            return Err(FileError::RootReserve {
-                place,
-                needed,
-                available,
-                min_free,
-            });
-        }
-        Ok(())
-    }
-}
-
-fn check_namespace(
-    root: &Root,
-    place: &Place,
-    namespace: &str,
-    needed: u64,
-    taken: u64,
-    limit: u64,
-) -> Result<(), FileError> {
-    if needed == 0 {
-        return Ok(());
-    }
-    let recorded = copies::bytes_of(root, namespace)?;
-    if needed.saturating_add(taken).saturating_add(recorded) <= limit {
-        return Ok(());
-    }
-    Err(FileError::NamespaceQuota {
-        place: place.clone(),
-        namespace: namespace.to_owned(),
-        needed,
-        recorded,
-        taken,
-        limit,
-    })
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        self.give_back();
-    }
+    /// Bytes by namespace.
+    pub(super) namespaces: BTreeMap<String, u64>,
 }

@@ -4,48 +4,37 @@
 //! their final names, and is renamed once, when all of it is verified and on disk. The name is that of
 //! a partial file of the directory's own name: it says which job it is of, and it is swept like one.
 
-use std::collections::HashMap;
-use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{self, AtFlags, Dir, FileType, RenameFlags, Stat};
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode, RenameFlags, Stat};
 use rustix::io::Errno;
 
-use super::claim;
-use super::destination::DestinationConfig;
+use super::directory::is_no_directory;
 use super::error::FileError;
-use super::manifest::{EntryKind, Identity, Shape};
-use super::reservation::{WORKING_DIRECTORY, is_no_directory};
-use super::root::{Root, RootPath};
+use super::identity::Identity;
+use super::manifest::{EntryKind, Manifest};
+use super::path::RootPath;
+use super::root::Root;
 
-/// Where a job assembles the directory `base`; nothing where it is no directory, or the root itself.
-pub(super) fn beside(
-    config: &DestinationConfig,
-    base: &RootPath,
-) -> Result<Option<RootPath>, FileError> {
-    match (config.manifest.shape(), base.split()) {
-        (Shape::Directory, Some((parent, name))) => parent
-            .join(&claim::partial_name(&config.job, name))
-            .map(Some),
-        _ => Ok(None),
-    }
-}
+/// What the agent needs to remove what is in a directory, which may have its final mode already.
+const WRITABLE: Mode = Mode::from_raw_mode(0o755);
 
 /// Removes from a staging directory what earlier attempts made for other manifests.
-pub(super) fn keep_only(config: &DestinationConfig, staging: &RootPath) -> Result<(), FileError> {
-    let mut keep = HashMap::new();
-    for entry in config.manifest.entries() {
-        let is_directory = entry.kind == EntryKind::Directory;
-        keep.insert(config.manifest.path_of(staging, entry)?, is_directory);
-    }
-    clear(&config.root, staging, &|path, is_directory| {
-        keep.get(path) == Some(&is_directory)
+pub(super) fn remove_unlisted(
+    root: &Root,
+    staging: &RootPath,
+    manifest: &Manifest,
+) -> Result<(), FileError> {
+    remove_below(root, staging, &|path, is_directory| {
+        let below = path.as_str().get(staging.as_str().len() + 1..);
+        let listed = below.and_then(|below| manifest.find(below));
+        listed.is_some_and(|entry| (entry.kind == EntryKind::Directory) == is_directory)
     })
 }
 
 /// Removes a staging directory with all that is in it, if it is there.
 pub(super) fn remove(root: &Root, staging: &RootPath) -> Result<(), FileError> {
-    clear(root, staging, &|_, _| false)?;
+    remove_below(root, staging, &|_, _| false)?;
     let Some((parent, name)) = staging.split() else {
         return Ok(());
     };
@@ -61,7 +50,7 @@ pub(super) fn remove(root: &Root, staging: &RootPath) -> Result<(), FileError> {
 }
 
 /// Removes what is in a directory, except for what `keeps` names, by path and whether it is a directory.
-fn clear(
+fn remove_below(
     root: &Root,
     directory: &RootPath,
     keeps: &dyn Fn(&RootPath, bool) -> bool,
@@ -72,14 +61,15 @@ fn clear(
         Err(cause) if is_no_directory(cause) => return Ok(()),
         Err(cause) => return Err(failed("open", cause)),
     };
-    // It may have its final mode already.
-    fs::fchmod(&opened, WORKING_DIRECTORY).map_err(|cause| failed("fchmod", cause))?;
-    for (name, stat) in entries(&opened).map_err(|cause| failed("getdents", cause))? {
-        let path = below(directory, &name);
+    fs::fchmod(&opened, WRITABLE).map_err(|cause| failed("fchmod", cause))?;
+    let mut listing = Dir::read_from(&opened).map_err(|cause| failed("getdents", cause))?;
+    while let Some((path, stat)) =
+        next(&mut listing, &opened, directory).map_err(|cause| failed("getdents", cause))?
+    {
         let is_directory = is_directory(&stat);
-        let is_kept = path.as_ref().is_some_and(|path| keeps(path, is_directory));
-        if let Some(path) = path.filter(|_| is_directory) {
-            clear(root, &path, if is_kept { keeps } else { &|_, _| false })?;
+        let is_kept = keeps(&path, is_directory);
+        if is_directory {
+            remove_below(root, &path, if is_kept { keeps } else { &|_, _| false })?;
         }
         if is_kept {
             continue;
@@ -88,7 +78,7 @@ fn clear(
             true => AtFlags::REMOVEDIR,
             false => AtFlags::empty(),
         };
-        match fs::unlinkat(&opened, &*name, flags) {
+        match fs::unlinkat(&opened, path.file_name().unwrap_or_default(), flags) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(cause) => return Err(failed("unlink", cause)),
         }
@@ -100,42 +90,43 @@ fn clear(
 pub(super) fn written_ns(root: &Root, directory: &RootPath) -> Result<i64, Errno> {
     let opened = root.open_directory(directory)?;
     let mut last = Identity::of(&fs::fstat(&opened)?).mtime_ns;
-    for (name, stat) in entries(&opened)? {
-        let written = match below(directory, &name) {
-            Some(path) if is_directory(&stat) => written_ns(root, &path)?,
-            _ => Identity::of(&stat).mtime_ns,
+    let mut listing = Dir::read_from(&opened)?;
+    while let Some((path, stat)) = next(&mut listing, &opened, directory)? {
+        let written = match is_directory(&stat) {
+            true => written_ns(root, &path)?,
+            false => Identity::of(&stat).mtime_ns,
         };
         last = last.max(written);
     }
     Ok(last)
 }
 
-/// What is in a directory.
-fn entries(directory: &OwnedFd) -> Result<Vec<(CString, Stat)>, Errno> {
-    let mut entries = Vec::new();
-    let mut listing = Dir::read_from(directory)?;
+/// The next that is in a directory. A name that no agent makes is passed over.
+fn next(
+    listing: &mut Dir,
+    opened: &OwnedFd,
+    directory: &RootPath,
+) -> Result<Option<(RootPath, Stat)>, Errno> {
     while let Some(found) = listing.read() {
         let found = found?;
-        let name = found.file_name();
-        if matches!(name.to_bytes(), b"." | b"..") {
+        let name = found.file_name().to_str().unwrap_or_default();
+        if matches!(name, "" | "." | "..") {
             continue;
         }
-        match fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => entries.push((name.to_owned(), stat)),
+        let Ok(path) = directory.join(name) else {
+            continue;
+        };
+        match fs::statat(opened, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => return Ok(Some((path, stat))),
             Err(Errno::NOENT) => {}
             Err(cause) => return Err(cause),
         }
     }
-    Ok(entries)
+    Ok(None)
 }
 
 fn is_directory(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory
-}
-
-/// Nothing for a name that no agent makes.
-fn below(directory: &RootPath, name: &CStr) -> Option<RootPath> {
-    directory.join(name.to_str().ok()?).ok()
 }
 
 /// Renames within a directory, with `replace` also onto a file that is there.

@@ -6,12 +6,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::fs::{self, AtFlags, Dir, FileType};
 use rustix::io::Errno;
 
-use super::claim::{JobLock, OwnName};
-use super::discard::Lock;
+use super::directory::is_no_directory;
 use super::error::FileError;
-use super::manifest::Identity;
-use super::reservation;
-use super::root::{Access, Root, RootPath};
+use super::identity::Identity;
+use super::lock::JobLock;
+use super::names::{JobUid, OwnName};
+use super::path::RootPath;
+use super::root::{Access, Root};
 use super::staging;
 
 /// Removes partial files, staging directories and lock files of jobs that no process works on and that
@@ -22,9 +23,9 @@ pub fn sweep(root: &Arc<Root>, older_than: Duration) -> Result<u32, FileError> {
     if root.access() != Access::ReadWrite {
         return Ok(0);
     }
-    // Held until the next is looked at: its job does not take it up, and rename it, while it is removed.
+    // Held until the next is examined: its job does not resume it, and rename it, while it is removed.
     let mut held = None;
-    let abandoned = |own: &OwnName<'_>, age: &dyn Fn() -> Duration| {
+    let is_abandoned = |own: &OwnName<'_>, age: &dyn Fn() -> Duration| {
         drop(held.take());
         Ok(match own {
             OwnName::Partial { job, .. } if age() >= older_than => {
@@ -36,22 +37,27 @@ pub fn sweep(root: &Arc<Root>, older_than: Duration) -> Result<u32, FileError> {
             OwnName::Partial { .. } | OwnName::Copies => false,
         })
     };
-    Ok(remove(root, abandoned)?.files)
+    Ok(remove(root, vec![(RootPath::ROOT, true)], is_abandoned)?.files)
 }
 
-/// Removes the partial files and staging directories of one job, of which nothing is known but its name; gives their
-/// number. Refused while some process works on it. Walks the whole root, too, and names the first
-/// file that could not be removed. A directory that is closed to the agent is another's.
-pub(super) fn remove_job(lock: &mut Lock<'_>) -> Result<u32, FileError> {
-    let (root, job) = (lock.root, lock.job);
-    let removed = remove(root, |own, _| {
+/// Removes the partial files and staging directories of one job in these directories, and below those that
+/// are marked so. Takes the job's lock into `lock` when it finds one; refused while another process works
+/// on the job. Names the first file that could not be removed. A directory that is closed to the agent
+/// is another's.
+pub(super) fn remove_job(
+    root: &Arc<Root>,
+    job: &JobUid,
+    directories: Vec<(RootPath, bool)>,
+    lock: &mut Option<JobLock>,
+) -> Result<(), FileError> {
+    let removed = remove(root, directories, |own, _| {
         let is_its = matches!(own, OwnName::Partial { job: its, .. } if its == job);
-        if is_its {
-            lock.hold()?;
+        if is_its && lock.is_none() {
+            *lock = Some(JobLock::take(root, job)?);
         }
         Ok(is_its)
     })?;
-    removed.fault.map_or(Ok(removed.files), Err)
+    removed.fault.map_or(Ok(()), Err)
 }
 
 /// What has become of a walk.
@@ -66,7 +72,7 @@ impl Removed {
     /// Something could not be looked at.
     fn failed(&mut self, root: &Root, path: &RootPath, operation: &'static str, cause: Errno) {
         // What is gone, or closed to the agent, is another's.
-        let gone = reservation::is_no_directory(cause);
+        let gone = is_no_directory(cause);
         if !gone && !matches!(cause, Errno::ACCESS | Errno::PERM) {
             let fault = FileError::writing(root.place(path), operation, cause, 0);
             self.fault.get_or_insert(fault);
@@ -74,14 +80,14 @@ impl Removed {
     }
 }
 
-/// Removes what is Weft's own and to go.
+/// Removes what `is_to_go` names of what is Weft's own in these directories, and below those that are marked so.
 fn remove(
     root: &Root,
+    mut waiting: Vec<(RootPath, bool)>,
     mut is_to_go: impl FnMut(&OwnName<'_>, &dyn Fn() -> Duration) -> Result<bool, FileError>,
 ) -> Result<Removed, FileError> {
     let mut removed = Removed::default();
-    let mut waiting = vec![RootPath::ROOT];
-    while let Some(path) = waiting.pop() {
+    while let Some((path, and_below)) = waiting.pop() {
         let directory = match root.open_directory(&path) {
             Ok(directory) => directory,
             Err(cause) => {
@@ -138,7 +144,9 @@ fn remove(
                         }
                     }
                 }
-                (FileType::Directory, _) => waiting.extend(path.join(name)),
+                (FileType::Directory, _) if and_below => {
+                    waiting.extend(path.join(name).map(|path| (path, true)));
+                }
                 (FileType::RegularFile, Some(own))
                     if is_to_go(&own, &|| age(Identity::of(&stat).mtime_ns))? =>
                 {

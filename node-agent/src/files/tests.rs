@@ -158,6 +158,16 @@ fn send(source: &Source, config: DestinationConfig) -> Result<(Digest, Sent), Fi
     Ok((destination.complete()?, counts))
 }
 
+/// Ends an attempt and removes what its job has left.
+fn give_up(destination: &Destination) -> Vec<FileError> {
+    let config = &destination.placement.config;
+    let mut leftover = Leftover::default();
+    leftover.expect(config);
+    leftover.add(destination);
+    destination.abort();
+    leftover.discard(&config.job)
+}
+
 /// The same directory after something was mounted on it.
 fn reopened(node: Node) -> Node {
     let root = Root::open("models", node.directory.path(), Access::ReadWrite).unwrap();

@@ -66,8 +66,6 @@ pub struct Attempt {
     /// Dropped to tell all threads to stop.
     stop: Mutex<Option<Sender<Infallible>>>,
     stopped: Receiver<Infallible>,
-    /// Whether partial files are removed when it ends without success.
-    discard: AtomicBool,
     /// Until all is verified, or over.
     recorder: Mutex<Option<Recorder>>,
 }
@@ -95,7 +93,6 @@ impl Attempt {
             peers: Mutex::new(Vec::new()),
             stop: Mutex::new(Some(stop)),
             stopped,
-            discard: AtomicBool::new(false),
             recorder: Mutex::default(),
         })
     }
@@ -271,17 +268,6 @@ impl Attempt {
             0 => self.since_ns(),
             ended => ended,
         }
-    }
-
-    /// Partial files are removed at the end.
-    pub fn discard(&self) {
-        self.discard.store(true, Ordering::Release);
-    }
-
-    /// Whether partial files are removed at the end.
-    #[must_use]
-    pub fn is_discarded(&self) -> bool {
-        self.discard.load(Ordering::Acquire)
     }
 
     /// Adds a connection's record.

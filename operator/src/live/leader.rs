@@ -1,7 +1,7 @@
 //! What only the replica that leads can answer from.
 
 use tokio::sync::mpsc;
-use weft_transfer::Channels;
+use weft_transfer::ConnectionPool;
 
 use crate::controllers::Question;
 
@@ -9,7 +9,7 @@ use crate::controllers::Question;
 #[derive(Clone)]
 pub struct Leader {
     /// The connections to agents.
-    pub channels: Channels,
+    pub channels: ConnectionPool,
     /// To the controllers, who know the answers.
     pub questions: mpsc::Sender<Question>,
     /// The leader's epoch, with which agents are asked.

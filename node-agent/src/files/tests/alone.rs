@@ -69,3 +69,17 @@ macro_rules! this_test {
     };
 }
 pub(in crate::files) use this_test;
+
+/// The most memory that this process has had, in KiB, since it was reset.
+pub(super) fn peak_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    let digits = line.unwrap().split_whitespace().nth(1).unwrap();
+    digits.parse().unwrap()
+}
+
+/// Begins to measure [`peak_kib`] anew; the memory that this process has now.
+pub(super) fn reset_peak_kib() -> u64 {
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    peak_kib()
+}

@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, SystemTime};
 
 use super::*;
+use crate::files::EntryKind;
 use crate::files::copies::{CopyJob, check};
-use crate::files::manifest::EntryKind;
 
 /// Two files in two directories, and how many blocks they have.
 fn model(seed: u64) -> (Node, Source, u32) {
@@ -18,7 +18,7 @@ fn model(seed: u64) -> (Node, Source, u32) {
 }
 
 fn staging(node: &Node, job: &str, name: &str) -> PathBuf {
-    node.path(&claim::partial_name(&job.parse().unwrap(), name))
+    node.path(&names::partial_name(&job.parse().unwrap(), name))
 }
 
 /// Sends up to so many blocks of each file.
@@ -115,7 +115,7 @@ fn a_directory_that_somebody_makes_meanwhile_stays_and_the_next_attempt_fills_it
     node.write("m/notes", b"mine");
     let error = destination.complete().unwrap_err();
     assert_fault(&error, "DestinationExists", "\"m\"");
-    destination.abort(Partials::Keep).unwrap();
+    destination.abort();
     drop(destination);
     assert_eq!(names_below(&node.path("m")), ["notes"]);
     send(&source, node.config("m", &source)).unwrap();
@@ -146,10 +146,10 @@ fn what_was_assembled_goes_when_its_job_is_given_up_and_when_nobody_takes_it_up_
         send_some(&source, &destination, 2);
         destination
     };
-    begin().abort(Partials::Remove).unwrap();
+    assert!(give_up(&begin()).is_empty());
     assert_eq!(node.names(), Vec::<String>::new(), "aborted");
     let mut known = Leftover::default();
-    known.expect(config.clone());
+    known.expect(&config);
     let unknown = Leftover::anywhere(std::slice::from_ref(&node.root));
     for mut leftover in [known, unknown] {
         leftover.add(&begin());
@@ -161,7 +161,7 @@ fn what_was_assembled_goes_when_its_job_is_given_up_and_when_nobody_takes_it_up_
     let running = begin();
     let begun = node
         .path("made")
-        .join(claim::partial_name(&config.job, "m"));
+        .join(names::partial_name(&config.job, "m"));
     let long_ago = SystemTime::now() - 3 * hour;
     let old = |path: &str| {
         let file = fs::File::open(begun.join(path)).unwrap();
@@ -188,7 +188,7 @@ fn a_directory_may_not_be_called_like_one_that_is_assembled() {
             .any(|entry| entry.kind == EntryKind::Directory)
     );
     let node = Node::new();
-    let name = claim::partial_name(&"other".parse().unwrap(), "m");
+    let name = names::partial_name(&"other".parse().unwrap(), "m");
     let error = Destination::prepare(node.config(&name, &source)).unwrap_err();
     assert_fault(&error, "ReservedName", &name);
     // Nor does anybody write into one, or read from it.

@@ -4,9 +4,6 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::time::Duration;
 
-use rustix::param::page_size;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
 use super::alone::{Alone, alone, mount, this_test};
 use super::*;
 
@@ -149,33 +146,31 @@ fn a_full_disk_is_found_before_any_byte_and_nothing_stays() {
 }
 
 #[test]
-fn a_destination_that_gets_no_thread_says_so_and_leaves_nothing() {
+fn a_large_file_on_tmpfs_is_checked_before_any_byte_and_may_be_short_of_space_at_its_blocks() {
     alone(
-        this_test!(a_destination_that_gets_no_thread_says_so_and_leaves_nothing),
+        this_test!(
+            a_large_file_on_tmpfs_is_checked_before_any_byte_and_may_be_short_of_space_at_its_blocks
+        ),
         Alone::Mounts,
         || {
             let from = Node::new();
             from.write("m", b"");
-            // Large enough that its space is taken by a thread.
             let large = fs::File::options().write(true).open(from.path("m"));
             large.unwrap().set_len(64 << 20).unwrap();
             let source = from.source("m").unwrap();
             let node = Node::new();
-            mount("tmpfs", "size=100m", node.directory.path());
+            mount("tmpfs", "size=60m", node.directory.path());
             let node = reopened(node);
-            // A thread takes 2 MiB of addresses for its stack.
-            let pages = fs::read_to_string("/proc/self/statm").unwrap();
-            let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
-            let limit = getrlimit(Resource::As);
-            let few = Rlimit {
-                current: Some(pages * page_size() as u64 + (1 << 20)),
-                ..limit
-            };
-            setrlimit(Resource::As, few).unwrap();
-            let answer = Destination::prepare(node.config("deep/m", &source));
-            setrlimit(Resource::As, limit).unwrap();
-            assert_fault(&answer.unwrap_err(), "NoThread", "deep/m");
+            let error = Destination::prepare(node.config("deep/m", &source)).unwrap_err();
+            assert_fault(&error, "DiskFull", "deep/m");
             assert_eq!(node.names(), Vec::<String>::new());
+            mount("tmpfs", "size=70m", node.directory.path());
+            let node = reopened(node);
+            let destination = Destination::prepare(node.config("m", &source)).unwrap();
+            node.write("other", &content(20 * BLOCK_BYTES, 9));
+            let mut counts = Sent::default();
+            let error = send_file(&source, &destination, 0, u32::MAX, &mut counts).unwrap_err();
+            assert_fault(&error, "DiskFull", "\"m\"");
         },
     );
 }
@@ -287,32 +282,34 @@ fn a_destination_that_another_job_writes_is_busy_and_names_that_job() {
     // The same job from another process.
     let error = Destination::prepare(node.config("m", &source)).unwrap_err();
     assert_fault(&error, "DestinationBusy", "job-1");
-    // In a directory that is there, other files are free; one that is being assembled is its job's alone.
+    // Within its directory, whether that is there or is being assembled, and around it.
     let other = Node::new();
     other.write("m/other", b"1");
     let other = other.source("m").unwrap();
     let there = Node::new();
     fs::create_dir(there.path("m")).unwrap();
     let _first = Destination::prepare(there.config("m", &source)).unwrap();
-    let beside = DestinationConfig {
-        job: "job-3".parse().unwrap(),
-        ..there.config("m", &other)
-    };
-    drop(Destination::prepare(beside).unwrap());
-    for path in ["m", "m/sub"] {
-        let within = DestinationConfig {
-            job: "job-3".parse().unwrap(),
-            ..node.config(path, &other)
-        };
-        let error = Destination::prepare(within).unwrap_err();
-        assert_fault(&error, "DestinationBusy", "job-1");
+    for node in [&node, &there] {
+        for (path, is_free) in [("m", false), ("m/sub", false), ("", false), ("mm", true)] {
+            let beside = DestinationConfig {
+                job: "job-3".parse().unwrap(),
+                ..node.config(path, &other)
+            };
+            let before = node.names();
+            match Destination::prepare(beside) {
+                Ok(destination) => assert!(is_free && give_up(&destination).is_empty(), "{path}"),
+                Err(error) => {
+                    assert!(!is_free, "{path}: {error}");
+                    assert_fault(&error, "DestinationBusy", "job-1");
+                }
+            }
+            assert_eq!(node.names(), before, "{path}");
+        }
     }
     // What a dead job left is nobody's.
     drop(first);
-    Destination::prepare(second)
-        .unwrap()
-        .abort(Partials::Remove)
-        .unwrap();
+    let second = Destination::prepare(second).unwrap();
+    assert!(give_up(&second).is_empty());
     // And the first job still finds its own.
     send(&source, node.config("m", &source)).unwrap();
 }
@@ -475,11 +472,11 @@ fn files_that_others_touch_while_they_are_written_are_not_verified() {
     let (from, source) = source_node();
     type Meddle = fn(&Node);
     let job: JobUid = "job-1".parse().unwrap();
-    let staged = format!("{}/a", claim::partial_name(&job, "m"));
-    let beside = format!("m/{}", claim::partial_name(&job, "a"));
+    let staged = format!("{}/a", names::partial_name(&job, "m"));
+    let beside = format!("m/{}", names::partial_name(&job, "a"));
     let table: &[(&str, bool, Meddle)] = &[
         ("the partial file is removed", false, |node| {
-            let name = claim::partial_name(&"job-1".parse().unwrap(), "m");
+            let name = names::partial_name(&"job-1".parse().unwrap(), "m");
             fs::remove_file(node.path(&name).join("a")).unwrap();
         }),
         ("the existing file is written to", true, |node| {

@@ -63,7 +63,7 @@ fn a_damaged_partial_file_is_mended_and_not_believed() {
     let destination = Destination::prepare(node.config("a", &source)).unwrap();
     send_file(&source, &destination, 0, 3, &mut Sent::default()).unwrap();
     drop(destination);
-    let partial = node.path(&claim::partial_name(&"job-1".parse().unwrap(), "a"));
+    let partial = node.path(&names::partial_name(&"job-1".parse().unwrap(), "a"));
     let file = std::fs::File::options().write(true).open(partial).unwrap();
     file.write_all_at(b"torn", BLOCK_BYTES as u64 + 77).unwrap();
     let (_, counts) = send(&source, node.config("a", &source)).unwrap();
@@ -138,7 +138,7 @@ fn an_attempt_whose_source_has_another_size_now_starts_from_what_fits() {
 }
 
 #[test]
-fn an_abort_keeps_or_removes_what_is_partial_as_it_is_told() {
+fn an_abort_keeps_what_is_partial_and_a_discard_removes_it() {
     let from = Node::new();
     from.write("m/d/a", &content(2 * BLOCK_BYTES, 1))
         .write("m/b", b"1");
@@ -154,7 +154,7 @@ fn an_abort_keeps_or_removes_what_is_partial_as_it_is_told() {
         .unwrap()
         .0;
     send_file(&source, &destination, index, 1, &mut Sent::default()).unwrap();
-    destination.abort(Partials::Keep).unwrap();
+    destination.abort();
     assert_eq!(
         node.names()
             .iter()
@@ -172,7 +172,7 @@ fn an_abort_keeps_or_removes_what_is_partial_as_it_is_told() {
             confirmed: 1
         }
     );
-    destination.abort(Partials::Remove).unwrap();
+    assert!(give_up(&destination).is_empty());
     assert!(
         !node.names().iter().any(|name| name.contains(".weft-")),
         "{:?}",
@@ -184,10 +184,7 @@ fn an_abort_keeps_or_removes_what_is_partial_as_it_is_told() {
         root: node.root.clone(),
         ..config
     };
-    Destination::prepare(config)
-        .unwrap()
-        .abort(Partials::Remove)
-        .unwrap();
+    assert!(give_up(&Destination::prepare(config).unwrap()).is_empty());
     assert_eq!(node.names(), Vec::<String>::new());
 }
 
@@ -199,13 +196,16 @@ fn after_the_end_no_byte_lands_and_another_attempt_may_begin() {
     let source = from.source("d").unwrap();
     let node = Node::new();
     let config = node.config("d", &source);
-    for partials in [Partials::Keep, Partials::Remove] {
+    for is_discarded in [false, true] {
         let destination = Destination::prepare(config.clone()).unwrap();
         let file = destination.open(0).unwrap();
         let blocks = file.blocks();
         let digest = blocks.digest(0, &data[..BLOCK_BYTES]);
         let block = blocks.verify(0, &data[..BLOCK_BYTES], &digest).unwrap();
-        destination.abort(partials).unwrap();
+        if is_discarded {
+            assert!(give_up(&destination).is_empty());
+        }
+        destination.abort();
         let before = node.names();
         assert_fault(&file.write_block(&block).unwrap_err(), "JobEnded", "d/a");
         assert_fault(&destination.complete().unwrap_err(), "JobEnded", "d");
@@ -217,7 +217,7 @@ fn after_the_end_no_byte_lands_and_another_attempt_may_begin() {
     send_file(&source, &destination, 0, 9, &mut Sent::default()).unwrap();
     destination.complete().unwrap();
     // Too late to be aborted.
-    destination.abort(Partials::Remove).unwrap();
+    assert!(give_up(&destination).is_empty());
     assert_eq!(node.names(), ["d/", "d/a"]);
     // A relay may still read.
     let mut buffer = vec![0; BLOCK_BYTES];
@@ -235,7 +235,7 @@ fn after_the_end_no_byte_lands_and_another_attempt_may_begin() {
 /// Discards what an attempt may have left that could not be prepared.
 fn discard(config: DestinationConfig) {
     let (mut leftover, job) = (Leftover::default(), config.job.clone());
-    leftover.expect(config);
+    leftover.expect(&config);
     assert!(leftover.discard(&job).is_empty());
 }
 
@@ -270,11 +270,11 @@ fn the_empty_directories_that_any_attempt_of_a_job_made_go_with_what_it_left() {
     let mut leftover = Leftover::default();
     for _ in 0..2 {
         let destination = Destination::prepare(config.clone()).unwrap();
-        leftover.expect(config.clone());
+        leftover.expect(&config);
         leftover.add(&destination);
         let busy = leftover.discard(&config.job);
         assert_eq!(busy[0].reason(), "DestinationBusy");
-        destination.abort(Partials::Keep).unwrap();
+        destination.abort();
     }
     assert!(leftover.discard(&config.job).is_empty());
     assert_eq!(node.names(), ["users/", "users/m/", "users/m/d/"]);
@@ -294,7 +294,7 @@ fn jobs_that_end_take_no_directory_from_under_jobs_that_begin() {
         for turn in 0..500 {
             let destination = Destination::prepare(config.clone())
                 .unwrap_or_else(|error| panic!("{job}, turn {turn}: {error}"));
-            destination.abort(Partials::Remove).unwrap();
+            assert!(give_up(&destination).is_empty());
         }
     };
     let turns = &turns;
@@ -352,10 +352,10 @@ fn what_attempts_with_other_paths_and_manifests_left_goes_too() {
     for attempts in table {
         let mut leftover = Leftover::default();
         for config in &attempts {
-            leftover.expect(config.clone());
+            leftover.expect(&config);
             let destination = Destination::prepare(config.clone()).unwrap();
             leftover.add(&destination);
-            destination.abort(Partials::Keep).unwrap();
+            destination.abort();
         }
         assert!(leftover.discard(&attempts[0].job).is_empty());
         assert_eq!(node.names(), Vec::<String>::new());
@@ -387,8 +387,8 @@ fn what_cannot_be_removed_is_named_and_still_owed_and_the_rest_goes() {
                 std::fs::set_permissions(node.path("m/d"), mode).unwrap();
             };
             let mut known = Leftover::default();
-            known.expect(config.clone());
-            known.expect(elsewhere.clone());
+            known.expect(&config);
+            known.expect(&elsewhere);
             let unknown = Leftover::anywhere(&[node.root.clone(), other_root]);
             for mut leftover in [known, unknown] {
                 drop(Destination::prepare(config.clone()).unwrap());
@@ -416,10 +416,10 @@ fn an_empty_directory_that_another_job_needs_stays() {
     let node = Node::new();
     let config = node.config("m", &source);
     let mut leftover = Leftover::default();
-    leftover.expect(config.clone());
+    leftover.expect(&config);
     let destination = Destination::prepare(config.clone()).unwrap();
     leftover.add(&destination);
-    destination.abort(Partials::Keep).unwrap();
+    destination.abort();
     let other = DestinationConfig {
         job: "job-2".parse().unwrap(),
         ..config.clone()

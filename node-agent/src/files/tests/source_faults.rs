@@ -90,7 +90,7 @@ fn a_source_that_cannot_be_sent_says_why_and_names_the_path() {
         ),
         (
             "a partial file of ours",
-            |node| _ = node.write(&claim::partial_name(&"j".parse().unwrap(), "a"), b""),
+            |node| _ = node.write(&names::partial_name(&"j".parse().unwrap(), "a"), b""),
             ".weft-j-17762fddd969a453925d65717ac3eea2",
             "ReservedName",
             ".weft-",
@@ -262,7 +262,7 @@ fn a_manifest_that_no_scan_makes_is_refused() {
     type Owned = (String, EntryKind, u32);
     type Damage = Box<dyn Fn(&mut Vec<Owned>)>;
     type Fixed = fn(&mut Vec<Owned>);
-    let reserved = claim::partial_name(&"j".parse().unwrap(), "a");
+    let reserved = names::partial_name(&"j".parse().unwrap(), "a");
     let deep = "d/".repeat(MAX_DEPTH + 1) + "x";
     let mut table: Vec<(&str, Damage)> = Vec::new();
     for path in [
@@ -344,7 +344,7 @@ fn partial_files_and_locks_of_a_running_job_are_left_out_of_a_scan() {
     let node = Node::new();
     node.write("m/a", b"1").write("m/.weft-notes", b"2");
     node.write(
-        &format!("m/{}", claim::partial_name(&"j".parse().unwrap(), "b")),
+        &format!("m/{}", names::partial_name(&"j".parse().unwrap(), "b")),
         b"3",
     );
     node.write("m/.weft-j.lock", b"");

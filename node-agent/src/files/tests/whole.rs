@@ -3,7 +3,9 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
+use super::alone::{Alone, alone, peak_kib, reset_peak_kib, this_test};
 use super::*;
+use crate::files::copies::CopyJob;
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
@@ -209,4 +211,44 @@ fn several_threads_may_write_one_file() {
     destination.finish(&file, &digest).unwrap();
     destination.complete().unwrap();
     assert_eq!(node.read("a"), data);
+}
+
+#[test]
+fn each_of_50_000_files_takes_less_than_200_bytes_of_memory_at_source_and_destination_together() {
+    alone(
+        this_test!(
+            each_of_50_000_files_takes_less_than_200_bytes_of_memory_at_source_and_destination_together
+        ),
+        Alone::Mounts,
+        || {
+            let (from, node) = (Node::in_memory(), Node::in_memory());
+            for directory in 0..50 {
+                fs::create_dir_all(from.path(&format!("m/{directory}"))).unwrap();
+                for file in 0..1000 {
+                    fs::write(from.path(&format!("m/{directory}/{file}")), b"").unwrap();
+                }
+            }
+            let warm = from.source("m/0").unwrap();
+            send(&warm, node.config("warm", &warm)).unwrap();
+            let before = reset_peak_kib();
+            let source = from.source("m").unwrap();
+            let config = DestinationConfig {
+                recorded_for: Some(CopyJob {
+                    uid: "job-1".to_owned(),
+                    namespace: "team".to_owned(),
+                    name: "m".to_owned(),
+                }),
+                ..node.config("m", &source)
+            };
+            // The buffers for blocks are not of the files.
+            let destination = Destination::prepare(config).unwrap();
+            for (index, _, _) in source.manifest().files() {
+                send_file(&source, &destination, index, u32::MAX, &mut Sent::default()).unwrap();
+            }
+            let digest = destination.complete().unwrap();
+            destination.record(&digest).unwrap();
+            let bytes = (peak_kib() - before) * 1024 / 50_000;
+            assert!(bytes < 200, "{bytes} bytes");
+        },
+    );
 }

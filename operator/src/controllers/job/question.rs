@@ -310,7 +310,7 @@ fn copies(
     for (node, state) in reports {
         let known = cache.fabric_nodes.named(node);
         let address = known.and_then(|known| Some(known.status.as_ref()?.control_address.clone()));
-        let contact = Contact {
+        let contact = Endpoint {
             node: node.clone(),
             address: address.unwrap_or_default(),
         };

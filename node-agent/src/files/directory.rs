@@ -1,0 +1,66 @@
+//! `OpenDirectory`: opens the directories of many files, one after the other.
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use rustix::io::Errno;
+
+use super::error::FileError;
+use super::path::RootPath;
+use super::root::Root;
+
+/// The directory that was opened last: a manifest is sorted, so files of one directory follow
+/// each other, and one descriptor is enough for any number of directories.
+pub(super) struct OpenDirectory<'r> {
+    root: &'r Root,
+    last: Option<(RootPath, Rc<OwnedFd>)>,
+}
+
+impl<'r> OpenDirectory<'r> {
+    pub(super) fn new(root: &'r Root) -> Self {
+        OpenDirectory { root, last: None }
+    }
+
+    pub(super) fn root(&self) -> &'r Root {
+        self.root
+    }
+
+    pub(super) fn at(&mut self, path: &RootPath) -> Result<Rc<OwnedFd>, FileError> {
+        self.open(path).map_err(|cause| {
+            self.root
+                .symlink_on_the_way(path, cause)
+                .unwrap_or_else(|| FileError::writing(self.root.place(path), "open", cause, 0))
+        })
+    }
+
+    /// The directory, if there is one that something can have been made in.
+    pub(super) fn found(&mut self, path: &RootPath) -> Result<Option<Rc<OwnedFd>>, FileError> {
+        match self.open(path) {
+            Ok(opened) => Ok(Some(opened)),
+            Err(cause) if is_no_directory(cause) => Ok(None),
+            Err(cause) => {
+                let place = self.root.place(path);
+                Err(FileError::writing(place, "open", cause, 0))
+            }
+        }
+    }
+
+    fn open(&mut self, path: &RootPath) -> Result<Rc<OwnedFd>, Errno> {
+        if let Some((last, opened)) = &self.last
+            && last.as_str() == path.as_str()
+        {
+            return Ok(opened.clone());
+        }
+        let opened = Rc::new(self.root.open_directory(path)?);
+        self.last = Some((path.clone(), opened.clone()));
+        Ok(opened)
+    }
+}
+
+/// Whether the answer says that there is no such directory: nothing, or a file or link in its place.
+pub(super) fn is_no_directory(cause: Errno) -> bool {
+    matches!(
+        cause,
+        Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV
+    )
+}

@@ -1,0 +1,89 @@
+//! `Identity`: what tells one state of a file from another without reading it.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use rustix::fs::Stat;
+use serde::{Deserialize, Serialize};
+
+/// What tells one state of a file from another without reading it. Of one node: other nodes have no
+/// use for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct Identity {
+    /// Device number; not recorded with a copy.
+    #[serde(skip)]
+    pub(super) dev: u64,
+    /// Inode number.
+    pub(super) ino: u64,
+    /// Bytes.
+    pub(super) size: u64,
+    /// Last change of the content, ns since 1970.
+    pub(super) mtime_ns: i64,
+    /// Last change of content or attributes, ns since 1970; cannot be set back by a user.
+    pub(super) ctime_ns: i64,
+}
+
+impl Identity {
+    // The fields of `Stat` have other types on other architectures.
+    #[allow(
+        clippy::unnecessary_cast,
+        reason = "the types differ between architectures"
+    )]
+    pub(super) fn of(stat: &Stat) -> Self {
+        let nanos = |seconds: i64, nanos: i64| seconds.saturating_mul(1_000_000_000) + nanos;
+        Identity {
+            dev: stat.st_dev as u64,
+            ino: stat.st_ino as u64,
+            size: stat.st_size as u64,
+            mtime_ns: nanos(stat.st_mtime as i64, stat.st_mtime_nsec as i64),
+            ctime_ns: nanos(stat.st_ctime as i64, stat.st_ctime_nsec as i64),
+        }
+    }
+
+    /// The state of a file in 8 bytes: there may be a million files.
+    pub(super) fn fingerprint(&self) -> Fingerprint {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        Fingerprint(hasher.finish())
+    }
+
+    /// The same of a directory, whose times change with every file that is added or removed beside the
+    /// listed ones.
+    pub(super) fn directory_fingerprint(&self) -> Fingerprint {
+        let Identity { dev, ino, .. } = *self;
+        let directory = Identity {
+            dev,
+            ino,
+            ..Identity::default()
+        };
+        directory.fingerprint()
+    }
+
+    /// As it is recorded with a copy: device numbers may change when the node restarts.
+    pub(super) fn recorded(self) -> Self {
+        Identity { dev: 0, ..self }
+    }
+
+    /// Whether both are of the same file or directory.
+    pub(super) fn is_same_file(&self, other: &Identity) -> bool {
+        (self.dev, self.ino) == (other.dev, other.ino)
+    }
+
+    /// What differs, in words, if anything does.
+    pub(super) fn difference(&self, now: &Identity) -> Option<&'static str> {
+        if !self.is_same_file(now) {
+            Some("it was replaced by another one")
+        } else if self.size != now.size {
+            Some("its size changed")
+        } else if self.mtime_ns != now.mtime_ns {
+            Some("it was written to")
+        } else if self.ctime_ns != now.ctime_ns {
+            Some("its attributes or content changed")
+        } else {
+            None
+        }
+    }
+}
+
+/// Tells one state of a file from another. It is compared within one process only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Fingerprint(pub(super) u64);

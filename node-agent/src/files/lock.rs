@@ -1,0 +1,109 @@
+//! `JobLock`: says that a process works on a job in a root.
+//!
+//! The job holds `flock(2)` on `.weft-UID.lock` in the root's directory for as long as it runs: one
+//! descriptor for any number of files, gone with the process. A partial file whose job does not hold its
+//! lock is only something to resume. Roots must therefore not lie within each other.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::error::{FileError, Place};
+use super::names::{JobUid, PRIVATE, lock_name};
+use super::root::Root;
+
+/// How often a lock is tried: another process that tests it holds it for an instant.
+const LOCK_TRIES: usize = 100;
+
+/// Held for as long as a job writes into a root; the lock file goes with it.
+#[derive(Debug)]
+pub(super) struct JobLock {
+    root: Arc<Root>,
+    name: String,
+    /// The open lock file: closing it gives the lock back.
+    _file: File,
+}
+
+impl JobLock {
+    /// Takes the lock, or says that another process works on this very job.
+    pub(super) fn take(root: &Arc<Root>, job: &JobUid) -> Result<Self, FileError> {
+        let name = lock_name(job);
+        let place = || Place {
+            root: root.name().into(),
+            path: name.clone(),
+        };
+        let failed = |operation, cause| FileError::writing(place(), operation, cause, 0);
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        for _ in 0..LOCK_TRIES {
+            let file = fs::openat(root.directory(), &name, flags, PRIVATE)
+                .map_err(|cause| failed("open", cause))?;
+            match fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {
+                    std::thread::yield_now();
+                    continue;
+                }
+                Err(cause) => return Err(failed("flock", cause)),
+            }
+            // Its last holder may have removed it between our open and our lock.
+            let ours = fs::fstat(&file).map_err(|cause| failed("fstat", cause))?;
+            match fs::statat(root.directory(), &name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(named) if (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino) => {
+                    return Ok(JobLock {
+                        root: root.clone(),
+                        name,
+                        _file: File::from(file),
+                    });
+                }
+                _ => {}
+            }
+        }
+        Err(FileError::DestinationBusy {
+            place: place(),
+            job: job.to_string(),
+        })
+    }
+
+    /// Whether some process works on `job` in this root.
+    pub(super) fn is_held(root: &Root, job: &JobUid) -> bool {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let Ok(file) = fs::openat(root.directory(), lock_name(job), flags, Mode::empty()) else {
+            return false;
+        };
+        let probe = fs::flock(&file, FlockOperation::NonBlockingLockShared);
+        matches!(probe, Err(Errno::WOULDBLOCK))
+    }
+}
+
+impl Drop for JobLock {
+    fn drop(&mut self) {
+        // Before the lock is given back; a file that stays is no lock, only litter.
+        let _ = fs::unlinkat(self.root.directory(), &self.name, AtFlags::empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::root::Access;
+    use super::*;
+
+    #[test]
+    fn a_job_is_locked_once_and_free_again_when_its_holder_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Arc::new(Root::open("r", directory.path(), Access::ReadWrite).unwrap());
+        let job: JobUid = "a".parse().unwrap();
+        assert!(!JobLock::is_held(&root, &job));
+        let lock = JobLock::take(&root, &job).unwrap();
+        assert!(JobLock::is_held(&root, &job));
+        assert_eq!(
+            JobLock::take(&root, &job).unwrap_err().reason(),
+            "DestinationBusy"
+        );
+        let _another = JobLock::take(&root, &"b".parse().unwrap()).unwrap();
+        drop(lock);
+        assert!(!JobLock::is_held(&root, &job));
+        JobLock::take(&root, &job).unwrap();
+    }
+}

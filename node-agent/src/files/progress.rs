@@ -1,0 +1,127 @@
+//! `Progress`: how far each entry of a destination is. A million files take 42 MB.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use super::digest::{Algorithm, Digest};
+use super::identity::Fingerprint;
+use super::manifest::{EntryKind, Manifest};
+use super::partial::{DestinationFile, Finish};
+use super::target::Origin;
+
+/// Files that are not open any more are dropped from the list when it has so many.
+const OPEN_MAX: usize = 1024;
+
+/// How far an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// A directory: made by the reservation.
+    Directory,
+    /// A file whose blocks are still to come.
+    Incomplete(Origin),
+    /// Whole and verified, not yet on disk for sure or not yet under its name.
+    Finished(Finish),
+    /// On disk and under its final name.
+    Published,
+}
+
+/// By entry of the manifest.
+#[derive(Debug)]
+pub(super) struct Progress {
+    algorithm: Algorithm,
+    pub(super) stages: Vec<Stage>,
+    /// Of files that are finished or published.
+    digests: Vec<[u8; 32]>,
+    /// Of files that are finished and kept, or published.
+    pub(super) states: Vec<Fingerprint>,
+    /// Files that somebody has open: two users of a file share its state.
+    open: HashMap<u32, Weak<DestinationFile>>,
+}
+
+impl Progress {
+    /// With as many origins as the manifest has files.
+    pub(super) fn new(
+        manifest: &Manifest,
+        algorithm: Algorithm,
+        mut origins: impl Iterator<Item = Origin>,
+    ) -> Self {
+        let stages = manifest.entries().map(|entry| match entry.kind {
+            EntryKind::Directory => Stage::Directory,
+            EntryKind::File { .. } => {
+                Stage::Incomplete(origins.next().expect("one origin for each file"))
+            }
+        });
+        Progress {
+            algorithm,
+            stages: stages.collect(),
+            digests: vec![[0; 32]; manifest.len()],
+            states: vec![Fingerprint::default(); manifest.len()],
+            open: HashMap::new(),
+        }
+    }
+
+    /// The file, if somebody has it open.
+    pub(super) fn open_file(&self, index: u32) -> Option<Arc<DestinationFile>> {
+        self.open.get(&index)?.upgrade()
+    }
+
+    /// Somebody has opened the file.
+    pub(super) fn add_open(&mut self, index: u32, file: &Arc<DestinationFile>) {
+        if self.open.len() >= OPEN_MAX {
+            self.open.retain(|_, file| file.strong_count() > 0);
+        }
+        self.open.insert(index, Arc::downgrade(file));
+    }
+
+    /// The file is whole and has this digest; one that is kept is in this state.
+    pub(super) fn finish(
+        &mut self,
+        index: u32,
+        finish: Finish,
+        digest: &Digest,
+        state: Fingerprint,
+    ) {
+        let index = index as usize;
+        let bytes = digest.as_bytes();
+        self.digests[index][..bytes.len()].copy_from_slice(bytes);
+        self.states[index] = state;
+        self.stages[index] = Stage::Finished(finish);
+    }
+
+    /// Whether blocks of some file are still to come.
+    pub(super) fn incomplete(&self) -> usize {
+        let is_incomplete = |stage: &&Stage| matches!(stage, Stage::Incomplete(_));
+        self.stages.iter().filter(is_incomplete).count()
+    }
+
+    /// The files that are finished and not published, by index.
+    pub(super) fn finished(&self) -> impl Iterator<Item = (u32, Finish)> {
+        let stages = self.stages.iter().zip(0..);
+        stages.filter_map(|(stage, index)| match stage {
+            Stage::Finished(finish) => Some((index, *finish)),
+            _ => None,
+        })
+    }
+
+    /// The digest of a file that is finished.
+    pub(super) fn digest(&self, index: u32) -> Option<Digest> {
+        match self.stages.get(index as usize)? {
+            Stage::Directory | Stage::Incomplete(_) => None,
+            Stage::Finished(_) | Stage::Published => {
+                let bytes = &self.digests[index as usize][..self.algorithm.digest_bytes()];
+                Digest::from_bytes(self.algorithm, bytes)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_progress_of_an_entry_takes_42_bytes() {
+        let each = size_of::<Stage>() + size_of::<[u8; 32]>() + size_of::<Fingerprint>();
+        assert_eq!(each, 42);
+    }
+}

@@ -1,0 +1,262 @@
+//! The end of a [`Destination`]: everything on disk and under its name.
+//!
+//! Durability in bulk: up to 32 files are synced one by one (`fsync`), more of them by
+//! one `syncfs` per file system; directories after the files in them. Measured
+//! with 2,000 files of 1 KiB on a busy ext4: `fsync` each 12–17 s, from eight threads 0.9–1.2 s,
+//! one `syncfs` 0.1–0.15 s. But `syncfs` also waits for what others have written there.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{self, AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::destination::Destination;
+use super::destination_config::Overwrite;
+use super::digest::Digest;
+use super::directory::OpenDirectory;
+use super::error::FileError;
+use super::identity::{Fingerprint, Identity};
+use super::manifest::{Entry, EntryKind, Shape};
+use super::partial::Finish;
+use super::path::RootPath;
+use super::progress::Stage;
+use super::read_record::ReadRecord;
+use super::staging;
+use super::target::Target;
+
+/// From how many files or directories on one `syncfs` is cheaper than an `fsync` each.
+const BULK: usize = 33;
+
+impl Destination {
+    /// Puts everything on disk and under its name, with the modes of the directories; then the job has
+    /// ended here. After it, and only after it, the destination is verified.
+    pub fn complete(&self) -> Result<Digest, FileError> {
+        let pass = self.gate.pass(|| self.placement.place())?;
+        let place = self.placement.place();
+        let Some(digest) = self.digest() else {
+            let missing = self.progress().incomplete() as u64;
+            return Err(FileError::BlocksMissing { place, missing });
+        };
+        if let Some(expected) = self.expect()
+            && expected != digest
+        {
+            return Err(FileError::ExpectMismatch {
+                place,
+                expected,
+                found: digest,
+            });
+        }
+        self.sync_files()?;
+        self.rename_files()?;
+        self.sync_and_name_directories()?;
+        ReadRecord::remove(self.root(), &self.placement.config.job)?;
+        drop(pass);
+        self.end();
+        Ok(digest)
+    }
+
+    /// Whether files of a directory that was there got their names one after the other: for a moment some
+    /// were old and some new.
+    pub fn is_file_by_file(&self) -> bool {
+        self.file_by_file.load(Ordering::Relaxed)
+    }
+
+    fn sync_files(&self) -> Result<(), FileError> {
+        let few: Vec<(u32, Finish)> = self.progress().finished().take(BULK).collect();
+        if few.len() == BULK {
+            return self.sync_file_systems(self.placement.directories());
+        }
+        for (index, finish) in few {
+            let (target, ..) = self.placement.file(index)?;
+            let opened = match finish {
+                Finish::Rename => target.open_partial(OFlags::RDONLY)?,
+                Finish::Keep => target.open_final()?.0,
+            };
+            fs::fsync(&opened).map_err(|cause| target.failed("fsync", cause, 0))?;
+        }
+        Ok(())
+    }
+
+    /// Gives the files their names. Those of a directory that is assembled have them, and are published
+    /// with it.
+    fn rename_files(&self) -> Result<(), FileError> {
+        let is_staged = self.placement.staging.is_some();
+        let is_in_place = !is_staged && self.manifest().shape() == Shape::Directory;
+        let mut open = OpenDirectory::new(self.root());
+        for (index, ..) in self.manifest().files() {
+            let (target, ..) = self.placement.file(index)?;
+            let parent = open.at(&target.parent)?;
+            // Under one lock: who opens the file in between would look for it by its old name.
+            let mut progress = self.progress();
+            let at = index as usize;
+            let Stage::Finished(finish) = progress.stages[at] else {
+                continue;
+            };
+            if is_in_place && finish == Finish::Rename {
+                self.file_by_file.store(true, Ordering::Relaxed);
+            }
+            progress.states[at] = rename(&target, &parent, finish, progress.states[at])?;
+            if !is_staged {
+                progress.stages[at] = Stage::Published;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the directories their modes, puts them on disk and renames the one that was assembled.
+    fn sync_and_name_directories(&self) -> Result<(), FileError> {
+        let few = self.placement.directories().take(BULK).count() < BULK;
+        // Deepest first: an outer one may forbid opening what is in it.
+        for entry in self.manifest().entries().rev() {
+            if entry.kind == EntryKind::Directory {
+                self.seal_directory(entry, few)?;
+            }
+        }
+        let Some(top) = self.placement.directories().next().transpose()? else {
+            return Ok(());
+        };
+        if few {
+            self.sync_directories(std::iter::once(&top))?;
+        } else {
+            self.sync_file_systems(std::iter::once(Ok(top.clone())))?;
+        }
+        // Those in which a directory was made or renamed.
+        let made = self.made.iter().filter(|path| **path <= top);
+        let named = self.placement.staging.iter().chain(made);
+        let above: BTreeSet<RootPath> = named.filter_map(|path| Some(path.split()?.0)).collect();
+        if let Some(staging) = &self.placement.staging {
+            self.rename_whole(staging)?;
+        }
+        self.sync_directories(above.iter())
+    }
+
+    /// Gives the assembled directory its name.
+    fn rename_whole(&self, staging: &RootPath) -> Result<(), FileError> {
+        let root = self.root();
+        let (Some((parent, name)), Some(from)) = (self.placement.base.split(), staging.file_name())
+        else {
+            return Ok(());
+        };
+        let place = || self.placement.place();
+        let parent = OpenDirectory::new(root).at(&parent)?;
+        // Under one lock: who opens a file in between would look for it by its old name.
+        let mut progress = self.progress();
+        staging::rename(&parent, from, name, false).map_err(|cause| match cause {
+            Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR => FileError::DestinationExists {
+                place: place(),
+                found: "something that was made meanwhile",
+                remedy: "remove it or choose another path",
+            },
+            // Somebody removed what was assembled.
+            Errno::NOENT => FileError::DestinationChanged { place: place() },
+            cause => FileError::writing(place(), "rename", cause, 0),
+        })?;
+        for stage in &mut progress.stages {
+            if let Stage::Finished(_) = stage {
+                *stage = Stage::Published;
+            }
+        }
+        Ok(())
+    }
+
+    fn sync_directories<'p>(
+        &self,
+        paths: impl ExactSizeIterator<Item = &'p RootPath>,
+    ) -> Result<(), FileError> {
+        if paths.len() >= BULK {
+            return self.sync_file_systems(paths.cloned().map(Ok));
+        }
+        let mut open = OpenDirectory::new(self.root());
+        for path in paths {
+            fs::fsync(&*open.at(path)?)
+                .map_err(|cause| FileError::writing(self.root().place(path), "fsync", cause, 0))?;
+        }
+        Ok(())
+    }
+
+    /// One `syncfs` for each file system that one of the directories is on.
+    fn sync_file_systems(
+        &self,
+        directories: impl Iterator<Item = Result<RootPath, FileError>>,
+    ) -> Result<(), FileError> {
+        let mut open = OpenDirectory::new(self.root());
+        let mut synced = BTreeSet::new();
+        for path in directories {
+            let path = path?;
+            let failed = |operation, cause| {
+                FileError::writing(self.root().place(&path), operation, cause, 0)
+            };
+            let opened = open.at(&path)?;
+            let stat = fs::fstat(&*opened).map_err(|cause| failed("fstat", cause))?;
+            if synced.insert(Identity::of(&stat).dev) {
+                fs::syncfs(&*opened).map_err(|cause| failed("syncfs", cause))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a directory its mode and, on request, syncs it: not to be opened again after that.
+    fn seal_directory(&self, entry: Entry<'_>, sync: bool) -> Result<(), FileError> {
+        let path = self.manifest().path_of(self.placement.assembled(), entry)?;
+        let root = self.root();
+        let failed = |operation, cause| FileError::writing(root.place(&path), operation, cause, 0);
+        let opened = root
+            .open_directory(&path)
+            .map_err(|cause| failed("open", cause))?;
+        fs::fchmod(&opened, Mode::from_raw_mode(entry.mode))
+            .map_err(|cause| failed("fchmod", cause))?;
+        if sync {
+            fs::fsync(&opened).map_err(|cause| failed("fsync", cause))?;
+        }
+        Ok(())
+    }
+}
+
+/// Gives a file its final name, or removes the partial file of one that had its name all along: if it is
+/// still in the state that was checked, which may be long ago where it came early in a large job.
+/// Gives its state then: renaming is itself a change of attributes.
+fn rename(
+    target: &Target,
+    parent: &OwnedFd,
+    finish: Finish,
+    checked: Fingerprint,
+) -> Result<Fingerprint, FileError> {
+    let changed = || FileError::DestinationChanged {
+        place: target.place(),
+    };
+    if finish == Finish::Keep {
+        let named = fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW);
+        if !named.is_ok_and(|stat| Identity::of(&stat).fingerprint() == checked) {
+            return Err(changed());
+        }
+        target.remove_partial(parent)?;
+        return Ok(checked);
+    }
+    let replace = target.overwrite != Overwrite::Never;
+    let answer = match target.is_staged() {
+        // It goes with its directory.
+        true => Ok(()),
+        false => staging::rename(parent, &target.partial, &target.name, replace),
+    };
+    match answer {
+        Ok(()) => match fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Identity::of(&stat).fingerprint()),
+            Err(Errno::NOENT) => Err(changed()),
+            Err(cause) => Err(target.failed("stat", cause, 0)),
+        },
+        Err(Errno::EXIST) if target.overwrite == Overwrite::Never => {
+            target.may_replace()?;
+            Err(changed())
+        }
+        Err(Errno::ISDIR) => Err(FileError::DestinationExists {
+            place: target.place(),
+            found: "a directory that was made meanwhile",
+            remedy: "remove it or choose another path",
+        }),
+        // Somebody removed the partial file.
+        Err(Errno::NOENT) => Err(changed()),
+        Err(cause) => Err(target.failed("rename", cause, 0)),
+    }
+}

@@ -1,0 +1,184 @@
+//! Lists a source: [`Manifest::scan`].
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{self, AtFlags, Dir, FileType, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::digest::MAX_FILE_BYTES;
+use super::error::{FileError, Place};
+use super::identity::Identity;
+use super::limits::MAX_DEPTH;
+use super::manifest::{Entry, EntryKind, MODE_BITS, Manifest, ManifestBuilder, Shape};
+use super::names;
+use super::path::RootPath;
+use super::root::{Root, special};
+
+impl Manifest {
+    /// Lists the file or directory `path`. Weft's own partial files are left out; a link, device,
+    /// pipe or socket anywhere in it is refused, as is what cannot be read.
+    pub fn scan(root: &Root, path: &RootPath) -> Result<Self, FileError> {
+        // What is being assembled there is no copy yet.
+        if names::is_within_reserved(path.as_str()) {
+            return Err(FileError::ReservedName {
+                place: root.place(path),
+            });
+        }
+        let opened = root.open_at(path, OFlags::PATH).map_err(|cause| {
+            if cause == Errno::NOENT {
+                return FileError::SourceMissing {
+                    place: root.place(path),
+                    missing: root.missing_part(path),
+                };
+            }
+            root.symlink_on_the_way(path, cause)
+                .unwrap_or_else(|| FileError::reading(root.place(path), cause))
+        })?;
+        let place = || root.place(path);
+        let stat = fs::fstat(&opened).map_err(|cause| FileError::reading(place(), cause))?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            return scan_directory(root, path)?.finish();
+        }
+        if path.names_directory() {
+            return Err(FileError::NotARegularFile {
+                place: place(),
+                kind: special(&stat).unwrap_or("a file, and the path says directory by its slash"),
+            });
+        }
+        // The root itself is a directory, so a file has a parent and a name.
+        let (parent, name) = path
+            .split()
+            .ok_or_else(|| FileError::reading(place(), Errno::NOENT))?;
+        let parent = root
+            .open_directory(&parent)
+            .map_err(|cause| FileError::reading(place(), cause))?;
+        let (kind, identity) = file_entry(&parent, name, &stat, place)?;
+        let entry = Entry {
+            path: name,
+            kind,
+            mode: stat.st_mode & MODE_BITS,
+        };
+        let mut only = ManifestBuilder::new(Shape::File);
+        only.found(entry, identity.fingerprint())?;
+        only.finish()
+    }
+}
+
+fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileError> {
+    let mut found = ManifestBuilder::new(Shape::Directory);
+    // Directories still to be listed, relative to the top, with their depth.
+    let mut waiting = vec![(String::new(), 0usize)];
+    while let Some((directory, depth)) = waiting.pop() {
+        let path = top.join(&directory)?;
+        let failed = |cause| {
+            root.symlink_on_the_way(&path, cause)
+                .unwrap_or_else(|| FileError::reading(root.place(&path), cause))
+        };
+        let opened = root.open_directory(&path).map_err(failed)?;
+        let mut listing = Dir::read_from(&opened).map_err(failed)?;
+        while let Some(next) = listing.read() {
+            let next = next.map_err(failed)?;
+            let bytes = next.file_name().to_bytes();
+            if matches!(bytes, b"." | b"..") {
+                continue;
+            }
+            let place = |name: &str| Place {
+                root: root.name().into(),
+                path: format!("{path}/{name}").trim_start_matches("./").into(),
+            };
+            let Ok(name) = std::str::from_utf8(bytes) else {
+                let escaped = bytes.escape_ascii().to_string();
+                return Err(FileError::NameNotUtf8 {
+                    place: place(&escaped),
+                });
+            };
+            if names::is_reserved(name) {
+                continue;
+            }
+            let relative = below(&directory, name);
+            let stat = match fs::statat(&opened, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => stat,
+                Err(Errno::NOENT) => {
+                    let what = "a file was removed from it";
+                    return Err(FileError::SourceChanged {
+                        place: root.place(&path),
+                        what,
+                    });
+                }
+                Err(cause) => return Err(FileError::reading(place(name), cause)),
+            };
+            let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            if is_directory && depth == MAX_DEPTH {
+                return Err(FileError::TooDeep { place: place(name) });
+            }
+            let (kind, state) = if is_directory {
+                let state = Identity::of(&stat).directory_fingerprint();
+                (EntryKind::Directory, state)
+            } else {
+                let (kind, identity) = file_entry(&opened, name, &stat, || place(name))?;
+                (kind, identity.fingerprint())
+            };
+            let entry = Entry {
+                path: &relative,
+                kind,
+                mode: stat.st_mode & MODE_BITS,
+            };
+            let added = found.found(entry, state);
+            added.map_err(|_| FileError::TooManyFiles {
+                place: root.place(top),
+            })?;
+            if is_directory {
+                waiting.push((relative, depth + 1));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// What is not a directory, if it can be sent.
+fn file_entry(
+    parent: &OwnedFd,
+    name: &str,
+    stat: &Stat,
+    place: impl Fn() -> Place,
+) -> Result<(EntryKind, Identity), FileError> {
+    if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+        let target = fs::readlinkat(parent, name, Vec::new()).unwrap_or_default();
+        let place = place();
+        let link = place.path.clone();
+        let target = target.as_bytes().escape_ascii().to_string();
+        return Err(FileError::SymlinkRefused {
+            place,
+            link,
+            target,
+        });
+    }
+    if let Some(kind) = special(stat) {
+        return Err(FileError::NotARegularFile {
+            place: place(),
+            kind,
+        });
+    }
+    if names::is_reserved(name) {
+        return Err(FileError::ReservedName { place: place() });
+    }
+    let identity = Identity::of(stat);
+    if identity.size > MAX_FILE_BYTES {
+        return Err(FileError::FileTooLarge {
+            place: place(),
+            bytes: identity.size,
+        });
+    }
+    fs::accessat(parent.as_fd(), name, fs::Access::READ_OK, AtFlags::EACCESS)
+        .map_err(|cause| FileError::reading(place(), cause))?;
+    let bytes = identity.size;
+    Ok((EntryKind::File { bytes }, identity))
+}
+
+fn below(directory: &str, name: &str) -> String {
+    if directory.is_empty() {
+        name.into()
+    } else {
+        format!("{directory}/{name}")
+    }
+}

@@ -1,0 +1,316 @@
+//! `Target`: where one file of a destination goes, and where its bytes are until then.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::destination_config::Overwrite;
+use super::error::{FileError, Place};
+use super::identity::Identity;
+use super::names::{self, JobUid, PRIVATE};
+use super::path::RootPath;
+use super::reserved_space::{Demand, ReservedSpace};
+use super::root::{Root, special};
+
+/// Larger files are not allocated on tmpfs before their blocks come.
+const LARGE_BYTES: u64 = 64 << 20;
+
+/// `TMPFS_MAGIC` of statfs(2).
+const TMPFS: u64 = 0x0102_1994;
+
+/// Where one file goes: its final path, and its partial file beside it or in a staging directory.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) root: Arc<Root>,
+    pub(super) path: RootPath,
+    /// Where the partial file is.
+    pub(super) parent: RootPath,
+    pub(super) name: String,
+    pub(super) partial: String,
+    pub(super) overwrite: Overwrite,
+}
+
+/// Where a file's bytes are before the job writes any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Nowhere: the partial file is new.
+    Fresh,
+    /// Some may be in the partial file of an earlier attempt.
+    Resumed,
+    /// A file of the right size stands under the final name; the partial file only claims it.
+    Existing,
+    /// All of them are in the partial file, which has its final mode: it can be read only.
+    Finished,
+}
+
+impl Target {
+    pub(super) fn new(
+        root: &Arc<Root>,
+        path: RootPath,
+        job: &JobUid,
+        overwrite: Overwrite,
+    ) -> Result<Self, FileError> {
+        let fault = "is the root itself, and a file cannot take its place";
+        let (parent, name) = path
+            .split()
+            .map(|(parent, name)| (parent, name.to_owned()))
+            .ok_or_else(|| FileError::BadPath {
+                path: path.to_string(),
+                fault,
+            })?;
+        if names::is_reserved(&name) {
+            return Err(FileError::ReservedName {
+                place: root.place(&path),
+            });
+        }
+        let partial = names::partial_name(job, &name);
+        Ok(Target {
+            root: root.clone(),
+            path,
+            parent,
+            name,
+            partial,
+            overwrite,
+        })
+    }
+
+    /// With the partial file in a staging directory, under its final name.
+    pub(super) fn staged(self, path: &RootPath) -> Self {
+        match path.split() {
+            Some((parent, name)) => Target {
+                parent,
+                partial: name.to_owned(),
+                ..self
+            },
+            None => self,
+        }
+    }
+
+    pub(super) fn is_staged(&self) -> bool {
+        self.partial == self.name
+    }
+
+    pub(super) fn place(&self) -> Place {
+        self.root.place(&self.path)
+    }
+
+    /// What the system's answer means for this file.
+    pub(super) fn failed(&self, operation: &'static str, cause: Errno, bytes: u64) -> FileError {
+        self.root
+            .symlink_on_the_way(&self.path, cause)
+            .unwrap_or_else(|| FileError::writing(self.place(), operation, cause, bytes))
+    }
+
+    /// Opens the partial file. A finished one may not be writable any more.
+    pub(super) fn open_partial(&self, access: OFlags) -> Result<File, FileError> {
+        let parent = self
+            .root
+            .open_directory(&self.parent)
+            .map_err(|cause| self.failed("open", cause, 0))?;
+        let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        match fs::openat(&parent, &self.partial, flags, Mode::empty()) {
+            Ok(file) => Ok(File::from(file)),
+            // Somebody removed it.
+            Err(Errno::NOENT) => Err(FileError::DestinationChanged {
+                place: self.place(),
+            }),
+            Err(cause) => Err(self.failed("open", cause, 0)),
+        }
+    }
+
+    /// Opens the file under the final name to read.
+    pub(super) fn open_final(&self) -> Result<(File, Identity), FileError> {
+        let opened = self
+            .root
+            .open_at(&self.path, OFlags::RDONLY | OFlags::NONBLOCK)
+            .map_err(|cause| match cause {
+                Errno::NOENT => FileError::DestinationChanged {
+                    place: self.place(),
+                },
+                cause => self.failed("open", cause, 0),
+            })?;
+        let stat = fs::fstat(&opened).map_err(|cause| self.failed("fstat", cause, 0))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(FileError::DestinationChanged {
+                place: self.place(),
+            });
+        }
+        Ok((File::from(opened), Identity::of(&stat)))
+    }
+
+    /// Fails when a file with another content must not be replaced.
+    pub(super) fn may_replace(&self) -> Result<(), FileError> {
+        match self.overwrite {
+            Overwrite::Never => Err(FileError::DestinationExists {
+                place: self.place(),
+                found: "a file with another content",
+                remedy: "remove it, choose another path, or set overwrite to IfDifferent",
+            }),
+            Overwrite::IfDifferent | Overwrite::Always => Ok(()),
+        }
+    }
+
+    /// Makes the partial file and takes space for it.
+    pub(super) fn reserve(&self, bytes: u64, space: &ReservedSpace) -> Result<(), FileError> {
+        let parent = self
+            .root
+            .open_directory(&self.parent)
+            .map_err(|cause| self.failed("open", cause, bytes))?;
+        let demand = Demand {
+            bytes,
+            new_bytes: bytes,
+            inodes: 0,
+        };
+        let _locked = space.reserve(&self.place(), &parent, demand)?;
+        let file = self.make_partial(&parent, bytes)?;
+        self.allocate(&parent, &file, bytes)
+    }
+
+    /// Makes the partial file, or finds it, and gives it its size.
+    pub(super) fn make_partial(&self, parent: &OwnedFd, bytes: u64) -> Result<File, FileError> {
+        let flags =
+            OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let failed = |operation, cause| self.failed_to_reserve(parent, operation, cause, bytes);
+        let file = fs::openat(parent, &self.partial, flags, PRIVATE)
+            .map_err(|cause| failed("open", cause))?;
+        let stat = fs::fstat(&file).map_err(|cause| failed("fstat", cause))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(FileError::DestinationChanged {
+                place: self.place(),
+            });
+        }
+        if Identity::of(&stat).size != bytes {
+            // An earlier attempt's of another size: its bytes are rehashed as they are.
+            fs::ftruncate(&file, bytes).map_err(|cause| failed("ftruncate", cause))?;
+        }
+        Ok(File::from(file))
+    }
+
+    /// Allocates the file's space. On tmpfs that makes every page, 250 ms for each GiB: there only small files
+    /// are allocated, and a large one may find the file system full when its blocks come.
+    pub(super) fn allocate(
+        &self,
+        parent: &OwnedFd,
+        file: &File,
+        bytes: u64,
+    ) -> Result<(), FileError> {
+        if bytes == 0 || (bytes >= LARGE_BYTES && is_tmpfs(file)) {
+            return Ok(());
+        }
+        loop {
+            match fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+                // Where it cannot be done, the check of free space before has to do.
+                Ok(()) | Err(Errno::OPNOTSUPP) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(cause) => {
+                    return Err(self.failed_to_reserve(parent, "fallocate", cause, bytes));
+                }
+            }
+        }
+    }
+
+    /// As [`Target::failed`], with the free space in what says that there is none.
+    fn failed_to_reserve(
+        &self,
+        parent: &OwnedFd,
+        operation: &'static str,
+        cause: Errno,
+        bytes: u64,
+    ) -> FileError {
+        match FileError::writing(self.place(), operation, cause, bytes) {
+            FileError::DiskFull { place, needed, .. } => {
+                let available =
+                    fs::fstatvfs(parent).map_or(0, |free| free.f_bavail * free.f_frsize);
+                FileError::DiskFull {
+                    place,
+                    needed,
+                    available,
+                }
+            }
+            error => error,
+        }
+    }
+
+    /// Removes the partial file, if there is one.
+    pub(super) fn remove_partial(&self, parent: &OwnedFd) -> Result<(), FileError> {
+        match fs::unlinkat(parent, &self.partial, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(cause) => Err(self.failed("unlink", cause, 0)),
+        }
+    }
+
+    /// What is there already, and how many bytes of disk the rest takes.
+    pub(super) fn inspect(&self, parent: &OwnedFd, bytes: u64) -> Result<(Origin, u64), FileError> {
+        let stat = |name: &str| match fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(cause) => Err(self.failed("fstatat", cause, bytes)),
+        };
+        let named = match self.is_staged() {
+            true => None,
+            false => stat(&self.name)?,
+        };
+        let same_size = match named {
+            None => false,
+            Some(found) => self.replaceable(parent, &found, bytes)?,
+        };
+        let partial = stat(&self.partial)?;
+        let whole = partial.is_some_and(|stat| bytes > 0 && Identity::of(&stat).size == bytes);
+        let existing = match self.overwrite {
+            Overwrite::Never => same_size,
+            Overwrite::IfDifferent => same_size && !whole,
+            Overwrite::Always => false,
+        };
+        if existing {
+            return Ok((Origin::Existing, 0));
+        }
+        match partial {
+            None => Ok((Origin::Fresh, bytes)),
+            Some(stat) => {
+                // 512 B: the unit of st_blocks (stat(2)).
+                #[allow(clippy::unnecessary_cast, reason = "differs between architectures")]
+                let there = stat.st_blocks as u64 * 512;
+                Ok((Origin::Resumed, bytes.saturating_sub(there)))
+            }
+        }
+    }
+
+    /// Whether what stands under the final name has the right size; an error when it is nothing
+    /// that a file may replace.
+    fn replaceable(&self, parent: &OwnedFd, found: &Stat, bytes: u64) -> Result<bool, FileError> {
+        let exists = |found| FileError::DestinationExists {
+            place: self.place(),
+            found,
+            remedy: "remove it or choose another path (to put a file into a directory, end its path with a slash)",
+        };
+        match FileType::from_raw_mode(found.st_mode) {
+            FileType::RegularFile => {}
+            FileType::Directory => return Err(exists("a directory")),
+            FileType::Symlink => {
+                let target = fs::readlinkat(parent, &self.name, Vec::new()).unwrap_or_default();
+                return Err(FileError::SymlinkRefused {
+                    place: self.place(),
+                    link: self.path.as_str().into(),
+                    target: target.as_bytes().escape_ascii().to_string(),
+                });
+            }
+            _ => return Err(exists(special(found).unwrap_or("something else"))),
+        }
+        let same_size = Identity::of(found).size == bytes;
+        if !same_size {
+            self.may_replace()?;
+        }
+        Ok(same_size)
+    }
+}
+
+fn is_tmpfs(file: impl AsFd) -> bool {
+    #[allow(
+        clippy::unnecessary_cast,
+        reason = "the type differs between architectures"
+    )]
+    fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS)
+}

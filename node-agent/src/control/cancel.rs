@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use futures::future::join_all;
-use weft_proto::agent::v1::{CancelRequest, CancelResponse, JobRef, State as ReportedState};
+use weft_proto::agent::v1::{CancelRequest, CancelResponse, JobRef};
 
 use crate::abort;
-use crate::control::jobs::{Jobs, order};
+use crate::control::jobs::Jobs;
 use crate::control::known_attempt::KnownAttempt;
 use crate::convert;
 use crate::fault::Fault;
@@ -25,34 +25,21 @@ impl Jobs {
         let job = convert::job(job)?;
         // An earlier process may have left files of a job that is not known here.
         self.expect_anything_left_by(&job);
-        let latest = self.latest(&job);
-        if latest
-            .as_ref()
-            .is_some_and(|latest| order(&latest.attempt.job) > order(&job))
-        {
-            return Ok(CancelResponse {
-                state: ReportedState::Unspecified.into(),
-            });
-        }
-        let was_known = latest.is_some_and(|latest| latest.attempt.job == job);
         // An unknown attempt is remembered as cancelled, so that a later Prepare or Start of it is refused.
-        let known = self.admit(&job).await?;
+        let known = match self.admit(&job).await {
+            // A later attempt has ended this one.
+            Err(Fault::StaleAttempt { .. }) => return Ok(CancelResponse {}),
+            known => known?,
+        };
         known.attempt.fail(Fault::Cancelled);
         known.attempt.closed().await;
-        let state = known.attempt.state();
-        if discard && state == State::Failed {
+        if discard && known.attempt.state() == State::Failed {
             self.discard(known).await?;
         }
         if release {
             self.release(&job).await?;
         }
-        let state = match was_known {
-            true => state.to_proto(),
-            false => ReportedState::Unspecified,
-        };
-        Ok(CancelResponse {
-            state: state.into(),
-        })
+        Ok(CancelResponse {})
     }
 
     /// Removes what the attempts of a job have left, if this attempt, which is over, is the latest. The next

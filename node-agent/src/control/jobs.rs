@@ -259,7 +259,7 @@ impl KnownJobs {
 }
 
 /// Attempts of a job are ordered by this.
-pub(crate) fn order(job: &JobRef) -> (u64, u32) {
+fn order(job: &JobRef) -> (u64, u32) {
     (job.generation, job.attempt)
 }
 

@@ -202,14 +202,7 @@ async fn after_a_cancel_nothing_lands_and_what_is_discarded_is_gone() {
         discard,
         release: false,
     };
-    let answer = lab
-        .operator(1)
-        .await
-        .cancel(cancel(false))
-        .await
-        .unwrap()
-        .into_inner();
-    assert_eq!(answer.state(), State::Failed);
+    lab.operator(1).await.cancel(cancel(false)).await.unwrap();
     let end = lab.finish(1, &first).await;
     assert_eq!(end.reason, "Cancelled");
     // The source hears of it and ends too: is told so, unless the connection was gone before that.

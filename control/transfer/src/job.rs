@@ -298,11 +298,11 @@ impl Job {
                 self.failed_senders.insert(self.spec.source.node.clone());
                 self.state = State::Waiting { until: now };
             }
-            Err(refusal) => self.on_no_listing(now, refusal, commands),
+            Err(refusal) => self.on_no_listing(now, &refusal, commands),
         }
     }
 
-    fn on_no_listing(&mut self, now: Duration, refusal: Refusal, commands: &mut Vec<Command>) {
+    fn on_no_listing(&mut self, now: Duration, refusal: &Refusal, commands: &mut Vec<Command>) {
         let mut is_another_left = false;
         if !is_of_the_store(&refusal.reason) {
             self.failed_senders.insert(self.spec.source.node.clone());
@@ -314,7 +314,7 @@ impl Job {
             && self.spec.timing.gives_up_unreached
             && refusal.is_before_contact();
         let is_retriable = refusal.retriable && !is_given_up;
-        self.count_failure(self.is_excused(&refusal));
+        self.count_failure(self.is_excused(refusal));
         if is_another_left || is_retriable && !self.is_limit_exceeded() {
             // The same node would answer the same; the next one may answer something else.
             let wait = match is_retriable {
@@ -323,7 +323,7 @@ impl Job {
             };
             self.state = State::Waiting { until: now + wait };
         } else {
-            self.destinations.fail_remaining(&refusal);
+            self.destinations.fail_remaining(refusal);
             self.finish(commands);
         }
     }

@@ -1,7 +1,8 @@
 //! Objects for tests, and an API server of them that does as it is asked.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use futures::future::BoxFuture;
 use k8s_openapi::{
     api::{
         apps::v1::DaemonSet,
@@ -22,6 +23,7 @@ use weft_crds::{
     TransferJobSpec,
 };
 use weft_proto::operator::v1::{Copy, CopyJob, NodeReport, Ports};
+use weft_transfer::{ReadSecret, Refusal};
 
 use crate::controllers::{
     api_server::merge,
@@ -254,7 +256,20 @@ pub(crate) fn cache(nodes: usize) -> Cache {
         ticket_key: "0a".repeat(32),
         secrets: BTreeMap::new(),
         shortcuts: std::iter::empty().collect(),
-        secret_reader: None,
+        secret_reader: Some(Arc::new(NoSecrets)),
+    }
+}
+
+/// No scenario reads a Secret.
+struct NoSecrets;
+
+impl ReadSecret for NoSecrets {
+    fn read<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<BTreeMap<String, Vec<u8>>, Refusal>> {
+        unreachable!("Secret {namespace}/{name} is read");
     }
 }
 

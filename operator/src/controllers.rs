@@ -9,6 +9,7 @@ mod cache;
 mod cluster;
 mod cluster_node;
 mod condition;
+mod controller;
 mod fabric;
 mod job;
 mod kinds;
@@ -29,78 +30,39 @@ mod scenario;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, convert::Infallible, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use futures::{FutureExt as _, StreamExt as _};
-use k8s_openapi::{
-    api::{apps::v1::DaemonSet, core::v1::ObjectReference},
-    jiff::Timestamp,
-};
-use kube::{Client, Resource as _};
+use k8s_openapi::jiff::Timestamp;
+use kube::Resource as _;
 use tokio::{
-    sync::{Notify, mpsc, watch},
+    sync::{Notify, mpsc},
     time::{Instant, sleep_until},
 };
-use weft_identity::authority::Authority;
-use weft_transfer::ConnectionPool;
 
-pub(crate) use self::request::FINALIZER;
 use self::{
     cache::Key,
     cluster::{Cluster, ClusterError},
-    fabric::agents::AgentTemplate,
-    job::secret::Secrets,
-    kinds::{Cache, WatchEvent},
+    controller::{Controller, LOOK, Round, Setup},
+    fabric::{Fabrics, agents::AgentTemplate},
+    job::{Jobs, secret::Secrets},
+    kinds::{Cache, WatchEvent, for_each_kind},
     lead::Lead,
     membership::Membership,
-    request::{Event, Object, Request},
-    writer::{Answer, Owner, Writer},
+    request::Request,
+    writer::{Answer, Writer},
 };
 pub use self::{
+    controller::Context,
     job::question::{Neighbour, Neighbours, Question, ReportedCopy, Survey},
     tally::Tally,
 };
-use crate::{
-    patience::patiently,
-    reports::{Fabrics, NodeState},
-    web::Pulse,
-};
+use crate::patience::patiently;
 
-/// Controllers reconcile this often though nothing has happened: deadlines and silences are counted in
-/// seconds.
-const LOOK: Duration = Duration::from_secs(1);
+pub(crate) use self::request::FINALIZER;
+
 /// Changes that come within this time are decided together.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-
-/// What the controllers work with.
-pub struct Context {
-    /// The API server.
-    pub client: Client,
-    /// The operator's namespace.
-    pub namespace: String,
-    /// Of this leader.
-    pub epoch: u64,
-    /// When the last request was sent by which its Lease was renewed.
-    pub renewals: watch::Receiver<Instant>,
-    /// That the controllers go on.
-    pub pulse: Pulse,
-    /// Its key is what agents know tickets by.
-    pub authority: Arc<Authority>,
-    /// The ways to agents.
-    pub channels: ConnectionPool,
-    /// What agents say of their nodes.
-    pub reports: watch::Receiver<BTreeMap<String, NodeState>>,
-    /// What agents are told; kept by the controllers.
-    pub fabrics: watch::Sender<Fabrics>,
-    /// The chart's manifest of an agent's DaemonSet.
-    pub template: DaemonSet,
-    /// HOST:PORT at which agents reach the leader.
-    pub service_address: String,
-    /// Requests to the API server in a second, at most; Events are among them.
-    pub writes_per_second: NonZeroU32,
-    /// What is counted.
-    pub tally: Tally,
-}
 
 /// Why the controllers cannot begin.
 #[derive(Debug, thiserror::Error)]
@@ -108,76 +70,6 @@ pub enum ControllerError {
     /// The operator's own Deployment could not be read.
     #[error("the Deployment weft-operator cannot be read: {0}; check the operator's role")]
     Deployment(String),
-}
-
-/// What controllers are made from.
-pub(crate) struct Setup<'a> {
-    /// What the process has.
-    pub(crate) context: &'a Context,
-    /// What DaemonSets of agents are made from.
-    pub(crate) template: AgentTemplate,
-    /// Reads Secrets.
-    pub(crate) secrets: Secrets,
-    /// Has the controllers reconcile at once.
-    pub(crate) wake: Arc<Notify>,
-}
-
-/// What is decided about the objects of a kind, or of several that belong together.
-///
-/// The runner has it reconcile after every change of the cache, and at least once a second.
-pub(crate) trait Controller: Send {
-    /// Names it among the others.
-    fn name(&self) -> &'static str;
-
-    /// Adds to the cache what no watch brings. Called before anything reconciles.
-    fn prepare(&mut self, _cache: &mut Cache) {}
-
-    /// Decides what there is to decide, and submits what is to be written. It never waits.
-    fn reconcile(&mut self, round: &mut Round<'_>);
-
-    /// One of its requests has been answered; the cache has learned the answer.
-    fn answered(&mut self, _key: &Key, _request: &Request, _result: Result<(), &ClusterError>) {}
-
-    /// Answers a question of `kubectl weft`, or gives it back: it is for another controller.
-    fn answer(&self, question: Question, _cache: &Cache, _now: Timestamp) -> Option<Question> {
-        Some(question)
-    }
-}
-
-/// One round of reconciling: what every controller decides from, and the writer.
-pub(crate) struct Round<'a> {
-    /// The objects of the API.
-    pub(crate) cache: &'a Cache,
-    /// Whose the nodes are.
-    pub(crate) membership: &'a Membership,
-    /// Now, by this machine's clock.
-    pub(crate) now: Timestamp,
-    /// How long this process has led.
-    pub(crate) elapsed: Duration,
-    writer: &'a mut Writer,
-    controller: &'static str,
-}
-
-impl Round<'_> {
-    /// Replaces what is to be written for this key. What was submitted for it before and has not been sent
-    /// is dropped.
-    pub(crate) fn submit(&mut self, key: &Key, requests: Vec<Request>) {
-        let owner = Owner {
-            controller: self.controller,
-            key: key.clone(),
-        };
-        self.writer.submit(&owner, requests);
-    }
-
-    /// Publishes an Event of an object.
-    pub(crate) fn publish(&mut self, object: &ObjectReference, event: Event) {
-        self.writer.publish(object, vec![event]);
-    }
-
-    /// Whether an object is left alone because requests for it have failed.
-    pub(crate) fn is_backing_off(&self, object: &Object) -> bool {
-        self.writer.is_backing_off(object)
-    }
 }
 
 /// Runs until it is dropped, and answers questions in between.
@@ -208,7 +100,7 @@ pub async fn run(
     let mut watches = kinds::watch(&context.client, &context.namespace);
     let mut reports = context.reports.clone();
     let mut runner = Runner {
-        controllers: kinds::controllers(&setup),
+        controllers: controllers(&setup),
         writer: Writer::new(
             Arc::new(cluster),
             context.writes_per_second,
@@ -269,6 +161,34 @@ pub async fn run(
         due = Instant::now() + LOOK;
     }
 }
+
+/// Makes the controller of a kind that has one.
+macro_rules! push {
+    ($list:ident, $setup:ident) => {};
+    ($list:ident, $setup:ident, $controller:ty) => {
+        $list.push(Box::new(<$controller>::new($setup)))
+    };
+}
+
+/// Makes the controllers of all kinds.
+macro_rules! controllers {
+    ($(
+        $(#[doc = $doc:literal])*
+        $(#[cfg($condition:meta)])?
+        $store:ident: $kind:ty $(=> $controller:ty)?,
+    )*) => {
+        #[expect(clippy::vec_init_then_push, reason = "a kind may be of tests only")]
+        fn controllers(setup: &Setup<'_>) -> Vec<Box<dyn Controller>> {
+            let mut controllers: Vec<Box<dyn Controller>> = Vec::new();
+            $(
+                $(#[cfg($condition)])?
+                push!(controllers, setup $(, $controller)?);
+            )*
+            controllers
+        }
+    };
+}
+for_each_kind!(controllers);
 
 struct Runner {
     context: Context,

@@ -3,12 +3,10 @@
 //! `Candidate` is pure: a Lease goes in, what to write comes out. [`acquire`] waits until this
 //! process holds the Lease, [`Leadership::keep`] renews it and returns when it is lost; the process
 //! then ends, so nothing of a deposed leader goes on. Until it has ended, agents refuse its commands,
-//! because the next leader's epoch is higher. [`Candidacy`] does all that on a thread of its own.
+//! because the next leader's epoch is higher. `Candidacy` does all that on a thread of its own.
 //!
 //! Time is measured here and never compared with another machine's: a Lease is free when nobody has
 //! renewed it for 30 s while this process was looking.
-
-mod thread;
 
 use std::{future::Future, time::Duration};
 
@@ -26,7 +24,6 @@ use tokio::{
     time::{Instant, sleep, timeout, timeout_at},
 };
 
-pub use self::thread::{Candidacy, Held};
 use crate::NAME;
 
 /// A leader that has not renewed for so long has lost it to whoever asks. Longer than the 20 s that
@@ -170,13 +167,13 @@ pub struct Lost {
 }
 
 impl Lost {
-    fn ended() -> Self {
+    pub(crate) fn ended() -> Self {
         Self {
             why: "the thread that renews it has ended, which is a bug".to_owned(),
         }
     }
 
-    fn without_a_board(error: &kube::Error) -> Self {
+    pub(crate) fn without_a_board(error: &kube::Error) -> Self {
         Self {
             why: format!("the API server cannot be asked for it: {error}"),
         }
@@ -289,7 +286,7 @@ impl<B: Board> Leadership<B> {
     }
 
     /// When the last request was sent by which it was renewed.
-    fn renewals(&self) -> watch::Receiver<Instant> {
+    pub(crate) fn renewals(&self) -> watch::Receiver<Instant> {
         self.renewed.subscribe()
     }
 

@@ -7,6 +7,7 @@
 //! answers `kubectl weft`. [`uninstall`] and [`check`] are what `helm uninstall` and `helm test` run.
 
 mod caller;
+pub mod candidacy;
 pub mod check;
 pub mod control;
 pub mod controllers;

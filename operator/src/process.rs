@@ -39,11 +39,12 @@ use weft_transfer::ConnectionPool;
 
 use crate::{
     NAME,
+    candidacy::{Candidacy, Held},
     control::{self, AUDIENCE, Control, ControlError, Tally},
     controllers::{self, ControllerError},
     enrollment_limit::EnrollmentLimit,
     home::{Home, HomeError},
-    lease::{Candidacy, Held, LeaseBoard, Lost},
+    lease::{LeaseBoard, Lost},
     live::{self, Live},
     patience::{ANSWER_WITHIN, Patience, patiently},
     reports::{Fabrics, Reports},

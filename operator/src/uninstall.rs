@@ -7,6 +7,7 @@
 //! after [`PATIENCE`]: agents end by themselves what no operator renews. Last, `labels` takes from the
 //! nodes what they say of fabrics and models.
 
+mod api;
 mod labels;
 
 use std::{collections::BTreeSet, time::Duration};
@@ -18,8 +19,8 @@ use kube::{
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 use weft_crds::{DeletionPolicy, Phase, TransferJob};
-use weft_identity::cause::innermost;
 
+use self::api::{LOOK, MANAGER, Refused, answer};
 use crate::{NAME, controllers::FINALIZER, lease::Board};
 
 /// So long the operator has to end the jobs at the agents.
@@ -28,13 +29,6 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(30);
 /// After that, nodes may be written to for so long: thousands take seconds.
 const LABELS_WITHIN: Duration = Duration::from_secs(60);
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(500);
-/// An API server that answers at all answers within.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Who changes `spec.suspend`.
-const MANAGER: &str = "weft-uninstall";
-
 /// Jobs could not be let go.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -178,25 +172,6 @@ async fn pass(
     match problem {
         Some(problem) => Err(problem),
         None => Ok(left.join(", ")),
-    }
-}
-
-enum Refused {
-    /// It is not there, or not the same any more.
-    Gone,
-    Failed(String),
-}
-
-async fn answer<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, Refused> {
-    match timeout(ANSWER_WITHIN, call).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => {
-            Err(Refused::Gone)
-        }
-        Ok(Err(error)) => Err(Refused::Failed(innermost(&error))),
-        Err(_) => Err(Refused::Failed(format!(
-            "no answer within {ANSWER_WITHIN:?}"
-        ))),
     }
 }
 

@@ -3,8 +3,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::cache::{Key, cached};
+use super::controller::{Controller, Round, Setup};
 use super::request::Request;
-use super::{Controller, Round, Setup};
 
 /// Names a job of its namespace.
 #[derive(CustomResource, Deserialize, Serialize, Clone, Debug, PartialEq, JsonSchema)]

@@ -6,14 +6,20 @@
 pub(crate) mod agents;
 pub(crate) mod configuration;
 pub(crate) mod decide;
+pub(crate) mod view;
 
 use std::{collections::BTreeMap, time::Duration};
 
 use kube::ResourceExt as _;
 use tokio::sync::watch;
 
-use self::{agents::AgentTemplate, decide::Sighting};
-use super::{Controller, LOOK, Round, Setup, cache::Key, kinds::Cache, membership::Membership};
+use self::{agents::AgentTemplate, view::LastReport};
+use super::{
+    cache::Key,
+    controller::{Controller, LOOK, Round, Setup},
+    kinds::Cache,
+    membership::Membership,
+};
 use crate::reports::{FabricView, Fabrics as Views, NodeState};
 
 /// Decides fabrics.
@@ -38,16 +44,16 @@ impl Fabrics {
         }
     }
 
-    fn sightings(&self) -> BTreeMap<String, Sighting> {
+    fn last_reports(&self) -> BTreeMap<String, LastReport> {
         let reports = self.reports.borrow();
-        let sighting = |state: &NodeState| Sighting {
+        let last_report = |state: &NodeState| LastReport {
             fabric: state.fabric.clone(),
             report: state.report.clone(),
             silent: state.seen.elapsed(),
         };
         reports
             .iter()
-            .map(|(node, state)| (node.clone(), sighting(state)))
+            .map(|(node, state)| (node.clone(), last_report(state)))
             .collect()
     }
 
@@ -93,10 +99,10 @@ impl Controller for Fabrics {
         self.reports.mark_unchanged();
         self.decided = Some((around, round.elapsed));
         self.publish(round.cache, round.membership);
-        let requests = decide::decide(&decide::View {
+        let requests = decide::decide(&view::View {
             cache: round.cache,
             membership: round.membership,
-            sightings: &self.sightings(),
+            last_reports: &self.last_reports(),
             leading: round.elapsed,
             template: &self.template,
             now: round.now,

@@ -7,6 +7,7 @@
 pub(crate) mod decide;
 pub(crate) mod grants;
 pub(crate) mod network;
+pub(crate) mod obstacle;
 pub(crate) mod origin;
 pub(crate) mod place;
 pub(crate) mod question;
@@ -35,10 +36,10 @@ use self::{
     work::Work,
 };
 use super::{
-    Controller, LOOK, Round, Setup,
     backoff::Backoff,
     cache::{Key, uid},
     cluster::ClusterError,
+    controller::{Controller, LOOK, Round, Setup},
     kinds::Cache,
     request::{Change, Event, Object, Request},
     work_queue::WorkQueue,

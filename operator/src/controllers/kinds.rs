@@ -1,4 +1,4 @@
-//! The kinds of objects that the controllers read, and what decides about each: [`kinds!`] lists them. A new
+//! The kinds of objects that the controllers read, and what decides about each: `for_each_kind!` lists them. A new
 //! kind is a line there, and a module; see docs/add-a-kind.md.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -17,24 +17,14 @@ use kube::{
 use weft_crds::{FabricNode, RdmaFabric, TransferJob};
 
 use super::{
-    Controller, Setup,
     cache::{Cached, Key, Store},
     cluster_node::ClusterNode,
-    fabric::Fabrics,
-    job::{Jobs, secret::SecretFault},
+    job::secret::SecretFault,
     request::{Object, Request, qualified},
 };
 use weft_transfer::ReadSecret;
 
-/// Makes the controller of a kind that has one.
-macro_rules! push {
-    ($list:ident, $context:ident) => {};
-    ($list:ident, $context:ident, $controller:ty) => {
-        $list.push(Box::new(<$controller>::new($context)))
-    };
-}
-
-/// Declares the cache, the watches that fill it, and the controllers that decide from it.
+/// Declares the cache and the watches that fill it.
 macro_rules! kinds {
     ($(
         $(#[doc = $doc:literal])*
@@ -103,37 +93,34 @@ macro_rules! kinds {
             )*
             stream::select_all(watches)
         }
-
-        /// Everything that decides.
-        #[expect(clippy::vec_init_then_push, reason = "a kind may be of tests only")]
-        pub(crate) fn controllers(setup: &Setup<'_>) -> Vec<Box<dyn Controller>> {
-            let mut controllers: Vec<Box<dyn Controller>> = Vec::new();
-            $(
-                $(#[cfg($condition)])?
-                push!(controllers, setup $(, $controller)?);
-            )*
-            controllers
-        }
     };
 }
 
-kinds! {
-    /// The jobs.
-    jobs: TransferJob => Jobs,
-    /// The fabrics.
-    fabrics: RdmaFabric => Fabrics,
-    /// The fabrics' nodes, as the operator last described them.
-    fabric_nodes: FabricNode,
-    /// The cluster's nodes: their labels and addresses.
-    nodes: ClusterNode,
-    /// The namespaces: their labels.
-    namespaces: PartialObjectMeta<Namespace>,
-    /// The agents' DaemonSets: what they were made from.
-    daemon_sets: PartialObjectMeta<DaemonSet>,
-    /// What docs/add-a-kind.md adds.
-    #[cfg(test)]
-    shortcuts: super::example::Shortcut => super::example::Shortcuts,
+/// Hands the list of kinds to a macro.
+macro_rules! for_each_kind {
+    ($receiver:ident) => {
+        $receiver! {
+            /// The jobs.
+            jobs: TransferJob => Jobs,
+            /// The fabrics.
+            fabrics: RdmaFabric => Fabrics,
+            /// The fabrics' nodes, as the operator last described them.
+            fabric_nodes: FabricNode,
+            /// The cluster's nodes: their labels and addresses.
+            nodes: ClusterNode,
+            /// The namespaces: their labels.
+            namespaces: PartialObjectMeta<Namespace>,
+            /// The agents' DaemonSets: what they were made from.
+            daemon_sets: PartialObjectMeta<DaemonSet>,
+            /// What docs/add-a-kind.md adds.
+            #[cfg(test)]
+            shortcuts: $crate::controllers::example::Shortcut => $crate::controllers::example::Shortcuts,
+        }
+    };
 }
+pub(crate) use for_each_kind;
+
+for_each_kind!(kinds);
 
 impl Cache {
     /// A number that changes when anything but a job changes.

@@ -30,7 +30,7 @@ use crate::controllers::{
     cache::Key,
     cluster_node::{ClusterNode, NodeAddresses},
     condition::{self, Verdict},
-    fabric::{configuration::pod_configuration, decide::Sighting},
+    fabric::{configuration::pod_configuration, view::LastReport},
     kinds::Cache,
     request::{Change, Request},
 };
@@ -169,8 +169,8 @@ pub(crate) fn asleep(name: &str, fabric: &str) -> FabricNode {
 }
 
 /// What a node's agent says, so long ago.
-pub(crate) fn sighting(name: &str, fabric: &str, silent: u64) -> Sighting {
-    Sighting {
+pub(crate) fn last_report(name: &str, fabric: &str, silent: u64) -> LastReport {
+    LastReport {
         fabric: fabric.to_owned(),
         report: NodeReport {
             control_address: format!("{}:7400", address(name)),

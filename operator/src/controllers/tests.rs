@@ -1,9 +1,14 @@
 //! The controllers against an API server in memory, in virtual time: watches in, requests out, as in a
 //! cluster. What is decided is tested where it is decided; here it is that it happens.
 
+use std::{collections::BTreeMap, num::NonZeroU32};
+
+use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::ResourceExt as _;
-use tokio::task::JoinHandle;
+use tokio::{sync::watch, task::JoinHandle};
 use weft_crds::{FabricNode, Phase, RdmaFabric, TransferJob};
+use weft_identity::authority::Authority;
+use weft_transfer::Channels;
 
 use crate::{
     controllers::{
@@ -11,7 +16,8 @@ use crate::{
         example::{Shortcut, ShortcutSpec},
         *,
     },
-    reports::NodeState,
+    reports::{Fabrics, NodeState},
+    web::Pulse,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -77,7 +83,7 @@ impl Stage {
     /// All agents report.
     fn report(&self, nodes: usize) {
         let reports = names(nodes).map(|name| {
-            let report = scenario::sighting(&name, "default", 0).report;
+            let report = scenario::last_report(&name, "default", 0).report;
             (name, NodeState::new("default", report, Instant::now()))
         });
         self.reports.send_replace(reports.collect());

@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 use kube::{Api, Resource as _, api::Patch};
 
-use super::{Home, HomeError, metadata, params};
+use super::objects::{Home, HomeError, metadata, params};
 use crate::NAME;
 
 /// The leader's EndpointSlice.

@@ -13,7 +13,7 @@ use kube::{
 use time::OffsetDateTime;
 use weft_identity::authority::{Authority, KeptAuthority};
 
-use super::{AUTHORITY, Home, HomeError, metadata, params};
+use super::objects::{AUTHORITY, Home, HomeError, metadata, params};
 use crate::{
     NAME,
     rotation::{self, Step},

@@ -6,6 +6,7 @@ use std::sync::{
 use kube::core::Status;
 
 use super::*;
+use crate::candidacy::Candidacy;
 
 /// A Lease kept as an API server keeps it.
 #[derive(Clone, Default)]

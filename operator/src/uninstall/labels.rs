@@ -14,7 +14,7 @@ use kube::{
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
-use super::{LOOK, MANAGER, Refused, answer};
+use super::api::{LOOK, MANAGER, Refused, answer};
 use crate::lease::{Board, seize};
 
 /// What the operator writes at nodes.

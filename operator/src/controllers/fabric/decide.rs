@@ -6,7 +6,6 @@ mod labels;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
-    time::Duration,
 };
 
 use k8s_openapi::{
@@ -24,15 +23,14 @@ pub(crate) use self::labels::model_label;
 use crate::controllers::{
     cache::{Key, readiness, uid},
     condition::{self, Verdict},
-    fabric::agents::{self, APPLIED, AgentTemplate, FABRIC_LABEL},
+    fabric::agents::{self, APPLIED, FABRIC_LABEL},
     fabric::configuration::pod_configuration,
+    fabric::view::{LastReport, SILENCE, View},
     kinds::Cache,
-    membership::{Members, Membership},
+    membership::Members,
     request::{Change, Event, Request},
 };
 
-/// A node that has said nothing for so long is not ready: three of the reports that it owes.
-pub(crate) const SILENCE: Duration = Duration::from_secs(30);
 /// A new node's agent has this long to start before the node's status says what it waits for: until then the
 /// first status is that of a node that is Ready, so a new node costs two writes.
 const STARTUP: SignedDuration = SignedDuration::from_secs(60);
@@ -42,33 +40,6 @@ const CONFIGURATION_PENDING: &str = "ConfigurationPending";
 const NAMED_MAX: usize = 5;
 /// Findings that a status lists at most, as the definition says.
 const FINDINGS_MAX: usize = 32;
-
-/// What a node's agent last said.
-#[derive(Debug, Clone)]
-pub(crate) struct Sighting {
-    /// Of which fabric it is an agent.
-    pub(crate) fabric: String,
-    /// What it said.
-    pub(crate) report: NodeReport,
-    /// How long ago.
-    pub(crate) silent: Duration,
-}
-
-/// What fabrics are decided from.
-pub(crate) struct View<'a> {
-    /// The objects.
-    pub(crate) cache: &'a Cache,
-    /// Whose the nodes are.
-    pub(crate) membership: &'a Membership,
-    /// What agents have said to this process.
-    pub(crate) sightings: &'a BTreeMap<String, Sighting>,
-    /// How long this process has been leading: agents need a while to find a new leader.
-    pub(crate) leading: Duration,
-    /// What DaemonSets are made from.
-    pub(crate) template: &'a AgentTemplate,
-    /// Now.
-    pub(crate) now: Timestamp,
-}
 
 /// What is to be written, one request for an object at most.
 pub(crate) fn decide(view: &View<'_>) -> Vec<Request> {
@@ -141,12 +112,12 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
             requests.push(Request::new::<FabricNode>(key, Change::Apply(manifest)));
             continue;
         };
-        let sighting = view
-            .sightings
+        let last_report = view
+            .last_reports
             .get(node)
-            .filter(|sighting| sighting.fabric == fabric);
+            .filter(|last_report| last_report.fabric == fabric);
         let configuration = configurations.get(fabric).map(String::as_str);
-        if let Some(status) = node_status(there, sighting, configuration, view) {
+        if let Some(status) = node_status(there, last_report, configuration, view) {
             requests.push(Request {
                 events: new_findings(there.status.as_ref(), &status),
                 ..Request::status(there, &status)
@@ -178,7 +149,7 @@ fn new_findings(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<E
 /// one there.
 fn node_status(
     node: &FabricNode,
-    sighting: Option<&Sighting>,
+    last_report: Option<&LastReport>,
     configuration: Option<&str>,
     view: &View<'_>,
 ) -> Option<FabricNodeStatus> {
@@ -186,10 +157,10 @@ fn node_status(
     let mut new = old.clone();
     let name = node.name_any();
     let fabric = &node.spec.fabric;
-    if is_starting(node, sighting, view.now) {
+    if is_starting(node, last_report, view.now) {
         return None;
     }
-    let verdict = match sighting {
+    let verdict = match last_report {
         None if view.leading < SILENCE && readiness(node).is_some() => return None,
         None if !is_labelled(view, &name) => not_ready(
             "NodeNotLabelled",
@@ -206,15 +177,15 @@ fn node_status(
                 view.template.namespace
             ),
         ),
-        Some(sighting) => {
-            fill(&mut new, &sighting.report);
-            match foreign_address(&name, &sighting.report, view) {
+        Some(last_report) => {
+            fill(&mut new, &last_report.report);
+            match foreign_address(&name, &last_report.report, view) {
                 Some(verdict) => {
                     // Nothing is sent there.
                     new.control_address.clear();
                     verdict
                 }
-                None => judge(&name, sighting, configuration, view),
+                None => judge(&name, last_report, configuration, view),
             }
         }
     };
@@ -251,9 +222,9 @@ fn foreign_address(name: &str, report: &NodeReport, view: &View<'_>) -> Option<V
 }
 
 /// Whether a node is new, and its agent has reported neither that it can work nor why it cannot.
-fn is_starting(node: &FabricNode, sighting: Option<&Sighting>, now: Timestamp) -> bool {
-    let says_nothing = sighting.is_none_or(|sighting| {
-        let report = &sighting.report;
+fn is_starting(node: &FabricNode, last_report: Option<&LastReport>, now: Timestamp) -> bool {
+    let says_nothing = last_report.is_none_or(|last_report| {
+        let report = &last_report.report;
         !report.ready && report.findings.is_empty()
     });
     let created = node.metadata.creation_timestamp.as_ref();
@@ -267,8 +238,13 @@ fn is_labelled(view: &View<'_>, name: &str) -> bool {
     node.is_some_and(|node| labels::has_fabric_label(view, node))
 }
 
-fn judge(name: &str, sighting: &Sighting, configuration: Option<&str>, view: &View<'_>) -> Verdict {
-    if sighting.silent >= SILENCE {
+fn judge(
+    name: &str,
+    last_report: &LastReport,
+    configuration: Option<&str>,
+    view: &View<'_>,
+) -> Verdict {
+    if last_report.silent >= SILENCE {
         return not_ready(
             "AgentSilent",
             format!(
@@ -276,15 +252,15 @@ fn judge(name: &str, sighting: &Sighting, configuration: Option<&str>, view: &Vi
                  {FABRIC_LABEL}={} --field-selector spec.nodeName={name}",
                 SILENCE.as_secs(),
                 view.template.namespace,
-                sighting.fabric,
+                last_report.fabric,
             ),
         );
     }
-    if sighting.report.ready {
-        let is_pending = configuration.is_some_and(|it| sighting.report.configuration != it);
+    if last_report.report.ready {
+        let is_pending = configuration.is_some_and(|it| last_report.report.configuration != it);
         let (reason, message) = match is_pending {
             false => ("AgentReady", "the agent reports and can work".to_owned()),
-            true => (CONFIGURATION_PENDING, pending(&sighting.fabric, view)),
+            true => (CONFIGURATION_PENDING, pending(&last_report.fabric, view)),
         };
         return Verdict {
             kind: "Ready",
@@ -293,7 +269,7 @@ fn judge(name: &str, sighting: &Sighting, configuration: Option<&str>, view: &Vi
             message,
         };
     }
-    let findings: Vec<&str> = sighting
+    let findings: Vec<&str> = last_report
         .report
         .findings
         .iter()

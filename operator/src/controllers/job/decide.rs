@@ -19,9 +19,10 @@ use crate::controllers::{
     cache::{Key, uid},
     job::{
         grants::{Claim, Grants},
+        obstacle::Obstacle,
         queue::{self, Party, Queue, Stake, Turn},
         reading::{self, Shut},
-        resolve::{self, Obstacle, Transfer},
+        resolve::{self, Transfer},
         snapshot::{Outcome, Snapshot},
         status,
     },

@@ -14,8 +14,8 @@ use weft_crds::TransferJob;
 use crate::controllers::{
     cache::Key,
     job::{
+        obstacle::{Obstacle, wait},
         place,
-        resolve::{Obstacle, wait},
     },
 };
 

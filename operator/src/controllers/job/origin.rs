@@ -1,14 +1,15 @@
 //! Where a job's bytes come from, and which fabric that makes it a job of.
 
+use std::collections::BTreeSet;
+
+use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{FileSource, ObjectSource, RdmaFabric, TransferJob};
 
 use crate::controllers::{
-    job::{
-        reading,
-        resolve::{Obstacle, wait},
-    },
+    fabric::decide::listed,
+    job::obstacle::{Obstacle, wait},
     kinds::Cache,
-    membership::Membership,
+    membership::{Membership, selector},
 };
 
 /// Where a job's bytes come from.
@@ -35,7 +36,7 @@ pub(crate) fn origin(job: &TransferJob) -> Result<Origin<'_>, Obstacle> {
 }
 
 /// The fabric that a job is in.
-pub(crate) fn home<'a>(
+pub(crate) fn fabric_of_job<'a>(
     job: &TransferJob,
     origin: Origin<'_>,
     cache: &'a Cache,
@@ -46,12 +47,12 @@ pub(crate) fn home<'a>(
             let field = ("SourceNodeNotInFabric", "spec.source.file.node");
             fabric_of(&file.node, field, cache, membership)
         }
-        Origin::Object(_) => reading::fabric_of_destinations(job, cache, membership),
+        Origin::Object(_) => fabric_of_destinations(job, cache, membership),
     }
 }
 
 /// A node's fabric, or what is wrong with the field that names it.
-pub(crate) fn fabric_of<'a>(
+fn fabric_of<'a>(
     node: &str,
     (reason, field): (&'static str, &str),
     cache: &'a Cache,
@@ -68,4 +69,52 @@ pub(crate) fn fabric_of<'a>(
         };
         wait(reason, format!("{field}: {node}: {what}"))
     })
+}
+
+/// The fabric of the destinations: there is no source's node that says which it is.
+fn fabric_of_destinations<'a>(
+    job: &TransferJob,
+    cache: &'a Cache,
+    membership: &'a Membership,
+) -> Result<(&'a str, &'a RdmaFabric), Obstacle> {
+    let to = &job.spec.destinations;
+    if let Some(node) = to.nodes.as_ref().and_then(|nodes| nodes.first()) {
+        let field = ("NodeNotInFabric", "spec.destinations.nodes");
+        return fabric_of(node, field, cache, membership);
+    }
+    let wanted = to.node_selector.clone().unwrap_or_default();
+    let wanted = selector(&wanted).map_err(|fault| Obstacle {
+        reason: "SelectorInvalid",
+        message: format!("spec.destinations.nodeSelector: {fault}"),
+        is_final: true,
+    })?;
+    let is_wanted = |node: &str| {
+        let there = cache.nodes.named(node);
+        there.is_some_and(|there| wanted.matches(there.labels()))
+    };
+    let selected = membership.nodes().filter(|(node, _)| is_wanted(node));
+    let fabrics: BTreeSet<&str> = selected.map(|(_, fabric)| fabric).collect();
+    let fabrics: Vec<&str> = fabrics.into_iter().collect();
+    match fabrics[..] {
+        [] => Err(wait(
+            "NoDestinations",
+            "spec.destinations: no node of any fabric matches; it begins when one does: label a node"
+                .to_owned(),
+        )),
+        [name] => match cache.fabrics.named(name) {
+            Some(fabric) => Ok((name, fabric)),
+            None => Err(wait(
+                "NodeNotInFabric",
+                format!("spec.destinations: RdmaFabric {name} is no more; make it again"),
+            )),
+        },
+        _ => Err(wait(
+            "FabricsDiffer",
+            format!(
+                "spec.destinations.nodeSelector: the nodes are of several fabrics, {}; add a label \
+                 that only one of them has",
+                listed(&fabrics)
+            ),
+        )),
+    }
 }

@@ -6,7 +6,7 @@ use weft_transfer::Place;
 
 use crate::controllers::{
     fabric::decide::listed,
-    job::resolve::{Obstacle, wait},
+    job::obstacle::{Obstacle, wait},
     kinds::Cache,
     membership::selector,
 };

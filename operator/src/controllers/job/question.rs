@@ -19,6 +19,7 @@ use crate::controllers::{
     fabric::decide::is_ready,
     job::{
         grants::{Claim, Grants},
+        obstacle,
         queue::{self, Party, Queue, Stake, Turn},
         reading::{self, Shut},
         resolve::{self, Transfer},
@@ -218,15 +219,15 @@ pub(crate) fn survey(
     {
         others.push(obstacle);
     }
-    let is_new = |one: &resolve::Obstacle| {
+    let is_new = |one: &obstacle::Obstacle| {
         first.as_ref().is_none_or(|first| {
             // The first of these is about fewer nodes.
             first.reason != one.reason || one.reason != "NodesNotReady" && first != one
         })
     };
     let others: Vec<_> = others.into_iter().filter(is_new).collect();
-    let found: Vec<resolve::Obstacle> = first.into_iter().chain(others).collect();
-    let obstacle = |obstacle: resolve::Obstacle| Obstacle {
+    let found: Vec<obstacle::Obstacle> = first.into_iter().chain(others).collect();
+    let obstacle = |obstacle: obstacle::Obstacle| Obstacle {
         reason: obstacle.reason.to_owned(),
         message: obstacle.message,
         is_final: obstacle.is_final,
@@ -239,7 +240,7 @@ pub(crate) fn survey(
 }
 
 /// Whether it would have to wait for a job that writes to its path: as the youngest.
-fn blocked(job: &TransferJob, grants: &Grants, transfer: &Transfer) -> Option<resolve::Obstacle> {
+fn blocked(job: &TransferJob, grants: &Grants, transfer: &Transfer) -> Option<obstacle::Obstacle> {
     grants.obstacle(&Claim {
         made: Some(Time(Timestamp::MAX)),
         ..Claim::of(job, &transfer.fabric, false)
@@ -252,7 +253,7 @@ fn queued(
     cache: &Cache,
     queue: &Queue,
     transfer: &Transfer,
-) -> Option<resolve::Obstacle> {
+) -> Option<obstacle::Obstacle> {
     let stake = Stake::of(transfer, cache)?;
     let mut party = Party::new(job, false, stake);
     party.made = Some(Time(Timestamp::MAX));
@@ -535,7 +536,7 @@ mod tests {
     #[tokio::test]
     async fn copies_are_of_a_namespaces_jobs_and_tell_which_of_these_exist() {
         let cache = scenario::cache(2);
-        let mut report = scenario::sighting("n2", "default", 0).report;
+        let mut report = scenario::last_report("n2", "default", 0).report;
         report.copies = vec![scenario::copy("d1")];
         let mut before = report.copies[0].jobs[0].clone();
         before.uid = "job-before".to_owned();

@@ -27,7 +27,8 @@ use crate::controllers::{
     cache::Key,
     fabric::decide::is_ready,
     job::{
-        resolve::{Obstacle, Transfer, wait},
+        obstacle::{Obstacle, wait},
+        resolve::Transfer,
         snapshot::Snapshot,
     },
     kinds::Cache,

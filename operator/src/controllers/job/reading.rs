@@ -1,20 +1,14 @@
 //! What a job needs whose source is an object: a fabric, somebody who reads, and a Secret.
 
-use std::collections::BTreeSet;
-
-use kube::{ResourceExt as _, core::SelectorExt as _};
+use kube::ResourceExt as _;
 use weft_crds::{ObjectSource, RdmaFabric, TransferJob};
 use weft_transfer::{Object, Place, Secret};
 
 use crate::controllers::{
     cache::Key,
-    fabric::decide::{is_ready, listed},
-    job::{
-        origin::fabric_of,
-        resolve::{Obstacle, wait},
-    },
+    fabric::decide::is_ready,
+    job::obstacle::{Obstacle, wait},
     kinds::Cache,
-    membership::{Membership, selector},
 };
 
 /// What stands between a job and the Secret that it names.
@@ -46,54 +40,6 @@ pub(crate) fn unlocked(job: &TransferJob, cache: &Cache) -> Result<(), Shut> {
             let text = format!("spec.source.object.secretRef: {}", fault.message);
             Err(Shut::Denied(wait(fault.reason, text)))
         }
-    }
-}
-
-/// The fabric of the destinations: there is no source's node that says which it is.
-pub(crate) fn fabric_of_destinations<'a>(
-    job: &TransferJob,
-    cache: &'a Cache,
-    membership: &'a Membership,
-) -> Result<(&'a str, &'a RdmaFabric), Obstacle> {
-    let to = &job.spec.destinations;
-    if let Some(node) = to.nodes.as_ref().and_then(|nodes| nodes.first()) {
-        let field = ("NodeNotInFabric", "spec.destinations.nodes");
-        return fabric_of(node, field, cache, membership);
-    }
-    let wanted = to.node_selector.clone().unwrap_or_default();
-    let wanted = selector(&wanted).map_err(|fault| Obstacle {
-        reason: "SelectorInvalid",
-        message: format!("spec.destinations.nodeSelector: {fault}"),
-        is_final: true,
-    })?;
-    let is_wanted = |node: &str| {
-        let there = cache.nodes.named(node);
-        there.is_some_and(|there| wanted.matches(there.labels()))
-    };
-    let selected = membership.nodes().filter(|(node, _)| is_wanted(node));
-    let fabrics: BTreeSet<&str> = selected.map(|(_, fabric)| fabric).collect();
-    let fabrics: Vec<&str> = fabrics.into_iter().collect();
-    match fabrics[..] {
-        [] => Err(wait(
-            "NoDestinations",
-            "spec.destinations: no node of any fabric matches; it begins when one does: label a node"
-                .to_owned(),
-        )),
-        [name] => match cache.fabrics.named(name) {
-            Some(fabric) => Ok((name, fabric)),
-            None => Err(wait(
-                "NodeNotInFabric",
-                format!("spec.destinations: RdmaFabric {name} is no more; make it again"),
-            )),
-        },
-        _ => Err(wait(
-            "FabricsDiffer",
-            format!(
-                "spec.destinations.nodeSelector: the nodes are of several fabrics, {}; add a label \
-                 that only one of them has",
-                listed(&fabrics)
-            ),
-        )),
     }
 }
 

@@ -14,7 +14,8 @@ use crate::controllers::{
     fabric::decide::{is_configuration_pending, is_ready, listed},
     job::{
         network::{contacts, payload_share, topology},
-        origin::{Origin, home, origin},
+        obstacle::{Obstacle, wait},
+        origin::{Origin, fabric_of_job, origin},
         place::{Side, apart, place},
         reading,
     },
@@ -31,25 +32,6 @@ pub(crate) struct Transfer {
     pub(crate) spec: Spec,
     /// The agents of all nodes in it.
     pub(crate) contacts: Vec<Endpoint>,
-}
-
-/// Why a job cannot begin now.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Obstacle {
-    /// Stable, UpperCamelCase.
-    pub(crate) reason: &'static str,
-    /// Names the field and the remedy.
-    pub(crate) message: String,
-    /// Nothing but another job helps; else it is waited for.
-    pub(crate) is_final: bool,
-}
-
-pub(crate) fn wait(reason: &'static str, message: String) -> Obstacle {
-    Obstacle {
-        reason,
-        message,
-        is_final: false,
-    }
 }
 
 /// Everything that a job needs to begin, or what is in its way. Destinations that are not ready are
@@ -125,7 +107,7 @@ pub(crate) fn obstacles(
     let Ok(origin) = origin(job) else {
         return found;
     };
-    let Ok((name, fabric)) = home(job, origin, cache, membership) else {
+    let Ok((name, fabric)) = fabric_of_job(job, origin, cache, membership) else {
         return found;
     };
     let file = match origin {
@@ -208,7 +190,7 @@ fn lay_out(
     also: &BTreeSet<&str>,
 ) -> Result<Transfer, Obstacle> {
     let origin = origin(job)?;
-    let (fabric_name, fabric) = home(job, origin, cache, membership)?;
+    let (fabric_name, fabric) = fabric_of_job(job, origin, cache, membership)?;
     let from = match origin {
         Origin::File(file) => Some(place(job, fabric, cache, Side::Source(file))?),
         Origin::Object(object) => {

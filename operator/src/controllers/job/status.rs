@@ -16,8 +16,8 @@ use crate::controllers::{
     fabric::decide::listed,
     fabric::decide::model_label,
     job::{
+        obstacle::Obstacle,
         place::destined,
-        resolve::Obstacle,
         snapshot::{Outcome, Snapshot},
     },
     request::Event,

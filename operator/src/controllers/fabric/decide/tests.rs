@@ -1,15 +1,21 @@
+use std::time::Duration;
+
 use kube::core::PartialObjectMeta;
 use weft_crds::RootAccess;
 
 use super::*;
-use crate::controllers::{fabric::configuration::config, scenario};
+use crate::controllers::{
+    fabric::{agents::AgentTemplate, configuration::config},
+    membership::Membership,
+    scenario,
+};
 
 mod configuration;
 mod labels;
 
 struct Stage {
     cache: Cache,
-    sightings: BTreeMap<String, Sighting>,
+    last_reports: BTreeMap<String, LastReport>,
     leading: Duration,
     now: Timestamp,
     /// Nodes that the API server does not let anybody write to.
@@ -23,7 +29,7 @@ impl Stage {
         cache.fabric_nodes = std::iter::empty().collect();
         Self {
             cache,
-            sightings: BTreeMap::new(),
+            last_reports: BTreeMap::new(),
             leading: Duration::from_secs(3600),
             now: scenario::start(),
             refused: BTreeSet::new(),
@@ -39,7 +45,7 @@ impl Stage {
         decide(&View {
             cache: &self.cache,
             membership: &membership,
-            sightings: &self.sightings,
+            last_reports: &self.last_reports,
             leading: self.leading,
             template: &template,
             now: self.now,
@@ -61,8 +67,8 @@ impl Stage {
     }
 
     fn sees(&mut self, node: &str, silent: u64) {
-        let sighting = scenario::sighting(node, "default", silent);
-        self.sightings.insert(node.to_owned(), sighting);
+        let last_report = scenario::last_report(node, "default", silent);
+        self.last_reports.insert(node.to_owned(), last_report);
     }
 
     fn ready(&self, node: &str) -> (String, String) {
@@ -158,7 +164,7 @@ fn an_agent_whose_control_address_is_not_its_nodes_is_not_ready_and_not_called()
     let mut stage = Stage::new();
     let mut report = |control: &str| {
         stage.sees("n1", 0);
-        let report = &mut stage.sightings.get_mut("n1").unwrap().report;
+        let report = &mut stage.last_reports.get_mut("n1").unwrap().report;
         report.control_address = control.to_owned();
         // The data may take another interface.
         report.data_address = "192.168.7.1".to_owned();
@@ -197,10 +203,10 @@ fn the_status_of_a_new_node_waits_a_minute_for_its_agent_to_start() {
     assert_eq!(node(&mut stage, STARTUP).as_deref(), Some("AgentMissing"));
     // An agent that starts says no more than that it runs.
     stage.sees("n1", 0);
-    stage.sightings.get_mut("n1").unwrap().report.ready = false;
+    stage.last_reports.get_mut("n1").unwrap().report.ready = false;
     assert_eq!(node(&mut stage, almost), None);
     assert_eq!(node(&mut stage, STARTUP).as_deref(), Some("AgentNotReady"));
-    let report = &mut stage.sightings.get_mut("n1").unwrap().report;
+    let report = &mut stage.last_reports.get_mut("n1").unwrap().report;
     report.findings = vec![weft_proto::operator::v1::Finding {
         reason: "RootMissing".into(),
         message: "root models is not mounted".into(),
@@ -218,9 +224,9 @@ fn a_node_is_not_ready_after_thirty_seconds_of_silence() {
         stage.settle();
         assert_eq!(stage.ready("n1").1, expected, "{silent}");
     }
-    let sighting = stage.sightings.get_mut("n1").unwrap();
-    sighting.report.ready = false;
-    sighting.report.findings = vec![weft_proto::operator::v1::Finding {
+    let last_report = stage.last_reports.get_mut("n1").unwrap();
+    last_report.report.ready = false;
+    last_report.report.findings = vec![weft_proto::operator::v1::Finding {
         reason: "RootMissing".into(),
         message: "root models is not mounted".into(),
     }];
@@ -258,8 +264,8 @@ fn a_new_leader_believes_what_is_written_until_agents_had_time_to_find_it() {
 fn an_agent_of_another_fabric_does_not_speak_for_a_node() {
     let mut stage = Stage::new();
     stage
-        .sightings
-        .insert("n1".into(), scenario::sighting("n1", "other", 0));
+        .last_reports
+        .insert("n1".into(), scenario::last_report("n1", "other", 0));
     stage.settle();
     assert_eq!(stage.ready("n1").1, "AgentMissing");
 }
@@ -403,19 +409,19 @@ fn what_an_agent_finds_is_an_event_once() {
         stage.settle();
         notes
     };
-    let sighting = stage.sightings.get_mut("n2").unwrap();
-    sighting.report.findings = vec![finding("node n1 tried Prepare")];
+    let last_report = stage.last_reports.get_mut("n2").unwrap();
+    last_report.report.findings = vec![finding("node n1 tried Prepare")];
     assert_eq!(
         told(&mut stage),
         ["n2 true CertificateMisused: node n1 tried Prepare"]
     );
     assert_eq!(told(&mut stage), [""; 0]);
-    let sighting = stage.sightings.get_mut("n2").unwrap();
-    sighting.report.findings.push(finding("another"));
+    let last_report = stage.last_reports.get_mut("n2").unwrap();
+    last_report.report.findings.push(finding("another"));
     assert_eq!(told(&mut stage), ["n2 true CertificateMisused: another"]);
     // It is gone: nothing to say.
     stage
-        .sightings
+        .last_reports
         .get_mut("n2")
         .unwrap()
         .report

@@ -1,8 +1,11 @@
+use std::collections::BTreeSet;
+
 use weft_crds::{Phase, TransferJobStatus};
 
 use super::*;
 use crate::controllers::{
     job::resolve::{Transfer, involved, obstacles, resolve},
+    membership::Membership,
     scenario,
 };
 

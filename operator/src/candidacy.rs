@@ -10,7 +10,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Board, Lost, acquire};
+use crate::lease::{Board, Lost, acquire};
 
 /// A thread that waits for the lead, and then keeps it.
 pub struct Candidacy {

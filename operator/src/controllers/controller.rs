@@ -1,0 +1,136 @@
+//! What a controller is, and what it is given.
+
+use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc, time::Duration};
+
+use k8s_openapi::{
+    api::{apps::v1::DaemonSet, core::v1::ObjectReference},
+    jiff::Timestamp,
+};
+use kube::Client;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+use weft_identity::authority::Authority;
+use weft_transfer::Channels;
+
+use crate::{
+    controllers::{
+        cache::Key,
+        cluster::ClusterError,
+        fabric::agents::AgentTemplate,
+        job::{question::Question, secret::Secrets},
+        kinds::Cache,
+        membership::Membership,
+        request::{Event, Object, Request},
+        tally::Tally,
+        writer::{Owner, Writer},
+    },
+    reports::{Fabrics, NodeState},
+    web::Pulse,
+};
+
+/// Controllers reconcile this often though nothing has happened: deadlines and silences are counted in
+/// seconds.
+pub(crate) const LOOK: Duration = Duration::from_secs(1);
+/// What the controllers work with.
+pub struct Context {
+    /// The API server.
+    pub client: Client,
+    /// The operator's namespace.
+    pub namespace: String,
+    /// Of this leader.
+    pub epoch: u64,
+    /// When the last request was sent by which its Lease was renewed.
+    pub renewals: watch::Receiver<Instant>,
+    /// That the controllers go on.
+    pub pulse: Pulse,
+    /// Its key is what agents know tickets by.
+    pub authority: Arc<Authority>,
+    /// The ways to agents.
+    pub channels: Channels,
+    /// What agents say of their nodes.
+    pub reports: watch::Receiver<BTreeMap<String, NodeState>>,
+    /// What agents are told; kept by the controllers.
+    pub fabrics: watch::Sender<Fabrics>,
+    /// The chart's manifest of an agent's DaemonSet.
+    pub template: DaemonSet,
+    /// HOST:PORT at which agents reach the leader.
+    pub service_address: String,
+    /// Requests to the API server in a second, at most; Events are among them.
+    pub writes_per_second: NonZeroU32,
+    /// What is counted.
+    pub tally: Tally,
+}
+
+/// What controllers are made from.
+pub(crate) struct Setup<'a> {
+    /// What the process has.
+    pub(crate) context: &'a Context,
+    /// What DaemonSets of agents are made from.
+    pub(crate) template: AgentTemplate,
+    /// Reads Secrets.
+    pub(crate) secrets: Secrets,
+    /// Has the controllers reconcile at once.
+    pub(crate) wake: Arc<Notify>,
+}
+
+/// What is decided about the objects of a kind, or of several that belong together.
+///
+/// The runner has it reconcile after every change of the cache, and at least once a second.
+pub(crate) trait Controller: Send {
+    /// Names it among the others.
+    fn name(&self) -> &'static str;
+
+    /// Adds to the cache what no watch brings. Called before anything reconciles.
+    fn prepare(&mut self, _cache: &mut Cache) {}
+
+    /// Decides what there is to decide, and submits what is to be written. It never waits.
+    fn reconcile(&mut self, round: &mut Round<'_>);
+
+    /// One of its requests has been answered; the cache has learned the answer.
+    fn answered(&mut self, _key: &Key, _request: &Request, _result: Result<(), &ClusterError>) {}
+
+    /// Answers a question of `kubectl weft`, or gives it back: it is for another controller.
+    fn answer(&self, question: Question, _cache: &Cache, _now: Timestamp) -> Option<Question> {
+        Some(question)
+    }
+}
+
+/// One round of reconciling: what every controller decides from, and the writer.
+pub(crate) struct Round<'a> {
+    /// The objects of the API.
+    pub(crate) cache: &'a Cache,
+    /// Whose the nodes are.
+    pub(crate) membership: &'a Membership,
+    /// Now, by this machine's clock.
+    pub(crate) now: Timestamp,
+    /// How long this process has led.
+    pub(crate) elapsed: Duration,
+    /// Sends what is submitted.
+    pub(crate) writer: &'a mut Writer,
+    /// Whose round it is.
+    pub(crate) controller: &'static str,
+}
+
+impl Round<'_> {
+    /// Replaces what is to be written for this key. What was submitted for it before and has not been sent
+    /// is dropped.
+    pub(crate) fn submit(&mut self, key: &Key, requests: Vec<Request>) {
+        let owner = Owner {
+            controller: self.controller,
+            key: key.clone(),
+        };
+        self.writer.submit(&owner, requests);
+    }
+
+    /// Publishes an Event of an object.
+    pub(crate) fn publish(&mut self, object: &ObjectReference, event: Event) {
+        self.writer.publish(object, vec![event]);
+    }
+
+    /// Whether an object is left alone because requests for it have failed.
+    pub(crate) fn is_backing_off(&self, object: &Object) -> bool {
+        self.writer.is_backing_off(object)
+    }
+}

@@ -209,6 +209,7 @@ impl Calls {
             location: object.is_none().then(|| location(source)),
             object,
             manifest_digest: named.unwrap_or_default(),
+            job_name: self.spec.name.clone(),
         };
         let call = self.agent(&source.node)?.call(|mut client| {
             let request = request.clone();

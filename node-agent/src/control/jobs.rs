@@ -23,7 +23,9 @@ use crate::control::manifests::Manifests;
 use crate::control::misuse::Misuses;
 use crate::convert;
 use crate::fault::Fault;
-use crate::files::{Destination, DestinationConfig, Leftover, Manifest, Root, RootPath, Source};
+use crate::files::{
+    Destination, DestinationConfig, Leftover, Manifest, Root, RootPath, Source, namespace_directory,
+};
 use crate::object::{self, Reader, Store, Tempo};
 use crate::tls::Tls;
 use crate::transfer::attempt::{Attempt, Worker};
@@ -258,12 +260,17 @@ impl Jobs {
         let location = convert::given(request.location, "location")?;
         let root = self.root(&location.root)?;
         let path = RootPath::parse(&location.path)?;
+        let reader = request.job_name;
+        let reader = reader.map(|name| convert::copy_job("", name)).transpose()?;
         let named = match request.manifest_digest.as_slice() {
             [] => None,
             digest => Some(self.manifests.get(digest, &[])?),
         };
         let list = move || {
             root.in_place()?;
+            if let Some(reader) = reader {
+                namespace_directory::read(&root, &path, &reader)?;
+            }
             match named {
                 Some(named) => Source::new(root, path, named).listed(),
                 None => Manifest::scan(&root, &path),
@@ -329,7 +336,9 @@ impl Jobs {
         let path = RootPath::parse(&location.path)?;
         let overwrite = convert::overwrite(request.overwrite())?;
         let name = request.job_name;
-        let recorded_for = name.map(|name| convert::copy_job(&job, name)).transpose()?;
+        let recorded_for = name
+            .map(|name| convert::copy_job(&job.uid, name))
+            .transpose()?;
         let (algorithm, expect) = convert::verification(request.verification)?;
         let run = self.admit(&job).await?;
         run.attempt.renew();

@@ -79,7 +79,9 @@ impl Jobs {
                     ));
                 }
                 let name = part.job_name.clone();
-                let recorded_for = name.map(|name| convert::copy_job(&job, name)).transpose()?;
+                let recorded_for = name
+                    .map(|name| convert::copy_job(&job.uid, name))
+                    .transpose()?;
                 let run = self.admit(&job).await?;
                 if self.is_first_start(&run, hash)? {
                     let started = self.start_source(&run, part, request.sends_to, recorded_for);

@@ -36,8 +36,12 @@ pub(crate) fn uid(job: &proto::JobRef) -> Result<JobUid, Fault> {
 }
 
 /// The job that a copy is recorded for.
-pub(crate) fn copy_job(job: &proto::JobRef, name: proto::JobName) -> Result<CopyJob, Fault> {
-    let proto::JobName { namespace, name } = name;
+pub(crate) fn copy_job(uid: &str, name: proto::JobName) -> Result<CopyJob, Fault> {
+    let proto::JobName {
+        namespace,
+        name,
+        namespace_uid,
+    } = name;
     let allowed = |c: u8| matches!(c, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
     for (part, text) in [("namespace", &namespace), ("name", &name)] {
         if !(1..=253).contains(&text.len()) || !text.bytes().all(allowed) {
@@ -49,9 +53,10 @@ pub(crate) fn copy_job(job: &proto::JobRef, name: proto::JobName) -> Result<Copy
         }
     }
     Ok(CopyJob {
-        uid: job.uid.clone(),
+        uid: uid.to_owned(),
         namespace,
         name,
+        namespace_uid,
     })
 }
 

@@ -25,6 +25,7 @@ mod limits;
 mod lock;
 mod manifest;
 mod names;
+pub mod namespace_directory;
 mod occupancy;
 mod partial;
 mod path;

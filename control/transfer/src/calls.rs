@@ -208,6 +208,7 @@ impl Calling<'_> {
             location: object.is_none().then(|| location(source)),
             object,
             manifest_digest: manifest_digest.unwrap_or_default(),
+            job_name: self.spec.name.clone(),
         };
         let call = self.calls.agent(&source.node)?.call(|mut client| {
             let request = request.clone();

@@ -56,7 +56,7 @@ impl Jobs {
             Part::Destination(_) | Part::Local(_) => None,
         };
         let recorded_for = recorded_for
-            .map(|name| convert::copy_job(&job, name))
+            .map(|name| convert::copy_job(&job.uid, name))
             .transpose()?;
         let known = match &part {
             Part::Source(_) => self.admit(&job).await?,

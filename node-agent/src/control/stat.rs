@@ -8,7 +8,7 @@ use crate::abort;
 use crate::control::jobs::Jobs;
 use crate::convert;
 use crate::fault::Fault;
-use crate::files::{Manifest, Source};
+use crate::files::{Manifest, Source, namespace_directory};
 use crate::object::{Reader, Store, Tempo};
 
 impl Jobs {
@@ -23,12 +23,17 @@ impl Jobs {
         }
         let location = convert::given(request.location, "location")?;
         let (root, path) = self.place(&location)?;
+        let reader = request.job_name;
+        let reader = reader.map(|name| convert::copy_job("", name)).transpose()?;
         let named = match request.manifest_digest.as_slice() {
             [] => None,
             digest => Some(self.manifests.get(digest, &[])?),
         };
         let list = move || {
             root.in_place()?;
+            if let Some(reader) = reader {
+                namespace_directory::read(&root, &path, &reader)?;
+            }
             match named {
                 Some(named) => Source::new(root, path, named).listed(),
                 None => Manifest::scan(&root, &path),

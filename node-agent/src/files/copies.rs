@@ -214,7 +214,7 @@ fn stat(open: &mut OpenDirectory<'_>, path: &RootPath) -> Result<Option<Stat>, F
 }
 
 /// The records of a root.
-struct Records<'r> {
+pub(super) struct Records<'r> {
     root: &'r Root,
     directory: OwnedFd,
 }
@@ -246,7 +246,7 @@ impl<'r> Records<'r> {
     }
 
     /// The same, made where there is none.
-    fn make(root: &'r Root) -> Result<Self, FileError> {
+    pub(super) fn make(root: &'r Root) -> Result<Self, FileError> {
         let failed = |cause| FileError::writing(place_of(root, COPIES), "mkdir", cause, 0);
         match fs::mkdirat(root.directory(), COPIES, OWNER_ONLY) {
             Ok(()) => fs::fsync(root.directory()).map_err(failed)?,
@@ -256,7 +256,7 @@ impl<'r> Records<'r> {
         Self::open(root)?.ok_or_else(|| failed(Errno::NOENT))
     }
 
-    fn place(&self, name: &str) -> Place {
+    pub(super) fn place(&self, name: &str) -> Place {
         place_of(self.root, &format!("{COPIES}/{name}"))
     }
 
@@ -276,12 +276,8 @@ impl<'r> Records<'r> {
 
     /// Nothing where there is none of that name.
     fn read(&self, name: &str) -> Result<Option<Record>, FileError> {
-        let failed = |cause| FileError::reading(self.place(name), cause);
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = match fs::openat(&self.directory, name, flags, Mode::empty()) {
-            Ok(file) => File::from(file),
-            Err(Errno::NOENT) => return Ok(None),
-            Err(cause) => return Err(failed(cause)),
+        let Some(file) = self.open_file(name)? else {
+            return Ok(None);
         };
         Record::read(name, file, self.place(name)).map(Some)
     }
@@ -293,6 +289,18 @@ impl<'r> Records<'r> {
         copy: &CopyRecord,
         entries: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
     ) -> Result<u64, FileError> {
+        self.replace(name, |out| {
+            write_line(out, copy)?;
+            entries(out)
+        })
+    }
+
+    /// Replaces a file of the directory as a whole; its inode.
+    pub(super) fn replace(
+        &self,
+        name: &str,
+        content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    ) -> Result<u64, FileError> {
         let flags = OFlags::CREATE
             | OFlags::TRUNC
             | OFlags::WRONLY
@@ -302,8 +310,7 @@ impl<'r> Records<'r> {
         let write = || {
             let file = fs::openat(&self.directory, NEW, flags, PRIVATE)?;
             let mut out = BufWriter::new(File::from(file));
-            write_line(&mut out, copy)?;
-            entries(&mut out)?;
+            content(&mut out)?;
             let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
             file.sync_all()?;
             fs::renameat(&self.directory, NEW, &self.directory, name)?;
@@ -315,6 +322,16 @@ impl<'r> Records<'r> {
             let _ = fs::unlinkat(&self.directory, NEW, AtFlags::empty());
             FileError::writing(self.place(name), "write", errno(&error), 0)
         })
+    }
+
+    /// Opens a file of the directory to read; nothing where there is none of that name.
+    pub(super) fn open_file(&self, name: &str) -> Result<Option<File>, FileError> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        match fs::openat(&self.directory, name, flags, Mode::empty()) {
+            Ok(file) => Ok(Some(File::from(file))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(cause) => Err(FileError::reading(self.place(name), cause)),
+        }
     }
 
     /// Replaces the first line of a record with what it says now.

@@ -28,6 +28,8 @@ pub struct CopyJob {
     pub namespace: String,
     /// The name of the TransferJob.
     pub name: String,
+    /// The UID of the namespace; "" where it has none.
+    pub namespace_uid: String,
 }
 
 /// A verified copy, as the first line of its record describes it.

@@ -17,6 +17,7 @@ use super::error::FileError;
 use super::gate::Gate;
 use super::lock::JobLock;
 use super::manifest::{Manifest, Shape};
+use super::namespace_directory;
 use super::occupancy::{PathUse, Writing};
 use super::partial::{DestinationFile, Finish};
 use super::path::RootPath;
@@ -75,6 +76,9 @@ impl Destination {
             });
         }
         let base = config.base()?;
+        if let Some(job) = &config.recorded_for {
+            namespace_directory::write(&root, &base, job)?;
+        }
         let lock = JobLock::take(&root, &config.job)?;
         let path_use = root.occupancy().open(&base);
         let writing = root

@@ -250,6 +250,14 @@ pub enum FileError {
         /// Bytes that it may have.
         limit: u64,
     },
+    /// The directory of a namespace that was deleted.
+    #[error(
+        "{place} has files of an earlier namespace of the same name, which this one does not open: remove its copies (kubectl weft copies delete) and, on the node, its other files, or move the directory away"
+    )]
+    NamespaceReplaced {
+        /// The namespace's directory.
+        place: Place,
+    },
     /// No thread for what may block.
     #[error(
         "{place}: no thread could be made to work on it: {cause}: raise the limit on threads (TasksMax of the agent's unit, or the limit on pids of its pod)"
@@ -429,6 +437,7 @@ impl FileError {
             FileError::DiskFull { .. } => "DiskFull",
             FileError::RootReserve { .. } => "RootReserve",
             FileError::NamespaceQuota { .. } => "NamespaceQuota",
+            FileError::NamespaceReplaced { .. } => "NamespaceReplaced",
             FileError::NoThread { .. } => "NoThread",
             FileError::InodesExhausted { .. } => "InodesExhausted",
             FileError::DestinationReadOnly { .. } => "DestinationReadOnly",

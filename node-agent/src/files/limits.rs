@@ -1,7 +1,7 @@
 //! Limits of one manifest.
 
 /// Most files and directories in one manifest: 1,000,000 files and the directories that they are in. An
-/// entry takes 16 B beside its path, and 32 B more where it was listed.
+/// entry takes 16 B and its path, and 8 B more where it was listed.
 pub const MAX_ENTRIES: usize = 1 << 20;
 
 /// Most bytes of all paths of one manifest: 128 for each entry. Places in them fit `u32`.

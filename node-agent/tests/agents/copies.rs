@@ -163,6 +163,7 @@ async fn a_job_without_a_name_is_not_recorded_and_a_bad_name_is_refused() {
         let name = Some(JobName {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
+            namespace_uid: String::new(),
         });
         let children = vec![lab.child(&first, 0, 1)];
         let mut start = start_source(&first, &manifest, children, Algorithm::Blake3);

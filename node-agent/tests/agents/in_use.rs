@@ -60,7 +60,7 @@ async fn a_copy_stays_until_the_attempts_that_write_at_its_place_have_ended() {
         lab.operator(1).await.prepare(request).await.unwrap();
         job
     };
-    let _beside = prepare_at("beside", "shelf/model-2").await;
+    let _beside = prepare_at("beside", "shelf-2/model").await;
     for (uid, path) in [
         ("at", PLACE),
         ("in", "shelf/model/sub"),

@@ -537,6 +537,7 @@ pub(crate) fn name_of(job: &JobRef) -> Option<JobName> {
     Some(JobName {
         namespace: "team".to_owned(),
         name: format!("job-{}", job.uid),
+        namespace_uid: String::new(),
     })
 }
 

@@ -12,7 +12,7 @@ use tokio::{
     time::Instant,
 };
 use weft_identity::authority::Authority;
-use weft_transfer::Channels;
+use weft_transfer::ConnectionPool;
 
 use crate::{
     controllers::{
@@ -48,7 +48,7 @@ pub struct Context {
     /// Its key is what agents know tickets by.
     pub authority: Arc<Authority>,
     /// The ways to agents.
-    pub channels: Channels,
+    pub channels: ConnectionPool,
     /// What agents say of their nodes.
     pub reports: watch::Receiver<BTreeMap<String, NodeState>>,
     /// What agents are told; kept by the controllers.

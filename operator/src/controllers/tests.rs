@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use tokio::{sync::watch, task::JoinHandle};
 use weft_crds::{FabricNode, Phase, RdmaFabric, TransferJob};
 use weft_identity::authority::Authority;
-use weft_transfer::Channels;
+use weft_transfer::ConnectionPool;
 
 use crate::{
     controllers::{

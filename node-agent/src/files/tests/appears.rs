@@ -94,6 +94,7 @@ fn a_crash_between_the_name_and_the_record_leaves_what_the_next_attempt_complete
             uid: "job-1".to_owned(),
             namespace: "team".to_owned(),
             name: "m".to_owned(),
+            namespace_uid: String::new(),
         }),
         ..node.config("m", &source)
     };

@@ -11,6 +11,7 @@ fn job(uid: &str) -> CopyJob {
         uid: uid.to_owned(),
         namespace: "team".to_owned(),
         name: format!("name-of-{uid}"),
+        namespace_uid: String::new(),
     }
 }
 
@@ -699,4 +700,59 @@ fn records_are_no_part_of_a_source_and_no_job_names_them() {
     node.write(&partial, b"");
     assert_eq!(sweep(&node.root, std::time::Duration::ZERO).unwrap(), 0);
     assert_eq!(listed(&node), ["m"]);
+}
+
+#[test]
+fn a_namespace_made_again_by_the_same_name_opens_nothing_of_the_old_one() {
+    let (from, node) = (Node::new(), Node::new());
+    from.write("m/weights", b"w");
+    let source = from.source("m").unwrap();
+    let of = |uid: &str, path: &str| {
+        let job = CopyJob {
+            namespace_uid: uid.to_owned(),
+            ..job(path)
+        };
+        DestinationConfig {
+            recorded_for: Some(job),
+            ..node.config(path, &source)
+        }
+    };
+    let reads = |uid: &str, path: &str| {
+        let job = of(uid, path).recorded_for.unwrap();
+        namespace_directory::read(&node.root, &RootPath::parse(path).unwrap(), &job)
+    };
+    reads("old", "team/m").unwrap();
+    assert_eq!(node.names(), Vec::<String>::new(), "a reader makes nothing");
+    send(&source, of("old", "team/m")).unwrap();
+    reads("old", "team/m").unwrap();
+    // What the old one has is not for the new one, and neither are files that no record names.
+    node.write("team/notes", b"secret");
+    for path in ["team", "team/m", "team/notes", "team/else"] {
+        assert_fault(
+            &reads("new", path).unwrap_err(),
+            "NamespaceReplaced",
+            "team",
+        );
+        let refused = Destination::prepare(of("new", path)).unwrap_err();
+        assert_fault(&refused, "NamespaceReplaced", "team");
+    }
+    // Elsewhere it is a job as any other, and so is one of which no UID is known.
+    reads("new", "shared/m").unwrap();
+    reads("", "team/m").unwrap();
+    let node = reopened(node);
+    let reads = |uid: &str| {
+        let job = CopyJob {
+            namespace_uid: uid.to_owned(),
+            ..job("x")
+        };
+        namespace_directory::read(&node.root, &RootPath::parse("team").unwrap(), &job)
+    };
+    assert!(reads("new").is_err(), "also after a restart");
+    std::fs::remove_dir_all(node.path("team")).unwrap();
+    std::fs::create_dir(node.path("team")).unwrap();
+    reads("new").unwrap();
+    std::fs::create_dir(node.path("team")).unwrap();
+    node.write("team/mine", b"new");
+    reads("new").unwrap();
+    assert!(reads("old").is_err());
 }

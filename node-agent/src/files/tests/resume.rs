@@ -233,10 +233,10 @@ fn after_the_end_no_byte_lands_and_another_attempt_may_begin() {
 }
 
 /// Discards what an attempt may have left that could not be prepared.
-fn discard(config: DestinationConfig) {
-    let (mut leftover, job) = (Leftover::default(), config.job.clone());
-    leftover.expect(&config);
-    assert!(leftover.discard(&job).is_empty());
+fn discard(config: &DestinationConfig) {
+    let mut leftover = Leftover::default();
+    leftover.expect(config);
+    assert!(leftover.discard(&config.job).is_empty());
 }
 
 #[test]
@@ -251,10 +251,10 @@ fn what_a_job_left_is_discarded_even_where_it_cannot_be_prepared_any_more() {
     std::fs::create_dir_all(node.path("m/a")).unwrap();
     let refused = Destination::prepare(config.clone()).unwrap_err();
     assert_eq!(refused.reason(), "DestinationExists");
-    discard(config);
+    discard(&config);
     assert_eq!(node.names(), ["m/", "m/a/"]);
     // And where nothing was ever made, nothing is made.
-    discard(node.config("other", &source));
+    discard(&node.config("other", &source));
     assert_eq!(node.names(), ["m/", "m/a/"]);
 }
 
@@ -352,7 +352,7 @@ fn what_attempts_with_other_paths_and_manifests_left_goes_too() {
     for attempts in table {
         let mut leftover = Leftover::default();
         for config in &attempts {
-            leftover.expect(&config);
+            leftover.expect(config);
             let destination = Destination::prepare(config.clone()).unwrap();
             leftover.add(&destination);
             destination.abort();

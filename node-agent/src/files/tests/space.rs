@@ -11,6 +11,7 @@ fn config(node: &Node, path: &str, source: &Source, uid: &str, team: &str) -> De
         uid: uid.to_owned(),
         namespace: team.to_owned(),
         name: uid.to_owned(),
+        namespace_uid: String::new(),
     });
     DestinationConfig {
         job: uid.parse().unwrap(),

@@ -237,6 +237,7 @@ fn each_of_50_000_files_takes_less_than_200_bytes_of_memory_at_source_and_destin
                     uid: "job-1".to_owned(),
                     namespace: "team".to_owned(),
                     name: "m".to_owned(),
+                    namespace_uid: String::new(),
                 }),
                 ..node.config("m", &source)
             };

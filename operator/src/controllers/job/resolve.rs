@@ -228,7 +228,7 @@ fn lay_out(
                 Origin::File(_) => None,
                 Origin::Object(object) => Some(reading::object(job, object, readers, cache)),
             },
-            ..spec(job, from, copies, leader_epoch)
+            ..spec(job, cache, from, copies, leader_epoch)
         },
     })
 }
@@ -314,16 +314,28 @@ pub(crate) fn involved(
     Some(Transfer {
         contacts: contacts(cache, &fabric, &all),
         fabric,
-        spec: spec(job, from, copies, leader_epoch),
+        spec: spec(job, cache, from, copies, leader_epoch),
     })
 }
 
-fn spec(job: &TransferJob, source: Place, destinations: Vec<Place>, leader_epoch: u64) -> Spec {
+fn spec(
+    job: &TransferJob,
+    cache: &Cache,
+    source: Place,
+    destinations: Vec<Place>,
+    leader_epoch: u64,
+) -> Spec {
+    let namespace = job.namespace().unwrap_or_default();
     let attempts_before = job.status.as_ref().map_or(0, |status| status.attempt);
     Spec {
         uid: job.uid().unwrap_or_default(),
         name: Some(JobName {
-            namespace: job.namespace().unwrap_or_default(),
+            namespace_uid: cache
+                .namespaces
+                .named(&namespace)
+                .and_then(|namespace| namespace.uid())
+                .unwrap_or_default(),
+            namespace,
             name: job.name_any(),
         }),
         source,

@@ -10,7 +10,7 @@ pub(crate) mod network;
 pub(crate) mod obstacle;
 pub(crate) mod origin;
 pub(crate) mod place;
-pub(crate) mod question;
+pub(crate) mod query;
 pub(crate) mod queue;
 pub(crate) mod reading;
 pub(crate) mod resolve;
@@ -32,7 +32,7 @@ use tokio::sync::{Notify, watch};
 use weft_crds::TransferJob;
 
 use self::{
-    decide::Order, grants::Grants, question::Question, queue::Queue, secret_probes::SecretProbes,
+    decide::Order, grants::Grants, query::Query, queue::Queue, secret_probes::SecretProbes,
     work::Work,
 };
 use super::{
@@ -241,7 +241,7 @@ impl Controller for Jobs {
                 written: self.written.get(&uid).copied(),
                 now,
             });
-            self.queue.see(&uid, decision.party);
+            self.queue.see(&uid, decision.entry);
             self.grants.update(&uid, decision.claim);
             if let Some(due) = decide::due(job).filter(|due| *due > now) {
                 let left = due.duration_since(now).unsigned_abs();
@@ -274,10 +274,10 @@ impl Controller for Jobs {
         self.work_queue.add(key.clone());
     }
 
-    fn answer(&self, question: Question, cache: &Cache, now: Timestamp) -> Option<Question> {
+    fn answer(&self, query: Query, cache: &Cache, now: Timestamp) -> Option<Query> {
         let works = self.works.iter();
         let snapshots = works.map(|(uid, work)| (uid.clone(), work.look()));
-        let known = question::Known {
+        let known = query::Known {
             cache,
             snapshots: &snapshots.collect(),
             queue: &self.queue,
@@ -285,7 +285,7 @@ impl Controller for Jobs {
             reports: &self.reports.borrow(),
             leader_epoch: self.epoch,
         };
-        question::answer(question, &known, now);
+        query::answer(query, &known, now);
         None
     }
 }

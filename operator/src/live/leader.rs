@@ -3,7 +3,7 @@
 use tokio::sync::mpsc;
 use weft_transfer::Channels;
 
-use crate::controllers::Question;
+use crate::controllers::Query;
 
 /// The leader's means to answer calls.
 #[derive(Clone)]
@@ -11,7 +11,7 @@ pub struct Leader {
     /// The connections to agents.
     pub channels: Channels,
     /// To the controllers, who know the answers.
-    pub questions: mpsc::Sender<Question>,
+    pub queries: mpsc::Sender<Query>,
     /// The leader's epoch, with which agents are asked.
     pub epoch: u64,
 }

@@ -66,14 +66,14 @@ const ORDERS: usize = 1;
 
 /// What is counted.
 #[derive(Debug, Clone, Default)]
-pub struct Tally {
+pub struct Metrics {
     enrolled: Counter,
     connected: Gauge,
     reports: Counter,
     refused: Family<Vec<(&'static str, &'static str)>, Counter>,
 }
 
-impl Tally {
+impl Metrics {
     /// Shows it.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
@@ -116,7 +116,7 @@ pub(crate) struct Control<R> {
     /// Where reports go.
     pub reports: Reports,
     /// What is counted.
-    pub tally: Tally,
+    pub metrics: Metrics,
 }
 
 /// Why the control API is not served.
@@ -247,13 +247,13 @@ impl<R: Reviewer> Control<R> {
     }
 
     fn refuse(&self, call: &'static str, (fault, node): &(Fault, String)) -> Status {
-        self.tally.refuse(call, fault);
+        self.metrics.refuse(call, fault);
         tracing::warn!(call, node, reason = fault.reason(), "refused: {fault}");
         fault.to_status(node)
     }
 }
 
-impl Tally {
+impl Metrics {
     fn refuse(&self, call: &'static str, fault: &Fault) {
         let labels = vec![("call", call), ("reason", fault.reason())];
         self.refused.get_or_create(&labels).inc();
@@ -274,7 +274,7 @@ impl<R: Reviewer> Operator for Control<R> {
         }
         match Self::enroll(self, request.into_inner()).await {
             Ok(response) => {
-                self.tally.enrolled.inc();
+                self.metrics.enrolled.inc();
                 Ok(Response::new(response))
             }
             Err(refused) => Err(self.refuse("Enroll", &refused)),
@@ -298,7 +298,7 @@ impl<R: Reviewer> Operator for Control<R> {
             fabrics: self.fabrics.clone(),
             epoch: self.epoch,
             orders,
-            tally: self.tally.clone(),
+            metrics: self.metrics.clone(),
         };
         tokio::spawn(stream.run(request.into_inner()));
         let orders = ReceiverStream::new(receiver).map(|order| *order);
@@ -314,19 +314,19 @@ struct ReportStream {
     epoch: u64,
     /// Boxed: a channel keeps room for 32 of what it carries, and every agent has one.
     orders: mpsc::Sender<Box<Result<NodeOrder, Status>>>,
-    tally: Tally,
+    metrics: Metrics,
 }
 
 impl ReportStream {
     async fn run(mut self, reports: Streaming<NodeReport>) {
         let node = self.caller.node.clone();
-        self.tally.connected.inc();
+        self.metrics.connected.inc();
         let heard = self.hear(reports).await;
-        self.tally.connected.dec();
+        self.metrics.connected.dec();
         match heard {
             Ok(()) => tracing::info!(node, "reports no longer"),
             Err(fault) => {
-                self.tally.refuse("Report", &fault);
+                self.metrics.refuse("Report", &fault);
                 tracing::warn!(node, reason = fault.reason(), "reports no longer: {fault}");
                 // An agent that has gone needs no reason.
                 let _ = self
@@ -346,7 +346,7 @@ impl ReportStream {
             tokio::select! {
                 report = reports.message() => match report {
                     Ok(Some(mut report)) => {
-                        self.tally.reports.inc();
+                        self.metrics.reports.inc();
                         tidy(&mut report)?;
                         if !self.reporter.put(report, Instant::now()) {
                             return Err(Fault::Superseded);

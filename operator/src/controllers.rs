@@ -15,8 +15,8 @@ mod job;
 mod kinds;
 mod lead;
 mod membership;
+mod metrics;
 mod request;
-mod tally;
 mod work_queue;
 mod writer;
 
@@ -54,10 +54,10 @@ use self::{
 };
 pub use self::{
     controller::Context,
-    job::question::{Neighbour, Neighbours, Question, ReportedCopy, Survey},
-    tally::Tally,
+    job::query::{Neighbour, Neighbours, Preflight, Query, ReportedCopy},
+    metrics::Metrics,
 };
-use crate::patience::patiently;
+use crate::retry::retry_until_answered;
 
 pub(crate) use self::request::FINALIZER;
 
@@ -72,15 +72,16 @@ pub enum ControllerError {
     Deployment(String),
 }
 
-/// Runs until it is dropped, and answers questions in between.
+/// Runs until it is dropped, and answers queries in between.
 pub async fn run(
     context: Context,
-    mut questions: mpsc::Receiver<Question>,
+    mut queries: mpsc::Receiver<Query>,
 ) -> Result<Infallible, ControllerError> {
     let cluster = Cluster::new(context.client.clone(), &context.namespace, context.epoch);
-    let deployment = patiently("the controllers cannot begin", ClusterError::passes, || {
-        cluster.deployment()
-    });
+    let deployment =
+        retry_until_answered("the controllers cannot begin", ClusterError::passes, || {
+            cluster.deployment()
+        });
     let deployment = deployment
         .await
         .map_err(|error| ControllerError::Deployment(error.to_string()))?;
@@ -104,7 +105,7 @@ pub async fn run(
         writer: Writer::new(
             Arc::new(cluster),
             context.writes_per_second,
-            context.tally.clone(),
+            context.metrics.clone(),
         ),
         lead: Lead::new(context.epoch, context.renewals.clone()),
         began: Instant::now(),
@@ -126,8 +127,8 @@ pub async fn run(
             Ok(()) = reports.changed() => {}
             () = wake.notified() => {}
             // Before everything has been listed, nobody knows what there is.
-            Some(question) = questions.recv(), if runner.cache.is_synced() => {
-                runner.answer(question);
+            Some(query) = queries.recv(), if runner.cache.is_synced() => {
+                runner.answer(query);
                 continue;
             }
             () = sleep_until(send_at) => {
@@ -137,7 +138,7 @@ pub async fn run(
             () = sleep_until(due) => {}
         }
         let woken = Instant::now();
-        runner.context.pulse.beat(woken);
+        runner.context.heartbeat.beat(woken);
         let begin = woken + DEBOUNCE;
         while let Ok(Some(event)) = tokio::time::timeout_at(begin, watches.next()).await {
             runner.watched(event);
@@ -156,7 +157,7 @@ pub async fn run(
             false => runner.writer.clear(),
         }
         send_at = runner.send();
-        let steps = &runner.context.tally.steps;
+        let steps = &runner.context.metrics.steps;
         steps.observe(woken.elapsed().as_secs_f64());
         due = Instant::now() + LOOK;
     }
@@ -273,17 +274,17 @@ impl Runner {
             tracing::debug!(kind, namespace, name, %error, "the object has changed");
         } else {
             tracing::warn!(kind, namespace, name, %error, "a write failed; it is repeated");
-            self.context.tally.failed.inc();
+            self.context.metrics.failed.inc();
         }
     }
 
-    fn answer(&self, question: Question) {
-        let mut question = Some(question);
+    fn answer(&self, query: Query) {
+        let mut query = Some(query);
         for controller in &self.controllers {
-            let Some(open) = question.take() else {
+            let Some(open) = query.take() else {
                 return;
             };
-            question = controller.answer(open, &self.cache, Timestamp::now());
+            query = controller.answer(open, &self.cache, Timestamp::now());
         }
     }
 }

@@ -77,7 +77,7 @@ mod tests {
                 "{}",
                 limit.0.len()
             );
-            // Whether this one is refused is not the question.
+            // Whether this one is refused is not the query.
             let _ = limit.check(IpAddr::V4(7.into()));
         }
     }

@@ -40,16 +40,16 @@ use weft_transfer::ConnectionPool;
 use crate::{
     NAME,
     candidacy::{Candidacy, Held},
-    control::{self, AUDIENCE, Control, ControlError, Tally},
+    control::{self, AUDIENCE, Control, ControlError, Metrics},
     controllers::{self, ControllerError},
     enrollment_limit::EnrollmentLimit,
     home::{Home, HomeError},
     lease::{LeaseBoard, Lost},
     live::{self, Live},
-    patience::{ANSWER_WITHIN, Patience, patiently},
     reports::{Fabrics, Reports},
+    retry::{ANSWER_WITHIN, Retry, retry_until_answered},
     review::{Reviewer, Reviews},
-    web::{self, Pulse, Standing},
+    web::{self, Heartbeat, Standing},
 };
 
 /// A leader ends and comes back with another server certificate: at two thirds of that one's life.
@@ -150,14 +150,14 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
     let config = config().await?;
     let meters = Meters::default();
     let (standing, readiness) = watch::channel(Standing::Starting);
-    let pulse = Pulse::default();
+    let heartbeat = Heartbeat::default();
     let metrics = listen(settings.metrics_port, "--metrics-port").await?;
     let control = listen(settings.control_port, "--control-port").await?;
     let live = match settings.live_port {
         Some(port) => Some(listen(port, "--live-port").await?),
         None => None,
     };
-    let router = web::router(meters.registry(), readiness, pulse.clone());
+    let router = web::router(meters.registry(), readiness, heartbeat.clone());
     let mut web = tokio::spawn(axum::serve(metrics, router).into_future());
     let live_leader = live.is_some().then(|| Arc::new(OnceLock::new()));
 
@@ -196,9 +196,9 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
         client,
         epoch,
         renewals: held.renewals(),
-        pulse,
+        heartbeat,
         template,
-        tally: meters.control,
+        metrics: meters.control,
         controllers: meters.controllers,
         live: live_leader,
     };
@@ -236,8 +236,8 @@ async fn cease<T>(work: JoinHandle<T>) {
 /// What is measured.
 #[derive(Default)]
 struct Meters {
-    control: Tally,
-    controllers: controllers::Tally,
+    control: Metrics,
+    controllers: controllers::Metrics,
     epoch: Gauge,
 }
 
@@ -263,10 +263,10 @@ struct Leader {
     client: Client,
     epoch: u64,
     renewals: watch::Receiver<Instant>,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     template: DaemonSet,
-    tally: Tally,
-    controllers: controllers::Tally,
+    metrics: Metrics,
+    controllers: controllers::Metrics,
     /// Where the live API finds what it answers from; nowhere where it is not served.
     live: Option<Arc<OnceLock<live::Leader>>>,
 }
@@ -283,24 +283,24 @@ impl Leader {
         let authority = Arc::new(patient(|| home.authority()).await?);
         patient(|| home.publish(&authority)).await?;
         let address = patient(|| home.address(settings.control_port)).await?;
-        let (questions, asked) = mpsc::channel(QUESTIONS);
+        let (queries, asked) = mpsc::channel(QUESTIONS);
         let (fabrics, known) = watch::channel(Fabrics::new());
         let reports = Reports::default();
-        let channels = ConnectionPool::new(Arc::clone(&authority));
+        let pool = ConnectionPool::new(Arc::clone(&authority));
         let context = controllers::Context {
             client: self.client.clone(),
             namespace: settings.namespace.clone(),
             epoch: self.epoch,
             renewals: self.renewals,
-            pulse: self.pulse,
+            heartbeat: self.heartbeat,
             authority: Arc::clone(&authority),
-            channels: channels.clone(),
+            pool: pool.clone(),
             reports: reports.subscribe(),
             fabrics,
             template: self.template,
             service_address: address.dial.clone(),
             writes_per_second: settings.writes_per_second,
-            tally: self.controllers,
+            metrics: self.controllers,
         };
         let controllers = pin!(controllers::run(context, asked));
         let registered = async {
@@ -309,8 +309,8 @@ impl Leader {
             };
             // A process leads once.
             let _ = live.set(live::Leader {
-                channels,
-                questions,
+                pool,
+                queries,
                 epoch: self.epoch,
             });
             live::registration::keep(&self.client, &authority).await
@@ -326,7 +326,7 @@ impl Leader {
             ),
             fabrics: known,
             reports,
-            tally: self.tally,
+            metrics: self.metrics,
         };
         let name = format!("{NAME}.{}.svc", settings.namespace);
         let names = [name.as_str()];
@@ -377,7 +377,7 @@ fn template(path: &Path) -> Result<DaemonSet, ProcessError> {
 async fn patient<T, F: Future<Output = Result<T, HomeError>>>(
     attempt: impl FnMut() -> F,
 ) -> Result<T, HomeError> {
-    patiently("a leader cannot begin", HomeError::passes, attempt).await
+    retry_until_answered("a leader cannot begin", HomeError::passes, attempt).await
 }
 
 /// A client of an API server that answers.
@@ -417,7 +417,7 @@ async fn answering(config: &Config) -> Result<Client, String> {
 
 /// The same, however long that takes.
 async fn reach(config: &Config, standing: &watch::Sender<Standing>) -> Client {
-    let mut patience = Patience::new("no API server answers");
+    let mut retry = Retry::new("no API server answers");
     loop {
         match answering(config).await {
             Ok(client) => {
@@ -430,7 +430,7 @@ async fn reach(config: &Config, standing: &watch::Sender<Standing>) -> Client {
                     config.cluster_url
                 );
                 standing.send_replace(Standing::Alone(cause.clone()));
-                patience.wait(&cause).await;
+                retry.wait(&cause).await;
             }
         }
     }

@@ -31,9 +31,9 @@ pub enum Standing {
 
 /// When a leader last went on. Written by the controllers.
 #[derive(Debug, Clone, Default)]
-pub struct Pulse(Arc<Mutex<Option<Instant>>>);
+pub struct Heartbeat(Arc<Mutex<Option<Instant>>>);
 
-impl Pulse {
+impl Heartbeat {
     /// It goes on.
     pub fn beat(&self, now: Instant) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
@@ -51,11 +51,15 @@ impl Pulse {
 struct Endpoint {
     registry: Arc<Registry>,
     standing: watch::Receiver<Standing>,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
 }
 
 /// The routes.
-pub fn router(registry: Registry, standing: watch::Receiver<Standing>, pulse: Pulse) -> Router {
+pub fn router(
+    registry: Registry,
+    standing: watch::Receiver<Standing>,
+    heartbeat: Heartbeat,
+) -> Router {
     Router::new()
         .route("/metrics", get(show_metrics))
         .route("/healthz", get(healthz))
@@ -63,7 +67,7 @@ pub fn router(registry: Registry, standing: watch::Receiver<Standing>, pulse: Pu
         .with_state(Endpoint {
             registry: Arc::new(registry),
             standing,
-            pulse,
+            heartbeat,
         })
 }
 
@@ -72,7 +76,7 @@ async fn show_metrics(State(endpoint): State<Endpoint>) -> impl IntoResponse {
 }
 
 async fn healthz(State(endpoint): State<Endpoint>) -> impl IntoResponse {
-    match endpoint.pulse.stuck(Instant::now()) {
+    match endpoint.heartbeat.stuck(Instant::now()) {
         None => (StatusCode::OK, "ok\n".to_owned()),
         Some(silent) => (
             StatusCode::SERVICE_UNAVAILABLE,
@@ -107,12 +111,15 @@ mod tests {
 
     #[test]
     fn a_leader_that_does_not_go_on_is_unwell_after_a_minute_and_one_that_never_led_is_not() {
-        let (pulse, now) = (Pulse::default(), Instant::now());
-        assert_eq!(pulse.stuck(now + 2 * STUCK), None);
-        pulse.beat(now);
-        assert_eq!(pulse.stuck(now + STUCK - Duration::from_millis(1)), None);
-        assert_eq!(pulse.stuck(now + STUCK), Some(STUCK));
-        pulse.beat(now + STUCK);
-        assert_eq!(pulse.stuck(now + STUCK), None);
+        let (heartbeat, now) = (Heartbeat::default(), Instant::now());
+        assert_eq!(heartbeat.stuck(now + 2 * STUCK), None);
+        heartbeat.beat(now);
+        assert_eq!(
+            heartbeat.stuck(now + STUCK - Duration::from_millis(1)),
+            None
+        );
+        assert_eq!(heartbeat.stuck(now + STUCK), Some(STUCK));
+        heartbeat.beat(now + STUCK);
+        assert_eq!(heartbeat.stuck(now + STUCK), None);
     }
 }

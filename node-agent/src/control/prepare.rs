@@ -37,7 +37,9 @@ impl Jobs {
         let (root, path) = self.place(&location)?;
         let overwrite = convert::overwrite(request.overwrite())?;
         let name = request.job_name;
-        let recorded_for = name.map(|name| convert::copy_job(&job.uid, name)).transpose()?;
+        let recorded_for = name
+            .map(|name| convert::copy_job(&job.uid, name))
+            .transpose()?;
         let (algorithm, expect) = convert::verification(request.verification)?;
         let known = self.admit(&job).await?;
         known.attempt.renew();

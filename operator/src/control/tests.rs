@@ -65,7 +65,7 @@ struct Stage {
     address: String,
     fabrics: watch::Sender<Fabrics>,
     reports: Reports,
-    tally: Tally,
+    metrics: Metrics,
 }
 
 fn config(paths: u32) -> NodeConfig {
@@ -99,7 +99,7 @@ impl Stage {
             address: listener.local_addr().unwrap().to_string(),
             fabrics,
             reports: Reports::default(),
-            tally: Tally::default(),
+            metrics: Metrics::default(),
         };
         let control = Control {
             authority: Arc::new(authority),
@@ -109,7 +109,7 @@ impl Stage {
             account: ACCOUNT.to_owned(),
             fabrics: known,
             reports: stage.reports.clone(),
-            tally: stage.tally.clone(),
+            metrics: stage.metrics.clone(),
         };
         tokio::spawn(
             async move { serve(listener, control, &["weft-operator.weft-system.svc"]).await },
@@ -179,7 +179,7 @@ impl Stage {
 
     fn refusals(&self, call: &'static str, reason: &'static str) -> u64 {
         let labels = vec![("call", call), ("reason", reason)];
-        self.tally.refused.get_or_create(&labels).get()
+        self.metrics.refused.get_or_create(&labels).get()
     }
 }
 
@@ -239,7 +239,7 @@ async fn an_agent_with_its_pods_token_is_given_the_certificate_of_its_node_and_c
     let agent = stage.report_as(Some(identity)).await.unwrap();
     agent.say("1");
     stage.reported(&[("n1", "1", true)]).await;
-    assert_eq!(stage.tally.enrolled.get(), 1);
+    assert_eq!(stage.metrics.enrolled.get(), 1);
 }
 
 #[tokio::test]
@@ -368,7 +368,7 @@ async fn whoever_may_not_enroll_is_told_why_and_counted() {
         assert!(!detail(&status).remedy.is_empty(), "{reason}");
         assert_eq!(stage.refusals("Enroll", reason), before + 1);
     }
-    assert_eq!(stage.tally.enrolled.get(), 0);
+    assert_eq!(stage.metrics.enrolled.get(), 0);
 }
 
 #[tokio::test]
@@ -452,7 +452,7 @@ async fn a_stream_that_ends_is_seen_and_a_second_one_of_the_same_node_takes_over
     let status = first.order().await.unwrap_err();
     assert_eq!(detail(&status).reason, "Superseded");
     stage.reported(&[("n1", "2", true)]).await;
-    assert_eq!(stage.tally.connected.get(), 1);
+    assert_eq!(stage.metrics.connected.get(), 1);
     drop(second);
     stage.reported(&[("n1", "2", false)]).await;
 }

@@ -12,7 +12,7 @@ use kube::{
 use serde_json::Value;
 
 use super::request::{Change, Event, Request};
-use crate::{NAME, patience};
+use crate::{NAME, retry};
 use weft_identity::cause::innermost;
 
 /// A write that has not been answered by then is repeated.
@@ -42,7 +42,7 @@ impl ClusterError {
     /// The same may succeed without anybody changing anything.
     pub(crate) fn passes(&self) -> bool {
         match self {
-            Self::Refused(error) => patience::passes(error),
+            Self::Refused(error) => retry::passes(error),
             Self::Late => true,
             Self::LeftOut { .. } => false,
         }

@@ -19,15 +19,15 @@ use crate::{
         cache::Key,
         cluster::ClusterError,
         fabric::agents::AgentTemplate,
-        job::{question::Question, secret::Secrets},
+        job::{query::Query, secret::Secrets},
         kinds::Cache,
         membership::Membership,
+        metrics::Metrics,
         request::{Event, Object, Request},
-        tally::Tally,
         writer::{Owner, Writer},
     },
     reports::{Fabrics, NodeState},
-    web::Pulse,
+    web::Heartbeat,
 };
 
 /// Controllers reconcile this often though nothing has happened: deadlines and silences are counted in
@@ -44,11 +44,11 @@ pub struct Context {
     /// When the last request was sent by which its Lease was renewed.
     pub renewals: watch::Receiver<Instant>,
     /// That the controllers go on.
-    pub pulse: Pulse,
+    pub heartbeat: Heartbeat,
     /// Its key is what agents know tickets by.
     pub authority: Arc<Authority>,
     /// The ways to agents.
-    pub channels: ConnectionPool,
+    pub pool: ConnectionPool,
     /// What agents say of their nodes.
     pub reports: watch::Receiver<BTreeMap<String, NodeState>>,
     /// What agents are told; kept by the controllers.
@@ -60,7 +60,7 @@ pub struct Context {
     /// Requests to the API server in a second, at most; Events are among them.
     pub writes_per_second: NonZeroU32,
     /// What is counted.
-    pub tally: Tally,
+    pub metrics: Metrics,
 }
 
 /// What controllers are made from.
@@ -91,9 +91,9 @@ pub(crate) trait Controller: Send {
     /// One of its requests has been answered; the cache has learned the answer.
     fn answered(&mut self, _key: &Key, _request: &Request, _result: Result<(), &ClusterError>) {}
 
-    /// Answers a question of `kubectl weft`, or gives it back: it is for another controller.
-    fn answer(&self, question: Question, _cache: &Cache, _now: Timestamp) -> Option<Question> {
-        Some(question)
+    /// Answers a query of `kubectl weft`, or gives it back: it is for another controller.
+    fn answer(&self, query: Query, _cache: &Cache, _now: Timestamp) -> Option<Query> {
+        Some(query)
     }
 }
 

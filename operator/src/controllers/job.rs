@@ -10,7 +10,7 @@ pub(crate) mod network;
 pub(crate) mod obstacle;
 pub(crate) mod origin;
 pub(crate) mod place;
-pub(crate) mod question;
+pub(crate) mod query;
 pub(crate) mod queue;
 pub(crate) mod reading;
 pub(crate) mod resolve;
@@ -32,7 +32,7 @@ use tokio::sync::{Notify, watch};
 use weft_crds::TransferJob;
 
 use self::{
-    decide::Order, grants::Grants, question::Question, queue::Queue, secret_probes::SecretProbes,
+    decide::Order, grants::Grants, query::Query, queue::Queue, secret_probes::SecretProbes,
     work::Work,
 };
 use super::{
@@ -67,7 +67,7 @@ pub(crate) struct Jobs {
     work_queue: WorkQueue,
     queue: Queue,
     grants: Grants,
-    channels: ConnectionPool,
+    pool: ConnectionPool,
     /// What agents say of their nodes.
     reports: watch::Receiver<BTreeMap<String, NodeState>>,
     wake: Arc<Notify>,
@@ -85,7 +85,7 @@ impl Jobs {
             work_queue: WorkQueue::default(),
             queue: Queue::default(),
             grants: Grants::default(),
-            channels: setup.context.channels.clone(),
+            pool: setup.context.pool.clone(),
             reports: setup.context.reports.clone(),
             wake: Arc::clone(&setup.wake),
             epoch: setup.context.epoch,
@@ -140,7 +140,7 @@ impl Jobs {
     /// Does what was decided for this process to do. A transfer does not begin while requests for the job fail.
     fn obey(&mut self, round: &Round<'_>, key: Key, uid: String, order: Order) {
         let object = Object::of::<TransferJob>(key);
-        let channels = &self.channels;
+        let pool = &self.pool;
         let wake = Arc::clone(&self.wake);
         let work = match order {
             Order::Begin(_) | Order::Withdraw { .. }
@@ -159,10 +159,10 @@ impl Jobs {
                     attempts_before,
                     "a transfer begins"
                 );
-                Work::begin(object.key, *transfer, channels, wake)
+                Work::begin(object.key, *transfer, pool, wake)
             }
             Order::Withdraw { transfer, cleanup } => {
-                Work::withdraw(object.key, *transfer, cleanup, channels, wake)
+                Work::withdraw(object.key, *transfer, cleanup, pool, wake)
             }
             Order::Meet { layout, who } => {
                 if let Some(work) = self.works.get_mut(&uid) {
@@ -241,7 +241,7 @@ impl Controller for Jobs {
                 written: self.written.get(&uid).copied(),
                 now,
             });
-            self.queue.see(&uid, decision.party);
+            self.queue.see(&uid, decision.entry);
             self.grants.update(&uid, decision.claim);
             if let Some(due) = decide::due(job).filter(|due| *due > now) {
                 let left = due.duration_since(now).unsigned_abs();
@@ -274,10 +274,10 @@ impl Controller for Jobs {
         self.work_queue.add(key.clone());
     }
 
-    fn answer(&self, question: Question, cache: &Cache, now: Timestamp) -> Option<Question> {
+    fn answer(&self, query: Query, cache: &Cache, now: Timestamp) -> Option<Query> {
         let works = self.works.iter();
         let snapshots = works.map(|(uid, work)| (uid.clone(), work.look()));
-        let known = question::Known {
+        let known = query::Known {
             cache,
             snapshots: &snapshots.collect(),
             queue: &self.queue,
@@ -285,7 +285,7 @@ impl Controller for Jobs {
             reports: &self.reports.borrow(),
             leader_epoch: self.epoch,
         };
-        question::answer(question, &known, now);
+        query::answer(query, &known, now);
         None
     }
 }

@@ -17,7 +17,7 @@ use crate::{
         *,
     },
     reports::{Fabrics, NodeState},
-    web::Pulse,
+    web::Heartbeat,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -26,9 +26,9 @@ const SECOND: Duration = Duration::from_secs(1);
 struct Stage {
     server: ApiServer,
     reports: watch::Sender<BTreeMap<String, NodeState>>,
-    questions: mpsc::Sender<Question>,
+    queries: mpsc::Sender<Query>,
     renew: watch::Sender<Instant>,
-    tally: Tally,
+    metrics: Metrics,
     controllers: JoinHandle<()>,
     _fabrics: watch::Receiver<Fabrics>,
 }
@@ -45,23 +45,23 @@ impl Stage {
         let (reports, reported) = watch::channel(BTreeMap::new());
         let (renew, renewals) = watch::channel(Instant::now());
         let (fabrics, told) = watch::channel(Fabrics::new());
-        let (questions, asked) = mpsc::channel(8);
+        let (queries, asked) = mpsc::channel(8);
         let authority = Arc::new(Authority::new("lab").unwrap());
-        let tally = Tally::default();
+        let metrics = Metrics::default();
         let context = Context {
             client: server.client(),
             namespace: "weft-system".to_owned(),
             epoch: 1,
             renewals,
-            pulse: Pulse::default(),
+            heartbeat: Heartbeat::default(),
             authority: Arc::clone(&authority),
-            channels: ConnectionPool::new(authority),
+            pool: ConnectionPool::new(authority),
             reports: reported,
             fabrics,
             template: DaemonSet::default(),
             service_address: "weft-operator:7410".to_owned(),
             writes_per_second: NonZeroU32::new(50).unwrap(),
-            tally: tally.clone(),
+            metrics: metrics.clone(),
         };
         let controllers = tokio::spawn(async move {
             let ended = run(context, asked).await;
@@ -70,9 +70,9 @@ impl Stage {
         let stage = Self {
             server,
             reports,
-            questions,
+            queries,
             renew,
-            tally,
+            metrics,
             controllers,
             _fabrics: told,
         };
@@ -133,15 +133,15 @@ impl Stage {
         self.server.put(&job);
     }
 
-    /// How long a question waits for its answer.
+    /// How long a query waits for its answer.
     async fn ask(&self) -> Duration {
         let start = Instant::now();
         let (answer, answered) = tokio::sync::oneshot::channel();
-        let question = Question::Neighbours {
+        let query = Query::Neighbours {
             node: "n1".to_owned(),
             answer,
         };
-        self.questions.send(question).await.unwrap();
+        self.queries.send(query).await.unwrap();
         answered.await.unwrap();
         start.elapsed()
     }
@@ -304,7 +304,7 @@ async fn a_write_that_is_refused_is_made_again_less_and_less_often() {
     let log = stage.server.log();
     // At 0, 1, 3, 7, 15, 31 and 63 s.
     assert_eq!(log[before..].len(), 7, "{log:#?}");
-    assert_eq!(stage.tally.failed.get(), 7);
+    assert_eq!(stage.metrics.failed.get(), 7);
     let answers = Behaviour::Answers(Duration::ZERO);
     stage.server.behave("transferjobs", answers);
     let waits = |stage: &Stage| stage.phase("job") == Phase::Waiting;

@@ -23,8 +23,8 @@ pub(crate) use self::queue::Owner;
 use self::queue::{Next, Queue, Write, WriteOutcome};
 use crate::controllers::{
     cluster::{Cluster, ClusterError},
+    metrics::Metrics,
     request::{Event, Object, Request},
-    tally::Tally,
 };
 
 /// Requests that may be sent at once after a rest.
@@ -69,12 +69,12 @@ pub(crate) struct Writer {
     rate_from: Option<Instant>,
     in_flight: JoinSet<Done>,
     start: Instant,
-    tally: Tally,
+    metrics: Metrics,
 }
 
 impl Writer {
     /// Sends at most `per_second` requests a second, Events included.
-    pub(crate) fn new(cluster: Arc<Cluster>, per_second: NonZeroU32, tally: Tally) -> Self {
+    pub(crate) fn new(cluster: Arc<Cluster>, per_second: NonZeroU32, metrics: Metrics) -> Self {
         let start = Instant::now();
         Self {
             cluster,
@@ -86,7 +86,7 @@ impl Writer {
             rate_from: None,
             in_flight: JoinSet::new(),
             start,
-            tally,
+            metrics,
         }
     }
 
@@ -95,7 +95,7 @@ impl Writer {
     /// the owner decides again once that is answered.
     pub(crate) fn submit(&mut self, owner: &Owner, requests: Vec<Request>) {
         let dropped = self.queue.submit(owner, requests);
-        self.tally.dropped.inc_by(dropped);
+        self.metrics.dropped.inc_by(dropped);
     }
 
     /// Drops what waits.
@@ -107,7 +107,7 @@ impl Writer {
     pub(crate) fn publish(&mut self, object: &ObjectReference, events: Vec<Event>) {
         for event in events {
             if !self.queue.publish(object.clone(), event) {
-                self.tally.dropped.inc();
+                self.metrics.dropped.inc();
             }
         }
     }
@@ -135,7 +135,7 @@ impl Writer {
     }
 
     fn send(&mut self, next: Next) {
-        self.tally.writes.inc();
+        self.metrics.writes.inc();
         let cluster = Arc::clone(&self.cluster);
         match self.queue.take(next) {
             Some(Write::Request(owner, request)) => drop(self.in_flight.spawn(async move {

@@ -6,7 +6,7 @@ use kube::{
 };
 use weft_identity::authority::AuthorityError;
 
-use crate::{NAME, patience, rotation::Step};
+use crate::{NAME, retry, rotation::Step};
 
 /// Secret and ConfigMap of the authority.
 pub(super) const AUTHORITY: &str = "weft-ca";
@@ -51,7 +51,7 @@ impl HomeError {
     /// The same may succeed without anybody changing anything.
     pub(crate) fn passes(&self) -> bool {
         match self {
-            Self::Request { source, .. } => patience::passes(source),
+            Self::Request { source, .. } => retry::passes(source),
             Self::Authority(_) | Self::Replaced | Self::Rotated(_) | Self::Service { .. } => false,
         }
     }

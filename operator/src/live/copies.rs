@@ -29,7 +29,7 @@ pub(super) async fn remove(
     request: &CopyRemovalRequest,
     namespace: &str,
     copies: Vec<ReportedCopy>,
-    channels: &ConnectionPool,
+    pool: &ConnectionPool,
     epoch: u64,
 ) -> CopyRemoval {
     let is_there =
@@ -68,7 +68,7 @@ pub(super) async fn remove(
         match obstacle(&reported.copy, namespace) {
             Some(obstacle) => keep(&node, obstacle),
             None => calls.push(async move {
-                let released = timeout_at(deadline, release(reported, channels, epoch)).await;
+                let released = timeout_at(deadline, release(reported, pool, epoch)).await;
                 let late = || {
                     format!(
                         "its agent has not answered within {} s; try again",
@@ -113,19 +113,15 @@ fn obstacle(copy: &NodeCopy, namespace: &str) -> Option<String> {
 }
 
 /// Takes all jobs out of a copy's record.
-async fn release(
-    reported: ReportedCopy,
-    channels: &ConnectionPool,
-    epoch: u64,
-) -> Result<(), String> {
+async fn release(reported: ReportedCopy, pool: &ConnectionPool, epoch: u64) -> Result<(), String> {
     let ReportedCopy {
         copy,
         fabric,
-        contact,
+        endpoint,
     } = reported;
-    let channels = channels.of_fabric(&fabric);
+    let pool = pool.of_fabric(&fabric);
     for job in &copy.jobs {
-        let released = weft_transfer::release(&job.uid, epoch, &channels, &contact);
+        let released = weft_transfer::release(&job.uid, epoch, &pool, &endpoint);
         released.await.map_err(|refusal| refusal.message)?;
     }
     Ok(())
@@ -159,7 +155,7 @@ mod tests {
                 jobs: jobs.iter().map(job).collect(),
             },
             fabric: "default".to_owned(),
-            contact: Endpoint {
+            endpoint: Endpoint {
                 node: node.to_owned(),
                 // Nobody listens there.
                 address: "127.0.0.1:1".to_owned(),
@@ -182,23 +178,23 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn agents_that_do_not_answer_are_given_up_in_time_for_the_answer() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let channels = ConnectionPool::new(Arc::new(Authority::new("weft").unwrap()));
+        let pool = ConnectionPool::new(Arc::new(Authority::new("weft").unwrap()));
         let mut silent = reported("n1", &[("team-a", false), ("team-a", false)]);
-        silent.contact.address = listener.local_addr().unwrap().to_string();
+        silent.endpoint.address = listener.local_addr().unwrap().to_string();
         let request = CopyRemovalRequest {
             root: "models".to_owned(),
             path: "team-a/minilm".to_owned(),
             nodes: Vec::new(),
         };
         let begun = Instant::now();
-        let removal = remove(&request, "team-a", vec![silent], &channels, 1).await;
+        let removal = remove(&request, "team-a", vec![silent], &pool, 1).await;
         assert!(begun.elapsed() <= WITHIN);
         assert_eq!(removal.kept.len(), 1);
     }
 
     #[tokio::test]
     async fn copies_that_a_job_holds_or_another_namespace_has_stay() {
-        let channels = ConnectionPool::new(Arc::new(Authority::new("weft").unwrap()));
+        let pool = ConnectionPool::new(Arc::new(Authority::new("weft").unwrap()));
         let copies = vec![
             reported("n1", &[("team-a", true)]),
             reported("n2", &[("team-a", false), ("team-b", false)]),
@@ -209,7 +205,7 @@ mod tests {
             path: "team-a/minilm/".to_owned(),
             nodes: Vec::new(),
         };
-        let removal = remove(&request, "team-a", copies.clone(), &channels, 1).await;
+        let removal = remove(&request, "team-a", copies.clone(), &pool, 1).await;
         assert_eq!(removal.removed, Vec::<String>::new());
         let words = ["team-a/minilm holds it", "another namespace", "n3"];
         assert_eq!(removal.kept.len(), 3);
@@ -217,12 +213,12 @@ mod tests {
             assert!(kept.message.contains(word), "{kept:?}");
         }
         request.nodes = vec!["n1".to_owned(), "n9".to_owned()];
-        let removal = remove(&request, "team-a", copies.clone(), &channels, 1).await;
+        let removal = remove(&request, "team-a", copies.clone(), &pool, 1).await;
         let kept: Vec<&str> = removal.kept.iter().map(|kept| &*kept.node).collect();
         assert_eq!(kept, ["n1", "n9"]);
         request.path = "team-a".to_owned();
         request.nodes.clear();
-        let removal = remove(&request, "team-a", copies, &channels, 1).await;
+        let removal = remove(&request, "team-a", copies, &pool, 1).await;
         assert!(removal.kept.is_empty() && removal.removed.is_empty());
     }
 }

@@ -17,11 +17,11 @@ const PEERS: usize = 64;
 pub(super) async fn of(
     node: &str,
     neighbours: &Neighbours,
-    channels: &ConnectionPool,
+    pool: &ConnectionPool,
     leader_epoch: u64,
 ) -> Result<Diagnosis, Refusal> {
-    let channels = channels.of_fabric(&neighbours.fabric);
-    let contact = Endpoint {
+    let pool = pool.of_fabric(&neighbours.fabric);
+    let endpoint = Endpoint {
         node: node.to_owned(),
         address: neighbours.control_address.clone(),
     };
@@ -40,7 +40,7 @@ pub(super) async fn of(
             peers: peers.iter().map(|peer| asked(peer)).collect(),
             packet_bytes,
         };
-        let answer = weft_transfer::diagnose(request, &channels, &contact).await?;
+        let answer = weft_transfer::diagnose(request, &pool, &endpoint).await?;
         let facts = answer.facts.unwrap_or_default();
         told.clock_ahead_ms = ahead_ms(facts.clock_unix_ms);
         told.facts = found(facts);

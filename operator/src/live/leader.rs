@@ -3,15 +3,15 @@
 use tokio::sync::mpsc;
 use weft_transfer::ConnectionPool;
 
-use crate::controllers::Question;
+use crate::controllers::Query;
 
 /// The leader's means to answer calls.
 #[derive(Clone)]
 pub struct Leader {
     /// The connections to agents.
-    pub channels: ConnectionPool,
+    pub pool: ConnectionPool,
     /// To the controllers, who know the answers.
-    pub questions: mpsc::Sender<Question>,
+    pub queries: mpsc::Sender<Query>,
     /// The leader's epoch, with which agents are asked.
     pub epoch: u64,
 }

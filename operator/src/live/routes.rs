@@ -30,7 +30,7 @@ use super::{
     front::Headers,
     leader::Leader,
 };
-use crate::controllers::{Question, Survey};
+use crate::controllers::{Preflight, Query};
 
 /// The controllers answer between two decisions, which take milliseconds; before they have listed
 /// everything, they do not.
@@ -258,7 +258,7 @@ impl<A: Authorizer> LiveApi<A> {
         let access = Access::jobs(verb, of, called);
         let (leader, _) = self.authorize(call, &access).await?;
         leader
-            .ask(|answer| Question::Progress {
+            .ask(|answer| Query::Progress {
                 namespace,
                 name,
                 answer,
@@ -295,12 +295,12 @@ impl<A: Authorizer> LiveApi<A> {
         // The object does not exist yet, whatever its body says.
         job.metadata.uid = None;
         job.status = None;
-        let survey = leader.ask(|answer| Question::Survey {
+        let preflight = leader.ask(|answer| Query::Preflight {
             job: Box::new(job),
             answer,
         });
-        let survey = survey.await?;
-        if survey.is_shared {
+        let preflight = preflight.await?;
+        if preflight.is_shared {
             let access = Access {
                 verb: "use",
                 group: GROUP,
@@ -310,7 +310,7 @@ impl<A: Authorizer> LiveApi<A> {
             };
             self.allow(&caller, &access).await?;
         }
-        let planned = timeout(STAT_WITHIN, plan_of(survey, &leader.channels));
+        let planned = timeout(STAT_WITHIN, plan_of(preflight, &leader.pool));
         planned
             .await
             .map_err(|_| Refused::late("the source's agent"))
@@ -325,7 +325,7 @@ impl<A: Authorizer> LiveApi<A> {
         let access = Access::jobs("list", of, "");
         let (leader, _) = self.authorize(call, &access).await?;
         let own = namespace.clone();
-        let copies = leader.ask(|answer| Question::Copies { namespace, answer });
+        let copies = leader.ask(|answer| Query::Copies { namespace, answer });
         let copies = copies.await?.into_iter();
         let items = copies.map(|reported| copies::shown(reported.copy, own.as_deref()));
         Ok(NodeCopyList {
@@ -345,12 +345,12 @@ impl<A: Authorizer> LiveApi<A> {
         let access = Access::jobs("delete", namespace, "");
         let (leader, _) = self.authorize(call, &access).await?;
         let request: CopyRemovalRequest = parse(body, "CopyRemovalRequest")?;
-        let copies = leader.ask(|answer| Question::Copies {
+        let copies = leader.ask(|answer| Query::Copies {
             namespace: Some(namespace.to_owned()),
             answer,
         });
         let copies = copies.await?;
-        Ok(copies::remove(&request, namespace, copies, &leader.channels, leader.epoch).await)
+        Ok(copies::remove(&request, namespace, copies, &leader.pool, leader.epoch).await)
     }
 
     async fn diagnose(&self, call: &HeaderMap, body: &[u8]) -> Result<Diagnosis, Refused> {
@@ -363,7 +363,7 @@ impl<A: Authorizer> LiveApi<A> {
         };
         let (leader, _) = self.authorize(call, &access).await?;
         let DiagnosisRequest { node } = parse(body, "DiagnosisRequest")?;
-        let known = leader.ask(|answer| Question::Neighbours {
+        let known = leader.ask(|answer| Query::Neighbours {
             node: node.clone(),
             answer,
         });
@@ -371,7 +371,7 @@ impl<A: Authorizer> LiveApi<A> {
             let text = format!("no agent of node {node} is known; see: kubectl get fabricnodes");
             return Err(Refused::new(StatusCode::NOT_FOUND, "NotFound", text));
         };
-        let found = diagnosis::of(&node, &neighbours, &leader.channels, leader.epoch).await;
+        let found = diagnosis::of(&node, &neighbours, &leader.pool, leader.epoch).await;
         found.map_err(|refusal| {
             let code = StatusCode::BAD_GATEWAY;
             Refused::new(code, "AgentRefused", refusal.message)
@@ -381,13 +381,10 @@ impl<A: Authorizer> LiveApi<A> {
 
 impl Leader {
     /// Asks the controllers.
-    async fn ask<T>(
-        &self,
-        question: impl FnOnce(oneshot::Sender<T>) -> Question,
-    ) -> Result<T, Refused> {
+    async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T, Refused> {
         let (sender, receiver) = oneshot::channel();
         let asked = async {
-            self.questions.send(question(sender)).await.ok()?;
+            self.queries.send(query(sender)).await.ok()?;
             receiver.await.ok()
         };
         let answer = timeout(ANSWER_WITHIN, asked).await.ok().flatten();
@@ -419,15 +416,15 @@ fn list(items: Vec<TransferProgress>) -> TransferProgressList {
 }
 
 /// The plan of what would begin: asks the source's agent what there is, and nobody for anything else.
-async fn plan_of(survey: Survey, channels: &ConnectionPool) -> TransferPlan {
+async fn plan_of(preflight: Preflight, pool: &ConnectionPool) -> TransferPlan {
     let mut told = TransferPlan {
         api_version: live_api_version(),
         kind: TransferPlan::KIND.to_owned(),
-        obstacles: survey.obstacles,
+        obstacles: preflight.obstacles,
         manifest: None,
         plan: None,
     };
-    let Some(begun) = survey.transfer else {
+    let Some(begun) = preflight.transfer else {
         return told;
     };
     let mut obstacle = |reason: &str, message: String, is_final| {
@@ -437,9 +434,9 @@ async fn plan_of(survey: Survey, channels: &ConnectionPool) -> TransferPlan {
             is_final,
         });
     };
-    let (spec, contacts) = (begun.spec, begun.contacts);
-    let channels = channels.of_fabric(&begun.fabric);
-    let found = match weft_transfer::stat(&spec, channels, &contacts).await {
+    let (spec, endpoints) = (begun.spec, begun.endpoints);
+    let pool = pool.of_fabric(&begun.fabric);
+    let found = match weft_transfer::stat(&spec, pool, &endpoints).await {
         Ok(found) => found,
         Err(refusal) => {
             obstacle(&refusal.reason, refusal.message, !refusal.retriable);

@@ -20,7 +20,7 @@ use crate::controllers::{
     job::{
         grants::{Claim, Grants},
         obstacle::Obstacle,
-        queue::{self, Party, Queue, Stake, Turn},
+        queue::{self, Demand, Queue, QueueEntry, Turn},
         reading::{self, Shut},
         resolve::{self, Transfer},
         snapshot::{Outcome, Snapshot},
@@ -101,7 +101,7 @@ pub(crate) struct Decision {
     /// What to do here.
     pub(crate) order: Option<Order>,
     /// Where its jobs take turns: what the queue is to know of this one.
-    pub(crate) party: Option<Party>,
+    pub(crate) entry: Option<QueueEntry>,
     /// The path that it writes to or wants to, once nothing else is in its way.
     pub(crate) claim: Option<Claim>,
 }
@@ -146,8 +146,8 @@ pub(crate) fn decide(view: &View<'_>) -> Decision {
     let decision = next(view);
     // It keeps its places until agents have been told of its end.
     let work = view.work.filter(|work| work.outcome.is_none());
-    let stake = work.and_then(|work| Stake::of_work(view.job, work, view.cache));
-    let at_work = stake.map(|stake| Party::new(view.job, true, stake));
+    let demand = work.and_then(|work| Demand::of_work(view.job, work, view.cache));
+    let at_work = demand.map(|demand| QueueEntry::new(view.job, true, demand));
     let old = view.job.status.as_ref().filter(|_| view.work.is_none());
     // A leader before this one had begun it, and its agents have not been told of an end yet.
     let begun = old.filter(|old| queue::is_at_work(old) && !old.fabric.is_empty());
@@ -156,7 +156,7 @@ pub(crate) fn decide(view: &View<'_>) -> Decision {
         .or(begun.map(|old| &old.fabric));
     let claim = fabric.map(|fabric| Claim::of(view.job, fabric, true));
     Decision {
-        party: at_work.or(decision.party),
+        entry: at_work.or(decision.entry),
         claim: claim.or(decision.claim),
         ..decision
     }
@@ -289,7 +289,7 @@ fn settle(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> Option<
         view.leader_epoch,
         &with_copy,
     );
-    let transfer = transfer.filter(|transfer| !transfer.contacts.is_empty())?;
+    let transfer = transfer.filter(|transfer| !transfer.endpoints.is_empty())?;
     Some(Order::Withdraw {
         transfer: Box::new(transfer),
         cleanup,
@@ -372,9 +372,9 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
             Err(Shut::Unseen(secret)) => {
                 // What is at work keeps its places while that is seen.
                 let is_at_work = queue::is_at_work(old);
-                let stake = Stake::of(&transfer, view.cache).filter(|_| is_at_work);
+                let demand = Demand::of(&transfer, view.cache).filter(|_| is_at_work);
                 Decision {
-                    party: stake.map(|stake| Party::new(view.job, true, stake)),
+                    entry: demand.map(|demand| QueueEntry::new(view.job, true, demand)),
                     claim: is_at_work.then(|| Claim::of(view.job, &transfer.fabric, true)),
                     ..Order::Look(secret).into()
                 }
@@ -425,18 +425,18 @@ fn granted(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Deci
 /// Nothing but its turn is in its way.
 fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Decision {
     let is_at_work = queue::is_at_work(old);
-    let stake = Stake::of(&transfer, view.cache);
-    let party = |is_at_work| {
-        let stake = stake.clone();
-        stake.map(|stake| Party::new(view.job, is_at_work, stake))
+    let demand = Demand::of(&transfer, view.cache);
+    let entry = |is_at_work| {
+        let demand = demand.clone();
+        demand.map(|demand| QueueEntry::new(view.job, is_at_work, demand))
     };
-    if let Some(stake) = stake.as_ref().filter(|_| !is_at_work) {
-        let decision = match view.queue.turn(&uid(view.job), stake) {
+    if let Some(demand) = demand.as_ref().filter(|_| !is_at_work) {
+        let decision = match view.queue.turn(&uid(view.job), demand) {
             Some(Turn::Begins) => None,
             Some(Turn::Waits { node, .. }) => {
-                let obstacle = queue::queued(node, &stake.fabric);
+                let obstacle = queue::queued(node, &demand.fabric);
                 let waiting = TransferJobStatus {
-                    fabric: stake.fabric.clone(),
+                    fabric: demand.fabric.clone(),
                     ..status::waiting(view.job, &obstacle, view.now)
                 };
                 Some(write(view, old, &waiting))
@@ -446,14 +446,14 @@ fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Deci
         };
         if let Some(decision) = decision {
             return Decision {
-                party: party(false),
+                entry: entry(false),
                 ..decision
             };
         }
     }
     let begins = is_held(view.job);
     Decision {
-        party: party(is_at_work || begins),
+        entry: entry(is_at_work || begins),
         ..match begins {
             true => Order::Begin(Box::new(transfer)).into(),
             false => hold(view.job, true).into(),

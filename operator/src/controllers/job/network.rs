@@ -21,8 +21,8 @@ const NOT_PAYLOAD: u32 = 92;
 const FRAMING: u32 = 38;
 
 /// How the agents of these nodes are reached, as far as they have said.
-pub(crate) fn contacts(cache: &Cache, fabric: &str, names: &BTreeSet<&str>) -> Vec<Endpoint> {
-    let contact = |name: &&str| {
+pub(crate) fn endpoints(cache: &Cache, fabric: &str, names: &BTreeSet<&str>) -> Vec<Endpoint> {
+    let endpoint = |name: &&str| {
         let node = cache
             .fabric_nodes
             .named(name)
@@ -33,7 +33,7 @@ pub(crate) fn contacts(cache: &Cache, fabric: &str, names: &BTreeSet<&str>) -> V
             address,
         })
     };
-    names.iter().filter_map(contact).collect()
+    names.iter().filter_map(endpoint).collect()
 }
 
 /// What a plan is made from: the nodes' links, and what is known of the switches between them.

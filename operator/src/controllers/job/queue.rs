@@ -40,7 +40,7 @@ pub(crate) const AT_ONCE: usize = 2;
 
 /// Where a job takes part.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stake {
+pub(crate) struct Demand {
     /// The fabric, which has a cap.
     pub(crate) fabric: String,
     /// The node that has the bytes.
@@ -49,7 +49,7 @@ pub(crate) struct Stake {
     pub(crate) receivers: BTreeSet<String>,
 }
 
-impl Stake {
+impl Demand {
     /// Of a job that could begin. Nothing where its jobs do not take turns: on a fabric without a cap,
     /// and where nothing is sent to another node.
     pub(crate) fn of(transfer: &Transfer, cache: &Cache) -> Option<Self> {
@@ -94,7 +94,7 @@ impl Stake {
 
 /// A job that is at work, or could begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Party {
+pub(crate) struct QueueEntry {
     /// The job.
     pub(crate) key: Key,
     /// When it was made: the oldest comes first.
@@ -102,17 +102,17 @@ pub(crate) struct Party {
     /// It has begun; it keeps its places until its work ends.
     pub(crate) is_at_work: bool,
     /// Where.
-    pub(crate) stake: Stake,
+    pub(crate) demand: Demand,
 }
 
-impl Party {
+impl QueueEntry {
     /// Of a job.
-    pub(crate) fn new(job: &TransferJob, is_at_work: bool, stake: Stake) -> Self {
+    pub(crate) fn new(job: &TransferJob, is_at_work: bool, demand: Demand) -> Self {
         Self {
             key: Key::of(&job.metadata),
             made: job.creation_timestamp(),
             is_at_work,
-            stake,
+            demand,
         }
     }
 
@@ -162,7 +162,7 @@ pub(crate) const QUEUED: &str = "Queued";
 /// All jobs that are at work or could begin, by their UIDs.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    parties: BTreeMap<String, Party>,
+    entries: BTreeMap<String, QueueEntry>,
     /// Of those that could begin.
     turns: BTreeMap<String, Turn>,
     /// Parties have come, gone or changed since the turns were given.
@@ -171,22 +171,22 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// A job is this by now; `None` when it neither is at work nor could begin.
-    pub(crate) fn see(&mut self, uid: &str, party: Option<Party>) {
-        if self.parties.get(uid) == party.as_ref() {
+    pub(crate) fn see(&mut self, uid: &str, entry: Option<QueueEntry>) {
+        if self.entries.get(uid) == entry.as_ref() {
             return;
         }
-        match party {
-            Some(party) => self.parties.insert(uid.to_owned(), party),
-            None => self.parties.remove(uid),
+        match entry {
+            Some(entry) => self.entries.insert(uid.to_owned(), entry),
+            None => self.entries.remove(uid),
         };
         self.is_stale = true;
     }
 
     /// Forgets all other jobs.
     pub(crate) fn keep(&mut self, uids: &BTreeSet<String>) {
-        let before = self.parties.len();
-        self.parties.retain(|uid, _| uids.contains(uid));
-        self.is_stale |= self.parties.len() != before;
+        let before = self.entries.len();
+        self.entries.retain(|uid, _| uids.contains(uid));
+        self.is_stale |= self.entries.len() != before;
     }
 
     /// Gives the turns anew; those that have another one since, or wait for another node.
@@ -194,23 +194,23 @@ impl Queue {
         if !std::mem::take(&mut self.is_stale) {
             return Vec::new();
         }
-        let turns = turns(self.parties.iter(), &self.turns);
+        let turns = turns(self.entries.iter(), &self.turns);
         let is_other = |uid: &String, turn: &Turn| match (self.turns.get(uid), turn) {
             (Some(Turn::Begins), Turn::Begins) => false,
             (Some(Turn::Waits { node: before, .. }), Turn::Waits { node, .. }) => before != node,
             _ => true,
         };
         let others = turns.iter().filter(|(uid, turn)| is_other(uid, turn));
-        let others = others.filter_map(|(uid, _)| Some(self.parties.get(uid)?.key.clone()));
+        let others = others.filter_map(|(uid, _)| Some(self.entries.get(uid)?.key.clone()));
         let others = others.collect();
         self.turns = turns;
         others
     }
 
-    /// What a job may do that has this stake; `None` while nobody has decided that.
-    pub(crate) fn turn(&self, uid: &str, stake: &Stake) -> Option<&Turn> {
-        let party = self.parties.get(uid)?;
-        (party.stake == *stake).then(|| self.turns.get(uid))?
+    /// What a job may do that has this demand; `None` while nobody has decided that.
+    pub(crate) fn turn(&self, uid: &str, demand: &Demand) -> Option<&Turn> {
+        let entry = self.entries.get(uid)?;
+        (entry.demand == *demand).then(|| self.turns.get(uid))?
     }
 
     /// How many that wait come before a job that waits.
@@ -222,10 +222,10 @@ impl Queue {
     }
 
     /// What a job could do that is not there yet.
-    pub(crate) fn asked(&self, party: &Party) -> Turn {
+    pub(crate) fn asked(&self, entry: &QueueEntry) -> Turn {
         // No UID is empty.
         let uid = String::new();
-        let all = self.parties.iter().chain([(&uid, party)]);
+        let all = self.entries.iter().chain([(&uid, entry)]);
         turns(all, &self.turns).remove(&uid).unwrap_or(Turn::Begins)
     }
 }
@@ -233,13 +233,13 @@ impl Queue {
 /// Gives each that could begin its turn. A job that waited for a node goes on to wait for that one as
 /// long as it is among those that it waits for: what is written of it shall not change.
 fn turns<'a>(
-    parties: impl Iterator<Item = (&'a String, &'a Party)>,
+    entries: impl Iterator<Item = (&'a String, &'a QueueEntry)>,
     before: &BTreeMap<String, Turn>,
 ) -> BTreeMap<String, Turn> {
     let mut lines: BTreeMap<&str, Line<'_>> = BTreeMap::new();
-    for (uid, party) in parties {
-        let line = lines.entry(party.stake.fabric.as_str()).or_default();
-        line.add(uid, party);
+    for (uid, entry) in entries {
+        let line = lines.entry(entry.demand.fabric.as_str()).or_default();
+        line.add(uid, entry);
     }
     let turns = lines.into_values().flat_map(|line| line.turns(before));
     turns.collect()
@@ -257,19 +257,19 @@ struct Line<'a> {
 #[derive(Default)]
 struct Namespace<'a> {
     at_work: BTreeSet<Age<'a>>,
-    ready: Vec<(&'a String, &'a Party)>,
+    ready: Vec<(&'a String, &'a QueueEntry)>,
 }
 
 impl<'a> Line<'a> {
-    fn add(&mut self, uid: &'a String, party: &'a Party) {
-        let namespace = self.namespaces.entry(&party.key.namespace).or_default();
-        if party.is_at_work {
-            namespace.at_work.insert(party.age());
-            for node in party.stake.nodes() {
+    fn add(&mut self, uid: &'a String, entry: &'a QueueEntry) {
+        let namespace = self.namespaces.entry(&entry.key.namespace).or_default();
+        if entry.is_at_work {
+            namespace.at_work.insert(entry.age());
+            for node in entry.demand.nodes() {
                 *self.taken.entry(node).or_default() += 1;
             }
         } else {
-            namespace.ready.push((uid, party));
+            namespace.ready.push((uid, entry));
         }
     }
 
@@ -292,11 +292,11 @@ impl<'a> Line<'a> {
             let Some(share) = shares.get_mut(name) else {
                 continue;
             };
-            let Some((uid, party)) = share.ready.pop_front() else {
+            let Some((uid, entry)) = share.ready.pop_front() else {
                 continue;
             };
             let is_full = |node: &&str| taken.get(node).is_some_and(|count| *count >= AT_ONCE);
-            let full: Vec<&str> = party.stake.nodes().filter(is_full).collect();
+            let full: Vec<&str> = entry.demand.nodes().filter(is_full).collect();
             if let Some(first) = full.first() {
                 let known = match before.get(uid) {
                     Some(Turn::Waits { node, .. }) => full.iter().find(|full| **full == node),
@@ -313,7 +313,7 @@ impl<'a> Line<'a> {
             let is_next = full.iter().all(|node| !awaited.contains(node));
             awaited.extend(full);
             if is_next {
-                for node in party.stake.nodes() {
+                for node in entry.demand.nodes() {
                     *taken.entry(node).or_default() += 1;
                 }
             }
@@ -331,12 +331,12 @@ struct Share<'a> {
     /// How many have been let begin.
     begun: usize,
     /// The oldest first.
-    ready: VecDeque<(&'a String, &'a Party)>,
+    ready: VecDeque<(&'a String, &'a QueueEntry)>,
 }
 
 impl<'a> Share<'a> {
     fn of(mut namespace: Namespace<'a>) -> Self {
-        namespace.ready.sort_by_key(|(_, party)| party.age());
+        namespace.ready.sort_by_key(|(_, entry)| entry.age());
         Self {
             at_work: namespace.at_work.into_iter().collect(),
             older: 0,

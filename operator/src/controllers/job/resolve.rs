@@ -13,7 +13,7 @@ use weft_transfer::{
 use crate::controllers::{
     fabric::decide::{is_configuration_pending, is_ready, listed},
     job::{
-        network::{contacts, payload_share, topology},
+        network::{endpoints, payload_share, topology},
         obstacle::{Obstacle, wait},
         origin::{Origin, fabric_of_job, origin},
         place::{Side, apart, place},
@@ -31,7 +31,7 @@ pub(crate) struct Transfer {
     /// What is to be moved, and where.
     pub(crate) spec: Spec,
     /// The agents of all nodes in it.
-    pub(crate) contacts: Vec<Endpoint>,
+    pub(crate) endpoints: Vec<Endpoint>,
 }
 
 /// Everything that a job needs to begin, or what is in its way. Destinations that are not ready are
@@ -169,7 +169,9 @@ pub(crate) fn roster(
     membership: &Membership,
     has: &BTreeSet<&str>,
 ) -> Option<(MembershipUpdate, Vec<Endpoint>)> {
-    let Transfer { spec, contacts, .. } = lay_out(job, cache, membership, 0, has).ok()?;
+    let Transfer {
+        spec, endpoints, ..
+    } = lay_out(job, cache, membership, 0, has).ok()?;
     let is_pending = |place: &Place| is_configuration_pending(cache, node_of(&place.node));
     let is_configuration_pending =
         is_pending(&spec.source) || spec.destinations.iter().any(is_pending);
@@ -179,7 +181,7 @@ pub(crate) fn roster(
         topology: spec.topology,
         payload_share: spec.payload_share,
     };
-    Some((roster, contacts))
+    Some((roster, endpoints))
 }
 
 fn lay_out(
@@ -220,7 +222,7 @@ fn lay_out(
         .collect();
     Ok(Transfer {
         fabric: fabric_name.to_owned(),
-        contacts: contacts(cache, fabric_name, &names),
+        endpoints: endpoints(cache, fabric_name, &names),
         spec: Spec {
             topology: topology(cache, fabric, &names),
             payload_share: payload_share(cache, &names),
@@ -312,7 +314,7 @@ pub(crate) fn involved(
         .chain([source.as_str()])
         .collect();
     Some(Transfer {
-        contacts: contacts(cache, &fabric, &all),
+        endpoints: endpoints(cache, &fabric, &all),
         fabric,
         spec: spec(job, cache, from, copies, leader_epoch),
     })

@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(fault.reason, "SecretUnread");
     }
 
-    /// What the API server answers to every question is a Secret that nobody may have.
+    /// What the API server answers to every query is a Secret that nobody may have.
     #[tokio::test]
     async fn what_is_no_name_is_asked_of_nobody() {
         let answer = get(|| async { (StatusCode::OK, json!({"data": {"a": "YQ=="}}).to_string()) });

@@ -38,11 +38,11 @@ impl Work {
     pub(crate) fn begin(
         key: Key,
         transfer: Transfer,
-        channels: &ConnectionPool,
+        pool: &ConnectionPool,
         changed: Arc<Notify>,
     ) -> Self {
-        let channels = channels.of_fabric(&transfer.fabric);
-        let runner = Runner::begin(transfer.spec, channels, &transfer.contacts);
+        let pool = pool.of_fabric(&transfer.fabric);
+        let runner = Runner::begin(transfer.spec, pool, &transfer.endpoints);
         Self::drive(key, transfer.fabric, runner, changed)
     }
 
@@ -51,11 +51,11 @@ impl Work {
         key: Key,
         transfer: Transfer,
         cleanup: Cleanup,
-        channels: &ConnectionPool,
+        pool: &ConnectionPool,
         changed: Arc<Notify>,
     ) -> Self {
-        let channels = channels.of_fabric(&transfer.fabric);
-        let runner = Runner::cancelled(transfer.spec, cleanup, channels, &transfer.contacts);
+        let pool = pool.of_fabric(&transfer.fabric);
+        let runner = Runner::cancelled(transfer.spec, cleanup, pool, &transfer.endpoints);
         Self::drive(key, transfer.fabric, runner, changed)
     }
 

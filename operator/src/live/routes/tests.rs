@@ -39,10 +39,10 @@ fn api(allowed: Vec<Access>, leader: OnceLock<Leader>) -> LiveApi<Roles> {
     }
 }
 
-fn leading(allowed: Vec<Access>, questions: mpsc::Sender<Question>) -> LiveApi<Roles> {
+fn leading(allowed: Vec<Access>, queries: mpsc::Sender<Query>) -> LiveApi<Roles> {
     let leader = Leader {
-        questions,
-        channels: ConnectionPool::new(Arc::new(Authority::new("weft").unwrap())),
+        queries,
+        pool: ConnectionPool::new(Arc::new(Authority::new("weft").unwrap())),
         epoch: 1,
     };
     api(allowed, OnceLock::from(leader))
@@ -70,22 +70,22 @@ fn progress(namespace: &str, name: &str) -> TransferProgress {
 }
 
 /// Plays the controllers.
-fn controllers(answer: Vec<TransferProgress>) -> mpsc::Sender<Question> {
+fn controllers(answer: Vec<TransferProgress>) -> mpsc::Sender<Query> {
     let (sender, mut receiver) = mpsc::channel(1);
     tokio::spawn(async move {
-        while let Some(question) = receiver.recv().await {
-            match question {
-                Question::Progress { answer: to, .. } => to.send(answer.clone()).unwrap(),
-                Question::Survey { answer: to, .. } => {
-                    let survey = Survey {
+        while let Some(query) = receiver.recv().await {
+            match query {
+                Query::Progress { answer: to, .. } => to.send(answer.clone()).unwrap(),
+                Query::Preflight { answer: to, .. } => {
+                    let preflight = Preflight {
                         obstacles: Vec::new(),
                         is_shared: true,
                         transfer: None,
                     };
-                    to.send(survey).map_err(drop).unwrap();
+                    to.send(preflight).map_err(drop).unwrap();
                 }
-                Question::Neighbours { answer: to, .. } => to.send(None).unwrap(),
-                Question::Copies { answer: to, .. } => to.send(Vec::new()).unwrap(),
+                Query::Neighbours { answer: to, .. } => to.send(None).unwrap(),
+                Query::Copies { answer: to, .. } => to.send(Vec::new()).unwrap(),
             }
         }
     });
@@ -173,9 +173,9 @@ async fn a_plan_needs_the_right_to_make_the_job_and_to_use_its_shared_roots() {
 
 #[tokio::test(start_paused = true)]
 async fn an_operator_that_does_not_know_yet_says_so() {
-    let (questions, _kept) = mpsc::channel(1);
+    let (queries, _kept) = mpsc::channel(1);
     let may = vec![Access::jobs("list", "", "")];
-    let refused = leading(may, questions).progress(&ada(), None, None).await;
+    let refused = leading(may, queries).progress(&ada(), None, None).await;
     assert_eq!(refused.unwrap_err().code, StatusCode::GATEWAY_TIMEOUT);
 }
 

@@ -139,7 +139,7 @@ impl Stage {
             written: self.written,
             now: self.now,
         });
-        self.queue.see(&uid(&job), decision.party);
+        self.queue.see(&uid(&job), decision.entry);
         self.grants.update(&uid(&job), decision.claim);
         let mut is_busy = !self.queue.settle().is_empty();
         is_busy |= !self.grants.take_changed().is_empty();

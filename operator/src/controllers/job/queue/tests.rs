@@ -8,18 +8,18 @@ use crate::controllers::{
 };
 
 /// A job of `NAMESPACE/NAME` from n1 to these nodes, made so many seconds after the start.
-fn party(name: &str, second: i64, nodes: &[&str]) -> Party {
+fn entry(name: &str, second: i64, nodes: &[&str]) -> QueueEntry {
     let (namespace, name) = name.split_once('/').unwrap();
     let at = start().as_second() + second;
     let at = k8s_openapi::jiff::Timestamp::from_second(at).unwrap();
-    Party {
+    QueueEntry {
         key: Key {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
         },
         made: Some(Time(at)),
         is_at_work: false,
-        stake: Stake {
+        demand: Demand {
             fabric: "default".into(),
             source: nodes[0].to_owned(),
             receivers: nodes[1..].iter().map(|node| (*node).to_owned()).collect(),
@@ -27,25 +27,25 @@ fn party(name: &str, second: i64, nodes: &[&str]) -> Party {
     }
 }
 
-fn at_work(party: Party) -> Party {
-    Party {
+fn at_work(entry: QueueEntry) -> QueueEntry {
+    QueueEntry {
         is_at_work: true,
-        ..party
+        ..entry
     }
 }
 
 /// Their UIDs are their names.
-fn queue(parties: impl IntoIterator<Item = Party>) -> Queue {
+fn queue(entries: impl IntoIterator<Item = QueueEntry>) -> Queue {
     let mut queue = Queue::default();
-    for party in parties {
-        queue.see(&uid(&party), Some(party));
+    for entry in entries {
+        queue.see(&uid(&entry), Some(entry));
     }
     queue.settle();
     queue
 }
 
-fn uid(party: &Party) -> String {
-    format!("{}/{}", party.key.namespace, party.key.name)
+fn uid(entry: &QueueEntry) -> String {
+    format!("{}/{}", entry.key.namespace, entry.key.name)
 }
 
 /// Who may begin.
@@ -62,7 +62,7 @@ fn two_jobs_of_a_node_are_at_work_and_the_others_wait_for_it_in_order() {
     let names = ["a/4", "a/3", "a/2", "a/1"];
     let jobs = (1..)
         .zip(names)
-        .map(|(i, name)| party(name, i, &["n1", "n2"]));
+        .map(|(i, name)| entry(name, i, &["n1", "n2"]));
     let queue = queue(jobs);
     assert_eq!(begin(&queue), ["a/3", "a/4"]);
     let waits = |ahead| Turn::Waits {
@@ -77,13 +77,13 @@ fn two_jobs_of_a_node_are_at_work_and_the_others_wait_for_it_in_order() {
 
 #[test]
 fn a_namespaces_first_job_does_not_wait_for_fifty_of_another() {
-    let many = (0..50).map(|i| party(&format!("a/{i:02}"), i, &["n1", "n2"]));
-    let mut queue = queue(many.chain([party("b/1", 99, &["n1", "n3"])]));
+    let many = (0..50).map(|i| entry(&format!("a/{i:02}"), i, &["n1", "n2"]));
+    let mut queue = queue(many.chain([entry("b/1", 99, &["n1", "n3"])]));
     // It is equal to the oldest of the other, and younger than that.
     assert_eq!(begin(&queue), ["a/00", "b/1"]);
     for i in [0, 1] {
-        let party = party(&format!("a/{i:02}"), i, &["n1", "n2"]);
-        queue.see(&uid(&party), Some(at_work(party)));
+        let entry = entry(&format!("a/{i:02}"), i, &["n1", "n2"]);
+        queue.see(&uid(&entry), Some(at_work(entry)));
     }
     queue.settle();
     assert_eq!(begin(&queue), Vec::<&str>::new());
@@ -94,13 +94,13 @@ fn a_namespaces_first_job_does_not_wait_for_fifty_of_another() {
 
 #[test]
 fn jobs_of_other_nodes_and_other_fabrics_go_on() {
-    let busy = ["a/1", "a/2"].map(|name| at_work(party(name, 1, &["n1", "n2"])));
-    let mut elsewhere = party("a/4", 4, &["n1", "n2"]);
-    elsewhere.stake.fabric = "other".into();
+    let busy = ["a/1", "a/2"].map(|name| at_work(entry(name, 1, &["n1", "n2"])));
+    let mut elsewhere = entry("a/4", 4, &["n1", "n2"]);
+    elsewhere.demand.fabric = "other".into();
     let others = [
-        party("a/3", 3, &["n1", "n5"]),
+        entry("a/3", 3, &["n1", "n5"]),
         elsewhere,
-        party("a/5", 5, &["n3", "n4"]),
+        entry("a/5", 5, &["n3", "n4"]),
     ];
     let queue = queue(busy.into_iter().chain(others));
     assert_eq!(begin(&queue), ["a/4", "a/5"]);
@@ -109,18 +109,18 @@ fn jobs_of_other_nodes_and_other_fabrics_go_on() {
 #[test]
 fn who_is_next_keeps_a_place_at_each_of_its_nodes_and_who_is_not_keeps_none() {
     let mut queue = queue([
-        at_work(party("a/1", 1, &["n1", "n2"])),
-        at_work(party("a/2", 2, &["n1", "n2"])),
+        at_work(entry("a/1", 1, &["n1", "n2"])),
+        at_work(entry("a/2", 2, &["n1", "n2"])),
         // Next at n1: one place of n3 is its.
-        party("a/3", 3, &["n1", "n3"]),
-        party("a/4", 4, &["n1", "n3", "n4"]),
-        party("a/5", 5, &["n3", "n4"]),
-        party("a/6", 6, &["n3", "n5"]),
-        party("a/7", 7, &["n4", "n6"]),
+        entry("a/3", 3, &["n1", "n3"]),
+        entry("a/4", 4, &["n1", "n3", "n4"]),
+        entry("a/5", 5, &["n3", "n4"]),
+        entry("a/6", 6, &["n3", "n5"]),
+        entry("a/7", 7, &["n4", "n6"]),
     ]);
     assert_eq!(begin(&queue), ["a/5", "a/7"]);
     for (name, nodes) in [("a/5", ["n3", "n4"]), ("a/7", ["n4", "n6"])] {
-        queue.see(name, Some(at_work(party(name, 9, &nodes))));
+        queue.see(name, Some(at_work(entry(name, 9, &nodes))));
     }
     queue.see("a/1", None);
     queue.settle();
@@ -131,21 +131,21 @@ fn who_is_next_keeps_a_place_at_each_of_its_nodes_and_who_is_not_keeps_none() {
 fn who_was_overtaken_by_its_own_namespace_is_not_put_back_for_it() {
     // a/9 is at work at other nodes; it is younger than a/1, so a/1 comes before b/2.
     let queue = queue([
-        at_work(party("a/9", 9, &["n8", "n9"])),
-        at_work(party("c/1", 1, &["n1", "n2"])),
-        party("a/1", 1, &["n1", "n3"]),
-        party("b/2", 2, &["n1", "n4"]),
+        at_work(entry("a/9", 9, &["n8", "n9"])),
+        at_work(entry("c/1", 1, &["n1", "n2"])),
+        entry("a/1", 1, &["n1", "n3"]),
+        entry("b/2", 2, &["n1", "n4"]),
     ]);
     assert_eq!(begin(&queue), ["a/1"]);
 }
 
 #[test]
 fn what_is_written_of_a_job_that_waits_changes_only_with_the_node_that_it_waits_for() {
-    let busy = |name: &str, nodes: &[&str]| at_work(party(name, 1, nodes));
+    let busy = |name: &str, nodes: &[&str]| at_work(entry(name, 1, nodes));
     let mut queue = queue([
         busy("a/1", &["n2", "n3"]),
         busy("a/2", &["n2", "n3"]),
-        party("a/5", 5, &["n1", "n2"]),
+        entry("a/5", 5, &["n1", "n2"]),
     ]);
     for name in ["b/1", "b/2"] {
         queue.see(name, Some(busy(name, &["n1", "n4"])));
@@ -163,7 +163,7 @@ fn what_is_written_of_a_job_that_waits_changes_only_with_the_node_that_it_waits_
          how far the others are: kubectl weft status -A"
     );
     queue.see("a/1", None);
-    let key = party("a/5", 5, &["n1"]).key;
+    let key = entry("a/5", 5, &["n1"]).key;
     assert_eq!(queue.settle(), std::slice::from_ref(&key));
     assert!(message(&queue).starts_with("node n1 "));
     queue.see("b/1", None);
@@ -174,20 +174,20 @@ fn what_is_written_of_a_job_that_waits_changes_only_with_the_node_that_it_waits_
 
 #[test]
 fn a_turn_is_for_the_nodes_that_it_was_given_for() {
-    let mine = party("a/1", 1, &["n1", "n2"]);
+    let mine = entry("a/1", 1, &["n1", "n2"]);
     let queue = queue([mine.clone()]);
-    assert_eq!(queue.turn("a/1", &mine.stake), Some(&Turn::Begins));
-    let more = party("a/1", 1, &["n1", "n2", "n3"]);
-    assert_eq!(queue.turn("a/1", &more.stake), None);
-    assert_eq!(queue.turn("a/2", &mine.stake), None);
+    assert_eq!(queue.turn("a/1", &mine.demand), Some(&Turn::Begins));
+    let more = entry("a/1", 1, &["n1", "n2", "n3"]);
+    assert_eq!(queue.turn("a/1", &more.demand), None);
+    assert_eq!(queue.turn("a/2", &mine.demand), None);
 }
 
 #[test]
 fn a_job_that_is_not_there_yet_is_told_whether_it_would_wait() {
-    let mut queue = queue([at_work(party("a/1", 1, &["n1", "n2"]))]);
-    let asked = party("b/1", 9, &["n1", "n3"]);
+    let mut queue = queue([at_work(entry("a/1", 1, &["n1", "n2"]))]);
+    let asked = entry("b/1", 9, &["n1", "n3"]);
     assert_eq!(queue.asked(&asked), Turn::Begins);
-    queue.see("a/2", Some(at_work(party("a/2", 1, &["n1", "n2"]))));
+    queue.see("a/2", Some(at_work(entry("a/2", 1, &["n1", "n2"]))));
     let waits = Turn::Waits {
         node: "n1".into(),
         ahead: 0,
@@ -200,30 +200,30 @@ fn a_job_that_is_not_there_yet_is_told_whether_it_would_wait() {
 fn only_nodes_that_bytes_go_between_count_and_only_with_a_cap() {
     let mut cache = scenario::cache(4);
     let mut job = scenario::job("minilm");
-    let stake = |job: &TransferJob, cache: &Cache| {
+    let demand = |job: &TransferJob, cache: &Cache| {
         let transfer = resolve(job, cache, &Membership::of(cache), 1).unwrap();
-        Stake::of(&transfer, cache)
+        Demand::of(&transfer, cache)
     };
-    assert_eq!(stake(&job, &cache), None);
+    assert_eq!(demand(&job, &cache), None);
     let mut fabric = scenario::fabric("default", 1);
     fabric.spec.transport.cap_mbps = Some(1000);
     fabric.metadata.resource_version = Some("2".into());
     cache.fabrics.learn(fabric);
     let receivers = |nodes: &[&str]| {
-        Some(Stake {
+        Some(Demand {
             fabric: "default".into(),
             source: "n1".into(),
             receivers: nodes.iter().map(|node| (*node).to_owned()).collect(),
         })
     };
-    assert_eq!(stake(&job, &cache), receivers(&["n2", "n3", "n4"]));
+    assert_eq!(demand(&job, &cache), receivers(&["n2", "n3", "n4"]));
     cache.fabric_nodes.learn(scenario::asleep("n3", "default"));
-    assert_eq!(stake(&job, &cache), receivers(&["n2", "n4"]));
+    assert_eq!(demand(&job, &cache), receivers(&["n2", "n4"]));
     // It copies for itself: over no link.
     job.spec.destinations.node_selector = None;
     job.spec.destinations.nodes = Some(vec!["n1".into()]);
     job.spec.destinations.path = "copy/".into();
-    assert_eq!(stake(&job, &cache), None);
+    assert_eq!(demand(&job, &cache), None);
 }
 
 /// A namespace, when it was made, which nodes, and how many steps it takes.
@@ -242,7 +242,7 @@ proptest! {
         let names: Vec<String> = (0..6).map(|i| format!("n{i}")).collect();
         let made = |i: usize, (namespace, second, nodes, _): &Drawn| {
             let nodes: Vec<&str> = nodes.iter().map(|node| &*names[usize::from(*node)]).collect();
-            party(&format!("t{namespace}/{i:02}"), *second, &nodes)
+            entry(&format!("t{namespace}/{i:02}"), *second, &nodes)
         };
         let mut queue = Queue::default();
         let mut left: BTreeMap<String, u8> = BTreeMap::new();
@@ -250,19 +250,19 @@ proptest! {
         let steps: u32 = jobs.iter().map(|job| u32::from(job.3)).sum();
         for now in 0..i64::from(steps) + 42 {
             for (i, job) in jobs.iter().enumerate().filter(|(_, job)| job.1 == now) {
-                let party = made(i, job);
-                queue.see(&uid(&party), Some(party));
+                let entry = made(i, job);
+                queue.see(&uid(&entry), Some(entry));
             }
             queue.settle();
             for uid in begin(&queue).into_iter().map(str::to_owned).collect::<Vec<_>>() {
-                let party = queue.parties[&uid].clone();
+                let entry = queue.entries[&uid].clone();
                 let steps = jobs[uid[3..].parse::<usize>().unwrap()].3;
                 left.insert(uid.clone(), steps);
-                queue.see(&uid, Some(at_work(party)));
+                queue.see(&uid, Some(at_work(entry)));
             }
             let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
-            for party in queue.parties.values().filter(|party| party.is_at_work) {
-                for node in party.stake.nodes() {
+            for entry in queue.entries.values().filter(|entry| entry.is_at_work) {
+                for node in entry.demand.nodes() {
                     *taken.entry(node).or_default() += 1;
                 }
             }
@@ -286,23 +286,23 @@ proptest! {
         let names: Vec<String> = (0..6).map(|i| format!("n{i}")).collect();
         let made = jobs.iter().enumerate().map(|(i, (namespace, second, nodes, _))| {
             let nodes: Vec<&str> = nodes.iter().map(|node| &*names[usize::from(*node)]).collect();
-            party(&format!("t{namespace}/{i:02}"), *second, &nodes)
+            entry(&format!("t{namespace}/{i:02}"), *second, &nodes)
         });
-        let made: Vec<Party> = made.collect();
+        let made: Vec<QueueEntry> = made.collect();
         let queue = queue(made.clone());
         // The oldest of each namespace.
-        let mut first: BTreeMap<&str, &Party> = BTreeMap::new();
-        for party in &made {
-            let known = first.entry(&party.key.namespace).or_insert(party);
-            if party.age() < known.age() {
-                *known = party;
+        let mut first: BTreeMap<&str, &QueueEntry> = BTreeMap::new();
+        for entry in &made {
+            let known = first.entry(&entry.key.namespace).or_insert(entry);
+            if entry.age() < known.age() {
+                *known = entry;
             }
         }
-        let mut first: Vec<&Party> = first.into_values().collect();
-        first.sort_by_key(|party| party.age());
+        let mut first: Vec<&QueueEntry> = first.into_values().collect();
+        first.sort_by_key(|entry| entry.age());
         // With at most three namespaces of two places a node, the first two begin wherever they are.
-        for party in first.iter().take(AT_ONCE) {
-            prop_assert_eq!(queue.turn(&uid(party), &party.stake), Some(&Turn::Begins));
+        for entry in first.iter().take(AT_ONCE) {
+            prop_assert_eq!(queue.turn(&uid(entry), &entry.demand), Some(&Turn::Begins));
         }
     }
 }
@@ -312,7 +312,7 @@ proptest! {
 fn a_thousand_jobs_of_two_hundred_nodes_are_put_in_order() {
     let nodes: Vec<String> = (0..201).map(|i| format!("node-{i:03}")).collect();
     let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
-    let jobs = (0..1000).map(|i| party(&format!("t{}/{i:04}", i % 7), i, &nodes));
+    let jobs = (0..1000).map(|i| entry(&format!("t{}/{i:04}", i % 7), i, &nodes));
     let begun = std::time::Instant::now();
     let queue = queue(jobs);
     eprintln!("1,000 jobs x 201 nodes: {:?}", begun.elapsed());

@@ -41,7 +41,10 @@ fn every_destination_gets_a_copy_and_the_reader_is_one_of_them() {
     let secret = object.secret.as_ref().unwrap();
     // Of the job's own namespace, whatever it says.
     assert_eq!((&*secret.namespace, &*secret.name), ("team-a", "store"));
-    assert_eq!((&*transfer.fabric, transfer.contacts.len()), ("default", 3));
+    assert_eq!(
+        (&*transfer.fabric, transfer.endpoints.len()),
+        ("default", 3)
+    );
 }
 
 /// Somebody else's job at which a node reads.
@@ -188,5 +191,5 @@ fn who_may_know_of_a_job_of_an_object_is_told_that_it_is_over() {
     });
     let told = told(&job).unwrap();
     assert_eq!(told.spec.source.node, "n2");
-    assert_eq!((told.spec.destinations.len(), told.contacts.len()), (3, 3));
+    assert_eq!((told.spec.destinations.len(), told.endpoints.len()), (3, 3));
 }

@@ -29,13 +29,13 @@ fn a_job_of_a_namespace_sees_its_own_directory_only() {
     // The source has it already.
     assert_eq!(transfer.spec.destinations, [place("n2"), place("n3")]);
     assert_eq!(transfer.fabric, "default");
-    let contacts: Vec<&str> = transfer
-        .contacts
+    let endpoints: Vec<&str> = transfer
+        .endpoints
         .iter()
         .map(|c| c.address.as_str())
         .collect();
     assert_eq!(
-        contacts,
+        endpoints,
         ["10.0.0.1:7400", "10.0.0.2:7400", "10.0.0.3:7400"]
     );
     assert_eq!(transfer.spec.leader.leader_epoch, 3);
@@ -65,7 +65,7 @@ fn a_shared_root_has_no_directories_of_namespaces() {
     assert_eq!(transfer.spec.destinations[0].path, "team-a/minilm");
     // The other place is a copy of its own, which the source makes for itself.
     assert_eq!(nodes(&transfer), ["n1/here", "n2"]);
-    assert_eq!(transfer.contacts.len(), 2);
+    assert_eq!(transfer.endpoints.len(), 2);
 }
 
 /// Who made the job was asked for no right when it was made, so the job gets none later.
@@ -353,7 +353,7 @@ fn who_may_know_of_a_job_is_told_even_when_it_is_not_selected_any_more() {
     job.status = Some(naming("n4", 7));
     let transfer = involved(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).unwrap();
     assert_eq!(nodes(&transfer), ["n4"]);
-    assert_eq!(transfer.contacts.len(), 2);
+    assert_eq!(transfer.endpoints.len(), 2);
     assert_eq!(transfer.spec.leader.attempts_before, 7);
 }
 
@@ -370,7 +370,7 @@ fn agents_are_told_although_the_sources_node_is_gone() {
     let by_status = involved(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).unwrap();
     for transfer in [by_copy, by_status] {
         assert_eq!(transfer.fabric, "default");
-        let told = transfer.contacts.iter().map(|contact| &*contact.node);
+        let told = transfer.endpoints.iter().map(|endpoint| &*endpoint.node);
         assert_eq!(told.collect::<Vec<_>>(), ["n2", "n3", "n4"]);
     }
 }

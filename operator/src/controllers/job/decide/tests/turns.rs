@@ -116,7 +116,7 @@ impl Yard {
             written: None,
             now: self.now,
         });
-        self.queue.see(&uid, decision.party);
+        self.queue.see(&uid, decision.entry);
         self.grants.update(&uid, decision.claim);
         if let Some(request) = &decision.request {
             self.cache.obey(request);

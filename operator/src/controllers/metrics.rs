@@ -10,14 +10,14 @@ use prometheus_client::{
 
 /// What the controllers count.
 #[derive(Debug, Clone)]
-pub struct Tally {
+pub struct Metrics {
     pub(crate) writes: Counter,
     pub(crate) dropped: Counter,
     pub(crate) failed: Counter,
     pub(crate) steps: Histogram,
 }
 
-impl Default for Tally {
+impl Default for Metrics {
     fn default() -> Self {
         Self {
             writes: Counter::default(),
@@ -29,7 +29,7 @@ impl Default for Tally {
     }
 }
 
-impl Tally {
+impl Metrics {
     /// Shows it.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(

@@ -20,7 +20,7 @@ use crate::controllers::{
     job::{
         grants::{Claim, Grants},
         obstacle,
-        queue::{self, Party, Queue, Stake, Turn},
+        queue::{self, Demand, Queue, QueueEntry, Turn},
         reading::{self, Shut},
         resolve::{self, Transfer},
         snapshot::{Outcome, Snapshot},
@@ -32,9 +32,9 @@ use crate::controllers::{
 use crate::reports::NodeState;
 use weft_transfer::Endpoint;
 
-/// A question, and where the answer goes.
+/// A query, and where the answer goes.
 #[derive(Debug)]
-pub enum Question {
+pub enum Query {
     /// How far jobs are.
     Progress {
         /// Of this namespace; of all when `None`.
@@ -45,11 +45,11 @@ pub enum Question {
         answer: oneshot::Sender<Vec<TransferProgress>>,
     },
     /// What a job would do.
-    Survey {
+    Preflight {
         /// The job; it need not be known to the API server.
         job: Box<TransferJob>,
         /// What is in its way, or how it would begin.
-        answer: oneshot::Sender<Survey>,
+        answer: oneshot::Sender<Preflight>,
     },
     /// How a node and the others of its fabric are reached.
     Neighbours {
@@ -75,7 +75,7 @@ pub struct ReportedCopy {
     /// The node's fabric.
     pub fabric: String,
     /// Its agent.
-    pub contact: Endpoint,
+    pub endpoint: Endpoint,
 }
 
 /// A node, and what it shall reach.
@@ -106,7 +106,7 @@ pub struct Neighbour {
 
 /// What a job would meet.
 #[derive(Debug, Clone)]
-pub struct Survey {
+pub struct Preflight {
     /// Everything in its way that is known without asking an agent.
     pub obstacles: Vec<Obstacle>,
     /// It says that a root is Shared: its author needs the right to use fabrics.
@@ -195,13 +195,13 @@ pub(crate) fn chosen<'a>(
 }
 
 /// What a job would meet if it were made now.
-pub(crate) fn survey(
+pub(crate) fn preflight(
     job: &TransferJob,
     cache: &Cache,
     membership: &Membership,
     (queue, grants): (&Queue, &Grants),
     leader_epoch: u64,
-) -> Survey {
+) -> Preflight {
     let resolved = resolve::resolve(job, cache, membership, leader_epoch);
     let (first, transfer) = match resolved {
         Ok(transfer) => {
@@ -232,7 +232,7 @@ pub(crate) fn survey(
         message: obstacle.message,
         is_final: obstacle.is_final,
     };
-    Survey {
+    Preflight {
         obstacles: found.into_iter().map(obstacle).collect(),
         is_shared: is_shared(job),
         transfer,
@@ -254,12 +254,12 @@ fn queued(
     queue: &Queue,
     transfer: &Transfer,
 ) -> Option<obstacle::Obstacle> {
-    let stake = Stake::of(transfer, cache)?;
-    let mut party = Party::new(job, false, stake);
-    party.made = Some(Time(Timestamp::MAX));
-    match queue.asked(&party) {
+    let demand = Demand::of(transfer, cache)?;
+    let mut entry = QueueEntry::new(job, false, demand);
+    entry.made = Some(Time(Timestamp::MAX));
+    match queue.asked(&entry) {
         Turn::Begins => None,
-        Turn::Waits { node, .. } => Some(queue::queued(&node, &party.stake.fabric)),
+        Turn::Waits { node, .. } => Some(queue::queued(&node, &entry.demand.fabric)),
     }
 }
 
@@ -311,7 +311,7 @@ fn copies(
     for (node, state) in reports {
         let known = cache.fabric_nodes.named(node);
         let address = known.and_then(|known| Some(known.status.as_ref()?.control_address.clone()));
-        let contact = Endpoint {
+        let endpoint = Endpoint {
             node: node.clone(),
             address: address.unwrap_or_default(),
         };
@@ -330,7 +330,7 @@ fn copies(
                 jobs: copy.jobs.iter().map(job).collect(),
             },
             fabric: state.fabric.clone(),
-            contact: contact.clone(),
+            endpoint: endpoint.clone(),
         }));
     }
     let place = |one: &ReportedCopy| {
@@ -350,8 +350,8 @@ fn is_shared(job: &TransferJob) -> bool {
     scopes.any(|scope| scope == RootScope::Shared)
 }
 
-/// Answers a question from what there is.
-pub(crate) fn answer(question: Question, known: &Known<'_>, now: Timestamp) {
+/// Answers a query from what there is.
+pub(crate) fn answer(query: Query, known: &Known<'_>, now: Timestamp) {
     let Known {
         cache,
         snapshots,
@@ -361,8 +361,8 @@ pub(crate) fn answer(question: Question, known: &Known<'_>, now: Timestamp) {
         leader_epoch,
     } = *known;
     // Whoever has gone needs no answer.
-    match question {
-        Question::Progress {
+    match query {
+        Query::Progress {
             namespace,
             name,
             answer,
@@ -378,9 +378,9 @@ pub(crate) fn answer(question: Question, known: &Known<'_>, now: Timestamp) {
             });
             let _ = answer.send(told.collect());
         }
-        Question::Survey { job, answer } => {
+        Query::Preflight { job, answer } => {
             let membership = Membership::of(cache);
-            let _ = answer.send(survey(
+            let _ = answer.send(preflight(
                 &job,
                 cache,
                 &membership,
@@ -388,10 +388,10 @@ pub(crate) fn answer(question: Question, known: &Known<'_>, now: Timestamp) {
                 leader_epoch,
             ));
         }
-        Question::Neighbours { node, answer } => {
+        Query::Neighbours { node, answer } => {
             let _ = answer.send(neighbours(cache, &node));
         }
-        Question::Copies { namespace, answer } => {
+        Query::Copies { namespace, answer } => {
             let _ = answer.send(copies(reports, cache, namespace.as_deref()));
         }
     }
@@ -475,7 +475,7 @@ mod tests {
 
     fn asked(cache: &Cache, name: Option<&str>) -> TransferProgress {
         let (answer, mut answered) = oneshot::channel();
-        let question = Question::Progress {
+        let query = Query::Progress {
             namespace: Some("team-a".to_owned()),
             name: name.map(str::to_owned),
             answer,
@@ -489,7 +489,7 @@ mod tests {
             reports: &BTreeMap::new(),
             leader_epoch: 1,
         };
-        super::answer(question, &known, start());
+        super::answer(query, &known, start());
         let mut told = answered.try_recv().unwrap();
         assert_eq!(told.len(), 1);
         told.remove(0)
@@ -547,24 +547,24 @@ mod tests {
         let jobs: Vec<bool> = found[0].copy.jobs.iter().map(|job| job.exists).collect();
         assert_eq!(jobs, [true, false]);
         assert!(found[0].copy.is_held());
-        assert_eq!(found[0].contact.address, "10.0.0.2:7400");
+        assert_eq!(found[0].endpoint.address, "10.0.0.2:7400");
         assert_eq!(copies(&reports, &cache, None), found);
         assert_eq!(copies(&reports, &cache, Some("team-b")), []);
     }
 
     fn reasons(job: &TransferJob, cache: &Cache) -> Vec<String> {
-        let survey = survey(
+        let preflight = preflight(
             job,
             cache,
             &Membership::of(cache),
             (&Queue::default(), &Grants::default()),
             1,
         );
-        survey.obstacles.into_iter().map(|o| o.reason).collect()
+        preflight.obstacles.into_iter().map(|o| o.reason).collect()
     }
 
     #[test]
-    fn a_survey_names_everything_that_is_in_the_way_at_once() {
+    fn a_preflight_names_everything_that_is_in_the_way_at_once() {
         let mut cache = scenario::cache(3);
         let good = scenario::job("minilm");
         assert!(reasons(&good, &cache).is_empty());
@@ -600,23 +600,23 @@ mod tests {
         let job = scenario::job("minilm");
         let membership = Membership::of(&cache);
         let mut queue = Queue::default();
-        let party = |is_at_work| {
+        let entry = |is_at_work| {
             let transfer = resolve::resolve(&job, &cache, &membership, 1).unwrap();
-            Party::new(&job, is_at_work, Stake::of(&transfer, &cache).unwrap())
+            QueueEntry::new(&job, is_at_work, Demand::of(&transfer, &cache).unwrap())
         };
         let reasons = |queue: &Queue| {
-            let survey = survey(&job, &cache, &membership, (queue, &Grants::default()), 1);
+            let preflight = preflight(&job, &cache, &membership, (queue, &Grants::default()), 1);
             // What it would do is told all the same.
-            assert!(survey.transfer.is_some());
-            let reasons = survey.obstacles.into_iter().map(|o| o.reason);
+            assert!(preflight.transfer.is_some());
+            let reasons = preflight.obstacles.into_iter().map(|o| o.reason);
             reasons.collect::<Vec<_>>()
         };
-        queue.see("first", Some(party(true)));
+        queue.see("first", Some(entry(true)));
         assert_eq!(reasons(&queue), Vec::<String>::new());
-        queue.see("second", Some(party(true)));
+        queue.see("second", Some(entry(true)));
         assert_eq!(reasons(&queue), [queue::QUEUED]);
 
-        queue.see(&uid(&job), Some(party(false)));
+        queue.see(&uid(&job), Some(entry(false)));
         queue.settle();
         assert_eq!(
             progress(&job, None, &queue, start(), Detail::Summary).ahead,

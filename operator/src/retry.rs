@@ -14,13 +14,13 @@ pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// What has been tried in vain, and how long to wait before it is tried again.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct Retry {
     what: &'static str,
     wait: Duration,
     said: String,
 }
 
-impl Patience {
+impl Retry {
     /// Nothing has been tried; `what` is what the log says that cannot be done.
     pub(crate) fn new(what: &'static str) -> Self {
         Self {
@@ -54,19 +54,19 @@ impl Patience {
 ///
 /// # Errors
 /// One that `passes` does not hold for.
-pub(crate) async fn patiently<T, E: Display, F: Future<Output = Result<T, E>>>(
+pub(crate) async fn retry_until_answered<T, E: Display, F: Future<Output = Result<T, E>>>(
     what: &'static str,
     passes: impl Fn(&E) -> bool,
     mut attempt: impl FnMut() -> F,
 ) -> Result<T, E> {
-    let mut patience = Patience::new(what);
+    let mut retry = Retry::new(what);
     loop {
         let cause = match timeout(ANSWER_WITHIN, attempt()).await {
             Ok(Err(error)) if passes(&error) => error.to_string(),
             Ok(ended) => return ended,
             Err(_) => format!("no answer within {ANSWER_WITHIN:?}"),
         };
-        patience.wait(&cause).await;
+        retry.wait(&cause).await;
     }
 }
 
@@ -88,9 +88,9 @@ mod tests {
 
     #[test]
     fn the_wait_doubles_to_half_a_minute_and_each_cause_is_said_once_in_a_row() {
-        let mut patience = Patience::new("nothing can be done");
+        let mut retry = Retry::new("nothing can be done");
         let said = ["a", "a", "b", "b", "a", "a", "a"].map(|cause| {
-            let (wait, is_new) = patience.failed(cause);
+            let (wait, is_new) = retry.failed(cause);
             (wait.as_secs(), is_new)
         });
         let expected = [
@@ -109,14 +109,14 @@ mod tests {
     async fn what_passes_is_tried_again_and_what_does_not_is_told_at_once() {
         let began = Instant::now();
         let mut answers = vec![Ok(7), Err("busy"), Err("busy")];
-        let tried = patiently(
+        let tried = retry_until_answered(
             "the test cannot go on",
             |error| *error == "busy",
             || std::future::ready(answers.pop().unwrap_or(Err("asked too often"))),
         );
         assert_eq!(tried.await, Ok(7));
         assert_eq!(began.elapsed(), Duration::from_secs(3));
-        let refused = patiently(
+        let refused = retry_until_answered(
             "the test cannot go on",
             |_| false,
             || std::future::ready(Err::<(), _>("no")),
@@ -128,7 +128,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whoever_never_answers_is_asked_again() {
         let mut asked = 0;
-        let answered = patiently(
+        let answered = retry_until_answered(
             "the test cannot go on",
             |_: &String| false,
             || {

@@ -311,6 +311,7 @@ impl Calls {
             leader_epoch: self.spec.mandate.leader_epoch,
             part: Some(role),
             sends_to: part.sends_to.iter().map(child).collect(),
+            job_name: self.spec.name.clone(),
         };
         let call = self.agent(&part.node)?.call(|mut client| {
             let request = request.clone();

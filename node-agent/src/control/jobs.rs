@@ -5,14 +5,14 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use weft_engine::{DomainId, Engine};
 use weft_proto::agent::v1::{
-    CancelRequest, CancelResponse, JobRef, Location, ManifestHolder, ObjectSource, PrepareRequest,
-    PrepareResponse, StatRequest, StatResponse, State as Told,
+    CancelRequest, CancelResponse, JobName, JobRef, Location, ManifestHolder, ObjectSource,
+    PrepareRequest, PrepareResponse, StatRequest, StatResponse, State as Told,
 };
 
 use crate::abort;
@@ -26,7 +26,7 @@ use crate::fault::Fault;
 use crate::files::{
     Destination, DestinationConfig, Leftover, Manifest, Partials, Root, RootPath, Source,
 };
-use crate::object::{self, Reader, Store, Tempo};
+use crate::object::{self, Store, StoreTimeouts};
 use crate::tls::Tls;
 use crate::transfer::attempt::{Attempt, Worker};
 use crate::transfer::layout::Layout;
@@ -57,10 +57,8 @@ pub struct JobsConfig {
     pub lease: Duration,
     /// For how long a child is called.
     pub patience: Duration,
-    /// A request to a store that brings nothing for so long has failed.
-    pub store_patience: Duration,
-    /// A store must have said within it what there is.
-    pub list_patience: Duration,
+    /// How long stores of objects may take.
+    pub(crate) store_timeouts: StoreTimeouts,
 }
 
 /// What comes into force while attempts run: each command uses what is in force when it comes.
@@ -106,6 +104,8 @@ struct Known {
 pub struct Run {
     /// Its state.
     pub attempt: Arc<Attempt>,
+    /// The job's name, as a command has given it.
+    name: OnceLock<JobName>,
     /// Its regions and connections in the engine.
     pub(crate) domain: DomainId,
     /// What its job may have left, by all its attempts.
@@ -139,6 +139,22 @@ pub(crate) struct Prepared {
 }
 
 impl Run {
+    /// Takes the job's name from a command; a later command changes nothing.
+    pub(crate) fn set_name(&self, name: Option<JobName>) {
+        if let Some(name) = name {
+            let _ = self.name.set(name);
+        }
+    }
+
+    /// The job's name, or its UID in no namespace.
+    pub(crate) fn name(&self) -> JobName {
+        let uid = || JobName {
+            namespace: String::new(),
+            name: self.attempt.job.uid.clone(),
+        };
+        self.name.get().cloned().unwrap_or_else(uid)
+    }
+
     pub(crate) fn parts(&self) -> MutexGuard<'_, Parts> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -254,7 +270,7 @@ impl Jobs {
             if request.location.is_some() {
                 return Err(Fault::bad("location", "is given beside object: give one"));
             }
-            let listed = self.reader(source)?.list().await?;
+            let listed = self.store(source)?.list().await?;
             return Ok(self.listed(listed));
         }
         let location = convert::given(request.location, "location")?;
@@ -303,13 +319,10 @@ impl Jobs {
         Ok(manifest)
     }
 
-    /// A way to read a store.
-    pub(crate) fn reader(&self, source: &ObjectSource) -> Result<Reader, Fault> {
-        let tempo = Tempo::new(self.config.store_patience, self.config.list_patience);
-        Ok(Reader {
-            store: Store::open(source, self.live().objects, tempo.stall)?,
-            tempo,
-        })
+    /// The store that a source names.
+    pub(crate) fn store(&self, source: &ObjectSource) -> Result<Store, Fault> {
+        let access = self.live().objects;
+        Ok(Store::open(source, access, self.config.store_timeouts)?)
     }
 
     /// Makes a destination ready.
@@ -331,9 +344,13 @@ impl Jobs {
         let path = RootPath::parse(&location.path)?;
         let overwrite = convert::overwrite(request.overwrite())?;
         let name = request.job_name;
-        let recorded_for = name.map(|name| convert::copy_job(&job, name)).transpose()?;
+        let recorded_for = name
+            .clone()
+            .map(|name| convert::copy_job(&job, name))
+            .transpose()?;
         let (algorithm, expect) = convert::verification(request.verification)?;
         let run = self.admit(&job).await?;
+        run.set_name(name);
         run.attempt.renew();
         {
             let mut parts = run.parts();
@@ -546,6 +563,7 @@ impl Jobs {
         let domain = DomainId(self.domains.fetch_add(1, Ordering::Relaxed));
         let run = Arc::new(Run {
             attempt,
+            name: OnceLock::new(),
             domain,
             left: known.left_by(&job.uid, Leftover::default),
             parts: Mutex::default(),

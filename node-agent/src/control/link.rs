@@ -70,6 +70,7 @@ impl Jobs {
                 format!("has more than {CHILDREN_MAX} nodes"),
             ));
         }
+        let name = request.job_name;
         match convert::given(request.part, "part")? {
             Part::Source(part) => {
                 if request.sends_to.is_empty() {
@@ -78,9 +79,11 @@ impl Jobs {
                         "is empty at the source: name a node",
                     ));
                 }
-                let name = part.job_name.clone();
-                let recorded_for = name.map(|name| convert::copy_job(&job, name)).transpose()?;
+                let recorded_for = part.job_name.clone();
+                let recorded_for = recorded_for.map(|name| convert::copy_job(&job, name));
+                let recorded_for = recorded_for.transpose()?;
                 let run = self.admit(&job).await?;
+                run.set_name(name);
                 if self.is_first_start(&run, hash)? {
                     let started = self.start_source(&run, part, request.sends_to, recorded_for);
                     started.inspect_err(|fault| run.attempt.fail(fault.clone()))?;
@@ -207,7 +210,7 @@ impl Jobs {
         let worker = run.worker()?;
         let prepared = run.parts().prepared.clone();
         let prepared = prepared.ok_or_else(|| run.not_ready("prepare it first"))?;
-        let reader = self.reader(source)?;
+        let store = Arc::new(self.store(source)?);
         let manifest = prepared.shelf.destination.manifest();
         let version = |(entry, index): (Entry<'_>, usize)| match entry.kind {
             EntryKind::Directory => Ok(None),
@@ -216,7 +219,6 @@ impl Jobs {
                     let problem = "is given, and the manifest that was prepared is not a store's";
                     Fault::bad("destination.object", problem)
                 })?;
-                let store = &reader.store;
                 Ok(Some(store.version(
                     entry.path,
                     bytes,
@@ -239,7 +241,7 @@ impl Jobs {
             attempt: run.attempt.clone(),
             shelf: prepared.shelf.clone(),
             algorithm: prepared.algorithm,
-            reader: Arc::new(reader),
+            store,
             versions,
             share,
             runtime: Handle::current(),

@@ -1,6 +1,6 @@
 //! The fetch: a thread that receives one attempt's messages from a store, in place of an intake.
 //!
-//! So many messages at a time are read, each by ranges and with patience ([`crate::object`]); in their
+//! So many messages at a time are read, each by ranges ([`crate::object`]); in their
 //! order they are checked, written and handed to the outlet like those of a parent. What an earlier
 //! attempt has read and is still on disk is not read again ([`ReadRecord`]).
 
@@ -18,7 +18,7 @@ use crate::fault::Fault;
 use crate::files::{
     Algorithm, BlockDigest, Digest, FileTree, ReadRecord, Shape, VersionId, directory_digest,
 };
-use crate::object::{ObjectError, Reader, Version, Whole};
+use crate::object::{ObjectError, Store, Version, WholeReader};
 use crate::transfer::attempt::Attempt;
 use crate::transfer::block_reader::padded_digest;
 use crate::transfer::buffers::{Buffer, Pool};
@@ -44,8 +44,8 @@ pub(crate) struct FetchConfig {
     pub shelf: Arc<Shelf>,
     /// How blocks are hashed.
     pub algorithm: Algorithm,
-    /// Reads the store.
-    pub reader: Arc<Reader>,
+    /// Where the objects are.
+    pub store: Arc<Store>,
     /// By the manifest's entries.
     pub versions: Vec<Option<Version>>,
     /// Of its buffers: [`BUFFERS_LEAST`] to [`BUFFERS`].
@@ -70,7 +70,7 @@ pub(crate) struct Fetch {
 struct Plan {
     attempt: Arc<Attempt>,
     layout: Arc<Layout>,
-    reader: Arc<Reader>,
+    store: Arc<Store>,
     versions: Vec<Option<Version>>,
     /// What names them, where they can be known again.
     ids: Vec<Option<VersionId>>,
@@ -106,14 +106,14 @@ impl Fetch {
             attempt,
             shelf,
             algorithm,
-            reader,
+            store,
             versions,
             share,
             runtime,
         } = config;
         let window = share.buffers() - 1;
         let mut record = shelf.destination.read_record(shelf.layout.blocks())?;
-        let url = reader.store.url();
+        let url = store.url();
         let ids: Vec<Option<VersionId>> = versions
             .iter()
             .map(|version| version.as_ref()?.fingerprint(url))
@@ -122,7 +122,7 @@ impl Fetch {
         let plan = Plan {
             attempt: attempt.clone(),
             layout: shelf.layout.clone(),
-            reader,
+            store,
             versions,
             ids,
             held,
@@ -147,7 +147,7 @@ impl Fetch {
     }
 
     fn fetch(&mut self) -> Result<(), Fault> {
-        let url = self.plan.reader.store.url().to_owned();
+        let url = self.plan.store.url().to_owned();
         if self
             .plan
             .versions
@@ -199,7 +199,7 @@ impl Fetch {
     fn as_a_whole(&mut self, first: u32) -> Result<(), Fault> {
         let runtime = self.runtime.clone();
         let plan = self.plan.clone();
-        let mut whole = Whole::new(plan.reader.clone());
+        let mut whole = WholeReader::new(plan.store.clone());
         for number in first..plan.layout.messages() {
             let read = async { Some(plan.read_whole(number, &mut whole).await) };
             match runtime.block_on(until_stopped(&plan.attempt, read)) {
@@ -277,7 +277,7 @@ impl Plan {
         for item in self.layout.items(number) {
             if let Some((block, version, offset)) = self.wanted(item, &mut builder, &mut digests) {
                 let room = builder.room(block.bytes);
-                if !self.reader.read(version, offset, room).await? {
+                if !self.store.read_range(version, offset, room).await? {
                     self.pool.give(buffer);
                     return Err(Unread::NoRanges);
                 }
@@ -289,7 +289,7 @@ impl Plan {
     }
 
     /// The same from objects that are read from their beginning.
-    async fn read_whole(&self, number: u32, whole: &mut Whole) -> Result<Read, Fault> {
+    async fn read_whole(&self, number: u32, whole: &mut WholeReader) -> Result<Read, Fault> {
         let mut buffer = self.buffer();
         let mut builder = Builder::new(&mut buffer);
         let mut digests = Vec::new();

@@ -398,6 +398,7 @@ impl Lab {
             let request = StartRequest {
                 job: Some(job.clone()),
                 leader_epoch: 1,
+                job_name: name_of(job),
                 part: Some(Part::Destination(DestinationPart {
                     receives_from: format!("n{parent}"),
                     object: None,
@@ -530,6 +531,7 @@ pub(crate) fn start_source(
     StartRequest {
         job: Some(job.clone()),
         leader_epoch: 1,
+        job_name: name_of(job),
         part: Some(Part::Source(source)),
         sends_to,
     }

@@ -29,8 +29,8 @@ use crate::web::Registries;
 
 /// Jobs with metrics, six series each: those under way, and then the newest of the others.
 const JOBS_MAX: usize = 64;
-/// Peers with metrics, nine series each. With the default `limits.memory` an agent has buffers for 44 connections at
-/// a time; the engine remembers the paths to a peer for some time after its last connection.
+/// Peers with metrics, nine series each: those with a connection now. With the default `limits.memory` an agent has
+/// buffers for 44 connections at a time.
 const PEERS_MAX: usize = 128;
 /// Peers whose paths `/metrics/paths` has, at most 256 each.
 const PATH_PEERS_MAX: usize = 64;
@@ -335,7 +335,7 @@ fn encode_peers(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     )?;
     out.counter(
         "peer_acknowledged_bytes",
-        "Payload bytes that a peer has acknowledged on the connections there are; 0 again when they end",
+        "Payload bytes that a peer has acknowledged on the connections there are",
         of(|peer| peer.acknowledged_bytes),
     )?;
     out.counter(

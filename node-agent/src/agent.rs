@@ -19,8 +19,9 @@ use crate::control::jobs::{Jobs, JobsConfig, LiveConfig};
 use crate::control::listener::ControlListener;
 use crate::control::service::Service;
 use crate::files::{self, FileError, Root};
+use crate::metrics;
 use crate::node_key;
-use crate::object;
+use crate::object::{self, StoreTimeouts};
 use crate::root_opener::Opener;
 use crate::tls::{Tls, TlsError};
 use crate::transfer::buffers::MemoryBudget;
@@ -67,27 +68,35 @@ pub enum AgentError {
     },
 }
 
-/// What is there before an agent can start, and has its state from earlier tries.
-#[derive(Debug)]
-pub(crate) struct Beside {
-    /// Where metrics are served.
-    pub(crate) metrics: SocketAddr,
-    /// Serves them.
+/// What an agent works in. It outlives tries to start that fail.
+#[derive(Debug, Clone)]
+pub(crate) struct Environment {
+    /// Serves metrics and health.
     pub(crate) health: Arc<HealthServer>,
-    /// It has heard of leaders.
+    /// Knows the newest leader's epoch.
     pub(crate) fence: Arc<Fence>,
-    /// It knows which roots hang.
-    pub(crate) opener: Arc<Opener>,
+    /// Knows which roots hang.
+    opener: Arc<Opener>,
+}
+
+impl Environment {
+    /// Serves metrics and health at `address`, which `field` gives.
+    pub(crate) async fn new(field: &'static str, address: SocketAddr) -> Result<Self, AgentError> {
+        let (listener, address) = listen(field, address).await?;
+        Ok(Self {
+            health: Arc::new(HealthServer::start(listener, address)),
+            fence: Arc::default(),
+            opener: Arc::default(),
+        })
+    }
 }
 
 /// A running agent.
 #[derive(Debug)]
 pub struct Agent {
     control: SocketAddr,
-    metrics: SocketAddr,
     jobs: Arc<Jobs>,
-    health: Arc<HealthServer>,
-    opener: Arc<Opener>,
+    environment: Environment,
     stop: watch::Sender<bool>,
     servers: Vec<tokio::task::JoinHandle<()>>,
 }
@@ -95,32 +104,23 @@ pub struct Agent {
 impl Agent {
     /// Opens everything that the configuration names, and serves.
     pub async fn start(config: &Config) -> Result<Self, AgentError> {
-        let (listener, metrics) = listen("metrics.listen", config.metrics.listen).await?;
-        let beside = Beside {
-            metrics,
-            health: Arc::new(HealthServer::start(listener)),
-            fence: Arc::default(),
-            opener: Arc::default(),
-        };
-        Self::start_beside(config, beside).await
+        let environment = Environment::new("metrics.listen", config.metrics.listen).await?;
+        Self::start_in(environment, config).await
     }
 
-    /// The same, with what is there before an agent can start.
-    pub(crate) async fn start_beside(config: &Config, beside: Beside) -> Result<Self, AgentError> {
-        let Beside {
-            metrics,
-            health,
-            fence,
-            opener,
-        } = beside;
+    /// Opens everything that the configuration names, and serves, in this environment.
+    pub(crate) async fn start_in(
+        environment: Environment,
+        config: &Config,
+    ) -> Result<Self, AgentError> {
         let tls = Tls::read(&config.tls, &config.node, &config.fabric)?;
-        let entries = (opener.clone(), config.roots.clone());
-        let roots = abort::blocking("roots", move || entries.0.open(&entries.1)).await?;
+        let (opener, entries) = (environment.opener.clone(), config.roots.clone());
+        let roots = abort::blocking("roots", move || opener.open(&entries)).await?;
         let live = live_config(config, roots);
         let control = listen("control.listen", config.control.listen).await?;
         let engine = Arc::new(Engine::start(engine_config(config, &tls))?);
         let (in_force, tls) = watch::channel(tls);
-        let memory = config.limits.memory.value.0;
+        let memory = config.limits.memory.0;
         let budget = MemoryBudget::new(memory);
         let jobs_config = JobsConfig {
             node: config.node.clone(),
@@ -128,16 +128,18 @@ impl Agent {
             engine,
             tls,
             memory: budget.clone(),
-            slots: config.limits.slots.value,
-            lease: config.limits.lease.value.to_std(),
-            retry_for: config.transport.stall_timeout.value.to_std(),
-            store_stall_timeout: config.objects.stall_timeout.value.to_std(),
-            store_list_timeout: config.objects.list_timeout.value.to_std(),
+            slots: config.limits.slots,
+            lease: config.limits.lease.to_std(),
+            retry_for: config.transport.stall_timeout.to_std(),
+            store_timeouts: StoreTimeouts {
+                stall: config.objects.stall_timeout.to_std(),
+                list: config.objects.list_timeout.to_std(),
+            },
         };
         let jobs = Jobs::new(jobs_config, live);
         let service = Service {
             jobs: jobs.clone(),
-            fence,
+            fence: environment.fence.clone(),
             node: config.node.clone(),
             fabric: config.fabric.clone(),
             data: config.data.address,
@@ -154,33 +156,30 @@ impl Agent {
         .map_err(|problem| AgentError::TlsUnusable { problem })?;
         let mut agent = Self {
             control: control.1,
-            metrics,
             jobs: jobs.clone(),
-            health,
-            opener,
+            environment,
             stop,
             servers: Vec::new(),
         };
         agent.serve("control", server.run());
         agent.sweep();
-        agent
-            .health
-            .set_ready(crate::metrics::registry(jobs, budget));
+        let registries = metrics::registries(jobs, budget);
+        agent.environment.health.set_ready(registries);
         tracing::info!(
             node = %config.node, fabric = %config.fabric, control = %agent.control,
-            metrics = %agent.metrics, data = %config.data.address, "agent started"
+            metrics = %agent.metrics(), data = %config.data.address, "agent started"
         );
         Ok(agent)
     }
 
-    /// Takes over what may change while attempts run: the access to stores, the ticket key, how packets are marked
-    /// and limited, and then the roots. Roots whose directories are still the same stay open. Where a root cannot be
-    /// opened, all stay as they are.
+    /// Applies what may change while attempts run: the access to stores, the ticket key, how packets are marked and
+    /// limited, and then the roots. Roots whose directories are the same stay open. When a root cannot be opened, all
+    /// roots stay as they are.
     pub(crate) async fn apply(&self, config: &Config) -> Result<(), AgentError> {
         self.jobs.config.engine.set_egress(egress(config))?;
         let open = self.jobs.live().roots.clone();
         self.jobs.set_live(live_config(config, open));
-        let (opener, entries) = (self.opener.clone(), config.roots.clone());
+        let (opener, entries) = (self.environment.opener.clone(), config.roots.clone());
         let roots = abort::blocking("roots", move || opener.open(&entries)).await?;
         self.jobs.set_live(live_config(config, roots));
         Ok(())
@@ -195,7 +194,7 @@ impl Agent {
     /// Where metrics are served.
     #[must_use]
     pub fn metrics(&self) -> SocketAddr {
-        self.metrics
+        self.environment.health.address()
     }
 
     /// Its jobs.
@@ -204,9 +203,9 @@ impl Agent {
         &self.jobs
     }
 
-    /// Ends all jobs, tells their observers, and stops serving.
+    /// Ends all jobs and stops serving.
     pub async fn stop(self) {
-        self.health.set_not_ready();
+        self.environment.health.set_not_ready();
         if tokio::time::timeout(JOBS_GRACE, self.jobs.shut_down())
             .await
             .is_err()
@@ -219,7 +218,7 @@ impl Agent {
                 server.abort();
             }
         }
-        self.health.close().await;
+        self.environment.health.close().await;
     }
 
     fn serve(
@@ -267,7 +266,7 @@ fn sweep(root: &Arc<Root>) {
     }
 }
 
-pub(crate) async fn listen(
+async fn listen(
     field: &'static str,
     address: SocketAddr,
 ) -> Result<(TcpListener, SocketAddr), AgentError> {
@@ -310,16 +309,13 @@ fn live_config(config: &Config, roots: Vec<Arc<Root>>) -> LiveConfig {
 fn egress(config: &Config) -> Egress {
     let transport = &config.transport;
     Egress {
-        dscp: transport.dscp.value,
-        cap_bps: transport
-            .cap_mbps
-            .as_ref()
-            .map(|cap| u64::from(cap.value) * 1_000_000),
+        dscp: transport.dscp,
+        cap_bps: transport.cap_mbps.map(|cap| u64::from(cap) * 1_000_000),
     }
 }
 
 fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
-    let ports = config.data.ports.value;
+    let ports = config.data.ports;
     let ports = PortRange {
         first: ports.first,
         count: ports.count,
@@ -328,14 +324,14 @@ fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
     // The only link of this build, and so the best that both ends have.
     let (LinkKind::Auto | LinkKind::Udp) = transport.link;
     EngineConfig {
-        mtu: config.data.mtu.value,
+        mtu: config.data.mtu,
         paths: config.paths(),
         policy: transport.policy,
         congestion: transport.congestion.0,
         rto_min: Nanos::new(transport.rto_min.nanos()),
         // At most 64 KiB: checked with the configuration.
-        chunk_bytes: transport.chunk.value.0 as u32,
-        stall_timeout: transport.stall_timeout.value.to_core(),
+        chunk_bytes: transport.chunk.0 as u32,
+        stall_timeout: transport.stall_timeout.to_core(),
         encryption: match transport.encryption {
             config::Encryption::Off => Encryption::Off,
             config::Encryption::Required => Encryption::Required,

@@ -7,7 +7,7 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
 use weft_agent::config::values::{FabricName, NodeName};
-use weft_agent::enroll::{Pace, Settings};
+use weft_agent::enroll::{Settings, Timing};
 
 /// The node agent of Weft: moves files between nodes for an operator or for `weft play`.
 #[derive(Debug, Parser)]
@@ -136,7 +136,7 @@ impl Enroll {
             metrics_port: self.metrics_port,
             roots_dir: self.roots_dir.clone(),
             pod_configuration: self.pod_configuration.clone(),
-            pace: Pace::default(),
+            timing: Timing::default(),
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The agent's configuration file: what it says, its defaults and its limits.
 //!
-//! [`parse`] is pure, so that it can be fuzzed and tested as a table; files it names are read later,
-//! by [`crate::tls`] and [`crate::agent`]. Nothing here is changed while the agent runs.
+//! [`parse`] is pure, so that it can be fuzzed and tested as a table. [`crate::tls`] and [`crate::agent`] read the
+//! files that it names.
 
 pub mod values;
 
@@ -10,7 +10,6 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use serde::Deserialize;
-use serde_saphyr::Spanned;
 use weft_core::congestion::CongestionKind;
 use weft_core::path::PolicyKind;
 
@@ -59,18 +58,18 @@ pub struct Config {
     /// How stores of objects are read.
     #[serde(default)]
     pub objects: Objects,
-    /// Whose word all of this is; no field of the file.
+    /// Where it comes from; not a field of the file.
     #[serde(skip)]
     pub author: Author,
 }
 
-/// Whose word a configuration is.
+/// Where a configuration comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Author {
-    /// A file's: it changes when somebody edits it and starts the agent anew.
+    /// A file. It changes when a person edits it and restarts the agent.
     #[default]
     File,
-    /// An operator's, which may have another one under way already.
+    /// An operator, which may be about to send another one.
     Operator,
 }
 
@@ -80,20 +79,19 @@ pub enum Author {
 pub struct Objects {
     /// Also without TLS, and from this node's own services.
     pub allow_insecure: bool,
-    /// Silence of a store, after which a request has failed and is made again.
-    pub stall_timeout: Spanned<Duration>,
-    /// For all that a store is asked to say what there is. Less than the two minutes that an operator
-    /// waits for the answer, so that it hears why there is none; a million objects, 1,000 at a time, are
-    /// listed in it at 100 ms each.
-    pub list_timeout: Spanned<Duration>,
+    /// A request to a store that brings no byte for this long fails, and is made again.
+    pub stall_timeout: Duration,
+    /// For a whole listing. Less than the two minutes that an operator waits for the answer, so that it gets the
+    /// reason. A million objects take it, at 1,000 in 100 ms.
+    pub list_timeout: Duration,
 }
 
 impl Default for Objects {
     fn default() -> Self {
         Self {
             allow_insecure: false,
-            stall_timeout: unplaced(Duration::from_millis(30_000)),
-            list_timeout: unplaced(Duration::from_millis(100_000)),
+            stall_timeout: Duration::from_millis(30_000),
+            list_timeout: Duration::from_millis(100_000),
         }
     }
 }
@@ -113,10 +111,10 @@ pub struct Data {
     /// The address packets are sent from and to.
     pub address: Ipv4Addr,
     /// UDP ports.
-    pub ports: Spanned<Ports>,
+    pub ports: Ports,
     /// Bytes of an IP packet on this network.
     #[serde(default = "default_mtu")]
-    pub mtu: Spanned<u16>,
+    pub mtu: u16,
 }
 
 /// A range of UDP ports: one socket each, count² paths.
@@ -163,9 +161,9 @@ pub struct TlsFiles {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct RootEntry {
     /// What jobs call it.
-    pub name: Spanned<String>,
+    pub name: String,
     /// Where it is.
-    pub path: Spanned<PathBuf>,
+    pub path: PathBuf,
     /// What jobs may do there.
     #[serde(with = "access")]
     pub access: Access,
@@ -192,7 +190,7 @@ impl RootEntry {
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Transport {
     /// Paths per pair of nodes, 1 to `data.ports.count`².
-    pub paths: Option<Spanned<u16>>,
+    pub paths: Option<u16>,
     /// How a chunk's path is chosen.
     #[serde(with = "policy")]
     pub policy: PolicyKind,
@@ -201,17 +199,17 @@ pub struct Transport {
     /// Smallest retransmission timeout.
     pub rto_min: Duration,
     /// Payload of a full chunk; at most 64 KiB with its headers.
-    pub chunk: Spanned<ByteCount>,
+    pub chunk: ByteCount,
     /// Silence of a peer that owes an acknowledgement, after which its connection fails.
-    pub stall_timeout: Spanned<Duration>,
+    pub stall_timeout: Duration,
     /// Which link carries the packets.
     pub link: LinkKind,
     /// Whether the data path is encrypted.
     pub encryption: Encryption,
     /// Most that this node sends over the data path, Mbit/s; no limit when absent.
-    pub cap_mbps: Option<Spanned<u32>>,
+    pub cap_mbps: Option<u32>,
     /// Differentiated services code point of the data path's packets, 0 to 63.
-    pub dscp: Spanned<u8>,
+    pub dscp: u8,
 }
 
 impl Default for Transport {
@@ -222,12 +220,12 @@ impl Default for Transport {
             congestion: Congestion(CongestionKind::ECN_RTT),
             // The engine sleeps between packets, and a sleep takes milliseconds to end.
             rto_min: Duration::from_millis(5),
-            chunk: unplaced(ByteCount(64 << 10)),
-            stall_timeout: unplaced(Duration::from_millis(10_000)),
+            chunk: ByteCount(64 << 10),
+            stall_timeout: Duration::from_millis(10_000),
             link: LinkKind::Auto,
             encryption: Encryption::Off,
             cap_mbps: None,
-            dscp: unplaced(0),
+            dscp: 0,
         }
     }
 }
@@ -261,31 +259,25 @@ pub struct Limits {
     /// Bytes of transfer buffers, over all jobs. One job alone uses what it can; several share it, down to
     /// two slots and a buffer for each node sent to and one more. What needs more than is left then is
     /// refused, and tried again in the next attempt. The default is for eight jobs of any kind at once.
-    pub memory: Spanned<ByteCount>,
+    pub memory: ByteCount,
     /// Receive slots of 1 MiB + 64 KiB per incoming connection, at most.
-    pub slots: Spanned<u16>,
+    pub slots: u16,
     /// Time after which an attempt that no operator asks about cancels itself.
-    pub lease: Spanned<Duration>,
+    pub lease: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            memory: unplaced(ByteCount(48 << 20)),
-            slots: unplaced(DEFAULT_SLOTS),
-            lease: unplaced(Duration::from_millis(15 * 60 * 1000)),
+            memory: ByteCount(48 << 20),
+            slots: DEFAULT_SLOTS,
+            lease: Duration::from_millis(15 * 60 * 1000),
         }
     }
 }
 
-/// A value that stands in no file.
-pub(crate) fn unplaced<T>(value: T) -> Spanned<T> {
-    let nowhere = serde_saphyr::Location::UNKNOWN;
-    Spanned::new(value, nowhere, nowhere)
-}
-
-fn default_mtu() -> Spanned<u16> {
-    unplaced(1500)
+fn default_mtu() -> u16 {
+    1500
 }
 
 fn default_ports() -> u16 {
@@ -349,7 +341,7 @@ mod policy {
 /// What is wrong with a configuration file, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Line in the file, from 1; 0 when the file as a whole is meant.
+    /// Line in the file, from 1, where the text cannot be read; else 0.
     pub line: u64,
     /// The field, as written in the file; "" when there is none.
     pub field: String,
@@ -377,7 +369,7 @@ pub fn parse(text: &str) -> Result<Config, ConfigError> {
     let config: Config = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         let line = error.location().map_or(0, |l| l.line());
         let said = error.to_string();
-        // The parser says the place at the end; we say it in front, and show what is written there.
+        // The parser has the place at the end of its message; it goes in front, with the text of the line.
         let said = said
             .rsplit_once(" at line ")
             .map_or(said.as_str(), |(what, _)| what);
@@ -417,112 +409,81 @@ fn field_at(text: &str, line: u64) -> String {
 
 /// Whether the values fit together and keep their limits.
 pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
-    let ports = &config.data.ports;
-    if ports.value.first == 0 {
-        return wrong(ports, "data.ports.first", "must be 1 or more");
-    }
-    if !(1..=16).contains(&ports.value.count) {
-        return wrong(ports, "data.ports.count", "must be 1 to 16");
-    }
-    if ports
-        .value
-        .first
-        .checked_add(ports.value.count - 1)
-        .is_none()
-    {
-        return wrong(ports, "data.ports", "the range ends beyond port 65535");
-    }
-    let mtu = &config.data.mtu;
-    if !(MTU_BYTES_MIN..=MTU_BYTES_MAX).contains(&mtu.value) {
-        return wrong(mtu, "data.mtu", "must be 1280 to 65535");
-    }
-    let most = ports.value.count * ports.value.count;
-    if let Some(paths) = &config.transport.paths
-        && !(1..=most).contains(&paths.value)
-    {
-        let message = format!(
-            "must be 1 to {most}: {} ports at either end make so many paths",
-            ports.value.count
-        );
-        return wrong(paths, "transport.paths", &message);
-    }
-    let chunk = &config.transport.chunk;
-    if !(512..=64 << 10).contains(&chunk.value.0) {
-        return wrong(chunk, "transport.chunk", "must be 512 to 64KiB");
-    }
-    let stall = &config.transport.stall_timeout;
-    if stall.value.nanos() < 100_000_000 {
-        return wrong(stall, "transport.stallTimeout", "must be 100ms or more");
-    }
-    if let Some(cap) = &config.transport.cap_mbps
-        && cap.value == 0
-    {
-        return wrong(cap, "transport.capMbps", "must be 1 or more");
-    }
-    let dscp = &config.transport.dscp;
-    if dscp.value > 63 {
-        return wrong(dscp, "transport.dscp", "must be 0 to 63");
-    }
+    let ports = config.data.ports;
+    require(ports.first > 0, "data.ports.first", "must be 1 or more")?;
+    let few = (1..=16).contains(&ports.count);
+    require(few, "data.ports.count", "must be 1 to 16")?;
+    let last = ports.first.checked_add(ports.count - 1);
+    require(
+        last.is_some(),
+        "data.ports",
+        "the range ends beyond port 65535",
+    )?;
+    let mtu = (MTU_BYTES_MIN..=MTU_BYTES_MAX).contains(&config.data.mtu);
+    require(mtu, "data.mtu", "must be 1280 to 65535")?;
+    let transport = &config.transport;
+    let most = ports.count * ports.count;
+    let paths = transport
+        .paths
+        .is_none_or(|paths| (1..=most).contains(&paths));
+    let message = format!(
+        "must be 1 to {most}: {} ports at either end make so many paths",
+        ports.count
+    );
+    require(paths, "transport.paths", &message)?;
+    let chunk = (512..=64 << 10).contains(&transport.chunk.0);
+    require(chunk, "transport.chunk", "must be 512 to 64KiB")?;
+    let cap = transport.cap_mbps != Some(0);
+    require(cap, "transport.capMbps", "must be 1 or more")?;
+    require(transport.dscp <= 63, "transport.dscp", "must be 0 to 63")?;
     let limits = &config.limits;
-    if limits.memory.value.0 < MEMORY_BYTES_MIN {
-        return wrong(&limits.memory, "limits.memory", "must be 16MiB or more");
-    }
-    if !(SLOTS_LEAST..=64).contains(&limits.slots.value) {
-        return wrong(&limits.slots, "limits.slots", "must be 2 to 64");
-    }
-    if limits.lease.value.nanos() < 1_000_000_000 {
-        return wrong(&limits.lease, "limits.lease", "must be 1s or more");
-    }
-    let stall = &config.objects.stall_timeout;
-    if stall.value.nanos() < 100_000_000 {
-        return wrong(stall, "objects.stallTimeout", "must be 100ms or more");
-    }
-    let list = &config.objects.list_timeout;
-    if list.value.nanos() < 100_000_000 {
-        return wrong(list, "objects.listTimeout", "must be 100ms or more");
+    let memory = limits.memory.0 >= MEMORY_BYTES_MIN;
+    require(memory, "limits.memory", "must be 16MiB or more")?;
+    let slots = (SLOTS_LEAST..=64).contains(&limits.slots);
+    require(slots, "limits.slots", "must be 2 to 64")?;
+    let lease = limits.lease.nanos() >= 1_000_000_000;
+    require(lease, "limits.lease", "must be 1s or more")?;
+    for (field, timeout) in [
+        ("transport.stallTimeout", transport.stall_timeout),
+        ("objects.stallTimeout", config.objects.stall_timeout),
+        ("objects.listTimeout", config.objects.list_timeout),
+    ] {
+        let long = timeout.nanos() >= 100_000_000;
+        require(long, field, "must be 100ms or more")?;
     }
     check_roots(&config.roots)
 }
 
 fn check_roots(roots: &[RootEntry]) -> Result<(), ConfigError> {
     for (index, root) in roots.iter().enumerate() {
+        let RootEntry { name, path, .. } = root;
         let field = |name: &str| format!("roots[{index}].{name}");
-        let name = &root.name.value;
-        if !is_label(name) {
-            let message = format!("`{name}` is not 1 to 63 of [a-z0-9-]");
-            return wrong(&root.name, &field("name"), &message);
-        }
-        if let Some(other) = roots.iter().take(index).find(|r| r.name.value == *name) {
-            let message = match other.name.referenced.line() {
-                0 => format!("`{name}` is taken by another root"),
-                line => format!("`{name}` is taken by line {line}"),
-            };
-            return wrong(&root.name, &field("name"), &message);
-        }
-        // A job's lock lies in its root's directory, and must be the only one for a file.
-        let nested = roots.iter().take(index).find(|other| {
-            let (inner, outer) = (&root.path.value, &other.path.value);
-            inner.starts_with(outer) || outer.starts_with(inner)
-        });
-        if let Some(other) = nested {
+        let message = format!("`{name}` is not 1 to 63 of [a-z0-9-]");
+        require(is_label(name), &field("name"), &message)?;
+        for (earlier, other) in roots.iter().take(index).enumerate() {
+            let message = format!("`{name}` is taken by roots[{earlier}]");
+            require(other.name != *name, &field("name"), &message)?;
+            // A job's lock lies in its root's directory, and must be the only one for a file.
+            let nested = path.starts_with(&other.path) || other.path.starts_with(path);
             let message = format!(
                 "`{}` and the path of root `{}` lie within each other: roots must be apart",
-                root.path.value.display(),
-                other.name.value
+                path.display(),
+                other.name
             );
-            return wrong(&root.path, &field("path"), &message);
+            require(!nested, &field("path"), &message)?;
         }
-        if !root.path.value.is_absolute() {
-            let message = format!("`{}` must be absolute", root.path.value.display());
-            return wrong(&root.path, &field("path"), &message);
-        }
+        let message = format!("`{}` must be absolute", path.display());
+        require(path.is_absolute(), &field("path"), &message)?;
     }
     Ok(())
 }
 
-fn wrong<T>(at: &Spanned<T>, field: &str, message: &str) -> Result<(), ConfigError> {
+fn require(holds: bool, field: &str, message: &str) -> Result<(), ConfigError> {
+    if holds {
+        return Ok(());
+    }
     Err(ConfigError {
-        line: at.referenced.line(),
+        line: 0,
         field: field.to_owned(),
         message: message.to_owned(),
     })
@@ -532,11 +493,8 @@ impl Config {
     /// Paths per pair of nodes: as configured, or 128, or all that the ports give.
     #[must_use]
     pub fn paths(&self) -> u16 {
-        let ports = self.data.ports.value.count;
-        self.transport
-            .paths
-            .as_ref()
-            .map_or((ports * ports).min(128), |p| p.value)
+        let ports = self.data.ports.count;
+        self.transport.paths.unwrap_or((ports * ports).min(128))
     }
 }
 

@@ -198,7 +198,7 @@ impl CopyWatcher {
     }
 
     /// They have been: what was found in the directories of before says nothing any more.
-    pub(crate) fn opened_anew(&mut self) {
+    pub(crate) fn roots_reopened(&mut self) {
         self.has_moved = false;
         self.generation += 1;
         self.roots.clear();
@@ -328,7 +328,7 @@ mod tests {
             assert_eq!(watcher.has_moved(), is_replaced);
             now = Instant::now() + PACE;
         }
-        watcher.opened_anew();
+        watcher.roots_reopened();
         assert!(!watcher.has_moved());
         watcher.begin_with(&roots, 0, now, |root| found(root, Some(vec![copy("m")])));
         assert_eq!(told(&watcher), (Vec::new(), false));

@@ -21,9 +21,8 @@ const CONFIGURATION: [&str; 5] = [
     "TicketForged",
     "StoreForbidden",
 ];
-/// What another attempt finds otherwise: it has a new ticket, a new manifest, and a root that was opened
-/// anew.
-const UNTIL_THE_NEXT: [&str; 4] = [
+/// Reasons that another attempt takes away: it has a new ticket, a new manifest, and a root that was opened again.
+const ATTEMPT: [&str; 4] = [
     "TicketExpired",
     "RootReplaced",
     "ManifestUnknown",
@@ -51,7 +50,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// Why a call was refused or an attempt failed. The node that says so is added by whoever reports.
+/// Why a call was refused or an attempt failed. The caller adds the node.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Fault {
     /// A file, a directory or a root.
@@ -317,30 +316,22 @@ impl From<RoleError> for Fault {
 }
 
 impl Fault {
-    /// A data connection's failure, as the engine tells it.
+    /// A failure of a data connection.
     pub(crate) fn lost(node: String, stage: Stage, failure: &weft_engine::Failure) -> Self {
-        let problem = failure.to_string();
-        match failure.reason() {
-            "PeerRestarted" => Fault::PeerLost {
-                node,
-                stage,
-                problem: "it does not know the connection any more, so it has restarted or given \
-                          the attempt up"
+        let (reason, problem) = match failure.reason() {
+            "PeerRestarted" => (
+                "PeerRestarted",
+                "it does not know the connection any more, so it has restarted or given the attempt up"
                     .to_owned(),
-                reason: "PeerRestarted",
-            },
-            reason @ ("KeyRefused" | "BoundsRefused" | "NotArmed") => Fault::PeerLost {
-                node,
-                stage,
-                problem,
-                reason,
-            },
-            _ => Fault::PeerLost {
-                node,
-                stage,
-                problem,
-                reason: "PeerStalled",
-            },
+            ),
+            reason @ ("KeyRefused" | "BoundsRefused" | "NotArmed") => (reason, failure.to_string()),
+            _ => ("PeerStalled", failure.to_string()),
+        };
+        Fault::PeerLost {
+            node,
+            stage,
+            problem,
+            reason,
         }
     }
 
@@ -387,8 +378,8 @@ impl Fault {
         }
     }
 
-    /// The next attempt may succeed without anybody changing anything at this agent, whose
-    /// configuration is its author's word: an operator may have another one under way already.
+    /// Whether the next attempt may succeed without a person changing anything. An operator may be about to send
+    /// another configuration.
     #[must_use]
     pub fn retriable(&self, author: Author) -> bool {
         match self {
@@ -397,13 +388,13 @@ impl Fault {
                 let may_change = author == Author::Operator;
                 let reason = self.reason();
                 self.passes()
-                    || UNTIL_THE_NEXT.contains(&reason)
+                    || ATTEMPT.contains(&reason)
                     || may_change && CONFIGURATION.contains(&reason)
             }
         }
     }
 
-    /// The same call may succeed a moment later, in the same attempt. Another configuration is left to the next.
+    /// Whether the same call may succeed a moment later, in the same attempt.
     #[must_use]
     pub fn passes(&self) -> bool {
         match self {
@@ -413,7 +404,7 @@ impl Fault {
                 retriable, reason, ..
             } => {
                 let reason = reason.as_str();
-                *retriable && !UNTIL_THE_NEXT.contains(&reason) && !CONFIGURATION.contains(&reason)
+                *retriable && !ATTEMPT.contains(&reason) && !CONFIGURATION.contains(&reason)
             }
             Fault::UnknownAttempt { .. }
             | Fault::PeerUnreachable { .. }
@@ -427,42 +418,17 @@ impl Fault {
         }
     }
 
-    /// The gRPC code that comes closest.
+    /// The gRPC code. The reason says more, and callers go by that.
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
-            Fault::File(error) => match error.reason() {
-                "SourceMissing" => Code::NotFound,
-                "DiskFull" | "RootReserve" | "NamespaceQuota" | "InodesExhausted" | "NoThread" => {
-                    Code::ResourceExhausted
-                }
-                "DestinationExists" => Code::AlreadyExists,
-                "DestinationBusy" => Code::Unavailable,
-                "BadPath" | "BadManifest" | "TooManyBlocks" => Code::InvalidArgument,
-                "SourceUnreadable" | "DestinationDenied" | "RootReadOnly" => Code::PermissionDenied,
-                _ => Code::FailedPrecondition,
-            },
-            Fault::Object(error) => match error.reason() {
-                "ObjectMissing" => Code::NotFound,
-                "ObjectUrlInvalid" | "ObjectKeyInvalid" | "SecretInvalid" => Code::InvalidArgument,
-                "ObjectDenied" | "StoreForbidden" => Code::PermissionDenied,
-                "ObjectUnavailable" => Code::Unavailable,
-                _ => Code::FailedPrecondition,
-            },
             Fault::WrongCertificate { .. } => Code::Unauthenticated,
             Fault::NotAllowed { .. } | Fault::Ticket(_) => Code::PermissionDenied,
             Fault::BadRequest { .. } => Code::InvalidArgument,
             Fault::UnknownRoot { .. } | Fault::UnknownAttempt { .. } | Fault::ManifestUnknown => {
                 Code::NotFound
             }
-            Fault::MemoryLimit { .. } => Code::ResourceExhausted,
-            Fault::PeerUnreachable { .. } | Fault::PeerLost { .. } | Fault::ShuttingDown => {
-                Code::Unavailable
-            }
-            Fault::Cancelled | Fault::Superseded { .. } | Fault::LeaseExpired { .. } => {
-                Code::Aborted
-            }
-            Fault::Engine { .. } => Code::Internal,
+            _ if self.passes() => Code::Unavailable,
             _ => Code::FailedPrecondition,
         }
     }

@@ -23,6 +23,7 @@ pub mod identity;
 mod metrics;
 mod node_key;
 pub mod object;
+mod private_file;
 mod root_opener;
 pub mod tls;
 pub mod transfer;

@@ -1,8 +1,11 @@
-//! What the agent exports for Prometheus: counters of the engine and of jobs, with bounded labels.
+//! The metrics that the agent exports for Prometheus.
 //!
-//! Computed when asked for, from the engine's snapshot and the attempts that are known. Series are
-//! bounded: the latest attempt of each of at most 1,024 jobs, 256 paths of at most 64 peers.
+//! They are computed for each request, from the engine's snapshot and the attempts that are known. `/metrics` has at
+//! most 2,000 series, however many nodes and jobs there are: [`JOBS_MAX`] jobs, [`PEERS_MAX`] peers, and no paths.
+//! `/metrics/paths` has each path.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,27 +20,36 @@ use prometheus_client::registry::Registry;
 use weft_core::path::{PathReport, PathState};
 use weft_core::units::Host;
 use weft_engine::Snapshot;
+use weft_proto::agent::v1::JobName;
 
 use crate::control::jobs::Jobs;
 use crate::control::known_attempt::KnownAttempt;
 use crate::transfer::buffers::MemoryBudget;
 use crate::transfer::state::State;
+use crate::web::Registries;
 
-/// Peers whose paths are exported one by one.
-const PEERS_MAX: usize = 64;
+/// Jobs with metrics, six series each: those under way, and then the newest of the others.
+const JOBS_MAX: usize = 64;
+/// Peers with metrics, nine series each: those with a connection now. With the default `limits.memory` an agent has
+/// buffers for 44 connections at a time.
+const PEERS_MAX: usize = 128;
+/// Peers whose paths `/metrics/paths` has, at most 256 each.
+const PATH_PEERS_MAX: usize = 64;
 
-/// A registry with everything in it.
+/// The registries of a running agent.
 #[must_use]
-pub(crate) fn registry(jobs: Arc<Jobs>, budget: Arc<MemoryBudget>) -> Registry {
-    let mut registry = Registry::with_prefix("weft");
+pub(crate) fn registries(jobs: Arc<Jobs>, budget: Arc<MemoryBudget>) -> Registries {
+    let mut agent = Registry::with_prefix("weft");
     let labels = vec![
         ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         ("node".to_owned(), jobs.config.node.to_string()),
         ("wire".to_owned(), weft_core::wire::VERSION.to_string()),
     ];
-    registry.register("build", "The agent that answers", Info::new(labels));
-    registry.register_collector(Box::new(AgentCollector { jobs, budget }));
-    registry
+    agent.register("build", "The agent that answers", Info::new(labels));
+    let mut paths = Registry::with_prefix("weft");
+    paths.register_collector(Box::new(PathCollector(jobs.clone())));
+    agent.register_collector(Box::new(AgentCollector { jobs, budget }));
+    Registries { agent, paths }
 }
 
 #[derive(Debug)]
@@ -48,81 +60,144 @@ struct AgentCollector {
 
 impl Collector for AgentCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let metrics = Metrics {
+            jobs: self
+                .jobs
+                .attempts()
+                .iter()
+                .map(|known| sample(known))
+                .collect(),
+            refused: self.jobs.refused(),
+            engine: self.jobs.config.engine.snapshot(),
+            buffer_bytes: self.budget.used(),
+        };
+        metrics.encode(encoder)
+    }
+}
+
+/// The state of one attempt.
+#[derive(Debug, Clone)]
+struct JobSample {
+    name: JobName,
+    attempt: u32,
+    under_way: bool,
+    /// Grows from attempt to attempt at this agent.
+    age: u32,
+    bytes: u64,
+    bytes_resumed: u64,
+    bytes_total: u64,
+    state: State,
+    failure: Option<&'static str>,
+}
+
+fn sample(known: &KnownAttempt) -> JobSample {
+    let attempt = &known.attempt;
+    let status = attempt.status();
+    JobSample {
+        name: known.name(),
+        attempt: attempt.job.attempt,
+        under_way: !status.closed,
+        age: known.domain.0,
+        bytes: attempt.counters.bytes.load(Ordering::Relaxed),
+        bytes_resumed: attempt.counters.bytes_resumed.load(Ordering::Relaxed),
+        bytes_total: attempt.counters.bytes_total.load(Ordering::Relaxed),
+        state: status.state,
+        failure: status.fault.map(|fault| fault.reason()),
+    }
+}
+
+/// The jobs that are exported. Of attempts of the same name, as where a node copies a job's files within itself and
+/// sends them, the newest is.
+fn exported(mut jobs: Vec<JobSample>) -> Vec<JobSample> {
+    jobs.sort_by_key(|job| (!job.under_way, Reverse(job.age)));
+    let mut names = BTreeSet::new();
+    jobs.retain(|job| names.insert((job.name.namespace.clone(), job.name.name.clone())));
+    jobs.truncate(JOBS_MAX);
+    jobs
+}
+
+/// What an agent measures, at one moment.
+#[derive(Debug)]
+struct Metrics {
+    jobs: Vec<JobSample>,
+    refused: BTreeMap<&'static str, u64>,
+    engine: Snapshot,
+    buffer_bytes: u64,
+}
+
+impl Metrics {
+    fn encode(self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Out(encoder);
-        encode_jobs(&mut out, &self.jobs.attempts())?;
-        let refused = self.jobs.refused().into_iter();
+        encode_jobs(&mut out, &exported(self.jobs))?;
+        let refused = self.refused.into_iter();
         out.counter(
             "refused",
             "Calls that were refused, by reason: a wrong certificate or ticket among them",
             refused.map(|(reason, count)| ([("reason", reason.to_owned())], count)),
         )?;
-        let snapshot = self.jobs.config.engine.snapshot();
-        encode_engine(&mut out, &snapshot)?;
-        encode_paths(&mut out, &snapshot)?;
-        let used = self.budget.used();
+        encode_engine(&mut out, &self.engine)?;
+        encode_peers(&mut out, &self.engine)?;
         out.gauge(
             "buffer_bytes",
             "Transfer buffers in use by all jobs",
-            [([], used)],
+            [([], self.buffer_bytes)],
         )
     }
 }
 
-fn encode_jobs(out: &mut Out<'_>, runs: &[Arc<KnownAttempt>]) -> fmt::Result {
-    let of = |value: fn(&KnownAttempt) -> u64| {
-        runs.iter()
-            .map(move |run| ([("job", run.attempt.job.uid.clone())], value(run)))
-            .collect::<Vec<_>>()
+type JobLabels = [(&'static str, String); 2];
+
+fn job_labels(job: &JobSample) -> JobLabels {
+    let JobName {
+        namespace, name, ..
+    } = job.name.clone();
+    // `job` and `namespace` are labels that Prometheus itself gives what it scrapes.
+    [("job_namespace", namespace), ("job_name", name)]
+}
+
+fn encode_jobs(out: &mut Out<'_>, jobs: &[JobSample]) -> fmt::Result {
+    let of = |value: fn(&JobSample) -> u64| {
+        let labelled = jobs.iter().map(move |job| (job_labels(job), value(job)));
+        labelled.collect::<Vec<_>>()
     };
     out.gauge(
         "job_attempt",
         "The latest attempt of a job that this node knows",
-        of(|run| run.attempt.job.attempt.into()),
+        of(|job| job.attempt.into()),
     )?;
     out.counter(
         "job_bytes",
         "Bytes of a job that are on this node and checked; at its source, read and hashed",
-        of(|run| run.attempt.counters.bytes.load(Ordering::Relaxed)),
+        of(|job| job.bytes),
     )?;
     out.counter(
         "job_resumed_bytes",
         "Bytes of a job that were on this node before and were not sent again",
-        of(|run| run.attempt.counters.bytes_resumed.load(Ordering::Relaxed)),
+        of(|job| job.bytes_resumed),
     )?;
     out.gauge(
         "job_size_bytes",
         "Bytes of all files of a job",
-        of(|run| run.attempt.counters.bytes_total.load(Ordering::Relaxed)),
+        of(|job| job.bytes_total),
     )?;
-    let states = runs.iter().flat_map(|run| {
-        let now = run.attempt.state();
-        State::ALL.into_iter().map(move |state| {
-            let labels = [
-                ("job", run.attempt.job.uid.clone()),
-                ("state", state.to_string()),
-            ];
-            (labels, u64::from(state == now))
-        })
-    });
+    let with = |job: &JobSample, key, value: String| {
+        let [namespace, name] = job_labels(job);
+        ([namespace, name, (key, value)], 1)
+    };
     out.gauge(
         "job_state",
-        "1 for the state that a job is in at this node",
-        states,
+        "1, with the state that a job is in at this node",
+        jobs.iter()
+            .map(|job| with(job, "state", job.state.to_string())),
     )?;
-    let failures = runs.iter().filter_map(|run| {
-        let reason = run.attempt.status().fault?.reason();
-        Some((
-            [
-                ("job", run.attempt.job.uid.clone()),
-                ("reason", reason.to_owned()),
-            ],
-            1,
-        ))
+    let failed = jobs.iter().filter_map(|job| {
+        let reason = job.failure?;
+        Some(with(job, "reason", reason.to_owned()))
     });
     out.gauge(
         "job_failed",
         "1 for a job that has failed at this node, by reason",
-        failures,
+        failed,
     )
 }
 
@@ -191,9 +266,121 @@ fn encode_engine(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     )
 }
 
+/// The paths to one machine and the connections there are with it, together.
+#[derive(Debug, Default)]
+struct Peer {
+    /// Of the paths where it is known, the shortest first.
+    round_trips_ns: Vec<u64>,
+    paths_down: u64,
+    acknowledged_bytes: u64,
+    sent_chunks: u64,
+    lost_chunks: u64,
+    ce_packets: u64,
+    timeouts: u64,
+}
+
+impl Peer {
+    fn add(&mut self, path: &PathReport) {
+        self.round_trips_ns.extend(path.srtt.map(|srtt| srtt.get()));
+        self.paths_down += u64::from(!matches!(path.state, PathState::Live));
+        self.sent_chunks += path.sent_chunks;
+        self.lost_chunks += path.lost_chunks;
+        self.ce_packets += path.ce_packets;
+        self.timeouts += path.timeouts;
+    }
+}
+
+/// The first [`PEERS_MAX`] by address.
+fn peers(snapshot: &Snapshot) -> BTreeMap<Host, Peer> {
+    let mut peers: BTreeMap<Host, Peer> = BTreeMap::new();
+    for peer in &snapshot.peers {
+        let entry = peers.entry(peer.address.host()).or_default();
+        for path in &peer.paths {
+            entry.add(path);
+        }
+    }
+    for connection in &snapshot.connections {
+        if let Some(peer) = peers.get_mut(&connection.peer.host()) {
+            peer.acknowledged_bytes += connection.stats.bytes_acked;
+        }
+    }
+    let mut exported: BTreeMap<_, _> = peers.into_iter().take(PEERS_MAX).collect();
+    for peer in exported.values_mut() {
+        peer.round_trips_ns.sort_unstable();
+    }
+    exported
+}
+
+fn encode_peers(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
+    let peers = peers(snapshot);
+    let of = |value: fn(&Peer) -> u64| {
+        let labelled = peers
+            .iter()
+            .map(move |(host, peer)| ([("peer", host.to_string())], value(peer)));
+        labelled.collect::<Vec<_>>()
+    };
+    let round_trips = peers.iter().flat_map(|(host, peer)| {
+        let known = &peer.round_trips_ns;
+        let values = [
+            ("min", known.first()),
+            ("median", known.get(known.len() / 2)),
+            ("max", known.last()),
+        ];
+        values.into_iter().filter_map(move |(of, value)| {
+            let labels = [("peer", host.to_string()), ("of_paths", of.to_owned())];
+            Some((labels, *value?))
+        })
+    });
+    out.gauge(
+        "peer_rtt_nanoseconds",
+        "Smoothed round-trip time of the paths to a peer: the smallest, the median and the largest",
+        round_trips,
+    )?;
+    out.gauge(
+        "peer_paths_down",
+        "Paths to a peer that are not given data",
+        of(|peer| peer.paths_down),
+    )?;
+    out.counter(
+        "peer_acknowledged_bytes",
+        "Payload bytes that a peer has acknowledged on the connections there are",
+        of(|peer| peer.acknowledged_bytes),
+    )?;
+    out.counter(
+        "peer_chunks_sent",
+        "Chunks sent to a peer",
+        of(|peer| peer.sent_chunks),
+    )?;
+    out.counter(
+        "peer_chunks_lost",
+        "Chunks lost on the way to a peer",
+        of(|peer| peer.lost_chunks),
+    )?;
+    out.counter(
+        "peer_ce_packets",
+        "Packets to a peer that were marked Congestion Experienced",
+        of(|peer| peer.ce_packets),
+    )?;
+    out.counter(
+        "peer_timeouts",
+        "Timeouts on the paths to a peer, probes included",
+        of(|peer| peer.timeouts),
+    )
+}
+
+/// Each path by itself.
+#[derive(Debug)]
+struct PathCollector(Arc<Jobs>);
+
+impl Collector for PathCollector {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        encode_paths(&mut Out(encoder), &self.0.config.engine.snapshot())
+    }
+}
+
 fn encode_paths(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     let of = |value: fn(&PathReport) -> u64| {
-        let peers = snapshot.peers.iter().take(PEERS_MAX);
+        let peers = snapshot.peers.iter().take(PATH_PEERS_MAX);
         peers
             .flat_map(|peer| {
                 peer.paths
@@ -274,5 +461,168 @@ impl Out<'_> {
             metric(value).encode(family.encode_family(&labels)?)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_core::connection::Stats;
+    use weft_core::units::{ConnectionId, Nanos, PathId};
+    use weft_engine::{ConnectionSnapshot, LinkAddress, PeerSnapshot, PortRange};
+
+    use super::*;
+
+    fn job(number: u32) -> JobSample {
+        JobSample {
+            name: JobName {
+                namespace: "team".to_owned(),
+                name: format!(
+                    "job-{number    namespace_uid: String::new(),
+            }"
+                ),
+            },
+            attempt: 1,
+            under_way: false,
+            age: number,
+            bytes: 1,
+            bytes_resumed: 0,
+            bytes_total: 2,
+            state: State::Failed,
+            failure: Some("Cancelled"),
+        }
+    }
+
+    fn path(number: u8, rtt_ns: u64, state: PathState) -> PathReport {
+        PathReport {
+            id: PathId(number),
+            state,
+            srtt: Some(Nanos::new(rtt_ns)),
+            sent_chunks: 1,
+            lost_chunks: 0,
+            ce_packets: 0,
+            timeouts: 0,
+        }
+    }
+
+    fn peer(address: [u8; 4], paths: Vec<PathReport>) -> PeerSnapshot {
+        PeerSnapshot {
+            address: LinkAddress::Udp {
+                address: address.into(),
+                ports: PortRange {
+                    first: 7500,
+                    count: 16,
+                },
+            },
+            live_paths: paths.len(),
+            paths,
+        }
+    }
+
+    #[derive(Debug)]
+    struct Fixed(fn() -> Metrics);
+
+    impl Collector for Fixed {
+        fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+            (self.0)().encode(encoder)
+        }
+    }
+
+    fn page(metrics: fn() -> Metrics) -> String {
+        let mut registry = Registry::with_prefix("weft");
+        registry.register_collector(Box::new(Fixed(metrics)));
+        weft_identity::metrics::page(&registry).2
+    }
+
+    #[test]
+    fn an_agent_with_5000_peers_and_1024_jobs_exports_at_most_2000_series() {
+        let text = page(|| {
+            let peers = (0..5000u16).map(|number| {
+                let [high, low] = number.to_be_bytes();
+                let paths = (0..128).map(|id| path(id, 1000, PathState::Live));
+                peer([10, 0, high, low], paths.collect())
+            });
+            Metrics {
+                jobs: (0..1024).map(job).collect(),
+                // More than there are reasons.
+                refused: (0..150)
+                    .map(|number| (&*String::leak(format!("Reason{number}")), 1))
+                    .collect(),
+                engine: Snapshot {
+                    peers: peers.collect(),
+                    ..Snapshot::default()
+                },
+                buffer_bytes: 0,
+            }
+        });
+        let series = text.lines().filter(|line| !line.starts_with('#')).count();
+        let peers = 9 * PEERS_MAX;
+        let jobs = 6 * JOBS_MAX;
+        assert!((peers + jobs..=2000).contains(&series), "{series}");
+    }
+
+    #[test]
+    fn jobs_under_way_come_first_and_of_one_name_the_newest() {
+        let old = JobSample {
+            under_way: true,
+            ..job(0)
+        };
+        let again = JobSample {
+            attempt: 2,
+            age: 3000,
+            ..job(2)
+        };
+        let jobs = (1..1024).map(job).chain([old, again]).collect();
+        let exported = exported(jobs);
+        assert_eq!(exported.len(), JOBS_MAX);
+        assert_eq!(exported[0].name.name, "job-0");
+        assert_eq!(
+            (exported[1].name.name.as_str(), exported[1].attempt),
+            ("job-2", 2)
+        );
+        assert_eq!(exported[2].name.name, "job-1023");
+    }
+
+    #[test]
+    fn the_paths_to_a_peer_are_one_peers_metrics() {
+        let text = page(|| {
+            let paths = vec![
+                path(0, 30, PathState::Live),
+                path(1, 10, PathState::Suspended),
+                path(2, 20, PathState::Live),
+            ];
+            let peer = peer([10, 0, 0, 1], paths);
+            let connection = ConnectionSnapshot {
+                id: ConnectionId::default(),
+                part: 0,
+                peer: peer.address,
+                stats: Stats {
+                    bytes_acked: 77,
+                    ..Stats::default()
+                },
+                drops: Default::default(),
+                outstanding_chunks: 0,
+                writes: 0,
+            };
+            Metrics {
+                jobs: Vec::new(),
+                refused: BTreeMap::new(),
+                engine: Snapshot {
+                    connections: vec![connection],
+                    peers: vec![peer],
+                    ..Snapshot::default()
+                },
+                buffer_bytes: 0,
+            }
+        });
+        for line in [
+            r#"weft_peer_rtt_nanoseconds{peer="10.0.0.1",of_paths="min"} 10"#,
+            r#"weft_peer_rtt_nanoseconds{peer="10.0.0.1",of_paths="median"} 20"#,
+            r#"weft_peer_rtt_nanoseconds{peer="10.0.0.1",of_paths="max"} 30"#,
+            r#"weft_peer_paths_down{peer="10.0.0.1"} 1"#,
+            r#"weft_peer_chunks_sent_total{peer="10.0.0.1"} 3"#,
+            r#"weft_peer_acknowledged_bytes_total{peer="10.0.0.1"} 77"#,
+        ] {
+            assert!(text.contains(line), "{line} is not in:\n{text}");
+        }
     }
 }

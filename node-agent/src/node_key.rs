@@ -5,17 +5,16 @@
 //! while the agent runs, and the next process sees the new one only. So the node's key is made once
 //! and kept in a file of its own beside the private key's.
 
-use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use ring::rand::{SecureRandom as _, SystemRandom};
 
+use crate::private_file;
+
 /// Bytes of the key.
 const BYTES: usize = 32;
-/// Readable and writable by their owner only.
-const PRIVATE: u32 = 0o600;
 
 /// Where the key is kept, by the path of the private key.
 pub(crate) fn path(private_key: &Path) -> PathBuf {
@@ -26,7 +25,7 @@ pub(crate) fn path(private_key: &Path) -> PathBuf {
 pub(crate) fn keep(path: &Path) -> io::Result<[u8; BYTES]> {
     match fs::read(path).map(<[u8; BYTES]>::try_from) {
         Ok(Ok(key)) => {
-            fs::set_permissions(path, Permissions::from_mode(PRIVATE))?;
+            private_file::restrict(path)?;
             return Ok(key);
         }
         Ok(Err(_)) => {
@@ -40,30 +39,17 @@ pub(crate) fn keep(path: &Path) -> io::Result<[u8; BYTES]> {
     SystemRandom::new()
         .fill(&mut key)
         .map_err(|_| io::Error::other("the system gives no random bytes"))?;
-    write(path, &key)?;
+    private_file::replace(path, &key)?;
     Ok(key)
-}
-
-/// All of it or nothing, also where the power fails.
-fn write(path: &Path, key: &[u8]) -> io::Result<()> {
-    let next = PathBuf::from(format!("{}.next", path.display()));
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(PRIVATE)
-        .open(&next)?;
-    file.set_permissions(Permissions::from_mode(PRIVATE))?;
-    file.write_all(key)?;
-    file.sync_all()?;
-    fs::rename(&next, path)?;
-    path.parent()
-        .map_or(Ok(()), |parent| File::open(parent)?.sync_all())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
+    use crate::private_file::PRIVATE;
 
     #[test]
     fn the_key_is_made_once_and_nobody_else_can_read_it() {

@@ -1,19 +1,18 @@
-//! Objects of a store as a source: what is there, and its bytes.
+//! Objects of a store as a job's source: lists them and reads their bytes.
 //!
-//! Knows nothing of transfers: it lists, and reads ranges, with patience. What is read is hashed,
-//! written and passed on by `fetch`. Requests go to the store that the URL or the Secret
-//! names and to nothing on this node; without credentials they are not signed, so that no node's own
-//! cloud identity is ever used.
+//! This module knows nothing of transfers: `transfer::object_receiver` hashes, writes and passes on what is read.
+//! Requests go to the store that the URL or the Secret names, and never to this node or to its cloud's metadata
+//! service. Without credentials they are not signed, so that no node's own cloud identity is ever used.
 
 mod credentials;
 mod error;
 mod http;
 mod listing;
 mod locator;
-mod read;
 mod store;
+mod whole;
 
 pub use error::ObjectError;
 pub use http::Access;
-pub(crate) use read::{Reader, Tempo, Whole};
-pub(crate) use store::{Store, Version};
+pub(crate) use store::{Store, StoreTimeouts, Version};
+pub(crate) use whole::WholeReader;

@@ -34,7 +34,7 @@ impl Opener {
     pub(crate) fn open(self: &Arc<Self>, roots: &[RootEntry]) -> Result<Vec<Arc<Root>>, FileError> {
         let opener = self.clone();
         let open = move |entry: &RootEntry| {
-            let root = Root::open(&entry.name.value, &entry.path.value, entry.access)?;
+            let root = Root::open(&entry.name, &entry.path, entry.access)?;
             Ok(opener.known(root))
         };
         let opened = self.open_by(roots, Instant::now() + ROOTS_WITHIN, open)?;
@@ -66,19 +66,16 @@ impl Opener {
         open: impl Fn(&RootEntry) -> Result<T, FileError> + Clone + Send + 'static,
     ) -> Result<Vec<T>, FileError> {
         let hung = |root: &RootEntry| FileError::RootHung {
-            root: root.name.value.clone(),
-            path: root.path.value.clone(),
+            root: root.name.clone(),
+            path: root.path.clone(),
             seconds: ROOTS_WITHIN.as_secs(),
         };
         {
             let mut under_way = self.lock();
-            if let Some(root) = roots
-                .iter()
-                .find(|root| under_way.contains(&root.path.value))
-            {
+            if let Some(root) = roots.iter().find(|root| under_way.contains(&root.path)) {
                 return Err(hung(root));
             }
-            under_way.extend(roots.iter().map(|root| root.path.value.clone()));
+            under_way.extend(roots.iter().map(|root| root.path.clone()));
         }
         let mut answers = Vec::new();
         for (index, root) in roots.iter().enumerate() {
@@ -86,18 +83,18 @@ impl Opener {
             let (opener, open, entry) = (self.clone(), open.clone(), root.clone());
             let begun = abort::thread("weft-root", move || {
                 let opened = open(&entry);
-                opener.lock().remove(&entry.path.value);
+                opener.lock().remove(&entry.path);
                 // Whoever asked may have given up.
                 let _ = tell.send(opened);
             });
             if let Err(error) = begun {
                 let mut under_way = self.lock();
                 for root in &roots[index..] {
-                    under_way.remove(&root.path.value);
+                    under_way.remove(&root.path);
                 }
                 return Err(FileError::NoThread {
                     place: Place {
-                        root: root.name.value.clone(),
+                        root: root.name.clone(),
                         path: String::new(),
                     },
                     cause: errno(&error),
@@ -124,13 +121,12 @@ impl Opener {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::unplaced;
     use crate::files::{Access, MinFree};
 
     fn root(name: &str) -> RootEntry {
         RootEntry {
-            name: unplaced(name.to_owned()),
-            path: unplaced(PathBuf::from(format!("/srv/{name}"))),
+            name: name.to_owned(),
+            path: PathBuf::from(format!("/srv/{name}")),
             access: Access::ReadWrite,
             min_free: MinFree::default(),
             bytes_per_namespace: None,
@@ -143,11 +139,11 @@ mod tests {
         let (free, held) = crossbeam_channel::bounded::<()>(0);
         let (tries, tried) = unbounded();
         let open = move |root: &RootEntry| {
-            let _ = tries.send(root.name.value.clone());
-            if root.name.value == "hung" {
+            let _ = tries.send(root.name.clone());
+            if root.name == "hung" {
                 let _ = held.recv();
             }
-            Ok(root.name.value.clone())
+            Ok(root.name.clone())
         };
         let roots = [root("good"), root("hung")];
         let soon = || Instant::now() + Duration::from_secs(1);

@@ -1,6 +1,7 @@
-//! The HTTP endpoint: `/metrics`, `/healthz` (the process runs), `/readyz` (it takes jobs). It serves from
-//! before the agent has enrolled until the process ends.
+//! The HTTP endpoint: `/metrics`, `/metrics/paths` (each path by itself), `/healthz` (the process runs) and
+//! `/readyz` (it takes jobs). It serves from before the agent has enrolled until the process ends.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -16,19 +17,29 @@ use weft_identity::metrics;
 
 use crate::abort;
 
-/// What is measured; nothing while no agent takes jobs.
-type Ready = Option<Arc<Registry>>;
+/// The metrics; none while no agent takes jobs.
+type Ready = Option<Arc<Registries>>;
+
+/// The metrics of a running agent.
+#[derive(Debug, Default)]
+pub(crate) struct Registries {
+    /// Of `/metrics`.
+    pub(crate) agent: Registry,
+    /// Of `/metrics/paths`.
+    pub(crate) paths: Registry,
+}
 
 /// Serves until it is dropped.
 #[derive(Debug)]
 pub(crate) struct HealthServer {
+    address: SocketAddr,
     ready: watch::Sender<Ready>,
     server: JoinHandle<()>,
 }
 
 impl HealthServer {
-    /// Serves at `listener`: alive, and not ready.
-    pub(crate) fn start(listener: TcpListener) -> Self {
+    /// Serves at `listener`, which is bound to `address`: alive, and not ready.
+    pub(crate) fn start(listener: TcpListener, address: SocketAddr) -> Self {
         let ready = watch::Sender::new(None);
         let routes = router(ready.subscribe());
         let server = tokio::spawn(async move {
@@ -36,19 +47,28 @@ impl HealthServer {
                 tracing::error!("/healthz is not served any more: {error}");
             }
         });
-        Self { ready, server }
+        Self {
+            address,
+            ready,
+            server,
+        }
     }
 
-    /// From now on the agent takes jobs, and this is what is measured.
-    pub(crate) fn set_ready(&self, registry: Registry) {
-        self.ready.send_replace(Some(Arc::new(registry)));
+    /// Where it serves.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
     }
 
-    /// Gives the address back, unless somebody else serves there, too.
+    /// From now on the agent takes jobs.
+    pub(crate) fn set_ready(&self, registries: Registries) {
+        self.ready.send_replace(Some(Arc::new(registries)));
+    }
+
+    /// Stops serving, when this is the last user.
     pub(crate) async fn close(self: Arc<Self>) {
         if let Some(mut last) = Arc::into_inner(self) {
             last.server.abort();
-            // Cancelled: that is what was asked for.
+            // It ends as cancelled.
             let _ = (&mut last.server).await;
         }
     }
@@ -68,14 +88,20 @@ impl Drop for HealthServer {
 fn router(ready: watch::Receiver<Ready>) -> Router {
     Router::new()
         .route("/metrics", get(show_metrics))
+        .route("/metrics/paths", get(show_paths))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .with_state(ready)
 }
 
 async fn show_metrics(State(ready): State<watch::Receiver<Ready>>) -> impl IntoResponse {
-    let registry = ready.borrow().clone().unwrap_or_default();
-    abort::blocking("metrics", move || metrics::page(&registry)).await
+    let registries = ready.borrow().clone().unwrap_or_default();
+    abort::blocking("metrics", move || metrics::page(&registries.agent)).await
+}
+
+async fn show_paths(State(ready): State<watch::Receiver<Ready>>) -> impl IntoResponse {
+    let registries = ready.borrow().clone().unwrap_or_default();
+    abort::blocking("metrics", move || metrics::page(&registries.paths)).await
 }
 
 async fn readyz(State(ready): State<watch::Receiver<Ready>>) -> impl IntoResponse {

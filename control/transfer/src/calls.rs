@@ -294,6 +294,7 @@ impl Calling<'_> {
             leader_epoch: self.spec.leader.leader_epoch,
             part: Some(role),
             sends_to: part.sends_to.iter().map(child).collect(),
+            job_name: self.spec.name.clone(),
         };
         let call = self.calls.agent(&part.node)?.call(|mut client| {
             let request = request.clone();

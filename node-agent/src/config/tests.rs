@@ -27,7 +27,7 @@ fn a_good_file_is_read_and_the_rest_is_default() {
     let config = parse(GOOD).unwrap();
     assert_eq!(config.node.as_str(), "node0");
     assert_eq!(
-        config.data.ports.value,
+        config.data.ports,
         Ports {
             first: 7410,
             count: 16
@@ -52,10 +52,10 @@ fn a_good_file_is_read_and_the_rest_is_default() {
         assert_eq!(config.roots[0].limits(), limits);
     }
     assert_eq!(config.transport.rto_min.nanos(), 250_000);
-    assert_eq!(config.transport.chunk.value.0, 64 << 10);
+    assert_eq!(config.transport.chunk.0, 64 << 10);
     assert_eq!(config.transport.encryption, Encryption::Off);
-    assert_eq!(config.limits.memory.value.0, 64 << 20);
-    assert_eq!(config.limits.slots.value, DEFAULT_SLOTS);
+    assert_eq!(config.limits.memory.0, 64 << 20);
+    assert_eq!(config.limits.slots, DEFAULT_SLOTS);
     assert!(matches!(
         config.transport.congestion.0,
         CongestionKind::Fixed { bytes: 1_048_576 }
@@ -63,7 +63,7 @@ fn a_good_file_is_read_and_the_rest_is_default() {
 }
 
 #[test]
-fn an_error_names_line_and_field_and_what_would_be_right() {
+fn an_error_names_the_line_or_the_whole_field_and_what_would_be_right() {
     let table = [
         (
             "node: node0",
@@ -79,19 +79,20 @@ fn an_error_names_line_and_field_and_what_would_be_right() {
             "fabric",
             "is not a fabric name",
         ),
-        ("fabric: play\n", "", 0, "", "fabric"),
-        ("count: 16", "count: 17", 7, "data.ports.count", "1 to 16"),
+        // The parser misses it at the end.
+        ("fabric: play\n", "", 18, "", "fabric"),
+        ("count: 16", "count: 17", 0, "data.ports.count", "1 to 16"),
         (
             "first: 7410",
             "first: 0",
-            7,
+            0,
             "data.ports.first",
             "1 or more",
         ),
         (
             "first: 7410",
             "first: 65530",
-            7,
+            0,
             "data.ports",
             "beyond port 65535",
         ),
@@ -106,7 +107,7 @@ fn an_error_names_line_and_field_and_what_would_be_right() {
         (
             "  ports:",
             "  mtu: 100\n  ports:",
-            7,
+            0,
             "data.mtu",
             "1280 to 65535",
         ),
@@ -115,14 +116,14 @@ fn an_error_names_line_and_field_and_what_would_be_right() {
         (
             "name: models",
             "name: Models",
-            12,
+            0,
             "roots[0].name",
             "[a-z0-9-]",
         ),
         (
             "path: /srv/models",
             "path: srv",
-            13,
+            0,
             "roots[0].path",
             "must be absolute",
         ),
@@ -186,21 +187,21 @@ fn an_error_names_line_and_field_and_what_would_be_right() {
         (
             "rtoMin: 250us",
             "paths: 257",
-            18,
+            0,
             "transport.paths",
             "1 to 256",
         ),
         (
             "rtoMin: 250us",
             "chunk: 1MiB",
-            18,
+            0,
             "transport.chunk",
             "512 to 64KiB",
         ),
         (
             "rtoMin: 250us",
             "stallTimeout: 1ms",
-            18,
+            0,
             "transport.stallTimeout",
             "100ms",
         ),
@@ -208,23 +209,23 @@ fn an_error_names_line_and_field_and_what_would_be_right() {
         (
             "memory: 64MiB",
             "memory: 1MiB",
-            19,
+            0,
             "limits.memory",
             "16MiB or more",
         ),
         ("memory: 64MiB", "memory: lots", 19, "limits", "not a size"),
-        ("memory: 64MiB", "slots: 1", 19, "limits.slots", "2 to 64"),
+        ("memory: 64MiB", "slots: 1", 0, "limits.slots", "2 to 64"),
         (
             "memory: 64MiB",
             "lease: 0s",
-            19,
+            0,
             "limits.lease",
             "1s or more",
         ),
         (
             "memory: 64MiB",
             "slots: 8}\nobjects: {listTimeout: 1ms",
-            20,
+            0,
             "objects.listTimeout",
             "100ms",
         ),
@@ -234,9 +235,7 @@ fn an_error_names_line_and_field_and_what_would_be_right() {
         assert!(GOOD.contains(good), "{good}");
         let error = parse(&GOOD.replacen(good, bad, 1)).expect_err(bad);
         let text = error.to_string();
-        if line > 0 {
-            assert_eq!(error.line, line, "{bad}: {text}");
-        }
+        assert_eq!(error.line, line, "{bad}: {text}");
         assert!(error.field.contains(field), "{bad}: {text}");
         assert!(text.contains(hint), "{bad}: {text}");
     }
@@ -250,8 +249,8 @@ fn roots_have_names_of_their_own_and_lie_apart() {
     };
     assert!(second("data", "/srv/data").is_ok());
     let error = second("models", "/srv/data").unwrap_err();
-    assert_eq!((error.line, error.field.as_str()), (15, "roots[1].name"));
-    assert!(error.message.contains("taken by line 12"), "{error}");
+    assert_eq!(error.field, "roots[1].name");
+    assert!(error.message.contains("taken by roots[0]"), "{error}");
     let error = second("inner", "/srv/models/inner").unwrap_err();
     assert_eq!(error.field, "roots[1].path");
 }

@@ -23,7 +23,7 @@ use crate::control::misuse::Misuses;
 use crate::control::supervisor::supervise;
 use crate::fault::Fault;
 use crate::files::{Leftover, Root, RootPath};
-use crate::object;
+use crate::object::{self, StoreTimeouts};
 use crate::tls::Tls;
 use crate::transfer::buffers::MemoryBudget;
 
@@ -49,10 +49,8 @@ pub struct JobsConfig {
     pub lease: Duration,
     /// Another agent that does not answer is called again for so long.
     pub retry_for: Duration,
-    /// A request to a store has failed when it brings nothing for so long.
-    pub store_stall_timeout: Duration,
-    /// A store must have answered a list within this time.
-    pub store_list_timeout: Duration,
+    /// How long stores of objects may take.
+    pub(crate) store_timeouts: StoreTimeouts,
 }
 
 /// The configuration that may change while attempts run. Each command uses what is in force when it comes.

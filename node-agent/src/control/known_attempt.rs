@@ -1,11 +1,11 @@
 //! `KnownAttempt`: an attempt with what the commands on it have made.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use weft_engine::DomainId;
 use weft_proto::Message;
-use weft_proto::agent::v1::{ConnectResponse, JobRef, Location, PrepareResponse};
+use weft_proto::agent::v1::{ConnectResponse, JobName, JobRef, Location, PrepareResponse};
 
 use crate::config::SLOTS_LEAST;
 use crate::fault::Fault;
@@ -20,6 +20,8 @@ use crate::transfer::state::{Event, Transition};
 pub struct KnownAttempt {
     /// Its state.
     pub attempt: Arc<Attempt>,
+    /// The job's name, as a command has given it.
+    name: OnceLock<JobName>,
     /// Its regions and connections in the engine.
     pub(crate) domain: DomainId,
     /// What all attempts of its job may have left.
@@ -66,10 +68,27 @@ impl KnownAttempt {
     pub(crate) fn new(job: &JobRef, domain: DomainId, left: Arc<Mutex<Leftover>>) -> Arc<Self> {
         Arc::new(Self {
             attempt: Attempt::new(job.clone()),
+            name: OnceLock::new(),
             domain,
             left,
             parts: Mutex::default(),
         })
+    }
+
+    /// Takes the job's name from a command; a later command changes nothing.
+    pub(crate) fn set_name(&self, name: Option<JobName>) {
+        if let Some(name) = name {
+            let _ = self.name.set(name);
+        }
+    }
+
+    /// The job's name, or its UID in no namespace.
+    pub(crate) fn name(&self) -> JobName {
+        let uid = || JobName {
+            name: self.attempt.job.uid.clone(),
+            ..JobName::default()
+        };
+        self.name.get().cloned().unwrap_or_else(uid)
     }
 
     pub(crate) fn parts(&self) -> MutexGuard<'_, Parts> {

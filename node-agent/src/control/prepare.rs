@@ -38,10 +38,12 @@ impl Jobs {
         let overwrite = convert::overwrite(request.overwrite())?;
         let name = request.job_name;
         let recorded_for = name
+            .clone()
             .map(|name| convert::copy_job(&job.uid, name))
             .transpose()?;
         let (algorithm, expect) = convert::verification(request.verification)?;
         let known = self.admit(&job).await?;
+        known.set_name(name);
         known.attempt.renew();
         known.is_first("Prepare", &repeatable)?;
         // Before the state changes: a Cancel that comes now waits for this worker.

@@ -38,6 +38,7 @@ impl Jobs {
     pub async fn start(&self, request: StartRequest) -> Result<StartResponse, Fault> {
         let job = convert::job(request.job.clone())?;
         let repeatable = repeatable(&request);
+        let name = request.job_name;
         let children = request.sends_to;
         let part = convert::given(request.part, "part")?;
         let wrong = match &part {
@@ -62,6 +63,7 @@ impl Jobs {
             Part::Source(_) => self.admit(&job).await?,
             Part::Destination(_) | Part::Local(_) => self.find(&job)?,
         };
+        known.set_name(name);
         known.attempt.renew();
         if !known.is_first("Start", &repeatable)? {
             return match known.attempt.state() {
@@ -122,7 +124,7 @@ impl Jobs {
         children: Vec<Child>,
     ) -> Result<(), Fault> {
         let (worker, staged) = known.start_destination()?;
-        let reader = self.reader(source)?;
+        let store = self.store(source)?;
         let manifest = staged.layout.manifest();
         let version = |(entry, index): (Entry<'_>, usize)| match entry.kind {
             EntryKind::Directory => Ok(None),
@@ -132,9 +134,7 @@ impl Jobs {
                     Fault::bad("destination.object", problem)
                 })?;
                 let shape = manifest.shape();
-                Ok(Some(
-                    reader.store.version(entry.path, bytes, shape, version),
-                ))
+                Ok(Some(store.version(entry.path, bytes, shape, version)))
             }
         };
         let versions = manifest.entries().zip(0..).map(version);
@@ -145,7 +145,7 @@ impl Jobs {
         let (attempt, runtime) = (known.attempt.clone(), Handle::current());
         worker.spawn("weft-object", move || {
             let receiver =
-                ObjectReceiver::new(&attempt, staged, Arc::new(reader), versions, share, runtime);
+                ObjectReceiver::new(&attempt, staged, Arc::new(store), versions, share, runtime);
             if let Err(fault) = receiver.and_then(ObjectReceiver::run) {
                 attempt.fail(fault);
             }

@@ -9,7 +9,7 @@ use crate::control::jobs::Jobs;
 use crate::convert;
 use crate::fault::Fault;
 use crate::files::{Manifest, Source, namespace_directory};
-use crate::object::{Reader, Store, Tempo};
+use crate::object::Store;
 
 impl Jobs {
     /// Lists what is under a root, or in a store.
@@ -18,7 +18,7 @@ impl Jobs {
             if request.location.is_some() {
                 return Err(Fault::bad("location", "is given beside object: give one"));
             }
-            let listed = self.reader(source)?.list().await?;
+            let listed = self.store(source)?.list().await?;
             return Ok(self.keep_listed(listed));
         }
         let location = convert::given(request.location, "location")?;
@@ -53,15 +53,9 @@ impl Jobs {
         response
     }
 
-    /// A way to read a store.
-    pub(crate) fn reader(&self, source: &ObjectSource) -> Result<Reader, Fault> {
-        let tempo = Tempo::new(
-            self.config.store_stall_timeout,
-            self.config.store_list_timeout,
-        );
-        Ok(Reader {
-            store: Store::open(source, self.live().objects, tempo.stall)?,
-            tempo,
-        })
+    /// The store that a source names.
+    pub(crate) fn store(&self, source: &ObjectSource) -> Result<Store, Fault> {
+        let access = self.live().objects;
+        Ok(Store::open(source, access, self.config.store_timeouts)?)
     }
 }

@@ -1,18 +1,20 @@
-//! The agent's configuration, made of what the operator assigns and what the node has.
+//! Makes the agent's configuration from the operator's assignment and the node's flags and interface.
 
+use serde::de::value::StrDeserializer;
+use serde::de::{DeserializeOwned, IntoDeserializer as _};
 use weft_core::path::{PolicyKind, UnknownPolicy};
 use weft_proto::operator::v1 as proto;
 
 use crate::config::values::{ByteCount, Duration};
 use crate::config::{
-    self, Config, ConfigError, Control, Data, Encryption, LinkKind, Metrics, Operator, Ports,
-    RootEntry, TlsFiles, Transport, unplaced,
+    self, Config, ConfigError, Control, Data, Metrics, Operator, Ports, RootEntry, TlsFiles,
+    Transport,
 };
-use crate::enroll::Settings;
 use crate::enroll::interface::Nic;
+use crate::enroll::settings::Settings;
 use crate::files::{Access, MinFree};
 
-/// How the file's fields are called in an RdmaFabric, where whoever reads the message can change them.
+/// Fields of the file that have other names in an RdmaFabric.
 const FIELDS: [(&str, &str); 2] = [
     ("data.ports", "ports"),
     ("transport.chunk", "transport.chunkBytes"),
@@ -48,17 +50,14 @@ pub(crate) fn config(
         },
         data: Data {
             address: nic.address,
-            ports: unplaced(ports),
-            mtu: unplaced(nic.mtu),
+            ports,
+            mtu: nic.mtu,
         },
         metrics: Metrics {
             listen: settings.metrics_listen(),
         },
         operator: Operator {
-            ticket_key: agent
-                .ticket_key
-                .parse()
-                .map_err(|problem| wrong("ticket_key", problem))?,
+            ticket_key: parse("ticket_key", &agent.ticket_key)?,
         },
         tls: tls.clone(),
         roots: roots(settings, &agent.roots),
@@ -90,8 +89,8 @@ fn roots(settings: &Settings, given: &[proto::Root]) -> Vec<RootEntry> {
     given
         .iter()
         .map(|root| RootEntry {
-            name: unplaced(root.name.clone()),
-            path: unplaced(settings.roots_dir.join(&root.name)),
+            name: root.name.clone(),
+            path: settings.roots_dir.join(&root.name),
             access: access(root.writable),
             min_free: match root.min_free {
                 Some(proto::root::MinFree::Bytes(bytes)) => MinFree::Bytes(bytes),
@@ -112,8 +111,8 @@ fn transport(
     let dscp = u8::try_from(egress.dscp)
         .map_err(|_| wrong("transport.dscp", format!("is {}: 0 to 63", egress.dscp)))?;
     let sent = Transport {
-        dscp: unplaced(dscp),
-        cap_mbps: (egress.cap_mbps > 0).then(|| unplaced(egress.cap_mbps)),
+        dscp: dscp,
+        cap_mbps: (egress.cap_mbps > 0).then(|| egress.cap_mbps),
         ..Transport::default()
     };
     let Some(given) = given else {
@@ -123,42 +122,28 @@ fn transport(
         .policy
         .parse()
         .map_err(|problem: UnknownPolicy| wrong("transport.policy", problem.to_string()))?;
-    let link = match given.link.as_str() {
-        "auto" => LinkKind::Auto,
-        "udp" => LinkKind::Udp,
-        other => {
-            let problem = format!("`{other}` is not auto or udp, the links of this release");
-            return Err(wrong("transport.link", problem));
-        }
-    };
-    let encryption = match given.encryption.as_str() {
-        "off" => Encryption::Off,
-        "required" => Encryption::Required,
-        other => {
-            let problem = format!("`{other}` is not off or required");
-            return Err(wrong("transport.encryption", problem));
-        }
-    };
     if given.rto_min_micros == 0 {
         return Err(wrong(
             "transport.rtoMinMicros",
             "must be 1 or more".to_owned(),
         ));
     }
-    let congestion = given
-        .congestion
-        .parse()
-        .map_err(|problem| wrong("transport.congestion", problem))?;
     Ok(Transport {
-        congestion,
-        paths: Some(unplaced(small("transport.paths", given.paths)?)),
+        congestion: parse("transport.congestion", &given.congestion)?,
+        paths: Some(small("transport.paths", given.paths)?),
         policy,
         rto_min: Duration::from_micros(given.rto_min_micros.into()),
-        chunk: unplaced(ByteCount(given.chunk_bytes.into())),
-        link,
-        encryption,
+        chunk: ByteCount(given.chunk_bytes.into()),
+        link: parse("transport.link", &given.link)?,
+        encryption: parse("transport.encryption", &given.encryption)?,
         ..sent
     })
+}
+
+/// A value that the configuration file spells with the same text.
+fn parse<T: DeserializeOwned>(field: &str, text: &str) -> Result<T, ConfigError> {
+    let text: StrDeserializer<'_, serde::de::value::Error> = text.into_deserializer();
+    T::deserialize(text).map_err(|problem| wrong(field, problem.to_string()))
 }
 
 fn small(field: &str, value: u32) -> Result<u16, ConfigError> {
@@ -176,7 +161,8 @@ fn wrong(field: &str, message: String) -> ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::enroll::Pace;
+    use crate::config::Encryption;
+    use crate::enroll::settings::Timing;
     use crate::files::RootLimits;
 
     fn settings() -> Settings {
@@ -192,7 +178,7 @@ mod tests {
             metrics_port: 7401,
             roots_dir: "/weft/roots".into(),
             pod_configuration: String::new(),
-            pace: Pace::default(),
+            timing: Timing::default(),
         }
     }
 
@@ -256,19 +242,19 @@ mod tests {
         assert_eq!(config.control.listen.to_string(), "10.0.0.5:7400");
         assert_eq!(config.metrics.listen.to_string(), "10.0.0.5:7401");
         assert_eq!(config.data.address.to_string(), "192.168.0.5");
-        assert_eq!(config.data.mtu.value, 9000);
+        assert_eq!(config.data.mtu, 9000);
         assert_eq!(config.paths(), 64);
         assert_eq!(config.transport.policy, PolicyKind::Oblivious);
         assert_eq!(config.transport.rto_min.nanos(), 250_000);
-        assert_eq!(config.transport.chunk.value.0, 32 << 10);
-        assert_eq!(config.transport.dscp.value, 46);
+        assert_eq!(config.transport.chunk.0, 32 << 10);
+        assert_eq!(config.transport.dscp, 46);
         assert_eq!(config.transport.encryption, Encryption::Required);
-        assert_eq!(config.transport.cap_mbps.unwrap().value, 2_500);
+        assert_eq!(config.transport.cap_mbps.unwrap(), 2_500);
         assert_eq!(config.operator.ticket_key.0, [10; 32]);
         let roots: Vec<_> = config
             .roots
             .iter()
-            .map(|root| (root.path.value.to_str().unwrap(), root.access))
+            .map(|root| (root.path.to_str().unwrap(), root.access))
             .collect();
         assert_eq!(
             roots,
@@ -329,7 +315,7 @@ mod tests {
         let table: [(&str, &str, Change); 23] = [
             ("engine", "missing", |c| c.engine = None),
             ("agent", "missing", |c| c.agent = None),
-            ("transport.encryption", "off or required", |c| {
+            ("transport.encryption", "`off` or `required`", |c| {
                 transport(c).encryption.clear();
             }),
             ("transport.dscp", "0 to 63", |c| egress(c).dscp = 64),

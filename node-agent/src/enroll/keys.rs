@@ -4,10 +4,10 @@
 //! The key is made once and kept; it never leaves the directory. The agent keeps the data path's key
 //! beside it.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
 
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PublicKeyData as _};
 use tonic::transport::Identity;
@@ -16,11 +16,9 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::config::TlsFiles;
 use crate::config::values::{FabricName, NodeName};
-use crate::enroll::Trouble;
+use crate::enroll::error::OperatorError;
 use crate::identity::{self, Caller};
-
-/// Readable and writable by their owner only.
-const PRIVATE: u32 = 0o600;
+use crate::private_file;
 
 /// When a certificate holds, in seconds since the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +44,7 @@ pub(crate) struct Keys {
 
 impl Keys {
     /// Reads the key, or makes one where there is none that can be used.
-    pub(crate) fn open(directory: &Path) -> Result<Self, Trouble> {
+    pub(crate) fn open(directory: &Path) -> Result<Self, OperatorError> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -69,8 +67,7 @@ impl Keys {
         };
         let pair = match pair {
             Some(pair) => {
-                fs::set_permissions(&files.key, Permissions::from_mode(PRIVATE))
-                    .map_err(|error| unusable(&files.key, &error))?;
+                private_file::restrict(&files.key).map_err(|error| unusable(&files.key, &error))?;
                 pair
             }
             None => {
@@ -88,7 +85,7 @@ impl Keys {
     }
 
     /// PEM of a request that says nothing but the public key.
-    pub(crate) fn request(&self) -> Result<String, Trouble> {
+    pub(crate) fn request(&self) -> Result<String, OperatorError> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params
@@ -98,7 +95,7 @@ impl Keys {
     }
 
     /// The certificate in force, with its key.
-    pub(crate) fn identity(&self) -> Result<Identity, Trouble> {
+    pub(crate) fn identity(&self) -> Result<Identity, OperatorError> {
         let file = &self.files.certificate;
         let certificate = fs::read(file).map_err(|error| unusable(file, &error))?;
         Ok(Identity::from_pem(certificate, self.pair.serialize_pem()))
@@ -110,8 +107,8 @@ impl Keys {
         answer: &EnrollResponse,
         node: &NodeName,
         fabric: &FabricName,
-    ) -> Result<Validity, Trouble> {
-        let bad = |field, problem: String| Trouble::BadAnswer { field, problem };
+    ) -> Result<Validity, OperatorError> {
+        let bad = |field, problem: String| OperatorError::BadAnswer { field, problem };
         let certificate = |problem: String| bad("certificate", problem);
         let (_, pem) = x509_parser::pem::parse_x509_pem(answer.certificate.as_bytes())
             .map_err(|error| certificate(format!("no PEM certificate in it ({error})")))?;
@@ -144,28 +141,12 @@ impl Keys {
     }
 }
 
-/// Puts a whole file in place of another: whoever reads meanwhile finds one or the other.
-fn replace(path: &Path, contents: &[u8]) -> Result<(), Trouble> {
-    let next = PathBuf::from(format!("{}.next", path.display()));
-    let write = || -> io::Result<()> {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(PRIVATE)
-            .open(&next)?;
-        file.set_permissions(Permissions::from_mode(PRIVATE))?;
-        file.write_all(contents)?;
-        file.sync_all()?;
-        fs::rename(&next, path)?;
-        path.parent()
-            .map_or(Ok(()), |parent| File::open(parent)?.sync_all())
-    };
-    write().map_err(|error| unusable(path, &error))
+fn replace(path: &Path, contents: &[u8]) -> Result<(), OperatorError> {
+    private_file::replace(path, contents).map_err(|error| unusable(path, &error))
 }
 
-fn unusable(path: &Path, problem: &dyn std::error::Error) -> Trouble {
-    Trouble::State {
+fn unusable(path: &Path, problem: &dyn std::error::Error) -> OperatorError {
+    OperatorError::State {
         path: path.to_owned(),
         problem: problem.to_string(),
     }
@@ -173,11 +154,15 @@ fn unusable(path: &Path, problem: &dyn std::error::Error) -> Trouble {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use rcgen::string::Ia5String;
     use rcgen::{CertificateSigningRequestParams, Issuer, SanType};
     use x509_parser::certification_request::X509CertificationRequest;
 
     use super::*;
+    use crate::private_file::PRIVATE;
 
     /// As an operator answers: the certificate of `node` for the key in the request.
     fn answer(request: &str, node: &str) -> EnrollResponse {
@@ -261,8 +246,8 @@ mod tests {
         ];
         let (node, fabric) = ("n1".parse().unwrap(), "lab".parse().unwrap());
         for (answer, hint) in table {
-            let trouble = keys.keep(&answer, &node, &fabric).unwrap_err();
-            assert!(trouble.to_string().contains(hint), "{trouble}");
+            let error = keys.keep(&answer, &node, &fabric).unwrap_err();
+            assert!(error.to_string().contains(hint), "{error}");
             assert!(!keys.files.certificate.exists());
         }
         let wrong = keys.keep(&good, &node, &"other".parse().unwrap());

@@ -1,12 +1,10 @@
-//! The life of a cluster's agent: it enrols, starts with the configuration in force, and takes over what of
-//! it may change while it works.
+//! Runs the agent of a cluster's node: it enrols, starts the agent, and applies changes of its configuration.
 //!
-//! What cannot be used changes nothing: the agent goes on as it is, and the operator is told why. Another
-//! configuration of the engine is for another process: Kubernetes replaces the pod. An interface that has
-//! changed ends the process, which is then started anew.
+//! A configuration that cannot be used changes nothing, and the report says why. Another configuration of the
+//! engine needs another process: Kubernetes replaces the pod. A changed interface ends the process, which Kubernetes
+//! then starts again.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -18,18 +16,18 @@ use weft_proto::operator::v1::{AgentConfig, Finding, NodeConfig, NodeReport};
 use x509_parser::time::ASN1Time;
 
 use crate::abort;
-use crate::agent::{Agent, AgentError, Beside, listen};
+use crate::agent::{Agent, AgentError, Environment};
 use crate::config::Config;
 use crate::control::fence::Fence;
 use crate::copy_watcher::{CopyWatcher, Listing};
+use crate::enroll::error::{EnrollError, OperatorError};
 use crate::enroll::interface::{self, Nic};
 use crate::enroll::keys::{Keys, Validity};
-use crate::enroll::report::Reporter;
-use crate::enroll::trouble::Tries;
-use crate::enroll::{EnrollError, Settings, Trouble, assigned, operator};
+use crate::enroll::report::{Reporter, replace_if_different};
+use crate::enroll::retry::Retry;
+use crate::enroll::settings::Settings;
+use crate::enroll::{assigned, operator};
 use crate::files::FileError;
-use crate::root_opener::Opener;
-use crate::web::HealthServer;
 
 /// A configuration that cannot be used.
 const CONFIG_REFUSED: &str = "ConfigRefused";
@@ -37,7 +35,7 @@ const CONFIG_REFUSED: &str = "ConfigRefused";
 const ROOT_MISSING: &str = "RootMissing";
 /// A root whose directory does not answer.
 const ROOT_HUNG: &str = "RootHung";
-/// Findings that keep no agent from working.
+/// Findings with which the agent is ready all the same.
 const HARMLESS: [&str; 6] = [
     CONFIG_REFUSED,
     ROOT_MISSING,
@@ -46,13 +44,13 @@ const HARMLESS: [&str; 6] = [
     MISUSED,
     COPIES_FULL,
 ];
-/// Somebody shows a node's certificate for what it is not for; the agent refuses, and works.
+/// A node's certificate was used for calls that it does not allow; the agent has refused them.
 const MISUSED: &str = "CertificateMisused";
 /// More copies than a report lists.
 const COPIES_FULL: &str = "CopiesFull";
 
-/// The data interface has changed for so many reports when the agent ends: a link that is down for a moment may
-/// have another one chosen meanwhile.
+/// The agent ends when the data interface has been another one for this many reports. A link that is down for a
+/// moment does not end it.
 const INTERFACE_REPORTS: u32 = 3;
 
 /// Joins the fabric and works in it until `stop`.
@@ -62,25 +60,25 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     let directory = settings.state.clone();
     let keys = abort::blocking("keys", move || Keys::open(&directory)).await?;
     let keys = Arc::new(keys);
-    let (listener, metrics) = listen("--metrics-port", settings.metrics_listen()).await?;
-    let health = Arc::new(HealthServer::start(listener));
+    let environment = Environment::new("--metrics-port", settings.metrics_listen()).await?;
+    let (health, fence) = (environment.health.clone(), environment.fence.clone());
     tracing::info!(
         node = %settings.node, fabric = %settings.fabric, operator = settings.operator, "enrolling"
     );
-    let fence = Arc::new(Fence::default());
-    let mut tries = Tries::new("enroll", &settings.node, settings.pace);
+    let mut retry = Retry::new("enroll", settings.timing);
     let enrolled = tokio::select! {
-        enrolled = enroll(&settings, &keys, &fence, &mut tries) => Some(enrolled),
+        enrolled = enroll(&settings, &keys, &fence, &mut retry) => Some(enrolled),
         () = &mut stop => None,
     };
     let Some((config, validity)) = enrolled else {
+        drop(environment);
         health.close().await;
         return Ok(());
     };
     tracing::info!(expires_unix_s = validity.ends, "enrolled");
-    let standing = watch::Sender::new(Standing {
+    let enrollment = watch::Sender::new(Enrollment {
         validity,
-        trouble: None,
+        error: None,
     });
     let ordered = watch::Sender::new(config);
     let report = watch::Sender::new(NodeReport {
@@ -101,17 +99,14 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         settings: settings.clone(),
         keys: keys.clone(),
         ordered: ordered.subscribe(),
-        standing: standing.subscribe(),
-        copies: CopyWatcher::new(settings.pace.report),
-        looks: tokio::time::interval(settings.pace.report),
+        enrollment: enrollment.subscribe(),
+        copies: CopyWatcher::new(settings.timing.report),
+        ticks: tokio::time::interval(settings.timing.report),
         report,
-        fence: fence.clone(),
-        opener: Arc::default(),
-        metrics,
-        health: health.clone(),
+        environment,
     };
     let ended = tokio::select! {
-        never = renew((&settings, &keys, &fence), &standing, &ordered, doubted.subscribe()) => match never {},
+        never = renew((&settings, &keys, &fence), &enrollment, &ordered, doubted.subscribe()) => match never {},
         never = reporter.run() => match never {},
         ended = member.work(stop) => ended,
     };
@@ -119,28 +114,28 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     ended
 }
 
-/// Where the node stands with its operator.
+/// The node's certificate.
 #[derive(Debug, Clone)]
-struct Standing {
+struct Enrollment {
     validity: Validity,
-    /// Why the certificate has not been renewed, when it should have been.
-    trouble: Option<Trouble>,
+    /// Why it was not renewed in time.
+    error: Option<OperatorError>,
 }
 
-/// One certificate and configuration, however long it takes.
+/// Gets a certificate and a configuration; tries until it succeeds.
 async fn enroll(
     settings: &Settings,
     keys: &Arc<Keys>,
     fence: &Fence,
-    tries: &mut Tries,
+    retry: &mut Retry,
 ) -> (NodeConfig, Validity) {
     loop {
         match enroll_once(settings, keys, fence).await {
             Ok(enrolled) => {
-                tries.succeeded();
+                retry.succeeded();
                 return enrolled;
             }
-            Err(trouble) => tokio::time::sleep(tries.failed(&trouble)).await,
+            Err(error) => tokio::time::sleep(retry.failed(&error)).await,
         }
     }
 }
@@ -149,32 +144,34 @@ async fn enroll_once(
     settings: &Settings,
     keys: &Arc<Keys>,
     fence: &Fence,
-) -> Result<(NodeConfig, Validity), Trouble> {
+) -> Result<(NodeConfig, Validity), OperatorError> {
     let mut answer = operator::enroll(settings, keys).await?;
     fence.observe(answer.leader_epoch);
-    let config = answer.config.take().ok_or_else(|| Trouble::BadAnswer {
-        field: "config",
-        problem: "is missing".to_owned(),
-    })?;
+    let config = answer
+        .config
+        .take()
+        .ok_or_else(|| OperatorError::BadAnswer {
+            field: "config",
+            problem: "is missing".to_owned(),
+        })?;
     let (node, fabric) = (settings.node.clone(), settings.fabric.clone());
     let keys = keys.clone();
     let kept = abort::blocking("keys", move || keys.keep(&answer, &node, &fabric)).await;
     Ok((config, kept?))
 }
 
-/// Asks for the next certificate in time, or when the operator does not know the one in force; again
-/// and again. The private key stays.
+/// Renews the certificate in time, or when the operator does not know the one in force. The private key stays.
 async fn renew(
     (settings, keys, fence): (&Settings, &Arc<Keys>, &Fence),
-    standing: &watch::Sender<Standing>,
+    enrollment: &watch::Sender<Enrollment>,
     ordered: &watch::Sender<NodeConfig>,
     mut doubted: watch::Receiver<u64>,
 ) -> Infallible {
-    let mut tries = Tries::new("renew", &settings.node, settings.pace);
+    let mut retry = Retry::new("renew", settings.timing);
     loop {
-        let held = standing.borrow().validity;
+        let held = enrollment.borrow().validity;
         let left = Duration::from_secs(held.renew_at().saturating_sub(unix_s()));
-        let soonest = Instant::now() + settings.pace.renew_least;
+        let soonest = Instant::now() + settings.timing.renew_least;
         tokio::select! {
             () = tokio::time::sleep(left) => {}
             // The sender lives as long as the reporter.
@@ -184,22 +181,18 @@ async fn renew(
         loop {
             match enroll_once(settings, keys, fence).await {
                 Ok((config, validity)) => {
-                    tries.succeeded();
+                    retry.succeeded();
                     tracing::info!(expires_unix_s = validity.ends, "certificate renewed");
-                    ordered.send_if_modified(|known| {
-                        let new = *known != config;
-                        *known = config;
-                        new
-                    });
-                    standing.send_replace(Standing {
+                    replace_if_different(ordered, config);
+                    enrollment.send_replace(Enrollment {
                         validity,
-                        trouble: None,
+                        error: None,
                     });
                     break;
                 }
-                Err(trouble) => {
-                    let wait = tries.failed(&trouble);
-                    standing.send_modify(|standing| standing.trouble = Some(trouble));
+                Err(error) => {
+                    let wait = retry.failed(&error);
+                    enrollment.send_modify(|enrollment| enrollment.error = Some(error));
                     tokio::time::sleep(wait).await;
                 }
             }
@@ -214,20 +207,17 @@ struct Member {
     keys: Arc<Keys>,
     ordered: watch::Receiver<NodeConfig>,
     copies: CopyWatcher,
-    standing: watch::Receiver<Standing>,
-    looks: Interval,
+    enrollment: watch::Receiver<Enrollment>,
+    ticks: Interval,
     report: watch::Sender<NodeReport>,
-    fence: Arc<Fence>,
-    /// Of all tries to start: it knows which roots hang.
-    opener: Arc<Opener>,
-    metrics: SocketAddr,
-    health: Arc<HealthServer>,
+    /// Outlives all tries to start.
+    environment: Environment,
 }
 
 /// What an agent is started with.
 #[derive(Debug, Clone)]
-struct Basis {
-    /// Of the fabric, as it was then.
+struct StartConfig {
+    /// The fabric's, at that time.
     node_config: NodeConfig,
     nic: Nic,
     config: Config,
@@ -241,67 +231,61 @@ impl Member {
             started = self.start() => started,
             () = &mut stop => return Ok(()),
         };
-        let (agent, basis) = started;
+        let (agent, start) = started;
         let ended = tokio::select! {
-            changed = self.attend(&agent, &basis) => Err(changed),
+            changed = self.run_agent(&agent, &start) => Err(changed),
             () = &mut stop => Ok(()),
         };
         let why = ended.as_ref().err().map_or_else(
-            || "the agent has been told to stop".to_owned(),
+            || "the agent is being stopped".to_owned(),
             EnrollError::to_string,
         );
         let stopping = finding("Stopping", why);
-        self.tell(None, vec![stopping], Listing::default());
+        self.send_report(None, vec![stopping], Listing::default());
         agent.stop().await;
         ended
     }
 
-    /// Starts the agent, as soon as there is something to start it with. After a failure something must have
-    /// changed, or time must have passed.
-    async fn start(&mut self) -> (Agent, Basis) {
+    /// Starts the agent. After a failure it tries again when something has changed, or with the next report.
+    async fn start(&mut self) -> (Agent, StartConfig) {
         loop {
-            let mut findings = self.standing_findings();
-            match self.basis().await {
-                Ok(basis) => {
-                    let beside = Beside {
-                        metrics: self.metrics,
-                        health: self.health.clone(),
-                        fence: self.fence.clone(),
-                        opener: self.opener.clone(),
-                    };
-                    match Agent::start_beside(&basis.config, beside).await {
-                        Ok(agent) => return (agent, basis),
+            let mut findings = self.certificate_findings();
+            match self.start_config().await {
+                Ok(start) => {
+                    let environment = self.environment.clone();
+                    match Agent::start_in(environment, &start.config).await {
+                        Ok(agent) => return (agent, start),
                         Err(error) => findings.push(unusable(&error)),
                     }
                 }
                 Err(finding) => findings.push(finding),
             }
-            self.tell(None, findings, Listing::default());
+            self.send_report(None, findings, Listing::default());
             self.changed().await;
         }
     }
 
-    /// While the agent runs. Returns why it cannot go on.
-    async fn attend(&mut self, agent: &Agent, basis: &Basis) -> EnrollError {
+    /// Applies changes while the agent runs. Returns why it cannot go on.
+    async fn run_agent(&mut self, agent: &Agent, start: &StartConfig) -> EnrollError {
         let jobs = agent.jobs();
         let mut records = jobs.records.subscribe();
-        let mut applied = basis.node_config.agent.clone();
-        let mut nic = basis.nic.clone();
+        let mut applied = start.node_config.agent.clone();
+        let mut nic = start.nic.clone();
         let mut changed_since = None;
         loop {
-            let mut findings = self.standing_findings();
-            match self.nic(&basis.node_config).await {
-                Ok(found) if found.is_same_link(&basis.nic) => {
+            let mut findings = self.certificate_findings();
+            match self.nic(&start.node_config).await {
+                Ok(found) if found.is_same_link(&start.nic) => {
                     nic = found;
                     changed_since = None;
                 }
                 Ok(now) => {
                     let changed = EnrollError::InterfaceChanged {
-                        before: basis.nic.to_string(),
+                        before: start.nic.to_string(),
                         now: now.to_string(),
                     };
                     let since = *changed_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() >= self.settings.pace.report * INTERFACE_REPORTS {
+                    if since.elapsed() >= self.settings.timing.report * INTERFACE_REPORTS {
                         return changed;
                     }
                     findings.push(finding("InterfaceChanged", changed.to_string()));
@@ -310,30 +294,27 @@ impl Member {
             }
             let ordered = self.ordered.borrow_and_update().clone();
             if ordered.pod_configuration == self.settings.pod_configuration
-                && ordered.engine != basis.node_config.engine
+                && ordered.engine != start.node_config.engine
             {
                 return EnrollError::ConfigurationChanged;
             }
             let wanted = ordered.agent;
             if wanted != applied || self.copies.has_moved() {
-                match self.apply(agent, basis, wanted.clone()).await {
+                match self.apply(agent, start, wanted.clone()).await {
                     Ok(()) => {
                         tracing::info!(
-                            "the configuration in force is another, or a root's directory"
+                            "applied a changed configuration, or a root's new directory"
                         );
                         applied = wanted;
                         if self.copies.has_moved() {
-                            self.copies.opened_anew();
+                            self.copies.roots_reopened();
                         }
                     }
                     Err(finding) => findings.push(finding),
                 }
             }
-            findings.extend(
-                jobs.misuses
-                    .report(std::time::Instant::now())
-                    .map(|told| finding(MISUSED, told)),
-            );
+            let misuse = jobs.misuses.report(Instant::now().into_std());
+            findings.extend(misuse.map(|message| finding(MISUSED, message)));
             self.copies.begin(jobs, *records.borrow_and_update());
             let listing = self.copies.listing();
             if listing.is_full {
@@ -342,7 +323,7 @@ impl Member {
                     "the node has more copies than a report can list (48 KiB): the others get no labels; delete jobs with deletionPolicy Delete, or copies",
                 ));
             }
-            self.tell(Some((agent, basis, &nic)), findings, listing);
+            self.send_report(Some((agent, start, &nic)), findings, listing);
             tokio::select! {
                 () = self.changed() => {}
                 // The sender lives as long as the agent.
@@ -351,38 +332,38 @@ impl Member {
         }
     }
 
-    /// Puts the part of a configuration in force that a running agent takes over.
+    /// Applies the part of a configuration that a running agent can change.
     async fn apply(
         &self,
         agent: &Agent,
-        basis: &Basis,
+        start: &StartConfig,
         wanted: Option<AgentConfig>,
     ) -> Result<(), Finding> {
         let node_config = NodeConfig {
             agent: wanted,
-            ..basis.node_config.clone()
+            ..start.node_config.clone()
         };
-        let config = self.config(&node_config, &basis.nic)?;
+        let config = self.config(&node_config, &start.nic)?;
         agent.apply(&config).await.map_err(|error| unusable(&error))
     }
 
-    /// Waits until it is time to look again.
+    /// Waits for a change, or for the next report.
     async fn changed(&mut self) {
-        // The senders live as long as the process enrols.
+        // The senders live as long as the process.
         tokio::select! {
             () = self.copies.ended() => {}
-            _ = self.looks.tick() => {}
+            _ = self.ticks.tick() => {}
             _ = self.ordered.changed() => {}
-            _ = self.standing.changed() => {}
+            _ = self.enrollment.changed() => {}
         }
     }
 
-    /// What an agent is to be started with, by the configuration in force and what the node has now.
-    async fn basis(&mut self) -> Result<Basis, Finding> {
+    /// The configuration in force, with the node's data interface.
+    async fn start_config(&mut self) -> Result<StartConfig, Finding> {
         let node_config = self.ordered.borrow_and_update().clone();
         let nic = self.nic(&node_config).await?;
         let config = self.config(&node_config, &nic)?;
-        Ok(Basis {
+        Ok(StartConfig {
             node_config,
             nic,
             config,
@@ -416,10 +397,10 @@ impl Member {
         })
     }
 
-    /// What is wrong between the node and its operator.
-    fn standing_findings(&mut self) -> Vec<Finding> {
-        let standing = self.standing.borrow_and_update().clone();
-        let (now, Validity { begins, ends }) = (unix_s(), standing.validity);
+    /// What is wrong with the certificate.
+    fn certificate_findings(&mut self) -> Vec<Finding> {
+        let enrollment = self.enrollment.borrow_and_update().clone();
+        let (now, Validity { begins, ends }) = (unix_s(), enrollment.validity);
         let mut findings = Vec::new();
         if now < begins {
             // Nothing that changes from second to second: each other text is another write and Event.
@@ -436,25 +417,25 @@ impl Member {
             );
             findings.push(finding("CertificateExpired", problem));
         }
-        if let Some(trouble) = standing.trouble {
-            let problem = format!("the certificate is not renewed: {trouble}");
+        if let Some(error) = enrollment.error {
+            let problem = format!("the certificate is not renewed: {error}");
             findings.push(finding("NotRenewed", problem));
         }
         findings
     }
 
-    /// Tells the operator and the log.
-    fn tell(
+    /// Replaces the report, and logs new findings.
+    fn send_report(
         &self,
-        running: Option<(&Agent, &Basis, &Nic)>,
+        running: Option<(&Agent, &StartConfig, &Nic)>,
         findings: Vec<Finding>,
         listing: Listing,
     ) {
-        let standing = self.standing.borrow();
+        let enrollment = self.enrollment.borrow();
         let mut report = NodeReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             configuration: self.settings.pod_configuration.clone(),
-            certificate_expires_unix_s: standing.validity.ends,
+            certificate_expires_unix_s: enrollment.validity.ends,
             ready: running.is_some()
                 && findings
                     .iter()
@@ -464,18 +445,18 @@ impl Member {
             copies_listed: listing.is_complete && !listing.is_full,
             ..NodeReport::default()
         };
-        if let Some((agent, basis, nic)) = running {
+        if let Some((agent, start, nic)) = running {
             report.control_address = agent.control().to_string();
             report.data_address = nic.address.to_string();
             report.interface.clone_from(&nic.interface);
             report.mtu = nic.mtu.into();
             report.link_mbps = nic.mbps;
-            let engine = basis.node_config.engine.as_ref();
+            let engine = start.node_config.engine.as_ref();
             report.ports = engine.and_then(|engine| engine.ports);
         }
-        self.report.send_if_modified(|told| {
+        self.report.send_if_modified(|sent| {
             for finding in &report.findings {
-                if told
+                if sent
                     .findings
                     .iter()
                     .all(|known| known.reason != finding.reason)
@@ -483,9 +464,9 @@ impl Member {
                     tracing::warn!(reason = finding.reason, "{}", finding.message);
                 }
             }
-            let new = *told != report;
-            *told = report;
-            new
+            let is_different = *sent != report;
+            *sent = report;
+            is_different
         });
     }
 }

@@ -12,15 +12,19 @@ use weft_proto::agent::v1::ErrorDetail;
 use weft_proto::operator::v1::operator_client::OperatorClient;
 use weft_proto::operator::v1::{EnrollRequest, EnrollResponse};
 
+use crate::enroll::error::OperatorError;
 use crate::enroll::keys::Keys;
-use crate::enroll::{Settings, Trouble};
+use crate::enroll::settings::Settings;
 use crate::transfer::agent_client::{PING_INTERVAL, PING_TIMEOUT};
 
 /// Time for a connection, and then for an answer.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Asks for a certificate and the configuration.
-pub(crate) async fn enroll(settings: &Settings, keys: &Keys) -> Result<EnrollResponse, Trouble> {
+pub(crate) async fn enroll(
+    settings: &Settings,
+    keys: &Keys,
+) -> Result<EnrollResponse, OperatorError> {
     let token = read("--token", &settings.token).await?;
     let request = EnrollRequest {
         fabric: settings.fabric.to_string(),
@@ -35,10 +39,10 @@ pub(crate) async fn enroll(settings: &Settings, keys: &Keys) -> Result<EnrollRes
 pub(crate) async fn connect(
     settings: &Settings,
     identity: Option<Identity>,
-) -> Result<OperatorClient<Channel>, Trouble> {
+) -> Result<OperatorClient<Channel>, OperatorError> {
     let authorities = read("--operator-ca", &settings.operator_ca).await?;
     if x509_parser::pem::parse_x509_pem(authorities.as_bytes()).is_err() {
-        return Err(Trouble::File {
+        return Err(OperatorError::File {
             flag: "--operator-ca",
             path: settings.operator_ca.clone(),
             problem: "no PEM certificate in it".to_owned(),
@@ -69,7 +73,7 @@ pub(crate) async fn connect(
 pub(crate) async fn within<T>(
     settings: &Settings,
     call: impl Future<Output = Result<tonic::Response<T>, Status>>,
-) -> Result<T, Trouble> {
+) -> Result<T, OperatorError> {
     match tokio::time::timeout(TRY_TIMEOUT, call).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),
         Ok(Err(status)) => Err(refused(settings, &status)),
@@ -81,7 +85,7 @@ pub(crate) async fn within<T>(
 }
 
 /// What a status means: the operator's own word, or that there is no operator.
-pub(crate) fn refused(settings: &Settings, status: &Status) -> Trouble {
+pub(crate) fn refused(settings: &Settings, status: &Status) -> OperatorError {
     let detail = ErrorDetail::decode(status.details()).unwrap_or_default();
     let reason = match (detail.reason.is_empty(), status.code()) {
         (false, _) => detail.reason,
@@ -90,27 +94,27 @@ pub(crate) fn refused(settings: &Settings, status: &Status) -> Trouble {
         }
         (true, code) => format!("{code:?}"),
     };
-    Trouble::Refused {
+    OperatorError::Refused {
         code: status.code(),
         reason,
         message: status.message().to_owned(),
     }
 }
 
-fn unreachable(settings: &Settings, problem: String) -> Trouble {
+fn unreachable(settings: &Settings, problem: String) -> OperatorError {
     let address = settings.operator.clone();
     // rustls' words for everything that is wrong with what the peer shows.
     if problem.contains("certificate") {
-        Trouble::Untrusted { address, problem }
+        OperatorError::Untrusted { address, problem }
     } else {
-        Trouble::Unreachable { address, problem }
+        OperatorError::Unreachable { address, problem }
     }
 }
 
-async fn read(flag: &'static str, path: &Path) -> Result<String, Trouble> {
+async fn read(flag: &'static str, path: &Path) -> Result<String, OperatorError> {
     tokio::fs::read_to_string(path)
         .await
-        .map_err(|error| Trouble::File {
+        .map_err(|error| OperatorError::File {
             flag,
             path: path.to_owned(),
             problem: error.to_string(),

@@ -1,4 +1,4 @@
-//! The stream of reports: what the operator is told, and what it orders in return.
+//! The stream of reports to the operator, and of its orders.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -9,36 +9,35 @@ use tokio_stream::wrappers::ReceiverStream;
 use weft_proto::operator::v1::{NodeConfig, NodeOrder, NodeReport};
 
 use crate::control::fence::Fence;
+use crate::enroll::error::OperatorError;
 use crate::enroll::keys::Keys;
 use crate::enroll::operator;
-use crate::enroll::trouble::Tries;
-use crate::enroll::{Settings, Trouble};
+use crate::enroll::retry::Retry;
+use crate::enroll::settings::Settings;
 
-/// Reports on their way: with one that the operator has not taken yet, later ones wait for the next
-/// tick.
+/// Reports on their way. While the operator has not taken one, the next waits for a tick.
 const UNDER_WAY: usize = 2;
 
-/// Tells the operator how the node is, as long as the agent runs.
+/// Reports the node to the operator, as long as the agent runs.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     pub(crate) settings: Arc<Settings>,
     pub(crate) keys: Arc<Keys>,
-    /// What is to be told now.
+    /// The newest report.
     pub(crate) report: watch::Receiver<NodeReport>,
     /// Where the operator's orders go.
     pub(crate) ordered: watch::Sender<NodeConfig>,
-    /// The end of the certificate that the operator seems not to know: its authority may have been
-    /// lost and made anew.
+    /// When the certificate ends that the operator seems not to know: its authority may have been replaced.
     pub(crate) doubted: watch::Sender<u64>,
-    /// What later leaders than the one that let the node join say of themselves.
+    /// Learns the epochs of later leaders.
     pub(crate) fence: Arc<Fence>,
 }
 
-/// How far a stream has come.
+/// How far a stream got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reached {
-    Nobody,
-    /// Somebody answers whom the operator's authorities vouch for.
+    NoOne,
+    /// A server answers whose certificate the operator's authorities have signed.
     Connected,
     /// The operator has answered a report.
     Heard,
@@ -46,52 +45,52 @@ enum Reached {
 
 impl Reporter {
     pub(crate) async fn run(mut self) -> Infallible {
-        let mut tries = Tries::new("report", &self.settings.node, self.settings.pace);
+        let mut retry = Retry::new("report", self.settings.timing);
         loop {
-            let mut reached = Reached::Nobody;
+            let mut reached = Reached::NoOne;
             let shown = self.report.borrow().certificate_expires_unix_s;
-            if let Err(trouble) = self.stream(shown, &mut tries, &mut reached).await {
+            if let Err(error) = self.stream(shown, &mut retry, &mut reached).await {
                 if reached != Reached::Heard
-                    && trouble.is_doubt_of_certificate(reached == Reached::Connected)
+                    && error.is_doubt_of_certificate(reached == Reached::Connected)
                 {
                     self.doubted.send_replace(shown);
                 }
-                tokio::time::sleep(tries.failed(&trouble)).await;
+                tokio::time::sleep(retry.failed(&error)).await;
             }
         }
     }
 
-    /// One stream; it ends well when there is a new certificate to show.
+    /// One stream. It ends without an error when there is a new certificate to show.
     async fn stream(
         &mut self,
         shown: u64,
-        tries: &mut Tries,
+        retry: &mut Retry,
         reached: &mut Reached,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), OperatorError> {
         let identity = self.keys.identity()?;
         let mut client = operator::connect(&self.settings, Some(identity)).await?;
         *reached = Reached::Connected;
-        let (tell, told) = mpsc::channel(UNDER_WAY);
-        let _ = tell.try_send(self.report.borrow_and_update().clone());
-        let call = client.report(ReceiverStream::new(told));
+        let (send, sent) = mpsc::channel(UNDER_WAY);
+        let _ = send.try_send(self.report.borrow_and_update().clone());
+        let call = client.report(ReceiverStream::new(sent));
         let mut orders = operator::within(&self.settings, call).await?;
-        let mut ticks = tokio::time::interval(self.settings.pace.report);
+        let mut ticks = tokio::time::interval(self.settings.timing.report);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.reset();
         loop {
             tokio::select! {
                 order = orders.message() => match order {
                     Ok(Some(order)) => {
-                        tries.succeeded();
+                        retry.succeeded();
                         *reached = Reached::Heard;
                         self.take(order);
                         continue;
                     }
-                    Ok(None) => return Err(Trouble::Ended),
+                    Ok(None) => return Err(OperatorError::Ended),
                     Err(status) => return Err(operator::refused(&self.settings, &status)),
                 },
                 changed = self.report.changed() => if changed.is_err() {
-                    // Nobody has anything to tell any more.
+                    // The agent is stopping.
                     std::future::pending::<()>().await;
                 },
                 _ = ticks.tick() => {}
@@ -100,19 +99,24 @@ impl Reporter {
             if report.certificate_expires_unix_s != shown {
                 return Ok(());
             }
-            // A full channel takes the next one; of a closed one the orders tell.
-            let _ = tell.try_send(report);
+            // A full channel takes the next report; a closed one ends the orders, too.
+            let _ = send.try_send(report);
         }
     }
 
     fn take(&self, order: NodeOrder) {
         self.fence.observe(order.leader_epoch);
         if let Some(config) = order.config {
-            self.ordered.send_if_modified(|known| {
-                let new = *known != config;
-                *known = config;
-                new
-            });
+            replace_if_different(&self.ordered, config);
         }
     }
+}
+
+/// Wakes the receivers only when the value is another one.
+pub(crate) fn replace_if_different<T: PartialEq>(sender: &watch::Sender<T>, value: T) {
+    sender.send_if_modified(|known| {
+        let is_different = *known != value;
+        *known = value;
+        is_different
+    });
 }

@@ -1,5 +1,5 @@
-//! A Secret's keys, by what they are for. Only these are passed on to a store's library, which has
-//! others that read files of this node or ask its cloud who it is.
+//! The keys of a Secret. Only these go to the library, which has others that read files of this node or ask its
+//! cloud for an identity.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::locator::Scheme;
 
 /// Prefixes that other tools give the same names.
 const PREFIXES: [&str; 3] = ["aws_", "google_", "azure_storage_"];
-/// Certificates of a store that no public authority vouches for.
+/// Certificates of authorities that are not public.
 pub(super) const CA: &str = "ca.crt";
 
 /// What a Secret may hold, by kind of store.
@@ -39,7 +39,7 @@ pub(super) fn known(scheme: Scheme) -> &'static [&'static str] {
     }
 }
 
-/// Who is asking.
+/// The credentials of one Secret.
 pub(super) struct Credentials {
     /// NAMESPACE/NAME; "" where there is none.
     pub(super) secret: String,
@@ -83,7 +83,7 @@ impl Credentials {
         Ok(found)
     }
 
-    /// Nothing is sent that says who asks.
+    /// Requests are then anonymous.
     pub(super) fn are_none(&self) -> bool {
         self.values.is_empty()
     }
@@ -113,8 +113,8 @@ impl Credentials {
     /// What to do when the store refuses.
     pub(super) fn remedy(&self) -> String {
         if self.secret.is_empty() {
-            return "nothing was sent to say who asks; give credentials with \
-                    the request, or make it public"
+            return "the request was anonymous; give credentials with the job, or make the object \
+                    public"
                 .to_owned();
         }
         let names: Vec<&str> = self.values.keys().map(String::as_str).collect();

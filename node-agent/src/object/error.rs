@@ -92,28 +92,18 @@ pub enum ObjectError {
         /// Of the list, at most.
         bytes: usize,
     },
-    /// The store tells too slowly what is there.
-    #[error(
-        "{url} could not be listed within {seconds} s ({problem}): check the store, or name a prefix with less below it; the next attempt asks again"
-    )]
-    Late {
-        /// The object or prefix.
-        url: String,
-        /// How long was waited.
-        seconds: u64,
-        /// The last answer.
-        problem: String,
-    },
-    /// The store does not answer as it should, again and again.
-    #[error(
-        "{url} could not be read in {tries} tries without a byte between them ({problem}): check the store; the next attempt goes on from here"
-    )]
-    Unavailable {
+    /// The server gives objects only as a whole. The reader then asks for the whole object.
+    #[error("{url} cannot be read: the store gives no ranges of it: check the store")]
+    NoRanges {
         /// The object.
         url: String,
-        /// In a row.
-        tries: u32,
-        /// The last answer.
+    },
+    /// The store does not answer, or answers with an error, after all retries.
+    #[error("{url} could not be read ({problem}): check the store; the next attempt continues")]
+    Unavailable {
+        /// The object or prefix.
+        url: String,
+        /// What happened last.
         problem: String,
     },
 }
@@ -132,7 +122,7 @@ impl ObjectError {
             Self::Unexpected { .. } => "ExpectMismatch",
             Self::BadKey { .. } => "ObjectKeyInvalid",
             Self::TooMuch { .. } => "ObjectsTooMany",
-            Self::Late { .. } | Self::Unavailable { .. } => "ObjectUnavailable",
+            Self::NoRanges { .. } | Self::Unavailable { .. } => "ObjectUnavailable",
         }
     }
 
@@ -149,7 +139,7 @@ impl ObjectError {
             | Self::Unexpected { url, .. }
             | Self::BadKey { url, .. }
             | Self::TooMuch { url, .. }
-            | Self::Late { url, .. }
+            | Self::NoRanges { url }
             | Self::Unavailable { url, .. } => url,
         }
     }
@@ -157,6 +147,6 @@ impl ObjectError {
     /// The next attempt may succeed without anybody changing anything.
     #[must_use]
     pub fn retriable(&self) -> bool {
-        matches!(self, Self::Late { .. } | Self::Unavailable { .. })
+        matches!(self, Self::Unavailable { .. })
     }
 }

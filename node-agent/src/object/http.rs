@@ -1,13 +1,13 @@
-//! The way to a store: TLS by this build's own authorities, no way to this node itself.
+//! The HTTP client for stores: TLS with the authorities of this build, and no connection to this node itself.
 //!
-//! The agent is on its node's network, where a cloud's metadata service hands out the node's identity
-//! to whoever asks. A tenant chooses URLs, so what leads there is refused, wherever it comes from: the
-//! URL, the Secret, a redirect, or a name. Proxies that the agent's environment names are not used: one
-//! would look up names itself, and connect to what it finds.
+//! The agent is on its node's network, where a cloud's metadata service gives the node's identity to any caller. A
+//! tenant chooses URLs, so these addresses are refused wherever they come from: the URL, the Secret, a redirect, or
+//! DNS. Proxies of the agent's environment are not used: a proxy would resolve names itself.
 //!
-//! A store is not trusted either: only an object's bytes, which go to disk a block at a time, may be as
-//! many as they are. Every other answer is bounded in bytes and in time.
+//! A store is not trusted either. Only an object's bytes, which go to disk a block at a time, have no limit; every
+//! other answer is bounded in bytes and in time.
 
+use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ use super::error::ObjectError;
 
 /// To a store on the other side of the world it takes a fifth of a second.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// A download site sends its callers on once or twice.
+/// A download site redirects once or twice.
 const REDIRECTS: usize = 5;
 /// A page of a list, or a token: S3 and Google Storage list 1,000 objects at a time, Azure 5,000, of
 /// which each takes about 1 KiB.
@@ -53,7 +53,7 @@ const METADATA_V4: [Ipv4Addr; 3] = [
     Ipv4Addr::new(192, 0, 0, 192),
 ];
 
-/// What may be spoken to.
+/// Which stores may be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Access {
     /// TLS only, and no address of this node.
@@ -104,7 +104,7 @@ impl Access {
     }
 }
 
-/// Some interface here has it. When the kernel does not say which have what, nothing is let through.
+/// Whether an interface here has the address. When the kernel does not list them, all addresses are refused.
 fn is_of_this_node(address: IpAddr) -> bool {
     let Ok(entries) = getifaddrs() else {
         return true;
@@ -133,11 +133,11 @@ fn canonical(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Names, without the addresses that may not be connected to.
+/// Resolves names, and leaves out the addresses that are not allowed.
 #[derive(Debug)]
-struct Guarded(Access);
+struct CheckedResolver(Access);
 
-impl Resolve for Guarded {
+impl Resolve for CheckedResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let access = self.0;
         Box::pin(async move {
@@ -156,22 +156,29 @@ impl Resolve for Guarded {
     }
 }
 
-/// Asking again would bring the same.
+/// A refusal of our own: a retry would have the same result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Refused(pub(super) String);
 
-/// Whether a store may send its callers on to another host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Callers {
-    /// Nothing secret goes with them but an Authorization header, which the client takes off.
-    SentOn,
-    /// Their requests are signed, in headers and parameters that only the library knows: nothing of
-    /// that is for anybody else.
-    Kept,
+/// The cause of this type, at any depth of an error.
+pub(super) fn find_cause<'e, T: Error + 'static>(
+    error: &'e (dyn Error + 'static),
+) -> Option<&'e T> {
+    std::iter::successors(Some(error), |&error| error.source())
+        .find_map(|error| error.downcast_ref())
 }
 
-/// Gives the store's library our client, behind the same guard: it also makes URLs of its own.
+/// What happens to redirects to another host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RedirectsToOthers {
+    /// Requests have no secret but an Authorization header, which the client removes.
+    Followed,
+    /// Requests are signed, in headers and parameters that only the library knows.
+    Refused,
+}
+
+/// Gives the library our client, and checks each URL: the library also makes URLs of its own.
 #[derive(Debug, Clone)]
 pub(super) struct Connector {
     client: reqwest::Client,
@@ -191,7 +198,12 @@ impl HttpService for Connector {
         let url = url.map_err(|error| refused(error.to_string()))?;
         self.access.admits_url(&url).map_err(refused)?;
         let asks_for_data = *request.method() == Method::GET && !is_list(&url);
-        let response = HttpService::call(&self.client, request).await?;
+        let response = HttpService::call(&self.client, request).await;
+        // Without this, the library would retry a refused address as a failed connection.
+        let response = response.map_err(|error| match find_cause::<Refused>(&error) {
+            Some(Refused(problem)) => refused(problem.clone()),
+            None => error,
+        })?;
         let status = response.status();
         if is_final(status) {
             return Err(refused(format!(
@@ -212,13 +224,13 @@ fn refused(problem: String) -> HttpError {
     HttpError::new(HttpErrorKind::Unknown, Refused(problem))
 }
 
-/// Whether a list of objects is asked for, as S3 and Google Storage name it, or Azure.
+/// Whether the request lists objects, as S3 and Google Storage name that, or Azure.
 fn is_list(url: &Url) -> bool {
     url.query_pairs()
         .any(|(key, value)| key == "list-type" || key == "comp" && value == "list")
 }
 
-/// All of an answer that is no object's bytes; of one that says what is wrong, its beginning.
+/// Reads a whole answer that is no object; of an error, the beginning.
 async fn bounded(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = response.into_parts();
     let succeeded = parts.status.is_success();
@@ -249,22 +261,21 @@ async fn bounded(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     Ok(HttpResponse::from_parts(parts, taken.into()))
 }
 
-/// An answer that says neither why nor that it will be another next time; the others the library
-/// tells apart.
+/// Whether another request would have the same answer. The library handles the other statuses.
 fn is_final(status: StatusCode) -> bool {
-    let told = [401, 403, 404, 405, 408, 409, 412, 416, 425, 429];
+    let handled = [401, 403, 404, 405, 408, 409, 412, 416, 425, 429];
     status.is_redirection() && status != StatusCode::NOT_MODIFIED
-        || status.is_client_error() && !told.contains(&status.as_u16())
+        || status.is_client_error() && !handled.contains(&status.as_u16())
 }
 
 impl Connector {
-    /// `headers` go with every request, but not to where one is sent on to.
+    /// `headers` go with every request, but not with redirected ones.
     pub(super) fn new(
         access: Access,
         stall: Duration,
         credentials: &Credentials,
         headers: HeaderMap,
-        callers: Callers,
+        to_others: RedirectsToOthers,
     ) -> Result<Self, ObjectError> {
         let failed = |problem: String| ObjectError::Forbidden {
             url: "the store".to_owned(),
@@ -278,12 +289,12 @@ impl Connector {
             .with_no_client_auth();
         let redirect = Policy::custom(move |attempt| {
             if attempt.previous().len() > REDIRECTS {
-                return attempt.error(Refused("it sends its callers on without end".to_owned()));
+                return attempt.error(Refused("it redirects without end".to_owned()));
             }
             let from = attempt.previous().last().map(Url::origin);
-            if callers == Callers::Kept && from != Some(attempt.url().origin()) {
+            if to_others == RedirectsToOthers::Refused && from != Some(attempt.url().origin()) {
                 let problem = format!(
-                    "it sends its callers on to {}, and signed requests are for itself only: name \
+                    "it redirects to {}, and signed requests are for itself only: name \
                      that one as the Secret's endpoint, or the right region",
                     attempt.url().origin().ascii_serialization()
                 );
@@ -297,7 +308,7 @@ impl Connector {
         let client = reqwest::Client::builder()
             .tls_backend_preconfigured(tls)
             .https_only(access == Access::Secure)
-            .dns_resolver(Arc::new(Guarded(access)))
+            .dns_resolver(Arc::new(CheckedResolver(access)))
             .redirect(redirect)
             // It would have the URL of a signed request, and its parameters, in it.
             .referer(false)
@@ -400,7 +411,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_of_the_node_itself_is_not_resolved() {
-        let look = |access: Access| Guarded(access).resolve("localhost".parse().unwrap());
+        let look = |access: Access| CheckedResolver(access).resolve("localhost".parse().unwrap());
         assert!(look(Access::Insecure).await.is_ok());
         let error = look(Access::Secure).await.err().unwrap();
         assert!(error.to_string().contains("localhost"), "{error}");

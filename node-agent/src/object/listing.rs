@@ -1,7 +1,7 @@
-//! `Listing`: what a store says lies below a prefix, until it is a manifest.
+//! `Listing`: collects the objects below a prefix into a manifest.
 //!
-//! A store is not trusted: what it may have this node remember is bounded while it is told, not when
-//! it has ended. Pure; [`Store`](super::store::Store) feeds it.
+//! A store is not trusted: the bounds hold while it lists, not only at its end. Pure;
+//! [`Store`](super::store::Store) adds the objects.
 
 use std::collections::BTreeSet;
 
@@ -15,23 +15,22 @@ use crate::files::{
     ManifestBuilder, ObjectVersion, Shape,
 };
 
-/// What a file made of an object may be done with: there is nothing that would say otherwise.
+/// The mode of files made of objects, which have none.
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
-/// Of what a store says, in messages.
-pub(super) const TOLD_CHARS: usize = 200;
+/// Characters of a store's text that a message repeats.
+pub(super) const MESSAGE_CHARS: usize = 200;
 /// How much a store may list.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
-    /// Objects, and the directories that their names make, together; objects that are passed over
-    /// count.
+    /// Objects and the directories in their names, together. Objects that are skipped count.
     pub(super) entries: usize,
     /// Of their names and entity tags.
     pub(super) bytes: usize,
 }
 
 impl Default for Bounds {
-    /// What a manifest may have.
+    /// The limits of a manifest.
     fn default() -> Self {
         Self {
             entries: MAX_ENTRIES,
@@ -40,35 +39,35 @@ impl Default for Bounds {
     }
 }
 
-/// What was listed.
+/// The objects that were listed.
 pub(super) struct Listing<'a> {
     locator: &'a Locator,
     bounds: Bounds,
     /// Path, size and version of each.
     files: Vec<(String, u64, ObjectVersion)>,
     directories: BTreeSet<String>,
-    /// Objects, those that were passed over among them.
-    told: usize,
+    /// Objects, with those that were skipped.
+    objects: usize,
     bytes: usize,
 }
 
 impl<'a> Listing<'a> {
-    /// Of nothing yet.
+    /// With no object yet.
     pub(super) fn new(locator: &'a Locator, bounds: Bounds) -> Self {
         Self {
             locator,
             bounds,
             files: Vec::new(),
             directories: BTreeSet::new(),
-            told: 0,
+            objects: 0,
             bytes: 0,
         }
     }
 
-    /// One more object.
+    /// Adds an object.
     pub(super) fn add(&mut self, meta: &ObjectMeta) -> Result<(), ObjectError> {
-        self.told += 1;
-        if self.told + self.directories.len() > self.bounds.entries {
+        self.objects += 1;
+        if self.objects + self.directories.len() > self.bounds.entries {
             return Err(self.too_much());
         }
         let Some(relative) = relative(&self.locator.key, &meta.location) else {
@@ -88,7 +87,7 @@ impl<'a> Listing<'a> {
         let version = version(meta);
         self.bytes += relative.len() + version.etag.len();
         if self.bytes > self.bounds.bytes
-            || self.told + self.directories.len() > self.bounds.entries
+            || self.objects + self.directories.len() > self.bounds.entries
         {
             return Err(self.too_much());
         }
@@ -96,7 +95,7 @@ impl<'a> Listing<'a> {
         Ok(())
     }
 
-    /// That was all.
+    /// Makes the manifest.
     pub(super) fn manifest(self) -> Result<Manifest, ObjectError> {
         let mut files = self.files;
         // Consoles make objects without bytes for directories; the library has cut their slash off.
@@ -105,7 +104,7 @@ impl<'a> Listing<'a> {
             .iter()
             .find(|(path, ..)| self.directories.contains(path));
         if let Some((path, ..)) = both {
-            let problem = "others have it as their directory";
+            let problem = "it is also the directory of other objects";
             return Err(bad_key(self.locator, path, problem));
         }
         if files.is_empty() {
@@ -145,12 +144,12 @@ impl<'a> Listing<'a> {
 fn bad_key(locator: &Locator, key: &str, problem: &str) -> ObjectError {
     ObjectError::BadKey {
         url: locator.url.clone(),
-        key: key.chars().take(TOLD_CHARS).collect(),
+        key: key.chars().take(MESSAGE_CHARS).collect(),
         problem: problem.to_owned(),
     }
 }
 
-/// No destination would take it.
+/// The manifest refuses it.
 fn unfit(locator: &Locator, error: &FileError) -> ObjectError {
     bad_key(locator, "", &error.to_string())
 }
@@ -192,7 +191,7 @@ fn version(meta: &ObjectMeta) -> ObjectVersion {
     }
 }
 
-/// Seconds are all that HTTP tells, and a list may tell more than an answer to GET.
+/// In whole seconds: HTTP has no more, and a list may have more than an answer to GET.
 pub(super) fn modified_ns(meta: &ObjectMeta) -> i64 {
     meta.last_modified.timestamp().saturating_mul(1_000_000_000)
 }
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_directories_and_what_is_passed_over_count_while_they_are_told() {
+    fn objects_directories_and_skipped_objects_count_while_the_store_lists() {
         let bounds = Bounds {
             entries: 4,
             bytes: 1 << 20,

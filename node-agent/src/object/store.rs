@@ -1,10 +1,11 @@
-//! `Store`: what is there, and one way to ask for its bytes.
+//! `Store`: lists the objects that a job names, and reads them.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::TryStreamExt as _;
 use futures::stream::BoxStream;
@@ -13,7 +14,9 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::http::HttpBuilder;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, RetryConfig};
+use object_store::{
+    BackoffConfig, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt as _, RetryConfig,
+};
 use reqwest::header::HeaderMap;
 use url::Url;
 use weft_identity::cause::innermost;
@@ -21,12 +24,12 @@ use weft_proto::agent::v1 as proto;
 
 use super::credentials::Credentials;
 use super::error::ObjectError;
-use super::http::{Access, Callers, Connector, Refused, authorization};
-use super::listing::{Bounds, Listing, TOLD_CHARS, modified_ns, only, relative};
+use super::http::{Access, Connector, RedirectsToOthers, Refused, authorization, find_cause};
+use super::listing::{Bounds, Listing, MESSAGE_CHARS, modified_ns, only, relative};
 use super::locator::{Locator, Scheme};
 use crate::files::{Manifest, ObjectVersion, Shape};
 
-/// Where a Secret says nothing: stores other than Amazon's do not look at it.
+/// The region where a Secret has none: stores other than Amazon's ignore it.
 const REGION: &str = "us-east-1";
 
 /// A version of an object.
@@ -41,8 +44,8 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// A name for exactly these bytes, if the store gives one: without, nothing that was read before
-    /// can be believed to be of the same version.
+    /// A name for exactly these bytes. None where the store names no version: bytes that were read before may then be
+    /// of another one.
     pub(crate) fn fingerprint(&self, url: &str) -> Option<[u8; 16]> {
         if !self.is_named() {
             return None;
@@ -60,7 +63,7 @@ impl Version {
         Some(out)
     }
 
-    /// Whether the store would say that these are other bytes: by a tag, or a time.
+    /// Whether the store names the version, by an ETag or a time.
     pub(crate) fn is_named(&self) -> bool {
         self.etag.is_some() || self.modified_ns != 0
     }
@@ -69,76 +72,99 @@ impl Version {
     fn strong_etag(&self) -> Option<String> {
         self.etag.clone().filter(|etag| !etag.starts_with("W/"))
     }
+
+    /// How what the store has now differs from this version.
+    fn difference(&self, found: &ObjectMeta) -> Option<String> {
+        if found.size != self.size {
+            Some(format!("{} bytes, {} before", found.size, self.size))
+        } else if differ(self.etag.as_deref(), found.e_tag.as_deref()) {
+            Some("another ETag".to_owned())
+        } else if self.modified_ns != 0 && modified_ns(found) != self.modified_ns {
+            Some("another time of its last change".to_owned())
+        } else {
+            None
+        }
+    }
 }
 
-/// Why bytes did not come.
-#[derive(Debug)]
-pub(super) enum Answer {
-    /// Asking again would bring the same.
-    Final(ObjectError),
-    /// The server gives objects as a whole only.
-    NoRanges,
-    /// It may be better next time.
-    Again(String),
+/// The bytes of an answer.
+pub(super) type ObjectStream = BoxStream<'static, Result<Bytes, ObjectError>>;
+
+/// How long a store may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StoreTimeouts {
+    /// A request that brings no byte for this long fails.
+    pub(crate) stall: Duration,
+    /// For a whole listing, with its retries.
+    pub(crate) list: Duration,
 }
 
-/// A store, and what of it is asked for.
+/// A store, and the object or prefix of it that a job names.
 pub(crate) struct Store {
     inner: Box<dyn ObjectStore>,
     locator: Locator,
     expect: proto::ObjectExpect,
     /// What to do when the store refuses.
     remedy: String,
+    list_timeout: Duration,
 }
 
 impl Store {
-    /// Connects to nothing yet. A request that brings nothing for `stall` has failed.
+    /// Checks URL and credentials; connects to nothing yet.
     pub(crate) fn open(
         source: &proto::ObjectSource,
         access: Access,
-        stall: Duration,
+        timeouts: StoreTimeouts,
     ) -> Result<Self, ObjectError> {
         let locator = Locator::parse(&source.url)?;
         let credentials = Credentials::new(source.credentials.as_ref(), locator.scheme)?;
-        let inner = build(&locator, &credentials, access, stall)?;
+        let inner = build(&locator, &credentials, access, timeouts.stall)?;
         Ok(Self {
             inner,
             expect: source.expect.clone().unwrap_or_default(),
             remedy: credentials.remedy(),
             locator,
+            list_timeout: timeouts.list,
         })
     }
 
-    /// As the job says it.
+    /// The URL as the job gives it.
     pub(crate) fn url(&self) -> &str {
         &self.locator.url
     }
 
-    /// What there is.
-    pub(super) async fn list(&self) -> Result<Manifest, Answer> {
-        let manifest = if self.locator.is_prefix {
-            self.list_prefix().await?
-        } else {
-            let meta = self.inner.head(&self.locator.key).await;
-            let meta = meta.map_err(|error| self.judge(error))?;
-            only(&self.locator, self.locator.name(), &meta).map_err(Answer::Final)?
+    /// Lists the objects that the URL names.
+    pub(crate) async fn list(&self) -> Result<Manifest, ObjectError> {
+        let listed = tokio::time::timeout(self.list_timeout, self.list_objects()).await;
+        let late = |_| {
+            let seconds = self.list_timeout.as_secs();
+            Err(ObjectError::Unavailable {
+                url: self.locator.url.clone(),
+                problem: format!("it was not listed within {seconds} s"),
+            })
         };
-        self.compare(&manifest).map_err(Answer::Final)?;
+        let manifest = listed.unwrap_or_else(late)?;
+        self.compare(&manifest)?;
         Ok(manifest)
     }
 
-    async fn list_prefix(&self) -> Result<Manifest, Answer> {
-        let prefix = &self.locator.key;
-        let some = (!prefix.as_ref().is_empty()).then_some(prefix);
-        let mut listing = Listing::new(&self.locator, Bounds::default());
-        let mut found = self.inner.list(some);
-        while let Some(meta) = found.try_next().await.map_err(|error| self.judge(error))? {
-            listing.add(&meta).map_err(Answer::Final)?;
+    async fn list_objects(&self) -> Result<Manifest, ObjectError> {
+        let refused = |error| self.explain(&error, self.url());
+        let key = &self.locator.key;
+        if !self.locator.is_prefix {
+            let meta = self.inner.head(key).await.map_err(refused)?;
+            return only(&self.locator, self.locator.name(), &meta);
         }
-        listing.manifest().map_err(Answer::Final)
+        let mut listing = Listing::new(&self.locator, Bounds::default());
+        let prefix = (!key.as_ref().is_empty()).then_some(key);
+        let mut found = self.inner.list(prefix);
+        while let Some(meta) = found.try_next().await.map_err(refused)? {
+            listing.add(&meta)?;
+        }
+        listing.manifest()
     }
 
-    /// Whether it is what the job expects.
+    /// Checks what the job expects.
     fn compare(&self, manifest: &Manifest) -> Result<(), ObjectError> {
         let unexpected = |what, expected: String, found: String| ObjectError::Unexpected {
             url: self.locator.url.clone(),
@@ -163,12 +189,12 @@ impl Store {
         if !differ(Some(expected), Some(found)) {
             Ok(())
         } else {
-            let found = found.chars().take(TOLD_CHARS).collect();
+            let found = found.chars().take(MESSAGE_CHARS).collect();
             Err(unexpected("ETag", expected.to_owned(), found))
         }
     }
 
-    /// The version that a listing has told.
+    /// The version of a listed object.
     pub(crate) fn version(
         &self,
         path: &str,
@@ -191,110 +217,128 @@ impl Store {
         }
     }
 
-    /// The bytes of exactly this version: a part of it, or all.
+    /// Fills `buffer` with the bytes from `offset` on; false where the server gives no ranges of an object.
+    pub(crate) async fn read_range(
+        &self,
+        version: &Version,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<bool, ObjectError> {
+        let range = offset..offset + buffer.len() as u64;
+        let mut stream = match self.get(version, Some(range)).await {
+            Err(ObjectError::NoRanges { .. }) => return Ok(false),
+            answer => answer?,
+        };
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let Some(piece) = stream.next().await else {
+                return Err(self.ended_early(version, offset + filled as u64));
+            };
+            let piece = piece?;
+            let taken = piece.len().min(buffer.len() - filled);
+            buffer[filled..filled + taken].copy_from_slice(&piece[..taken]);
+            filled += taken;
+        }
+        Ok(true)
+    }
+
+    /// Asks for the bytes of exactly this version: a range of them, or all.
+    ///
+    /// The library makes a request again, and goes on at the missing byte where the answer breaks off, as long as
+    /// the store names the version by an ETag.
     pub(super) async fn get(
         &self,
         version: &Version,
         range: Option<Range<u64>>,
-    ) -> Result<BoxStream<'static, Result<bytes::Bytes, String>>, Answer> {
+    ) -> Result<ObjectStream, ObjectError> {
+        let url = self.url_of(&version.key);
         let options = GetOptions {
             range: range.map(GetRange::Bounded),
             if_match: version.strong_etag(),
             ..GetOptions::default()
         };
         let result = self.inner.get_opts(&version.key, options).await;
-        let result = result.map_err(|error| self.judge(error))?;
-        let found = &result.meta;
-        let what = if found.size != version.size {
-            Some(format!("{} bytes, {} before", found.size, version.size))
-        } else if differ(version.etag.as_deref(), found.e_tag.as_deref()) {
-            Some("another ETag".to_owned())
-        } else if version.modified_ns != 0 && modified_ns(found) != version.modified_ns {
-            Some("another time of its last change".to_owned())
-        } else {
-            None
-        };
-        if let Some(what) = what {
-            return Err(Answer::Final(ObjectError::Changed {
-                url: self.url_of(&version.key),
-                what,
-            }));
+        let result = result.map_err(|error| self.explain(&error, &url))?;
+        if let Some(what) = version.difference(&result.meta) {
+            return Err(ObjectError::Changed { url, what });
         }
-        let told = |error: object_store::Error| problem(&error);
-        Ok(result.into_stream().map_err(told).boxed())
+        let remedy = self.remedy.clone();
+        let explained = move |error| explain(&error, &url, &remedy);
+        Ok(result.into_stream().map_err(explained).boxed())
     }
 
-    /// Of one of its objects, for messages.
-    pub(super) fn url_of(&self, key: &Path) -> String {
+    /// The store ended an answer before its last byte.
+    pub(super) fn ended_early(&self, version: &Version, at: u64) -> ObjectError {
+        ObjectError::Unavailable {
+            url: self.url_of(&version.key),
+            problem: format!("the answer ended at byte {at} of {}", version.size),
+        }
+    }
+
+    /// The URL of one object, for messages.
+    fn url_of(&self, key: &Path) -> String {
         match relative(&self.locator.key, key) {
             Some(relative) if self.locator.is_prefix => format!("{}{relative}", self.locator.url),
             _ => self.locator.url.clone(),
         }
     }
 
-    /// The URL of a version, for messages.
-    pub(super) fn url_of_version(&self, version: &Version) -> String {
-        self.url_of(&version.key)
+    fn explain(&self, error: &object_store::Error, url: &str) -> ObjectError {
+        explain(error, url, &self.remedy)
     }
+}
 
-    /// What an error of the library means.
-    fn judge(&self, error: object_store::Error) -> Answer {
-        use object_store::Error as E;
-        let url = |path: &str| match Path::parse(path) {
-            Ok(key) if !path.is_empty() => self.url_of(&key),
-            _ => self.locator.url.clone(),
-        };
-        if let Some(Refused(problem)) = cause(&error) {
-            return Answer::Final(ObjectError::Forbidden {
-                url: self.locator.url.clone(),
-                problem,
-            });
+/// What an error of the library means.
+fn explain(error: &object_store::Error, url: &str, remedy: &str) -> ObjectError {
+    use object_store::Error as E;
+    let url = url.to_owned();
+    if let Some(Refused(problem)) = find_cause(error) {
+        let problem = problem.clone();
+        return ObjectError::Forbidden { url, problem };
+    }
+    match most_specific(error) {
+        E::NotFound { .. } => ObjectError::Missing { url },
+        E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
+            let remedy = remedy.to_owned();
+            ObjectError::Denied { url, remedy }
         }
-        Answer::Final(match error {
-            E::NotFound { path, .. } => ObjectError::Missing { url: url(&path) },
-            E::PermissionDenied { path, .. } | E::Unauthenticated { path, .. } => {
-                ObjectError::Denied {
-                    url: url(&path),
-                    remedy: self.remedy.clone(),
-                }
-            }
-            E::Precondition { path, .. } => ObjectError::Changed {
-                url: url(&path),
-                what: "another ETag".to_owned(),
-            },
-            E::NotSupported { .. } => return Answer::NoRanges,
-            E::InvalidPath { source } => ObjectError::BadKey {
-                url: self.locator.url.clone(),
-                key: String::new(),
-                problem: source.to_string(),
-            },
-            error => return Answer::Again(problem(&error)),
-        })
+        E::Precondition { .. } => ObjectError::Changed {
+            url,
+            what: "another ETag".to_owned(),
+        },
+        E::NotSupported { .. } => ObjectError::NoRanges { url },
+        E::InvalidPath { source } => ObjectError::BadKey {
+            url,
+            key: String::new(),
+            problem: source.to_string(),
+        },
+        _ => ObjectError::Unavailable {
+            url,
+            problem: problem(error),
+        },
+    }
+}
+
+/// The library wraps an error that ends a resumed answer in a generic one.
+fn most_specific(error: &object_store::Error) -> &object_store::Error {
+    match error {
+        object_store::Error::Generic { source, .. } => source
+            .downcast_ref::<object_store::Error>()
+            .map_or(error, most_specific),
+        _ => error,
     }
 }
 
 /// Whether tags name different versions: some stores quote them in one answer and not in another, or
 /// leave them out of lists.
-fn differ(told: Option<&str>, found: Option<&str>) -> bool {
+fn differ(expected: Option<&str>, found: Option<&str>) -> bool {
     let same = |a: &str, b: &str| a.trim_matches('"') == b.trim_matches('"');
-    told.is_some_and(|told| !found.is_some_and(|found| same(told, found)))
+    expected.is_some_and(|expected| !found.is_some_and(|found| same(expected, found)))
 }
 
-/// Our own refusal, where it is what lies at the bottom of an error.
-fn cause(error: &object_store::Error) -> Option<Refused> {
-    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = next {
-        if let Some(refused) = error.downcast_ref::<Refused>() {
-            return Some(refused.clone());
-        }
-        next = error.source();
-    }
-    None
-}
-
-/// The innermost error, which says what happened, cut to what is told.
+/// The innermost error, which says what happened, cut for a message.
 fn problem(error: &dyn std::error::Error) -> String {
-    innermost(error).chars().take(TOLD_CHARS).collect()
+    innermost(error).chars().take(MESSAGE_CHARS).collect()
 }
 
 fn build(
@@ -304,19 +348,20 @@ fn build(
     stall: Duration,
 ) -> Result<Box<dyn ObjectStore>, ObjectError> {
     let unusable = |error: object_store::Error| credentials.wrong("", &problem(&error));
-    let connector = |headers, callers| Connector::new(access, stall, credentials, headers, callers);
-    let callers = match credentials.are_none() {
-        true => Callers::SentOn,
-        false => Callers::Kept,
+    let connector =
+        |headers, to_others| Connector::new(access, stall, credentials, headers, to_others);
+    let to_others = match credentials.are_none() {
+        true => RedirectsToOthers::Followed,
+        false => RedirectsToOthers::Refused,
     };
-    let plain = || connector(HeaderMap::new(), callers);
+    let plain = || connector(HeaderMap::new(), to_others);
     Ok(match locator.scheme {
         Scheme::S3 => {
             let region = credentials.get("region").unwrap_or(REGION);
             let mut builder = AmazonS3Builder::new()
                 .with_bucket_name(&locator.bucket)
                 .with_region(region)
-                .with_retry(once())
+                .with_retry(retry())
                 .with_allow_http(true)
                 .with_http_connector(plain()?);
             builder = match credentials.pair("access_key_id", "secret_access_key")? {
@@ -334,7 +379,7 @@ fn build(
         Scheme::Gcs => {
             let builder = GoogleCloudStorageBuilder::new()
                 .with_bucket_name(&locator.bucket)
-                .with_retry(once())
+                .with_retry(retry())
                 .with_http_connector(plain()?);
             let builder = match credentials.get("service_account_key") {
                 Some(key) => builder.with_service_account_key(key),
@@ -362,8 +407,8 @@ fn build(
             let headers = http_headers(&url, credentials)?;
             let builder = HttpBuilder::new()
                 .with_url(&locator.bucket)
-                .with_retry(once())
-                .with_http_connector(connector(headers, Callers::SentOn)?);
+                .with_retry(retry())
+                .with_http_connector(connector(headers, RedirectsToOthers::Followed)?);
             Box::new(builder.build().map_err(unusable)?)
         }
     })
@@ -381,7 +426,7 @@ fn azure(
     let mut builder = MicrosoftAzureBuilder::new()
         .with_container_name(&locator.bucket)
         .with_account(account)
-        .with_retry(once())
+        .with_retry(retry())
         .with_allow_http(true);
     if let Some(endpoint) = endpoint(credentials, access)? {
         builder = builder.with_endpoint(endpoint.to_owned());
@@ -427,7 +472,7 @@ fn endpoint(credentials: &Credentials, access: Access) -> Result<Option<&str>, O
     Ok(Some(text))
 }
 
-/// Who is asking, told to the one host that the Secret is for: a job could name any.
+/// The credentials, for the one host that the Secret names: a job could name any.
 fn http_headers(url: &Url, credentials: &Credentials) -> Result<HeaderMap, ObjectError> {
     let user = credentials.pair("username", "password")?;
     let (key, text) = match (credentials.get("bearer_token"), user) {
@@ -456,10 +501,15 @@ fn http_headers(url: &Url, credentials: &Credentials) -> Result<HeaderMap, Objec
     }
 }
 
-/// Trying again is [`super::read`]'s, which knows what has come already.
-fn once() -> RetryConfig {
+/// Up to 25 s of waiting; then the job's next attempt goes on.
+fn retry() -> RetryConfig {
     RetryConfig {
-        max_retries: 0,
-        ..RetryConfig::default()
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(200),
+            max_backoff: Duration::from_secs(10),
+            base: 2.0,
+        },
+        max_retries: 7,
+        retry_timeout: Duration::from_secs(180),
     }
 }

@@ -1,6 +1,6 @@
 //! The object receiver: a thread that receives one attempt's messages from a store, in place of a parent.
 //!
-//! It reads several messages at a time, each by ranges and with retries ([`crate::object`]), and places them in
+//! It reads several messages at a time, each by ranges ([`crate::object`]), and places them in
 //! their order, like those of a parent. A block that an earlier attempt has
 //! read and that is still on disk is not read again ([`ReadRecord`]).
 
@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 
 use crate::fault::Fault;
 use crate::files::{BlockDigest, Digest, FileTree, ReadRecord, Shape, VersionId, directory_digest};
-use crate::object::{ObjectError, Reader, Version, Whole};
+use crate::object::{ObjectError, Store, Version, WholeReader};
 use crate::transfer::attempt::Attempt;
 use crate::transfer::block_reader::padded_digest;
 use crate::transfer::buffers::{Buffer, BufferShare};
@@ -45,7 +45,7 @@ struct ObjectBlocks {
     /// Where requests run.
     runtime: Handle,
     layout: Arc<Layout>,
-    reader: Arc<Reader>,
+    store: Arc<Store>,
     /// By the manifest's entries.
     versions: Vec<Option<Version>>,
     /// What names the versions, where they can be known again.
@@ -80,13 +80,13 @@ impl ObjectReceiver {
     pub(crate) fn new(
         attempt: &Arc<Attempt>,
         staged: Arc<StagedBlocks>,
-        reader: Arc<Reader>,
+        store: Arc<Store>,
         versions: Vec<Option<Version>>,
         share: BufferShare,
         runtime: Handle,
     ) -> Result<Self, Fault> {
         let mut record = staged.destination.read_record(staged.layout.blocks())?;
-        let url = reader.store.url().to_owned();
+        let url = store.url().to_owned();
         let ids: Vec<Option<VersionId>> = versions
             .iter()
             .map(|version| version.as_ref()?.fingerprint(&url))
@@ -96,7 +96,7 @@ impl ObjectReceiver {
             runtime,
             layout: staged.layout.clone(),
             held: held(&staged, &ids, &mut record)?,
-            reader,
+            store,
             versions,
             ids,
         };
@@ -112,7 +112,7 @@ impl ObjectReceiver {
     /// Reads until everything is published, or until the attempt fails or is stopped.
     pub(crate) fn run(mut self) -> Result<(), Fault> {
         let object = self.object.clone();
-        let url = object.reader.store.url();
+        let url = object.store.url();
         let mut versions = object.versions.iter().flatten();
         let first = if versions.all(Version::is_named) {
             let Some(next) = self.receive_parts()? else {
@@ -154,7 +154,7 @@ impl ObjectReceiver {
     /// Reads one message after the other, from objects that are read from their beginning.
     fn receive_whole(&mut self, first: u32) -> Result<(), Fault> {
         let object = self.object.clone();
-        let mut whole = Whole::new(object.reader.clone());
+        let mut whole = WholeReader::new(object.store.clone());
         for number in first..object.layout.messages() {
             let read = async { Some(object.read(number, Some(&mut whole)).await) };
             match object.wait(read) {
@@ -231,7 +231,7 @@ impl ObjectBlocks {
     async fn read(
         &self,
         number: u32,
-        mut whole: Option<&mut Whole>,
+        mut whole: Option<&mut WholeReader>,
     ) -> Result<ReadMessage, Unread> {
         let mut buffer = vec![0; SLOT_BYTES].into_boxed_slice();
         let mut builder = Builder::new(&mut buffer);
@@ -251,7 +251,7 @@ impl ObjectBlocks {
                     let (offset, room) = (blocks.range(block).start, builder.room(bytes));
                     match &mut whole {
                         Some(whole) => whole.read(version, offset, room).await?,
-                        None if self.reader.read(version, offset, room).await? => {}
+                        None if self.store.read_range(version, offset, room).await? => {}
                         None => return Err(Unread::NoRanges),
                     }
                     let digest = blocks.digest(block, builder.room(bytes));

@@ -316,7 +316,7 @@ async fn a_running_agent_takes_over_roots_while_a_job_runs_and_keeps_its_engine(
     assert!(
         ended
             .to_string()
-            .contains("another than the agent was started with"),
+            .contains("has changed since the agent started"),
         "{ended}"
     );
     running.stop().await;

@@ -3,7 +3,7 @@
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::*;
 
-use crate::support::{Lab, job, model, noise, release, start_source, stat, write};
+use crate::support::{Lab, job, model, name_of, noise, release, start_source, stat, write};
 
 const PLACE: &str = "shelf/model";
 /// Node 2 has no agent: it is called for as long as a test takes.
@@ -120,6 +120,7 @@ async fn a_copy_stays_while_a_relay_that_is_verified_passes_it_on() {
     let start = StartRequest {
         job: Some(relay.clone()),
         leader_epoch: 1,
+        job_name: name_of(&relay),
         part: Some(Part::Destination(DestinationPart { object: None })),
         sends_to: vec![lab.child(&relay, 1, 2)],
     };

@@ -15,7 +15,7 @@ use weft_transfer::{
 };
 
 use crate::objects::{INSECURE, PASSWORD, s3};
-use crate::shop::Shop;
+use crate::s3_server::S3Server;
 use crate::support::{Lab, noise};
 use crate::transfer::names;
 
@@ -154,18 +154,18 @@ async fn a_job_of_an_object_ends_with_a_verified_copy_at_every_destination() {
 async fn a_destination_that_comes_late_gets_it_from_a_verified_copy_and_not_from_the_store() {
     let (lab, authority) = (Lab::new(), Arc::new(Authority::new("lab").unwrap()));
     let bytes = noise(2 * MIB + 5, 2);
-    let shop = Shop::open(&[("m.bin", &bytes)]).await;
+    let server = S3Server::open(&[("m.bin", &bytes)]).await;
     let mut agents = Vec::new();
     for node in 0..2 {
         agents.push(lab.agent_of(&authority, node, INSECURE).await);
     }
-    let object = object(3, &shop.url("m.bin"), None);
+    let object = object(3, &server.url("m.bin"), None);
     let mut runner = begin(&lab, &authority, spec(3, object));
     while verified(runner.job()) < 2 {
         assert!(!runner.job().is_over(), "{:?}", said(runner.job()));
         runner.turn().await;
     }
-    let asked = shop.change(|stock| stock.asked.len());
+    let asked = server.change(|contents| contents.asked.len());
     agents.push(lab.agent_of(&authority, 2, INSECURE).await);
     while !runner.job().is_over() {
         runner.turn().await;
@@ -173,7 +173,7 @@ async fn a_destination_that_comes_late_gets_it_from_a_verified_copy_and_not_from
     let job = runner.job();
     assert!(job.is_complete(), "{:?}", said(job));
     assert!(job.attempt() > 1);
-    assert_eq!(shop.change(|stock| stock.asked.len()), asked);
+    assert_eq!(server.change(|contents| contents.asked.len()), asked);
     for node in 0..3 {
         assert!(std::fs::read(lab.root(node).join("model")).unwrap() == bytes);
         assert_eq!(names(&lab, node), ["model"]);

@@ -6,7 +6,7 @@ use tonic::Status;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::*;
 
-use crate::support::{Lab, job, model, noise, release, stat, write};
+use crate::support::{Lab, job, model, name_of, noise, release, stat, write};
 use crate::transfer::names;
 
 fn copy() -> Option<Location> {
@@ -30,6 +30,7 @@ async fn begin(lab: &Lab, job: &JobRef, manifest: &StatResponse) -> Result<(), S
     let request = StartRequest {
         job: Some(job.clone()),
         leader_epoch: 1,
+        job_name: name_of(job),
         part: Some(Part::Local(part)),
         sends_to: Vec::new(),
     };

@@ -29,7 +29,7 @@ mod operator;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]
-mod shop;
+mod s3_server;
 #[cfg(test)]
 mod support;
 #[cfg(test)]

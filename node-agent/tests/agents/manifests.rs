@@ -4,7 +4,7 @@ use weft_proto::Message as _;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::*;
 
-use crate::support::{Lab, job, model, noise, reason, start_source, stat, write};
+use crate::support::{Lab, job, model, name_of, noise, reason, start_source, stat, write};
 
 /// What node 0 has at another place than usual.
 async fn stat_at(lab: &Lab, path: &str) -> StatResponse {
@@ -215,6 +215,7 @@ async fn of_a_copy_only_what_its_manifest_names_is_listed_and_sent() {
     let start = StartRequest {
         job: Some(attempt.clone()),
         leader_epoch: 1,
+        job_name: name_of(&attempt),
         part: Some(Part::Destination(DestinationPart { object: None })),
         sends_to: Vec::new(),
     };

@@ -12,15 +12,15 @@ use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::*;
 
 use crate::kept::Kept;
-use crate::shop::{Shop, Trouble};
-use crate::support::{Lab, job, noise, reason, write};
+use crate::s3_server::{AnswerFault, S3Server};
+use crate::support::{Lab, job, name_of, noise, reason, write};
 use crate::transfer::names;
 
 const MIB: usize = 1 << 20;
 /// The stores here have no TLS, and are on the node itself.
 pub(crate) const INSECURE: &str = "objects: {allowInsecure: true, stallTimeout: 5s}\n";
-/// The same where a server falls silent.
-const RESTLESS: &str = "objects: {allowInsecure: true, stallTimeout: 1s}\n";
+/// For a server that stops sending.
+const SHORT_STALL: &str = "objects: {allowInsecure: true, stallTimeout: 1s}\n";
 pub(crate) const PASSWORD: &str = "hunter2hunter2";
 
 fn object(url: &str) -> ObjectSource {
@@ -67,6 +67,7 @@ async fn read(
         let request = StartRequest {
             job: Some(job.clone()),
             leader_epoch: 1,
+            job_name: name_of(job),
             part: Some(Part::Destination(part)),
             sends_to: Vec::new(),
         };
@@ -78,6 +79,7 @@ async fn read(
     let request = StartRequest {
         job: Some(job.clone()),
         leader_epoch: 1,
+        job_name: name_of(job),
         part: Some(Part::Destination(part)),
         sends_to: others.iter().map(|node| lab.child(job, 0, *node)).collect(),
     };
@@ -198,30 +200,33 @@ async fn a_store_that_refuses_is_a_failure_at_once_that_names_secret_and_key_and
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_stalls_truncates_and_has_enough_for_now_is_asked_for_the_rest() {
+async fn a_server_that_stalls_truncates_and_throttles_is_asked_for_the_missing_bytes() {
     let lab = Lab::new();
-    let agents = [lab.agent(0, RESTLESS).await, lab.agent(1, RESTLESS).await];
+    let agents = [
+        lab.agent(0, SHORT_STALL).await,
+        lab.agent(1, SHORT_STALL).await,
+    ];
     let bytes = noise(2 * MIB + 5, 2);
-    let shop = Shop::open(&[("m.bin", &bytes)]).await;
-    shop.change(|stock| {
-        stock.troubles = [
-            Trouble::Status(429),
-            Trouble::Status(500),
-            Trouble::Truncate(1000),
-            Trouble::Stall(70_000),
-            Trouble::Status(503),
+    let server = S3Server::open(&[("m.bin", &bytes)]).await;
+    server.change(|contents| {
+        contents.faults = [
+            AnswerFault::Status(429),
+            AnswerFault::Status(500),
+            AnswerFault::Truncate(1000),
+            AnswerFault::Stall(70_000),
+            AnswerFault::Status(503),
         ]
         .into();
     });
-    let source = object(&shop.url("m.bin"));
+    let source = object(&server.url("m.bin"));
     let manifest = stat(&lab, &source).await.unwrap();
-    let ends = read(&lab, &job("troubles", 1), &source, &manifest, &[1]).await;
+    let ends = read(&lab, &job("faults", 1), &source, &manifest, &[1]).await;
     assert_verified(&ends);
     assert_eq!(ends[0].digest, blake3::hash(&bytes).to_string());
     assert!(std::fs::read(lab.root(1).join("model")).unwrap() == bytes);
-    let starts: BTreeSet<usize> = shop.change(|stock| {
-        assert!(stock.troubles.is_empty());
-        stock
+    let starts: BTreeSet<usize> = server.change(|contents| {
+        assert!(contents.faults.is_empty());
+        contents
             .asked
             .iter()
             .map(|(_, range)| range.unwrap().0)
@@ -240,15 +245,15 @@ async fn a_server_without_ranges_is_read_once_as_a_whole() {
     let lab = Lab::new();
     let agents = [lab.agent(0, INSECURE).await, lab.agent(1, INSECURE).await];
     let bytes = noise(12 * MIB + 5, 3);
-    let shop = Shop::open(&[("m.bin", &bytes)]).await;
-    shop.change(|stock| stock.whole_only = true);
-    let source = object(&shop.url("m.bin"));
+    let server = S3Server::open(&[("m.bin", &bytes)]).await;
+    server.change(|contents| contents.whole_only = true);
+    let source = object(&server.url("m.bin"));
     let manifest = stat(&lab, &source).await.unwrap();
     let ends = read(&lab, &job("whole", 1), &source, &manifest, &[1]).await;
     assert_verified(&ends);
     assert!(std::fs::read(lab.root(1).join("model")).unwrap() == bytes);
-    let whole = shop.change(|stock| {
-        let whole = stock.asked.iter().filter(|(_, range)| range.is_none());
+    let whole = server.change(|contents| {
+        let whole = contents.asked.iter().filter(|(_, range)| range.is_none());
         whole.count()
     });
     assert_eq!(whole, 1);
@@ -263,9 +268,9 @@ async fn what_was_read_before_a_restart_is_not_read_again_unless_it_was_torn_or_
     let lab = Lab::new();
     let agent = lab.agent(0, INSECURE).await;
     let bytes = noise(20 * MIB, 4);
-    let shop = Shop::open(&[("m.bin", &bytes)]).await;
-    shop.change(|stock| stock.refuses_after = Some(9));
-    let source = object(&shop.url("m.bin"));
+    let server = S3Server::open(&[("m.bin", &bytes)]).await;
+    server.change(|contents| contents.refuses_after = Some(9));
+    let source = object(&server.url("m.bin"));
     let manifest = stat(&lab, &source).await.unwrap();
     let ends = read(&lab, &job("again", 1), &source, &manifest, &[]).await;
     assert_eq!(ends[0].reason, "ObjectDenied", "{}", ends[0].message);
@@ -283,14 +288,14 @@ async fn what_was_read_before_a_restart_is_not_read_again_unless_it_was_torn_or_
     std::os::unix::fs::FileExt::write_all_at(&file.unwrap(), &[0; 4096], 4096).unwrap();
 
     let agent = lab.agent(0, INSECURE).await;
-    shop.change(|stock| stock.refuses_after = None);
+    server.change(|contents| contents.refuses_after = None);
     let manifest = stat(&lab, &source).await.unwrap();
-    shop.change(|stock| stock.asked.clear());
+    server.change(|contents| contents.asked.clear());
     let ends = read(&lab, &job("again", 2), &source, &manifest, &[]).await;
     assert_verified(&ends);
     assert_eq!(ends[0].bytes_resumed, had - MIB as u64);
     assert!(std::fs::read(lab.root(0).join("model")).unwrap() == bytes);
-    let asked = shop.change(|stock| stock.asked.clone());
+    let asked = server.change(|contents| contents.asked.clone());
     assert_eq!(asked.len() as u64, 20 - (had / MIB as u64 - 1), "{asked:?}");
     assert!(asked.iter().any(|(_, range)| *range == Some((0, MIB))));
     agent.stop().await;
@@ -301,10 +306,10 @@ async fn another_version_in_the_store_ends_the_attempt_and_one_that_was_not_expe
     let lab = Lab::new();
     let agent = lab.agent(0, INSECURE).await;
     let bytes = noise(3 * MIB, 5);
-    let shop = Shop::open(&[("m.bin", &bytes)]).await;
-    let source = object(&shop.url("m.bin"));
+    let server = S3Server::open(&[("m.bin", &bytes)]).await;
+    let source = object(&server.url("m.bin"));
     let manifest = stat(&lab, &source).await.unwrap();
-    shop.change(|stock| stock.etag = "\"v2\"".to_owned());
+    server.change(|contents| contents.etag = "\"v2\"".to_owned());
     let ends = read(&lab, &job("changed", 1), &source, &manifest, &[]).await;
     assert_eq!(ends[0].reason, "ObjectChanged", "{}", ends[0].message);
 
@@ -328,10 +333,10 @@ async fn another_version_in_the_store_ends_the_attempt_and_one_that_was_not_expe
 async fn a_token_is_shown_to_the_one_host_that_its_secret_names() {
     let lab = Lab::new();
     let agent = lab.agent(0, INSECURE).await;
-    let shop = Shop::open(&[("m.bin", b"m")]).await;
+    let server = S3Server::open(&[("m.bin", b"m")]).await;
     let source = |host: &str| {
         with(
-            object(&shop.url("m.bin")),
+            object(&server.url("m.bin")),
             &[("host", host), ("bearer_token", PASSWORD)],
         )
     };
@@ -340,9 +345,9 @@ async fn a_token_is_shown_to_the_one_host_that_its_secret_names() {
         assert_eq!(reason(&status), "SecretInvalid", "{status:?}");
         assert!(!status.message().contains(PASSWORD), "{status:?}");
     }
-    assert!(shop.change(|stock| stock.shown.is_empty()));
-    stat(&lab, &source(&shop.address)).await.unwrap();
-    let shown = shop.change(|stock| stock.shown.clone());
+    assert!(server.change(|contents| contents.shown.is_empty()));
+    stat(&lab, &source(&server.address)).await.unwrap();
+    let shown = server.change(|contents| contents.shown.clone());
     assert_eq!(shown, [format!("authorization: Bearer {PASSWORD}")]);
     agent.stop().await;
 }
@@ -351,10 +356,10 @@ async fn a_token_is_shown_to_the_one_host_that_its_secret_names() {
 async fn no_store_is_read_without_tls_or_on_the_node_itself_unless_that_is_allowed() {
     let lab = Lab::new();
     let agent = lab.agent(0, "").await;
-    let shop = Shop::open(&[("m.bin", b"m")]).await;
-    let port = shop.address.rsplit(':').next().unwrap();
+    let server = S3Server::open(&[("m.bin", b"m")]).await;
+    let port = server.address.rsplit(':').next().unwrap();
     for url in [
-        shop.url("m.bin"),
+        server.url("m.bin"),
         format!("https://127.0.0.1:{port}/m.bin"),
         format!("https://localhost:{port}/m.bin"),
         "https://169.254.169.254/latest/meta-data".to_owned(),
@@ -368,19 +373,19 @@ async fn no_store_is_read_without_tls_or_on_the_node_itself_unless_that_is_allow
     );
     let status = stat(&lab, &elsewhere).await.unwrap_err();
     assert_eq!(reason(&status), "SecretInvalid", "{status:?}");
-    assert!(shop.change(|stock| stock.asked.is_empty()));
+    assert!(server.change(|contents| contents.asked.is_empty()));
     agent.stop().await;
 }
 
 /// An object of S3 at that server, with a Secret that is only good there.
-fn signed(shop: &Shop, url: &str) -> ObjectSource {
+fn signed(server: &S3Server, url: &str) -> ObjectSource {
     with(
         object(url),
         &[
             ("access_key_id", "reader"),
             ("secret_access_key", PASSWORD),
             ("session_token", "of-the-session"),
-            ("endpoint", &format!("http://{}", shop.address)),
+            ("endpoint", &format!("http://{}", server.address)),
         ],
     )
 }
@@ -389,9 +394,12 @@ fn signed(shop: &Shop, url: &str) -> ObjectSource {
 async fn a_store_that_sends_its_callers_on_has_not_what_they_show_shown_elsewhere() {
     let lab = Lab::new();
     let agent = lab.agent(0, INSECURE).await;
-    let (first, second) = (Shop::open(&[]).await, Shop::open(&[("m.bin", b"m")]).await);
+    let (first, second) = (
+        S3Server::open(&[]).await,
+        S3Server::open(&[("m.bin", b"m")]).await,
+    );
     let on_to = format!("http://{}", second.address);
-    first.change(|stock| stock.sends_on_to = Some(on_to));
+    first.change(|contents| contents.sends_on_to = Some(on_to));
     let public = with(
         object(&first.url("m.bin")),
         &[("host", &first.address), ("bearer_token", PASSWORD)],
@@ -401,10 +409,10 @@ async fn a_store_that_sends_its_callers_on_has_not_what_they_show_shown_elsewher
     let status = status.unwrap_err();
     assert_eq!(reason(&status), "StoreForbidden", "{status:?}");
     assert!(status.message().contains(&second.address), "{status:?}");
-    let shown = first.change(|stock| stock.shown.clone());
+    let shown = first.change(|contents| contents.shown.clone());
     assert!(shown.iter().any(|shown| shown.contains("of-the-session")));
     assert!(shown.iter().any(|shown| shown.contains(PASSWORD)));
-    let shown = second.change(|stock| stock.shown.clone());
+    let shown = second.change(|contents| contents.shown.clone());
     assert!(shown.is_empty(), "{shown:?}");
     agent.stop().await;
 }
@@ -412,20 +420,23 @@ async fn a_store_that_sends_its_callers_on_has_not_what_they_show_shown_elsewher
 #[tokio::test(flavor = "multi_thread")]
 async fn a_proxy_of_the_environment_is_not_asked() {
     let lab = Lab::new();
-    let (shop, proxy) = (Shop::open(&[("m.bin", b"m")]).await, Shop::open(&[]).await);
+    let (server, proxy) = (
+        S3Server::open(&[("m.bin", b"m")]).await,
+        S3Server::open(&[]).await,
+    );
     let address = format!("http://{}", proxy.address);
     let variables = [("HTTP_PROXY", &*address), ("http_proxy", &*address)];
     let direct = [("NO_PROXY", ""), ("no_proxy", "")];
     let _agent = Kept::start_in(&lab, 0, INSECURE, &[variables, direct].concat());
     // There is no such object at the proxy.
-    assert!(stat(&lab, &object(&shop.url("m.bin"))).await.is_ok());
+    assert!(stat(&lab, &object(&server.url("m.bin"))).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_that_is_too_long_for_one_answer_is_no_stores() {
     let lab = Lab::new();
     let agent = lab.agent(0, INSECURE).await;
-    let shop = Shop::open(&[]).await;
+    let server = S3Server::open(&[]).await;
     let page = |bytes: usize| {
         let name = "n".repeat(bytes);
         let object = format!(
@@ -434,10 +445,10 @@ async fn a_list_that_is_too_long_for_one_answer_is_no_stores() {
         );
         format!("<ListBucketResult><IsTruncated>false</IsTruncated>{object}</ListBucketResult>")
     };
-    shop.change(|stock| stock.list = page(200).into());
-    let source = signed(&shop, "s3://models/m/");
+    server.change(|contents| contents.list = page(200).into());
+    let source = signed(&server, "s3://models/m/");
     assert_eq!(stat(&lab, &source).await.unwrap().files, 1);
-    shop.change(|stock| stock.list = page(8 << 20).into());
+    server.change(|contents| contents.list = page(8 << 20).into());
     let status = stat(&lab, &source).await.unwrap_err();
     assert_eq!(reason(&status), "StoreForbidden", "{status:?}");
     assert!(status.message().contains("8388608 bytes"), "{status:?}");
@@ -448,10 +459,10 @@ async fn a_list_that_is_too_long_for_one_answer_is_no_stores() {
 async fn a_refusal_without_end_is_a_refusal_whose_rest_nobody_reads() {
     let lab = Lab::new();
     let agent = lab.agent(0, INSECURE).await;
-    let shop = Shop::open(&[("m.bin", b"m")]).await;
-    let source = object(&shop.url("m.bin"));
+    let server = S3Server::open(&[("m.bin", b"m")]).await;
+    let source = object(&server.url("m.bin"));
     let manifest = stat(&lab, &source).await.unwrap();
-    shop.change(|stock| stock.troubles = [Trouble::Endless(403)].into());
+    server.change(|contents| contents.faults = [AnswerFault::Endless(403)].into());
     let ends = read(&lab, &job("endless", 1), &source, &manifest, &[]).await;
     assert_eq!(ends[0].reason, "ObjectDenied", "{}", ends[0].message);
     assert!(ends[0].message.len() < 1000, "{}", ends[0].message);
@@ -463,12 +474,12 @@ async fn a_store_that_does_not_say_what_there_is_is_asked_for_so_long_and_no_lon
     let lab = Lab::new();
     let limits = "objects: {allowInsecure: true, stallTimeout: 500ms, listTimeout: 1s}\n";
     let agent = lab.agent(0, limits).await;
-    let shop = Shop::open(&[("m.bin", b"m")]).await;
-    shop.change(|stock| stock.silent = true);
+    let server = S3Server::open(&[("m.bin", b"m")]).await;
+    server.change(|contents| contents.silent = true);
     for source in [
-        object(&shop.url("m.bin")),
-        signed(&shop, "s3://models/m.bin"),
-        signed(&shop, "s3://models/m/"),
+        object(&server.url("m.bin")),
+        signed(&server, "s3://models/m.bin"),
+        signed(&server, "s3://models/m/"),
     ] {
         let status = stat(&lab, &source).await.unwrap_err();
         assert_eq!(reason(&status), "ObjectUnavailable", "{status:?}");
@@ -478,49 +489,66 @@ async fn a_store_that_does_not_say_what_there_is_is_asked_for_so_long_and_no_lon
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_without_a_named_version_is_one_answers_or_begins_with_what_was_read_before() {
+async fn an_object_without_a_named_version_is_read_from_one_answer_only() {
     let lab = Lab::new();
     let agents = [lab.agent(0, INSECURE).await, lab.agent(1, INSECURE).await];
     let (old, new) = (noise(12 * MIB + 5, 6), noise(12 * MIB + 5, 7));
-    let shop = Shop::open(&[("m.bin", &old)]).await;
-    shop.change(|stock| stock.etag = String::new());
-    let source = object(&shop.url("m.bin"));
+    let server = S3Server::open(&[("m.bin", &old)]).await;
+    server.change(|contents| contents.etag = String::new());
+    let source = object(&server.url("m.bin"));
     let manifest = stat(&lab, &source).await.unwrap();
-    let broken = Trouble::Truncate(5 * MIB + 17);
+    let once = [("m.bin".to_owned(), None)];
 
-    // Changed while it is read: in one answer it is what it was when that began.
-    shop.change(|stock| stock.replaced_by = Some(new.clone()));
+    // The object changes while it is read: the answer has the bytes of when it began.
+    server.change(|contents| contents.replaced_by = Some(new.clone()));
     let ends = read(&lab, &job("unnamed", 1), &source, &manifest, &[1]).await;
     assert_verified(&ends);
     assert_eq!(ends[0].digest, blake3::hash(&old).to_string());
     assert_eq!(
-        shop.change(|stock| std::mem::take(&mut stock.asked)),
-        [("m.bin".to_owned(), None)]
+        server.change(|contents| std::mem::take(&mut contents.asked)),
+        once
     );
 
-    // The same, in two answers.
-    shop.change(|stock| stock.troubles = [broken].into());
-    let ends = read(&lab, &job("broken", 1), &source, &manifest, &[1]).await;
-    assert_verified(&ends);
-    assert_eq!(ends[0].digest, blake3::hash(&new).to_string());
-    let asked = shop.change(|stock| std::mem::take(&mut stock.asked));
-    assert_eq!(
-        asked,
-        [("m.bin".to_owned(), None), ("m.bin".to_owned(), None)]
-    );
-
-    // Changed between two answers, of which the second begins otherwise.
-    shop.change(|stock| {
-        stock.troubles = [broken].into();
-        stock.replaced_by = Some(old.clone());
+    // The answer breaks off, and then the object changes: no byte of the first answer stays.
+    server.change(|contents| {
+        contents.faults = [AnswerFault::Truncate(5 * MIB + 17)].into();
+        contents.replaced_by = Some(old.clone());
     });
-    let ends = read(&lab, &job("mixed", 1), &source, &manifest, &[1]).await;
-    assert_eq!(ends[0].reason, "ObjectChanged", "{}", ends[0].message);
+    let ends = read(&lab, &job("broken", 1), &source, &manifest, &[1]).await;
+    assert_eq!(ends[0].reason, "ObjectUnavailable", "{}", ends[0].message);
+    assert!(ends[0].retriable, "{}", ends[0].message);
     assert_eq!(ends[1].state(), State::Failed, "{}", ends[1].message);
+    let ends = read(&lab, &job("broken", 2), &source, &manifest, &[1]).await;
+    assert_verified(&ends);
+    assert_eq!(ends[0].digest, blake3::hash(&old).to_string());
+    assert_eq!(
+        server.change(|contents| std::mem::take(&mut contents.asked)),
+        [once.clone(), once].concat()
+    );
     for node in 0..2 {
-        assert!(std::fs::read(lab.root(node).join("model")).unwrap() == new);
+        assert!(std::fs::read(lab.root(node).join("model")).unwrap() == old);
     }
     for agent in agents {
         agent.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_changes_before_the_rest_of_a_block_is_read_fails_the_attempt() {
+    let lab = Lab::new();
+    let agent = lab.agent(0, INSECURE).await;
+    let bytes = noise(MIB, 8);
+    let server = S3Server::open(&[("m.bin", &bytes)]).await;
+    let source = object(&server.url("m.bin"));
+    let manifest = stat(&lab, &source).await.unwrap();
+    server.change(|contents| {
+        contents.faults = [AnswerFault::Truncate(1000)].into();
+        contents.next_etag = Some("\"v2\"".to_owned());
+    });
+    let ends = read(&lab, &job("changed", 1), &source, &manifest, &[]).await;
+    assert_eq!(ends[0].reason, "ObjectChanged", "{}", ends[0].message);
+    let asked = server.change(|contents| contents.asked.clone());
+    let ranges: Vec<_> = asked.into_iter().map(|(_, range)| range.unwrap()).collect();
+    assert_eq!(ranges, [(0, MIB), (1000, MIB)]);
+    agent.stop().await;
 }

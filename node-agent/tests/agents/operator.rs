@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::{TcpListenerStream, WatchStream};
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
-use weft_agent::enroll::{self, EnrollError, Pace, Settings};
+use weft_agent::enroll::{self, EnrollError, Settings, Timing};
 use weft_proto::Message as _;
 use weft_proto::agent::v1::ErrorDetail;
 use weft_proto::operator::v1::operator_server::{Operator as Serve, OperatorServer};
@@ -229,7 +229,7 @@ impl Operator {
             metrics_port: 7401,
             roots_dir,
             pod_configuration: self.0.config.borrow().pod_configuration.clone(),
-            pace: Pace {
+            timing: Timing {
                 report: Duration::from_millis(50),
                 retry_first: Duration::from_millis(20),
                 retry_most: Duration::from_millis(100),

@@ -398,6 +398,7 @@ impl Lab {
             let request = StartRequest {
                 job: Some(job.clone()),
                 leader_epoch: 1,
+                job_name: name_of(job),
                 part: Some(Part::Destination(DestinationPart { object: None })),
                 sends_to: children(*node),
             };
@@ -527,6 +528,7 @@ pub(crate) fn start_source(
     StartRequest {
         job: Some(job.clone()),
         leader_epoch: 1,
+        job_name: name_of(job),
         part: Some(Part::Source(source)),
         sends_to,
     }

@@ -355,15 +355,18 @@ async fn metrics_and_health_are_served() {
     assert!(lab.get(1, "/readyz").await.ends_with("ready\n"));
     let text = lab.get(1, "/metrics").await;
     for line in [
-        "weft_job_bytes_total{job=\"metrics\"} 2097152",
-        "weft_job_state{job=\"metrics\",state=\"Verified\"} 1",
+        "weft_job_bytes_total{job_namespace=\"team\",job_name=\"job-metrics\"} 2097152",
+        "weft_job_state{job_namespace=\"team\",job_name=\"job-metrics\",state=\"Verified\"} 1",
         "# TYPE weft_dropped_packets counter",
-        "# TYPE weft_path_chunks_sent counter",
+        "# TYPE weft_peer_paths_down gauge",
         "weft_build_info{version=",
         "# EOF",
     ] {
         assert!(text.contains(line), "{line} is not in:\n{text}");
     }
+    assert!(!text.contains("weft_path_"), "{text}");
+    let paths = lab.get(1, "/metrics/paths").await;
+    assert!(paths.contains("# TYPE weft_path_live gauge"), "{paths}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -215,7 +215,7 @@ impl Stage {
         }
     }
 
-    /// An agent's metrics by name and labels, as `weft_job_bytes_total{job="a"}`.
+    /// An agent's metrics by name and labels, as `weft_job_bytes_total{job_namespace="",job_name="a"}`.
     pub(crate) fn metrics(&self, node: usize) -> BTreeMap<String, u64> {
         let mut stream = TcpStream::connect(self.ground().addresses(node).metrics).unwrap();
         stream.set_read_timeout(Some(ANSWER_WITHIN)).unwrap();
@@ -232,7 +232,8 @@ impl Stage {
 
     /// Bytes of a job that are verified at a node, now.
     pub(crate) fn moved(&self, node: usize, job: &str) -> u64 {
-        let name = format!("weft_job_bytes_total{{job=\"{job}\"}}");
+        let labels = format!("job_namespace=\"\",job_name=\"{job}\"");
+        let name = format!("weft_job_bytes_total{{{labels}}}");
         self.metrics(node).get(&name).copied().unwrap_or_default()
     }
 

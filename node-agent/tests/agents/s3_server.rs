@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// What is wrong with an answer to GET.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Trouble {
+pub(crate) enum AnswerFault {
     /// This status, and nothing else.
     Status(u16),
     /// So many bytes, and then silence.
@@ -21,16 +21,18 @@ pub(crate) enum Trouble {
 
 /// What the server does.
 #[derive(Debug, Default)]
-pub(crate) struct Stock {
+pub(crate) struct Contents {
     pub(crate) objects: BTreeMap<String, Vec<u8>>,
     /// "" for none.
     pub(crate) etag: String,
     /// For the next GETs, one after the other.
-    pub(crate) troubles: VecDeque<Trouble>,
+    pub(crate) faults: VecDeque<AnswerFault>,
     /// After so many GETs all that follow are refused.
     pub(crate) refuses_after: Option<usize>,
     /// What the object that is asked for is once the next GET is answered.
     pub(crate) replaced_by: Option<Vec<u8>>,
+    /// The ETag once the next GET is answered.
+    pub(crate) next_etag: Option<String>,
     /// What a list is answered with, in S3's manner.
     pub(crate) list: Vec<u8>,
     /// No request is answered.
@@ -46,40 +48,40 @@ pub(crate) struct Stock {
 }
 
 /// A running server; it ends with its runtime.
-pub(crate) struct Shop {
+pub(crate) struct S3Server {
     pub(crate) address: String,
-    pub(crate) stock: Arc<Mutex<Stock>>,
+    pub(crate) contents: Arc<Mutex<Contents>>,
 }
 
-impl Shop {
+impl S3Server {
     pub(crate) async fn open(objects: &[(&str, &[u8])]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let object = |(name, bytes): &(&str, &[u8])| ((*name).to_owned(), bytes.to_vec());
-        let stock = Arc::new(Mutex::new(Stock {
+        let contents = Arc::new(Mutex::new(Contents {
             objects: objects.iter().map(object).collect(),
             etag: "\"v1\"".to_owned(),
-            ..Stock::default()
+            ..Contents::default()
         }));
-        let served = stock.clone();
+        let served = contents.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 tokio::spawn(serve(stream, served.clone()));
             }
         });
-        Self { address, stock }
+        Self { address, contents }
     }
 
     pub(crate) fn url(&self, name: &str) -> String {
         format!("http://{}/{name}", self.address)
     }
 
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Stock) -> T) -> T {
-        change(&mut self.stock.lock().unwrap())
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Contents) -> T) -> T {
+        change(&mut self.contents.lock().unwrap())
     }
 }
 
-async fn serve(mut stream: TcpStream, stock: Arc<Mutex<Stock>>) {
+async fn serve(mut stream: TcpStream, contents: Arc<Mutex<Contents>>) {
     let mut head = Vec::new();
     let mut byte = [0];
     // One request after the other on a connection, until it is hung up.
@@ -89,12 +91,12 @@ async fn serve(mut stream: TcpStream, stock: Arc<Mutex<Stock>>) {
             continue;
         }
         let text = String::from_utf8(std::mem::take(&mut head)).unwrap();
-        if stock.lock().unwrap().silent {
+        if contents.lock().unwrap().silent {
             return std::future::pending().await;
         }
-        let (answer, trouble) = stock.lock().unwrap().answer(&text);
-        let cut = match trouble {
-            Some(Trouble::Stall(bytes) | Trouble::Truncate(bytes)) => bytes,
+        let (answer, fault) = contents.lock().unwrap().answer(&text);
+        let cut = match fault {
+            Some(AnswerFault::Stall(bytes) | AnswerFault::Truncate(bytes)) => bytes,
             _ => usize::MAX,
         };
         let header = answer.0.len();
@@ -103,10 +105,10 @@ async fn serve(mut stream: TcpStream, stock: Arc<Mutex<Stock>>) {
         if stream.write_all(&whole[..sent]).await.is_err() {
             return;
         }
-        match trouble {
-            Some(Trouble::Stall(_)) => std::future::pending().await,
-            Some(Trouble::Truncate(_)) => return,
-            Some(Trouble::Endless(_)) => {
+        match fault {
+            Some(AnswerFault::Stall(_)) => std::future::pending().await,
+            Some(AnswerFault::Truncate(_)) => return,
+            Some(AnswerFault::Endless(_)) => {
                 while stream.write_all(&[b'!'; 4096]).await.is_ok() {}
                 return;
             }
@@ -117,8 +119,8 @@ async fn serve(mut stream: TcpStream, stock: Arc<Mutex<Stock>>) {
 
 type Answer = (String, Vec<u8>);
 
-impl Stock {
-    fn answer(&mut self, request: &str) -> (Answer, Option<Trouble>) {
+impl Contents {
+    fn answer(&mut self, request: &str) -> (Answer, Option<AnswerFault>) {
         let header = |name: &str| {
             let mut lines = request.lines();
             lines.find_map(|line| {
@@ -164,14 +166,17 @@ impl Stock {
         if let Some(next) = self.replaced_by.take() {
             self.objects.insert(name.clone(), next);
         }
-        self.asked.push((name, range));
-        let trouble = self.troubles.pop_front();
-        if let Some(Trouble::Status(code)) = trouble {
-            return (status(code), trouble);
+        if let Some(next) = self.next_etag.take() {
+            self.etag = next;
         }
-        if let Some(Trouble::Endless(code)) = trouble {
-            let head = format!("HTTP/1.1 {code} Trouble\r\nConnection: close\r\n\r\n");
-            return ((head, Vec::new()), trouble);
+        self.asked.push((name, range));
+        let fault = self.faults.pop_front();
+        if let Some(AnswerFault::Status(code)) = fault {
+            return (status(code), fault);
+        }
+        if let Some(AnswerFault::Endless(code)) = fault {
+            let head = format!("HTTP/1.1 {code} AnswerFault\r\nConnection: close\r\n\r\n");
+            return ((head, Vec::new()), fault);
         }
         if self
             .refuses_after
@@ -192,11 +197,11 @@ impl Stock {
         };
         let length = part.len();
         let head = format!("HTTP/1.1 {code}\r\nContent-Length: {length}\r\n{tag}{more}\r\n");
-        ((head, part), trouble)
+        ((head, part), fault)
     }
 }
 
 fn status(code: u16) -> Answer {
-    let head = format!("HTTP/1.1 {code} Trouble\r\nContent-Length: 0\r\n\r\n");
+    let head = format!("HTTP/1.1 {code} AnswerFault\r\nContent-Length: 0\r\n\r\n");
     (head, Vec::new())
 }

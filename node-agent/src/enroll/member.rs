@@ -315,15 +315,15 @@ impl Member {
                 return EnrollError::ConfigurationChanged;
             }
             let wanted = ordered.agent;
-            if wanted != applied || self.copies.has_moved() {
+            if wanted != applied || self.copies.has_replaced_root() {
                 match self.apply(agent, basis, wanted.clone()).await {
                     Ok(()) => {
                         tracing::info!(
                             "the configuration in force is another, or a root's directory"
                         );
                         applied = wanted;
-                        if self.copies.has_moved() {
-                            self.copies.opened_anew();
+                        if self.copies.has_replaced_root() {
+                            self.copies.reopened_roots();
                         }
                     }
                     Err(finding) => findings.push(finding),

@@ -34,9 +34,9 @@ pub(crate) struct CopyWatcher {
     /// By name.
     roots: BTreeMap<String, WatchedRoot>,
     scans: JoinSet<(u64, Scan)>,
-    /// A root's path leads to another directory than the one that the agent has open.
-    has_moved: bool,
-    /// How often roots were opened anew: what a scan of before finds says nothing any more.
+    /// The path of some root leads to another directory than the one that the agent has open.
+    has_replaced_root: bool,
+    /// How often the roots were opened again: the result of an earlier scan is not used.
     generation: u64,
 }
 
@@ -88,7 +88,7 @@ impl CopyWatcher {
             rest: pace / 2,
             roots: BTreeMap::new(),
             scans: JoinSet::new(),
-            has_moved: false,
+            has_replaced_root: false,
             generation: 0,
         }
     }
@@ -178,7 +178,7 @@ impl CopyWatcher {
     }
 
     fn learn(&mut self, scan: Scan, now: Instant) {
-        self.has_moved |= scan.is_replaced;
+        self.has_replaced_root |= scan.is_replaced;
         let Some(root) = self.roots.get_mut(&scan.root) else {
             return;
         };
@@ -192,14 +192,14 @@ impl CopyWatcher {
         }
     }
 
-    /// Whether the roots are to be opened anew.
-    pub(crate) fn has_moved(&self) -> bool {
-        self.has_moved
+    /// Whether the roots have to be opened again.
+    pub(crate) fn has_replaced_root(&self) -> bool {
+        self.has_replaced_root
     }
 
-    /// They have been: what was found in the directories of before says nothing any more.
-    pub(crate) fn roots_reopened(&mut self) {
-        self.has_moved = false;
+    /// The roots have been opened again: earlier scans were of other directories.
+    pub(crate) fn reopened_roots(&mut self) {
+        self.has_replaced_root = false;
         self.generation += 1;
         self.roots.clear();
     }
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_root_that_moves_is_noticed_and_listed_anew() {
+    async fn a_root_that_is_replaced_is_noticed_and_listed_again() {
         let mut watcher = CopyWatcher::new(PACE);
         let mut now = Instant::now();
         let roots = names(&["data"]);
@@ -325,11 +325,11 @@ mod tests {
                 })
             });
             watcher.ended().await;
-            assert_eq!(watcher.has_moved(), is_replaced);
+            assert_eq!(watcher.has_replaced_root(), is_replaced);
             now = Instant::now() + PACE;
         }
-        watcher.roots_reopened();
-        assert!(!watcher.has_moved());
+        watcher.reopened_roots();
+        assert!(!watcher.has_replaced_root());
         watcher.begin_with(&roots, 0, now, |root| found(root, Some(vec![copy("m")])));
         assert_eq!(told(&watcher), (Vec::new(), false));
         watcher.ended().await;

@@ -476,10 +476,8 @@ mod tests {
         JobSample {
             name: JobName {
                 namespace: "team".to_owned(),
-                name: format!(
-                    "job-{number    namespace_uid: String::new(),
-            }"
-                ),
+                name: format!("job-{number}"),
+                ..JobName::default()
             },
             attempt: 1,
             under_way: false,

@@ -84,7 +84,7 @@ impl Opener {
             let begun = abort::thread("weft-root", move || {
                 let opened = open(&entry);
                 opener.lock().remove(&entry.path);
-                // Whoever asked may have given up.
+                // The caller may have given up.
                 let _ = tell.send(opened);
             });
             if let Err(error) = begun {

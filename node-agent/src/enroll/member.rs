@@ -299,15 +299,15 @@ impl Member {
                 return EnrollError::ConfigurationChanged;
             }
             let wanted = ordered.agent;
-            if wanted != applied || self.copies.has_moved() {
+            if wanted != applied || self.copies.has_replaced_root() {
                 match self.apply(agent, start, wanted.clone()).await {
                     Ok(()) => {
                         tracing::info!(
                             "applied a changed configuration, or a root's new directory"
                         );
                         applied = wanted;
-                        if self.copies.has_moved() {
-                            self.copies.roots_reopened();
+                        if self.copies.has_replaced_root() {
+                            self.copies.reopened_roots();
                         }
                     }
                     Err(finding) => findings.push(finding),

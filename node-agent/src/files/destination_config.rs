@@ -10,7 +10,7 @@ use super::names::{self, JobUid};
 use super::path::RootPath;
 use super::root::Root;
 
-/// What happens to a file that stands under a final name already.
+/// What happens to a file that has a final name already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overwrite {
     /// One with the same content stays as it is; another is replaced, and blocks that it shares
@@ -19,7 +19,7 @@ pub enum Overwrite {
     IfDifferent,
     /// One with the same content stays as it is; another is an error.
     Never,
-    /// It is not looked at: the whole file is sent and replaces it. A job that is resumed then
+    /// It is not read: the whole file is sent and replaces it. A job that is resumed then
     /// sends again also what it had finished.
     Always,
 }

@@ -1,7 +1,7 @@
 //! `Gate`: whether a job may still write.
 //!
-//! Every write passes it, so that once a destination has ended no byte lands any more, whoever
-//! still holds one of its files open.
+//! Every write passes it, so that no byte is written once a destination has ended, also when
+//! one of its files is still open.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 

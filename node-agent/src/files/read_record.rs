@@ -1,7 +1,7 @@
 //! `ReadRecord`: what was read from a store for a job, block by block.
 //!
 //! A source that is a node tells the digest of each block, so that a destination knows which of its
-//! blocks are right; a store does not. So whoever reads a store writes down the digest of each block
+//! blocks are right; a store does not. So the agent that reads a store writes down the digest of each block
 //! that it has written, and the version of the object that it is of. After a restart a block counts
 //! that is on disk with the digest that is written here: the record is not believed, the bytes are
 //! hashed again. What was torn by a crash matches nothing and is read again.

@@ -1,8 +1,8 @@
 //! `Root`: a directory that jobs may name. Nothing in [`files`](super) opens a file in another way.
 //!
 //! Everything is opened by `openat2(2)` below the root's directory, without following any link
-//! (`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS`), so that no path, whoever
-//! sent it and whatever happens to the directories meanwhile, leads out of the root. What has no
+//! (`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS`), so that no path leads out
+//! of the root, whatever happens to the directories meanwhile. What has no
 //! such call (rename, unlink, mkdir) names one component relative to a directory so opened.
 
 use std::fmt;

@@ -223,7 +223,7 @@ impl SourceFile {
         Ok(wanted)
     }
 
-    /// Compares the open file, and what now stands under its path, with the manifest.
+    /// Compares the open file, and the file that is now at its path, with the manifest.
     pub fn unchanged(&self) -> Result<(), FileError> {
         let place = || self.root.place(&self.path);
         let stat = fs::fstat(&self.file).map_err(|cause| FileError::reading(place(), cause))?;

@@ -64,12 +64,12 @@ pub(super) fn remove_job(
 #[derive(Debug, Default)]
 struct Removed {
     files: u32,
-    /// The first thing that is still there, or that could not be looked at.
+    /// The first thing that is still there, or that could not be examined.
     fault: Option<FileError>,
 }
 
 impl Removed {
-    /// Something could not be looked at.
+    /// Something could not be examined.
     fn failed(&mut self, root: &Root, path: &RootPath, operation: &'static str, cause: Errno) {
         // What is gone, or closed to the agent, is another's.
         let gone = is_no_directory(cause);
@@ -135,7 +135,7 @@ fn remove(
                     let Ok(staging) = path.join(name) else {
                         continue;
                     };
-                    // What cannot be looked at is another's.
+                    // What cannot be examined is another's.
                     let age = || staging::written_ns(root, &staging).map_or(Duration::ZERO, age);
                     if is_to_go(&own, &age)? {
                         match staging::remove(root, &staging) {

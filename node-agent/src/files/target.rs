@@ -40,7 +40,7 @@ pub(super) enum Origin {
     Fresh,
     /// Some may be in the partial file of an earlier attempt.
     Resumed,
-    /// A file of the right size stands under the final name; the partial file only claims it.
+    /// A file of the right size has the final name; the partial file only reserves it.
     Existing,
     /// All of them are in the partial file, which has its final mode: it can be read only.
     Finished,
@@ -278,7 +278,7 @@ impl Target {
         }
     }
 
-    /// Whether what stands under the final name has the right size; an error when it is nothing
+    /// Whether what has the final name has the right size; an error when it is nothing
     /// that a file may replace.
     fn replaceable(&self, parent: &OwnedFd, found: &Stat, bytes: u64) -> Result<bool, FileError> {
         let exists = |found| FileError::DestinationExists {

@@ -111,8 +111,8 @@ fn transport(
     let dscp = u8::try_from(egress.dscp)
         .map_err(|_| wrong("transport.dscp", format!("is {}: 0 to 63", egress.dscp)))?;
     let sent = Transport {
-        dscp: dscp,
-        cap_mbps: (egress.cap_mbps > 0).then(|| egress.cap_mbps),
+        dscp,
+        cap_mbps: (egress.cap_mbps > 0).then_some(egress.cap_mbps),
         ..Transport::default()
     };
     let Some(given) = given else {

@@ -305,7 +305,7 @@ mod tests {
             ("a/src/p/x.rs", "use super::Y; pub struct X;"),
             ("a/src/p/y.rs", "pub struct Y;"),
         ];
-        assert_eq!(found(files), [String::new(); 0]);
+        assert!(found(files).is_empty());
     }
 
     #[test]
@@ -327,6 +327,6 @@ mod tests {
             ("a/src/x.rs", "use crate::y::Y;"),
             ("a/src/y.rs", "#[cfg(test)] mod tests { use crate::x::X; }"),
         ];
-        assert_eq!(found(files), [String::new(); 0]);
+        assert!(found(files).is_empty());
     }
 }

@@ -15,7 +15,7 @@ use crate::abort;
 use crate::config::{self, Config, LinkKind};
 use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
-use crate::control::jobs::{Jobs, JobsConfig, LiveConfig};
+use crate::control::jobs::{Jobs, JobsConfig, ReloadableConfig};
 use crate::control::listener::ControlListener;
 use crate::control::service::Service;
 use crate::files::{self, FileError, Root};
@@ -295,8 +295,8 @@ fn node_key(config: &Config, tls: &Tls) -> Secret {
     }))
 }
 
-fn live_config(config: &Config, roots: Vec<Arc<Root>>) -> LiveConfig {
-    LiveConfig {
+fn live_config(config: &Config, roots: Vec<Arc<Root>>) -> ReloadableConfig {
+    ReloadableConfig {
         roots,
         objects: match config.objects.allow_insecure {
             true => object::Access::Insecure,

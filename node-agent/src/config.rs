@@ -21,7 +21,7 @@ use crate::files::{Access, MinFree, RootLimits};
 /// Slots of one incoming connection: enough to keep a link busy while the writer hashes one.
 pub const DEFAULT_SLOTS: u16 = 8;
 /// Slots of a connection for which there is no more memory: one is filled while the other is emptied.
-pub const SLOTS_LEAST: u16 = 2;
+pub const SLOTS_MIN: u16 = 2;
 /// Smallest `limits.memory` that holds one incoming connection's slots and one sender's buffers.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
 /// Largest MTU that the data path builds packets for (Ethernet jumbo frames, and loopback's 64 KiB).
@@ -60,12 +60,12 @@ pub struct Config {
     pub objects: Objects,
     /// Where it comes from; not a field of the file.
     #[serde(skip)]
-    pub author: Author,
+    pub author: ConfigSource,
 }
 
 /// Where a configuration comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Author {
+pub enum ConfigSource {
     /// A file. It changes when a person edits it and restarts the agent.
     #[default]
     File,
@@ -439,7 +439,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     let limits = &config.limits;
     let memory = limits.memory.0 >= MEMORY_BYTES_MIN;
     require(memory, "limits.memory", "must be 16MiB or more")?;
-    let slots = (SLOTS_LEAST..=64).contains(&limits.slots);
+    let slots = (SLOTS_MIN..=64).contains(&limits.slots);
     require(slots, "limits.slots", "must be 2 to 64")?;
     let lease = limits.lease.nanos() >= 1_000_000_000;
     require(lease, "limits.lease", "must be 1s or more")?;

@@ -9,7 +9,7 @@ use weft_identity::ticket::TicketFault;
 use weft_proto::Message as _;
 use weft_proto::agent::v1::ErrorDetail;
 
-use crate::config::Author;
+use crate::config::ConfigSource;
 use crate::files::FileError;
 use crate::object::ObjectError;
 
@@ -381,11 +381,11 @@ impl Fault {
     /// Whether the next attempt may succeed without a person changing anything. An operator may be about to send
     /// another configuration.
     #[must_use]
-    pub fn retriable(&self, author: Author) -> bool {
+    pub fn retriable(&self, author: ConfigSource) -> bool {
         match self {
             Fault::PeerRefused { retriable, .. } => *retriable,
             _ => {
-                let may_change = author == Author::Operator;
+                let may_change = author == ConfigSource::Operator;
                 let reason = self.reason();
                 self.passes()
                     || ATTEMPT.contains(&reason)
@@ -456,7 +456,7 @@ impl Fault {
 
     /// As the control API answers it: the message starts with the node.
     #[must_use]
-    pub fn to_status(&self, node: &str, author: Author) -> Status {
+    pub fn to_status(&self, node: &str, author: ConfigSource) -> Status {
         let message = format!("node {node}: {self}");
         let remedy = message.rsplit_once(": ").map_or("", |(_, remedy)| remedy);
         let detail = ErrorDetail {

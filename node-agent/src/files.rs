@@ -61,7 +61,7 @@ pub use manifest::{Entry, EntryKind, Manifest, ManifestBuilder, ObjectVersion, S
 pub use names::JobUid;
 pub use partial::DestinationFile;
 pub use path::RootPath;
-pub use read_record::{ReadRecord, VersionId};
+pub use read_record::{ObjectReadLog, VersionId};
 pub use root::{Access, Root};
 pub use source::{Source, SourceFile};
 pub use space::{MinFree, RootLimits};

@@ -10,7 +10,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::lease::{Board, Lost, acquire};
+use crate::lease::{LeaseStore, Lost, acquire};
 
 /// A thread that waits for the lead, and then keeps it.
 pub struct Candidacy {
@@ -32,7 +32,7 @@ impl Candidacy {
     ///
     /// # Errors
     /// There are no more threads.
-    pub fn begin<B: Board + 'static>(
+    pub fn begin<B: LeaseStore + 'static>(
         board: impl FnOnce() -> Result<B, kube::Error> + Send + 'static,
         name: String,
         looked: impl Fn() + Send + 'static,

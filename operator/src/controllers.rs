@@ -43,11 +43,11 @@ use tokio::{
 use self::{
     cache::Key,
     cluster::{Cluster, ClusterError},
-    controller::{Controller, LOOK, Round, Setup},
+    controller::{Controller, LOOK, ReconcileContext, Setup},
     fabric::{Fabrics, agents::AgentTemplate},
     job::{Jobs, secret::Secrets},
     kinds::{Cache, WatchEvent, for_each_kind},
-    lead::Lead,
+    lead::WriteFence,
     membership::Membership,
     request::Request,
     writer::{Answer, Writer},
@@ -107,7 +107,7 @@ pub async fn run(
             context.writes_per_second,
             context.metrics.clone(),
         ),
-        lead: Lead::new(context.epoch, context.renewals.clone()),
+        lead: WriteFence::new(context.epoch, context.renewals.clone()),
         began: Instant::now(),
         cache: Cache {
             ticket_key: context.authority.ticket_key(),
@@ -196,7 +196,7 @@ struct Runner {
     controllers: Vec<Box<dyn Controller>>,
     cache: Cache,
     writer: Writer,
-    lead: Lead,
+    lead: WriteFence,
     membership: Membership,
     /// The layout that it is of.
     members_of: Option<u64>,
@@ -221,7 +221,7 @@ impl Runner {
             controller.prepare(&mut self.cache);
         }
         for controller in &mut self.controllers {
-            controller.reconcile(&mut Round {
+            controller.reconcile(&mut ReconcileContext {
                 cache: &self.cache,
                 membership: &self.membership,
                 now: Timestamp::now(),

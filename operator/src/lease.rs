@@ -43,7 +43,7 @@ const SEIZURES: u32 = 5;
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// Where the Lease is kept.
-pub trait Board: Send + Sync {
+pub trait LeaseStore: Send + Sync {
     /// The Lease, if there is one.
     fn read(&self) -> impl Future<Output = Result<Option<Lease>, kube::Error>> + Send;
     /// Makes it, or overwrites the version that was read; fails where somebody else was faster.
@@ -68,7 +68,7 @@ impl LeaseBoard {
     }
 }
 
-impl Board for LeaseBoard {
+impl LeaseStore for LeaseBoard {
     async fn read(&self) -> Result<Option<Lease>, kube::Error> {
         self.0.get_opt(NAME).await
     }
@@ -182,7 +182,7 @@ impl Lost {
 
 /// Waits until this process leads, under a name that no other process has; `looked` is called after
 /// every look at the Lease.
-pub async fn acquire<B: Board>(board: B, name: &str, looked: impl Fn()) -> Leadership<B> {
+pub async fn acquire<B: LeaseStore>(board: B, name: &str, looked: impl Fn()) -> Leadership<B> {
     let mut candidate = Candidate {
         name: name.to_owned(),
         seen: None,
@@ -211,7 +211,7 @@ pub async fn acquire<B: Board>(board: B, name: &str, looked: impl Fn()) -> Leade
     }
 }
 
-async fn attempt<B: Board>(
+async fn attempt<B: LeaseStore>(
     board: &B,
     candidate: &mut Candidate,
 ) -> Result<Option<(Lease, Instant)>, String> {
@@ -243,7 +243,7 @@ async fn attempt<B: Board>(
 ///
 /// # Errors
 /// The API server does not answer, or somebody renews it whenever it is written.
-pub async fn seize<B: Board>(board: B) -> Result<Option<Leadership<B>>, String> {
+pub async fn seize<B: LeaseStore>(board: B) -> Result<Option<Leadership<B>>, String> {
     let mut problem = String::new();
     for _ in 0..SEIZURES {
         let now = Instant::now();
@@ -277,7 +277,7 @@ async fn answer<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result
     }
 }
 
-impl<B: Board> Leadership<B> {
+impl<B: LeaseStore> Leadership<B> {
     /// What this leader's commands carry: higher than any leader's before it.
     pub fn epoch(&self) -> u64 {
         let spec = self.lease.spec.as_ref();

@@ -36,9 +36,9 @@ use crate::home::{Home, HomeError};
 
 /// What the API needs is not there yet: it is looked for again.
 const AGAIN: Duration = Duration::from_secs(2);
-/// The proxy's authority changes once in years and the operator's once in months; until that is seen, calls
-/// fail.
-const LOOK: Duration = Duration::from_secs(60);
+/// How often the authorities are read again. The proxy's changes once in years and the operator's once in months;
+/// until that is seen, calls fail.
+const LOOK: Duration = Duration::from_secs(10);
 /// A server certificate lives a year.
 const CERTIFICATE_RENEWAL: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -12,12 +12,14 @@ use std::{
     future::{Future, IntoFuture as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     num::NonZeroU32,
+    panic::AssertUnwindSafe,
     path::{Path, PathBuf},
     pin::pin,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
+use futures::FutureExt as _;
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
     authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus},
@@ -166,14 +168,18 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
         let (namespace, standing) = (settings.namespace.clone(), standing.clone());
         if let Some((listener, leader)) = live.zip(live_leader.clone()) {
             let (client, namespace) = (client.clone(), namespace.clone());
-            tokio::spawn(live::serve(
-                listener,
-                Live {
-                    client,
-                    namespace,
-                    leader,
-                },
-            ));
+            let live = Live {
+                client,
+                namespace,
+                leader,
+            };
+            tokio::spawn(async move {
+                let served = AssertUnwindSafe(live::serve(listener, live)).catch_unwind();
+                if served.await.is_err() {
+                    // The panic is in the log. A replica without its live API must not stay an endpoint of it.
+                    std::process::abort();
+                }
+            });
         }
         let board = move || LeaseBoard::of(config, &namespace);
         let looked = move || {

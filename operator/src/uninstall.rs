@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, timeout};
 use weft_crds::{DeletionPolicy, Phase, TransferJob};
 
 use self::api::{LOOK, MANAGER, Refused, answer};
-use crate::{NAME, controllers::FINALIZER, lease::Board};
+use crate::{NAME, controllers::FINALIZER, lease::LeaseStore};
 
 /// So long the operator has to end the jobs at the agents.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -75,7 +75,7 @@ fn step(job: &TransferJob, late: bool) -> Option<Step> {
 ///
 /// # Errors
 /// Some jobs are still held.
-pub async fn run(client: Client, board: impl Board) -> Result<(), UninstallError> {
+pub async fn run(client: Client, board: impl LeaseStore) -> Result<(), UninstallError> {
     let_go(&client).await?;
     match timeout(LABELS_WITHIN, labels::remove(&client, board)).await {
         Ok(Ok(nodes)) => tracing::info!(nodes, "no node says anything of fabrics and models"),

@@ -71,7 +71,7 @@ fn spec(stage: &Stage, uid: &str, to: usize) -> Spec {
         expect: String::new(),
         overwrite: Overwrite::IfDifferent,
         backoff_limit: 6,
-        timing: Timing::PERSON,
+        timing: Timing::INTERACTIVE,
         leader: LeaderContext::ONLY,
     }
 }
@@ -114,6 +114,8 @@ fn connections(stage: &Stage, i: usize) -> usize {
 async fn jobs_at_the_same_agents_share_a_connection_to_each_also_when_one_was_restarted() {
     let directory = tempfile::tempdir().unwrap();
     let mut stage = stage(directory.path()).await;
+    // A connection stays as long as a job holds it.
+    let _holders = [1, 2].map(|to| stage.begin(spec(&stage, &format!("holder-{to}"), to)));
     for round in ["first", "second", "third"] {
         for (a, b) in [(1, 2), (2, 1)] {
             let job = |to| stage.begin(spec(&stage, &format!("{round}-{a}{b}-to-{to}"), to));

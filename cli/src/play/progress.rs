@@ -331,7 +331,7 @@ mod tests {
             algorithm: Algorithm::Blake3,
             expect: String::new(),
             overwrite: Overwrite::IfDifferent,
-            timing: Timing::PERSON,
+            timing: Timing::INTERACTIVE,
             leader: LeaderContext::ONLY,
             backoff_limit: 0,
         });

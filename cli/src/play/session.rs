@@ -169,7 +169,7 @@ impl<'a> Play<'a> {
             algorithm: settings.verification.into(),
             expect: String::new(),
             overwrite: Overwrite::IfDifferent,
-            timing: Timing::PERSON,
+            timing: Timing::INTERACTIVE,
             leader: LeaderContext::ONLY,
             backoff_limit: BACKOFF_LIMIT + patience(&settings.faults),
         })

@@ -78,7 +78,7 @@ impl TicketFault {
 
 /// Who is talking, and when.
 #[derive(Debug)]
-pub struct Meeting<'a> {
+pub struct TicketContext<'a> {
     /// This fabric.
     pub fabric: &'a str,
     /// This node.
@@ -100,7 +100,7 @@ pub(crate) fn signed_bytes(ticket: &[u8]) -> Vec<u8> {
 
 /// A ticket that holds between these two nodes, now. What it is for is compared by the caller with
 /// [`matches_destination`].
-pub fn verify(signed: &SignedTicket, meeting: &Meeting<'_>) -> Result<Ticket, TicketFault> {
+pub fn verify(signed: &SignedTicket, meeting: &TicketContext<'_>) -> Result<Ticket, TicketFault> {
     UnparsedPublicKey::new(&ED25519, meeting.key)
         .verify(&signed_bytes(&signed.ticket), &signed.signature)
         .map_err(|_| TicketFault::Forged)?;
@@ -196,7 +196,7 @@ mod tests {
             signature: signature.as_ref().to_vec(),
         };
         let key: [u8; 32] = pair(verifier).public_key().as_ref().try_into().unwrap();
-        let meeting = Meeting {
+        let meeting = TicketContext {
             fabric: "play",
             here: "n1",
             caller: "n0",

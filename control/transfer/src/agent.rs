@@ -181,7 +181,11 @@ impl Agent {
                     tries.count += 1;
                     let endpoint = self.connector.endpoint.clone();
                     let name = server_name(self.authority.fabric(), node);
-                    let next = dial(endpoint, name, certificate, tries.count);
+                    // A task of its own: it goes on when all of its callers give up.
+                    let dialled = tokio::spawn(dial(endpoint, name, certificate, tries.count));
+                    let next = dialled.map(|ended| {
+                        ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+                    });
                     let next = next.boxed().shared();
                     tries.last = Some(next.clone());
                     next

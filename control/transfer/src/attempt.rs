@@ -29,9 +29,9 @@ struct Member {
     part: Part,
     run: Run,
     /// Its progress stream has ended: it reports nothing more.
-    is_silent: bool,
+    stream_ended: bool,
     /// The stream broke: the node sends to no other any more.
-    is_gone: bool,
+    stream_broke: bool,
 }
 
 impl Member {
@@ -40,7 +40,7 @@ impl Member {
     }
 
     fn can_serve(&self) -> bool {
-        self.can_go_on() || (self.run == Run::Verified && !self.is_gone)
+        self.can_go_on() || (self.run == Run::Verified && !self.stream_broke)
     }
 }
 
@@ -60,8 +60,8 @@ impl Attempt {
             let member = Member {
                 part: part.clone(),
                 run: Run::Prepared,
-                is_silent: false,
-                is_gone: false,
+                stream_ended: false,
+                stream_broke: false,
             };
             (part.node.clone(), Box::new(member))
         };
@@ -146,14 +146,14 @@ impl Attempt {
 
     pub(crate) fn silent(&mut self, node: &str, is_broken: bool) {
         if let Some(member) = self.members.get_mut(node) {
-            member.is_silent = true;
-            member.is_gone |= is_broken;
+            member.stream_ended = true;
+            member.stream_broke |= is_broken;
         }
     }
 
     /// No node of this attempt will report again.
     pub(crate) fn all_silent(&self) -> bool {
-        self.members.values().all(|member| member.is_silent)
+        self.members.values().all(|member| member.stream_ended)
     }
 
     /// At least one destination can still finish: it and all nodes between it and the source work.

@@ -31,13 +31,13 @@ use crate::{
 /// How long a ticket holds; an attempt that is not connected by then never will be.
 const TICKET_LIFE: Duration = Duration::from_secs(15 * 60);
 /// Listing a million files on a slow disk.
-pub(crate) const STAT_WITHIN: Duration = Duration::from_secs(2 * 60);
+pub(crate) const STAT_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 /// Hashing what an earlier attempt left: 900 GB at 1 GB/s.
-const PREPARE_WITHIN: Duration = Duration::from_secs(15 * 60);
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// Nothing is waited for.
-const START_WITHIN: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Writes that are on their way to a slow disk have to end.
-pub(crate) const CANCEL_WITHIN: Duration = Duration::from_secs(60);
+pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a Cancel is repeated that has not reached its node. In a cluster the tries are 7 s apart in all:
 /// an agent that was stopped runs again by then, and a node that is down stays so for longer.
 const CANCEL_REPEATS: usize = 3;
@@ -105,7 +105,7 @@ impl Calling<'_> {
             }
             Command::Stat { manifest_digest } => {
                 let call = self.stat(manifest_digest);
-                let call = within(STAT_WITHIN, "Stat", &self.spec.source.node, call);
+                let call = within(STAT_TIMEOUT, "Stat", &self.spec.source.node, call);
                 Answer::Stat(Box::pin(call).await)
             }
             Command::Call {
@@ -129,11 +129,11 @@ impl Calling<'_> {
         match call {
             Call::Prepare => {
                 let call = self.prepare(node, attempt);
-                Box::pin(within(PREPARE_WITHIN, "Prepare", node, call)).await
+                Box::pin(within(PREPARE_TIMEOUT, "Prepare", node, call)).await
             }
             Call::Start(part) => {
                 let call = self.start(part, attempt);
-                Box::pin(within(START_WITHIN, "Start", node, call)).await
+                Box::pin(within(START_TIMEOUT, "Start", node, call)).await
             }
             Call::Follow => Box::pin(self.follow(node, attempt)).await,
             Call::Cancel {
@@ -141,14 +141,13 @@ impl Calling<'_> {
                 is_repeated,
             } => {
                 let repeats = if *is_repeated { CANCEL_REPEATS } else { 0 };
-                let leader = self.spec.leader;
                 let call = || {
                     let call = self.cancel(node, attempt, *cleanup);
-                    within(CANCEL_WITHIN, "Cancel", node, call)
+                    within(CANCEL_TIMEOUT, "Cancel", node, call)
                 };
                 let call = call
                     .retry(self.spec.timing.backoffs(repeats))
-                    .when(|refusal| refusal.may_have_missed(leader.attempts_before));
+                    .when(Refusal::may_not_have_arrived);
                 let result = Box::pin(call.into_future()).await;
                 result.inspect_err(|refusal| {
                     tracing::info!(node, attempt, refusal.message, "a Cancel is not confirmed");

@@ -154,7 +154,7 @@ impl DestinationStates {
     }
 
     /// Grows with every byte and with every destination that is Verified or given up.
-    pub(crate) fn gained(&self) -> u64 {
+    pub(crate) fn progress_total(&self) -> u64 {
         let ended = self.all.values().filter(|d| d.phase.is_final()).count();
         self.bytes() + ended as u64
     }

@@ -12,14 +12,14 @@ use backon::BackoffBuilder as _;
 use weft_planner::Plan;
 use weft_proto::agent::v1::{ProgressResponse, StatResponse};
 
-use self::{sender::StoredObject, state::State};
+use self::{sender::PausedObject, state::State};
 use crate::{
     command::{Answer, Call, Cleanup, Command},
     destinations::{DestinationStates, DestinationView},
-    object::is_of_the_store,
+    object::is_store_error,
     phase::{End, TransferPhase},
     refusal::Refusal,
-    spec::{Listing, MembershipUpdate, Spec},
+    spec::{Listing, MembershipUpdate, Spec, node_of},
 };
 
 /// A job. Its owner plays the operator; the crate's documentation describes its course.
@@ -34,23 +34,26 @@ pub struct Job {
     /// Of the newest Stat that succeeded.
     listing: Option<Listing>,
     /// The object, while a verified copy of it is sent instead.
-    stored: Option<StoredObject>,
+    stored: Option<PausedObject>,
     /// Nodes that could not read the object, or send their copy of it, since an attempt last brought something.
     failed_senders: BTreeSet<String>,
     /// A destination that has the manifest, after another one could not use what the source has sent.
     other_holder: Option<String>,
     destinations: DestinationStates,
+    /// Nodes whose agents a call of this job has reached: they may have files of it.
+    reached: BTreeSet<String>,
     /// Nodes that have not confirmed that the job ended.
     unconfirmed: BTreeSet<String>,
     /// Counts up from 1.
     attempt: u32,
-    /// What the destinations had gained when the attempt began.
-    gained_before: u64,
+    /// What the destinations had progress_total when the attempt began.
+    progress_before: u64,
     /// Attempts in a row that brought nothing.
     failures: u32,
     /// Those of them that do not count towards the backoff limit.
-    excused: u32,
-    is_configuration_pending: bool,
+    uncounted_failures: u32,
+    /// Nodes whose agents work with an earlier configuration.
+    configuration_pending: BTreeSet<String>,
     /// The first attempt's plan; before that, one for all destinations.
     plan: Option<Plan>,
     /// When the first Start was sent.
@@ -88,11 +91,12 @@ impl Job {
             failed_senders: BTreeSet::new(),
             other_holder: None,
             destinations,
+            reached: BTreeSet::new(),
             unconfirmed: BTreeSet::new(),
-            gained_before: 0,
+            progress_before: 0,
             failures: 0,
-            excused: 0,
-            is_configuration_pending: false,
+            uncounted_failures: 0,
+            configuration_pending: BTreeSet::new(),
             plan: None,
             started: None,
         }
@@ -116,7 +120,7 @@ impl Job {
     /// When [`Answer::Woken`] is due, if it is.
     pub fn wake_at(&self) -> Option<Duration> {
         match &self.state {
-            State::Waiting { until } | State::Settling { until, .. } => Some(*until),
+            State::Waiting { until } | State::AwaitingFinalReports { until, .. } => Some(*until),
             _ => None,
         }
     }
@@ -151,7 +155,7 @@ impl Job {
             State::Listing => TransferPhase::Listing,
             State::Waiting { .. } | State::Claiming => TransferPhase::Waiting,
             State::Preparing { .. } => TransferPhase::Preparing,
-            State::Running(_) | State::Settling { .. } => TransferPhase::Running,
+            State::Running(_) | State::AwaitingFinalReports { .. } => TransferPhase::Running,
             State::Cancelling { .. } | State::Ending { .. } => TransferPhase::Ending,
             State::Over(_) => TransferPhase::Over,
         }
@@ -245,6 +249,7 @@ impl Job {
                 call,
                 result,
             } => {
+                self.note_reached(&node, &result);
                 if attempt != self.attempt {
                     return;
                 }
@@ -252,18 +257,39 @@ impl Job {
                     Call::Prepare => self.on_prepared(now, &node, result, commands),
                     Call::Start(_) => self.on_started(now, &node, result, commands),
                     Call::Follow => self.on_follow_ended(now, &node, result, commands),
-                    Call::Cancel { .. } => self.on_cancelled(now, &node, &result, commands),
+                    Call::Cancel { cleanup, .. } => {
+                        self.on_cancelled(now, &node, cleanup, &result, commands);
+                    }
                 }
             }
             Answer::Progress {
                 node,
                 attempt,
                 report,
-            } => self.on_progress(now, &node, attempt, *report, commands),
+            } => {
+                self.reached.insert(node.clone());
+                self.on_progress(now, &node, attempt, *report, commands);
+            }
             Answer::Woken => self.on_woken(now, commands),
             Answer::Members(members) => self.on_members(now, *members, commands),
             Answer::Cancel(cleanup) => self.on_cancel(cleanup, commands),
         }
+    }
+
+    /// Notes whether a call has reached the agent of a node. A refusal may be of another node.
+    fn note_reached(&mut self, node: &str, result: &Result<(), Refusal>) {
+        let is_reached = match result {
+            Ok(()) => true,
+            Err(refusal) => refusal.node == node_of(node) && !refusal.is_before_contact(),
+        };
+        if is_reached {
+            self.reached.insert(node.to_owned());
+        }
+    }
+
+    /// Whether files of the job may be at a node. Another process may have made the earlier attempts.
+    fn may_have_files(&self, node: &str) -> bool {
+        self.spec.leader.attempts_before > 0 || self.reached.contains(node)
     }
 
     fn on_stat(
@@ -279,7 +305,7 @@ impl Job {
             Ok(found) => {
                 // Of an attempt only the end counts.
                 if self.attempt == self.spec.leader.attempts_before {
-                    (self.failures, self.excused) = (0, 0);
+                    (self.failures, self.uncounted_failures) = (0, 0);
                 }
                 let holder = self.other_holder.take();
                 self.listing = Some(Listing {
@@ -304,7 +330,7 @@ impl Job {
 
     fn on_no_listing(&mut self, now: Duration, refusal: &Refusal, commands: &mut Vec<Command>) {
         let mut is_another_left = false;
-        if !is_of_the_store(&refusal.reason) {
+        if !is_store_error(&refusal.reason) {
             self.failed_senders.insert(self.spec.source.node.clone());
             is_another_left = self.is_reader_left(|_| true);
             self.use_next_reader();
@@ -356,10 +382,12 @@ impl Job {
                 self.state = State::Listing;
                 let stored = self.stored.as_ref();
                 commands.push(Command::Stat {
-                    manifest_digest: stored.map(StoredObject::manifest_digest),
+                    manifest_digest: stored.map(PausedObject::manifest_digest),
                 });
             }
-            State::Settling { until, .. } if now >= *until => self.settled(now, commands),
+            State::AwaitingFinalReports { until, .. } if now >= *until => {
+                self.settled(now, commands);
+            }
             _ => {}
         }
     }
@@ -374,7 +402,7 @@ impl Job {
         if matches!(self.state, State::Ending { .. } | State::Over(_)) {
             return;
         }
-        self.is_configuration_pending = members.is_configuration_pending;
+        self.configuration_pending = members.configuration_pending;
         let spec = Arc::make_mut(&mut self.spec);
         let mut is_other = spec.topology != members.topology;
         spec.topology = members.topology;
@@ -408,16 +436,16 @@ impl Job {
     /// An attempt, or a Stat, has brought nothing.
     fn count_failure(&mut self, is_excused: bool) {
         self.failures += 1;
-        self.excused += u32::from(is_excused);
+        self.uncounted_failures += u32::from(is_excused);
     }
 
     /// Another configuration of the agent is on its way, and may take the reason away.
     fn is_excused(&self, refusal: &Refusal) -> bool {
-        self.is_configuration_pending && refusal.is_of_configuration()
+        refusal.is_configuration_error(&self.configuration_pending)
     }
 
     fn is_limit_exceeded(&self) -> bool {
-        self.failures > self.spec.backoff_limit + self.excused
+        self.failures > self.spec.backoff_limit + self.uncounted_failures
     }
 
     fn backoff(&self) -> Duration {

@@ -82,12 +82,12 @@ impl Object {
 }
 
 /// The reader is not at fault: no other node could read the object either.
-pub(crate) fn is_of_the_store(reason: &str) -> bool {
-    !is_of_access(reason) && OF_THE_STORE.iter().any(|begin| reason.starts_with(begin))
+pub(crate) fn is_store_error(reason: &str) -> bool {
+    !is_access_error(reason) && OF_THE_STORE.iter().any(|begin| reason.starts_with(begin))
 }
 
 /// The store has not served this reader; it may serve another one.
-pub(crate) fn is_of_access(reason: &str) -> bool {
+pub(crate) fn is_access_error(reason: &str) -> bool {
     OF_ACCESS.contains(&reason)
 }
 
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_disk_is_the_readers_own_and_a_key_is_everybodys() {
         for reason in ["ObjectMissing", "ObjectDenied", "SecretInvalid"] {
-            assert!(is_of_the_store(reason), "{reason}");
+            assert!(is_store_error(reason), "{reason}");
         }
         for reason in [
             "DiskFull",
@@ -108,7 +108,7 @@ mod tests {
             "ObjectUnavailable",
             "StoreForbidden",
         ] {
-            assert!(!is_of_the_store(reason), "{reason}");
+            assert!(!is_store_error(reason), "{reason}");
         }
     }
 }

@@ -29,3 +29,13 @@ pub enum End {
     /// The job was cancelled.
     Cancelled(Cleanup),
 }
+
+impl End {
+    /// What agents remove at the end; where a job ends by itself, at the destinations that failed.
+    pub(crate) fn cleanup(self) -> Cleanup {
+        match self {
+            Self::Complete | Self::Failed => Cleanup::Partials,
+            Self::Cancelled(cleanup) => cleanup,
+        }
+    }
+}

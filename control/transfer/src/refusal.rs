@@ -1,5 +1,7 @@
 //! Why an agent refused a call, or could not be called.
 
+use std::collections::BTreeSet;
+
 use tonic::{Code, Status};
 use weft_identity::cause::innermost;
 use weft_proto::{Message as _, agent::v1::ErrorDetail};
@@ -15,16 +17,10 @@ pub(crate) const UNKNOWN: &str = "NodeUnknown";
 /// The reason of a destination when a node between it and the source has failed.
 pub(crate) const SENDER_LOST: &str = "SenderLost";
 
-/// Reasons that another configuration of an agent may take away.
-const OF_CONFIGURATION: [&str; 5] = [
-    "UnknownRoot",
-    "RootReadOnly",
-    "SettingsDiffer",
-    "TicketForged",
-    "StoreForbidden",
-];
+/// Reasons that another configuration of the agent may take away.
+const OF_CONFIGURATION: [&str; 3] = ["UnknownRoot", "RootReadOnly", "StoreForbidden"];
 /// Reasons for which a destination refuses the manifest that it was sent.
-const OF_MANIFEST: [&str; 2] = ["PeerFaulty", "BadManifest"];
+const OF_MANIFEST: [&str; 3] = ["PeerFaulty", "BadManifest", "ManifestNotFetched"];
 
 /// Something that an agent, or the way to it, refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,21 +51,22 @@ impl Refusal {
         [NEVER_REACHED, ADDRESS_UNUSABLE, UNKNOWN].contains(&self.reason.as_str())
     }
 
-    /// The call may not have reached an agent that knows of the job, and another call may. Where earlier
-    /// attempts were made by another process, that process may have reached the agent.
-    pub(crate) fn may_have_missed(&self, attempts_before: u32) -> bool {
-        self.retriable
-            && self.reason != UNKNOWN
-            && (attempts_before > 0 || !self.is_before_contact())
+    /// The call may not have reached the agent, and another call may.
+    pub(crate) fn may_not_have_arrived(&self) -> bool {
+        self.retriable && self.reason != UNKNOWN
     }
 
-    /// Another configuration of an agent may take it away.
-    pub(crate) fn is_of_configuration(&self) -> bool {
-        OF_CONFIGURATION.contains(&self.reason.as_str())
+    /// The configuration that these nodes do not have yet may take the refusal away.
+    pub(crate) fn is_configuration_error(&self, pending: &BTreeSet<String>) -> bool {
+        match self.reason.as_str() {
+            // Two agents differ, or the agent and the operator do.
+            "SettingsDiffer" | "TicketForged" => !pending.is_empty(),
+            reason => OF_CONFIGURATION.contains(&reason) && pending.contains(&self.node),
+        }
     }
 
     /// A destination refuses the manifest that another agent has sent.
-    pub(crate) fn is_of_manifest(&self) -> bool {
+    pub(crate) fn is_manifest_error(&self) -> bool {
         OF_MANIFEST.contains(&self.reason.as_str())
     }
 

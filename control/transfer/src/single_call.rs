@@ -8,7 +8,7 @@ use weft_proto::agent::v1::{
 };
 
 use crate::{
-    calls::{CANCEL_WITHIN, Calling, Calls, STAT_WITHIN, within},
+    calls::{CANCEL_TIMEOUT, Calling, Calls, STAT_TIMEOUT, within},
     endpoint::Endpoint,
     pool::ConnectionPool,
     refusal::Refusal,
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Three rounds of packets to 64 peers.
-const DIAGNOSE_WITHIN: Duration = Duration::from_secs(15);
+const DIAGNOSE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What the source of a transfer holds. Nothing is begun.
 ///
@@ -33,7 +33,7 @@ pub async fn stat(
         spec,
         listing: None,
     };
-    within(STAT_WITHIN, "Stat", &spec.source.node, calling.stat(None)).await
+    within(STAT_TIMEOUT, "Stat", &spec.source.node, calling.stat(None)).await
 }
 
 /// Which peers a node reaches, and what its kernel and pod give it.
@@ -50,7 +50,7 @@ pub async fn diagnose(
         let request = request.clone();
         async move { client.diagnose(request).await }
     });
-    within(DIAGNOSE_WITHIN, "Diagnose", &endpoint.node, call).await
+    within(DIAGNOSE_TIMEOUT, "Diagnose", &endpoint.node, call).await
 }
 
 /// Takes a job that does not exist any more out of the records of a node's copies: the agent removes the
@@ -80,7 +80,7 @@ pub async fn release(
         let request = request.clone();
         async move { client.cancel(request).await }
     });
-    within(CANCEL_WITHIN, "Cancel", &endpoint.node, call)
+    within(CANCEL_TIMEOUT, "Cancel", &endpoint.node, call)
         .await
         .map(drop)
 }

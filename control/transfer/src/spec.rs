@@ -1,6 +1,6 @@
 //! What a job moves, between which nodes, and by which limits.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use backon::ExponentialBuilder;
 use weft_planner::{Strategy, Topology};
@@ -104,9 +104,9 @@ pub struct MembershipUpdate {
     pub topology: Topology,
     /// Part of the line rate that is payload, above 0 and at most 1.
     pub payload_share: f64,
-    /// Some agents of the job still work with an earlier configuration. An attempt that an agent refuses
-    /// for its configuration then does not count towards the backoff limit.
-    pub is_configuration_pending: bool,
+    /// Nodes of the job whose agents still work with an earlier configuration. An attempt that fails only because
+    /// these agents refuse it for their configuration does not count towards the backoff limit.
+    pub configuration_pending: BTreeSet<String>,
 }
 
 /// How long the job waits between attempts, and how often agents report.
@@ -125,7 +125,7 @@ pub struct Timing {
 impl Timing {
     /// A person is watching: the longest backoff is 2 s, and two tries to reach a node, with the
     /// first backoff between them, show that it is not there.
-    pub const PERSON: Self = Self {
+    pub const INTERACTIVE: Self = Self {
         backoff: Duration::from_millis(250),
         backoff_max: Duration::from_secs(2),
         gives_up_unreached: true,

@@ -24,7 +24,7 @@ impl Jobs {
         } = request;
         let job = convert::job(job)?;
         // An earlier process may have left files of a job that is not known here.
-        self.expect_anything_left_by(&job);
+        self.register_unknown_job(&job);
         // An unknown attempt is remembered as cancelled, so that a later Prepare or Start of it is refused.
         let known = match self.admit(&job).await {
             // A later attempt has ended this one.

@@ -15,7 +15,7 @@ use weft_engine::{DomainId, Engine};
 use weft_proto::agent::v1::{JobRef, Location};
 
 use crate::abort;
-use crate::config::Author;
+use crate::config::ConfigSource;
 use crate::config::values::{NodeName, PublicKey};
 use crate::control::known_attempt::KnownAttempt;
 use crate::control::manifests::Manifests;
@@ -28,7 +28,7 @@ use crate::tls::Tls;
 use crate::transfer::buffers::MemoryBudget;
 
 /// Jobs that are over and still known.
-const REMEMBERED: usize = 1024;
+const FINISHED_JOBS_MAX: usize = 1024;
 
 /// What jobs work with.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub struct JobsConfig {
     /// This node.
     pub node: NodeName,
     /// Who wrote the configuration.
-    pub author: Author,
+    pub author: ConfigSource,
     /// The transport.
     pub engine: Arc<Engine>,
     /// This node's certificate, as it is now.
@@ -55,7 +55,7 @@ pub struct JobsConfig {
 
 /// The configuration that may change while attempts run. Each command uses what is in force when it comes.
 #[derive(Debug)]
-pub struct LiveConfig {
+pub struct ReloadableConfig {
     /// The directories that may be named.
     pub roots: Vec<Arc<Root>>,
     /// Which stores may be read.
@@ -68,7 +68,7 @@ pub struct LiveConfig {
 #[derive(Debug)]
 pub struct Jobs {
     pub(crate) config: JobsConfig,
-    live: Mutex<Arc<LiveConfig>>,
+    live: Mutex<Arc<ReloadableConfig>>,
     /// Calls that were refused, by reason: the number of reasons is fixed.
     refused: Mutex<BTreeMap<&'static str, u64>>,
     pub(crate) misuses: Misuses,
@@ -93,7 +93,7 @@ struct KnownJobs {
 impl Jobs {
     /// None yet.
     #[must_use]
-    pub fn new(config: JobsConfig, live: LiveConfig) -> Arc<Self> {
+    pub fn new(config: JobsConfig, live: ReloadableConfig) -> Arc<Self> {
         Arc::new(Self {
             config,
             live: Mutex::new(Arc::new(live)),
@@ -119,13 +119,13 @@ impl Jobs {
     }
 
     /// What is in force now.
-    pub(crate) fn live(&self) -> Arc<LiveConfig> {
+    pub(crate) fn live(&self) -> Arc<ReloadableConfig> {
         let live = self.live.lock();
         live.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Puts a configuration in force.
-    pub(crate) fn set_live(&self, live: LiveConfig) {
+    pub(crate) fn set_live(&self, live: ReloadableConfig) {
         let mut in_force = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         *in_force = Arc::new(live);
     }
@@ -149,16 +149,16 @@ impl Jobs {
     }
 
     /// A Prepare is coming: it may leave files. The first attempt of a job finds none.
-    pub(crate) fn expect_left_by(&self, job: &JobRef) {
+    pub(crate) fn register_job(&self, job: &JobRef) {
         if order(job) <= (1, 1) {
             self.lock().left_by(&job.uid, Leftover::default);
         } else {
-            self.expect_anything_left_by(job);
+            self.register_unknown_job(job);
         }
     }
 
     /// A job of which nothing is known may have left anything in any root.
-    pub(crate) fn expect_anything_left_by(&self, job: &JobRef) {
+    pub(crate) fn register_unknown_job(&self, job: &JobRef) {
         let anywhere = || Leftover::anywhere(&self.live().roots);
         self.lock().left_by(&job.uid, anywhere);
     }
@@ -244,7 +244,7 @@ impl KnownJobs {
         let is_over = |latest: Option<&Arc<KnownAttempt>>| {
             latest.is_none_or(|latest| latest.attempt.status().closed)
         };
-        while self.order.len() > REMEMBERED
+        while self.order.len() > FINISHED_JOBS_MAX
             && let Some(uid) = self
                 .order
                 .pop_front_if(|uid| is_over(self.latest.get(uid.as_str())))

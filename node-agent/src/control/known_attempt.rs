@@ -7,7 +7,7 @@ use weft_engine::DomainId;
 use weft_proto::Message;
 use weft_proto::agent::v1::{ConnectResponse, JobName, JobRef, Location, PrepareResponse};
 
-use crate::config::SLOTS_LEAST;
+use crate::config::SLOTS_MIN;
 use crate::fault::Fault;
 use crate::files::Leftover;
 use crate::transfer::attempt::{Attempt, Worker};
@@ -26,12 +26,12 @@ pub struct KnownAttempt {
     pub(crate) domain: DomainId,
     /// What all attempts of its job may have left.
     left: Arc<Mutex<Leftover>>,
-    parts: Mutex<Parts>,
+    parts: Mutex<AttemptResources>,
 }
 
 /// What the commands on an attempt have made.
 #[derive(Debug, Default)]
-pub(crate) struct Parts {
+pub(crate) struct AttemptResources {
     /// By call: the hash of the first request.
     requests: HashMap<&'static str, blake3::Hash>,
     /// Until the attempt is over: it holds the destination's lock.
@@ -56,11 +56,11 @@ pub(crate) struct ParentConnection {
     pub(crate) response: ConnectResponse,
 }
 
-impl Parts {
+impl AttemptResources {
     /// The buffers to receive with.
     pub(crate) fn take_share(&mut self, memory: &Arc<MemoryBudget>) -> Result<BufferShare, Fault> {
         let share = self.share.take();
-        share.map_or_else(|| memory.share(usize::from(SLOTS_LEAST)), Ok)
+        share.map_or_else(|| memory.share(usize::from(SLOTS_MIN)), Ok)
     }
 }
 
@@ -91,7 +91,7 @@ impl KnownAttempt {
         self.name.get().cloned().unwrap_or_else(uid)
     }
 
-    pub(crate) fn parts(&self) -> MutexGuard<'_, Parts> {
+    pub(crate) fn parts(&self) -> MutexGuard<'_, AttemptResources> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

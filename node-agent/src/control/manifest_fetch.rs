@@ -9,7 +9,7 @@ use weft_proto::agent::v1::{
 };
 
 use crate::abort;
-use crate::config::Author;
+use crate::config::ConfigSource;
 use crate::fault::Fault;
 use crate::files::{Entry, EntryKind, Manifest, ManifestBuilder, ObjectVersion, Shape};
 use crate::tls::Tls;
@@ -20,7 +20,7 @@ const PART_BYTES_MAX: usize = 1 << 20;
 
 /// A fetch with all its retries takes no longer. The manifest of a million files has some 100 MB, which
 /// 10 Mbit/s bring within 80 s.
-const FETCH_WITHIN: Duration = Duration::from_secs(120);
+const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Fetches the manifest with this digest from the agent that has listed it.
 pub(crate) async fn fetch(
@@ -40,13 +40,15 @@ pub(crate) async fn fetch(
         node: holder.node.clone(),
         problem,
     };
-    match timeout(FETCH_WITHIN, agent.retry(retry_for, call)).await {
+    match timeout(FETCH_TIMEOUT, agent.retry(retry_for, call)).await {
         Ok(Ok(manifest)) if manifest.digest() == digest => Ok(manifest),
         Ok(Ok(_)) => Err(not_fetched("it sent another list".to_owned())),
         // Whatever the holder answers is no reason to give the job up: the next attempt may ask another one.
-        Ok(Err(fault)) if fault.retriable(Author::Operator) => Err(fault),
+        Ok(Err(fault)) if fault.retriable(ConfigSource::Operator) => Err(fault),
         Ok(Err(fault)) => Err(not_fetched(fault.to_string())),
-        Err(_) => Err(not_fetched(format!("it took longer than {FETCH_WITHIN:?}"))),
+        Err(_) => Err(not_fetched(format!(
+            "it took longer than {FETCH_TIMEOUT:?}"
+        ))),
     }
 }
 

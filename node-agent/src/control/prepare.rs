@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use weft_proto::agent::v1::{Location, ManifestHolder, PrepareRequest, PrepareResponse};
 
 use crate::abort;
-use crate::config::SLOTS_LEAST;
+use crate::config::SLOTS_MIN;
 use crate::control::jobs::Jobs;
 use crate::control::known_attempt::{KnownAttempt, Prepared};
 use crate::control::manifest_fetch;
@@ -26,7 +26,7 @@ impl Jobs {
     ) -> Result<PrepareResponse, Fault> {
         let job = convert::job(request.job.clone())?;
         // Before anything is refused: a job whose first attempt is refused has left nothing.
-        self.expect_left_by(&job);
+        self.register_job(&job);
         let repeatable = PrepareRequest {
             leader_epoch: 0,
             // A repetition may bring a new ticket.
@@ -114,7 +114,7 @@ impl Jobs {
         let (of, budget) = (known.clone(), self.config.memory.clone());
         let (prepared, response) = abort::blocking("prepare", move || {
             of.left().expect(&config);
-            of.parts().share = Some(budget.share(usize::from(SLOTS_LEAST))?);
+            of.parts().share = Some(budget.share(usize::from(SLOTS_MIN))?);
             make_ready(&of, config, location)
         })
         .await?;

@@ -13,7 +13,7 @@ use futures::Stream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
-use weft_identity::ticket::{self, Meeting};
+use weft_identity::ticket::{self, TicketContext};
 use weft_proto::agent::v1 as proto;
 use weft_proto::agent::v1::Direction;
 use weft_proto::agent::v1::agent_server::Agent;
@@ -70,7 +70,7 @@ impl Service {
                 problem: "was not checked".to_owned(),
             });
         };
-        let meeting = Meeting {
+        let meeting = TicketContext {
             fabric: self.fabric.as_str(),
             here: self.node.as_str(),
             caller: caller.as_str(),

@@ -221,7 +221,7 @@ pub(super) struct Records<'r> {
 
 impl<'r> Records<'r> {
     /// Nothing where the root has none.
-    fn open(root: &'r Root) -> Result<Option<Self>, FileError> {
+    pub(super) fn open(root: &'r Root) -> Result<Option<Self>, FileError> {
         if root.access() != Access::ReadWrite {
             return Ok(None);
         }

@@ -18,12 +18,12 @@ use super::gate::Gate;
 use super::lock::JobLock;
 use super::manifest::{Manifest, Shape};
 use super::namespace_directory;
-use super::occupancy::{PathUse, Writing};
+use super::occupancy::{PathGuard, Writing};
 use super::partial::{DestinationFile, Finish};
 use super::path::RootPath;
 use super::placement::Placement;
 use super::progress::{Progress, Stage};
-use super::read_record::ReadRecord;
+use super::read_record::ObjectReadLog;
 use super::reservation;
 use super::reserved_space::ReservedSpace;
 use super::root::{Access, Root};
@@ -45,7 +45,7 @@ pub struct Destination {
     /// Nothing once it has ended.
     held: Mutex<Option<Held>>,
     /// No copy is removed here: nothing once nobody needs the files.
-    path_use: Mutex<Option<PathUse>>,
+    path_use: Mutex<Option<PathGuard>>,
 }
 
 /// What a job holds for as long as it writes.
@@ -144,9 +144,9 @@ impl Destination {
     }
 
     /// What was read for this job, which has so many blocks, from a store, by this attempt or an earlier one.
-    pub fn read_record(&self, blocks: u64) -> Result<ReadRecord, FileError> {
+    pub fn read_record(&self, blocks: u64) -> Result<ObjectReadLog, FileError> {
         let _pass = self.gate.pass(|| self.placement.place())?;
-        ReadRecord::open(self.root(), &self.placement.config.job, blocks)
+        ObjectReadLog::open(self.root(), &self.placement.config.job, blocks)
     }
 
     /// The digest that the whole must have, if the job says so.

@@ -8,7 +8,7 @@ use super::error::FileError;
 use super::lock::JobLock;
 use super::names::JobUid;
 use super::path::RootPath;
-use super::read_record::ReadRecord;
+use super::read_record::ObjectReadLog;
 use super::reservation;
 use super::root::{Access, Root};
 use super::sweep;
@@ -117,7 +117,7 @@ impl InRoot {
         }
         let mut lock = None;
         let removed = sweep::remove_job(&self.root, job, directories, &mut lock)
-            .and_then(|()| ReadRecord::remove(&self.root, job));
+            .and_then(|()| ObjectReadLog::remove(&self.root, job));
         if self.made.is_empty() {
             return removed;
         }

@@ -19,31 +19,63 @@ use super::root::{Access, Root};
 /// Of a UID that is written down: more is no UID.
 const UID_BYTES_MAX: u64 = 64;
 
-/// Refuses a job that reads at `path` in the directory of an earlier namespace.
+/// Refuses a job that reads at `path` in the directory of an earlier namespace. Takes no lock once the UID is
+/// written down. A root where nothing can be written down stays readable.
 pub fn read(root: &Root, path: &RootPath, job: &CopyJob) -> Result<(), FileError> {
-    // A job that reads makes nothing.
-    match root.open_directory(&RootPath::parse(&job.namespace)?) {
-        Ok(_) => write(root, path, job),
-        Err(_) => Ok(()),
+    if !is_checked(root, path, job) {
+        return Ok(());
     }
+    let owner = match Records::open(root)? {
+        Some(records) => owner(&records, &file_name(job))?,
+        None => String::new(),
+    };
+    if owner == job.namespace_uid {
+        return Ok(());
+    }
+    let directory = RootPath::parse(&job.namespace)?;
+    if owner.is_empty() && root.open_directory(&directory).is_err() {
+        // There is nothing to read: the reader's own error says so.
+        return Ok(());
+    }
+    match write(root, path, job) {
+        Err(error) if !owner.is_empty() || matches!(error, FileError::NamespaceReplaced { .. }) => {
+            Err(error)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the rule holds for a path: in a root that is written to, below the directory of the job's namespace.
+fn is_checked(root: &Root, path: &RootPath, job: &CopyJob) -> bool {
+    let is_its_own = path.as_str().split('/').next() == Some(&*job.namespace);
+    !job.namespace_uid.is_empty() && is_its_own && root.access() == Access::ReadWrite
+}
+
+fn file_name(job: &CopyJob) -> String {
+    format!("namespace-{}", record_name(&job.namespace))
+}
+
+/// The UID that is written down; empty where there is none.
+fn owner(records: &Records<'_>, name: &str) -> Result<String, FileError> {
+    let mut owner = String::new();
+    if let Some(file) = records.open_file(name)? {
+        let read = file.take(UID_BYTES_MAX).read_to_string(&mut owner);
+        read.map_err(|error| FileError::reading(records.place(name), errno(&error)))?;
+    }
+    Ok(owner)
 }
 
 /// Refuses a job that writes at `path` in the directory of an earlier namespace. From now on the directory belongs
 /// to the job's namespace.
 pub(super) fn write(root: &Root, path: &RootPath, job: &CopyJob) -> Result<(), FileError> {
     let (namespace, uid) = (job.namespace.as_str(), job.namespace_uid.as_str());
-    let is_its_own = path.as_str().split('/').next() == Some(namespace);
-    if uid.is_empty() || !is_its_own || root.access() != Access::ReadWrite {
+    if !is_checked(root, path, job) {
         return Ok(());
     }
     let _locked = root.records();
     let records = Records::make(root)?;
-    let name = format!("namespace-{}", record_name(namespace));
-    let mut owner = String::new();
-    if let Some(file) = records.open_file(&name)? {
-        let read = file.take(UID_BYTES_MAX).read_to_string(&mut owner);
-        read.map_err(|error| FileError::reading(records.place(&name), errno(&error)))?;
-    }
+    let name = file_name(job);
+    let owner = owner(&records, &name)?;
     if owner == uid {
         return Ok(());
     }

@@ -45,7 +45,7 @@ pub(super) struct Writing {
 
 /// A path is in use: as long as this is there.
 #[derive(Debug)]
-pub(super) struct PathUse {
+pub(super) struct PathGuard {
     occupancy: Arc<Occupancy>,
     number: u64,
 }
@@ -79,13 +79,13 @@ impl Occupancy {
 
     /// Says that an attempt writes or reads at `path`. When a removal has begun there, a reader notices that
     /// its files are others, or none.
-    pub(super) fn open(self: &Arc<Self>, path: &RootPath) -> PathUse {
+    pub(super) fn open(self: &Arc<Self>, path: &RootPath) -> PathGuard {
         self.add(&mut self.uses(), path, Use::Open)
     }
 
     /// Keeps jobs out of `path` while a copy is removed there; nothing where an attempt has it open, or
     /// something within it or around it.
-    pub(super) fn remove(self: &Arc<Self>, path: &RootPath) -> Option<PathUse> {
+    pub(super) fn remove(self: &Arc<Self>, path: &RootPath) -> Option<PathGuard> {
         let mut uses = self.uses();
         let is_free = !uses.overlaps(path, Use::Open);
         is_free.then(|| self.add(&mut uses, path, Use::Removal))
@@ -105,11 +105,11 @@ impl Occupancy {
         is_free.then(remove)
     }
 
-    fn add(self: &Arc<Self>, uses: &mut Uses, path: &RootPath, kind: Use) -> PathUse {
+    fn add(self: &Arc<Self>, uses: &mut Uses, path: &RootPath, kind: Use) -> PathGuard {
         uses.next += 1;
         let number = uses.next;
         uses.paths.insert(number, (path.clone(), kind));
-        PathUse {
+        PathGuard {
             occupancy: self.clone(),
             number,
         }
@@ -139,7 +139,7 @@ impl Drop for Writing {
     }
 }
 
-impl Drop for PathUse {
+impl Drop for PathGuard {
     fn drop(&mut self) {
         self.occupancy.uses().paths.remove(&self.number);
     }

@@ -22,12 +22,12 @@ use super::manifest::{Entry, EntryKind, Shape};
 use super::partial::Finish;
 use super::path::RootPath;
 use super::progress::Stage;
-use super::read_record::ReadRecord;
+use super::read_record::ObjectReadLog;
 use super::staging;
 use super::target::Target;
 
 /// From how many files or directories on one `syncfs` is cheaper than an `fsync` each.
-const BULK: usize = 33;
+const SYNCFS_MIN_FILES: usize = 33;
 
 impl Destination {
     /// Puts everything on disk and under its name, with the modes of the directories; then the job has
@@ -51,7 +51,7 @@ impl Destination {
         self.sync_files()?;
         self.rename_files()?;
         self.sync_and_name_directories()?;
-        ReadRecord::remove(self.root(), &self.placement.config.job)?;
+        ObjectReadLog::remove(self.root(), &self.placement.config.job)?;
         drop(pass);
         self.end();
         Ok(digest)
@@ -64,8 +64,8 @@ impl Destination {
     }
 
     fn sync_files(&self) -> Result<(), FileError> {
-        let few: Vec<(u32, Finish)> = self.progress().finished().take(BULK).collect();
-        if few.len() == BULK {
+        let few: Vec<(u32, Finish)> = self.progress().finished().take(SYNCFS_MIN_FILES).collect();
+        if few.len() == SYNCFS_MIN_FILES {
             return self.sync_file_systems(self.placement.directories());
         }
         for (index, finish) in few {
@@ -107,7 +107,7 @@ impl Destination {
 
     /// Gives the directories their modes, puts them on disk and renames the one that was assembled.
     fn sync_and_name_directories(&self) -> Result<(), FileError> {
-        let few = self.placement.directories().take(BULK).count() < BULK;
+        let few = self.placement.directories().take(SYNCFS_MIN_FILES).count() < SYNCFS_MIN_FILES;
         // Deepest first: an outer one may forbid opening what is in it.
         for entry in self.manifest().entries().rev() {
             if entry.kind == EntryKind::Directory {
@@ -165,7 +165,7 @@ impl Destination {
         &self,
         paths: impl ExactSizeIterator<Item = &'p RootPath>,
     ) -> Result<(), FileError> {
-        if paths.len() >= BULK {
+        if paths.len() >= SYNCFS_MIN_FILES {
             return self.sync_file_systems(paths.cloned().map(Ok));
         }
         let mut open = OpenDirectory::new(self.root());

@@ -1,4 +1,4 @@
-//! `ReadRecord`: what was read from a store for a job, block by block.
+//! `ObjectReadLog`: what was read from a store for a job, block by block.
 //!
 //! A source that is a node tells the digest of each block, so that a destination knows which of its
 //! blocks are right; a store does not. So the agent that reads a store writes down the digest of each block
@@ -38,12 +38,12 @@ const READS_MAX: u64 = 4;
 /// The record of a job in a root, open for more. Of what it says nothing is kept: it is as long as the
 /// job is large.
 #[derive(Debug)]
-pub struct ReadRecord {
+pub struct ObjectReadLog {
     file: File,
     place: Place,
 }
 
-impl ReadRecord {
+impl ObjectReadLog {
     /// Of a job of so many blocks.
     pub(super) fn open(root: &Arc<Root>, job: &JobUid, blocks: u64) -> Result<Self, FileError> {
         let name = names::partial_name(job, NAME);
@@ -71,7 +71,7 @@ impl ReadRecord {
         if kept < length {
             fs::ftruncate(&file, kept).map_err(|cause| failed("ftruncate", cause))?;
         }
-        Ok(ReadRecord {
+        Ok(ObjectReadLog {
             file: File::from(file),
             place,
         })
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     /// All that a record says; `version` is the one that still is.
-    fn all(record: &mut ReadRecord, version: u8) -> Vec<(u8, u32, u8)> {
+    fn all(record: &mut ObjectReadLog, version: u8) -> Vec<(u8, u32, u8)> {
         let mut all = Vec::new();
         let tell = |id: &VersionId, block, digest: BlockDigest| {
             all.push((id[0], block, digest.0[31]));
@@ -190,17 +190,17 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let root = Arc::new(Root::open("r", directory.path(), Access::ReadWrite).unwrap());
         let job: JobUid = "job".parse().unwrap();
-        let mut record = ReadRecord::open(&root, &job, 2).unwrap();
+        let mut record = ObjectReadLog::open(&root, &job, 2).unwrap();
         record.add(&[1; 16], 0, &BlockDigest([7; 32])).unwrap();
         record.add(&[1; 16], 9, &BlockDigest([8; 32])).unwrap();
         record.file.write_all(&[5; 20]).unwrap();
-        let mut again = ReadRecord::open(&root, &job, 2).unwrap();
+        let mut again = ObjectReadLog::open(&root, &job, 2).unwrap();
         assert_eq!(all(&mut again, 1), [(1, 0, 7), (1, 9, 8)]);
         again.add(&[2; 16], 1, &BlockDigest([9; 32])).unwrap();
-        let mut last = ReadRecord::open(&root, &job, 2).unwrap();
+        let mut last = ObjectReadLog::open(&root, &job, 2).unwrap();
         assert_eq!(all(&mut last, 2), [(1, 0, 7), (1, 9, 8), (2, 1, 9)]);
-        ReadRecord::remove(&root, &job).unwrap();
-        ReadRecord::remove(&root, &job).unwrap();
+        ObjectReadLog::remove(&root, &job).unwrap();
+        ObjectReadLog::remove(&root, &job).unwrap();
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 
@@ -211,7 +211,7 @@ mod tests {
         let job: JobUid = "job".parse().unwrap();
         let blocks = ENTRIES_READ as u32;
         let filled = || {
-            let mut record = ReadRecord::open(&root, &job, blocks.into()).unwrap();
+            let mut record = ObjectReadLog::open(&root, &job, blocks.into()).unwrap();
             for block in 0..=blocks {
                 record.add(&[1; 16], block, &BlockDigest([7; 32])).unwrap();
             }
@@ -220,7 +220,7 @@ mod tests {
         let more = blocks as usize + 1;
         assert_eq!(all(&mut filled(), 2).len(), more);
         assert_eq!(all(&mut filled(), 1).len(), more);
-        let reopened = |blocks| all(&mut ReadRecord::open(&root, &job, blocks).unwrap(), 1);
+        let reopened = |blocks| all(&mut ObjectReadLog::open(&root, &job, blocks).unwrap(), 1);
         assert_eq!(reopened(blocks.into()).len(), more);
         assert!(reopened(1).is_empty());
         assert!(reopened(blocks.into()).is_empty());

@@ -19,7 +19,7 @@ use super::digest::{Algorithm, BLOCK_BYTES, Blocks, Digest};
 use super::error::{FileError, errno};
 use super::identity::{Fingerprint, Identity};
 use super::manifest::{Entry, EntryKind, Manifest};
-use super::occupancy::PathUse;
+use super::occupancy::PathGuard;
 use super::path::RootPath;
 use super::root::{Access, Root, special};
 
@@ -29,7 +29,7 @@ pub struct Source {
     root: Arc<Root>,
     path: RootPath,
     manifest: Arc<Manifest>,
-    _path_use: Arc<PathUse>,
+    _path_use: Arc<PathGuard>,
 }
 
 impl Source {

@@ -263,7 +263,14 @@ impl Store {
             return Err(ObjectError::Changed { url, what });
         }
         let remedy = self.remedy.clone();
-        let explained = move |error| explain(&error, &url, &remedy);
+        let explained = move |error| match explain(&error, &url, &remedy) {
+            // The library has tried to go on at the missing byte.
+            ObjectError::NoRanges { url } => ObjectError::Unavailable {
+                url,
+                problem: "the answer broke off, and the server gives no part of it".to_owned(),
+            },
+            explained => explained,
+        };
         Ok(result.into_stream().map_err(explained).boxed())
     }
 

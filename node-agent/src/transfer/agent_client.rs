@@ -26,7 +26,7 @@ pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(4);
 /// Wait after the first failed try; it doubles.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 /// Longest wait between tries.
-const RETRY_MOST: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(1);
 
 /// Makes calls of another agent.
 pub(crate) type Client = AgentClient<Channel>;
@@ -75,7 +75,7 @@ impl OtherAgent<'_> {
                 result => return result,
             }
             tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(RETRY_MOST);
+            wait = (wait * 2).min(RETRY_MAX);
         }
     }
 

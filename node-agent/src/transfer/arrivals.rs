@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 /// that an intake has open at once: at most two are half-done in each message. 64 messages are
 /// 64 MiB, a delay of 50 ms at 10 Gbit/s: longer than a lost chunk takes. No connection has more
 /// slots, so a parent can always fill all of them.
-pub(crate) const AHEAD_MESSAGES: u32 = 64;
+pub(crate) const WINDOW_MESSAGES: u32 = 64;
 
 /// What is wrong with a message's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -18,7 +18,7 @@ pub(crate) enum WrongMessage {
     #[error("message {0} twice")]
     Twice(u32),
     /// Too many before it have not.
-    #[error("message {number} before message {missing}, more than {AHEAD_MESSAGES} ahead of it")]
+    #[error("message {number} before message {missing}, more than {WINDOW_MESSAGES} ahead of it")]
     TooFarAhead {
         /// Its number.
         number: u32,
@@ -29,14 +29,14 @@ pub(crate) enum WrongMessage {
 
 /// The messages that have come.
 #[derive(Debug, Default)]
-pub(crate) struct Arrivals {
+pub(crate) struct ReceiveWindow {
     /// All below this have.
     ready: u32,
     /// Those beyond it that have, too.
     beyond: BTreeSet<u32>,
 }
 
-impl Arrivals {
+impl ReceiveWindow {
     /// Messages from the first that have come.
     pub(crate) fn ready(&self) -> u32 {
         self.ready
@@ -47,7 +47,7 @@ impl Arrivals {
         if number < self.ready || self.beyond.contains(&number) {
             return Err(WrongMessage::Twice(number));
         }
-        if number - self.ready >= AHEAD_MESSAGES {
+        if number - self.ready >= WINDOW_MESSAGES {
             return Err(WrongMessage::TooFarAhead {
                 number,
                 missing: self.ready,
@@ -71,14 +71,14 @@ mod tests {
 
     #[test]
     fn messages_come_in_any_order_once_and_not_too_far_ahead() {
-        let mut arrivals = Arrivals::default();
-        for number in [1, 2, AHEAD_MESSAGES - 1] {
+        let mut arrivals = ReceiveWindow::default();
+        for number in [1, 2, WINDOW_MESSAGES - 1] {
             assert_eq!(arrivals.check(number), Ok(()));
             arrivals.take(number);
         }
         assert_eq!(arrivals.ready(), 0);
         assert_eq!(arrivals.check(2), Err(WrongMessage::Twice(2)));
-        let number = AHEAD_MESSAGES;
+        let number = WINDOW_MESSAGES;
         let missing = 0;
         assert_eq!(
             arrivals.check(number),

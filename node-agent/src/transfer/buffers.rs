@@ -15,7 +15,7 @@ pub(crate) type Buffer = Box<[u8]>;
 
 /// Shares do not grow into these: the least of eight relays, each with two slots and a pool of two. Of a
 /// smaller budget three quarters are kept back.
-const KEPT_BACK: usize = 8 * (2 + 2);
+const RESERVED_BUFFERS: usize = 8 * (2 + 2);
 /// A thread that waits for a buffer looks this often for buffers that were dropped and not given back.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -124,7 +124,7 @@ impl BufferShare {
     pub(crate) fn grow(&mut self, most: usize) {
         let mut counts = self.budget.lock();
         let limit = self.budget.limit;
-        let for_growth = limit - KEPT_BACK.min(limit / 4 * 3);
+        let for_growth = limit - RESERVED_BUFFERS.min(limit / 4 * 3);
         let more = most
             .saturating_sub(self.buffers)
             .min(for_growth.saturating_sub(counts.grown))

@@ -14,7 +14,7 @@ use crate::convert;
 use crate::fault::Fault;
 use crate::tls::Tls;
 use crate::transfer::agent_client::{CONTROL_BYTES_MAX, OtherAgent, TRY_TIMEOUT};
-use crate::transfer::arrivals::AHEAD_MESSAGES;
+use crate::transfer::arrivals::WINDOW_MESSAGES;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::fanout::ChildIndex;
 use crate::transfer::message::HeldBlocks;
@@ -25,7 +25,7 @@ use crate::transfer::state::State;
 
 /// Slots that a child may offer, at most.
 const SLOTS_MAX: usize = 64;
-const _: () = assert!(SLOTS_MAX <= AHEAD_MESSAGES as usize);
+const _: () = assert!(SLOTS_MAX <= WINDOW_MESSAGES as usize);
 /// What a dialer works with.
 #[derive(Debug)]
 pub(crate) struct Dialer {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use crate::transfer::arrivals::AHEAD_MESSAGES;
+use crate::transfer::arrivals::WINDOW_MESSAGES;
 use crate::transfer::buffers::Buffer;
 use crate::transfer::message::{HeldBlocks, Message, data_bytes};
 
@@ -111,7 +111,7 @@ impl OpenChild {
             .flatten()
             .map(|under| under.number)
             .min();
-        first.is_none_or(|first| self.next - first < AHEAD_MESSAGES)
+        first.is_none_or(|first| self.next - first < WINDOW_MESSAGES)
     }
 }
 

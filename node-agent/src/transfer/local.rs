@@ -10,7 +10,7 @@ use crate::files::Source;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::block_reader::{BlockReader as _, SourceReader};
 use crate::transfer::message::HeldBlocks;
-use crate::transfer::placer::Placer;
+use crate::transfer::placer::BlockWriter;
 use crate::transfer::record::SLOT_BYTES;
 use crate::transfer::staged_blocks::StagedBlocks;
 
@@ -22,7 +22,7 @@ pub(crate) fn copy(
 ) -> Result<(), Fault> {
     let layout = &staged.layout;
     let mut reader = SourceReader::new(source, layout.clone(), None);
-    let mut placer = Placer::new(attempt.clone(), staged.clone(), "this node".to_owned());
+    let mut placer = BlockWriter::new(attempt.clone(), staged.clone(), "this node".to_owned());
     let held = HeldBlocks::new(staged.have.clone()).map_err(|problem| Fault::Engine {
         problem: problem.to_owned(),
     })?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use weft_proto::agent::v1::HaveRun;
+use weft_proto::agent::v1::HeldRun;
 
 use crate::transfer::buffers::Buffer;
 use crate::transfer::record::{HEADER_BYTES, Record, Records, padded, write_header};
@@ -94,12 +94,12 @@ pub(crate) fn set_digest(buffer: &mut [u8], at: usize, file: u32, value: [u8; 32
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HeldBlocks {
     /// Sorted by file and first block, not overlapping.
-    runs: Vec<HaveRun>,
+    runs: Vec<HeldRun>,
 }
 
 impl HeldBlocks {
     /// From a child's answer. Runs that say nothing or overlap are the child's fault.
-    pub(crate) fn new(mut runs: Vec<HaveRun>) -> Result<Self, &'static str> {
+    pub(crate) fn new(mut runs: Vec<HeldRun>) -> Result<Self, &'static str> {
         if runs
             .iter()
             .any(|run| run.values.is_empty() || run.values.len() % 32 != 0)
@@ -107,7 +107,7 @@ impl HeldBlocks {
             return Err("a list of held blocks whose hashes are not 32 bytes each");
         }
         runs.sort_by_key(|run| (run.file, run.first_block));
-        let overlaps = |pair: &[HaveRun]| {
+        let overlaps = |pair: &[HeldRun]| {
             let end = u64::from(pair[0].first_block) + (pair[0].values.len() / 32) as u64;
             pair[0].file == pair[1].file && end > u64::from(pair[1].first_block)
         };
@@ -209,9 +209,9 @@ mod tests {
         }
     }
 
-    fn run(file: u32, first_block: u32, values: &[u8]) -> HaveRun {
+    fn run(file: u32, first_block: u32, values: &[u8]) -> HeldRun {
         let values = values.iter().flat_map(|v| [*v; 32]).collect();
-        HaveRun {
+        HeldRun {
             file,
             first_block,
             values,
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn lists_of_held_blocks_are_checked() {
-        let cut = HaveRun {
+        let cut = HeldRun {
             file: 0,
             first_block: 0,
             values: vec![0; 33],

@@ -2,25 +2,29 @@
 //!
 //! It reads several messages at a time, each by ranges ([`crate::object`]), and places them in
 //! their order, like those of a parent. A block that an earlier attempt has
-//! read and that is still on disk is not read again ([`ReadRecord`]).
+//! read and that is still on disk is not read again ([`ObjectReadLog`]).
 
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::pin::pin;
 use std::sync::Arc;
 
 use futures::StreamExt as _;
 use futures::stream;
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 use crate::fault::Fault;
-use crate::files::{BlockDigest, Digest, FileTree, ReadRecord, Shape, VersionId, directory_digest};
+use crate::files::{
+    BlockDigest, Digest, FileTree, ObjectReadLog, Shape, VersionId, directory_digest,
+};
 use crate::object::{ObjectError, Store, Version, WholeReader};
 use crate::transfer::attempt::Attempt;
 use crate::transfer::block_reader::padded_digest;
 use crate::transfer::buffers::{Buffer, BufferShare};
 use crate::transfer::layout::{Item, Layout};
 use crate::transfer::message::{Builder, set_digest};
-use crate::transfer::placer::Placer;
+use crate::transfer::placer::BlockWriter;
 use crate::transfer::record::{Record, Records, SLOT_BYTES};
 use crate::transfer::staged_blocks::StagedBlocks;
 use crate::transfer::state::State;
@@ -31,9 +35,9 @@ pub(crate) const BUFFERS: usize = 8 + 1;
 
 /// The thread's state.
 pub(crate) struct ObjectReceiver {
-    placer: Placer,
+    placer: BlockWriter,
     object: Arc<ObjectBlocks>,
-    record: ReadRecord,
+    record: ObjectReadLog,
     share: BufferShare,
     /// Files whose blocks were not all read or found on disk yet.
     trees: HashMap<u32, FileTree>,
@@ -52,6 +56,15 @@ struct ObjectBlocks {
     ids: Vec<Option<VersionId>>,
     /// Blocks that are on disk as they were read.
     held: HashMap<(u32, u32), BlockDigest>,
+}
+
+/// A task that ends with its last user.
+struct AbortOnDrop<T>(JoinHandle<T>);
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// A message as it was read, without its files' digests.
@@ -101,7 +114,7 @@ impl ObjectReceiver {
             ids,
         };
         Ok(Self {
-            placer: Placer::new(attempt.clone(), staged, url),
+            placer: BlockWriter::new(attempt.clone(), staged, url),
             object: Arc::new(object),
             record,
             share,
@@ -137,7 +150,7 @@ impl ObjectReceiver {
     /// Reads several messages at a time. Gives the first message that cannot be read so, if there is one.
     fn receive_parts(&mut self) -> Result<Option<u32>, Fault> {
         let object = self.object.clone();
-        let reads = (0..object.layout.messages()).map(|number| object.read(number, None));
+        let reads = (0..object.layout.messages()).map(|number| object.clone().spawn_read(number));
         let mut reads = pin!(stream::iter(reads).buffered(self.share.buffers() - 1));
         let mut number = 0;
         while let Some(read) = object.wait(reads.next()) {
@@ -216,6 +229,15 @@ impl ObjectReceiver {
 }
 
 impl ObjectBlocks {
+    /// Reads a message in a task of its own: its request goes on while this thread places another message.
+    async fn spawn_read(self: Arc<Self>, number: u32) -> Result<ReadMessage, Unread> {
+        let runtime = self.runtime.clone();
+        let task = runtime.spawn(async move { self.read(number, None).await });
+        let mut task = AbortOnDrop(task);
+        let read = (&mut task.0).await;
+        read.unwrap_or_else(|error| resume_unwind(error.into_panic()))
+    }
+
     /// Waits for the result of `work`. None when the attempt fails first.
     fn wait<T>(&self, work: impl Future<Output = Option<T>>) -> Option<T> {
         let mut watch = self.attempt.watch();
@@ -275,7 +297,7 @@ impl ObjectBlocks {
 fn held(
     staged: &StagedBlocks,
     ids: &[Option<VersionId>],
-    record: &mut ReadRecord,
+    record: &mut ObjectReadLog,
 ) -> Result<HashMap<(u32, u32), BlockDigest>, Fault> {
     let mut all = HashMap::new();
     for run in &staged.have {

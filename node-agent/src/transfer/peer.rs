@@ -8,7 +8,7 @@ use weft_core::units::ConnectionId;
 use weft_engine::{LinkAddress, Snapshot};
 use weft_proto::agent::v1::{PathSummary, PeerProgress, Role};
 
-use crate::config::Author;
+use crate::config::ConfigSource;
 use crate::fault::Fault;
 
 /// The state of a connection.
@@ -104,7 +104,7 @@ impl Peer {
 
     /// For a progress stream.
     #[must_use]
-    pub fn to_proto(&self, node: &str, author: Author, snapshot: &Snapshot) -> PeerProgress {
+    pub fn to_proto(&self, node: &str, author: ConfigSource, snapshot: &Snapshot) -> PeerProgress {
         let counted = self.counted(snapshot);
         let fault = self.fault();
         let said = |text: fn(&Fault) -> String| fault.as_ref().map(text).unwrap_or_default();

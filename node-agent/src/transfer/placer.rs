@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use crate::fault::Fault;
 use crate::files::{BlockDigest, DestinationFile, Digest};
-use crate::transfer::arrivals::Arrivals;
+use crate::transfer::arrivals::ReceiveWindow;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::layout::Item;
 use crate::transfer::record::{Record, Records};
@@ -18,14 +18,14 @@ use crate::transfer::state::State;
 
 /// Places one attempt's messages.
 #[derive(Debug)]
-pub(crate) struct Placer {
+pub(crate) struct BlockWriter {
     attempt: Arc<Attempt>,
     staged: Arc<StagedBlocks>,
     /// Where the messages come from, for error messages: a node or a store.
     from: String,
     /// Files of which something is missing: few, because messages come at most so far ahead.
     open: HashMap<u32, Arc<DestinationFile>>,
-    arrivals: Arrivals,
+    arrivals: ReceiveWindow,
 }
 
 /// What was in a message.
@@ -39,7 +39,7 @@ pub(crate) struct Contents {
     pub is_all: bool,
 }
 
-impl Placer {
+impl BlockWriter {
     /// Nothing has come yet.
     pub(crate) fn new(attempt: Arc<Attempt>, staged: Arc<StagedBlocks>, from: String) -> Self {
         Self {
@@ -47,7 +47,7 @@ impl Placer {
             staged,
             from,
             open: HashMap::new(),
-            arrivals: Arrivals::default(),
+            arrivals: ReceiveWindow::default(),
         }
     }
 

@@ -13,8 +13,8 @@ use crate::fault::{Fault, Stage};
 use crate::transfer::attempt::Attempt;
 use crate::transfer::buffers::{Buffer, BufferShare};
 use crate::transfer::peer::Peer;
-use crate::transfer::placer::Placer;
-use crate::transfer::signal::{self, GIVEN_UP, GIVING_UP, PING, PING_INTERVAL};
+use crate::transfer::placer::BlockWriter;
+use crate::transfer::signal::{self, ABORT_NOTICE_TIMEOUT, ABORTED, PING, PING_INTERVAL};
 use crate::transfer::staged_blocks::StagedBlocks;
 
 /// What a receiver works with.
@@ -42,7 +42,7 @@ pub(crate) struct ReceiverConfig {
 #[derive(Debug)]
 pub(crate) struct Receiver {
     config: ReceiverConfig,
-    placer: Placer,
+    placer: BlockWriter,
     /// The slot of the last message. Its credit says that all is published here.
     end: Option<u32>,
     /// Writes whose end was not reported.
@@ -54,7 +54,7 @@ impl Receiver {
     /// For a connection that is in the engine.
     #[must_use]
     pub(crate) fn new(config: ReceiverConfig) -> Self {
-        let placer = Placer::new(
+        let placer = BlockWriter::new(
             config.attempt.clone(),
             config.staged.clone(),
             config.peer.node.clone(),
@@ -115,7 +115,7 @@ impl Receiver {
             | Event::Received { .. }
             | Event::Closed { .. } => Ok(()),
             Event::Signal {
-                immediate: GIVEN_UP,
+                immediate: ABORTED,
                 ..
             } => Err(Fault::PeerGaveUp {
                 node: self.config.peer.node.clone(),
@@ -191,8 +191,8 @@ impl Receiver {
 
     /// Tells the parent that nothing more is wanted, and waits a moment until it knows.
     fn give_up(&mut self) {
-        self.credit(GIVEN_UP);
-        self.wait_for_writes(Some(Instant::now() + GIVING_UP));
+        self.credit(ABORTED);
+        self.wait_for_writes(Some(Instant::now() + ABORT_NOTICE_TIMEOUT));
     }
 
     /// Waits until all writes have ended, or the connection has failed.

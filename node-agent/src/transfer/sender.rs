@@ -17,7 +17,7 @@ use crate::transfer::fanout::{Action, ChildIndex, Fanout, SendLimits};
 use crate::transfer::message::Message;
 use crate::transfer::peer::Peer;
 use crate::transfer::sender_event::SenderEvent;
-use crate::transfer::signal::{self, GIVEN_UP, GIVING_UP, PING, PING_INTERVAL};
+use crate::transfer::signal::{self, ABORT_NOTICE_TIMEOUT, ABORTED, PING, PING_INTERVAL};
 
 /// What a sender works with.
 #[derive(Debug)]
@@ -190,7 +190,7 @@ impl Sender {
         };
         match immediate {
             PING => {}
-            GIVEN_UP => {
+            ABORTED => {
                 let node = self.config.peers[child].node.clone();
                 self.fail(child, Fault::PeerGaveUp { node });
             }
@@ -304,11 +304,11 @@ impl Sender {
 
     /// Tells the children that nothing more will come, and waits a moment until they know.
     fn give_up(&mut self) {
-        let deadline = Instant::now() + GIVING_UP;
+        let deadline = Instant::now() + ABORT_NOTICE_TIMEOUT;
         let mut left: Vec<ConnectionId> = Vec::new();
         for open in &self.open {
             let is_waiting = !open.failed && !self.fanout.is_done(open.child);
-            if is_waiting && signal::send(&self.config.engine, open.connection, GIVEN_UP) {
+            if is_waiting && signal::send(&self.config.engine, open.connection, ABORTED) {
                 left.push(open.connection);
             }
         }
@@ -433,7 +433,7 @@ mod tests {
         }
         let gives_up = Event::Signal {
             connection,
-            immediate: GIVEN_UP,
+            immediate: ABORTED,
         };
         happens.send(gives_up).unwrap();
         happens.send(Event::Closed { connection }).unwrap();

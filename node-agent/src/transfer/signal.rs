@@ -10,11 +10,11 @@ use weft_engine::{Engine, SIGNAL, Source, WriteRequest};
 /// Says nothing. Sent over an idle connection, so that the loss of the peer is noticed.
 pub(crate) const PING: u32 = u32::MAX;
 /// This end has given the attempt up; the state of its attempt says why.
-pub(crate) const GIVEN_UP: u32 = u32::MAX - 1;
+pub(crate) const ABORTED: u32 = u32::MAX - 1;
 /// An idle connection is pinged this often.
 pub(crate) const PING_INTERVAL: std::time::Duration = std::time::Duration::from_secs(1);
 /// An end that gives up waits so long until the peer knows.
-pub(crate) const GIVING_UP: std::time::Duration = std::time::Duration::from_millis(300);
+pub(crate) const ABORT_NOTICE_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(300);
 
 /// The context of a signal's write: no message has this number.
 pub(crate) const CONTEXT: u64 = u64::MAX;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_channel::Sender;
-use weft_proto::agent::v1::HaveRun;
+use weft_proto::agent::v1::HeldRun;
 
 use crate::fault::Fault;
 use crate::files::{BLOCK_BYTES, Destination, DestinationFile, Digest};
@@ -26,7 +26,7 @@ pub(crate) struct StagedBlocks {
     /// How the manifest is cut.
     pub layout: Arc<Layout>,
     /// The blocks that were found on disk.
-    pub have: Vec<HaveRun>,
+    pub have: Vec<HeldRun>,
     /// How many blocks those are.
     pub have_blocks: u64,
     /// Their bytes.
@@ -88,7 +88,7 @@ impl StagedBlocks {
                     {
                         run.values.extend_from_slice(&digest.0);
                     }
-                    _ => staged.have.push(HaveRun {
+                    _ => staged.have.push(HeldRun {
                         file: index,
                         first_block: block,
                         values: digest.0.to_vec(),

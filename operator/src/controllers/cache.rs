@@ -146,10 +146,10 @@ pub(crate) struct Store<K> {
 }
 
 /// UIDs of objects that are gone: more than end within the 10 s that an answer may take.
-const GONE_MAX: usize = 4096;
+const DELETED_UIDS_MAX: usize = 4096;
 
 fn remember(gone: &mut VecDeque<String>, metadata: &ObjectMeta) {
-    if gone.len() == GONE_MAX {
+    if gone.len() == DELETED_UIDS_MAX {
         gone.pop_front();
     }
     gone.extend(metadata.uid.clone());

@@ -7,7 +7,7 @@ use k8s_openapi::{
 
 /// What a condition shall say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct ConditionUpdate {
     /// The condition's type.
     pub(crate) kind: &'static str,
     /// True or False.
@@ -22,7 +22,7 @@ pub(crate) struct Verdict {
 /// False.
 pub(crate) fn set(
     conditions: &mut Vec<Condition>,
-    verdict: Verdict,
+    verdict: ConditionUpdate,
     generation: i64,
     now: Timestamp,
 ) {
@@ -65,8 +65,8 @@ pub(crate) fn moment(now: Timestamp) -> Time {
 mod tests {
     use super::*;
 
-    fn verdict(holds: bool, reason: &str) -> Verdict {
-        Verdict {
+    fn verdict(holds: bool, reason: &str) -> ConditionUpdate {
+        ConditionUpdate {
             kind: "Ready",
             holds,
             reason: reason.to_owned(),

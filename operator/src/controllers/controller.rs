@@ -86,7 +86,7 @@ pub(crate) trait Controller: Send {
     fn prepare(&mut self, _cache: &mut Cache) {}
 
     /// Decides what there is to decide, and submits what is to be written. It never waits.
-    fn reconcile(&mut self, round: &mut Round<'_>);
+    fn reconcile(&mut self, round: &mut ReconcileContext<'_>);
 
     /// One of its requests has been answered; the cache has learned the answer.
     fn answered(&mut self, _key: &Key, _request: &Request, _result: Result<(), &ClusterError>) {}
@@ -98,7 +98,7 @@ pub(crate) trait Controller: Send {
 }
 
 /// One round of reconciling: what every controller decides from, and the writer.
-pub(crate) struct Round<'a> {
+pub(crate) struct ReconcileContext<'a> {
     /// The objects of the API.
     pub(crate) cache: &'a Cache,
     /// Whose the nodes are.
@@ -113,7 +113,7 @@ pub(crate) struct Round<'a> {
     pub(crate) controller: &'static str,
 }
 
-impl Round<'_> {
+impl ReconcileContext<'_> {
     /// Replaces what is to be written for this key. What was submitted for it before and has not been sent
     /// is dropped.
     pub(crate) fn submit(&mut self, key: &Key, requests: Vec<Request>) {

@@ -3,7 +3,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::cache::{Key, cached};
-use super::controller::{Controller, Round, Setup};
+use super::controller::{Controller, ReconcileContext, Setup};
 use super::request::Request;
 
 /// Names a job of its namespace.
@@ -43,7 +43,7 @@ impl Controller for Shortcuts {
         "shortcuts"
     }
 
-    fn reconcile(&mut self, round: &mut Round<'_>) {
+    fn reconcile(&mut self, round: &mut ReconcileContext<'_>) {
         let cache = round.cache;
         for (key, shortcut) in cache.shortcuts.iter() {
             let (namespace, name) = (key.namespace.clone(), shortcut.spec.job.clone());

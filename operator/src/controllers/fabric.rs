@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use self::{agents::AgentTemplate, view::LastReport};
 use super::{
     cache::Key,
-    controller::{Controller, LOOK, Round, Setup},
+    controller::{Controller, LOOK, ReconcileContext, Setup},
     kinds::Cache,
     membership::Membership,
 };
@@ -87,8 +87,8 @@ impl Controller for Fabrics {
         "fabrics"
     }
 
-    fn reconcile(&mut self, round: &mut Round<'_>) {
-        let around = round.cache.surroundings();
+    fn reconcile(&mut self, round: &mut ReconcileContext<'_>) {
+        let around = round.cache.non_job_revision();
         let is_same = self
             .decided
             .is_some_and(|(known, at)| known == around && round.elapsed < at + LOOK);

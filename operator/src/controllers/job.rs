@@ -32,14 +32,14 @@ use tokio::sync::{Notify, watch};
 use weft_crds::TransferJob;
 
 use self::{
-    decide::Order, grants::Grants, query::Query, queue::Queue, secret_probes::SecretProbes,
+    decide::Order, grants::PathLocks, query::Query, queue::Queue, secret_probes::SecretProbes,
     work::Work,
 };
 use super::{
     backoff::Backoff,
     cache::{Key, uid},
     cluster::ClusterError,
-    controller::{Controller, LOOK, Round, Setup},
+    controller::{Controller, LOOK, ReconcileContext, Setup},
     kinds::Cache,
     request::{Change, Event, Object, Request},
     work_queue::WorkQueue,
@@ -66,7 +66,7 @@ pub(crate) struct Jobs {
     probes: SecretProbes,
     work_queue: WorkQueue,
     queue: Queue,
-    grants: Grants,
+    grants: PathLocks,
     pool: ConnectionPool,
     /// What agents say of their nodes.
     reports: watch::Receiver<BTreeMap<String, NodeState>>,
@@ -84,7 +84,7 @@ impl Jobs {
             probes: SecretProbes::new(setup.secrets.clone(), Arc::clone(&setup.wake)),
             work_queue: WorkQueue::default(),
             queue: Queue::default(),
-            grants: Grants::default(),
+            grants: PathLocks::default(),
             pool: setup.context.pool.clone(),
             reports: setup.context.reports.clone(),
             wake: Arc::clone(&setup.wake),
@@ -93,7 +93,7 @@ impl Jobs {
     }
 
     /// The jobs to decide now.
-    fn due(&mut self, round: &mut Round<'_>) -> BTreeSet<Key> {
+    fn due(&mut self, round: &mut ReconcileContext<'_>) -> BTreeSet<Key> {
         let changed = round.cache.jobs.changed().clone();
         if !changed.is_empty() {
             let uids: BTreeSet<String> = round.cache.jobs.iter().map(|(_, job)| uid(job)).collect();
@@ -138,7 +138,7 @@ impl Jobs {
     }
 
     /// Does what was decided for this process to do. A transfer does not begin while requests for the job fail.
-    fn obey(&mut self, round: &Round<'_>, key: Key, uid: String, order: Order) {
+    fn obey(&mut self, round: &ReconcileContext<'_>, key: Key, uid: String, order: Order) {
         let object = Object::of::<TransferJob>(key);
         let pool = &self.pool;
         let wake = Arc::clone(&self.wake);
@@ -215,7 +215,7 @@ impl Controller for Jobs {
     }
 
     /// Decides the jobs that something has happened to.
-    fn reconcile(&mut self, round: &mut Round<'_>) {
+    fn reconcile(&mut self, round: &mut ReconcileContext<'_>) {
         let now = round.now;
         let reports = self.reports.clone();
         let reports = reports.borrow();

@@ -124,7 +124,7 @@ for_each_kind!(kinds);
 
 impl Cache {
     /// A number that changes when anything but a job changes.
-    pub(crate) fn surroundings(&self) -> u64 {
+    pub(crate) fn non_job_revision(&self) -> u64 {
         self.layout() + self.daemon_sets.revision()
     }
 

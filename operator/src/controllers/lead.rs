@@ -11,44 +11,46 @@ use crate::lease::GIVE_UP;
 
 /// The lead, as the controllers know it.
 #[derive(Debug)]
-pub(crate) struct Lead {
+pub(crate) struct WriteFence {
     epoch: u64,
     /// When the last request was sent by which the Lease was renewed.
     renewals: watch::Receiver<Instant>,
     /// A later leader's epoch, and when it was first seen.
-    doubt: Option<(u64, Instant)>,
+    later_epoch: Option<(u64, Instant)>,
     /// Epochs up to this are of no leader: the Lease was renewed after they had been seen.
-    overruled: u64,
+    ignored_epoch: u64,
 }
 
-impl Lead {
+impl WriteFence {
     /// Nothing has been seen yet.
     pub(crate) fn new(epoch: u64, renewals: watch::Receiver<Instant>) -> Self {
         Self {
             epoch,
             renewals,
-            doubt: None,
-            overruled: epoch,
+            later_epoch: None,
+            ignored_epoch: epoch,
         }
     }
 
     /// A status says that the leader of this epoch wrote it.
     pub(crate) fn sees(&mut self, epoch: u64, now: Instant) {
-        let known = self.doubt.map_or(self.overruled, |(known, _)| known);
+        let known = self
+            .later_epoch
+            .map_or(self.ignored_epoch, |(known, _)| known);
         if epoch > known {
             tracing::warn!(
                 epoch,
                 ours = self.epoch,
                 "a later leader has written: nothing is written here until the Lease is renewed"
             );
-            self.doubt = Some((epoch, now));
+            self.later_epoch = Some((epoch, now));
         }
     }
 
     /// Whether the lead is certain enough to write.
     pub(crate) fn may_write(&mut self, now: Instant) -> bool {
         let renewed = *self.renewals.borrow();
-        if let Some((epoch, since)) = self.doubt {
+        if let Some((epoch, since)) = self.later_epoch {
             if renewed <= since {
                 return false;
             }
@@ -58,8 +60,8 @@ impl Lead {
                 ours = self.epoch,
                 "the Lease is held all the same: the later epoch is of no leader"
             );
-            self.overruled = epoch;
-            self.doubt = None;
+            self.ignored_epoch = epoch;
+            self.later_epoch = None;
         }
         now.saturating_duration_since(renewed) < GIVE_UP
     }
@@ -77,7 +79,7 @@ mod tests {
     fn nothing_is_written_once_the_lease_may_be_anothers() {
         let now = Instant::now();
         let (renew, renewals) = watch::channel(now);
-        let mut lead = Lead::new(5, renewals);
+        let mut lead = WriteFence::new(5, renewals);
         assert!(lead.may_write(now + GIVE_UP - SECOND));
         assert!(!lead.may_write(now + GIVE_UP));
         renew.send_replace(now + SECOND);
@@ -88,7 +90,7 @@ mod tests {
     fn who_sees_a_later_leader_writes_again_only_after_another_renewal() {
         let now = Instant::now();
         let (renew, renewals) = watch::channel(now);
-        let mut lead = Lead::new(5, renewals);
+        let mut lead = WriteFence::new(5, renewals);
         for earlier in [0, 4, 5] {
             lead.sees(earlier, now + SECOND);
         }

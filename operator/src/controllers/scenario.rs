@@ -29,7 +29,7 @@ use crate::controllers::{
     api_server::merge,
     cache::Key,
     cluster_node::{ClusterNode, NodeAddresses},
-    condition::{self, Verdict},
+    condition::{self, ConditionUpdate},
     fabric::{configuration::pod_configuration, view::LastReport},
     kinds::Cache,
     request::{Change, Request},
@@ -150,7 +150,7 @@ pub(crate) fn ready(name: &str, fabric: &str) -> FabricNode {
         link_mbps: 1000,
         ..FabricNodeStatus::default()
     };
-    let verdict = Verdict {
+    let verdict = ConditionUpdate {
         kind: "Ready",
         holds: true,
         reason: "AgentReady".into(),

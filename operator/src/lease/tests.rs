@@ -33,7 +33,7 @@ fn refusal(message: &str, code: u16) -> kube::Error {
     kube::Error::Api(Box::new(Status::failure(message, "Test").with_code(code)))
 }
 
-impl Board for Memory {
+impl LeaseStore for Memory {
     async fn read(&self) -> Result<Option<Lease>, kube::Error> {
         self.answers()?;
         Ok(self.lease.lock().unwrap().clone())
@@ -218,7 +218,7 @@ struct Told {
     tell: std::sync::mpsc::Sender<()>,
 }
 
-impl Board for Told {
+impl LeaseStore for Told {
     async fn read(&self) -> Result<Option<Lease>, kube::Error> {
         self.memory.read().await
     }

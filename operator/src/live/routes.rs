@@ -38,7 +38,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// The reason of the answer of a replica that does not lead; `kubectl weft` tries again then.
 const NOT_LEADING: &str = "NotLeading";
 /// The API server gives a call up after 60 s. The source may list many files.
-const STAT_WITHIN: Duration = Duration::from_secs(45);
+const STAT_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// What the routes work with.
 #[derive(Clone)]
@@ -310,7 +310,7 @@ impl<A: Authorizer> LiveApi<A> {
             };
             self.allow(&caller, &access).await?;
         }
-        let planned = timeout(STAT_WITHIN, plan_of(preflight, &leader.pool));
+        let planned = timeout(STAT_TIMEOUT, plan_of(preflight, &leader.pool));
         planned
             .await
             .map_err(|_| Refused::late("the source's agent"))

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
 use super::api::{LOOK, MANAGER, Refused, answer};
-use crate::lease::{Board, seize};
+use crate::lease::{LeaseStore, seize};
 
 /// What the operator writes at nodes.
 const OURS: [&str; 2] = ["weft.dev/fabric", "weft.dev/model."];
@@ -37,7 +37,7 @@ fn patch(node: &PartialObjectMeta<Node>) -> Option<Value> {
 ///
 /// # Errors
 /// Why some of it stays.
-pub(super) async fn remove(client: &Client, board: impl Board) -> Result<usize, String> {
+pub(super) async fn remove(client: &Client, board: impl LeaseStore) -> Result<usize, String> {
     let Some(mut lead) = seize(board).await? else {
         return strip(client).await;
     };

@@ -145,7 +145,7 @@ impl Stage {
             algorithm: transfer.algorithm,
             expect: String::new(),
             overwrite: Overwrite::IfDifferent,
-            timing: Timing::PERSON,
+            timing: Timing::INTERACTIVE,
             leader: LeaderContext::ONLY,
             // A benchmark has no second attempts: what fails is reported.
             backoff_limit: 0,

@@ -113,12 +113,11 @@ impl Harness {
         files: Tree,
         to: &[&str],
     ) -> Running {
-        let uid = self.of_job(namespace, name).uid().unwrap();
         let (least, most) = MOMENT_PERCENT;
         let wanted = files.bytes() * self.draw.within(least, most) / 100;
         let agent = self.cluster.agent(to[0]).name_any();
         let arrived = self.cluster.wait_until("bytes arrive", || {
-            let arrived = self.cluster.arrived(&agent, &uid)?;
+            let arrived = self.cluster.arrived(&agent, namespace, name)?;
             (arrived >= wanted).then_some(arrived)
         });
         Running {

@@ -231,8 +231,9 @@ impl TestCluster {
     }
 
     /// Checked bytes of a job at an agent; `None` while it does not say.
-    pub(crate) fn arrived(&self, agent: &str, uid: &str) -> Option<u64> {
-        self.metric(agent, &format!("job_bytes_total{{job=\"{uid}\"}}"))
+    pub(crate) fn arrived(&self, agent: &str, namespace: &str, job: &str) -> Option<u64> {
+        let labels = format!("job_namespace=\"{namespace}\",job_name=\"{job}\"");
+        self.metric(agent, &format!("job_bytes_total{{{labels}}}"))
     }
 
     /// The sum of an agent's metrics with this in their names and labels.

@@ -279,7 +279,7 @@ impl Play<'_> {
             algorithm: Algorithm::Blake3,
             expect: String::new(),
             overwrite: Overwrite::IfDifferent,
-            timing: Timing::PERSON,
+            timing: Timing::INTERACTIVE,
             leader: LeaderContext::ONLY,
             backoff_limit: if lasting {
                 BACKOFF_LIMIT_VAIN

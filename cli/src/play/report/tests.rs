@@ -39,7 +39,7 @@ fn running() -> Job {
         algorithm: Algorithm::Blake3,
         expect: String::new(),
         overwrite: Overwrite::IfDifferent,
-        timing: Timing::PERSON,
+        timing: Timing::INTERACTIVE,
         leader: LeaderContext::ONLY,
         backoff_limit: 0,
     };

@@ -11,7 +11,7 @@ use crate::{command::Answer, refusal::Refusal};
 
 /// So often in the time between two reports that were asked for, the newest one is passed on. A report says
 /// how everything stands, so of those that come faster the newest is as good as all.
-const PASSED_ON: u32 = 4;
+const FORWARDS_PER_INTERVAL: u32 = 4;
 /// So many reports are read between two that are passed on: an agent reports every thread that ends, and has
 /// four for each of 64 children.
 const READ: u32 = 64;
@@ -41,7 +41,7 @@ impl Calling<'_> {
         });
         // Boxed: the state of the call is freed once the stream has begun.
         let (mut stream, connection) = Box::pin(begun).await?;
-        let mut ticks = interval((report / PASSED_ON).max(Duration::from_millis(1)));
+        let mut ticks = interval((report / FORWARDS_PER_INTERVAL).max(Duration::from_millis(1)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut newest: Option<ProgressResponse> = None;
         let (mut read, mut has_ended) = (0, false);

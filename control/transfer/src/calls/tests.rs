@@ -18,7 +18,7 @@ use crate::{
 fn spec(report: Duration) -> Spec {
     let timing = Timing {
         report,
-        ..Timing::PERSON
+        ..Timing::INTERACTIVE
     };
     stand_in::spec(Topology::default(), timing)
 }

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// How long the last reports may take once everything is Verified: they only complete the counts.
-const SETTLE: Duration = Duration::from_secs(10);
+const FINAL_REPORTS_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Job {
     pub(super) fn call(&self, node: &str, call: Call) -> Command {
@@ -28,7 +28,7 @@ impl Job {
 
     pub(super) fn begin_attempt(&mut self, commands: &mut Vec<Command>) {
         self.attempt += 1;
-        self.gained_before = self.destinations.gained();
+        self.progress_before = self.destinations.progress_total();
         let waiting = self.destinations.remaining();
         commands.extend(waiting.iter().map(|node| self.call(node, Call::Prepare)));
         self.state = State::Preparing {
@@ -69,7 +69,7 @@ impl Job {
             refusal.retriable = false;
         }
         // Another agent, or another listing of the source, may send a better manifest.
-        refusal.retriable |= refusal.is_of_manifest();
+        refusal.retriable |= refusal.is_manifest_error();
         self.destinations.refuse(node, refusal);
     }
 
@@ -126,7 +126,7 @@ impl Job {
         let mut refusals = remaining
             .iter()
             .filter_map(|node| self.destinations.retrying(node));
-        if refusals.any(Refusal::is_of_manifest) {
+        if refusals.any(Refusal::is_manifest_error) {
             self.other_holder = ready.iter().find(|node| !is_local(node)).cloned();
         }
     }
@@ -168,7 +168,7 @@ impl Job {
         }
         if let State::Running(attempt)
         | State::Cancelling { attempt, .. }
-        | State::Settling { attempt, .. } = &mut self.state
+        | State::AwaitingFinalReports { attempt, .. } = &mut self.state
         {
             let (reason, message) = (&report.reason, &report.message);
             let refusal = Refusal::reported(node, reason, message, report.retriable);
@@ -205,7 +205,7 @@ impl Job {
     ) {
         let (State::Running(attempt)
         | State::Cancelling { attempt, .. }
-        | State::Settling { attempt, .. }) = &mut self.state
+        | State::AwaitingFinalReports { attempt, .. }) = &mut self.state
         else {
             return;
         };
@@ -234,9 +234,9 @@ impl Job {
             State::Running(attempt) => {
                 let attempt = attempt.clone();
                 if self.destinations.are_verified() {
-                    self.state = State::Settling {
+                    self.state = State::AwaitingFinalReports {
                         attempt,
-                        until: now + SETTLE,
+                        until: now + FINAL_REPORTS_TIMEOUT,
                     };
                     return self.proceed(now, commands);
                 }
@@ -244,7 +244,9 @@ impl Job {
                 self.cancel(&waiting, Cleanup::Nothing, false, commands);
                 self.state = State::Cancelling { attempt, waiting };
             }
-            State::Settling { attempt, .. } if attempt.all_silent() => self.settled(now, commands),
+            State::AwaitingFinalReports { attempt, .. } if attempt.all_silent() => {
+                self.settled(now, commands);
+            }
             _ => {}
         }
     }
@@ -265,14 +267,16 @@ impl Job {
         is_uncounted: bool,
         commands: &mut Vec<Command>,
     ) {
-        if self.destinations.gained() > self.gained_before {
-            (self.failures, self.excused) = (0, 0);
+        if self.destinations.progress_total() > self.progress_before {
+            (self.failures, self.uncounted_failures) = (0, 0);
         } else if !is_uncounted {
             let remaining = self.destinations.remaining();
-            let mut refusals = remaining
+            let refusals = remaining
                 .iter()
                 .filter_map(|node| self.destinations.retrying(node));
-            let is_excused = refusals.any(|refusal| self.is_excused(refusal));
+            let mut refusals = refusals.peekable();
+            let is_excused =
+                refusals.peek().is_some() && refusals.all(|refusal| self.is_excused(refusal));
             self.count_failure(is_excused);
         }
         if self.is_limit_exceeded() {

@@ -17,9 +17,11 @@ impl Job {
         &mut self,
         now: Duration,
         node: &str,
+        cleanup: Cleanup,
         result: &Result<(), Refusal>,
         commands: &mut Vec<Command>,
     ) {
+        let may_have_files = self.may_have_files(node);
         match &mut self.state {
             State::Cancelling { attempt, waiting } => {
                 waiting.remove(node);
@@ -28,10 +30,12 @@ impl Job {
                     self.end_attempt(now, &attempt, commands);
                 }
             }
+            // A Cancel that removes less was sent before the end.
+            State::Ending { end, .. } if cleanup < end.cleanup() => {}
             State::Ending { end, waiting } => {
-                let attempts_before = self.spec.leader.attempts_before;
                 if let Err(refusal) = result
-                    && refusal.may_have_missed(attempts_before)
+                    && refusal.may_not_have_arrived()
+                    && may_have_files
                     && waiting.contains(node)
                 {
                     self.unconfirmed.insert(node.to_owned());
@@ -48,7 +52,7 @@ impl Job {
     /// Records what the attempt left at its nodes, and decides which node sends in the next one.
     fn end_attempt(&mut self, now: Duration, attempt: &Attempt, commands: &mut Vec<Command>) {
         let has_failed_to_send = self.close(attempt);
-        let has_gained = self.destinations.gained() > self.gained_before;
+        let has_gained = self.destinations.progress_total() > self.progress_before;
         if has_gained {
             self.failed_senders.clear();
         }
@@ -74,7 +78,7 @@ impl Job {
             match attempt.run(&node) {
                 Some(Run::Stopped(refusal) | Run::CutOff(refusal)) => {
                     let mut refusal = refusal.clone();
-                    if self.is_of_the_sender(&node, &refusal) {
+                    if self.is_sender_error(&node, &refusal) {
                         is_the_senders = true;
                         refusal.retriable = true;
                     }
@@ -121,18 +125,21 @@ impl Job {
         is_repeated: bool,
         commands: &mut Vec<Command>,
     ) {
-        let cancel = Call::Cancel {
-            cleanup,
-            is_repeated,
+        let cancel = |node: &String| {
+            let cancel = Call::Cancel {
+                cleanup,
+                is_repeated: is_repeated && self.may_have_files(node),
+            };
+            self.call(node, cancel)
         };
-        commands.extend(nodes.iter().map(|node| self.call(node, cancel.clone())));
+        commands.extend(nodes.iter().map(cancel));
     }
 
     /// All nodes that may know of the job are told. A job that ends by itself goes on to do so.
     pub(super) fn on_cancel(&mut self, cleanup: Cleanup, commands: &mut Vec<Command>) {
         let ends_by_itself = matches!(
             self.state,
-            State::Settling { .. } | State::Ending { .. } | State::Over(_)
+            State::AwaitingFinalReports { .. } | State::Ending { .. } | State::Over(_)
         );
         if ends_by_itself {
             return;
@@ -149,15 +156,11 @@ impl Job {
     /// Ends the job; destinations that failed keep no partial files.
     pub(super) fn finish(&mut self, commands: &mut Vec<Command>) {
         self.destinations.compare_digests();
-        let attempts_before = self.spec.leader.attempts_before;
         let mut nodes = BTreeSet::new();
-        if self.attempt > attempts_before {
-            let failed = self.destinations.failed();
-            let was_reached = |(_, refusal): &(&str, &Refusal)| {
-                attempts_before > 0 || !refusal.is_before_contact()
-            };
-            let failed = failed.filter(was_reached);
-            nodes = failed.map(|(node, _)| node.to_owned()).collect();
+        if self.attempt > self.spec.leader.attempts_before {
+            let failed = self.destinations.failed().map(|(node, _)| node);
+            let failed = failed.filter(|node| self.may_have_files(node));
+            nodes = failed.map(str::to_owned).collect();
         }
         // A node that did not answer in all these attempts is not asked again and again.
         let is_repeated = !self.is_limit_exceeded();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Job;
 use crate::{
     attempt::{Attempt, Run},
-    object::{Object, is_of_access, is_of_the_store},
+    object::{Object, is_access_error, is_store_error},
     refusal::Refusal,
     spec::{Listing, Place},
 };
@@ -18,13 +18,13 @@ const EXPECT_MISMATCH: &str = "ExpectMismatch";
 
 /// An object, while a verified copy of it is sent instead.
 #[derive(Debug, Clone)]
-pub(super) struct StoredObject {
+pub(super) struct PausedObject {
     object: Object,
     /// What the store said there is.
     listing: Listing,
 }
 
-impl StoredObject {
+impl PausedObject {
     /// Names the files of the copy that are the object's.
     pub(super) fn manifest_digest(&self) -> Vec<u8> {
         self.listing.found.manifest_digest.clone()
@@ -96,7 +96,7 @@ impl Job {
     /// Takes a verified copy as the source of the next attempt: while there is a good one, no node asks the
     /// store again.
     pub(super) fn choose_copy(&mut self) {
-        if let Some(StoredObject { object, listing }) = self.stored.take() {
+        if let Some(PausedObject { object, listing }) = self.stored.take() {
             Arc::make_mut(&mut self.spec).object = Some(object);
             self.listing = Some(listing);
             if self.failed_senders.contains(&self.spec.source.node) {
@@ -120,7 +120,7 @@ impl Job {
         let spec = Arc::make_mut(&mut self.spec);
         spec.expect = digest.unwrap_or_default();
         if let (Some(object), Some(listing)) = (spec.object.take(), self.listing.take()) {
-            self.stored = Some(StoredObject { object, listing });
+            self.stored = Some(PausedObject { object, listing });
         }
         self.send_from(place);
     }
@@ -136,22 +136,22 @@ impl Job {
         match attempt.run(attempt.source()) {
             Some(Run::Stopped(refusal)) if !refusal.is_cancelled() => {
                 self.stored.is_some() && !is_explained
-                    || self.spec.object.is_some() && is_of_access(&refusal.reason)
+                    || self.spec.object.is_some() && is_access_error(&refusal.reason)
             }
             _ => false,
         }
     }
 
     /// What this destination reports is the sender's fault: another sender may give it the bytes.
-    pub(super) fn is_of_the_sender(&self, node: &str, refusal: &Refusal) -> bool {
+    pub(super) fn is_sender_error(&self, node: &str, refusal: &Refusal) -> bool {
         self.stored.is_some() && refusal.reason == EXPECT_MISMATCH
-            || self.reads(node) && is_of_access(&refusal.reason)
+            || self.reads(node) && is_access_error(&refusal.reason)
     }
 
     /// No other attempt could change what the source reports. A reader's own fault is its own, and so is a
     /// copy's: another destination reads or sends then.
     pub(super) fn is_final_for_all(&self, refusal: &Refusal) -> bool {
-        let is_everybodys = self.spec.object.is_none() || is_of_the_store(&refusal.reason);
+        let is_everybodys = self.spec.object.is_none() || is_store_error(&refusal.reason);
         is_everybodys && self.stored.is_none() && !refusal.retriable && !refusal.is_cancelled()
     }
 }

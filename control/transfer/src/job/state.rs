@@ -28,7 +28,7 @@ pub(super) enum State {
         waiting: BTreeSet<String>,
     },
     /// All is Verified; the last reports come in.
-    Settling { attempt: Attempt, until: Duration },
+    AwaitingFinalReports { attempt: Attempt, until: Duration },
     /// Nodes are told how the job ends.
     Ending {
         end: End,

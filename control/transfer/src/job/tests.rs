@@ -132,7 +132,7 @@ impl World {
             backoff_limit: 3,
             expect: String::new(),
             overwrite: Overwrite::IfDifferent,
-            timing: Timing::PERSON,
+            timing: Timing::INTERACTIVE,
             leader: LeaderContext::ONLY,
         };
         Self::begin(spec, dead, death)
@@ -356,8 +356,8 @@ fn a_relay_that_dies_and_comes_back_is_in_the_next_attempt_of_the_same_job() {
     world.dead.clear();
     assert_eq!(
         world.rests(),
-        Timing::PERSON.backoff,
-        "40 bytes were gained"
+        Timing::INTERACTIVE.backoff,
+        "40 bytes were progress_total"
     );
     assert_eq!(
         world.log(),
@@ -426,7 +426,7 @@ fn a_destination_that_is_never_reached_is_given_up_within_seconds() {
     assert_eq!(world.reason(1), "NodeNeverReached");
     world.rests();
     assert!(world.job.is_over());
-    assert_eq!(world.now, 2 * CONNECT_WITHIN + Timing::PERSON.backoff);
+    assert_eq!(world.now, 2 * CONNECT_WITHIN + Timing::INTERACTIVE.backoff);
     assert!(matches!(world.phase(1), DestinationPhase::Failed(_)));
     assert_eq!(
         world.log(),
@@ -458,7 +458,7 @@ fn a_source_that_is_never_reached_is_given_up_within_seconds() {
     let mut world = World::without(2, Strategy::Chain, 0);
     world.rests();
     assert!(world.job.is_over());
-    assert_eq!(world.now, 2 * CONNECT_WITHIN + Timing::PERSON.backoff);
+    assert_eq!(world.now, 2 * CONNECT_WITHIN + Timing::INTERACTIVE.backoff);
     assert_eq!(world.reason(1), "NodeNeverReached");
     assert_eq!(world.log(), "stat\nstat");
 }
@@ -492,7 +492,7 @@ fn a_source_that_dies_is_waited_for_and_the_job_resumes() {
     world.log();
     assert_eq!(
         world.rests(),
-        Timing::PERSON.backoff,
+        Timing::INTERACTIVE.backoff,
         "it was asked in vain once"
     );
     assert!(world.log().ends_with("start node0 #2 -> [node1]"));
@@ -823,13 +823,13 @@ fn a_bad_list_that_no_agent_mends_fails_the_job_after_the_backoff_limit() {
 #[test]
 fn attempts_that_fail_for_a_pending_configuration_do_not_count_towards_the_backoff_limit() {
     let mut world = World::chain(2);
-    let members = |is_configuration_pending| {
+    let members = |configuration_pending| {
         let spec = World::chain(2).job.spec().clone();
         Answer::Members(Box::new(MembershipUpdate {
             destinations: spec.destinations,
             topology: spec.topology,
             payload_share: spec.payload_share,
-            is_configuration_pending,
+            configuration_pending,
         }))
     };
     let refuses = |world: &mut World| {
@@ -839,16 +839,16 @@ fn attempts_that_fail_for_a_pending_configuration_do_not_count_towards_the_backo
             report.retriable = true;
         });
     };
-    world.answer(members(true));
+    world.answer(members(BTreeSet::from([name(1)])));
     refuses(&mut world);
     for _ in 0..20 {
-        assert!(world.rests() <= Timing::PERSON.backoff_max);
+        assert!(world.rests() <= Timing::INTERACTIVE.backoff_max);
         refuses(&mut world);
     }
     assert_eq!(world.reason(1), "SettingsDiffer");
     assert!(!world.job.is_over());
     // All agents have it by now: the next failures count.
-    world.answer(members(false));
+    world.answer(members(BTreeSet::new()));
     for _ in 0..4 {
         assert!(!world.job.is_over());
         world.rests();

@@ -19,7 +19,7 @@ async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds()
         nodes: (0..2).map(node).collect(),
         uplinks: Vec::new(),
     };
-    let spec = stand_in::spec(topology, Timing::PERSON);
+    let spec = stand_in::spec(topology, Timing::INTERACTIVE);
     let endpoints: Vec<_> = (0..2)
         .map(|i| Endpoint {
             node: name(i),

@@ -183,7 +183,7 @@ fn a_child_that_withholds_one_credit_is_not_sent_more_than_it_may_take() {
     let (withheld, _) = bench.slots[0].pop_front().unwrap();
     while bench.credit(0) {}
     // Message 0 is not acknowledged.
-    let all: Vec<u32> = (0..AHEAD_MESSAGES).collect();
+    let all: Vec<u32> = (0..WINDOW_MESSAGES).collect();
     assert_eq!(bench.got[0], all);
     bench.fanout.credit(0, withheld.into()).unwrap();
     bench.settle();

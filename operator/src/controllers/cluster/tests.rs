@@ -11,7 +11,7 @@ use crate::controllers::{
     api_server::{ApiServer, Behaviour},
     cache::Key,
     kinds::{Cache, WatchEvent},
-    lead::Lead,
+    lead::WriteFence,
     request::FINALIZER,
     scenario::{self, minilm},
 };
@@ -68,7 +68,7 @@ async fn of_two_that_believe_to_lead_the_deposed_one_overwrites_nothing_of_the_o
     let (old, new) = (cluster(&server, 5), cluster(&server, 6));
     let led = Instant::now();
     let (_renew, renewals) = watch::channel(led);
-    let mut lead = Lead::new(5, renewals);
+    let mut lead = WriteFence::new(5, renewals);
 
     let request = phase(&of_new, Phase::Complete);
     send(&new, &request, &mut of_new).await.unwrap();

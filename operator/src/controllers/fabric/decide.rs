@@ -22,7 +22,7 @@ use weft_proto::operator::v1::NodeReport;
 pub(crate) use self::labels::model_label;
 use crate::controllers::{
     cache::{Key, readiness, uid},
-    condition::{self, Verdict},
+    condition::{self, ConditionUpdate},
     fabric::agents::{self, APPLIED, FABRIC_LABEL},
     fabric::configuration::pod_configuration,
     fabric::view::{LastReport, SILENCE, View},
@@ -196,17 +196,17 @@ fn node_status(
 }
 
 /// An agent is called at an address of its Node only: a stolen certificate shall not send the operator elsewhere.
-fn foreign_address(name: &str, report: &NodeReport, view: &View<'_>) -> Option<Verdict> {
+fn foreign_address(name: &str, report: &NodeReport, view: &View<'_>) -> Option<ConditionUpdate> {
     if report.control_address.is_empty() {
         return None;
     }
     let control: Option<SocketAddr> = report.control_address.parse().ok();
     let node = view.cache.nodes.named(name)?;
     let addresses = node.status.addresses.iter().map(|one| &*one.address);
-    let mut ips = addresses
-        .clone()
-        .filter_map(|one| one.parse::<IpAddr>().ok());
-    if control.is_some_and(|control| ips.any(|ip| ip == control.ip())) {
+    let ips = addresses.clone();
+    let ips: Vec<IpAddr> = ips.filter_map(|one| one.parse().ok()).collect();
+    // A cloud provider may give a new Node its addresses late.
+    if ips.is_empty() || control.is_some_and(|control| ips.contains(&control.ip())) {
         return None;
     }
     let addresses: Vec<&str> = addresses.collect();
@@ -243,7 +243,7 @@ fn judge(
     last_report: &LastReport,
     configuration: Option<&str>,
     view: &View<'_>,
-) -> Verdict {
+) -> ConditionUpdate {
     if last_report.silent >= SILENCE {
         return not_ready(
             "AgentSilent",
@@ -262,7 +262,7 @@ fn judge(
             false => ("AgentReady", "the agent reports and can work".to_owned()),
             true => (CONFIGURATION_PENDING, pending(&last_report.fabric, view)),
         };
-        return Verdict {
+        return ConditionUpdate {
             kind: "Ready",
             holds: true,
             reason: reason.to_owned(),
@@ -295,8 +295,8 @@ fn pending(fabric: &str, view: &View<'_>) -> String {
     )
 }
 
-fn not_ready(reason: &str, message: String) -> Verdict {
-    Verdict {
+fn not_ready(reason: &str, message: String) -> ConditionUpdate {
+    ConditionUpdate {
         kind: "Ready",
         holds: false,
         reason: reason.to_owned(),
@@ -387,7 +387,7 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
         );
         (false, "NodesNotReady", text)
     };
-    let ready = Verdict {
+    let ready = ConditionUpdate {
         kind: "Ready",
         holds,
         reason: reason.to_owned(),
@@ -399,7 +399,7 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
     status
 }
 
-fn conflict(members: &Members) -> Verdict {
+fn conflict(members: &Members) -> ConditionUpdate {
     let (holds, reason, message) = if members.taken.is_empty() {
         (
             false,
@@ -418,7 +418,7 @@ fn conflict(members: &Members) -> Verdict {
         );
         (true, "NodesTaken", text)
     };
-    Verdict {
+    ConditionUpdate {
         kind: "Conflicting",
         holds,
         reason: reason.to_owned(),

@@ -18,10 +18,10 @@ use weft_crds::{DeletionPolicy, Phase, TransferJob, TransferJobStatus};
 use crate::controllers::{
     cache::{Key, uid},
     job::{
-        grants::{Claim, Grants},
+        grants::{Claim, PathLocks},
         obstacle::Obstacle,
         queue::{self, Demand, Queue, QueueEntry, Turn},
-        reading::{self, Shut},
+        reading::{self, SecretUnavailable},
         resolve::{self, Transfer},
         snapshot::{Outcome, Snapshot},
         status,
@@ -55,7 +55,7 @@ pub(crate) struct View<'a> {
     /// Whose turn it is, as far as that has been decided.
     pub(crate) queue: &'a Queue,
     /// Who writes to which path.
-    pub(crate) grants: &'a Grants,
+    pub(crate) grants: &'a PathLocks,
     /// Of this process.
     pub(crate) leader_epoch: u64,
     /// When its status was last written by this process.
@@ -234,9 +234,11 @@ fn hold(job: &TransferJob, hold: bool) -> Request {
 
 /// It may go.
 fn release(view: &View<'_>) -> Request {
-    let untold = view.work.map_or(&[][..], |work| &work.untold);
+    let unconfirmed = view.work.map_or(&[][..], |work| &work.unconfirmed);
     Request {
-        events: status::left_behind(view.job, untold).into_iter().collect(),
+        events: status::left_behind(view.job, unconfirmed)
+            .into_iter()
+            .collect(),
         ..hold(view.job, false)
     }
 }
@@ -334,8 +336,8 @@ fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: Stop) -> Decision {
         Stop::Suspend => status::suspended(view.job, view.now),
         Stop::Deadline => {
             let seconds = view.job.spec.deadline_seconds.unwrap_or_default();
-            let untold = view.work.map_or(&[][..], |work| &work.untold);
-            let left = status::left_behind(view.job, untold);
+            let unconfirmed = view.work.map_or(&[][..], |work| &work.unconfirmed);
+            let left = status::left_behind(view.job, unconfirmed);
             let left = left.map_or(String::new(), |left| format!("; {}", left.note));
             status::overdue(view.job, view.work, seconds, &left, view.now)
         }
@@ -353,7 +355,8 @@ fn go_on(view: &View<'_>, old: &TransferJobStatus, work: &Snapshot) -> Decision 
     if view.met != Some(layout) {
         let nodes = work.destinations.iter().map(|there| there.node.as_str());
         let has: BTreeSet<&str> = nodes.collect();
-        let who = resolve::roster(view.job, view.cache, view.membership, &has).map(Box::new);
+        let who =
+            resolve::membership_update(view.job, view.cache, view.membership, &has).map(Box::new);
         decision.order = Some(Order::Meet { layout, who });
     } else if let Some(number) = work.claims.filter(|number| *number <= old.attempt) {
         decision.order = Some(Order::Permit(number));
@@ -367,9 +370,9 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
         write(view, old, &waiting)
     };
     match resolve::resolve(view.job, view.cache, view.membership, view.leader_epoch) {
-        Ok(transfer) => match reading::unlocked(view.job, view.cache) {
+        Ok(transfer) => match reading::check_secret(view.job, view.cache) {
             Ok(()) => granted(view, old, transfer),
-            Err(Shut::Unseen(secret)) => {
+            Err(SecretUnavailable::NotProbed(secret)) => {
                 // What is at work keeps its places while that is seen.
                 let is_at_work = queue::is_at_work(old);
                 let demand = Demand::of(&transfer, view.cache).filter(|_| is_at_work);
@@ -379,7 +382,7 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
                     ..Order::Look(secret).into()
                 }
             }
-            Err(Shut::Denied(obstacle)) => wait(&obstacle),
+            Err(SecretUnavailable::Denied(obstacle)) => wait(&obstacle),
         },
         Err(Obstacle {
             reason,

@@ -37,7 +37,7 @@ pub(crate) struct Claim {
 impl Claim {
     /// Of a job in this fabric.
     pub(crate) fn of(job: &TransferJob, fabric: &str, is_at_work: bool) -> Self {
-        let (root, path) = place::destined(job);
+        let (root, path) = place::destination_path(job);
         let names = path.split('/').filter(|name| !name.is_empty());
         Self {
             job: Key::of(&job.metadata),
@@ -62,7 +62,7 @@ impl Claim {
 
 /// The claims of all jobs that are at work or wait for nothing else, by the jobs' UIDs.
 #[derive(Debug, Default)]
-pub(crate) struct Grants {
+pub(crate) struct PathLocks {
     claims: BTreeMap<String, Claim>,
     /// The UIDs by root.
     roots: BTreeMap<(String, String), BTreeSet<String>>,
@@ -70,7 +70,7 @@ pub(crate) struct Grants {
     changed: BTreeSet<Key>,
 }
 
-impl Grants {
+impl PathLocks {
     /// Sets what a job claims; `None` once it is not at work and could not begin.
     pub(crate) fn update(&mut self, uid: &str, claim: Option<Claim>) {
         let before = self.claims.get(uid);

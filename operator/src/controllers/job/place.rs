@@ -13,7 +13,7 @@ use crate::controllers::{
 
 /// One end of a job.
 #[derive(Clone, Copy)]
-pub(crate) enum Side<'a> {
+pub(crate) enum JobEnd<'a> {
     /// What is read.
     Source(&'a FileSource),
     /// Where a copy shall be.
@@ -30,17 +30,17 @@ pub(crate) fn place(
     job: &TransferJob,
     fabric: &RdmaFabric,
     cache: &Cache,
-    side: Side<'_>,
+    side: JobEnd<'_>,
 ) -> Result<Place, Obstacle> {
     let (end, node, name, scope, path) = match side {
-        Side::Source(file) => (
+        JobEnd::Source(file) => (
             "spec.source.file",
             file.node.as_str(),
             &*file.root,
             file.scope,
             &*file.path,
         ),
-        Side::Destination { node, to } => {
+        JobEnd::Destination { node, to } => {
             ("spec.destinations", node, &*to.root, to.scope, &*to.path)
         }
     };
@@ -59,7 +59,7 @@ pub(crate) fn place(
         );
         return Err(wait("RootUnknown", text));
     };
-    if matches!(side, Side::Destination { .. }) && root.access == RootAccess::ReadOnly {
+    if matches!(side, JobEnd::Destination { .. }) && root.access == RootAccess::ReadOnly {
         let text = format!(
             "{field}: root {name} of fabric {fabric_name} is ReadOnly; name another, or make it \
              ReadWrite"
@@ -104,7 +104,7 @@ fn scoped(namespace: String, scope: RootScope, path: &str) -> String {
 }
 
 /// The root and the path below it that a job's copies are for.
-pub(crate) fn destined(job: &TransferJob) -> (String, String) {
+pub(crate) fn destination_path(job: &TransferJob) -> (String, String) {
     let to = &job.spec.destinations;
     let namespace = job.namespace().unwrap_or_default();
     (to.root.clone(), scoped(namespace, to.scope, &to.path))

@@ -18,10 +18,10 @@ use crate::controllers::{
     cache::{Key, uid},
     fabric::decide::is_ready,
     job::{
-        grants::{Claim, Grants},
+        grants::{Claim, PathLocks},
         obstacle,
         queue::{self, Demand, Queue, QueueEntry, Turn},
-        reading::{self, Shut},
+        reading::{self, SecretUnavailable},
         resolve::{self, Transfer},
         snapshot::{Outcome, Snapshot},
         status,
@@ -125,7 +125,7 @@ pub(crate) struct Known<'a> {
     /// Whose turn it is.
     pub(crate) queue: &'a Queue,
     /// Who writes to which path.
-    pub(crate) grants: &'a Grants,
+    pub(crate) grants: &'a PathLocks,
     /// What agents say of their nodes.
     pub(crate) reports: &'a BTreeMap<String, NodeState>,
     /// Of this process.
@@ -199,7 +199,7 @@ pub(crate) fn preflight(
     job: &TransferJob,
     cache: &Cache,
     membership: &Membership,
-    (queue, grants): (&Queue, &Grants),
+    (queue, grants): (&Queue, &PathLocks),
     leader_epoch: u64,
 ) -> Preflight {
     let resolved = resolve::resolve(job, cache, membership, leader_epoch);
@@ -215,7 +215,7 @@ pub(crate) fn preflight(
     let mut others = resolve::obstacles(job, cache, membership);
     // With nothing in the way the store is asked, and the Secret read for that.
     if first.is_some()
-        && let Err(Shut::Denied(obstacle)) = reading::unlocked(job, cache)
+        && let Err(SecretUnavailable::Denied(obstacle)) = reading::check_secret(job, cache)
     {
         others.push(obstacle);
     }
@@ -240,7 +240,11 @@ pub(crate) fn preflight(
 }
 
 /// Whether it would have to wait for a job that writes to its path: as the youngest.
-fn blocked(job: &TransferJob, grants: &Grants, transfer: &Transfer) -> Option<obstacle::Obstacle> {
+fn blocked(
+    job: &TransferJob,
+    grants: &PathLocks,
+    transfer: &Transfer,
+) -> Option<obstacle::Obstacle> {
     grants.obstacle(&Claim {
         made: Some(Time(Timestamp::MAX)),
         ..Claim::of(job, &transfer.fabric, false)
@@ -430,7 +434,7 @@ mod tests {
             plan: None,
             link: None,
             destinations: (0..nodes).map(destination).collect(),
-            untold: Vec::new(),
+            unconfirmed: Vec::new(),
             bytes: 10 * i64::try_from(nodes).unwrap(),
             bytes_total: 100 * i64::try_from(nodes).unwrap(),
             bytes_per_second: 5,
@@ -485,7 +489,7 @@ mod tests {
             cache,
             snapshots: &snapshots,
             queue: &Queue::default(),
-            grants: &Grants::default(),
+            grants: &PathLocks::default(),
             reports: &BTreeMap::new(),
             leader_epoch: 1,
         };
@@ -557,7 +561,7 @@ mod tests {
             job,
             cache,
             &Membership::of(cache),
-            (&Queue::default(), &Grants::default()),
+            (&Queue::default(), &PathLocks::default()),
             1,
         );
         preflight.obstacles.into_iter().map(|o| o.reason).collect()
@@ -605,7 +609,7 @@ mod tests {
             QueueEntry::new(&job, is_at_work, Demand::of(&transfer, &cache).unwrap())
         };
         let reasons = |queue: &Queue| {
-            let preflight = preflight(&job, &cache, &membership, (queue, &Grants::default()), 1);
+            let preflight = preflight(&job, &cache, &membership, (queue, &PathLocks::default()), 1);
             // What it would do is told all the same.
             assert!(preflight.transfer.is_some());
             let reasons = preflight.obstacles.into_iter().map(|o| o.reason);

@@ -13,9 +13,9 @@ use crate::controllers::{
 
 /// What stands between a job and the Secret that it names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Shut {
+pub(crate) enum SecretUnavailable {
     /// Nobody has looked lately whether the operator may read it.
-    Unseen(Key),
+    NotProbed(Key),
     /// It may not, or there is none.
     Denied(Obstacle),
 }
@@ -29,16 +29,16 @@ pub(crate) fn secret(job: &TransferJob) -> Option<Key> {
 }
 
 /// Whether a job's Secret can be read, as far as that is known.
-pub(crate) fn unlocked(job: &TransferJob, cache: &Cache) -> Result<(), Shut> {
+pub(crate) fn check_secret(job: &TransferJob, cache: &Cache) -> Result<(), SecretUnavailable> {
     let Some(secret) = secret(job) else {
         return Ok(());
     };
     match cache.secrets.get(&secret) {
-        None => Err(Shut::Unseen(secret)),
+        None => Err(SecretUnavailable::NotProbed(secret)),
         Some(Ok(())) => Ok(()),
         Some(Err(fault)) => {
             let text = format!("spec.source.object.secretRef: {}", fault.message);
-            Err(Shut::Denied(wait(fault.reason, text)))
+            Err(SecretUnavailable::Denied(wait(fault.reason, text)))
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::controllers::{
         network::{endpoints, payload_share, topology},
         obstacle::{Obstacle, wait},
         origin::{Origin, fabric_of_job, origin},
-        place::{Side, apart, place},
+        place::{JobEnd, apart, place},
         reading,
     },
     kinds::Cache,
@@ -42,7 +42,7 @@ pub(crate) fn resolve(
     membership: &Membership,
     leader_epoch: u64,
 ) -> Result<Transfer, Obstacle> {
-    let transfer = lay_out(job, cache, membership, leader_epoch, &BTreeSet::new())?;
+    let transfer = build_transfer(job, cache, membership, leader_epoch, &BTreeSet::new())?;
     let awake = |place: &Place| is_ready(cache, node_of(&place.node), &transfer.fabric);
     let source = transfer.spec.source.node.as_str();
     let source = transfer.spec.object.is_none().then_some(source);
@@ -112,7 +112,7 @@ pub(crate) fn obstacles(
     };
     let file = match origin {
         Origin::File(file) => {
-            found.extend(place(job, fabric, cache, Side::Source(file)).err());
+            found.extend(place(job, fabric, cache, JobEnd::Source(file)).err());
             Some(file)
         }
         Origin::Object(object) => {
@@ -122,7 +122,7 @@ pub(crate) fn obstacles(
     };
     let source = file.map(|file| file.node.as_str());
     let to = &job.spec.destinations;
-    let side = Side::Destination {
+    let side = JobEnd::Destination {
         // The root is the same on all nodes.
         node: source.unwrap_or_default(),
         to,
@@ -163,7 +163,7 @@ pub(crate) fn obstacles(
 
 /// Who is to have a copy by now, and how they are reached; `None` while that cannot be said. Those
 /// that the job has already stay in it.
-pub(crate) fn roster(
+pub(crate) fn membership_update(
     job: &TransferJob,
     cache: &Cache,
     membership: &Membership,
@@ -171,20 +171,21 @@ pub(crate) fn roster(
 ) -> Option<(MembershipUpdate, Vec<Endpoint>)> {
     let Transfer {
         spec, endpoints, ..
-    } = lay_out(job, cache, membership, 0, has).ok()?;
-    let is_pending = |place: &Place| is_configuration_pending(cache, node_of(&place.node));
-    let is_configuration_pending =
-        is_pending(&spec.source) || spec.destinations.iter().any(is_pending);
-    let roster = MembershipUpdate {
-        is_configuration_pending,
+    } = build_transfer(job, cache, membership, 0, has).ok()?;
+    let nodes = spec.destinations.iter().chain([&spec.source]);
+    let nodes = nodes.map(|place| node_of(&place.node));
+    let pending = nodes.filter(|node| is_configuration_pending(cache, node));
+    let configuration_pending = pending.map(str::to_owned).collect();
+    let membership_update = MembershipUpdate {
+        configuration_pending,
         destinations: spec.destinations,
         topology: spec.topology,
         payload_share: spec.payload_share,
     };
-    Some((roster, endpoints))
+    Some((membership_update, endpoints))
 }
 
-fn lay_out(
+fn build_transfer(
     job: &TransferJob,
     cache: &Cache,
     membership: &Membership,
@@ -194,7 +195,7 @@ fn lay_out(
     let origin = origin(job)?;
     let (fabric_name, fabric) = fabric_of_job(job, origin, cache, membership)?;
     let from = match origin {
-        Origin::File(file) => Some(place(job, fabric, cache, Side::Source(file))?),
+        Origin::File(file) => Some(place(job, fabric, cache, JobEnd::Source(file))?),
         Origin::Object(object) => {
             reading::allowed(object, fabric)?;
             None
@@ -246,7 +247,7 @@ fn copies(
     let to = &job.spec.destinations;
     let mut copies = Vec::new();
     for node in &destinations(job, fabric_name, cache, membership)? {
-        let side = Side::Destination { node, to };
+        let side = JobEnd::Destination { node, to };
         let copy = place(job, fabric, cache, side)?;
         match from {
             // It is where it shall be.

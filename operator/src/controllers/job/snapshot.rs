@@ -10,7 +10,7 @@ use weft_proto::agent::v1::State;
 use weft_transfer::{Cleanup, DestinationPhase, DestinationView, End, Job, TransferPhase, node_of};
 
 /// The rate is that of the last so many seconds: a person looks at it.
-const PACE: Duration = Duration::from_secs(10);
+const RATE_WINDOW: Duration = Duration::from_secs(10);
 
 /// How a work ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(crate) struct Snapshot {
     /// All of them.
     pub(crate) destinations: Vec<DestinationStatus>,
     /// Nodes that could not be told of its end.
-    pub(crate) untold: Vec<String>,
+    pub(crate) unconfirmed: Vec<String>,
     /// Verified bytes of all destinations.
     pub(crate) bytes: i64,
     /// What they will be.
@@ -102,7 +102,7 @@ impl Snapshot {
                 reason: reason.to_owned(),
             }),
             destinations,
-            untold: job
+            unconfirmed: job
                 .unconfirmed()
                 .map(|name| node_of(name).to_owned())
                 .collect(),
@@ -154,20 +154,20 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// How fast it goes, over the last [`PACE`].
+/// How fast it goes, over the last [`RATE_WINDOW`].
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Pace {
+pub(crate) struct RateMeter {
     marks: VecDeque<(Duration, u64)>,
 }
 
-impl Pace {
+impl RateMeter {
     /// So many bytes are there now; gives bytes per second.
     pub(crate) fn mark(&mut self, now: Duration, bytes: u64) -> u64 {
         // A mark a second is enough for a mean over ten.
         if self
             .marks
             .back()
-            .is_none_or(|(at, _)| now.saturating_sub(*at) >= PACE / 10)
+            .is_none_or(|(at, _)| now.saturating_sub(*at) >= RATE_WINDOW / 10)
         {
             self.marks.push_back((now, bytes));
         }
@@ -175,7 +175,7 @@ impl Pace {
             && self
                 .marks
                 .get(1)
-                .is_some_and(|(at, _)| now.saturating_sub(*at) >= PACE)
+                .is_some_and(|(at, _)| now.saturating_sub(*at) >= RATE_WINDOW)
         {
             self.marks.pop_front();
         }
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_rate_is_that_of_the_last_ten_seconds() {
-        let mut pace = Pace::default();
+        let mut pace = RateMeter::default();
         let second = Duration::from_secs;
         assert_eq!(pace.mark(second(0), 0), 0);
         let mut bytes = 0;

@@ -12,12 +12,12 @@ use weft_transfer::TransferPhase;
 
 use crate::controllers::{
     cache::uid,
-    condition::{self, Verdict, moment},
+    condition::{self, ConditionUpdate, moment},
     fabric::decide::listed,
     fabric::decide::model_label,
     job::{
         obstacle::Obstacle,
-        place::destined,
+        place::destination_path,
         snapshot::{Outcome, Snapshot},
     },
     request::Event,
@@ -293,8 +293,8 @@ fn resumed(status: &mut TransferJobStatus, now: Timestamp) {
     }
 }
 
-fn verdict(kind: &'static str, holds: bool, reason: &str, message: &str) -> Verdict {
-    Verdict {
+fn verdict(kind: &'static str, holds: bool, reason: &str, message: &str) -> ConditionUpdate {
+    ConditionUpdate {
         kind,
         holds,
         reason: reason.to_owned(),
@@ -302,7 +302,7 @@ fn verdict(kind: &'static str, holds: bool, reason: &str, message: &str) -> Verd
     }
 }
 
-fn set(status: &mut TransferJobStatus, verdict: Verdict, now: Timestamp) {
+fn set(status: &mut TransferJobStatus, verdict: ConditionUpdate, now: Timestamp) {
     condition::set(
         &mut status.conditions,
         verdict,
@@ -317,7 +317,7 @@ pub(crate) fn left_behind(job: &TransferJob, nodes: &[String]) -> Option<Event> 
         return None;
     }
     let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
-    let (root, path) = destined(job);
+    let (root, path) = destination_path(job);
     let copies = match job.spec.deletion_policy {
         DeletionPolicy::Retain => "",
         DeletionPolicy::Delete => " and its copies",

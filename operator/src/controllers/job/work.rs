@@ -11,7 +11,7 @@ use crate::controllers::{
     cache::Key,
     job::{
         resolve::Transfer,
-        snapshot::{Pace, Snapshot},
+        snapshot::{RateMeter, Snapshot},
     },
 };
 use weft_transfer::{Cleanup, ConnectionPool, Endpoint, Job, MembershipUpdate, Runner};
@@ -25,13 +25,13 @@ pub(crate) struct Work {
     snapshot: watch::Receiver<Arc<Snapshot>>,
     permits: watch::Sender<u32>,
     end: watch::Sender<Option<Cleanup>>,
-    people: watch::Sender<Option<Arc<People>>>,
+    people: watch::Sender<Option<Arc<JobMembers>>>,
     met: Option<u64>,
     task: JoinHandle<()>,
 }
 
 /// Who is to have a copy, and how they are reached.
-type People = (MembershipUpdate, Vec<Endpoint>);
+type JobMembers = (MembershipUpdate, Vec<Endpoint>);
 
 impl Work {
     /// Begins to move bytes.
@@ -84,7 +84,7 @@ impl Work {
     }
 
     /// The cache has another layout.
-    pub(crate) fn meet(&mut self, layout: u64, who: Option<Box<People>>) {
+    pub(crate) fn meet(&mut self, layout: u64, who: Option<Box<JobMembers>>) {
         self.met = Some(layout);
         if let Some(who) = who {
             self.people.send_if_modified(|old| {
@@ -145,30 +145,30 @@ impl Drop for Work {
 
 /// When it is told how far a transfer is, and how fast it goes by then.
 #[derive(Debug)]
-struct Telling<M> {
-    pace: Pace,
+struct SnapshotSchedule<M> {
+    rate_meter: RateMeter,
     told: Option<(Duration, M)>,
     rate: u64,
 }
 
-impl<M> Default for Telling<M> {
+impl<M> Default for SnapshotSchedule<M> {
     fn default() -> Self {
         Self {
-            pace: Pace::default(),
+            rate_meter: RateMeter::default(),
             told: None,
             rate: 0,
         }
     }
 }
 
-impl<M: PartialEq> Telling<M> {
+impl<M: PartialEq> SnapshotSchedule<M> {
     /// Bytes per second, if it is to be told now.
     fn rate(&mut self, now: Duration, mark: M, bytes: u64) -> Option<u64> {
         let is_due =
             (self.told.as_ref()).is_none_or(|(at, before)| *before != mark || now >= *at + LOOK);
         is_due.then(|| {
             self.told = Some((now, mark));
-            self.rate = self.pace.mark(now, bytes);
+            self.rate = self.rate_meter.mark(now, bytes);
             self.rate
         })
     }
@@ -197,12 +197,12 @@ async fn drive(
     mut runner: Box<Runner>,
     (mut end, mut people): (
         watch::Receiver<Option<Cleanup>>,
-        watch::Receiver<Option<Arc<People>>>,
+        watch::Receiver<Option<Arc<JobMembers>>>,
     ),
     tell: watch::Sender<Arc<Snapshot>>,
     changed: Arc<Notify>,
 ) {
-    let mut telling = Telling::default();
+    let mut telling = SnapshotSchedule::default();
     loop {
         let (job, now) = (runner.job(), runner.now());
         let mark = mark(job);
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn the_rate_of_a_transfer_that_nothing_is_heard_of_falls_to_nothing() {
-        let mut telling = Telling::default();
+        let mut telling = SnapshotSchedule::default();
         let mut now = Duration::ZERO;
         for step in 0..=20 {
             now = step * LOOK;
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn what_changes_is_told_at_once_and_bytes_once_a_second() {
-        let mut telling = Telling::default();
+        let mut telling = SnapshotSchedule::default();
         assert_eq!(telling.rate(Duration::ZERO, 1, 0), Some(0));
         // Nothing moves: nobody need be woken.
         assert_eq!(telling.due(), None);

@@ -26,19 +26,15 @@ fn a_node_without_an_agent_and_one_that_refuses_have_nothing_to_confirm() {
         (NEVER_REACHED, true),
     ];
     for (reason, retriable) in cases {
-        for attempts_before in [0, 1] {
-            let refused = refusal("node1", reason, retriable);
-            // An earlier operator may have reached it.
-            let may_have_missed = attempts_before == 1 && reason == NEVER_REACHED;
-            assert_eq!(refused.may_have_missed(attempts_before), may_have_missed);
-        }
+        let refused = refusal("node1", reason, retriable);
+        assert_eq!(refused.may_not_have_arrived(), reason == NEVER_REACHED);
     }
     let mut world = World::chain(2);
     world.dead.insert(name(1));
     (world.death.1, world.is_retriable) = ("StaleEpoch", false);
     world.answer(stop(true));
     assert_eq!(world.job.unconfirmed().count(), 0);
-    assert!(refusal("node1", UNREACHABLE, true).may_have_missed(0));
+    assert!(refusal("node1", UNREACHABLE, true).may_not_have_arrived());
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn a_plan_is_made_anew_when_the_topology_changes() {
         destinations: spec.destinations.clone(),
         topology: spec.topology.clone(),
         payload_share: spec.payload_share,
-        is_configuration_pending: false,
+        configuration_pending: BTreeSet::new(),
     };
     let (same, _) = job
         .clone()

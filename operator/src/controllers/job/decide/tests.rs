@@ -64,7 +64,7 @@ struct Stage {
     /// Whose turn it is: what the operator's process knows.
     queue: Queue,
     /// Who writes to which path, likewise.
-    grants: Grants,
+    grants: PathLocks,
     /// What agents say of their nodes.
     reports: BTreeMap<String, NodeState>,
     /// Nodes that were told to release their copies.
@@ -86,7 +86,7 @@ impl Stage {
             dead: BTreeSet::new(),
             secret: Ok(()),
             queue: Queue::default(),
-            grants: Grants::default(),
+            grants: PathLocks::default(),
             reports: BTreeMap::new(),
             released: BTreeSet::new(),
         }
@@ -165,7 +165,7 @@ impl Stage {
         self.process = None;
         self.written = None;
         self.queue = Queue::default();
-        self.grants = Grants::default();
+        self.grants = PathLocks::default();
         self.life += 1;
     }
 
@@ -195,11 +195,11 @@ impl Stage {
                 let now = self.since();
                 let process = self.process.as_mut().unwrap();
                 process.met = Some(layout);
-                if let Some((roster, _)) = who.map(|who| *who) {
+                if let Some((membership_update, _)) = who.map(|who| *who) {
                     let (job, commands) = process
                         .job
                         .clone()
-                        .step(now, Answer::Members(Box::new(roster)));
+                        .step(now, Answer::Members(Box::new(membership_update)));
                     process.job = job;
                     process.pending.extend(commands);
                 }

@@ -20,7 +20,7 @@ fn at_work(claim: Claim) -> Claim {
 }
 
 /// Who is in the way of a claim.
-fn blocker(grants: &Grants, claim: &Claim) -> Option<String> {
+fn blocker(grants: &PathLocks, claim: &Claim) -> Option<String> {
     let message = grants.obstacle(claim)?.message;
     let (_, rest) = message.split_once("team-a/")?;
     Some(rest.split(' ').next()?.to_owned())
@@ -28,7 +28,7 @@ fn blocker(grants: &Grants, claim: &Claim) -> Option<String> {
 
 #[test]
 fn equal_paths_and_those_above_and_below_conflict_and_no_others() {
-    let mut grants = Grants::default();
+    let mut grants = PathLocks::default();
     grants.update("1", Some(at_work(claim("first", 1, "models/a"))));
     let blocked = |path: &str| blocker(&grants, &claim("second", 2, path)).is_some();
     for path in [
@@ -62,12 +62,12 @@ fn equal_paths_and_those_above_and_below_conflict_and_no_others() {
 
 #[test]
 fn who_is_at_work_comes_first_and_then_the_oldest() {
-    let mut grants = Grants::default();
+    let mut grants = PathLocks::default();
     let claims = [("a", 3), ("b", 1), ("c", 2)];
     for (name, second) in claims {
         grants.update(name, Some(claim(name, second, "x")));
     }
-    let of = |grants: &Grants, name: &str, second| blocker(grants, &claim(name, second, "x"));
+    let of = |grants: &PathLocks, name: &str, second| blocker(grants, &claim(name, second, "x"));
     assert_eq!(of(&grants, "b", 1), None);
     assert_eq!(of(&grants, "c", 2).as_deref(), Some("b"));
     assert_eq!(of(&grants, "a", 3).as_deref(), Some("b"));
@@ -78,7 +78,7 @@ fn who_is_at_work_comes_first_and_then_the_oldest() {
 
 #[test]
 fn those_that_waited_are_decided_again_when_the_way_is_free() {
-    let mut grants = Grants::default();
+    let mut grants = PathLocks::default();
     grants.update("1", Some(at_work(claim("first", 1, "x"))));
     assert!(grants.take_changed().is_empty());
     grants.update("2", Some(claim("second", 2, "x/y")));

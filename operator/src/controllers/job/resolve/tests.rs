@@ -85,7 +85,7 @@ fn a_job_that_is_older_than_its_roots_word_shared_is_not_let_in() {
     );
     // Neither does one that is under way get further nodes.
     let membership = Membership::of(&cache);
-    assert!(roster(&job, &cache, &membership, &BTreeSet::new()).is_none());
+    assert!(membership_update(&job, &cache, &membership, &BTreeSet::new()).is_none());
 }
 
 #[test]

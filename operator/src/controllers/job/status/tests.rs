@@ -18,7 +18,7 @@ fn destination(node: &str, state: DestinationState, bytes: i64) -> DestinationSt
 fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
     Snapshot {
         fabric: "default".into(),
-        untold: Vec::new(),
+        unconfirmed: Vec::new(),
         course: TransferPhase::Running,
         started: true,
         attempt: 1,

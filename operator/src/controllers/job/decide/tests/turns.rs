@@ -15,7 +15,7 @@ struct Yard {
     cache: Cache,
     tasks: BTreeMap<String, Task>,
     queue: Queue,
-    grants: Grants,
+    grants: PathLocks,
     now: Timestamp,
     /// What was asked of the API server, by job.
     log: Vec<(Key, String)>,
@@ -49,7 +49,7 @@ impl Yard {
             cache,
             tasks: BTreeMap::new(),
             queue: Queue::default(),
-            grants: Grants::default(),
+            grants: PathLocks::default(),
             now: scenario::start(),
             log: Vec::new(),
             kill_after: None,
@@ -124,7 +124,7 @@ impl Yard {
             if self.kill_after == Some(self.log.len()) {
                 self.tasks.clear();
                 self.queue = Queue::default();
-                self.grants = Grants::default();
+                self.grants = PathLocks::default();
                 self.is_killed = true;
                 return false;
             }
@@ -447,7 +447,7 @@ fn a_job_that_is_deleted_after_a_crash_keeps_its_path_until_its_agents_know() {
     });
     yard.tasks.clear();
     yard.queue = Queue::default();
-    yard.grants = Grants::default();
+    yard.grants = PathLocks::default();
     yard.edit("team-a/z", deleted);
     let has_begun = |yard: &Yard| yard.tasks.contains_key("job-a");
     let is_there = |yard: &Yard| yard.cache.jobs.get(&Yard::key("team-a/z")).is_some();

@@ -49,3 +49,36 @@ fn destinations_that_failed_while_others_went_on_are_told_to_keep_nothing() {
     assert_eq!(world.repeated, 1);
     assert_eq!(world.job.end(), Some(End::Failed));
 }
+
+#[test]
+fn a_destination_that_was_reached_keeps_no_partial_files_when_the_source_becomes_unknown() {
+    let mut world = World::chain(3);
+    world.death.1 = UNKNOWN;
+    world.dies(0);
+    while !world.job.is_over() {
+        world.rests();
+    }
+    assert_eq!(world.job.end(), Some(End::Failed));
+    let log = world.log();
+    for node in 1..3 {
+        assert!(log.contains(&format!("discard node{node} #")), "{log}");
+    }
+}
+
+#[test]
+fn the_answer_of_an_earlier_cancel_is_not_taken_for_that_of_the_end() {
+    let (mut job, _) = World::chain(2)
+        .job
+        .step(Duration::ZERO, Answer::Cancel(Cleanup::Copies));
+    let earlier = Call::Cancel {
+        cleanup: Cleanup::Nothing,
+        is_repeated: false,
+    };
+    for (call, is_over) in [(earlier, false), (cancel(Cleanup::Copies), true)] {
+        for node in 0..2 {
+            let answer = called(&name(node), 1, call.clone(), Ok(()));
+            let _ = job.advance(Duration::ZERO, answer);
+        }
+        assert_eq!(job.is_over(), is_over);
+    }
+}

@@ -77,7 +77,7 @@ pub enum Fault {
     },
     /// A command of an operator that has lost its lease.
     #[error(
-        "leader epoch {given} is over, {seen} was seen: this operator is no longer the leader and must stop"
+        "leader epoch {given} is stale, the agent has seen {seen}: this operator is no longer the leader and must stop"
     )]
     StaleEpoch {
         /// Of the command.

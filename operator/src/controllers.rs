@@ -126,7 +126,7 @@ pub async fn run(
             answer = runner.writer.answered() => runner.answered(answer),
             Ok(()) = reports.changed() => {}
             () = wake.notified() => {}
-            // Before everything has been listed, nobody knows what there is.
+            // Queries wait until the cache is synced.
             Some(query) = queries.recv(), if runner.cache.is_synced() => {
                 runner.answer(query);
                 continue;
@@ -198,7 +198,7 @@ struct Runner {
     writer: Writer,
     lead: WriteFence,
     membership: Membership,
-    /// The layout that it is of.
+    /// The topology revision that `membership` was computed from.
     members_of: Option<u64>,
     began: Instant,
 }

@@ -37,7 +37,7 @@ pub struct Job {
     stored: Option<PausedObject>,
     /// Nodes that could not read the object, or send their copy of it, since an attempt last brought something.
     failed_senders: BTreeSet<String>,
-    /// A destination that has the manifest, after another one could not use what the source has sent.
+    /// The node to fetch the manifest from, after a destination could not use what the source has sent.
     other_holder: Option<String>,
     destinations: DestinationStates,
     /// Nodes whose agents a call of this job has reached: they may have files of it.
@@ -48,7 +48,7 @@ pub struct Job {
     attempt: u32,
     /// What the destinations had progress_total when the attempt began.
     progress_before: u64,
-    /// Attempts in a row that brought nothing.
+    /// Consecutive attempts without progress.
     failures: u32,
     /// Those of them that do not count towards the backoff limit.
     uncounted_failures: u32,

@@ -2,11 +2,11 @@
 //!
 //! A source that is a node tells the digest of each block, so that a destination knows which of its
 //! blocks are right; a store does not. So the agent that reads a store writes down the digest of each block
-//! that it has written, and the version of the object that it is of. After a restart a block counts
-//! that is on disk with the digest that is written here: the record is not believed, the bytes are
-//! hashed again. What was torn by a crash matches nothing and is read again.
+//! that it has written, and the version of the object that it is of. After a restart, a
+//! block counts if its bytes on disk, hashed again, match the digest in this log. A block that a crash has torn
+//! matches no digest and is read again.
 //!
-//! The file has the name of a partial file of no file, beside the job's lock: it goes with them.
+//! The log has a partial file's name, beside the job's lock, and is removed with the partial files.
 
 use std::fs::File;
 use std::io::Write as _;

@@ -161,7 +161,7 @@ impl Attempt {
                 {
                     tracing::warn!(
                         job = job.uid, attempt = job.attempt, state = %status.state,
-                        reason = fault.reason(), "its children are not served any more: {fault}"
+                        reason = fault.reason(), "the verified node stops sending to its children: {fault}"
                     );
                 }
                 return false;

@@ -229,9 +229,9 @@ impl<K: Cached> Store<K> {
         self.objects.insert(key, Box::new(object));
     }
 
-    /// An object as the API server has answered a request for the object with this UID, or for one that
-    /// the request made (""); `None` if it is gone. An answer about an object that a watch has said is gone
-    /// comes too late. Of an answer that cannot be read the watch tells.
+    /// Stores the object from an answer of the API server. `uid` is the object's UID, or "" for an object that the
+    /// request created; `None` means that it is deleted. Ignores an answer about an object that a watch has
+    /// already removed. If the answer cannot be parsed, the watch brings the object.
     pub(crate) fn answered(&mut self, key: &Key, uid: &str, answered: Option<DynamicObject>) {
         let known = self.get(key).and_then(|known| known.meta().uid.as_deref());
         if !uid.is_empty() && known != Some(uid) {
@@ -302,8 +302,8 @@ impl<K: Cached> FromIterator<K> for Store<K> {
     }
 }
 
-/// Of the same object, and later. Resource versions are opaque by the API's letter and revisions of
-/// etcd in fact; where they are no numbers, what came last counts.
+/// Whether `a` is a later version of the same object. The API calls resource versions opaque; in practice
+/// they are etcd revisions. If they are not numbers, the later arrival wins.
 fn is_newer(a: &ObjectMeta, b: &ObjectMeta) -> bool {
     let version = |meta: &ObjectMeta| meta.resource_version.as_ref()?.parse::<u64>().ok();
     a.uid == b.uid && version(a).zip(version(b)).is_some_and(|(a, b)| a > b)

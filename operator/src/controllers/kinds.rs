@@ -31,7 +31,7 @@ macro_rules! kinds {
         $(#[cfg($condition:meta)])?
         $store:ident: $kind:ty $(=> $controller:ty)?,
     )*) => {
-        /// Everything that decisions are made from, but for what this process knows alone.
+        /// All API state that decisions read. State that only this process has is kept elsewhere.
         #[derive(Debug, Clone, Default)]
         pub(crate) struct Cache {
             $(

@@ -1,9 +1,8 @@
 //! Whether this process may write: the fence against the moments in which two operators believe to lead.
 //!
 //! Every status says which leader wrote it, and is written only over the version that was decided about.
-//! So whoever has lost the lead either writes over nothing of its successor's, or has seen that there is
-//! one, and then writes nothing until its own Lease was renewed after that. Written and asked by the one
-//! task that owns the controllers.
+//! A former leader therefore cannot overwrite its successor's status. Once it sees a later epoch, it writes
+//! nothing until its own Lease is renewed. Only the task that owns the controllers uses the fence.
 
 use tokio::{sync::watch, time::Instant};
 
@@ -58,7 +57,7 @@ impl WriteFence {
             tracing::warn!(
                 epoch,
                 ours = self.epoch,
-                "the Lease is held all the same: the later epoch is of no leader"
+                "this process still holds the Lease; it ignores the later epoch"
             );
             self.ignored_epoch = epoch;
             self.later_epoch = None;

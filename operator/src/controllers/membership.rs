@@ -10,7 +10,7 @@ use kube::{
 
 use crate::controllers::kinds::Cache;
 
-/// A node belongs to one fabric: of those that select it, the oldest.
+/// If several fabrics select a node, the node belongs to the oldest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Membership {
     of: BTreeMap<String, String>,

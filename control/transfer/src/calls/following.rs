@@ -9,10 +9,10 @@ use weft_proto::agent::v1::{ProgressRequest, ProgressResponse, State};
 use super::Calling;
 use crate::{command::Answer, refusal::Refusal};
 
-/// So often in the time between two reports that were asked for, the newest one is passed on. A report says
-/// how everything stands, so of those that come faster the newest is as good as all.
+/// Within one report interval, the newest report is forwarded at most this many times. A report has the whole
+/// state, so an older one that was not forwarded is not needed.
 const FORWARDS_PER_INTERVAL: u32 = 4;
-/// So many reports are read between two that are passed on: an agent reports every thread that ends, and has
+/// Between two forwards, at most this many reports are read: an agent reports every thread that ends, and has
 /// four for each of 64 children.
 const READ: u32 = 64;
 

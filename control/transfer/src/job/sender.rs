@@ -85,7 +85,7 @@ impl Job {
         }
     }
 
-    /// Of these nodes one could read the object that has not failed to.
+    /// Whether at least one of these nodes has not yet failed to read the object.
     pub(super) fn is_reader_left(&self, is_among: impl Fn(&str) -> bool) -> bool {
         let object = self.spec.object.as_ref();
         let mut readers = object.iter().flat_map(|object| &object.readers);

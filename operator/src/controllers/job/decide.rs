@@ -46,13 +46,13 @@ pub(crate) struct View<'a> {
     pub(crate) cache: &'a Cache,
     /// Whose the nodes are.
     pub(crate) membership: &'a Membership,
-    /// What this process is doing for it.
+    /// The snapshot of the job's running transfer.
     pub(crate) work: Option<&'a Snapshot>,
     /// The layout of the cache that the work has last been told of.
     pub(crate) met: Option<u64>,
     /// What agents say of their nodes.
     pub(crate) reports: &'a BTreeMap<String, NodeState>,
-    /// Whose turn it is, as far as that has been decided.
+    /// The fair queue. Jobs that were decided earlier in this round are in it.
     pub(crate) queue: &'a Queue,
     /// Who writes to which path.
     pub(crate) grants: &'a PathLocks,
@@ -100,7 +100,7 @@ pub(crate) struct Decision {
     pub(crate) request: Option<Request>,
     /// What to do here.
     pub(crate) order: Option<Order>,
-    /// Where its jobs take turns: what the queue is to know of this one.
+    /// The job's entry in the fair queue, on a fabric with a cap.
     pub(crate) entry: Option<QueueEntry>,
     /// The path that it writes to or wants to, once nothing else is in its way.
     pub(crate) claim: Option<Claim>,
@@ -266,8 +266,8 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
     order.map_or_else(|| release(view).into(), Decision::from)
 }
 
-/// What is to be done until no agent is at it any more and what is to go has gone, where nobody here is at
-/// it; nothing once that is so.
+/// The cancel to send when this process runs no transfer for the job. `None` when the agents have nothing
+/// left to stop or to remove.
 fn settle(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> Option<Order> {
     let is_due = match cleanup {
         // Waiting may have been written over an attempt of a leader before this one.
@@ -301,8 +301,8 @@ fn settle(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> Option<
 /// Complete or Failed: that is written, so nothing of it is of use any more.
 fn finished(view: &View<'_>) -> Decision {
     let order = view.work.map(|_| Order::Forget);
-    // Its copies are removed before it is. A suspended job keeps nothing and is kept by nothing: an uninstall
-    // suspends all, and nobody is there afterwards to remove anything.
+    // Its copies are removed before it is. A suspended job has no finalizer: an uninstall suspends
+    // all jobs, and no operator remains to remove it.
     let verified = view
         .job
         .status

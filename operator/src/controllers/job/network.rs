@@ -13,7 +13,7 @@ use weft_transfer::Endpoint;
 const LINK_BPS: u64 = 10_000_000_000;
 /// The leaf of a node that has no label for it.
 const LEAF: &str = "leaf";
-/// What leaves are assumed to hang on: nothing is known above them, so it holds nobody up.
+/// The assumed spine above all leaves. Its capacity never limits a plan.
 const SPINE: &str = "spine";
 /// Of an IP packet: 20 IPv4, 8 UDP, 48 Weft header, 16 Weft trailer.
 const NOT_PAYLOAD: u32 = 92;

@@ -93,7 +93,7 @@ pub(crate) fn place(
     })
 }
 
-/// Below the root, what a path says that is the namespace's own where the root is not shared.
+/// The path below the root. In a PerNamespace root it starts with the namespace.
 fn scoped(namespace: String, scope: RootScope, path: &str) -> String {
     let path = path.trim_end_matches('/');
     match scope {

@@ -5,8 +5,8 @@
 //! end long before. The rules, and why they are these, are in docs/decisions/0019:
 //!
 //! * a node takes part in at most [`AT_ONCE`] jobs, unless more were at work before there was a cap;
-//! * namespaces take turns: the more of a namespace's older jobs are at work, the later its next one;
-//!   among those that are equal in that, the oldest job;
+//! * namespaces take turns: the namespace with the fewest older running jobs goes first; among equals, the
+//!   oldest job;
 //! * a job that is next at the nodes that it waits for keeps a place at each of its nodes, so nobody
 //!   overtakes it through another of them for ever.
 //!

@@ -85,8 +85,8 @@ impl Secrets {
         Err(SecretFault {
             reason: "SecretUnread",
             message: format!(
-                "Secret {namespace}/{name} could not be read ({problem}): see whether the API server is well; it \
-                 is asked again"
+                "Secret {namespace}/{name} could not be read ({problem}): the operator retries; check the API \
+                 server"
             ),
         })
     }

@@ -169,7 +169,7 @@ fn complete(status: &mut TransferJobStatus, now: Timestamp) {
     set(status, verdict("Complete", true, "Verified", &text), now);
 }
 
-/// What a successor shows until it has heard of a destination itself: what is written of it.
+/// After a failover, keeps the written status of a destination until its agent reports again.
 fn remembered(old: &TransferJobStatus, work: &Snapshot) -> (Vec<DestinationStatus>, i64) {
     let known: BTreeMap<&str, &DestinationStatus> = old
         .destinations
@@ -384,7 +384,7 @@ pub(crate) fn news(old: &TransferJobStatus, new: &TransferJobStatus) -> Vec<Even
         say(false, &reason, &message);
     }
     if old.start_time.is_none() && new.start_time.is_some() {
-        say(false, "Started", "the source is asked what there is");
+        say(false, "Started", "the source lists its files");
     }
     if let Some((true, _, message)) = turned("Planned") {
         say(false, "Planned", &message);
@@ -401,7 +401,7 @@ pub(crate) fn news(old: &TransferJobStatus, new: &TransferJobStatus) -> Vec<Even
         say(!cause.is_empty(), "Retrying", note.trim_end_matches(": "));
     }
     if new.phase == Phase::Transferring && old.phase != Phase::Transferring {
-        say(false, "Transferring", "bytes move");
+        say(false, "Transferring", "the transfer of data has started");
     }
     if let Some((true, _, message)) = turned("Complete") {
         say(false, "Complete", &message);

@@ -1,9 +1,7 @@
 //! `Jobs`: the attempts that this node knows, by (UID, generation, attempt), and what their commands work with.
 //!
-//! The commands are in files of their own: [`stat`](crate::control::stat), [`prepare`](crate::control::prepare),
-//! [`start`](crate::control::start), [`connect`](crate::control::connect) and
-//! [`cancel`](crate::control::cancel). The control API calls them after it has checked the caller. What a
-//! command starts goes on when its caller hangs up.
+//! The commands are in files of their own: `stat`, `prepare`, `start`, `connect` and `cancel`. The control API
+//! calls them after it has checked the caller. What a command starts goes on when its caller hangs up.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};

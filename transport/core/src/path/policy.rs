@@ -20,7 +20,7 @@ pub struct PathSample {
     pub bytes: u32,
 }
 
-/// Chooses the path of each chunk of one connection. One file per policy; listed in [`PolicyKind`].
+/// Chooses the path of each chunk of one connection. One file per policy; listed in [`PolicyKind`](crate::path::PolicyKind).
 pub trait PathPolicy {
     /// The path of the next chunk, one that [`PathView::allows`]. Every choice is used: a resend has a view
     /// without the paths that it must not take.

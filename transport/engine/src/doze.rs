@@ -1,20 +1,27 @@
 //! How a worker sleeps, and how a command wakes it without a system call when it is awake.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use weft_link::Waker;
+use weft_core::units::Time;
+use weft_link::{Sleeper, Waker};
 
-/// Shared by a worker (who sleeps) and the engine's handle (who wakes).
+/// Shared by a worker's thread, which sleeps, and the engine's handle, which wakes it.
 pub(crate) struct Doze {
     asleep: AtomicBool,
+    /// When the worker wakes by itself, in nanoseconds. Written and read under the worker's lock.
+    until: AtomicU64,
+    sleeper: Sleeper,
     waker: Waker,
 }
 
 impl Doze {
-    pub(crate) fn new(waker: Waker) -> Self {
+    pub(crate) fn new(sleeper: Sleeper, waker: Waker) -> Self {
         Self {
             asleep: AtomicBool::new(false),
+            until: AtomicU64::new(0),
+            sleeper,
             waker,
         }
     }
@@ -29,16 +36,31 @@ impl Doze {
         }
     }
 
-    /// Sleeps by `wait`, unless there is work: `is_idle` is asked once more, after the worker has said that
-    /// it sleeps.
-    pub(crate) fn sleep(
-        &self,
-        is_idle: impl FnOnce() -> bool,
-        wait: impl FnOnce() -> io::Result<()>,
-    ) -> io::Result<()> {
+    /// Called under the worker's lock by a thread that has changed when there is something to do: the worker must not
+    /// sleep past `due`. A worker that is awake looks for itself before it sleeps.
+    pub(crate) fn wake_by(&self, due: Option<Time>) {
+        if due.is_some_and(|due| due.as_nanos() < self.until.load(Ordering::Relaxed)) {
+            self.wake();
+        }
+    }
+
+    /// Called under the worker's lock before [`Doze::sleep`]: the worker is about to sleep until `due`. Its queue is
+    /// looked at after this.
+    pub(crate) fn lie_down(&self, due: Option<Time>) {
+        let until = due.map_or(u64::MAX, Time::as_nanos);
+        self.until.store(until, Ordering::Relaxed);
         self.asleep.store(true, Ordering::SeqCst);
-        let slept = if is_idle() { wait() } else { Ok(()) };
-        self.asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// Sleeps, without the worker's lock, until there is something to do or for `timeout`.
+    pub(crate) fn sleep(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let slept = self.sleeper.sleep(timeout);
+        self.get_up();
         slept
+    }
+
+    /// The worker does not sleep.
+    pub(crate) fn get_up(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
     }
 }

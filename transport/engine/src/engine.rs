@@ -22,7 +22,7 @@ use crate::identity::{Names, ResetKeys, worker_of_connection};
 use crate::parts::{Choice, Parts};
 use crate::post::{Piece, Pieces, Post};
 use crate::snapshot::Snapshot;
-use crate::worker::Worker;
+use crate::worker::{SENT_BY_CALLER_BYTES_MAX, Worker};
 use weft_core::memory::{Access, DomainId};
 use weft_memory::{Region, RegionTable, Source};
 
@@ -68,9 +68,10 @@ pub struct Engine {
     reset_keys: ResetKeys,
     /// Of each worker.
     queues: Arc<[Queue]>,
+    /// Whoever has the lock of a worker runs it: its thread, a caller that posts, or [`Engine::poll`].
+    workers: Vec<Arc<Mutex<Worker>>>,
+    /// Of each worker; none where the caller polls.
     threads: Vec<JoinHandle<()>>,
-    /// The only worker, when the caller runs it. The lock is for `snapshot`: `poll` has it alone.
-    inline: Option<Mutex<Box<Worker>>>,
     /// The ends there are, so that a wrong id is refused at once.
     ends: Mutex<Ends>,
     /// Made where the ports were bound, so that it asks about the same network namespace.
@@ -107,24 +108,24 @@ impl Engine {
             reset_keys,
             queues: queues.into(),
             threads: Vec::with_capacity(count),
-            inline: None,
+            workers: Vec::with_capacity(count),
             ends: Mutex::new(BTreeMap::new()),
             routes: Mutex::new(RouteProbe::bind(&config.address)?),
             config,
         };
         for (index, mut worker) in made.into_iter().enumerate() {
             worker.join(Arc::clone(&engine.queues));
-            match engine.config.progress {
-                Progress::Inline => engine.inline = Some(Mutex::new(Box::new(worker))),
-                Progress::Threads(_) => engine.threads.push(
-                    std::thread::Builder::new()
-                        .name(format!("weft-worker-{index}"))
-                        .spawn(move || worker.run())
-                        .map_err(|source| EngineError::System {
-                            call: "spawn thread",
-                            source,
-                        })?,
-                ),
+            let worker = Arc::new(Mutex::new(worker));
+            engine.workers.push(Arc::clone(&worker));
+            if let Progress::Threads(_) = engine.config.progress {
+                let thread = std::thread::Builder::new()
+                    .name(format!("weft-worker-{index}"))
+                    .spawn(move || Worker::run(&worker))
+                    .map_err(|source| EngineError::System {
+                        call: "spawn thread",
+                        source,
+                    })?;
+                engine.threads.push(thread);
             }
         }
         tracing::info!(
@@ -367,8 +368,23 @@ impl Engine {
             pieces,
             bytes,
         };
-        self.command(worker_of_connection(id), Command::Post { id, post });
+        self.send_post(id, post);
         Ok(())
+    }
+
+    /// Has a small message sent by the calling thread, when the worker is doing nothing else at the moment. What is
+    /// posted by one thread is sent in the order in which it was posted.
+    fn send_post(&self, id: ConnectionId, post: Outgoing) {
+        let worker = worker_of_connection(id);
+        if post.bytes <= SENT_BY_CALLER_BYTES_MAX
+            && let Some(worker) = self.workers.get(worker)
+            && let Ok(mut worker) = worker.try_lock()
+            && worker.takes_posts()
+        {
+            worker.post_now(id, post);
+            return;
+        }
+        self.command(worker, Command::Post { id, post });
     }
 
     /// Posts a buffer for a send of the peer, in a region that is registered for writes. [`Event::Received`] brings its
@@ -425,11 +441,8 @@ impl Engine {
     }
 
     fn workers_snapshot(&self) -> Snapshot {
-        if let Some(worker) = &self.inline {
-            return worker
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .snapshot();
+        if let Some(worker) = self.inline() {
+            return worker.snapshot();
         }
         let mut whole: Option<Snapshot> = None;
         for worker in 0..self.queues.len() {
@@ -468,12 +481,20 @@ impl Engine {
     /// sends it behind the caller's answer. A caller that works for long on an event calls once more before
     /// that, or the peer sends again.
     pub fn poll(&mut self, wait: Duration) -> Result<bool, EngineError> {
-        let worker = self.inline.as_mut().ok_or(EngineError::NotInline)?;
-        let worker = worker.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut worker = self.inline().ok_or(EngineError::NotInline)?;
         worker.poll(wait).map_err(|source| EngineError::System {
             call: "poll",
             source,
         })
+    }
+
+    /// The worker that the caller runs.
+    fn inline(&self) -> Option<MutexGuard<'_, Worker>> {
+        let worker = match self.config.progress {
+            Progress::Inline => self.workers.first()?,
+            Progress::Threads(_) => return None,
+        };
+        Some(worker.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn address_of_worker(&self, worker: usize) -> LinkAddress {

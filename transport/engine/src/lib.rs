@@ -1,13 +1,13 @@
 //! The transfer engine: memory regions, connections, and writes, reads, atomics and sends over a link.
 //!
-//! A program talks to it by messages only: [`Engine`]'s calls put commands into a worker's queue,
-//! and what happens comes back as [`Event`]s on a channel. The same calls will travel over a Unix
+//! A program talks to it by messages only: [`Engine`]'s calls give commands to a worker, and what happens comes back as [`Event`]s on a channel. The same calls will travel over a Unix
 //! socket when the engine is a program of its own, so nothing here hands out a reference into it.
 //!
-//! A *worker* is a run-to-completion loop that owns its ports and its connections; workers share the
-//! table of regions, which they read without a lock, and nothing else. It receives before it serves timers, sends for its connections in
-//! turns, polls while there is work and blocks when there is none. `Progress::Threads` gives each
-//! its thread; with `Progress::Inline` the caller's [`Engine::poll`] is the worker.
+//! A *worker* is a run-to-completion loop that owns its ports and its connections; workers share the table of regions,
+//! which they read without a lock, and nothing else. It receives before it serves timers, sends for its connections in
+//! turns, polls while there is work and blocks when there is none. `Progress::Threads` gives each its thread; between
+//! two of that thread's turns a caller that posts a small message sends it itself
+//! (docs/decisions/0036). With `Progress::Inline` the caller's [`Engine::poll`] is the worker.
 //!
 //! A connection lives on one worker, or is *split* over several ([`EngineConfig::split`]): part by part it is joined
 //! to the peer's parts. Each message goes whole over one part, the one with the fewest bytes under way, so messages

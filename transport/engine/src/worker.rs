@@ -2,7 +2,7 @@
 //! endpoint decides everything.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
@@ -20,7 +20,7 @@ use weft_link::{
 use weft_memory::{Placing, Region, TableReader};
 
 use crate::clock::{Clock, thread_cpu};
-use crate::command::{Command, Queue};
+use crate::command::{Command, Outgoing, Queue};
 use crate::config::EngineConfig;
 use crate::doze::Doze;
 use crate::ends::RemoteEnd;
@@ -39,6 +39,15 @@ const BATCHES_PER_TURN: usize = 16;
 
 /// Chunks sent in one turn at most: some 80 µs, the time that an arrived packet waits for.
 const CHUNKS_PER_TURN: u32 = 8;
+
+/// Chunks sent by a thread that posts, at most: its own, and one that lay in the queue.
+const CHUNKS_PER_POST: u32 = 2;
+
+/// A longer message is left to the worker's thread, which meanwhile polls for the answer.
+pub(crate) const SENT_BY_CALLER_BYTES_MAX: u64 = 8 << 10;
+
+/// A worker's thread that finds a caller sending yields so often before it waits.
+const YIELDS_MAX: usize = 64;
 
 /// While a port is readable the others are asked for in every so many turns.
 const TURNS_WITHOUT_POLL_MAX: u32 = 4;
@@ -103,7 +112,8 @@ impl Worker {
         let failed =
             |call: &'static str| move |source: io::Error| EngineError::System { call, source };
         let poller = Poller::new(&mut link).map_err(failed("epoll_create"))?;
-        let doze = Doze::new(poller.waker().map_err(failed("eventfd"))?);
+        let sleeper = poller.sleeper().map_err(failed("dup"))?;
+        let doze = Doze::new(sleeper, poller.waker().map_err(failed("eventfd"))?);
         let clock = Clock;
         let now = clock.now();
         let endpoint = Endpoint::new(
@@ -154,28 +164,36 @@ impl Worker {
         Arc::clone(&self.doze)
     }
 
-    /// The thread's body.
-    pub(crate) fn run(mut self) {
-        let guard = AbortOnPanic {
-            worker: self.index,
-            address: self.link.address(),
+    /// The thread's body. The lock is free while the thread waits and between two turns: then a caller may send what
+    /// it posts itself.
+    pub(crate) fn run(worker: &Mutex<Self>) {
+        let (doze, guard) = {
+            let worker = lock(worker);
+            (worker.doze(), worker.abort_on_panic())
         };
         let mut idle_since: Option<Time> = None;
-        while !self.stopped {
-            let result = match self.turn() {
+        loop {
+            let mut awake = lock(worker);
+            let result = match awake.turn() {
+                Ok(true) if awake.stopped => break,
                 Ok(true) => {
                     idle_since = None;
                     continue;
                 }
                 Ok(false) => {
-                    let now = self.now;
-                    if now - *idle_since.get_or_insert(now) < self.spin {
+                    let now = awake.now;
+                    if now - *idle_since.get_or_insert(now) < awake.spin {
+                        drop(awake);
                         // The user of the last event may wait for this core.
                         std::thread::yield_now();
                         continue;
                     }
                     idle_since = None;
-                    self.wait(None)
+                    let Some(timeout) = awake.before_sleep(None) else {
+                        continue;
+                    };
+                    drop(awake);
+                    doze.sleep(timeout)
                 }
                 Err(error) => Err(error),
             };
@@ -187,17 +205,49 @@ impl Worker {
         drop(guard);
     }
 
+    fn abort_on_panic(&self) -> AbortOnPanic {
+        AbortOnPanic {
+            worker: self.index,
+            address: self.link.address(),
+        }
+    }
+
+    /// Whether a caller may send what it posts itself: nothing is to be done before it.
+    pub(crate) fn takes_posts(&self) -> bool {
+        // A Reset must wait for the commands that come before it.
+        self.commands.is_empty() && !self.endpoint.has_resets() && self.link.can_send()
+    }
+
+    /// Posts a work request and sends it at once, on the thread that posts it: a small message waits for no other
+    /// thread. The caller has asked [`Worker::takes_posts`] under the same lock.
+    pub(crate) fn post_now(&mut self, id: ConnectionId, post: Outgoing) {
+        let guard = self.abort_on_panic();
+        self.now = self.clock.now();
+        self.users.post(id, post, &mut self.endpoint);
+        self.transmit(false, CHUNKS_PER_POST);
+        if self.spin > Nanos::ZERO {
+            // Now it is worth while to poll: the answer may be here soon.
+            self.doze.wake();
+        } else {
+            let due = self.due();
+            self.doze.wake_by(due);
+        }
+        drop(guard);
+    }
+
     /// The inline worker: sends what the caller has asked for and what the last call has left to send, receives,
     /// and when there was nothing to do, receives once more after waiting for at most `wait`. When there is an
     /// event the caller has it at once, and what has arrived is acknowledged in the next call: the answer to a
     /// message leaves first.
     pub(crate) fn poll(&mut self, wait: Duration) -> io::Result<bool> {
         self.now = self.clock.now();
-        let mut busy = self.send(false);
+        let mut busy = !self.commands.is_empty() && self.send(false);
         busy |= self.receive()?;
         let mut reported = self.report();
         if !busy && !reported && !wait.is_zero() {
-            self.wait(Some(wait))?;
+            if let Some(timeout) = self.before_sleep(Some(wait)) {
+                self.doze.sleep(timeout)?;
+            }
             busy = self.receive()?;
             reported = self.report();
         }
@@ -299,7 +349,7 @@ impl Worker {
         self.turns_without_poll += 1;
         if !self.link.is_readable() || self.turns_without_poll >= TURNS_WITHOUT_POLL_MAX {
             self.turns_without_poll = 0;
-            self.poller.poll(&mut self.link, Some(Duration::ZERO))?;
+            self.poller.poll(&mut self.link)?;
         }
         if !self.link.is_readable() {
             return Ok(false);
@@ -329,11 +379,13 @@ impl Worker {
     fn send(&mut self, drained: bool) -> bool {
         let mut busy = self.serve_commands();
         busy |= self.link.flush(self.now);
-        let chunks = if self.link.can_send() {
-            CHUNKS_PER_TURN
-        } else {
-            0
-        };
+        busy | self.transmit(drained, CHUNKS_PER_TURN)
+    }
+
+    /// Sends what the endpoint has, `chunks` chunks at most. Answers whether there was anything.
+    fn transmit(&mut self, drained: bool, chunks: u32) -> bool {
+        let mut busy = false;
+        let chunks = if self.link.can_send() { chunks } else { 0 };
         let mut sending = self.endpoint.send(self.now, drained, chunks);
         let (mut refused, mut closed) = (None, Vec::new());
         while let Some(transmit) = sending.poll_transmit(self.now, &mut self.control) {
@@ -446,24 +498,33 @@ impl Worker {
         reported
     }
 
-    /// Sleeps until the link, a command or a timer has something, at most `limit`.
-    fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
+    /// Makes ready to sleep until the link, a command or a timer has something, for at most `limit`. Answers for how
+    /// long, or `None` when there is something to do.
+    fn before_sleep(&mut self, limit: Option<Duration>) -> Option<Option<Duration>> {
         if self.endpoint.flush_acks() {
             self.send(false);
         }
+        let due = self.due();
+        let until = due.map(|due| self.clock.until(due));
+        let timeout = [until, limit].into_iter().flatten().min();
+        if timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return None;
+        }
+        self.doze.lie_down(due);
+        if !self.commands.is_empty() {
+            self.doze.get_up();
+            return None;
+        }
+        Some(timeout)
+    }
+
+    /// When there is something to do although nothing arrives.
+    fn due(&mut self) -> Option<Time> {
         let failed = self.link.is_readable();
         let retry = failed.then(|| self.clock.now() + RETRY_AFTER);
         let turn = self.endpoint.poll_timeout(self.link.can_send());
         let due = [turn, self.link.flush_at(), retry];
-        let due = due.into_iter().flatten().min();
-        let until = due.map(|due| self.clock.until(due));
-        let timeout = [until, limit].into_iter().flatten().min();
-        if timeout.is_some_and(|timeout| timeout.is_zero()) {
-            return Ok(());
-        }
-        let (doze, commands) = (Arc::clone(&self.doze), &self.commands);
-        let (poller, link) = (&mut self.poller, &mut self.link);
-        doze.sleep(|| commands.is_empty(), || poller.poll(link, timeout))
+        due.into_iter().flatten().min()
     }
 
     /// What it has counted.
@@ -503,6 +564,19 @@ impl Worker {
         }
         snapshot
     }
+}
+
+/// The worker, when no caller is sending. A caller sends for some microseconds.
+fn lock(worker: &Mutex<Worker>) -> MutexGuard<'_, Worker> {
+    for _ in 0..YIELDS_MAX {
+        match worker.try_lock() {
+            Ok(worker) => return worker,
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            // A panic has ended the process.
+            Err(TryLockError::Poisoned(worker)) => return worker.into_inner(),
+        }
+    }
+    worker.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn seal_reset(keys: &ResetKeys, reset: PendingReset) -> [u8; Reset::BYTES] {

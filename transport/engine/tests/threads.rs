@@ -137,6 +137,55 @@ fn no_byte_lands_in_a_region_that_is_deregistered_under_writes() {
     }
 }
 
+/// Several threads send small messages themselves, over one worker that sleeps whenever it can, and every message is
+/// answered: none is left in a queue that nobody looks at.
+#[test]
+fn small_messages_of_many_threads_all_end_while_their_worker_sleeps() {
+    const THREADS: u64 = 4;
+    const ROUNDS: u64 = 1_500;
+    let first = Pair::new(|config| {
+        config.progress = Progress::Threads(1);
+        config.paths = 16;
+        config.spin = Nanos::ZERO;
+    });
+    let (a, b) = (&first.a.engine, &first.b.engine);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let key = b.register(DomainId(1), region(8, 0));
+            let source = pattern(8, thread);
+            let ends = [a, b].map(|engine| engine.allocate(DomainId(1), secret(1)));
+            let (sender, events) = crossbeam_channel::unbounded();
+            let (peer_sender, peer_events) = crossbeam_channel::unbounded();
+            a.connect(ends[0].id, remote(&ends[1], secret(1)), sender)
+                .expect("a connects");
+            b.connect(ends[1].id, remote(&ends[0], secret(1)), peer_sender)
+                .expect("b connects");
+            let id = ends[0].id;
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    a.write(WriteRequest {
+                        connection: id,
+                        source: source.clone().into(),
+                        source_offset: 0,
+                        bytes: 8,
+                        key,
+                        offset: 0,
+                        immediate: Some(round as u32),
+                        context: round,
+                    })
+                    .expect("the connection is open");
+                    let there = peer_events.recv_timeout(PATIENCE).expect("it arrives");
+                    assert!(
+                        matches!(there, Event::Delivered { immediate, .. } if u64::from(immediate) == round)
+                    );
+                    let done = events.recv_timeout(PATIENCE).expect("it is answered");
+                    assert!(matches!(done, Event::Written { context, .. } if context == round));
+                }
+            });
+        }
+    });
+}
+
 #[test]
 fn every_worker_carries_its_own_domains() {
     let pair = pair_with(4);

@@ -1,7 +1,7 @@
 //! Waits until a link is ready or another thread wakes the worker.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 pub use mio::Waker;
@@ -44,23 +44,20 @@ impl Poller {
         Waker::new(self.poll.registry(), WAKER)
     }
 
-    /// Tells `link` what is ready, after waiting for something to be for at most `timeout`. A timeout of zero is
-    /// one system call.
+    /// What waits for the link or a waker. Another thread may use the poller meanwhile.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn sleeper(&self) -> io::Result<Sleeper> {
+        let epoll = self.poll.registry().as_fd().try_clone_to_owned()?;
+        Ok(Sleeper { epoll })
+    }
+
+    /// Tells `link` what is ready, without waiting: one system call.
     ///
     /// # Errors
     /// The system does not say what is ready.
-    pub fn poll(&mut self, link: &mut impl Link, timeout: Option<Duration>) -> io::Result<()> {
-        if timeout != Some(Duration::ZERO) {
-            // Not epoll's own wait: its timeout is in milliseconds, and half an RTO would be lost.
-            // An epoll descriptor is itself readable when one of its own is.
-            let ready = self.poll.registry().as_fd();
-            let mut ready = [PollFd::new(ready, PollFlags::POLLIN)];
-            match ppoll(&mut ready, timeout.map(TimeSpec::from), None) {
-                Ok(0) | Err(Errno::EINTR) => return Ok(()),
-                Ok(_) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
+    pub fn poll(&mut self, link: &mut impl Link) -> io::Result<()> {
         match self.poll.poll(&mut self.events, Some(Duration::ZERO)) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
@@ -70,5 +67,26 @@ impl Poller {
             link.handle_event(event);
         }
         Ok(())
+    }
+}
+
+/// Waits for a [`Poller`]'s link and waker.
+pub struct Sleeper {
+    epoll: OwnedFd,
+}
+
+impl Sleeper {
+    /// Waits until there is something for [`Poller::poll`] to tell, for at most `timeout`.
+    ///
+    /// # Errors
+    /// The system cannot wait.
+    pub fn sleep(&self, timeout: Option<Duration>) -> io::Result<()> {
+        // Not epoll's own wait: its timeout is in milliseconds, and half an RTO would be lost.
+        // An epoll descriptor is itself readable when one of its own is.
+        let mut ready = [PollFd::new(self.epoll.as_fd(), PollFlags::POLLIN)];
+        match ppoll(&mut ready, timeout.map(TimeSpec::from), None) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
     }
 }

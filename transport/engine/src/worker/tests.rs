@@ -86,12 +86,50 @@ fn a_link_that_may_hold_something_is_read_again_soon() {
     // The poller has told of the datagram, and nobody has read it.
     while !worker.link.is_readable() {
         let link = &mut worker.link;
-        worker.poller.poll(link, Some(Duration::ZERO)).unwrap();
+        worker.poller.poll(link).unwrap();
     }
     let limit = Duration::from_secs(20);
     let begun = Instant::now();
-    worker.wait(Some(limit)).unwrap();
+    let timeout = worker.before_sleep(Some(limit)).flatten();
+    assert!(
+        timeout.is_some_and(|timeout| timeout < limit),
+        "it would sleep on the datagram"
+    );
+    worker.doze.sleep(timeout).unwrap();
     assert!(begun.elapsed() < limit / 2, "it slept on the datagram");
     worker.turn().unwrap();
     assert_eq!(worker.link.counters().received_packets, 1);
+}
+
+#[test]
+fn a_caller_sends_nothing_itself_before_the_commands_that_came_first() {
+    let (mut worker, commands, _config) = worker();
+    assert!(worker.takes_posts());
+    let close = Command::Close {
+        id: ConnectionId(7),
+    };
+    assert!(commands.send(close).is_ok());
+    assert!(!worker.takes_posts());
+    worker.turn().unwrap();
+    assert!(worker.takes_posts());
+}
+
+#[test]
+fn a_worker_that_sleeps_is_woken_for_what_is_due_before_it_would_wake() {
+    let (mut worker, _commands, _config) = worker();
+    worker.turn().unwrap();
+    let later = worker.clock.now() + Nanos::from_secs(20);
+    worker.doze.lie_down(Some(later));
+    worker.doze.wake_by(None);
+    worker.doze.wake_by(Some(later));
+    // Nothing has written to the waker: the sleep ends by itself.
+    let short = Some(Duration::from_millis(1));
+    let begun = Instant::now();
+    worker.doze.sleep(short).unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(1));
+    worker.doze.lie_down(Some(later));
+    worker.doze.wake_by(Some(worker.clock.now()));
+    let begun = Instant::now();
+    worker.doze.sleep(Some(Duration::from_secs(20))).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(10), "nobody woke it");
 }

@@ -105,6 +105,7 @@ impl Handler for Arrivals {
 /// Receives until `wanted` bytes are there.
 pub(crate) fn receive(link: &mut UdpLink, wanted: usize) -> Arrivals {
     let mut poller = weft_link::Poller::new(link).expect("descriptors are left");
+    let sleeper = poller.sleeper().expect("descriptors are left");
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut arrivals = Arrivals::default();
     while arrivals
@@ -120,9 +121,10 @@ pub(crate) fn receive(link: &mut UdpLink, wanted: usize) -> Arrivals {
             arrivals.bytes().len()
         );
         if !link.is_readable() {
-            poller
-                .poll(link, Some(Duration::from_millis(100)))
-                .expect("the poller answers");
+            sleeper
+                .sleep(Some(Duration::from_millis(100)))
+                .expect("the poller sleeps");
+            poller.poll(link).expect("the poller answers");
         }
         link.receive(&mut arrivals);
     }

@@ -1,7 +1,8 @@
 //! The transfer engine: memory regions, connections, and writes, reads, atomics and sends over a link.
 //!
-//! A program talks to it by messages only: [`Engine`]'s calls give commands to a worker, and what happens comes back as [`Event`]s on a channel. The same calls will travel over a Unix
-//! socket when the engine is a program of its own, so nothing here hands out a reference into it.
+//! A program talks to it by messages only: [`Engine`]'s calls give commands to a worker, and what happens comes back as
+//! [`Event`]s on a channel. The same calls will travel over a Unix socket when the engine is a program of its own, so
+//! nothing here hands out a reference into it.
 //!
 //! A *worker* is a run-to-completion loop that owns its ports and its connections; workers share the table of regions,
 //! which they read without a lock, and nothing else. It receives before it serves timers, sends for its connections in

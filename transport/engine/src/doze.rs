@@ -5,23 +5,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use weft_core::units::Time;
-use weft_link::{Sleeper, Waker};
+use weft_link::{Waiter, Waker};
 
 /// Shared by a worker's thread, which sleeps, and the engine's handle, which wakes it.
 pub(crate) struct Doze {
     asleep: AtomicBool,
     /// When the worker wakes by itself, in nanoseconds. Written and read under the worker's lock.
     until: AtomicU64,
-    sleeper: Sleeper,
+    waiter: Waiter,
     waker: Waker,
 }
 
 impl Doze {
-    pub(crate) fn new(sleeper: Sleeper, waker: Waker) -> Self {
+    pub(crate) fn new(waiter: Waiter, waker: Waker) -> Self {
         Self {
             asleep: AtomicBool::new(false),
             until: AtomicU64::new(0),
-            sleeper,
+            waiter,
             waker,
         }
     }
@@ -44,7 +44,7 @@ impl Doze {
         }
     }
 
-    /// Called under the worker's lock before [`Doze::sleep`]: the worker is about to sleep until `due`. Its queue is
+    /// Called under the worker's lock before [`Doze::wait`]: the worker is about to sleep until `due`. Its queue is
     /// looked at after this.
     pub(crate) fn lie_down(&self, due: Option<Time>) {
         let until = due.map_or(u64::MAX, Time::as_nanos);
@@ -53,8 +53,8 @@ impl Doze {
     }
 
     /// Sleeps, without the worker's lock, until there is something to do or for `timeout`.
-    pub(crate) fn sleep(&self, timeout: Option<Duration>) -> io::Result<()> {
-        let slept = self.sleeper.sleep(timeout);
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let slept = self.waiter.wait(timeout);
         self.get_up();
         slept
     }

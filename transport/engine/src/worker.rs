@@ -112,8 +112,8 @@ impl Worker {
         let failed =
             |call: &'static str| move |source: io::Error| EngineError::System { call, source };
         let poller = Poller::new(&mut link).map_err(failed("epoll_create"))?;
-        let sleeper = poller.sleeper().map_err(failed("dup"))?;
-        let doze = Doze::new(sleeper, poller.waker().map_err(failed("eventfd"))?);
+        let waiter = poller.waiter().map_err(failed("dup"))?;
+        let doze = Doze::new(waiter, poller.waker().map_err(failed("eventfd"))?);
         let clock = Clock;
         let now = clock.now();
         let endpoint = Endpoint::new(
@@ -193,7 +193,7 @@ impl Worker {
                         continue;
                     };
                     drop(awake);
-                    doze.sleep(timeout)
+                    doze.wait(timeout)
                 }
                 Err(error) => Err(error),
             };
@@ -246,7 +246,7 @@ impl Worker {
         let mut reported = self.report();
         if !busy && !reported && !wait.is_zero() {
             if let Some(timeout) = self.before_sleep(Some(wait)) {
-                self.doze.sleep(timeout)?;
+                self.doze.wait(timeout)?;
             }
             busy = self.receive()?;
             reported = self.report();

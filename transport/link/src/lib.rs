@@ -20,7 +20,7 @@ mod udp;
 pub use address::LinkAddress;
 pub use error::{LinkError, Refusal};
 pub use link::{Capabilities, Counters, Destination, Handler, Link, Sent};
-pub use poller::{Poller, Sleeper, Waker};
+pub use poller::{Poller, Waiter, Waker};
 pub use ports::{BadPorts, PortPair, PortRange};
 pub use probe::{Offers, ProbeSocket};
 pub use route::RouteProbe;

@@ -48,9 +48,9 @@ impl Poller {
     ///
     /// # Errors
     /// The system has no more descriptors.
-    pub fn sleeper(&self) -> io::Result<Sleeper> {
+    pub fn waiter(&self) -> io::Result<Waiter> {
         let epoll = self.poll.registry().as_fd().try_clone_to_owned()?;
-        Ok(Sleeper { epoll })
+        Ok(Waiter { epoll })
     }
 
     /// Tells `link` what is ready, without waiting: one system call.
@@ -71,16 +71,16 @@ impl Poller {
 }
 
 /// Waits for a [`Poller`]'s link and waker.
-pub struct Sleeper {
+pub struct Waiter {
     epoll: OwnedFd,
 }
 
-impl Sleeper {
+impl Waiter {
     /// Waits until there is something for [`Poller::poll`] to tell, for at most `timeout`.
     ///
     /// # Errors
     /// The system cannot wait.
-    pub fn sleep(&self, timeout: Option<Duration>) -> io::Result<()> {
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
         // Not epoll's own wait: its timeout is in milliseconds, and half an RTO would be lost.
         // An epoll descriptor is itself readable when one of its own is.
         let mut ready = [PollFd::new(self.epoll.as_fd(), PollFlags::POLLIN)];

@@ -95,7 +95,7 @@ fn a_link_that_may_hold_something_is_read_again_soon() {
         timeout.is_some_and(|timeout| timeout < limit),
         "it would sleep on the datagram"
     );
-    worker.doze.sleep(timeout).unwrap();
+    worker.doze.wait(timeout).unwrap();
     assert!(begun.elapsed() < limit / 2, "it slept on the datagram");
     worker.turn().unwrap();
     assert_eq!(worker.link.counters().received_packets, 1);
@@ -125,11 +125,11 @@ fn a_worker_that_sleeps_is_woken_for_what_is_due_before_it_would_wake() {
     // Nothing has written to the waker: the sleep ends by itself.
     let short = Some(Duration::from_millis(1));
     let begun = Instant::now();
-    worker.doze.sleep(short).unwrap();
+    worker.doze.wait(short).unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(1));
     worker.doze.lie_down(Some(later));
     worker.doze.wake_by(Some(worker.clock.now()));
     let begun = Instant::now();
-    worker.doze.sleep(Some(Duration::from_secs(20))).unwrap();
+    worker.doze.wait(Some(Duration::from_secs(20))).unwrap();
     assert!(begun.elapsed() < Duration::from_secs(10), "nobody woke it");
 }

@@ -223,7 +223,7 @@ fn only_ports_that_the_poller_names_are_read_and_each_again_after_draining() {
     let here = HERE[0];
     let (mut a, mut b) = (bind(here, 24_080, 4), bind(here, 24_084, 4));
     let mut poller = Poller::new(&mut b).unwrap();
-    let sleeper = poller.sleeper().unwrap();
+    let waiter = poller.waiter().unwrap();
     let mut arrivals = Arrivals::default();
     // A port may hold something from before the poller's first word.
     for _ in 0..4 {
@@ -233,7 +233,7 @@ fn only_ports_that_the_poller_names_are_read_and_each_again_after_draining() {
     assert!(!b.is_readable());
     for path in [2, 0, 2] {
         send(&mut a, &b, PathId(path), &[9; 10], 10);
-        sleeper.sleep(Some(Duration::from_secs(5))).unwrap();
+        waiter.wait(Some(Duration::from_secs(5))).unwrap();
         poller.poll(&mut b).unwrap();
         assert_eq!(b.receive(&mut arrivals), 1);
         assert!(!b.is_readable());
@@ -271,10 +271,10 @@ fn a_wake_ends_a_wait_and_a_timeout_does() {
     assert_eq!(a.receive(&mut Arrivals::default()), 0);
     let waker = poller.waker().unwrap();
     waker.wake().unwrap();
-    let sleeper = poller.sleeper().unwrap();
-    sleeper.sleep(None).unwrap();
+    let waiter = poller.waiter().unwrap();
+    waiter.wait(None).unwrap();
     poller.poll(&mut a).unwrap();
-    sleeper.sleep(Some(Duration::from_micros(100))).unwrap();
+    waiter.wait(Some(Duration::from_micros(100))).unwrap();
     poller.poll(&mut a).unwrap();
     assert!(!a.is_readable());
 }

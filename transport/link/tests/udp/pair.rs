@@ -105,7 +105,7 @@ impl Handler for Arrivals {
 /// Receives until `wanted` bytes are there.
 pub(crate) fn receive(link: &mut UdpLink, wanted: usize) -> Arrivals {
     let mut poller = weft_link::Poller::new(link).expect("descriptors are left");
-    let sleeper = poller.sleeper().expect("descriptors are left");
+    let waiter = poller.waiter().expect("descriptors are left");
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut arrivals = Arrivals::default();
     while arrivals
@@ -121,9 +121,9 @@ pub(crate) fn receive(link: &mut UdpLink, wanted: usize) -> Arrivals {
             arrivals.bytes().len()
         );
         if !link.is_readable() {
-            sleeper
-                .sleep(Some(Duration::from_millis(100)))
-                .expect("the poller sleeps");
+            waiter
+                .wait(Some(Duration::from_millis(100)))
+                .expect("the poller waits");
             poller.poll(link).expect("the poller answers");
         }
         link.receive(&mut arrivals);

@@ -110,7 +110,7 @@ fn a_chunk_that_a_full_send_buffer_does_not_take_leaves_later_and_whole() {
         );
         let peer = near.peer(&far.address()).unwrap();
         let mut poller = Poller::new(&mut near).unwrap();
-        let sleeper = poller.sleeper().unwrap();
+        let waiter = poller.waiter().unwrap();
         let source = source(40 * 1400);
         let start = Instant::now();
         let now = || Time::from_nanos(start.elapsed().as_nanos() as u64);
@@ -128,7 +128,7 @@ fn a_chunk_that_a_full_send_buffer_does_not_take_leaves_later_and_whole() {
             assert_eq!((near.flush_at(), near.flush(now())), (None, false));
             kept += 1;
             while !near.can_send() {
-                sleeper.sleep(Some(Duration::from_secs(10))).unwrap();
+                waiter.wait(Some(Duration::from_secs(10))).unwrap();
                 poller.poll(&mut near).unwrap();
                 near.flush(now());
             }

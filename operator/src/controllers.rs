@@ -21,13 +21,6 @@ mod work_queue;
 mod writer;
 
 #[cfg(test)]
-mod api_server;
-/// The example of docs/add-a-kind.md.
-#[cfg(test)]
-mod example;
-#[cfg(test)]
-mod scenario;
-#[cfg(test)]
 mod tests;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};

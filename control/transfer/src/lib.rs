@@ -33,7 +33,7 @@ mod runner;
 mod single_call;
 mod spec;
 #[cfg(test)]
-mod stand_in;
+mod tests;
 mod tls;
 
 pub use command::{Answer, Call, Cleanup, Command};

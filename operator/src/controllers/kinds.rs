@@ -114,7 +114,8 @@ macro_rules! for_each_kind {
             daemon_sets: PartialObjectMeta<DaemonSet>,
             /// What docs/add-a-kind.md adds.
             #[cfg(test)]
-            shortcuts: $crate::controllers::example::Shortcut => $crate::controllers::example::Shortcuts,
+            shortcuts: $crate::controllers::tests::example::Shortcut
+                => $crate::controllers::tests::example::Shortcuts,
         }
     };
 }

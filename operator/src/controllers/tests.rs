@@ -1,6 +1,11 @@
 //! The controllers against an API server in memory, in virtual time: watches in, requests out, as in a
 //! cluster. What is decided is tested where it is decided; here it is that it happens.
 
+pub(crate) mod api_server;
+/// The example of docs/add-a-kind.md.
+pub(crate) mod example;
+pub(crate) mod scenario;
+
 use std::{collections::BTreeMap, num::NonZeroU32};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -10,12 +15,12 @@ use weft_crds::{FabricNode, Phase, RdmaFabric, TransferJob};
 use weft_identity::authority::Authority;
 use weft_transfer::ConnectionPool;
 
+use self::{
+    api_server::{ApiServer, Behaviour},
+    example::{Shortcut, ShortcutSpec},
+};
 use crate::{
-    controllers::{
-        api_server::{ApiServer, Behaviour},
-        example::{Shortcut, ShortcutSpec},
-        *,
-    },
+    controllers::*,
     reports::{Fabrics, NodeState},
     web::Heartbeat,
 };

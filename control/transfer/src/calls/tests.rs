@@ -12,7 +12,7 @@ use weft_proto::Message as _;
 use super::*;
 use crate::{
     spec::Timing,
-    stand_in::{self, StandIn},
+    tests::stand_in::{self, StandIn},
 };
 
 fn spec(report: Duration) -> Spec {

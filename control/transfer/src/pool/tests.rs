@@ -15,7 +15,7 @@ use super::*;
 use crate::{
     agent::Client,
     refusal::{Refusal, is_of_connection},
-    stand_in::StandIn,
+    tests::stand_in::StandIn,
     tls::CONNECT_WITHIN,
 };
 

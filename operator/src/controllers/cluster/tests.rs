@@ -8,12 +8,12 @@ use weft_crds::{
 
 use super::*;
 use crate::controllers::{
-    api_server::{ApiServer, Behaviour},
     cache::Key,
     kinds::{Cache, WatchEvent},
     lead::WriteFence,
     request::FINALIZER,
-    scenario::{self, minilm},
+    tests::api_server::{ApiServer, Behaviour},
+    tests::scenario::{self, minilm},
 };
 
 /// A server with a job, and what a watch of it tells.

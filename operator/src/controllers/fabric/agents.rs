@@ -196,7 +196,7 @@ fn mount_roots(pod: &mut PodSpec, fabric: &RdmaFabric) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::scenario;
+    use crate::controllers::tests::scenario;
 
     fn template(yaml: &str) -> AgentTemplate {
         AgentTemplate {

@@ -407,7 +407,7 @@ mod tests {
     use weft_transfer::TransferPhase;
 
     use super::*;
-    use crate::controllers::scenario::{self, asleep, labelled, start};
+    use crate::controllers::tests::scenario::{self, asleep, labelled, start};
 
     fn moving(nodes: usize) -> Snapshot {
         let destination = |i: usize| DestinationStatus {

@@ -7,7 +7,7 @@ use super::*;
 use crate::controllers::{
     fabric::{agents::AgentTemplate, configuration::config},
     membership::Membership,
-    scenario,
+    tests::scenario,
 };
 
 mod configuration;

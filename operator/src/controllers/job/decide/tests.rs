@@ -15,7 +15,7 @@ use super::*;
 use crate::controllers::{
     condition,
     job::secret::SecretFault,
-    scenario::{self, minilm},
+    tests::scenario::{self, minilm},
 };
 use weft_transfer::{Answer, Call, Command, DestinationPhase, Job, Refusal, TransferPhase};
 

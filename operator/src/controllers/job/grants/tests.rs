@@ -1,7 +1,7 @@
 use k8s_openapi::jiff::SignedDuration;
 
 use super::*;
-use crate::controllers::scenario;
+use crate::controllers::tests::scenario;
 
 /// A claim of a job that was made in this second.
 fn claim(name: &str, second: i64, path: &str) -> Claim {

@@ -4,7 +4,7 @@ use super::*;
 use crate::controllers::{
     job::resolve::resolve,
     membership::Membership,
-    scenario::{self, start},
+    tests::scenario::{self, start},
 };
 
 /// A job of `NAMESPACE/NAME` from n1 to these nodes, made so many seconds after the start.

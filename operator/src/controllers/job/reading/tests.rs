@@ -6,7 +6,7 @@ use super::*;
 use crate::controllers::{
     job::resolve::{Transfer, involved, obstacles, resolve},
     membership::Membership,
-    scenario,
+    tests::scenario,
 };
 
 fn job(name: &str) -> TransferJob {

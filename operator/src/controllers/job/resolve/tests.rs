@@ -1,7 +1,7 @@
 use weft_crds::{DestinationStatus, RootScope, TransferJob, TransferJobStatus};
 
 use super::*;
-use crate::controllers::{cache::Key, job::network::topology, scenario};
+use crate::controllers::{cache::Key, job::network::topology, tests::scenario};
 
 fn resolved(cache: &Cache, job: &TransferJob) -> Result<Transfer, Obstacle> {
     resolve(job, cache, &Membership::of(cache), 3)

@@ -2,7 +2,7 @@ use weft_crds::Strategy;
 use weft_transfer::TransferPhase;
 
 use super::*;
-use crate::controllers::scenario;
+use crate::controllers::tests::scenario;
 
 fn destination(node: &str, state: DestinationState, bytes: i64) -> DestinationStatus {
     DestinationStatus {

@@ -5,7 +5,7 @@ use weft_proto::operator::v1::Copy;
 use super::*;
 use crate::controllers::{
     request::Priority,
-    scenario::{MODEL, copy},
+    tests::scenario::{MODEL, copy},
 };
 
 #[test]

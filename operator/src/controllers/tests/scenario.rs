@@ -26,13 +26,13 @@ use weft_proto::operator::v1::{Copy, CopyJob, NodeReport, Ports};
 use weft_transfer::{ReadSecret, Refusal};
 
 use crate::controllers::{
-    api_server::merge,
     cache::Key,
     cluster_node::{ClusterNode, NodeAddresses},
     condition::{self, ConditionUpdate},
     fabric::{configuration::pod_configuration, view::LastReport},
     kinds::Cache,
     request::{Change, Request},
+    tests::api_server::merge,
 };
 
 /// The first second of every scenario.

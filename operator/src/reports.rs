@@ -10,10 +10,14 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use tokio::{sync::watch, time::Instant};
 use weft_proto::operator::v1::{NodeConfig, NodeReport};
+
+/// A node that has said nothing for so long is not ready: three of the reports that it owes.
+pub(crate) const SILENCE: Duration = Duration::from_secs(30);
 
 /// What a fabric's agents are to know, and whose agents those are.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,22 +40,28 @@ pub struct NodeState {
     pub report: NodeReport,
     /// When.
     pub seen: Instant,
-    /// Its stream is open.
-    pub connected: bool,
     /// Which stream said it.
     stream: u64,
 }
 
 impl NodeState {
-    /// A report that arrived just now, on a stream that is open.
+    /// A report that arrived at that time.
     pub fn new(fabric: &str, report: NodeReport, seen: Instant) -> Self {
         Self {
             fabric: fabric.to_owned(),
             report,
             seen,
-            connected: true,
             stream: 0,
         }
+    }
+
+    /// Whether it has said nothing for so long that it does not count any more.
+    pub(crate) fn is_silent(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.seen) >= SILENCE
+    }
+
+    fn says_the_same(&self, other: &Self) -> bool {
+        (&self.fabric, &self.report) == (&other.fabric, &other.report)
     }
 }
 
@@ -69,13 +79,6 @@ pub(crate) fn nodes_with_copy<'a>(
     with_copy.map(|(node, _)| node)
 }
 
-impl NodeState {
-    fn says_the_same(&self, other: &Self) -> bool {
-        (&self.fabric, &self.report, self.connected)
-            == (&other.fabric, &other.report, other.connected)
-    }
-}
-
 /// The last report of every node, by its name.
 #[derive(Debug, Clone, Default)]
 pub struct Reports {
@@ -83,7 +86,7 @@ pub struct Reports {
     streams: Arc<AtomicU64>,
 }
 
-/// One agent's stream. Dropping it says that the stream is over.
+/// One agent's stream.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     reports: Reports,
@@ -98,8 +101,7 @@ impl Reports {
         self.nodes.subscribe()
     }
 
-    /// A node's agent has opened a stream. It takes the place of the one before, whose end then says
-    /// nothing any more.
+    /// A node's agent has opened a stream. It takes the place of the one before.
     pub(crate) fn open(&self, fabric: &str, node: &str) -> Reporter {
         Reporter {
             reports: self.clone(),
@@ -134,17 +136,6 @@ impl Reporter {
     }
 }
 
-impl Drop for Reporter {
-    fn drop(&mut self) {
-        self.reports.nodes.send_if_modified(|nodes| {
-            let ours = nodes
-                .get_mut(&self.node)
-                .filter(|state| state.stream == self.stream);
-            ours.is_some_and(|state| std::mem::replace(&mut state.connected, false))
-        });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,21 +147,10 @@ mod tests {
         }
     }
 
-    fn told(reports: &Reports) -> (String, bool) {
+    fn told(reports: &Reports) -> String {
         let nodes = reports.subscribe();
         let state = nodes.borrow().get("n1").cloned().unwrap();
-        (state.report.version, state.connected)
-    }
-
-    #[test]
-    fn a_report_overwrites_the_one_before_and_a_stream_that_ends_is_seen() {
-        let reports = Reports::default();
-        let now = Instant::now();
-        let stream = reports.open("lab", "n1");
-        assert!(stream.put(report("1"), now) && stream.put(report("2"), now));
-        assert_eq!(told(&reports), ("2".into(), true));
-        drop(stream);
-        assert_eq!(told(&reports), ("2".into(), false));
+        state.report.version
     }
 
     #[test]
@@ -190,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_an_old_stream_says_nothing_and_neither_do_its_late_reports() {
+    fn the_late_reports_of_an_old_stream_say_nothing() {
         let reports = Reports::default();
         let now = Instant::now();
         let old = reports.open("lab", "n1");
@@ -198,7 +178,6 @@ mod tests {
         let new = reports.open("lab", "n1");
         assert!(new.put(report("2"), now));
         assert!(!old.put(report("1"), now));
-        drop(old);
-        assert_eq!(told(&reports), ("2".into(), true));
+        assert_eq!(told(&reports), "2");
     }
 }

@@ -88,7 +88,7 @@ impl Stage {
     /// All agents report.
     fn report(&self, nodes: usize) {
         let reports = names(nodes).map(|name| {
-            let report = scenario::last_report(&name, "default", 0).report;
+            let report = scenario::report(&name, "default");
             (name, NodeState::new("default", report, Instant::now()))
         });
         self.reports.send_replace(reports.collect());

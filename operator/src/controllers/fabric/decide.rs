@@ -25,11 +25,12 @@ use crate::controllers::{
     condition::{self, ConditionUpdate},
     fabric::agents::{self, APPLIED, FABRIC_LABEL},
     fabric::configuration::pod_configuration,
-    fabric::view::{LastReport, SILENCE, View},
+    fabric::view::View,
     kinds::Cache,
     membership::Members,
     request::{Change, Event, Request},
 };
+use crate::reports::{NodeState, SILENCE};
 
 /// A new node's agent has this long to start before the node's status says what it waits for: until then the
 /// first status is that of a node that is Ready, so a new node costs two writes.
@@ -112,12 +113,10 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
             requests.push(Request::new::<FabricNode>(key, Change::Apply(manifest)));
             continue;
         };
-        let last_report = view
-            .last_reports
-            .get(node)
-            .filter(|last_report| last_report.fabric == fabric);
+        let state = view.reports.get(node);
+        let state = state.filter(|state| state.fabric == fabric);
         let configuration = configurations.get(fabric).map(String::as_str);
-        if let Some(status) = node_status(there, last_report, configuration, view) {
+        if let Some(status) = node_status(there, state, configuration, view) {
             requests.push(Request {
                 events: new_findings(there.status.as_ref(), &status),
                 ..Request::status(there, &status)
@@ -149,7 +148,7 @@ fn new_findings(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<E
 /// one there.
 fn node_status(
     node: &FabricNode,
-    last_report: Option<&LastReport>,
+    state: Option<&NodeState>,
     configuration: Option<&str>,
     view: &View<'_>,
 ) -> Option<FabricNodeStatus> {
@@ -157,10 +156,10 @@ fn node_status(
     let mut new = old.clone();
     let name = node.name_any();
     let fabric = &node.spec.fabric;
-    if is_starting(node, last_report, view.now) {
+    if is_starting(node, state, view.now) {
         return None;
     }
-    let verdict = match last_report {
+    let verdict = match state {
         None if view.leading < SILENCE && readiness(node).is_some() => return None,
         None if !is_labelled(view, &name) => not_ready(
             "NodeNotLabelled",
@@ -177,15 +176,15 @@ fn node_status(
                 view.template.namespace
             ),
         ),
-        Some(last_report) => {
-            fill(&mut new, &last_report.report);
-            match foreign_address(&name, &last_report.report, view) {
+        Some(state) => {
+            fill(&mut new, &state.report);
+            match foreign_address(&name, &state.report, view) {
                 Some(verdict) => {
                     // Nothing is sent there.
                     new.control_address.clear();
                     verdict
                 }
-                None => judge(&name, last_report, configuration, view),
+                None => judge(&name, state, configuration, view),
             }
         }
     };
@@ -222,11 +221,9 @@ fn foreign_address(name: &str, report: &NodeReport, view: &View<'_>) -> Option<C
 }
 
 /// Whether a node is new, and its agent has reported neither that it can work nor why it cannot.
-fn is_starting(node: &FabricNode, last_report: Option<&LastReport>, now: Timestamp) -> bool {
-    let says_nothing = last_report.is_none_or(|last_report| {
-        let report = &last_report.report;
-        !report.ready && report.findings.is_empty()
-    });
+fn is_starting(node: &FabricNode, state: Option<&NodeState>, now: Timestamp) -> bool {
+    let says_nothing =
+        state.is_none_or(|state| !state.report.ready && state.report.findings.is_empty());
     let created = node.metadata.creation_timestamp.as_ref();
     let is_new = created.is_some_and(|created| now.duration_since(created.0) < STARTUP);
     says_nothing && is_new && readiness(node).is_none()
@@ -240,11 +237,11 @@ fn is_labelled(view: &View<'_>, name: &str) -> bool {
 
 fn judge(
     name: &str,
-    last_report: &LastReport,
+    state: &NodeState,
     configuration: Option<&str>,
     view: &View<'_>,
 ) -> ConditionUpdate {
-    if last_report.silent >= SILENCE {
+    if state.is_silent(view.at) {
         return not_ready(
             "AgentSilent",
             format!(
@@ -252,15 +249,15 @@ fn judge(
                  {FABRIC_LABEL}={} --field-selector spec.nodeName={name}",
                 SILENCE.as_secs(),
                 view.template.namespace,
-                last_report.fabric,
+                state.fabric,
             ),
         );
     }
-    if last_report.report.ready {
-        let is_pending = configuration.is_some_and(|it| last_report.report.configuration != it);
+    if state.report.ready {
+        let is_pending = configuration.is_some_and(|it| state.report.configuration != it);
         let (reason, message) = match is_pending {
             false => ("AgentReady", "the agent reports and can work".to_owned()),
-            true => (CONFIGURATION_PENDING, pending(&last_report.fabric, view)),
+            true => (CONFIGURATION_PENDING, pending(&state.fabric, view)),
         };
         return ConditionUpdate {
             kind: "Ready",
@@ -269,7 +266,7 @@ fn judge(
             message,
         };
     }
-    let findings: Vec<&str> = last_report
+    let findings: Vec<&str> = state
         .report
         .findings
         .iter()

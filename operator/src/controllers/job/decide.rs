@@ -18,9 +18,8 @@ use weft_crds::{DeletionPolicy, Phase, TransferJob, TransferJobStatus};
 use crate::controllers::{
     cache::{Key, uid},
     job::{
-        grants::{Claim, PathLocks},
         obstacle::Obstacle,
-        queue::{self, Demand, Queue, QueueEntry, Turn},
+        queue::{self, Demand, Queue, QueueEntry},
         reading::{self, SecretUnavailable},
         resolve::{self, Transfer},
         snapshot::{Outcome, Snapshot},
@@ -52,10 +51,8 @@ pub(crate) struct View<'a> {
     pub(crate) met: Option<u64>,
     /// What agents say of their nodes.
     pub(crate) reports: &'a BTreeMap<String, NodeState>,
-    /// The fair queue. Jobs that were decided earlier in this round are in it.
+    /// Which jobs may begin.
     pub(crate) queue: &'a Queue,
-    /// Who writes to which path.
-    pub(crate) grants: &'a PathLocks,
     /// Of this process.
     pub(crate) leader_epoch: u64,
     /// When its status was last written by this process.
@@ -100,10 +97,8 @@ pub(crate) struct Decision {
     pub(crate) request: Option<Request>,
     /// What to do here.
     pub(crate) order: Option<Order>,
-    /// The job's entry in the fair queue, on a fabric with a cap.
+    /// The job's entry in the queue, once nothing but other jobs is in its way.
     pub(crate) entry: Option<QueueEntry>,
-    /// The path that it writes to or wants to, once nothing else is in its way.
-    pub(crate) claim: Option<Claim>,
 }
 
 impl From<Order> for Decision {
@@ -144,20 +139,19 @@ impl Stop {
 /// Decides the next step of a job.
 pub(crate) fn decide(view: &View<'_>) -> Decision {
     let decision = next(view);
-    // It keeps its places until agents have been told of its end.
+    let at_work = |fabric: &str, demand| QueueEntry::new(view.job, fabric, true, demand);
+    // It keeps its path and its places until agents have been told of its end.
     let work = view.work.filter(|work| work.outcome.is_none());
-    let demand = work.and_then(|work| Demand::of_work(view.job, work, view.cache));
-    let at_work = demand.map(|demand| QueueEntry::new(view.job, true, demand));
-    let old = view.job.status.as_ref().filter(|_| view.work.is_none());
+    let own = work.map(|work| {
+        let demand = Demand::of_work(view.job, work, view.cache);
+        at_work(&work.fabric, demand)
+    });
     // A leader before this one had begun it, and its agents have not been told of an end yet.
+    let old = view.job.status.as_ref().filter(|_| view.work.is_none());
     let begun = old.filter(|old| queue::is_at_work(old) && !old.fabric.is_empty());
-    let fabric = work
-        .map(|work| &work.fabric)
-        .or(begun.map(|old| &old.fabric));
-    let claim = fabric.map(|fabric| Claim::of(view.job, fabric, true));
+    let begun = begun.map(|old| at_work(&old.fabric, None));
     Decision {
-        entry: at_work.or(decision.entry),
-        claim: claim.or(decision.claim),
+        entry: own.or(decision.entry).or(begun),
         ..decision
     }
 }
@@ -371,14 +365,15 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
     };
     match resolve::resolve(view.job, view.cache, view.membership, view.leader_epoch) {
         Ok(transfer) => match reading::check_secret(view.job, view.cache) {
-            Ok(()) => granted(view, old, transfer),
+            Ok(()) => in_turn(view, old, transfer),
             Err(SecretUnavailable::NotProbed(secret)) => {
-                // What is at work keeps its places while that is seen.
+                // What is at work keeps its path and its places while that is seen.
                 let is_at_work = queue::is_at_work(old);
-                let demand = Demand::of(&transfer, view.cache).filter(|_| is_at_work);
                 Decision {
-                    entry: demand.map(|demand| QueueEntry::new(view.job, true, demand)),
-                    claim: is_at_work.then(|| Claim::of(view.job, &transfer.fabric, true)),
+                    entry: is_at_work.then(|| {
+                        let demand = Demand::of(&transfer, view.cache);
+                        QueueEntry::new(view.job, &transfer.fabric, true, demand)
+                    }),
                     ..Order::Look(secret).into()
                 }
             }
@@ -397,66 +392,33 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
     }
 }
 
-/// Nothing is in its way but the jobs that write to its path, and its turn.
-fn granted(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Decision {
-    let is_at_work = queue::is_at_work(old);
-    let claim = Claim::of(view.job, &transfer.fabric, is_at_work);
-    let decision = if is_at_work {
-        in_turn(view, old, transfer)
-    } else if !view.grants.has_seen(&uid(view.job)) {
-        // An older job may not have been decided yet.
-        Decision::default()
-    } else if let Some(obstacle) = view.grants.obstacle(&claim) {
-        let waiting = TransferJobStatus {
-            fabric: transfer.fabric,
-            ..status::waiting(view.job, &obstacle, view.now)
-        };
-        write(view, old, &waiting)
-    } else {
-        in_turn(view, old, transfer)
-    };
-    let begins = matches!(decision.order, Some(Order::Begin(_)));
-    Decision {
-        claim: Some(Claim {
-            is_at_work: is_at_work || begins,
-            ..claim
-        }),
-        ..decision
-    }
-}
-
-/// Nothing but its turn is in its way.
+/// Nothing is in its way but other jobs.
 fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Decision {
-    let is_at_work = queue::is_at_work(old);
     let demand = Demand::of(&transfer, view.cache);
-    let entry = |is_at_work| {
-        let demand = demand.clone();
-        demand.map(|demand| QueueEntry::new(view.job, is_at_work, demand))
-    };
-    if let Some(demand) = demand.as_ref().filter(|_| !is_at_work) {
-        let decision = match view.queue.turn(&uid(view.job), demand) {
-            Some(Turn::Begins) => None,
-            Some(Turn::Waits { node, .. }) => {
-                let obstacle = queue::queued(node, &demand.fabric);
+    let mut entry = QueueEntry::new(view.job, &transfer.fabric, queue::is_at_work(old), demand);
+    if !entry.is_at_work {
+        let decision = match view.queue.turn(&uid(view.job), &entry) {
+            // The queue has not heard of it, and decides once every job is known.
+            None => Some(Decision::default()),
+            Some(turn) => turn.obstacle(&entry).map(|obstacle| {
                 let waiting = TransferJobStatus {
-                    fabric: demand.fabric.clone(),
+                    fabric: transfer.fabric.clone(),
                     ..status::waiting(view.job, &obstacle, view.now)
                 };
-                Some(write(view, old, &waiting))
-            }
-            // The queue has not heard of it, and decides with the next look.
-            None => Some(Decision::default()),
+                write(view, old, &waiting)
+            }),
         };
         if let Some(decision) = decision {
             return Decision {
-                entry: entry(false),
+                entry: Some(entry),
                 ..decision
             };
         }
     }
     let begins = is_held(view.job);
+    entry.is_at_work |= begins;
     Decision {
-        entry: entry(is_at_work || begins),
+        entry: Some(entry),
         ..match begins {
             true => Order::Begin(Box::new(transfer)).into(),
             false => hold(view.job, true).into(),

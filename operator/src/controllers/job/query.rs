@@ -18,9 +18,8 @@ use crate::controllers::{
     cache::{Key, uid},
     fabric::decide::is_ready,
     job::{
-        grants::{Claim, PathLocks},
         obstacle,
-        queue::{self, Demand, Queue, QueueEntry, Turn},
+        queue::{Demand, Queue, QueueEntry},
         reading::{self, SecretUnavailable},
         resolve::{self, Transfer},
         snapshot::{Outcome, Snapshot},
@@ -122,10 +121,8 @@ pub(crate) struct Known<'a> {
     pub(crate) cache: &'a Cache,
     /// What this process is doing, by the jobs' UIDs.
     pub(crate) snapshots: &'a BTreeMap<String, Arc<Snapshot>>,
-    /// Whose turn it is.
+    /// Which jobs may begin.
     pub(crate) queue: &'a Queue,
-    /// Who writes to which path.
-    pub(crate) grants: &'a PathLocks,
     /// What agents say of their nodes.
     pub(crate) reports: &'a BTreeMap<String, NodeState>,
     /// Of this process.
@@ -199,14 +196,13 @@ pub(crate) fn preflight(
     job: &TransferJob,
     cache: &Cache,
     membership: &Membership,
-    (queue, grants): (&Queue, &PathLocks),
+    queue: &Queue,
     leader_epoch: u64,
 ) -> Preflight {
     let resolved = resolve::resolve(job, cache, membership, leader_epoch);
     let (first, transfer) = match resolved {
         Ok(transfer) => {
-            let blocked = blocked(job, grants, &transfer);
-            let waits = blocked.or_else(|| queued(job, cache, queue, &transfer));
+            let waits = queued(job, cache, queue, &transfer);
             (waits, Some(transfer))
         }
         Err(obstacle) => (Some(obstacle), None),
@@ -239,32 +235,17 @@ pub(crate) fn preflight(
     }
 }
 
-/// Whether it would have to wait for a job that writes to its path: as the youngest.
-fn blocked(
-    job: &TransferJob,
-    grants: &PathLocks,
-    transfer: &Transfer,
-) -> Option<obstacle::Obstacle> {
-    grants.obstacle(&Claim {
-        made: Some(Time(Timestamp::MAX)),
-        ..Claim::of(job, &transfer.fabric, false)
-    })
-}
-
-/// Whether it would have to wait for its turn: as the youngest of its namespace.
+/// Why it would have to wait for other jobs: as the youngest.
 fn queued(
     job: &TransferJob,
     cache: &Cache,
     queue: &Queue,
     transfer: &Transfer,
 ) -> Option<obstacle::Obstacle> {
-    let demand = Demand::of(transfer, cache)?;
-    let mut entry = QueueEntry::new(job, false, demand);
+    let demand = Demand::of(transfer, cache);
+    let mut entry = QueueEntry::new(job, &transfer.fabric, false, demand);
     entry.made = Some(Time(Timestamp::MAX));
-    match queue.asked(&entry) {
-        Turn::Begins => None,
-        Turn::Waits { node, .. } => Some(queue::queued(&node, &entry.demand.fabric)),
-    }
+    queue.asked(&entry).obstacle(&entry)
 }
 
 /// A node's fabric, and the others that are ready in it.
@@ -360,7 +341,6 @@ pub(crate) fn answer(query: Query, known: &Known<'_>, now: Timestamp) {
         cache,
         snapshots,
         queue,
-        grants,
         reports,
         leader_epoch,
     } = *known;
@@ -384,13 +364,7 @@ pub(crate) fn answer(query: Query, known: &Known<'_>, now: Timestamp) {
         }
         Query::Preflight { job, answer } => {
             let membership = Membership::of(cache);
-            let _ = answer.send(preflight(
-                &job,
-                cache,
-                &membership,
-                (queue, grants),
-                leader_epoch,
-            ));
+            let _ = answer.send(preflight(&job, cache, &membership, queue, leader_epoch));
         }
         Query::Neighbours { node, answer } => {
             let _ = answer.send(neighbours(cache, &node));
@@ -489,7 +463,6 @@ mod tests {
             cache,
             snapshots: &snapshots,
             queue: &Queue::default(),
-            grants: &PathLocks::default(),
             reports: &BTreeMap::new(),
             leader_epoch: 1,
         };
@@ -540,7 +513,7 @@ mod tests {
     #[tokio::test]
     async fn copies_are_of_a_namespaces_jobs_and_tell_which_of_these_exist() {
         let cache = scenario::cache(2);
-        let mut report = scenario::last_report("n2", "default", 0).report;
+        let mut report = scenario::report("n2", "default");
         report.copies = vec![scenario::copy("d1")];
         let mut before = report.copies[0].jobs[0].clone();
         before.uid = "job-before".to_owned();
@@ -557,13 +530,7 @@ mod tests {
     }
 
     fn reasons(job: &TransferJob, cache: &Cache) -> Vec<String> {
-        let preflight = preflight(
-            job,
-            cache,
-            &Membership::of(cache),
-            (&Queue::default(), &PathLocks::default()),
-            1,
-        );
+        let preflight = preflight(job, cache, &Membership::of(cache), &Queue::default(), 1);
         preflight.obstacles.into_iter().map(|o| o.reason).collect()
     }
 
@@ -606,10 +573,15 @@ mod tests {
         let mut queue = Queue::default();
         let entry = |is_at_work| {
             let transfer = resolve::resolve(&job, &cache, &membership, 1).unwrap();
-            QueueEntry::new(&job, is_at_work, Demand::of(&transfer, &cache).unwrap())
+            let demand = Demand::of(&transfer, &cache);
+            QueueEntry {
+                key: Key::cluster("other"),
+                path: vec!["other".to_owned()],
+                ..QueueEntry::new(&job, "default", is_at_work, demand)
+            }
         };
         let reasons = |queue: &Queue| {
-            let preflight = preflight(&job, &cache, &membership, (queue, &PathLocks::default()), 1);
+            let preflight = preflight(&job, &cache, &membership, queue, 1);
             // What it would do is told all the same.
             assert!(preflight.transfer.is_some());
             let reasons = preflight.obstacles.into_iter().map(|o| o.reason);
@@ -618,9 +590,11 @@ mod tests {
         queue.see("first", Some(entry(true)));
         assert_eq!(reasons(&queue), Vec::<String>::new());
         queue.see("second", Some(entry(true)));
-        assert_eq!(reasons(&queue), [queue::QUEUED]);
+        assert_eq!(reasons(&queue), ["Queued"]);
 
-        queue.see(&uid(&job), Some(entry(false)));
+        let mut own = entry(false);
+        (own.key, own.path) = (Key::of(&job.metadata), vec!["own".to_owned()]);
+        queue.see(&uid(&job), Some(own));
         queue.settle();
         assert_eq!(
             progress(&job, None, &queue, start(), Detail::Summary).ahead,

@@ -1,6 +1,6 @@
 //! Objects for tests, and an API server of them that does as it is asked.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures::future::BoxFuture;
 use k8s_openapi::{
@@ -29,7 +29,7 @@ use crate::controllers::{
     cache::Key,
     cluster_node::{ClusterNode, NodeAddresses},
     condition::{self, ConditionUpdate},
-    fabric::{configuration::pod_configuration, view::LastReport},
+    fabric::configuration::pod_configuration,
     kinds::Cache,
     request::{Change, Request},
     tests::api_server::merge,
@@ -168,29 +168,25 @@ pub(crate) fn asleep(name: &str, fabric: &str) -> FabricNode {
     node
 }
 
-/// What a node's agent says, so long ago.
-pub(crate) fn last_report(name: &str, fabric: &str, silent: u64) -> LastReport {
-    LastReport {
-        fabric: fabric.to_owned(),
-        report: NodeReport {
-            control_address: format!("{}:7400", address(name)),
-            data_address: "10.0.0.1".into(),
-            interface: "eth0".into(),
-            mtu: 1500,
-            link_mbps: 1000,
-            ports: Some(Ports {
-                first: 7500,
-                count: 16,
-            }),
-            version: "0.1.0".into(),
-            certificate_expires_unix_s: 1_800_086_400,
-            ready: true,
-            findings: Vec::new(),
-            configuration: pod_configuration(&self::fabric(fabric, 1)),
-            copies: Vec::new(),
-            copies_listed: true,
-        },
-        silent: Duration::from_secs(silent),
+/// What a node's agent reports.
+pub(crate) fn report(name: &str, fabric: &str) -> NodeReport {
+    NodeReport {
+        control_address: format!("{}:7400", address(name)),
+        data_address: "10.0.0.1".into(),
+        interface: "eth0".into(),
+        mtu: 1500,
+        link_mbps: 1000,
+        ports: Some(Ports {
+            first: 7500,
+            count: 16,
+        }),
+        version: "0.1.0".into(),
+        certificate_expires_unix_s: 1_800_086_400,
+        ready: true,
+        findings: Vec::new(),
+        configuration: pod_configuration(&self::fabric(fabric, 1)),
+        copies: Vec::new(),
+        copies_listed: true,
     }
 }
 

@@ -21,7 +21,7 @@ mod work_queue;
 mod writer;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -47,12 +47,12 @@ use self::{
 };
 pub use self::{
     controller::Context,
-    job::query::{Neighbour, Neighbours, Preflight, Query, ReportedCopy},
+    job::query::{Known, Neighbour, Neighbours, Preflight, Query, ReportedCopy},
     metrics::Metrics,
 };
 use crate::retry::retry_until_answered;
 
-pub(crate) use self::request::FINALIZER;
+pub(crate) use self::{job::query, request::FINALIZER};
 
 /// Changes that come within this time are decided together.
 const DEBOUNCE: Duration = Duration::from_millis(20);

@@ -95,7 +95,7 @@ async fn once(listener: &Arc<TcpListener>, live: &Live) -> Result<(), LiveError>
     let tls = front.server(&identity).map_err(LiveError::Tls)?;
     let doors = Doors::open(Arc::clone(listener), tls, front.names());
     let api = LiveApi {
-        authorizer: caller::Reviews(live.client.clone()),
+        client: live.client.clone(),
         headers: front.headers(),
         leader: Arc::clone(&live.leader),
     };

@@ -8,10 +8,7 @@ use std::{
 };
 
 use backon::Retryable as _;
-use tokio::{
-    sync::{mpsc::UnboundedSender, watch},
-    time::timeout,
-};
+use tokio::{sync::mpsc::UnboundedSender, time::timeout};
 use weft_planner::Part;
 use weft_proto::agent::v1::{
     CancelRequest, Child, DestinationPart, Direction, JobName, JobRef, LocalPart, Location,
@@ -94,15 +91,10 @@ impl Calls {
 
 impl Calling<'_> {
     /// The future of each call is boxed: a task is as large as the largest of them.
-    pub(crate) async fn run(&self, command: Command, mut permits: watch::Receiver<u32>) {
+    pub(crate) async fn run(&self, command: Command) {
         let answer = match command {
-            Command::Claim { attempt } => {
-                if permits.wait_for(|permit| *permit >= attempt).await.is_err() {
-                    // The owner of the job is gone.
-                    return;
-                }
-                Answer::Claimed { attempt }
-            }
+            // The runner answers it.
+            Command::Claim { .. } => return,
             Command::Stat { manifest_digest } => {
                 let call = self.stat(manifest_digest);
                 let call = within(STAT_TIMEOUT, "Stat", &self.spec.source.node, call);

@@ -6,10 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{
-        mpsc::{UnboundedReceiver, unbounded_channel},
-        watch,
-    },
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
     task::JoinSet,
     time::Instant,
 };
@@ -32,7 +29,7 @@ pub struct Runner {
     tasks: JoinSet<()>,
     began: Instant,
     /// Attempts up to this number may begin.
-    permits: watch::Receiver<u32>,
+    permitted: u32,
 }
 
 impl Runner {
@@ -53,9 +50,18 @@ impl Runner {
 
     /// From now on an attempt begins only once its number is permitted.
     #[must_use]
-    pub fn with_permits(mut self, permits: watch::Receiver<u32>) -> Self {
-        self.permits = permits;
+    pub fn with_permits(mut self) -> Self {
+        self.permitted = 0;
         self
+    }
+
+    /// Attempts up to this number may begin: they are recorded.
+    pub fn permit(&mut self, attempt: u32) {
+        self.permitted = attempt;
+        let claimed = self.job.claims().filter(|claim| *claim <= attempt);
+        if let Some(attempt) = claimed {
+            self.take(Answer::Claimed { attempt });
+        }
     }
 
     fn with(
@@ -73,7 +79,7 @@ impl Runner {
             tasks: JoinSet::new(),
             began: Instant::now(),
             // Without another operator there is nothing to record.
-            permits: watch::channel(u32::MAX).1,
+            permitted: u32::MAX,
         };
         runner.issue(commands);
         runner
@@ -130,17 +136,20 @@ impl Runner {
     fn issue(&mut self, commands: Vec<Command>) {
         for command in commands {
             tracing::debug!(?command);
+            if matches!(command, Command::Claim { .. }) {
+                self.permit(self.permitted);
+                continue;
+            }
             let calls = Arc::clone(&self.calls);
             let spec = self.job.shared_spec();
             let listing = self.job.listing().cloned();
-            let permits = self.permits.clone();
             self.tasks.spawn(async move {
                 let calling = Calling {
                     calls: &calls,
                     spec: &spec,
                     listing: listing.as_ref(),
                 };
-                calling.run(command, permits).await;
+                calling.run(command).await;
             });
         }
     }

@@ -267,14 +267,14 @@ impl Controller for Jobs {
     fn answer(&self, query: Query, cache: &Cache, now: Timestamp) -> Option<Query> {
         let works = self.works.iter();
         let snapshots = works.map(|(uid, work)| (uid.clone(), work.look()));
-        let known = query::Known {
+        query(&query::Known {
             cache,
             snapshots: &snapshots.collect(),
             queue: &self.queue,
             reports: &self.reports.borrow(),
             leader_epoch: self.epoch,
-        };
-        query::answer(query, &known, now);
+            now,
+        });
         None
     }
 }

@@ -142,10 +142,9 @@ impl Stage {
     async fn ask(&self) -> Duration {
         let start = Instant::now();
         let (answer, answered) = tokio::sync::oneshot::channel();
-        let query = Query::Neighbours {
-            node: "n1".to_owned(),
-            answer,
-        };
+        let query: Query = Box::new(move |known| {
+            answer.send(query::neighbours(known.cache, "n1")).unwrap();
+        });
         self.queries.send(query).await.unwrap();
         answered.await.unwrap();
         start.elapsed()

@@ -22,7 +22,7 @@ use crate::controllers::{
         queue::{self, Demand, Queue, QueueEntry},
         reading::{self, SecretUnavailable},
         resolve::{self, Transfer},
-        snapshot::{Outcome, Snapshot},
+        snapshot::Snapshot,
         status,
     },
     kinds::Cache,
@@ -30,7 +30,7 @@ use crate::controllers::{
     request::{Change, FINALIZER, Priority, Request},
 };
 use crate::reports::{NodeState, nodes_with_copy};
-use weft_transfer::{Cleanup, Endpoint, MembershipUpdate};
+use weft_transfer::{Cleanup, End, Endpoint, MembershipUpdate};
 
 /// Progress is written when what is written is so old …
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);
@@ -141,7 +141,7 @@ pub(crate) fn decide(view: &View<'_>) -> Decision {
     let decision = next(view);
     let at_work = |fabric: &str, demand| QueueEntry::new(view.job, fabric, true, demand);
     // It keeps its path and its places until agents have been told of its end.
-    let work = view.work.filter(|work| work.outcome.is_none());
+    let work = view.work.filter(|work| work.end.is_none());
     let own = work.map(|work| {
         let demand = Demand::of_work(view.job, work, view.cache);
         at_work(&work.fabric, demand)
@@ -166,13 +166,13 @@ fn next(view: &View<'_>) -> Decision {
     }
     let stop = stop(view.job, &old, view.now);
     match (view.work, stop) {
-        (Some(work), stop) => match (&work.outcome, stop) {
+        (Some(work), stop) => match (&work.end, stop) {
             // Agents that know only that it is suspended are told again once what it left is to go.
-            (Some(Outcome::Withdrawn(done)), Some(stop)) if *done >= stop.cleanup() => {
+            (Some(End::Cancelled(done)), Some(stop)) if *done >= stop.cleanup() => {
                 stopped(view, &old, stop)
             }
-            (Some(Outcome::Withdrawn(_)), _) => Order::Forget.into(),
-            (Some(Outcome::Complete | Outcome::Failed), _) => {
+            (Some(End::Cancelled(_)), _) => Order::Forget.into(),
+            (Some(End::Complete | End::Failed), _) => {
                 write(view, &old, &status::of_work(view.job, work, view.now))
             }
             (None, Some(stop)) => Order::Stop(stop.cleanup()).into(),
@@ -250,10 +250,10 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
         DeletionPolicy::Retain => Cleanup::Partials,
         DeletionPolicy::Delete => Cleanup::Copies,
     };
-    let order = match view.work.map(|work| work.outcome) {
+    let order = match view.work.map(|work| work.end) {
         Some(None) => Some(Order::Stop(cleanup)),
-        Some(Some(Outcome::Withdrawn(done))) if done >= cleanup => None,
-        Some(Some(Outcome::Complete | Outcome::Failed)) if cleanup == Cleanup::Partials => None,
+        Some(Some(End::Cancelled(done))) if done >= cleanup => None,
+        Some(Some(End::Complete | End::Failed)) if cleanup == Cleanup::Partials => None,
         Some(Some(_)) => Some(Order::Forget),
         None => settle(view, old, cleanup),
     };
@@ -379,16 +379,17 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
             }
             Err(SecretUnavailable::Denied(obstacle)) => wait(&obstacle),
         },
-        Err(Obstacle {
-            reason,
-            message,
-            is_final: true,
-        }) => write(
-            view,
-            old,
-            &status::failed(view.job, reason, &message, view.now),
-        ),
-        Err(obstacle) => wait(&obstacle),
+        Err(found) => match found.into_iter().next() {
+            Some(obstacle) if obstacle.is_final => {
+                let Obstacle {
+                    reason, message, ..
+                } = obstacle;
+                let failed = status::failed(view.job, reason, &message, view.now);
+                write(view, old, &failed)
+            }
+            Some(obstacle) => wait(&obstacle),
+            None => Decision::default(),
+        },
     }
 }
 

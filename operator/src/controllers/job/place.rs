@@ -16,13 +16,8 @@ use crate::controllers::{
 pub(crate) enum JobEnd<'a> {
     /// What is read.
     Source(&'a FileSource),
-    /// Where a copy shall be.
-    Destination {
-        /// On this node.
-        node: &'a str,
-        /// As the job says.
-        to: &'a Destinations,
-    },
+    /// Where copies shall be, on whichever node.
+    Destination(&'a Destinations),
 }
 
 /// Where an end is, once it is sure that the job may name it.
@@ -40,9 +35,7 @@ pub(crate) fn place(
             file.scope,
             &*file.path,
         ),
-        JobEnd::Destination { node, to } => {
-            ("spec.destinations", node, &*to.root, to.scope, &*to.path)
-        }
+        JobEnd::Destination(to) => ("spec.destinations", "", &*to.root, to.scope, &*to.path),
     };
     let field = format!("{end}.root");
     let fabric_name = fabric.name_any();
@@ -59,7 +52,7 @@ pub(crate) fn place(
         );
         return Err(wait("RootUnknown", text));
     };
-    if matches!(side, JobEnd::Destination { .. }) && root.access == RootAccess::ReadOnly {
+    if matches!(side, JobEnd::Destination(_)) && root.access == RootAccess::ReadOnly {
         let text = format!(
             "{field}: root {name} of fabric {fabric_name} is ReadOnly; name another, or make it \
              ReadWrite"

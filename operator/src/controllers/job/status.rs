@@ -8,18 +8,14 @@ use weft_crds::{
     Counts, DESTINATIONS_SHOWN, DeletionPolicy, DestinationState, DestinationStatus, Phase,
     TransferJob, TransferJobStatus,
 };
-use weft_transfer::TransferPhase;
+use weft_transfer::{End, TransferPhase};
 
 use crate::controllers::{
     cache::uid,
     condition::{self, ConditionUpdate, moment},
     fabric::decide::listed,
     fabric::decide::model_label,
-    job::{
-        obstacle::Obstacle,
-        place::destination_path,
-        snapshot::{Outcome, Snapshot},
-    },
+    job::{obstacle::Obstacle, place::destination_path, snapshot::Snapshot},
     request::Event,
 };
 
@@ -119,9 +115,9 @@ pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
         );
         set(&mut status, verdict("Planned", true, "Planned", &text), now);
     }
-    match work.outcome {
-        Some(Outcome::Complete) => complete(&mut status, now),
-        Some(Outcome::Failed) => {
+    match work.end {
+        Some(End::Complete) => complete(&mut status, now),
+        Some(End::Failed) => {
             let failed = work
                 .destinations
                 .iter()
@@ -135,7 +131,7 @@ pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
             );
             fail(&mut status, reason, &text, now);
         }
-        Some(Outcome::Withdrawn { .. }) | None => {}
+        Some(End::Cancelled(_)) | None => {}
     }
     status
 }

@@ -4,7 +4,8 @@ use super::*;
 use crate::controllers::{cache::Key, job::network::topology, tests::scenario};
 
 fn resolved(cache: &Cache, job: &TransferJob) -> Result<Transfer, Obstacle> {
-    resolve(job, cache, &Membership::of(cache), 3)
+    let resolved = resolve(job, cache, &Membership::of(cache), 3);
+    resolved.map_err(|found| found.into_iter().next().unwrap())
 }
 
 fn nodes(transfer: &Transfer) -> Vec<&str> {
@@ -161,7 +162,7 @@ fn a_job_waits_while_some_of_its_agents_and_not_all_have_an_earlier_configuratio
          n2; the job begins when their pods are replaced; see: kubectl get fabricnodes"
     );
     // A plan says the same, once.
-    let named = obstacles(&job, &cache, &Membership::of(&cache));
+    let named = resolve(&job, &cache, &Membership::of(&cache), 3).unwrap_err();
     assert_eq!(named, [obstacle]);
     // All of them understand each other.
     for node in ["n1", "n3"] {

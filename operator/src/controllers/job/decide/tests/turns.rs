@@ -145,7 +145,7 @@ impl Yard {
             }
             Some(Order::Stop(cleanup)) => {
                 let task = self.tasks.get_mut(&uid).unwrap();
-                task.snapshot.outcome = Some(Outcome::Withdrawn(cleanup));
+                task.snapshot.end = Some(End::Cancelled(cleanup));
             }
             Some(Order::Permit(attempt)) => self.tasks.get_mut(&uid).unwrap().permit = attempt,
             Some(Order::Forget) => drop(self.tasks.remove(&uid)),
@@ -163,7 +163,7 @@ impl Yard {
             let task = self.tasks.get(&uid(job));
             let status = job.status.as_ref();
             let is_said = status.is_some_and(crate::controllers::job::queue::is_at_work);
-            if task.map_or(is_said, |task| task.snapshot.outcome.is_none()) {
+            if task.map_or(is_said, |task| task.snapshot.end.is_none()) {
                 let to = job.spec.destinations.nodes.iter().flatten();
                 let from = &job.spec.source.file.as_ref().unwrap().node;
                 for node in to.chain([from]) {
@@ -228,7 +228,7 @@ fn advance(work: &mut Snapshot, permit: u32) {
             for there in &mut work.destinations {
                 there.state = DestinationState::Verified;
             }
-            (work.course, work.outcome) = (TransferPhase::Over, Some(Outcome::Complete));
+            (work.course, work.end) = (TransferPhase::Over, Some(End::Complete));
         }
         _ => {}
     }

@@ -50,7 +50,7 @@ pub use self::{
     job::query::{Known, Neighbour, Neighbours, Preflight, Query, ReportedCopy},
     metrics::Metrics,
 };
-use crate::retry::retry_until_answered;
+use crate::api::{CallError, retry_until_answered};
 
 pub(crate) use self::{job::query, request::FINALIZER};
 
@@ -62,7 +62,7 @@ const DEBOUNCE: Duration = Duration::from_millis(20);
 pub enum ControllerError {
     /// The operator's own Deployment could not be read.
     #[error("the Deployment weft-operator cannot be read: {0}; check the operator's role")]
-    Deployment(String),
+    Deployment(CallError),
 }
 
 /// Runs until it is dropped, and answers queries in between.
@@ -72,12 +72,10 @@ pub async fn run(
 ) -> Result<Infallible, ControllerError> {
     let cluster = Cluster::new(context.client.clone(), &context.namespace, context.epoch);
     let deployment =
-        retry_until_answered("the controllers cannot begin", ClusterError::passes, || {
+        retry_until_answered("the controllers cannot begin", CallError::passes, || {
             cluster.deployment()
         });
-    let deployment = deployment
-        .await
-        .map_err(|error| ControllerError::Deployment(error.to_string()))?;
+    let deployment = deployment.await.map_err(ControllerError::Deployment)?;
     let wake = Arc::new(Notify::new());
     let secrets = Secrets::new(context.client.clone(), &context.namespace);
     let setup = Setup {

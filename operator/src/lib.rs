@@ -6,6 +6,7 @@
 //! [`home`] holds the operator's own objects, [`rotation`] lets one authority follow another; [`live`]
 //! answers `kubectl weft`. [`uninstall`] and [`check`] are what `helm uninstall` and `helm test` run.
 
+mod api;
 mod caller;
 pub mod candidacy;
 pub mod check;
@@ -18,7 +19,6 @@ pub mod lease;
 pub mod live;
 pub mod process;
 pub mod reports;
-mod retry;
 pub mod review;
 pub mod rotation;
 pub mod uninstall;

@@ -34,13 +34,13 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
     task::JoinHandle,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
-use weft_identity::cause::innermost;
 use weft_transfer::ConnectionPool;
 
 use crate::{
     NAME,
+    api::{ANSWER_WITHIN, CallError, Retry, call, retry_until_answered},
     candidacy::{Candidacy, Held},
     control::{self, AUDIENCE, Control, ControlError, Metrics},
     controllers::{self, ControllerError},
@@ -49,7 +49,6 @@ use crate::{
     lease::{LeaseBoard, Lost},
     live::{self, Live},
     reports::{Fabrics, Reports},
-    retry::{ANSWER_WITHIN, Retry, retry_until_answered},
     review::{Reviewer, Reviews},
     web::{self, Heartbeat, Standing},
 };
@@ -107,7 +106,7 @@ pub enum ProcessError {
         /// Where it was looked for.
         url: String,
         /// What came instead.
-        problem: String,
+        problem: CallError,
     },
     /// A port is not free.
     #[error("port {port} cannot be listened on: {source}; choose another with {option}")]
@@ -309,18 +308,14 @@ impl Leader {
             metrics: self.controllers,
         };
         let controllers = pin!(controllers::run(context, asked));
-        let registered = async {
-            let Some(live) = &self.live else {
-                return std::future::pending().await;
-            };
+        if let Some(live) = &self.live {
             // A process leads once.
             let _ = live.set(live::Leader {
                 pool,
                 queries,
                 epoch: self.epoch,
             });
-            live::registration::keep(&self.client, &authority).await
-        };
+        }
         let control = Control {
             authority: Arc::clone(&authority),
             epoch: self.epoch,
@@ -342,8 +337,7 @@ impl Leader {
         standing.send_replace(Standing::Leading);
         tokio::select! {
             ended = controllers => Ok(ended?),
-            kept = home.keep(&authority, &address, pod) => Ok(kept?),
-            never = registered => match never {},
+            kept = home.keep(&authority, &address, pod, self.live.is_some()) => Ok(kept?),
             served = serve => Err(served.map_or_else(ProcessError::from, |()| ProcessError::Ended("the control API"))),
             () = sleep(CERTIFICATE_RENEWAL) => Err(ProcessError::CertificateDue),
         }
@@ -408,17 +402,12 @@ async fn config() -> Result<Config, ProcessError> {
 }
 
 /// A client, once its API server has answered.
-async fn answering(config: &Config) -> Result<Client, String> {
-    let client = Client::try_from(config.clone()).map_err(|error| innermost(&error))?;
-    match timeout(ANSWER_WITHIN, client.apiserver_version()).await {
-        Ok(Ok(version)) => {
-            let url = config.cluster_url.to_string();
-            tracing::info!(url, version = version.git_version, "API server");
-            Ok(client)
-        }
-        Ok(Err(error)) => Err(innermost(&error)),
-        Err(_) => Err(format!("nothing within {ANSWER_WITHIN:?}")),
-    }
+async fn answering(config: &Config) -> Result<Client, CallError> {
+    let client = Client::try_from(config.clone())?;
+    let version = call(client.apiserver_version()).await?;
+    let url = config.cluster_url.to_string();
+    tracing::info!(url, version = version.git_version, "API server");
+    Ok(client)
 }
 
 /// The same, however long that takes.

@@ -431,7 +431,7 @@ fn the_operator_may_do_this_in_the_cluster_and_this_in_its_namespace() {
             ("events", "create patch"),
             ("tokenreviews", "create"),
             ("subjectaccessreviews", "create"),
-            ("apiservices v1alpha1.live.weft.dev", "get patch"),
+            ("apiservices v1alpha1.live.weft.dev", "patch"),
         ])
     );
     assert_eq!(
@@ -441,7 +441,7 @@ fn the_operator_may_do_this_in_the_cluster_and_this_in_its_namespace() {
             ("leases weft-operator", "get update"),
             ("secrets", "create"),
             ("secrets weft-ca", "get update"),
-            ("configmaps weft-ca", "get create patch"),
+            ("configmaps weft-ca", "create patch"),
             ("daemonsets", "list watch create patch delete"),
             ("deployments weft-operator", "get"),
             ("services weft-operator", "get"),

@@ -1,18 +1,14 @@
 //! Tenants' Secrets, which the operator may read only where a tenant says so by a Role of its own.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
-use tokio::time::timeout;
-use weft_identity::cause::innermost;
 use weft_transfer::{ReadSecret, Refusal};
 
-use crate::NAME;
+use crate::{NAME, api::call};
 
-/// An API server that has not answered by then is asked again with the next attempt.
-const WITHIN: Duration = Duration::from_secs(10);
 /// The reason of a name that is none.
 const BAD_NAME: &str = "BadRequest";
 /// Of an object's name.
@@ -62,12 +58,12 @@ impl Secrets {
             });
         }
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        let problem = match timeout(WITHIN, api.get_opt(name)).await {
-            Ok(Ok(Some(secret))) => {
+        let problem = match call(api.get_opt(name)).await {
+            Ok(Some(secret)) => {
                 let data = secret.data.unwrap_or_default().into_iter();
                 return Ok(data.map(|(key, value)| (key, value.0)).collect());
             }
-            Ok(Ok(None)) => {
+            Ok(None) => {
                 return Err(SecretFault {
                     reason: "SecretMissing",
                     message: format!(
@@ -76,11 +72,10 @@ impl Secrets {
                     ),
                 });
             }
-            Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+            Err(error) if error.has_code(403) => {
                 return Err(forbidden(namespace, name, &self.account));
             }
-            Ok(Err(error)) => innermost(&error),
-            Err(_) => format!("no answer within {} s", WITHIN.as_secs()),
+            Err(problem) => problem,
         };
         Err(SecretFault {
             reason: "SecretUnread",

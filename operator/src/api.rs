@@ -1,9 +1,10 @@
-//! Trying again what another will be able to do soon: an API server that is being started or upgraded
-//! is no reason to end.
+//! Calls of the API server: each has a time limit, and those that cannot be done without are tried again. An
+//! API server that is being started or upgraded is no reason to end.
 
 use std::{fmt::Display, time::Duration};
 
 use tokio::time::{sleep, timeout};
+use weft_identity::cause::innermost;
 
 /// Before the second try; it doubles …
 const FIRST: Duration = Duration::from_secs(1);
@@ -11,6 +12,50 @@ const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
 /// Whoever answers at all answers within.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// Why a call came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The API server refused it, or could not be reached.
+    #[error("{}", innermost(.0))]
+    Refused(#[from] kube::Error),
+    /// It did not answer.
+    #[error("no answer within {} s", ANSWER_WITHIN.as_secs())]
+    Late,
+}
+
+impl CallError {
+    /// The same may succeed without anybody changing anything: there was no answer, or one by which the API
+    /// server says that it cannot now.
+    pub(crate) fn passes(&self) -> bool {
+        match self {
+            Self::Refused(kube::Error::Api(status)) => status.code == 429 || status.code >= 500,
+            Self::Refused(error) => matches!(
+                error,
+                kube::Error::HyperError(_) | kube::Error::Service(_) | kube::Error::ReadEvents(_)
+            ),
+            Self::Late => true,
+        }
+    }
+
+    /// The object is gone or has another version.
+    pub(crate) fn is_conflict(&self) -> bool {
+        self.has_code(404) || self.has_code(409)
+    }
+
+    /// The API server has answered with this code.
+    pub(crate) fn has_code(&self, code: u16) -> bool {
+        matches!(self, Self::Refused(kube::Error::Api(status)) if status.code == code)
+    }
+}
+
+/// A call with its time limit.
+pub(crate) async fn call<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, CallError> {
+    match timeout(ANSWER_WITHIN, call).await {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(CallError::Late),
+    }
+}
 
 /// What has been tried in vain, and how long to wait before it is tried again.
 #[derive(Debug)]
@@ -61,22 +106,10 @@ pub(crate) async fn retry_until_answered<T, E: Display, F: Future<Output = Resul
 ) -> Result<T, E> {
     let mut retry = Retry::new(what);
     loop {
-        let cause = match timeout(ANSWER_WITHIN, attempt()).await {
-            Ok(Err(error)) if passes(&error) => error.to_string(),
-            Ok(ended) => return ended,
-            Err(_) => format!("no answer within {ANSWER_WITHIN:?}"),
-        };
-        retry.wait(&cause).await;
-    }
-}
-
-/// Whether the same request may succeed without anybody changing anything: there was no answer, or one
-/// by which the API server says that it cannot now.
-pub(crate) fn passes(error: &kube::Error) -> bool {
-    match error {
-        kube::Error::Api(status) => status.code == 429 || status.code >= 500,
-        kube::Error::HyperError(_) | kube::Error::Service(_) | kube::Error::ReadEvents(_) => true,
-        _ => false,
+        match attempt().await {
+            Err(error) if passes(&error) => retry.wait(&error.to_string()).await,
+            ended => return ended,
+        }
     }
 }
 
@@ -128,21 +161,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whoever_never_answers_is_asked_again() {
         let mut asked = 0;
-        let answered = retry_until_answered(
-            "the test cannot go on",
-            |_: &String| false,
-            || {
-                asked += 1;
-                let is_first = asked == 1;
-                async move {
-                    if is_first {
-                        std::future::pending::<()>().await;
-                    }
-                    Ok(())
+        let answered = retry_until_answered("the test cannot go on", CallError::passes, || {
+            asked += 1;
+            let is_first = asked == 1;
+            call(async move {
+                if is_first {
+                    std::future::pending::<()>().await;
                 }
-            },
-        );
-        assert_eq!(answered.await, Ok(()));
+                Ok(())
+            })
+        });
+        assert!(answered.await.is_ok());
         assert_eq!(asked, 2);
     }
 }

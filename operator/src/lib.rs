@@ -7,8 +7,6 @@
 //! answers `kubectl weft`. [`uninstall`] and [`check`] are what `helm uninstall` and `helm test` run.
 
 mod api;
-mod caller;
-pub mod candidacy;
 pub mod check;
 pub mod control;
 pub mod controllers;
@@ -19,7 +17,7 @@ pub mod lease;
 pub mod live;
 pub mod process;
 pub mod reports;
-pub mod review;
+mod review;
 pub mod rotation;
 pub mod uninstall;
 pub mod web;

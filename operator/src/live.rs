@@ -92,10 +92,10 @@ async fn once(listener: &Arc<TcpListener>, live: &Live) -> Result<(), LiveError>
     let (front, authority) = read(live).await?;
     let identity = authority.operator_server(&[&server_name(&live.namespace)])?;
     let tls = front.server(&identity).map_err(LiveError::Tls)?;
-    let doors = Doors::open(Arc::clone(listener), tls, front.names());
+    let doors = Doors::open(Arc::clone(listener), tls, front.names.clone());
     let api = LiveApi {
         client: live.client.clone(),
-        headers: front.headers(),
+        headers: front.headers.clone(),
         leader: Arc::clone(&live.leader),
     };
     tokio::select! {

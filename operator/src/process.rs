@@ -20,11 +20,8 @@ use std::{
 };
 
 use futures::FutureExt as _;
-use k8s_openapi::api::{
-    apps::v1::DaemonSet,
-    authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus},
-};
-use kube::{Api, Client, Config, api::PostParams};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::{Client, Config};
 use prometheus_client::{
     metrics::{gauge::Gauge, info::Info},
     registry::Registry,
@@ -41,15 +38,14 @@ use weft_transfer::ConnectionPool;
 use crate::{
     NAME,
     api::{ANSWER_WITHIN, CallError, Retry, call, retry_until_answered},
-    candidacy::{Candidacy, Held},
-    control::{self, AUDIENCE, Control, ControlError, Metrics},
+    control::{self, Control, ControlError, Metrics},
     controllers::{self, ControllerError},
     enrollment_limit::EnrollmentLimit,
     home::{Home, HomeError},
-    lease::{LeaseBoard, Lost},
+    lease::{Held, LeaseBoard, Lost},
     live::{self, Live},
     reports::{Fabrics, Reports},
-    review::{Reviewer, Reviews},
+    review::Reviews,
     web::{self, Heartbeat, Standing},
 };
 
@@ -136,9 +132,6 @@ pub enum ProcessError {
     /// Something that never ends has ended.
     #[error("{0} has ended; this is a bug")]
     Ended(&'static str),
-    /// The Lease's.
-    #[error("the thread that keeps the Lease cannot be started: {0}; raise the limit on threads")]
-    Thread(std::io::Error),
     /// Signals cannot be awaited.
     #[error("signals cannot be awaited: {0}")]
     Signal(std::io::Error),
@@ -184,8 +177,7 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
         let looked = move || {
             standing.send_replace(Standing::Standby);
         };
-        let candidacy = Candidacy::begin(board, settings.name.clone(), looked);
-        let held = candidacy.map_err(ProcessError::Thread)?.lead().await?;
+        let held = Held::acquire(board, settings.name.clone(), looked).await?;
         Ok::<(Client, Held), ProcessError>((client, held))
     };
     let (client, mut held) = tokio::select! {
@@ -193,14 +185,14 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
         _ = &mut web => return Err(ProcessError::Ended("the HTTP endpoint")),
         () = &mut stop => return Ok(()),
     };
-    let epoch = held.epoch();
+    let epoch = held.epoch;
     meters.epoch.set(i64::try_from(epoch).unwrap_or(i64::MAX));
     tracing::info!(epoch, "this process leads");
     let leader = Leader {
         settings,
         client,
         epoch,
-        renewals: held.renewals(),
+        renewals: held.renewals.clone(),
         heartbeat,
         template,
         metrics: meters.control,
@@ -320,7 +312,7 @@ impl Leader {
             authority: Arc::clone(&authority),
             epoch: self.epoch,
             limit: EnrollmentLimit::default(),
-            reviews: Reviews::new(TokenReviews(self.client.clone())),
+            reviews: Reviews::new(self.client.clone()),
             account: format!(
                 "system:serviceaccount:{}:{}",
                 settings.namespace, settings.agent_account
@@ -341,25 +333,6 @@ impl Leader {
             served = serve => Err(served.map_or_else(ProcessError::from, |()| ProcessError::Ended("the control API"))),
             () = sleep(CERTIFICATE_RENEWAL) => Err(ProcessError::CertificateDue),
         }
-    }
-}
-
-/// TokenReview, as the API server answers it.
-struct TokenReviews(Client);
-
-impl Reviewer for TokenReviews {
-    async fn review(&self, token: String) -> Result<TokenReviewStatus, String> {
-        let review = TokenReview {
-            spec: TokenReviewSpec {
-                audiences: Some(vec![AUDIENCE.to_owned()]),
-                token: Some(token),
-            },
-            ..TokenReview::default()
-        };
-        let api: Api<TokenReview> = Api::all(self.0.clone());
-        let answer = api.create(&PostParams::default(), &review).await;
-        let answer = answer.map_err(|error| error.to_string())?;
-        Ok(answer.status.unwrap_or_default())
     }
 }
 

@@ -201,9 +201,9 @@ impl Calling<'_> {
             manifest_digest: manifest_digest.unwrap_or_default(),
             job_name: self.spec.name.clone(),
         };
-        let call = self.calls.agent(&source.node)?.call(|mut client| {
-            let request = request.clone();
-            async move { client.stat(request).await }
+        let agent = self.calls.agent(&source.node)?;
+        let call = agent.call(&request, |mut client, request| async move {
+            client.stat(request).await
         });
         call.await
     }
@@ -237,9 +237,9 @@ impl Calling<'_> {
             job_name: self.spec.name.clone(),
             state: found.state,
         };
-        let call = self.calls.agent(node)?.call(|mut client| {
-            let request = request.clone();
-            async move { client.prepare(request).await }
+        let agent = self.calls.agent(node)?;
+        let call = agent.call(&request, |mut client, request| async move {
+            client.prepare(request).await
         });
         call.await.map(drop)
     }
@@ -287,9 +287,9 @@ impl Calling<'_> {
             sends_to: part.sends_to.iter().map(child).collect(),
             job_name: self.spec.name.clone(),
         };
-        let call = self.calls.agent(&part.node)?.call(|mut client| {
-            let request = request.clone();
-            async move { client.start(request).await }
+        let agent = self.calls.agent(&part.node)?;
+        let call = agent.call(&request, |mut client, request| async move {
+            client.start(request).await
         });
         call.await.map(drop)
     }
@@ -311,9 +311,9 @@ impl Calling<'_> {
             discard: cleanup >= Cleanup::Partials,
             release: cleanup >= Cleanup::Copies,
         };
-        let call = self.calls.agent(node)?.call(|mut client| {
-            let request = request.clone();
-            async move { client.cancel(request).await }
+        let agent = self.calls.agent(node)?;
+        let call = agent.call(&request, |mut client, request| async move {
+            client.cancel(request).await
         });
         call.await.map(drop)
     }

@@ -46,9 +46,8 @@ pub async fn diagnose(
     endpoint: &Endpoint,
 ) -> Result<DiagnoseResponse, Refusal> {
     let agent = pool.agent(endpoint);
-    let call = agent.call(|mut client| {
-        let request = request.clone();
-        async move { client.diagnose(request).await }
+    let call = agent.call(&request, |mut client, request| async move {
+        client.diagnose(request).await
     });
     within(DIAGNOSE_TIMEOUT, "Diagnose", &endpoint.node, call).await
 }
@@ -76,9 +75,8 @@ pub async fn release(
         release: true,
     };
     let agent = pool.agent(endpoint);
-    let call = agent.call(|mut client| {
-        let request = request.clone();
-        async move { client.cancel(request).await }
+    let call = agent.call(&request, |mut client, request| async move {
+        client.cancel(request).await
     });
     within(CANCEL_TIMEOUT, "Cancel", &endpoint.node, call)
         .await

@@ -152,10 +152,10 @@ impl Jobs {
                     attempts_before,
                     "a transfer begins"
                 );
-                Work::begin(object.key, *transfer, pool, wake)
+                Work::new(object.key, *transfer, None, pool, wake)
             }
             Order::Withdraw { transfer, cleanup } => {
-                Work::withdraw(object.key, *transfer, cleanup, pool, wake)
+                Work::new(object.key, *transfer, Some(cleanup), pool, wake)
             }
             Order::Meet { layout, who } => {
                 if let Some(work) = self.works.get_mut(&uid) {

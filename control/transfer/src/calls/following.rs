@@ -35,9 +35,8 @@ impl Calling<'_> {
             interval_ms: u32::try_from(report.as_millis()).unwrap_or(u32::MAX),
         };
         let agent = self.calls.agent(node)?;
-        let begun = agent.open(|mut client| {
-            let request = request.clone();
-            async move { client.progress(request).await }
+        let begun = agent.open(&request, |mut client, request| async move {
+            client.progress(request).await
         });
         // Boxed: the state of the call is freed once the stream has begun.
         let (mut stream, connection) = Box::pin(begun).await?;

@@ -12,7 +12,7 @@ use k8s_openapi::{
     api::apps::v1::DaemonSet,
     jiff::{SignedDuration, Timestamp},
 };
-use kube::{ResourceExt as _, core::PartialObjectMeta};
+use kube::ResourceExt as _;
 use serde_json::json;
 use weft_crds::{
     FabricNode, FabricNodeStatus, FabricStatus, Finding, NodeCount, NodePorts, RdmaFabric,
@@ -51,16 +51,6 @@ pub(crate) fn decide(view: &View<'_>) -> Vec<Request> {
     requests
 }
 
-/// The fabric's DaemonSet, where it has one.
-pub(crate) fn set_of<'a>(
-    cache: &'a Cache,
-    fabric: &str,
-) -> Option<&'a PartialObjectMeta<DaemonSet>> {
-    let name = agents::name(fabric);
-    let mut sets = cache.daemon_sets.iter().map(|(_, set)| set);
-    sets.find(|set| set.name_any() == name)
-}
-
 fn agents(view: &View<'_>) -> Vec<Request> {
     let mut requests = Vec::new();
     let none = Members::default();
@@ -71,10 +61,10 @@ fn agents(view: &View<'_>) -> Vec<Request> {
             continue;
         }
         let wanted = agents::daemon_set(view.template, fabric);
-        let there = set_of(view.cache, &key.name);
+        let key = Key::of(&wanted.metadata);
+        let there = view.cache.daemon_sets.get(&key);
         let applied = there.and_then(|set| set.annotations().get(APPLIED));
         if applied.is_none() || applied != wanted.annotations().get(APPLIED) {
-            let key = Key::of(&wanted.metadata);
             requests.push(Request::new::<DaemonSet>(key, Change::Apply(json!(wanted))));
         }
     }
@@ -163,14 +153,14 @@ fn node_status(
         None if view.leading < SILENCE && readiness(node).is_some() => return None,
         None if !is_labelled(view, &name) => not_ready(
             "NodeNotLabelled",
-            format!(
+            &format!(
                 "node {name} has no label {FABRIC_LABEL}={fabric}, so no agent runs there: the operator writes \
                  it; where that lasts, the operator's log says who refuses it"
             ),
         ),
         None => not_ready(
             "AgentMissing",
-            format!(
+            &format!(
                 "no agent of node {name} has reported; see: kubectl -n {} get pods -l \
                  {FABRIC_LABEL}={fabric} --field-selector spec.nodeName={name}",
                 view.template.namespace
@@ -211,7 +201,7 @@ fn foreign_address(name: &str, report: &NodeReport, view: &View<'_>) -> Option<C
     let addresses: Vec<&str> = addresses.collect();
     Some(not_ready(
         "ControlAddressNotOfNode",
-        format!(
+        &format!(
             "the agent of node {name} reports control address {}, which is none of the Node's status.addresses \
              ({}), so it is not called: have the agent's --address be one of these",
             report.control_address,
@@ -244,7 +234,7 @@ fn judge(
     if state.is_silent(view.at) {
         return not_ready(
             "AgentSilent",
-            format!(
+            &format!(
                 "the agent of node {name} has not reported for {} s; see: kubectl -n {} get pods -l \
                  {FABRIC_LABEL}={} --field-selector spec.nodeName={name}",
                 SILENCE.as_secs(),
@@ -259,12 +249,7 @@ fn judge(
             false => ("AgentReady", "the agent reports and can work".to_owned()),
             true => (CONFIGURATION_PENDING, pending(&state.fabric, view)),
         };
-        return ConditionUpdate {
-            kind: "Ready",
-            holds: true,
-            reason: reason.to_owned(),
-            message,
-        };
+        return ConditionUpdate::new("Ready", true, reason, &message);
     }
     let findings: Vec<&str> = state
         .report
@@ -279,7 +264,7 @@ fn judge(
     };
     not_ready(
         "AgentNotReady",
-        format!("the agent of node {name} cannot work: {cause}"),
+        &format!("the agent of node {name} cannot work: {cause}"),
     )
 }
 
@@ -292,13 +277,8 @@ fn pending(fabric: &str, view: &View<'_>) -> String {
     )
 }
 
-fn not_ready(reason: &str, message: String) -> ConditionUpdate {
-    ConditionUpdate {
-        kind: "Ready",
-        holds: false,
-        reason: reason.to_owned(),
-        message,
-    }
+fn not_ready(reason: &str, message: &str) -> ConditionUpdate {
+    ConditionUpdate::new("Ready", false, reason, message)
 }
 
 fn fill(status: &mut FabricNodeStatus, report: &NodeReport) {
@@ -384,12 +364,7 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
         );
         (false, "NodesNotReady", text)
     };
-    let ready = ConditionUpdate {
-        kind: "Ready",
-        holds,
-        reason: reason.to_owned(),
-        message,
-    };
+    let ready = ConditionUpdate::new("Ready", holds, reason, &message);
     for verdict in [ready, conflict(members)] {
         condition::set(&mut status.conditions, verdict, generation, view.now);
     }
@@ -397,30 +372,20 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
 }
 
 fn conflict(members: &Members) -> ConditionUpdate {
-    let (holds, reason, message) = if members.taken.is_empty() {
-        (
-            false,
-            "NoConflict",
-            "no other fabric has its nodes".to_owned(),
-        )
-    } else {
-        let nodes: Vec<&str> = members.taken.keys().map(String::as_str).collect();
-        let fabrics: BTreeSet<&str> = members.taken.values().map(String::as_str).collect();
-        let fabrics: Vec<&str> = fabrics.into_iter().collect();
-        let text = format!(
-            "older fabrics have nodes that spec.nodeSelector selects: {} (of {}); make the selectors \
-             apart",
-            listed(&nodes),
-            listed(&fabrics)
-        );
-        (true, "NodesTaken", text)
-    };
-    ConditionUpdate {
-        kind: "Conflicting",
-        holds,
-        reason: reason.to_owned(),
-        message,
+    if members.taken.is_empty() {
+        let text = "no other fabric has its nodes";
+        return ConditionUpdate::new("Conflicting", false, "NoConflict", text);
     }
+    let nodes: Vec<&str> = members.taken.keys().map(String::as_str).collect();
+    let fabrics: BTreeSet<&str> = members.taken.values().map(String::as_str).collect();
+    let fabrics: Vec<&str> = fabrics.into_iter().collect();
+    let text = format!(
+        "older fabrics have nodes that spec.nodeSelector selects: {} (of {}); make the selectors \
+         apart",
+        listed(&nodes),
+        listed(&fabrics)
+    );
+    ConditionUpdate::new("Conflicting", true, "NodesTaken", &text)
 }
 
 /// The first few of many names.

@@ -7,7 +7,7 @@ use weft_crds::{
 };
 use weft_proto::agent::v1::State;
 
-use weft_transfer::{DestinationPhase, DestinationView, End, Job, TransferPhase, node_of};
+use weft_transfer::{Destination, DestinationPhase, End, Job, TransferPhase, node_of};
 
 /// With a mark a second, the rate is that of the last ten: a person looks at it.
 const RATE_MARKS: usize = 11;
@@ -98,13 +98,13 @@ impl Snapshot {
     }
 }
 
-fn destination(view: DestinationView<'_>) -> DestinationStatus {
-    let (state, refusal) = match view.phase {
+fn destination(there: &Destination) -> DestinationStatus {
+    let (state, refusal) = match &there.phase {
         DestinationPhase::Verified { .. } => (DestinationState::Verified, None),
         DestinationPhase::Failed(refusal) => (DestinationState::Failed, Some(refusal)),
         DestinationPhase::Retrying(refusal) => (DestinationState::Pending, Some(refusal)),
         DestinationPhase::Pending => {
-            let state = match view.report.state() {
+            let state = match there.report.state() {
                 State::Preparing => DestinationState::Preparing,
                 State::Transferring => DestinationState::Transferring,
                 State::Verifying | State::Verified => DestinationState::Verifying,
@@ -115,7 +115,7 @@ fn destination(view: DestinationView<'_>) -> DestinationStatus {
     };
     let is_verified = state == DestinationState::Verified;
     DestinationStatus {
-        node: node_of(&view.place.node).to_owned(),
+        node: node_of(&there.place.node).to_owned(),
         state,
         reason: refusal
             .map(|refusal| refusal.reason.clone())
@@ -123,12 +123,12 @@ fn destination(view: DestinationView<'_>) -> DestinationStatus {
         message: match refusal {
             Some(refusal) => refusal.message.clone(),
             // How the copy has appeared.
-            None if is_verified => view.report.message.clone(),
+            None if is_verified => there.report.message.clone(),
             None => String::new(),
         },
-        bytes: signed(view.bytes),
+        bytes: signed(there.bytes),
         digest: if is_verified {
-            view.report.digest.clone()
+            there.report.digest.clone()
         } else {
             String::new()
         },
@@ -176,19 +176,19 @@ mod tests {
             message: "file by file".to_owned(),
             ..ProgressResponse::default()
         };
-        let shown = |phase: &DestinationPhase| {
-            let shown = destination(DestinationView {
-                place: &place,
+        let shown = |phase| {
+            let shown = destination(&Destination {
+                place: place.clone(),
                 phase,
-                report: &report,
+                report: report.clone(),
                 bytes: 0,
             });
             (shown.reason, shown.message)
         };
         let after = Duration::ZERO;
-        let verified = shown(&DestinationPhase::Verified { after });
+        let verified = shown(DestinationPhase::Verified { after });
         assert_eq!(verified, (String::new(), "file by file".to_owned()));
-        assert_eq!(shown(&DestinationPhase::Pending), Default::default());
+        assert_eq!(shown(DestinationPhase::Pending), Default::default());
     }
 
     #[test]

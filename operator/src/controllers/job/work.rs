@@ -47,32 +47,24 @@ enum Instruction {
 }
 
 impl Work {
-    /// Begins to move bytes.
-    pub(crate) fn begin(
+    /// Begins to move bytes, or to tell agents that the transfer is over and what they remove.
+    pub(crate) fn new(
         key: Key,
         transfer: Transfer,
+        is_over: Option<Cleanup>,
         pool: &ConnectionPool,
         changed: Arc<Notify>,
     ) -> Self {
-        let pool = pool.of_fabric(&transfer.fabric);
-        let runner = Runner::begin(transfer.spec, pool, &transfer.endpoints);
-        Self::drive(key, transfer.fabric, runner, changed)
-    }
-
-    /// Begins to tell agents that it is over.
-    pub(crate) fn withdraw(
-        key: Key,
-        transfer: Transfer,
-        cleanup: Cleanup,
-        pool: &ConnectionPool,
-        changed: Arc<Notify>,
-    ) -> Self {
-        let pool = pool.of_fabric(&transfer.fabric);
-        let runner = Runner::cancelled(transfer.spec, cleanup, pool, &transfer.endpoints);
-        Self::drive(key, transfer.fabric, runner, changed)
-    }
-
-    fn drive(key: Key, fabric: String, runner: Runner, changed: Arc<Notify>) -> Self {
+        let Transfer {
+            fabric,
+            spec,
+            endpoints,
+        } = transfer;
+        let pool = pool.of_fabric(&fabric);
+        let runner = match is_over {
+            None => Runner::begin(spec, pool, &endpoints),
+            Some(cleanup) => Runner::cancelled(spec, cleanup, pool, &endpoints),
+        };
         let (instructions, instructed) = unbounded_channel();
         let first = Snapshot::of(runner.job(), &fabric, 0);
         let (tell, snapshot) = watch::channel(Arc::new(first));
@@ -226,7 +218,8 @@ mod tests {
         };
         let pool = ConnectionPool::new(Arc::new(Authority::new("weft").unwrap()));
         let changed = Arc::new(Notify::new());
-        let mut work = Work::begin(scenario::minilm(), transfer, &pool, Arc::clone(&changed));
+        let wake = Arc::clone(&changed);
+        let mut work = Work::new(scenario::minilm(), transfer, None, &pool, wake);
         assert_eq!(work.look().course, TransferPhase::Listing);
         let begun = Instant::now();
         changed.notified().await;

@@ -150,12 +150,8 @@ pub(crate) fn ready(name: &str, fabric: &str) -> FabricNode {
         link_mbps: 1000,
         ..FabricNodeStatus::default()
     };
-    let verdict = ConditionUpdate {
-        kind: "Ready",
-        holds: true,
-        reason: "AgentReady".into(),
-        message: "the agent reports and can work".into(),
-    };
+    let text = "the agent reports and can work";
+    let verdict = ConditionUpdate::new("Ready", true, "AgentReady", text);
     condition::set(&mut status.conditions, verdict, 1, start());
     node.status = Some(status);
     node

@@ -14,7 +14,6 @@ mod turns;
 use super::*;
 use crate::controllers::{
     condition,
-    job::secret::SecretFault,
     tests::scenario::{self, minilm},
 };
 use weft_transfer::{Answer, Call, Command, DestinationPhase, Job, Refusal, TransferPhase};
@@ -60,7 +59,7 @@ struct Stage {
     /// Agents that do not answer.
     dead: BTreeSet<String>,
     /// What comes of a look at a Secret.
-    secret: Result<(), SecretFault>,
+    secret: Result<(), Obstacle>,
     /// Which jobs may begin: what the operator's process knows.
     queue: Queue,
     /// What agents say of their nodes.

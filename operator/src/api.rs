@@ -59,7 +59,7 @@ pub(crate) async fn call<T>(call: impl Future<Output = kube::Result<T>>) -> Resu
 
 /// What has been tried in vain, and how long to wait before it is tried again.
 #[derive(Debug)]
-pub(crate) struct Retry {
+struct Retry {
     what: &'static str,
     wait: Duration,
     said: String,
@@ -67,7 +67,7 @@ pub(crate) struct Retry {
 
 impl Retry {
     /// Nothing has been tried; `what` is what the log says that cannot be done.
-    pub(crate) fn new(what: &'static str) -> Self {
+    fn new(what: &'static str) -> Self {
         Self {
             what,
             wait: FIRST,
@@ -86,7 +86,7 @@ impl Retry {
     }
 
     /// The same, and then waits.
-    pub(crate) async fn wait(&mut self, cause: &str) {
+    async fn wait(&mut self, cause: &str) {
         let (wait, is_new) = self.failed(cause);
         if is_new {
             tracing::warn!("{}: {cause}; trying on", self.what);

@@ -443,7 +443,6 @@ fn the_operator_may_do_this_in_the_cluster_and_this_in_its_namespace() {
             ("secrets weft-ca", "get update"),
             ("configmaps weft-ca", "create patch"),
             ("daemonsets", "list watch create patch delete"),
-            ("deployments weft-operator", "get"),
             ("services weft-operator", "get"),
             ("endpointslices weft-operator-leader", "get create patch"),
         ])

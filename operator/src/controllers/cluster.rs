@@ -1,6 +1,6 @@
 //! Sends requests to the API server.
 
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::ObjectReference};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Api, Client,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
@@ -33,23 +33,27 @@ pub(crate) enum ClusterError {
 }
 
 impl ClusterError {
+    /// There is no such object.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Call(error) if error.has_code(404))
+    }
+
     /// The object is gone or has another version: the watch tells which.
     pub(crate) fn is_conflict(&self) -> bool {
         matches!(self, Self::Call(error) if error.is_conflict())
     }
 }
 
-/// A client and where it writes.
+/// A client and what it writes as.
 pub(crate) struct Cluster {
     client: Client,
-    namespace: String,
     /// Of this leader: every status says it.
     epoch: u64,
     recorder: Recorder,
 }
 
 impl Cluster {
-    pub(crate) fn new(client: Client, namespace: &str, epoch: u64) -> Self {
+    pub(crate) fn new(client: Client, epoch: u64) -> Self {
         let reporter = Reporter {
             controller: NAME.to_owned(),
             instance: None,
@@ -57,15 +61,8 @@ impl Cluster {
         Self {
             recorder: Recorder::new(client.clone(), reporter),
             client,
-            namespace: namespace.to_owned(),
             epoch,
         }
-    }
-
-    /// The operator's own Deployment, which agents end with; `None` outside a cluster.
-    pub(crate) async fn deployment(&self) -> Result<Option<Deployment>, CallError> {
-        let api = Api::<Deployment>::namespaced(self.client.clone(), &self.namespace);
-        call(api.get_opt(NAME)).await
     }
 
     /// Sends a request. Returns the object as it is from then on; `None` once it is gone.

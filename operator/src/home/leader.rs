@@ -27,7 +27,8 @@ pub struct Address {
     pub dial: String,
     /// Where a leader listens.
     port: u16,
-    owner: Option<OwnerReference>,
+    /// The Service: what the leader makes ends with the chart's installation.
+    pub(crate) owner: Option<OwnerReference>,
 }
 
 impl Home {

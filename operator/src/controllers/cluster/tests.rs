@@ -26,7 +26,7 @@ fn with_job() -> (ApiServer, Cache) {
 }
 
 fn cluster(server: &ApiServer, epoch: u64) -> Cluster {
-    Cluster::new(server.client(), "weft-system", epoch)
+    Cluster::new(server.client(), epoch)
 }
 
 fn job(server: &ApiServer) -> TransferJob {

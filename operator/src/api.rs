@@ -3,7 +3,8 @@
 
 use std::{fmt::Display, time::Duration};
 
-use tokio::time::{sleep, timeout};
+use backon::{ExponentialBuilder, Retryable as _};
+use tokio::time::timeout;
 use weft_identity::cause::innermost;
 
 /// Before the second try; it doubles …
@@ -57,60 +58,29 @@ pub(crate) async fn call<T>(call: impl Future<Output = kube::Result<T>>) -> Resu
     }
 }
 
-/// What has been tried in vain, and how long to wait before it is tried again.
-#[derive(Debug)]
-struct Retry {
-    what: &'static str,
-    wait: Duration,
-    said: String,
-}
-
-impl Retry {
-    /// Nothing has been tried; `what` is what the log says that cannot be done.
-    fn new(what: &'static str) -> Self {
-        Self {
-            what,
-            wait: FIRST,
-            said: String::new(),
-        }
-    }
-
-    /// It came to nothing, for this reason: how long to wait now, and whether the log is to be told,
-    /// which hears of each cause once in a row.
-    fn failed(&mut self, cause: &str) -> (Duration, bool) {
-        let wait = self.wait;
-        self.wait = (wait * 2).min(LONGEST);
-        let is_new = self.said != cause;
-        cause.clone_into(&mut self.said);
-        (wait, is_new)
-    }
-
-    /// The same, and then waits.
-    async fn wait(&mut self, cause: &str) {
-        let (wait, is_new) = self.failed(cause);
-        if is_new {
-            tracing::warn!("{}: {cause}; trying on", self.what);
-        }
-        sleep(wait).await;
-    }
-}
-
-/// Tries until it succeeds, or fails in a way that time does not mend.
+/// Tries until it succeeds, or fails in a way that time does not mend. The log hears of each cause once in a
+/// row; `what` is what it says that cannot be done.
 ///
 /// # Errors
 /// One that `passes` does not hold for.
 pub(crate) async fn retry_until_answered<T, E: Display, F: Future<Output = Result<T, E>>>(
     what: &'static str,
-    passes: impl Fn(&E) -> bool,
-    mut attempt: impl FnMut() -> F,
+    passes: impl FnMut(&E) -> bool,
+    attempt: impl FnMut() -> F,
 ) -> Result<T, E> {
-    let mut retry = Retry::new(what);
-    loop {
-        match attempt().await {
-            Err(error) if passes(&error) => retry.wait(&error.to_string()).await,
-            ended => return ended,
+    let delays = ExponentialBuilder::new()
+        .with_min_delay(FIRST)
+        .with_max_delay(LONGEST)
+        .without_max_times();
+    let mut said = String::new();
+    let tries = attempt.retry(delays).when(passes).notify(|error, _| {
+        let cause = error.to_string();
+        if said != cause {
+            tracing::warn!("{what}: {cause}; trying on");
+            said = cause;
         }
-    }
+    });
+    tries.await
 }
 
 #[cfg(test)]
@@ -119,23 +89,21 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn the_wait_doubles_to_half_a_minute_and_each_cause_is_said_once_in_a_row() {
-        let mut retry = Retry::new("nothing can be done");
-        let said = ["a", "a", "b", "b", "a", "a", "a"].map(|cause| {
-            let (wait, is_new) = retry.failed(cause);
-            (wait.as_secs(), is_new)
-        });
-        let expected = [
-            (1, true),
-            (2, false),
-            (4, true),
-            (8, false),
-            (16, true),
-            (30, false),
-            (30, false),
-        ];
-        assert_eq!(said, expected);
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_doubles_to_half_a_minute() {
+        let began = Instant::now();
+        let mut tried = Vec::new();
+        let answered = retry_until_answered(
+            "the test cannot go on",
+            |_| true,
+            || {
+                tried.push(began.elapsed().as_secs());
+                let result = if tried.len() < 8 { Err("busy") } else { Ok(()) };
+                std::future::ready(result)
+            },
+        );
+        assert_eq!(answered.await, Ok(()));
+        assert_eq!(tried, [0, 1, 3, 7, 15, 31, 61, 91]);
     }
 
     #[tokio::test(start_paused = true)]

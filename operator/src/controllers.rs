@@ -46,7 +46,7 @@ use self::{
 };
 pub use self::{
     controller::Context,
-    job::query::{Known, Neighbour, Neighbours, Preflight, Query, ReportedCopy},
+    job::query::{Known, Neighbours, Preflight, Query, ReportedCopy},
     metrics::Metrics,
 };
 

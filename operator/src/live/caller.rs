@@ -7,6 +7,7 @@ use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
 use kube::{Api, Client, api::PostParams};
+use percent_encoding::percent_decode_str;
 
 use super::front::Headers;
 
@@ -29,7 +30,8 @@ pub(super) fn caller(call: &HeaderMap, headers: &Headers) -> Option<SubjectAcces
             name.strip_prefix(&prefix)
         });
         if let Some(key) = rest {
-            extra.insert(unescape(key), values(&name.to_owned()));
+            let key = percent_decode_str(key).decode_utf8_lossy().into_owned();
+            extra.insert(key, values(&name.to_owned()));
         }
     }
     Some(SubjectAccessReviewSpec {
@@ -38,29 +40,6 @@ pub(super) fn caller(call: &HeaderMap, headers: &Headers) -> Option<SubjectAcces
         extra: Some(extra),
         ..SubjectAccessReviewSpec::default()
     })
-}
-
-/// Keys of extra information are percent-encoded in a header's name.
-fn unescape(key: &str) -> String {
-    let mut bytes = Vec::with_capacity(key.len());
-    let mut rest = key.as_bytes();
-    while let Some((first, behind)) = rest.split_first() {
-        let code = behind
-            .get(..2)
-            .filter(|_| *first == b'%')
-            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
-        match code {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &behind[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = behind;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// What a role may allow: of all namespaces, and with any name, where these are empty.

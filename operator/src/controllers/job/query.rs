@@ -9,9 +9,9 @@ use k8s_openapi::{
 };
 use kube::ResourceExt as _;
 use weft_crds::{
-    CopyJob, NodeCopy, NodePorts, Obstacle, RootScope, TransferJob, TransferProgress,
-    live_api_version,
+    CopyJob, NodeCopy, Obstacle, RootScope, TransferJob, TransferProgress, live_api_version,
 };
+use weft_proto::agent::v1::{DiagnosePeer, Ports};
 
 use crate::controllers::{
     cache::{Key, uid},
@@ -61,7 +61,7 @@ pub struct ReportedCopy {
 }
 
 /// A node, and what it shall reach.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Neighbours {
     /// Of both.
     pub fabric: String,
@@ -69,21 +69,8 @@ pub struct Neighbours {
     pub control_address: String,
     /// Bytes of an IP packet on its data interface.
     pub mtu: u32,
-    /// The other nodes of the fabric that are ready.
-    pub peers: Vec<Neighbour>,
-}
-
-/// Another node's data path.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Neighbour {
-    /// Its name.
-    pub node: String,
-    /// The IPv4 address.
-    pub address: String,
-    /// Bytes of an IP packet on it.
-    pub mtu: u32,
-    /// UDP ports.
-    pub ports: NodePorts,
+    /// The data paths of the other nodes of the fabric that are ready, each with its bytes of an IP packet.
+    pub peers: Vec<(DiagnosePeer, u32)>,
 }
 
 /// What a job would meet.
@@ -197,11 +184,16 @@ pub(crate) fn neighbours(cache: &Cache, node: &str) -> Option<Neighbours> {
         let (name, status) = (other.name_any(), other.status.as_ref()?);
         let is_peer = other.spec.fabric == *fabric && name != node;
         let is_peer = is_peer && is_ready(cache, &name, fabric) && !status.data_address.is_empty();
-        is_peer.then(|| Neighbour {
-            node: name,
-            address: status.data_address.clone(),
-            mtu: status.mtu,
-            ports: status.ports,
+        is_peer.then(|| {
+            let peer = DiagnosePeer {
+                node: name,
+                address: status.data_address.clone(),
+                ports: Some(Ports {
+                    first: status.ports.first.into(),
+                    count: status.ports.count.into(),
+                }),
+            };
+            (peer, status.mtu)
         })
     });
     (!status.control_address.is_empty()).then(|| Neighbours {
@@ -532,7 +524,7 @@ mod tests {
         }
         let names = |cache: &Cache| {
             let known = neighbours(cache, "n1").unwrap();
-            let peers = known.peers.into_iter().map(|peer| peer.node);
+            let peers = known.peers.into_iter().map(|(peer, _)| peer.node);
             peers.collect::<Vec<_>>()
         };
         assert_eq!(names(&cache), ["n2", "n3"]);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kube::{ResourceExt as _, core::SelectorExt as _};
+use kube::ResourceExt as _;
 use weft_crds::{Algorithm, Overwrite, Strategy, TransferJob};
 use weft_planner::Topology;
 use weft_proto::agent::v1::{self as agent, JobName};
@@ -15,12 +15,12 @@ use crate::controllers::{
     job::{
         network::{endpoints, payload_share, topology},
         obstacle::{Obstacle, wait},
-        origin::{Origin, fabric_of_job, origin},
+        origin::{Origin, fabric_of_job, origin, selected},
         place::{JobEnd, apart, place},
         reading,
     },
     kinds::Cache,
-    membership::{Membership, selector},
+    membership::Membership,
 };
 
 /// What a transfer needs.
@@ -387,20 +387,9 @@ fn destinations(
         }
         return Ok(nodes.clone());
     }
-    let wanted = to.node_selector.clone().unwrap_or_default();
-    let wanted = selector(&wanted).map_err(|fault| Obstacle {
-        reason: "SelectorInvalid",
-        message: format!("spec.destinations.nodeSelector: {fault}"),
-        is_final: true,
-    })?;
-    let members = membership.nodes().filter(|(_, of)| *of == fabric);
-    let selected = members.filter(|(node, _)| {
-        cache
-            .nodes
-            .named(node)
-            .is_some_and(|node| wanted.matches(node.labels()))
-    });
-    Ok(selected.map(|(node, _)| node.to_owned()).collect())
+    let selected = selected(job, cache, membership)?.into_iter();
+    let members = selected.filter(|(_, of)| *of == fabric);
+    Ok(members.map(|(node, _)| node.to_owned()).collect())
 }
 
 fn no_destinations(fabric: &str, source: Option<&str>, is_listed: bool) -> Obstacle {

@@ -143,7 +143,7 @@ impl Play<'_> {
     fn assert_resumed(&self, job: &Job) {
         let total = self.tree.bytes();
         for (view, node) in job.destinations().zip(self.row.to) {
-            let report = view.report;
+            let report = &view.report;
             let attempt = report.job.as_ref().map_or(0, |job| job.attempt);
             if attempt < 2 {
                 continue;

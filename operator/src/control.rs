@@ -38,7 +38,7 @@ use weft_proto::operator::v1::{
 use crate::{
     enrollment_limit::EnrollmentLimit,
     fault::Fault,
-    reports::{Fabrics, Reporter, Reports},
+    reports::{Fabrics, NodeState, Reports},
     review::{AUDIENCE, Reviews},
 };
 
@@ -295,7 +295,8 @@ impl Operator for Control {
         tracing::info!(caller.node, caller.fabric, "reports");
         let (orders, receiver) = mpsc::channel(ORDERS);
         let stream = ReportStream {
-            reporter: self.reports.open(&caller.fabric, &caller.node),
+            reports: self.reports.clone(),
+            number: self.reports.open(),
             caller,
             fabrics: self.fabrics.clone(),
             epoch: self.epoch,
@@ -311,7 +312,9 @@ impl Operator for Control {
 /// One agent's stream of reports, and the orders that answer it.
 struct ReportStream {
     caller: Caller,
-    reporter: Reporter,
+    reports: Reports,
+    /// Later streams have greater ones.
+    number: u64,
     fabrics: watch::Receiver<Fabrics>,
     epoch: u64,
     /// Boxed: a channel keeps room for 32 of what it carries, and every agent has one.
@@ -350,7 +353,11 @@ impl ReportStream {
                     Ok(Some(mut report)) => {
                         self.metrics.reports.inc();
                         tidy(&mut report)?;
-                        if !self.reporter.put(report, Instant::now()) {
+                        let state = NodeState {
+                            stream: self.number,
+                            ..NodeState::new(&self.caller.fabric, report, Instant::now())
+                        };
+                        if !self.reports.put(&self.caller.node, state) {
                             return Err(Fault::Superseded);
                         }
                         if told.is_none() && !self.order(&mut told).await? {

@@ -41,7 +41,7 @@ pub struct NodeState {
     /// When.
     pub seen: Instant,
     /// Which stream said it.
-    stream: u64,
+    pub(crate) stream: u64,
 }
 
 impl NodeState {
@@ -86,53 +86,33 @@ pub struct Reports {
     streams: Arc<AtomicU64>,
 }
 
-/// One agent's stream.
-#[derive(Debug)]
-pub(crate) struct Reporter {
-    reports: Reports,
-    fabric: String,
-    node: String,
-    stream: u64,
-}
-
 impl Reports {
     /// What there is, and every change of it.
     pub fn subscribe(&self) -> watch::Receiver<BTreeMap<String, NodeState>> {
         self.nodes.subscribe()
     }
 
-    /// A node's agent has opened a stream. It takes the place of the one before.
-    pub(crate) fn open(&self, fabric: &str, node: &str) -> Reporter {
-        Reporter {
-            reports: self.clone(),
-            fabric: fabric.to_owned(),
-            node: node.to_owned(),
-            stream: self.streams.fetch_add(1, Ordering::Relaxed) + 1,
-        }
+    /// A node's agent has opened a stream, which has this number.
+    pub(crate) fn open(&self) -> u64 {
+        self.streams.fetch_add(1, Ordering::Relaxed) + 1
     }
-}
 
-impl Reporter {
-    /// Keeps a report in place of the one before; false when a later stream of the node has taken over.
-    pub(crate) fn put(&self, report: NodeReport, now: Instant) -> bool {
-        let mut is_ours = false;
-        self.reports.nodes.send_if_modified(|nodes| {
-            if nodes
-                .get(&self.node)
-                .is_some_and(|state| state.stream > self.stream)
-            {
+    /// Keeps what a node's agent says on a stream, in place of what it said before; false when a later stream
+    /// of the node has taken over.
+    pub(crate) fn put(&self, node: &str, state: NodeState) -> bool {
+        let mut is_newest = false;
+        self.nodes.send_if_modified(|nodes| {
+            let before = nodes.get(node);
+            is_newest = before.is_none_or(|before| before.stream <= state.stream);
+            if !is_newest {
                 return false;
             }
-            is_ours = true;
-            let state = NodeState {
-                stream: self.stream,
-                ..NodeState::new(&self.fabric, report, now)
-            };
             // That the node still says the same is kept, and wakes nobody: hundreds say so.
-            let before = nodes.insert(self.node.clone(), state.clone());
-            before.is_none_or(|before| !before.says_the_same(&state))
+            let is_other = before.is_none_or(|before| !before.says_the_same(&state));
+            nodes.insert(node.to_owned(), state);
+            is_other
         });
-        is_ours
+        is_newest
     }
 }
 
@@ -153,19 +133,27 @@ mod tests {
         state.report.version
     }
 
+    fn put(reports: &Reports, stream: u64, version: &str, now: Instant) -> bool {
+        let state = NodeState {
+            stream,
+            ..NodeState::new("lab", report(version), now)
+        };
+        reports.put("n1", state)
+    }
+
     #[test]
     fn a_report_that_says_the_same_is_kept_and_wakes_nobody() {
         let reports = Reports::default();
         let now = Instant::now();
-        let stream = reports.open("lab", "n1");
-        assert!(stream.put(report("1"), now));
+        let stream = reports.open();
+        assert!(put(&reports, stream, "1", now));
         let mut told = reports.subscribe();
         told.mark_unchanged();
         let later = now + std::time::Duration::from_secs(10);
-        assert!(stream.put(report("1"), later));
+        assert!(put(&reports, stream, "1", later));
         assert!(!told.has_changed().unwrap());
         assert_eq!(told.borrow()["n1"].seen, later);
-        assert!(stream.put(report("2"), later));
+        assert!(put(&reports, stream, "2", later));
         assert!(told.has_changed().unwrap());
     }
 
@@ -173,11 +161,10 @@ mod tests {
     fn the_late_reports_of_an_old_stream_say_nothing() {
         let reports = Reports::default();
         let now = Instant::now();
-        let old = reports.open("lab", "n1");
-        assert!(old.put(report("1"), now));
-        let new = reports.open("lab", "n1");
-        assert!(new.put(report("2"), now));
-        assert!(!old.put(report("1"), now));
+        let (old, new) = (reports.open(), reports.open());
+        assert!(put(&reports, old, "1", now));
+        assert!(put(&reports, new, "2", now));
+        assert!(!put(&reports, old, "1", now));
         assert_eq!(told(&reports), "2");
     }
 }

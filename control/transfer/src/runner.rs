@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use crate::{
-    calls::{Calling, Calls},
+    calls::Calling,
     command::{Answer, Cleanup, Command},
     endpoint::Endpoint,
     job::Job,
@@ -23,8 +23,7 @@ use crate::{
 /// A job that is carried out. Dropping it ends all its calls, and tells the agents nothing.
 pub struct Runner {
     job: Job,
-    pool: ConnectionPool,
-    calls: Arc<Calls>,
+    calling: Calling,
     answers: UnboundedReceiver<Box<Answer>>,
     tasks: JoinSet<()>,
     began: Instant,
@@ -70,11 +69,16 @@ impl Runner {
         endpoints: &[Endpoint],
     ) -> Self {
         let (sender, answers) = unbounded_channel();
-        let calls = Calls::new(pool.clone(), endpoints, sender);
+        let calling = Calling {
+            agents: Arc::new(pool.agents(endpoints)),
+            pool,
+            answers: sender,
+            spec: job.shared_spec(),
+            listing: None,
+        };
         let mut runner = Self {
             job,
-            pool,
-            calls: Arc::new(calls),
+            calling,
             answers,
             tasks: JoinSet::new(),
             began: Instant::now(),
@@ -123,8 +127,7 @@ impl Runner {
     /// the fabric.
     pub fn update_members(&mut self, members: MembershipUpdate, endpoints: &[Endpoint]) {
         // Calls that are under way end with the endpoints that they began with.
-        let answers = self.calls.answers();
-        self.calls = Arc::new(Calls::new(self.pool.clone(), endpoints, answers));
+        self.calling.agents = Arc::new(self.calling.pool.agents(endpoints));
         self.take(Answer::Members(Box::new(members)));
     }
 
@@ -140,17 +143,12 @@ impl Runner {
                 self.permit(self.permitted);
                 continue;
             }
-            let calls = Arc::clone(&self.calls);
-            let spec = self.job.shared_spec();
-            let listing = self.job.listing().cloned();
-            self.tasks.spawn(async move {
-                let calling = Calling {
-                    calls: &calls,
-                    spec: &spec,
-                    listing: listing.as_ref(),
-                };
-                calling.run(command).await;
-            });
+            let calling = Calling {
+                spec: self.job.shared_spec(),
+                listing: self.job.listing().cloned(),
+                ..self.calling.clone()
+            };
+            self.tasks.spawn(async move { calling.run(command).await });
         }
     }
 }

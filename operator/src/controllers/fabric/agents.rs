@@ -3,10 +3,7 @@
 use k8s_openapi::{
     api::{
         apps::v1::DaemonSet,
-        core::v1::{
-            Container, EnvVar, EnvVarSource, HostPathVolumeSource, ObjectFieldSelector, PodSpec,
-            Volume, VolumeMount,
-        },
+        core::v1::{Container, HostPathVolumeSource, PodSpec, Volume, VolumeMount},
     },
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
@@ -25,12 +22,6 @@ const CONFIGURATION: &str = "weft.dev/configuration";
 const CONTAINER: &str = "agent";
 /// Where the roots are mounted; agents know it, too.
 const ROOTS: &str = "/weft/roots";
-/// Where the chart's manifest mounts the operator's authorities.
-const AUTHORITY: &str = "/etc/weft/ca";
-/// Where it mounts the token that asks for a certificate.
-const TOKEN: &str = "/var/run/secrets/weft.dev";
-/// Where an agent keeps its key and certificate.
-const STATE: &str = "/var/lib/weft/agent";
 
 /// What every fabric's DaemonSet is made from.
 #[derive(Debug, Clone, Default)]
@@ -80,10 +71,6 @@ pub(crate) fn daemon_set(template: &AgentTemplate, fabric: &RdmaFabric) -> Daemo
     if let Some(agent) = container(pod) {
         let more = arguments(template, fabric);
         agent.args.get_or_insert_default().extend(more);
-        let env = agent.env.get_or_insert_default();
-        env.retain(|variable| !["NODE_NAME", "NODE_ADDRESS"].contains(&variable.name.as_str()));
-        env.push(from_pod("NODE_NAME", "spec.nodeName"));
-        env.push(from_pod("NODE_ADDRESS", "status.hostIP"));
     }
     let hash = hash(&set);
     let annotations = set.metadata.annotations.get_or_insert_default();
@@ -97,36 +84,12 @@ fn hash(set: &DaemonSet) -> String {
     blake3::hash(&text).to_hex()[..16].to_owned()
 }
 
-fn arguments(template: &AgentTemplate, fabric: &RdmaFabric) -> Vec<String> {
-    let (name, configuration) = (fabric.name_any(), pod_configuration(fabric));
-    let pairs = [
-        ("--operator", template.operator.as_str()),
-        ("--operator-ca", &format!("{AUTHORITY}/ca.crt")),
-        ("--token", &format!("{TOKEN}/token")),
-        ("--fabric", name.as_str()),
-        ("--pod-configuration", configuration.as_str()),
-        ("--node", "$(NODE_NAME)"),
-        ("--address", "$(NODE_ADDRESS)"),
-        ("--state", STATE),
-    ];
-    pairs
-        .iter()
-        .flat_map(|(flag, value)| [(*flag).to_owned(), (*value).to_owned()])
-        .collect()
-}
-
-fn from_pod(name: &str, path: &str) -> EnvVar {
-    EnvVar {
-        name: name.to_owned(),
-        value_from: Some(EnvVarSource {
-            field_ref: Some(ObjectFieldSelector {
-                field_path: path.to_owned(),
-                ..ObjectFieldSelector::default()
-            }),
-            ..EnvVarSource::default()
-        }),
-        ..EnvVar::default()
-    }
+fn arguments(template: &AgentTemplate, fabric: &RdmaFabric) -> [String; 3] {
+    [
+        format!("--operator={}", template.operator),
+        format!("--fabric={}", fabric.name_any()),
+        format!("--pod-configuration={}", pod_configuration(fabric)),
+    ]
 }
 
 /// The one that is named so, else the first.

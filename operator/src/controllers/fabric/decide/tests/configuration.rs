@@ -22,8 +22,7 @@ fn of_template(stage: &Stage) -> String {
     let configuration =
         pod.metadata.unwrap().annotations.unwrap()["weft.dev/configuration"].clone();
     let args = pod.spec.unwrap().containers[0].args.clone().unwrap();
-    let flag = args.iter().position(|arg| arg == "--pod-configuration");
-    assert_eq!(args[flag.unwrap() + 1], configuration);
+    assert!(args.contains(&format!("--pod-configuration={configuration}")));
     configuration
 }
 

@@ -39,8 +39,6 @@ const STARTUP: SignedDuration = SignedDuration::from_secs(60);
 const CONFIGURATION_PENDING: &str = "ConfigurationPending";
 /// Nodes that a message names at most.
 const NAMED_MAX: usize = 5;
-/// Findings that a status lists at most, as the definition says.
-const FINDINGS_MAX: usize = 32;
 
 /// What is to be written, one request for an object at most.
 pub(crate) fn decide(view: &View<'_>) -> Vec<Request> {
@@ -306,7 +304,6 @@ fn fill(status: &mut FabricNodeStatus, report: &NodeReport) {
         findings: report
             .findings
             .iter()
-            .take(FINDINGS_MAX)
             .map(|f| Finding {
                 reason: f.reason.clone(),
                 message: f.message.clone(),

@@ -381,10 +381,7 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
         },
         Err(found) => match found.into_iter().next() {
             Some(obstacle) if obstacle.is_final => {
-                let Obstacle {
-                    reason, message, ..
-                } = obstacle;
-                let failed = status::failed(view.job, reason, &message, view.now);
+                let failed = status::failed(view.job, &obstacle, view.now);
                 write(view, old, &failed)
             }
             Some(obstacle) => wait(&obstacle),

@@ -7,7 +7,7 @@ use weft_crds::{FileSource, ObjectSource, RdmaFabric, TransferJob};
 
 use crate::controllers::{
     fabric::decide::listed,
-    job::obstacle::{Obstacle, wait},
+    job::obstacle::{Obstacle, fail, wait},
     kinds::Cache,
     membership::{Membership, selector},
 };
@@ -27,11 +27,10 @@ pub(crate) fn origin(job: &TransferJob) -> Result<Origin<'_>, Obstacle> {
         (Some(file), None) => Ok(Origin::File(file)),
         (None, Some(object)) => Ok(Origin::Object(object)),
         // The definition refuses it, but it may have been changed since.
-        _ => Err(Obstacle {
-            reason: "SourceMissing",
-            message: "spec.source: give exactly one of: file, object".to_owned(),
-            is_final: true,
-        }),
+        _ => Err(fail(
+            "SourceMissing",
+            "spec.source: give exactly one of: file, object".to_owned(),
+        )),
     }
 }
 
@@ -78,10 +77,9 @@ pub(crate) fn selected<'a>(
     membership: &'a Membership,
 ) -> Result<Vec<(&'a str, &'a str)>, Obstacle> {
     let wanted = job.spec.destinations.node_selector.clone();
-    let wanted = selector(&wanted.unwrap_or_default()).map_err(|fault| Obstacle {
-        reason: "SelectorInvalid",
-        message: format!("spec.destinations.nodeSelector: {fault}"),
-        is_final: true,
+    let wanted = selector(&wanted.unwrap_or_default()).map_err(|fault| {
+        let text = format!("spec.destinations.nodeSelector: {fault}");
+        fail("SelectorInvalid", text)
     })?;
     let is_wanted = |node: &str| {
         let there = cache.nodes.named(node);

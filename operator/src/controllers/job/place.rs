@@ -6,7 +6,7 @@ use weft_transfer::Place;
 
 use crate::controllers::{
     fabric::decide::listed,
-    job::obstacle::{Obstacle, wait},
+    job::obstacle::{Obstacle, fail, wait},
     kinds::Cache,
     membership::selector,
 };
@@ -73,11 +73,8 @@ pub(crate) fn place(
     let path = scoped(namespace, scope, path);
     // The definition refuses such paths, but it may have been changed since.
     if path.split('/').any(|part| part == "..") || path.starts_with('/') {
-        return Err(Obstacle {
-            reason: "PathInvalid",
-            message: format!("{field}: path {path} must be relative to the root and without '..'"),
-            is_final: true,
-        });
+        let text = format!("{field}: path {path} must be relative to the root and without '..'");
+        return Err(fail("PathInvalid", text));
     }
     Ok(Place {
         node: node.to_owned(),
@@ -144,13 +141,10 @@ pub(crate) fn apart(copy: &Place, from: &Place) -> Result<(), Obstacle> {
     {
         return Ok(());
     }
-    Err(Obstacle {
-        reason: "CopyWithinSource",
-        message: format!(
-            "spec.destinations.path: node {} is the source, and of {} and {} in root {} one lies \
+    let text = format!(
+        "spec.destinations.path: node {} is the source, and of {} and {} in root {} one lies \
              within the other: give a path of its own, or leave the node out",
-            from.node, from.path, copy.path, from.root
-        ),
-        is_final: true,
-    })
+        from.node, from.path, copy.path, from.root
+    );
+    Err(fail("CopyWithinSource", text))
 }

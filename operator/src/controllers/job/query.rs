@@ -17,7 +17,6 @@ use crate::controllers::{
     cache::{Key, uid},
     fabric::decide::is_ready,
     job::{
-        obstacle,
         queue::{Demand, Queue, QueueEntry},
         reading::{self, SecretUnavailable},
         resolve::{self, Transfer},
@@ -154,20 +153,15 @@ pub(crate) fn preflight(known: &Known<'_>, job: &TransferJob) -> Preflight {
     {
         found.push(obstacle);
     }
-    let obstacle = |obstacle: obstacle::Obstacle| Obstacle {
-        reason: obstacle.reason.to_owned(),
-        message: obstacle.message,
-        is_final: obstacle.is_final,
-    };
     Preflight {
-        obstacles: found.into_iter().map(obstacle).collect(),
+        obstacles: found,
         is_shared: is_shared(job),
         transfer,
     }
 }
 
 /// Why it would have to wait for other jobs: as the youngest.
-fn queued(job: &TransferJob, known: &Known<'_>, transfer: &Transfer) -> Option<obstacle::Obstacle> {
+fn queued(job: &TransferJob, known: &Known<'_>, transfer: &Transfer) -> Option<Obstacle> {
     let demand = Demand::of(transfer, known.cache);
     let mut entry = QueueEntry::new(job, &transfer.fabric, false, demand);
     entry.made = Some(Time(Timestamp::MAX));

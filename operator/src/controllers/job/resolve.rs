@@ -14,7 +14,7 @@ use crate::controllers::{
     fabric::decide::{is_configuration_pending, is_ready, listed},
     job::{
         network::{endpoints, payload_share, topology},
-        obstacle::{Obstacle, wait},
+        obstacle::{Obstacle, fail, wait},
         origin::{Origin, fabric_of_job, origin, selected},
         place::{JobEnd, apart, place},
         reading,
@@ -401,14 +401,11 @@ fn no_destinations(fabric: &str, source: Option<&str>, is_listed: bool) -> Obsta
         return wait("NoDestinations", text);
     };
     if is_listed {
-        return Obstacle {
-            reason: "NoDestinations",
-            message: format!(
-                "spec.destinations.nodes: names only {source}, which is the source and has it at \
+        let text = format!(
+            "spec.destinations.nodes: names only {source}, which is the source and has it at \
                  that path: name another node, root or path"
-            ),
-            is_final: true,
-        };
+        );
+        return fail("NoDestinations", text);
     }
     wait(
         "NoDestinations",

@@ -105,10 +105,10 @@ impl ReadSecret for Secrets {
         Box::pin(async move {
             self.read(namespace, name).await.map_err(|fault| Refusal {
                 node: String::new(),
-                reason: fault.reason.to_owned(),
-                message: fault.message,
                 // Somebody may give the right, or make it.
                 retriable: fault.reason != BAD_NAME,
+                reason: fault.reason,
+                message: fault.message,
             })
         })
     }

@@ -28,7 +28,7 @@ pub(crate) fn waiting(job: &TransferJob, obstacle: &Obstacle, now: Timestamp) ->
     status.phase = Phase::Waiting;
     status.message = cut(&obstacle.message);
     resumed(&mut status, now);
-    let planned = ConditionUpdate::new("Planned", false, obstacle.reason, &status.message);
+    let planned = ConditionUpdate::new("Planned", false, &obstacle.reason, &status.message);
     set(&mut status, planned, now);
     status
 }
@@ -48,14 +48,9 @@ pub(crate) fn suspended(job: &TransferJob, now: Timestamp) -> TransferJobStatus 
 }
 
 /// It is given up.
-pub(crate) fn failed(
-    job: &TransferJob,
-    reason: &str,
-    message: &str,
-    now: Timestamp,
-) -> TransferJobStatus {
+pub(crate) fn failed(job: &TransferJob, obstacle: &Obstacle, now: Timestamp) -> TransferJobStatus {
     let mut status = next(job);
-    fail(&mut status, reason, message, now);
+    fail(&mut status, &obstacle.reason, &obstacle.message, now);
     status
 }
 

@@ -149,7 +149,7 @@ fn what_is_in_the_way_of_reading_names_the_field_and_what_to_do() {
         let (mut cache, mut job) = (scenario::cache(3), job("minilm"));
         change(&mut cache, &mut job);
         let obstacle = resolved(&cache, &job).unwrap_err();
-        assert_eq!((obstacle.reason, &*obstacle.message), (reason, message));
+        assert_eq!((&*obstacle.reason, &*obstacle.message), (reason, message));
         assert!(!obstacle.is_final, "{obstacle:?}");
     }
     // A fabric that allows it, and a plan that has nothing against it.

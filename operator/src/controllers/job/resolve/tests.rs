@@ -81,7 +81,7 @@ fn a_job_that_is_older_than_its_roots_word_shared_is_not_let_in() {
     cache.fabrics.learn(fabric);
     let obstacle = resolved(&cache, &job).unwrap_err();
     assert_eq!(
-        (obstacle.reason, obstacle.is_final),
+        (&*obstacle.reason, obstacle.is_final),
         ("ScopeDiffers", false)
     );
     // Neither does one that is under way get further nodes.
@@ -153,7 +153,7 @@ fn a_job_waits_while_some_of_its_agents_and_not_all_have_an_earlier_configuratio
     pend(&mut cache, "n2");
     let obstacle = resolved(&cache, &job).unwrap_err();
     assert_eq!(
-        (obstacle.reason, obstacle.is_final),
+        (&*obstacle.reason, obstacle.is_final),
         ("ConfigurationPending", false)
     );
     assert_eq!(
@@ -306,7 +306,7 @@ fn every_obstacle_names_the_field_and_what_to_do() {
         change(&mut cache, &mut job);
         let obstacle = resolved(&cache, &job).unwrap_err();
         assert_eq!(
-            (obstacle.reason, obstacle.is_final),
+            (&*obstacle.reason, obstacle.is_final),
             (reason, is_final),
             "{obstacle:?}"
         );

@@ -267,6 +267,7 @@ impl<K: Cached> Store<K> {
     }
 }
 
+#[cfg(test)]
 impl<K: Cached> FromIterator<K> for Store<K> {
     fn from_iter<T: IntoIterator<Item = K>>(objects: T) -> Self {
         let mut store = Self {

@@ -98,7 +98,7 @@ impl Progress {
                 self.rates.push(Rate::default());
             }
             self.rates[i].note(now, destination.bytes);
-            texts.push(text(&destination, all_bytes, self.rates[i].per_second()));
+            texts.push(text(destination, all_bytes, self.rates[i].per_second()));
         }
         match &mut self.to {
             Shown::Bars { all, bars } => {

@@ -4,18 +4,19 @@ use std::time::Duration;
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Client, Config, ResourceExt as _, api::ListParams};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use weft_crds::RdmaFabric;
 use weft_identity::cause::innermost;
 
-use crate::home::LEADER;
+use crate::{
+    api::{CallError, call},
+    home::LEADER,
+};
 
 /// What is not well may become so within.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
-/// Whoever answers at all answers within.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// What is not well.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +41,7 @@ pub enum CheckError {
     },
     /// Fabrics cannot be listed.
     #[error("RdmaFabrics cannot be listed: {0}; install the chart as it is")]
-    NoFabrics(String),
+    NoFabrics(CallError),
     /// Of a fabric.
     #[error("{0}")]
     NotReady(String),
@@ -75,7 +76,7 @@ pub async fn run(
 async fn look(client: &Client, namespace: &str, port: u16) -> Result<Vec<String>, CheckError> {
     let leader = leader(client, namespace, port).await?;
     let fabrics: Api<RdmaFabric> = Api::all(client.clone());
-    let listed = answer(fabrics.list(&ListParams::default())).await;
+    let listed = call(fabrics.list(&ListParams::default())).await;
     let mut lines = vec![format!("the operator at {leader} leads")];
     lines.extend(judge(&listed.map_err(CheckError::NoFabrics)?.items)?);
     Ok(lines)
@@ -88,7 +89,8 @@ async fn leader(client: &Client, namespace: &str, port: u16) -> Result<String, C
         namespace: namespace.to_owned(),
         problem,
     };
-    let slice = answer(api.get(LEADER)).await.map_err(no_leader)?;
+    let slice = call(api.get(LEADER)).await;
+    let slice = slice.map_err(|error| no_leader(error.to_string()))?;
     let mut endpoints = slice.endpoints.iter().flat_map(|one| one.addresses.first());
     let address = endpoints.next().cloned();
     let address = address.ok_or_else(|| no_leader("it is empty".to_owned()))?;
@@ -110,18 +112,15 @@ async fn leader(client: &Client, namespace: &str, port: u16) -> Result<String, C
         let http = Client::try_from(config).map_err(|error| innermost(&error))?;
         let request = axum::http::Request::get("/readyz").body(Vec::new());
         let request = request.map_err(|error| error.to_string())?;
-        answer(http.request_text(request)).await
+        let answered = call(http.request_text(request)).await;
+        answered.map_err(|error| error.to_string())
     };
     let said = ask.await.map_err(not_leading)?;
     if said.trim() == "leading" {
-        Ok(address_of(&url).to_owned())
+        Ok(format!("{host}:{port}"))
     } else {
         Err(not_leading(said.trim().to_owned()))
     }
-}
-
-fn address_of(url: &str) -> &str {
-    url.trim_start_matches("http://").trim_end_matches('/')
 }
 
 fn judge(fabrics: &[RdmaFabric]) -> Result<Vec<String>, CheckError> {
@@ -147,13 +146,6 @@ fn judge(fabrics: &[RdmaFabric]) -> Result<Vec<String>, CheckError> {
         lines.push("there is no RdmaFabric yet".to_owned());
     }
     Ok(lines)
-}
-
-async fn answer<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
-    match timeout(ANSWER_WITHIN, call).await {
-        Ok(result) => result.map_err(|error| innermost(&error)),
-        Err(_) => Err(format!("no answer within {ANSWER_WITHIN:?}")),
-    }
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ use tonic::{
 };
 use weft_identity::{
     authority::{Authority, AuthorityError},
+    role::{Holder, Role},
     tls,
 };
 use weft_proto::operator::v1::{
@@ -35,15 +36,12 @@ use weft_proto::operator::v1::{
 };
 
 use crate::{
-    caller::{Caller, caller},
     enrollment_limit::EnrollmentLimit,
     fault::Fault,
-    reports::{Fabrics, Reporter, Reports},
-    review::{Reviewer, Reviews},
+    reports::{Fabrics, NodeState, Reports},
+    review::{AUDIENCE, Reviews},
 };
 
-/// What a token must be made for.
-pub const AUDIENCE: &str = "weft.dev/operator";
 /// Where the API server says on which node a token's pod is.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// A token has some 1.5 kB, a request 1 kB, a report with 32 findings and 48 KiB of copies 90 kB at most.
@@ -100,7 +98,7 @@ impl Metrics {
 }
 
 /// What the control API works with.
-pub(crate) struct Control<R> {
+pub(crate) struct Control {
     /// Issues the certificates.
     pub authority: Arc<Authority>,
     /// The leader's: agents refuse commands of earlier ones from their first answer on.
@@ -108,7 +106,7 @@ pub(crate) struct Control<R> {
     /// How often an address may call Enroll.
     pub limit: EnrollmentLimit,
     /// Knows whose a token is.
-    pub reviews: Reviews<R>,
+    pub reviews: Reviews,
     /// The agents' service account, `system:serviceaccount:NAMESPACE:NAME`.
     pub account: String,
     /// Which fabrics there are, with their nodes and what those are told.
@@ -131,9 +129,9 @@ pub enum ControlError {
 }
 
 /// Serves the control API until it fails; `names` are further DNS names of this server.
-pub(crate) async fn serve<R: Reviewer>(
+pub(crate) async fn serve(
     listener: TcpListener,
-    control: Control<R>,
+    control: Control,
     names: &[&str],
 ) -> Result<(), ControlError> {
     let identity = control.authority.operator_server(names)?;
@@ -196,21 +194,15 @@ fn config_of(fabrics: &Fabrics, fabric: &str, node: &str) -> Result<NodeConfig, 
     }
 }
 
-/// All that a node is told.
-fn order_of(
-    fabrics: &Fabrics,
-    fabric: &str,
-    node: &str,
-    leader_epoch: u64,
-) -> Result<NodeOrder, Fault> {
-    let config = config_of(fabrics, fabric, node)?;
-    Ok(NodeOrder {
-        config: Some(config),
-        leader_epoch,
-    })
+/// A node of a fabric, by its certificate.
+struct Caller {
+    fabric: String,
+    node: String,
+    /// When the certificate ends, seconds since the Unix epoch.
+    until_unix_s: u64,
 }
 
-impl<R: Reviewer> Control<R> {
+impl Control {
     async fn enroll(&self, request: EnrollRequest) -> Result<EnrollResponse, (Fault, String)> {
         let unknown = |fault| (fault, String::new());
         let status = self.reviews.of(request.token).await.map_err(unknown)?;
@@ -239,10 +231,20 @@ impl<R: Reviewer> Control<R> {
         let chain = request.peer_certs();
         let leaf = chain.as_ref().and_then(|chain| chain.first());
         let leaf = leaf.ok_or_else(|| unknown(Fault::NoCertificate))?;
-        let caller = caller(leaf).map_err(unknown)?;
-        match config_of(&self.fabrics.borrow(), &caller.fabric, &caller.node) {
-            Ok(_) => Ok(caller),
-            Err(fault) => Err((fault, caller.node)),
+        // TLS has checked it against the authority before.
+        let holder = Holder::read(leaf).map_err(|error| unknown(error.into()))?;
+        let Role::Node(node) = holder.role else {
+            let uri = holder.role.uri(&holder.fabric);
+            let problem = format!("says `{uri}`, which is no node of a fabric");
+            return Err(unknown(Fault::WrongCertificate { problem }));
+        };
+        match config_of(&self.fabrics.borrow(), &holder.fabric, &node) {
+            Ok(_) => Ok(Caller {
+                fabric: holder.fabric,
+                node,
+                until_unix_s: holder.until_unix_s,
+            }),
+            Err(fault) => Err((fault, node)),
         }
     }
 
@@ -261,7 +263,7 @@ impl Metrics {
 }
 
 #[tonic::async_trait]
-impl<R: Reviewer> Operator for Control<R> {
+impl Operator for Control {
     async fn enroll(
         &self,
         request: Request<EnrollRequest>,
@@ -293,7 +295,8 @@ impl<R: Reviewer> Operator for Control<R> {
         tracing::info!(caller.node, caller.fabric, "reports");
         let (orders, receiver) = mpsc::channel(ORDERS);
         let stream = ReportStream {
-            reporter: self.reports.open(&caller.fabric, &caller.node),
+            reports: self.reports.clone(),
+            number: self.reports.open(),
             caller,
             fabrics: self.fabrics.clone(),
             epoch: self.epoch,
@@ -309,7 +312,9 @@ impl<R: Reviewer> Operator for Control<R> {
 /// One agent's stream of reports, and the orders that answer it.
 struct ReportStream {
     caller: Caller,
-    reporter: Reporter,
+    reports: Reports,
+    /// Later streams have greater ones.
+    number: u64,
     fabrics: watch::Receiver<Fabrics>,
     epoch: u64,
     /// Boxed: a channel keeps room for 32 of what it carries, and every agent has one.
@@ -348,7 +353,11 @@ impl ReportStream {
                     Ok(Some(mut report)) => {
                         self.metrics.reports.inc();
                         tidy(&mut report)?;
-                        if !self.reporter.put(report, Instant::now()) {
+                        let state = NodeState {
+                            stream: self.number,
+                            ..NodeState::new(&self.caller.fabric, report, Instant::now())
+                        };
+                        if !self.reports.put(&self.caller.node, state) {
                             return Err(Fault::Superseded);
                         }
                         if told.is_none() && !self.order(&mut told).await? {
@@ -371,7 +380,11 @@ impl ReportStream {
     /// Tells what is new; false when nobody listens.
     async fn order(&mut self, told: &mut Option<NodeOrder>) -> Result<bool, Fault> {
         let Caller { fabric, node, .. } = &self.caller;
-        let order = order_of(&self.fabrics.borrow_and_update(), fabric, node, self.epoch)?;
+        let config = config_of(&self.fabrics.borrow_and_update(), fabric, node)?;
+        let order = NodeOrder {
+            config: Some(config),
+            leader_epoch: self.epoch,
+        };
         if told.as_ref() == Some(&order) {
             return Ok(true);
         }

@@ -21,20 +21,12 @@ mod work_queue;
 mod writer;
 
 #[cfg(test)]
-mod api_server;
-/// The example of docs/add-a-kind.md.
-#[cfg(test)]
-mod example;
-#[cfg(test)]
-mod scenario;
-#[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::jiff::Timestamp;
-use kube::Resource as _;
 use tokio::{
     sync::{Notify, mpsc},
     time::{Instant, sleep_until},
@@ -54,37 +46,18 @@ use self::{
 };
 pub use self::{
     controller::Context,
-    job::query::{Neighbour, Neighbours, Preflight, Query, ReportedCopy},
+    job::query::{Known, Neighbours, Preflight, Query, ReportedCopy},
     metrics::Metrics,
 };
-use crate::retry::retry_until_answered;
 
-pub(crate) use self::request::FINALIZER;
+pub(crate) use self::{job::query, request::FINALIZER};
 
 /// Changes that come within this time are decided together.
 const DEBOUNCE: Duration = Duration::from_millis(20);
 
-/// Why the controllers cannot begin.
-#[derive(Debug, thiserror::Error)]
-pub enum ControllerError {
-    /// The operator's own Deployment could not be read.
-    #[error("the Deployment weft-operator cannot be read: {0}; check the operator's role")]
-    Deployment(String),
-}
-
 /// Runs until it is dropped, and answers queries in between.
-pub async fn run(
-    context: Context,
-    mut queries: mpsc::Receiver<Query>,
-) -> Result<Infallible, ControllerError> {
-    let cluster = Cluster::new(context.client.clone(), &context.namespace, context.epoch);
-    let deployment =
-        retry_until_answered("the controllers cannot begin", ClusterError::passes, || {
-            cluster.deployment()
-        });
-    let deployment = deployment
-        .await
-        .map_err(|error| ControllerError::Deployment(error.to_string()))?;
+pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infallible {
+    let cluster = Cluster::new(context.client.clone(), context.epoch);
     let wake = Arc::new(Notify::new());
     let secrets = Secrets::new(context.client.clone(), &context.namespace);
     let setup = Setup {
@@ -93,7 +66,7 @@ pub async fn run(
             manifest: context.template.clone(),
             namespace: context.namespace.clone(),
             operator: context.service_address.clone(),
-            owner: deployment.and_then(|deployment| deployment.owner_ref(&())),
+            owner: context.owner.clone(),
         },
         secrets: secrets.clone(),
         wake: Arc::clone(&wake),
@@ -259,6 +232,10 @@ impl Runner {
             }
             Err(error) => {
                 self.failed(&request, &error);
+                if error.is_not_found() {
+                    // An answer may have brought it back after its end was heard of.
+                    self.cache.learn(&request, None);
+                }
                 Err(error)
             }
         };

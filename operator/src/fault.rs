@@ -6,6 +6,8 @@ use tonic::{Code, Status};
 use weft_identity::{authority::AuthorityError, role::RoleError};
 use weft_proto::{Message as _, agent::v1::ErrorDetail};
 
+use crate::api::CallError;
+
 /// Why a call was refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
@@ -80,13 +82,8 @@ pub(crate) enum Fault {
         per_second: NonZeroU32,
     },
     /// Nobody could be asked about the token.
-    #[error(
-        "the token cannot be checked ({problem}): the operator needs the API server; try again"
-    )]
-    ReviewFailed {
-        /// What came of it.
-        problem: String,
-    },
+    #[error("the token cannot be checked ({0}): the operator needs the API server; try again")]
+    ReviewFailed(CallError),
     /// A later stream of the same node has taken over.
     #[error("another agent reports for this node now: stop one of the two")]
     Superseded,
@@ -136,7 +133,7 @@ impl Fault {
             Self::TokenWithoutNode => ("TokenWithoutNode", Code::PermissionDenied, false),
             Self::NotOfFabric { .. } => ("NotOfFabric", Code::FailedPrecondition, true),
             Self::TooManyCalls { .. } => ("TooManyCalls", Code::ResourceExhausted, true),
-            Self::ReviewFailed { .. } => ("ReviewFailed", Code::Unavailable, true),
+            Self::ReviewFailed(_) => ("ReviewFailed", Code::Unavailable, true),
             Self::Superseded => ("Superseded", Code::Aborted, false),
             Self::CertificateEnded => ("CertificateEnded", Code::Unauthenticated, false),
             Self::NotIssued(error) => (error.reason(), Code::Internal, false),

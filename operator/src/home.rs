@@ -6,47 +6,163 @@
 //! | ConfigMap `weft-ca` | the certificates by which agents know the operator |
 //! | Service `weft-operator` | of the chart, without a selector |
 //! | EndpointSlice `weft-operator-leader` | where the leader is, so that the Service leads to it |
+//! | APIService `v1alpha1.live.weft.dev` | of the chart; gets the certificates by which the API server knows the live API |
 //!
 //! Only a leader writes here, and keeps it so: what somebody deletes or changes is put back.
 
 mod leader;
-mod objects;
 mod secret;
 
 use std::{convert::Infallible, net::IpAddr, time::Duration};
 
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, Patch, PatchParams},
+};
+use serde_json::json;
 use tokio::time::sleep;
-use weft_identity::authority::Authority;
+use weft_crds::{LIVE_GROUP, LIVE_VERSION};
+use weft_identity::authority::{Authority, AuthorityError};
 
-pub use self::{
-    leader::Address,
-    objects::{Home, HomeError},
+pub use self::leader::Address;
+pub(crate) use self::leader::LEADER;
+use crate::{
+    NAME,
+    api::{CallError, call},
+    rotation::Step,
 };
 
-pub(crate) use self::leader::LEADER;
+/// The objects are written so often: an agent that cannot reach the leader tries for ever, and the API server
+/// stores nothing where nothing has changed.
+const AGAIN: Duration = Duration::from_secs(10);
+/// Secret and ConfigMap of the authority.
+const AUTHORITY: &str = "weft-ca";
 
-/// The objects are looked at so often: an agent that cannot reach the leader tries for ever.
-const LOOK: Duration = Duration::from_secs(10);
+/// An object that cannot be read, written or understood.
+#[derive(Debug, thiserror::Error)]
+pub enum HomeError {
+    /// The API server did not do what it was asked to.
+    #[error(
+        "{object} cannot be {what}: {source}; check the operator's Role, and install the chart as it is"
+    )]
+    Call {
+        /// Which object.
+        object: String,
+        /// `read` or `written`.
+        what: &'static str,
+        /// The API server's answer.
+        source: CallError,
+    },
+    /// The authority cannot be made, or what was kept of it cannot be used.
+    #[error("Secret {AUTHORITY}: {0}")]
+    Authority(#[from] AuthorityError),
+    /// Somebody has put another authority in place of the one in force.
+    #[error("Secret {AUTHORITY} holds another authority now; the next process takes it up")]
+    Replaced,
+    /// One authority is following another.
+    #[error("Secret {AUTHORITY}: a step of its rotation: {0}; the next process takes it up")]
+    Rotated(Step),
+    /// The chart's Service is missing, or has no address.
+    #[error("Service {NAME} in namespace {namespace} {problem}: install the chart as it is")]
+    Service {
+        /// Where.
+        namespace: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+}
+
+impl HomeError {
+    /// The same may succeed without anybody changing anything.
+    pub(crate) fn passes(&self) -> bool {
+        matches!(self, Self::Call { source, .. } if source.passes())
+    }
+}
+
+/// The operator's namespace.
+pub struct Home {
+    client: Client,
+    namespace: String,
+}
 
 impl Home {
+    /// Nothing is asked yet.
+    pub fn new(client: Client, namespace: &str) -> Self {
+        Self {
+            client,
+            namespace: namespace.to_owned(),
+        }
+    }
+
     /// Looks after the objects until another authority is put in place of this one.
     pub async fn keep(
         &self,
         authority: &Authority,
         address: &Address,
         pod: IpAddr,
+        has_live_api: bool,
     ) -> Result<Infallible, HomeError> {
+        let mut said: Vec<String> = Vec::new();
         loop {
-            sleep(LOOK).await;
             let secret = self.keep_secret(authority).await;
             if let Err(ended @ (HomeError::Replaced | HomeError::Rotated(_))) = secret {
                 return Err(ended);
             }
-            let map = self.keep_config_map(authority).await;
-            let slice = self.keep_slice(address, pod).await;
-            for error in [secret, map, slice].into_iter().filter_map(Result::err) {
+            let map = self.publish(authority).await;
+            let slice = self.lead(address, pod).await;
+            let service = match has_live_api {
+                true => self.register(authority).await,
+                false => Ok(()),
+            };
+            let errors = [secret, map, slice, service].into_iter();
+            let errors = errors.filter_map(|kept| Some(kept.err()?.to_string()));
+            let errors: Vec<String> = errors.collect();
+            for error in errors.iter().filter(|error| !said.contains(error)) {
                 tracing::warn!("{error}; trying on");
             }
+            said = errors;
+            sleep(AGAIN).await;
         }
+    }
+
+    /// Shows the API server by which certificates it knows the live API.
+    async fn register(&self, authority: &Authority) -> Result<(), HomeError> {
+        let api: Api<APIService> = Api::all(self.client.clone());
+        let name = format!("{LIVE_VERSION}.{LIVE_GROUP}");
+        let bundle = k8s_openapi::ByteString(authority.certificate().as_bytes().to_vec());
+        let patch = Patch::Merge(json!({"spec": {"caBundle": bundle}}));
+        let written = call(api.patch(&name, &PatchParams::default(), &patch)).await;
+        written.map(drop).map_err(|source| HomeError::Call {
+            object: format!("APIService {name}"),
+            what: "written",
+            source,
+        })
+    }
+
+    /// One of its own objects, `KIND NAME`, could not be read or written.
+    fn failed(&self, object: &str, what: &'static str, source: CallError) -> HomeError {
+        HomeError::Call {
+            object: format!("{object} in namespace {}", self.namespace),
+            what,
+            source,
+        }
+    }
+}
+
+fn params() -> PatchParams {
+    PatchParams::apply(NAME).force()
+}
+
+fn metadata(name: &str) -> ObjectMeta {
+    let label = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+    let labels = [
+        ("app.kubernetes.io/part-of", "weft"),
+        ("app.kubernetes.io/managed-by", NAME),
+    ];
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        labels: Some(labels.map(label).into()),
+        ..ObjectMeta::default()
     }
 }

@@ -3,12 +3,12 @@
 //! `Candidate` is pure: a Lease goes in, what to write comes out. [`acquire`] waits until this
 //! process holds the Lease, [`Leadership::keep`] renews it and returns when it is lost; the process
 //! then ends, so nothing of a deposed leader goes on. Until it has ended, agents refuse its commands,
-//! because the next leader's epoch is higher. `Candidacy` does all that on a thread of its own.
+//! because the next leader's epoch is higher. [`Held`] does all that on a thread of its own.
 //!
 //! Time is measured here and never compared with another machine's: a Lease is free when nobody has
 //! renewed it for 30 s while this process was looking.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, io, time::Duration};
 
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
@@ -20,7 +20,7 @@ use kube::{
     api::{ObjectMeta, PostParams},
 };
 use tokio::{
-    sync::watch,
+    sync::{oneshot, watch},
     time::{Instant, sleep, timeout, timeout_at},
 };
 
@@ -167,15 +167,9 @@ pub struct Lost {
 }
 
 impl Lost {
-    pub(crate) fn ended() -> Self {
+    fn ended() -> Self {
         Self {
             why: "the thread that renews it has ended, which is a bug".to_owned(),
-        }
-    }
-
-    pub(crate) fn without_a_board(error: &kube::Error) -> Self {
-        Self {
-            why: format!("the API server cannot be asked for it: {error}"),
         }
     }
 }
@@ -285,35 +279,23 @@ impl<B: LeaseStore> Leadership<B> {
         u64::try_from(transitions).unwrap_or(0) + 1
     }
 
-    /// When the last request was sent by which it was renewed.
-    pub(crate) fn renewals(&self) -> watch::Receiver<Instant> {
-        self.renewed.subscribe()
-    }
-
     /// Renews it until it is lost. May be dropped at any time.
     pub async fn keep(&mut self) -> Lost {
         loop {
             let until = *self.renewed.borrow() + GIVE_UP;
-            match timeout_at(until, self.renewal()).await {
+            let renewal = async {
+                sleep(INTERVAL).await;
+                self.renew().await
+            };
+            match timeout_at(until, renewal).await {
                 Ok(Ok(())) => {}
-                Ok(Err(lost)) => return lost,
+                Ok(Err(Renewal::Lost(lost))) => return lost,
+                Ok(Err(Renewal::Failed(problem))) => {
+                    tracing::warn!("the Lease {NAME} was not renewed: {problem}; trying on");
+                }
                 Err(_) => {
                     let why = format!("it was not renewed for {GIVE_UP:?}; see the API server");
                     return Lost { why };
-                }
-            }
-        }
-    }
-
-    /// One renewal, tried until it succeeds.
-    async fn renewal(&mut self) -> Result<(), Lost> {
-        loop {
-            sleep(INTERVAL).await;
-            match self.renew().await {
-                Ok(()) => return Ok(()),
-                Err(Renewal::Lost(lost)) => return Err(lost),
-                Err(Renewal::Failed(problem)) => {
-                    tracing::warn!("the Lease {NAME} was not renewed: {problem}; trying on");
                 }
             }
         }
@@ -362,6 +344,101 @@ impl<B: LeaseStore> Leadership<B> {
 enum Renewal {
     Failed(String),
     Lost(Lost),
+}
+
+/// The lead, as the rest of the process sees it: a thread of its own renews the Lease, so that nothing which
+/// this process is at delays that. The thread has its own runtime and therefore its own connection. It ends
+/// when the lead is lost or given back, and with whoever asked for it.
+pub struct Held {
+    /// What this leader's commands carry: higher than any leader's before it.
+    pub epoch: u64,
+    /// When the last request was sent by which the Lease was renewed.
+    pub renewals: watch::Receiver<Instant>,
+    /// Closed once the thread has ended.
+    lost: oneshot::Receiver<Lost>,
+    give_back: oneshot::Sender<()>,
+}
+
+impl Held {
+    /// Waits until this process leads, under a name that no other process has; `looked` is called after
+    /// every look at another's Lease. The board is made in the thread: what it is made of may belong to its
+    /// runtime.
+    ///
+    /// # Errors
+    /// Nobody can be asked for it, or there are no more threads.
+    pub async fn acquire<B: LeaseStore + 'static>(
+        board: impl FnOnce() -> Result<B, kube::Error> + Send + 'static,
+        name: String,
+        looked: impl Fn() + Send + 'static,
+    ) -> Result<Self, Lost> {
+        let no_thread = |error: io::Error| Lost {
+            why: format!(
+                "the thread that keeps it cannot be started: {error}; raise the limit on threads"
+            ),
+        };
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().map_err(no_thread)?;
+        let (tell, led) = oneshot::channel();
+        std::thread::Builder::new()
+            .name("lease".to_owned())
+            .spawn(move || runtime.block_on(lead(board, name, looked, tell)))
+            .map_err(no_thread)?;
+        led.await.unwrap_or_else(|_| Err(Lost::ended()))
+    }
+
+    /// Until it is lost. May be dropped at any time.
+    pub async fn lost(&mut self) -> Lost {
+        (&mut self.lost).await.unwrap_or_else(|_| Lost::ended())
+    }
+
+    /// Gives it back, so that the next leader need not wait; returns when that is done.
+    pub async fn release(self) {
+        if self.give_back.send(()).is_ok() {
+            // The thread's end is what is waited for.
+            let _ = self.lost.await;
+        }
+    }
+}
+
+/// What the thread does.
+async fn lead<B: LeaseStore>(
+    board: impl FnOnce() -> Result<B, kube::Error>,
+    name: String,
+    looked: impl Fn(),
+    mut tell: oneshot::Sender<Result<Held, Lost>>,
+) {
+    let board = match board() {
+        Ok(board) => board,
+        Err(error) => {
+            let why = format!("the API server cannot be asked for it: {error}");
+            // Whoever has gone has ended already.
+            return drop(tell.send(Err(Lost { why })));
+        }
+    };
+    let mut leadership = tokio::select! {
+        leadership = acquire(board, &name, looked) => leadership,
+        // Nobody waits for it any more.
+        () = tell.closed() => return,
+    };
+    let (lose, lost) = oneshot::channel();
+    let (give_back, given_back) = oneshot::channel();
+    let held = Held {
+        epoch: leadership.epoch(),
+        renewals: leadership.renewed.subscribe(),
+        lost,
+        give_back,
+    };
+    if tell.send(Ok(held)).is_err() {
+        return leadership.release().await;
+    }
+    tokio::select! {
+        why = leadership.keep() => drop(lose.send(why)),
+        told = given_back => {
+            if told.is_ok() {
+                leadership.release().await;
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,8 +6,7 @@
 //! [`home`] holds the operator's own objects, [`rotation`] lets one authority follow another; [`live`]
 //! answers `kubectl weft`. [`uninstall`] and [`check`] are what `helm uninstall` and `helm test` run.
 
-mod caller;
-pub mod candidacy;
+mod api;
 pub mod check;
 pub mod control;
 pub mod controllers;
@@ -18,8 +17,7 @@ pub mod lease;
 pub mod live;
 pub mod process;
 pub mod reports;
-mod retry;
-pub mod review;
+mod review;
 pub mod rotation;
 pub mod uninstall;
 pub mod web;

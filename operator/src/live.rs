@@ -14,7 +14,6 @@ mod copies;
 mod diagnosis;
 mod front;
 mod leader;
-pub(crate) mod registration;
 mod routes;
 
 use std::{
@@ -91,12 +90,12 @@ pub async fn serve(listener: TcpListener, live: Live) -> Infallible {
 /// Until a certificate changes: the proxy's authority, or the operator's.
 async fn once(listener: &Arc<TcpListener>, live: &Live) -> Result<(), LiveError> {
     let (front, authority) = read(live).await?;
-    let identity = authority.operator_server(&[&registration::server_name(&live.namespace)])?;
+    let identity = authority.operator_server(&[&server_name(&live.namespace)])?;
     let tls = front.server(&identity).map_err(LiveError::Tls)?;
-    let doors = Doors::open(Arc::clone(listener), tls, front.names());
+    let doors = Doors::open(Arc::clone(listener), tls, front.names.clone());
     let api = LiveApi {
-        authorizer: caller::Reviews(live.client.clone()),
-        headers: front.headers(),
+        client: live.client.clone(),
+        headers: front.headers.clone(),
         leader: Arc::clone(&live.leader),
     };
     tokio::select! {
@@ -106,6 +105,11 @@ async fn once(listener: &Arc<TcpListener>, live: &Live) -> Result<(), LiveError>
         () = changed(&front, &authority, live) => Ok(()),
         () = sleep(CERTIFICATE_RENEWAL) => Ok(()),
     }
+}
+
+/// The name that the API server asks for: that of the chart's Service of all replicas.
+fn server_name(namespace: &str) -> String {
+    format!("weft-operator-live.{namespace}.svc")
 }
 
 async fn read(live: &Live) -> Result<(Front, Authority), LiveError> {

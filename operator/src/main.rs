@@ -2,9 +2,6 @@
 
 use std::{
     io::{self, IsTerminal as _},
-    net::IpAddr,
-    num::NonZeroU32,
-    path::PathBuf,
     process::ExitCode,
     time::Duration,
 };
@@ -12,7 +9,6 @@ use std::{
 use clap::{CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
-use weft_identity::authority::unique;
 use weft_operator::{
     check,
     lease::LeaseBoard,
@@ -39,39 +35,8 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 struct Arguments {
     #[command(subcommand)]
     verb: Option<Verb>,
-    /// The namespace of the operator's own objects and of the agents.
-    #[arg(
-        long,
-        global = true,
-        env = "POD_NAMESPACE",
-        default_value = "weft-system"
-    )]
-    namespace: String,
-    /// Tells this candidate from the others; in a pod the pod's name [default: a unique one].
-    #[arg(long, env = "POD_NAME")]
-    name: Option<String>,
-    /// Where agents reach this process when it leads: an address of this pod or machine.
-    #[arg(long, env = "POD_IP", value_name = "IP", required = true)]
-    address: Option<IpAddr>,
-    /// TCP port of the control API, which agents call.
-    #[arg(long, value_name = "PORT", default_value_t = 7410)]
-    control_port: u16,
-    /// TCP port of /metrics, /healthz and /readyz.
-    #[arg(long, global = true, value_name = "PORT", default_value_t = 7411)]
-    metrics_port: u16,
-    /// TCP port of the live API, which the API server passes `kubectl weft` on to; without it that API
-    /// is not served.
-    #[arg(long, value_name = "PORT")]
-    live_port: Option<u16>,
-    /// The agents' service account, in the same namespace.
-    #[arg(long, value_name = "NAME", default_value = "weft-agent")]
-    agent_account: String,
-    /// The manifest of the agents' DaemonSet, to which the operator adds what depends on the fabric.
-    #[arg(long, value_name = "FILE", default_value = "/etc/weft/agent.yaml")]
-    agent_template: PathBuf,
-    /// Requests that change something in the API, in a second, at most; Events are among them.
-    #[arg(long, value_name = "NUMBER", default_value = "50")]
-    writes_per_second: NonZeroU32,
+    #[command(flatten)]
+    settings: Settings,
     /// Log as JSON, one object a line.
     #[arg(long, global = true)]
     log_json: bool,
@@ -135,48 +100,25 @@ fn run(arguments: Arguments) -> Result<(), String> {
 }
 
 fn carry_out(runtime: &Runtime, arguments: Arguments) -> Result<(), String> {
+    let settings = arguments.settings;
     match arguments.verb {
         None => {
-            let settings = settings(arguments)?;
             let ended = runtime.block_on(process::run(settings));
             ended.map_err(|error| error.to_string())
         }
         Some(Verb::Uninstall) => runtime.block_on(async {
             let client = process::client().await.map_err(|error| error.to_string())?;
-            let board = LeaseBoard::new(client.clone(), &arguments.namespace);
+            let board = LeaseBoard::new(client.clone(), &settings.namespace);
             let done = uninstall::run(client, board).await;
             done.map_err(|error| error.to_string())
         }),
         Some(Verb::Check) => runtime.block_on(async {
             let client = process::client().await.map_err(|error| error.to_string())?;
-            let checked = check::run(&client, &arguments.namespace, arguments.metrics_port).await;
+            let checked = check::run(&client, &settings.namespace, settings.metrics_port).await;
             for line in checked.map_err(|error| error.to_string())? {
                 tracing::info!("{line}");
             }
             Ok(())
         }),
     }
-}
-
-fn settings(arguments: Arguments) -> Result<Settings, String> {
-    let name = match arguments.name {
-        Some(name) if !name.is_empty() => name,
-        _ => format!(
-            "weft-operator-{}",
-            unique().map_err(|error| error.to_string())?
-        ),
-    };
-    Ok(Settings {
-        namespace: arguments.namespace,
-        name,
-        address: arguments
-            .address
-            .ok_or("--address: give an address of this pod or machine")?,
-        control_port: arguments.control_port,
-        metrics_port: arguments.metrics_port,
-        live_port: arguments.live_port,
-        agent_account: arguments.agent_account,
-        agent_template: arguments.agent_template,
-        writes_per_second: arguments.writes_per_second,
-    })
 }

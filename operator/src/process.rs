@@ -20,11 +20,8 @@ use std::{
 };
 
 use futures::FutureExt as _;
-use k8s_openapi::api::{
-    apps::v1::DaemonSet,
-    authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus},
-};
-use kube::{Api, Client, Config, api::PostParams};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::{Client, Config};
 use prometheus_client::{
     metrics::{gauge::Gauge, info::Info},
     registry::Registry,
@@ -34,23 +31,22 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
     task::JoinHandle,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
-use weft_identity::cause::innermost;
+use weft_identity::authority::{AuthorityError, unique};
 use weft_transfer::ConnectionPool;
 
 use crate::{
     NAME,
-    candidacy::{Candidacy, Held},
-    control::{self, AUDIENCE, Control, ControlError, Metrics},
-    controllers::{self, ControllerError},
+    api::{ANSWER_WITHIN, CallError, call, retry_until_answered},
+    control::{self, Control, ControlError, Metrics},
+    controllers,
     enrollment_limit::EnrollmentLimit,
     home::{Home, HomeError},
-    lease::{LeaseBoard, Lost},
+    lease::{Held, LeaseBoard, Lost},
     live::{self, Live},
     reports::{Fabrics, Reports},
-    retry::{ANSWER_WITHIN, Retry, retry_until_answered},
-    review::{Reviewer, Reviews},
+    review::Reviews,
     web::{self, Heartbeat, Standing},
 };
 
@@ -61,31 +57,52 @@ const CERTIFICATE_RENEWAL: Duration = Duration::from_secs(240 * 24 * 60 * 60);
 const QUESTIONS: usize = 64;
 
 /// What the command line says.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Settings {
-    /// The operator's namespace.
+    /// The namespace of the operator's own objects and of the agents.
+    #[arg(
+        long,
+        global = true,
+        env = "POD_NAMESPACE",
+        default_value = "weft-system"
+    )]
     pub namespace: String,
-    /// Among the candidates: the pod's name.
-    pub name: String,
-    /// The pod's address, at which agents reach it when it leads.
-    pub address: IpAddr,
-    /// Of the control API.
-    pub control_port: u16,
-    /// Of metrics and health.
+    /// Tells this candidate from the others; in a pod the pod's name [default: a unique one].
+    #[arg(long, env = "POD_NAME")]
+    name: Option<String>,
+    /// Where agents reach this process when it leads: an address of this pod or machine.
+    #[arg(long, env = "POD_IP", value_name = "IP", required = true)]
+    address: Option<IpAddr>,
+    /// TCP port of the control API, which agents call.
+    #[arg(long, value_name = "PORT", default_value_t = 7410)]
+    control_port: u16,
+    /// TCP port of /metrics, /healthz and /readyz.
+    #[arg(long, global = true, value_name = "PORT", default_value_t = 7411)]
     pub metrics_port: u16,
-    /// Of the live API; not served without.
-    pub live_port: Option<u16>,
+    /// TCP port of the live API, which the API server passes `kubectl weft` on to; without it that API
+    /// is not served.
+    #[arg(long, value_name = "PORT")]
+    live_port: Option<u16>,
     /// The agents' service account, in the same namespace.
-    pub agent_account: String,
-    /// The manifest that a fabric's DaemonSet is made of.
-    pub agent_template: PathBuf,
-    /// Requests to the API server that change something, in a second, at most.
-    pub writes_per_second: NonZeroU32,
+    #[arg(long, value_name = "NAME", default_value = "weft-agent")]
+    agent_account: String,
+    /// The manifest of the agents' DaemonSet, to which the operator adds what depends on the fabric.
+    #[arg(long, value_name = "FILE", default_value = "/etc/weft/agent.yaml")]
+    agent_template: PathBuf,
+    /// Requests that change something in the API, in a second, at most; Events are among them.
+    #[arg(long, value_name = "NUMBER", default_value = "50")]
+    writes_per_second: NonZeroU32,
 }
 
 /// Why the program ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
+    /// Nobody could reach a leader.
+    #[error("--address: give an address of this pod or machine")]
+    NoAddress,
+    /// There is no name for this candidate.
+    #[error(transparent)]
+    NoName(#[from] AuthorityError),
     /// The template of the agents' DaemonSet is not there or is none.
     #[error("--agent-template: {}: {problem}; give the DaemonSet's manifest, as the chart mounts it", path.display())]
     Template {
@@ -107,7 +124,7 @@ pub enum ProcessError {
         /// Where it was looked for.
         url: String,
         /// What came instead.
-        problem: String,
+        problem: CallError,
     },
     /// A port is not free.
     #[error("port {port} cannot be listened on: {source}; choose another with {option}")]
@@ -125,9 +142,6 @@ pub enum ProcessError {
     /// What agents call.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// What decides.
-    #[error(transparent)]
-    Controllers(#[from] ControllerError),
     /// Another leads.
     #[error(transparent)]
     Lost(#[from] Lost),
@@ -137,9 +151,6 @@ pub enum ProcessError {
     /// Something that never ends has ended.
     #[error("{0} has ended; this is a bug")]
     Ended(&'static str),
-    /// The Lease's.
-    #[error("the thread that keeps the Lease cannot be started: {0}; raise the limit on threads")]
-    Thread(std::io::Error),
     /// Signals cannot be awaited.
     #[error("signals cannot be awaited: {0}")]
     Signal(std::io::Error),
@@ -148,6 +159,11 @@ pub enum ProcessError {
 /// Runs until SIGTERM or SIGINT, or until it cannot go on.
 pub async fn run(settings: Settings) -> Result<(), ProcessError> {
     let mut stop = pin!(stopped()?);
+    let pod = settings.address.ok_or(ProcessError::NoAddress)?;
+    let name = match &settings.name {
+        Some(name) if !name.is_empty() => name.clone(),
+        _ => format!("{NAME}-{}", unique()?),
+    };
     let template = template(&settings.agent_template)?;
     let config = config().await?;
     let meters = Meters::default();
@@ -164,7 +180,7 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
     let live_leader = live.is_some().then(|| Arc::new(OnceLock::new()));
 
     let prepared = async {
-        let client = reach(&config, &standing).await;
+        let client = reach(&config, &standing).await?;
         let (namespace, standing) = (settings.namespace.clone(), standing.clone());
         if let Some((listener, leader)) = live.zip(live_leader.clone()) {
             let (client, namespace) = (client.clone(), namespace.clone());
@@ -185,8 +201,7 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
         let looked = move || {
             standing.send_replace(Standing::Standby);
         };
-        let candidacy = Candidacy::begin(board, settings.name.clone(), looked);
-        let held = candidacy.map_err(ProcessError::Thread)?.lead().await?;
+        let held = Held::acquire(board, name, looked).await?;
         Ok::<(Client, Held), ProcessError>((client, held))
     };
     let (client, mut held) = tokio::select! {
@@ -194,14 +209,15 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
         _ = &mut web => return Err(ProcessError::Ended("the HTTP endpoint")),
         () = &mut stop => return Ok(()),
     };
-    let epoch = held.epoch();
+    let epoch = held.epoch;
     meters.epoch.set(i64::try_from(epoch).unwrap_or(i64::MAX));
     tracing::info!(epoch, "this process leads");
     let leader = Leader {
         settings,
+        pod,
         client,
         epoch,
-        renewals: held.renewals(),
+        renewals: held.renewals.clone(),
         heartbeat,
         template,
         metrics: meters.control,
@@ -266,6 +282,8 @@ impl Meters {
 /// What leads.
 struct Leader {
     settings: Settings,
+    /// Where agents reach this process.
+    pod: IpAddr,
     client: Client,
     epoch: u64,
     renewals: watch::Receiver<Instant>,
@@ -305,27 +323,24 @@ impl Leader {
             fabrics,
             template: self.template,
             service_address: address.dial.clone(),
+            owner: address.owner.clone(),
             writes_per_second: settings.writes_per_second,
             metrics: self.controllers,
         };
         let controllers = pin!(controllers::run(context, asked));
-        let registered = async {
-            let Some(live) = &self.live else {
-                return std::future::pending().await;
-            };
+        if let Some(live) = &self.live {
             // A process leads once.
             let _ = live.set(live::Leader {
                 pool,
                 queries,
                 epoch: self.epoch,
             });
-            live::registration::keep(&self.client, &authority).await
-        };
+        }
         let control = Control {
             authority: Arc::clone(&authority),
             epoch: self.epoch,
             limit: EnrollmentLimit::default(),
-            reviews: Reviews::new(TokenReviews(self.client.clone())),
+            reviews: Reviews::new(self.client.clone()),
             account: format!(
                 "system:serviceaccount:{}:{}",
                 settings.namespace, settings.agent_account
@@ -337,35 +352,15 @@ impl Leader {
         let name = format!("{NAME}.{}.svc", settings.namespace);
         let names = [name.as_str()];
         let serve = pin!(control::serve(listener, control, &names));
-        let pod = settings.address;
+        let pod = self.pod;
         patient(|| home.lead(&address, pod)).await?;
         standing.send_replace(Standing::Leading);
         tokio::select! {
-            ended = controllers => Ok(ended?),
-            kept = home.keep(&authority, &address, pod) => Ok(kept?),
-            never = registered => match never {},
+            never = controllers => match never {},
+            kept = home.keep(&authority, &address, pod, self.live.is_some()) => Ok(kept?),
             served = serve => Err(served.map_or_else(ProcessError::from, |()| ProcessError::Ended("the control API"))),
             () = sleep(CERTIFICATE_RENEWAL) => Err(ProcessError::CertificateDue),
         }
-    }
-}
-
-/// TokenReview, as the API server answers it.
-struct TokenReviews(Client);
-
-impl Reviewer for TokenReviews {
-    async fn review(&self, token: String) -> Result<TokenReviewStatus, String> {
-        let review = TokenReview {
-            spec: TokenReviewSpec {
-                audiences: Some(vec![AUDIENCE.to_owned()]),
-                token: Some(token),
-            },
-            ..TokenReview::default()
-        };
-        let api: Api<TokenReview> = Api::all(self.0.clone());
-        let answer = api.create(&PostParams::default(), &review).await;
-        let answer = answer.map_err(|error| error.to_string())?;
-        Ok(answer.status.unwrap_or_default())
     }
 }
 
@@ -391,11 +386,7 @@ async fn patient<T, F: Future<Output = Result<T, HomeError>>>(
 /// # Errors
 /// None is known, or it does not answer.
 pub async fn client() -> Result<Client, ProcessError> {
-    let config = config().await?;
-    answering(&config).await.map_err(|problem| {
-        let url = config.cluster_url.to_string();
-        ProcessError::NoAnswer { url, problem }
-    })
+    answering(&config().await?).await
 }
 
 /// Where the API server is.
@@ -408,38 +399,35 @@ async fn config() -> Result<Config, ProcessError> {
 }
 
 /// A client, once its API server has answered.
-async fn answering(config: &Config) -> Result<Client, String> {
-    let client = Client::try_from(config.clone()).map_err(|error| innermost(&error))?;
-    match timeout(ANSWER_WITHIN, client.apiserver_version()).await {
-        Ok(Ok(version)) => {
-            let url = config.cluster_url.to_string();
-            tracing::info!(url, version = version.git_version, "API server");
+async fn answering(config: &Config) -> Result<Client, ProcessError> {
+    let url = config.cluster_url.to_string();
+    let answered = async {
+        let client = Client::try_from(config.clone())?;
+        let version = call(client.apiserver_version()).await?;
+        Ok((client, version.git_version))
+    };
+    match answered.await {
+        Ok((client, version)) => {
+            tracing::info!(url, version, "API server");
             Ok(client)
         }
-        Ok(Err(error)) => Err(innermost(&error)),
-        Err(_) => Err(format!("nothing within {ANSWER_WITHIN:?}")),
+        Err(problem) => Err(ProcessError::NoAnswer { url, problem }),
     }
 }
 
 /// The same, however long that takes.
-async fn reach(config: &Config, standing: &watch::Sender<Standing>) -> Client {
-    let mut retry = Retry::new("no API server answers");
-    loop {
-        match answering(config).await {
-            Ok(client) => {
-                standing.send_replace(Standing::Starting);
-                return client;
-            }
-            Err(problem) => {
-                let cause = format!(
-                    "{}: {problem}; check that it runs and that this address is its own",
-                    config.cluster_url
-                );
-                standing.send_replace(Standing::Alone(cause.clone()));
-                retry.wait(&cause).await;
-            }
-        }
-    }
+async fn reach(
+    config: &Config,
+    standing: &watch::Sender<Standing>,
+) -> Result<Client, ProcessError> {
+    let attempt = || async {
+        answering(config).await.inspect_err(|error| {
+            standing.send_replace(Standing::Alone(error.to_string()));
+        })
+    };
+    let client = retry_until_answered("this process waits", |_| true, attempt).await?;
+    standing.send_replace(Standing::Starting);
+    Ok(client)
 }
 
 async fn listen(port: u16, option: &'static str) -> Result<TcpListener, ProcessError> {

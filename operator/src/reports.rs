@@ -10,10 +10,14 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use tokio::{sync::watch, time::Instant};
 use weft_proto::operator::v1::{NodeConfig, NodeReport};
+
+/// A node that has said nothing for so long is not ready: three of the reports that it owes.
+pub(crate) const SILENCE: Duration = Duration::from_secs(30);
 
 /// What a fabric's agents are to know, and whose agents those are.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,22 +40,28 @@ pub struct NodeState {
     pub report: NodeReport,
     /// When.
     pub seen: Instant,
-    /// Its stream is open.
-    pub connected: bool,
     /// Which stream said it.
-    stream: u64,
+    pub(crate) stream: u64,
 }
 
 impl NodeState {
-    /// A report that arrived just now, on a stream that is open.
+    /// A report that arrived at that time.
     pub fn new(fabric: &str, report: NodeReport, seen: Instant) -> Self {
         Self {
             fabric: fabric.to_owned(),
             report,
             seen,
-            connected: true,
             stream: 0,
         }
+    }
+
+    /// Whether it has said nothing for so long that it does not count any more.
+    pub(crate) fn is_silent(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.seen) >= SILENCE
+    }
+
+    fn says_the_same(&self, other: &Self) -> bool {
+        (&self.fabric, &self.report) == (&other.fabric, &other.report)
     }
 }
 
@@ -69,27 +79,11 @@ pub(crate) fn nodes_with_copy<'a>(
     with_copy.map(|(node, _)| node)
 }
 
-impl NodeState {
-    fn says_the_same(&self, other: &Self) -> bool {
-        (&self.fabric, &self.report, self.connected)
-            == (&other.fabric, &other.report, other.connected)
-    }
-}
-
 /// The last report of every node, by its name.
 #[derive(Debug, Clone, Default)]
 pub struct Reports {
     nodes: watch::Sender<BTreeMap<String, NodeState>>,
     streams: Arc<AtomicU64>,
-}
-
-/// One agent's stream. Dropping it says that the stream is over.
-#[derive(Debug)]
-pub(crate) struct Reporter {
-    reports: Reports,
-    fabric: String,
-    node: String,
-    stream: u64,
 }
 
 impl Reports {
@@ -98,50 +92,27 @@ impl Reports {
         self.nodes.subscribe()
     }
 
-    /// A node's agent has opened a stream. It takes the place of the one before, whose end then says
-    /// nothing any more.
-    pub(crate) fn open(&self, fabric: &str, node: &str) -> Reporter {
-        Reporter {
-            reports: self.clone(),
-            fabric: fabric.to_owned(),
-            node: node.to_owned(),
-            stream: self.streams.fetch_add(1, Ordering::Relaxed) + 1,
-        }
+    /// A node's agent has opened a stream, which has this number.
+    pub(crate) fn open(&self) -> u64 {
+        self.streams.fetch_add(1, Ordering::Relaxed) + 1
     }
-}
 
-impl Reporter {
-    /// Keeps a report in place of the one before; false when a later stream of the node has taken over.
-    pub(crate) fn put(&self, report: NodeReport, now: Instant) -> bool {
-        let mut is_ours = false;
-        self.reports.nodes.send_if_modified(|nodes| {
-            if nodes
-                .get(&self.node)
-                .is_some_and(|state| state.stream > self.stream)
-            {
+    /// Keeps what a node's agent says on a stream, in place of what it said before; false when a later stream
+    /// of the node has taken over.
+    pub(crate) fn put(&self, node: &str, state: NodeState) -> bool {
+        let mut is_newest = false;
+        self.nodes.send_if_modified(|nodes| {
+            let before = nodes.get(node);
+            is_newest = before.is_none_or(|before| before.stream <= state.stream);
+            if !is_newest {
                 return false;
             }
-            is_ours = true;
-            let state = NodeState {
-                stream: self.stream,
-                ..NodeState::new(&self.fabric, report, now)
-            };
             // That the node still says the same is kept, and wakes nobody: hundreds say so.
-            let before = nodes.insert(self.node.clone(), state.clone());
-            before.is_none_or(|before| !before.says_the_same(&state))
+            let is_other = before.is_none_or(|before| !before.says_the_same(&state));
+            nodes.insert(node.to_owned(), state);
+            is_other
         });
-        is_ours
-    }
-}
-
-impl Drop for Reporter {
-    fn drop(&mut self) {
-        self.reports.nodes.send_if_modified(|nodes| {
-            let ours = nodes
-                .get_mut(&self.node)
-                .filter(|state| state.stream == self.stream);
-            ours.is_some_and(|state| std::mem::replace(&mut state.connected, false))
-        });
+        is_newest
     }
 }
 
@@ -156,49 +127,44 @@ mod tests {
         }
     }
 
-    fn told(reports: &Reports) -> (String, bool) {
+    fn told(reports: &Reports) -> String {
         let nodes = reports.subscribe();
         let state = nodes.borrow().get("n1").cloned().unwrap();
-        (state.report.version, state.connected)
+        state.report.version
     }
 
-    #[test]
-    fn a_report_overwrites_the_one_before_and_a_stream_that_ends_is_seen() {
-        let reports = Reports::default();
-        let now = Instant::now();
-        let stream = reports.open("lab", "n1");
-        assert!(stream.put(report("1"), now) && stream.put(report("2"), now));
-        assert_eq!(told(&reports), ("2".into(), true));
-        drop(stream);
-        assert_eq!(told(&reports), ("2".into(), false));
+    fn put(reports: &Reports, stream: u64, version: &str, now: Instant) -> bool {
+        let state = NodeState {
+            stream,
+            ..NodeState::new("lab", report(version), now)
+        };
+        reports.put("n1", state)
     }
 
     #[test]
     fn a_report_that_says_the_same_is_kept_and_wakes_nobody() {
         let reports = Reports::default();
         let now = Instant::now();
-        let stream = reports.open("lab", "n1");
-        assert!(stream.put(report("1"), now));
+        let stream = reports.open();
+        assert!(put(&reports, stream, "1", now));
         let mut told = reports.subscribe();
         told.mark_unchanged();
         let later = now + std::time::Duration::from_secs(10);
-        assert!(stream.put(report("1"), later));
+        assert!(put(&reports, stream, "1", later));
         assert!(!told.has_changed().unwrap());
         assert_eq!(told.borrow()["n1"].seen, later);
-        assert!(stream.put(report("2"), later));
+        assert!(put(&reports, stream, "2", later));
         assert!(told.has_changed().unwrap());
     }
 
     #[test]
-    fn the_end_of_an_old_stream_says_nothing_and_neither_do_its_late_reports() {
+    fn the_late_reports_of_an_old_stream_say_nothing() {
         let reports = Reports::default();
         let now = Instant::now();
-        let old = reports.open("lab", "n1");
-        assert!(old.put(report("1"), now));
-        let new = reports.open("lab", "n1");
-        assert!(new.put(report("2"), now));
-        assert!(!old.put(report("1"), now));
-        drop(old);
-        assert_eq!(told(&reports), ("2".into(), true));
+        let (old, new) = (reports.open(), reports.open());
+        assert!(put(&reports, old, "1", now));
+        assert!(put(&reports, new, "2", now));
+        assert!(!put(&reports, old, "1", now));
+        assert_eq!(told(&reports), "2");
     }
 }

@@ -3,61 +3,59 @@
 //! Whoever reaches the operator's port may call Enroll, without a certificate: that shall not become a
 //! flood of requests to the API server.
 
-use std::{future::Future, time::Duration};
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
+use kube::{Api, Client, api::PostParams};
+use tokio::sync::Semaphore;
 
-use k8s_openapi::api::authentication::v1::TokenReviewStatus;
-use tokio::{sync::Semaphore, time::timeout};
+use crate::{api::call, fault::Fault};
 
-use crate::fault::Fault;
+/// What a token must be made for.
+pub(crate) const AUDIENCE: &str = "weft.dev/operator";
 
 /// Questions to the API server at a time: five thousand nodes that enroll at once, some 5 ms each, are
 /// through in 3 s. Others wait for their turn.
 const AT_A_TIME: usize = 8;
-/// The API server answers a review within milliseconds; the turn is waited for, too.
-const WITHIN: Duration = Duration::from_secs(10);
 /// A service account's token is a JSON Web Token (RFC 7519) of some 1.5 kB.
 const BYTES_MAX: usize = 8 << 10;
 
-/// Asks the API server about a token.
-pub trait Reviewer: Send + Sync + 'static {
-    /// What it says of a token that must be good for [`AUDIENCE`](crate::control::AUDIENCE); an error
-    /// is that it did not answer.
-    fn review(
-        &self,
-        token: String,
-    ) -> impl Future<Output = Result<TokenReviewStatus, String>> + Send;
-}
-
-/// Asks a few at a time.
-pub struct Reviews<R> {
-    reviewer: R,
+/// Asks the API server, a few questions at a time.
+pub(crate) struct Reviews {
+    client: Client,
     turns: Semaphore,
 }
 
-impl<R: Reviewer> Reviews<R> {
-    /// By this one.
-    pub fn new(reviewer: R) -> Self {
+impl Reviews {
+    /// By this client.
+    pub(crate) fn new(client: Client) -> Self {
         Self {
-            reviewer,
+            client,
             turns: Semaphore::new(AT_A_TIME),
         }
     }
 
-    /// What the API server says of a token.
+    /// What the API server says of a token that must be good for [`AUDIENCE`].
     pub(crate) async fn of(&self, token: String) -> Result<TokenReviewStatus, Fault> {
         if !is_signed_token(&token) {
             return Err(Fault::TokenRefused {
                 problem: "it is no service account's token".to_owned(),
             });
         }
-        let failed = |problem: String| Fault::ReviewFailed { problem };
-        let asked = async {
+        let review = TokenReview {
+            spec: TokenReviewSpec {
+                audiences: Some(vec![AUDIENCE.to_owned()]),
+                token: Some(token),
+            },
+            ..TokenReview::default()
+        };
+        // The turn is waited for within the same time.
+        let answer = call(async {
             // It is never closed.
             let _turn = self.turns.acquire().await;
-            self.reviewer.review(token).await
-        };
-        let late = |_| failed(format!("it has not answered for {} s", WITHIN.as_secs()));
-        timeout(WITHIN, asked).await.map_err(late)?.map_err(failed)
+            let api: Api<TokenReview> = Api::all(self.client.clone());
+            api.create(&PostParams::default(), &review).await
+        });
+        let answer = answer.await.map_err(Fault::ReviewFailed)?;
+        Ok(answer.status.unwrap_or_default())
     }
 }
 
@@ -77,6 +75,7 @@ mod tests {
         atomic::{AtomicUsize, Ordering},
     };
 
+    use axum::Router;
     use tokio::sync::Notify;
 
     use super::*;
@@ -94,25 +93,21 @@ mod tests {
         }
     }
 
-    #[derive(Default)]
-    struct Slow {
-        asked: Arc<AtomicUsize>,
-        answer: Arc<Notify>,
-    }
-
-    impl Reviewer for Slow {
-        async fn review(&self, _: String) -> Result<TokenReviewStatus, String> {
-            self.asked.fetch_add(1, Ordering::Relaxed);
-            self.answer.notified().await;
-            Ok(TokenReviewStatus::default())
-        }
+    /// An API server that takes its time, and counts.
+    fn slow(asked: &Arc<AtomicUsize>, answer: &Arc<Notify>) -> Client {
+        let (asked, answer) = (Arc::clone(asked), Arc::clone(answer));
+        let review = async move || {
+            asked.fetch_add(1, Ordering::Relaxed);
+            answer.notified().await;
+            serde_json::to_string(&TokenReview::default()).unwrap()
+        };
+        Client::new(Router::new().fallback(review), "default")
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_api_server_is_asked_a_few_questions_at_a_time_and_none_for_ever() {
-        let slow = Slow::default();
-        let (asked, answer) = (Arc::clone(&slow.asked), Arc::clone(&slow.answer));
-        let reviews = Arc::new(Reviews::new(slow));
+        let (asked, answer) = (Arc::default(), Arc::default());
+        let reviews = Arc::new(Reviews::new(slow(&asked, &answer)));
         let ask = || {
             let reviews = Arc::clone(&reviews);
             tokio::spawn(async move { reviews.of("a.b.c".to_owned()).await })

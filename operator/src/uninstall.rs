@@ -7,7 +7,6 @@
 //! after [`PATIENCE`]: agents end by themselves what no operator renews. Last, `labels` takes from the
 //! nodes what they say of fabrics and models.
 
-mod api;
 mod labels;
 
 use std::{collections::BTreeSet, time::Duration};
@@ -20,9 +19,17 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 use weft_crds::{DeletionPolicy, Phase, TransferJob};
 
-use self::api::{LOOK, MANAGER, Refused, answer};
-use crate::{NAME, controllers::FINALIZER, lease::LeaseStore};
+use crate::{
+    NAME,
+    api::{CallError, call},
+    controllers::FINALIZER,
+    lease::LeaseStore,
+};
 
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(500);
+/// Who changes `spec.suspend`, and removes labels.
+const MANAGER: &str = "weft-uninstall";
 /// So long the operator has to end the jobs at the agents.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// After that it may take so long to let them go.
@@ -117,13 +124,13 @@ async fn pass(
     client: &Client,
     late: bool,
     suspended: &mut BTreeSet<String>,
-) -> Result<String, String> {
+) -> Result<String, CallError> {
     let all: Api<TransferJob> = Api::all(client.clone());
-    let jobs = match answer(all.list(&ListParams::default())).await {
+    let jobs = match call(all.list(&ListParams::default())).await {
         Ok(jobs) => jobs.items,
         // The definition is gone, and with it all jobs.
-        Err(Refused::Gone) => return Ok(String::new()),
-        Err(Refused::Failed(problem)) => return Err(problem),
+        Err(error) if error.is_conflict() => return Ok(String::new()),
+        Err(error) => return Err(error),
     };
     let mut left = Vec::new();
     let mut problem = None;
@@ -145,7 +152,7 @@ async fn pass(
                     field_manager: Some(MANAGER.to_owned()),
                     ..PatchParams::default()
                 };
-                answer(api.patch(&name, &parameters, &Patch::Merge(&text))).await
+                call(api.patch(&name, &parameters, &Patch::Merge(&text))).await
             }
             Step::LetGo => {
                 if late {
@@ -162,12 +169,11 @@ async fn pass(
                     "metadata": {"name": name, "namespace": namespace, "uid": job.uid(), "finalizers": []},
                 });
                 let parameters = PatchParams::apply(NAME).force();
-                answer(api.patch(&name, &parameters, &Patch::Apply(&text))).await
+                call(api.patch(&name, &parameters, &Patch::Apply(&text))).await
             }
         };
-        if let Err(Refused::Failed(why)) = done {
-            problem = Some(why);
-        }
+        // One that is gone, or not the same any more, is looked at again.
+        problem = done.err().filter(|error| !error.is_conflict()).or(problem);
     }
     match problem {
         Some(problem) => Err(problem),

@@ -91,10 +91,7 @@ async fn healthz(State(endpoint): State<Endpoint>) -> impl IntoResponse {
 async fn readyz(State(endpoint): State<Endpoint>) -> impl IntoResponse {
     let standing = endpoint.standing.borrow();
     let (code, text) = match &*standing {
-        Standing::Alone(cause) => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("no API server answers: {cause}"),
-        ),
+        Standing::Alone(cause) => (StatusCode::SERVICE_UNAVAILABLE, cause.clone()),
         Standing::Starting => (
             StatusCode::SERVICE_UNAVAILABLE,
             "the Lease weft-operator has not been read yet".to_owned(),

@@ -233,7 +233,7 @@ fn an_api_server_that_is_away_is_waited_for_and_readyz_says_so() {
     program.until("no API server answers");
     let ready = get(metrics, "/readyz");
     assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
-    let cause = format!("no API server answers: http://{API}:{api}/: ");
+    let cause = format!("no API server answers at http://{API}:{api}/: ");
     assert!(ready.contains(&cause), "{ready}");
     assert!(ready.contains("check that it runs"), "{ready}");
     assert!(get(metrics, "/healthz").starts_with("HTTP/1.1 200"));

@@ -107,6 +107,34 @@ fn helm_finds_nothing_to_say_about_the_chart() {
 }
 
 #[test]
+fn an_agent_finds_what_the_chart_mounts_and_is_told_where_it_runs() {
+    let agent = rendered(&[]).agent();
+    let agent = &agent["spec"]["template"]["spec"]["containers"][0];
+    let mounts = agent["volumeMounts"].as_array().unwrap();
+    let args = strings(&agent["args"]);
+    for (flag, mount) in [
+        ("--operator-ca=", "/etc/weft/ca"),
+        ("--token=", "/var/run/secrets/weft.dev"),
+        ("--state=", "/var/lib/weft/agent"),
+    ] {
+        let path = args.iter().find_map(|arg| arg.strip_prefix(flag)).unwrap();
+        assert!(path.starts_with(mount), "{path}");
+        assert!(
+            mounts.iter().any(|one| one["mountPath"] == mount),
+            "{mount}"
+        );
+    }
+    for (name, field) in [
+        ("NODE_NAME", "spec.nodeName"),
+        ("NODE_ADDRESS", "status.hostIP"),
+    ] {
+        let mut variables = agent["env"].as_array().unwrap().iter();
+        let variable = variables.find(|one| one["name"] == name).unwrap();
+        assert_eq!(variable["valueFrom"]["fieldRef"]["fieldPath"], field);
+    }
+}
+
+#[test]
 fn the_chart_has_the_release_of_the_programs() {
     let chart = yaml(&fs::read_to_string(chart().join("Chart.yaml")).unwrap());
     assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
@@ -431,7 +459,7 @@ fn the_operator_may_do_this_in_the_cluster_and_this_in_its_namespace() {
             ("events", "create patch"),
             ("tokenreviews", "create"),
             ("subjectaccessreviews", "create"),
-            ("apiservices v1alpha1.live.weft.dev", "get patch"),
+            ("apiservices v1alpha1.live.weft.dev", "patch"),
         ])
     );
     assert_eq!(
@@ -441,9 +469,8 @@ fn the_operator_may_do_this_in_the_cluster_and_this_in_its_namespace() {
             ("leases weft-operator", "get update"),
             ("secrets", "create"),
             ("secrets weft-ca", "get update"),
-            ("configmaps weft-ca", "get create patch"),
+            ("configmaps weft-ca", "create patch"),
             ("daemonsets", "list watch create patch delete"),
-            ("deployments weft-operator", "get"),
             ("services weft-operator", "get"),
             ("endpointslices weft-operator-leader", "get create patch"),
         ])

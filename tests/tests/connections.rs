@@ -85,7 +85,7 @@ async fn complete(mut runner: Runner) -> u32 {
     };
     timeout(DEADLINE, played).await.expect("the job ends");
     let job = runner.job();
-    let standings: Vec<_> = job.destinations().map(|view| view.phase).collect();
+    let standings: Vec<_> = job.destinations().map(|view| &view.phase).collect();
     assert!(job.is_complete(), "{standings:?} {:?}", job.source_fault());
     job.attempt()
 }

@@ -83,7 +83,7 @@ fn replaced(text: &str, name: &str, body: &str) -> String {
 
 /// The module that a test of the operator compiles and runs.
 fn example_kind() -> String {
-    let module = include_str!("../../operator/src/controllers/example.rs");
+    let module = include_str!("../../operator/src/controllers/tests/example.rs");
     format!("```rust\n{module}```\n")
 }
 

@@ -51,7 +51,12 @@ spec:
             {{- $ports := .Values.agent.ports }}
             - --control-port={{ $ports.control }}
             - --metrics-port={{ $ports.metrics }}
+            - --operator-ca=/etc/weft/ca/ca.crt
+            - --token=/var/run/secrets/weft.dev/token
+            - --state=/var/lib/weft/agent
           env:
+            - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+            - {name: NODE_ADDRESS, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}
             # A transfer's buffers go back to the system when it lets go of them: by default the C library's
             # threshold grows with them, and then they stay (mallopt(3), M_MMAP_THRESHOLD).
             - {name: MALLOC_MMAP_THRESHOLD_, value: "524288"}

@@ -9,7 +9,7 @@ use std::{
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use weft_planner::Seconds;
 use weft_proto::agent::v1::State;
-use weft_transfer::{DestinationPhase, DestinationView, Job};
+use weft_transfer::{Destination, DestinationPhase, Job};
 
 use crate::quantity;
 
@@ -98,14 +98,14 @@ impl Progress {
                 self.rates.push(Rate::default());
             }
             self.rates[i].note(now, destination.bytes);
-            texts.push(text(&destination, all_bytes, self.rates[i].per_second()));
+            texts.push(text(destination, all_bytes, self.rates[i].per_second()));
         }
         match &mut self.to {
             Shown::Bars { all, bars } => {
                 for ((i, destination), text) in job.destinations().enumerate().zip(texts) {
                     // A bar of length 0 is drawn as full.
                     let length = all_bytes.unwrap_or_default().max(1);
-                    let position = match destination.phase {
+                    let position = match &destination.phase {
                         DestinationPhase::Verified { .. } => length,
                         _ => destination.bytes,
                     };
@@ -170,8 +170,8 @@ pub fn style() -> ProgressStyle {
 }
 
 /// Bytes, rate and the time that is left, or the state where that says more.
-fn text(destination: &DestinationView<'_>, all: Option<u64>, rate: u64) -> String {
-    let state = match destination.phase {
+fn text(destination: &Destination, all: Option<u64>, rate: u64) -> String {
+    let state = match &destination.phase {
         DestinationPhase::Verified { after } => {
             format!("verified in {}", Seconds(after.as_secs_f64()))
         }
@@ -263,10 +263,10 @@ mod tests {
             ),
             (verified, moving, rate, "verified in 500 ms"),
         ] {
-            let view = DestinationView {
-                place: &place,
-                phase: &phase,
-                report: &report,
+            let view = Destination {
+                place: place.clone(),
+                phase,
+                report,
                 bytes: 50_000_000,
             };
             let expected = format!("50 MB of 100 MB, {expected}");

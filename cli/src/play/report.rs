@@ -135,7 +135,7 @@ impl Summary {
             .destinations()
             .map(|destination| {
                 let name = destination.place.node.clone();
-                let (state, reason, seconds) = match destination.phase {
+                let (state, reason, seconds) = match &destination.phase {
                     DestinationPhase::Verified { after } => {
                         last = last.max(Some(*after));
                         ("Verified", String::new(), rounded(*after))

@@ -114,24 +114,29 @@ impl Agent {
         &self.connector.endpoint.address
     }
 
-    /// Makes a call; the answer, or why there is none.
-    pub(crate) async fn call<T, C>(&self, call: impl Fn(Client) -> C) -> Result<T, Refusal>
+    /// Makes a call with this request; the answer, or why there is none.
+    pub(crate) async fn call<Q: Clone, T, C>(
+        &self,
+        request: &Q,
+        call: impl Fn(Client, Q) -> C,
+    ) -> Result<T, Refusal>
     where
         C: Future<Output = Result<Response<T>, Status>>,
     {
-        Ok(self.open(call).await?.0)
+        Ok(self.open(request, call).await?.0)
     }
 
     /// The same, with the connection that the answer is from, for answers that are streams.
-    pub(crate) async fn open<T, C>(
+    pub(crate) async fn open<Q: Clone, T, C>(
         &self,
-        call: impl Fn(Client) -> C,
+        request: &Q,
+        call: impl Fn(Client, Q) -> C,
     ) -> Result<(T, Connection), Refusal>
     where
         C: Future<Output = Result<Response<T>, Status>>,
     {
         let (connection, is_new) = self.connect().await?;
-        let status = match call(connection.client.clone()).await {
+        let status = match call(connection.client.clone(), request.clone()).await {
             Ok(response) => return Ok((response.into_inner(), connection)),
             Err(status) => status,
         };
@@ -140,7 +145,7 @@ impl Agent {
             return Err(refusal);
         }
         let (connection, _) = self.connect().await?;
-        match call(connection.client.clone()).await {
+        match call(connection.client.clone(), request.clone()).await {
             Ok(response) => Ok((response.into_inner(), connection)),
             Err(status) => Err(self.failed(&connection, &status)),
         }

@@ -4,14 +4,12 @@ mod following;
 
 use std::{
     collections::BTreeMap,
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use backon::Retryable as _;
-use tokio::{
-    sync::{mpsc::UnboundedSender, watch},
-    time::timeout,
-};
+use tokio::{sync::mpsc::UnboundedSender, time::timeout};
 use weft_planner::Part;
 use weft_proto::agent::v1::{
     CancelRequest, Child, DestinationPart, Direction, JobName, JobRef, LocalPart, Location,
@@ -22,7 +20,6 @@ use weft_proto::agent::v1::{
 use crate::{
     agent::Agent,
     command::{Answer, Call, Cleanup, Command},
-    endpoint::Endpoint,
     pool::ConnectionPool,
     refusal::{Refusal, unknown},
     spec::{Listing, Place, Spec, is_local, node_of, uid_at},
@@ -45,35 +42,18 @@ const CANCEL_REPEATS: usize = 3;
 /// Where answers go. Boxed: a channel keeps room for 32 of what it carries, and there is one for each job.
 pub(crate) type Answers = UnboundedSender<Box<Answer>>;
 
-/// How a job's agents are called.
-pub(crate) struct Calls {
-    pool: ConnectionPool,
+/// How a job's agents are called, with what the job was when it gave the command.
+#[derive(Clone)]
+pub(crate) struct Calling {
+    pub(crate) pool: ConnectionPool,
     /// By node.
-    agents: BTreeMap<String, Agent>,
-    answers: Answers,
+    pub(crate) agents: Arc<BTreeMap<String, Agent>>,
+    pub(crate) answers: Answers,
+    pub(crate) spec: Arc<Spec>,
+    pub(crate) listing: Option<Listing>,
 }
 
-/// One command as it is carried out: what the job was when it gave the command.
-pub(crate) struct Calling<'a> {
-    pub(crate) calls: &'a Calls,
-    pub(crate) spec: &'a Spec,
-    pub(crate) listing: Option<&'a Listing>,
-}
-
-impl Calls {
-    pub(crate) fn new(pool: ConnectionPool, endpoints: &[Endpoint], answers: Answers) -> Self {
-        Self {
-            agents: pool.agents(endpoints),
-            pool,
-            answers,
-        }
-    }
-
-    /// Answers of the calls to come go to the same place.
-    pub(crate) fn answers(&self) -> Answers {
-        self.answers.clone()
-    }
-
+impl Calling {
     /// The agent of a node, or of the source's node as a destination.
     fn agent(&self, name: &str) -> Result<&Agent, Refusal> {
         let node = node_of(name);
@@ -90,19 +70,12 @@ impl Calls {
     fn answer(&self, answer: Answer) -> bool {
         self.answers.send(Box::new(answer)).is_ok()
     }
-}
 
-impl Calling<'_> {
     /// The future of each call is boxed: a task is as large as the largest of them.
-    pub(crate) async fn run(&self, command: Command, mut permits: watch::Receiver<u32>) {
+    pub(crate) async fn run(&self, command: Command) {
         let answer = match command {
-            Command::Claim { attempt } => {
-                if permits.wait_for(|permit| *permit >= attempt).await.is_err() {
-                    // The owner of the job is gone.
-                    return;
-                }
-                Answer::Claimed { attempt }
-            }
+            // The runner answers it.
+            Command::Claim { .. } => return,
             Command::Stat { manifest_digest } => {
                 let call = self.stat(manifest_digest);
                 let call = within(STAT_TIMEOUT, "Stat", &self.spec.source.node, call);
@@ -122,7 +95,7 @@ impl Calling<'_> {
                 }
             }
         };
-        self.calls.answer(answer);
+        self.answer(answer);
     }
 
     async fn call(&self, node: &str, attempt: u32, call: &Call) -> Result<(), Refusal> {
@@ -187,7 +160,7 @@ impl Calling<'_> {
             source,
             destinations,
             ..
-        } = &self.spec;
+        } = &*self.spec;
         let is_there = |to: &Place| (&to.root, &to.path) == (&source.root, &source.path);
         let is_copy = destinations.iter().all(is_there);
         self.spec.name.clone().filter(|_| is_copy)
@@ -209,20 +182,20 @@ impl Calling<'_> {
             manifest_digest: manifest_digest.unwrap_or_default(),
             job_name: self.spec.name.clone(),
         };
-        let call = self.calls.agent(&source.node)?.call(|mut client| {
-            let request = request.clone();
-            async move { client.stat(request).await }
+        let agent = self.agent(&source.node)?;
+        let call = agent.call(&request, |mut client, request| async move {
+            client.stat(request).await
         });
         call.await
     }
 
     async fn prepare(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
-        let Listing { holder, found } = self.listing.cloned().unwrap_or_default();
+        let Listing { holder, found } = self.listing.clone().unwrap_or_default();
         let digest = found.manifest_digest;
         let manifest_from = match node_of(node) == holder {
             true => None,
             false => Some(ManifestHolder {
-                control_address: self.calls.agent(&holder)?.address().to_owned(),
+                control_address: self.agent(&holder)?.address().to_owned(),
                 ticket: Some(self.sign(Ticket {
                     job: self.job(node, attempt),
                     from_node: node_of(node).to_owned(),
@@ -245,9 +218,9 @@ impl Calling<'_> {
             job_name: self.spec.name.clone(),
             state: found.state,
         };
-        let call = self.calls.agent(node)?.call(|mut client| {
-            let request = request.clone();
-            async move { client.prepare(request).await }
+        let agent = self.agent(node)?;
+        let call = agent.call(&request, |mut client, request| async move {
+            client.prepare(request).await
         });
         call.await.map(drop)
     }
@@ -258,7 +231,7 @@ impl Calling<'_> {
             manifest_digest,
             state,
             ..
-        } = self.listing.cloned().unwrap_or_default().found;
+        } = self.listing.clone().unwrap_or_default().found;
         let role = match (&part.receives_from, &self.spec.object) {
             (None, _) if is_local(&part.node) => {
                 start_request::Part::Local(LocalPart { source, state })
@@ -277,7 +250,7 @@ impl Calling<'_> {
         };
         let child = |node: &String| Child {
             node: node.clone(),
-            control_address: self.calls.address(node).to_owned(),
+            control_address: self.address(node).to_owned(),
             ticket: Some(self.sign(Ticket {
                 job: self.job(node, attempt),
                 from_node: part.node.clone(),
@@ -295,16 +268,16 @@ impl Calling<'_> {
             sends_to: part.sends_to.iter().map(child).collect(),
             job_name: self.spec.name.clone(),
         };
-        let call = self.calls.agent(&part.node)?.call(|mut client| {
-            let request = request.clone();
-            async move { client.start(request).await }
+        let agent = self.agent(&part.node)?;
+        let call = agent.call(&request, |mut client, request| async move {
+            client.start(request).await
         });
         call.await.map(drop)
     }
 
     /// A ticket of this fabric that holds from now on.
     fn sign(&self, ticket: Ticket) -> SignedTicket {
-        let authority = self.calls.pool.authority();
+        let authority = self.pool.authority();
         authority.sign(&Ticket {
             fabric: authority.fabric().to_owned(),
             expires_unix_s: expiry(),
@@ -319,9 +292,9 @@ impl Calling<'_> {
             discard: cleanup >= Cleanup::Partials,
             release: cleanup >= Cleanup::Copies,
         };
-        let call = self.calls.agent(node)?.call(|mut client| {
-            let request = request.clone();
-            async move { client.cancel(request).await }
+        let agent = self.agent(node)?;
+        let call = agent.call(&request, |mut client, request| async move {
+            client.cancel(request).await
         });
         call.await.map(drop)
     }

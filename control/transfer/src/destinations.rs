@@ -34,42 +34,22 @@ impl DestinationPhase {
     }
 }
 
-/// What a reader may see of a destination.
-#[derive(Debug, Clone, Copy)]
-pub struct DestinationView<'a> {
-    /// Where the data goes.
-    pub place: &'a Place,
-    /// Its phase.
-    pub phase: &'a DestinationPhase,
-    /// The newest report; all zero before the first.
-    pub report: &'a ProgressResponse,
-    /// Most bytes that it ever had verified.
-    pub bytes: u64,
-}
-
 /// One destination.
 #[derive(Debug, Clone)]
-pub(crate) struct Destination {
-    place: Place,
-    pub(crate) phase: DestinationPhase,
-    /// The newest report, of any attempt.
-    pub(crate) report: ProgressResponse,
+pub struct Destination {
+    /// Where the data goes.
+    pub place: Place,
+    /// Its phase.
+    pub phase: DestinationPhase,
+    /// The newest report, of any attempt; all zero before the first.
+    pub report: ProgressResponse,
     /// Most bytes that it ever had verified.
-    bytes: u64,
+    pub bytes: u64,
 }
 
 impl Destination {
     pub(crate) fn is_verified(&self) -> bool {
         matches!(self.phase, DestinationPhase::Verified { .. })
-    }
-
-    pub(crate) fn view(&self) -> DestinationView<'_> {
-        DestinationView {
-            place: &self.place,
-            phase: &self.phase,
-            report: &self.report,
-            bytes: self.bytes,
-        }
     }
 }
 

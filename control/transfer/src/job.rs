@@ -15,7 +15,7 @@ use weft_proto::agent::v1::{ProgressResponse, StatResponse};
 use self::{sender::PausedObject, state::State};
 use crate::{
     command::{Answer, Call, Cleanup, Command},
-    destinations::{DestinationStates, DestinationView},
+    destinations::{Destination, DestinationStates},
     object::is_store_error,
     phase::{End, TransferPhase},
     refusal::Refusal,
@@ -219,10 +219,9 @@ impl Job {
     }
 
     /// All destinations, in the order of the spec.
-    pub fn destinations(&self) -> impl Iterator<Item = DestinationView<'_>> {
-        let states = &self.destinations;
+    pub fn destinations(&self) -> impl Iterator<Item = &Destination> {
         let places = self.spec.destinations.iter();
-        places.filter_map(|place| states.get(&place.node).map(|state| state.view()))
+        places.filter_map(|place| self.destinations.get(&place.node))
     }
 
     /// Chunks sent, resent ones included, and of these the resent ones; all nodes and attempts.

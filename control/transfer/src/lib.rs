@@ -33,11 +33,11 @@ mod runner;
 mod single_call;
 mod spec;
 #[cfg(test)]
-mod stand_in;
+mod tests;
 mod tls;
 
 pub use command::{Answer, Call, Cleanup, Command};
-pub use destinations::{DestinationPhase, DestinationView};
+pub use destinations::{Destination, DestinationPhase};
 pub use endpoint::Endpoint;
 pub use job::Job;
 pub use object::{Object, ReadSecret, Secret};

@@ -6,16 +6,13 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{
-        mpsc::{UnboundedReceiver, unbounded_channel},
-        watch,
-    },
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
     task::JoinSet,
     time::Instant,
 };
 
 use crate::{
-    calls::{Calling, Calls},
+    calls::Calling,
     command::{Answer, Cleanup, Command},
     endpoint::Endpoint,
     job::Job,
@@ -26,13 +23,12 @@ use crate::{
 /// A job that is carried out. Dropping it ends all its calls, and tells the agents nothing.
 pub struct Runner {
     job: Job,
-    pool: ConnectionPool,
-    calls: Arc<Calls>,
+    calling: Calling,
     answers: UnboundedReceiver<Box<Answer>>,
     tasks: JoinSet<()>,
     began: Instant,
     /// Attempts up to this number may begin.
-    permits: watch::Receiver<u32>,
+    permitted: u32,
 }
 
 impl Runner {
@@ -53,9 +49,18 @@ impl Runner {
 
     /// From now on an attempt begins only once its number is permitted.
     #[must_use]
-    pub fn with_permits(mut self, permits: watch::Receiver<u32>) -> Self {
-        self.permits = permits;
+    pub fn with_permits(mut self) -> Self {
+        self.permitted = 0;
         self
+    }
+
+    /// Attempts up to this number may begin: they are recorded.
+    pub fn permit(&mut self, attempt: u32) {
+        self.permitted = attempt;
+        let claimed = self.job.claims().filter(|claim| *claim <= attempt);
+        if let Some(attempt) = claimed {
+            self.take(Answer::Claimed { attempt });
+        }
     }
 
     fn with(
@@ -64,16 +69,21 @@ impl Runner {
         endpoints: &[Endpoint],
     ) -> Self {
         let (sender, answers) = unbounded_channel();
-        let calls = Calls::new(pool.clone(), endpoints, sender);
+        let calling = Calling {
+            agents: Arc::new(pool.agents(endpoints)),
+            pool,
+            answers: sender,
+            spec: job.shared_spec(),
+            listing: None,
+        };
         let mut runner = Self {
             job,
-            pool,
-            calls: Arc::new(calls),
+            calling,
             answers,
             tasks: JoinSet::new(),
             began: Instant::now(),
             // Without another operator there is nothing to record.
-            permits: watch::channel(u32::MAX).1,
+            permitted: u32::MAX,
         };
         runner.issue(commands);
         runner
@@ -117,8 +127,7 @@ impl Runner {
     /// the fabric.
     pub fn update_members(&mut self, members: MembershipUpdate, endpoints: &[Endpoint]) {
         // Calls that are under way end with the endpoints that they began with.
-        let answers = self.calls.answers();
-        self.calls = Arc::new(Calls::new(self.pool.clone(), endpoints, answers));
+        self.calling.agents = Arc::new(self.calling.pool.agents(endpoints));
         self.take(Answer::Members(Box::new(members)));
     }
 
@@ -130,18 +139,16 @@ impl Runner {
     fn issue(&mut self, commands: Vec<Command>) {
         for command in commands {
             tracing::debug!(?command);
-            let calls = Arc::clone(&self.calls);
-            let spec = self.job.shared_spec();
-            let listing = self.job.listing().cloned();
-            let permits = self.permits.clone();
-            self.tasks.spawn(async move {
-                let calling = Calling {
-                    calls: &calls,
-                    spec: &spec,
-                    listing: listing.as_ref(),
-                };
-                calling.run(command, permits).await;
-            });
+            if matches!(command, Command::Claim { .. }) {
+                self.permit(self.permitted);
+                continue;
+            }
+            let calling = Calling {
+                spec: self.job.shared_spec(),
+                listing: self.job.listing().cloned(),
+                ..self.calling.clone()
+            };
+            self.tasks.spawn(async move { calling.run(command).await });
         }
     }
 }

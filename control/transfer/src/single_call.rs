@@ -1,6 +1,6 @@
 //! Calls to agents that belong to no job.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::sync::mpsc::unbounded_channel;
 use weft_proto::agent::v1::{
@@ -8,7 +8,7 @@ use weft_proto::agent::v1::{
 };
 
 use crate::{
-    calls::{CANCEL_TIMEOUT, Calling, Calls, STAT_TIMEOUT, within},
+    calls::{CANCEL_TIMEOUT, Calling, STAT_TIMEOUT, within},
     endpoint::Endpoint,
     pool::ConnectionPool,
     refusal::Refusal,
@@ -27,10 +27,11 @@ pub async fn stat(
     pool: ConnectionPool,
     endpoints: &[Endpoint],
 ) -> Result<StatResponse, Refusal> {
-    let calls = Calls::new(pool, endpoints, unbounded_channel().0);
     let calling = Calling {
-        calls: &calls,
-        spec,
+        agents: Arc::new(pool.agents(endpoints)),
+        pool,
+        answers: unbounded_channel().0,
+        spec: Arc::new(spec.clone()),
         listing: None,
     };
     within(STAT_TIMEOUT, "Stat", &spec.source.node, calling.stat(None)).await
@@ -46,9 +47,8 @@ pub async fn diagnose(
     endpoint: &Endpoint,
 ) -> Result<DiagnoseResponse, Refusal> {
     let agent = pool.agent(endpoint);
-    let call = agent.call(|mut client| {
-        let request = request.clone();
-        async move { client.diagnose(request).await }
+    let call = agent.call(&request, |mut client, request| async move {
+        client.diagnose(request).await
     });
     within(DIAGNOSE_TIMEOUT, "Diagnose", &endpoint.node, call).await
 }
@@ -76,9 +76,8 @@ pub async fn release(
         release: true,
     };
     let agent = pool.agent(endpoint);
-    let call = agent.call(|mut client| {
-        let request = request.clone();
-        async move { client.cancel(request).await }
+    let call = agent.call(&request, |mut client, request| async move {
+        client.cancel(request).await
     });
     within(CANCEL_TIMEOUT, "Cancel", &endpoint.node, call)
         .await

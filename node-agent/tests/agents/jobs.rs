@@ -104,7 +104,7 @@ fn begin(lab: &Lab, authority: &Arc<Authority>, spec: Spec) -> Runner {
 fn verified(job: &Job) -> usize {
     let verified =
         |standing: &DestinationPhase| matches!(standing, DestinationPhase::Verified { .. });
-    job.destinations().filter(|it| verified(it.phase)).count()
+    job.destinations().filter(|it| verified(&it.phase)).count()
 }
 
 fn said(job: &Job) -> Vec<String> {

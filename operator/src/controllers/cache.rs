@@ -3,7 +3,7 @@
 //! A store is written by the one task that owns it: from watches, and from the answers to the task's own
 //! writes, so that a decision never overlooks what an earlier one did.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Namespace};
 use kube::{
@@ -141,18 +141,6 @@ pub(crate) struct Store<K> {
     revision: u64,
     /// What has changed since it was last asked.
     changed: BTreeSet<Key>,
-    /// The UIDs of the objects that were last said to be gone: an answer may still be on its way.
-    gone: VecDeque<String>,
-}
-
-/// UIDs of objects that are gone: more than end within the 10 s that an answer may take.
-const DELETED_UIDS_MAX: usize = 4096;
-
-fn remember(gone: &mut VecDeque<String>, metadata: &ObjectMeta) {
-    if gone.len() == DELETED_UIDS_MAX {
-        gone.pop_front();
-    }
-    gone.extend(metadata.uid.clone());
 }
 
 impl<K> Default for Store<K> {
@@ -163,7 +151,6 @@ impl<K> Default for Store<K> {
             is_synced: false,
             revision: 0,
             changed: BTreeSet::new(),
-            gone: VecDeque::new(),
         }
     }
 }
@@ -193,9 +180,6 @@ impl<K: Cached> Store<K> {
                         *object = known;
                     }
                 }
-                for object in before.values() {
-                    remember(&mut self.gone, object.meta());
-                }
                 self.is_synced = true;
                 self.revision += 1;
                 self.changed.extend(before.into_keys());
@@ -203,7 +187,6 @@ impl<K: Cached> Store<K> {
             }
             Event::Apply(object) => self.learn(object),
             Event::Delete(object) => {
-                remember(&mut self.gone, object.meta());
                 let key = Key::of(object.meta());
                 let known = self.get(&key);
                 if known.is_some_and(|known| known.meta().uid == object.meta().uid) {
@@ -238,12 +221,7 @@ impl<K: Cached> Store<K> {
             return;
         }
         match answered.map(DynamicObject::try_parse::<K>) {
-            Some(Ok(object)) => {
-                let uid = object.meta().uid.as_ref();
-                if uid.is_none_or(|uid| !self.gone.contains(uid)) {
-                    self.learn(object);
-                }
-            }
+            Some(Ok(object)) => self.learn(object),
             Some(Err(error)) => {
                 tracing::warn!(%error, "an answer of the API server cannot be read");
             }
@@ -289,6 +267,7 @@ impl<K: Cached> Store<K> {
     }
 }
 
+#[cfg(test)]
 impl<K: Cached> FromIterator<K> for Store<K> {
     fn from_iter<T: IntoIterator<Item = K>>(objects: T) -> Self {
         let mut store = Self {

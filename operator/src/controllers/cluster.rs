@@ -1,8 +1,6 @@
 //! Sends requests to the API server.
 
-use std::time::Duration;
-
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::ObjectReference};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Api, Client,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
@@ -12,21 +10,17 @@ use kube::{
 use serde_json::Value;
 
 use super::request::{Change, Event, Request};
-use crate::{NAME, retry};
-use weft_identity::cause::innermost;
-
-/// A write that has not been answered by then is repeated.
-const WITHIN: Duration = Duration::from_secs(10);
+use crate::{
+    NAME,
+    api::{CallError, call},
+};
 
 /// Why a request came to nothing.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClusterError {
     /// The API server said no, or nothing.
-    #[error("{}", innermost(.0))]
-    Refused(#[from] kube::Error),
-    /// It did not answer.
-    #[error("the API server has not answered for {} s; it is asked again", WITHIN.as_secs())]
-    Late,
+    #[error(transparent)]
+    Call(#[from] CallError),
     /// It took the write, and what was written is not there.
     #[error(
         "the API server took a write of {key} and left it out: an admission webhook or policy takes it away; \
@@ -39,32 +33,27 @@ pub(crate) enum ClusterError {
 }
 
 impl ClusterError {
-    /// The same may succeed without anybody changing anything.
-    pub(crate) fn passes(&self) -> bool {
-        match self {
-            Self::Refused(error) => retry::passes(error),
-            Self::Late => true,
-            Self::LeftOut { .. } => false,
-        }
+    /// There is no such object.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Call(error) if error.has_code(404))
     }
 
     /// The object is gone or has another version: the watch tells which.
     pub(crate) fn is_conflict(&self) -> bool {
-        matches!(self, Self::Refused(kube::Error::Api(status)) if [404, 409].contains(&status.code))
+        matches!(self, Self::Call(error) if error.is_conflict())
     }
 }
 
-/// A client and where it writes.
+/// A client and what it writes as.
 pub(crate) struct Cluster {
     client: Client,
-    namespace: String,
     /// Of this leader: every status says it.
     epoch: u64,
     recorder: Recorder,
 }
 
 impl Cluster {
-    pub(crate) fn new(client: Client, namespace: &str, epoch: u64) -> Self {
+    pub(crate) fn new(client: Client, epoch: u64) -> Self {
         let reporter = Reporter {
             controller: NAME.to_owned(),
             instance: None,
@@ -72,15 +61,8 @@ impl Cluster {
         Self {
             recorder: Recorder::new(client.clone(), reporter),
             client,
-            namespace: namespace.to_owned(),
             epoch,
         }
-    }
-
-    /// The operator's own Deployment, which agents end with; `None` outside a cluster.
-    pub(crate) async fn deployment(&self) -> Result<Option<Deployment>, ClusterError> {
-        let api = Api::<Deployment>::namespaced(self.client.clone(), &self.namespace);
-        within(api.get_opt(NAME)).await
     }
 
     /// Sends a request. Returns the object as it is from then on; `None` once it is gone.
@@ -99,11 +81,11 @@ impl Cluster {
         let body = request.body(self.epoch);
         match &request.change {
             Change::Apply(_) => {
-                let object = within(api.patch(name, &apply, &Patch::Apply(&body))).await?;
+                let object = call(api.patch(name, &apply, &Patch::Apply(&body))).await?;
                 Ok(Some(object))
             }
             Change::ApplyStatus(_) => {
-                let object = within(api.patch_status(name, &apply, &Patch::Apply(&body))).await?;
+                let object = call(api.patch_status(name, &apply, &Patch::Apply(&body))).await?;
                 Ok(Some(object))
             }
             Change::MergeMetadata(wanted) => {
@@ -112,7 +94,7 @@ impl Cluster {
                     ..PatchParams::default()
                 };
                 let patch = Patch::Merge(&body);
-                let object = within(api.patch(name, &merge, &patch)).await?;
+                let object = call(api.patch(name, &merge, &patch)).await?;
                 match left_out(wanted, &object.metadata) {
                     Some(key) => Err(ClusterError::LeftOut { key }),
                     None => Ok(Some(object)),
@@ -124,7 +106,7 @@ impl Cluster {
                     uid,
                     resource_version: request.version.clone(),
                 });
-                Ok(within(api.delete(name, &parameters)).await?.left())
+                Ok(call(api.delete(name, &parameters)).await?.left())
             }
         }
     }
@@ -142,10 +124,8 @@ impl Cluster {
             action: "Reconcile".to_owned(),
             secondary: None,
         };
-        match tokio::time::timeout(WITHIN, self.recorder.publish(&event, object)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "an Event was not written"),
-            Err(_) => tracing::debug!("an Event was not written in time"),
+        if let Err(error) = call(self.recorder.publish(&event, object)).await {
+            tracing::debug!(%error, "an Event was not written");
         }
     }
 }
@@ -158,13 +138,6 @@ fn left_out(wanted: &Value, there: &ObjectMeta) -> Option<String> {
         there.map(String::as_str) != value.as_str()
     });
     other.next().map(|(key, _)| key.clone())
-}
-
-async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, ClusterError> {
-    match tokio::time::timeout(WITHIN, call).await {
-        Ok(result) => Ok(result?),
-        Err(_) => Err(ClusterError::Late),
-    }
 }
 
 #[cfg(test)]

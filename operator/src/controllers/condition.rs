@@ -18,6 +18,18 @@ pub(crate) struct ConditionUpdate {
     pub(crate) message: String,
 }
 
+impl ConditionUpdate {
+    /// What a condition of this type shall say.
+    pub(crate) fn new(kind: &'static str, holds: bool, reason: &str, message: &str) -> Self {
+        Self {
+            kind,
+            holds,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+        }
+    }
+}
+
 /// Puts a condition among those of a status; its time is that of the last change between True and
 /// False.
 pub(crate) fn set(
@@ -66,12 +78,7 @@ mod tests {
     use super::*;
 
     fn verdict(holds: bool, reason: &str) -> ConditionUpdate {
-        ConditionUpdate {
-            kind: "Ready",
-            holds,
-            reason: reason.to_owned(),
-            message: String::new(),
-        }
+        ConditionUpdate::new("Ready", holds, reason, "")
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::{apps::v1::DaemonSet, core::v1::ObjectReference},
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
     jiff::Timestamp,
 };
 use kube::Client;
@@ -57,6 +58,8 @@ pub struct Context {
     pub template: DaemonSet,
     /// HOST:PORT at which agents reach the leader.
     pub service_address: String,
+    /// What the agents' DaemonSets end with.
+    pub owner: Option<OwnerReference>,
     /// Requests to the API server in a second, at most; Events are among them.
     pub writes_per_second: NonZeroU32,
     /// What is counted.

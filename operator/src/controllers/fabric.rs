@@ -11,9 +11,9 @@ pub(crate) mod view;
 use std::{collections::BTreeMap, time::Duration};
 
 use kube::ResourceExt as _;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
-use self::{agents::AgentTemplate, view::LastReport};
+use self::agents::AgentTemplate;
 use super::{
     cache::Key,
     controller::{Controller, LOOK, ReconcileContext, Setup},
@@ -42,19 +42,6 @@ impl Fabrics {
             template: setup.template.clone(),
             decided: None,
         }
-    }
-
-    fn last_reports(&self) -> BTreeMap<String, LastReport> {
-        let reports = self.reports.borrow();
-        let last_report = |state: &NodeState| LastReport {
-            fabric: state.fabric.clone(),
-            report: state.report.clone(),
-            silent: state.seen.elapsed(),
-        };
-        reports
-            .iter()
-            .map(|(node, state)| (node.clone(), last_report(state)))
-            .collect()
     }
 
     /// Tells the server of agents what they are to know.
@@ -102,10 +89,11 @@ impl Controller for Fabrics {
         let requests = decide::decide(&view::View {
             cache: round.cache,
             membership: round.membership,
-            last_reports: &self.last_reports(),
+            reports: &self.reports.borrow(),
             leading: round.elapsed,
             template: &self.template,
             now: round.now,
+            at: Instant::now(),
         });
         round.submit(&Key::default(), requests);
     }

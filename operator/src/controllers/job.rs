@@ -5,7 +5,6 @@
 //! come: the work queue has these. A request that failed is made again, from what is true by then.
 
 pub(crate) mod decide;
-pub(crate) mod grants;
 pub(crate) mod network;
 pub(crate) mod obstacle;
 pub(crate) mod origin;
@@ -31,10 +30,7 @@ use kube::Resource as _;
 use tokio::sync::{Notify, watch};
 use weft_crds::TransferJob;
 
-use self::{
-    decide::Order, grants::PathLocks, query::Query, queue::Queue, secret_probes::SecretProbes,
-    work::Work,
-};
+use self::{decide::Order, query::Query, queue::Queue, secret_probes::SecretProbes, work::Work};
 use super::{
     backoff::Backoff,
     cache::{Key, uid},
@@ -66,7 +62,6 @@ pub(crate) struct Jobs {
     probes: SecretProbes,
     work_queue: WorkQueue,
     queue: Queue,
-    grants: PathLocks,
     pool: ConnectionPool,
     /// What agents say of their nodes.
     reports: watch::Receiver<BTreeMap<String, NodeState>>,
@@ -84,7 +79,6 @@ impl Jobs {
             probes: SecretProbes::new(setup.secrets.clone(), Arc::clone(&setup.wake)),
             work_queue: WorkQueue::default(),
             queue: Queue::default(),
-            grants: PathLocks::default(),
             pool: setup.context.pool.clone(),
             reports: setup.context.reports.clone(),
             wake: Arc::clone(&setup.wake),
@@ -100,7 +94,6 @@ impl Jobs {
             self.works.retain(|uid, _| uids.contains(uid));
             self.written.retain(|uid, _| uids.contains(uid));
             self.queue.keep(&uids);
-            self.grants.keep(&uids);
             let jobs = &round.cache.jobs;
             self.work_queue.retain(|key| jobs.get(key).is_some());
             self.crashes.retain(|uid| uids.contains(uid));
@@ -159,10 +152,10 @@ impl Jobs {
                     attempts_before,
                     "a transfer begins"
                 );
-                Work::begin(object.key, *transfer, pool, wake)
+                Work::new(object.key, *transfer, None, pool, wake)
             }
             Order::Withdraw { transfer, cleanup } => {
-                Work::withdraw(object.key, *transfer, cleanup, pool, wake)
+                Work::new(object.key, *transfer, Some(cleanup), pool, wake)
             }
             Order::Meet { layout, who } => {
                 if let Some(work) = self.works.get_mut(&uid) {
@@ -236,13 +229,11 @@ impl Controller for Jobs {
                 met,
                 reports: &reports,
                 queue: &self.queue,
-                grants: &self.grants,
                 leader_epoch: self.epoch,
                 written: self.written.get(&uid).copied(),
                 now,
             });
             self.queue.see(&uid, decision.entry);
-            self.grants.update(&uid, decision.claim);
             if let Some(due) = decide::due(job).filter(|due| *due > now) {
                 let left = due.duration_since(now).unsigned_abs();
                 self.work_queue.add_at(&key, round.elapsed + left);
@@ -259,8 +250,7 @@ impl Controller for Jobs {
             self.work_queue.add_at(&key, soon);
             self.obey(round, key, uid, order);
         }
-        let changed = self.grants.take_changed();
-        for key in self.queue.settle().into_iter().chain(changed) {
+        for key in self.queue.settle() {
             self.work_queue.add(key);
             self.wake.notify_one();
         }
@@ -277,15 +267,14 @@ impl Controller for Jobs {
     fn answer(&self, query: Query, cache: &Cache, now: Timestamp) -> Option<Query> {
         let works = self.works.iter();
         let snapshots = works.map(|(uid, work)| (uid.clone(), work.look()));
-        let known = query::Known {
+        query(&query::Known {
             cache,
             snapshots: &snapshots.collect(),
             queue: &self.queue,
-            grants: &self.grants,
             reports: &self.reports.borrow(),
             leader_epoch: self.epoch,
-        };
-        query::answer(query, &known, now);
+            now,
+        });
         None
     }
 }

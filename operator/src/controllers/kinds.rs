@@ -19,7 +19,7 @@ use weft_crds::{FabricNode, RdmaFabric, TransferJob};
 use super::{
     cache::{Cached, Key, Store},
     cluster_node::ClusterNode,
-    job::secret::SecretFault,
+    job::obstacle::Obstacle,
     request::{Object, Request, qualified},
 };
 use weft_transfer::ReadSecret;
@@ -42,7 +42,7 @@ macro_rules! kinds {
             /// The public key of this leader's tickets: agents are told it.
             pub(crate) ticket_key: String,
             /// Whether the Secrets that jobs name could be read. What they hold is kept nowhere.
-            pub(crate) secrets: BTreeMap<Key, Result<(), SecretFault>>,
+            pub(crate) secrets: BTreeMap<Key, Result<(), Obstacle>>,
             /// Reads Secrets for transfers; `None` in tests.
             pub(crate) secret_reader: Option<Arc<dyn ReadSecret>>,
         }
@@ -114,7 +114,8 @@ macro_rules! for_each_kind {
             daemon_sets: PartialObjectMeta<DaemonSet>,
             /// What docs/add-a-kind.md adds.
             #[cfg(test)]
-            shortcuts: $crate::controllers::example::Shortcut => $crate::controllers::example::Shortcuts,
+            shortcuts: $crate::controllers::tests::example::Shortcut
+                => $crate::controllers::tests::example::Shortcuts,
         }
     };
 }

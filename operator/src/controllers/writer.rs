@@ -56,8 +56,7 @@ pub(crate) struct Answer {
 /// What has ended.
 enum Done {
     Answer(Box<Answer>),
-    /// An Event of this object.
-    Event(ObjectReference),
+    Event,
 }
 
 /// Sends requests. Dropping it drops what is waiting and what is under way.
@@ -148,7 +147,7 @@ impl Writer {
             })),
             Some(Write::Event(object, event)) => drop(self.in_flight.spawn(async move {
                 cluster.publish(&object, &event).await;
-                Done::Event(object)
+                Done::Event
             })),
             None => {}
         }
@@ -170,8 +169,8 @@ impl Writer {
         let now = self.start.elapsed();
         let answer = match answer {
             Done::Answer(answer) => *answer,
-            Done::Event(object) => {
-                self.queue.event_published(&object);
+            Done::Event => {
+                self.queue.event_published();
                 return None;
             }
         };

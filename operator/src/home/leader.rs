@@ -12,8 +12,8 @@ use k8s_openapi::{
 };
 use kube::{Api, Resource as _, api::Patch};
 
-use super::objects::{Home, HomeError, metadata, params};
-use crate::NAME;
+use super::{Home, HomeError, metadata, params};
+use crate::{NAME, api::call};
 
 /// The leader's EndpointSlice.
 pub(crate) const LEADER: &str = "weft-operator-leader";
@@ -27,26 +27,16 @@ pub struct Address {
     pub dial: String,
     /// Where a leader listens.
     port: u16,
-    owner: Option<OwnerReference>,
+    /// The Service: what the leader makes ends with the chart's installation.
+    pub(crate) owner: Option<OwnerReference>,
 }
 
 impl Home {
-    pub(super) async fn keep_slice(&self, address: &Address, pod: IpAddr) -> Result<(), HomeError> {
-        let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
-        let found = api.get_opt(LEADER).await;
-        let found = found
-            .map_err(|source| self.failed("EndpointSlice weft-operator-leader", "read", source))?;
-        match found.is_some_and(|found| leads_to(&found, &slice(address, pod))) {
-            true => Ok(()),
-            false => self.lead(address, pod).await,
-        }
-    }
-
     /// Where agents reach whoever leads.
     pub async fn address(&self, port: u16) -> Result<Address, HomeError> {
         let api: Api<Service> = Api::namespaced(self.client.clone(), &self.namespace);
         let read = |source| self.failed("Service weft-operator", "read", source);
-        let found = api.get_opt(NAME).await.map_err(read)?;
+        let found = call(api.get_opt(NAME)).await.map_err(read)?;
         found
             .as_ref()
             .ok_or("is missing")
@@ -61,25 +51,10 @@ impl Home {
     pub async fn lead(&self, address: &Address, pod: IpAddr) -> Result<(), HomeError> {
         let slice = slice(address, pod);
         let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
-        match api.patch(LEADER, &params(), &Patch::Apply(&slice)).await {
-            Ok(_) => Ok(()),
-            Err(source) => {
-                Err(self.failed("EndpointSlice weft-operator-leader", "written", source))
-            }
-        }
+        let written = call(api.patch(LEADER, &params(), &Patch::Apply(&slice))).await;
+        let failed = |source| self.failed("EndpointSlice weft-operator-leader", "written", source);
+        written.map(drop).map_err(failed)
     }
-}
-
-/// Whether a slice still says what was written; the API server adds defaults to some of it.
-fn leads_to(found: &EndpointSlice, ours: &EndpointSlice) -> bool {
-    let where_to = |slice: &EndpointSlice| {
-        let addresses = |endpoint: &Endpoint| endpoint.addresses.clone();
-        let ports = slice.ports.iter().flatten();
-        let addresses: Vec<_> = slice.endpoints.iter().flat_map(addresses).collect();
-        let ports: Vec<_> = ports.map(|port| (port.name.clone(), port.port)).collect();
-        (slice.metadata.labels.clone(), addresses, ports)
-    };
-    where_to(found) == where_to(ours)
 }
 
 fn address(service: &Service, port: u16) -> Result<Address, &'static str> {
@@ -159,18 +134,6 @@ mod tests {
         assert_eq!(slice["ports"][0]["name"], "control");
         assert_eq!(slice["ports"][0]["port"], 7410);
         assert_eq!(slice["ports"].as_array().unwrap().len(), 1);
-    }
-
-    #[test]
-    fn a_slice_that_leads_elsewhere_is_written_again_and_defaults_are_no_difference() {
-        let address = address(&service(), 7410).unwrap();
-        let to = |pod: &str| slice(&address, pod.parse().unwrap());
-        let mut found = to("10.244.1.5");
-        found.endpoints[0].node_name = Some("n1".to_owned());
-        assert!(leads_to(&found, &to("10.244.1.5")));
-        assert!(!leads_to(&found, &to("10.244.2.9")));
-        found.metadata.labels = None;
-        assert!(!leads_to(&found, &to("10.244.1.5")));
     }
 
     #[test]

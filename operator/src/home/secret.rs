@@ -13,11 +13,15 @@ use kube::{
 use time::OffsetDateTime;
 use weft_identity::authority::{Authority, KeptAuthority};
 
-use super::objects::{AUTHORITY, Home, HomeError, metadata, params};
+use super::{AUTHORITY, Home, HomeError, metadata, params};
 use crate::{
     NAME,
+    api::call,
     rotation::{self, Step},
 };
+
+/// As errors name it.
+const SECRET: &str = "Secret weft-ca";
 
 const CERTIFICATES: &str = "ca.crt";
 const KEY: &str = "ca.key";
@@ -50,20 +54,17 @@ impl Home {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let authority = Authority::new(NAME)?;
         let secret = secret(&authority.to_kept());
-        match api.create(&PostParams::default(), &secret).await {
-            Ok(_) => {
-                tracing::info!("a new certificate authority is kept in Secret {AUTHORITY}");
-                Ok(authority)
-            }
-            Err(source) => Err(self.failed("Secret weft-ca", "written", source)),
-        }
+        let created = call(api.create(&PostParams::default(), &secret)).await;
+        created.map_err(|source| self.failed(SECRET, "written", source))?;
+        tracing::info!("a new certificate authority is kept in {SECRET}");
+        Ok(authority)
     }
 
     /// The authority that was kept, if there is one.
     pub(crate) async fn stored_authority(&self) -> Result<Option<Authority>, HomeError> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        let secret = api.get_opt(AUTHORITY).await;
-        let secret = secret.map_err(|source| self.failed("Secret weft-ca", "read", source))?;
+        let secret = call(api.get_opt(AUTHORITY)).await;
+        let secret = secret.map_err(|source| self.failed(SECRET, "read", source))?;
         let authority = secret.map(|secret| Authority::from_kept(NAME, kept(&secret)));
         Ok(authority.transpose()?)
     }
@@ -72,17 +73,15 @@ impl Home {
     pub async fn publish(&self, authority: &Authority) -> Result<(), HomeError> {
         let map = config_map(authority);
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
-        match api.patch(AUTHORITY, &params(), &Patch::Apply(&map)).await {
-            Ok(_) => Ok(()),
-            Err(source) => Err(self.failed("ConfigMap weft-ca", "written", source)),
-        }
+        let written = call(api.patch(AUTHORITY, &params(), &Patch::Apply(&map))).await;
+        let failed = |source| self.failed("ConfigMap weft-ca", "written", source);
+        written.map(drop).map_err(failed)
     }
 
     pub(super) async fn keep_secret(&self, authority: &Authority) -> Result<(), HomeError> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        let object = "Secret weft-ca";
-        let found = api.get_opt(AUTHORITY).await;
-        let found = found.map_err(|source| self.failed(object, "read", source))?;
+        let found = call(api.get_opt(AUTHORITY)).await;
+        let found = found.map_err(|source| self.failed(SECRET, "read", source))?;
         match judge(found.as_ref(), authority) {
             Found::Same => {
                 if let Some(secret) = &found {
@@ -91,13 +90,13 @@ impl Home {
             }
             Found::Missing => {
                 let secret = secret(&authority.to_kept());
-                let created = api.create(&PostParams::default(), &secret).await;
-                created.map_err(|source| self.failed(object, "written", source))?;
-                tracing::warn!("{object} was deleted; it is there again, with the same authority");
+                let created = call(api.create(&PostParams::default(), &secret)).await;
+                created.map_err(|source| self.failed(SECRET, "written", source))?;
+                tracing::warn!("{SECRET} was deleted; it is there again, with the same authority");
             }
             Found::Replaced => return Err(HomeError::Replaced),
             Found::Broken(problem) => {
-                tracing::error!("{object}: {problem}; the authority in force is another");
+                tracing::error!("{SECRET}: {problem}; the authority in force is another");
             }
         }
         Ok(())
@@ -130,19 +129,9 @@ impl Home {
         }
         // Somebody else's change in between is not written over.
         next.metadata.resource_version = found.metadata.resource_version.clone();
-        let replaced = api.replace(AUTHORITY, &PostParams::default(), &next).await;
-        replaced.map_err(|source| self.failed("Secret weft-ca", "written", source))?;
+        let replaced = call(api.replace(AUTHORITY, &PostParams::default(), &next)).await;
+        replaced.map_err(|source| self.failed(SECRET, "written", source))?;
         Err(HomeError::Rotated(step))
-    }
-
-    pub(super) async fn keep_config_map(&self, authority: &Authority) -> Result<(), HomeError> {
-        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
-        let found = api.get_opt(AUTHORITY).await;
-        let found = found.map_err(|source| self.failed("ConfigMap weft-ca", "read", source))?;
-        match found.is_some_and(|found| found.data == config_map(authority).data) {
-            true => Ok(()),
-            false => self.publish(authority).await,
-        }
     }
 }
 

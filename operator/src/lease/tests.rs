@@ -6,7 +6,6 @@ use std::sync::{
 use kube::core::Status;
 
 use super::*;
-use crate::candidacy::Candidacy;
 
 /// A Lease kept as an API server keeps it.
 #[derive(Clone, Default)]
@@ -238,14 +237,14 @@ async fn a_process_that_is_busy_renews_all_the_same_and_gives_the_lease_back_at_
         let memory = memory.clone();
         move || Ok(Told { memory, tell })
     };
-    let candidacy = Candidacy::begin(board, "a".to_owned(), || {}).unwrap();
-    let held = candidacy.lead().await.unwrap();
-    let taken = *held.renewals().borrow();
+    let held = Held::acquire(board, "a".to_owned(), || {}).await.unwrap();
+    let taken = *held.renewals.borrow();
     // This blocks the only thread that the runtime has, as a decision over thousands of jobs does.
     for _ in 0..2 {
         written.recv_timeout(Duration::from_secs(60)).unwrap();
     }
-    held.renewals()
+    held.renewals
+        .clone()
         .wait_for(|renewed| *renewed > taken)
         .await
         .unwrap();
@@ -258,14 +257,14 @@ async fn a_process_that_is_busy_renews_all_the_same_and_gives_the_lease_back_at_
 async fn who_lost_the_lead_is_told_and_so_is_one_whose_thread_ended() {
     let memory = Memory::default();
     let board = memory.clone();
-    let candidacy = Candidacy::begin(|| Ok(board), "a".to_owned(), || {}).unwrap();
-    let mut held = candidacy.lead().await.unwrap();
+    let held = Held::acquire(|| Ok(board), "a".to_owned(), || {}).await;
+    let mut held = held.unwrap();
     *memory.lease.lock().unwrap() = None;
     let lost = held.lost().await.to_string();
     assert!(lost.contains("gone"), "{lost}");
     let broken = || -> Result<Memory, kube::Error> { panic!("there is no board") };
-    let candidacy = Candidacy::begin(broken, "b".to_owned(), || {}).unwrap();
-    let lost = candidacy.lead().await.err().unwrap().to_string();
+    let lost = Held::acquire(broken, "b".to_owned(), || {}).await;
+    let lost = lost.err().unwrap().to_string();
     assert!(lost.contains("this process ends"), "{lost}");
 }
 

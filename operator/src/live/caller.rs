@@ -1,144 +1,87 @@
 //! Who asks, and whether they may.
 
-use std::{collections::BTreeMap, future::Future};
+use std::collections::BTreeMap;
 
 use axum::http::HeaderMap;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
 use kube::{Api, Client, api::PostParams};
+use percent_encoding::percent_decode_str;
 
 use super::front::Headers;
 
-/// A user, as the API server has authenticated them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Caller {
-    pub(super) user: String,
-    pub(super) groups: Vec<String>,
-    pub(super) extra: BTreeMap<String, Vec<String>>,
-}
-
-impl Caller {
-    /// From the headers of a call by the proxy; nobody where it names nobody.
-    pub(super) fn of(call: &HeaderMap, headers: &Headers) -> Option<Self> {
-        let values = |name: &String| {
-            let values = call.get_all(name).into_iter();
-            let values = values.filter_map(|value| value.to_str().ok().map(str::to_owned));
-            values.collect::<Vec<_>>()
-        };
-        let user = headers.user.iter().flat_map(values).next()?;
-        let groups = headers.group.iter().map(values);
-        let groups = groups.into_iter().find(|groups| !groups.is_empty());
-        let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for name in call.keys() {
-            let name = name.as_str();
-            let rest = headers.extra.iter().find_map(|prefix| {
-                let prefix = prefix.to_ascii_lowercase();
-                name.strip_prefix(&prefix)
-            });
-            if let Some(key) = rest {
-                extra.insert(unescape(key), values(&name.to_owned()));
-            }
-        }
-        (!user.is_empty()).then_some(Self {
-            user,
-            groups: groups.unwrap_or_default(),
-            extra,
-        })
-    }
-}
-
-/// Keys of extra information are percent-encoded in a header's name.
-fn unescape(key: &str) -> String {
-    let mut bytes = Vec::with_capacity(key.len());
-    let mut rest = key.as_bytes();
-    while let Some((first, behind)) = rest.split_first() {
-        let code = behind
-            .get(..2)
-            .filter(|_| *first == b'%')
-            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
-        match code {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &behind[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = behind;
-            }
+/// A user, as the API server has authenticated them, from the headers of a call by the proxy; nobody where
+/// it names nobody.
+pub(super) fn caller(call: &HeaderMap, headers: &Headers) -> Option<SubjectAccessReviewSpec> {
+    let values = |name: &String| {
+        let values = call.get_all(name).into_iter();
+        let values = values.filter_map(|value| value.to_str().ok().map(str::to_owned));
+        values.collect::<Vec<_>>()
+    };
+    let user = headers.user.iter().flat_map(values).next();
+    let user = user.filter(|user| !user.is_empty())?;
+    let mut groups = headers.group.iter().map(values);
+    let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for name in call.keys() {
+        let name = name.as_str();
+        let rest = headers.extra.iter().find_map(|prefix| {
+            let prefix = prefix.to_ascii_lowercase();
+            name.strip_prefix(&prefix)
+        });
+        if let Some(key) = rest {
+            let key = percent_decode_str(key).decode_utf8_lossy().into_owned();
+            extra.insert(key, values(&name.to_owned()));
         }
     }
-    String::from_utf8_lossy(&bytes).into_owned()
+    Some(SubjectAccessReviewSpec {
+        user: Some(user),
+        groups: groups.find(|groups| !groups.is_empty()),
+        extra: Some(extra),
+        ..SubjectAccessReviewSpec::default()
+    })
 }
 
-/// Something that a role may allow.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Access {
-    pub(super) verb: &'static str,
-    pub(super) group: &'static str,
-    pub(super) resource: &'static str,
-    /// Of all namespaces when empty.
-    pub(super) namespace: String,
-    /// Any when empty.
-    pub(super) name: String,
-}
-
-impl Access {
-    /// Of TransferJobs, which are what is asked about.
-    pub(super) fn jobs(verb: &'static str, namespace: &str, name: &str) -> Self {
-        Self {
-            verb,
-            group: weft_crds::GROUP,
-            resource: "transferjobs",
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        }
-    }
-}
-
-/// Says who may what.
-pub(super) trait Authorizer: Clone + Send + Sync + 'static {
-    /// Whether a role allows it; an error is that nobody could say.
-    fn allows(
-        &self,
-        caller: &Caller,
-        access: &Access,
-    ) -> impl Future<Output = Result<bool, String>> + Send;
-}
-
-/// SubjectAccessReview, as the API server answers it.
-#[derive(Clone)]
-pub(super) struct Reviews(pub(super) Client);
-
-impl Authorizer for Reviews {
-    async fn allows(&self, caller: &Caller, access: &Access) -> Result<bool, String> {
-        let api: Api<SubjectAccessReview> = Api::all(self.0.clone());
-        let (params, review) = (PostParams::default(), review(caller, access));
-        let answer = api.create(&params, &review).await;
-        let answer = answer.map_err(|error| error.to_string())?;
-        Ok(answer.status.is_some_and(|status| status.allowed))
-    }
-}
-
-fn review(caller: &Caller, access: &Access) -> SubjectAccessReview {
+/// What a role may allow: of all namespaces, and with any name, where these are empty.
+pub(super) fn access(
+    verb: &str,
+    (group, resource): (&str, &str),
+    namespace: &str,
+    name: &str,
+) -> ResourceAttributes {
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    SubjectAccessReview {
+    ResourceAttributes {
+        verb: given(verb),
+        group: given(group),
+        resource: given(resource),
+        namespace: given(namespace),
+        name: given(name),
+        ..ResourceAttributes::default()
+    }
+}
+
+/// The same of TransferJobs, which are what is asked about.
+pub(super) fn access_to_jobs(verb: &str, namespace: &str, name: &str) -> ResourceAttributes {
+    access(verb, (weft_crds::GROUP, "transferjobs"), namespace, name)
+}
+
+/// Whether a role allows it to a caller; an error is that nobody could say.
+pub(super) async fn allows(
+    client: &Client,
+    caller: &SubjectAccessReviewSpec,
+    access: &ResourceAttributes,
+) -> Result<bool, String> {
+    let review = SubjectAccessReview {
         spec: SubjectAccessReviewSpec {
-            user: Some(caller.user.clone()),
-            groups: Some(caller.groups.clone()),
-            extra: Some(caller.extra.clone()),
-            resource_attributes: Some(ResourceAttributes {
-                verb: given(access.verb),
-                group: given(access.group),
-                resource: given(access.resource),
-                namespace: given(&access.namespace),
-                name: given(&access.name),
-                ..ResourceAttributes::default()
-            }),
-            ..SubjectAccessReviewSpec::default()
+            resource_attributes: Some(access.clone()),
+            ..caller.clone()
         },
         ..SubjectAccessReview::default()
-    }
+    };
+    let api: Api<SubjectAccessReview> = Api::all(client.clone());
+    let answer = api.create(&PostParams::default(), &review).await;
+    let answer = answer.map_err(|error| error.to_string())?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
 }
 
 #[cfg(test)]
@@ -157,7 +100,7 @@ mod tests {
     #[test]
     fn a_caller_is_who_the_proxy_says_with_all_groups_and_extra_information() {
         let mut call = HeaderMap::new();
-        assert_eq!(Caller::of(&call, &headers()), None);
+        assert_eq!(caller(&call, &headers()), None);
         for (name, value) in [
             ("x-remote-user", "ada"),
             ("x-remote-group", "team-a"),
@@ -166,23 +109,9 @@ mod tests {
         ] {
             call.append(name, value.parse().unwrap());
         }
-        let caller = Caller::of(&call, &headers()).unwrap();
-        assert_eq!(caller.user, "ada");
-        assert_eq!(caller.groups, ["team-a", "system:authenticated"]);
-        assert_eq!(caller.extra["example.org/scopes"], ["read"]);
-    }
-
-    #[test]
-    fn a_review_asks_for_the_caller_and_not_for_the_operator() {
-        let caller = Caller {
-            user: "ada".into(),
-            groups: vec!["team-a".into()],
-            extra: BTreeMap::new(),
-        };
-        let review = review(&caller, &Access::jobs("list", "team-a", ""));
-        let asked = review.spec.resource_attributes.unwrap();
-        assert_eq!(review.spec.user.as_deref(), Some("ada"));
-        assert_eq!(asked.namespace.as_deref(), Some("team-a"));
-        assert_eq!((asked.verb.as_deref(), asked.name), (Some("list"), None));
+        let caller = caller(&call, &headers()).unwrap();
+        assert_eq!(caller.user.unwrap(), "ada");
+        assert_eq!(caller.groups.unwrap(), ["team-a", "system:authenticated"]);
+        assert_eq!(caller.extra.unwrap()["example.org/scopes"], ["read"]);
     }
 }

@@ -3,10 +3,10 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use weft_crds::{Diagnosis, NodeFacts, Reach, live_api_version};
-use weft_proto::agent::v1::{self as agent, DiagnosePeer, DiagnoseRequest, Ports};
+use weft_proto::agent::v1::{self as agent, DiagnosePeer, DiagnoseRequest};
 use weft_transfer::{ConnectionPool, Endpoint, Refusal};
 
-use crate::controllers::{Neighbour, Neighbours};
+use crate::controllers::Neighbours;
 
 /// What every network carries.
 const STANDARD_BYTES: u32 = 1500;
@@ -37,7 +37,7 @@ pub(super) async fn of(
     for (packet_bytes, peers) in calls(neighbours) {
         let request = DiagnoseRequest {
             leader_epoch,
-            peers: peers.iter().map(|peer| asked(peer)).collect(),
+            peers: peers.iter().copied().cloned().collect(),
             packet_bytes,
         };
         let answer = weft_transfer::diagnose(request, &pool, &endpoint).await?;
@@ -53,16 +53,16 @@ pub(super) async fn of(
 
 /// Which peers are tried together, and by packets of which sizes: what every network carries, and what
 /// both ends say that theirs does. One call at least, for there are facts to be told.
-fn calls(neighbours: &Neighbours) -> Vec<(Vec<u32>, Vec<&Neighbour>)> {
-    let sizes = |peer: &Neighbour| {
-        let most = neighbours.mtu.min(peer.mtu);
+fn calls(neighbours: &Neighbours) -> Vec<(Vec<u32>, Vec<&DiagnosePeer>)> {
+    let sizes = |mtu: u32| {
+        let most = neighbours.mtu.min(mtu);
         let mut sizes = vec![STANDARD_BYTES.min(most), most];
         sizes.dedup();
         sizes
     };
-    let mut calls: Vec<(Vec<u32>, Vec<&Neighbour>)> = Vec::new();
-    for peer in &neighbours.peers {
-        let sizes = sizes(peer);
+    let mut calls: Vec<(Vec<u32>, Vec<&DiagnosePeer>)> = Vec::new();
+    for (peer, mtu) in &neighbours.peers {
+        let sizes = sizes(*mtu);
         let call = calls
             .iter_mut()
             .find(|(of, peers)| *of == sizes && peers.len() < PEERS);
@@ -75,17 +75,6 @@ fn calls(neighbours: &Neighbours) -> Vec<(Vec<u32>, Vec<&Neighbour>)> {
         calls.push((Vec::new(), Vec::new()));
     }
     calls
-}
-
-fn asked(peer: &Neighbour) -> DiagnosePeer {
-    DiagnosePeer {
-        node: peer.node.clone(),
-        address: peer.address.clone(),
-        ports: Some(Ports {
-            first: peer.ports.first.into(),
-            count: peer.ports.count.into(),
-        }),
-    }
 }
 
 fn found(facts: agent::NodeFacts) -> NodeFacts {
@@ -102,16 +91,22 @@ fn found(facts: agent::NodeFacts) -> NodeFacts {
     }
 }
 
-fn reached(reach: agent::Reach, peers: &[&Neighbour]) -> Reach {
+fn reached(reach: agent::Reach, peers: &[&DiagnosePeer]) -> Reach {
     let peer = peers.iter().find(|peer| peer.node == reach.node);
     let silent = reach.silent_ports.into_iter();
     Reach {
         node: reach.node,
         packet_bytes: reach.packet_bytes,
-        ports: peer.map_or(0, |peer| peer.ports.count),
+        ports: peer.map_or(0, |peer| ports(peer)),
         silent_ports: silent.filter_map(|port| u16::try_from(port).ok()).collect(),
         error: reach.error,
     }
+}
+
+/// How many ports of a peer are tried.
+fn ports(peer: &DiagnosePeer) -> u16 {
+    let count = peer.ports.map_or(0, |ports| ports.count);
+    u16::try_from(count).unwrap_or(u16::MAX)
 }
 
 fn ahead_ms(clock_unix_ms: u64) -> i64 {
@@ -123,20 +118,15 @@ fn ahead_ms(clock_unix_ms: u64) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use weft_crds::NodePorts;
-
     use super::*;
 
-    fn peer(i: usize, mtu: u32) -> Neighbour {
-        Neighbour {
+    fn peer(i: usize, mtu: u32) -> (DiagnosePeer, u32) {
+        let peer = DiagnosePeer {
             node: format!("n{i}"),
             address: "10.0.0.1".to_owned(),
-            mtu,
-            ports: NodePorts {
-                first: 7500,
-                count: 16,
-            },
-        }
+            ports: None,
+        };
+        (peer, mtu)
     }
 
     #[test]

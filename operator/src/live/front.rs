@@ -8,8 +8,7 @@ use kube::{Api, Client};
 use rustls::{ServerConfig, crypto::ring, server::WebPkiClientVerifier};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::mpsc,
-    task::{AbortHandle, JoinHandle},
+    task::{AbortHandle, JoinSet},
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -26,8 +25,6 @@ const CONFIG_MAP: &str = "extension-apiserver-authentication";
 /// of the one that has been at it for longest: the API server needs milliseconds, and one who only dawdles
 /// keeps nobody out.
 const HANDSHAKES: usize = 256;
-/// Connections that have been let in and wait to be served.
-const WAITING: usize = 16;
 /// After an error of accept, which is of this process's limits: too many files.
 const BREATH: Duration = Duration::from_millis(100);
 
@@ -37,8 +34,8 @@ pub(super) struct Front {
     /// PEM: whose certificates it shows.
     authorities: String,
     /// The common names that these may have; any when empty.
-    names: Vec<String>,
-    headers: Headers,
+    pub(super) names: Vec<String>,
+    pub(super) headers: Headers,
 }
 
 /// The headers that say who asks. Of several, the first that is there counts.
@@ -89,14 +86,6 @@ impl Front {
         })
     }
 
-    pub(super) fn names(&self) -> Vec<String> {
-        self.names.clone()
-    }
-
-    pub(super) fn headers(&self) -> Headers {
-        self.headers.clone()
-    }
-
     /// TLS that asks everybody for a certificate of the proxy's authority.
     pub(super) fn server(&self, identity: &Identity) -> Result<ServerConfig, String> {
         let wrong = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
@@ -124,62 +113,50 @@ impl Front {
 
 /// Where connections come in. Dropping it lets nobody in any more.
 pub(super) struct Doors {
-    admitted: mpsc::Receiver<(TlsStream<TcpStream>, SocketAddr)>,
-    address: io::Result<SocketAddr>,
-    task: JoinHandle<()>,
+    listener: Arc<TcpListener>,
+    acceptor: TlsAcceptor,
+    names: Arc<Vec<String>>,
+    /// Handshakes are tasks of their own: one that dawdles holds nobody up.
+    handshakes: JoinSet<Option<Admitted>>,
+    /// The same, the oldest first.
+    order: VecDeque<AbortHandle>,
 }
+
+/// A connection of the proxy.
+type Admitted = (TlsStream<TcpStream>, SocketAddr);
 
 impl Doors {
-    /// Handshakes are tasks of their own: one that dawdles holds nobody up.
     pub(super) fn open(listener: Arc<TcpListener>, tls: ServerConfig, names: Vec<String>) -> Self {
-        let (admit, admitted) = mpsc::channel(WAITING);
-        let address = listener.local_addr();
-        let acceptor = TlsAcceptor::from(Arc::new(tls));
-        let names = Arc::new(names);
-        let task = tokio::spawn(async move {
-            let mut handshakes: VecDeque<AbortHandle> = VecDeque::new();
-            loop {
-                let Ok((stream, from)) = listener.accept().await else {
-                    sleep(BREATH).await;
-                    continue;
-                };
-                handshakes.retain(|one| !one.is_finished());
-                if handshakes.len() >= HANDSHAKES
-                    && let Some(oldest) = handshakes.pop_front()
-                {
-                    oldest.abort();
-                }
-                let (acceptor, names, admit) = (acceptor.clone(), names.clone(), admit.clone());
-                let handshake = tokio::spawn(async move {
-                    match timeout(HANDSHAKE_WITHIN, acceptor.accept(stream)).await {
-                        Ok(Ok(stream)) if is_front(&stream, &names) => {
-                            // Nobody serves any more: the caller is cut off.
-                            let _ = admit.send((stream, from)).await;
-                        }
-                        Ok(Ok(_)) => tracing::warn!(
-                            %from,
-                            "a caller of the live API has another name than the API server's proxy"
-                        ),
-                        Ok(Err(error)) => {
-                            tracing::debug!(%from, %error, "no handshake");
-                        }
-                        Err(_) => tracing::debug!(%from, "no handshake in time"),
-                    }
-                });
-                handshakes.push_back(handshake.abort_handle());
-            }
-        });
         Self {
-            admitted,
-            address,
-            task,
+            listener,
+            acceptor: TlsAcceptor::from(Arc::new(tls)),
+            names: Arc::new(names),
+            handshakes: JoinSet::new(),
+            order: VecDeque::new(),
         }
     }
-}
 
-impl Drop for Doors {
-    fn drop(&mut self) {
-        self.task.abort();
+    fn greet(&mut self, stream: TcpStream, from: SocketAddr) {
+        self.order.retain(|one| !one.is_finished());
+        if self.order.len() >= HANDSHAKES
+            && let Some(oldest) = self.order.pop_front()
+        {
+            oldest.abort();
+        }
+        let (acceptor, names) = (self.acceptor.clone(), Arc::clone(&self.names));
+        let handshake = self.handshakes.spawn(async move {
+            match timeout(HANDSHAKE_WITHIN, acceptor.accept(stream)).await {
+                Ok(Ok(stream)) if is_front(&stream, &names) => return Some((stream, from)),
+                Ok(Ok(_)) => tracing::warn!(
+                    %from,
+                    "a caller of the live API has another name than the API server's proxy"
+                ),
+                Ok(Err(error)) => tracing::debug!(%from, %error, "no handshake"),
+                Err(_) => tracing::debug!(%from, "no handshake in time"),
+            }
+            None
+        });
+        self.order.push_back(handshake);
     }
 }
 
@@ -187,19 +164,24 @@ impl Listener for Doors {
     type Io = TlsStream<TcpStream>;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        match self.admitted.recv().await {
-            Some(admitted) => admitted,
-            // The task that admits ends only with this.
-            None => std::future::pending().await,
+    async fn accept(&mut self) -> Admitted {
+        loop {
+            tokio::select! {
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, from)) => self.greet(stream, from),
+                    Err(_) => sleep(BREATH).await,
+                },
+                Some(ended) = self.handshakes.join_next() => {
+                    if let Ok(Some(admitted)) = ended {
+                        return admitted;
+                    }
+                }
+            }
         }
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
-        match &self.address {
-            Ok(address) => Ok(*address),
-            Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
-        }
+        self.listener.local_addr()
     }
 }
 
@@ -253,8 +235,8 @@ mod tests {
             ),
         ];
         let front = Front::of(&map(&whole)).unwrap();
-        assert_eq!(front.names(), ["front-proxy-client"]);
-        assert_eq!(front.headers().extra, ["X-Remote-Extra-"]);
+        assert_eq!(front.names, ["front-proxy-client"]);
+        assert_eq!(front.headers.extra, ["X-Remote-Extra-"]);
         let server = Authority::new("weft")
             .unwrap()
             .operator_server(&[])
@@ -289,6 +271,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut doors = Doors::open(Arc::new(listener), server.unwrap(), Vec::new());
+        let let_in = tokio::spawn(async move { doors.accept().await });
         let mut idle = Vec::new();
         for _ in 0..HANDSHAKES + 20 {
             idle.push(TcpStream::connect(address).await.unwrap());
@@ -313,9 +296,9 @@ mod tests {
         // Before anybody's time is over.
         let within = HANDSHAKE_WITHIN / 2;
         let calls = timeout(within, connector.connect(name, stream));
-        let (called, let_in) = tokio::join!(calls, timeout(within, doors.accept()));
+        let (called, let_in) = tokio::join!(calls, timeout(within, let_in));
         called.unwrap().unwrap();
-        let_in.unwrap();
+        let_in.unwrap().unwrap();
     }
 
     #[test]

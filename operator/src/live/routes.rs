@@ -13,7 +13,9 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use serde::{Serialize, de::DeserializeOwned};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec};
+use kube::Client;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::json;
 use tokio::{sync::oneshot, time::timeout};
 use weft_crds::{
@@ -25,12 +27,12 @@ use weft_planner::Request;
 use weft_transfer::ConnectionPool;
 
 use super::{
-    caller::{Access, Authorizer, Caller},
+    caller::{self, access_to_jobs},
     copies, diagnosis,
     front::Headers,
     leader::Leader,
 };
-use crate::controllers::{Preflight, Query};
+use crate::controllers::{Known, Preflight, Query, query};
 
 /// The controllers answer between two decisions, which take milliseconds; before they have listed
 /// everything, they do not.
@@ -42,91 +44,51 @@ const STAT_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// What the routes work with.
 #[derive(Clone)]
-pub(super) struct LiveApi<A> {
-    pub(super) authorizer: A,
+pub(super) struct LiveApi {
+    pub(super) client: Client,
     pub(super) headers: Headers,
     /// Empty on a standby replica.
     pub(super) leader: Arc<OnceLock<Leader>>,
 }
 
 /// The routes. Every replica answers the discovery; the rest needs the leader.
-pub(super) fn router<A: Authorizer>(api: LiveApi<A>) -> Router {
+pub(super) fn router(api: LiveApi) -> Router {
     let base = format!("/apis/{LIVE_GROUP}/{LIVE_VERSION}");
+    let of_all = |resource: &str| format!("{base}/{resource}");
     let of_namespace = |resource: &str| format!("{base}/namespaces/{{namespace}}/{resource}");
     let progress = TransferProgress::RESOURCE;
-    type Api<A> = State<LiveApi<A>>;
+    let of_job = format!("{}/{{name}}", of_namespace(progress));
     Router::new()
         .route(&base, get(resources))
-        .route(
-            &format!("{base}/{progress}"),
-            get(|State(api): Api<A>, call: HeaderMap| async move {
-                respond(api.progress(&call, None, None).await.map(list))
-            }),
-        )
-        .route(
-            &of_namespace(progress),
-            get(
-                |State(api): Api<A>, Path(namespace), call: HeaderMap| async move {
-                    respond(api.progress(&call, Some(namespace), None).await.map(list))
-                },
-            ),
-        )
-        .route(
-            &format!("{}/{{name}}", of_namespace(progress)),
-            get(
-                |State(api): Api<A>,
-                 Path((namespace, name)): Path<(String, String)>,
-                 call: HeaderMap| async move {
-                    respond(api.progress_of(&call, namespace, name).await)
-                },
-            ),
-        )
-        .route(
-            &of_namespace(TransferPlan::RESOURCE),
-            post(
-                |State(api): Api<A>,
-                 Path(namespace): Path<String>,
-                 call: HeaderMap,
-                 body: Bytes| async move {
-                    respond(api.plan(&call, &namespace, &body).await)
-                },
-            ),
-        )
-        .route(
-            &format!("{base}/{}", Diagnosis::RESOURCE),
-            post(
-                |State(api): Api<A>, call: HeaderMap, body: Bytes| async move {
-                    respond(api.diagnose(&call, &body).await)
-                },
-            ),
-        )
-        .route(
-            &format!("{base}/{}", NodeCopy::RESOURCE),
-            get(|State(api): Api<A>, call: HeaderMap| async move {
-                respond(api.copies(&call, None).await)
-            }),
-        )
-        .route(
-            &of_namespace(NodeCopy::RESOURCE),
-            get(
-                |State(api): Api<A>, Path(namespace), call: HeaderMap| async move {
-                    respond(api.copies(&call, Some(namespace)).await)
-                },
-            ),
-        )
+        .route(&of_all(progress), get(LiveApi::progress))
+        .route(&of_namespace(progress), get(LiveApi::progress))
+        .route(&of_job, get(LiveApi::progress))
+        .route(&of_namespace(TransferPlan::RESOURCE), post(LiveApi::plan))
+        .route(&of_all(Diagnosis::RESOURCE), post(LiveApi::diagnose))
+        .route(&of_all(NodeCopy::RESOURCE), get(LiveApi::copies))
+        .route(&of_namespace(NodeCopy::RESOURCE), get(LiveApi::copies))
         .route(
             &of_namespace(CopyRemoval::RESOURCE),
-            post(
-                |State(api): Api<A>,
-                 Path(namespace): Path<String>,
-                 call: HeaderMap,
-                 body: Bytes| async move {
-                    respond(api.remove_copies(&call, &namespace, &body).await)
-                },
-            ),
+            post(LiveApi::remove_copies),
         )
         .fallback(|| async { Refused::new(StatusCode::NOT_FOUND, "NotFound", "no such path") })
         .with_state(api)
+}
+
+/// The names in a path; of all namespaces, and of all names, where there is none.
+#[derive(Debug, Deserialize)]
+struct Names {
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    name: String,
+}
+
+impl Names {
+    /// The namespace, if the call is about one.
+    fn namespace(&self) -> Option<&str> {
+        (!self.namespace.is_empty()).then_some(&*self.namespace)
+    }
 }
 
 /// An error: a `Status`, which Kubernetes clients understand.
@@ -206,15 +168,15 @@ async fn resources() -> Response {
     answer(StatusCode::OK, &list)
 }
 
-impl<A: Authorizer> LiveApi<A> {
+impl LiveApi {
     /// The leader's part of this process, and the caller, who is allowed this.
     async fn authorize(
         &self,
         call: &HeaderMap,
-        access: &Access,
-    ) -> Result<(&Leader, Caller), Refused> {
+        access: &ResourceAttributes,
+    ) -> Result<(&Leader, SubjectAccessReviewSpec), Refused> {
         let leader = self.leader.get().ok_or_else(Refused::not_leading)?;
-        let Some(caller) = Caller::of(call, &self.headers) else {
+        let Some(caller) = caller::caller(call, &self.headers) else {
             let text = "the API server's proxy names no user";
             return Err(Refused::new(StatusCode::UNAUTHORIZED, "Unauthorized", text));
         };
@@ -222,17 +184,23 @@ impl<A: Authorizer> LiveApi<A> {
         Ok((leader, caller))
     }
 
-    async fn allow(&self, caller: &Caller, access: &Access) -> Result<(), Refused> {
-        match self.authorizer.allows(caller, access).await {
+    async fn allow(
+        &self,
+        caller: &SubjectAccessReviewSpec,
+        access: &ResourceAttributes,
+    ) -> Result<(), Refused> {
+        match caller::allows(&self.client, caller, access).await {
             Ok(true) => Ok(()),
             Ok(false) => {
-                let place = match access.namespace.as_str() {
+                let text = |part: &Option<String>| part.clone().unwrap_or_default();
+                let place = match text(&access.namespace).as_str() {
                     "" => "in all namespaces".to_owned(),
                     namespace => format!("in namespace {namespace}"),
                 };
+                let (user, verb) = (text(&caller.user), text(&access.verb));
+                let (resource, group) = (text(&access.resource), text(&access.group));
                 let text = format!(
-                    "{} may not {} {} of the group {} {place}: a role must allow it",
-                    caller.user, access.verb, access.resource, access.group
+                    "{user} may not {verb} {resource} of the group {group} {place}: a role must allow it"
                 );
                 Err(Refused::new(StatusCode::FORBIDDEN, "Forbidden", text))
             }
@@ -244,147 +212,140 @@ impl<A: Authorizer> LiveApi<A> {
         }
     }
 
+    /// How far jobs are, or the one of this name.
     async fn progress(
-        &self,
-        call: &HeaderMap,
-        namespace: Option<String>,
-        name: Option<String>,
-    ) -> Result<Vec<TransferProgress>, Refused> {
-        let verb = if name.is_some() { "get" } else { "list" };
-        let (of, called) = (
-            namespace.as_deref().unwrap_or_default(),
-            name.as_deref().unwrap_or_default(),
-        );
-        let access = Access::jobs(verb, of, called);
-        let (leader, _) = self.authorize(call, &access).await?;
-        leader
-            .ask(|answer| Query::Progress {
-                namespace,
-                name,
-                answer,
-            })
-            .await
-    }
-
-    async fn progress_of(
-        &self,
-        call: &HeaderMap,
-        namespace: String,
-        name: String,
-    ) -> Result<TransferProgress, Refused> {
-        let found = self.progress(call, Some(namespace.clone()), Some(name.clone()));
-        found.await?.pop().ok_or_else(|| {
+        State(api): State<Self>,
+        Path(names): Path<Names>,
+        call: HeaderMap,
+    ) -> Result<Response, Refused> {
+        let Names { namespace, name } = &names;
+        let verb = if name.is_empty() { "list" } else { "get" };
+        let access = access_to_jobs(verb, namespace, name);
+        let (leader, _) = api.authorize(&call, &access).await?;
+        let missing = || {
             let text = format!(
                 "transferjobs.weft.dev \"{name}\" not found in namespace {namespace}; see: kubectl \
                  get transferjobs --namespace {namespace}"
             );
             Refused::new(StatusCode::NOT_FOUND, "NotFound", text)
-        })
+        };
+        let (of_namespace, of_name) = (names.namespace().map(str::to_owned), name.clone());
+        let found = leader.ask(move |known| {
+            let name = (!of_name.is_empty()).then_some(&*of_name);
+            query::progress(known, of_namespace.as_deref(), name)
+        });
+        let mut items = found.await?;
+        if name.is_empty() {
+            return Ok(answer(
+                StatusCode::OK,
+                &TransferProgressList {
+                    api_version: live_api_version(),
+                    kind: format!("{}List", TransferProgress::KIND),
+                    metadata: Default::default(),
+                    items,
+                },
+            ));
+        }
+        let one = items.pop().ok_or_else(missing)?;
+        Ok(answer(StatusCode::OK, &one))
     }
 
     async fn plan(
-        &self,
-        call: &HeaderMap,
-        namespace: &str,
-        body: &[u8],
-    ) -> Result<TransferPlan, Refused> {
-        let access = Access::jobs("create", namespace, "");
-        let (leader, caller) = self.authorize(call, &access).await?;
-        let mut job: TransferJob = parse(body, "TransferJob")?;
-        job.metadata.namespace = Some(namespace.to_owned());
+        State(api): State<Self>,
+        Path(Names { namespace, .. }): Path<Names>,
+        call: HeaderMap,
+        body: Bytes,
+    ) -> Result<Response, Refused> {
+        let access = access_to_jobs("create", &namespace, "");
+        let (leader, caller) = api.authorize(&call, &access).await?;
+        let mut job: TransferJob = parse(&body, "TransferJob")?;
+        job.metadata.namespace = Some(namespace.clone());
         // The object does not exist yet, whatever its body says.
         job.metadata.uid = None;
         job.status = None;
-        let preflight = leader.ask(|answer| Query::Preflight {
-            job: Box::new(job),
-            answer,
-        });
+        let preflight = leader.ask(move |known| query::preflight(known, &job));
         let preflight = preflight.await?;
         if preflight.is_shared {
-            let access = Access {
-                verb: "use",
-                group: GROUP,
-                resource: "rdmafabrics",
-                namespace: namespace.to_owned(),
-                name: String::new(),
-            };
-            self.allow(&caller, &access).await?;
+            let access = caller::access("use", (GROUP, "rdmafabrics"), &namespace, "");
+            api.allow(&caller, &access).await?;
         }
         let planned = timeout(STAT_TIMEOUT, plan_of(preflight, &leader.pool));
-        planned
-            .await
-            .map_err(|_| Refused::late("the source's agent"))
+        let planned = planned.await;
+        let plan = planned.map_err(|_| Refused::late("the source's agent"))?;
+        Ok(answer(StatusCode::OK, &plan))
     }
 
     async fn copies(
-        &self,
-        call: &HeaderMap,
-        namespace: Option<String>,
-    ) -> Result<NodeCopyList, Refused> {
-        let of = namespace.as_deref().unwrap_or_default();
-        let access = Access::jobs("list", of, "");
-        let (leader, _) = self.authorize(call, &access).await?;
-        let own = namespace.clone();
-        let copies = leader.ask(|answer| Query::Copies { namespace, answer });
-        let copies = copies.await?.into_iter();
-        let items = copies.map(|reported| copies::shown(reported.copy, own.as_deref()));
-        Ok(NodeCopyList {
+        State(api): State<Self>,
+        Path(names): Path<Names>,
+        call: HeaderMap,
+    ) -> Result<Response, Refused> {
+        let access = access_to_jobs("list", &names.namespace, "");
+        let (leader, _) = api.authorize(&call, &access).await?;
+        let namespace = names.namespace().map(str::to_owned);
+        let copies = leader.ask(move |known| {
+            let copies = query::copies(known, namespace.as_deref()).into_iter();
+            let shown = copies.map(|one| copies::shown(one.copy, namespace.as_deref()));
+            shown.collect()
+        });
+        let list = NodeCopyList {
             api_version: live_api_version(),
             kind: NodeCopyList::KIND.to_owned(),
             metadata: Default::default(),
-            items: items.collect(),
-        })
+            items: copies.await?,
+        };
+        Ok(answer(StatusCode::OK, &list))
     }
 
     async fn remove_copies(
-        &self,
-        call: &HeaderMap,
-        namespace: &str,
-        body: &[u8],
-    ) -> Result<CopyRemoval, Refused> {
-        let access = Access::jobs("delete", namespace, "");
-        let (leader, _) = self.authorize(call, &access).await?;
-        let request: CopyRemovalRequest = parse(body, "CopyRemovalRequest")?;
-        let copies = leader.ask(|answer| Query::Copies {
-            namespace: Some(namespace.to_owned()),
-            answer,
-        });
+        State(api): State<Self>,
+        Path(Names { namespace, .. }): Path<Names>,
+        call: HeaderMap,
+        body: Bytes,
+    ) -> Result<Response, Refused> {
+        let access = access_to_jobs("delete", &namespace, "");
+        let (leader, _) = api.authorize(&call, &access).await?;
+        let request: CopyRemovalRequest = parse(&body, "CopyRemovalRequest")?;
+        let of = namespace.clone();
+        let copies = leader.ask(move |known| query::copies(known, Some(&of)));
         let copies = copies.await?;
-        Ok(copies::remove(&request, namespace, copies, &leader.pool, leader.epoch).await)
+        let removal = copies::remove(&request, &namespace, copies, &leader.pool, leader.epoch);
+        Ok(answer(StatusCode::OK, &removal.await))
     }
 
-    async fn diagnose(&self, call: &HeaderMap, body: &[u8]) -> Result<Diagnosis, Refused> {
-        let access = Access {
-            verb: "create",
-            group: LIVE_GROUP,
-            resource: Diagnosis::RESOURCE,
-            namespace: String::new(),
-            name: String::new(),
-        };
-        let (leader, _) = self.authorize(call, &access).await?;
-        let DiagnosisRequest { node } = parse(body, "DiagnosisRequest")?;
-        let known = leader.ask(|answer| Query::Neighbours {
-            node: node.clone(),
-            answer,
-        });
+    async fn diagnose(
+        State(api): State<Self>,
+        call: HeaderMap,
+        body: Bytes,
+    ) -> Result<Response, Refused> {
+        let access = caller::access("create", (LIVE_GROUP, Diagnosis::RESOURCE), "", "");
+        let (leader, _) = api.authorize(&call, &access).await?;
+        let DiagnosisRequest { node } = parse(&body, "DiagnosisRequest")?;
+        let of = node.clone();
+        let known = leader.ask(move |known| query::neighbours(known.cache, &of));
         let Some(neighbours) = known.await? else {
             let text = format!("no agent of node {node} is known; see: kubectl get fabricnodes");
             return Err(Refused::new(StatusCode::NOT_FOUND, "NotFound", text));
         };
         let found = diagnosis::of(&node, &neighbours, &leader.pool, leader.epoch).await;
-        found.map_err(|refusal| {
-            let code = StatusCode::BAD_GATEWAY;
-            Refused::new(code, "AgentRefused", refusal.message)
-        })
+        let found = found.map_err(|refusal| {
+            Refused::new(StatusCode::BAD_GATEWAY, "AgentRefused", refusal.message)
+        })?;
+        Ok(answer(StatusCode::OK, &found))
     }
 }
 
 impl Leader {
     /// Asks the controllers.
-    async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T, Refused> {
+    async fn ask<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Known<'_>) -> T + Send + 'static,
+    ) -> Result<T, Refused> {
         let (sender, receiver) = oneshot::channel();
+        // Whoever has gone needs no answer.
+        let query: Query = Box::new(move |known| drop(sender.send(query(known))));
         let asked = async {
-            self.queries.send(query(sender)).await.ok()?;
+            self.queries.send(query).await.ok()?;
             receiver.await.ok()
         };
         let answer = timeout(ANSWER_WITHIN, asked).await.ok().flatten();
@@ -397,22 +358,6 @@ fn parse<T: DeserializeOwned>(body: &[u8], kind: &str) -> Result<T, Refused> {
         let text = format!("the body is no {kind}: {error}");
         Refused::new(StatusCode::BAD_REQUEST, "BadRequest", text)
     })
-}
-
-fn respond(result: Result<impl Serialize, Refused>) -> Response {
-    match result {
-        Ok(body) => answer(StatusCode::OK, &body),
-        Err(refused) => refused.into_response(),
-    }
-}
-
-fn list(items: Vec<TransferProgress>) -> TransferProgressList {
-    TransferProgressList {
-        api_version: live_api_version(),
-        kind: format!("{}List", TransferProgress::KIND),
-        metadata: Default::default(),
-        items,
-    }
 }
 
 /// The plan of what would begin: asks the source's agent what there is, and nobody for anything else.

@@ -14,8 +14,11 @@ use kube::{
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
-use super::api::{LOOK, MANAGER, Refused, answer};
-use crate::lease::{LeaseStore, seize};
+use super::{LOOK, MANAGER};
+use crate::{
+    api::call,
+    lease::{LeaseStore, seize},
+};
 
 /// What the operator writes at nodes.
 const OURS: [&str; 2] = ["weft.dev/fabric", "weft.dev/model."];
@@ -61,14 +64,9 @@ pub(super) async fn remove(client: &Client, board: impl LeaseStore) -> Result<us
 /// Looks at all nodes once; gives how many had any.
 async fn strip(client: &Client) -> Result<usize, String> {
     let nodes: Api<Node> = Api::all(client.clone());
-    let said = |refused| match refused {
-        Refused::Gone => "a node has changed meanwhile".to_owned(),
-        Refused::Failed(problem) => problem,
-    };
     let parameters = ListParams::default();
-    let listed = answer(nodes.list_metadata(&parameters))
-        .await
-        .map_err(said)?;
+    let listed = call(nodes.list_metadata(&parameters)).await;
+    let listed = listed.map_err(|error| error.to_string())?;
     let patches = listed.items.iter().filter_map(|node| {
         let text = patch(node)?;
         let nodes = nodes.clone();
@@ -78,16 +76,16 @@ async fn strip(client: &Client) -> Result<usize, String> {
                 ..PatchParams::default()
             };
             let text = Patch::Merge(text);
-            answer(nodes.patch_metadata(&node.name_any(), &parameters, &text)).await
+            call(nodes.patch_metadata(&node.name_any(), &parameters, &text)).await
         })
     });
     let mut done = stream::iter(patches).buffer_unordered(AT_ONCE);
     let mut count = 0;
     while let Some(patched) = done.next().await {
         match patched {
+            Err(error) if !error.is_conflict() => return Err(error.to_string()),
             // A node that is gone says nothing any more.
-            Ok(_) | Err(Refused::Gone) => count += 1,
-            Err(refused) => return Err(said(refused)),
+            _ => count += 1,
         }
     }
     Ok(count)

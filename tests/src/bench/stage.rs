@@ -159,7 +159,7 @@ fn complaint(job: &Job) -> Option<String> {
         return None;
     }
     let at_source = job.source_fault().map(|fault| fault.message);
-    let at_destinations = job.destinations().filter_map(|view| match view.phase {
+    let at_destinations = job.destinations().filter_map(|view| match &view.phase {
         DestinationPhase::Verified { .. } => None,
         DestinationPhase::Failed(refusal) | DestinationPhase::Retrying(refusal) => {
             Some(refusal.message.clone())

@@ -28,7 +28,7 @@ use weft_proto::{
     },
 };
 use weft_sim::draw::Draw;
-use weft_transfer::{DestinationView, Job, LeaderContext, Refusal, Runner, Spec, Timing};
+use weft_transfer::{Destination, Job, LeaderContext, Refusal, Runner, Spec, Timing};
 
 use crate::{
     TooLate,
@@ -479,7 +479,7 @@ fn bytes_at(job: &Job, node: usize) -> u64 {
 }
 
 fn standings(job: &Job) -> String {
-    let text = |view: DestinationView<'_>| {
+    let text = |view: &Destination| {
         format!(
             "{}: {:?} with {} bytes",
             view.place.node, view.phase, view.bytes

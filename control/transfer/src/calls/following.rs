@@ -25,7 +25,7 @@ const DIGEST_BYTES_MAX: usize = 128;
 /// Connections of one attempt: a plan gives a node a handful of children, and at most this many.
 const PEERS_MAX: usize = 64;
 
-impl Calling<'_> {
+impl Calling {
     /// Passes on what a node reports, until the stream ends.
     pub(super) async fn follow(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
         let report = self.spec.timing.report;
@@ -34,10 +34,9 @@ impl Calling<'_> {
             leader_epoch: self.spec.leader.leader_epoch,
             interval_ms: u32::try_from(report.as_millis()).unwrap_or(u32::MAX),
         };
-        let agent = self.calls.agent(node)?;
-        let begun = agent.open(|mut client| {
-            let request = request.clone();
-            async move { client.progress(request).await }
+        let agent = self.agent(node)?;
+        let begun = agent.open(&request, |mut client, request| async move {
+            client.progress(request).await
         });
         // Boxed: the state of the call is freed once the stream has begun.
         let (mut stream, connection) = Box::pin(begun).await?;
@@ -81,7 +80,7 @@ impl Calling<'_> {
         let Some(report) = report else {
             return true;
         };
-        self.calls.answer(Answer::Progress {
+        self.answer(Answer::Progress {
             node: node.to_owned(),
             attempt,
             report: Box::new(report),

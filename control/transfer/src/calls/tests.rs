@@ -11,8 +11,9 @@ use weft_proto::Message as _;
 
 use super::*;
 use crate::{
+    endpoint::Endpoint,
     spec::Timing,
-    stand_in::{self, StandIn},
+    tests::stand_in::{self, StandIn},
 };
 
 fn spec(report: Duration) -> Spec {
@@ -23,19 +24,29 @@ fn spec(report: Duration) -> Spec {
     stand_in::spec(Topology::default(), timing)
 }
 
+fn calling(
+    authority: Arc<Authority>,
+    endpoints: &[Endpoint],
+    answers: Answers,
+    spec: Spec,
+) -> Calling {
+    let pool = ConnectionPool::new(authority);
+    Calling {
+        agents: Arc::new(pool.agents(endpoints)),
+        pool,
+        answers,
+        spec: Arc::new(spec),
+        listing: None,
+    }
+}
+
 /// What the runner gets of a node that has so many reports at once.
 async fn following(node: &StandIn, authority: Arc<Authority>, report: Duration) -> Heard {
     let (answers, heard) = unbounded_channel();
     let endpoints = std::slice::from_ref(&node.endpoint);
-    let calls = Calls::new(ConnectionPool::new(authority), endpoints, answers);
-    let spec = spec(report);
+    let calling = calling(authority, endpoints, answers, spec(report));
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
-        let calling = Calling {
-            calls: &calls,
-            spec: &spec,
-            listing: None,
-        };
         let _ = calling.follow("n1", 1).await;
     });
     Heard { heard, tasks }
@@ -111,14 +122,9 @@ async fn a_cancel_that_ends_a_job_is_repeated_until_its_node_confirms_or_is_give
     let node = StandIn::start(&authority, "n1").await;
     let (answers, _heard) = unbounded_channel();
     let endpoints = std::slice::from_ref(&node.endpoint);
-    let calls = Calls::new(ConnectionPool::new(authority), endpoints, answers);
     let mut spec = spec(Duration::from_secs(1));
     spec.timing.backoff = Duration::from_millis(1);
-    let calling = Calling {
-        calls: &calls,
-        spec: &spec,
-        listing: None,
-    };
+    let calling = calling(authority, endpoints, answers, spec);
     let cancel = |is_repeated| Call::Cancel {
         cleanup: Cleanup::Partials,
         is_repeated,
@@ -161,22 +167,16 @@ async fn a_destination_is_told_who_has_the_manifest_with_a_ticket_for_that_one_o
     };
     let (answers, _heard) = unbounded_channel();
     let endpoints = [node.endpoint.clone(), source];
-    let calls = Calls::new(ConnectionPool::new(authority), &endpoints, answers);
-    let spec = spec(Duration::from_secs(1));
+    let mut calling = calling(authority, &endpoints, answers, spec(Duration::from_secs(1)));
     // The second time it has listed the files itself.
     for holder in ["n0", "n1"] {
-        let listing = Listing {
+        calling.listing = Some(Listing {
             holder: holder.to_owned(),
             found: StatResponse {
                 manifest_digest: vec![7; 32],
                 ..StatResponse::default()
             },
-        };
-        let calling = Calling {
-            calls: &calls,
-            spec: &spec,
-            listing: Some(&listing),
-        };
+        });
         calling.call("n1", 1, &Call::Prepare).await.unwrap();
     }
     let prepared = node.prepared();

@@ -284,11 +284,9 @@ impl World {
     }
 
     fn phase(&self, node: u32) -> &DestinationPhase {
-        self.job
-            .destinations()
-            .find(|d| d.place.node == name(node))
-            .expect("it is there")
-            .phase
+        let mut all = self.job.destinations();
+        let there = all.find(|d| d.place.node == name(node));
+        &there.expect("it is there").phase
     }
 
     fn reason(&self, node: u32) -> &str {

@@ -13,9 +13,8 @@ use weft_proto::agent::v1::{CancelRequest, CancelResponse, ProgressRequest, Prog
 
 use super::*;
 use crate::{
-    agent::Client,
     refusal::{Refusal, is_of_connection},
-    stand_in::StandIn,
+    tests::stand_in::StandIn,
     tls::CONNECT_WITHIN,
 };
 
@@ -27,16 +26,19 @@ fn authority() -> Arc<Authority> {
 }
 
 async fn cancel(agent: &Agent) -> Result<(), Refusal> {
-    let call = agent
-        .call(|mut client: Client| async move { client.cancel(CancelRequest::default()).await });
+    let request = CancelRequest::default();
+    let call = agent.call(&request, |mut client, request| async move {
+        client.cancel(request).await
+    });
     let answer: CancelResponse = call.await?;
     assert_eq!(answer, CancelResponse::default());
     Ok(())
 }
 
 async fn follow(agent: &Agent) -> Streaming<ProgressResponse> {
-    let call = agent.call(|mut client: Client| async move {
-        client.progress(ProgressRequest::default()).await
+    let request = ProgressRequest::default();
+    let call = agent.call(&request, |mut client, request| async move {
+        client.progress(request).await
     });
     call.await.unwrap()
 }

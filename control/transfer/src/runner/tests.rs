@@ -2,7 +2,7 @@ use weft_identity::authority::Authority;
 use weft_planner::{Node, Topology};
 
 use super::*;
-use crate::{destinations::DestinationPhase, spec::Timing, stand_in};
+use crate::{destinations::DestinationPhase, spec::Timing, tests::stand_in};
 
 #[tokio::test]
 async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds() {

@@ -3,11 +3,7 @@
 use k8s_openapi::{
     api::{
         apps::v1::DaemonSet,
-        core::v1::{
-            Affinity, Container, EnvVar, EnvVarSource, HostPathVolumeSource, NodeAffinity,
-            NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector, PodSpec,
-            Volume, VolumeMount,
-        },
+        core::v1::{Container, HostPathVolumeSource, PodSpec, Volume, VolumeMount},
     },
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
@@ -26,12 +22,6 @@ const CONFIGURATION: &str = "weft.dev/configuration";
 const CONTAINER: &str = "agent";
 /// Where the roots are mounted; agents know it, too.
 const ROOTS: &str = "/weft/roots";
-/// Where the chart's manifest mounts the operator's authorities.
-const AUTHORITY: &str = "/etc/weft/ca";
-/// Where it mounts the token that asks for a certificate.
-const TOKEN: &str = "/var/run/secrets/weft.dev";
-/// Where an agent keeps its key and certificate.
-const STATE: &str = "/var/lib/weft/agent";
 
 /// What every fabric's DaemonSet is made from.
 #[derive(Debug, Clone, Default)]
@@ -67,20 +57,20 @@ pub(crate) fn daemon_set(template: &AgentTemplate, fabric: &RdmaFabric) -> Daemo
     let selector = spec.selector.match_labels.get_or_insert_default();
     selector.extend([label.clone()]);
     let metadata = spec.template.metadata.get_or_insert_default();
-    metadata.labels.get_or_insert_default().extend([label]);
+    let labels = metadata.labels.get_or_insert_default();
+    labels.extend([label.clone()]);
     let configuration = (CONFIGURATION.to_owned(), pod_configuration(fabric));
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.extend([configuration]);
     let pod = spec.template.spec.get_or_insert_default();
-    bind(pod, &fabric_name);
+    // Pods run on the nodes that the operator has labelled for the fabric, beside what the chart asks for.
+    // Nothing of this depends on which nodes those are: a template that did would be rolled out anew, to all
+    // nodes of the fabric, whenever one comes or goes.
+    pod.node_selector.get_or_insert_default().extend([label]);
     mount_roots(pod, fabric);
     if let Some(agent) = container(pod) {
         let more = arguments(template, fabric);
         agent.args.get_or_insert_default().extend(more);
-        let env = agent.env.get_or_insert_default();
-        env.retain(|variable| !["NODE_NAME", "NODE_ADDRESS"].contains(&variable.name.as_str()));
-        env.push(from_pod("NODE_NAME", "spec.nodeName"));
-        env.push(from_pod("NODE_ADDRESS", "status.hostIP"));
     }
     let hash = hash(&set);
     let annotations = set.metadata.annotations.get_or_insert_default();
@@ -94,36 +84,12 @@ fn hash(set: &DaemonSet) -> String {
     blake3::hash(&text).to_hex()[..16].to_owned()
 }
 
-fn arguments(template: &AgentTemplate, fabric: &RdmaFabric) -> Vec<String> {
-    let (name, configuration) = (fabric.name_any(), pod_configuration(fabric));
-    let pairs = [
-        ("--operator", template.operator.as_str()),
-        ("--operator-ca", &format!("{AUTHORITY}/ca.crt")),
-        ("--token", &format!("{TOKEN}/token")),
-        ("--fabric", name.as_str()),
-        ("--pod-configuration", configuration.as_str()),
-        ("--node", "$(NODE_NAME)"),
-        ("--address", "$(NODE_ADDRESS)"),
-        ("--state", STATE),
-    ];
-    pairs
-        .iter()
-        .flat_map(|(flag, value)| [(*flag).to_owned(), (*value).to_owned()])
-        .collect()
-}
-
-fn from_pod(name: &str, path: &str) -> EnvVar {
-    EnvVar {
-        name: name.to_owned(),
-        value_from: Some(EnvVarSource {
-            field_ref: Some(ObjectFieldSelector {
-                field_path: path.to_owned(),
-                ..ObjectFieldSelector::default()
-            }),
-            ..EnvVarSource::default()
-        }),
-        ..EnvVar::default()
-    }
+fn arguments(template: &AgentTemplate, fabric: &RdmaFabric) -> [String; 3] {
+    [
+        format!("--operator={}", template.operator),
+        format!("--fabric={}", fabric.name_any()),
+        format!("--pod-configuration={}", pod_configuration(fabric)),
+    ]
 }
 
 /// The one that is named so, else the first.
@@ -133,35 +99,6 @@ fn container(pod: &mut PodSpec) -> Option<&mut Container> {
         .iter()
         .position(|container| container.name == CONTAINER);
     pod.containers.get_mut(at.unwrap_or(0))
-}
-
-/// Pods run on the nodes that the operator has labelled for the fabric, beside what the chart asks for.
-/// Nothing of this depends on which nodes those are: a template that did would be rolled out anew, to all
-/// nodes of the fabric, whenever one comes or goes.
-fn bind(pod: &mut PodSpec, fabric: &str) {
-    let labelled = NodeSelectorRequirement {
-        key: FABRIC_LABEL.to_owned(),
-        operator: "In".to_owned(),
-        values: Some(vec![fabric.to_owned()]),
-    };
-    let affinity = pod.affinity.get_or_insert_with(Affinity::default);
-    let of_nodes = affinity
-        .node_affinity
-        .get_or_insert_with(NodeAffinity::default);
-    let required = of_nodes
-        .required_during_scheduling_ignored_during_execution
-        .get_or_insert_with(NodeSelector::default);
-    if required.node_selector_terms.is_empty() {
-        required
-            .node_selector_terms
-            .push(NodeSelectorTerm::default());
-    }
-    // Terms are alternatives, so each has to say it.
-    for term in &mut required.node_selector_terms {
-        term.match_expressions
-            .get_or_insert_default()
-            .push(labelled.clone());
-    }
 }
 
 /// Exactly the roots are mounted.
@@ -196,7 +133,7 @@ fn mount_roots(pod: &mut PodSpec, fabric: &RdmaFabric) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::scenario;
+    use crate::controllers::tests::scenario;
 
     fn template(yaml: &str) -> AgentTemplate {
         AgentTemplate {
@@ -260,28 +197,24 @@ spec:
     }
 
     #[test]
-    fn each_alternative_of_the_charts_own_affinity_is_bound_to_the_fabric() {
+    fn the_charts_own_selector_and_affinity_are_kept_beside_the_fabrics_label() {
         let mut template = template(TEMPLATE);
-        let term = |value: &str| {
-            serde_json::json!({"matchExpressions": [
-                {"key": "zone", "operator": "In", "values": [value]},
-            ]})
-        };
         let affinity = serde_json::json!({"nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution":
-                {"nodeSelectorTerms": [term("a"), term("b")]},
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]},
+            ]},
         }});
-        let spec = template.manifest.spec.as_mut().unwrap();
-        spec.template.spec.as_mut().unwrap().affinity = serde_json::from_value(affinity).unwrap();
+        let pod = template.manifest.spec.as_mut().unwrap();
+        let pod = pod.template.spec.as_mut().unwrap();
+        pod.affinity = serde_json::from_value(affinity.clone()).unwrap();
+        pod.node_selector = Some([("gpu".to_owned(), "true".to_owned())].into());
         let set = daemon_set(&template, &scenario::fabric("default", 1));
         let set = serde_json::to_value(set).unwrap();
-        let terms = &set["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-            ["nodeSelectorTerms"];
-        for (term, zone) in [(0, "a"), (1, "b")] {
-            let expressions = &terms[term]["matchExpressions"];
-            assert_eq!(expressions[0]["values"][0], zone);
-            assert_eq!(expressions[1]["key"], FABRIC_LABEL);
-            assert_eq!(expressions[1]["values"][0], "default");
-        }
+        let pod = &set["spec"]["template"]["spec"];
+        let selector = serde_json::json!({"gpu": "true", FABRIC_LABEL: "default"});
+        assert_eq!(
+            (&pod["affinity"], &pod["nodeSelector"]),
+            (&affinity, &selector)
+        );
     }
 }

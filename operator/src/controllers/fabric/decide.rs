@@ -12,7 +12,7 @@ use k8s_openapi::{
     api::apps::v1::DaemonSet,
     jiff::{SignedDuration, Timestamp},
 };
-use kube::{ResourceExt as _, core::PartialObjectMeta};
+use kube::ResourceExt as _;
 use serde_json::json;
 use weft_crds::{
     FabricNode, FabricNodeStatus, FabricStatus, Finding, NodeCount, NodePorts, RdmaFabric,
@@ -25,11 +25,12 @@ use crate::controllers::{
     condition::{self, ConditionUpdate},
     fabric::agents::{self, APPLIED, FABRIC_LABEL},
     fabric::configuration::pod_configuration,
-    fabric::view::{LastReport, SILENCE, View},
+    fabric::view::View,
     kinds::Cache,
     membership::Members,
     request::{Change, Event, Request},
 };
+use crate::reports::{NodeState, SILENCE};
 
 /// A new node's agent has this long to start before the node's status says what it waits for: until then the
 /// first status is that of a node that is Ready, so a new node costs two writes.
@@ -38,8 +39,6 @@ const STARTUP: SignedDuration = SignedDuration::from_secs(60);
 const CONFIGURATION_PENDING: &str = "ConfigurationPending";
 /// Nodes that a message names at most.
 const NAMED_MAX: usize = 5;
-/// Findings that a status lists at most, as the definition says.
-const FINDINGS_MAX: usize = 32;
 
 /// What is to be written, one request for an object at most.
 pub(crate) fn decide(view: &View<'_>) -> Vec<Request> {
@@ -48,16 +47,6 @@ pub(crate) fn decide(view: &View<'_>) -> Vec<Request> {
     requests.extend(fabric_nodes(view));
     requests.extend(statuses(view));
     requests
-}
-
-/// The fabric's DaemonSet, where it has one.
-pub(crate) fn set_of<'a>(
-    cache: &'a Cache,
-    fabric: &str,
-) -> Option<&'a PartialObjectMeta<DaemonSet>> {
-    let name = agents::name(fabric);
-    let mut sets = cache.daemon_sets.iter().map(|(_, set)| set);
-    sets.find(|set| set.name_any() == name)
 }
 
 fn agents(view: &View<'_>) -> Vec<Request> {
@@ -70,10 +59,10 @@ fn agents(view: &View<'_>) -> Vec<Request> {
             continue;
         }
         let wanted = agents::daemon_set(view.template, fabric);
-        let there = set_of(view.cache, &key.name);
+        let key = Key::of(&wanted.metadata);
+        let there = view.cache.daemon_sets.get(&key);
         let applied = there.and_then(|set| set.annotations().get(APPLIED));
         if applied.is_none() || applied != wanted.annotations().get(APPLIED) {
-            let key = Key::of(&wanted.metadata);
             requests.push(Request::new::<DaemonSet>(key, Change::Apply(json!(wanted))));
         }
     }
@@ -112,12 +101,10 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
             requests.push(Request::new::<FabricNode>(key, Change::Apply(manifest)));
             continue;
         };
-        let last_report = view
-            .last_reports
-            .get(node)
-            .filter(|last_report| last_report.fabric == fabric);
+        let state = view.reports.get(node);
+        let state = state.filter(|state| state.fabric == fabric);
         let configuration = configurations.get(fabric).map(String::as_str);
-        if let Some(status) = node_status(there, last_report, configuration, view) {
+        if let Some(status) = node_status(there, state, configuration, view) {
             requests.push(Request {
                 events: new_findings(there.status.as_ref(), &status),
                 ..Request::status(there, &status)
@@ -149,7 +136,7 @@ fn new_findings(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<E
 /// one there.
 fn node_status(
     node: &FabricNode,
-    last_report: Option<&LastReport>,
+    state: Option<&NodeState>,
     configuration: Option<&str>,
     view: &View<'_>,
 ) -> Option<FabricNodeStatus> {
@@ -157,35 +144,35 @@ fn node_status(
     let mut new = old.clone();
     let name = node.name_any();
     let fabric = &node.spec.fabric;
-    if is_starting(node, last_report, view.now) {
+    if is_starting(node, state, view.now) {
         return None;
     }
-    let verdict = match last_report {
+    let verdict = match state {
         None if view.leading < SILENCE && readiness(node).is_some() => return None,
         None if !is_labelled(view, &name) => not_ready(
             "NodeNotLabelled",
-            format!(
+            &format!(
                 "node {name} has no label {FABRIC_LABEL}={fabric}, so no agent runs there: the operator writes \
                  it; where that lasts, the operator's log says who refuses it"
             ),
         ),
         None => not_ready(
             "AgentMissing",
-            format!(
+            &format!(
                 "no agent of node {name} has reported; see: kubectl -n {} get pods -l \
                  {FABRIC_LABEL}={fabric} --field-selector spec.nodeName={name}",
                 view.template.namespace
             ),
         ),
-        Some(last_report) => {
-            fill(&mut new, &last_report.report);
-            match foreign_address(&name, &last_report.report, view) {
+        Some(state) => {
+            fill(&mut new, &state.report);
+            match foreign_address(&name, &state.report, view) {
                 Some(verdict) => {
                     // Nothing is sent there.
                     new.control_address.clear();
                     verdict
                 }
-                None => judge(&name, last_report, configuration, view),
+                None => judge(&name, state, configuration, view),
             }
         }
     };
@@ -212,7 +199,7 @@ fn foreign_address(name: &str, report: &NodeReport, view: &View<'_>) -> Option<C
     let addresses: Vec<&str> = addresses.collect();
     Some(not_ready(
         "ControlAddressNotOfNode",
-        format!(
+        &format!(
             "the agent of node {name} reports control address {}, which is none of the Node's status.addresses \
              ({}), so it is not called: have the agent's --address be one of these",
             report.control_address,
@@ -222,11 +209,9 @@ fn foreign_address(name: &str, report: &NodeReport, view: &View<'_>) -> Option<C
 }
 
 /// Whether a node is new, and its agent has reported neither that it can work nor why it cannot.
-fn is_starting(node: &FabricNode, last_report: Option<&LastReport>, now: Timestamp) -> bool {
-    let says_nothing = last_report.is_none_or(|last_report| {
-        let report = &last_report.report;
-        !report.ready && report.findings.is_empty()
-    });
+fn is_starting(node: &FabricNode, state: Option<&NodeState>, now: Timestamp) -> bool {
+    let says_nothing =
+        state.is_none_or(|state| !state.report.ready && state.report.findings.is_empty());
     let created = node.metadata.creation_timestamp.as_ref();
     let is_new = created.is_some_and(|created| now.duration_since(created.0) < STARTUP);
     says_nothing && is_new && readiness(node).is_none()
@@ -240,36 +225,31 @@ fn is_labelled(view: &View<'_>, name: &str) -> bool {
 
 fn judge(
     name: &str,
-    last_report: &LastReport,
+    state: &NodeState,
     configuration: Option<&str>,
     view: &View<'_>,
 ) -> ConditionUpdate {
-    if last_report.silent >= SILENCE {
+    if state.is_silent(view.at) {
         return not_ready(
             "AgentSilent",
-            format!(
+            &format!(
                 "the agent of node {name} has not reported for {} s; see: kubectl -n {} get pods -l \
                  {FABRIC_LABEL}={} --field-selector spec.nodeName={name}",
                 SILENCE.as_secs(),
                 view.template.namespace,
-                last_report.fabric,
+                state.fabric,
             ),
         );
     }
-    if last_report.report.ready {
-        let is_pending = configuration.is_some_and(|it| last_report.report.configuration != it);
+    if state.report.ready {
+        let is_pending = configuration.is_some_and(|it| state.report.configuration != it);
         let (reason, message) = match is_pending {
             false => ("AgentReady", "the agent reports and can work".to_owned()),
-            true => (CONFIGURATION_PENDING, pending(&last_report.fabric, view)),
+            true => (CONFIGURATION_PENDING, pending(&state.fabric, view)),
         };
-        return ConditionUpdate {
-            kind: "Ready",
-            holds: true,
-            reason: reason.to_owned(),
-            message,
-        };
+        return ConditionUpdate::new("Ready", true, reason, &message);
     }
-    let findings: Vec<&str> = last_report
+    let findings: Vec<&str> = state
         .report
         .findings
         .iter()
@@ -282,7 +262,7 @@ fn judge(
     };
     not_ready(
         "AgentNotReady",
-        format!("the agent of node {name} cannot work: {cause}"),
+        &format!("the agent of node {name} cannot work: {cause}"),
     )
 }
 
@@ -295,13 +275,8 @@ fn pending(fabric: &str, view: &View<'_>) -> String {
     )
 }
 
-fn not_ready(reason: &str, message: String) -> ConditionUpdate {
-    ConditionUpdate {
-        kind: "Ready",
-        holds: false,
-        reason: reason.to_owned(),
-        message,
-    }
+fn not_ready(reason: &str, message: &str) -> ConditionUpdate {
+    ConditionUpdate::new("Ready", false, reason, message)
 }
 
 fn fill(status: &mut FabricNodeStatus, report: &NodeReport) {
@@ -329,7 +304,6 @@ fn fill(status: &mut FabricNodeStatus, report: &NodeReport) {
         findings: report
             .findings
             .iter()
-            .take(FINDINGS_MAX)
             .map(|f| Finding {
                 reason: f.reason.clone(),
                 message: f.message.clone(),
@@ -387,12 +361,7 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
         );
         (false, "NodesNotReady", text)
     };
-    let ready = ConditionUpdate {
-        kind: "Ready",
-        holds,
-        reason: reason.to_owned(),
-        message,
-    };
+    let ready = ConditionUpdate::new("Ready", holds, reason, &message);
     for verdict in [ready, conflict(members)] {
         condition::set(&mut status.conditions, verdict, generation, view.now);
     }
@@ -400,30 +369,20 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
 }
 
 fn conflict(members: &Members) -> ConditionUpdate {
-    let (holds, reason, message) = if members.taken.is_empty() {
-        (
-            false,
-            "NoConflict",
-            "no other fabric has its nodes".to_owned(),
-        )
-    } else {
-        let nodes: Vec<&str> = members.taken.keys().map(String::as_str).collect();
-        let fabrics: BTreeSet<&str> = members.taken.values().map(String::as_str).collect();
-        let fabrics: Vec<&str> = fabrics.into_iter().collect();
-        let text = format!(
-            "older fabrics have nodes that spec.nodeSelector selects: {} (of {}); make the selectors \
-             apart",
-            listed(&nodes),
-            listed(&fabrics)
-        );
-        (true, "NodesTaken", text)
-    };
-    ConditionUpdate {
-        kind: "Conflicting",
-        holds,
-        reason: reason.to_owned(),
-        message,
+    if members.taken.is_empty() {
+        let text = "no other fabric has its nodes";
+        return ConditionUpdate::new("Conflicting", false, "NoConflict", text);
     }
+    let nodes: Vec<&str> = members.taken.keys().map(String::as_str).collect();
+    let fabrics: BTreeSet<&str> = members.taken.values().map(String::as_str).collect();
+    let fabrics: Vec<&str> = fabrics.into_iter().collect();
+    let text = format!(
+        "older fabrics have nodes that spec.nodeSelector selects: {} (of {}); make the selectors \
+         apart",
+        listed(&nodes),
+        listed(&fabrics)
+    );
+    ConditionUpdate::new("Conflicting", true, "NodesTaken", &text)
 }
 
 /// The first few of many names.

@@ -18,12 +18,11 @@ use weft_crds::{DeletionPolicy, Phase, TransferJob, TransferJobStatus};
 use crate::controllers::{
     cache::{Key, uid},
     job::{
-        grants::{Claim, PathLocks},
         obstacle::Obstacle,
-        queue::{self, Demand, Queue, QueueEntry, Turn},
+        queue::{self, Demand, Queue, QueueEntry},
         reading::{self, SecretUnavailable},
         resolve::{self, Transfer},
-        snapshot::{Outcome, Snapshot},
+        snapshot::Snapshot,
         status,
     },
     kinds::Cache,
@@ -31,7 +30,7 @@ use crate::controllers::{
     request::{Change, FINALIZER, Priority, Request},
 };
 use crate::reports::{NodeState, nodes_with_copy};
-use weft_transfer::{Cleanup, Endpoint, MembershipUpdate};
+use weft_transfer::{Cleanup, End, Endpoint, MembershipUpdate};
 
 /// Progress is written when what is written is so old …
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);
@@ -52,10 +51,8 @@ pub(crate) struct View<'a> {
     pub(crate) met: Option<u64>,
     /// What agents say of their nodes.
     pub(crate) reports: &'a BTreeMap<String, NodeState>,
-    /// The fair queue. Jobs that were decided earlier in this round are in it.
+    /// Which jobs may begin.
     pub(crate) queue: &'a Queue,
-    /// Who writes to which path.
-    pub(crate) grants: &'a PathLocks,
     /// Of this process.
     pub(crate) leader_epoch: u64,
     /// When its status was last written by this process.
@@ -100,10 +97,8 @@ pub(crate) struct Decision {
     pub(crate) request: Option<Request>,
     /// What to do here.
     pub(crate) order: Option<Order>,
-    /// The job's entry in the fair queue, on a fabric with a cap.
+    /// The job's entry in the queue, once nothing but other jobs is in its way.
     pub(crate) entry: Option<QueueEntry>,
-    /// The path that it writes to or wants to, once nothing else is in its way.
-    pub(crate) claim: Option<Claim>,
 }
 
 impl From<Order> for Decision {
@@ -144,20 +139,19 @@ impl Stop {
 /// Decides the next step of a job.
 pub(crate) fn decide(view: &View<'_>) -> Decision {
     let decision = next(view);
-    // It keeps its places until agents have been told of its end.
-    let work = view.work.filter(|work| work.outcome.is_none());
-    let demand = work.and_then(|work| Demand::of_work(view.job, work, view.cache));
-    let at_work = demand.map(|demand| QueueEntry::new(view.job, true, demand));
-    let old = view.job.status.as_ref().filter(|_| view.work.is_none());
+    let at_work = |fabric: &str, demand| QueueEntry::new(view.job, fabric, true, demand);
+    // It keeps its path and its places until agents have been told of its end.
+    let work = view.work.filter(|work| work.end.is_none());
+    let own = work.map(|work| {
+        let demand = Demand::of_work(view.job, work, view.cache);
+        at_work(&work.fabric, demand)
+    });
     // A leader before this one had begun it, and its agents have not been told of an end yet.
+    let old = view.job.status.as_ref().filter(|_| view.work.is_none());
     let begun = old.filter(|old| queue::is_at_work(old) && !old.fabric.is_empty());
-    let fabric = work
-        .map(|work| &work.fabric)
-        .or(begun.map(|old| &old.fabric));
-    let claim = fabric.map(|fabric| Claim::of(view.job, fabric, true));
+    let begun = begun.map(|old| at_work(&old.fabric, None));
     Decision {
-        entry: at_work.or(decision.entry),
-        claim: claim.or(decision.claim),
+        entry: own.or(decision.entry).or(begun),
         ..decision
     }
 }
@@ -172,13 +166,13 @@ fn next(view: &View<'_>) -> Decision {
     }
     let stop = stop(view.job, &old, view.now);
     match (view.work, stop) {
-        (Some(work), stop) => match (&work.outcome, stop) {
+        (Some(work), stop) => match (&work.end, stop) {
             // Agents that know only that it is suspended are told again once what it left is to go.
-            (Some(Outcome::Withdrawn(done)), Some(stop)) if *done >= stop.cleanup() => {
+            (Some(End::Cancelled(done)), Some(stop)) if *done >= stop.cleanup() => {
                 stopped(view, &old, stop)
             }
-            (Some(Outcome::Withdrawn(_)), _) => Order::Forget.into(),
-            (Some(Outcome::Complete | Outcome::Failed), _) => {
+            (Some(End::Cancelled(_)), _) => Order::Forget.into(),
+            (Some(End::Complete | End::Failed), _) => {
                 write(view, &old, &status::of_work(view.job, work, view.now))
             }
             (None, Some(stop)) => Order::Stop(stop.cleanup()).into(),
@@ -256,10 +250,10 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
         DeletionPolicy::Retain => Cleanup::Partials,
         DeletionPolicy::Delete => Cleanup::Copies,
     };
-    let order = match view.work.map(|work| work.outcome) {
+    let order = match view.work.map(|work| work.end) {
         Some(None) => Some(Order::Stop(cleanup)),
-        Some(Some(Outcome::Withdrawn(done))) if done >= cleanup => None,
-        Some(Some(Outcome::Complete | Outcome::Failed)) if cleanup == Cleanup::Partials => None,
+        Some(Some(End::Cancelled(done))) if done >= cleanup => None,
+        Some(Some(End::Complete | End::Failed)) if cleanup == Cleanup::Partials => None,
         Some(Some(_)) => Some(Order::Forget),
         None => settle(view, old, cleanup),
     };
@@ -371,92 +365,58 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
     };
     match resolve::resolve(view.job, view.cache, view.membership, view.leader_epoch) {
         Ok(transfer) => match reading::check_secret(view.job, view.cache) {
-            Ok(()) => granted(view, old, transfer),
+            Ok(()) => in_turn(view, old, transfer),
             Err(SecretUnavailable::NotProbed(secret)) => {
-                // What is at work keeps its places while that is seen.
+                // What is at work keeps its path and its places while that is seen.
                 let is_at_work = queue::is_at_work(old);
-                let demand = Demand::of(&transfer, view.cache).filter(|_| is_at_work);
                 Decision {
-                    entry: demand.map(|demand| QueueEntry::new(view.job, true, demand)),
-                    claim: is_at_work.then(|| Claim::of(view.job, &transfer.fabric, true)),
+                    entry: is_at_work.then(|| {
+                        let demand = Demand::of(&transfer, view.cache);
+                        QueueEntry::new(view.job, &transfer.fabric, true, demand)
+                    }),
                     ..Order::Look(secret).into()
                 }
             }
             Err(SecretUnavailable::Denied(obstacle)) => wait(&obstacle),
         },
-        Err(Obstacle {
-            reason,
-            message,
-            is_final: true,
-        }) => write(
-            view,
-            old,
-            &status::failed(view.job, reason, &message, view.now),
-        ),
-        Err(obstacle) => wait(&obstacle),
+        Err(found) => match found.into_iter().next() {
+            Some(obstacle) if obstacle.is_final => {
+                let failed = status::failed(view.job, &obstacle, view.now);
+                write(view, old, &failed)
+            }
+            Some(obstacle) => wait(&obstacle),
+            None => Decision::default(),
+        },
     }
 }
 
-/// Nothing is in its way but the jobs that write to its path, and its turn.
-fn granted(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Decision {
-    let is_at_work = queue::is_at_work(old);
-    let claim = Claim::of(view.job, &transfer.fabric, is_at_work);
-    let decision = if is_at_work {
-        in_turn(view, old, transfer)
-    } else if !view.grants.has_seen(&uid(view.job)) {
-        // An older job may not have been decided yet.
-        Decision::default()
-    } else if let Some(obstacle) = view.grants.obstacle(&claim) {
-        let waiting = TransferJobStatus {
-            fabric: transfer.fabric,
-            ..status::waiting(view.job, &obstacle, view.now)
-        };
-        write(view, old, &waiting)
-    } else {
-        in_turn(view, old, transfer)
-    };
-    let begins = matches!(decision.order, Some(Order::Begin(_)));
-    Decision {
-        claim: Some(Claim {
-            is_at_work: is_at_work || begins,
-            ..claim
-        }),
-        ..decision
-    }
-}
-
-/// Nothing but its turn is in its way.
+/// Nothing is in its way but other jobs.
 fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Decision {
-    let is_at_work = queue::is_at_work(old);
     let demand = Demand::of(&transfer, view.cache);
-    let entry = |is_at_work| {
-        let demand = demand.clone();
-        demand.map(|demand| QueueEntry::new(view.job, is_at_work, demand))
-    };
-    if let Some(demand) = demand.as_ref().filter(|_| !is_at_work) {
-        let decision = match view.queue.turn(&uid(view.job), demand) {
-            Some(Turn::Begins) => None,
-            Some(Turn::Waits { node, .. }) => {
-                let obstacle = queue::queued(node, &demand.fabric);
+    let mut entry = QueueEntry::new(view.job, &transfer.fabric, queue::is_at_work(old), demand);
+    if !entry.is_at_work {
+        let decision = match view.queue.turn(&uid(view.job), &entry) {
+            // The queue has not heard of it, and decides once every job is known.
+            None => Some(Decision::default()),
+            Some(turn) => turn.obstacle(&entry).map(|obstacle| {
                 let waiting = TransferJobStatus {
-                    fabric: demand.fabric.clone(),
+                    fabric: transfer.fabric.clone(),
                     ..status::waiting(view.job, &obstacle, view.now)
                 };
-                Some(write(view, old, &waiting))
-            }
-            // The queue has not heard of it, and decides with the next look.
-            None => Some(Decision::default()),
+                write(view, old, &waiting)
+            }),
         };
         if let Some(decision) = decision {
             return Decision {
-                entry: entry(false),
+                entry: Some(entry),
                 ..decision
             };
         }
     }
     let begins = is_held(view.job);
+    entry.is_at_work |= begins;
     Decision {
-        entry: entry(is_at_work || begins),
+        entry: Some(entry),
         ..match begins {
             true => Order::Begin(Box::new(transfer)).into(),
             false => hold(view.job, true).into(),

@@ -1,21 +1,20 @@
 //! What keeps a job from beginning.
 
-/// Why a job cannot begin now.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Obstacle {
-    /// Stable, UpperCamelCase.
-    pub(crate) reason: &'static str,
-    /// Names the field and the remedy.
-    pub(crate) message: String,
-    /// Nothing but another job helps; else it is waited for.
-    pub(crate) is_final: bool,
-}
+pub(crate) use weft_crds::Obstacle;
 
 /// An obstacle that may pass.
-pub(crate) fn wait(reason: &'static str, message: String) -> Obstacle {
+pub(crate) fn wait(reason: &str, message: String) -> Obstacle {
     Obstacle {
-        reason,
+        reason: reason.to_owned(),
         message,
         is_final: false,
+    }
+}
+
+/// One where nothing but another job helps.
+pub(crate) fn fail(reason: &str, message: String) -> Obstacle {
+    Obstacle {
+        is_final: true,
+        ..wait(reason, message)
     }
 }

@@ -7,7 +7,7 @@ use weft_crds::{FileSource, ObjectSource, RdmaFabric, TransferJob};
 
 use crate::controllers::{
     fabric::decide::listed,
-    job::obstacle::{Obstacle, wait},
+    job::obstacle::{Obstacle, fail, wait},
     kinds::Cache,
     membership::{Membership, selector},
 };
@@ -27,11 +27,10 @@ pub(crate) fn origin(job: &TransferJob) -> Result<Origin<'_>, Obstacle> {
         (Some(file), None) => Ok(Origin::File(file)),
         (None, Some(object)) => Ok(Origin::Object(object)),
         // The definition refuses it, but it may have been changed since.
-        _ => Err(Obstacle {
-            reason: "SourceMissing",
-            message: "spec.source: give exactly one of: file, object".to_owned(),
-            is_final: true,
-        }),
+        _ => Err(fail(
+            "SourceMissing",
+            "spec.source: give exactly one of: file, object".to_owned(),
+        )),
     }
 }
 
@@ -71,6 +70,25 @@ fn fabric_of<'a>(
     })
 }
 
+/// The nodes of fabrics that a job's selector selects, each with its fabric.
+pub(crate) fn selected<'a>(
+    job: &TransferJob,
+    cache: &Cache,
+    membership: &'a Membership,
+) -> Result<Vec<(&'a str, &'a str)>, Obstacle> {
+    let wanted = job.spec.destinations.node_selector.clone();
+    let wanted = selector(&wanted.unwrap_or_default()).map_err(|fault| {
+        let text = format!("spec.destinations.nodeSelector: {fault}");
+        fail("SelectorInvalid", text)
+    })?;
+    let is_wanted = |node: &str| {
+        let there = cache.nodes.named(node);
+        there.is_some_and(|there| wanted.matches(there.labels()))
+    };
+    let selected = membership.nodes().filter(|(node, _)| is_wanted(node));
+    Ok(selected.collect())
+}
+
 /// The fabric of the destinations: there is no source's node that says which it is.
 fn fabric_of_destinations<'a>(
     job: &TransferJob,
@@ -82,17 +100,7 @@ fn fabric_of_destinations<'a>(
         let field = ("NodeNotInFabric", "spec.destinations.nodes");
         return fabric_of(node, field, cache, membership);
     }
-    let wanted = to.node_selector.clone().unwrap_or_default();
-    let wanted = selector(&wanted).map_err(|fault| Obstacle {
-        reason: "SelectorInvalid",
-        message: format!("spec.destinations.nodeSelector: {fault}"),
-        is_final: true,
-    })?;
-    let is_wanted = |node: &str| {
-        let there = cache.nodes.named(node);
-        there.is_some_and(|there| wanted.matches(there.labels()))
-    };
-    let selected = membership.nodes().filter(|(node, _)| is_wanted(node));
+    let selected = selected(job, cache, membership)?.into_iter();
     let fabrics: BTreeSet<&str> = selected.map(|(_, fabric)| fabric).collect();
     let fabrics: Vec<&str> = fabrics.into_iter().collect();
     match fabrics[..] {

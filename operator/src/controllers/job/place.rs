@@ -6,7 +6,7 @@ use weft_transfer::Place;
 
 use crate::controllers::{
     fabric::decide::listed,
-    job::obstacle::{Obstacle, wait},
+    job::obstacle::{Obstacle, fail, wait},
     kinds::Cache,
     membership::selector,
 };
@@ -16,13 +16,8 @@ use crate::controllers::{
 pub(crate) enum JobEnd<'a> {
     /// What is read.
     Source(&'a FileSource),
-    /// Where a copy shall be.
-    Destination {
-        /// On this node.
-        node: &'a str,
-        /// As the job says.
-        to: &'a Destinations,
-    },
+    /// Where copies shall be, on whichever node.
+    Destination(&'a Destinations),
 }
 
 /// Where an end is, once it is sure that the job may name it.
@@ -40,9 +35,7 @@ pub(crate) fn place(
             file.scope,
             &*file.path,
         ),
-        JobEnd::Destination { node, to } => {
-            ("spec.destinations", node, &*to.root, to.scope, &*to.path)
-        }
+        JobEnd::Destination(to) => ("spec.destinations", "", &*to.root, to.scope, &*to.path),
     };
     let field = format!("{end}.root");
     let fabric_name = fabric.name_any();
@@ -59,7 +52,7 @@ pub(crate) fn place(
         );
         return Err(wait("RootUnknown", text));
     };
-    if matches!(side, JobEnd::Destination { .. }) && root.access == RootAccess::ReadOnly {
+    if matches!(side, JobEnd::Destination(_)) && root.access == RootAccess::ReadOnly {
         let text = format!(
             "{field}: root {name} of fabric {fabric_name} is ReadOnly; name another, or make it \
              ReadWrite"
@@ -80,11 +73,8 @@ pub(crate) fn place(
     let path = scoped(namespace, scope, path);
     // The definition refuses such paths, but it may have been changed since.
     if path.split('/').any(|part| part == "..") || path.starts_with('/') {
-        return Err(Obstacle {
-            reason: "PathInvalid",
-            message: format!("{field}: path {path} must be relative to the root and without '..'"),
-            is_final: true,
-        });
+        let text = format!("{field}: path {path} must be relative to the root and without '..'");
+        return Err(fail("PathInvalid", text));
     }
     Ok(Place {
         node: node.to_owned(),
@@ -151,13 +141,10 @@ pub(crate) fn apart(copy: &Place, from: &Place) -> Result<(), Obstacle> {
     {
         return Ok(());
     }
-    Err(Obstacle {
-        reason: "CopyWithinSource",
-        message: format!(
-            "spec.destinations.path: node {} is the source, and of {} and {} in root {} one lies \
+    let text = format!(
+        "spec.destinations.path: node {} is the source, and of {} and {} in root {} one lies \
              within the other: give a path of its own, or leave the node out",
-            from.node, from.path, copy.path, from.root
-        ),
-        is_final: true,
-    })
+        from.node, from.path, copy.path, from.root
+    );
+    Err(fail("CopyWithinSource", text))
 }

@@ -8,63 +8,44 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kube::ResourceExt as _;
-use tokio::sync::oneshot;
 use weft_crds::{
-    CopyJob, NodeCopy, NodePorts, Obstacle, RootScope, TransferJob, TransferJobStatus,
-    TransferProgress, live_api_version,
+    CopyJob, NodeCopy, Obstacle, RootScope, TransferJob, TransferProgress, live_api_version,
 };
+use weft_proto::agent::v1::{DiagnosePeer, Ports};
 
 use crate::controllers::{
     cache::{Key, uid},
     fabric::decide::is_ready,
     job::{
-        grants::{Claim, PathLocks},
-        obstacle,
-        queue::{self, Demand, Queue, QueueEntry, Turn},
+        queue::{Demand, Queue, QueueEntry},
         reading::{self, SecretUnavailable},
         resolve::{self, Transfer},
-        snapshot::{Outcome, Snapshot},
+        snapshot::Snapshot,
         status,
     },
     kinds::Cache,
     membership::Membership,
 };
 use crate::reports::NodeState;
-use weft_transfer::Endpoint;
+use weft_transfer::{End, Endpoint};
 
-/// A query, and where the answer goes.
-#[derive(Debug)]
-pub enum Query {
-    /// How far jobs are.
-    Progress {
-        /// Of this namespace; of all when `None`.
-        namespace: Option<String>,
-        /// Only the one of this name.
-        name: Option<String>,
-        /// By namespace and name.
-        answer: oneshot::Sender<Vec<TransferProgress>>,
-    },
-    /// What a job would do.
-    Preflight {
-        /// The job; it need not be known to the API server.
-        job: Box<TransferJob>,
-        /// What is in its way, or how it would begin.
-        answer: oneshot::Sender<Preflight>,
-    },
-    /// How a node and the others of its fabric are reached.
-    Neighbours {
-        /// The node.
-        node: String,
-        /// Nothing where no agent of it is known.
-        answer: oneshot::Sender<Option<Neighbours>>,
-    },
-    /// Which verified copies there are.
-    Copies {
-        /// Of jobs of this namespace; of all when `None`.
-        namespace: Option<String>,
-        /// By root, path and node.
-        answer: oneshot::Sender<Vec<ReportedCopy>>,
-    },
+/// A query: reads what is known, and sends the answer to who has asked.
+pub type Query = Box<dyn FnOnce(&Known<'_>) + Send>;
+
+/// What answers are made from.
+pub struct Known<'a> {
+    /// The objects.
+    pub(crate) cache: &'a Cache,
+    /// What this process is doing, by the jobs' UIDs.
+    pub(crate) snapshots: &'a BTreeMap<String, Arc<Snapshot>>,
+    /// Which jobs may begin.
+    pub(crate) queue: &'a Queue,
+    /// What agents say of their nodes.
+    pub(crate) reports: &'a BTreeMap<String, NodeState>,
+    /// Of this process.
+    pub(crate) leader_epoch: u64,
+    /// Now.
+    pub(crate) now: Timestamp,
 }
 
 /// A verified copy that an agent reports, and how the agent is reached.
@@ -79,7 +60,7 @@ pub struct ReportedCopy {
 }
 
 /// A node, and what it shall reach.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Neighbours {
     /// Of both.
     pub fabric: String,
@@ -87,21 +68,8 @@ pub struct Neighbours {
     pub control_address: String,
     /// Bytes of an IP packet on its data interface.
     pub mtu: u32,
-    /// The other nodes of the fabric that are ready.
-    pub peers: Vec<Neighbour>,
-}
-
-/// Another node's data path.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Neighbour {
-    /// Its name.
-    pub node: String,
-    /// The IPv4 address.
-    pub address: String,
-    /// Bytes of an IP packet on it.
-    pub mtu: u32,
-    /// UDP ports.
-    pub ports: NodePorts,
+    /// The data paths of the other nodes of the fabric that are ready, each with its bytes of an IP packet.
+    pub peers: Vec<(DiagnosePeer, u32)>,
 }
 
 /// What a job would meet.
@@ -115,44 +83,42 @@ pub struct Preflight {
     pub(crate) transfer: Option<Transfer>,
 }
 
-/// What answers are made from.
-#[derive(Clone, Copy)]
-pub(crate) struct Known<'a> {
-    /// The objects.
-    pub(crate) cache: &'a Cache,
-    /// What this process is doing, by the jobs' UIDs.
-    pub(crate) snapshots: &'a BTreeMap<String, Arc<Snapshot>>,
-    /// Whose turn it is.
-    pub(crate) queue: &'a Queue,
-    /// Who writes to which path.
-    pub(crate) grants: &'a PathLocks,
-    /// What agents say of their nodes.
-    pub(crate) reports: &'a BTreeMap<String, NodeState>,
-    /// Of this process.
-    pub(crate) leader_epoch: u64,
-}
-
-/// How much is told of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Detail {
-    /// Every destination.
-    Whole,
-    /// Their counts: a thousand jobs with hundreds of destinations each are a hundred megabytes.
-    Summary,
-}
-
-/// How far a job is at this moment.
+/// How far jobs are: those of this namespace, or of all; only the one of this name. By namespace and name.
+///
+/// Of one job every destination is told, of several only their counts: a thousand jobs with hundreds of
+/// destinations each are a hundred megabytes.
 pub(crate) fn progress(
-    job: &TransferJob,
-    work: Option<&Snapshot>,
-    queue: &Queue,
-    now: Timestamp,
-    detail: Detail,
-) -> TransferProgress {
-    let written = job.status.clone().unwrap_or_default();
-    let at_work = work.filter(|work| {
-        !written.phase.is_over() && !matches!(work.outcome, Some(Outcome::Withdrawn { .. }))
+    known: &Known<'_>,
+    namespace: Option<&str>,
+    name: Option<&str>,
+) -> Vec<TransferProgress> {
+    let all = known.cache.jobs.iter();
+    let chosen = all.filter(|(key, _)| {
+        namespace.is_none_or(|wanted| key.namespace == wanted)
+            && name.is_none_or(|wanted| key.name == wanted)
     });
+    chosen
+        .map(|(_, job)| progress_of(known, job, name.is_some()))
+        .collect()
+}
+
+fn progress_of(known: &Known<'_>, job: &TransferJob, is_whole: bool) -> TransferProgress {
+    let uid = uid(job);
+    let written = job.status.clone().unwrap_or_default();
+    let at_work = known
+        .snapshots
+        .get(&uid)
+        .filter(|work| !written.phase.is_over() && !matches!(work.end, Some(End::Cancelled(_))));
+    let mut status = match at_work {
+        None => written,
+        Some(work) if is_whole => status::live(job, work, known.now),
+        Some(work) => status::of_work(job, work, known.now),
+    };
+    if !is_whole {
+        status.destinations.clear();
+        status.destinations_truncated = status.counts.total > 0;
+    }
+    let ahead = known.queue.ahead(&uid);
     TransferProgress {
         api_version: live_api_version(),
         kind: TransferProgress::KIND.to_owned(),
@@ -163,108 +129,43 @@ pub(crate) fn progress(
             creation_timestamp: job.metadata.creation_timestamp.clone(),
             ..ObjectMeta::default()
         },
-        status: match detail {
-            Detail::Whole => at_work.map_or(written, |work| status::live(job, work, now)),
-            Detail::Summary => {
-                let status = at_work.map_or(written, |work| status::of_work(job, work, now));
-                TransferJobStatus {
-                    destinations: Vec::new(),
-                    destinations_truncated: status.counts.total > 0,
-                    ..status
-                }
-            }
-        },
-        ahead: queue
-            .ahead(&uid(job))
-            .map(|ahead| u32::try_from(ahead).unwrap_or(u32::MAX)),
+        status,
+        ahead: ahead.map(|ahead| u32::try_from(ahead).unwrap_or(u32::MAX)),
     }
 }
 
-/// The jobs that are asked about.
-pub(crate) fn chosen<'a>(
-    cache: &'a Cache,
-    namespace: Option<&'a str>,
-    name: Option<&'a str>,
-) -> impl Iterator<Item = &'a TransferJob> {
-    let all = cache.jobs.iter();
-    let chosen = all.filter(move |(key, _)| {
-        namespace.is_none_or(|wanted| key.namespace == wanted)
-            && name.is_none_or(|wanted| key.name == wanted)
-    });
-    chosen.map(|(_, job)| job)
-}
-
-/// What a job would meet if it were made now.
-pub(crate) fn preflight(
-    job: &TransferJob,
-    cache: &Cache,
-    membership: &Membership,
-    (queue, grants): (&Queue, &PathLocks),
-    leader_epoch: u64,
-) -> Preflight {
-    let resolved = resolve::resolve(job, cache, membership, leader_epoch);
-    let (first, transfer) = match resolved {
+/// What a job would meet if it were made now. The API server need not know it.
+pub(crate) fn preflight(known: &Known<'_>, job: &TransferJob) -> Preflight {
+    let Known { cache, .. } = *known;
+    let membership = Membership::of(cache);
+    let (mut found, transfer) = match resolve::resolve(job, cache, &membership, known.leader_epoch)
+    {
         Ok(transfer) => {
-            let blocked = blocked(job, grants, &transfer);
-            let waits = blocked.or_else(|| queued(job, cache, queue, &transfer));
-            (waits, Some(transfer))
+            let waits = queued(job, known, &transfer).into_iter();
+            let late = resolve::late_destinations(&transfer, cache);
+            (waits.chain(late).collect(), Some(transfer))
         }
-        Err(obstacle) => (Some(obstacle), None),
+        Err(found) => (found, None),
     };
-    // What stands first hides the others, and a person wants to mend all at once.
-    let mut others = resolve::obstacles(job, cache, membership);
-    // With nothing in the way the store is asked, and the Secret read for that.
-    if first.is_some()
+    // Otherwise the store is asked, and the Secret read for that.
+    if transfer.is_none()
         && let Err(SecretUnavailable::Denied(obstacle)) = reading::check_secret(job, cache)
     {
-        others.push(obstacle);
+        found.push(obstacle);
     }
-    let is_new = |one: &obstacle::Obstacle| {
-        first.as_ref().is_none_or(|first| {
-            // The first of these is about fewer nodes.
-            first.reason != one.reason || one.reason != "NodesNotReady" && first != one
-        })
-    };
-    let others: Vec<_> = others.into_iter().filter(is_new).collect();
-    let found: Vec<obstacle::Obstacle> = first.into_iter().chain(others).collect();
-    let obstacle = |obstacle: obstacle::Obstacle| Obstacle {
-        reason: obstacle.reason.to_owned(),
-        message: obstacle.message,
-        is_final: obstacle.is_final,
-    };
     Preflight {
-        obstacles: found.into_iter().map(obstacle).collect(),
+        obstacles: found,
         is_shared: is_shared(job),
         transfer,
     }
 }
 
-/// Whether it would have to wait for a job that writes to its path: as the youngest.
-fn blocked(
-    job: &TransferJob,
-    grants: &PathLocks,
-    transfer: &Transfer,
-) -> Option<obstacle::Obstacle> {
-    grants.obstacle(&Claim {
-        made: Some(Time(Timestamp::MAX)),
-        ..Claim::of(job, &transfer.fabric, false)
-    })
-}
-
-/// Whether it would have to wait for its turn: as the youngest of its namespace.
-fn queued(
-    job: &TransferJob,
-    cache: &Cache,
-    queue: &Queue,
-    transfer: &Transfer,
-) -> Option<obstacle::Obstacle> {
-    let demand = Demand::of(transfer, cache)?;
-    let mut entry = QueueEntry::new(job, false, demand);
+/// Why it would have to wait for other jobs: as the youngest.
+fn queued(job: &TransferJob, known: &Known<'_>, transfer: &Transfer) -> Option<Obstacle> {
+    let demand = Demand::of(transfer, known.cache);
+    let mut entry = QueueEntry::new(job, &transfer.fabric, false, demand);
     entry.made = Some(Time(Timestamp::MAX));
-    match queue.asked(&entry) {
-        Turn::Begins => None,
-        Turn::Waits { node, .. } => Some(queue::queued(&node, &entry.demand.fabric)),
-    }
+    known.queue.asked(&entry).obstacle(&entry)
 }
 
 /// A node's fabric, and the others that are ready in it.
@@ -277,11 +178,16 @@ pub(crate) fn neighbours(cache: &Cache, node: &str) -> Option<Neighbours> {
         let (name, status) = (other.name_any(), other.status.as_ref()?);
         let is_peer = other.spec.fabric == *fabric && name != node;
         let is_peer = is_peer && is_ready(cache, &name, fabric) && !status.data_address.is_empty();
-        is_peer.then(|| Neighbour {
-            node: name,
-            address: status.data_address.clone(),
-            mtu: status.mtu,
-            ports: status.ports,
+        is_peer.then(|| {
+            let peer = DiagnosePeer {
+                node: name,
+                address: status.data_address.clone(),
+                ports: Some(Ports {
+                    first: status.ports.first.into(),
+                    count: status.ports.count.into(),
+                }),
+            };
+            (peer, status.mtu)
         })
     });
     (!status.control_address.is_empty()).then(|| Neighbours {
@@ -293,11 +199,8 @@ pub(crate) fn neighbours(cache: &Cache, node: &str) -> Option<Neighbours> {
 }
 
 /// The verified copies of the jobs of a namespace, or of all.
-fn copies(
-    reports: &BTreeMap<String, NodeState>,
-    cache: &Cache,
-    namespace: Option<&str>,
-) -> Vec<ReportedCopy> {
+pub(crate) fn copies(known: &Known<'_>, namespace: Option<&str>) -> Vec<ReportedCopy> {
+    let Known { cache, reports, .. } = *known;
     let job = |job: &weft_proto::operator::v1::CopyJob| {
         let key = Key {
             namespace: job.namespace.clone(),
@@ -354,60 +257,15 @@ fn is_shared(job: &TransferJob) -> bool {
     scopes.any(|scope| scope == RootScope::Shared)
 }
 
-/// Answers a query from what there is.
-pub(crate) fn answer(query: Query, known: &Known<'_>, now: Timestamp) {
-    let Known {
-        cache,
-        snapshots,
-        queue,
-        grants,
-        reports,
-        leader_epoch,
-    } = *known;
-    // Whoever has gone needs no answer.
-    match query {
-        Query::Progress {
-            namespace,
-            name,
-            answer,
-        } => {
-            let jobs = chosen(cache, namespace.as_deref(), name.as_deref());
-            let detail = match name {
-                Some(_) => Detail::Whole,
-                None => Detail::Summary,
-            };
-            let told = jobs.map(|job| {
-                let work = snapshots.get(job.metadata.uid.as_deref().unwrap_or_default());
-                progress(job, work.map(|work| &**work), queue, now, detail)
-            });
-            let _ = answer.send(told.collect());
-        }
-        Query::Preflight { job, answer } => {
-            let membership = Membership::of(cache);
-            let _ = answer.send(preflight(
-                &job,
-                cache,
-                &membership,
-                (queue, grants),
-                leader_epoch,
-            ));
-        }
-        Query::Neighbours { node, answer } => {
-            let _ = answer.send(neighbours(cache, &node));
-        }
-        Query::Copies { namespace, answer } => {
-            let _ = answer.send(copies(reports, cache, namespace.as_deref()));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use weft_crds::{DestinationState, DestinationStatus, ManifestSummary, Phase};
+    use weft_crds::{
+        DestinationState, DestinationStatus, ManifestSummary, Phase, TransferJobStatus,
+    };
     use weft_transfer::TransferPhase;
 
     use super::*;
-    use crate::controllers::scenario::{self, asleep, labelled, start};
+    use crate::controllers::tests::scenario::{self, asleep, labelled, start};
 
     fn moving(nodes: usize) -> Snapshot {
         let destination = |i: usize| DestinationStatus {
@@ -424,7 +282,7 @@ mod tests {
             started: true,
             attempt: 1,
             claims: None,
-            outcome: None,
+            end: None,
             reader: None,
             manifest: Some(ManifestSummary {
                 files: 1,
@@ -441,16 +299,59 @@ mod tests {
         }
     }
 
+    /// What the controllers know.
+    struct Knowledge {
+        cache: Cache,
+        snapshots: BTreeMap<String, Arc<Snapshot>>,
+        queue: Queue,
+        reports: BTreeMap<String, NodeState>,
+    }
+
+    impl Knowledge {
+        fn new(cache: Cache) -> Self {
+            Self {
+                cache,
+                snapshots: BTreeMap::new(),
+                queue: Queue::default(),
+                reports: BTreeMap::new(),
+            }
+        }
+
+        /// The same while the job minilm has so many destinations.
+        fn moving(cache: Cache, nodes: usize) -> Self {
+            let snapshot = ("job-minilm".to_owned(), Arc::new(moving(nodes)));
+            Self {
+                snapshots: [snapshot].into(),
+                ..Self::new(cache)
+            }
+        }
+
+        fn known(&self) -> Known<'_> {
+            Known {
+                cache: &self.cache,
+                snapshots: &self.snapshots,
+                queue: &self.queue,
+                reports: &self.reports,
+                leader_epoch: 1,
+                now: start(),
+            }
+        }
+
+        fn progress(&self, name: Option<&str>) -> TransferProgress {
+            let mut told = progress(&self.known(), Some("team-a"), name);
+            assert_eq!(told.len(), 1);
+            told.remove(0)
+        }
+
+        fn copies(&self, namespace: Option<&str>) -> Vec<ReportedCopy> {
+            copies(&self.known(), namespace)
+        }
+    }
+
     #[test]
     fn live_progress_shows_every_destination_and_ends_with_what_is_written() {
-        let mut job = scenario::job("minilm");
-        let told = progress(
-            &job,
-            Some(&moving(100)),
-            &Queue::default(),
-            start(),
-            Detail::Whole,
-        );
+        let mut stage = Knowledge::moving(scenario::cache(2), 100);
+        let told = stage.progress(Some("minilm"));
         assert_eq!(told.status.phase, Phase::Transferring);
         assert_eq!(told.status.destinations.len(), 100);
         assert!(!told.status.destinations_truncated);
@@ -459,50 +360,25 @@ mod tests {
             (1000, Some(1800))
         );
 
-        job.status = Some(weft_crds::TransferJobStatus {
+        let mut job = scenario::job("minilm");
+        job.metadata.resource_version = Some("9".to_owned());
+        job.status = Some(TransferJobStatus {
             phase: Phase::Complete,
             bytes: 77,
-            ..Default::default()
+            ..TransferJobStatus::default()
         });
-        let told = progress(
-            &job,
-            Some(&moving(1)),
-            &Queue::default(),
-            start(),
-            Detail::Whole,
-        );
+        stage.cache.jobs.learn(job);
+        let told = stage.progress(Some("minilm"));
         assert_eq!(
             (told.status.phase, told.status.bytes),
             (Phase::Complete, 77)
         );
     }
 
-    fn asked(cache: &Cache, name: Option<&str>) -> TransferProgress {
-        let (answer, mut answered) = oneshot::channel();
-        let query = Query::Progress {
-            namespace: Some("team-a".to_owned()),
-            name: name.map(str::to_owned),
-            answer,
-        };
-        let snapshots = BTreeMap::from([("job-minilm".to_owned(), Arc::new(moving(200)))]);
-        let known = Known {
-            cache,
-            snapshots: &snapshots,
-            queue: &Queue::default(),
-            grants: &PathLocks::default(),
-            reports: &BTreeMap::new(),
-            leader_epoch: 1,
-        };
-        super::answer(query, &known, start());
-        let mut told = answered.try_recv().unwrap();
-        assert_eq!(told.len(), 1);
-        told.remove(0)
-    }
-
     #[test]
     fn a_list_tells_how_many_destinations_there_are_and_one_job_which() {
-        let mut cache = scenario::cache(2);
-        let (one, listed) = (asked(&cache, Some("minilm")), asked(&cache, None));
+        let mut stage = Knowledge::moving(scenario::cache(2), 200);
+        let (one, listed) = (stage.progress(Some("minilm")), stage.progress(None));
         assert_eq!(one.status.destinations.len(), 200);
         assert_eq!(listed.status.destinations, []);
         assert!(listed.status.destinations_truncated);
@@ -523,47 +399,43 @@ mod tests {
             destinations: moving(1).destinations,
             ..TransferJobStatus::default()
         });
-        cache.jobs.learn(job);
-        assert_eq!(asked(&cache, Some("minilm")).status.destinations.len(), 1);
-        assert_eq!(asked(&cache, None).status.destinations, []);
+        stage.cache.jobs.learn(job);
+        assert_eq!(stage.progress(Some("minilm")).status.destinations.len(), 1);
+        assert_eq!(stage.progress(None).status.destinations, []);
     }
 
     #[test]
     fn a_question_about_a_namespace_shows_no_other() {
-        let cache = scenario::cache(2);
-        assert_eq!(chosen(&cache, Some("team-a"), None).count(), 1);
-        assert_eq!(chosen(&cache, Some("team-b"), None).count(), 0);
-        assert_eq!(chosen(&cache, None, Some("minilm")).count(), 1);
-        assert_eq!(chosen(&cache, None, Some("other")).count(), 0);
+        let stage = Knowledge::new(scenario::cache(2));
+        let count = |namespace, name| progress(&stage.known(), namespace, name).len();
+        assert_eq!(count(Some("team-a"), None), 1);
+        assert_eq!(count(Some("team-b"), None), 0);
+        assert_eq!(count(None, Some("minilm")), 1);
+        assert_eq!(count(None, Some("other")), 0);
     }
 
     #[tokio::test]
     async fn copies_are_of_a_namespaces_jobs_and_tell_which_of_these_exist() {
-        let cache = scenario::cache(2);
-        let mut report = scenario::last_report("n2", "default", 0).report;
+        let mut stage = Knowledge::new(scenario::cache(2));
+        let mut report = scenario::report("n2", "default");
         report.copies = vec![scenario::copy("d1")];
         let mut before = report.copies[0].jobs[0].clone();
         before.uid = "job-before".to_owned();
         report.copies[0].jobs.push(before);
         let state = NodeState::new("default", report, tokio::time::Instant::now());
-        let reports = BTreeMap::from([("n2".to_owned(), state)]);
-        let found = copies(&reports, &cache, Some("team-a"));
+        stage.reports.insert("n2".to_owned(), state);
+        let found = stage.copies(Some("team-a"));
         let jobs: Vec<bool> = found[0].copy.jobs.iter().map(|job| job.exists).collect();
         assert_eq!(jobs, [true, false]);
         assert!(found[0].copy.is_held());
         assert_eq!(found[0].endpoint.address, "10.0.0.2:7400");
-        assert_eq!(copies(&reports, &cache, None), found);
-        assert_eq!(copies(&reports, &cache, Some("team-b")), []);
+        assert_eq!(stage.copies(None), found);
+        assert_eq!(stage.copies(Some("team-b")), []);
     }
 
     fn reasons(job: &TransferJob, cache: &Cache) -> Vec<String> {
-        let preflight = preflight(
-            job,
-            cache,
-            &Membership::of(cache),
-            (&Queue::default(), &PathLocks::default()),
-            1,
-        );
+        let stage = Knowledge::new(cache.clone());
+        let preflight = preflight(&stage.known(), job);
         preflight.obstacles.into_iter().map(|o| o.reason).collect()
     }
 
@@ -601,37 +473,37 @@ mod tests {
         fabric.spec.transport.cap_mbps = Some(1000);
         fabric.metadata.resource_version = Some("2".into());
         cache.fabrics.learn(fabric);
+        let mut stage = Knowledge::new(cache.clone());
         let job = scenario::job("minilm");
-        let membership = Membership::of(&cache);
-        let mut queue = Queue::default();
         let entry = |is_at_work| {
-            let transfer = resolve::resolve(&job, &cache, &membership, 1).unwrap();
-            QueueEntry::new(&job, is_at_work, Demand::of(&transfer, &cache).unwrap())
+            let resolved = resolve::resolve(&job, &cache, &Membership::of(&cache), 1);
+            let demand = Demand::of(&resolved.unwrap(), &cache);
+            QueueEntry::new(&job, "default", is_at_work, demand)
         };
-        let reasons = |queue: &Queue| {
-            let preflight = preflight(&job, &cache, &membership, (queue, &PathLocks::default()), 1);
+        // Of another job, which writes elsewhere.
+        let other = || QueueEntry {
+            key: Key::cluster("other"),
+            path: vec!["other".to_owned()],
+            ..entry(true)
+        };
+        let reasons = |stage: &Knowledge| {
+            let preflight = preflight(&stage.known(), &job);
             // What it would do is told all the same.
             assert!(preflight.transfer.is_some());
             let reasons = preflight.obstacles.into_iter().map(|o| o.reason);
             reasons.collect::<Vec<_>>()
         };
-        queue.see("first", Some(entry(true)));
-        assert_eq!(reasons(&queue), Vec::<String>::new());
-        queue.see("second", Some(entry(true)));
-        assert_eq!(reasons(&queue), [queue::QUEUED]);
+        stage.queue.see("first", Some(other()));
+        assert_eq!(reasons(&stage), Vec::<String>::new());
+        stage.queue.see("second", Some(other()));
+        assert_eq!(reasons(&stage), ["Queued"]);
 
-        queue.see(&uid(&job), Some(entry(false)));
-        queue.settle();
-        assert_eq!(
-            progress(&job, None, &queue, start(), Detail::Summary).ahead,
-            Some(0)
-        );
-        queue.see("first", None);
-        queue.settle();
-        assert_eq!(
-            progress(&job, None, &queue, start(), Detail::Summary).ahead,
-            None
-        );
+        stage.queue.see(&uid(&job), Some(entry(false)));
+        stage.queue.settle();
+        assert_eq!(stage.progress(None).ahead, Some(0));
+        stage.queue.see("first", None);
+        stage.queue.settle();
+        assert_eq!(stage.progress(None).ahead, None);
     }
 
     #[test]
@@ -646,7 +518,7 @@ mod tests {
         }
         let names = |cache: &Cache| {
             let known = neighbours(cache, "n1").unwrap();
-            let peers = known.peers.into_iter().map(|peer| peer.node);
+            let peers = known.peers.into_iter().map(|(peer, _)| peer.node);
             peers.collect::<Vec<_>>()
         };
         assert_eq!(names(&cache), ["n2", "n3"]);

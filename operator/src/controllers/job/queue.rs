@@ -1,12 +1,15 @@
-//! Whose turn it is on a fabric with a cap: a pure function of the jobs at work and of those that could
-//! begin.
+//! Which of the jobs that could begin may begin: a pure function of the jobs at work and of those that wait
+//! for nothing but other jobs.
 //!
-//! Jobs share a cap evenly, so a hundred that begin at once all end at the end; in turn, most of them
-//! end long before. The rules, and why they are these, are in docs/decisions/0019:
+//! One job at a time writes to a path of a root, and to those above and below it: a job that is at work
+//! there, else the oldest. A job has one destination path, so two jobs never wait for each other.
+//!
+//! On a fabric with a cap, jobs also take turns at nodes. They share the cap evenly, so a hundred that begin
+//! at once all end at the end; in turn, most of them end long before. The rules, and why they are these, are
+//! in docs/decisions/0019:
 //!
 //! * a node takes part in at most [`AT_ONCE`] jobs, unless more were at work before there was a cap;
-//! * namespaces take turns: the namespace with the fewest older running jobs goes first; among equals, the
-//!   oldest job;
+//! * namespaces take turns: first the oldest job of each namespace, then the second oldest, and so on;
 //! * a job that is next at the nodes that it waits for keeps a place at each of its nodes, so nobody
 //!   overtakes it through another of them for ever.
 //!
@@ -14,7 +17,7 @@
 //! same. Owned by the controllers' task, which tells it of every job that it decides.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     iter,
 };
 
@@ -28,6 +31,7 @@ use crate::controllers::{
     fabric::decide::is_ready,
     job::{
         obstacle::{Obstacle, wait},
+        place,
         resolve::Transfer,
         snapshot::Snapshot,
     },
@@ -38,11 +42,9 @@ use crate::controllers::{
 /// written, the other's bytes use the link. A third would only make both slower.
 pub(crate) const AT_ONCE: usize = 2;
 
-/// Where a job takes part.
+/// Where a job takes part, on a fabric with a cap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Demand {
-    /// The fabric, which has a cap.
-    pub(crate) fabric: String,
     /// The node that has the bytes.
     pub(crate) source: String,
     /// The other nodes that bytes go to: those that are ready and have no verified copy yet.
@@ -81,7 +83,6 @@ impl Demand {
             .map(str::to_owned)
             .collect();
         (!receivers.is_empty()).then(|| Self {
-            fabric: fabric.to_owned(),
             source: node_of(source).to_owned(),
             receivers,
         })
@@ -92,37 +93,49 @@ impl Demand {
     }
 }
 
-/// A job that is at work, or could begin.
+/// A job that is at work, or waits for nothing but other jobs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct QueueEntry {
     /// The job.
     pub(crate) key: Key,
     /// When it was made: the oldest comes first.
     pub(crate) made: Option<Time>,
-    /// It has begun; it keeps its places until its work ends.
+    /// It has begun; it keeps its path and its places until its agents have been told of its end.
     pub(crate) is_at_work: bool,
-    /// Where.
-    pub(crate) demand: Demand,
+    /// The fabric.
+    pub(crate) fabric: String,
+    /// The root that it writes to, and the names of the path below it.
+    pub(crate) root: String,
+    pub(crate) path: Vec<String>,
+    /// Where it takes part, if its jobs take turns.
+    pub(crate) demand: Option<Demand>,
 }
 
 impl QueueEntry {
-    /// Of a job.
-    pub(crate) fn new(job: &TransferJob, is_at_work: bool, demand: Demand) -> Self {
+    /// Of a job in this fabric.
+    pub(crate) fn new(
+        job: &TransferJob,
+        fabric: &str,
+        is_at_work: bool,
+        demand: Option<Demand>,
+    ) -> Self {
+        let (root, path) = place::destination_path(job);
+        let names = path.split('/').filter(|name| !name.is_empty());
         Self {
             key: Key::of(&job.metadata),
             made: job.creation_timestamp(),
             is_at_work,
+            fabric: fabric.to_owned(),
+            root,
+            path: names.map(str::to_owned).collect(),
             demand,
         }
     }
 
-    fn age(&self) -> Age<'_> {
-        (self.made.as_ref(), &self.key)
+    fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.demand.iter().flat_map(Demand::nodes)
     }
 }
-
-/// Older ones are less; of those that were made in the same second the first by namespace and name.
-type Age<'a> = (Option<&'a Time>, &'a Key);
 
 /// By what is written: a leader before this one had begun it, and nobody has ended it.
 pub(crate) fn is_at_work(status: &TransferJobStatus) -> bool {
@@ -132,13 +145,20 @@ pub(crate) fn is_at_work(status: &TransferJobStatus) -> bool {
     )
 }
 
-/// What a job may do.
+/// What a job that could begin may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// Begin.
     Begins,
-    /// Wait.
-    Waits {
+    /// Wait for a job that is at work at a path of its root, or comes first there.
+    PathInUse {
+        /// That job.
+        holder: Key,
+        /// Where that job writes.
+        path: String,
+    },
+    /// Wait for its turn.
+    Queued {
         /// A node that takes part in as many jobs as it may, or is kept for jobs before this one.
         node: String,
         /// Jobs of its fabric that wait and come before it.
@@ -146,18 +166,39 @@ pub(crate) enum Turn {
     },
 }
 
-/// Why a job waits. Says nothing that changes while it does: it is written.
-pub(crate) fn queued(node: &str, fabric: &str) -> Obstacle {
-    let text = format!(
-        "node {node} takes part in {AT_ONCE} jobs at a time, since fabric {fabric} has \
-         spec.transport.capMbps, and others come first: namespaces take turns, each with its oldest \
-         job; it begins by itself; see how far the others are: kubectl weft status -A"
-    );
-    wait(QUEUED, text)
-}
+impl Turn {
+    /// Why the job of this entry waits. Says nothing that changes while it does: it is written.
+    pub(crate) fn obstacle(&self, entry: &QueueEntry) -> Option<Obstacle> {
+        let QueueEntry { fabric, root, .. } = entry;
+        match self {
+            Self::Begins => None,
+            Self::PathInUse { holder, path } => {
+                let Key { namespace, name } = holder;
+                let text = format!(
+                    "spec.destinations.path: TransferJob {namespace}/{name} comes first at {path} of root {root}; \
+                     this job begins once that one is over",
+                );
+                Some(wait("PathInUse", text))
+            }
+            Self::Queued { node, .. } => {
+                let text = format!(
+                    "node {node} takes part in {AT_ONCE} jobs at a time, since fabric {fabric} has \
+                     spec.transport.capMbps, and others come first: namespaces take turns, each with its oldest \
+                     job; it begins by itself; see how far the others are: kubectl weft status -A"
+                );
+                Some(wait("Queued", text))
+            }
+        }
+    }
 
-/// The reason of a job that waits for its turn.
-pub(crate) const QUEUED: &str = "Queued";
+    /// Whether the obstacle is another: the number of jobs ahead is not written.
+    fn differs(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Queued { node, .. }, Self::Queued { node: other, .. }) => node != other,
+            (one, other) => one != other,
+        }
+    }
+}
 
 /// All jobs that are at work or could begin, by their UIDs.
 #[derive(Debug, Default)]
@@ -165,7 +206,7 @@ pub(crate) struct Queue {
     entries: BTreeMap<String, QueueEntry>,
     /// Of those that could begin.
     turns: BTreeMap<String, Turn>,
-    /// Parties have come, gone or changed since the turns were given.
+    /// Entries have come, gone or changed since the turns were given.
     is_stale: bool,
 }
 
@@ -189,35 +230,34 @@ impl Queue {
         self.is_stale |= self.entries.len() != before;
     }
 
-    /// Gives the turns anew; those that have another one since, or wait for another node.
+    /// Gives the turns anew. Returns the jobs that have another one since, or wait for something else.
     pub(crate) fn settle(&mut self) -> Vec<Key> {
         if !std::mem::take(&mut self.is_stale) {
             return Vec::new();
         }
         let turns = turns(self.entries.iter(), &self.turns);
-        let is_other = |uid: &String, turn: &Turn| match (self.turns.get(uid), turn) {
-            (Some(Turn::Begins), Turn::Begins) => false,
-            (Some(Turn::Waits { node: before, .. }), Turn::Waits { node, .. }) => before != node,
-            _ => true,
+        let is_other = |(uid, turn): &(&String, &Turn)| {
+            let before = self.turns.get(*uid);
+            before.is_none_or(|before| before.differs(turn))
         };
-        let others = turns.iter().filter(|(uid, turn)| is_other(uid, turn));
+        let others = turns.iter().filter(is_other);
         let others = others.filter_map(|(uid, _)| Some(self.entries.get(uid)?.key.clone()));
         let others = others.collect();
         self.turns = turns;
         others
     }
 
-    /// What a job may do that has this demand; `None` while nobody has decided that.
-    pub(crate) fn turn(&self, uid: &str, demand: &Demand) -> Option<&Turn> {
-        let entry = self.entries.get(uid)?;
-        (entry.demand == *demand).then(|| self.turns.get(uid))?
+    /// What the job of this entry may do; `None` while nobody has decided that.
+    pub(crate) fn turn(&self, uid: &str, entry: &QueueEntry) -> Option<&Turn> {
+        let is_known = self.entries.get(uid) == Some(entry);
+        is_known.then(|| self.turns.get(uid))?
     }
 
-    /// How many that wait come before a job that waits.
+    /// How many that wait for their turn come before a job that does.
     pub(crate) fn ahead(&self, uid: &str) -> Option<usize> {
         match self.turns.get(uid)? {
-            Turn::Waits { ahead, .. } => Some(*ahead),
-            Turn::Begins => None,
+            Turn::Queued { ahead, .. } => Some(*ahead),
+            Turn::Begins | Turn::PathInUse { .. } => None,
         }
     }
 
@@ -225,9 +265,24 @@ impl Queue {
     pub(crate) fn asked(&self, entry: &QueueEntry) -> Turn {
         // No UID is empty.
         let uid = String::new();
-        let all = self.entries.iter().chain([(&uid, entry)]);
+        let others = self.entries.iter();
+        let others = others.filter(|(_, other)| other.key != entry.key);
+        let all = others.chain([(&uid, entry)]);
         turns(all, &self.turns).remove(&uid).unwrap_or(Turn::Begins)
     }
+}
+
+/// The jobs of a root, by path, each with its place in the order. At each path the first.
+type Paths<'a> = BTreeMap<&'a [String], (usize, &'a QueueEntry)>;
+
+/// The first of these jobs that writes to this path, or above or below it.
+fn first_at<'a>(paths: &Paths<'a>, path: &[String]) -> Option<&'a QueueEntry> {
+    let above = (0..path.len()).filter_map(|names| paths.get(&path[..names]));
+    let below = paths.range(path..);
+    let below = below.take_while(|(below, _)| below.starts_with(path));
+    let all = above.chain(below.map(|(_, there)| there));
+    let (_, first) = all.min_by_key(|(place, _)| *place)?;
+    Some(first)
 }
 
 /// Gives each that could begin its turn. A job that waited for a node goes on to wait for that one as
@@ -236,124 +291,120 @@ fn turns<'a>(
     entries: impl Iterator<Item = (&'a String, &'a QueueEntry)>,
     before: &BTreeMap<String, Turn>,
 ) -> BTreeMap<String, Turn> {
+    let mut entries: Vec<_> = entries.collect();
+    entries.sort_by_cached_key(|(_, entry)| (!entry.is_at_work, entry.made.clone(), &entry.key));
+    let mut turns = BTreeMap::new();
+    let mut roots: BTreeMap<(&str, &str), Paths<'_>> = BTreeMap::new();
     let mut lines: BTreeMap<&str, Line<'_>> = BTreeMap::new();
-    for (uid, entry) in entries {
-        let line = lines.entry(entry.demand.fabric.as_str()).or_default();
-        line.add(uid, entry);
+    for (place, (uid, entry)) in entries.into_iter().enumerate() {
+        let paths = roots.entry((&entry.fabric, &entry.root)).or_default();
+        let first = first_at(paths, &entry.path);
+        paths.entry(&entry.path).or_insert((place, entry));
+        match first {
+            Some(first) if !entry.is_at_work => {
+                let turn = Turn::PathInUse {
+                    holder: first.key.clone(),
+                    path: first.path.join("/"),
+                };
+                turns.insert(uid.clone(), turn);
+            }
+            _ if entry.demand.is_some() => {
+                lines.entry(&entry.fabric).or_default().add(uid, entry);
+            }
+            _ if entry.is_at_work => {}
+            _ => drop(turns.insert(uid.clone(), Turn::Begins)),
+        }
     }
-    let turns = lines.into_values().flat_map(|line| line.turns(before));
-    turns.collect()
+    turns.extend(lines.into_values().flat_map(|line| line.turns(before)));
+    turns
 }
 
-/// The jobs of one fabric.
+/// The jobs of one fabric that take turns, and that no path keeps from beginning.
 #[derive(Default)]
 struct Line<'a> {
     /// Places that are taken: by jobs at work, and by those that have had their turn already.
     taken: HashMap<&'a str, usize>,
-    namespaces: BTreeMap<&'a str, Namespace<'a>>,
+    /// Those at work by namespace, the oldest first.
+    at_work: BTreeMap<&'a str, Vec<Age<'a>>>,
+    /// The oldest first.
+    ready: Vec<(&'a String, &'a QueueEntry)>,
 }
 
-/// The jobs of one namespace on a fabric.
-#[derive(Default)]
-struct Namespace<'a> {
-    at_work: BTreeSet<Age<'a>>,
-    ready: Vec<(&'a String, &'a QueueEntry)>,
+/// Older ones are less; of those that were made in the same second the first by namespace and name.
+type Age<'a> = (Option<&'a Time>, &'a Key);
+
+fn age(entry: &QueueEntry) -> Age<'_> {
+    (entry.made.as_ref(), &entry.key)
 }
 
 impl<'a> Line<'a> {
     fn add(&mut self, uid: &'a String, entry: &'a QueueEntry) {
-        let namespace = self.namespaces.entry(&entry.key.namespace).or_default();
         if entry.is_at_work {
-            namespace.at_work.insert(entry.age());
-            for node in entry.demand.nodes() {
-                *self.taken.entry(node).or_default() += 1;
-            }
+            let namespace = self.at_work.entry(&entry.key.namespace).or_default();
+            namespace.push(age(entry));
+            self.take_places(entry);
         } else {
-            namespace.ready.push((uid, entry));
+            self.ready.push((uid, entry));
         }
     }
 
-    fn turns(self, before: &BTreeMap<String, Turn>) -> Vec<(String, Turn)> {
-        let Self {
-            mut taken,
-            namespaces,
-        } = self;
-        let mut shares: BTreeMap<&str, Share<'a>> = BTreeMap::new();
-        let mut heads = BTreeSet::new();
-        for (name, namespace) in namespaces {
-            let share = shares.entry(name).or_insert_with(|| Share::of(namespace));
-            heads.extend(share.head().map(|head| (head, name)));
+    fn take_places(&mut self, entry: &'a QueueEntry) {
+        for node in entry.nodes() {
+            *self.taken.entry(node).or_default() += 1;
         }
+    }
+
+    /// Those that wait, in their order: by how many jobs of its namespace are older, then by age. Younger
+    /// ones do not count: who was overtaken by them shall not be put back for it.
+    fn order(&mut self) -> Vec<(&'a String, &'a QueueEntry)> {
+        let mut older: BTreeMap<&str, usize> = BTreeMap::new();
+        let ready = std::mem::take(&mut self.ready).into_iter();
+        let ranked = ready.map(|(uid, entry)| {
+            let namespace = entry.key.namespace.as_str();
+            let at_work = self.at_work.get(namespace).map_or(&[][..], Vec::as_slice);
+            let at_work = at_work.partition_point(|older| *older < age(entry));
+            let waiting = older.entry(namespace).or_default();
+            *waiting += 1;
+            (at_work + *waiting, uid, entry)
+        });
+        let mut ranked: Vec<_> = ranked.collect();
+        // Of equal ranks the oldest stays first.
+        ranked.sort_by_key(|(rank, ..)| *rank);
+        ranked
+            .into_iter()
+            .map(|(_, uid, entry)| (uid, entry))
+            .collect()
+    }
+
+    fn turns(mut self, before: &BTreeMap<String, Turn>) -> Vec<(String, Turn)> {
         // Nodes that somebody waits for.
         let mut awaited: HashSet<&str> = HashSet::new();
         let mut turns = Vec::new();
         let mut waiting = 0;
-        while let Some((_, name)) = heads.pop_first() {
-            let Some(share) = shares.get_mut(name) else {
-                continue;
+        for (uid, entry) in self.order() {
+            let is_full = |node: &&str| self.taken.get(node).is_some_and(|count| *count >= AT_ONCE);
+            let full: Vec<&str> = entry.nodes().filter(is_full).collect();
+            let turn = match full.first() {
+                Some(first) => {
+                    let known = match before.get(uid) {
+                        Some(Turn::Queued { node, .. }) => full.iter().find(|full| **full == node),
+                        _ => None,
+                    };
+                    let node = (*known.unwrap_or(first)).to_owned();
+                    let ahead = waiting;
+                    waiting += 1;
+                    Turn::Queued { node, ahead }
+                }
+                None => Turn::Begins,
             };
-            let Some((uid, entry)) = share.ready.pop_front() else {
-                continue;
-            };
-            let is_full = |node: &&str| taken.get(node).is_some_and(|count| *count >= AT_ONCE);
-            let full: Vec<&str> = entry.demand.nodes().filter(is_full).collect();
-            if let Some(first) = full.first() {
-                let known = match before.get(uid) {
-                    Some(Turn::Waits { node, .. }) => full.iter().find(|full| **full == node),
-                    _ => None,
-                };
-                let node = (*known.unwrap_or(first)).to_owned();
-                let ahead = waiting;
-                turns.push((uid.clone(), Turn::Waits { node, ahead }));
-                waiting += 1;
-            } else {
-                turns.push((uid.clone(), Turn::Begins));
-                share.begun += 1;
-            }
+            turns.push((uid.clone(), turn));
             let is_next = full.iter().all(|node| !awaited.contains(node));
             awaited.extend(full);
             if is_next {
-                for node in entry.demand.nodes() {
-                    *taken.entry(node).or_default() += 1;
-                }
+                self.take_places(entry);
             }
-            heads.extend(share.head().map(|head| (head, name)));
         }
         turns
-    }
-}
-
-/// A namespace while turns are given.
-struct Share<'a> {
-    at_work: VecDeque<Age<'a>>,
-    /// Of those at work, how many are older than the head.
-    older: usize,
-    /// How many have been let begin.
-    begun: usize,
-    /// The oldest first.
-    ready: VecDeque<(&'a String, &'a QueueEntry)>,
-}
-
-impl<'a> Share<'a> {
-    fn of(mut namespace: Namespace<'a>) -> Self {
-        namespace.ready.sort_by_key(|(_, entry)| entry.age());
-        Self {
-            at_work: namespace.at_work.into_iter().collect(),
-            older: 0,
-            begun: 0,
-            ready: namespace.ready.into(),
-        }
-    }
-
-    /// Its oldest job that has had no turn yet, with what it stands in line by. Younger ones at work
-    /// do not count: who was overtaken shall not be put back for it.
-    fn head(&mut self) -> Option<(usize, Age<'a>)> {
-        let age = self.ready.front()?.1.age();
-        while self.at_work.front().is_some_and(|older| *older < age) {
-            self.at_work.pop_front();
-            self.older += 1;
-        }
-        Some((self.older + self.begun, age))
     }
 }
 

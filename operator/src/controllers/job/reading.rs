@@ -38,7 +38,7 @@ pub(crate) fn check_secret(job: &TransferJob, cache: &Cache) -> Result<(), Secre
         Some(Ok(())) => Ok(()),
         Some(Err(fault)) => {
             let text = format!("spec.source.object.secretRef: {}", fault.message);
-            Err(SecretUnavailable::Denied(wait(fault.reason, text)))
+            Err(SecretUnavailable::Denied(wait(&fault.reason, text)))
         }
     }
 }

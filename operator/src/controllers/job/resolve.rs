@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use kube::{ResourceExt as _, core::SelectorExt as _};
-use weft_crds::{Algorithm, FileSource, Overwrite, RdmaFabric, Strategy, TransferJob};
+use kube::ResourceExt as _;
+use weft_crds::{Algorithm, Overwrite, Strategy, TransferJob};
 use weft_planner::Topology;
 use weft_proto::agent::v1::{self as agent, JobName};
 use weft_transfer::{
@@ -14,13 +14,13 @@ use crate::controllers::{
     fabric::decide::{is_configuration_pending, is_ready, listed},
     job::{
         network::{endpoints, payload_share, topology},
-        obstacle::{Obstacle, wait},
-        origin::{Origin, fabric_of_job, origin},
+        obstacle::{Obstacle, fail, wait},
+        origin::{Origin, fabric_of_job, origin, selected},
         place::{JobEnd, apart, place},
         reading,
     },
     kinds::Cache,
-    membership::{Membership, selector},
+    membership::Membership,
 };
 
 /// What a transfer needs.
@@ -34,43 +34,64 @@ pub(crate) struct Transfer {
     pub(crate) endpoints: Vec<Endpoint>,
 }
 
-/// Everything that a job needs to begin, or what is in its way. Destinations that are not ready are
-/// in it: the others need not wait for them.
+impl Transfer {
+    /// The nodes that are to have a copy.
+    fn targets(&self) -> Vec<&str> {
+        let places = self.spec.destinations.iter();
+        places.map(|copy| node_of(&copy.node)).collect()
+    }
+}
+
+/// Everything that a job needs to begin, or all that is in its way, as far as one thing does not hide another.
+/// Destinations that are not ready are in it: the others need not wait for them.
 pub(crate) fn resolve(
     job: &TransferJob,
     cache: &Cache,
     membership: &Membership,
     leader_epoch: u64,
-) -> Result<Transfer, Obstacle> {
+) -> Result<Transfer, Vec<Obstacle>> {
     let transfer = build_transfer(job, cache, membership, leader_epoch, &BTreeSet::new())?;
-    let awake = |place: &Place| is_ready(cache, node_of(&place.node), &transfer.fabric);
-    let source = transfer.spec.source.node.as_str();
-    let source = transfer.spec.object.is_none().then_some(source);
-    if source.is_some() && !awake(&transfer.spec.source) {
-        let text = format!(
-            "spec.source.file.node: {} is not ready; see: kubectl get fabricnodes",
-            transfer.spec.source.node
-        );
-        return Err(wait("NodesNotReady", text));
+    let file = job.spec.source.file.as_ref();
+    let source = file.map(|file| file.node.as_str());
+    let found = unready(cache, &transfer.fabric, source, &transfer.targets());
+    match found.is_empty() {
+        true => Ok(transfer),
+        false => Err(found),
     }
-    let destinations = &transfer.spec.destinations;
-    if !destinations.iter().any(awake) {
-        let asleep: Vec<&str> = destinations
-            .iter()
-            .map(|copy| node_of(&copy.node))
-            .collect();
+}
+
+/// What the agents of its nodes keep a job from.
+fn unready(cache: &Cache, fabric: &str, source: Option<&str>, targets: &[&str]) -> Vec<Obstacle> {
+    let is_asleep = |node: &&str| !is_ready(cache, node, fabric);
+    let mut found = Vec::new();
+    if let Some(source) = source.filter(is_asleep) {
+        let text =
+            format!("spec.source.file.node: {source} is not ready; see: kubectl get fabricnodes");
+        found.push(wait("NodesNotReady", text));
+    } else if !targets.is_empty() && targets.iter().all(is_asleep) {
         let text = format!(
             "spec.destinations: none of the nodes is ready: {}; it begins when one is; see: kubectl \
              get fabricnodes",
-            listed(&asleep)
+            listed(targets)
         );
-        return Err(wait("NodesNotReady", text));
+        found.push(wait("NodesNotReady", text));
     }
-    let nodes = destinations.iter().map(|copy| node_of(&copy.node));
-    match mixed_configurations(cache, &transfer.fabric, nodes.chain(source)) {
-        Some(obstacle) => Err(obstacle),
-        None => Ok(transfer),
-    }
+    let nodes = targets.iter().copied().chain(source);
+    found.extend(mixed_configurations(cache, fabric, nodes));
+    found
+}
+
+/// Destinations that a job begins without, for who plans it.
+pub(crate) fn late_destinations(transfer: &Transfer, cache: &Cache) -> Option<Obstacle> {
+    let mut late = transfer.targets();
+    late.retain(|node| !is_ready(cache, node, &transfer.fabric));
+    let text = format!(
+        "{} of its destinations are not ready: {}; the others do not wait for them; see: kubectl get \
+         fabricnodes",
+        late.len(),
+        listed(&late)
+    );
+    (!late.is_empty()).then(|| wait("NodesNotReady", text))
 }
 
 /// Agents of which some, and not all, work with an earlier configuration: they may refuse each other
@@ -95,70 +116,6 @@ fn mixed_configurations<'a>(
             listed(&pending)
         ),
     ))
-}
-
-/// What is in a job's way, as far as one thing does not hide the other; for who plans a job.
-pub(crate) fn obstacles(
-    job: &TransferJob,
-    cache: &Cache,
-    membership: &Membership,
-) -> Vec<Obstacle> {
-    let mut found = Vec::new();
-    let Ok(origin) = origin(job) else {
-        return found;
-    };
-    let Ok((name, fabric)) = fabric_of_job(job, origin, cache, membership) else {
-        return found;
-    };
-    let file = match origin {
-        Origin::File(file) => {
-            found.extend(place(job, fabric, cache, JobEnd::Source(file)).err());
-            Some(file)
-        }
-        Origin::Object(object) => {
-            found.extend(reading::allowed(object, fabric).err());
-            None
-        }
-    };
-    let source = file.map(|file| file.node.as_str());
-    let to = &job.spec.destinations;
-    let side = JobEnd::Destination {
-        // The root is the same on all nodes.
-        node: source.unwrap_or_default(),
-        to,
-    };
-    found.extend(place(job, fabric, cache, side).err());
-    let mut names: Vec<String> = source.into_iter().map(str::to_owned).collect();
-    match destinations(job, name, cache, membership) {
-        Ok(nodes) => {
-            let is_elsewhere = |file: &FileSource| {
-                file.root != to.root
-                    || file.path.trim_end_matches('/') != to.path.trim_end_matches('/')
-            };
-            let is_there = file.is_some_and(|file| !is_elsewhere(file));
-            let others = nodes.iter().filter(|node| Some(node.as_str()) != source);
-            names.extend(others.cloned());
-            if names.len() <= 1 && (nodes.is_empty() || is_there) {
-                let is_listed = to.nodes.is_some();
-                found.push(no_destinations(name, source, is_listed));
-            }
-        }
-        Err(obstacle) => found.push(obstacle),
-    }
-    let all = names.iter().map(String::as_str);
-    found.extend(mixed_configurations(cache, name, all));
-    names.retain(|node| !is_ready(cache, node, name));
-    if !names.is_empty() {
-        let asleep: Vec<&str> = names.iter().map(String::as_str).collect();
-        let text = format!(
-            "{} of its nodes are not ready: {}; a destination is waited for while the others go on, \
-             a file's node holds all up; see: kubectl get fabricnodes",
-            asleep.len(),
-            listed(&asleep)
-        );
-        found.push(wait("NodesNotReady", text));
-    }
-    found
 }
 
 /// Who is to have a copy by now, and how they are reached; `None` while that cannot be said. Those
@@ -191,36 +148,60 @@ fn build_transfer(
     membership: &Membership,
     leader_epoch: u64,
     also: &BTreeSet<&str>,
-) -> Result<Transfer, Obstacle> {
-    let origin = origin(job)?;
-    let (fabric_name, fabric) = fabric_of_job(job, origin, cache, membership)?;
-    let from = match origin {
-        Origin::File(file) => Some(place(job, fabric, cache, JobEnd::Source(file))?),
+) -> Result<Transfer, Vec<Obstacle>> {
+    let one = |obstacle| vec![obstacle];
+    let origin = origin(job).map_err(one)?;
+    let (fabric_name, fabric) = fabric_of_job(job, origin, cache, membership).map_err(one)?;
+    let mut found = Vec::new();
+    let (source, from) = match origin {
+        Origin::File(file) => {
+            let from = place(job, fabric, cache, JobEnd::Source(file));
+            (Some(file.node.as_str()), noted(from, &mut found))
+        }
         Origin::Object(object) => {
-            reading::allowed(object, fabric)?;
-            None
+            found.extend(reading::allowed(object, fabric).err());
+            (None, None)
         }
     };
-    let whole = (fabric_name, fabric);
-    let copies = copies(job, whole, cache, membership, from.as_ref())?;
-    let Some(first) = copies.first() else {
-        let is_listed = job.spec.destinations.nodes.is_some();
-        let source = from.as_ref().map(|from| from.node.as_str());
-        return Err(no_destinations(fabric_name, source, is_listed));
+    // The root and the path are the same on all nodes.
+    let to = place(
+        job,
+        fabric,
+        cache,
+        JobEnd::Destination(&job.spec.destinations),
+    );
+    let to = noted(to, &mut found);
+    let nodes = destinations(job, fabric_name, cache, membership);
+    let nodes = noted(nodes, &mut found);
+    let copies = match (&to, &nodes) {
+        (Some(to), Some(nodes)) => noted(copies(nodes, to, from.as_ref()), &mut found),
+        _ => None,
     };
+    let copies = copies.unwrap_or_default();
+    let has_none = copies.is_empty() && (found.is_empty() || nodes == Some(Vec::new()));
+    let nodes = nodes.unwrap_or_default();
+    if has_none {
+        let is_listed = job.spec.destinations.nodes.is_some();
+        found.push(no_destinations(fabric_name, source, is_listed));
+    }
     let readers = match origin {
         Origin::Object(_) => reading::readers(job, &copies, cache, fabric),
         // It has to look at all jobs for it.
         Origin::File(_) => Vec::new(),
     };
-    let reader = copies
-        .iter()
-        .find(|copy| readers.first() == Some(&copy.node));
-    let from = from.unwrap_or_else(|| reader.unwrap_or(first).clone());
-    let names: BTreeSet<&str> = std::iter::once(from.node.as_str())
-        .chain(copies.iter().map(|copy| node_of(&copy.node)))
-        .chain(also.iter().copied())
+    let is_reader = |copy: &&Place| readers.first() == Some(&copy.node);
+    let reader = || copies.iter().find(is_reader).or(copies.first()).cloned();
+    let names: BTreeSet<&str> = source
+        .into_iter()
+        .chain(nodes.iter().map(String::as_str))
         .collect();
+    let (true, Some(from)) = (found.is_empty(), from.or_else(reader)) else {
+        let others = names.into_iter().filter(|node| Some(*node) != source);
+        let others: Vec<&str> = others.collect();
+        found.extend(unready(cache, fabric_name, source, &others));
+        return Err(found);
+    };
+    let names: BTreeSet<&str> = names.union(also).copied().collect();
     Ok(Transfer {
         fabric: fabric_name.to_owned(),
         endpoints: endpoints(cache, fabric_name, &names),
@@ -236,25 +217,25 @@ fn build_transfer(
     })
 }
 
+/// Adds an obstacle to those that were found.
+fn noted<T>(result: Result<T, Obstacle>, found: &mut Vec<Obstacle>) -> Option<T> {
+    result.map_err(|obstacle| found.push(obstacle)).ok()
+}
+
 /// Where copies shall be, without the one that is there already: the source, where that is a node.
-fn copies(
-    job: &TransferJob,
-    (fabric_name, fabric): (&str, &RdmaFabric),
-    cache: &Cache,
-    membership: &Membership,
-    from: Option<&Place>,
-) -> Result<Vec<Place>, Obstacle> {
-    let to = &job.spec.destinations;
+fn copies(nodes: &[String], to: &Place, from: Option<&Place>) -> Result<Vec<Place>, Obstacle> {
     let mut copies = Vec::new();
-    for node in &destinations(job, fabric_name, cache, membership)? {
-        let side = JobEnd::Destination { node, to };
-        let copy = place(job, fabric, cache, side)?;
+    for node in nodes {
+        let copy = Place {
+            node: node.clone(),
+            ..to.clone()
+        };
         match from {
             // It is where it shall be.
             Some(from) if copy == *from => {}
             Some(from) if copy.node == from.node => {
                 apart(&copy, from)?;
-                let node = local(&copy.node);
+                let node = local(node);
                 copies.push(Place { node, ..copy });
             }
             _ => copies.push(copy),
@@ -406,20 +387,9 @@ fn destinations(
         }
         return Ok(nodes.clone());
     }
-    let wanted = to.node_selector.clone().unwrap_or_default();
-    let wanted = selector(&wanted).map_err(|fault| Obstacle {
-        reason: "SelectorInvalid",
-        message: format!("spec.destinations.nodeSelector: {fault}"),
-        is_final: true,
-    })?;
-    let members = membership.nodes().filter(|(_, of)| *of == fabric);
-    let selected = members.filter(|(node, _)| {
-        cache
-            .nodes
-            .named(node)
-            .is_some_and(|node| wanted.matches(node.labels()))
-    });
-    Ok(selected.map(|(node, _)| node.to_owned()).collect())
+    let selected = selected(job, cache, membership)?.into_iter();
+    let members = selected.filter(|(_, of)| *of == fabric);
+    Ok(members.map(|(node, _)| node.to_owned()).collect())
 }
 
 fn no_destinations(fabric: &str, source: Option<&str>, is_listed: bool) -> Obstacle {
@@ -431,14 +401,11 @@ fn no_destinations(fabric: &str, source: Option<&str>, is_listed: bool) -> Obsta
         return wait("NoDestinations", text);
     };
     if is_listed {
-        return Obstacle {
-            reason: "NoDestinations",
-            message: format!(
-                "spec.destinations.nodes: names only {source}, which is the source and has it at \
+        let text = format!(
+            "spec.destinations.nodes: names only {source}, which is the source and has it at \
                  that path: name another node, root or path"
-            ),
-            is_final: true,
-        };
+        );
+        return fail("NoDestinations", text);
     }
     wait(
         "NoDestinations",

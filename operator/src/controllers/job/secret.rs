@@ -1,31 +1,22 @@
 //! Tenants' Secrets, which the operator may read only where a tenant says so by a Role of its own.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
-use tokio::time::timeout;
-use weft_identity::cause::innermost;
 use weft_transfer::{ReadSecret, Refusal};
 
-use crate::NAME;
+use crate::{
+    NAME,
+    api::call,
+    controllers::job::obstacle::{Obstacle, wait},
+};
 
-/// An API server that has not answered by then is asked again with the next attempt.
-const WITHIN: Duration = Duration::from_secs(10);
 /// The reason of a name that is none.
 const BAD_NAME: &str = "BadRequest";
 /// Of an object's name.
 const NAME_MAX: usize = 253;
-
-/// Why a Secret could not be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SecretFault {
-    /// Stable, UpperCamelCase.
-    pub(crate) reason: &'static str,
-    /// Cause and remedy.
-    pub(crate) message: String,
-}
 
 /// Reads Secrets, with whatever right the operator has.
 #[derive(Clone)]
@@ -48,7 +39,7 @@ impl Secrets {
         &self,
         namespace: &str,
         name: &str,
-    ) -> Result<BTreeMap<String, Vec<u8>>, SecretFault> {
+    ) -> Result<BTreeMap<String, Vec<u8>>, Obstacle> {
         // It becomes part of a path.
         if !is_name(name) {
             let name: String = name.chars().take(NAME_MAX).collect();
@@ -56,53 +47,41 @@ impl Secrets {
                 "secretRef.name: `{name}` is no name of a Secret: give one of at most 253 characters, of a-z, \
                  0-9, `-` and `.`, which begins and ends with a letter or digit (RFC 1123)"
             );
-            return Err(SecretFault {
-                reason: BAD_NAME,
-                message,
-            });
+            return Err(wait(BAD_NAME, message));
         }
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        let problem = match timeout(WITHIN, api.get_opt(name)).await {
-            Ok(Ok(Some(secret))) => {
+        let problem = match call(api.get_opt(name)).await {
+            Ok(Some(secret)) => {
                 let data = secret.data.unwrap_or_default().into_iter();
                 return Ok(data.map(|(key, value)| (key, value.0)).collect());
             }
-            Ok(Ok(None)) => {
-                return Err(SecretFault {
-                    reason: "SecretMissing",
-                    message: format!(
-                        "there is no Secret {name} in namespace {namespace}: make it, or name another in \
-                         another job"
-                    ),
-                });
+            Ok(None) => {
+                let text = format!(
+                    "there is no Secret {name} in namespace {namespace}: make it, or name another in another job"
+                );
+                return Err(wait("SecretMissing", text));
             }
-            Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+            Err(error) if error.has_code(403) => {
                 return Err(forbidden(namespace, name, &self.account));
             }
-            Ok(Err(error)) => innermost(&error),
-            Err(_) => format!("no answer within {} s", WITHIN.as_secs()),
+            Err(problem) => problem,
         };
-        Err(SecretFault {
-            reason: "SecretUnread",
-            message: format!(
-                "Secret {namespace}/{name} could not be read ({problem}): the operator retries; check the API \
-                 server"
-            ),
-        })
+        let text = format!(
+            "Secret {namespace}/{name} could not be read ({problem}): the operator retries; check the API server"
+        );
+        Err(wait("SecretUnread", text))
     }
 }
 
 /// No Role allows it; `account` is NAMESPACE:NAME of the operator's.
-pub(crate) fn forbidden(namespace: &str, name: &str, account: &str) -> SecretFault {
-    SecretFault {
-        reason: "SecretForbidden",
-        message: format!(
-            "the operator may not read Secret {namespace}/{name}; whoever administers the namespace allows it by: \
-             kubectl create role weft-read-{name} --namespace {namespace} --verb get --resource secrets \
-             --resource-name {name}; kubectl create rolebinding weft-read-{name} --namespace {namespace} \
-             --role weft-read-{name} --serviceaccount {account}"
-        ),
-    }
+pub(crate) fn forbidden(namespace: &str, name: &str, account: &str) -> Obstacle {
+    let text = format!(
+        "the operator may not read Secret {namespace}/{name}; whoever administers the namespace allows it by: \
+         kubectl create role weft-read-{name} --namespace {namespace} --verb get --resource secrets \
+         --resource-name {name}; kubectl create rolebinding weft-read-{name} --namespace {namespace} \
+         --role weft-read-{name} --serviceaccount {account}"
+    );
+    wait("SecretForbidden", text)
 }
 
 /// A DNS subdomain (RFC 1123), as Kubernetes has it.
@@ -126,10 +105,10 @@ impl ReadSecret for Secrets {
         Box::pin(async move {
             self.read(namespace, name).await.map_err(|fault| Refusal {
                 node: String::new(),
-                reason: fault.reason.to_owned(),
-                message: fault.message,
                 // Somebody may give the right, or make it.
                 retriable: fault.reason != BAD_NAME,
+                reason: fault.reason,
+                message: fault.message,
             })
         })
     }

@@ -7,8 +7,8 @@ use tokio::{
     time::Instant,
 };
 
-use super::secret::{SecretFault, Secrets};
-use crate::controllers::cache::Key;
+use super::secret::Secrets;
+use crate::controllers::{cache::Key, job::obstacle::Obstacle};
 
 /// How long a result is believed: no watch tells when it changes. By then the jobs that wait for it are
 /// decided again, with all others.
@@ -17,7 +17,7 @@ const PROBE_AGAIN: Duration = Duration::from_secs(10);
 /// Probes at once: with a thousand Secrets, the API server is asked no faster for it.
 const AT_ONCE: usize = 8;
 
-type ProbeResult = Result<(), SecretFault>;
+type ProbeResult = Result<(), Obstacle>;
 
 /// The probes that are under way, and those whose result is still believed.
 pub(crate) struct SecretProbes {

@@ -7,21 +7,10 @@ use weft_crds::{
 };
 use weft_proto::agent::v1::State;
 
-use weft_transfer::{Cleanup, DestinationPhase, DestinationView, End, Job, TransferPhase, node_of};
+use weft_transfer::{Destination, DestinationPhase, End, Job, TransferPhase, node_of};
 
-/// The rate is that of the last so many seconds: a person looks at it.
-const RATE_WINDOW: Duration = Duration::from_secs(10);
-
-/// How a work ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// All is verified.
-    Complete,
-    /// Some destination was given up; nothing is left at it.
-    Failed,
-    /// It was told to end, and has told the agents.
-    Withdrawn(Cleanup),
-}
+/// With a mark a second, the rate is that of the last ten: a person looks at it.
+const RATE_MARKS: usize = 11;
 
 /// A transfer as it is now.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,8 +25,8 @@ pub(crate) struct Snapshot {
     pub(crate) attempt: u32,
     /// The number of the attempt that it waits to begin.
     pub(crate) claims: Option<u32>,
-    /// Once it is over.
-    pub(crate) outcome: Option<Outcome>,
+    /// How it has ended, once it is over.
+    pub(crate) end: Option<End>,
     /// Who reads, where the bytes come from a store.
     pub(crate) reader: Option<String>,
     /// What the source holds.
@@ -76,11 +65,7 @@ impl Snapshot {
             started: job.started().is_some(),
             attempt: job.attempt(),
             claims: job.claims(),
-            outcome: job.end().map(|end| match end {
-                End::Complete => Outcome::Complete,
-                End::Failed => Outcome::Failed,
-                End::Cancelled(cleanup) => Outcome::Withdrawn(cleanup),
-            }),
+            end: job.end(),
             reader: (job.spec().object.as_ref()).map(|_| job.spec().source.node.clone()),
             manifest,
             plan: job.plan().map(|plan| PlanSummary {
@@ -113,13 +98,13 @@ impl Snapshot {
     }
 }
 
-fn destination(view: DestinationView<'_>) -> DestinationStatus {
-    let (state, refusal) = match view.phase {
+fn destination(there: &Destination) -> DestinationStatus {
+    let (state, refusal) = match &there.phase {
         DestinationPhase::Verified { .. } => (DestinationState::Verified, None),
         DestinationPhase::Failed(refusal) => (DestinationState::Failed, Some(refusal)),
         DestinationPhase::Retrying(refusal) => (DestinationState::Pending, Some(refusal)),
         DestinationPhase::Pending => {
-            let state = match view.report.state() {
+            let state = match there.report.state() {
                 State::Preparing => DestinationState::Preparing,
                 State::Transferring => DestinationState::Transferring,
                 State::Verifying | State::Verified => DestinationState::Verifying,
@@ -130,7 +115,7 @@ fn destination(view: DestinationView<'_>) -> DestinationStatus {
     };
     let is_verified = state == DestinationState::Verified;
     DestinationStatus {
-        node: node_of(&view.place.node).to_owned(),
+        node: node_of(&there.place.node).to_owned(),
         state,
         reason: refusal
             .map(|refusal| refusal.reason.clone())
@@ -138,12 +123,12 @@ fn destination(view: DestinationView<'_>) -> DestinationStatus {
         message: match refusal {
             Some(refusal) => refusal.message.clone(),
             // How the copy has appeared.
-            None if is_verified => view.report.message.clone(),
+            None if is_verified => there.report.message.clone(),
             None => String::new(),
         },
-        bytes: signed(view.bytes),
+        bytes: signed(there.bytes),
         digest: if is_verified {
-            view.report.digest.clone()
+            there.report.digest.clone()
         } else {
             String::new()
         },
@@ -154,7 +139,7 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// How fast it goes, over the last [`RATE_WINDOW`].
+/// How fast it goes, over the last [`RATE_MARKS`] marks.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RateMeter {
     marks: VecDeque<(Duration, u64)>,
@@ -163,27 +148,13 @@ pub(crate) struct RateMeter {
 impl RateMeter {
     /// So many bytes are there now; gives bytes per second.
     pub(crate) fn mark(&mut self, now: Duration, bytes: u64) -> u64 {
-        // A mark a second is enough for a mean over ten.
-        if self
-            .marks
-            .back()
-            .is_none_or(|(at, _)| now.saturating_sub(*at) >= RATE_WINDOW / 10)
-        {
-            self.marks.push_back((now, bytes));
-        }
-        while self.marks.len() > 2
-            && self
-                .marks
-                .get(1)
-                .is_some_and(|(at, _)| now.saturating_sub(*at) >= RATE_WINDOW)
-        {
+        self.marks.push_back((now, bytes));
+        if self.marks.len() > RATE_MARKS {
             self.marks.pop_front();
         }
-        let Some((since, before)) = self.marks.front() else {
-            return 0;
-        };
-        let millis = now.saturating_sub(*since).as_millis().max(1);
-        let moved = u128::from(bytes.saturating_sub(*before)) * 1000;
+        let (since, before) = self.marks.front().copied().unwrap_or_default();
+        let millis = now.saturating_sub(since).as_millis().max(1);
+        let moved = u128::from(bytes.saturating_sub(before)) * 1000;
         u64::try_from(moved / millis).unwrap_or(u64::MAX)
     }
 }
@@ -205,19 +176,19 @@ mod tests {
             message: "file by file".to_owned(),
             ..ProgressResponse::default()
         };
-        let shown = |phase: &DestinationPhase| {
-            let shown = destination(DestinationView {
-                place: &place,
+        let shown = |phase| {
+            let shown = destination(&Destination {
+                place: place.clone(),
                 phase,
-                report: &report,
+                report: report.clone(),
                 bytes: 0,
             });
             (shown.reason, shown.message)
         };
         let after = Duration::ZERO;
-        let verified = shown(&DestinationPhase::Verified { after });
+        let verified = shown(DestinationPhase::Verified { after });
         assert_eq!(verified, (String::new(), "file by file".to_owned()));
-        assert_eq!(shown(&DestinationPhase::Pending), Default::default());
+        assert_eq!(shown(DestinationPhase::Pending), Default::default());
     }
 
     #[test]

@@ -8,18 +8,14 @@ use weft_crds::{
     Counts, DESTINATIONS_SHOWN, DeletionPolicy, DestinationState, DestinationStatus, Phase,
     TransferJob, TransferJobStatus,
 };
-use weft_transfer::TransferPhase;
+use weft_transfer::{End, TransferPhase};
 
 use crate::controllers::{
     cache::uid,
     condition::{self, ConditionUpdate, moment},
     fabric::decide::listed,
     fabric::decide::model_label,
-    job::{
-        obstacle::Obstacle,
-        place::destination_path,
-        snapshot::{Outcome, Snapshot},
-    },
+    job::{obstacle::Obstacle, place::destination_path, snapshot::Snapshot},
     request::Event,
 };
 
@@ -32,7 +28,7 @@ pub(crate) fn waiting(job: &TransferJob, obstacle: &Obstacle, now: Timestamp) ->
     status.phase = Phase::Waiting;
     status.message = cut(&obstacle.message);
     resumed(&mut status, now);
-    let planned = verdict("Planned", false, obstacle.reason, &status.message);
+    let planned = ConditionUpdate::new("Planned", false, &obstacle.reason, &status.message);
     set(&mut status, planned, now);
     status
 }
@@ -46,20 +42,15 @@ pub(crate) fn suspended(job: &TransferJob, now: Timestamp) -> TransferJobStatus 
     // The deadline counts anew when it goes on, as that of a batch Job does.
     status.start_time = None;
     still(&mut status);
-    let suspended = verdict("Suspended", true, "SpecSuspend", &status.message);
+    let suspended = ConditionUpdate::new("Suspended", true, "SpecSuspend", &status.message);
     set(&mut status, suspended, now);
     status
 }
 
 /// It is given up.
-pub(crate) fn failed(
-    job: &TransferJob,
-    reason: &str,
-    message: &str,
-    now: Timestamp,
-) -> TransferJobStatus {
+pub(crate) fn failed(job: &TransferJob, obstacle: &Obstacle, now: Timestamp) -> TransferJobStatus {
     let mut status = next(job);
-    fail(&mut status, reason, message, now);
+    fail(&mut status, &obstacle.reason, &obstacle.message, now);
     status
 }
 
@@ -91,7 +82,7 @@ fn fail(status: &mut TransferJobStatus, reason: &str, message: &str, now: Timest
     status.message = cut(message);
     status.completion_time = Some(moment(now));
     still(status);
-    let failed = verdict("Failed", true, reason, &status.message);
+    let failed = ConditionUpdate::new("Failed", true, reason, &status.message);
     set(status, failed, now);
 }
 
@@ -117,11 +108,15 @@ pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
             plan.estimate_seconds,
             plan.bottleneck.as_deref().unwrap_or("nothing")
         );
-        set(&mut status, verdict("Planned", true, "Planned", &text), now);
+        set(
+            &mut status,
+            ConditionUpdate::new("Planned", true, "Planned", &text),
+            now,
+        );
     }
-    match work.outcome {
-        Some(Outcome::Complete) => complete(&mut status, now),
-        Some(Outcome::Failed) => {
+    match work.end {
+        Some(End::Complete) => complete(&mut status, now),
+        Some(End::Failed) => {
             let failed = work
                 .destinations
                 .iter()
@@ -135,7 +130,7 @@ pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
             );
             fail(&mut status, reason, &text, now);
         }
-        Some(Outcome::Withdrawn { .. }) | None => {}
+        Some(End::Cancelled(_)) | None => {}
     }
     status
 }
@@ -166,7 +161,11 @@ fn complete(status: &mut TransferJobStatus, now: Timestamp) {
         status.counts.total,
         digest.unwrap_or("unknown")
     );
-    set(status, verdict("Complete", true, "Verified", &text), now);
+    set(
+        status,
+        ConditionUpdate::new("Complete", true, "Verified", &text),
+        now,
+    );
 }
 
 /// After a failover, keeps the written status of a destination until its agent reports again.
@@ -287,18 +286,9 @@ fn resumed(status: &mut TransferJobStatus, now: Timestamp) {
     if condition::is_true(&status.conditions, "Suspended") {
         set(
             status,
-            verdict("Suspended", false, "Resumed", "spec.suspend is false"),
+            ConditionUpdate::new("Suspended", false, "Resumed", "spec.suspend is false"),
             now,
         );
-    }
-}
-
-fn verdict(kind: &'static str, holds: bool, reason: &str, message: &str) -> ConditionUpdate {
-    ConditionUpdate {
-        kind,
-        holds,
-        reason: reason.to_owned(),
-        message: message.to_owned(),
     }
 }
 

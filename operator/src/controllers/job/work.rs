@@ -3,8 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{Notify, watch},
+    sync::{
+        Notify,
+        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+        watch,
+    },
     task::JoinHandle,
+    time::{MissedTickBehavior, interval},
 };
 
 use crate::controllers::{
@@ -23,57 +28,54 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(crate) struct Work {
     key: Key,
     snapshot: watch::Receiver<Arc<Snapshot>>,
-    permits: watch::Sender<u32>,
-    end: watch::Sender<Option<Cleanup>>,
-    people: watch::Sender<Option<Arc<JobMembers>>>,
+    instructions: UnboundedSender<Instruction>,
     met: Option<u64>,
+    members: Option<JobMembers>,
     task: JoinHandle<()>,
 }
 
 /// Who is to have a copy, and how they are reached.
 type JobMembers = (MembershipUpdate, Vec<Endpoint>);
 
+/// What a transfer is told.
+enum Instruction {
+    /// Attempts up to this number may begin.
+    Permit(u32),
+    /// It is to end.
+    Cancel(Cleanup),
+    Members(Box<JobMembers>),
+}
+
 impl Work {
-    /// Begins to move bytes.
-    pub(crate) fn begin(
+    /// Begins to move bytes, or to tell agents that the transfer is over and what they remove.
+    pub(crate) fn new(
         key: Key,
         transfer: Transfer,
+        is_over: Option<Cleanup>,
         pool: &ConnectionPool,
         changed: Arc<Notify>,
     ) -> Self {
-        let pool = pool.of_fabric(&transfer.fabric);
-        let runner = Runner::begin(transfer.spec, pool, &transfer.endpoints);
-        Self::drive(key, transfer.fabric, runner, changed)
-    }
-
-    /// Begins to tell agents that it is over.
-    pub(crate) fn withdraw(
-        key: Key,
-        transfer: Transfer,
-        cleanup: Cleanup,
-        pool: &ConnectionPool,
-        changed: Arc<Notify>,
-    ) -> Self {
-        let pool = pool.of_fabric(&transfer.fabric);
-        let runner = Runner::cancelled(transfer.spec, cleanup, pool, &transfer.endpoints);
-        Self::drive(key, transfer.fabric, runner, changed)
-    }
-
-    fn drive(key: Key, fabric: String, runner: Runner, changed: Arc<Notify>) -> Self {
-        let (permits, permitted) = watch::channel(0);
-        let (end, ended) = watch::channel(None);
-        let (people, met) = watch::channel(None);
+        let Transfer {
+            fabric,
+            spec,
+            endpoints,
+        } = transfer;
+        let pool = pool.of_fabric(&fabric);
+        let runner = match is_over {
+            None => Runner::begin(spec, pool, &endpoints),
+            Some(cleanup) => Runner::cancelled(spec, cleanup, pool, &endpoints),
+        };
+        let (instructions, instructed) = unbounded_channel();
         let first = Snapshot::of(runner.job(), &fabric, 0);
         let (tell, snapshot) = watch::channel(Arc::new(first));
-        let runner = Box::new(runner.with_permits(permitted));
-        let task = tokio::spawn(drive(fabric, runner, (ended, met), tell, changed));
+        let runner = Box::new(runner.with_permits());
+        let task = tokio::spawn(drive(fabric, runner, instructed, tell, changed));
         Self {
             key,
             snapshot,
-            permits,
-            end,
-            people,
+            instructions,
             met: None,
+            members: None,
             task,
         }
     }
@@ -86,14 +88,9 @@ impl Work {
     /// The cache has another layout.
     pub(crate) fn meet(&mut self, layout: u64, who: Option<Box<JobMembers>>) {
         self.met = Some(layout);
-        if let Some(who) = who {
-            self.people.send_if_modified(|old| {
-                let is_other = old.as_deref() != Some(&*who);
-                if is_other {
-                    *old = Some(Arc::from(who));
-                }
-                is_other
-            });
+        if let Some(who) = who.filter(|who| self.members.as_ref() != Some(who)) {
+            self.members = Some((*who).clone());
+            self.tell(Instruction::Members(who));
         }
     }
 
@@ -119,21 +116,25 @@ impl Work {
         &self.key
     }
 
-    /// It ended without an outcome: a bug.
+    /// It ended without saying how: a bug.
     pub(crate) fn is_lost(&self) -> bool {
-        self.task.is_finished() && self.snapshot.borrow().outcome.is_none()
+        self.task.is_finished() && self.snapshot.borrow().end.is_none()
     }
 
     /// Attempts up to this number may begin.
     pub(crate) fn permit(&self, attempt: u32) {
-        self.permits
-            .send_if_modified(|permit| std::mem::replace(permit, attempt) != attempt);
+        self.tell(Instruction::Permit(attempt));
     }
 
     /// It is to end. Also when it was told so before: it may have been in a phase that ends by itself, and
     /// have gone on.
     pub(crate) fn stop(&self, cleanup: Cleanup) {
-        self.end.send_replace(Some(cleanup));
+        self.tell(Instruction::Cancel(cleanup));
+    }
+
+    fn tell(&self, instruction: Instruction) {
+        // A task that has ended needs no instruction.
+        let _ = self.instructions.send(instruction);
     }
 }
 
@@ -143,129 +144,95 @@ impl Drop for Work {
     }
 }
 
-/// When it is told how far a transfer is, and how fast it goes by then.
-#[derive(Debug)]
-struct SnapshotSchedule<M> {
-    rate_meter: RateMeter,
-    told: Option<(Duration, M)>,
-    rate: u64,
-}
-
-impl<M> Default for SnapshotSchedule<M> {
-    fn default() -> Self {
-        Self {
-            rate_meter: RateMeter::default(),
-            told: None,
-            rate: 0,
-        }
-    }
-}
-
-impl<M: PartialEq> SnapshotSchedule<M> {
-    /// Bytes per second, if it is to be told now.
-    fn rate(&mut self, now: Duration, mark: M, bytes: u64) -> Option<u64> {
-        let is_due =
-            (self.told.as_ref()).is_none_or(|(at, before)| *before != mark || now >= *at + LOOK);
-        is_due.then(|| {
-            self.told = Some((now, mark));
-            self.rate = self.rate_meter.mark(now, bytes);
-            self.rate
-        })
-    }
-
-    /// When it is to be told again though nothing is heard: a rate falls with time, too.
-    fn due(&self) -> Option<Duration> {
-        let (at, _) = self.told.as_ref()?;
-        (self.rate > 0).then(|| *at + LOOK)
-    }
-}
-
-/// What is told at once when it changes.
+/// What is told at once when it changes. The rest is told once a second.
 fn mark(job: &Job) -> impl PartialEq + use<> {
     (job.phase(), job.claims(), job.attempt(), job.end())
-}
-
-async fn passed(wait: Option<Duration>) {
-    match wait {
-        Some(wait) => tokio::time::sleep(wait).await,
-        None => std::future::pending().await,
-    }
 }
 
 async fn drive(
     fabric: String,
     mut runner: Box<Runner>,
-    (mut end, mut people): (
-        watch::Receiver<Option<Cleanup>>,
-        watch::Receiver<Option<Arc<JobMembers>>>,
-    ),
+    mut instructions: UnboundedReceiver<Instruction>,
     tell: watch::Sender<Arc<Snapshot>>,
     changed: Arc<Notify>,
 ) {
-    let mut telling = SnapshotSchedule::default();
+    let mut ticks = interval(LOOK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut meter, mut rate) = (RateMeter::default(), 0);
+    let mut told = None;
     loop {
-        let (job, now) = (runner.job(), runner.now());
-        let mark = mark(job);
-        if let Some(rate) = telling.rate(now, mark, job.bytes_moved()) {
-            tell.send_replace(Arc::new(Snapshot::of(job, &fabric, rate)));
-            changed.notify_one();
-        }
-        if runner.job().is_over() {
-            return;
-        }
-        let due = telling.due().map(|at| at.saturating_sub(runner.now()));
+        let mut is_due = false;
         tokio::select! {
             () = runner.turn() => {}
-            () = passed(due) => {}
-            Ok(()) = end.changed() => {
-                let cleanup = *end.borrow_and_update();
-                if let Some(cleanup) = cleanup {
-                    runner.cancel(cleanup);
-                }
+            // A rate falls with time, though nothing is heard.
+            _ = ticks.tick() => {
+                is_due = true;
+                rate = meter.mark(runner.now(), runner.job().bytes_moved());
             }
-            Ok(()) = people.changed() => {
-                let people = people.borrow_and_update().clone();
-                if let Some(people) = people {
-                    runner.update_members(people.0.clone(), &people.1);
-                }
+            Some(instruction) = instructions.recv() => match instruction {
+                Instruction::Permit(attempt) => runner.permit(attempt),
+                Instruction::Cancel(cleanup) => runner.cancel(cleanup),
+                Instruction::Members(members) => runner.update_members(members.0, &members.1),
             }
+        }
+        let job = runner.job();
+        let mark = Some(mark(job));
+        if is_due || told != mark {
+            told = mark;
+            let snapshot = Snapshot::of(job, &fabric, rate);
+            let is_new = tell.send_if_modified(|old| {
+                let is_other = **old != snapshot;
+                if is_other {
+                    *old = Arc::new(snapshot);
+                }
+                is_other
+            });
+            if is_new {
+                changed.notify_one();
+            }
+        }
+        if job.is_over() {
+            return;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+    use weft_identity::authority::Authority;
+    use weft_transfer::TransferPhase;
+
     use super::*;
+    use crate::controllers::{job::resolve::resolve, membership::Membership, tests::scenario};
 
-    #[test]
-    fn the_rate_of_a_transfer_that_nothing_is_heard_of_falls_to_nothing() {
-        let mut telling = SnapshotSchedule::default();
-        let mut now = Duration::ZERO;
-        for step in 0..=20 {
-            now = step * LOOK;
-            telling.rate(now, (), 1000 * u64::from(step));
+    #[tokio::test(start_paused = true)]
+    async fn another_phase_is_told_at_once_and_what_stands_still_wakes_nobody() {
+        let cache = scenario::cache(2);
+        let job = scenario::job("minilm");
+        let transfer = resolve(&job, &cache, &Membership::of(&cache), 1).unwrap();
+        // Nobody can be called.
+        let transfer = Transfer {
+            endpoints: Vec::new(),
+            ..transfer
+        };
+        let pool = ConnectionPool::new(Arc::new(Authority::new("weft").unwrap()));
+        let changed = Arc::new(Notify::new());
+        let wake = Arc::clone(&changed);
+        let mut work = Work::new(scenario::minilm(), transfer, None, &pool, wake);
+        assert_eq!(work.look().course, TransferPhase::Listing);
+        let begun = Instant::now();
+        changed.notified().await;
+        assert_eq!(work.snapshot().course, TransferPhase::Waiting);
+        assert!(begun.elapsed() < LOOK);
+        // Stat is tried again after a second, then after two more, and fails at once.
+        let until = begun + 6 * LOOK;
+        while tokio::time::timeout_at(until, changed.notified())
+            .await
+            .is_ok()
+        {
+            assert_ne!(work.snapshot().course, TransferPhase::Running);
         }
-        assert_eq!(telling.rate, 1000);
-        let mut before = telling.rate;
-        while let Some(due) = telling.due() {
-            assert_eq!(due, now + LOOK);
-            now = due;
-            let rate = telling.rate(now, (), 20_000);
-            assert!(rate.is_some_and(|rate| rate < before), "{rate:?}");
-            before = telling.rate;
-        }
-        assert_eq!(now, 30 * LOOK);
-    }
-
-    #[test]
-    fn what_changes_is_told_at_once_and_bytes_once_a_second() {
-        let mut telling = SnapshotSchedule::default();
-        assert_eq!(telling.rate(Duration::ZERO, 1, 0), Some(0));
-        // Nothing moves: nobody need be woken.
-        assert_eq!(telling.due(), None);
-        assert_eq!(telling.rate(LOOK / 2, 1, 500), None);
-        assert!(telling.rate(LOOK / 2, 2, 500).is_some());
-        assert!(telling.rate(LOOK, 2, 1000).is_none());
-        assert!(telling.rate(2 * LOOK, 2, 1000).is_some());
+        assert_eq!(work.news(), None);
     }
 }

@@ -17,8 +17,6 @@ use crate::controllers::{
 const IN_FLIGHT_MAX: usize = 8;
 /// … of one kind: an admission webhook that hangs for one kind leaves room for the others.
 const IN_FLIGHT_OF_A_KIND_MAX: usize = 6;
-/// Events under way at once, beside the requests, and one of an object: people read them in order.
-const EVENTS_IN_FLIGHT_MAX: usize = 2;
 /// Events that wait; more are dropped. At 50 writes a second it takes 10 s to publish them.
 const EVENTS_WAITING_MAX: usize = 500;
 
@@ -53,7 +51,7 @@ pub(crate) enum WriteOutcome {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Next {
     Request((Owner, Object)),
-    Event(usize),
+    Event,
 }
 
 /// What is sent.
@@ -76,7 +74,8 @@ pub(crate) struct Queue {
     waiting: BTreeMap<(Owner, Object), Waiting>,
     in_flight: BTreeMap<Object, Owner>,
     events: VecDeque<(ObjectReference, Event)>,
-    events_in_flight: Vec<ObjectReference>,
+    /// One is, beside the requests: people read them in order.
+    is_event_in_flight: bool,
     failed: Backoff<Object>,
     conflicts: Backoff<Object>,
     submissions: u64,
@@ -88,7 +87,7 @@ impl Default for Queue {
             waiting: BTreeMap::new(),
             in_flight: BTreeMap::new(),
             events: VecDeque::new(),
-            events_in_flight: Vec::new(),
+            is_event_in_flight: false,
             failed: Backoff::new(FAILED.0, FAILED.1, FORGET_AFTER),
             conflicts: Backoff::new(CONFLICT.0, CONFLICT.1, FORGET_AFTER),
             submissions: 0,
@@ -168,16 +167,8 @@ impl Queue {
     /// What is sent next, if anything may be sent now: Events once no request may be.
     pub(crate) fn next(&self, now: Duration) -> Option<Next> {
         let request = self.first(now).cloned().map(Next::Request);
-        request.or_else(|| self.event().map(Next::Event))
-    }
-
-    /// The place of the first Event that may be published.
-    fn event(&self) -> Option<usize> {
-        if self.events_in_flight.len() >= EVENTS_IN_FLIGHT_MAX {
-            return None;
-        }
-        let mut events = self.events.iter();
-        events.position(|(object, _)| !self.events_in_flight.contains(object))
+        let has_event = !self.is_event_in_flight && !self.events.is_empty();
+        request.or(has_event.then_some(Next::Event))
     }
 
     /// The most urgent request that may be sent, of equally urgent ones the oldest.
@@ -215,9 +206,9 @@ impl Queue {
                 self.in_flight.insert(object, owner.clone());
                 Some(Write::Request(owner, waiting.request))
             }
-            Next::Event(place) => {
-                let (object, event) = self.events.remove(place)?;
-                self.events_in_flight.push(object.clone());
+            Next::Event => {
+                let (object, event) = self.events.pop_front()?;
+                self.is_event_in_flight = true;
                 Some(Write::Event(object, event))
             }
         }
@@ -243,9 +234,9 @@ impl Queue {
         }
     }
 
-    /// An Event of this object has been published, or not.
-    pub(crate) fn event_published(&mut self, object: &ObjectReference) {
-        self.events_in_flight.retain(|one| one != object);
+    /// The Event has been published, or not.
+    pub(crate) fn event_published(&mut self) {
+        self.is_event_in_flight = false;
     }
 }
 

@@ -1,214 +1,266 @@
-use std::sync::{Arc, Mutex};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
 
-use axum::body::Body;
+use axum::{body::Body, http::Request as HttpRequest};
+use k8s_openapi::{
+    api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewStatus},
+    jiff::Timestamp,
+};
+use serde_json::Value;
 use tokio::sync::mpsc;
+use tower::ServiceExt as _;
 use weft_identity::authority::Authority;
 
-use tower::ServiceExt as _;
-
 use super::*;
+use crate::controllers::tests::scenario;
 
-/// Allows what it is told to, and remembers what was asked.
+/// An API server that allows what it is told to, and remembers what was asked.
 #[derive(Clone, Default)]
 struct Roles {
-    allowed: Arc<Vec<Access>>,
-    asked: Arc<Mutex<Vec<Access>>>,
+    allowed: Vec<ResourceAttributes>,
+    asked: Arc<Mutex<Vec<ResourceAttributes>>>,
 }
 
-impl Authorizer for Roles {
-    async fn allows(&self, caller: &Caller, access: &Access) -> Result<bool, String> {
-        assert_eq!(caller.user, "ada");
-        self.asked.lock().unwrap().push(access.clone());
-        Ok(self.allowed.contains(access))
+impl Roles {
+    fn new(allowed: impl IntoIterator<Item = ResourceAttributes>) -> Self {
+        Self {
+            allowed: allowed.into_iter().collect(),
+            ..Self::default()
+        }
+    }
+
+    fn asked(&self) -> Vec<ResourceAttributes> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    fn client(&self) -> Client {
+        let roles = self.clone();
+        let review = async move |body: Bytes| {
+            let review: SubjectAccessReview = serde_json::from_slice(&body).unwrap();
+            // Asked for the caller, and not for the operator.
+            assert_eq!(review.spec.user.as_deref(), Some("ada"));
+            let access = review.spec.resource_attributes.clone().unwrap();
+            let status = SubjectAccessReviewStatus {
+                allowed: roles.allowed.contains(&access),
+                ..SubjectAccessReviewStatus::default()
+            };
+            roles.asked.lock().unwrap().push(access);
+            serde_json::to_string(&SubjectAccessReview {
+                status: Some(status),
+                ..review
+            })
+            .unwrap()
+        };
+        let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        Client::new(Router::new().route(path, post(review)), "default")
     }
 }
 
-fn api(allowed: Vec<Access>, leader: OnceLock<Leader>) -> LiveApi<Roles> {
+fn api(roles: &Roles, leader: OnceLock<Leader>) -> Router {
     let one = |name: &str| vec![name.to_owned()];
-    LiveApi {
-        authorizer: Roles {
-            allowed: Arc::new(allowed),
-            ..Roles::default()
-        },
+    router(LiveApi {
+        client: roles.client(),
         headers: Headers {
             user: one("X-Remote-User"),
             group: one("X-Remote-Group"),
             extra: one("X-Remote-Extra-"),
         },
         leader: Arc::new(leader),
-    }
+    })
 }
 
-fn leading(allowed: Vec<Access>, queries: mpsc::Sender<Query>) -> LiveApi<Roles> {
+fn led_by(roles: &Roles, queries: mpsc::Sender<Query>) -> Router {
     let leader = Leader {
         queries,
         pool: ConnectionPool::new(Arc::new(Authority::new("weft").unwrap())),
         epoch: 1,
     };
-    api(allowed, OnceLock::from(leader))
+    api(roles, OnceLock::from(leader))
 }
 
-fn ada() -> HeaderMap {
-    HeaderMap::from_iter([(
-        header::HeaderName::from_static("x-remote-user"),
-        header::HeaderValue::from_static("ada"),
-    )])
-}
-
-fn progress(namespace: &str, name: &str) -> TransferProgress {
-    TransferProgress {
-        api_version: live_api_version(),
-        kind: TransferProgress::KIND.to_owned(),
-        metadata: kube::core::ObjectMeta {
-            name: Some(name.to_owned()),
-            namespace: Some(namespace.to_owned()),
-            ..Default::default()
-        },
-        status: Default::default(),
-        ahead: None,
-    }
-}
-
-/// Plays the controllers.
-fn controllers(answer: Vec<TransferProgress>) -> mpsc::Sender<Query> {
-    let (sender, mut receiver) = mpsc::channel(1);
+/// A leader that knows one job, team-a/minilm, and no node.
+fn leading(roles: &Roles) -> Router {
+    let (sender, mut receiver) = mpsc::channel::<Query>(1);
     tokio::spawn(async move {
+        let mut cache = scenario::cache(0);
+        cache.fabrics = std::iter::empty().collect();
         while let Some(query) = receiver.recv().await {
-            match query {
-                Query::Progress { answer: to, .. } => to.send(answer.clone()).unwrap(),
-                Query::Preflight { answer: to, .. } => {
-                    let preflight = Preflight {
-                        obstacles: Vec::new(),
-                        is_shared: true,
-                        transfer: None,
-                    };
-                    to.send(preflight).map_err(drop).unwrap();
-                }
-                Query::Neighbours { answer: to, .. } => to.send(None).unwrap(),
-                Query::Copies { answer: to, .. } => to.send(Vec::new()).unwrap(),
-            }
+            query(&Known {
+                cache: &cache,
+                snapshots: &BTreeMap::new(),
+                queue: &Default::default(),
+                reports: &BTreeMap::new(),
+                leader_epoch: 1,
+                now: Timestamp::now(),
+            });
         }
     });
-    sender
+    led_by(roles, sender)
 }
+
+/// What ada gets.
+async fn call(router: &Router, method: &str, path: &str, body: &str) -> (StatusCode, Value) {
+    let (head, body) = call_as(Some("ada"), router, method, path, body).await;
+    (head.status, body)
+}
+
+async fn call_as(
+    user: Option<&str>,
+    router: &Router,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> (axum::http::response::Parts, Value) {
+    let path = format!("/apis/{LIVE_GROUP}/{LIVE_VERSION}{path}");
+    let mut request = HttpRequest::builder().method(method).uri(path);
+    if let Some(user) = user {
+        request = request.header("x-remote-user", user);
+    }
+    let request = request.body(Body::from(body.to_owned())).unwrap();
+    let response = router.clone().oneshot(request).await.unwrap();
+    let (head, body) = response.into_parts();
+    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    (head, serde_json::from_slice(&body).unwrap())
+}
+
+fn message(status: &Value) -> &str {
+    status["message"].as_str().unwrap()
+}
+
+const PROGRESS: &str = "/namespaces/team-a/transferprogress";
 
 #[tokio::test]
 async fn who_may_get_a_job_sees_its_progress_and_nobody_else() {
-    let told = vec![progress("team-a", "minilm")];
-    let may = vec![Access::jobs("get", "team-a", "minilm")];
-    let asked = leading(may, controllers(told.clone()));
-    let of = |name: &str| (Some("team-a".to_owned()), Some(name.to_owned()));
-    let (namespace, name) = of("minilm");
-    assert_eq!(asked.progress(&ada(), namespace, name).await, Ok(told));
-    let (namespace, name) = of("other");
-    let refused = asked.progress(&ada(), namespace, name).await.unwrap_err();
-    assert_eq!(refused.code, StatusCode::FORBIDDEN);
-    assert!(
-        refused.message.contains("in namespace team-a"),
-        "{refused:?}"
+    let router = leading(&Roles::new([
+        access_to_jobs("get", "team-a", "minilm"),
+        access_to_jobs("get", "team-a", "gone"),
+    ]));
+    let (code, told) = call(&router, "GET", &format!("{PROGRESS}/minilm"), "").await;
+    assert_eq!(
+        (code, &told["metadata"]["name"]),
+        (StatusCode::OK, &json!("minilm"))
     );
+    let (code, status) = call(&router, "GET", &format!("{PROGRESS}/gone"), "").await;
+    assert_eq!(code, StatusCode::NOT_FOUND, "{status}");
+    let (code, status) = call(&router, "GET", &format!("{PROGRESS}/other"), "").await;
+    assert_eq!(code, StatusCode::FORBIDDEN);
+    assert!(message(&status).contains("in namespace team-a"), "{status}");
     // Neither a list of the namespace, nor one of all.
-    for namespace in [Some("team-a".to_owned()), None] {
-        let refused = asked.progress(&ada(), namespace, None).await.unwrap_err();
-        assert_eq!(refused.code, StatusCode::FORBIDDEN);
+    for path in [PROGRESS, "/transferprogress"] {
+        let (code, _) = call(&router, "GET", path, "").await;
+        assert_eq!(code, StatusCode::FORBIDDEN);
+    }
+}
+
+#[tokio::test]
+async fn who_may_list_the_jobs_of_a_namespace_gets_these_and_no_others() {
+    let allowed = ["team-a", "team-b", ""].map(|of| access_to_jobs("list", of, ""));
+    let router = leading(&Roles::new(allowed));
+    let other = "/namespaces/team-b/transferprogress";
+    for (path, count) in [(PROGRESS, 1), (other, 0), ("/transferprogress", 1)] {
+        let (code, list) = call(&router, "GET", path, "").await;
+        assert_eq!(
+            (code, &list["kind"]),
+            (StatusCode::OK, &json!("TransferProgressList"))
+        );
+        assert_eq!(list["items"].as_array().unwrap().len(), count, "{path}");
     }
 }
 
 #[tokio::test]
 async fn who_may_list_jobs_sees_copies_and_who_may_delete_jobs_removes_them() {
-    let body = br#"{"root": "models", "path": "team-a/minilm"}"#;
-    let may = vec![Access::jobs("list", "team-a", "")];
-    let lists = leading(may, controllers(Vec::new()));
-    let of = |namespace: &str| Some(namespace.to_owned());
-    assert_eq!(lists.copies(&ada(), of("team-a")).await.unwrap().items, []);
-    for namespace in [of("team-b"), None] {
-        let refused = lists.copies(&ada(), namespace).await.unwrap_err();
-        assert_eq!(refused.code, StatusCode::FORBIDDEN);
+    let body = r#"{"root": "models", "path": "team-a/minilm"}"#;
+    let removals = "/namespaces/team-a/copyremovals";
+    let lists = leading(&Roles::new([access_to_jobs("list", "team-a", "")]));
+    let (code, list) = call(&lists, "GET", "/namespaces/team-a/nodecopies", "").await;
+    assert_eq!((code, &list["items"]), (StatusCode::OK, &json!([])));
+    for path in ["/namespaces/team-b/nodecopies", "/nodecopies"] {
+        let (code, _) = call(&lists, "GET", path, "").await;
+        assert_eq!(code, StatusCode::FORBIDDEN);
     }
-    let refused = lists.remove_copies(&ada(), "team-a", body).await;
-    assert_eq!(refused.unwrap_err().code, StatusCode::FORBIDDEN);
+    let (code, _) = call(&lists, "POST", removals, body).await;
+    assert_eq!(code, StatusCode::FORBIDDEN);
 
-    let may = vec![Access::jobs("delete", "team-a", "")];
-    let deletes = leading(may, controllers(Vec::new()));
-    let removal = deletes.remove_copies(&ada(), "team-a", body).await.unwrap();
-    assert!(removal.removed.is_empty() && removal.kept.is_empty());
-    let refused = deletes.remove_copies(&ada(), "team-a", b"{}").await;
-    assert!(refused.unwrap_err().message.contains("root"));
+    let deletes = leading(&Roles::new([access_to_jobs("delete", "team-a", "")]));
+    let (code, removal) = call(&deletes, "POST", removals, body).await;
+    assert_eq!(code, StatusCode::OK, "{removal}");
+    let (code, status) = call(&deletes, "POST", removals, "{}").await;
+    assert_eq!(code, StatusCode::BAD_REQUEST);
+    assert!(message(&status).contains("root"), "{status}");
 }
 
 #[tokio::test]
 async fn a_call_that_names_nobody_is_nobodys() {
-    let asked = leading(Vec::new(), controllers(Vec::new()));
-    let refused = asked.progress(&HeaderMap::new(), None, None).await;
-    assert_eq!(refused.unwrap_err().code, StatusCode::UNAUTHORIZED);
-    assert!(asked.authorizer.asked.lock().unwrap().is_empty());
+    let roles = Roles::default();
+    let (head, _) = call_as(None, &leading(&roles), "GET", "/transferprogress", "").await;
+    assert_eq!(head.status, StatusCode::UNAUTHORIZED);
+    assert!(roles.asked().is_empty());
 }
 
 const JOB: &str = r#"{"apiVersion": "weft.dev/v1alpha1", "kind": "TransferJob",
     "metadata": {"name": "minilm", "namespace": "elsewhere"},
-    "spec": {"source": {"file": {"node": "n1", "root": "library", "path": "a"}},
+    "spec": {"source": {"file": {"node": "n1", "root": "library", "path": "a", "scope": "Shared"}},
              "destinations": {"nodes": ["n2"], "root": "models", "path": "a"}}}"#;
 
 #[tokio::test]
 async fn a_plan_needs_the_right_to_make_the_job_and_to_use_its_shared_roots() {
-    let make = Access::jobs("create", "team-a", "");
-    let first = leading(vec![make.clone()], controllers(Vec::new()));
-    let refused = first.plan(&ada(), "team-a", JOB.as_bytes()).await;
-    let refused = refused.unwrap_err();
+    let path = "/namespaces/team-a/transferplans";
+    let make = access_to_jobs("create", "team-a", "");
+    let first = Roles::new([make.clone()]);
+    let (code, status) = call(&leading(&first), "POST", path, JOB).await;
+    assert_eq!(code, StatusCode::FORBIDDEN);
     assert!(
-        refused.message.contains("may not use rdmafabrics"),
-        "{refused:?}"
+        message(&status).contains("may not use rdmafabrics"),
+        "{status}"
     );
-    let shared = first.authorizer.asked.lock().unwrap()[1].clone();
-    assert_eq!((&*shared.namespace, &*shared.name), ("team-a", ""));
+    let shared = first.asked()[1].clone();
+    assert_eq!(
+        (shared.namespace.as_deref(), &shared.name),
+        (Some("team-a"), &None)
+    );
 
-    let both = leading(vec![make.clone(), shared], controllers(Vec::new()));
-    let plan = both.plan(&ada(), "team-a", JOB.as_bytes()).await.unwrap();
-    assert_eq!((plan.plan, plan.manifest), (None, None));
+    let both = leading(&Roles::new([make.clone(), shared]));
+    let (code, plan) = call(&both, "POST", path, JOB).await;
+    assert_eq!(
+        (code, &plan["plan"]),
+        (StatusCode::OK, &Value::Null),
+        "{plan}"
+    );
+    assert_eq!(plan["obstacles"][0]["reason"], "SourceNodeNotInFabric");
 
-    let nonsense = leading(vec![make], controllers(Vec::new()));
-    let refused = nonsense.plan(&ada(), "team-a", b"{}").await.unwrap_err();
-    assert_eq!(refused.code, StatusCode::BAD_REQUEST);
+    let nonsense = leading(&Roles::new([make]));
+    let (code, _) = call(&nonsense, "POST", path, "{}").await;
+    assert_eq!(code, StatusCode::BAD_REQUEST);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_operator_that_does_not_know_yet_says_so() {
     let (queries, _kept) = mpsc::channel(1);
-    let may = vec![Access::jobs("list", "", "")];
-    let refused = leading(may, queries).progress(&ada(), None, None).await;
-    assert_eq!(refused.unwrap_err().code, StatusCode::GATEWAY_TIMEOUT);
+    let router = led_by(&Roles::new([access_to_jobs("list", "", "")]), queries);
+    let (code, _) = call(&router, "GET", "/transferprogress", "").await;
+    assert_eq!(code, StatusCode::GATEWAY_TIMEOUT);
 }
 
 #[tokio::test]
 async fn a_diagnosis_needs_a_role_of_its_own_and_a_node_that_is_known() {
-    let body = br#"{"node": "n9"}"#;
-    let nobody = leading(Vec::new(), controllers(Vec::new()));
-    let refused = nobody.diagnose(&ada(), body).await.unwrap_err();
-    assert_eq!(refused.code, StatusCode::FORBIDDEN);
-    let may = nobody.authorizer.asked.lock().unwrap().clone();
-    let refused = leading(may, controllers(Vec::new()))
-        .diagnose(&ada(), body)
-        .await;
-    assert!(refused.unwrap_err().message.contains("node n9"));
+    let body = r#"{"node": "n9"}"#;
+    let nobody = Roles::default();
+    let (code, _) = call(&leading(&nobody), "POST", "/diagnoses", body).await;
+    assert_eq!(code, StatusCode::FORBIDDEN);
+    let router = leading(&Roles::new(nobody.asked()));
+    let (code, status) = call(&router, "POST", "/diagnoses", body).await;
+    assert_eq!(code, StatusCode::NOT_FOUND);
+    assert!(message(&status).contains("node n9"), "{status}");
 }
 
 #[tokio::test]
 async fn a_replica_that_does_not_lead_serves_the_discovery_and_asks_callers_to_try_again() {
-    let router = router(api(Vec::new(), OnceLock::new()));
-    let call = async |method: &str, path: &str| {
-        let path = format!("/apis/{LIVE_GROUP}/{LIVE_VERSION}{path}");
-        let request = axum::http::Request::builder().method(method).uri(path);
-        let request = request.header("x-remote-user", "ada");
-        let request = request.body(Body::empty()).unwrap();
-        let response = router.clone().oneshot(request).await.unwrap();
-        let (head, body) = response.into_parts();
-        let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
-        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
-        (head, body)
-    };
-    let (head, list) = call("GET", "").await;
+    let router = api(&Roles::default(), OnceLock::new());
+    let (code, list) = call(&router, "GET", "", "").await;
     assert_eq!(
-        (head.status, &list["kind"]),
+        (code, &list["kind"]),
         (StatusCode::OK, &json!("APIResourceList"))
     );
     let resources = list["resources"].as_array().unwrap();
@@ -220,7 +272,8 @@ async fn a_replica_that_does_not_lead_serves_the_discovery_and_asks_callers_to_t
                 true => "/namespaces/team-a",
                 false => "",
             };
-            let (head, status) = call(method, &format!("{place}/{name}")).await;
+            let path = format!("{place}/{name}");
+            let (head, status) = call_as(Some("ada"), &router, method, &path, "").await;
             assert_eq!(
                 head.status,
                 StatusCode::SERVICE_UNAVAILABLE,

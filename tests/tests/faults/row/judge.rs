@@ -30,7 +30,7 @@ impl Play<'_> {
         assert_eq!(job.is_complete(), failing.is_empty(), "{all}");
         for (view, &node) in job.destinations().zip(self.row.to) {
             let path = self.stage.root(node).join(&self.destination);
-            match (view.phase, self.row.end) {
+            match (&view.phase, self.row.end) {
                 (DestinationPhase::Verified { .. }, _) if !failing.contains(&node) => {
                     self.tree.assert_arrived(&path);
                 }
@@ -143,7 +143,7 @@ impl Play<'_> {
     fn assert_resumed(&self, job: &Job) {
         let total = self.tree.bytes();
         for (view, node) in job.destinations().zip(self.row.to) {
-            let report = view.report;
+            let report = &view.report;
             let attempt = report.job.as_ref().map_or(0, |job| job.attempt);
             if attempt < 2 {
                 continue;

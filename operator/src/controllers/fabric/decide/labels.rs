@@ -13,10 +13,7 @@ use weft_proto::operator::v1::NodeReport;
 use crate::controllers::{
     cache::Key,
     cluster_node::ClusterNode,
-    fabric::{
-        agents::FABRIC_LABEL,
-        view::{SILENCE, View},
-    },
+    fabric::{agents::FABRIC_LABEL, view::View},
     kinds::Cache,
     request::{Change, Priority, Request},
 };
@@ -87,15 +84,14 @@ pub(crate) fn has_fabric_label(view: &View<'_>, node: &ClusterNode) -> bool {
 fn changes(view: &View<'_>, node: &ClusterNode) -> BTreeMap<String, Option<String>> {
     let name = node.name_any();
     let fabric = view.membership.fabric(&name);
-    let last_report = view.last_reports.get(&name);
+    let state = view.reports.get(&name);
     // What an agent said that has fallen silent may be of another machine with the node's name.
-    let last_report = last_report
-        .filter(|last_report| Some(&*last_report.fabric) == fabric && last_report.silent < SILENCE);
-    let wanted = last_report.map(|last_report| models(&last_report.report, view.cache));
+    let state = state.filter(|state| Some(&*state.fabric) == fabric && !state.is_silent(view.at));
+    let wanted = state.map(|state| models(&state.report, view.cache));
     let wanted = wanted.unwrap_or_default();
     let mut changes = BTreeMap::new();
     // What an agent has not listed yet may be there.
-    if fabric.is_none() || last_report.is_some_and(|last_report| last_report.report.copies_listed) {
+    if fabric.is_none() || state.is_some_and(|state| state.report.copies_listed) {
         let labels = node.labels().keys();
         let gone = labels.filter(|key| key.starts_with(MODEL_LABEL) && !wanted.contains_key(*key));
         changes.extend(gone.map(|key| (key.clone(), None)));

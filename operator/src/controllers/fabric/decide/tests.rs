@@ -1,23 +1,27 @@
 use std::time::Duration;
 
 use kube::core::PartialObjectMeta;
+use tokio::time::Instant;
 use weft_crds::RootAccess;
 
 use super::*;
 use crate::controllers::{
     fabric::{agents::AgentTemplate, configuration::config},
     membership::Membership,
-    scenario,
+    tests::scenario,
 };
 
 mod configuration;
 mod labels;
 
+const HOUR: Duration = Duration::from_secs(3600);
+
 struct Stage {
     cache: Cache,
-    last_reports: BTreeMap<String, LastReport>,
+    reports: BTreeMap<String, NodeState>,
     leading: Duration,
     now: Timestamp,
+    at: Instant,
     /// Nodes that the API server does not let anybody write to.
     refused: BTreeSet<String>,
 }
@@ -29,8 +33,9 @@ impl Stage {
         cache.fabric_nodes = std::iter::empty().collect();
         Self {
             cache,
-            last_reports: BTreeMap::new(),
-            leading: Duration::from_secs(3600),
+            reports: BTreeMap::new(),
+            at: Instant::now() + HOUR,
+            leading: HOUR,
             now: scenario::start(),
             refused: BTreeSet::new(),
         }
@@ -45,10 +50,11 @@ impl Stage {
         decide(&View {
             cache: &self.cache,
             membership: &membership,
-            last_reports: &self.last_reports,
+            reports: &self.reports,
             leading: self.leading,
             template: &template,
             now: self.now,
+            at: self.at,
         })
     }
 
@@ -67,8 +73,9 @@ impl Stage {
     }
 
     fn sees(&mut self, node: &str, silent: u64) {
-        let last_report = scenario::last_report(node, "default", silent);
-        self.last_reports.insert(node.to_owned(), last_report);
+        let seen = self.at - Duration::from_secs(silent);
+        let state = NodeState::new("default", scenario::report(node, "default"), seen);
+        self.reports.insert(node.to_owned(), state);
     }
 
     fn ready(&self, node: &str) -> (String, String) {
@@ -164,7 +171,7 @@ fn an_agent_whose_control_address_is_not_its_nodes_is_not_ready_and_not_called()
     let mut stage = Stage::new();
     let mut report = |control: &str| {
         stage.sees("n1", 0);
-        let report = &mut stage.last_reports.get_mut("n1").unwrap().report;
+        let report = &mut stage.reports.get_mut("n1").unwrap().report;
         report.control_address = control.to_owned();
         // The data may take another interface.
         report.data_address = "192.168.7.1".to_owned();
@@ -203,10 +210,10 @@ fn the_status_of_a_new_node_waits_a_minute_for_its_agent_to_start() {
     assert_eq!(node(&mut stage, STARTUP).as_deref(), Some("AgentMissing"));
     // An agent that starts says no more than that it runs.
     stage.sees("n1", 0);
-    stage.last_reports.get_mut("n1").unwrap().report.ready = false;
+    stage.reports.get_mut("n1").unwrap().report.ready = false;
     assert_eq!(node(&mut stage, almost), None);
     assert_eq!(node(&mut stage, STARTUP).as_deref(), Some("AgentNotReady"));
-    let report = &mut stage.last_reports.get_mut("n1").unwrap().report;
+    let report = &mut stage.reports.get_mut("n1").unwrap().report;
     report.findings = vec![weft_proto::operator::v1::Finding {
         reason: "RootMissing".into(),
         message: "root models is not mounted".into(),
@@ -224,9 +231,9 @@ fn a_node_is_not_ready_after_thirty_seconds_of_silence() {
         stage.settle();
         assert_eq!(stage.ready("n1").1, expected, "{silent}");
     }
-    let last_report = stage.last_reports.get_mut("n1").unwrap();
-    last_report.report.ready = false;
-    last_report.report.findings = vec![weft_proto::operator::v1::Finding {
+    let state = stage.reports.get_mut("n1").unwrap();
+    state.report.ready = false;
+    state.report.findings = vec![weft_proto::operator::v1::Finding {
         reason: "RootMissing".into(),
         message: "root models is not mounted".into(),
     }];
@@ -263,9 +270,9 @@ fn a_new_leader_believes_what_is_written_until_agents_had_time_to_find_it() {
 #[test]
 fn an_agent_of_another_fabric_does_not_speak_for_a_node() {
     let mut stage = Stage::new();
-    stage
-        .last_reports
-        .insert("n1".into(), scenario::last_report("n1", "other", 0));
+    let report = scenario::report("n1", "other");
+    let state = NodeState::new("other", report, stage.at);
+    stage.reports.insert("n1".into(), state);
     stage.settle();
     assert_eq!(stage.ready("n1").1, "AgentMissing");
 }
@@ -409,23 +416,17 @@ fn what_an_agent_finds_is_an_event_once() {
         stage.settle();
         notes
     };
-    let last_report = stage.last_reports.get_mut("n2").unwrap();
-    last_report.report.findings = vec![finding("node n1 tried Prepare")];
+    let state = stage.reports.get_mut("n2").unwrap();
+    state.report.findings = vec![finding("node n1 tried Prepare")];
     assert_eq!(
         told(&mut stage),
         ["n2 true CertificateMisused: node n1 tried Prepare"]
     );
     assert_eq!(told(&mut stage), [""; 0]);
-    let last_report = stage.last_reports.get_mut("n2").unwrap();
-    last_report.report.findings.push(finding("another"));
+    let state = stage.reports.get_mut("n2").unwrap();
+    state.report.findings.push(finding("another"));
     assert_eq!(told(&mut stage), ["n2 true CertificateMisused: another"]);
     // It is gone: nothing to say.
-    stage
-        .last_reports
-        .get_mut("n2")
-        .unwrap()
-        .report
-        .findings
-        .clear();
+    stage.reports.get_mut("n2").unwrap().report.findings.clear();
     assert_eq!(told(&mut stage), [""; 0]);
 }

@@ -14,8 +14,7 @@ mod turns;
 use super::*;
 use crate::controllers::{
     condition,
-    job::secret::SecretFault,
-    scenario::{self, minilm},
+    tests::scenario::{self, minilm},
 };
 use weft_transfer::{Answer, Call, Command, DestinationPhase, Job, Refusal, TransferPhase};
 
@@ -60,11 +59,9 @@ struct Stage {
     /// Agents that do not answer.
     dead: BTreeSet<String>,
     /// What comes of a look at a Secret.
-    secret: Result<(), SecretFault>,
-    /// Whose turn it is: what the operator's process knows.
+    secret: Result<(), Obstacle>,
+    /// Which jobs may begin: what the operator's process knows.
     queue: Queue,
-    /// Who writes to which path, likewise.
-    grants: PathLocks,
     /// What agents say of their nodes.
     reports: BTreeMap<String, NodeState>,
     /// Nodes that were told to release their copies.
@@ -86,7 +83,6 @@ impl Stage {
             dead: BTreeSet::new(),
             secret: Ok(()),
             queue: Queue::default(),
-            grants: PathLocks::default(),
             reports: BTreeMap::new(),
             released: BTreeSet::new(),
         }
@@ -134,15 +130,12 @@ impl Stage {
             met: self.process.as_ref().and_then(|process| process.met),
             reports: &self.reports,
             queue: &self.queue,
-            grants: &self.grants,
             leader_epoch: 1,
             written: self.written,
             now: self.now,
         });
         self.queue.see(&uid(&job), decision.entry);
-        self.grants.update(&uid(&job), decision.claim);
         let mut is_busy = !self.queue.settle().is_empty();
-        is_busy |= !self.grants.take_changed().is_empty();
         if let Some(request) = &decision.request {
             is_busy = true;
             self.log.push(line(request));
@@ -165,7 +158,6 @@ impl Stage {
         self.process = None;
         self.written = None;
         self.queue = Queue::default();
-        self.grants = PathLocks::default();
         self.life += 1;
     }
 
@@ -619,7 +611,6 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
             met: Some(stage.cache.layout()),
             reports: &stage.reports,
             queue: &stage.queue,
-            grants: &stage.grants,
             leader_epoch: 1,
             written: Some(now),
             now: now + SignedDuration::from_secs(age),

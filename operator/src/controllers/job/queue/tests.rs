@@ -1,13 +1,15 @@
+use k8s_openapi::jiff::SignedDuration;
 use proptest::prelude::*;
 
 use super::*;
 use crate::controllers::{
     job::resolve::resolve,
     membership::Membership,
-    scenario::{self, start},
+    tests::scenario::{self, start},
 };
 
-/// A job of `NAMESPACE/NAME` from n1 to these nodes, made so many seconds after the start.
+/// A job of `NAMESPACE/NAME` from n1 to these nodes, made so many seconds after the start. It has a path of its
+/// own.
 fn entry(name: &str, second: i64, nodes: &[&str]) -> QueueEntry {
     let (namespace, name) = name.split_once('/').unwrap();
     let at = start().as_second() + second;
@@ -19,12 +21,27 @@ fn entry(name: &str, second: i64, nodes: &[&str]) -> QueueEntry {
         },
         made: Some(Time(at)),
         is_at_work: false,
-        demand: Demand {
-            fabric: "default".into(),
-            source: nodes[0].to_owned(),
-            receivers: nodes[1..].iter().map(|node| (*node).to_owned()).collect(),
-        },
+        fabric: "default".into(),
+        root: "models".into(),
+        path: vec![namespace.to_owned(), name.to_owned()],
+        demand: Some(demand(nodes)),
     }
+}
+
+fn demand(nodes: &[&str]) -> Demand {
+    Demand {
+        source: nodes[0].to_owned(),
+        receivers: nodes[1..].iter().map(|node| (*node).to_owned()).collect(),
+    }
+}
+
+/// A job of team-a without a demand, which writes to this path.
+fn to_path(name: &str, second: i64, path: &str) -> QueueEntry {
+    let mut job = scenario::job(name);
+    let made = scenario::start() + SignedDuration::from_secs(second);
+    job.metadata.creation_timestamp = Some(Time(made));
+    job.spec.destinations.path = path.into();
+    QueueEntry::new(&job, "default", false, None)
 }
 
 fn at_work(entry: QueueEntry) -> QueueEntry {
@@ -65,7 +82,7 @@ fn two_jobs_of_a_node_are_at_work_and_the_others_wait_for_it_in_order() {
         .map(|(i, name)| entry(name, i, &["n1", "n2"]));
     let queue = queue(jobs);
     assert_eq!(begin(&queue), ["a/3", "a/4"]);
-    let waits = |ahead| Turn::Waits {
+    let waits = |ahead| Turn::Queued {
         node: "n1".into(),
         ahead,
     };
@@ -96,7 +113,7 @@ fn a_namespaces_first_job_does_not_wait_for_fifty_of_another() {
 fn jobs_of_other_nodes_and_other_fabrics_go_on() {
     let busy = ["a/1", "a/2"].map(|name| at_work(entry(name, 1, &["n1", "n2"])));
     let mut elsewhere = entry("a/4", 4, &["n1", "n2"]);
-    elsewhere.demand.fabric = "other".into();
+    elsewhere.fabric = "other".into();
     let others = [
         entry("a/3", 3, &["n1", "n5"]),
         elsewhere,
@@ -152,10 +169,8 @@ fn what_is_written_of_a_job_that_waits_changes_only_with_the_node_that_it_waits_
     }
     // The source is full by now, too.
     assert_eq!(queue.settle(), Vec::<Key>::new());
-    let message = |queue: &Queue| match &queue.turns["a/5"] {
-        Turn::Waits { node, .. } => queued(node, "default").message,
-        Turn::Begins => panic!("it begins"),
-    };
+    let waiting = entry("a/5", 5, &["n1", "n2"]);
+    let message = |queue: &Queue| queue.turns["a/5"].obstacle(&waiting).unwrap().message;
     assert_eq!(
         message(&queue),
         "node n2 takes part in 2 jobs at a time, since fabric default has spec.transport.capMbps, and \
@@ -176,10 +191,10 @@ fn what_is_written_of_a_job_that_waits_changes_only_with_the_node_that_it_waits_
 fn a_turn_is_for_the_nodes_that_it_was_given_for() {
     let mine = entry("a/1", 1, &["n1", "n2"]);
     let queue = queue([mine.clone()]);
-    assert_eq!(queue.turn("a/1", &mine.demand), Some(&Turn::Begins));
+    assert_eq!(queue.turn("a/1", &mine), Some(&Turn::Begins));
     let more = entry("a/1", 1, &["n1", "n2", "n3"]);
-    assert_eq!(queue.turn("a/1", &more.demand), None);
-    assert_eq!(queue.turn("a/2", &mine.demand), None);
+    assert_eq!(queue.turn("a/1", &more), None);
+    assert_eq!(queue.turn("a/2", &mine), None);
 }
 
 #[test]
@@ -188,7 +203,7 @@ fn a_job_that_is_not_there_yet_is_told_whether_it_would_wait() {
     let asked = entry("b/1", 9, &["n1", "n3"]);
     assert_eq!(queue.asked(&asked), Turn::Begins);
     queue.see("a/2", Some(at_work(entry("a/2", 1, &["n1", "n2"]))));
-    let waits = Turn::Waits {
+    let waits = Turn::Queued {
         node: "n1".into(),
         ahead: 0,
     };
@@ -211,7 +226,6 @@ fn only_nodes_that_bytes_go_between_count_and_only_with_a_cap() {
     cache.fabrics.learn(fabric);
     let receivers = |nodes: &[&str]| {
         Some(Demand {
-            fabric: "default".into(),
             source: "n1".into(),
             receivers: nodes.iter().map(|node| (*node).to_owned()).collect(),
         })
@@ -224,6 +238,100 @@ fn only_nodes_that_bytes_go_between_count_and_only_with_a_cap() {
     job.spec.destinations.nodes = Some(vec!["n1".into()]);
     job.spec.destinations.path = "copy/".into();
     assert_eq!(demand(&job, &cache), None);
+}
+
+/// Whose path keeps a job from beginning.
+fn holder(queue: &Queue, entry: &QueueEntry) -> Option<String> {
+    match queue.asked(entry) {
+        Turn::PathInUse { holder, .. } => Some(holder.name),
+        _ => None,
+    }
+}
+
+#[test]
+fn equal_paths_and_those_above_and_below_conflict_and_no_others() {
+    let queue = queue([at_work(to_path("first", 1, "models/a"))]);
+    let blocked = |path: &str| holder(&queue, &to_path("second", 2, path)).is_some();
+    for path in [
+        "models/a",
+        "models/a/",
+        "models",
+        "models/a/sub",
+        "models/a/sub/x",
+        "",
+    ] {
+        assert!(blocked(path), "{path}");
+    }
+    for path in ["models/b", "models/ab", "models/a.bin", "other"] {
+        assert!(!blocked(path), "{path}");
+    }
+    let second = to_path("second", 2, "models/a");
+    let elsewhere = [
+        QueueEntry {
+            root: "scratch".into(),
+            ..second.clone()
+        },
+        QueueEntry {
+            fabric: "other".into(),
+            ..second
+        },
+    ];
+    for entry in elsewhere {
+        assert_eq!(queue.asked(&entry), Turn::Begins, "{entry:?}");
+    }
+}
+
+#[test]
+fn at_a_path_who_is_at_work_comes_first_and_then_the_oldest() {
+    let entries = [("a", 3), ("b", 1), ("c", 2)];
+    let mut queue = queue(entries.map(|(name, second)| to_path(name, second, "x")));
+    let of = |queue: &Queue, name: &str, second| holder(queue, &to_path(name, second, "x"));
+    assert_eq!(of(&queue, "b", 1), None);
+    assert_eq!(of(&queue, "c", 2).as_deref(), Some("b"));
+    assert_eq!(of(&queue, "a", 3).as_deref(), Some("b"));
+    assert_eq!(begin(&queue), ["team-a/b"]);
+    queue.see("team-a/a", Some(at_work(to_path("a", 3, "x"))));
+    assert_eq!(of(&queue, "b", 1).as_deref(), Some("a"));
+    queue.settle();
+    assert_eq!(begin(&queue), Vec::<&str>::new());
+}
+
+#[test]
+fn of_many_jobs_above_and_below_a_path_the_first_is_named() {
+    let mut entries = vec![
+        to_path("d", 4, "x/y/z"),
+        to_path("c", 3, "x/y"),
+        to_path("b", 2, "x/y/a"),
+        to_path("a", 1, "w"),
+    ];
+    let queue = queue(entries.clone());
+    assert_eq!(
+        holder(&queue, &to_path("e", 5, "x/y")).as_deref(),
+        Some("b")
+    );
+    assert_eq!(
+        holder(&queue, &to_path("e", 5, "x/y/z/1")).as_deref(),
+        Some("c")
+    );
+    assert_eq!(holder(&queue, &to_path("e", 5, "")).as_deref(), Some("a"));
+    entries.push(at_work(to_path("e", 5, "x/y/z")));
+    let queue = self::queue(entries);
+    assert_eq!(begin(&queue), ["team-a/a", "team-a/b"]);
+}
+
+#[test]
+fn those_that_waited_are_decided_again_when_the_way_is_free() {
+    let mut queue = queue([at_work(to_path("first", 1, "x"))]);
+    queue.see("2", Some(to_path("second", 2, "x/y")));
+    queue.see("3", Some(to_path("third", 3, "z")));
+    // They were only now heard of.
+    assert_eq!(queue.settle().len(), 2);
+    queue.see("2", Some(to_path("second", 2, "x/y")));
+    assert!(queue.settle().is_empty());
+    queue.keep(&["2".to_owned(), "3".to_owned()].into());
+    let again: Vec<String> = queue.settle().into_iter().map(|key| key.name).collect();
+    assert_eq!(again, ["second"]);
+    assert_eq!(begin(&queue), ["2", "3"]);
 }
 
 /// A namespace, when it was made, which nodes, and how many steps it takes.
@@ -262,7 +370,7 @@ proptest! {
             }
             let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
             for entry in queue.entries.values().filter(|entry| entry.is_at_work) {
-                for node in entry.demand.nodes() {
+                for node in entry.nodes() {
                     *taken.entry(node).or_default() += 1;
                 }
             }
@@ -294,15 +402,15 @@ proptest! {
         let mut first: BTreeMap<&str, &QueueEntry> = BTreeMap::new();
         for entry in &made {
             let known = first.entry(&entry.key.namespace).or_insert(entry);
-            if entry.age() < known.age() {
+            if age(entry) < age(known) {
                 *known = entry;
             }
         }
         let mut first: Vec<&QueueEntry> = first.into_values().collect();
-        first.sort_by_key(|entry| entry.age());
+        first.sort_by_key(|one| age(one));
         // With at most three namespaces of two places a node, the first two begin wherever they are.
         for entry in first.iter().take(AT_ONCE) {
-            prop_assert_eq!(queue.turn(&uid(entry), &entry.demand), Some(&Turn::Begins));
+            prop_assert_eq!(queue.turn(&uid(entry), entry), Some(&Turn::Begins));
         }
     }
 }

@@ -4,9 +4,9 @@ use weft_crds::{Phase, TransferJobStatus};
 
 use super::*;
 use crate::controllers::{
-    job::resolve::{Transfer, involved, obstacles, resolve},
+    job::resolve::{Transfer, involved, resolve},
     membership::Membership,
-    scenario,
+    tests::scenario,
 };
 
 fn job(name: &str) -> TransferJob {
@@ -16,7 +16,8 @@ fn job(name: &str) -> TransferJob {
 }
 
 fn resolved(cache: &Cache, job: &TransferJob) -> Result<Transfer, Obstacle> {
-    resolve(job, cache, &Membership::of(cache), 3)
+    let resolved = resolve(job, cache, &Membership::of(cache), 3);
+    resolved.map_err(|found| found.into_iter().next().unwrap())
 }
 
 fn readers(cache: &Cache, job: &TransferJob) -> Vec<String> {
@@ -148,15 +149,19 @@ fn what_is_in_the_way_of_reading_names_the_field_and_what_to_do() {
         let (mut cache, mut job) = (scenario::cache(3), job("minilm"));
         change(&mut cache, &mut job);
         let obstacle = resolved(&cache, &job).unwrap_err();
-        assert_eq!((obstacle.reason, &*obstacle.message), (reason, message));
+        assert_eq!((&*obstacle.reason, &*obstacle.message), (reason, message));
         assert!(!obstacle.is_final, "{obstacle:?}");
     }
     // A fabric that allows it, and a plan that has nothing against it.
     let (mut cache, mut job) = (scenario::cache(3), job("minilm"));
     url(&mut job, "http://minio:9000/m.bin");
     let named = |cache: &Cache, job: &TransferJob| {
-        let found = obstacles(job, cache, &Membership::of(cache));
-        found.into_iter().map(|it| it.reason).collect::<Vec<_>>()
+        let found = resolve(job, cache, &Membership::of(cache), 3).err();
+        found
+            .into_iter()
+            .flatten()
+            .map(|it| it.reason)
+            .collect::<Vec<_>>()
     };
     assert_eq!(named(&cache, &job), ["ObjectInsecure"]);
     let mut fabric = cache.fabrics.named("default").unwrap().clone();

@@ -1,10 +1,11 @@
 use weft_crds::{DestinationStatus, RootScope, TransferJob, TransferJobStatus};
 
 use super::*;
-use crate::controllers::{cache::Key, job::network::topology, scenario};
+use crate::controllers::{cache::Key, job::network::topology, tests::scenario};
 
 fn resolved(cache: &Cache, job: &TransferJob) -> Result<Transfer, Obstacle> {
-    resolve(job, cache, &Membership::of(cache), 3)
+    let resolved = resolve(job, cache, &Membership::of(cache), 3);
+    resolved.map_err(|found| found.into_iter().next().unwrap())
 }
 
 fn nodes(transfer: &Transfer) -> Vec<&str> {
@@ -80,7 +81,7 @@ fn a_job_that_is_older_than_its_roots_word_shared_is_not_let_in() {
     cache.fabrics.learn(fabric);
     let obstacle = resolved(&cache, &job).unwrap_err();
     assert_eq!(
-        (obstacle.reason, obstacle.is_final),
+        (&*obstacle.reason, obstacle.is_final),
         ("ScopeDiffers", false)
     );
     // Neither does one that is under way get further nodes.
@@ -152,7 +153,7 @@ fn a_job_waits_while_some_of_its_agents_and_not_all_have_an_earlier_configuratio
     pend(&mut cache, "n2");
     let obstacle = resolved(&cache, &job).unwrap_err();
     assert_eq!(
-        (obstacle.reason, obstacle.is_final),
+        (&*obstacle.reason, obstacle.is_final),
         ("ConfigurationPending", false)
     );
     assert_eq!(
@@ -161,7 +162,7 @@ fn a_job_waits_while_some_of_its_agents_and_not_all_have_an_earlier_configuratio
          n2; the job begins when their pods are replaced; see: kubectl get fabricnodes"
     );
     // A plan says the same, once.
-    let named = obstacles(&job, &cache, &Membership::of(&cache));
+    let named = resolve(&job, &cache, &Membership::of(&cache), 3).unwrap_err();
     assert_eq!(named, [obstacle]);
     // All of them understand each other.
     for node in ["n1", "n3"] {
@@ -305,7 +306,7 @@ fn every_obstacle_names_the_field_and_what_to_do() {
         change(&mut cache, &mut job);
         let obstacle = resolved(&cache, &job).unwrap_err();
         assert_eq!(
-            (obstacle.reason, obstacle.is_final),
+            (&*obstacle.reason, obstacle.is_final),
             (reason, is_final),
             "{obstacle:?}"
         );

@@ -2,7 +2,7 @@ use weft_crds::Strategy;
 use weft_transfer::TransferPhase;
 
 use super::*;
-use crate::controllers::scenario;
+use crate::controllers::tests::scenario;
 
 fn destination(node: &str, state: DestinationState, bytes: i64) -> DestinationStatus {
     DestinationStatus {
@@ -23,7 +23,7 @@ fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
         started: true,
         attempt: 1,
         claims: None,
-        outcome: None,
+        end: None,
         reader: None,
         manifest: Some(weft_crds::ManifestSummary {
             files: 1,
@@ -98,7 +98,7 @@ fn a_failure_names_the_first_destination_that_failed() {
     failed.message = "node n2: the disk is full: free some".into();
     let all = vec![destination("n3", DestinationState::Verified, 100), failed];
     let mut work = snapshot(all);
-    work.outcome = Some(Outcome::Failed);
+    work.end = Some(End::Failed);
     let job = scenario::job("minilm");
     let status = of_work(&job, &work, scenario::start());
     assert_eq!(status.phase, Phase::Failed);

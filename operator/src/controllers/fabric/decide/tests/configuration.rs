@@ -22,16 +22,15 @@ fn of_template(stage: &Stage) -> String {
     let configuration =
         pod.metadata.unwrap().annotations.unwrap()["weft.dev/configuration"].clone();
     let args = pod.spec.unwrap().containers[0].args.clone().unwrap();
-    let flag = args.iter().position(|arg| arg == "--pod-configuration");
-    assert_eq!(args[flag.unwrap() + 1], configuration);
+    assert!(args.contains(&format!("--pod-configuration={configuration}")));
     configuration
 }
 
 /// A node's agent reports from a pod that was made for that configuration.
 fn reports(stage: &mut Stage, node: &str, configuration: &str) {
     stage.sees(node, 0);
-    let last_report = stage.last_reports.get_mut(node).unwrap();
-    last_report.report.configuration = configuration.to_owned();
+    let state = stage.reports.get_mut(node).unwrap();
+    state.report.configuration = configuration.to_owned();
 }
 
 fn ready(reason: &str) -> (String, String) {
@@ -54,7 +53,7 @@ fn a_node_is_ready_and_says_so_while_its_pod_is_of_an_earlier_configuration() {
     reports(&mut stage, "n1", &now);
     // What keeps an agent from working comes first.
     reports(&mut stage, "n3", "");
-    stage.last_reports.get_mut("n3").unwrap().report.ready = false;
+    stage.reports.get_mut("n3").unwrap().report.ready = false;
     let log = stage.settle();
     let applied = "apply DaemonSet weft-agent-default".to_owned();
     assert!(log.contains(&applied), "{log:?}");

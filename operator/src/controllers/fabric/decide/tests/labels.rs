@@ -5,7 +5,7 @@ use weft_proto::operator::v1::Copy;
 use super::*;
 use crate::controllers::{
     request::Priority,
-    scenario::{MODEL, copy},
+    tests::scenario::{MODEL, copy},
 };
 
 #[test]
@@ -66,7 +66,7 @@ fn a_node_whose_label_is_refused_says_so_and_holds_up_no_other() {
 /// What n2 has, as its agent reports it.
 fn reports(stage: &mut Stage, copies: &[Copy], listed: bool) {
     stage.sees("n2", 0);
-    let report = &mut stage.last_reports.get_mut("n2").unwrap().report;
+    let report = &mut stage.reports.get_mut("n2").unwrap().report;
     report.copies = copies.to_vec();
     report.copies_listed = listed;
 }
@@ -120,12 +120,12 @@ fn a_label_stays_while_nobody_knows_whether_the_copy_is_there() {
     reports(&mut stage, &[], false);
     stage.settle();
     assert_eq!(model(&stage), Some("d1"));
-    stage.last_reports.clear();
+    stage.reports.clear();
     stage.settle();
     assert_eq!(model(&stage), Some("d1"));
     // An agent that has fallen silent tells nothing of what is there now.
     reports(&mut stage, &[copy("d2")], true);
-    stage.last_reports.get_mut("n2").unwrap().silent = SILENCE;
+    stage.reports.get_mut("n2").unwrap().seen = stage.at - SILENCE;
     stage.settle();
     assert_eq!(model(&stage), Some("d1"));
     // No fabric has the node: nobody looks after it.

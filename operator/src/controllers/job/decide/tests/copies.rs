@@ -98,7 +98,7 @@ fn copies_go_with_a_job_that_is_deleted_between_its_deadline_and_its_end() {
 
 fn reports(nodes: &[&str]) -> BTreeMap<String, NodeState> {
     let state = |node: &&str| {
-        let mut report = scenario::last_report(node, "default", 0).report;
+        let mut report = scenario::report(node, "default");
         report.copies = vec![scenario::copy("d1")];
         let state = NodeState::new("default", report, Instant::now());
         ((*node).to_owned(), state)

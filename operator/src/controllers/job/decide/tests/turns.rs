@@ -15,7 +15,6 @@ struct Yard {
     cache: Cache,
     tasks: BTreeMap<String, Task>,
     queue: Queue,
-    grants: PathLocks,
     now: Timestamp,
     /// What was asked of the API server, by job.
     log: Vec<(Key, String)>,
@@ -49,7 +48,6 @@ impl Yard {
             cache,
             tasks: BTreeMap::new(),
             queue: Queue::default(),
-            grants: PathLocks::default(),
             now: scenario::start(),
             log: Vec::new(),
             kill_after: None,
@@ -111,20 +109,17 @@ impl Yard {
             met: Some(self.cache.layout()),
             reports: &BTreeMap::new(),
             queue: &self.queue,
-            grants: &self.grants,
             leader_epoch: 1,
             written: None,
             now: self.now,
         });
         self.queue.see(&uid, decision.entry);
-        self.grants.update(&uid, decision.claim);
         if let Some(request) = &decision.request {
             self.cache.obey(request);
             self.log.push((key.clone(), line(request)));
             if self.kill_after == Some(self.log.len()) {
                 self.tasks.clear();
                 self.queue = Queue::default();
-                self.grants = PathLocks::default();
                 self.is_killed = true;
                 return false;
             }
@@ -150,7 +145,7 @@ impl Yard {
             }
             Some(Order::Stop(cleanup)) => {
                 let task = self.tasks.get_mut(&uid).unwrap();
-                task.snapshot.outcome = Some(Outcome::Withdrawn(cleanup));
+                task.snapshot.end = Some(End::Cancelled(cleanup));
             }
             Some(Order::Permit(attempt)) => self.tasks.get_mut(&uid).unwrap().permit = attempt,
             Some(Order::Forget) => drop(self.tasks.remove(&uid)),
@@ -168,7 +163,7 @@ impl Yard {
             let task = self.tasks.get(&uid(job));
             let status = job.status.as_ref();
             let is_said = status.is_some_and(crate::controllers::job::queue::is_at_work);
-            if task.map_or(is_said, |task| task.snapshot.outcome.is_none()) {
+            if task.map_or(is_said, |task| task.snapshot.end.is_none()) {
                 let to = job.spec.destinations.nodes.iter().flatten();
                 let from = &job.spec.source.file.as_ref().unwrap().node;
                 for node in to.chain([from]) {
@@ -233,7 +228,7 @@ fn advance(work: &mut Snapshot, permit: u32) {
             for there in &mut work.destinations {
                 there.state = DestinationState::Verified;
             }
-            (work.course, work.outcome) = (TransferPhase::Over, Some(Outcome::Complete));
+            (work.course, work.end) = (TransferPhase::Over, Some(End::Complete));
         }
         _ => {}
     }
@@ -356,11 +351,12 @@ fn without_a_cap_all_begin_at_once_and_those_that_wait_begin_when_it_goes() {
     // They are in each other's way by no rule any more.
     yard.cache.jobs.forget(&Yard::key("team-a/a2"));
     yard.tasks.remove("job-a2");
-    for _ in 0..2 {
+    for _ in 0..3 {
         let keys: Vec<Key> = yard.cache.jobs.iter().map(|(key, _)| key.clone()).collect();
         for key in keys {
             yard.decide(&key);
         }
+        yard.queue.settle();
     }
     for name in ["job-a1", "job-a3", "job-a4", "job-b1", "job-apart"] {
         assert!(yard.tasks.contains_key(name), "{name}: {:#?}", yard.log);
@@ -447,7 +443,6 @@ fn a_job_that_is_deleted_after_a_crash_keeps_its_path_until_its_agents_know() {
     });
     yard.tasks.clear();
     yard.queue = Queue::default();
-    yard.grants = PathLocks::default();
     yard.edit("team-a/z", deleted);
     let has_begun = |yard: &Yard| yard.tasks.contains_key("job-a");
     let is_there = |yard: &Yard| yard.cache.jobs.get(&Yard::key("team-a/z")).is_some();

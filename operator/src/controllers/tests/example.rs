@@ -2,9 +2,9 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::cache::{Key, cached};
-use super::controller::{Controller, ReconcileContext, Setup};
-use super::request::Request;
+use crate::controllers::cache::{Key, cached};
+use crate::controllers::controller::{Controller, ReconcileContext, Setup};
+use crate::controllers::request::Request;
 
 /// Names a job of its namespace.
 #[derive(CustomResource, Deserialize, Serialize, Clone, Debug, PartialEq, JsonSchema)]

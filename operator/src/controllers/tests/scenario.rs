@@ -1,6 +1,6 @@
 //! Objects for tests, and an API server of them that does as it is asked.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures::future::BoxFuture;
 use k8s_openapi::{
@@ -26,13 +26,13 @@ use weft_proto::operator::v1::{Copy, CopyJob, NodeReport, Ports};
 use weft_transfer::{ReadSecret, Refusal};
 
 use crate::controllers::{
-    api_server::merge,
     cache::Key,
     cluster_node::{ClusterNode, NodeAddresses},
     condition::{self, ConditionUpdate},
-    fabric::{configuration::pod_configuration, view::LastReport},
+    fabric::configuration::pod_configuration,
     kinds::Cache,
     request::{Change, Request},
+    tests::api_server::merge,
 };
 
 /// The first second of every scenario.
@@ -150,12 +150,8 @@ pub(crate) fn ready(name: &str, fabric: &str) -> FabricNode {
         link_mbps: 1000,
         ..FabricNodeStatus::default()
     };
-    let verdict = ConditionUpdate {
-        kind: "Ready",
-        holds: true,
-        reason: "AgentReady".into(),
-        message: "the agent reports and can work".into(),
-    };
+    let text = "the agent reports and can work";
+    let verdict = ConditionUpdate::new("Ready", true, "AgentReady", text);
     condition::set(&mut status.conditions, verdict, 1, start());
     node.status = Some(status);
     node
@@ -168,29 +164,25 @@ pub(crate) fn asleep(name: &str, fabric: &str) -> FabricNode {
     node
 }
 
-/// What a node's agent says, so long ago.
-pub(crate) fn last_report(name: &str, fabric: &str, silent: u64) -> LastReport {
-    LastReport {
-        fabric: fabric.to_owned(),
-        report: NodeReport {
-            control_address: format!("{}:7400", address(name)),
-            data_address: "10.0.0.1".into(),
-            interface: "eth0".into(),
-            mtu: 1500,
-            link_mbps: 1000,
-            ports: Some(Ports {
-                first: 7500,
-                count: 16,
-            }),
-            version: "0.1.0".into(),
-            certificate_expires_unix_s: 1_800_086_400,
-            ready: true,
-            findings: Vec::new(),
-            configuration: pod_configuration(&self::fabric(fabric, 1)),
-            copies: Vec::new(),
-            copies_listed: true,
-        },
-        silent: Duration::from_secs(silent),
+/// What a node's agent reports.
+pub(crate) fn report(name: &str, fabric: &str) -> NodeReport {
+    NodeReport {
+        control_address: format!("{}:7400", address(name)),
+        data_address: "10.0.0.1".into(),
+        interface: "eth0".into(),
+        mtu: 1500,
+        link_mbps: 1000,
+        ports: Some(Ports {
+            first: 7500,
+            count: 16,
+        }),
+        version: "0.1.0".into(),
+        certificate_expires_unix_s: 1_800_086_400,
+        ready: true,
+        findings: Vec::new(),
+        configuration: pod_configuration(&self::fabric(fabric, 1)),
+        copies: Vec::new(),
+        copies_listed: true,
     }
 }
 

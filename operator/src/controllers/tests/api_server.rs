@@ -67,6 +67,12 @@ pub(crate) struct ApiServer {
     watchers: broadcast::Sender<Told>,
 }
 
+/// How long a server takes, in the test's own time.
+async fn delay(time: Duration) {
+    // Nothing else ends it.
+    let _ = tokio::time::timeout(time, std::future::pending::<()>()).await;
+}
+
 impl ApiServer {
     /// One without objects.
     pub(crate) fn new() -> Self {
@@ -278,7 +284,7 @@ async fn serve(
     match behaviour {
         Some(Behaviour::Hangs) => std::future::pending().await,
         Some(Behaviour::Refuses(code)) => return refused(code, "Refused", "as the test wants it"),
-        Some(Behaviour::Answers(after)) => tokio::time::sleep(after).await,
+        Some(Behaviour::Answers(after)) => delay(after).await,
         Some(Behaviour::LeavesOut(_) | Behaviour::AnswersLate(_)) | None => {}
     }
     let mut said: Value = serde_json::from_slice(&body).unwrap_or_default();
@@ -302,7 +308,7 @@ async fn serve(
         is_status,
     );
     if let Some(Behaviour::AnswersLate(after)) = behaviour {
-        tokio::time::sleep(after).await;
+        delay(after).await;
     }
     answer
 }

@@ -1,0 +1,3 @@
+//! What tests of several modules use.
+
+pub(crate) mod stand_in;

@@ -419,7 +419,17 @@ impl Connection {
             return Err(DropReason::Closed);
         }
         let prefix = wire::Prefix::of(packet)?;
-        let (kind, phase) = (prefix.kind()?, prefix.phase());
+        let phase = prefix.phase();
+        if self.receive.follows(packet) {
+            let seal = self.keys.open_with(now, phase)?;
+            let (domain, events) = (self.config.domain, &mut self.events);
+            let stats = &mut self.stats;
+            self.receive
+                .handle_following(now, arrival, packet, seal, domain, memory, events, stats)?;
+            self.keys.took(now, phase);
+            return Ok(());
+        }
+        let kind = prefix.kind()?;
         if prefix.connection() != self.config.local {
             return Err(DropReason::UnknownConnection);
         }

@@ -23,7 +23,7 @@ pub(crate) use ack::{
     PARTIALS_MAX as ACK_PARTIALS_MAX,
 };
 pub use control::{Control, Credit, Probe, Refusal, Refused, RequestToSend, Reset};
-pub(crate) use data::CHUNK_INDEX_MAX;
+pub(crate) use data::{CHUNK_INDEX_MAX, FollowingHeader};
 pub use data::{DataHeader, Flags, Opcode};
 pub use field::Field;
 pub use key_phase::KeyPhase;

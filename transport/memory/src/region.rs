@@ -10,7 +10,7 @@ use weft_core::drops::DropReason;
 use weft_core::memory::check_bounds;
 use weft_core::wire::Atomic;
 
-use crate::copy::{copy_in, copy_out};
+use crate::copy::{copy_in, copy_out, prefetch};
 
 const _: () = assert!(
     cfg!(target_endian = "little"),
@@ -204,6 +204,10 @@ impl Region {
     }
 }
 
+/// The bytes that the processor is asked for begin at least so far behind the start of those that are read: a short
+/// packet's checksum takes less time than they do to come.
+const PREFETCH_AHEAD: usize = 4096;
+
 /// Where the bytes of a write lie.
 #[derive(Debug, Clone)]
 pub enum Source {
@@ -256,8 +260,11 @@ impl Source {
         match self {
             Source::Bytes(bytes) => {
                 check_bounds(bytes.len() as u64, offset, length as u64)?;
-                let at = offset as usize;
-                Ok(&bytes[at..at + length])
+                let (read, behind) = bytes[offset as usize..].split_at(length);
+                // Most likely they are read soon, and no cache holds them: they come while these are checksummed.
+                let ahead = PREFETCH_AHEAD.saturating_sub(length).min(behind.len());
+                prefetch(&behind[ahead..behind.len().min(ahead + length)]);
+                Ok(read)
             }
             Source::Region(region) => {
                 let scratch = scratch.get_mut(..length).ok_or(DropReason::Bounds)?;

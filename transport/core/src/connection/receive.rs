@@ -13,10 +13,10 @@ use super::transmit::Response;
 use super::work::ReceiveBuffer;
 use super::{Arrival, Event, Stats};
 use crate::drops::DropReason;
-use crate::memory::{DomainId, Memory, Place, Placed};
+use crate::memory::{DomainId, Memory, Place, Placed, Ticket};
 use crate::recovery::{Marked, MessageEnd, Packet, ReceiveBoard};
 use crate::units::{Key, PathId, Time};
-use crate::wire::{DataHeader, Echo, Flags, Opcode, Refusal, Seal};
+use crate::wire::{DataHeader, Echo, Flags, FollowingHeader, HEADER_BYTES, Opcode, Refusal, Seal};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -54,6 +54,9 @@ pub(super) struct ReceiveHalf {
     /// What of the run that is being taken in was placed and is not marked yet.
     #[serde(skip)]
     placed: Option<PlacedRun>,
+    /// In a write: the header of the packet that follows its last one, unless that is missing.
+    #[serde(skip)]
+    next: Option<FollowingHeader>,
     /// The user has too many events to take: ends of messages are refused as if no region were armed.
     #[serde(skip)]
     held: bool,
@@ -141,6 +144,16 @@ impl PlacedRun {
         }
     }
 
+    /// The last packet has so much payload, and so many bytes in all.
+    #[inline]
+    fn add(&mut self, payload: u64, bytes: u16) {
+        self.map |= 1 << self.last.index;
+        self.wanted &= !(1 << self.last.index);
+        self.packets += 1;
+        self.bytes += payload;
+        self.largest = self.largest.max(bytes);
+    }
+
     /// Whether this packet may follow.
     #[inline]
     fn wants(&self, header: &DataHeader) -> bool {
@@ -163,6 +176,7 @@ impl ReceiveHalf {
             acked_packet: 0,
             controls: ControlWindow::default(),
             placed: None,
+            next: None,
             held: false,
             receives: PostedReceives::default(),
             requests: Requests::default(),
@@ -255,7 +269,7 @@ impl ReceiveHalf {
         let bytes = u16::try_from(packet.len()).unwrap_or(u16::MAX);
         let opened = seal.open_data(packet)?;
         // Only what is always inlined takes the header as a whole: it is never stored, nor loaded again.
-        let (header, payload) = (opened.header, opened.payload);
+        let (header, payload) = (DataHeader::read(opened.header)?, opened.payload);
         self.check_wanted(now, arrival, &header, bytes, events, stats)?;
         opened.check_payload()?;
         let placed = match header.opcode {
@@ -279,7 +293,7 @@ impl ReceiveHalf {
         self.newest_packet = self.newest_packet.max(header.packet_number);
         match placed {
             Ok(Placed::Now) => {
-                self.add_to_run(&header, payload.len() as u64, bytes);
+                self.add_to_run(&header, opened.header, payload.len() as u64, bytes);
                 if ends_message(&header) {
                     // What its message ends with goes to the board with it.
                     self.note_end(&header, payload.len() as u64);
@@ -287,23 +301,91 @@ impl ReceiveHalf {
                 }
                 Ok(())
             }
-            Ok(Placed::Pending) => {
+            unplaced => {
                 self.note_arrived(now, arrival, bytes, &header, events, stats);
-                self.pending.push(Pending {
-                    offered: false,
-                    header,
-                    path: arrival.path,
-                    bytes: payload.len(),
-                });
-                Ok(())
-            }
-            Err(reason) => {
-                self.note_arrived(now, arrival, bytes, &header, events, stats);
-                self.pending_ack.at_once();
-                self.refuse(arrival.path, header.opcode, header.chunk, reason);
-                Err(reason)
+                self.settle(arrival, header, payload.len(), unplaced)
             }
         }
+    }
+
+    /// A packet has arrived that another thread copies, or that has no place.
+    fn settle(
+        &mut self,
+        arrival: Arrival,
+        header: DataHeader,
+        bytes: usize,
+        placed: Result<Placed, DropReason>,
+    ) -> Result<(), DropReason> {
+        if let Err(reason) = placed {
+            self.pending_ack.at_once();
+            self.refuse(arrival.path, header.opcode, header.chunk, reason);
+            return Err(reason);
+        }
+        self.pending.push(Pending {
+            offered: false,
+            header,
+            path: arrival.path,
+            bytes,
+        });
+        Ok(())
+    }
+
+    /// Whether a packet has the very header that follows the run's last one, in a write of which nothing is being
+    /// copied: then it is wanted, and [`ReceiveHalf::handle_following`] takes it.
+    #[inline(always)]
+    pub(super) fn follows(&self, packet: &[u8]) -> bool {
+        let Some(run) = &self.placed else {
+            return false;
+        };
+        let (Some(next), Some(header)) = (&self.next, packet.first_chunk()) else {
+            return false;
+        };
+        next.is(header) && run.wanted & (2 << run.last.index) != 0 && self.pending.is_empty()
+    }
+
+    /// Takes the packet that follows the run's last one: what its header says was checked with that one.
+    #[inline]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the halves of the connection that it borrows"
+    )]
+    pub(super) fn handle_following(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        packet: &mut [u8],
+        seal: &Seal,
+        domain: DomainId,
+        memory: &mut impl Memory,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) -> Result<(), DropReason> {
+        let bytes = u16::try_from(packet.len()).unwrap_or(u16::MAX);
+        let (Some(run), Some(next)) = (&mut self.placed, &mut self.next) else {
+            return Err(DropReason::Malformed);
+        };
+        let ticket = Ticket {
+            connection: next.connection(),
+            packet_number: next.packet_number(),
+        };
+        let opened = seal.open_data(packet)?;
+        opened.check_payload()?;
+        let placed = match opened.payload {
+            [] => Ok(Placed::Now),
+            payload => memory.place(ticket, domain, next.key(), next.offset(), payload),
+        };
+        let payload = opened.payload.len();
+        self.newest_packet = self.newest_packet.max(ticket.packet_number);
+        if let Ok(Placed::Now) = placed {
+            next.advance(payload as u64);
+            run.last.index += 1;
+            run.packet_number += 1;
+            run.add(payload as u64, bytes);
+            return Ok(());
+        }
+        let header = DataHeader::read(opened.header)?;
+        self.note_arrived(now, arrival, bytes, &header, events, stats);
+        self.settle(arrival, header, payload, placed)
     }
 
     /// Refuses a packet that is here already, or is too old to tell.
@@ -339,7 +421,15 @@ impl ReceiveHalf {
 
     /// A packet is placed, and not marked yet.
     #[inline(always)]
-    fn add_to_run(&mut self, header: &DataHeader, payload: u64, bytes: u16) {
+    fn add_to_run(
+        &mut self,
+        header: &DataHeader,
+        wire: &[u8; HEADER_BYTES],
+        payload: u64,
+        bytes: u16,
+    ) {
+        let has_next = header.opcode == Opcode::Write && header.packet + 1 < header.packets;
+        self.next = has_next.then(|| FollowingHeader::after(wire, payload));
         let Some(run) = &mut self.placed else {
             let mut run = PlacedRun::of(header, payload, bytes);
             if header.packets > 1 {
@@ -352,11 +442,7 @@ impl ReceiveHalf {
         run.flags = header.flags;
         run.sent_at = header.sent_at;
         run.packet_number = header.packet_number;
-        run.map |= 1 << header.packet;
-        run.wanted &= !(1 << header.packet);
-        run.packets += 1;
-        run.bytes += payload;
-        run.largest = run.largest.max(bytes);
+        run.add(payload, bytes);
     }
 
     /// A packet that is placed ends a message that is reported.

@@ -151,7 +151,12 @@ impl DataHeader {
         if datagram.len() < HEADER_BYTES + TRAILER_BYTES {
             return Err(DropReason::Truncated);
         }
-        let bytes: &[u8; HEADER_BYTES] = datagram.first_chunk().ok_or(DropReason::Truncated)?;
+        DataHeader::read(datagram.first_chunk().ok_or(DropReason::Truncated)?)
+    }
+
+    /// The same of the bytes of the header alone.
+    #[inline(always)]
+    pub(crate) fn read(bytes: &[u8; HEADER_BYTES]) -> Result<DataHeader, DropReason> {
         let first = get_u8(bytes, prefix::VERSION_KIND);
         if first & 0x0f != VERSION {
             return Err(DropReason::Version);
@@ -182,6 +187,70 @@ impl DataHeader {
             Err(DropReason::Malformed)
         }
     }
+}
+
+/// The header of the packet that follows another one in its chunk, word by word as it stands in the datagram: only the
+/// index, the number and the offset differ. What follows so needs no second parsing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FollowingHeader([u64; HEADER_BYTES / 8]);
+
+impl FollowingHeader {
+    /// What follows a packet with this header and `payload` bytes, which is not the last of its chunk.
+    #[inline]
+    pub(crate) fn after(header: &[u8; HEADER_BYTES], payload: u64) -> FollowingHeader {
+        let mut next = FollowingHeader(words(header));
+        next.advance(payload);
+        next
+    }
+
+    /// Whether it is this header.
+    #[inline]
+    pub(crate) fn is(&self, header: &[u8; HEADER_BYTES]) -> bool {
+        // Not by `==`, which calls memcmp.
+        let pairs = words(header).into_iter().zip(self.0);
+        pairs.fold(0, |differs, (there, here)| differs | (there ^ here)) == 0
+    }
+
+    /// The packet with this header has `payload` bytes: what follows that one.
+    #[inline]
+    pub(crate) fn advance(&mut self, payload: u64) {
+        self.0[0] = self.0[0].wrapping_add(1 << (8 * prefix::INDEX_PHASE.start));
+        self.0[1] = self.0[1].wrapping_add(1);
+        self.0[5] = self.0[5].wrapping_add(payload);
+    }
+
+    #[inline]
+    pub(crate) fn packet_number(&self) -> u64 {
+        self.0[1]
+    }
+
+    #[inline]
+    pub(crate) fn connection(&self) -> ConnectionId {
+        ConnectionId((self.0[0] >> 32) as u32)
+    }
+
+    #[inline]
+    pub(crate) fn key(&self) -> Key {
+        Key(self.0[4])
+    }
+
+    #[inline]
+    pub(crate) fn offset(&self) -> u64 {
+        self.0[5]
+    }
+}
+
+const _: () = assert!(
+    prefix::CONNECTION.start == 4
+        && prefix::PACKET_NUMBER.start == 8
+        && data::KEY.start == 32
+        && data::OFFSET.start == 40,
+    "a following header knows them as words"
+);
+
+#[inline]
+fn words(header: &[u8; HEADER_BYTES]) -> [u64; HEADER_BYTES / 8] {
+    core::array::from_fn(|word| get_u64(header, word * 8..word * 8 + 8))
 }
 
 #[cfg(test)]
@@ -217,6 +286,32 @@ mod tests {
             datagram.resize(HEADER_BYTES + payload + TRAILER_BYTES, 0);
             prop_assert_eq!(DataHeader::parse(&datagram), Ok(header));
             prop_assert_eq!(crate::wire::peek(&datagram).map(|peek| peek.phase), Ok(phase));
+        }
+
+        #[test]
+        fn what_follows_a_packet_is_its_header_with_the_next_index_number_and_offset(
+            header in any_header(), phase: u8, payload: u16, changed in 0..HEADER_BYTES,
+        ) {
+            prop_assume!(header.packet + 1 < header.packets);
+            let phase = KeyPhase::from_bits(phase);
+            let emitted = |header: DataHeader| {
+                let mut bytes = [0u8; HEADER_BYTES];
+                header.emit(phase, &mut bytes);
+                bytes
+            };
+            let following = DataHeader {
+                packet: header.packet + 1,
+                packet_number: header.packet_number.wrapping_add(1),
+                offset: header.offset.wrapping_add(payload.into()),
+                ..header
+            };
+            let next = FollowingHeader::after(&emitted(header), payload.into());
+            let mut header = emitted(following);
+            prop_assert!(next.is(&header));
+            prop_assert_eq!(next.packet_number(), following.packet_number);
+            prop_assert_eq!((next.key(), next.offset()), (following.key, following.offset));
+            header[changed] ^= 1;
+            prop_assert!(!next.is(&header), "byte {changed} differs");
         }
 
         #[test]

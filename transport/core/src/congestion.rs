@@ -297,6 +297,17 @@ impl CongestionKind {
         base_target: BASE_TARGET,
     };
 
+    /// What a connection that is alone on a path queues there, about.
+    pub fn queueing(self) -> Nanos {
+        match self {
+            // That of the least delayed packet of a round is held at the target; the most delayed one has as much again.
+            CongestionKind::EcnRtt { target_queueing } => target_queueing.times(2),
+            CongestionKind::Swift { base_target } => base_target,
+            CongestionKind::Eqds { round_trip, .. } => round_trip,
+            CongestionKind::Fixed { .. } => Nanos::ZERO,
+        }
+    }
+
     /// How much credit an end with this control grants and uses; `None` where it grants none.
     pub fn credit_limits(self, limits: &Limits) -> Option<CreditLimits> {
         match self {

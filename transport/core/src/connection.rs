@@ -142,7 +142,7 @@ impl Connection {
                 config.receive_from,
                 config.in_order,
             )),
-            policy: config.policy.build(),
+            policy: config.policy.build(config.congestion),
             congestion: config.congestion.build(config.settings.limits()),
             grants: config.credit_limits().map(Grants::new),
             events: VecDeque::new(),

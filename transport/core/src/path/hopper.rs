@@ -1,11 +1,23 @@
 //! Hopper: one path until another is clearly better (Nosrati and Ghaderi, "Predictive Load Balancing for RDMA
 //! Traffic").
 //!
-//! Section and table numbers below are that paper's. Round-trip times are per acknowledgement. The base RTT is
-//! the lowest of the last 10 to 20 s over all paths of the two NICs. Probes are control packets beside the
-//! data, as in the paper's design (section 3.2).
+//! Section and table numbers below are that paper's. Round-trip times are per acknowledgement. Probes are control
+//! packets beside the data, as in the paper's design (section 3.2).
+//!
+//! The base RTT is what packets take on a path that carries nothing but this connection. In the paper that is the
+//! network's own, since a sender has one bandwidth-delay product in flight at most (section 4.1.1). Here a window may
+//! queue as well, so the base RTT is the lowest of the last 10 to 20 s over all paths of the two NICs, and what
+//! the congestion control lets a connection queue ([`CongestionKind::queueing`]). Without that a connection leaves every
+//! path for its own queue.
+//!
+//! A window that has grown too large queues more than that on every path. So a path is kept until one window was
+//! acknowledged there: only then has the congestion control had a round trip on that path, and made the window smaller if
+//! it must. Otherwise each switch to an empty path looks like an empty network, and the window never shrinks.
+//!
+//! [`CongestionKind::queueing`]: crate::congestion::CongestionKind::queueing
 
 use super::{Nanos, PathId, PathPolicy, PathSample, PathView, Rng, Time};
+use crate::congestion::CongestionKind;
 use core::fmt;
 use serde::{Deserialize, Serialize};
 
@@ -175,7 +187,11 @@ struct Probe {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hopper {
     parameters: HopperParameters,
+    /// What the congestion control lets a connection queue.
+    queueing: Nanos,
     current: Option<PathId>,
+    /// Bytes acknowledged on the current path since it was taken.
+    acked: u64,
     /// When something was last sent on the current path.
     sent_at: Time,
     /// When something on it was last acknowledged.
@@ -191,10 +207,12 @@ pub struct Hopper {
 }
 
 impl Hopper {
-    pub(super) fn new(parameters: HopperParameters) -> Hopper {
+    pub(super) fn new(parameters: HopperParameters, congestion: CongestionKind) -> Hopper {
         Hopper {
             parameters,
+            queueing: congestion.queueing(),
             current: None,
+            acked: 0,
             sent_at: Time::ZERO,
             acked_at: None,
             epoch: None,
@@ -206,6 +224,11 @@ impl Hopper {
         }
     }
 
+    /// What packets take on a path that carries nothing but this connection.
+    fn base_rtt(&self, view: &PathView<'_>) -> Option<Nanos> {
+        view.base_rtt().map(|lowest| lowest + self.queueing)
+    }
+
     /// Whether `path` was probed within the last ttl_probe, or is about to be.
     fn is_explored(&self, path: PathId, now: Time, base: Nanos) -> bool {
         let ttl = percent(base, self.parameters.ttl_probe);
@@ -215,7 +238,9 @@ impl Hopper {
 
     /// Draws "two randomly selected unexplored paths" (section 3.2).
     fn draw_probes(&mut self, view: &PathView<'_>, rng: &mut Rng) {
-        let Some(base) = view.base_rtt() else { return };
+        let Some(base) = self.base_rtt(view) else {
+            return;
+        };
         self.drawn_at = view.now();
         for slot in 0..PROBES {
             let draws = (0..DRAWS).map(|_| view.draw(rng));
@@ -258,11 +283,15 @@ impl Hopper {
     /// Alg. 1's SWITCHPATH: takes the better of the probed paths if the current one is congested and that one
     /// is clearly better (section 3.3, "Path Selection").
     fn compare(&mut self, view: &PathView<'_>) {
-        let (Some(epoch), Some(base)) = (self.epoch, view.base_rtt()) else {
+        let (Some(epoch), Some(base)) = (self.epoch, self.base_rtt(view)) else {
             return;
         };
         let congested = epoch.average > percent(base, self.parameters.th_cong);
         if epoch.compared || !congested || self.awaits_pair(view.now(), epoch.average) {
+            return;
+        }
+        let in_flight = self.current.map_or(0, |current| view.in_flight(current));
+        if self.acked < in_flight.into() {
             return;
         }
         // "For a few RTTs" (section 3.3): the path's own, which may be many times the base.
@@ -274,7 +303,6 @@ impl Hopper {
             (other && view.now() - at <= ttl).then_some((rtt, probe.path))
         };
         // One sample tells when what is in flight arrives if that is no more than what it told of.
-        let in_flight = self.current.map_or(0, |current| view.in_flight(current));
         if epoch.trend.samples < 2.0 && u64::from(in_flight) > epoch.trend.acked {
             return;
         }
@@ -305,6 +333,7 @@ impl Hopper {
 
     fn take(&mut self, path: PathId, now: Time) {
         self.current = Some(path);
+        self.acked = 0;
         self.sent_at = now;
         self.acked_at = None;
         self.epoch = None;
@@ -347,6 +376,7 @@ impl PathPolicy for Hopper {
         if self.current != Some(sample.path) {
             return self.answered(view, sample);
         }
+        self.acked += u64::from(sample.bytes);
         let acked_at = match sample.bytes {
             0 => self.acked_at,
             _ => Some(view.now()),
@@ -390,7 +420,7 @@ impl PathPolicy for Hopper {
         }
         self.acked_at = acked_at;
         let above = |base| epoch.average > percent(base, self.parameters.th_probe);
-        if epoch.probing == Probing::NotYet && view.base_rtt().is_some_and(above) {
+        if epoch.probing == Probing::NotYet && self.base_rtt(view).is_some_and(above) {
             epoch.probing = Probing::Due;
         }
         self.epoch = Some(epoch);

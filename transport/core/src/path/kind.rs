@@ -5,6 +5,7 @@ use super::{
     PathId, PathView, Rng, Time, best_rtt, hopper, oblivious, reps, round_robin, single,
     two_choices,
 };
+use crate::congestion::CongestionKind;
 use core::fmt;
 use core::str::FromStr;
 use serde::{Deserialize, Serialize};
@@ -29,10 +30,10 @@ macro_rules! policies {
                 match self { $(PolicyKind::$kind { .. } => $name,)* }
             }
 
-            /// A policy that has seen nothing.
-            pub fn build(self) -> Policy {
+            /// A policy that has seen nothing, beside `congestion`.
+            pub fn build(self, congestion: CongestionKind) -> Policy {
                 match self {
-                    $(PolicyKind::$kind $(($parameters))? => Policy::$kind(<$policy>::new($($parameters)?)),)*
+                    $(PolicyKind::$kind $(($parameters))? => Policy::$kind(<$policy>::new($($parameters, congestion)?)),)*
                 }
             }
 

@@ -617,6 +617,7 @@ impl PathSet {
 mod tests {
     use super::super::PolicyKind;
     use super::*;
+    use crate::congestion::CongestionKind;
 
     fn set(paths: u16) -> PathSet {
         let rto_min = Nanos::from_millis(5);
@@ -747,7 +748,7 @@ mod tests {
             probes_in_one_ms(&mut set, ms(at));
         }
         let mut rng = Rng::new(1);
-        let mut policy = PolicyKind::Oblivious.build();
+        let mut policy = PolicyKind::Oblivious.build(CongestionKind::ECN_RTT);
         assert_eq!(set.choose(&mut policy, ms(42), &[], &mut rng), None);
         assert!(set.is_down());
         for at in [52, 72, 112, 192] {
@@ -764,7 +765,7 @@ mod tests {
         for kind in PolicyKind::ALL {
             let mut set = set(128);
             let mut rng = Rng::new(7);
-            let mut policy = kind.build();
+            let mut policy = kind.build(CongestionKind::ECN_RTT);
             for path in 0..128 {
                 answer(&mut set, ms(1), path);
             }
@@ -786,7 +787,7 @@ mod tests {
     fn a_resend_steps_the_policy_once() {
         let mut set = set(4);
         let mut rng = Rng::new(7);
-        let mut policy = PolicyKind::RoundRobin.build();
+        let mut policy = PolicyKind::RoundRobin.build(CongestionKind::ECN_RTT);
         answer(&mut set, ms(5), 0);
         let again = set.choose_again(&mut policy, PathId(3), ms(4), ms(6), &[], &mut rng);
         assert_eq!(again, Some(PathId(0)));
@@ -940,7 +941,7 @@ mod tests {
         let both = [PathId(0), PathId(1)].map(|path| [(path, long), (path, base)]);
         assert_eq!(probes, both.concat());
         let mut rng = Rng::new(1);
-        let mut policy = PolicyKind::Oblivious.build();
+        let mut policy = PolicyKind::Oblivious.build(CongestionKind::ECN_RTT);
         set.on_answer(ms(52), &sample(0), base);
         assert_eq!(set.packet_bytes_max(), Some(base));
         assert_eq!(

@@ -20,8 +20,18 @@ struct Trace {
 }
 
 impl Trace {
-    /// The current path was measured once, at 100 us and a moment at which no later epoch has begun.
+    /// The current path was measured at 100 us, at moments at which no later epoch has begun, and more was
+    /// acknowledged there than is ever in flight.
     fn new(paths: u16, policy: &str) -> Trace {
+        // Such a connection queues nothing.
+        Trace::with(paths, policy, CongestionKind::Fixed { bytes: u32::MAX })
+    }
+
+    fn beside(congestion: CongestionKind) -> Trace {
+        Trace::with(8, "hopper", congestion)
+    }
+
+    fn with(paths: u16, policy: &str, congestion: CongestionKind) -> Trace {
         let kind: PolicyKind = policy.parse().expect("a policy");
         let mut trace = Trace {
             set: PathSet::new(&PathSetConfig {
@@ -29,13 +39,16 @@ impl Trace {
                 rto_min: Nanos::from_millis(5),
                 validated: true,
             }),
-            policy: kind.build(),
+            policy: kind.build(congestion),
             in_flight: vec![0; paths.into()],
             rng: Rng::seed_from_u64(7),
             current: PathId(0),
         };
         trace.current = trace.send(0);
         trace.ack(100, 100);
+        for at in 101..112 {
+            trace.measure(at, 100);
+        }
         trace
     }
 
@@ -352,23 +365,58 @@ fn hp3_a_lost_chunk_goes_elsewhere_and_the_path_stays() {
 }
 
 #[test]
-fn hp3_a_connection_on_a_slow_spine_is_on_a_fast_one_within_20_round_trips_of_the_first_probe() {
+fn hp1_what_the_congestion_control_queues_is_part_of_the_base_rtt() {
+    let mut trace = Trace::beside(CongestionKind::EcnRtt {
+        target_queueing: Nanos::from_micros(50),
+    });
+    // Up to 50 us on the least delayed packet of a round, and as much again on the others: 200 us in all.
+    trace.measure(1_000, 300);
+    assert_eq!(trace.probes(1_001), []);
+    trace.measure(1_010, 301);
+    assert_eq!(trace.probes(1_011).len(), 2);
+}
+
+#[test]
+fn hp3_a_path_is_kept_until_as_much_was_acknowledged_there_as_is_in_flight() {
+    let (mut trace, probes) = probed(260, 100, 120);
+    trace.current = trace.send(1_130);
+    assert_eq!(trace.current, probes[0]);
+    for _ in 0..3 {
+        trace.send(1_130);
+    }
+    // Four are in flight, and the other probe is clearly better.
+    trace.ack(1_390, 260);
+    assert!(
+        trace.policy.keeps(probes[0]),
+        "one, and three are in flight"
+    );
+    trace.ack(1_400, 270);
+    assert_eq!(trace.send(1_800), probes[1], "two, and two are in flight");
+}
+
+/// One slow lane beside three of 1 Gbit/s, whose queues hold so many bytes, and a connection of four paths.
+fn unequal(queue: u64, seed: u64) -> (Network, usize) {
     let lane = |mbps| Lane {
         mbps,
         delay: Nanos::from_micros(100),
-        queue: 512 << 10,
+        queue,
     };
     let policy: PolicyKind = "hopper".parse().expect("listed");
-    let mut starts_slow = 0;
+    let mut network = Network::new(&[100, 1_000, 1_000, 1_000].map(lane));
+    let flow = network.connect(4, policy, CongestionKind::ECN_RTT, seed);
+    network.flow(flow).chunks = Some(Vec::new());
+    (network, flow)
+}
+
+#[test]
+fn hp3_a_connection_on_a_slow_spine_is_on_a_fast_one_within_20_round_trips_of_the_first_probe() {
     let (mut switches, mut reordered) = (0, 0);
-    for seed in 0..16 {
-        let mut network = Network::new(&[100, 1_000, 1_000, 1_000].map(lane));
-        let flow = network.connect(4, policy, CongestionKind::ECN_RTT, seed);
-        network.flow(flow).chunks = Some(Vec::new());
+    for seed in 0..480 {
+        let (mut network, flow) = unequal(512 << 10, seed);
         network.run(Nanos::from_millis(100));
-        let rate = network.run(Nanos::from_secs(1))[flow];
+        let rate = network.run(Nanos::from_millis(200))[flow];
         assert!(rate >= 900, "seed {seed}: {rate}");
-        let probed = network.flow(flow).first_probe.expect("the queue grows");
+        let probed = network.flow(flow).first_probe;
         let chunks = network.flow(flow).chunks.take().expect("asked for");
         for pair in chunks
             .windows(2)
@@ -380,18 +428,32 @@ fn hp3_a_connection_on_a_slow_spine_is_on_a_fast_one_within_20_round_trips_of_th
         if chunks[0].path != PathId(0) {
             continue;
         }
-        starts_slow += 1;
         // A round trip on the slow spine while its queue is empty: 0.2 ms and a chunk's 5.2 ms.
         let switched = chunks.iter().find(|chunk| chunk.path != PathId(0));
-        let round_trips = (switched.expect("switched").at - probed) / 5_400_000;
-        assert!(round_trips < 20, "seed {seed}: {round_trips}");
+        let after = switched.expect("switched").at - probed.expect("the queue grows");
+        assert!(after / 5_400_000 < 20, "seed {seed}: {after} ns");
     }
-    assert!(
-        starts_slow > 0 && switches >= 100,
-        "{starts_slow}, {switches}"
-    );
+    assert!(switches >= 100, "{switches}");
     assert!(
         reordered * 20 <= switches,
         "{reordered} of {switches} reordered"
     );
+}
+
+#[test]
+fn hp3_a_connection_stays_on_a_fast_spine_however_large_its_window_was() {
+    for seed in 0..48 {
+        // 34 ms at 1 Gbit/s: no loss makes the window smaller.
+        let (mut network, flow) = unequal(4 << 20, seed);
+        network.run(Nanos::from_millis(300));
+        network.flow(flow).chunks = Some(Vec::new());
+        let rate = network.run(Nanos::from_secs(1))[flow];
+        assert!(rate >= 900, "seed {seed}: {rate}");
+        let chunks = network.flow(flow).chunks.take().expect("asked for");
+        let first = chunks[0].path;
+        assert!(
+            chunks.iter().all(|chunk| chunk.path == first),
+            "seed {seed}"
+        );
+    }
 }

@@ -145,7 +145,7 @@ impl Network {
             paths,
         };
         self.add(Sender::Ours(Box::new(Flow {
-            policy: policy.build(),
+            policy: policy.build(congestion),
             congestion: congestion.build(limits),
             paths: PathSet::new(&PathSetConfig {
                 paths,

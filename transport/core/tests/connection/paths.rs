@@ -205,7 +205,11 @@ fn keep_busy_with(pair: &mut Pair, span: Nanos, bytes: usize) {
 
 #[test]
 fn hp3_a_connection_that_writes_a_chunk_at_a_time_leaves_a_congested_path() {
-    let (mut pair, path) = on_one_path("hopper", CongestionKind::ECN_RTT);
+    // A millisecond is congestion where much less may queue.
+    let congestion = CongestionKind::EcnRtt {
+        target_queueing: micros(50),
+    };
+    let (mut pair, path) = on_one_path("hopper", congestion);
     pair.expect_drop(DropReason::Duplicate);
     pair.delay_all(Nanos::from_millis(1), move |p| {
         p.is_data() && p.path == path

@@ -8,8 +8,10 @@ pub mod values;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use weft_core::congestion::CongestionKind;
 use weft_core::path::PolicyKind;
 
@@ -165,10 +167,10 @@ pub struct RootEntry {
     /// Where it is.
     pub path: PathBuf,
     /// What jobs may do there.
-    #[serde(with = "access")]
+    #[serde(deserialize_with = "text")]
     pub access: Access,
     /// What jobs leave free: a percentage of the file system, or bytes. Nothing when absent.
-    #[serde(with = "min_free", default)]
+    #[serde(deserialize_with = "text", default)]
     pub min_free: MinFree,
     /// What copies and transfers of one namespace may have; no limit when absent.
     #[serde(default)]
@@ -192,7 +194,7 @@ pub struct Transport {
     /// Paths per pair of nodes, 1 to `data.ports.count`².
     pub paths: Option<u16>,
     /// How a chunk's path is chosen.
-    #[serde(with = "policy")]
+    #[serde(deserialize_with = "text")]
     pub policy: PolicyKind,
     /// What bounds the bytes in flight.
     pub congestion: Congestion,
@@ -284,58 +286,14 @@ fn default_ports() -> u16 {
     16
 }
 
-mod access {
-    use serde::{Deserialize, Deserializer, de::Error};
-
-    use crate::files::Access;
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Access, D::Error> {
-        let text = String::deserialize(d)?;
-        match text.as_str() {
-            "ReadOnly" => Ok(Access::ReadOnly),
-            "ReadWrite" => Ok(Access::ReadWrite),
-            _ => Err(D::Error::custom(format!(
-                "`{text}` is not ReadOnly or ReadWrite"
-            ))),
-        }
-    }
-}
-
-mod min_free {
-    use serde::{Deserialize, Deserializer, de::Error};
-
-    use crate::config::values::ByteCount;
-    use crate::files::MinFree;
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<MinFree, D::Error> {
-        let text = String::deserialize(d)?;
-        let parsed = match text.strip_suffix('%') {
-            Some(percent) => percent
-                .parse()
-                .ok()
-                .filter(|percent| *percent <= 100)
-                .map(MinFree::Percent),
-            None => text
-                .parse()
-                .ok()
-                .map(|ByteCount(bytes)| MinFree::Bytes(bytes)),
-        };
-        parsed.ok_or_else(|| {
-            D::Error::custom(format!(
-                "`{text}` is not 0% to 100%, or a whole number of bytes, with KiB, MiB or GiB if wanted"
-            ))
-        })
-    }
-}
-
-mod policy {
-    use serde::{Deserialize, Deserializer, de::Error};
-    use weft_core::path::PolicyKind;
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<PolicyKind, D::Error> {
-        let text = String::deserialize(d)?;
-        text.parse().map_err(D::Error::custom)
-    }
+/// Reads a value that the file spells as text.
+fn text<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: FromStr<Err: fmt::Display>,
+    D: Deserializer<'de>,
+{
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(D::Error::custom)
 }
 
 /// What is wrong with a configuration file, and where.

@@ -433,27 +433,6 @@ impl Fault {
         }
     }
 
-    /// The file, field or peer it is about; "" when there is none.
-    fn subject(&self) -> &str {
-        match self {
-            Fault::Object(error) => error.subject(),
-            Fault::BadRequest { field, .. } => field,
-            Fault::UnknownRoot { root, .. } => root,
-            Fault::PeerUnreachable { node, .. }
-            | Fault::PeerRefused { node, .. }
-            | Fault::PeerLost { node, .. }
-            | Fault::PeerGaveUp { node }
-            | Fault::PeerFaulty { node, .. }
-            | Fault::ManifestNotFetched { node, .. } => node,
-            Fault::StaleAttempt { uid, .. }
-            | Fault::Conflicting { uid, .. }
-            | Fault::UnknownAttempt { uid, .. }
-            | Fault::NotReady { uid, .. } => uid,
-            Fault::BlockRefused { path, .. } => path,
-            _ => "",
-        }
-    }
-
     /// As the control API answers it: the message starts with the node.
     #[must_use]
     pub fn to_status(&self, node: &str, author: ConfigSource) -> Status {
@@ -462,7 +441,6 @@ impl Fault {
         let detail = ErrorDetail {
             reason: self.reason().to_owned(),
             node: node.to_owned(),
-            subject: self.subject().to_owned(),
             remedy: remedy.to_owned(),
             retriable: self.retriable(author),
         };

@@ -140,15 +140,6 @@ impl Fault {
         }
     }
 
-    fn subject(&self) -> &str {
-        match self {
-            Self::BadRequest { field, .. } => field,
-            Self::NoFabric { fabric } | Self::NotOfFabric { fabric } => fabric,
-            Self::WrongAccount { account, .. } => account,
-            _ => "",
-        }
-    }
-
     /// As the control API answers it; `node` is "" where it is not known who calls.
     pub(crate) fn to_status(&self, node: &str) -> Status {
         let (reason, code, retriable) = self.kind();
@@ -160,7 +151,6 @@ impl Fault {
         let detail = ErrorDetail {
             reason: reason.to_owned(),
             node: node.to_owned(),
-            subject: self.subject().to_owned(),
             remedy: remedy.to_owned(),
             retriable,
         };

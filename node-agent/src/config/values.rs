@@ -7,6 +7,8 @@ use serde::Deserialize;
 use weft_core::congestion::{BASE_TARGET, CongestionKind, ROUND_TRIP, TARGET_QUEUEING};
 use weft_core::units::Nanos;
 
+use crate::files::{Access, MinFree};
+
 macro_rules! from_text {
     ($($name:ident)*) => {$(
         impl TryFrom<String> for $name {
@@ -169,6 +171,36 @@ impl FromStr for Duration {
             .ok_or_else(|| {
                 format!("`{text}` is not a duration: a whole number with us, ms, s, m or h")
             })
+    }
+}
+
+impl FromStr for Access {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "ReadOnly" => Ok(Self::ReadOnly),
+            "ReadWrite" => Ok(Self::ReadWrite),
+            _ => Err(format!("`{text}` is not ReadOnly or ReadWrite")),
+        }
+    }
+}
+
+impl FromStr for MinFree {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = match text.strip_suffix('%') {
+            Some(percent) => percent
+                .parse()
+                .ok()
+                .filter(|percent| *percent <= 100)
+                .map(Self::Percent),
+            None => text.parse().ok().map(|ByteCount(bytes)| Self::Bytes(bytes)),
+        };
+        parsed.ok_or_else(|| {
+            format!(
+                "`{text}` is not 0% to 100%, or a whole number of bytes, with KiB, MiB or GiB if wanted"
+            )
+        })
     }
 }
 

@@ -92,13 +92,12 @@ impl Jobs {
         let guard = ConnectionGuard::new(engine.clone(), local.id);
         let (to_receiver, events) = unbounded();
         let peer = Arc::new(Peer::new(parent.to_string(), Role::Parent));
-        let address = remote.address;
         engine
             .connect(local.id, remote, to_receiver)
             .map_err(|error| Fault::Engine {
                 problem: error.to_string(),
             })?;
-        peer.opened(local.id, address);
+        peer.opened(local.id);
         known.attempt.add_peer(peer.clone());
         share.grow(usize::from(self.config.slots));
         let region = || Region::share(vec![0; SLOT_BYTES]);

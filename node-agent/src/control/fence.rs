@@ -6,14 +6,8 @@ use crate::fault::Fault;
 
 /// The highest leader epoch that this process has seen. It has seen one before the agent takes commands: the
 /// operator says its epoch when the node joins.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Fence(watch::Sender<u64>);
-
-impl Default for Fence {
-    fn default() -> Self {
-        Self(watch::Sender::new(0))
-    }
-}
 
 impl Fence {
     /// The leader has said its epoch itself.

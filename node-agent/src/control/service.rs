@@ -238,17 +238,11 @@ async fn follow(
 ) {
     let mut watch = known.attempt.watch();
     let mut ticks = tokio::time::interval(interval);
-    let mut before: Option<(u64, u64)> = None;
     loop {
         known.attempt.renew();
         let status = watch.borrow_and_update().clone();
         let (jobs, of, node) = (service.jobs.clone(), known.clone(), service.node.clone());
-        let mut report = abort::blocking("progress", move || describe(&jobs, &of, &node)).await;
-        let now = (report.elapsed_ns, report.bytes);
-        report.rate = rate(before.unwrap_or((0, 0)), now);
-        if before.is_none_or(|(at, _)| now.0 > at) {
-            before = Some(now);
-        }
+        let report = abort::blocking("progress", move || describe(&jobs, &of, &node)).await;
         if reports.send(Ok(report)).await.is_err() || status.closed {
             return;
         }
@@ -258,13 +252,6 @@ async fn follow(
             () = reports.closed() => return,
         }
     }
-}
-
-/// Bytes per second between two moments, each (nanoseconds, bytes).
-fn rate(before: (u64, u64), now: (u64, u64)) -> u64 {
-    let nanos = now.0.saturating_sub(before.0).max(1);
-    let bytes = now.1.saturating_sub(before.1);
-    u64::try_from(u128::from(bytes) * 1_000_000_000 / u128::from(nanos)).unwrap_or(u64::MAX)
 }
 
 fn describe(jobs: &Jobs, known: &KnownAttempt, node: &NodeName) -> proto::ProgressResponse {
@@ -305,23 +292,9 @@ fn describe(jobs: &Jobs, known: &KnownAttempt, node: &NodeName) -> proto::Progre
             .unwrap_or_default(),
         chunks_sent: peers.iter().map(|peer| peer.chunks_sent).sum(),
         chunks_resent: peers.iter().map(|peer| peer.chunks_resent).sum(),
-        rate: 0,
         link: link.to_owned(),
         link_reason: link_reason.to_owned(),
         peers,
-        elapsed_ns: attempt.elapsed_ns(),
         serving: status.state.is_terminal() && status.workers > 0,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::rate;
-
-    #[test]
-    fn a_rate_is_bytes_per_second_and_never_divides_by_nothing() {
-        assert_eq!(rate((0, 0), (2_000_000_000, 10)), 5);
-        assert_eq!(rate((7, 3), (7, 3)), 0);
-        assert_eq!(rate((9, 9), (1, 1)), 0);
     }
 }

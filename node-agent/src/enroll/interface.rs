@@ -11,6 +11,7 @@ use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use weft_proto::operator::v1::{Finding, Nics};
 
 use crate::config::{MTU_BYTES_MAX, MTU_BYTES_MIN};
+use crate::enroll::member::finding;
 
 /// Names of interfaces that a message lists.
 const LISTED_MAX: usize = 16;
@@ -184,13 +185,6 @@ impl Interface {
             mtu,
             mbps: self.mbps,
         })
-    }
-}
-
-fn finding(reason: &str, message: String) -> Finding {
-    Finding {
-        reason: reason.to_owned(),
-        message,
     }
 }
 

@@ -481,7 +481,8 @@ fn unusable(error: &AgentError) -> Finding {
     finding(reason, chain(error))
 }
 
-fn finding(reason: &str, message: impl Into<String>) -> Finding {
+/// Something that the operator is told about this node.
+pub(crate) fn finding(reason: &str, message: impl Into<String>) -> Finding {
     Finding {
         reason: reason.to_owned(),
         message: message.into(),

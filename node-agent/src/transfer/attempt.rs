@@ -57,8 +57,6 @@ pub struct Attempt {
     /// What is counted.
     pub counters: Counters,
     began: Instant,
-    /// Nanoseconds from `began` to the terminal state; 0 before.
-    ended_ns: AtomicU64,
     /// Nanoseconds from `began` to the operator's last call.
     renewed_ns: AtomicU64,
     status: watch::Sender<Status>,
@@ -87,7 +85,6 @@ impl Attempt {
             job,
             counters: Counters::default(),
             began: Instant::now(),
-            ended_ns: AtomicU64::new(0),
             renewed_ns: AtomicU64::new(0),
             status: watch::Sender::new(status),
             peers: Mutex::new(Vec::new()),
@@ -182,9 +179,6 @@ impl Attempt {
             if digest.is_some() {
                 status.digest = digest;
             }
-            if next.is_terminal() {
-                self.ended_ns.store(self.since_ns(), Ordering::Release);
-            }
             true
         });
         transition
@@ -259,15 +253,6 @@ impl Attempt {
     pub fn idle(&self) -> Duration {
         let renewed = self.renewed_ns.load(Ordering::Acquire);
         Duration::from_nanos(self.since_ns().saturating_sub(renewed))
-    }
-
-    /// Nanoseconds since the attempt began, until it ended.
-    #[must_use]
-    pub fn elapsed_ns(&self) -> u64 {
-        match self.ended_ns.load(Ordering::Acquire) {
-            0 => self.since_ns(),
-            ended => ended,
-        }
     }
 
     /// Adds a connection's record.

@@ -99,13 +99,12 @@ impl Dialer {
             return Err(faulty("slots that are too many, too few or too small"));
         }
         let held = HeldBlocks::new(response.have).map_err(faulty)?;
-        let address = remote.address;
         self.engine
             .connect(local.id, remote, self.events.clone())
             .map_err(|error| Fault::Engine {
                 problem: error.to_string(),
             })?;
-        self.peer.opened(local.id, address);
+        self.peer.opened(local.id);
         let slots = response
             .slots
             .iter()

@@ -3,10 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use weft_core::path::{PathReport, PathState};
 use weft_core::units::ConnectionId;
-use weft_engine::{LinkAddress, Snapshot};
-use weft_proto::agent::v1::{PathSummary, PeerProgress, Role};
+use weft_engine::Snapshot;
+use weft_proto::agent::v1::{PeerProgress, Role};
 
 use crate::config::ConfigSource;
 use crate::fault::Fault;
@@ -17,10 +16,7 @@ enum ConnectionState {
     /// Not agreed on yet.
     Awaited,
     /// In the engine.
-    Open {
-        id: ConnectionId,
-        address: LinkAddress,
-    },
+    Open(ConnectionId),
     /// Over, with its last counts.
     Closed(ConnectionCounts),
 }
@@ -32,8 +28,6 @@ pub struct ConnectionCounts {
     pub chunks_sent: u64,
     /// Of these: again.
     pub chunks_resent: u64,
-    /// Its paths.
-    pub paths: PathSummary,
 }
 
 /// One connection of an attempt. Written by the thread that holds the connection.
@@ -60,8 +54,8 @@ impl Peer {
     }
 
     /// It is in the engine.
-    pub fn opened(&self, id: ConnectionId, address: LinkAddress) {
-        self.lock().0 = ConnectionState::Open { id, address };
+    pub fn opened(&self, id: ConnectionId) {
+        self.lock().0 = ConnectionState::Open(id);
     }
 
     /// It is about to leave the engine.
@@ -98,7 +92,7 @@ impl Peer {
         match self.lock().0.clone() {
             ConnectionState::Awaited => ConnectionCounts::default(),
             ConnectionState::Closed(counted) => counted,
-            ConnectionState::Open { id, address } => count(snapshot, id, address),
+            ConnectionState::Open(id) => count(snapshot, id),
         }
     }
 
@@ -114,7 +108,6 @@ impl Peer {
             bytes: self.bytes(),
             chunks_sent: counted.chunks_sent,
             chunks_resent: counted.chunks_resent,
-            paths: Some(counted.paths),
             failed: fault.is_some(),
             reason: said(|fault| fault.reason().to_owned()),
             message: match &fault {
@@ -130,40 +123,14 @@ impl Peer {
     }
 }
 
-fn count(snapshot: &Snapshot, id: ConnectionId, address: LinkAddress) -> ConnectionCounts {
+fn count(snapshot: &Snapshot, id: ConnectionId) -> ConnectionCounts {
     let stats = snapshot
         .connections
         .iter()
         .find(|c| c.id == id)
         .map(|c| &c.stats);
-    let paths = snapshot.peers.iter().find(|p| p.address == address);
     ConnectionCounts {
         chunks_sent: stats.map_or(0, |s| s.chunks_sent + s.chunks_resent),
         chunks_resent: stats.map_or(0, |s| s.chunks_resent),
-        paths: summary(paths.map_or(&[], |p| p.paths.as_slice())),
-    }
-}
-
-fn summary(paths: &[PathReport]) -> PathSummary {
-    let of = |state: fn(&PathState) -> bool| {
-        // At most 256 paths.
-        paths.iter().filter(|p| state(&p.state)).count() as u32
-    };
-    let mut srtts: Vec<u64> = paths
-        .iter()
-        .filter_map(|p| p.srtt)
-        .map(|t| t.get())
-        .collect();
-    srtts.sort_unstable();
-    PathSummary {
-        live: of(|state| matches!(state, PathState::Live)),
-        suspect: of(|state| matches!(state, PathState::Suspect | PathState::Narrow)),
-        suspended: of(|state| matches!(state, PathState::Suspended)),
-        srtt_min_ns: srtts.first().copied().unwrap_or(0),
-        srtt_median_ns: srtts.get(srtts.len() / 2).copied().unwrap_or(0),
-        srtt_max_ns: srtts.last().copied().unwrap_or(0),
-        chunks_lost: paths.iter().map(|p| p.lost_chunks).sum(),
-        ce_packets: paths.iter().map(|p| p.ce_packets).sum(),
-        timeouts: paths.iter().map(|p| p.timeouts).sum(),
     }
 }

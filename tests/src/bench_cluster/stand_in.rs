@@ -70,10 +70,8 @@ impl StandIn {
             bytes: (BYTES as f64 * share) as u64,
             bytes_total: BYTES,
             digest: if over { DIGEST } else { "" }.to_owned(),
-            rate: (BYTES as f64 / self.transfer.as_secs_f64()) as u64,
             link: "udp".to_owned(),
             link_reason: "the only one that there is".to_owned(),
-            elapsed_ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
             ..ProgressResponse::default()
         }
     }

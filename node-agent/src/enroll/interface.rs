@@ -11,7 +11,6 @@ use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use weft_proto::operator::v1::{Finding, Nics};
 
 use crate::config::{MTU_BYTES_MAX, MTU_BYTES_MIN};
-use crate::enroll::member::finding;
 
 /// Names of interfaces that a message lists.
 const LISTED_MAX: usize = 16;
@@ -185,6 +184,14 @@ impl Interface {
             mtu,
             mbps: self.mbps,
         })
+    }
+}
+
+/// Something that the operator is told about this node.
+pub(crate) fn finding(reason: &str, message: impl Into<String>) -> Finding {
+    Finding {
+        reason: reason.to_owned(),
+        message: message.into(),
     }
 }
 

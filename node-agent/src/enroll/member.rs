@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::control::fence::Fence;
 use crate::copy_watcher::{CopyWatcher, Listing};
 use crate::enroll::error::{EnrollError, OperatorError};
-use crate::enroll::interface::{self, Nic};
+use crate::enroll::interface::{self, Nic, finding};
 use crate::enroll::keys::{Keys, Validity};
 use crate::enroll::report::{Reporter, replace_if_different};
 use crate::enroll::retry::Retry;
@@ -479,14 +479,6 @@ fn unusable(error: &AgentError) -> Finding {
         _ => "AgentNotStarted",
     };
     finding(reason, chain(error))
-}
-
-/// Something that the operator is told about this node.
-pub(crate) fn finding(reason: &str, message: impl Into<String>) -> Finding {
-    Finding {
-        reason: reason.to_owned(),
-        message: message.into(),
-    }
 }
 
 /// For people, in UTC.

@@ -255,7 +255,7 @@ impl Target {
         };
         let same_size = match named {
             None => false,
-            Some(found) => self.replaceable(parent, &found, bytes)?,
+            Some(found) => self.replaceable(&found, bytes)?,
         };
         let partial = stat(&self.partial)?;
         let whole = partial.is_some_and(|stat| bytes > 0 && Identity::of(&stat).size == bytes);
@@ -280,7 +280,7 @@ impl Target {
 
     /// Whether what has the final name has the right size; an error when it is nothing
     /// that a file may replace.
-    fn replaceable(&self, parent: &OwnedFd, found: &Stat, bytes: u64) -> Result<bool, FileError> {
+    fn replaceable(&self, found: &Stat, bytes: u64) -> Result<bool, FileError> {
         let exists = |found| FileError::DestinationExists {
             place: self.place(),
             found,
@@ -289,14 +289,7 @@ impl Target {
         match FileType::from_raw_mode(found.st_mode) {
             FileType::RegularFile => {}
             FileType::Directory => return Err(exists("a directory")),
-            FileType::Symlink => {
-                let target = fs::readlinkat(parent, &self.name, Vec::new()).unwrap_or_default();
-                return Err(FileError::SymlinkRefused {
-                    place: self.place(),
-                    link: self.path.as_str().into(),
-                    target: target.as_bytes().escape_ascii().to_string(),
-                });
-            }
+            FileType::Symlink => return Err(self.failed("open", Errno::LOOP, bytes)),
             _ => return Err(exists(special(found).unwrap_or("something else"))),
         }
         let same_size = Identity::of(found).size == bytes;

@@ -225,7 +225,7 @@ impl<'r> Records<'r> {
         if root.access() != Access::ReadWrite {
             return Ok(None);
         }
-        let failed = |cause| FileError::writing(place_of(root, COPIES), "open", cause, 0);
+        let failed = |cause| FileError::writing(root.place_of_own(COPIES), "open", cause, 0);
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = match fs::openat(root.directory(), COPIES, flags, Mode::empty()) {
             Ok(directory) => directory,
@@ -237,7 +237,7 @@ impl<'r> Records<'r> {
         let others = Mode::from_raw_mode(stat.st_mode).intersects(Mode::WGRP | Mode::WOTH);
         if stat.st_uid != geteuid().as_raw() || others {
             return Err(FileError::DestinationExists {
-                place: place_of(root, COPIES),
+                place: root.place_of_own(COPIES),
                 found: "a directory that others than the agent can write to",
                 remedy: "remove it",
             });
@@ -247,7 +247,7 @@ impl<'r> Records<'r> {
 
     /// The same, made where there is none.
     pub(super) fn make(root: &'r Root) -> Result<Self, FileError> {
-        let failed = |cause| FileError::writing(place_of(root, COPIES), "mkdir", cause, 0);
+        let failed = |cause| FileError::writing(root.place_of_own(COPIES), "mkdir", cause, 0);
         match fs::mkdirat(root.directory(), COPIES, OWNER_ONLY) {
             Ok(()) => fs::fsync(root.directory()).map_err(failed)?,
             Err(Errno::EXIST) => {}
@@ -257,11 +257,11 @@ impl<'r> Records<'r> {
     }
 
     pub(super) fn place(&self, name: &str) -> Place {
-        place_of(self.root, &format!("{COPIES}/{name}"))
+        self.root.place_of_own(&format!("{COPIES}/{name}"))
     }
 
     fn names(&self) -> Result<Vec<String>, FileError> {
-        let failed = |cause| FileError::reading(place_of(self.root, COPIES), cause);
+        let failed = |cause| FileError::reading(self.root.place_of_own(COPIES), cause);
         let mut names = Vec::new();
         let mut listing = Dir::read_from(&self.directory).map_err(failed)?;
         while let Some(found) = listing.read() {
@@ -558,13 +558,6 @@ impl<'r> Records<'r> {
             }
         }
         Ok(named)
-    }
-}
-
-fn place_of(root: &Root, path: &str) -> Place {
-    Place {
-        root: root.name().into(),
-        path: path.into(),
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::error::{FileError, Place};
+use super::error::FileError;
 use super::names::{JobUid, PRIVATE, lock_name};
 use super::root::Root;
 
@@ -30,10 +30,7 @@ impl JobLock {
     /// Takes the lock, or says that another process works on this very job.
     pub(super) fn take(root: &Arc<Root>, job: &JobUid) -> Result<Self, FileError> {
         let name = lock_name(job);
-        let place = || Place {
-            root: root.name().into(),
-            path: name.clone(),
-        };
+        let place = || root.place_of_own(&name);
         let failed = |operation, cause| FileError::writing(place(), operation, cause, 0);
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         for _ in 0..LOCK_TRIES {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::error::{FileError, Place};
+use super::error::FileError;
 use super::names::COPIES;
 
 /// Bytes in the longest path (`PATH_MAX` less its NUL) and in the longest name (`NAME_MAX`).
@@ -149,16 +149,6 @@ impl FromStr for RootPath {
 
     fn from_str(text: &str) -> Result<Self, FileError> {
         RootPath::parse(text)
-    }
-}
-
-impl RootPath {
-    /// This path as messages about `root` name it.
-    pub(super) fn at(&self, root: &str) -> Place {
-        Place {
-            root: root.into(),
-            path: self.as_str().into(),
-        }
     }
 }
 

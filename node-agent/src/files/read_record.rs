@@ -9,8 +9,7 @@
 //! The log has a partial file's name, beside the job's lock, and is removed with the partial files.
 
 use std::fs::File;
-use std::io::Write as _;
-use std::os::unix::fs::FileExt as _;
+use std::io::{self, BufReader, Read as _, Seek as _, Write as _};
 use std::sync::Arc;
 
 use rustix::fs::{self, AtFlags, OFlags};
@@ -29,8 +28,8 @@ const ENTRY_BYTES: usize = 16 + 4 + 32;
 /// Names the version of an object.
 pub type VersionId = [u8; 16];
 
-/// Entries that are read at a time.
-const ENTRIES_READ: usize = 1024;
+/// Bytes that are read at a time: 1024 entries.
+const READ_BYTES: usize = 1024 * ENTRY_BYTES;
 /// How often each block of a job may have been read anew, torn by crashes or changed in the store, before
 /// its record is begun anew: what grows on has no use.
 const READS_MAX: u64 = 4;
@@ -47,10 +46,7 @@ impl ObjectReadLog {
     /// Of a job of so many blocks.
     pub(super) fn open(root: &Arc<Root>, job: &JobUid, blocks: u64) -> Result<Self, FileError> {
         let name = names::partial_name(job, NAME);
-        let place = Place {
-            root: root.name().into(),
-            path: name.clone(),
-        };
+        let place = root.place_of_own(&name);
         let failed = |operation, cause| FileError::writing(place.clone(), operation, cause, 0);
         let flags = OFlags::CREATE
             | OFlags::RDWR
@@ -84,33 +80,22 @@ impl ObjectReadLog {
         mut counts: impl FnMut(&VersionId, u32, BlockDigest) -> bool,
     ) -> Result<(), FileError> {
         let mut some = false;
-        let mut buffer = vec![[0; ENTRY_BYTES]; ENTRIES_READ];
+        let failed = |error: &io::Error| self.failed("read", errno(error), 0);
+        let mut entries = BufReader::with_capacity(READ_BYTES, &self.file);
+        entries.rewind().map_err(|error| failed(&error))?;
         let mut at = 0;
         loop {
-            let bytes = buffer.as_flattened_mut();
-            let filled = read_at(&self.file, bytes, at)
-                .map_err(|error| self.failed("read", errno(&error), 0))?;
-            let (entries, _) = bytes[..filled].as_chunks::<ENTRY_BYTES>();
-            for entry in entries {
-                let part = |from: usize, to: usize| entry[from..to].iter().copied();
-                let (mut id, mut block, mut digest) = ([0; 16], [0; 4], [0; 32]);
-                id.iter_mut()
-                    .zip(part(0, 16))
-                    .for_each(|(to, from)| *to = from);
-                block
-                    .iter_mut()
-                    .zip(part(16, 20))
-                    .for_each(|(to, from)| *to = from);
-                digest
-                    .iter_mut()
-                    .zip(part(20, 52))
-                    .for_each(|(to, from)| *to = from);
-                some |= counts(&id, u32::from_le_bytes(block), BlockDigest(digest));
+            let (mut id, mut block, mut digest) = ([0; 16], [0; 4], [0; 32]);
+            let read = entries
+                .read_exact(&mut id)
+                .and_then(|()| entries.read_exact(&mut block))
+                .and_then(|()| entries.read_exact(&mut digest));
+            match read {
+                Ok(()) => some |= counts(&id, u32::from_le_bytes(block), BlockDigest(digest)),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+                Err(error) => return Err(failed(&error)),
             }
-            at += filled as u64;
-            if filled < ENTRIES_READ * ENTRY_BYTES {
-                break;
-            }
+            at += ENTRY_BYTES;
         }
         if !some && at > 0 {
             fs::ftruncate(&self.file, 0).map_err(|cause| self.failed("ftruncate", cause, 0))?;
@@ -143,28 +128,11 @@ impl ObjectReadLog {
         match fs::unlinkat(root.directory(), &name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(cause) => {
-                let place = Place {
-                    root: root.name().into(),
-                    path: name,
-                };
+                let place = root.place_of_own(&name);
                 Err(FileError::writing(place, "unlink", cause, 0))
             }
         }
     }
-}
-
-/// Fills as much of `buffer` as the file has from there on.
-fn read_at(file: &File, buffer: &mut [u8], at: u64) -> std::io::Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match file.read_at(&mut buffer[filled..], at + filled as u64) {
-            Ok(0) => break,
-            Ok(read) => filled += read,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
 }
 
 #[cfg(test)]
@@ -209,7 +177,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let root = Arc::new(Root::open("r", directory.path(), Access::ReadWrite).unwrap());
         let job: JobUid = "job".parse().unwrap();
-        let blocks = ENTRIES_READ as u32;
+        let blocks = (READ_BYTES / ENTRY_BYTES) as u32;
         let filled = || {
             let mut record = ObjectReadLog::open(&root, &job, blocks.into()).unwrap();
             for block in 0..=blocks {

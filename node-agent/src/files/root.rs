@@ -137,7 +137,15 @@ impl Root {
 
     /// `path` as messages name it.
     pub(super) fn place(&self, path: &RootPath) -> Place {
-        path.at(&self.name)
+        self.place_of_own(path.as_str())
+    }
+
+    /// A file of Weft's own as messages name it.
+    pub(super) fn place_of_own(&self, path: &str) -> Place {
+        Place {
+            root: self.name.clone(),
+            path: path.into(),
+        }
     }
 
     /// Which of its paths are in use.

@@ -12,6 +12,8 @@ pub(crate) struct Doze {
     asleep: AtomicBool,
     /// When the worker wakes by itself, in nanoseconds. Written and read under the worker's lock.
     until: AtomicU64,
+    /// The worker's thread waits for the lock.
+    is_waiting: AtomicBool,
     waiter: Waiter,
     waker: Waker,
 }
@@ -21,8 +23,20 @@ impl Doze {
         Self {
             asleep: AtomicBool::new(false),
             until: AtomicU64::new(0),
+            is_waiting: AtomicBool::new(false),
             waiter,
             waker,
+        }
+    }
+
+    /// Whether the worker's thread waits for the lock; a hint.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.is_waiting.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_waiting(&self, waiting: bool) {
+        if waiting != self.is_waiting() {
+            self.is_waiting.store(waiting, Ordering::Relaxed);
         }
     }
 
@@ -46,7 +60,7 @@ impl Doze {
 
     /// Called under the worker's lock before [`Doze::wait`]: the worker is about to sleep until `due`. Its queue is
     /// looked at after this.
-    pub(crate) fn lie_down(&self, due: Option<Time>) {
+    pub(crate) fn prepare_to_sleep(&self, due: Option<Time>) {
         let until = due.map_or(u64::MAX, Time::as_nanos);
         self.until.store(until, Ordering::Relaxed);
         self.asleep.store(true, Ordering::SeqCst);
@@ -55,12 +69,12 @@ impl Doze {
     /// Sleeps, without the worker's lock, until there is something to do or for `timeout`.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
         let slept = self.waiter.wait(timeout);
-        self.get_up();
+        self.cancel_sleep();
         slept
     }
 
-    /// The worker does not sleep.
-    pub(crate) fn get_up(&self) {
+    /// The worker does not sleep, or no longer.
+    pub(crate) fn cancel_sleep(&self) {
         self.asleep.store(false, Ordering::SeqCst);
     }
 }

@@ -372,11 +372,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Has a small message sent by the calling thread, when the worker is doing nothing else at the moment. What is
-    /// posted by one thread is sent in the order in which it was posted.
+    /// Has a small message sent by the calling thread when nobody else runs the worker, or waits to, and no command
+    /// waits. What one thread posts is sent in the order in which it was posted.
     fn send_post(&self, id: ConnectionId, post: Outgoing) {
         let worker = worker_of_connection(id);
         if post.bytes <= SENT_BY_CALLER_BYTES_MAX
+            && let Some(queue) = self.queues.get(worker)
+            && !queue.doze.is_waiting()
             && let Some(worker) = self.workers.get(worker)
             && let Ok(mut worker) = worker.try_lock()
             && worker.takes_posts()

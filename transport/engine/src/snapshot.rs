@@ -30,7 +30,8 @@ pub struct Snapshot {
     pub resets_sent: u64,
     /// Resets not sent because too many had been of late.
     pub resets_withheld: u64,
-    /// CPU time that the worker threads have used; of an inline worker, that of the thread which asks.
+    /// CPU time that the worker threads have used, without what callers used who sent their own small messages; of an
+    /// inline worker, that of the thread which asks.
     pub cpu: Duration,
 }
 

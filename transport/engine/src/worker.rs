@@ -1,5 +1,5 @@
-//! A worker: the thread of one NIC queue. It owns a link and an endpoint and moves packets between them; the
-//! endpoint decides everything.
+//! A worker of one NIC queue. It owns a link and an endpoint and moves packets between them; the endpoint decides
+//! everything. Its thread runs it, or the caller who polls, or for a moment a caller who posts.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -43,7 +43,8 @@ const CHUNKS_PER_TURN: u32 = 8;
 /// Chunks sent by a thread that posts, at most: its own, and one that lay in the queue.
 const CHUNKS_PER_POST: u32 = 2;
 
-/// A longer message is left to the worker's thread, which meanwhile polls for the answer.
+/// A longer message is left to the worker's thread. If the caller sent it, that thread would fall asleep before the
+/// answer comes.
 pub(crate) const SENT_BY_CALLER_BYTES_MAX: u64 = 8 << 10;
 
 /// A worker's thread that finds a caller sending yields so often before it waits.
@@ -168,14 +169,17 @@ impl Worker {
     /// it posts itself.
     pub(crate) fn run(worker: &Mutex<Self>) {
         let (doze, guard) = {
-            let worker = lock(worker);
+            let worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
             (worker.doze(), worker.abort_on_panic())
         };
         let mut idle_since: Option<Time> = None;
         loop {
-            let mut awake = lock(worker);
-            let result = match awake.turn() {
-                Ok(true) if awake.stopped => break,
+            let mut awake = lock(worker, &doze);
+            let turn = awake.turn();
+            if awake.stopped {
+                break;
+            }
+            let result = match turn {
                 Ok(true) => {
                     idle_since = None;
                     continue;
@@ -241,7 +245,7 @@ impl Worker {
     /// message leaves first.
     pub(crate) fn poll(&mut self, wait: Duration) -> io::Result<bool> {
         self.now = self.clock.now();
-        let mut busy = !self.commands.is_empty() && self.send(false);
+        let mut busy = self.send(false);
         busy |= self.receive()?;
         let mut reported = self.report();
         if !busy && !reported && !wait.is_zero() {
@@ -507,12 +511,12 @@ impl Worker {
         let due = self.due();
         let until = due.map(|due| self.clock.until(due));
         let timeout = [until, limit].into_iter().flatten().min();
-        if timeout.is_some_and(|timeout| timeout.is_zero()) {
+        if self.stopped || timeout.is_some_and(|timeout| timeout.is_zero()) {
             return None;
         }
-        self.doze.lie_down(due);
+        self.doze.prepare_to_sleep(due);
         if !self.commands.is_empty() {
-            self.doze.get_up();
+            self.doze.cancel_sleep();
             return None;
         }
         Some(timeout)
@@ -566,17 +570,26 @@ impl Worker {
     }
 }
 
-/// The worker, when no caller is sending. A caller sends for some microseconds.
-fn lock(worker: &Mutex<Worker>) -> MutexGuard<'_, Worker> {
+/// The lock, for the worker's thread. While it waits, callers queue what they post: one that posts without pause
+/// would otherwise keep the thread from receiving.
+fn lock<'a>(worker: &'a Mutex<Worker>, doze: &Doze) -> MutexGuard<'a, Worker> {
     for _ in 0..YIELDS_MAX {
         match worker.try_lock() {
-            Ok(worker) => return worker,
-            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            Ok(worker) => {
+                doze.set_waiting(false);
+                return worker;
+            }
+            Err(TryLockError::WouldBlock) => {
+                doze.set_waiting(true);
+                std::thread::yield_now();
+            }
             // A panic has ended the process.
             Err(TryLockError::Poisoned(worker)) => return worker.into_inner(),
         }
     }
-    worker.lock().unwrap_or_else(PoisonError::into_inner)
+    let locked = worker.lock().unwrap_or_else(PoisonError::into_inner);
+    doze.set_waiting(false);
+    locked
 }
 
 fn seal_reset(keys: &ResetKeys, reset: PendingReset) -> [u8; Reset::BYTES] {

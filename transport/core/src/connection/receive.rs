@@ -428,7 +428,11 @@ impl ReceiveHalf {
         payload: u64,
         bytes: u16,
     ) {
-        let has_next = header.opcode == Opcode::Write && header.packet + 1 < header.packets;
+        // Numbers that would wrap are none that follow.
+        let last_number = header.packet_number.checked_add(header.packets.into());
+        let has_next = header.opcode == Opcode::Write
+            && header.packet + 1 < header.packets
+            && last_number.is_some();
         self.next = has_next.then(|| FollowingHeader::after(wire, payload));
         let Some(run) = &mut self.placed else {
             let mut run = PlacedRun::of(header, payload, bytes);

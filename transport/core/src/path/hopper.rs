@@ -452,6 +452,7 @@ impl PathPolicy for Hopper {
         self.unsent = [None; PROBES];
         self.sent_at = now;
         self.acked_at = None;
+        self.acked = 0;
         self.resumes_at = Time::ZERO;
     }
 }

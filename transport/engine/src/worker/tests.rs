@@ -119,7 +119,7 @@ fn a_worker_that_sleeps_is_woken_for_what_is_due_before_it_would_wake() {
     let (mut worker, _commands, _config) = worker();
     worker.turn().unwrap();
     let later = worker.clock.now() + Nanos::from_secs(20);
-    worker.doze.lie_down(Some(later));
+    worker.doze.prepare_to_sleep(Some(later));
     worker.doze.wake_by(None);
     worker.doze.wake_by(Some(later));
     // Nothing has written to the waker: the sleep ends by itself.
@@ -127,9 +127,20 @@ fn a_worker_that_sleeps_is_woken_for_what_is_due_before_it_would_wake() {
     let begun = Instant::now();
     worker.doze.wait(short).unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(1));
-    worker.doze.lie_down(Some(later));
+    worker.doze.prepare_to_sleep(Some(later));
     worker.doze.wake_by(Some(worker.clock.now()));
     let begun = Instant::now();
     worker.doze.wait(Some(Duration::from_secs(20))).unwrap();
     assert!(begun.elapsed() < Duration::from_secs(10), "nobody woke it");
+}
+
+#[test]
+fn a_worker_that_is_stopped_while_it_makes_ready_to_sleep_stays_awake() {
+    let (mut worker, commands, _config) = worker();
+    worker.turn().unwrap();
+    assert!(commands.send(Command::Stop).is_ok());
+    // As where an acknowledgement is owed, which leaves first.
+    worker.send(false);
+    assert_eq!(worker.before_sleep(None), None);
+    assert!(worker.stopped);
 }

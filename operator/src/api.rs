@@ -39,6 +39,14 @@ impl CallError {
         }
     }
 
+    /// The API server knows no object of this name. Another 404 says that it does not know the path, or comes
+    /// from somebody in between.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Refused(kube::Error::Api(status)) if status.code == 404
+            && status.reason == "NotFound"
+            && status.details.as_ref().is_some_and(|details| !details.name.is_empty()))
+    }
+
     /// The object is gone or has another version.
     pub(crate) fn is_conflict(&self) -> bool {
         self.has_code(404) || self.has_code(409)

@@ -44,7 +44,7 @@ const AUTHORITY: &str = "weft-ca";
 pub enum HomeError {
     /// The API server did not do what it was asked to.
     #[error(
-        "{object} cannot be {what}: {source}; check the operator's Role, and install the chart as it is"
+        "{object} cannot be {what}: {source}; check the operator's rights, and install the chart as it is"
     )]
     Call {
         /// Which object.
@@ -60,6 +60,9 @@ pub enum HomeError {
     /// Somebody has put another authority in place of the one in force.
     #[error("Secret {AUTHORITY} holds another authority now; the next process takes it up")]
     Replaced,
+    /// Somebody has made the chart's Service anew: what belongs to the one before ends with it.
+    #[error("Service {NAME} is another one now; the next process takes it up")]
+    Moved,
     /// One authority is following another.
     #[error("Secret {AUTHORITY}: a step of its rotation: {0}; the next process takes it up")]
     Rotated(Step),
@@ -95,7 +98,7 @@ impl Home {
         }
     }
 
-    /// Looks after the objects until another authority is put in place of this one.
+    /// Looks after the objects until another authority is put in place of this one, or another Service.
     pub async fn keep(
         &self,
         authority: &Authority,
@@ -108,6 +111,11 @@ impl Home {
             let secret = self.keep_secret(authority).await;
             if let Err(ended @ (HomeError::Replaced | HomeError::Rotated(_))) = secret {
                 return Err(ended);
+            }
+            if let Ok(now) = self.address(address.port).await
+                && now != *address
+            {
+                return Err(HomeError::Moved);
             }
             let map = self.publish(authority).await;
             let slice = self.lead(address, pod).await;

@@ -35,7 +35,7 @@ pub(crate) enum ClusterError {
 impl ClusterError {
     /// There is no such object.
     pub(crate) fn is_not_found(&self) -> bool {
-        matches!(self, Self::Call(error) if error.has_code(404))
+        matches!(self, Self::Call(error) if error.is_not_found())
     }
 
     /// The object is gone or has another version: the watch tells which.

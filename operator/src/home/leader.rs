@@ -26,7 +26,7 @@ pub struct Address {
     /// HOST:PORT of the Service.
     pub dial: String,
     /// Where a leader listens.
-    port: u16,
+    pub(super) port: u16,
     /// The Service: what the leader makes ends with the chart's installation.
     pub(crate) owner: Option<OwnerReference>,
 }

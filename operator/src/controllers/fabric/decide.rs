@@ -63,7 +63,11 @@ fn agents(view: &View<'_>) -> Vec<Request> {
         let there = view.cache.daemon_sets.get(&key);
         let applied = there.and_then(|set| set.annotations().get(APPLIED));
         if applied.is_none() || applied != wanted.annotations().get(APPLIED) {
-            requests.push(Request::new::<DaemonSet>(key, Change::Apply(json!(wanted))));
+            // One that is deleted meanwhile is not brought back by a late answer.
+            requests.push(Request {
+                uid: there.map(uid).unwrap_or_default(),
+                ..Request::new::<DaemonSet>(key, Change::Apply(json!(wanted)))
+            });
         }
     }
     for (_, set) in view.cache.daemon_sets.iter() {

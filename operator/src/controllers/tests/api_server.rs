@@ -240,6 +240,15 @@ fn query(uri: &Uri, name: &str) -> Option<String> {
     })
 }
 
+fn not_found(name: &str) -> Response {
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "reason": "NotFound", "code": 404, "message": "there is no such object",
+        "details": { "name": name },
+    });
+    answer(StatusCode::NOT_FOUND, &status)
+}
+
 fn refused(code: u16, reason: &str, message: &str) -> Response {
     let status = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
@@ -320,7 +329,7 @@ impl ApiServer {
             let name = (plural.to_owned(), namespace.to_owned(), name);
             return match kept.objects.get(&name) {
                 Some(object) => answer(StatusCode::OK, object),
-                None => refused(404, "NotFound", "there is no such object"),
+                None => not_found(&name.2),
             };
         }
         let selector = query(uri, "labelSelector");
@@ -385,7 +394,7 @@ impl ApiServer {
             || is_status
             || (apply.is_none() && *method == Method::PATCH)
         {
-            return refused(404, "NotFound", "there is no such object");
+            return not_found(&name.2);
         }
         let mut object = there.unwrap_or_else(|| json!({ "metadata": {} }));
         match *method {

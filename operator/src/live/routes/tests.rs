@@ -41,6 +41,12 @@ impl Roles {
             let review: SubjectAccessReview = serde_json::from_slice(&body).unwrap();
             // Asked for the caller, and not for the operator.
             assert_eq!(review.spec.user.as_deref(), Some("ada"));
+            assert_eq!(
+                review.spec.groups.as_deref(),
+                Some(&["team-a".to_owned()][..])
+            );
+            let extra = review.spec.extra.clone().unwrap();
+            assert_eq!(extra["scopes"], ["read"]);
             let access = review.spec.resource_attributes.clone().unwrap();
             let status = SubjectAccessReviewStatus {
                 allowed: roles.allowed.contains(&access),
@@ -116,7 +122,10 @@ async fn call_as(
     let path = format!("/apis/{LIVE_GROUP}/{LIVE_VERSION}{path}");
     let mut request = HttpRequest::builder().method(method).uri(path);
     if let Some(user) = user {
-        request = request.header("x-remote-user", user);
+        request = request
+            .header("x-remote-user", user)
+            .header("x-remote-group", "team-a")
+            .header("x-remote-extra-scopes", "read");
     }
     let request = request.body(Body::from(body.to_owned())).unwrap();
     let response = router.clone().oneshot(request).await.unwrap();

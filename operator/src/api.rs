@@ -9,9 +9,9 @@ use weft_identity::cause::innermost;
 
 /// Before the second try; it doubles …
 const FIRST: Duration = Duration::from_secs(1);
-/// … up to this: whoever is back after an hour is found within half a minute.
+/// … up to this: an API server that is back after an hour is found within half a minute.
 const LONGEST: Duration = Duration::from_secs(30);
-/// Whoever answers at all answers within.
+/// The API server answers within this time, or the call has failed.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// Why a call came to nothing.

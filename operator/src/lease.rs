@@ -348,7 +348,7 @@ enum Renewal {
 
 /// The lead, as the rest of the process sees it: a thread of its own renews the Lease, so that nothing which
 /// this process is at delays that. The thread has its own runtime and therefore its own connection. It ends
-/// when the lead is lost or given back, and with whoever asked for it.
+/// when the lead is lost or given back, or when its `Held` is dropped.
 pub struct Held {
     /// What this leader's commands carry: higher than any leader's before it.
     pub epoch: u64,
@@ -411,7 +411,7 @@ async fn lead<B: LeaseStore>(
         Ok(board) => board,
         Err(error) => {
             let why = format!("the API server cannot be asked for it: {error}");
-            // Whoever has gone has ended already.
+            // The receiver is gone when the process is ending.
             return drop(tell.send(Err(Lost { why })));
         }
     };

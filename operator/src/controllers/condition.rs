@@ -19,7 +19,7 @@ pub(crate) struct ConditionUpdate {
 }
 
 impl ConditionUpdate {
-    /// What a condition of this type shall say.
+    /// What a condition of this type says.
     pub(crate) fn new(kind: &'static str, holds: bool, reason: &str, message: &str) -> Self {
         Self {
             kind,

@@ -342,7 +342,7 @@ impl Leader {
         query: impl FnOnce(&Known<'_>) -> T + Send + 'static,
     ) -> Result<T, Refused> {
         let (sender, receiver) = oneshot::channel();
-        // Whoever has gone needs no answer.
+        // A caller that has gone needs no answer.
         let query: Query = Box::new(move |known| drop(sender.send(query(known))));
         let asked = async {
             self.queries.send(query).await.ok()?;

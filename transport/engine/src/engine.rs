@@ -68,7 +68,7 @@ pub struct Engine {
     reset_keys: ResetKeys,
     /// Of each worker.
     queues: Arc<[Queue]>,
-    /// Whoever has the lock of a worker runs it: its thread, a caller that posts, or [`Engine::poll`].
+    /// The holder of a worker's lock runs it: its thread, a caller that posts, or [`Engine::poll`].
     workers: Vec<Arc<Mutex<Worker>>>,
     /// Of each worker; none where the caller polls.
     threads: Vec<JoinHandle<()>>,

@@ -16,7 +16,7 @@ use crate::controllers::{
 pub(crate) enum JobEnd<'a> {
     /// What is read.
     Source(&'a FileSource),
-    /// Where copies shall be, on whichever node.
+    /// Where copies go, on every destination node.
     Destination(&'a Destinations),
 }
 

@@ -355,7 +355,7 @@ impl<'a> Line<'a> {
     }
 
     /// Those that wait, in their order: by how many jobs of its namespace are older, then by age. Younger
-    /// ones do not count: who was overtaken by them shall not be put back for it.
+    /// ones do not count: a job that they overtook is not put back for it.
     fn order(&mut self) -> Vec<(&'a String, &'a QueueEntry)> {
         let mut older: BTreeMap<&str, usize> = BTreeMap::new();
         let ready = std::mem::take(&mut self.ready).into_iter();

@@ -8,6 +8,10 @@
 //!   w ← w·(1 − β·(delay − target)/delay), at most halved, as Swift (2020, section 3.1, β = 0.8);
 //! - else w grows: doubles per round until the first decrease, then one chunk per round.
 //!
+//! A delay counts only if what it tells of was sent while at least half as much was in flight as at most in the round
+//! before: the first packets of a burst find an empty queue, however long the queue that its last ones
+//! find (a relay sends each block that it has verified in one burst).
+//!
 //! The delay is the base round trip plus the queueing on the way there. What waits on the way back is the
 //! peer's own traffic, which a smaller window here does not shorten: a relay's acknowledgements wait
 //! behind all that it forwards. The queueing on the way there is what the one-way delay has above its
@@ -75,6 +79,8 @@ pub struct EcnRtt {
     /// Whether the round before queued as if one link bounds all paths.
     was_full: bool,
     congestive_loss: Option<Time>,
+    /// The most that was in flight in the round before.
+    peak: u64,
 }
 
 /// What a timeout took.
@@ -170,6 +176,7 @@ impl EcnRtt {
             crest: Nanos::ZERO,
             was_full: false,
             congestive_loss: None,
+            peak: 0,
         };
         new.set((limits.chunk * INITIAL_CHUNKS) as f64);
         new.round.left = new.window();
@@ -192,6 +199,7 @@ impl EcnRtt {
             ..Round::default()
         };
         let round = core::mem::replace(&mut self.round, next);
+        self.peak = round.in_flight;
         // An answer to what was sent before the timeout comes within a round trip; what the window was
         // longer ago says nothing of the network now.
         self.before_timeout = self
@@ -291,7 +299,10 @@ impl CongestionControl for EcnRtt {
             if let Some(base) = self.base.get() {
                 self.round.highest = self.round.highest.max(delays.queueing(base));
             }
-            self.round.lowest = lowest(self.round.lowest, Some(delays));
+            let full = self.window().min(self.peak);
+            if sample.tx_in_flight * 2 >= full {
+                self.round.lowest = lowest(self.round.lowest, Some(delays));
+            }
         }
         self.round.packets += sample.packets;
         self.round.ce += sample.ce;
@@ -358,16 +369,27 @@ mod tests {
 
     fn round_with(cc: &mut EcnRtt, ce: u64, rtt: Nanos, there: Nanos) {
         let bytes = cc.window();
-        let received = APART.wrapping_add(Time::from_nanos(there.get()).to_wire());
         let sample = AckSample {
-            bytes,
             in_flight: bytes,
-            packets: 100,
             ce,
             rtt: Some(rtt),
-            one_way: Some(OneWay::new(0, received)),
+            ..sample(Time::ZERO, bytes, there)
         };
         cc.on_ack(Time::ZERO, &sample);
+    }
+
+    /// Of a whole window, sent at `sent_at`, whose round trip was spent on the way there.
+    fn sample(sent_at: Time, bytes: u64, rtt: Nanos) -> AckSample {
+        let arrived = APART.wrapping_add((sent_at + rtt).to_wire());
+        AckSample {
+            bytes,
+            in_flight: 1 << 40,
+            tx_in_flight: 1 << 40,
+            packets: 100,
+            ce: 0,
+            rtt: Some(rtt),
+            one_way: Some(OneWay::new(sent_at.to_wire(), arrived)),
+        }
     }
 
     fn control(window: Option<u64>) -> EcnRtt {
@@ -409,6 +431,22 @@ mod tests {
         let before = cc.window();
         round_with(&mut cc, 0, Nanos::from_millis(20), Nanos::from_micros(100));
         assert_eq!(cc.window(), before + LIMITS.chunk);
+    }
+
+    #[test]
+    fn a_burst_whose_end_queues_shrinks_the_window() {
+        let mut cc = control(Some(1_000_000));
+        round(&mut cc, 0, Nanos::from_micros(100));
+        let before = cc.window();
+        for (quarter, rtt) in [(1, 100), (2, 4_200), (3, 6_000), (4, 8_000)] {
+            let rtt = Nanos::from_micros(rtt);
+            let sample = AckSample {
+                tx_in_flight: before / 4 * quarter,
+                ..sample(Time::ZERO, before / 4 + 1, rtt)
+            };
+            cc.on_ack(Time::ZERO + rtt, &sample);
+        }
+        assert_eq!(cc.window(), (before as f64 * (1.0 - 0.8 * 0.5)) as u64);
     }
 
     #[test]
@@ -476,17 +514,8 @@ mod tests {
             let bytes = cc.round.left;
             now = now + Nanos::new(bytes * 8 * 1_000 / 300);
             let rtt = Nanos::from_micros(rtt);
-            let there = Time::from_nanos(rtt.get()).to_wire();
-            let sample = AckSample {
-                bytes,
-                in_flight: cc.window() * 2,
-                packets: 100,
-                ce: 0,
-                rtt: Some(rtt),
-                one_way: Some(OneWay::new(0, there)),
-            };
             let before = cc.window();
-            cc.on_ack(now, &sample);
+            cc.on_ack(now, &sample(now, bytes, rtt));
             assert_eq!(cc.window(), before + LIMITS.chunk, "{rtt:?}");
         }
     }

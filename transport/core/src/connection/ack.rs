@@ -153,6 +153,7 @@ impl Connection {
             }
         }
         sample.bytes = out.bytes;
+        sample.tx_in_flight = out.tx_in_flight.into();
         self.congestion.on_ack(now, &sample);
         if out.spurious {
             self.congestion.on_spurious_timeout(now);

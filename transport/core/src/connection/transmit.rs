@@ -50,10 +50,18 @@ pub(crate) struct Departure {
 pub(super) struct Acked {
     /// Bytes that were in flight, headers included.
     pub(super) bytes: u64,
+    /// The largest [`Sent::tx_in_flight`] of the chunks that it tells of.
+    pub(super) tx_in_flight: u32,
     /// Packets of partly arrived chunks that are declared lost.
     pub(super) packets_lost: u64,
     /// A resend turned out not to have been needed.
     pub(super) spurious: bool,
+}
+
+impl Acked {
+    fn note_sent(&mut self, sent: &Sent) {
+        self.tx_in_flight = self.tx_in_flight.max(sent.tx_in_flight);
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -305,11 +313,12 @@ impl SendHalf {
         }
         let largest = length.min(payload.into()) + OVERHEAD_BYTES as u32;
         self.note_sent(now, path, [bytes, largest], paths, out);
+        let in_flight = self.in_flight.total();
         let ack_now = self.since_ack_request.wants_ack(Outgoing {
             bytes,
             waits: self.queue.is_empty() && self.responses.is_empty() || paths.is_unsure(path),
             in_flight: WindowUse {
-                used: self.in_flight.total(),
+                used: in_flight,
                 window: out.congestion.window(),
             },
             outstanding: WindowUse {
@@ -328,6 +337,7 @@ impl SendHalf {
             ack_now,
             sent_at: now,
             in_flight: bytes,
+            tx_in_flight: u32::try_from(in_flight).unwrap_or(u32::MAX),
             ..Sent::default()
         });
         self.expect_answer(self.board.get(number), paths, timers);
@@ -554,6 +564,7 @@ impl SendHalf {
             // Of one that was cut anew since, it says nothing.
             let same = |sent: &Sent| sent.packets == partial.of;
             if self.board.holds(partial.chunk) && same(self.board.get(partial.chunk)) {
+                acked.note_sent(self.board.get(partial.chunk));
                 acked.packets_lost +=
                     self.note_partial(now, partial.chunk, partial.packets, paths, stats);
             }
@@ -593,6 +604,7 @@ impl SendHalf {
             self.newest_acked = self.newest_acked.max(sent.order);
         }
         acked.bytes += u64::from(sent.in_flight.max(1));
+        acked.note_sent(sent);
         stats.bytes_acked += u64::from(sent.length);
         let write = sent.write;
         let Some(posted) = self.posted[write as usize].as_mut() else {

@@ -52,6 +52,9 @@ pub struct Sent {
     pub order: u64,
     /// Bytes of its last transmission that count as in flight.
     pub in_flight: u32,
+    /// Bytes of all chunks in flight when it was sent first, with its own (`tx_in_flight` in
+    /// draft-ietf-ccwg-bbr).
+    pub tx_in_flight: u32,
 }
 
 /// A slot's neighbours in the order of transmission.

@@ -1,4 +1,5 @@
-//! A TCP flow beside a connection on one link that marks nothing.
+//! What a connection leaves to others on one link that marks nothing: to a TCP flow, and to the acknowledgements
+//! of a connection the other way.
 
 use super::network::{Lane, Network};
 use weft_core::congestion::CongestionKind;
@@ -67,4 +68,32 @@ fn st6_ecn_rtt_alone_fills_a_link_whatever_its_rate_and_queues_little() {
         println!("{mbps} Mbit/s: {rate}");
         assert!(rate * 100 >= mbps * 95, "{rate} of {mbps}");
     }
+}
+
+#[test]
+fn a_relay_that_sends_block_by_block_queues_no_longer_than_an_acknowledgement_may_wait() {
+    let lane = Lane {
+        mbps: 1_000,
+        delay: Nanos::from_micros(50),
+        queue: 2 << 20,
+    };
+    let mut network = Network::new(&[lane]);
+    let relay = network.connect(16, PolicyKind::Oblivious, CongestionKind::ECN_RTT, 1);
+    let block = 1 << 20;
+    let block_time = Nanos::from_millis(12);
+    let mut longest = Nanos::ZERO;
+    for number in 0..200 {
+        network.flow(relay).chunks = Some(Vec::new());
+        network.post(relay, block);
+        network.run(block_time);
+        let chunks = network.flow(relay).chunks.take().unwrap_or_default();
+        let waits = chunks
+            .iter()
+            .map(|chunk| Nanos::new(chunk.arrives.0 - chunk.at));
+        if number >= 20 {
+            longest = waits.fold(longest, Nanos::max);
+        }
+    }
+    // The least retransmission timeout is 5 ms.
+    assert!(longest < Nanos::from_millis(4), "{longest:?}");
 }

@@ -55,6 +55,8 @@ pub(crate) struct Flow {
     in_flight: Vec<u32>,
     rng: Rng,
     wakes_at: u64,
+    /// Bytes that wait to be sent; `None`: without end.
+    posted: Option<u64>,
     /// Every chunk, if asked for.
     pub(crate) chunks: Option<Vec<Sent>>,
     /// When the first probe was sent.
@@ -86,10 +88,21 @@ enum Sender {
     Reno(Reno),
 }
 
+impl Sender {
+    fn in_flight(&self) -> u64 {
+        match self {
+            Sender::Ours(flow) => flow.total(),
+            Sender::Reno(reno) => reno.in_flight * PACKET,
+        }
+    }
+}
+
 struct Answer {
     flow: usize,
     sent_at: u64,
     arrived: u64,
+    /// Bytes of the flow in flight when it was sent, with its own.
+    tx_in_flight: u64,
     packets: u64,
     lost: u64,
     what: What,
@@ -155,9 +168,17 @@ impl Network {
             in_flight: vec![0; paths.into()],
             rng: Rng::seed_from_u64(seed),
             wakes_at: 0,
+            posted: None,
             chunks: None,
             first_probe: None,
         })))
+    }
+
+    /// Posts `bytes` more on a connection; it sends no more than was posted.
+    pub(crate) fn post(&mut self, flow: usize, bytes: u64) {
+        let posted = &mut self.flow(flow).posted;
+        *posted = Some(posted.unwrap_or(0) + bytes);
+        self.plan(self.now, Answer::wake(flow));
     }
 
     /// Adds a TCP flow on the first lane.
@@ -270,6 +291,7 @@ impl Network {
                 flow: index,
                 sent_at: now,
                 arrived: arrives,
+                tx_in_flight: self.senders[index].in_flight(),
                 packets: taken,
                 lost: packets - taken,
                 what,
@@ -285,6 +307,7 @@ impl Answer {
             flow,
             sent_at: 0,
             arrived: 0,
+            tx_in_flight: 0,
             packets: 0,
             lost: 0,
             what: What::Wake,
@@ -311,7 +334,11 @@ impl Flow {
             self.first_probe.get_or_insert(now);
             return Next::Probe(path);
         }
-        let packets = self.congestion.chunk_bytes() / PACKET;
+        let posted = self.posted.unwrap_or(u64::MAX);
+        let packets = self.congestion.chunk_bytes().min(posted) / PACKET;
+        if packets == 0 {
+            return Next::Nothing;
+        }
         let bytes = packets * PACKET;
         let in_flight = self.total();
         if in_flight > 0 && in_flight + bytes > self.congestion.window() {
@@ -326,6 +353,7 @@ impl Flow {
             Permit::At(at) => return Next::At(at.as_nanos()),
             Permit::Credit => return Next::Nothing,
         }
+        self.posted = self.posted.map(|posted| posted - bytes);
         let chosen = self
             .paths
             .choose(&mut self.policy, time, &self.in_flight, &mut self.rng);
@@ -371,6 +399,7 @@ impl Flow {
                 let all = AckSample {
                     bytes: bytes.into(),
                     in_flight,
+                    tx_in_flight: answer.tx_in_flight,
                     packets: answer.packets,
                     ce: 0,
                     rtt: Some(rtt),

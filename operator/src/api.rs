@@ -93,9 +93,30 @@ pub(crate) async fn retry_until_answered<T, E: Display, F: Future<Output = Resul
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
     use tokio::time::Instant;
 
     use super::*;
+
+    fn refusal(status: Value) -> CallError {
+        let status = serde_json::from_value(status).unwrap();
+        CallError::Refused(kube::Error::Api(Box::new(status)))
+    }
+
+    #[test]
+    fn only_the_answer_that_names_the_object_says_that_it_is_gone() {
+        let gone = json!({"code": 404, "reason": "NotFound", "message": "no such pod",
+            "details": {"name": "a", "kind": "pods"}});
+        // As the API server answers for a path that it does not serve, and a proxy for anything.
+        let no_path =
+            json!({"code": 404, "reason": "NotFound", "message": "no such path", "details": {}});
+        let proxy = json!({"code": 404, "reason": "Failed to parse error data", "message": "404"});
+        let conflict = json!({"code": 409, "reason": "Conflict", "message": "changed", "details": {"name": "a"}});
+        assert!(refusal(gone).is_not_found());
+        for other in [no_path, proxy, conflict] {
+            assert!(!refusal(other.clone()).is_not_found(), "{other}");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_wait_doubles_to_half_a_minute() {

@@ -174,3 +174,43 @@ fn metadata(name: &str) -> ObjectMeta {
         ..ObjectMeta::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Service;
+
+    use super::*;
+    use crate::controllers::tests::api_server::ApiServer;
+
+    fn service(uid: &str, ip: &str) -> Service {
+        let service = json!({
+            "metadata": {"name": NAME, "namespace": "weft-system", "uid": uid},
+            "spec": {"clusterIP": ip},
+        });
+        serde_json::from_value(service).unwrap()
+    }
+
+    /// What the leader ends with after somebody has put `new` in place of the Service.
+    async fn ends_with(new: Service) -> HomeError {
+        let server = ApiServer::new();
+        server.put(&service("u1", "10.96.0.7"));
+        let home = Home::new(server.client(), "weft-system");
+        let authority = Authority::new(NAME).unwrap();
+        let address = home.address(7410).await.unwrap();
+        let pod = "10.244.1.5".parse().unwrap();
+        let mut kept = std::pin::pin!(home.keep(&authority, &address, pod, false));
+        let while_nothing_changes = tokio::time::timeout(AGAIN * 3, &mut kept).await;
+        assert!(while_nothing_changes.is_err(), "{while_nothing_changes:?}");
+        server.put(&new);
+        let ended = tokio::time::timeout(AGAIN * 2, kept).await;
+        ended.expect("it notices").unwrap_err()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_ends_when_its_service_is_made_anew() {
+        for new in [service("u1", "10.96.0.8"), service("u2", "10.96.0.7")] {
+            let error = ends_with(new).await;
+            assert!(matches!(error, HomeError::Moved), "{error}");
+        }
+    }
+}

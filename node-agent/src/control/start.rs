@@ -223,7 +223,7 @@ impl Jobs {
             engine: config.engine.clone(),
             attempt: attempt.clone(),
             peers: peers.clone(),
-            pool: pool.clone(),
+            pool,
             messages: layout.messages(),
             ready,
             is_source: staged.is_none(),
@@ -235,7 +235,7 @@ impl Jobs {
         worker.clone().spawn("weft-sender", move || sender.run())?;
         let (of, sender) = (attempt.clone(), to_sender.clone());
         worker.clone().spawn("weft-reader", move || {
-            block_reader::serve(reader, &pool, &of, &asked, &sender);
+            block_reader::serve(reader, &of, &asked, &sender);
         })?;
         for (index, (child, peer)) in children.into_iter().zip(peers).enumerate() {
             let dialer = Dialer {

@@ -12,9 +12,9 @@ use crossbeam_channel::{Receiver, Sender, select_biased};
 use crate::fault::Fault;
 use crate::files::{Digest, FileTree, Shape, Source, SourceFile, directory_digest};
 use crate::transfer::attempt::Attempt;
-use crate::transfer::buffers::BufferPool;
+use crate::transfer::buffers::Buffer;
 use crate::transfer::layout::{Item, Layout};
-use crate::transfer::message::{Builder, Message};
+use crate::transfer::message::Builder;
 use crate::transfer::record::Record;
 use crate::transfer::sender_event::SenderEvent;
 use crate::transfer::staged_blocks::StagedBlocks;
@@ -28,37 +28,30 @@ pub(crate) trait BlockReader: Send {
 /// Builds the messages that are asked for, until the attempt stops or the sender ends.
 pub(crate) fn serve(
     mut reader: impl BlockReader,
-    pool: &BufferPool,
     attempt: &Attempt,
-    wanted: &Receiver<u32>,
+    wanted: &Receiver<(u32, Buffer)>,
     sender: &Sender<SenderEvent>,
 ) {
     let stopped = attempt.stopped();
     loop {
-        let number = select_biased! {
+        let (number, mut buffer) = select_biased! {
             recv(stopped) -> _ => return,
-            recv(wanted) -> number => match number {
-                Ok(number) => number,
+            recv(wanted) -> wanted => match wanted {
+                Ok(wanted) => wanted,
                 Err(_) => return,
             },
         };
-        let Some(mut buffer) = pool.take() else {
-            return;
-        };
-        let built = match reader.build(number, &mut buffer) {
-            Ok(bytes) => SenderEvent::Built(
-                number,
-                Message {
-                    buffer: pool.share(buffer),
-                    bytes,
-                },
-            ),
+        let bytes = match reader.build(number, &mut buffer) {
+            Ok(bytes) => bytes,
             Err(fault) => {
                 attempt.fail(fault);
                 return;
             }
         };
-        if sender.send(built).is_err() {
+        if sender
+            .send(SenderEvent::Built(number, buffer, bytes))
+            .is_err()
+        {
             return;
         }
     }

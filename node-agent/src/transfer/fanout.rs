@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::transfer::arrivals::WINDOW_MESSAGES;
-use crate::transfer::buffers::Buffer;
 use crate::transfer::message::{HeldBlocks, Message, data_bytes};
 
 /// Messages kept because some child still needs them: a round trip's worth beyond the slots.
@@ -130,8 +129,6 @@ pub(crate) struct Fanout {
     children: Vec<Child>,
     cache: BTreeMap<u32, Message>,
     building: BTreeSet<u32>,
-    /// Buffers that left the cache.
-    dropped: Vec<Arc<Buffer>>,
     actions: VecDeque<Action>,
     limits: SendLimits,
 }
@@ -146,7 +143,6 @@ impl Fanout {
             children: (0..children).map(|_| Child::Awaited).collect(),
             cache: BTreeMap::new(),
             building: BTreeSet::new(),
-            dropped: Vec::new(),
             actions: VecDeque::new(),
             limits,
         }
@@ -182,8 +178,6 @@ impl Fanout {
         self.building.remove(&number);
         if is_needed(&self.children, number) {
             self.cache.insert(number, message);
-        } else {
-            self.dropped.push(message.buffer);
         }
         self.turn();
     }
@@ -221,11 +215,6 @@ impl Fanout {
         self.actions.pop_front()
     }
 
-    /// Buffers that are not needed here any more.
-    pub(crate) fn dropped(&mut self) -> impl Iterator<Item = Arc<Buffer>> + '_ {
-        self.dropped.drain(..)
-    }
-
     /// Whether this child has everything, published.
     #[must_use]
     pub(crate) fn is_done(&self, child: ChildIndex) -> bool {
@@ -252,10 +241,7 @@ impl Fanout {
             self.send(child);
         }
         let children = &self.children;
-        let unneeded = |number: &u32, _: &mut Message| !is_needed(children, *number);
-        let evicted = self.cache.extract_if(.., unneeded);
-        self.dropped
-            .extend(evicted.map(|(_, message)| message.buffer));
+        self.cache.retain(|number, _| is_needed(children, *number));
         self.trim();
         self.ask();
     }
@@ -328,10 +314,10 @@ impl Fanout {
                 })
             };
             let oldest = self.cache.keys().copied().find(|number| !next(number));
-            let Some(message) = oldest.and_then(|oldest| self.cache.remove(&oldest)) else {
+            let Some(oldest) = oldest else {
                 return;
             };
-            self.dropped.push(message.buffer);
+            self.cache.remove(&oldest);
         }
     }
 }

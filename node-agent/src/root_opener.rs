@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
@@ -46,14 +46,16 @@ impl Opener {
 
     /// The one that is open already, or this one.
     fn known(&self, root: Root) -> Arc<Root> {
-        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // Compared without the lock: its own file system may not answer.
-        let open: Vec<Arc<Root>> = known().iter().filter_map(Weak::upgrade).collect();
+        let open: Vec<Arc<Root>> = abort::lock(&self.known)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
         if let Some(same) = open.into_iter().find(|open| open.is_same(&root)) {
             return same;
         }
         let root = Arc::new(root);
-        let mut known = known();
+        let mut known = abort::lock(&self.known);
         known.retain(|known| known.strong_count() > 0);
         known.push(Arc::downgrade(&root));
         root
@@ -112,9 +114,7 @@ impl Opener {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<PathBuf>> {
-        self.under_way
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        abort::lock(&self.under_way)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -106,26 +106,22 @@ impl Jobs {
 
     /// Counts a call that is refused.
     pub(crate) fn refuse(&self, reason: &'static str) {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        *refused.entry(reason).or_default() += 1;
+        *abort::lock(&self.refused).entry(reason).or_default() += 1;
     }
 
     /// Calls that were refused, by reason.
     pub(crate) fn refused(&self) -> BTreeMap<&'static str, u64> {
-        let refused = self.refused.lock();
-        refused.unwrap_or_else(PoisonError::into_inner).clone()
+        abort::lock(&self.refused).clone()
     }
 
     /// What is in force now.
     pub(crate) fn live(&self) -> Arc<ReloadableConfig> {
-        let live = self.live.lock();
-        live.unwrap_or_else(PoisonError::into_inner).clone()
+        abort::lock(&self.live).clone()
     }
 
     /// Puts a configuration in force.
     pub(crate) fn set_live(&self, live: ReloadableConfig) {
-        let mut in_force = self.live.lock().unwrap_or_else(PoisonError::into_inner);
-        *in_force = Arc::new(live);
+        *abort::lock(&self.live) = Arc::new(live);
     }
 
     /// The root and the path that a location names.
@@ -226,7 +222,7 @@ impl Jobs {
     }
 
     fn lock(&self) -> MutexGuard<'_, KnownJobs> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        abort::lock(&self.known)
     }
 }
 

@@ -5,10 +5,11 @@
 //! which. When an agent has lost a manifest, the next attempt lists the files again.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use weft_proto::agent::v1::{Entry as SentEntry, ManifestPart, ObjectVersion as SentVersion};
 
+use crate::abort;
 use crate::fault::Fault;
 use crate::files::{EntryKind, Manifest, Shape};
 
@@ -69,7 +70,7 @@ impl Manifests {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Manifest>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        abort::lock(&self.0)
     }
 }
 

@@ -197,7 +197,7 @@ impl Agent for Service {
         let work = || {
             let signed = request.get_ref().ticket.clone();
             let (parent, ticket) = self.ticket(&request, signed, Direction::Write)?;
-            self.jobs.connect(&parent, &ticket, request.into_inner())
+            self.jobs.connect(&parent, &ticket, request.get_ref())
         };
         self.answer(work())
     }

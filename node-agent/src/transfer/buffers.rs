@@ -4,8 +4,9 @@
 //! not even those left. The other buffers are shared evenly by the pools: one transfer alone has all that it
 //! can use, and when another one comes, the pools give up buffers as their messages are acknowledged.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::abort;
 use crate::fault::Fault;
 use crate::transfer::record::SLOT_BYTES;
 
@@ -92,8 +93,7 @@ impl MemoryBudget {
     }
 
     fn lock(&self) -> MutexGuard<'_, Counts> {
-        // Nothing in here can panic half-way through a change.
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        abort::lock(&self.counts)
     }
 }
 

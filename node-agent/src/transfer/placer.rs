@@ -60,7 +60,7 @@ impl BlockWriter {
         let number = staged.layout.message_of(self.item(&first)?);
         let number = number.ok_or_else(|| self.faulty("an unknown block".to_owned()))?;
         let checked = self.arrivals.check(number);
-        checked.map_err(|wrong| self.faulty(wrong.to_string()))?;
+        checked.map_err(|wrong| self.faulty(wrong))?;
         let mut items = staged.layout.items(number);
         let mut contents = Contents {
             number,

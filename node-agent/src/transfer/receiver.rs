@@ -9,7 +9,7 @@ use crossbeam_channel::{select, tick};
 use weft_core::units::{ConnectionId, Key};
 use weft_engine::{Engine, Event, Region};
 
-use crate::fault::{Fault, Stage};
+use crate::fault::Fault;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::buffers::{Buffer, BufferShare};
 use crate::transfer::peer::Peer;
@@ -127,7 +127,7 @@ impl Receiver {
             }
             Event::Failed { failure, .. } => {
                 let node = self.config.peer.node.clone();
-                Err(Fault::lost(node, Stage::Moving, failure))
+                Err(Fault::lost(node, "while moving blocks", failure))
             }
         }
     }

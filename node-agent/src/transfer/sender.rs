@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, after, never, select, tick};
 use weft_core::units::{ConnectionId, Key};
 use weft_engine::{Engine, Event, WriteRequest};
 
-use crate::fault::{Fault, Stage};
+use crate::fault::Fault;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::buffers::{Buffer, BufferPool};
 use crate::transfer::fanout::{Action, ChildIndex, Fanout, SendLimits};
@@ -98,7 +98,7 @@ impl Sender {
             };
             select! {
                 recv(engine_events) -> event => match event {
-                    Ok(event) => self.handle_engine_event(event),
+                    Ok(event) => self.handle_engine_event(&event),
                     // No child is connected and no dialer is left: the reasons are still in `sender_events`.
                     Err(_) => engine_events = never(),
                 },
@@ -155,8 +155,8 @@ impl Sender {
         }
     }
 
-    fn handle_engine_event(&mut self, event: Event) {
-        match event {
+    fn handle_engine_event(&mut self, event: &Event) {
+        match *event {
             Event::Written { connection, .. } => {
                 if let Some(open) = self.open_connection(connection) {
                     open.under_way -= 1;
@@ -168,16 +168,19 @@ impl Sender {
             } => self.signal(connection, immediate),
             Event::Failed {
                 connection,
-                failure,
+                ref failure,
             } => {
                 let Some(open) = self.open_connection(connection) else {
                     return;
                 };
                 open.failed = true;
                 let child = open.child;
-                let stage = self.stage(child);
+                let stage = match self.fanout.is_finishing(child) {
+                    true => "while it verified and published",
+                    false => "while moving blocks",
+                };
                 let node = self.config.peers[child].node.clone();
-                self.fail(child, Fault::lost(node, stage, &failure));
+                self.fail(child, Fault::lost(node, stage, failure));
             }
             Event::Delivered { connection, .. } => {
                 // This end has no regions: the engine places nothing for it.
@@ -286,14 +289,6 @@ impl Sender {
         );
         peer.failed(fault);
         self.fanout.failed(child);
-    }
-
-    fn stage(&self, child: ChildIndex) -> Stage {
-        if self.fanout.is_finishing(child) {
-            Stage::Finishing
-        } else {
-            Stage::Moving
-        }
     }
 
     fn open_connection(&mut self, connection: ConnectionId) -> Option<&mut OpenConnection> {

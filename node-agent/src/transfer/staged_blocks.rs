@@ -1,11 +1,12 @@
 //! Staged blocks: what a destination has of a transfer. The receiver fills them, and the sender passes them on.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crossbeam_channel::Sender;
 use weft_proto::agent::v1::HeldRun;
 
+use crate::abort;
 use crate::fault::Fault;
 use crate::files::{BLOCK_BYTES, Destination, DestinationFile, Digest};
 use crate::transfer::layout::Layout;
@@ -171,6 +172,6 @@ impl StagedBlocks {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        abort::lock(&self.inner)
     }
 }

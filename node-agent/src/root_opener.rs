@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
@@ -73,7 +73,7 @@ impl Opener {
             seconds: ROOTS_WITHIN.as_secs(),
         };
         {
-            let mut under_way = self.lock();
+            let mut under_way = abort::lock(&self.under_way);
             if let Some(root) = roots.iter().find(|root| under_way.contains(&root.path)) {
                 return Err(hung(root));
             }
@@ -85,12 +85,12 @@ impl Opener {
             let (opener, open, entry) = (self.clone(), open.clone(), root.clone());
             let begun = abort::thread("weft-root", move || {
                 let opened = open(&entry);
-                opener.lock().remove(&entry.path);
+                abort::lock(&opener.under_way).remove(&entry.path);
                 // The caller may have given up.
                 let _ = tell.send(opened);
             });
             if let Err(error) = begun {
-                let mut under_way = self.lock();
+                let mut under_way = abort::lock(&self.under_way);
                 for root in &roots[index..] {
                     under_way.remove(&root.path);
                 }
@@ -111,10 +111,6 @@ impl Opener {
                 Err(_) => Err(hung(root)),
             })
             .collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<PathBuf>> {
-        abort::lock(&self.under_way)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -145,7 +145,7 @@ impl Jobs {
     /// A Prepare is coming: it may leave files. The first attempt of a job finds none.
     pub(crate) fn register_job(&self, job: &JobRef) {
         if order(job) <= (1, 1) {
-            self.lock().left_by(&job.uid, Leftover::default);
+            abort::lock(&self.known).left_by(&job.uid, Leftover::default);
         } else {
             self.register_unknown_job(job);
         }
@@ -154,12 +154,12 @@ impl Jobs {
     /// A job of which nothing is known may have left anything in any root.
     pub(crate) fn register_unknown_job(&self, job: &JobRef) {
         let anywhere = || Leftover::anywhere(&self.live().roots);
-        self.lock().left_by(&job.uid, anywhere);
+        abort::lock(&self.known).left_by(&job.uid, anywhere);
     }
 
     /// The latest attempt of the job.
     pub(crate) fn latest(&self, job: &JobRef) -> Option<Arc<KnownAttempt>> {
-        self.lock().latest.get(&job.uid).cloned()
+        abort::lock(&self.known).latest.get(&job.uid).cloned()
     }
 
     /// Exactly this attempt.
@@ -178,7 +178,7 @@ impl Jobs {
     pub(crate) async fn admit(&self, job: &JobRef) -> Result<Arc<KnownAttempt>, Fault> {
         loop {
             let earlier = {
-                let mut known = self.lock();
+                let mut known = abort::lock(&self.known);
                 match known.latest.get(&job.uid) {
                     Some(latest) if latest.attempt.job == *job => return Ok(latest.clone()),
                     Some(latest) if order(&latest.attempt.job) > order(job) => {
@@ -206,12 +206,12 @@ impl Jobs {
     /// The latest attempt of each job that is known.
     #[must_use]
     pub fn attempts(&self) -> Vec<Arc<KnownAttempt>> {
-        self.lock().latest.values().cloned().collect()
+        abort::lock(&self.known).latest.values().cloned().collect()
     }
 
     /// Ends all attempts and refuses new ones.
     pub async fn shut_down(&self) {
-        self.lock().stopping = true;
+        abort::lock(&self.known).stopping = true;
         let attempts = self.attempts();
         for known in &attempts {
             known.attempt.fail(Fault::ShuttingDown);
@@ -219,10 +219,6 @@ impl Jobs {
         for known in &attempts {
             known.attempt.closed().await;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, KnownJobs> {
-        abort::lock(&self.known)
     }
 }
 

@@ -81,25 +81,14 @@ impl OtherAgent<'_> {
 
     /// The fault that a call ended with.
     pub(crate) fn fault(&self, status: &Status) -> Fault {
-        let detail = ErrorDetail::decode(status.details()).unwrap_or_default();
-        if !detail.reason.is_empty() {
-            return Fault::PeerRefused {
+        match refusal(status) {
+            Some(detail) => Fault::PeerRefused {
                 node: self.node.to_owned(),
                 reason: detail.reason,
                 message: status.message().to_owned(),
                 retriable: detail.retriable,
-            };
-        }
-        match status.code() {
-            Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded => {
-                self.unreachable(chain(status))
-            }
-            code => Fault::PeerRefused {
-                node: self.node.to_owned(),
-                reason: format!("{code:?}"),
-                message: status.message().to_owned(),
-                retriable: false,
             },
+            None => self.unreachable(chain(status)),
         }
     }
 
@@ -115,4 +104,18 @@ impl OtherAgent<'_> {
             problem,
         }
     }
+}
+
+/// Why an agent or the operator refused a call. None where no answer came from it.
+pub(crate) fn refusal(status: &Status) -> Option<ErrorDetail> {
+    let mut detail = ErrorDetail::decode(status.details()).unwrap_or_default();
+    if detail.reason.is_empty() {
+        detail.reason = match status.code() {
+            Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded => {
+                return None;
+            }
+            code => format!("{code:?}"),
+        };
+    }
+    Some(detail)
 }

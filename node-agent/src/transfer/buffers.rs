@@ -4,7 +4,7 @@
 //! not even those left. The other buffers are shared evenly by the pools: one transfer alone has all that it
 //! can use, and when another one comes, the pools give up buffers as their messages are acknowledged.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use crate::abort;
 use crate::fault::Fault;
@@ -50,7 +50,7 @@ impl MemoryBudget {
 
     /// Takes that many buffers, or says what is lacking.
     pub(crate) fn share(self: &Arc<Self>, buffers: usize) -> Result<BufferShare, Fault> {
-        let mut counts = self.lock();
+        let mut counts = abort::lock(&self.counts);
         self.promise(&mut counts, buffers)?;
         counts.used += buffers;
         Ok(BufferShare {
@@ -62,7 +62,7 @@ impl MemoryBudget {
 
     /// Makes a pool that always has `least` buffers, and never more than `most`.
     pub(crate) fn pool(self: &Arc<Self>, least: usize, most: usize) -> Result<BufferPool, Fault> {
-        let mut counts = self.lock();
+        let mut counts = abort::lock(&self.counts);
         self.promise(&mut counts, least)?;
         counts.pools += 1;
         Ok(BufferPool {
@@ -77,7 +77,7 @@ impl MemoryBudget {
     /// Bytes of the buffers that there are.
     #[must_use]
     pub fn used(&self) -> u64 {
-        (self.lock().used * SLOT_BYTES) as u64
+        (abort::lock(&self.counts).used * SLOT_BYTES) as u64
     }
 
     fn promise(&self, counts: &mut Counts, buffers: usize) -> Result<(), Fault> {
@@ -90,10 +90,6 @@ impl MemoryBudget {
         }
         counts.promised += buffers;
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Counts> {
-        abort::lock(&self.counts)
     }
 }
 
@@ -114,7 +110,7 @@ impl BufferShare {
 
     /// Takes more buffers, up to `most`, as far as transfers to come do not need them.
     pub(crate) fn grow(&mut self, most: usize) {
-        let mut counts = self.budget.lock();
+        let mut counts = abort::lock(&self.budget.counts);
         let limit = self.budget.limit;
         let for_growth = limit - RESERVED_BUFFERS.min(limit / 4 * 3);
         let more = most
@@ -130,7 +126,7 @@ impl BufferShare {
 
 impl Drop for BufferShare {
     fn drop(&mut self) {
-        let mut counts = self.budget.lock();
+        let mut counts = abort::lock(&self.budget.counts);
         counts.promised -= self.buffers;
         counts.grown -= self.buffers - self.least;
         counts.used -= self.buffers;
@@ -152,7 +148,7 @@ pub(crate) struct BufferPool {
 impl BufferPool {
     /// Drops free buffers that the pool may not keep any longer. Returns how many it may have.
     pub(crate) fn shrink(&mut self) -> usize {
-        let mut counts = self.budget.lock();
+        let mut counts = abort::lock(&self.budget.counts);
         let allowed = self.allowed(&counts);
         let mut surplus = self.made().saturating_sub(allowed);
         self.shared.retain(|buffer| {
@@ -174,7 +170,7 @@ impl BufferPool {
             self.taken += 1;
             return Arc::into_inner(self.shared.swap_remove(free));
         }
-        let mut counts = self.budget.lock();
+        let mut counts = abort::lock(&self.budget.counts);
         if self.made() >= allowed || counts.used >= self.budget.limit {
             return None;
         }
@@ -209,7 +205,7 @@ fn is_free(buffer: &Arc<Buffer>) -> bool {
 
 impl Drop for BufferPool {
     fn drop(&mut self) {
-        let mut counts = self.budget.lock();
+        let mut counts = abort::lock(&self.budget.counts);
         counts.promised -= self.least;
         counts.pools -= 1;
         counts.used -= self.made();

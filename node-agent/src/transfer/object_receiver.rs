@@ -18,7 +18,7 @@ use crate::fault::Fault;
 use crate::files::{
     BlockDigest, Digest, FileTree, ObjectReadLog, Shape, VersionId, directory_digest,
 };
-use crate::object::{ObjectError, Store, Version, WholeReader};
+use crate::object::{Store, Version, WholeReader};
 use crate::transfer::attempt::Attempt;
 use crate::transfer::block_reader::padded_digest;
 use crate::transfer::buffers::{Buffer, BufferShare};
@@ -72,19 +72,6 @@ struct ReadMessage {
     buffer: Buffer,
     /// Which file's digest belongs where.
     digests: Vec<(u32, usize)>,
-}
-
-/// Why a message was not read.
-enum Unread {
-    /// The store gives no parts of objects.
-    NoRanges,
-    Failed(Fault),
-}
-
-impl From<ObjectError> for Unread {
-    fn from(error: ObjectError) -> Self {
-        Self::Failed(error.into())
-    }
 }
 
 impl ObjectReceiver {
@@ -154,10 +141,9 @@ impl ObjectReceiver {
         let mut reads = pin!(stream::iter(reads).buffered(self.share.buffers() - 1));
         let mut number = 0;
         while let Some(read) = object.wait(reads.next()) {
-            match read {
-                Ok(message) => self.place(message)?,
-                Err(Unread::NoRanges) => return Ok(Some(number)),
-                Err(Unread::Failed(fault)) => return Err(fault),
+            match read? {
+                Some(message) => self.place(message)?,
+                None => return Ok(Some(number)),
             }
             number += 1;
         }
@@ -170,10 +156,9 @@ impl ObjectReceiver {
         let mut whole = WholeReader::new(object.store.clone());
         for number in first..object.layout.messages() {
             let read = async { Some(object.read(number, Some(&mut whole)).await) };
-            match object.wait(read) {
-                Some(Ok(message)) => self.place(message)?,
-                Some(Err(Unread::Failed(fault))) => return Err(fault),
-                Some(Err(Unread::NoRanges)) | None => return Ok(()),
+            match object.wait(read).transpose()?.flatten() {
+                Some(message) => self.place(message)?,
+                None => return Ok(()),
             }
         }
         Ok(())
@@ -230,7 +215,7 @@ impl ObjectReceiver {
 
 impl ObjectBlocks {
     /// Reads a message in a task of its own: its request goes on while this thread places another message.
-    async fn spawn_read(self: Arc<Self>, number: u32) -> Result<ReadMessage, Unread> {
+    async fn spawn_read(self: Arc<Self>, number: u32) -> Result<Option<ReadMessage>, Fault> {
         let runtime = self.runtime.clone();
         let task = runtime.spawn(async move { self.read(number, None).await });
         let mut task = AbortOnDrop(task);
@@ -249,12 +234,13 @@ impl ObjectBlocks {
         })
     }
 
-    /// Reads a message: each of its blocks by a request of its own, or out of `whole`.
+    /// Reads a message: each of its blocks by a request of its own, or out of `whole`. None where the store gives
+    /// no parts of objects.
     async fn read(
         &self,
         number: u32,
         mut whole: Option<&mut WholeReader>,
-    ) -> Result<ReadMessage, Unread> {
+    ) -> Result<Option<ReadMessage>, Fault> {
         let mut buffer = vec![0; SLOT_BYTES].into_boxed_slice();
         let mut builder = Builder::new(&mut buffer);
         let mut digests = Vec::new();
@@ -274,7 +260,7 @@ impl ObjectBlocks {
                     match &mut whole {
                         Some(whole) => whole.read(version, offset, room).await?,
                         None if self.store.read_range(version, offset, room).await? => {}
-                        None => return Err(Unread::NoRanges),
+                        None => return Ok(None),
                     }
                     let digest = blocks.digest(block, builder.room(bytes));
                     builder.block(file, block, digest.0, bytes);
@@ -288,7 +274,7 @@ impl ObjectBlocks {
             }
         }
         builder.finish();
-        Ok(ReadMessage { buffer, digests })
+        Ok(Some(ReadMessage { buffer, digests }))
     }
 }
 

@@ -33,11 +33,9 @@ pub(crate) struct CopyWatcher {
     rest: Duration,
     /// By name.
     roots: BTreeMap<String, WatchedRoot>,
-    scans: JoinSet<(u64, Scan)>,
+    scans: JoinSet<Scan>,
     /// The path of some root leads to another directory than the one that the agent has open.
     has_replaced_root: bool,
-    /// How often the roots were opened again: the result of an earlier scan is not used.
-    generation: u64,
 }
 
 #[derive(Debug)]
@@ -89,7 +87,6 @@ impl CopyWatcher {
             roots: BTreeMap::new(),
             scans: JoinSet::new(),
             has_replaced_root: false,
-            generation: 0,
         }
     }
 
@@ -152,14 +149,12 @@ impl CopyWatcher {
             root.phase = Phase::Scanning(now, false);
             root.records = records;
             let (scan, name) = (scan.clone(), name.clone());
-            let generation = self.generation;
             self.scans.spawn(abort::blocking("copies", move || {
-                let found = scan(&name).unwrap_or(Scan {
+                scan(&name).unwrap_or(Scan {
                     root: name,
                     is_replaced: false,
                     copies: None,
-                });
-                (generation, found)
+                })
             }));
         }
     }
@@ -167,10 +162,7 @@ impl CopyWatcher {
     /// Waits until a scan has ended; for ever while none is under way. Nothing is lost when it is dropped.
     pub(crate) async fn ended(&mut self) {
         match self.scans.join_next().await {
-            Some(Ok((generation, scan))) if generation == self.generation => {
-                self.learn(scan, Instant::now());
-            }
-            Some(Ok(_)) => {}
+            Some(Ok(scan)) => self.learn(scan, Instant::now()),
             // Nobody aborts one, and a panic has ended the process.
             Some(Err(_)) => {}
             None => std::future::pending().await,
@@ -200,7 +192,7 @@ impl CopyWatcher {
     /// The roots have been opened again: earlier scans were of other directories.
     pub(crate) fn reopened_roots(&mut self) {
         self.has_replaced_root = false;
-        self.generation += 1;
+        self.scans = JoinSet::new();
         self.roots.clear();
     }
 
@@ -344,7 +336,7 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let scan = |root: &str| found(root, Some(Vec::new()));
         watcher.begin_with(&roots, 0, start, scan);
-        let (_, ended) = watcher.scans.join_next().await.unwrap().unwrap();
+        let ended = watcher.scans.join_next().await.unwrap().unwrap();
         // It took a minute.
         watcher.learn(ended, at(60));
         for records in 0..2 {
@@ -367,7 +359,7 @@ mod tests {
             // Recorded meanwhile: that scan may have missed it.
             watcher.begin_with(&roots, records + 1, now, scan);
             assert_eq!(under_way(&watcher), 1);
-            let (_, ended) = watcher.scans.join_next().await.unwrap().unwrap();
+            let ended = watcher.scans.join_next().await.unwrap().unwrap();
             watcher.learn(ended, now);
         }
         watcher.begin_with(&roots, 2, now, scan);

@@ -320,6 +320,20 @@ impl Fault {
         }
     }
 
+    /// A peer sent what no agent sends.
+    pub(crate) fn faulty(node: &str, problem: impl Into<String>) -> Self {
+        Fault::PeerFaulty {
+            node: node.to_owned(),
+            problem: problem.into(),
+        }
+    }
+
+    pub(crate) fn engine(problem: impl Into<String>) -> Self {
+        Fault::Engine {
+            problem: problem.into(),
+        }
+    }
+
     /// Stable and machine-readable: a condition's reason, an event's, a metric's label.
     #[must_use]
     pub fn reason(&self) -> &'static str {

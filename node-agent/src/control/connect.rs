@@ -42,10 +42,10 @@ impl Jobs {
             let (theirs, ours) = (request.wire_version, u32::from(VERSION));
             return Err(Fault::WireVersion { theirs, ours });
         }
-        if request.manifest_digest != layout.manifest().digest() {
+        if request.manifest_digest != layout.manifest.digest() {
             return Err(Fault::ManifestDiffers { what: "manifests" });
         }
-        if request.algorithm() != convert::algorithm_to_proto(layout.algorithm()) {
+        if request.algorithm() != convert::algorithm_to_proto(layout.algorithm) {
             return Err(Fault::ManifestDiffers {
                 what: "hash algorithms",
             });
@@ -89,9 +89,7 @@ impl Jobs {
         let peer = Arc::new(Peer::new(parent.to_string(), Role::Parent));
         engine
             .connect(local.id, remote, to_receiver)
-            .map_err(|error| Fault::Engine {
-                problem: error.to_string(),
-            })?;
+            .map_err(|error| Fault::engine(error.to_string()))?;
         peer.opened(local.id);
         known.attempt.add_peer(peer.clone());
         share.grow(usize::from(self.config.slots));

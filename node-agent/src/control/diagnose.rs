@@ -156,11 +156,11 @@ pub(crate) async fn diagnose(
     let secret = draw_secret()?;
     let drawn = [secret.0[0], secret.0[1], secret.0[2], secret.0[3]];
     let mut probes = Probes::of(request, u32::from_le_bytes(drawn))?;
-    let unusable = |problem: String| Fault::Engine { problem };
-    let socket = ProbeSocket::open(address.into()).map_err(|error| unusable(error.to_string()))?;
+    let socket =
+        ProbeSocket::open(address.into()).map_err(|error| Fault::engine(error.to_string()))?;
     let offers = socket.offers();
     let socket = UdpSocket::from_std(socket.into_socket());
-    let socket = socket.map_err(|error| unusable(error.to_string()))?;
+    let socket = socket.map_err(|error| Fault::engine(error.to_string()))?;
     let seal = Seal::new(&secret);
     for _ in 0..ROUNDS {
         if probes.open.is_empty() {

@@ -74,10 +74,8 @@ async fn receive(
             false => Shape::File,
         };
         if part.entries.is_empty() && building.is_some() {
-            return Err(Fault::PeerFaulty {
-                node: agent.node.to_owned(),
-                problem: "a part of a manifest without entries".to_owned(),
-            });
+            let problem = "a part of a manifest without entries";
+            return Err(Fault::faulty(agent.node, problem));
         }
         let building = building.get_or_insert_with(|| ManifestBuilder::new(shape));
         for sent in part.entries {
@@ -97,10 +95,7 @@ async fn receive(
             }
         }
     }
-    let built = building.ok_or_else(|| Fault::PeerFaulty {
-        node: agent.node.to_owned(),
-        problem: "no manifest".to_owned(),
-    })?;
+    let built = building.ok_or_else(|| Fault::faulty(agent.node, "no manifest"))?;
     // Sorting and checking take a while where there are many.
     abort::blocking("manifest", move || built.finish())
         .await

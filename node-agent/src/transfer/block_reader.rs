@@ -110,7 +110,7 @@ impl SourceReader {
         block: u32,
         bytes: usize,
     ) -> Result<(), Fault> {
-        let algorithm = self.layout.algorithm();
+        let algorithm = self.layout.algorithm;
         let file = self.file(index)?;
         let blocks = file.blocks(algorithm);
         let room = builder.room(bytes);
@@ -131,15 +131,14 @@ impl SourceReader {
         if let Some(digest) = self.digests[index as usize] {
             return Ok(digest);
         }
-        let algorithm = self.layout.algorithm();
+        let algorithm = self.layout.algorithm;
         self.file(index)?.unchanged()?;
         let tree = match self.trees.remove(&index) {
             Some(tree) => tree,
             None => FileTree::new(self.file(index)?.blocks(algorithm)),
         };
-        let digest = tree.root().ok_or_else(|| Fault::Engine {
-            problem: format!("blocks of file {index} were asked for out of order"),
-        })?;
+        let unordered = || format!("blocks of file {index} were asked for out of order");
+        let digest = tree.root().ok_or_else(|| Fault::engine(unordered()))?;
         self.digests[index as usize] = Some(digest);
         Ok(digest)
     }
@@ -154,7 +153,7 @@ impl SourceReader {
                 let files = manifest.files().filter_map(|(index, entry, _)| {
                     Some((entry.path, self.digests[index as usize]?))
                 });
-                Some(directory_digest(self.layout.algorithm(), files))
+                Some(directory_digest(self.layout.algorithm, files))
             }
         };
         if let Some(attempt) = &self.attempt {
@@ -201,9 +200,7 @@ pub(crate) struct StagedReader(pub Arc<StagedBlocks>);
 
 impl BlockReader for StagedReader {
     fn build(&mut self, number: u32, buffer: &mut [u8]) -> Result<usize, Fault> {
-        let missing = |what: String| Fault::Engine {
-            problem: format!("{what} is not here yet"),
-        };
+        let missing = |what: String| Fault::engine(format!("{what} is not here yet"));
         let mut builder = Builder::new(buffer);
         for item in self.0.layout.items(number) {
             match item {

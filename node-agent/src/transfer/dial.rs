@@ -87,10 +87,7 @@ impl Dialer {
         let response = self.call(request).await?;
         let remote =
             convert::endpoint(&self.child.node, response.endpoint, self.engine.settings())?;
-        let faulty = |problem: &str| Fault::PeerFaulty {
-            node: self.child.node.clone(),
-            problem: problem.to_owned(),
-        };
+        let faulty = |problem: &str| Fault::faulty(&self.child.node, problem);
         let fits = |slots: &[weft_proto::agent::v1::Slot]| {
             (1..=SLOTS_MAX).contains(&slots.len())
                 && slots.iter().all(|slot| slot.bytes as usize >= SLOT_BYTES)
@@ -101,9 +98,7 @@ impl Dialer {
         let held = HeldBlocks::new(response.have).map_err(faulty)?;
         self.engine
             .connect(local.id, remote, self.events.clone())
-            .map_err(|error| Fault::Engine {
-                problem: error.to_string(),
-            })?;
+            .map_err(|error| Fault::engine(error.to_string()))?;
         self.peer.opened(local.id);
         let slots = response
             .slots
@@ -142,8 +137,6 @@ pub(crate) fn draw_secret() -> Result<Secret, Fault> {
     let mut secret = [0; 32];
     SystemRandom::new()
         .fill(&mut secret)
-        .map_err(|_| Fault::Engine {
-            problem: "the operating system gave no random bytes".to_owned(),
-        })?;
+        .map_err(|_| Fault::engine("the operating system gave no random bytes"))?;
     Ok(Secret(secret))
 }

@@ -114,11 +114,6 @@ impl OpenChild {
     }
 }
 
-/// What is wrong with a credit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a credit for slot {0}, which it was not given")]
-pub(crate) struct WrongCredit(pub u32);
-
 /// The state of one sender.
 #[derive(Debug)]
 pub(crate) struct Fanout {
@@ -182,16 +177,17 @@ impl Fanout {
         self.turn();
     }
 
-    /// A child has emptied a slot. Returns the data bytes that were in it.
-    pub(crate) fn credit(&mut self, child: ChildIndex, slot: u32) -> Result<u64, WrongCredit> {
+    /// A child has emptied a slot. Returns the data bytes that were in it, or what is wrong with the credit.
+    pub(crate) fn credit(&mut self, child: ChildIndex, slot: u32) -> Result<u64, String> {
+        let wrong = || format!("a credit for slot {slot}, which it was not given");
         let Child::Open(open) = &mut self.children[child] else {
-            return Err(WrongCredit(slot));
+            return Err(wrong());
         };
         let bytes = usize::try_from(slot)
             .ok()
             .and_then(|index| open.under_way.get_mut(index))
             .and_then(Option::take)
-            .ok_or(WrongCredit(slot))?
+            .ok_or_else(wrong)?
             .bytes;
         // Fits: it is an index of `under_way`.
         open.free.push(slot as u16);

@@ -54,13 +54,16 @@ struct Cursor {
 /// The messages of one transfer.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
-    manifest: Arc<Manifest>,
-    algorithm: Algorithm,
+    /// What is cut.
+    pub manifest: Arc<Manifest>,
+    /// How blocks are hashed.
+    pub algorithm: Algorithm,
     /// The entries that are files.
     files: Vec<u32>,
     /// Where each message begins.
     starts: Vec<Cursor>,
-    blocks: u64,
+    /// Blocks of all files.
+    pub blocks: u64,
 }
 
 impl Layout {
@@ -94,30 +97,6 @@ impl Layout {
     pub(crate) fn messages(&self) -> u32 {
         // Fewer than files and blocks together, which a manifest holds far below 2³².
         self.starts.len() as u32
-    }
-
-    /// What is cut.
-    #[must_use]
-    pub(crate) fn manifest(&self) -> &Arc<Manifest> {
-        &self.manifest
-    }
-
-    /// How blocks are hashed.
-    #[must_use]
-    pub(crate) fn algorithm(&self) -> Algorithm {
-        self.algorithm
-    }
-
-    /// Bytes of all files.
-    #[must_use]
-    pub(crate) fn bytes(&self) -> u64 {
-        self.manifest.bytes()
-    }
-
-    /// Blocks of all files.
-    #[must_use]
-    pub(crate) fn blocks(&self) -> u64 {
-        self.blocks
     }
 
     /// How an entry is cut, if it is a file.

@@ -85,7 +85,7 @@ impl ObjectReceiver {
         share: BufferShare,
         runtime: Handle,
     ) -> Result<Self, Fault> {
-        let mut record = staged.destination.read_record(staged.layout.blocks())?;
+        let mut record = staged.destination.read_record(staged.layout.blocks)?;
         let url = store.url().to_owned();
         let ids: Vec<Option<VersionId>> = versions
             .iter()
@@ -185,9 +185,9 @@ impl ObjectReceiver {
             }
         }
         for (file, at) in digests {
-            let digest = self.tree(file)?.root().ok_or_else(|| Fault::Engine {
-                problem: format!("blocks of file {file} were read out of order"),
-            })?;
+            let unordered = || format!("blocks of file {file} were read out of order");
+            let digest = self.tree(file)?.root();
+            let digest = digest.ok_or_else(|| Fault::engine(unordered()))?;
             self.trees.remove(&file);
             set_digest(&mut buffer, at, file, padded_digest(&digest));
         }
@@ -205,9 +205,7 @@ impl ObjectReceiver {
 
     fn tree(&mut self, file: u32) -> Result<&mut FileTree, Fault> {
         let blocks = self.object.layout.file(file);
-        let blocks = blocks.ok_or_else(|| Fault::Engine {
-            problem: format!("entry {file} is no file"),
-        })?;
+        let blocks = blocks.ok_or_else(|| Fault::engine(format!("entry {file} is no file")))?;
         let tree = self.trees.entry(file);
         Ok(tree.or_insert_with(|| FileTree::new(blocks)))
     }
@@ -316,7 +314,7 @@ fn held(
 
 /// The digest of all that is on disk, if that is everything.
 fn whole(staged: &StagedBlocks, blocks: &HashMap<(u32, u32), BlockDigest>) -> Option<Digest> {
-    let manifest = staged.layout.manifest();
+    let manifest = &staged.layout.manifest;
     let mut digests = Vec::new();
     for (file, entry, _) in manifest.files() {
         let cut = staged.layout.file(file)?;
@@ -329,7 +327,7 @@ fn whole(staged: &StagedBlocks, blocks: &HashMap<(u32, u32), BlockDigest>) -> Op
     match (manifest.shape(), digests.as_slice()) {
         (Shape::File, [(_, digest)]) => Some(*digest),
         _ => Some(directory_digest(
-            staged.layout.algorithm(),
+            staged.layout.algorithm,
             digests.into_iter(),
         )),
     }

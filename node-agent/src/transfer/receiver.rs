@@ -156,9 +156,7 @@ impl Receiver {
         let region = self.config.engine.take(key);
         region
             .and_then(|region| Region::into_box(region).ok())
-            .ok_or_else(|| Fault::Engine {
-                problem: "a slot's buffer is not there".to_owned(),
-            })
+            .ok_or_else(|| Fault::engine("a slot's buffer is not there"))
     }
 
     fn credit(&mut self, slot: u32) {
@@ -175,10 +173,7 @@ impl Receiver {
     }
 
     fn faulty(&self, problem: String) -> Fault {
-        Fault::PeerFaulty {
-            node: self.config.peer.node.clone(),
-            problem,
-        }
+        Fault::faulty(&self.config.peer.node, problem)
     }
 
     /// Tells the parent that all is published.

@@ -182,15 +182,11 @@ impl Sender {
                 let node = self.config.peers[child].node.clone();
                 self.fail(child, Fault::lost(node, stage, failure));
             }
-            Event::Delivered { connection, .. } => {
-                // This end has no regions: the engine places nothing for it.
-                if let Some(open) = self.open_connection(connection) {
-                    let child = open.child;
-                    self.faulty(child, "bytes to a node that only sends".to_owned());
-                }
-            }
-            // This end posts writes only, and no receives.
-            Event::Completed { .. } | Event::Received { .. } | Event::Closed { .. } => {}
+            // This end posts writes only, and it has no regions: the engine places nothing for it.
+            Event::Delivered { .. }
+            | Event::Completed { .. }
+            | Event::Received { .. }
+            | Event::Closed { .. } => {}
         }
     }
 
@@ -206,7 +202,10 @@ impl Sender {
             }
             slot => match self.fanout.credit(child, slot) {
                 Ok(bytes) => self.config.peers[child].moved(bytes),
-                Err(wrong) => self.faulty(child, wrong.to_string()),
+                Err(wrong) => {
+                    let fault = Fault::faulty(&self.config.peers[child].node, wrong);
+                    self.fail(child, fault);
+                }
             },
         }
     }
@@ -251,12 +250,7 @@ impl Sender {
         };
         match self.config.engine.write(request) {
             Ok(()) => open.under_way += 1,
-            Err(error) => self.fail(
-                child,
-                Fault::Engine {
-                    problem: error.to_string(),
-                },
-            ),
+            Err(error) => self.fail(child, Fault::engine(error.to_string())),
         }
     }
 
@@ -268,11 +262,6 @@ impl Sender {
                 open.under_way += 1;
             }
         }
-    }
-
-    fn faulty(&mut self, child: ChildIndex, problem: String) {
-        let node = self.config.peers[child].node.clone();
-        self.fail(child, Fault::PeerFaulty { node, problem });
     }
 
     fn fail(&mut self, child: ChildIndex, fault: Fault) {

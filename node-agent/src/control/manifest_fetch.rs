@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tonic::Status;
 use weft_proto::agent::v1::{
     FetchManifestRequest, ManifestHolder, ObjectVersion as SentVersion, SignedTicket,
 };
@@ -13,7 +12,7 @@ use crate::config::ConfigSource;
 use crate::fault::Fault;
 use crate::files::{Entry, EntryKind, Manifest, ManifestBuilder, ObjectVersion, Shape};
 use crate::tls::Tls;
-use crate::transfer::agent_client::{Client, OtherAgent, TRY_TIMEOUT};
+use crate::transfer::agent_client::{Client, OtherAgent};
 
 /// The largest part that is received: agents send parts of some 64 KiB.
 const PART_BYTES_MAX: usize = 1 << 20;
@@ -57,18 +56,11 @@ async fn receive(
     client: Client,
     ticket: Option<SignedTicket>,
 ) -> Result<Manifest, Fault> {
-    let failed = |status: Status| agent.fault(&status);
-    let silent = |_| agent.silent();
     let mut client = client.max_decoding_message_size(PART_BYTES_MAX);
     let call = client.fetch_manifest(FetchManifestRequest { ticket });
-    let answered = timeout(TRY_TIMEOUT, call).await.map_err(silent)?;
-    let mut parts = answered.map_err(failed)?.into_inner();
+    let mut parts = agent.answer(call).await?.into_inner();
     let mut building: Option<ManifestBuilder> = None;
-    while let Some(part) = timeout(TRY_TIMEOUT, parts.message())
-        .await
-        .map_err(silent)?
-        .map_err(failed)?
-    {
+    while let Some(part) = agent.answer(parts.message()).await? {
         let shape = match part.directory {
             true => Shape::Directory,
             false => Shape::File,

@@ -103,7 +103,6 @@ pub(crate) struct BufferShare {
 
 impl BufferShare {
     /// Buffers that it has.
-    #[must_use]
     pub(crate) fn buffers(&self) -> usize {
         self.buffers
     }

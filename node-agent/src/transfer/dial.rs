@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
-use tokio::time::timeout;
 use weft_core::units::Key;
 use weft_core::wire::{Secret, VERSION};
 use weft_engine::{DomainId, Engine, Event};
@@ -13,7 +12,7 @@ use weft_proto::agent::v1::{Algorithm, Child, ConnectRequest, ConnectResponse};
 use crate::convert;
 use crate::fault::Fault;
 use crate::tls::Tls;
-use crate::transfer::agent_client::{CONTROL_BYTES_MAX, OtherAgent, TRY_TIMEOUT};
+use crate::transfer::agent_client::{CONTROL_BYTES_MAX, OtherAgent};
 use crate::transfer::arrivals::WINDOW_MESSAGES;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::fanout::ChildIndex;
@@ -121,9 +120,7 @@ impl Dialer {
         let call = || {
             let (mut client, request) = (client.clone(), request.clone());
             async move {
-                let answer = timeout(TRY_TIMEOUT, client.connect(request)).await;
-                let answer = answer.map_err(|_| agent.silent())?;
-                let response = answer.map_err(|status| agent.fault(&status))?;
+                let response = agent.answer(client.connect(request)).await?;
                 Ok(response.into_inner())
             }
         };

@@ -130,7 +130,6 @@ pub(crate) struct Fanout {
 
 impl Fanout {
     /// For a transfer of `messages`, to so many children. At a source everything is ready.
-    #[must_use]
     pub(crate) fn new(messages: u32, children: usize, ready: u32, limits: SendLimits) -> Self {
         Self {
             messages,
@@ -212,19 +211,16 @@ impl Fanout {
     }
 
     /// Whether this child has everything, published.
-    #[must_use]
     pub(crate) fn is_done(&self, child: ChildIndex) -> bool {
         matches!(self.children[child], Child::Done)
     }
 
     /// Whether everything was sent to this child and only its last credits are missing.
-    #[must_use]
     pub(crate) fn is_finishing(&self, child: ChildIndex) -> bool {
         matches!(&self.children[child], Child::Open(open) if open.next == self.messages)
     }
 
     /// Whether no child needs anything any more: each is done, or has failed.
-    #[must_use]
     pub(crate) fn is_over(&self) -> bool {
         self.children
             .iter()

@@ -68,7 +68,6 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// Cuts a manifest.
-    #[must_use]
     pub(crate) fn new(manifest: &Arc<Manifest>, algorithm: Algorithm) -> Self {
         let files = manifest.files();
         let blocks = files.map(|(.., bytes)| u64::from(Blocks::new(algorithm, bytes).count()));
@@ -93,14 +92,12 @@ impl Layout {
     }
 
     /// Messages, the end included.
-    #[must_use]
     pub(crate) fn messages(&self) -> u32 {
         // Fewer than files and blocks together, which a manifest holds far below 2³².
         self.starts.len() as u32
     }
 
     /// How an entry is cut, if it is a file.
-    #[must_use]
     pub(crate) fn file(&self, entry: u32) -> Option<Blocks> {
         match self.manifest.entry(entry as usize)?.kind {
             EntryKind::File { bytes } => Some(Blocks::new(self.algorithm, bytes)),
@@ -129,7 +126,6 @@ impl Layout {
     }
 
     /// The message that an item is in, if it is one of this layout.
-    #[must_use]
     pub(crate) fn message_of(&self, item: Item) -> Option<u32> {
         let cursor = match item {
             Item::End => return Some(self.messages() - 1),

@@ -52,7 +52,6 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     /// For a connection that is in the engine.
-    #[must_use]
     pub(crate) fn new(config: ReceiverConfig) -> Self {
         let placer = BlockWriter::new(
             config.attempt.clone(),

@@ -71,7 +71,6 @@ pub(crate) struct Sender {
 
 impl Sender {
     /// For a new attempt's children.
-    #[must_use]
     pub(crate) fn new(mut config: SenderConfig) -> Self {
         let children = config.peers.len();
         let limits = SendLimits::of(config.pool.shrink(), children);

@@ -136,7 +136,6 @@ impl StagedBlocks {
     }
 
     /// The digest of a file, if the source has sent it.
-    #[must_use]
     pub(crate) fn digest(&self, index: u32) -> Option<Digest> {
         let sent = abort::lock(&self.inner).digests.get(&index).copied();
         sent.or_else(|| self.destination.digest_of_file(index))

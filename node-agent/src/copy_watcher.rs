@@ -27,7 +27,7 @@ const REST: u32 = 9;
 const SLOW: Duration = Duration::from_secs(60);
 
 /// Scans the copies of all roots.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct CopyWatcher {
     /// Half of the time between two occasions to scan: a root is scanned once for each at most.
     rest: Duration,
@@ -84,9 +84,7 @@ impl CopyWatcher {
     pub(crate) fn new(pace: Duration) -> Self {
         Self {
             rest: pace / 2,
-            roots: BTreeMap::new(),
-            scans: JoinSet::new(),
-            has_replaced_root: false,
+            ..Self::default()
         }
     }
 

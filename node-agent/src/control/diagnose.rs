@@ -47,7 +47,7 @@ struct SentProbe {
 }
 
 /// The probes of one call, and what they have shown.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Probes {
     reaches: Vec<proto::Reach>,
     /// The probes without an answer, by the connection that they name.
@@ -70,10 +70,7 @@ impl Probes {
             let text = format!("{size}: must be {PACKET_BYTES_MIN} to {PACKET_BYTES_MAX}");
             return Err(Fault::bad("packet_bytes", text));
         }
-        let mut probes = Self {
-            reaches: Vec::new(),
-            open: BTreeMap::new(),
-        };
+        let mut probes = Self::default();
         let mut id = first;
         for peer in peers {
             let address: Ipv4Addr = peer.address.parse().map_err(|_| {

@@ -20,7 +20,7 @@ use crate::transfer::recorder::Recorder;
 use crate::transfer::state::{Event, State, Transition};
 
 /// What observers of an attempt wait for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Status {
     /// Its state.
     pub state: State,
@@ -72,20 +72,12 @@ impl Attempt {
     #[must_use]
     pub fn new(job: JobRef) -> Arc<Self> {
         let (stop, stopped) = crossbeam_channel::bounded(0);
-        let status = Status {
-            state: State::Pending,
-            fault: None,
-            digest: None,
-            workers: 0,
-            sealed: false,
-            closed: false,
-        };
         Arc::new(Self {
             job,
             counters: Counters::default(),
             renewed: Mutex::new(Instant::now()),
-            status: watch::Sender::new(status),
-            peers: Mutex::new(Vec::new()),
+            status: watch::Sender::default(),
+            peers: Mutex::default(),
             stop: Mutex::new(Some(stop)),
             stopped,
             recorder: Mutex::default(),

@@ -7,9 +7,10 @@ use std::fmt;
 use weft_proto::agent::v1 as proto;
 
 /// The state of an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum State {
     /// Known, nothing done yet.
+    #[default]
     Pending,
     /// Hashing what is there and reserving space.
     Preparing,

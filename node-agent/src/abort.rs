@@ -4,6 +4,7 @@
 //! restarted by whoever runs it, and transfers resume.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// Runs `work` on a thread of that name.
@@ -46,6 +47,11 @@ pub(crate) async fn blocking<T: Send + 'static>(
         // The runtime is being shut down, and whoever waits here with it.
         Err(_) => std::future::pending().await,
     }
+}
+
+/// Locks a mutex, also after a panic: none comes half-way through a change.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn die(name: &str) -> ! {

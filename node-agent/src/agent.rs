@@ -1,6 +1,5 @@
 //! The agent as a whole: made from its configuration, stopped by its handle.
 
-use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -140,7 +139,6 @@ impl Agent {
         let service = Service {
             jobs: jobs.clone(),
             fence: environment.fence.clone(),
-            node: config.node.clone(),
             fabric: config.fabric.clone(),
             data: config.data.address,
             memory,
@@ -161,7 +159,11 @@ impl Agent {
             stop,
             servers: Vec::new(),
         };
-        agent.serve("control", server.run());
+        agent.servers.push(abort::task("control", async move {
+            if let Err(error) = server.run().await {
+                tracing::error!("the control API's listener has ended: {error}");
+            }
+        }));
         agent.sweep();
         let registries = metrics::registries(jobs, budget);
         agent.environment.health.set_ready(registries);
@@ -219,18 +221,6 @@ impl Agent {
             }
         }
         self.environment.health.close().await;
-    }
-
-    fn serve(
-        &mut self,
-        name: &'static str,
-        server: impl Future<Output = Result<(), String>> + Send + 'static,
-    ) {
-        self.servers.push(abort::task(name, async move {
-            if let Err(error) = server.await {
-                tracing::error!(server = name, "a server has ended: {error}");
-            }
-        }));
     }
 
     /// Removes what abandoned jobs have left, now and every hour.

@@ -40,11 +40,11 @@ pub struct Config {
     /// The fabric this node belongs to.
     pub fabric: FabricName,
     /// The control API.
-    pub control: Control,
+    pub control: Listen,
     /// The data path.
     pub data: Data,
     /// `/metrics`, `/healthz`, `/readyz`.
-    pub metrics: Metrics,
+    pub metrics: Listen,
     /// What identifies the operator beyond its certificate.
     pub operator: Operator,
     /// This node's certificate and the fabric's certificate authority.
@@ -98,10 +98,10 @@ impl Default for Objects {
     }
 }
 
-/// The control API.
+/// Where a server listens.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct Control {
+pub struct Listen {
     /// Address and port to listen on; port 0 takes a free one.
     pub listen: SocketAddr,
 }
@@ -128,14 +128,6 @@ pub struct Ports {
     /// Consecutive ports, 1 to 16.
     #[serde(default = "default_ports")]
     pub count: u16,
-}
-
-/// The metrics endpoint.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct Metrics {
-    /// Address and port to listen on; port 0 takes a free one.
-    pub listen: SocketAddr,
 }
 
 /// What identifies the operator beyond its certificate.

@@ -73,7 +73,6 @@ pub(crate) fn algorithm(value: proto::Algorithm) -> Result<Algorithm, Fault> {
 }
 
 /// A hash algorithm, for the API.
-#[must_use]
 pub(crate) fn algorithm_to_proto(value: Algorithm) -> proto::Algorithm {
     match value {
         Algorithm::Blake3 => proto::Algorithm::Blake3,
@@ -115,7 +114,6 @@ pub(crate) fn overwrite(value: proto::Overwrite) -> Result<Overwrite, Fault> {
 }
 
 /// One end of a connection, for its peer.
-#[must_use]
 pub(crate) fn endpoint_to_proto(end: &LocalEnd, secret: &Secret) -> proto::Endpoint {
     proto::Endpoint {
         connection: end.id.0,

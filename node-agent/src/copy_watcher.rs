@@ -27,17 +27,15 @@ const REST: u32 = 9;
 const SLOW: Duration = Duration::from_secs(60);
 
 /// Scans the copies of all roots.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct CopyWatcher {
     /// Half of the time between two occasions to scan: a root is scanned once for each at most.
     rest: Duration,
     /// By name.
     roots: BTreeMap<String, WatchedRoot>,
-    scans: JoinSet<(u64, Scan)>,
+    scans: JoinSet<Scan>,
     /// The path of some root leads to another directory than the one that the agent has open.
     has_replaced_root: bool,
-    /// How often the roots were opened again: the result of an earlier scan is not used.
-    generation: u64,
 }
 
 #[derive(Debug)]
@@ -86,10 +84,7 @@ impl CopyWatcher {
     pub(crate) fn new(pace: Duration) -> Self {
         Self {
             rest: pace / 2,
-            roots: BTreeMap::new(),
-            scans: JoinSet::new(),
-            has_replaced_root: false,
-            generation: 0,
+            ..Self::default()
         }
     }
 
@@ -152,14 +147,12 @@ impl CopyWatcher {
             root.phase = Phase::Scanning(now, false);
             root.records = records;
             let (scan, name) = (scan.clone(), name.clone());
-            let generation = self.generation;
             self.scans.spawn(abort::blocking("copies", move || {
-                let found = scan(&name).unwrap_or(Scan {
+                scan(&name).unwrap_or(Scan {
                     root: name,
                     is_replaced: false,
                     copies: None,
-                });
-                (generation, found)
+                })
             }));
         }
     }
@@ -167,10 +160,7 @@ impl CopyWatcher {
     /// Waits until a scan has ended; for ever while none is under way. Nothing is lost when it is dropped.
     pub(crate) async fn ended(&mut self) {
         match self.scans.join_next().await {
-            Some(Ok((generation, scan))) if generation == self.generation => {
-                self.learn(scan, Instant::now());
-            }
-            Some(Ok(_)) => {}
+            Some(Ok(scan)) => self.learn(scan, Instant::now()),
             // Nobody aborts one, and a panic has ended the process.
             Some(Err(_)) => {}
             None => std::future::pending().await,
@@ -200,7 +190,7 @@ impl CopyWatcher {
     /// The roots have been opened again: earlier scans were of other directories.
     pub(crate) fn reopened_roots(&mut self) {
         self.has_replaced_root = false;
-        self.generation += 1;
+        self.scans = JoinSet::new();
         self.roots.clear();
     }
 
@@ -344,7 +334,7 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let scan = |root: &str| found(root, Some(Vec::new()));
         watcher.begin_with(&roots, 0, start, scan);
-        let (_, ended) = watcher.scans.join_next().await.unwrap().unwrap();
+        let ended = watcher.scans.join_next().await.unwrap().unwrap();
         // It took a minute.
         watcher.learn(ended, at(60));
         for records in 0..2 {
@@ -367,7 +357,7 @@ mod tests {
             // Recorded meanwhile: that scan may have missed it.
             watcher.begin_with(&roots, records + 1, now, scan);
             assert_eq!(under_way(&watcher), 1);
-            let (_, ended) = watcher.scans.join_next().await.unwrap().unwrap();
+            let ended = watcher.scans.join_next().await.unwrap().unwrap();
             watcher.learn(ended, now);
         }
         watcher.begin_with(&roots, 2, now, scan);

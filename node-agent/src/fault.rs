@@ -1,6 +1,5 @@
 //! `Fault`: everything an agent answers or a job can end with, with its cause and remedy.
 
-use std::fmt;
 use std::sync::Arc;
 
 use tonic::{Code, Status};
@@ -28,27 +27,6 @@ const ATTEMPT: [&str; 4] = [
     "ManifestUnknown",
     "ManifestNotFetched",
 ];
-
-/// What a connection was doing when it failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    /// Agreeing on a connection through the control API.
-    Connecting,
-    /// Moving blocks.
-    Moving,
-    /// All blocks were sent; waiting until the child has verified and published them.
-    Finishing,
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Stage::Connecting => "while connecting",
-            Stage::Moving => "while moving blocks",
-            Stage::Finishing => "while it verified and published",
-        })
-    }
-}
 
 /// Why a call was refused or an attempt failed. The caller adds the node.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -222,8 +200,8 @@ pub enum Fault {
     PeerLost {
         /// The peer.
         node: String,
-        /// What it was doing.
-        stage: Stage,
+        /// What it was doing, as "while moving blocks".
+        stage: &'static str,
         /// What the transport says.
         problem: String,
         /// The transport's reason: PeerStalled or PeerReset.
@@ -317,7 +295,7 @@ impl From<RoleError> for Fault {
 
 impl Fault {
     /// A failure of a data connection.
-    pub(crate) fn lost(node: String, stage: Stage, failure: &weft_engine::Failure) -> Self {
+    pub(crate) fn lost(node: String, stage: &'static str, failure: &weft_engine::Failure) -> Self {
         let (reason, problem) = match failure.reason() {
             "PeerRestarted" => (
                 "PeerRestarted",
@@ -338,6 +316,20 @@ impl Fault {
     pub(crate) fn bad(field: &str, problem: impl Into<String>) -> Self {
         Fault::BadRequest {
             field: field.to_owned(),
+            problem: problem.into(),
+        }
+    }
+
+    /// A peer sent what no agent sends.
+    pub(crate) fn faulty(node: &str, problem: impl Into<String>) -> Self {
+        Fault::PeerFaulty {
+            node: node.to_owned(),
+            problem: problem.into(),
+        }
+    }
+
+    pub(crate) fn engine(problem: impl Into<String>) -> Self {
+        Fault::Engine {
             problem: problem.into(),
         }
     }

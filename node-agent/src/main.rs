@@ -51,19 +51,8 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments, origin: Origin) -> Result<(), String> {
     match origin {
         Origin::Operator(settings) => block_on(async {
-            let (stop, stopped) = tokio::sync::oneshot::channel();
-            let enrolled = enroll::run(*settings, async {
-                // The sender lives until it has sent.
-                let _ = stopped.await;
-            });
-            let told = async {
-                terminated().await?;
-                // The receiver may have ended with an error of its own.
-                let _ = stop.send(());
-                Ok(())
-            };
-            let enrolled = async { enrolled.await.map_err(|error| error.to_string()) };
-            futures::try_join!(enrolled, told).map(drop)
+            let enrolled = enroll::run(*settings, terminated()?).await;
+            enrolled.map_err(|error| error.to_string())
         }),
         Origin::File(file) => {
             let config = read(&file)?;
@@ -105,21 +94,22 @@ async fn serve(config: &Config) -> Result<(), String> {
     let agent = Agent::start(config)
         .await
         .map_err(|error| error.to_string())?;
-    terminated().await?;
+    terminated()?.await;
     agent.stop().await;
     Ok(())
 }
 
-/// Waits until the process is told to end.
-async fn terminated() -> Result<(), String> {
+/// Waits until the process is told to end, from this call on.
+fn terminated() -> Result<impl Future<Output = ()>, String> {
     let wait = |kind| signal(kind).map_err(|error| format!("signals cannot be awaited: {error}"));
     let (mut terminate, mut interrupt) = (
         wait(SignalKind::terminate())?,
         wait(SignalKind::interrupt())?,
     );
-    tokio::select! {
-        _ = terminate.recv() => tracing::info!("SIGTERM: ending all jobs"),
-        _ = interrupt.recv() => tracing::info!("SIGINT: ending all jobs"),
-    }
-    Ok(())
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("SIGTERM: ending all jobs"),
+            _ = interrupt.recv() => tracing::info!("SIGINT: ending all jobs"),
+        }
+    })
 }

@@ -37,7 +37,6 @@ const PEERS_MAX: usize = 128;
 const PATH_PEERS_MAX: usize = 64;
 
 /// The registries of a running agent.
-#[must_use]
 pub(crate) fn registries(jobs: Arc<Jobs>, budget: Arc<MemoryBudget>) -> Registries {
     let mut agent = Registry::with_prefix("weft");
     let labels = vec![

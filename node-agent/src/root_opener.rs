@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
@@ -46,14 +46,16 @@ impl Opener {
 
     /// The one that is open already, or this one.
     fn known(&self, root: Root) -> Arc<Root> {
-        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // Compared without the lock: its own file system may not answer.
-        let open: Vec<Arc<Root>> = known().iter().filter_map(Weak::upgrade).collect();
+        let open: Vec<Arc<Root>> = abort::lock(&self.known)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
         if let Some(same) = open.into_iter().find(|open| open.is_same(&root)) {
             return same;
         }
         let root = Arc::new(root);
-        let mut known = known();
+        let mut known = abort::lock(&self.known);
         known.retain(|known| known.strong_count() > 0);
         known.push(Arc::downgrade(&root));
         root
@@ -71,7 +73,7 @@ impl Opener {
             seconds: ROOTS_WITHIN.as_secs(),
         };
         {
-            let mut under_way = self.lock();
+            let mut under_way = abort::lock(&self.under_way);
             if let Some(root) = roots.iter().find(|root| under_way.contains(&root.path)) {
                 return Err(hung(root));
             }
@@ -83,12 +85,12 @@ impl Opener {
             let (opener, open, entry) = (self.clone(), open.clone(), root.clone());
             let begun = abort::thread("weft-root", move || {
                 let opened = open(&entry);
-                opener.lock().remove(&entry.path);
+                abort::lock(&opener.under_way).remove(&entry.path);
                 // The caller may have given up.
                 let _ = tell.send(opened);
             });
             if let Err(error) = begun {
-                let mut under_way = self.lock();
+                let mut under_way = abort::lock(&self.under_way);
                 for root in &roots[index..] {
                     under_way.remove(&root.path);
                 }
@@ -109,12 +111,6 @@ impl Opener {
                 Err(_) => Err(hung(root)),
             })
             .collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<PathBuf>> {
-        self.under_way
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -12,51 +12,16 @@ use crate::identity::{self, Caller};
 
 /// A certificate file that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// It cannot be read.
-    #[error("tls.{field}: {}: {source}: correct the path or make it readable", path.display())]
-    Unreadable {
-        /// Which of `ca`, `certificate`, `key`.
-        field: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The system's answer.
-        source: std::io::Error,
-    },
-    /// It holds no certificate.
-    #[error("tls.certificate: {}: no PEM certificate in it: give the node's certificate chain", path.display())]
-    NotPem {
-        /// The file.
-        path: PathBuf,
-    },
-    /// It is no authority's.
-    #[error("tls.ca: {}: {problem}: give the PEM certificates of the fabric's authority", path.display())]
-    NoAuthority {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// It is not the certificate's.
-    #[error("tls.key: {}: {problem}: give the PEM private key that tls.certificate was issued for", path.display())]
-    WrongKey {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// It is not this node's.
-    #[error("tls.certificate: {}: {problem}: issue one with URI SAN weft://{fabric}/node/{node}", path.display())]
-    NotOurs {
-        /// The file.
-        path: PathBuf,
-        /// What it is instead.
-        problem: String,
-        /// This fabric.
-        fabric: FabricName,
-        /// This node.
-        node: NodeName,
-    },
+#[error("tls.{field}: {}: {problem}: {remedy}", path.display())]
+pub struct TlsError {
+    /// Which of `ca`, `certificate`, `key`.
+    field: &'static str,
+    /// The file.
+    path: PathBuf,
+    /// What is wrong with it.
+    problem: String,
+    /// What to do.
+    remedy: String,
 }
 
 /// PEM material as it was read, and where from.
@@ -87,29 +52,32 @@ impl Tls {
         let certificate = read("certificate", &files.certificate)?;
         let key = read("key", &files.key)?;
         let contents = [&authority, &certificate, &key].map(|file| *blake3::hash(file).as_bytes());
-        let not_ours = |problem: String| TlsError::NotOurs {
-            path: files.certificate.clone(),
-            problem,
-            fabric: fabric.clone(),
-            node: node.clone(),
+        let not_ours = |problem: String| {
+            let remedy = format!("issue one with URI SAN weft://{fabric}/node/{node}");
+            wrong("certificate", &files.certificate, problem, &remedy)
         };
-        let (_, pem) =
-            x509_parser::pem::parse_x509_pem(&certificate).map_err(|_| TlsError::NotPem {
-                path: files.certificate.clone(),
-            })?;
+        let (_, pem) = x509_parser::pem::parse_x509_pem(&certificate).map_err(|_| {
+            let remedy = "give the node's certificate chain";
+            wrong(
+                "certificate",
+                &files.certificate,
+                "no PEM certificate in it",
+                remedy,
+            )
+        })?;
         match identity::caller(&pem.contents, fabric) {
             Ok(Caller::Node(name)) if name == *node => {}
             Ok(other) => return Err(not_ours(format!("it is of {other}"))),
             Err(error) => return Err(not_ours(format!("it {error}"))),
         }
         // The transport would say so only when somebody calls.
-        roots(&authority).map_err(|error| TlsError::NoAuthority {
-            path: files.ca.clone(),
-            problem: error.to_string(),
+        roots(&authority).map_err(|error| {
+            let remedy = "give the PEM certificates of the fabric's authority";
+            wrong("ca", &files.ca, error.to_string(), remedy)
         })?;
-        check_key(&certificate, &key).map_err(|error| TlsError::WrongKey {
-            path: files.key.clone(),
-            problem: error.to_string(),
+        check_key(&certificate, &key).map_err(|error| {
+            let remedy = "give the PEM private key that tls.certificate was issued for";
+            wrong("key", &files.key, error.to_string(), remedy)
         })?;
         Ok(Self {
             files: files.clone(),
@@ -152,11 +120,17 @@ impl Tls {
 }
 
 fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
-    std::fs::read(path).map_err(|source| TlsError::Unreadable {
+    let remedy = "correct the path or make it readable";
+    std::fs::read(path).map_err(|error| wrong(field, path, error.to_string(), remedy))
+}
+
+fn wrong(field: &'static str, path: &Path, problem: impl Into<String>, remedy: &str) -> TlsError {
+    TlsError {
         field,
         path: path.to_owned(),
-        source,
-    })
+        problem: problem.into(),
+        remedy: remedy.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -193,7 +167,8 @@ mod tests {
         let renewed = tls.reread().unwrap().unwrap();
         assert!(renewed.reread().unwrap().is_none());
         certify("n1");
-        assert!(matches!(renewed.reread(), Err(TlsError::NotOurs { .. })));
+        let error = renewed.reread().unwrap_err().to_string();
+        assert!(error.contains("it is of node n1: issue one"), "{error}");
         certify("n0");
         let good = |name: &str| std::fs::read(file(name)).unwrap();
         let (ca, key) = (good("ca"), good("key"));
@@ -220,7 +195,8 @@ mod tests {
         std::fs::write(file("key"), key).unwrap();
         assert!(renewed.reread().unwrap().is_some());
         std::fs::write(file("certificate"), "half").unwrap();
-        assert!(matches!(renewed.reread(), Err(TlsError::NotPem { .. })));
+        let error = renewed.reread().unwrap_err().to_string();
+        assert!(error.contains("no PEM certificate in it"), "{error}");
         std::fs::remove_file(file("key")).unwrap();
         let error = renewed.reread().unwrap_err().to_string();
         assert!(error.starts_with("tls.key"), "{error}");

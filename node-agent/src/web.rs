@@ -87,21 +87,19 @@ impl Drop for HealthServer {
 
 fn router(ready: watch::Receiver<Ready>) -> Router {
     Router::new()
-        .route("/metrics", get(show_metrics))
-        .route("/metrics/paths", get(show_paths))
+        .route("/metrics", get(|ready| page(ready, |all| &all.agent)))
+        .route("/metrics/paths", get(|ready| page(ready, |all| &all.paths)))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .with_state(ready)
 }
 
-async fn show_metrics(State(ready): State<watch::Receiver<Ready>>) -> impl IntoResponse {
+async fn page(
+    State(ready): State<watch::Receiver<Ready>>,
+    part: fn(&Registries) -> &Registry,
+) -> impl IntoResponse {
     let registries = ready.borrow().clone().unwrap_or_default();
-    abort::blocking("metrics", move || metrics::page(&registries.agent)).await
-}
-
-async fn show_paths(State(ready): State<watch::Receiver<Ready>>) -> impl IntoResponse {
-    let registries = ready.borrow().clone().unwrap_or_default();
-    abort::blocking("metrics", move || metrics::page(&registries.paths)).await
+    abort::blocking("metrics", move || metrics::page(part(&registries))).await
 }
 
 async fn readyz(State(ready): State<watch::Receiver<Ready>>) -> impl IntoResponse {

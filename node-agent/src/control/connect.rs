@@ -11,7 +11,7 @@ use weft_proto::agent::v1::{ConnectRequest, ConnectResponse, Role, Slot, Ticket}
 
 use crate::config::values::NodeName;
 use crate::control::jobs::Jobs;
-use crate::control::known_attempt::{KnownAttempt, ParentConnection, hash};
+use crate::control::known_attempt::KnownAttempt;
 use crate::convert;
 use crate::fault::Fault;
 use crate::transfer::attempt::Worker;
@@ -30,7 +30,7 @@ impl Jobs {
         &self,
         parent: &NodeName,
         ticket: &Ticket,
-        request: ConnectRequest,
+        request: &ConnectRequest,
     ) -> Result<ConnectResponse, Fault> {
         let job = convert::job(ticket.job.clone())?;
         let known = self.find(&job)?;
@@ -42,26 +42,24 @@ impl Jobs {
             let (theirs, ours) = (request.wire_version, u32::from(VERSION));
             return Err(Fault::WireVersion { theirs, ours });
         }
-        if request.manifest_digest != layout.manifest().digest() {
+        if request.manifest_digest != layout.manifest.digest() {
             return Err(Fault::ManifestDiffers { what: "manifests" });
         }
-        if request.algorithm() != convert::algorithm_to_proto(layout.algorithm()) {
+        if request.algorithm() != convert::algorithm_to_proto(layout.algorithm) {
             return Err(Fault::ManifestDiffers {
                 what: "hash algorithms",
             });
         }
-        let hash = hash(&request);
         let remote = convert::endpoint(
             parent.as_str(),
-            request.endpoint,
+            request.endpoint.clone(),
             self.config.engine.settings(),
         )?;
+        known.is_first("Connect", request)?;
         // Locked until the end: a repetition must find what the first call has made.
         let mut parts = known.parts();
-        match &parts.connected {
-            Some(connected) if connected.request == hash => return Ok(connected.response.clone()),
-            Some(_) => return Err(known.conflicting("Connect")),
-            None => {}
+        if let Some(response) = &parts.connected {
+            return Ok(response.clone());
         }
         known.apply(Event::Connect)?;
         let share = parts.take_share(&self.config.memory)?;
@@ -69,10 +67,7 @@ impl Jobs {
         let response = self
             .receive(&known, worker, &prepared.staged, parent, remote, share)
             .inspect_err(|fault| known.attempt.fail(fault.clone()))?;
-        parts.connected = Some(ParentConnection {
-            request: hash,
-            response: response.clone(),
-        });
+        parts.connected = Some(response.clone());
         Ok(response)
     }
 
@@ -94,9 +89,7 @@ impl Jobs {
         let peer = Arc::new(Peer::new(parent.to_string(), Role::Parent));
         engine
             .connect(local.id, remote, to_receiver)
-            .map_err(|error| Fault::Engine {
-                problem: error.to_string(),
-            })?;
+            .map_err(|error| Fault::engine(error.to_string()))?;
         peer.opened(local.id);
         known.attempt.add_peer(peer.clone());
         share.grow(usize::from(self.config.slots));

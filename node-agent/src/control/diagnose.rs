@@ -47,7 +47,7 @@ struct SentProbe {
 }
 
 /// The probes of one call, and what they have shown.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Probes {
     reaches: Vec<proto::Reach>,
     /// The probes without an answer, by the connection that they name.
@@ -70,10 +70,7 @@ impl Probes {
             let text = format!("{size}: must be {PACKET_BYTES_MIN} to {PACKET_BYTES_MAX}");
             return Err(Fault::bad("packet_bytes", text));
         }
-        let mut probes = Self {
-            reaches: Vec::new(),
-            open: BTreeMap::new(),
-        };
+        let mut probes = Self::default();
         let mut id = first;
         for peer in peers {
             let address: Ipv4Addr = peer.address.parse().map_err(|_| {
@@ -156,11 +153,11 @@ pub(crate) async fn diagnose(
     let secret = draw_secret()?;
     let drawn = [secret.0[0], secret.0[1], secret.0[2], secret.0[3]];
     let mut probes = Probes::of(request, u32::from_le_bytes(drawn))?;
-    let unusable = |problem: String| Fault::Engine { problem };
-    let socket = ProbeSocket::open(address.into()).map_err(|error| unusable(error.to_string()))?;
+    let socket =
+        ProbeSocket::open(address.into()).map_err(|error| Fault::engine(error.to_string()))?;
     let offers = socket.offers();
     let socket = UdpSocket::from_std(socket.into_socket());
-    let socket = socket.map_err(|error| unusable(error.to_string()))?;
+    let socket = socket.map_err(|error| Fault::engine(error.to_string()))?;
     let seal = Seal::new(&secret);
     for _ in 0..ROUNDS {
         if probes.open.is_empty() {

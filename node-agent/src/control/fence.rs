@@ -10,23 +10,20 @@ use crate::fault::Fault;
 pub(crate) struct Fence(watch::Sender<u64>);
 
 impl Fence {
-    /// The leader has said its epoch itself.
-    pub(crate) fn observe(&self, epoch: u64) {
+    /// The leader has said its epoch itself. Returns the highest that was seen before.
+    pub(crate) fn observe(&self, epoch: u64) -> u64 {
+        let mut seen = 0;
         self.0.send_if_modified(|highest| {
-            let is_later = epoch > *highest;
-            *highest = epoch.max(*highest);
-            is_later
+            seen = *highest;
+            *highest = epoch.max(seen);
+            epoch > seen
         });
+        seen
     }
 
     /// Lets a command through and remembers its epoch, or refuses it.
     pub(crate) fn pass(&self, given: u64) -> Result<(), Fault> {
-        let mut seen = 0;
-        self.0.send_if_modified(|highest| {
-            seen = *highest;
-            *highest = given.max(seen);
-            given > seen
-        });
+        let seen = self.observe(given);
         if given < seen {
             return Err(Fault::StaleEpoch { given, seen });
         }

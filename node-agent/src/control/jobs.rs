@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -106,26 +106,22 @@ impl Jobs {
 
     /// Counts a call that is refused.
     pub(crate) fn refuse(&self, reason: &'static str) {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        *refused.entry(reason).or_default() += 1;
+        *abort::lock(&self.refused).entry(reason).or_default() += 1;
     }
 
     /// Calls that were refused, by reason.
     pub(crate) fn refused(&self) -> BTreeMap<&'static str, u64> {
-        let refused = self.refused.lock();
-        refused.unwrap_or_else(PoisonError::into_inner).clone()
+        abort::lock(&self.refused).clone()
     }
 
     /// What is in force now.
     pub(crate) fn live(&self) -> Arc<ReloadableConfig> {
-        let live = self.live.lock();
-        live.unwrap_or_else(PoisonError::into_inner).clone()
+        abort::lock(&self.live).clone()
     }
 
     /// Puts a configuration in force.
     pub(crate) fn set_live(&self, live: ReloadableConfig) {
-        let mut in_force = self.live.lock().unwrap_or_else(PoisonError::into_inner);
-        *in_force = Arc::new(live);
+        *abort::lock(&self.live) = Arc::new(live);
     }
 
     /// The root and the path that a location names.
@@ -149,7 +145,7 @@ impl Jobs {
     /// A Prepare is coming: it may leave files. The first attempt of a job finds none.
     pub(crate) fn register_job(&self, job: &JobRef) {
         if order(job) <= (1, 1) {
-            self.lock().left_by(&job.uid, Leftover::default);
+            abort::lock(&self.known).left_by(&job.uid, Leftover::default);
         } else {
             self.register_unknown_job(job);
         }
@@ -158,12 +154,12 @@ impl Jobs {
     /// A job of which nothing is known may have left anything in any root.
     pub(crate) fn register_unknown_job(&self, job: &JobRef) {
         let anywhere = || Leftover::anywhere(&self.live().roots);
-        self.lock().left_by(&job.uid, anywhere);
+        abort::lock(&self.known).left_by(&job.uid, anywhere);
     }
 
     /// The latest attempt of the job.
     pub(crate) fn latest(&self, job: &JobRef) -> Option<Arc<KnownAttempt>> {
-        self.lock().latest.get(&job.uid).cloned()
+        abort::lock(&self.known).latest.get(&job.uid).cloned()
     }
 
     /// Exactly this attempt.
@@ -182,7 +178,7 @@ impl Jobs {
     pub(crate) async fn admit(&self, job: &JobRef) -> Result<Arc<KnownAttempt>, Fault> {
         loop {
             let earlier = {
-                let mut known = self.lock();
+                let mut known = abort::lock(&self.known);
                 match known.latest.get(&job.uid) {
                     Some(latest) if latest.attempt.job == *job => return Ok(latest.clone()),
                     Some(latest) if order(&latest.attempt.job) > order(job) => {
@@ -210,12 +206,12 @@ impl Jobs {
     /// The latest attempt of each job that is known.
     #[must_use]
     pub fn attempts(&self) -> Vec<Arc<KnownAttempt>> {
-        self.lock().latest.values().cloned().collect()
+        abort::lock(&self.known).latest.values().cloned().collect()
     }
 
     /// Ends all attempts and refuses new ones.
     pub async fn shut_down(&self) {
-        self.lock().stopping = true;
+        abort::lock(&self.known).stopping = true;
         let attempts = self.attempts();
         for known in &attempts {
             known.attempt.fail(Fault::ShuttingDown);
@@ -223,10 +219,6 @@ impl Jobs {
         for known in &attempts {
             known.attempt.closed().await;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, KnownJobs> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

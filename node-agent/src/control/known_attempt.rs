@@ -1,12 +1,14 @@
 //! `KnownAttempt`: an attempt with what the commands on it have made.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use weft_engine::DomainId;
 use weft_proto::Message;
 use weft_proto::agent::v1::{ConnectResponse, JobName, JobRef, Location, PrepareResponse};
 
+use crate::abort;
 use crate::config::SLOTS_MIN;
 use crate::fault::Fault;
 use crate::files::Leftover;
@@ -39,7 +41,8 @@ pub(crate) struct AttemptResources {
     pub(crate) prepare_response: Option<PrepareResponse>,
     /// The part of the memory budget that Prepare has taken, until the attempt receives.
     pub(crate) share: Option<BufferShare>,
-    pub(crate) connected: Option<ParentConnection>,
+    /// The connection that was agreed on with the parent.
+    pub(crate) connected: Option<ConnectResponse>,
 }
 
 /// A prepared destination.
@@ -47,13 +50,6 @@ pub(crate) struct AttemptResources {
 pub(crate) struct Prepared {
     pub(crate) staged: Arc<StagedBlocks>,
     pub(crate) location: Location,
-}
-
-/// A connection that was agreed on with the parent.
-#[derive(Debug)]
-pub(crate) struct ParentConnection {
-    pub(crate) request: blake3::Hash,
-    pub(crate) response: ConnectResponse,
 }
 
 impl AttemptResources {
@@ -92,12 +88,12 @@ impl KnownAttempt {
     }
 
     pub(crate) fn parts(&self) -> MutexGuard<'_, AttemptResources> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+        abort::lock(&self.parts)
     }
 
     /// Locked until the files are removed, so only threads that may block call this.
     pub(crate) fn left(&self) -> MutexGuard<'_, Leftover> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+        abort::lock(&self.left)
     }
 
     /// Whether this is the first request of its kind. A repetition must be the same request.
@@ -106,15 +102,20 @@ impl KnownAttempt {
         call: &'static str,
         request: &impl Message,
     ) -> Result<bool, Fault> {
-        let hash = hash(request);
-        let mut parts = self.parts();
-        match parts.requests.get(call) {
-            Some(first) if *first != hash => return Err(self.conflicting(call)),
-            Some(_) => return Ok(false),
-            None => {}
+        let hash = blake3::hash(&request.encode_to_vec());
+        let job = &self.attempt.job;
+        match self.parts().requests.entry(call) {
+            Entry::Vacant(first) => {
+                first.insert(hash);
+                Ok(true)
+            }
+            Entry::Occupied(first) if *first.get() == hash => Ok(false),
+            Entry::Occupied(_) => Err(Fault::Conflicting {
+                call,
+                uid: job.uid.clone(),
+                attempt: job.attempt,
+            }),
         }
-        parts.requests.insert(call, hash);
-        Ok(true)
     }
 
     /// A worker of the attempt, unless the attempt is sealed.
@@ -157,18 +158,4 @@ impl KnownAttempt {
             remedy,
         })
     }
-
-    pub(crate) fn conflicting(&self, call: &'static str) -> Fault {
-        let job = &self.attempt.job;
-        Fault::Conflicting {
-            call,
-            uid: job.uid.clone(),
-            attempt: job.attempt,
-        }
-    }
-}
-
-/// Equal for two requests only if they have the same contents.
-pub(crate) fn hash(request: &impl Message) -> blake3::Hash {
-    blake3::hash(&request.encode_to_vec())
 }

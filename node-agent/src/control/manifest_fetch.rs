@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tonic::Status;
 use weft_proto::agent::v1::{
     FetchManifestRequest, ManifestHolder, ObjectVersion as SentVersion, SignedTicket,
 };
@@ -13,7 +12,7 @@ use crate::config::ConfigSource;
 use crate::fault::Fault;
 use crate::files::{Entry, EntryKind, Manifest, ManifestBuilder, ObjectVersion, Shape};
 use crate::tls::Tls;
-use crate::transfer::agent_client::{Client, OtherAgent, TRY_TIMEOUT};
+use crate::transfer::agent_client::{Client, OtherAgent};
 
 /// The largest part that is received: agents send parts of some 64 KiB.
 const PART_BYTES_MAX: usize = 1 << 20;
@@ -57,27 +56,18 @@ async fn receive(
     client: Client,
     ticket: Option<SignedTicket>,
 ) -> Result<Manifest, Fault> {
-    let failed = |status: Status| agent.fault(&status);
-    let silent = |_| agent.silent();
     let mut client = client.max_decoding_message_size(PART_BYTES_MAX);
     let call = client.fetch_manifest(FetchManifestRequest { ticket });
-    let answered = timeout(TRY_TIMEOUT, call).await.map_err(silent)?;
-    let mut parts = answered.map_err(failed)?.into_inner();
+    let mut parts = agent.answer(call).await?.into_inner();
     let mut building: Option<ManifestBuilder> = None;
-    while let Some(part) = timeout(TRY_TIMEOUT, parts.message())
-        .await
-        .map_err(silent)?
-        .map_err(failed)?
-    {
+    while let Some(part) = agent.answer(parts.message()).await? {
         let shape = match part.directory {
             true => Shape::Directory,
             false => Shape::File,
         };
         if part.entries.is_empty() && building.is_some() {
-            return Err(Fault::PeerFaulty {
-                node: agent.node.to_owned(),
-                problem: "a part of a manifest without entries".to_owned(),
-            });
+            let problem = "a part of a manifest without entries";
+            return Err(Fault::faulty(agent.node, problem));
         }
         let building = building.get_or_insert_with(|| ManifestBuilder::new(shape));
         for sent in part.entries {
@@ -97,10 +87,7 @@ async fn receive(
             }
         }
     }
-    let built = building.ok_or_else(|| Fault::PeerFaulty {
-        node: agent.node.to_owned(),
-        problem: "no manifest".to_owned(),
-    })?;
+    let built = building.ok_or_else(|| Fault::faulty(agent.node, "no manifest"))?;
     // Sorting and checking take a while where there are many.
     abort::blocking("manifest", move || built.finish())
         .await

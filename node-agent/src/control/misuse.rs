@@ -3,48 +3,31 @@
 //! An agent never does that. So a stolen key is in use, or a person tries calls by hand.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use weft_identity::ticket::TicketFault;
 
+use crate::abort;
 use crate::config::values::NodeName;
 
 /// A misuse is reported for so long after the last time: also an operator that was away reads it.
 const REPORTED_FOR: Duration = Duration::from_secs(60 * 60);
 
-/// Nodes that are reported, at most.
-const NODES_MAX: usize = 8;
+/// Misuses that are reported, at most.
+const REPORTED_MAX: usize = 16;
 
-/// Tries that are reported of one node, at most.
-const TRIES_MAX: usize = 4;
-
-/// What was tried, by the node whose certificate was shown.
+/// The node whose certificate was shown, what for, and when it was last.
 #[derive(Debug, Default)]
-pub(crate) struct Misuses(Mutex<BTreeMap<NodeName, Misuse>>);
-
-#[derive(Debug)]
-struct Misuse {
-    last: Instant,
-    /// In the order of the first time.
-    tries: Vec<String>,
-}
+pub(crate) struct Misuses(Mutex<BTreeMap<(NodeName, &'static str), Instant>>);
 
 impl Misuses {
     /// A caller with `node`'s certificate has tried this.
-    pub(crate) fn note(&self, now: Instant, node: &NodeName, tried: &str) {
+    pub(crate) fn note(&self, now: Instant, node: &NodeName, tried: &'static str) {
         let mut misuses = self.current(now);
-        if !misuses.contains_key(node) && misuses.len() == NODES_MAX {
-            return;
-        }
-        let misuse = misuses.entry(node.clone()).or_insert(Misuse {
-            last: now,
-            tries: Vec::new(),
-        });
-        misuse.last = now;
-        let is_known = misuse.tries.iter().any(|known| known == tried);
-        if !is_known && misuse.tries.len() < TRIES_MAX {
-            misuse.tries.push(tried.to_owned());
+        let misuse = (node.clone(), tried);
+        if misuses.len() < REPORTED_MAX || misuses.contains_key(&misuse) {
+            misuses.insert(misuse, now);
         }
     }
 
@@ -52,10 +35,10 @@ impl Misuses {
     /// has passed.
     pub(crate) fn report(&self, now: Instant) -> Option<String> {
         let misuses = self.current(now);
-        let one = |(node, misuse): (&NodeName, &Misuse)| {
-            format!("that of node {node} for {}", misuse.tries.join(", "))
-        };
-        let all: Vec<String> = misuses.iter().map(one).collect();
+        let all: Vec<String> = misuses
+            .keys()
+            .map(|(node, tried)| format!("that of node {node} for {tried}"))
+            .collect();
         (!all.is_empty()).then(|| {
             format!(
                 "certificates were shown for what they are not for, and refused: {}: unless a \
@@ -66,9 +49,9 @@ impl Misuses {
     }
 
     /// All that are still reported.
-    fn current(&self, now: Instant) -> MutexGuard<'_, BTreeMap<NodeName, Misuse>> {
-        let mut misuses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        misuses.retain(|_, misuse| now - misuse.last < REPORTED_FOR);
+    fn current(&self, now: Instant) -> MutexGuard<'_, BTreeMap<(NodeName, &'static str), Instant>> {
+        let mut misuses = abort::lock(&self.0);
+        misuses.retain(|_, last| now - *last < REPORTED_FOR);
         misuses
     }
 }
@@ -103,9 +86,11 @@ mod tests {
         let later = begun + REPORTED_FOR / 2;
         misuses.note(later, &node("n1"), "Prepare");
         assert_eq!(misuses.report(begun + REPORTED_FOR).as_ref(), Some(&report));
-        misuses.note(begun + REPORTED_FOR, &node("n1"), "another node's ticket");
+        misuses.note(later, &node("n1"), "another node's ticket");
         let more = misuses.report(begun + REPORTED_FOR).unwrap();
-        assert!(more.contains("Prepare, another node's ticket:"), "{more}");
+        for tried in ["for Prepare", "for another node's ticket"] {
+            assert!(more.contains(tried), "{more}");
+        }
         assert_eq!(misuses.report(begun + REPORTED_FOR * 2), None);
     }
 
@@ -113,15 +98,11 @@ mod tests {
     fn what_is_kept_of_many_is_bounded() {
         let (now, misuses) = (Instant::now(), Misuses::default());
         for i in 0..100 {
-            for number in 0..100 {
-                misuses.note(now, &node(&format!("n{i}")), &format!("call {number}"));
+            for tried in ["Stat", "Prepare", "Start"] {
+                misuses.note(now, &node(&format!("n{i}")), tried);
             }
         }
-        assert_eq!(misuses.current(now).len(), NODES_MAX);
-        let current = misuses.current(now);
-        let tries = current.values().map(|misuse| misuse.tries.len());
-        assert_eq!(tries.max(), Some(TRIES_MAX));
-        drop(current);
+        assert_eq!(misuses.current(now).len(), REPORTED_MAX);
         assert!(misuses.report(now).unwrap().len() < 1024);
     }
 }

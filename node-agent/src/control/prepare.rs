@@ -161,7 +161,7 @@ fn make_ready(
     check_stop()?;
     let layout = Layout::new(&config.manifest, config.algorithm);
     let total = &attempt.counters.bytes_total;
-    total.store(layout.bytes(), Ordering::Relaxed);
+    total.store(layout.manifest.bytes(), Ordering::Relaxed);
     let destination = Arc::new(Destination::prepare(config)?);
     known.left().add(&destination);
     let filled = StagedBlocks::fill(destination.clone(), layout, check_stop);
@@ -174,8 +174,12 @@ fn make_ready(
     };
     let response = PrepareResponse {
         blocks_have: staged.have_blocks,
-        blocks_total: staged.layout.blocks(),
-        reserved_bytes: staged.layout.bytes().saturating_sub(staged.have_bytes),
+        blocks_total: staged.layout.blocks,
+        reserved_bytes: staged
+            .layout
+            .manifest
+            .bytes()
+            .saturating_sub(staged.have_bytes),
     };
     Ok((Prepared { staged, location }, response))
 }

@@ -47,8 +47,6 @@ pub(crate) struct Service {
     pub jobs: Arc<Jobs>,
     /// Its fence.
     pub fence: Arc<Fence>,
-    /// Its node.
-    pub node: NodeName,
     /// Its fabric.
     pub fabric: FabricName,
     /// The data path's address.
@@ -72,7 +70,7 @@ impl Service {
         };
         let meeting = TicketContext {
             fabric: self.fabric.as_str(),
-            here: self.node.as_str(),
+            here: self.jobs.config.node.as_str(),
             caller: caller.as_str(),
             key: &self.jobs.live().ticket_key.0,
             now: SystemTime::now(),
@@ -109,7 +107,8 @@ impl Service {
     pub(crate) fn status(&self, fault: &Fault) -> Status {
         self.jobs.refuse(fault.reason());
         tracing::debug!(reason = fault.reason(), "refused: {fault}");
-        fault.to_status(self.node.as_str(), self.jobs.config.author)
+        let config = &self.jobs.config;
+        fault.to_status(config.node.as_str(), config.author)
     }
 }
 
@@ -197,7 +196,7 @@ impl Agent for Service {
         let work = || {
             let signed = request.get_ref().ticket.clone();
             let (parent, ticket) = self.ticket(&request, signed, Direction::Write)?;
-            self.jobs.connect(&parent, &ticket, request.into_inner())
+            self.jobs.connect(&parent, &ticket, request.get_ref())
         };
         self.answer(work())
     }
@@ -241,8 +240,8 @@ async fn follow(
     loop {
         known.attempt.renew();
         let status = watch.borrow_and_update().clone();
-        let (jobs, of, node) = (service.jobs.clone(), known.clone(), service.node.clone());
-        let report = abort::blocking("progress", move || describe(&jobs, &of, &node)).await;
+        let (jobs, of) = (service.jobs.clone(), known.clone());
+        let report = abort::blocking("progress", move || describe(&jobs, &of)).await;
         if reports.send(Ok(report)).await.is_err() || status.closed {
             return;
         }
@@ -254,8 +253,8 @@ async fn follow(
     }
 }
 
-fn describe(jobs: &Jobs, known: &KnownAttempt, node: &NodeName) -> proto::ProgressResponse {
-    let attempt = &known.attempt;
+fn describe(jobs: &Jobs, known: &KnownAttempt) -> proto::ProgressResponse {
+    let (attempt, node) = (&known.attempt, &jobs.config.node);
     // Before the counters: a terminal state must come with its final numbers.
     let status = attempt.status();
     let snapshot = jobs.config.engine.snapshot();

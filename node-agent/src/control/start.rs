@@ -104,7 +104,7 @@ impl Jobs {
         known.apply(Event::StartSource)?;
         let layout = Arc::new(Layout::new(&manifest, algorithm));
         let total = &attempt.counters.bytes_total;
-        total.store(layout.bytes(), Ordering::Relaxed);
+        total.store(layout.manifest.bytes(), Ordering::Relaxed);
         let source = Source::new(root, path, manifest);
         if let Some(job) = recorded_for {
             attempt.set_recorder(Recorder {
@@ -125,7 +125,7 @@ impl Jobs {
     ) -> Result<(), Fault> {
         let (worker, staged) = known.start_destination()?;
         let store = self.store(source)?;
-        let manifest = staged.layout.manifest();
+        let manifest = &staged.layout.manifest;
         let version = |(entry, index): (Entry<'_>, usize)| match entry.kind {
             EntryKind::Directory => Ok(None),
             EntryKind::File { bytes } => {
@@ -156,7 +156,7 @@ impl Jobs {
         let location = convert::given(part.source, "local.source")?;
         let (root, path) = self.place(&location)?;
         let (worker, staged) = known.start_destination()?;
-        let digest = staged.layout.manifest().digest();
+        let digest = staged.layout.manifest.digest();
         let manifest = self.manifests.listed(digest, &part.state)?;
         let share = known.parts().take_share(&self.config.memory)?;
         let (source, attempt) = (Source::new(root, path, manifest), known.attempt.clone());
@@ -223,7 +223,7 @@ impl Jobs {
             engine: config.engine.clone(),
             attempt: attempt.clone(),
             peers: peers.clone(),
-            pool: pool.clone(),
+            pool,
             messages: layout.messages(),
             ready,
             is_source: staged.is_none(),
@@ -235,7 +235,7 @@ impl Jobs {
         worker.clone().spawn("weft-sender", move || sender.run())?;
         let (of, sender) = (attempt.clone(), to_sender.clone());
         worker.clone().spawn("weft-reader", move || {
-            block_reader::serve(reader, &pool, &of, &asked, &sender);
+            block_reader::serve(reader, &of, &asked, &sender);
         })?;
         for (index, (child, peer)) in children.into_iter().zip(peers).enumerate() {
             let dialer = Dialer {
@@ -246,8 +246,8 @@ impl Jobs {
                 peer,
                 tls: config.tls.borrow().clone(),
                 slots: usize::from(config.slots),
-                manifest_digest: *layout.manifest().digest(),
-                algorithm: convert::algorithm_to_proto(layout.algorithm()),
+                manifest_digest: *layout.manifest.digest(),
+                algorithm: convert::algorithm_to_proto(layout.algorithm),
                 domain: known.domain,
                 retry_for: config.retry_for,
                 events: from_engine.clone(),

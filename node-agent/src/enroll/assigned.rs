@@ -7,8 +7,7 @@ use weft_proto::operator::v1 as proto;
 
 use crate::config::values::{ByteCount, Duration};
 use crate::config::{
-    self, Config, ConfigError, Control, Data, Metrics, Operator, Ports, RootEntry, TlsFiles,
-    Transport,
+    self, Config, ConfigError, Data, Listen, Operator, Ports, RootEntry, TlsFiles, Transport,
 };
 use crate::enroll::interface::Nic;
 use crate::enroll::settings::Settings;
@@ -45,7 +44,7 @@ pub(crate) fn config(
     let config = Config {
         node: settings.node.clone(),
         fabric: settings.fabric.clone(),
-        control: Control {
+        control: Listen {
             listen: settings.control_listen(),
         },
         data: Data {
@@ -53,7 +52,7 @@ pub(crate) fn config(
             ports,
             mtu: nic.mtu,
         },
-        metrics: Metrics {
+        metrics: Listen {
             listen: settings.metrics_listen(),
         },
         operator: Operator {

@@ -65,9 +65,8 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     tracing::info!(
         node = %settings.node, fabric = %settings.fabric, operator = settings.operator, "enrolling"
     );
-    let mut retry = Retry::new("enroll", settings.timing);
     let enrolled = tokio::select! {
-        enrolled = enroll(&settings, &keys, &fence, &mut retry) => Some(enrolled),
+        enrolled = enroll("enroll", (&settings, &keys, &fence), drop) => Some(enrolled),
         () = &mut stop => None,
     };
     let Some((config, validity)) = enrolled else {
@@ -122,28 +121,33 @@ struct Enrollment {
     error: Option<OperatorError>,
 }
 
-/// Gets a certificate and a configuration; tries until it succeeds.
+/// What an enrolment works with.
+type Node<'a> = (&'a Settings, &'a Arc<Keys>, &'a Fence);
+
+/// Gets a certificate and a configuration; tries until it succeeds. `failed` learns of each failure.
 async fn enroll(
-    settings: &Settings,
-    keys: &Arc<Keys>,
-    fence: &Fence,
-    retry: &mut Retry,
+    call: &'static str,
+    node: Node<'_>,
+    failed: impl Fn(OperatorError),
 ) -> (NodeConfig, Validity) {
+    let mut retry = Retry::new(call, node.0.timing);
     loop {
-        match enroll_once(settings, keys, fence).await {
+        match enroll_once(node).await {
             Ok(enrolled) => {
                 retry.succeeded();
                 return enrolled;
             }
-            Err(error) => tokio::time::sleep(retry.failed(&error)).await,
+            Err(error) => {
+                let wait = retry.failed(&error);
+                failed(error);
+                tokio::time::sleep(wait).await;
+            }
         }
     }
 }
 
 async fn enroll_once(
-    settings: &Settings,
-    keys: &Arc<Keys>,
-    fence: &Fence,
+    (settings, keys, fence): Node<'_>,
 ) -> Result<(NodeConfig, Validity), OperatorError> {
     let mut answer = operator::enroll(settings, keys).await?;
     fence.observe(answer.leader_epoch);
@@ -162,41 +166,31 @@ async fn enroll_once(
 
 /// Renews the certificate in time, or when the operator does not know the one in force. The private key stays.
 async fn renew(
-    (settings, keys, fence): (&Settings, &Arc<Keys>, &Fence),
+    node: Node<'_>,
     enrollment: &watch::Sender<Enrollment>,
     ordered: &watch::Sender<NodeConfig>,
     mut doubted: watch::Receiver<u64>,
 ) -> Infallible {
-    let mut retry = Retry::new("renew", settings.timing);
     loop {
         let held = enrollment.borrow().validity;
         let left = Duration::from_secs(held.renew_at().saturating_sub(unix_s()));
-        let soonest = Instant::now() + settings.timing.renew_least;
+        let soonest = Instant::now() + node.0.timing.renew_least;
         tokio::select! {
             () = tokio::time::sleep(left) => {}
             // The sender lives as long as the reporter.
             _ = doubted.wait_for(|ends| *ends == held.ends) => {}
         }
         tokio::time::sleep_until(soonest).await;
-        loop {
-            match enroll_once(settings, keys, fence).await {
-                Ok((config, validity)) => {
-                    retry.succeeded();
-                    tracing::info!(expires_unix_s = validity.ends, "certificate renewed");
-                    replace_if_different(ordered, config);
-                    enrollment.send_replace(Enrollment {
-                        validity,
-                        error: None,
-                    });
-                    break;
-                }
-                Err(error) => {
-                    let wait = retry.failed(&error);
-                    enrollment.send_modify(|enrollment| enrollment.error = Some(error));
-                    tokio::time::sleep(wait).await;
-                }
-            }
-        }
+        let (config, validity) = enroll("renew", node, |error| {
+            enrollment.send_modify(|enrollment| enrollment.error = Some(error));
+        })
+        .await;
+        tracing::info!(expires_unix_s = validity.ends, "certificate renewed");
+        replace_if_different(ordered, config);
+        enrollment.send_replace(Enrollment {
+            validity,
+            error: None,
+        });
     }
 }
 

@@ -3,19 +3,17 @@
 use std::path::Path;
 use std::time::Duration;
 
+use tonic::Status;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
-use tonic::{Code, Status};
 use weft_identity::OPERATOR_NAME;
 use weft_identity::cause::chain;
-use weft_proto::Message as _;
-use weft_proto::agent::v1::ErrorDetail;
 use weft_proto::operator::v1::operator_client::OperatorClient;
 use weft_proto::operator::v1::{EnrollRequest, EnrollResponse};
 
 use crate::enroll::error::OperatorError;
 use crate::enroll::keys::Keys;
 use crate::enroll::settings::Settings;
-use crate::transfer::agent_client::{PING_INTERVAL, PING_TIMEOUT};
+use crate::transfer::agent_client::{PING_INTERVAL, PING_TIMEOUT, refusal};
 
 /// Time for a connection, and then for an answer.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -86,18 +84,13 @@ pub(crate) async fn within<T>(
 
 /// What a status means: the operator's own word, or that there is no operator.
 pub(crate) fn refused(settings: &Settings, status: &Status) -> OperatorError {
-    let detail = ErrorDetail::decode(status.details()).unwrap_or_default();
-    let reason = match (detail.reason.is_empty(), status.code()) {
-        (false, _) => detail.reason,
-        (true, Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded) => {
-            return unreachable(settings, chain(status));
-        }
-        (true, code) => format!("{code:?}"),
-    };
-    OperatorError::Refused {
-        code: status.code(),
-        reason,
-        message: status.message().to_owned(),
+    match refusal(status) {
+        Some(detail) => OperatorError::Refused {
+            code: status.code(),
+            reason: detail.reason,
+            message: status.message().to_owned(),
+        },
+        None => unreachable(settings, chain(status)),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::enroll::settings::Timing;
 #[derive(Debug)]
 pub(crate) struct Retry {
     call: &'static str,
-    builder: ExponentialBuilder,
+    timing: Timing,
     delays: ExponentialBackoff,
     logged: BTreeSet<String>,
 }
@@ -20,15 +20,16 @@ pub(crate) struct Retry {
 impl Retry {
     pub(crate) fn new(call: &'static str, timing: Timing) -> Self {
         // The jitter adds up to as much again, so that nodes do not come all at once.
-        let builder = ExponentialBuilder::new()
+        let delays = ExponentialBuilder::new()
             .with_min_delay(timing.retry_first / 2)
             .with_max_delay(timing.retry_most / 2)
             .without_max_times()
-            .with_jitter();
+            .with_jitter()
+            .build();
         Self {
             call,
-            builder,
-            delays: builder.build(),
+            timing,
+            delays,
             logged: BTreeSet::new(),
         }
     }
@@ -50,11 +51,7 @@ impl Retry {
     pub(crate) fn succeeded(&mut self) {
         if !self.logged.is_empty() {
             tracing::info!("{}: succeeded after failures", self.call);
-            *self = Self {
-                delays: self.builder.build(),
-                logged: BTreeSet::new(),
-                ..*self
-            };
+            *self = Self::new(self.call, self.timing);
         }
     }
 }

@@ -24,13 +24,6 @@ pub(super) const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct JobUid(String);
 
-impl JobUid {
-    /// Its text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
 impl fmt::Display for JobUid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

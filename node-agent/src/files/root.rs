@@ -83,11 +83,6 @@ impl Root {
         &self.name
     }
 
-    /// The directory on the node.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Whether its path leads to another directory by now, which has been mounted over this one or put
     /// in its place.
     pub fn is_replaced(&self) -> bool {

@@ -28,11 +28,6 @@ impl FileTree {
         }
     }
 
-    /// How the file is cut.
-    pub fn blocks(&self) -> Blocks {
-        self.blocks
-    }
-
     /// Puts a block's digest in, replacing what was there. An index past the end is ignored.
     pub fn set(&mut self, index: u32, digest: BlockDigest) {
         if let Some(slot) = self.digests.get_mut(index as usize) {

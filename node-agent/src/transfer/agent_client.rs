@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use weft_identity::cause::chain;
@@ -16,7 +16,7 @@ use crate::tls::Tls;
 /// Largest control message: the hashes of 1 TiB.
 pub(crate) const CONTROL_BYTES_MAX: usize = 64 << 20;
 /// Time for one try to reach another agent.
-pub(crate) const TRY_TIMEOUT: Duration = Duration::from_secs(5);
+const TRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// A control connection is pinged this often. With [`PING_TIMEOUT`], a peer that has vanished is noticed after
 /// 6 s, long before any lease ends.
 pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(2);
@@ -80,32 +80,27 @@ impl OtherAgent<'_> {
     }
 
     /// The fault that a call ended with.
-    pub(crate) fn fault(&self, status: &Status) -> Fault {
-        let detail = ErrorDetail::decode(status.details()).unwrap_or_default();
-        if !detail.reason.is_empty() {
-            return Fault::PeerRefused {
+    fn fault(&self, status: &Status) -> Fault {
+        match refusal(status) {
+            Some(detail) => Fault::PeerRefused {
                 node: self.node.to_owned(),
                 reason: detail.reason,
                 message: status.message().to_owned(),
                 retriable: detail.retriable,
-            };
-        }
-        match status.code() {
-            Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded => {
-                self.unreachable(chain(status))
-            }
-            code => Fault::PeerRefused {
-                node: self.node.to_owned(),
-                reason: format!("{code:?}"),
-                message: status.message().to_owned(),
-                retriable: false,
             },
+            None => self.unreachable(chain(status)),
         }
     }
 
-    /// It has not answered within [`TRY_TIMEOUT`].
-    pub(crate) fn silent(&self) -> Fault {
-        self.unreachable(format!("no answer within {TRY_TIMEOUT:?}"))
+    /// What a call brings, if it brings it within [`TRY_TIMEOUT`].
+    pub(crate) async fn answer<T>(
+        &self,
+        call: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Fault> {
+        match timeout(TRY_TIMEOUT, call).await {
+            Ok(answer) => answer.map_err(|status| self.fault(&status)),
+            Err(_) => Err(self.unreachable(format!("no answer within {TRY_TIMEOUT:?}"))),
+        }
     }
 
     fn unreachable(&self, problem: String) -> Fault {
@@ -115,4 +110,18 @@ impl OtherAgent<'_> {
             problem,
         }
     }
+}
+
+/// Why an agent or the operator refused a call. None where no answer came from it.
+pub(crate) fn refusal(status: &Status) -> Option<ErrorDetail> {
+    let mut detail = ErrorDetail::decode(status.details()).unwrap_or_default();
+    if detail.reason.is_empty() {
+        detail.reason = match status.code() {
+            Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded => {
+                return None;
+            }
+            code => format!("{code:?}"),
+        };
+    }
+    Some(detail)
 }

@@ -4,8 +4,8 @@
 //! it alone decides what state the attempt is in.
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -20,7 +20,7 @@ use crate::transfer::recorder::Recorder;
 use crate::transfer::state::{Event, State, Transition};
 
 /// What observers of an attempt wait for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Status {
     /// Its state.
     pub state: State,
@@ -56,9 +56,8 @@ pub struct Attempt {
     pub job: JobRef,
     /// What is counted.
     pub counters: Counters,
-    began: Instant,
-    /// Nanoseconds from `began` to the operator's last call.
-    renewed_ns: AtomicU64,
+    /// When the operator last asked about it.
+    renewed: Mutex<Instant>,
     status: watch::Sender<Status>,
     peers: Mutex<Vec<Arc<Peer>>>,
     /// Dropped to tell all threads to stop.
@@ -73,21 +72,12 @@ impl Attempt {
     #[must_use]
     pub fn new(job: JobRef) -> Arc<Self> {
         let (stop, stopped) = crossbeam_channel::bounded(0);
-        let status = Status {
-            state: State::Pending,
-            fault: None,
-            digest: None,
-            workers: 0,
-            sealed: false,
-            closed: false,
-        };
         Arc::new(Self {
             job,
             counters: Counters::default(),
-            began: Instant::now(),
-            renewed_ns: AtomicU64::new(0),
-            status: watch::Sender::new(status),
-            peers: Mutex::new(Vec::new()),
+            renewed: Mutex::new(Instant::now()),
+            status: watch::Sender::default(),
+            peers: Mutex::default(),
             stop: Mutex::new(Some(stop)),
             stopped,
             recorder: Mutex::default(),
@@ -124,16 +114,12 @@ impl Attempt {
 
     /// Sets how the files are recorded once they are verified.
     pub(crate) fn set_recorder(&self, recorder: Recorder) {
-        *self.recorder() = Some(recorder);
-    }
-
-    fn recorder(&self) -> MutexGuard<'_, Option<Recorder>> {
-        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
+        *abort::lock(&self.recorder) = Some(recorder);
     }
 
     /// Everything is checked and published. Records the copy first, so only threads that may block call this.
     pub fn published(&self, digest: Option<Digest>) {
-        let recorder = self.recorder().take();
+        let recorder = abort::lock(&self.recorder).take();
         if let (Some(recorder), Some(digest)) = (recorder, digest.or(self.status().digest)) {
             recorder.record(&self.job.uid, &digest);
         }
@@ -186,12 +172,7 @@ impl Attempt {
 
     /// Stops all threads, whatever the state.
     pub fn stop(&self) {
-        drop(
-            self.stop
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
+        drop(abort::lock(&self.stop).take());
     }
 
     /// A channel that is disconnected once the threads must stop.
@@ -233,7 +214,7 @@ impl Attempt {
 
     /// Everything is over and cleaned up.
     pub fn close(&self) {
-        drop(self.recorder().take());
+        drop(abort::lock(&self.recorder).take());
         self.status.send_modify(|status| status.closed = true);
     }
 
@@ -245,35 +226,24 @@ impl Attempt {
 
     /// The operator has asked about the attempt.
     pub fn renew(&self) {
-        self.renewed_ns.store(self.since_ns(), Ordering::Release);
+        *abort::lock(&self.renewed) = Instant::now();
     }
 
     /// Time since the operator last asked about it.
     #[must_use]
     pub fn idle(&self) -> Duration {
-        let renewed = self.renewed_ns.load(Ordering::Acquire);
-        Duration::from_nanos(self.since_ns().saturating_sub(renewed))
+        abort::lock(&self.renewed).elapsed()
     }
 
     /// Adds a connection's record.
     pub fn add_peer(&self, peer: Arc<Peer>) {
-        self.peers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(peer);
+        abort::lock(&self.peers).push(peer);
     }
 
     /// The connections' records.
     #[must_use]
     pub fn peers(&self) -> Vec<Arc<Peer>> {
-        self.peers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-
-    fn since_ns(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        abort::lock(&self.peers).clone()
     }
 }
 

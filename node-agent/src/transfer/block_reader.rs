@@ -12,9 +12,9 @@ use crossbeam_channel::{Receiver, Sender, select_biased};
 use crate::fault::Fault;
 use crate::files::{Digest, FileTree, Shape, Source, SourceFile, directory_digest};
 use crate::transfer::attempt::Attempt;
-use crate::transfer::buffers::BufferPool;
+use crate::transfer::buffers::Buffer;
 use crate::transfer::layout::{Item, Layout};
-use crate::transfer::message::{Builder, Message};
+use crate::transfer::message::Builder;
 use crate::transfer::record::Record;
 use crate::transfer::sender_event::SenderEvent;
 use crate::transfer::staged_blocks::StagedBlocks;
@@ -28,37 +28,30 @@ pub(crate) trait BlockReader: Send {
 /// Builds the messages that are asked for, until the attempt stops or the sender ends.
 pub(crate) fn serve(
     mut reader: impl BlockReader,
-    pool: &BufferPool,
     attempt: &Attempt,
-    wanted: &Receiver<u32>,
+    wanted: &Receiver<(u32, Buffer)>,
     sender: &Sender<SenderEvent>,
 ) {
     let stopped = attempt.stopped();
     loop {
-        let number = select_biased! {
+        let (number, mut buffer) = select_biased! {
             recv(stopped) -> _ => return,
-            recv(wanted) -> number => match number {
-                Ok(number) => number,
+            recv(wanted) -> wanted => match wanted {
+                Ok(wanted) => wanted,
                 Err(_) => return,
             },
         };
-        let Some(mut buffer) = pool.take() else {
-            return;
-        };
-        let built = match reader.build(number, &mut buffer) {
-            Ok(bytes) => SenderEvent::Built(
-                number,
-                Message {
-                    buffer: pool.share(buffer),
-                    bytes,
-                },
-            ),
+        let bytes = match reader.build(number, &mut buffer) {
+            Ok(bytes) => bytes,
             Err(fault) => {
                 attempt.fail(fault);
                 return;
             }
         };
-        if sender.send(built).is_err() {
+        if sender
+            .send(SenderEvent::Built(number, buffer, bytes))
+            .is_err()
+        {
             return;
         }
     }
@@ -117,7 +110,7 @@ impl SourceReader {
         block: u32,
         bytes: usize,
     ) -> Result<(), Fault> {
-        let algorithm = self.layout.algorithm();
+        let algorithm = self.layout.algorithm;
         let file = self.file(index)?;
         let blocks = file.blocks(algorithm);
         let room = builder.room(bytes);
@@ -138,15 +131,14 @@ impl SourceReader {
         if let Some(digest) = self.digests[index as usize] {
             return Ok(digest);
         }
-        let algorithm = self.layout.algorithm();
+        let algorithm = self.layout.algorithm;
         self.file(index)?.unchanged()?;
         let tree = match self.trees.remove(&index) {
             Some(tree) => tree,
             None => FileTree::new(self.file(index)?.blocks(algorithm)),
         };
-        let digest = tree.root().ok_or_else(|| Fault::Engine {
-            problem: format!("blocks of file {index} were asked for out of order"),
-        })?;
+        let unordered = || format!("blocks of file {index} were asked for out of order");
+        let digest = tree.root().ok_or_else(|| Fault::engine(unordered()))?;
         self.digests[index as usize] = Some(digest);
         Ok(digest)
     }
@@ -161,7 +153,7 @@ impl SourceReader {
                 let files = manifest.files().filter_map(|(index, entry, _)| {
                     Some((entry.path, self.digests[index as usize]?))
                 });
-                Some(directory_digest(self.layout.algorithm(), files))
+                Some(directory_digest(self.layout.algorithm, files))
             }
         };
         if let Some(attempt) = &self.attempt {
@@ -208,9 +200,7 @@ pub(crate) struct StagedReader(pub Arc<StagedBlocks>);
 
 impl BlockReader for StagedReader {
     fn build(&mut self, number: u32, buffer: &mut [u8]) -> Result<usize, Fault> {
-        let missing = |what: String| Fault::Engine {
-            problem: format!("{what} is not here yet"),
-        };
+        let missing = |what: String| Fault::engine(format!("{what} is not here yet"));
         let mut builder = Builder::new(buffer);
         for item in self.0.layout.items(number) {
             match item {

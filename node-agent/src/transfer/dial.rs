@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
-use tokio::time::timeout;
 use weft_core::units::Key;
 use weft_core::wire::{Secret, VERSION};
 use weft_engine::{DomainId, Engine, Event};
@@ -13,7 +12,7 @@ use weft_proto::agent::v1::{Algorithm, Child, ConnectRequest, ConnectResponse};
 use crate::convert;
 use crate::fault::Fault;
 use crate::tls::Tls;
-use crate::transfer::agent_client::{CONTROL_BYTES_MAX, OtherAgent, TRY_TIMEOUT};
+use crate::transfer::agent_client::{CONTROL_BYTES_MAX, OtherAgent};
 use crate::transfer::arrivals::WINDOW_MESSAGES;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::fanout::ChildIndex;
@@ -87,10 +86,7 @@ impl Dialer {
         let response = self.call(request).await?;
         let remote =
             convert::endpoint(&self.child.node, response.endpoint, self.engine.settings())?;
-        let faulty = |problem: &str| Fault::PeerFaulty {
-            node: self.child.node.clone(),
-            problem: problem.to_owned(),
-        };
+        let faulty = |problem: &str| Fault::faulty(&self.child.node, problem);
         let fits = |slots: &[weft_proto::agent::v1::Slot]| {
             (1..=SLOTS_MAX).contains(&slots.len())
                 && slots.iter().all(|slot| slot.bytes as usize >= SLOT_BYTES)
@@ -101,9 +97,7 @@ impl Dialer {
         let held = HeldBlocks::new(response.have).map_err(faulty)?;
         self.engine
             .connect(local.id, remote, self.events.clone())
-            .map_err(|error| Fault::Engine {
-                problem: error.to_string(),
-            })?;
+            .map_err(|error| Fault::engine(error.to_string()))?;
         self.peer.opened(local.id);
         let slots = response
             .slots
@@ -126,9 +120,7 @@ impl Dialer {
         let call = || {
             let (mut client, request) = (client.clone(), request.clone());
             async move {
-                let answer = timeout(TRY_TIMEOUT, client.connect(request)).await;
-                let answer = answer.map_err(|_| agent.silent())?;
-                let response = answer.map_err(|status| agent.fault(&status))?;
+                let response = agent.answer(client.connect(request)).await?;
                 Ok(response.into_inner())
             }
         };
@@ -142,8 +134,6 @@ pub(crate) fn draw_secret() -> Result<Secret, Fault> {
     let mut secret = [0; 32];
     SystemRandom::new()
         .fill(&mut secret)
-        .map_err(|_| Fault::Engine {
-            problem: "the operating system gave no random bytes".to_owned(),
-        })?;
+        .map_err(|_| Fault::engine("the operating system gave no random bytes"))?;
     Ok(Secret(secret))
 }

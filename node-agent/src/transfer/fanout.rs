@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::transfer::arrivals::WINDOW_MESSAGES;
-use crate::transfer::buffers::Buffer;
 use crate::transfer::message::{HeldBlocks, Message, data_bytes};
 
 /// Messages kept because some child still needs them: a round trip's worth beyond the slots.
@@ -115,11 +114,6 @@ impl OpenChild {
     }
 }
 
-/// What is wrong with a credit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a credit for slot {0}, which it was not given")]
-pub(crate) struct WrongCredit(pub u32);
-
 /// The state of one sender.
 #[derive(Debug)]
 pub(crate) struct Fanout {
@@ -130,15 +124,12 @@ pub(crate) struct Fanout {
     children: Vec<Child>,
     cache: BTreeMap<u32, Message>,
     building: BTreeSet<u32>,
-    /// Buffers that left the cache.
-    dropped: Vec<Arc<Buffer>>,
     actions: VecDeque<Action>,
     limits: SendLimits,
 }
 
 impl Fanout {
     /// For a transfer of `messages`, to so many children. At a source everything is ready.
-    #[must_use]
     pub(crate) fn new(messages: u32, children: usize, ready: u32, limits: SendLimits) -> Self {
         Self {
             messages,
@@ -146,7 +137,6 @@ impl Fanout {
             children: (0..children).map(|_| Child::Awaited).collect(),
             cache: BTreeMap::new(),
             building: BTreeSet::new(),
-            dropped: Vec::new(),
             actions: VecDeque::new(),
             limits,
         }
@@ -182,22 +172,21 @@ impl Fanout {
         self.building.remove(&number);
         if is_needed(&self.children, number) {
             self.cache.insert(number, message);
-        } else {
-            self.dropped.push(message.buffer);
         }
         self.turn();
     }
 
-    /// A child has emptied a slot. Returns the data bytes that were in it.
-    pub(crate) fn credit(&mut self, child: ChildIndex, slot: u32) -> Result<u64, WrongCredit> {
+    /// A child has emptied a slot. Returns the data bytes that were in it, or what is wrong with the credit.
+    pub(crate) fn credit(&mut self, child: ChildIndex, slot: u32) -> Result<u64, String> {
+        let wrong = || format!("a credit for slot {slot}, which it was not given");
         let Child::Open(open) = &mut self.children[child] else {
-            return Err(WrongCredit(slot));
+            return Err(wrong());
         };
         let bytes = usize::try_from(slot)
             .ok()
             .and_then(|index| open.under_way.get_mut(index))
             .and_then(Option::take)
-            .ok_or(WrongCredit(slot))?
+            .ok_or_else(wrong)?
             .bytes;
         // Fits: it is an index of `under_way`.
         open.free.push(slot as u16);
@@ -221,25 +210,17 @@ impl Fanout {
         self.actions.pop_front()
     }
 
-    /// Buffers that are not needed here any more.
-    pub(crate) fn dropped(&mut self) -> impl Iterator<Item = Arc<Buffer>> + '_ {
-        self.dropped.drain(..)
-    }
-
     /// Whether this child has everything, published.
-    #[must_use]
     pub(crate) fn is_done(&self, child: ChildIndex) -> bool {
         matches!(self.children[child], Child::Done)
     }
 
     /// Whether everything was sent to this child and only its last credits are missing.
-    #[must_use]
     pub(crate) fn is_finishing(&self, child: ChildIndex) -> bool {
         matches!(&self.children[child], Child::Open(open) if open.next == self.messages)
     }
 
     /// Whether no child needs anything any more: each is done, or has failed.
-    #[must_use]
     pub(crate) fn is_over(&self) -> bool {
         self.children
             .iter()
@@ -252,10 +233,7 @@ impl Fanout {
             self.send(child);
         }
         let children = &self.children;
-        let unneeded = |number: &u32, _: &mut Message| !is_needed(children, *number);
-        let evicted = self.cache.extract_if(.., unneeded);
-        self.dropped
-            .extend(evicted.map(|(_, message)| message.buffer));
+        self.cache.retain(|number, _| is_needed(children, *number));
         self.trim();
         self.ask();
     }
@@ -328,10 +306,10 @@ impl Fanout {
                 })
             };
             let oldest = self.cache.keys().copied().find(|number| !next(number));
-            let Some(message) = oldest.and_then(|oldest| self.cache.remove(&oldest)) else {
+            let Some(oldest) = oldest else {
                 return;
             };
-            self.dropped.push(message.buffer);
+            self.cache.remove(&oldest);
         }
     }
 }

@@ -54,18 +54,20 @@ struct Cursor {
 /// The messages of one transfer.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
-    manifest: Arc<Manifest>,
-    algorithm: Algorithm,
+    /// What is cut.
+    pub manifest: Arc<Manifest>,
+    /// How blocks are hashed.
+    pub algorithm: Algorithm,
     /// The entries that are files.
     files: Vec<u32>,
     /// Where each message begins.
     starts: Vec<Cursor>,
-    blocks: u64,
+    /// Blocks of all files.
+    pub blocks: u64,
 }
 
 impl Layout {
     /// Cuts a manifest.
-    #[must_use]
     pub(crate) fn new(manifest: &Arc<Manifest>, algorithm: Algorithm) -> Self {
         let files = manifest.files();
         let blocks = files.map(|(.., bytes)| u64::from(Blocks::new(algorithm, bytes).count()));
@@ -90,38 +92,12 @@ impl Layout {
     }
 
     /// Messages, the end included.
-    #[must_use]
     pub(crate) fn messages(&self) -> u32 {
         // Fewer than files and blocks together, which a manifest holds far below 2³².
         self.starts.len() as u32
     }
 
-    /// What is cut.
-    #[must_use]
-    pub(crate) fn manifest(&self) -> &Arc<Manifest> {
-        &self.manifest
-    }
-
-    /// How blocks are hashed.
-    #[must_use]
-    pub(crate) fn algorithm(&self) -> Algorithm {
-        self.algorithm
-    }
-
-    /// Bytes of all files.
-    #[must_use]
-    pub(crate) fn bytes(&self) -> u64 {
-        self.manifest.bytes()
-    }
-
-    /// Blocks of all files.
-    #[must_use]
-    pub(crate) fn blocks(&self) -> u64 {
-        self.blocks
-    }
-
     /// How an entry is cut, if it is a file.
-    #[must_use]
     pub(crate) fn file(&self, entry: u32) -> Option<Blocks> {
         match self.manifest.entry(entry as usize)?.kind {
             EntryKind::File { bytes } => Some(Blocks::new(self.algorithm, bytes)),
@@ -150,7 +126,6 @@ impl Layout {
     }
 
     /// The message that an item is in, if it is one of this layout.
-    #[must_use]
     pub(crate) fn message_of(&self, item: Item) -> Option<u32> {
         let cursor = match item {
             Item::End => return Some(self.messages() - 1),

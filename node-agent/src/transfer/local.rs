@@ -23,9 +23,7 @@ pub(crate) fn copy(
     let layout = &staged.layout;
     let mut reader = SourceReader::new(source, layout.clone(), None);
     let mut placer = BlockWriter::new(attempt.clone(), staged.clone(), "this node".to_owned());
-    let held = HeldBlocks::new(staged.have.clone()).map_err(|problem| Fault::Engine {
-        problem: problem.to_owned(),
-    })?;
+    let held = HeldBlocks::new(staged.have.clone()).map_err(Fault::engine)?;
     let mut buffer = vec![0; SLOT_BYTES];
     for number in 0..layout.messages() {
         if attempt.is_stopping() {

@@ -118,7 +118,6 @@ impl HeldBlocks {
     }
 
     /// The hash of a block that the child holds.
-    #[must_use]
     pub(crate) fn get(&self, file: u32, block: u32) -> Option<[u8; 32]> {
         let behind = self
             .runs
@@ -171,7 +170,6 @@ impl HeldBlocks {
 }
 
 /// Bytes of file data in a message.
-#[must_use]
 pub(crate) fn data_bytes(message: &Message) -> u64 {
     let records = Records::new(&message.buffer[..message.bytes]).flatten();
     records.map(|record| record.data_bytes() as u64).sum()

@@ -18,7 +18,7 @@ use crate::fault::Fault;
 use crate::files::{
     BlockDigest, Digest, FileTree, ObjectReadLog, Shape, VersionId, directory_digest,
 };
-use crate::object::{ObjectError, Store, Version, WholeReader};
+use crate::object::{Store, Version, WholeReader};
 use crate::transfer::attempt::Attempt;
 use crate::transfer::block_reader::padded_digest;
 use crate::transfer::buffers::{Buffer, BufferShare};
@@ -74,19 +74,6 @@ struct ReadMessage {
     digests: Vec<(u32, usize)>,
 }
 
-/// Why a message was not read.
-enum Unread {
-    /// The store gives no parts of objects.
-    NoRanges,
-    Failed(Fault),
-}
-
-impl From<ObjectError> for Unread {
-    fn from(error: ObjectError) -> Self {
-        Self::Failed(error.into())
-    }
-}
-
 impl ObjectReceiver {
     /// For an attempt with these versions of objects, by the manifest's entries. Finds out which blocks are on
     /// disk already. `share` has two to [`BUFFERS`] buffers; requests run on `runtime`.
@@ -98,7 +85,7 @@ impl ObjectReceiver {
         share: BufferShare,
         runtime: Handle,
     ) -> Result<Self, Fault> {
-        let mut record = staged.destination.read_record(staged.layout.blocks())?;
+        let mut record = staged.destination.read_record(staged.layout.blocks)?;
         let url = store.url().to_owned();
         let ids: Vec<Option<VersionId>> = versions
             .iter()
@@ -154,10 +141,9 @@ impl ObjectReceiver {
         let mut reads = pin!(stream::iter(reads).buffered(self.share.buffers() - 1));
         let mut number = 0;
         while let Some(read) = object.wait(reads.next()) {
-            match read {
-                Ok(message) => self.place(message)?,
-                Err(Unread::NoRanges) => return Ok(Some(number)),
-                Err(Unread::Failed(fault)) => return Err(fault),
+            match read? {
+                Some(message) => self.place(message)?,
+                None => return Ok(Some(number)),
             }
             number += 1;
         }
@@ -170,10 +156,9 @@ impl ObjectReceiver {
         let mut whole = WholeReader::new(object.store.clone());
         for number in first..object.layout.messages() {
             let read = async { Some(object.read(number, Some(&mut whole)).await) };
-            match object.wait(read) {
-                Some(Ok(message)) => self.place(message)?,
-                Some(Err(Unread::Failed(fault))) => return Err(fault),
-                Some(Err(Unread::NoRanges)) | None => return Ok(()),
+            match object.wait(read).transpose()?.flatten() {
+                Some(message) => self.place(message)?,
+                None => return Ok(()),
             }
         }
         Ok(())
@@ -200,9 +185,9 @@ impl ObjectReceiver {
             }
         }
         for (file, at) in digests {
-            let digest = self.tree(file)?.root().ok_or_else(|| Fault::Engine {
-                problem: format!("blocks of file {file} were read out of order"),
-            })?;
+            let unordered = || format!("blocks of file {file} were read out of order");
+            let digest = self.tree(file)?.root();
+            let digest = digest.ok_or_else(|| Fault::engine(unordered()))?;
             self.trees.remove(&file);
             set_digest(&mut buffer, at, file, padded_digest(&digest));
         }
@@ -220,9 +205,7 @@ impl ObjectReceiver {
 
     fn tree(&mut self, file: u32) -> Result<&mut FileTree, Fault> {
         let blocks = self.object.layout.file(file);
-        let blocks = blocks.ok_or_else(|| Fault::Engine {
-            problem: format!("entry {file} is no file"),
-        })?;
+        let blocks = blocks.ok_or_else(|| Fault::engine(format!("entry {file} is no file")))?;
         let tree = self.trees.entry(file);
         Ok(tree.or_insert_with(|| FileTree::new(blocks)))
     }
@@ -230,7 +213,7 @@ impl ObjectReceiver {
 
 impl ObjectBlocks {
     /// Reads a message in a task of its own: its request goes on while this thread places another message.
-    async fn spawn_read(self: Arc<Self>, number: u32) -> Result<ReadMessage, Unread> {
+    async fn spawn_read(self: Arc<Self>, number: u32) -> Result<Option<ReadMessage>, Fault> {
         let runtime = self.runtime.clone();
         let task = runtime.spawn(async move { self.read(number, None).await });
         let mut task = AbortOnDrop(task);
@@ -249,12 +232,13 @@ impl ObjectBlocks {
         })
     }
 
-    /// Reads a message: each of its blocks by a request of its own, or out of `whole`.
+    /// Reads a message: each of its blocks by a request of its own, or out of `whole`. None where the store gives
+    /// no parts of objects.
     async fn read(
         &self,
         number: u32,
         mut whole: Option<&mut WholeReader>,
-    ) -> Result<ReadMessage, Unread> {
+    ) -> Result<Option<ReadMessage>, Fault> {
         let mut buffer = vec![0; SLOT_BYTES].into_boxed_slice();
         let mut builder = Builder::new(&mut buffer);
         let mut digests = Vec::new();
@@ -274,7 +258,7 @@ impl ObjectBlocks {
                     match &mut whole {
                         Some(whole) => whole.read(version, offset, room).await?,
                         None if self.store.read_range(version, offset, room).await? => {}
-                        None => return Err(Unread::NoRanges),
+                        None => return Ok(None),
                     }
                     let digest = blocks.digest(block, builder.room(bytes));
                     builder.block(file, block, digest.0, bytes);
@@ -288,7 +272,7 @@ impl ObjectBlocks {
             }
         }
         builder.finish();
-        Ok(ReadMessage { buffer, digests })
+        Ok(Some(ReadMessage { buffer, digests }))
     }
 }
 
@@ -330,7 +314,7 @@ fn held(
 
 /// The digest of all that is on disk, if that is everything.
 fn whole(staged: &StagedBlocks, blocks: &HashMap<(u32, u32), BlockDigest>) -> Option<Digest> {
-    let manifest = staged.layout.manifest();
+    let manifest = &staged.layout.manifest;
     let mut digests = Vec::new();
     for (file, entry, _) in manifest.files() {
         let cut = staged.layout.file(file)?;
@@ -343,7 +327,7 @@ fn whole(staged: &StagedBlocks, blocks: &HashMap<(u32, u32), BlockDigest>) -> Op
     match (manifest.shape(), digests.as_slice()) {
         (Shape::File, [(_, digest)]) => Some(*digest),
         _ => Some(directory_digest(
-            staged.layout.algorithm(),
+            staged.layout.algorithm,
             digests.into_iter(),
         )),
     }

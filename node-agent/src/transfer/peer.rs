@@ -1,34 +1,16 @@
 //! `Peer`: what one connection of an attempt reports to progress streams.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use weft_core::connection::Stats;
 use weft_core::units::ConnectionId;
 use weft_engine::Snapshot;
 use weft_proto::agent::v1::{PeerProgress, Role};
 
+use crate::abort;
 use crate::config::ConfigSource;
 use crate::fault::Fault;
-
-/// The state of a connection.
-#[derive(Debug, Clone)]
-enum ConnectionState {
-    /// Not agreed on yet.
-    Awaited,
-    /// In the engine.
-    Open(ConnectionId),
-    /// Over, with its last counts.
-    Closed(ConnectionCounts),
-}
-
-/// The counts of a connection.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ConnectionCounts {
-    /// Chunks sent, resent ones included.
-    pub chunks_sent: u64,
-    /// Of these: again.
-    pub chunks_resent: u64,
-}
 
 /// One connection of an attempt. Written by the thread that holds the connection.
 #[derive(Debug)]
@@ -38,7 +20,16 @@ pub struct Peer {
     /// Which side that node is on.
     pub role: Role,
     bytes: AtomicU64,
-    state: Mutex<(ConnectionState, Option<Fault>)>,
+    state: Mutex<PeerState>,
+}
+
+#[derive(Debug, Default)]
+struct PeerState {
+    /// In the engine, once it is agreed on.
+    connection: Option<ConnectionId>,
+    /// As they were when it left the engine.
+    last: Option<Stats>,
+    fault: Option<Fault>,
 }
 
 impl Peer {
@@ -49,30 +40,30 @@ impl Peer {
             node,
             role,
             bytes: AtomicU64::new(0),
-            state: Mutex::new((ConnectionState::Awaited, None)),
+            state: Mutex::default(),
         }
     }
 
     /// It is in the engine.
     pub fn opened(&self, id: ConnectionId) {
-        self.lock().0 = ConnectionState::Open(id);
+        abort::lock(&self.state).connection = Some(id);
     }
 
     /// It is about to leave the engine.
     pub fn closed(&self, snapshot: &Snapshot) {
-        let counted = self.counted(snapshot);
-        self.lock().0 = ConnectionState::Closed(counted);
+        let last = self.stats(snapshot);
+        abort::lock(&self.state).last = Some(last);
     }
 
     /// It failed; the first reason stays.
     pub fn failed(&self, fault: Fault) {
-        self.lock().1.get_or_insert(fault);
+        abort::lock(&self.state).fault.get_or_insert(fault);
     }
 
     /// Why it failed, if it has.
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
-        self.lock().1.clone()
+        abort::lock(&self.state).fault.clone()
     }
 
     /// Data bytes that reached the other end.
@@ -80,57 +71,30 @@ impl Peer {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Data bytes so far.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    /// Its counts by now.
-    #[must_use]
-    pub fn counted(&self, snapshot: &Snapshot) -> ConnectionCounts {
-        match self.lock().0.clone() {
-            ConnectionState::Awaited => ConnectionCounts::default(),
-            ConnectionState::Closed(counted) => counted,
-            ConnectionState::Open(id) => count(snapshot, id),
-        }
+    fn stats(&self, snapshot: &Snapshot) -> Stats {
+        let state = abort::lock(&self.state);
+        let mut connections = snapshot.connections.iter();
+        let open = connections.find(|open| Some(open.id) == state.connection);
+        let stats = state.last.or(open.map(|open| open.stats));
+        stats.unwrap_or_default()
     }
 
     /// For a progress stream.
     #[must_use]
     pub fn to_proto(&self, node: &str, author: ConfigSource, snapshot: &Snapshot) -> PeerProgress {
-        let counted = self.counted(snapshot);
+        let stats = self.stats(snapshot);
         let fault = self.fault();
-        let said = |text: fn(&Fault) -> String| fault.as_ref().map(text).unwrap_or_default();
+        let said = |text: &dyn Fn(&Fault) -> String| fault.as_ref().map(text).unwrap_or_default();
         PeerProgress {
             node: self.node.clone(),
             role: self.role.into(),
-            bytes: self.bytes(),
-            chunks_sent: counted.chunks_sent,
-            chunks_resent: counted.chunks_resent,
+            bytes: self.bytes.load(Ordering::Relaxed),
+            chunks_sent: stats.chunks_sent + stats.chunks_resent,
+            chunks_resent: stats.chunks_resent,
             failed: fault.is_some(),
-            reason: said(|fault| fault.reason().to_owned()),
-            message: match &fault {
-                Some(fault) => format!("node {node}: {fault}"),
-                None => String::new(),
-            },
+            reason: said(&|fault| fault.reason().to_owned()),
+            message: said(&|fault| format!("node {node}: {fault}")),
             retriable: fault.as_ref().is_some_and(|fault| fault.retriable(author)),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, (ConnectionState, Option<Fault>)> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn count(snapshot: &Snapshot, id: ConnectionId) -> ConnectionCounts {
-    let stats = snapshot
-        .connections
-        .iter()
-        .find(|c| c.id == id)
-        .map(|c| &c.stats);
-    ConnectionCounts {
-        chunks_sent: stats.map_or(0, |s| s.chunks_sent + s.chunks_resent),
-        chunks_resent: stats.map_or(0, |s| s.chunks_resent),
     }
 }

@@ -60,7 +60,7 @@ impl BlockWriter {
         let number = staged.layout.message_of(self.item(&first)?);
         let number = number.ok_or_else(|| self.faulty("an unknown block".to_owned()))?;
         let checked = self.arrivals.check(number);
-        checked.map_err(|wrong| self.faulty(wrong.to_string()))?;
+        checked.map_err(|wrong| self.faulty(wrong))?;
         let mut items = staged.layout.items(number);
         let mut contents = Contents {
             number,
@@ -165,7 +165,7 @@ impl BlockWriter {
     }
 
     fn digest(&mut self, index: u32, value: &[u8; 32]) -> Result<(), Fault> {
-        let algorithm = self.staged.layout.algorithm();
+        let algorithm = self.staged.layout.algorithm;
         let (sent, zeros) = value.split_at(algorithm.digest_bytes());
         let digest = Digest::from_bytes(algorithm, sent)
             .filter(|_| zeros.iter().all(|byte| *byte == 0))
@@ -218,9 +218,6 @@ impl BlockWriter {
     }
 
     fn faulty(&self, problem: String) -> Fault {
-        Fault::PeerFaulty {
-            node: self.from.clone(),
-            problem,
-        }
+        Fault::faulty(&self.from, problem)
     }
 }

@@ -9,7 +9,7 @@ use crossbeam_channel::{select, tick};
 use weft_core::units::{ConnectionId, Key};
 use weft_engine::{Engine, Event, Region};
 
-use crate::fault::{Fault, Stage};
+use crate::fault::Fault;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::buffers::{Buffer, BufferShare};
 use crate::transfer::peer::Peer;
@@ -52,7 +52,6 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     /// For a connection that is in the engine.
-    #[must_use]
     pub(crate) fn new(config: ReceiverConfig) -> Self {
         let placer = BlockWriter::new(
             config.attempt.clone(),
@@ -127,7 +126,7 @@ impl Receiver {
             }
             Event::Failed { failure, .. } => {
                 let node = self.config.peer.node.clone();
-                Err(Fault::lost(node, Stage::Moving, failure))
+                Err(Fault::lost(node, "while moving blocks", failure))
             }
         }
     }
@@ -156,9 +155,7 @@ impl Receiver {
         let region = self.config.engine.take(key);
         region
             .and_then(|region| Region::into_box(region).ok())
-            .ok_or_else(|| Fault::Engine {
-                problem: "a slot's buffer is not there".to_owned(),
-            })
+            .ok_or_else(|| Fault::engine("a slot's buffer is not there"))
     }
 
     fn credit(&mut self, slot: u32) {
@@ -175,10 +172,7 @@ impl Receiver {
     }
 
     fn faulty(&self, problem: String) -> Fault {
-        Fault::PeerFaulty {
-            node: self.config.peer.node.clone(),
-            problem,
-        }
+        Fault::faulty(&self.config.peer.node, problem)
     }
 
     /// Tells the parent that all is published.

@@ -3,21 +3,25 @@
 //! [`crate::transfer::fanout`] decides what to send; the sender does it. It owns the connections to the
 //! children from the moment they are agreed on until the engine has confirmed their end.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, never, select, tick};
+use crossbeam_channel::{Receiver, after, never, select, tick};
 use weft_core::units::{ConnectionId, Key};
-use weft_engine::{Engine, Event, Source, WriteRequest};
+use weft_engine::{Engine, Event, WriteRequest};
 
-use crate::fault::{Fault, Stage};
+use crate::fault::Fault;
 use crate::transfer::attempt::Attempt;
-use crate::transfer::buffers::BufferPool;
+use crate::transfer::buffers::{Buffer, BufferPool};
 use crate::transfer::fanout::{Action, ChildIndex, Fanout, SendLimits};
 use crate::transfer::message::Message;
 use crate::transfer::peer::Peer;
 use crate::transfer::sender_event::SenderEvent;
 use crate::transfer::signal::{self, ABORT_NOTICE_TIMEOUT, ABORTED, PING, PING_INTERVAL};
+
+/// A sender that lacks a buffer looks this often whether another sender has given one up.
+const BUFFER_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a sender works with.
 #[derive(Debug)]
@@ -28,16 +32,16 @@ pub(crate) struct SenderConfig {
     pub attempt: Arc<Attempt>,
     /// One per child.
     pub peers: Vec<Arc<Peer>>,
-    /// Where buffers go back to.
-    pub pool: Arc<BufferPool>,
+    /// The buffers of its messages.
+    pub pool: BufferPool,
     /// Messages of the transfer.
     pub messages: u32,
     /// Messages that can be read from the start.
     pub ready: u32,
     /// Whether this node is the source: the sender then decides the attempt's end.
     pub is_source: bool,
-    /// To the block reader.
-    pub wanted: crossbeam_channel::Sender<u32>,
+    /// To the block reader: which message it builds in which buffer.
+    pub wanted: crossbeam_channel::Sender<(u32, Buffer)>,
     /// From the block reader, the receiver and the dialers.
     pub sender_events: Receiver<SenderEvent>,
     /// From the engine.
@@ -60,19 +64,21 @@ struct OpenConnection {
 pub(crate) struct Sender {
     config: SenderConfig,
     fanout: Fanout,
+    /// Messages that need a buffer.
+    unbuilt: VecDeque<u32>,
     open: Vec<OpenConnection>,
 }
 
 impl Sender {
     /// For a new attempt's children.
-    #[must_use]
-    pub(crate) fn new(config: SenderConfig) -> Self {
+    pub(crate) fn new(mut config: SenderConfig) -> Self {
         let children = config.peers.len();
-        let limits = SendLimits::of(config.pool.allowance(), children);
+        let limits = SendLimits::of(config.pool.shrink(), children);
         let fanout = Fanout::new(config.messages, children, config.ready, limits);
         Self {
             config,
             fanout,
+            unbuilt: VecDeque::new(),
             open: Vec::new(),
         }
     }
@@ -85,9 +91,13 @@ impl Sender {
         let mut engine_events = self.config.engine_events.clone();
         let mut stopping = false;
         while !self.fanout.is_over() && !stopping {
+            let buffer = match self.unbuilt.is_empty() {
+                true => never(),
+                false => after(BUFFER_INTERVAL),
+            };
             select! {
                 recv(engine_events) -> event => match event {
-                    Ok(event) => self.handle_engine_event(event),
+                    Ok(event) => self.handle_engine_event(&event),
                     // No child is connected and no dialer is left: the reasons are still in `sender_events`.
                     Err(_) => engine_events = never(),
                 },
@@ -95,22 +105,18 @@ impl Sender {
                     Ok(event) => self.handle_sender_event(event),
                     Err(_) => stopping = true,
                 },
-                recv(idle) -> _ => {
-                    self.ping();
-                    self.config.pool.settle();
-                }
+                recv(idle) -> _ => self.ping(),
+                recv(buffer) -> _ => {}
                 recv(stopped) -> _ => stopping = true,
             }
-            let allowance = self.config.pool.allowance();
-            self.fanout
-                .set_limits(SendLimits::of(allowance, self.config.peers.len()));
+            let limits = SendLimits::of(self.config.pool.shrink(), self.config.peers.len());
+            self.fanout.set_limits(limits);
             self.act();
         }
         if stopping {
             self.give_up();
         }
         self.close();
-        self.config.pool.close();
         if !stopping && self.config.is_source {
             self.conclude();
         }
@@ -127,7 +133,10 @@ impl Sender {
 
     fn handle_sender_event(&mut self, event: SenderEvent) {
         match event {
-            SenderEvent::Built(number, message) => self.fanout.built(number, message),
+            SenderEvent::Built(number, buffer, bytes) => {
+                let buffer = self.config.pool.share(buffer);
+                self.fanout.built(number, Message { buffer, bytes });
+            }
             SenderEvent::Ready(ready) => self.fanout.ready(ready),
             SenderEvent::Connected(child, agreed) => {
                 // The child's answer was checked to have at most 64 slots.
@@ -145,15 +154,12 @@ impl Sender {
         }
     }
 
-    fn handle_engine_event(&mut self, event: Event) {
-        match event {
-            Event::Written {
-                connection, source, ..
-            } => {
+    fn handle_engine_event(&mut self, event: &Event) {
+        match *event {
+            Event::Written { connection, .. } => {
                 if let Some(open) = self.open_connection(connection) {
                     open.under_way -= 1;
                 }
-                self.release(source);
             }
             Event::Signal {
                 connection,
@@ -161,26 +167,25 @@ impl Sender {
             } => self.signal(connection, immediate),
             Event::Failed {
                 connection,
-                failure,
+                ref failure,
             } => {
                 let Some(open) = self.open_connection(connection) else {
                     return;
                 };
                 open.failed = true;
                 let child = open.child;
-                let stage = self.stage(child);
+                let stage = match self.fanout.is_finishing(child) {
+                    true => "while it verified and published",
+                    false => "while moving blocks",
+                };
                 let node = self.config.peers[child].node.clone();
-                self.fail(child, Fault::lost(node, stage, &failure));
+                self.fail(child, Fault::lost(node, stage, failure));
             }
-            Event::Delivered { connection, .. } => {
-                // This end has no regions: the engine places nothing for it.
-                if let Some(open) = self.open_connection(connection) {
-                    let child = open.child;
-                    self.faulty(child, "bytes to a node that only sends".to_owned());
-                }
-            }
-            // This end posts writes only, and no receives.
-            Event::Completed { .. } | Event::Received { .. } | Event::Closed { .. } => {}
+            // This end posts writes only, and it has no regions: the engine places nothing for it.
+            Event::Delivered { .. }
+            | Event::Completed { .. }
+            | Event::Received { .. }
+            | Event::Closed { .. } => {}
         }
     }
 
@@ -196,7 +201,10 @@ impl Sender {
             }
             slot => match self.fanout.credit(child, slot) {
                 Ok(bytes) => self.config.peers[child].moved(bytes),
-                Err(wrong) => self.faulty(child, wrong.to_string()),
+                Err(wrong) => {
+                    let fault = Fault::faulty(&self.config.peers[child].node, wrong);
+                    self.fail(child, fault);
+                }
             },
         }
     }
@@ -204,10 +212,7 @@ impl Sender {
     fn act(&mut self) {
         while let Some(action) = self.fanout.poll() {
             match action {
-                Action::Build(number) => {
-                    // A block reader that has ended has failed the attempt.
-                    let _ = self.config.wanted.send(number);
-                }
+                Action::Build(number) => self.unbuilt.push_back(number),
                 Action::Send {
                     child,
                     slot,
@@ -215,8 +220,12 @@ impl Sender {
                 } => self.send(child, slot, message),
             }
         }
-        for buffer in self.fanout.dropped() {
-            self.config.pool.release(buffer);
+        while let Some(number) = self.unbuilt.front().copied()
+            && let Some(buffer) = self.config.pool.take()
+        {
+            self.unbuilt.pop_front();
+            // A block reader that has ended has failed the attempt.
+            let _ = self.config.wanted.send((number, buffer));
         }
     }
 
@@ -226,7 +235,6 @@ impl Sender {
             .iter_mut()
             .find(|open| open.child == child && !open.failed)
         else {
-            self.config.pool.release(message.buffer);
             return;
         };
         let request = WriteRequest {
@@ -241,19 +249,7 @@ impl Sender {
         };
         match self.config.engine.write(request) {
             Ok(()) => open.under_way += 1,
-            Err(error) => self.fail(
-                child,
-                Fault::Engine {
-                    problem: error.to_string(),
-                },
-            ),
-        }
-    }
-
-    fn release(&self, source: Source) {
-        // Neither messages nor signals are sent out of a region.
-        if let Source::Bytes(buffer) = source {
-            self.config.pool.release(buffer);
+            Err(error) => self.fail(child, Fault::engine(error.to_string())),
         }
     }
 
@@ -265,11 +261,6 @@ impl Sender {
                 open.under_way += 1;
             }
         }
-    }
-
-    fn faulty(&mut self, child: ChildIndex, problem: String) {
-        let node = self.config.peers[child].node.clone();
-        self.fail(child, Fault::PeerFaulty { node, problem });
     }
 
     fn fail(&mut self, child: ChildIndex, fault: Fault) {
@@ -286,14 +277,6 @@ impl Sender {
         );
         peer.failed(fault);
         self.fanout.failed(child);
-    }
-
-    fn stage(&self, child: ChildIndex) -> Stage {
-        if self.fanout.is_finishing(child) {
-            Stage::Finishing
-        } else {
-            Stage::Moving
-        }
     }
 
     fn open_connection(&mut self, connection: ConnectionId) -> Option<&mut OpenConnection> {
@@ -338,7 +321,6 @@ impl Sender {
         while !left.is_empty() {
             match self.config.engine_events.recv() {
                 Ok(Event::Closed { connection }) => left.retain(|id| *id != connection),
-                Ok(Event::Written { source, .. }) => self.release(source),
                 Ok(_) => {}
                 Err(_) => return,
             }

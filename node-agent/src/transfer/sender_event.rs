@@ -6,14 +6,15 @@ use weft_core::units::{ConnectionId, Key};
 use weft_engine::Engine;
 
 use crate::fault::Fault;
+use crate::transfer::buffers::Buffer;
 use crate::transfer::fanout::ChildIndex;
-use crate::transfer::message::{HeldBlocks, Message};
+use crate::transfer::message::HeldBlocks;
 
 /// An event for the sender.
 #[derive(Debug)]
 pub(crate) enum SenderEvent {
-    /// The block reader has built this message.
-    Built(u32, Message),
+    /// The block reader has built this message: its number, its buffer and its length.
+    Built(u32, Buffer, usize),
     /// Messages below this number can be asked for.
     Ready(u32),
     /// A child has agreed on a connection, which is in the engine.

@@ -1,11 +1,12 @@
 //! Staged blocks: what a destination has of a transfer. The receiver fills them, and the sender passes them on.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::Sender;
 use weft_proto::agent::v1::HeldRun;
 
+use crate::abort;
 use crate::fault::Fault;
 use crate::files::{BLOCK_BYTES, Destination, DestinationFile, Digest};
 use crate::transfer::layout::Layout;
@@ -102,7 +103,7 @@ impl StagedBlocks {
     /// An open file. One that was used a short time ago is still open.
     pub(crate) fn file(&self, index: u32) -> Result<Arc<DestinationFile>, Fault> {
         let kept = {
-            let inner = &mut *self.lock();
+            let inner = &mut *abort::lock(&self.inner);
             let at = inner.open.iter().position(|(kept, _)| *kept == index);
             at.and_then(|at| inner.open.remove(at))
         };
@@ -116,7 +117,7 @@ impl StagedBlocks {
 
     fn keep(&self, index: u32, file: Arc<DestinationFile>) {
         let dropped = {
-            let mut inner = self.lock();
+            let mut inner = abort::lock(&self.inner);
             inner.open.push_back((index, file));
             if inner.open.len() > OPEN_FILES {
                 inner.open.pop_front()
@@ -130,32 +131,31 @@ impl StagedBlocks {
 
     /// Closes all files.
     pub(crate) fn clear(&self) {
-        let open = std::mem::take(&mut self.lock().open);
+        let open = std::mem::take(&mut abort::lock(&self.inner).open);
         drop(open);
     }
 
     /// The digest of a file, if the source has sent it.
-    #[must_use]
     pub(crate) fn digest(&self, index: u32) -> Option<Digest> {
-        let sent = self.lock().digests.get(&index).copied();
+        let sent = abort::lock(&self.inner).digests.get(&index).copied();
         sent.or_else(|| self.destination.digest_of_file(index))
     }
 
     /// Keeps the digest that the source has sent.
     pub(crate) fn set_digest(&self, index: u32, digest: Digest) {
-        self.lock().digests.insert(index, digest);
+        abort::lock(&self.inner).digests.insert(index, digest);
     }
 
     /// Takes a file as whole, if it has the digest that the source sent.
     pub(crate) fn finish(&self, file: &DestinationFile, digest: &Digest) -> Result<(), Fault> {
         self.destination.finish(file, digest)?;
-        self.lock().digests.remove(&file.index());
+        abort::lock(&self.inner).digests.remove(&file.index());
         Ok(())
     }
 
     /// Raises the number of messages, from the first, that are complete here.
     pub(crate) fn set_ready(&self, ready: u32) {
-        let mut inner = self.lock();
+        let mut inner = abort::lock(&self.inner);
         inner.ready = ready;
         if let Some(sender) = &inner.sender {
             // A sender that has ended needs no event.
@@ -165,12 +165,8 @@ impl StagedBlocks {
 
     /// From now on this sender gets an event when that number rises. Returns the number now.
     pub(crate) fn set_sender(&self, sender: Sender<SenderEvent>) -> u32 {
-        let mut inner = self.lock();
+        let mut inner = abort::lock(&self.inner);
         inner.sender = Some(sender);
         inner.ready
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,9 +7,10 @@ use std::fmt;
 use weft_proto::agent::v1 as proto;
 
 /// The state of an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum State {
     /// Known, nothing done yet.
+    #[default]
     Pending,
     /// Hashing what is there and reserving space.
     Preparing,
@@ -58,17 +59,6 @@ pub enum Transition {
 }
 
 impl State {
-    /// Every state, in the order of an attempt's life.
-    pub const ALL: [State; 7] = [
-        State::Pending,
-        State::Preparing,
-        State::Ready,
-        State::Transferring,
-        State::Verifying,
-        State::Verified,
-        State::Failed,
-    ];
-
     /// The table.
     #[must_use]
     pub fn on(self, event: Event) -> Transition {
@@ -128,6 +118,17 @@ mod tests {
 
     use super::*;
 
+    /// In the order of an attempt's life.
+    const STATES: [State; 7] = [
+        State::Pending,
+        State::Preparing,
+        State::Ready,
+        State::Transferring,
+        State::Verifying,
+        State::Verified,
+        State::Failed,
+    ];
+
     const EVENTS: [Event; 8] = [
         Event::Prepare,
         Event::Prepared,
@@ -142,13 +143,13 @@ mod tests {
     #[test]
     fn every_state_and_event_is_in_the_table() {
         let mut table = format!("{:<18}", "");
-        for state in State::ALL {
+        for state in STATES {
             write!(table, "{state:<16}").unwrap();
         }
         for event in EVENTS {
             let name = format!("{event:?}");
             write!(table, "\n{name:<18}").unwrap();
-            for state in State::ALL {
+            for state in STATES {
                 let step = match state.on(event) {
                     Transition::To(next) => format!("-> {next}"),
                     Transition::Stay => "stay".to_owned(),
@@ -163,7 +164,7 @@ mod tests {
 
     #[test]
     fn nothing_leads_out_of_a_terminal_state() {
-        for state in State::ALL.into_iter().filter(|s| s.is_terminal()) {
+        for state in STATES.into_iter().filter(|s| s.is_terminal()) {
             for event in EVENTS {
                 assert!(
                     !matches!(state.on(event), Transition::To(_)),

@@ -1,6 +1,7 @@
 use std::collections::VecDeque;
 
 use super::*;
+use crate::transfer::buffers::Buffer;
 use crate::transfer::message::Builder;
 use crate::transfer::record::Record;
 
@@ -86,7 +87,6 @@ impl Bench {
                 assert!(self.fanout.cache.len() + self.fanout.building.len() <= most);
                 continue;
             }
-            self.fanout.dropped().for_each(drop);
             self.made.retain(|made| made.strong_count() > 0);
             if self.made.len() >= self.buffers {
                 return;

@@ -126,24 +126,6 @@ impl ObjectError {
         }
     }
 
-    /// The object or key that it is about.
-    #[must_use]
-    pub fn subject(&self) -> &str {
-        match self {
-            Self::BadSecret { secret, .. } => secret,
-            Self::BadUrl { url, .. }
-            | Self::Forbidden { url, .. }
-            | Self::Missing { url }
-            | Self::Denied { url, .. }
-            | Self::Changed { url, .. }
-            | Self::Unexpected { url, .. }
-            | Self::BadKey { url, .. }
-            | Self::TooMuch { url, .. }
-            | Self::NoRanges { url }
-            | Self::Unavailable { url, .. } => url,
-        }
-    }
-
     /// The next attempt may succeed without anybody changing anything.
     #[must_use]
     pub fn retriable(&self) -> bool {

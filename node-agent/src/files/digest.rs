@@ -274,7 +274,7 @@ impl Blocks {
 /// A block whose bytes match its digest: it may be forwarded and written.
 #[derive(Clone, Copy, Debug)]
 pub struct VerifiedBlock<'d> {
-    blocks: Blocks,
+    pub(super) blocks: Blocks,
     index: u32,
     data: &'d [u8],
     digest: BlockDigest,
@@ -294,11 +294,6 @@ impl<'d> VerifiedBlock<'d> {
     /// Its digest.
     pub fn digest(&self) -> BlockDigest {
         self.digest
-    }
-
-    /// How the file is cut that it was verified for.
-    pub(super) fn blocks(&self) -> Blocks {
-        self.blocks
     }
 }
 

@@ -5,9 +5,12 @@
 //! root's directory is the job's lock. `.weft-copies` has the records of copies.
 
 use std::fmt;
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::str::FromStr;
 
-use rustix::fs::Mode;
+use rustix::fs::{self, Mode, OFlags};
+use rustix::io::Errno;
 
 use super::error::FileError;
 
@@ -18,7 +21,13 @@ pub(super) const HEX_DIGITS: usize = 32;
 pub(super) const COPIES: &str = ".weft-copies";
 
 /// The mode of partial and lock files: nobody but the agent reads them.
-pub(super) const PRIVATE: Mode = Mode::from_raw_mode(0o600);
+const PRIVATE: Mode = Mode::from_raw_mode(0o600);
+
+/// Opens or makes a file of Weft's own. No link that has taken its place is followed, and no pipe waited for.
+pub(super) fn open_own(directory: impl AsFd, name: &str, flags: OFlags) -> Result<File, Errno> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    fs::openat(directory, name, flags, PRIVATE).map(File::from)
+}
 
 /// The name of a job, unique in time: a Kubernetes UID, or any 1…64 letters, digits and dashes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -19,7 +19,7 @@ use rustix::process::geteuid;
 pub use super::copy_record::{CopyJob, CopyRecord};
 use super::copy_record::{Record, RecordedEntry, VERSION, record_name, write_line};
 use super::digest::Digest;
-use super::directory::OpenDirectory;
+use super::directory::{OpenDirectory, remove_empty};
 use super::error::{FileError, Place, errno};
 use super::identity::{Fingerprint, Identity};
 use super::manifest::{EntryKind, Manifest, Shape};
@@ -129,10 +129,11 @@ pub(super) fn bytes_of(root: &Root, namespace: &str) -> Result<u64, FileError> {
     let Some(records) = Records::open(root)? else {
         return Ok(0);
     };
+    let has_job = |copy: &CopyRecord| copy.jobs.iter().any(|job| job.namespace == namespace);
     let mut bytes = 0u64;
     for name in records.names()? {
         match records.read(&name) {
-            Ok(Some(Record { copy, .. })) if copy.is_of(namespace) => {
+            Ok(Some(Record { copy, .. })) if has_job(&copy) => {
                 bytes = bytes.saturating_add(copy.bytes);
             }
             // A broken record names no namespace.
@@ -505,12 +506,12 @@ impl<'r> Records<'r> {
             let (path, entry) = entry?;
             match entry.file {
                 _ if named.contains(&path_hash(&path)) => {}
-                Some(state) => unlink(&mut open, &path, Some(&state))?,
+                Some(state) => unlink(&mut open, &path, &state)?,
                 None => directories.push(path),
             }
         }
         for path in directories.iter().rev() {
-            unlink(&mut open, path, None)?;
+            remove_empty(self.root, path)?;
         }
         let gone = self.forget(&record)?;
         tracing::info!("the copy {place} is removed");
@@ -545,36 +546,24 @@ fn path_hash(path: &RootPath) -> u64 {
     hasher.finish()
 }
 
-/// Removes a file, if it is still in this state, or a directory, if it is empty.
+/// Removes a file, if it is still in this state: another one may stand there since the comparison.
 fn unlink(
     open: &mut OpenDirectory<'_>,
     path: &RootPath,
-    file: Option<&Identity>,
+    state: &Identity,
 ) -> Result<(), FileError> {
-    // The root itself stays.
-    let Some((parent, name)) = path.split() else {
+    let now = stat(open, path)?.map(|now| Identity::of(&now).recorded());
+    let Some((parent, name)) = path.split().filter(|_| now.as_ref() == Some(state)) else {
         return Ok(());
-    };
-    let flags = match file {
-        None => AtFlags::REMOVEDIR,
-        // Another file may stand there since the comparison.
-        Some(state) => match stat(open, path)? {
-            Some(now) if Identity::of(&now).recorded() == *state => AtFlags::empty(),
-            Some(_) | None => return Ok(()),
-        },
     };
     let Some(parent) = open.found(&parent)? else {
         return Ok(());
     };
-    match fs::unlinkat(&*parent, name, flags) {
-        Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
-        // Something else has taken the directory's place, or something is mounted on it.
-        Err(Errno::NOTDIR | Errno::BUSY) if file.is_none() => Ok(()),
-        Err(cause) => Err(FileError::writing(
-            open.root().place(path),
-            "unlinkat",
-            cause,
-            0,
-        )),
+    match fs::unlinkat(&*parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(cause) => {
+            let place = open.root().place(path);
+            Err(FileError::writing(place, "unlinkat", cause, 0))
+        }
     }
 }

@@ -53,13 +53,6 @@ pub struct CopyRecord {
     pub(super) removing: bool,
 }
 
-impl CopyRecord {
-    /// Whether a job of that namespace has it.
-    pub(super) fn is_of(&self, namespace: &str) -> bool {
-        self.jobs.iter().any(|job| job.namespace == namespace)
-    }
-}
-
 /// One file or directory of a copy.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RecordedEntry {

@@ -33,13 +33,6 @@ pub(super) fn open_own(directory: impl AsFd, name: &str, flags: OFlags) -> Resul
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct JobUid(String);
 
-impl JobUid {
-    /// Its text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
 impl fmt::Display for JobUid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -63,34 +56,27 @@ impl FromStr for JobUid {
 
 /// A name that belongs to Weft.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum OwnName<'n> {
-    Partial { job: JobUid, hex: &'n str },
+pub(super) enum OwnName {
+    Partial { job: JobUid },
     Lock { job: JobUid },
     Copies,
 }
 
-impl<'n> OwnName<'n> {
-    pub(super) fn parse(name: &'n str) -> Option<Self> {
+impl OwnName {
+    pub(super) fn parse(name: &str) -> Option<Self> {
         if name == COPIES {
             return Some(OwnName::Copies);
         }
         let rest = name.strip_prefix(".weft-")?;
         if let Some(job) = rest.strip_suffix(".lock") {
-            return Some(OwnName::Lock {
-                job: job.parse().ok()?,
-            });
+            let job = job.parse().ok()?;
+            return Some(OwnName::Lock { job });
         }
         let (job, hex) = rest.rsplit_once('-')?;
         let is_hex =
             hex.len() == HEX_DIGITS && hex.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'));
-        if is_hex {
-            Some(OwnName::Partial {
-                job: job.parse().ok()?,
-                hex,
-            })
-        } else {
-            None
-        }
+        let job = job.parse().ok()?;
+        is_hex.then_some(OwnName::Partial { job })
     }
 }
 

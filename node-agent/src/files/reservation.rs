@@ -1,9 +1,9 @@
 //! Before the first byte: makes the directories and partial files of a destination, and reserves its space.
 
-use rustix::fs::{self, AtFlags, Mode};
+use rustix::fs::{self, Mode};
 use rustix::io::Errno;
 
-use super::directory::{OpenDirectory, is_no_directory};
+use super::directory::{OpenDirectory, remove_empty};
 use super::error::FileError;
 use super::names::JobUid;
 use super::path::RootPath;
@@ -142,20 +142,9 @@ pub(super) fn remove_directories(
 ) -> Result<(), FileError> {
     let mut result = Ok(());
     for path in directories.iter().rev() {
-        let Some((parent, name)) = path.split() else {
-            continue;
-        };
-        let removed = root.occupancy().unless_written(job, path, || {
-            fs::unlinkat(root.open_directory(&parent)?, name, AtFlags::REMOVEDIR)
-        });
-        match removed {
-            None | Some(Ok(()) | Err(Errno::NOTEMPTY | Errno::EXIST | Errno::BUSY)) => {}
-            Some(Err(cause)) if is_no_directory(cause) => {}
-            Some(Err(cause)) => {
-                let failed = FileError::writing(root.place(path), "rmdir", cause, 0);
-                result = result.and(Err(failed));
-            }
-        }
+        let remove = || remove_empty(root, path);
+        let removed = root.occupancy().unless_written(job, path, remove);
+        result = result.and(removed.unwrap_or(Ok(())));
     }
     result
 }

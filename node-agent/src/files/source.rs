@@ -8,6 +8,7 @@
 //! bytes that were read, so a destination always gets exactly what was read.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -197,28 +198,21 @@ impl SourceFile {
     pub fn read_block(&self, block: u32, buffer: &mut [u8]) -> Result<usize, FileError> {
         let range = Blocks::new(Algorithm::default(), self.bytes).range(block);
         let wanted = (range.end - range.start) as usize;
-        let mut filled = 0;
-        while filled < wanted {
-            let offset = range.start + filled as u64;
-            match self.file.read_at(&mut buffer[filled..wanted], offset) {
-                Ok(0) => {
-                    return Err(FileError::SourceTruncated {
-                        place: self.root.place(&self.path),
-                        expected: self.bytes,
-                        found: offset,
-                    });
-                }
-                Ok(bytes) => filled += bytes,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    let place = self.root.place(&self.path);
-                    return Err(FileError::SourceUnreadable {
-                        place,
-                        cause: errno(&error),
-                    });
-                }
+        let read = self.file.read_exact_at(&mut buffer[..wanted], range.start);
+        read.map_err(|error| {
+            let place = self.root.place(&self.path);
+            match error.kind() {
+                ErrorKind::UnexpectedEof => FileError::SourceTruncated {
+                    place,
+                    expected: self.bytes,
+                    found: self.file.metadata().map_or(0, |now| now.len()),
+                },
+                _ => FileError::SourceUnreadable {
+                    place,
+                    cause: errno(&error),
+                },
             }
-        }
+        })?;
         Ok(wanted)
     }
 }

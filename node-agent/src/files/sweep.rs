@@ -25,7 +25,7 @@ pub fn sweep(root: &Arc<Root>, older_than: Duration) -> Result<u32, FileError> {
     }
     // Held until the next is examined: its job does not resume it, and rename it, while it is removed.
     let mut held = None;
-    let is_abandoned = |own: &OwnName<'_>, age: &dyn Fn() -> Duration| {
+    let is_abandoned = |own: &OwnName, age: &dyn Fn() -> Duration| {
         drop(held.take());
         Ok(match own {
             OwnName::Partial { job, .. } if age() >= older_than => {
@@ -88,7 +88,7 @@ impl Removed {
 fn remove(
     root: &Root,
     mut waiting: Vec<(RootPath, bool)>,
-    mut is_to_go: impl FnMut(&OwnName<'_>, &dyn Fn() -> Duration) -> Result<bool, FileError>,
+    mut is_to_go: impl FnMut(&OwnName, &dyn Fn() -> Duration) -> Result<bool, FileError>,
 ) -> Result<Removed, FileError> {
     let mut removed = Removed::default();
     while let Some((path, and_below)) = waiting.pop() {

@@ -186,7 +186,7 @@ impl Store {
     }
 
     async fn list_objects(&self) -> Result<Manifest, ObjectError> {
-        let refused = |error| self.explain(&error, self.url());
+        let refused = |error| explain(&error, self.url(), &self.remedy);
         let key = &self.locator.key;
         if !self.locator.is_prefix {
             let meta = self.inner.head(key).await.map_err(refused)?;
@@ -287,7 +287,7 @@ impl Store {
             ..GetOptions::default()
         };
         let result = self.inner.get_opts(&version.key, options).await;
-        let result = result.map_err(|error| self.explain(&error, &url))?;
+        let result = result.map_err(|error| explain(&error, &url, &self.remedy))?;
         if let Some(what) = version.difference(&result.meta) {
             return Err(ObjectError::Changed { url, what });
         }
@@ -315,10 +315,6 @@ impl Store {
             Some(relative) if self.locator.is_prefix => format!("{}{relative}", self.locator.url),
             _ => self.locator.url.clone(),
         }
-    }
-
-    fn explain(&self, error: &object_store::Error, url: &str) -> ObjectError {
-        explain(error, url, &self.remedy)
     }
 }
 

@@ -64,7 +64,7 @@ pub(super) fn add(
     let records = Records::make(root)?;
     let name = record_name(&copy.path);
     let recorded = match records.read(&name) {
-        Ok(Some(mut known)) if records.is_same(&known, &copy) => {
+        Ok(Some(mut known)) if records.is_same(&known, &copy, new.manifest) => {
             let CopyRecord {
                 jobs, removable, ..
             } = &mut known.copy;
@@ -434,9 +434,12 @@ impl<'r> Records<'r> {
     }
 
     /// Whether a record is of this copy, which was verified just now, and says what is there.
-    fn is_same(&self, known: &Record, copy: &CopyRecord) -> bool {
+    fn is_same(&self, known: &Record, copy: &CopyRecord, manifest: &Manifest) -> bool {
         let known_copy = (&known.copy.path, &known.copy.digest, known.copy.removing);
+        // A digest is of the files only. A directory's record names the directory itself, too.
+        let entries = manifest.len() + usize::from(manifest.shape() == Shape::Directory);
         known_copy == (&copy.path, &copy.digest, false)
+            && known.entries().is_ok_and(|known| known.count() == entries)
             && matches!(self.difference(known), Ok(None))
     }
 

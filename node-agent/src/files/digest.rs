@@ -246,27 +246,11 @@ impl Blocks {
 /// A block whose bytes match its digest: it may be forwarded and written.
 #[derive(Clone, Copy, Debug)]
 pub struct VerifiedBlock<'d> {
+    /// How the file is cut that it was verified for.
     pub(super) blocks: Blocks,
-    index: u32,
-    data: &'d [u8],
-    digest: BlockDigest,
-}
-
-impl<'d> VerifiedBlock<'d> {
-    /// Its index in the file.
-    pub fn index(&self) -> u32 {
-        self.index
-    }
-
-    /// Its bytes.
-    pub fn data(&self) -> &'d [u8] {
-        self.data
-    }
-
-    /// Its digest.
-    pub fn digest(&self) -> BlockDigest {
-        self.digest
-    }
+    pub(super) index: u32,
+    pub(super) data: &'d [u8],
+    pub(super) digest: BlockDigest,
 }
 
 /// A received block that must not be used.

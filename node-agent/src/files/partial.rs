@@ -213,14 +213,14 @@ impl DestinationFile {
         let _pass = self.gate.pass(|| self.place())?;
         let file = {
             let mut state = self.lock();
-            if state.tree.get(block.index()).is_some() {
+            if state.tree.get(block.index).is_some() {
                 return Ok(false);
             }
             self.begin_replacing(&mut state)?;
             state.body.file()
         };
-        self.write(&file, block.index(), block.data())?;
-        self.lock().tree.set(block.index(), block.digest());
+        self.write(&file, block.index, block.data)?;
+        self.lock().tree.set(block.index, block.digest);
         Ok(true)
     }
 

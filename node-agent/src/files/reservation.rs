@@ -79,8 +79,7 @@ impl Made {
                 Origin::Existing => 0,
                 _ => bytes,
             };
-            let file = target.make_partial(&parent, bytes)?;
-            target.allocate(&file, bytes)?;
+            target.make_partial(&parent, bytes)?;
         }
         Ok(())
     }

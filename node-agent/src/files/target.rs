@@ -122,12 +122,13 @@ impl Target {
             inodes: 0,
         };
         let _locked = space.reserve(&self.place(), &parent, demand)?;
-        let file = self.make_partial(&parent, bytes)?;
-        self.allocate(&file, bytes)
+        self.make_partial(&parent, bytes)
     }
 
-    /// Makes the partial file, or finds it, and gives it its size.
-    pub(super) fn make_partial(&self, parent: &OwnedFd, bytes: u64) -> Result<File, FileError> {
+    /// Makes the partial file, or finds it, gives it its size and allocates its space. On tmpfs that makes every
+    /// page, 250 ms for each GiB: there only small files are allocated, and a large one may find the file system
+    /// full when its blocks come.
+    pub(super) fn make_partial(&self, parent: &OwnedFd, bytes: u64) -> Result<(), FileError> {
         let failed = |operation, cause| FileError::writing(self.place(), operation, cause, bytes);
         let file = names::open_own(parent, &self.partial, OFlags::CREATE | OFlags::RDWR)
             .map_err(|cause| failed("open", cause))?;
@@ -139,23 +140,15 @@ impl Target {
             // An earlier attempt's of another size: its bytes are rehashed as they are.
             fs::ftruncate(&file, bytes).map_err(|cause| failed("ftruncate", cause))?;
         }
-        Ok(file)
-    }
-
-    /// Allocates the file's space. On tmpfs that makes every page, 250 ms for each GiB: there only small files
-    /// are allocated, and a large one may find the file system full when its blocks come.
-    pub(super) fn allocate(&self, file: &File, bytes: u64) -> Result<(), FileError> {
-        if bytes == 0 || (bytes >= LARGE_BYTES && is_tmpfs(file)) {
+        if bytes == 0 || (bytes >= LARGE_BYTES && is_tmpfs(&file)) {
             return Ok(());
         }
         loop {
-            match fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+            match fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
                 // Where it cannot be done, the check of free space before has to do.
                 Ok(()) | Err(Errno::OPNOTSUPP) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(cause) => {
-                    return Err(FileError::writing(self.place(), "fallocate", cause, bytes));
-                }
+                Err(cause) => return Err(failed("fallocate", cause)),
             }
         }
     }

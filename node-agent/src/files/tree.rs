@@ -186,7 +186,7 @@ mod tests {
             let blocks = Blocks::new(algorithm, data.len() as u64);
             let block = &data[BLOCK_BYTES..2 * BLOCK_BYTES];
             let digest = blocks.digest(1, block);
-            assert_eq!(blocks.verify(1, block, &digest).unwrap().data(), block);
+            assert_eq!(blocks.verify(1, block, &digest).unwrap().data, block);
             let mut flipped = block.to_vec();
             flipped[77] ^= 4;
             let fault = blocks.verify(1, &flipped, &digest).unwrap_err();

@@ -390,7 +390,7 @@ impl Fault {
     #[must_use]
     pub fn passes(&self) -> bool {
         match self {
-            Fault::File(error) => matches!(error.reason(), "BlockRefused" | "DestinationBusy"),
+            Fault::File(error) => error.reason() == "DestinationBusy",
             Fault::Object(error) => error.retriable(),
             Fault::PeerRefused {
                 retriable, reason, ..

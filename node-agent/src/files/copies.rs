@@ -17,13 +17,13 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 pub use super::copy_record::{CopyJob, CopyRecord};
-use super::copy_record::{Record, RecordedEntry, VERSION, difference, record_name, write_line};
+use super::copy_record::{Record, RecordedEntry, VERSION, record_name, write_line};
 use super::digest::Digest;
-use super::directory::OpenDirectory;
+use super::directory::{OpenDirectory, remove_empty};
 use super::error::{FileError, Place, errno};
 use super::identity::{Fingerprint, Identity};
 use super::manifest::{EntryKind, Manifest, Shape};
-use super::names::{COPIES, HEX_DIGITS, PRIVATE};
+use super::names::{COPIES, HEX_DIGITS, open_own};
 use super::path::RootPath;
 use super::root::{Access, Root};
 
@@ -50,7 +50,6 @@ pub(super) fn add(
     new: NewCopy<'_>,
     verified: impl Fn(usize) -> Option<Fingerprint>,
 ) -> Result<(), FileError> {
-    let entries = || entries(root, new.path, new.manifest, &verified);
     let mut copy = CopyRecord {
         version: VERSION,
         path: new.path.as_str().to_owned(),
@@ -65,7 +64,7 @@ pub(super) fn add(
     let records = Records::make(root)?;
     let name = record_name(&copy.path);
     let recorded = match records.read(&name) {
-        Ok(Some(mut known)) if known.is_of(&copy, entries()) => {
+        Ok(Some(mut known)) if records.is_same(&known, &copy, new.manifest) => {
             let CopyRecord {
                 jobs, removable, ..
             } = &mut known.copy;
@@ -84,23 +83,12 @@ pub(super) fn add(
                 // The files of the job that was recorded before stay.
                 copy.removable &= !records.shares_files(&before, &copy, new.manifest);
             }
-            let mut changed = None;
-            let written = records.write(&name, &copy, |out| {
-                for entry in entries() {
-                    match entry {
-                        Ok(entry) => write_line(out, &entry)?,
-                        Err(error) => {
-                            changed = Some(error);
-                            return Err(io::ErrorKind::InvalidData.into());
-                        }
-                    }
-                }
-                Ok(())
+            let written = records.replace(&name, |out| {
+                write_line(out, &copy)?;
+                let mut entries = entries(root, new.path, new.manifest, &verified);
+                entries.try_for_each(|entry| write_line(out, &entry.map_err(io::Error::other)?))
             });
-            match changed {
-                Some(error) => Err(error),
-                None => written.map(drop),
-            }
+            written.map(drop)
         }
     };
     // Without a record the files stay. With one that does not name the job they would go with the others'.
@@ -141,10 +129,11 @@ pub(super) fn bytes_of(root: &Root, namespace: &str) -> Result<u64, FileError> {
     let Some(records) = Records::open(root)? else {
         return Ok(0);
     };
+    let has_job = |copy: &CopyRecord| copy.jobs.iter().any(|job| job.namespace == namespace);
     let mut bytes = 0u64;
     for name in records.names()? {
         match records.read(&name) {
-            Ok(Some(Record { copy, .. })) if copy.is_of(namespace) => {
+            Ok(Some(Record { copy, .. })) if has_job(&copy) => {
                 bytes = bytes.saturating_add(copy.bytes);
             }
             // A broken record names no namespace.
@@ -282,34 +271,15 @@ impl<'r> Records<'r> {
         Record::read(name, file, self.place(name)).map(Some)
     }
 
-    /// Writes a record in place of the one of that name; its inode.
-    fn write(
-        &self,
-        name: &str,
-        copy: &CopyRecord,
-        entries: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
-    ) -> Result<u64, FileError> {
-        self.replace(name, |out| {
-            write_line(out, copy)?;
-            entries(out)
-        })
-    }
-
     /// Replaces a file of the directory as a whole; its inode.
     pub(super) fn replace(
         &self,
         name: &str,
         content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
     ) -> Result<u64, FileError> {
-        let flags = OFlags::CREATE
-            | OFlags::TRUNC
-            | OFlags::WRONLY
-            | OFlags::NOFOLLOW
-            | OFlags::NONBLOCK
-            | OFlags::CLOEXEC;
+        let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY;
         let write = || {
-            let file = fs::openat(&self.directory, NEW, flags, PRIVATE)?;
-            let mut out = BufWriter::new(File::from(file));
+            let mut out = BufWriter::new(open_own(&self.directory, NEW, flags)?);
             content(&mut out)?;
             let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
             file.sync_all()?;
@@ -320,15 +290,18 @@ impl<'r> Records<'r> {
         write().map_err(|error: io::Error| {
             // The unfinished record only takes space.
             let _ = fs::unlinkat(&self.directory, NEW, AtFlags::empty());
-            FileError::writing(self.place(name), "write", errno(&error), 0)
+            match error.downcast() {
+                // Of what was to be written.
+                Ok(error) => error,
+                Err(error) => FileError::writing(self.place(name), "write", errno(&error), 0),
+            }
         })
     }
 
     /// Opens a file of the directory to read; nothing where there is none of that name.
     pub(super) fn open_file(&self, name: &str) -> Result<Option<File>, FileError> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        match fs::openat(&self.directory, name, flags, Mode::empty()) {
-            Ok(file) => Ok(Some(File::from(file))),
+        match open_own(&self.directory, name, OFlags::RDONLY) {
+            Ok(file) => Ok(Some(file)),
             Err(Errno::NOENT) => Ok(None),
             Err(cause) => Err(FileError::reading(self.place(name), cause)),
         }
@@ -339,7 +312,8 @@ impl<'r> Records<'r> {
         let Record {
             name, copy, file, ..
         } = &*record;
-        record.inode = self.write(name, copy, |out| {
+        record.inode = self.replace(name, |out| {
+            write_line(out, copy)?;
             let mut old = BufReader::new(file);
             old.rewind()?;
             old.skip_until(b'\n')?;
@@ -382,14 +356,9 @@ impl<'r> Records<'r> {
             released = self.rewrite(&mut record);
         }
         drop(locked);
-        if record.copy.jobs.is_empty() {
-            let place = self.root.place(&record.base);
-            match self.remove(record) {
-                // Also when the disk was too full to rewrite the record.
-                Ok(true) => return Ok(()),
-                Ok(false) => {}
-                Err(error) => tracing::warn!("the copy {place} is not removed yet: {error}"),
-            }
+        if record.copy.jobs.is_empty() && self.try_remove(record) {
+            // Also when the disk was too full to rewrite the record.
+            return Ok(());
         }
         released
     }
@@ -420,17 +389,19 @@ impl<'r> Records<'r> {
                 return None;
             }
         };
-        let place = self.root.place(&record.base);
         if record.copy.jobs.is_empty() {
-            if let Err(error) = self.remove(record) {
-                tracing::warn!("the copy {place} is not removed yet: {error}");
-            }
+            self.try_remove(record);
             return None;
         }
+        let place = self.root.place(&record.base);
         match self.difference(&record) {
             Ok(None) => return Some(record.copy),
             // Its file system may not be mounted yet.
-            Ok(Some(_)) if !self.is_there(&record) => {}
+            Ok(Some(_))
+                if matches!(
+                    stat(&mut OpenDirectory::new(self.root), &record.base),
+                    Ok(None)
+                ) => {}
             Ok(Some(what)) => match self.forget(&record) {
                 Ok(true) => tracing::info!("the copy {place} is lost: {what}"),
                 Ok(false) => {}
@@ -449,12 +420,10 @@ impl<'r> Records<'r> {
 
     /// Whether the record of this name may be of a copy around a copy, or within it.
     fn may_be_of(&self, name: &str, record: &Record) -> Result<bool, FileError> {
-        let mut around = Some(record.base.clone());
-        while let Some(path) = around {
-            if record_name(path.as_str()) == name {
-                return Ok(true);
-            }
-            around = path.split().map(|(parent, _)| parent);
+        let around = [RootPath::ROOT, record.base.clone()].into_iter();
+        let mut around = around.chain(record.base.ancestors());
+        if around.any(|path| record_name(path.as_str()) == name) {
+            return Ok(true);
         }
         for entry in record.entries()? {
             if record_name(entry?.0.as_str()) == name {
@@ -464,10 +433,14 @@ impl<'r> Records<'r> {
         Ok(false)
     }
 
-    /// Whether anything is at the copy's path, as far as that can be told.
-    fn is_there(&self, record: &Record) -> bool {
-        let mut open = OpenDirectory::new(self.root);
-        !matches!(stat(&mut open, &record.base), Ok(None))
+    /// Whether a record is of this copy, which was verified just now, and says what is there.
+    fn is_same(&self, known: &Record, copy: &CopyRecord, manifest: &Manifest) -> bool {
+        let known_copy = (&known.copy.path, &known.copy.digest, known.copy.removing);
+        // A digest is of the files only. A directory's record names the directory itself, too.
+        let entries = manifest.len() + usize::from(manifest.shape() == Shape::Directory);
+        known_copy == (&copy.path, &copy.digest, false)
+            && known.entries().is_ok_and(|known| known.count() == entries)
+            && matches!(self.difference(known), Ok(None))
     }
 
     /// Whether the copy that was recorded at this path before is intact, is for another job, and has files
@@ -488,6 +461,15 @@ impl<'r> Records<'r> {
         before
             .entries()
             .is_ok_and(|mut old| old.any(|entry| entry.is_ok_and(is_shared)))
+    }
+
+    /// Removes a copy that no job needs, if it can be. Returns whether the record is gone.
+    fn try_remove(&self, record: Record) -> bool {
+        let place = self.root.place(&record.base);
+        self.remove(record).unwrap_or_else(|error| {
+            tracing::warn!("the copy {place} is not removed yet: {error}");
+            false
+        })
     }
 
     /// Removes a copy that no job needs, and its record. The copy's own files go if nothing of the copy
@@ -527,12 +509,12 @@ impl<'r> Records<'r> {
             let (path, entry) = entry?;
             match entry.file {
                 _ if named.contains(&path_hash(&path)) => {}
-                Some(state) => unlink(&mut open, &path, Some(&state))?,
+                Some(state) => unlink(&mut open, &path, &state)?,
                 None => directories.push(path),
             }
         }
         for path in directories.iter().rev() {
-            unlink(&mut open, path, None)?;
+            remove_empty(self.root, path)?;
         }
         let gone = self.forget(&record)?;
         tracing::info!("the copy {place} is removed");
@@ -567,36 +549,24 @@ fn path_hash(path: &RootPath) -> u64 {
     hasher.finish()
 }
 
-/// Removes a file, if it is still in this state, or a directory, if it is empty.
+/// Removes a file, if it is still in this state: another one may stand there since the comparison.
 fn unlink(
     open: &mut OpenDirectory<'_>,
     path: &RootPath,
-    file: Option<&Identity>,
+    state: &Identity,
 ) -> Result<(), FileError> {
-    // The root itself stays.
-    let Some((parent, name)) = path.split() else {
+    let now = stat(open, path)?.map(|now| Identity::of(&now).recorded());
+    let Some((parent, name)) = path.split().filter(|_| now.as_ref() == Some(state)) else {
         return Ok(());
-    };
-    let flags = match file {
-        None => AtFlags::REMOVEDIR,
-        // Another file may stand there since the comparison.
-        Some(state) => match stat(open, path)? {
-            Some(now) if difference(state, &now).is_none() => AtFlags::empty(),
-            Some(_) | None => return Ok(()),
-        },
     };
     let Some(parent) = open.found(&parent)? else {
         return Ok(());
     };
-    match fs::unlinkat(&*parent, name, flags) {
-        Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
-        // Something else has taken the directory's place, or something is mounted on it.
-        Err(Errno::NOTDIR | Errno::BUSY) if file.is_none() => Ok(()),
-        Err(cause) => Err(FileError::writing(
-            open.root().place(path),
-            "unlinkat",
-            cause,
-            0,
-        )),
+    match fs::unlinkat(&*parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(cause) => {
+            let place = open.root().place(path);
+            Err(FileError::writing(place, "unlinkat", cause, 0))
+        }
     }
 }

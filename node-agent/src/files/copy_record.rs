@@ -53,13 +53,6 @@ pub struct CopyRecord {
     pub(super) removing: bool,
 }
 
-impl CopyRecord {
-    /// Whether a job of that namespace has it.
-    pub(super) fn is_of(&self, namespace: &str) -> bool {
-        self.jobs.iter().any(|job| job.namespace == namespace)
-    }
-}
-
 /// One file or directory of a copy.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RecordedEntry {
@@ -84,18 +77,16 @@ pub(super) fn write_line(out: &mut impl Write, line: &impl Serialize) -> io::Res
 impl RecordedEntry {
     /// What differs from what is there now, in words, if anything does.
     pub(super) fn difference(&self, now: Option<&Stat>) -> Option<&'static str> {
-        match (&self.file, now) {
-            (_, None) => Some("it is gone"),
-            (Some(file), Some(now)) => difference(file, now),
-            (None, Some(now)) => (FileType::from_raw_mode(now.st_mode) != FileType::Directory)
+        let Some(now) = now else {
+            return Some("it is gone");
+        };
+        match &self.file {
+            Some(file) => (*file != Identity::of(now).recorded())
+                .then_some("it was replaced or written to, or its attributes were changed"),
+            None => (FileType::from_raw_mode(now.st_mode) != FileType::Directory)
                 .then_some("it is no directory any more"),
         }
     }
-}
-
-/// What differs between a file's recorded state and its state now.
-pub(super) fn difference(recorded: &Identity, now: &Stat) -> Option<&'static str> {
-    recorded.difference(&Identity::of(now).recorded())
 }
 
 /// A record that is open for reading.
@@ -175,20 +166,5 @@ impl Record {
             let path = path.map_err(|error| broken(&self.place, &error))?;
             Ok((path, entry))
         }))
-    }
-
-    /// Whether this is a record of that copy in the same state.
-    pub(super) fn is_of(
-        &self,
-        copy: &CopyRecord,
-        entries: impl Iterator<Item = Result<RecordedEntry, FileError>>,
-    ) -> bool {
-        let known = &self.copy;
-        let same =
-            (&known.path, &known.digest, known.removing) == (&copy.path, &copy.digest, false);
-        same && self.entries().is_ok_and(|recorded| {
-            let recorded = recorded.map(|entry| entry.ok().map(|(_, entry)| entry));
-            recorded.eq(entries.map(Result::ok))
-        })
     }
 }

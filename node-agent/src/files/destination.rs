@@ -7,18 +7,17 @@
 //! A restarted agent prepares the same job again and finds what it left; nothing else is
 //! remembered anywhere, and what is found is hashed before it counts.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::copies::{self, NewCopy};
 use super::destination_config::DestinationConfig;
 use super::digest::{Blocks, Digest, directory_digest};
 use super::error::FileError;
-use super::gate::Gate;
+use super::gate::{Gate, Held};
 use super::lock::JobLock;
 use super::manifest::{Manifest, Shape};
 use super::namespace_directory;
-use super::occupancy::{PathGuard, Writing};
+use super::occupancy::PathGuard;
 use super::partial::{DestinationFile, Finish};
 use super::path::RootPath;
 use super::placement::Placement;
@@ -27,7 +26,6 @@ use super::read_record::ObjectReadLog;
 use super::reservation;
 use super::reserved_space::ReservedSpace;
 use super::root::{Access, Root};
-use super::staging;
 use super::target::Origin;
 
 /// A job's files at this node. Holds the job's lock until it is completed, aborted or dropped;
@@ -39,21 +37,8 @@ pub struct Destination {
     pub(super) made: Vec<RootPath>,
     progress: Mutex<Progress>,
     pub(super) gate: Arc<Gate>,
-    space: Arc<ReservedSpace>,
-    /// Files of a directory that was there have got their names one after the other.
-    pub(super) file_by_file: AtomicBool,
-    /// Nothing once it has ended.
-    held: Mutex<Option<Held>>,
     /// No copy is removed here: nothing once nobody needs the files.
     path_use: Mutex<Option<PathGuard>>,
-}
-
-/// What a job holds for as long as it writes.
-#[derive(Debug)]
-struct Held {
-    _writing: Writing,
-    /// Last: given back after everything else.
-    _lock: JobLock,
 }
 
 impl Destination {
@@ -84,30 +69,22 @@ impl Destination {
         let writing = root
             .occupancy()
             .write(&config.job, &base, || root.place(&base))?;
-        let placement = Placement::new(config)?;
+        let placement = Placement::new(config, base)?;
         let config = &placement.config;
-        match (&placement.staging, config.staging(&base)?) {
-            (Some(staging), _) => staging::remove_unlisted(&root, staging, &config.manifest)?,
-            // Somebody has made the directory since an earlier attempt.
-            (None, Some(staging)) => staging::remove(&root, &staging)?,
-            (None, None) => {}
-        }
         let namespace = config.recorded_for.as_ref();
         let namespace = namespace.map(|job| job.namespace.clone());
-        let space = Arc::new(ReservedSpace::new(&root, namespace));
+        let space = ReservedSpace::new(&root, namespace);
         let (made, origins) = reservation::reserve(&placement, &space)?;
+        let held = Held {
+            _writing: writing,
+            _lock: lock,
+        };
         let progress = Progress::new(&config.manifest, config.algorithm, origins.into_iter());
         Ok(Destination {
             placement,
             made,
             progress: Mutex::new(progress),
-            gate: Arc::default(),
-            space,
-            file_by_file: AtomicBool::new(false),
-            held: Mutex::new(Some(Held {
-                _writing: writing,
-                _lock: lock,
-            })),
+            gate: Arc::new(Gate::new(held, space)),
             path_use: Mutex::new(Some(path_use)),
         })
     }
@@ -134,7 +111,7 @@ impl Destination {
             (progress.stages[index] == Stage::Published).then(|| progress.states[index])
         });
         // From now on the record is counted.
-        self.space.release();
+        self.gate.space.release();
         recorded
     }
 
@@ -177,7 +154,6 @@ impl Destination {
             blocks,
             origin,
             self.gate.clone(),
-            self.space.clone(),
         )?);
         if let Some(digest) = finished {
             drop(progress);
@@ -238,20 +214,14 @@ impl Destination {
     /// Ends the job without its files: when it returns, no byte lands any more and another attempt
     /// may begin. What is published stays, and so do partial files. After an end it does nothing.
     pub fn abort(&self) {
-        self.end();
+        self.gate.close();
     }
 
     /// Nobody writes or reads here for the attempt any more: copies may be removed here. After
     /// [`Destination::complete`] that may be much later, for what is complete is still passed on.
     pub fn leave(&self) {
-        self.space.release();
+        self.gate.space.release();
         drop(lock(&self.path_use).take());
-    }
-
-    /// Lets no further write through, and gives back what the job held.
-    pub(super) fn end(&self) {
-        self.gate.close();
-        drop(lock(&self.held).take());
     }
 
     pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {

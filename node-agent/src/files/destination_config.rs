@@ -63,15 +63,4 @@ impl DestinationConfig {
         }
         Ok(base)
     }
-
-    /// Where the job assembles the directory `base`, beside it; nothing where it is a file, or the root
-    /// itself.
-    pub(super) fn staging(&self, base: &RootPath) -> Result<Option<RootPath>, FileError> {
-        match (self.manifest.shape(), base.split()) {
-            (Shape::Directory, Some((parent, name))) => {
-                parent.join(&names::partial_name(&self.job, name)).map(Some)
-            }
-            _ => Ok(None),
-        }
-    }
 }

@@ -58,35 +58,13 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// A text that names no digest or no algorithm.
+/// A text that is not the hexadecimal digits of a digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DigestParseError {
-    /// Not the hexadecimal digits of a digest.
-    #[error(
-        "{text:?} is not a digest: give the 64 hexadecimal digits that b3sum prints, or the 32 of an Xxh3 digest"
-    )]
-    Digest {
-        /// What was given.
-        text: String,
-    },
-    /// Not the name of an algorithm.
-    #[error("{text:?} is not a verification algorithm: use Blake3 or Xxh3")]
-    Algorithm {
-        /// What was given.
-        text: String,
-    },
-}
-
-impl FromStr for Algorithm {
-    type Err = DigestParseError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "Blake3" => Ok(Algorithm::Blake3),
-            "Xxh3" => Ok(Algorithm::Xxh3),
-            _ => Err(DigestParseError::Algorithm { text: text.into() }),
-        }
-    }
+#[error(
+    "{text:?} is not a digest: give the 64 hexadecimal digits that b3sum prints, or the 32 of an Xxh3 digest"
+)]
+pub struct DigestParseError {
+    text: String,
 }
 
 /// The digest of one block, as it travels ahead of the block. An XXH3-128 fills the first 16
@@ -151,7 +129,7 @@ impl FromStr for Digest {
 
     /// The number of digits tells the algorithm.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bad = || DigestParseError::Digest { text: text.into() };
+        let bad = || DigestParseError { text: text.into() };
         let algorithm = match text.len() {
             64 => Algorithm::Blake3,
             32 => Algorithm::Xxh3,
@@ -246,13 +224,7 @@ impl Blocks {
         data: &'d [u8],
         claimed: &BlockDigest,
     ) -> Result<VerifiedBlock<'d>, BlockFault> {
-        if index >= self.count() {
-            return Err(BlockFault::NoSuchBlock {
-                index,
-                count: self.count(),
-            });
-        }
-        if data.len() != self.len(index) {
+        if index >= self.count() || data.len() != self.len(index) {
             return Err(BlockFault::Length {
                 index,
                 bytes: data.len(),
@@ -274,32 +246,11 @@ impl Blocks {
 /// A block whose bytes match its digest: it may be forwarded and written.
 #[derive(Clone, Copy, Debug)]
 pub struct VerifiedBlock<'d> {
-    blocks: Blocks,
-    index: u32,
-    data: &'d [u8],
-    digest: BlockDigest,
-}
-
-impl<'d> VerifiedBlock<'d> {
-    /// Its index in the file.
-    pub fn index(&self) -> u32 {
-        self.index
-    }
-
-    /// Its bytes.
-    pub fn data(&self) -> &'d [u8] {
-        self.data
-    }
-
-    /// Its digest.
-    pub fn digest(&self) -> BlockDigest {
-        self.digest
-    }
-
     /// How the file is cut that it was verified for.
-    pub(super) fn blocks(&self) -> Blocks {
-        self.blocks
-    }
+    pub(super) blocks: Blocks,
+    pub(super) index: u32,
+    pub(super) data: &'d [u8],
+    pub(super) digest: BlockDigest,
 }
 
 /// A received block that must not be used.
@@ -311,23 +262,15 @@ pub enum BlockFault {
         /// Which block.
         index: u32,
     },
-    /// It has another length than the manifest gives it.
+    /// It has another length than the manifest gives it, or lies past the file's end.
     #[error("block {index} has {bytes} bytes where the manifest says {expected}")]
     Length {
         /// Which block.
         index: u32,
         /// Bytes received.
         bytes: usize,
-        /// Bytes the manifest gives it.
+        /// Bytes the manifest gives it; 0 past the file's end.
         expected: usize,
-    },
-    /// The file has no block of that index.
-    #[error("block {index} of a file of {count} blocks")]
-    NoSuchBlock {
-        /// Which block.
-        index: u32,
-        /// Blocks of the file.
-        count: u32,
     },
 }
 

@@ -1,8 +1,9 @@
-//! `OpenDirectory`: opens the directories of many files, one after the other.
+//! `OpenDirectory`: opens the directories of many files, one after the other; and how an empty one is removed.
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
+use rustix::fs::{self, AtFlags};
 use rustix::io::Errno;
 
 use super::error::FileError;
@@ -54,6 +55,20 @@ impl<'r> OpenDirectory<'r> {
         let opened = Rc::new(self.root.open_directory(path)?);
         self.last = Some((path.clone(), opened.clone()));
         Ok(opened)
+    }
+}
+
+/// Removes a directory if it is empty. One that is gone, or that something else has replaced or is mounted on, is
+/// passed over, and so is the root itself.
+pub(super) fn remove_empty(root: &Root, path: &RootPath) -> Result<(), FileError> {
+    let Some((parent, name)) = path.split() else {
+        return Ok(());
+    };
+    let parent = root.open_directory(&parent);
+    match parent.and_then(|parent| fs::unlinkat(parent, name, AtFlags::REMOVEDIR)) {
+        Ok(()) | Err(Errno::NOTEMPTY | Errno::EXIST | Errno::BUSY) => Ok(()),
+        Err(cause) if is_no_directory(cause) => Ok(()),
+        Err(cause) => Err(FileError::writing(root.place(path), "rmdir", cause, 0)),
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-use super::digest::{Algorithm, BlockFault, Digest, MAX_FILE_BYTES};
+use super::digest::{Algorithm, Digest, MAX_FILE_BYTES};
 use super::limits::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES};
 
 /// A path within a root, as messages name it. Bytes that are not UTF-8 are shown escaped.
@@ -350,16 +350,6 @@ pub enum FileError {
         /// The system's answer.
         cause: Errno,
     },
-    /// A block that must not be used.
-    #[error(
-        "{place}: {fault}: it is refused; if that happens again, look for faulty memory or a faulty NIC on the sender"
-    )]
-    BlockRefused {
-        /// Which file.
-        place: Place,
-        /// What is wrong with the block.
-        fault: BlockFault,
-    },
     /// The file was to be finished before all of it was there.
     #[error("{place}: {missing} blocks have not arrived: the job must be resumed")]
     BlocksMissing {
@@ -447,7 +437,6 @@ impl FileError {
             FileError::CopyRecordBroken { .. } => "CopyRecordBroken",
             FileError::DestinationChanged { .. } => "DestinationChanged",
             FileError::DestinationFailed { .. } => "DestinationFailed",
-            FileError::BlockRefused { .. } => "BlockRefused",
             FileError::BlocksMissing { .. } => "BlocksMissing",
             FileError::JobEnded { .. } => "JobEnded",
             FileError::DigestMismatch { .. } => "DigestMismatch",
@@ -490,7 +479,7 @@ impl FileError {
             Errno::ACCESS | Errno::PERM => FileError::DestinationDenied { place, cause },
             Errno::NOTDIR => FileError::DestinationExists {
                 place,
-                found: "something below a regular file",
+                found: "a file where a directory is needed, or below one",
                 remedy: "remove the file or choose another path",
             },
             Errno::NOSYS => FileError::KernelTooOld,

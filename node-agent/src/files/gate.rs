@@ -1,4 +1,4 @@
-//! `Gate`: whether a job may still write.
+//! `Gate`: what a job holds as long as it may write, and the space that it has taken.
 //!
 //! Every write passes it, so that no byte is written once a destination has ended, also when
 //! one of its files is still open.
@@ -6,29 +6,54 @@
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use super::error::{FileError, Place};
+use super::lock::JobLock;
+use super::occupancy::PathGuard;
+use super::reserved_space::ReservedSpace;
 
 /// Open until the job ends.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Gate {
-    ended: RwLock<bool>,
+    /// Nothing once the job has ended.
+    held: RwLock<Option<Held>>,
+    pub(super) space: ReservedSpace,
+}
+
+/// What a job holds for as long as it writes.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) _writing: PathGuard,
+    /// Last: given back after everything else.
+    pub(super) _lock: JobLock,
 }
 
 /// The right to write; the job does not end while it is held.
-pub(super) type Pass<'g> = RwLockReadGuard<'g, bool>;
+pub(super) type Pass<'g> = RwLockReadGuard<'g, Option<Held>>;
 
 impl Gate {
-    /// Lets a write to `place` through, unless the job has ended.
-    pub(super) fn pass(&self, place: impl FnOnce() -> Place) -> Result<Pass<'_>, FileError> {
-        let pass = self.ended.read().unwrap_or_else(PoisonError::into_inner);
-        if *pass {
-            Err(FileError::JobEnded { place: place() })
-        } else {
-            Ok(pass)
+    pub(super) fn new(held: Held, space: ReservedSpace) -> Self {
+        Gate {
+            held: RwLock::new(Some(held)),
+            space,
         }
     }
 
-    /// Waits for writes under way, and lets no further one through.
+    /// Lets a write to `place` through, unless the job has ended.
+    pub(super) fn pass(&self, place: impl FnOnce() -> Place) -> Result<Pass<'_>, FileError> {
+        let pass = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        match *pass {
+            Some(_) => Ok(pass),
+            None => Err(FileError::JobEnded { place: place() }),
+        }
+    }
+
+    /// Waits for writes under way, lets no further one through, and gives back what the job held.
     pub(super) fn close(&self) {
-        *self.ended.write().unwrap_or_else(PoisonError::into_inner) = true;
+        let held = self
+            .held
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        // Not under the lock: that takes for ever on a file system that hangs.
+        drop(held);
     }
 }

@@ -67,21 +67,6 @@ impl Identity {
     pub(super) fn is_same_file(&self, other: &Identity) -> bool {
         (self.dev, self.ino) == (other.dev, other.ino)
     }
-
-    /// What differs, in words, if anything does.
-    pub(super) fn difference(&self, now: &Identity) -> Option<&'static str> {
-        if !self.is_same_file(now) {
-            Some("it was replaced by another one")
-        } else if self.size != now.size {
-            Some("its size changed")
-        } else if self.mtime_ns != now.mtime_ns {
-            Some("it was written to")
-        } else if self.ctime_ns != now.ctime_ns {
-            Some("its attributes or content changed")
-        } else {
-            None
-        }
-    }
 }
 
 /// Tells one state of a file from another. It is compared within one process only.

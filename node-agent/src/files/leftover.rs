@@ -34,11 +34,7 @@ impl Leftover {
     /// Of a job of which nothing is known.
     #[must_use]
     pub fn anywhere(roots: &[Arc<Root>]) -> Self {
-        let of = |root: &Arc<Root>| InRoot {
-            root: root.clone(),
-            bases: None,
-            made: Vec::new(),
-        };
+        let of = |root: &Arc<Root>| InRoot::new(root, None);
         Leftover {
             roots: roots.iter().map(of).collect(),
         }
@@ -51,11 +47,7 @@ impl Leftover {
             return;
         };
         let at = self.in_root(&config.root).unwrap_or_else(|| {
-            self.roots.push(InRoot {
-                root: config.root.clone(),
-                bases: Some(Vec::new()),
-                made: Vec::new(),
-            });
+            self.roots.push(InRoot::new(&config.root, Some(Vec::new())));
             self.roots.len() - 1
         });
         if let Some(bases) = &mut self.roots[at].bases
@@ -99,6 +91,14 @@ impl Leftover {
 }
 
 impl InRoot {
+    fn new(root: &Arc<Root>, bases: Option<Vec<RootPath>>) -> Self {
+        InRoot {
+            root: root.clone(),
+            bases,
+            made: Vec::new(),
+        }
+    }
+
     fn discard(&self, job: &JobUid) -> Result<(), FileError> {
         if self.root.access() != Access::ReadWrite {
             // Nothing is ever made in it.

@@ -76,7 +76,7 @@ struct List {
     versions: Vec<ObjectVersion>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Packed {
     /// `DIRECTORY` at one.
     bytes: u64,
@@ -196,9 +196,9 @@ impl ManifestBuilder {
             order.sort_unstable_by(|a, b| {
                 by_path(&list.entries[*a as usize], &list.entries[*b as usize])
             });
-            arrange(&mut list.states, order.clone());
-            arrange(&mut list.versions, order.clone());
-            arrange(&mut list.entries, order);
+            arrange(&mut list.states, &order);
+            arrange(&mut list.versions, &order);
+            arrange(&mut list.entries, &order);
         }
         list.paths.shrink_to_fit();
         list.entries.shrink_to_fit();
@@ -216,17 +216,10 @@ impl ManifestBuilder {
 }
 
 /// Puts at each place the item that was at `order` of it.
-fn arrange<T>(items: &mut [T], mut order: Vec<u32>) {
-    for first in 0..items.len() {
-        let mut place = first;
-        loop {
-            let from = std::mem::replace(&mut order[place], place as u32) as usize;
-            if from == place || from == first {
-                break;
-            }
-            items.swap(place, from);
-            place = from;
-        }
+fn arrange<T: Default>(items: &mut Vec<T>, order: &[u32]) {
+    if !items.is_empty() {
+        let item = |at: &u32| std::mem::take(&mut items[*at as usize]);
+        *items = order.iter().map(item).collect();
     }
 }
 

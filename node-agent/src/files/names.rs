@@ -5,9 +5,12 @@
 //! root's directory is the job's lock. `.weft-copies` has the records of copies.
 
 use std::fmt;
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::str::FromStr;
 
-use rustix::fs::Mode;
+use rustix::fs::{self, Mode, OFlags};
+use rustix::io::Errno;
 
 use super::error::FileError;
 
@@ -18,7 +21,13 @@ pub(super) const HEX_DIGITS: usize = 32;
 pub(super) const COPIES: &str = ".weft-copies";
 
 /// The mode of partial and lock files: nobody but the agent reads them.
-pub(super) const PRIVATE: Mode = Mode::from_raw_mode(0o600);
+const PRIVATE: Mode = Mode::from_raw_mode(0o600);
+
+/// Opens or makes a file of Weft's own. No link that has taken its place is followed, and no pipe waited for.
+pub(super) fn open_own(directory: impl AsFd, name: &str, flags: OFlags) -> Result<File, Errno> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    fs::openat(directory, name, flags, PRIVATE).map(File::from)
+}
 
 /// The name of a job, unique in time: a Kubernetes UID, or any 1…64 letters, digits and dashes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -47,34 +56,27 @@ impl FromStr for JobUid {
 
 /// A name that belongs to Weft.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum OwnName<'n> {
-    Partial { job: JobUid, hex: &'n str },
+pub(super) enum OwnName {
+    Partial { job: JobUid },
     Lock { job: JobUid },
     Copies,
 }
 
-impl<'n> OwnName<'n> {
-    pub(super) fn parse(name: &'n str) -> Option<Self> {
+impl OwnName {
+    pub(super) fn parse(name: &str) -> Option<Self> {
         if name == COPIES {
             return Some(OwnName::Copies);
         }
         let rest = name.strip_prefix(".weft-")?;
         if let Some(job) = rest.strip_suffix(".lock") {
-            return Some(OwnName::Lock {
-                job: job.parse().ok()?,
-            });
+            let job = job.parse().ok()?;
+            return Some(OwnName::Lock { job });
         }
         let (job, hex) = rest.rsplit_once('-')?;
         let is_hex =
             hex.len() == HEX_DIGITS && hex.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'));
-        if is_hex {
-            Some(OwnName::Partial {
-                job: job.parse().ok()?,
-                hex,
-            })
-        } else {
-            None
-        }
+        let job = job.parse().ok()?;
+        is_hex.then_some(OwnName::Partial { job })
     }
 }
 

@@ -79,23 +79,14 @@ pub(super) fn write(root: &Root, path: &RootPath, job: &CopyJob) -> Result<(), F
     if owner == uid {
         return Ok(());
     }
-    let directory = RootPath::parse(namespace)?;
     if !owner.is_empty() {
+        let place = root.place_of_own(namespace);
         match fs::unlinkat(root.directory(), namespace, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(Errno::NOTEMPTY | Errno::EXIST) => {
-                return Err(FileError::NamespaceReplaced {
-                    place: root.place(&directory),
-                });
+                return Err(FileError::NamespaceReplaced { place });
             }
-            Err(cause) => {
-                return Err(FileError::writing(
-                    root.place(&directory),
-                    "rmdir",
-                    cause,
-                    0,
-                ));
-            }
+            Err(cause) => return Err(FileError::writing(place, "rmdir", cause, 0)),
         }
     }
     records.replace(&name, |out| out.write_all(uid.as_bytes()))?;

@@ -4,7 +4,7 @@
 //! given up removes the empty directories that it has made; another job may need them by now. A verified copy
 //! that is to be removed may be what an attempt reads or writes now.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::error::{FileError, Place};
@@ -14,9 +14,9 @@ use super::path::RootPath;
 /// Owned by the root.
 #[derive(Debug, Default)]
 pub(super) struct Occupancy {
-    /// The path of each job that writes. Locked while a directory is removed, which takes for ever on a file
-    /// system that hangs: on threads that may block only.
-    writers: Mutex<HashMap<JobUid, RootPath>>,
+    /// Locked while a job begins to write, and while an empty directory is removed, which takes for ever on a
+    /// file system that hangs: on threads that may block only.
+    begin: Mutex<()>,
     /// Never locked during a system call.
     uses: Mutex<Uses>,
 }
@@ -28,19 +28,14 @@ struct Uses {
     next: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Use {
+    /// This job writes there: from before its first directory until its end.
+    Write(JobUid),
     /// An attempt writes or reads there.
     Open,
     /// A verified copy is being removed there.
     Removal,
-}
-
-/// A job writes at its path: from before its first directory until its end.
-#[derive(Debug)]
-pub(super) struct Writing {
-    occupancy: Arc<Occupancy>,
-    job: JobUid,
 }
 
 /// A path is in use: as long as this is there.
@@ -58,23 +53,20 @@ impl Occupancy {
         job: &JobUid,
         path: &RootPath,
         place: impl FnOnce() -> Place,
-    ) -> Result<Writing, FileError> {
-        if self.uses().overlaps(path, Use::Removal) {
+    ) -> Result<PathGuard, FileError> {
+        if self.uses().overlaps(path, &Use::Removal) {
             return Err(FileError::BeingRemoved { place: place() });
         }
-        let mut writers = self.writers();
-        let mut others = writers.iter().filter(|(other, _)| *other != job);
-        if let Some((other, _)) = others.find(|(_, at)| at.overlaps(path)) {
+        let _begin = lock(&self.begin);
+        let mut uses = self.uses();
+        if let Some(other) = uses.other_writer(job, path) {
+            let job = other.to_string();
             return Err(FileError::DestinationBusy {
                 place: place(),
-                job: other.to_string(),
+                job,
             });
         }
-        writers.insert(job.clone(), path.clone());
-        Ok(Writing {
-            occupancy: self.clone(),
-            job: job.clone(),
-        })
+        Ok(self.add(&mut uses, path, Use::Write(job.clone())))
     }
 
     /// Says that an attempt writes or reads at `path`. When a removal has begun there, a reader notices that
@@ -87,7 +79,7 @@ impl Occupancy {
     /// something within it or around it.
     pub(super) fn remove(self: &Arc<Self>, path: &RootPath) -> Option<PathGuard> {
         let mut uses = self.uses();
-        let is_free = !uses.overlaps(path, Use::Open);
+        let is_free = !uses.overlaps(path, &Use::Open);
         is_free.then(|| self.add(&mut uses, path, Use::Removal))
     }
 
@@ -98,10 +90,9 @@ impl Occupancy {
         directory: &RootPath,
         remove: impl FnOnce() -> T,
     ) -> Option<T> {
-        let writers = self.writers();
-        let mut others = writers.iter().filter(|(other, _)| *other != job);
-        let is_free = !others.any(|(_, at)| at.overlaps(directory));
-        // Under the lock: the next writer finds the directory gone, or finds it there for good.
+        // The next writer finds the directory gone, or finds it there for good.
+        let _begin = lock(&self.begin);
+        let is_free = self.uses().other_writer(job, directory).is_none();
         is_free.then(remove)
     }
 
@@ -115,27 +106,28 @@ impl Occupancy {
         }
     }
 
-    fn writers(&self) -> MutexGuard<'_, HashMap<JobUid, RootPath>> {
-        // Every change is one call.
-        self.writers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn uses(&self) -> MutexGuard<'_, Uses> {
-        // As above.
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.uses)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change is one call.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Uses {
-    fn overlaps(&self, path: &RootPath, kind: Use) -> bool {
+    fn overlaps(&self, path: &RootPath, kind: &Use) -> bool {
         let mut paths = self.paths.values();
-        paths.any(|(other, known)| *known == kind && other.overlaps(path))
+        paths.any(|(other, known)| known == kind && other.overlaps(path))
     }
-}
 
-impl Drop for Writing {
-    fn drop(&mut self) {
-        self.occupancy.writers().remove(&self.job);
+    /// Another job that writes at `path`, within it or around it.
+    fn other_writer(&self, job: &JobUid, path: &RootPath) -> Option<&JobUid> {
+        self.paths.values().find_map(|(at, kind)| match kind {
+            Use::Write(other) if other != job && at.overlaps(path) => Some(other),
+            _ => None,
+        })
     }
 }
 

@@ -15,7 +15,6 @@ use super::digest::{BLOCK_BYTES, BlockDigest, Blocks, Digest, VerifiedBlock};
 use super::error::{FileError, Place, errno};
 use super::gate::Gate;
 use super::identity::{Fingerprint, Identity};
-use super::reserved_space::ReservedSpace;
 use super::target::{Origin, Target};
 use super::tree::FileTree;
 
@@ -30,10 +29,8 @@ pub struct DestinationFile {
     index: u32,
     blocks: Blocks,
     state: Mutex<State>,
-    /// Every write passes it.
+    /// The destination's: every write passes it.
     gate: Arc<Gate>,
-    /// The destination's.
-    space: Arc<ReservedSpace>,
 }
 
 #[derive(Debug)]
@@ -84,7 +81,6 @@ impl DestinationFile {
         blocks: Blocks,
         origin: Origin,
         gate: Arc<Gate>,
-        space: Arc<ReservedSpace>,
     ) -> Result<Self, FileError> {
         let body = match origin {
             Origin::Fresh => Body::Fresh(Arc::new(target.open_partial(OFlags::RDWR)?)),
@@ -109,7 +105,6 @@ impl DestinationFile {
             blocks,
             state: Mutex::new(state),
             gate,
-            space,
         };
         let bytes = fs::fstat(&*file.lock().body.file())
             .map_err(|cause| file.failed("fstat", cause))
@@ -206,27 +201,26 @@ impl DestinationFile {
     }
 
     /// Writes a block that is not here yet. False when it is: nothing is written then.
+    ///
+    /// # Panics
+    ///
+    /// When the block was verified for a file of another size or algorithm.
     pub fn write_block(&self, block: &VerifiedBlock<'_>) -> Result<bool, FileError> {
-        if block.blocks() != self.blocks {
-            // Verified for another file: it must hold for this one.
-            self.blocks
-                .verify(block.index(), block.data(), &block.digest())
-                .map_err(|fault| FileError::BlockRefused {
-                    place: self.place(),
-                    fault,
-                })?;
-        }
+        assert_eq!(
+            block.blocks, self.blocks,
+            "the block was verified for another file"
+        );
         let _pass = self.gate.pass(|| self.place())?;
         let file = {
             let mut state = self.lock();
-            if state.tree.get(block.index()).is_some() {
+            if state.tree.get(block.index).is_some() {
                 return Ok(false);
             }
             self.begin_replacing(&mut state)?;
             state.body.file()
         };
-        self.write(&file, block.index(), block.data())?;
-        self.lock().tree.set(block.index(), block.digest());
+        self.write(&file, block.index, block.data)?;
+        self.lock().tree.set(block.index, block.digest);
         Ok(true)
     }
 
@@ -279,9 +273,7 @@ impl DestinationFile {
             ..checked
         };
         if finish == Finish::Keep && expected != now {
-            return Err(FileError::DestinationChanged {
-                place: self.place(),
-            });
+            return Err(self.target.changed());
         }
         Ok((finish, now.fingerprint()))
     }
@@ -313,9 +305,7 @@ impl DestinationFile {
         if unchanged {
             Ok(now)
         } else {
-            Err(FileError::DestinationChanged {
-                place: self.place(),
-            })
+            Err(self.target.changed())
         }
     }
 
@@ -339,7 +329,8 @@ impl DestinationFile {
         };
         let existing = existing.clone();
         self.target.may_replace()?;
-        self.target.reserve(self.blocks.file_bytes(), &self.space)?;
+        self.target
+            .reserve(self.blocks.file_bytes(), &self.gate.space)?;
         let partial = Arc::new(self.target.open_partial(OFlags::RDWR)?);
         for block in 0..self.blocks.count() {
             if let Some(digest) = state.tree.get(block) {
@@ -361,9 +352,7 @@ impl DestinationFile {
         let mut buffer = vec![0; self.blocks.len(block)];
         self.read(&existing.file, block, &mut buffer)?;
         if self.blocks.digest(block, &buffer) != *digest {
-            return Err(FileError::DestinationChanged {
-                place: self.place(),
-            });
+            return Err(self.target.changed());
         }
         self.write(partial, block, &buffer)
     }
@@ -374,9 +363,7 @@ impl DestinationFile {
         file.read_exact_at(&mut buffer[..bytes], range.start)
             .map_err(|error| {
                 if error.kind() == std::io::ErrorKind::UnexpectedEof {
-                    FileError::DestinationChanged {
-                        place: self.place(),
-                    }
+                    self.target.changed()
                 } else {
                     self.failed("pread", errno(&error))
                 }

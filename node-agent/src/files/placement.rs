@@ -6,7 +6,9 @@ use rustix::io::Errno;
 use super::destination_config::DestinationConfig;
 use super::error::{FileError, Place};
 use super::manifest::{Entry, EntryKind, Shape};
+use super::names;
 use super::path::RootPath;
+use super::staging;
 use super::target::Target;
 
 /// Where a destination puts its manifest. Paths are worked out one at a time, for there may be a million.
@@ -20,11 +22,23 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// A directory that is not there yet is assembled beside its place.
-    pub(super) fn new(config: DestinationConfig) -> Result<Self, FileError> {
-        let base = config.base()?;
-        let is_new = matches!(config.root.open_at(&base, OFlags::PATH), Err(Errno::NOENT));
-        let staging = config.staging(&base)?.filter(|_| is_new);
+    /// A directory that is not there yet is assembled beside its place. Removes what earlier attempts have
+    /// assembled and this one does not go on with.
+    pub(super) fn new(config: DestinationConfig, base: RootPath) -> Result<Self, FileError> {
+        let root = &config.root;
+        let mut staging = None;
+        // Not for a file, and not for the root itself.
+        if let (Shape::Directory, Some((parent, name))) = (config.manifest.shape(), base.split()) {
+            let beside = parent.join(&names::partial_name(&config.job, name))?;
+            match root.open_at(&base, OFlags::PATH) {
+                Err(Errno::NOENT) => {
+                    staging::remove_unlisted(root, &beside, &config.manifest)?;
+                    staging = Some(beside);
+                }
+                // Somebody has made the directory since an earlier attempt.
+                _ => staging::remove(root, &beside)?,
+            }
+        }
         Ok(Placement {
             config,
             base,
@@ -89,17 +103,21 @@ impl Placement {
     }
 
     fn target(&self, entry: Entry<'_>) -> Result<Target, FileError> {
-        let DestinationConfig {
-            root,
-            job,
-            manifest,
-            overwrite,
-            ..
-        } = &self.config;
-        let target = Target::new(root, manifest.path_of(&self.base, entry)?, job, *overwrite)?;
-        match &self.staging {
-            Some(staging) => Ok(target.staged(&manifest.path_of(staging, entry)?)),
-            None => Ok(target),
-        }
+        let config = &self.config;
+        let path = config.manifest.path_of(&self.base, entry)?;
+        let now = config.manifest.path_of(self.assembled(), entry)?;
+        let (parent, name) = now.split().expect("an entry of a manifest has a name");
+        let name = name.to_owned();
+        Ok(Target {
+            root: config.root.clone(),
+            path,
+            parent,
+            partial: match &self.staging {
+                Some(_) => name.clone(),
+                None => names::partial_name(&config.job, &name),
+            },
+            name,
+            overwrite: config.overwrite,
+        })
     }
 }

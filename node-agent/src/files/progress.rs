@@ -34,6 +34,8 @@ pub(super) struct Progress {
     digests: Vec<[u8; 32]>,
     /// Of files that are finished and kept, or published.
     pub(super) states: Vec<Fingerprint>,
+    /// Files of a directory that was there have got their names one after the other.
+    pub(super) file_by_file: bool,
     /// Files that somebody has open: two users of a file share its state.
     open: HashMap<u32, Weak<DestinationFile>>,
 }
@@ -56,6 +58,7 @@ impl Progress {
             stages: stages.collect(),
             digests: vec![[0; 32]; manifest.len()],
             states: vec![Fingerprint::default(); manifest.len()],
+            file_by_file: false,
             open: HashMap::new(),
         }
     }

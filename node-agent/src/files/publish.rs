@@ -7,7 +7,6 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
 
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -53,14 +52,14 @@ impl Destination {
         self.sync_and_name_directories()?;
         ObjectReadLog::remove(self.root(), &self.placement.config.job)?;
         drop(pass);
-        self.end();
+        self.gate.close();
         Ok(digest)
     }
 
     /// Whether files of a directory that was there got their names one after the other: for a moment some
     /// were old and some new.
     pub fn is_file_by_file(&self) -> bool {
-        self.file_by_file.load(Ordering::Relaxed)
+        self.progress().file_by_file
     }
 
     fn sync_files(&self) -> Result<(), FileError> {
@@ -95,7 +94,7 @@ impl Destination {
                 continue;
             };
             if is_in_place && finish == Finish::Rename {
-                self.file_by_file.store(true, Ordering::Relaxed);
+                progress.file_by_file = true;
             }
             progress.states[at] = rename(&target, &parent, finish, progress.states[at])?;
             if !is_staged {
@@ -117,10 +116,9 @@ impl Destination {
         let Some(top) = self.placement.directories().next().transpose()? else {
             return Ok(());
         };
-        if few {
-            self.sync_directories(std::iter::once(&top))?;
-        } else {
-            self.sync_file_systems(std::iter::once(Ok(top.clone())))?;
+        match few {
+            true => self.sync_directory(&top)?,
+            false => self.sync_file_systems(std::iter::once(Ok(top.clone())))?,
         }
         // Those in which a directory was made or renamed.
         let made = self.made.iter().filter(|path| **path <= top);
@@ -129,7 +127,7 @@ impl Destination {
         if let Some(staging) = &self.placement.staging {
             self.rename_whole(staging)?;
         }
-        self.sync_directories(above.iter())
+        above.iter().try_for_each(|path| self.sync_directory(path))
     }
 
     /// Gives the assembled directory its name.
@@ -161,19 +159,10 @@ impl Destination {
         Ok(())
     }
 
-    fn sync_directories<'p>(
-        &self,
-        paths: impl ExactSizeIterator<Item = &'p RootPath>,
-    ) -> Result<(), FileError> {
-        if paths.len() >= SYNCFS_MIN_FILES {
-            return self.sync_file_systems(paths.cloned().map(Ok));
-        }
-        let mut open = OpenDirectory::new(self.root());
-        for path in paths {
-            fs::fsync(&*open.at(path)?)
-                .map_err(|cause| FileError::writing(self.root().place(path), "fsync", cause, 0))?;
-        }
-        Ok(())
+    fn sync_directory(&self, path: &RootPath) -> Result<(), FileError> {
+        let root = self.root();
+        let opened = OpenDirectory::new(root).at(path)?;
+        fs::fsync(&*opened).map_err(|cause| FileError::writing(root.place(path), "fsync", cause, 0))
     }
 
     /// One `syncfs` for each file system that one of the directories is on.
@@ -223,13 +212,10 @@ fn rename(
     finish: Finish,
     checked: Fingerprint,
 ) -> Result<Fingerprint, FileError> {
-    let changed = || FileError::DestinationChanged {
-        place: target.place(),
-    };
     if finish == Finish::Keep {
         let named = fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW);
         if !named.is_ok_and(|stat| Identity::of(&stat).fingerprint() == checked) {
-            return Err(changed());
+            return Err(target.changed());
         }
         target.remove_partial(parent)?;
         return Ok(checked);
@@ -243,12 +229,12 @@ fn rename(
     match answer {
         Ok(()) => match fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Identity::of(&stat).fingerprint()),
-            Err(Errno::NOENT) => Err(changed()),
+            Err(Errno::NOENT) => Err(target.changed()),
             Err(cause) => Err(target.failed("stat", cause, 0)),
         },
         Err(Errno::EXIST) if target.overwrite == Overwrite::Never => {
             target.may_replace()?;
-            Err(changed())
+            Err(target.changed())
         }
         Err(Errno::ISDIR) => Err(FileError::DestinationExists {
             place: target.place(),
@@ -256,7 +242,7 @@ fn rename(
             remedy: "remove it or choose another path",
         }),
         // Somebody removed the partial file.
-        Err(Errno::NOENT) => Err(changed()),
+        Err(Errno::NOENT) => Err(target.changed()),
         Err(cause) => Err(target.failed("rename", cause, 0)),
     }
 }

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use super::digest::BlockDigest;
 use super::error::{FileError, Place, errno};
-use super::names::{self, JobUid, PRIVATE};
+use super::names::{self, JobUid};
 use super::root::Root;
 
 /// No file is called so, and no partial file of one has this name's hash.
@@ -48,13 +48,8 @@ impl ObjectReadLog {
         let name = names::partial_name(job, NAME);
         let place = root.place_of_own(&name);
         let failed = |operation, cause| FileError::writing(place.clone(), operation, cause, 0);
-        let flags = OFlags::CREATE
-            | OFlags::RDWR
-            | OFlags::APPEND
-            | OFlags::NOFOLLOW
-            | OFlags::NONBLOCK
-            | OFlags::CLOEXEC;
-        let file = fs::openat(root.directory(), &name, flags, PRIVATE)
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::APPEND;
+        let file = names::open_own(root.directory(), &name, flags)
             .map_err(|cause| failed("open", cause))?;
         let length = fs::fstat(&file).map_err(|cause| failed("fstat", cause))?;
         let length = u64::try_from(length.st_size).unwrap_or_default();
@@ -67,10 +62,7 @@ impl ObjectReadLog {
         if kept < length {
             fs::ftruncate(&file, kept).map_err(|cause| failed("ftruncate", cause))?;
         }
-        Ok(ObjectReadLog {
-            file: File::from(file),
-            place,
-        })
+        Ok(ObjectReadLog { file, place })
     }
 
     /// Tells each block that was read, and the digest it had; `counts` says whether it is of a version
@@ -83,7 +75,6 @@ impl ObjectReadLog {
         let failed = |error: &io::Error| self.failed("read", errno(error), 0);
         let mut entries = BufReader::with_capacity(READ_BYTES, &self.file);
         entries.rewind().map_err(|error| failed(&error))?;
-        let mut at = 0;
         loop {
             let (mut id, mut block, mut digest) = ([0; 16], [0; 4], [0; 32]);
             let read = entries
@@ -95,9 +86,8 @@ impl ObjectReadLog {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
                 Err(error) => return Err(failed(&error)),
             }
-            at += ENTRY_BYTES;
         }
-        if !some && at > 0 {
+        if !some {
             fs::ftruncate(&self.file, 0).map_err(|cause| self.failed("ftruncate", cause, 0))?;
         }
         Ok(())

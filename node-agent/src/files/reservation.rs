@@ -1,9 +1,9 @@
 //! Before the first byte: makes the directories and partial files of a destination, and reserves its space.
 
-use rustix::fs::{self, AtFlags, Mode};
+use rustix::fs::{self, Mode};
 use rustix::io::Errno;
 
-use super::directory::{OpenDirectory, is_no_directory};
+use super::directory::{OpenDirectory, remove_empty};
 use super::error::FileError;
 use super::names::JobUid;
 use super::path::RootPath;
@@ -79,8 +79,7 @@ impl Made {
                 Origin::Existing => 0,
                 _ => bytes,
             };
-            let file = target.make_partial(&parent, bytes)?;
-            target.allocate(&parent, &file, bytes)?;
+            target.make_partial(&parent, bytes)?;
         }
         Ok(())
     }
@@ -107,40 +106,29 @@ impl Made {
     /// Makes the directory and those above it where they are missing.
     fn directory(&mut self, placement: &Placement, path: &RootPath) -> Result<(), FileError> {
         let root = &placement.config.root;
-        let failed = |cause| {
-            if let Some(error) = root.symlink_on_the_way(path, cause) {
-                return error;
-            }
-            let place = placement.place_of(path);
-            match cause {
-                Errno::NOTDIR => FileError::DestinationExists {
-                    place,
-                    found: "a file where a directory is needed",
-                    remedy: "remove the file or choose another path",
-                },
-                cause => FileError::writing(place, "open", cause, 0),
-            }
+        let failed = |operation, cause| {
+            let writing = || FileError::writing(placement.place_of(path), operation, cause, 0);
+            root.symlink_on_the_way(path, cause).unwrap_or_else(writing)
         };
         match root.open_directory(path) {
             Ok(_) => return Ok(()),
             Err(Errno::NOENT) => {}
-            Err(cause) => return Err(failed(cause)),
+            Err(cause) => return Err(failed("open", cause)),
         }
         // The root itself is open, so what is missing has a parent.
         let Some((parent, name)) = path.split() else {
             return Ok(());
         };
         self.directory(placement, &parent)?;
-        let opened = root.open_directory(&parent).map_err(failed)?;
+        let opened = root.open_directory(&parent);
+        let opened = opened.map_err(|cause| failed("open", cause))?;
         match fs::mkdirat(&opened, name, WORKING_DIRECTORY) {
             Ok(()) => self.directories.push(path.clone()),
             Err(Errno::EXIST) => {}
-            Err(cause) => {
-                let place = placement.place_of(path);
-                return Err(FileError::writing(place, "mkdir", cause, 0));
-            }
+            Err(cause) => return Err(failed("mkdir", cause)),
         }
-        root.open_directory(path).map(drop).map_err(failed)
+        let opened = root.open_directory(path).map(drop);
+        opened.map_err(|cause| failed("open", cause))
     }
 }
 
@@ -153,20 +141,9 @@ pub(super) fn remove_directories(
 ) -> Result<(), FileError> {
     let mut result = Ok(());
     for path in directories.iter().rev() {
-        let Some((parent, name)) = path.split() else {
-            continue;
-        };
-        let removed = root.occupancy().unless_written(job, path, || {
-            fs::unlinkat(root.open_directory(&parent)?, name, AtFlags::REMOVEDIR)
-        });
-        match removed {
-            None | Some(Ok(()) | Err(Errno::NOTEMPTY | Errno::EXIST | Errno::BUSY)) => {}
-            Some(Err(cause)) if is_no_directory(cause) => {}
-            Some(Err(cause)) => {
-                let failed = FileError::writing(root.place(path), "rmdir", cause, 0);
-                result = result.and(Err(failed));
-            }
-        }
+        let remove = || remove_empty(root, path);
+        let removed = root.occupancy().unless_written(job, path, remove);
+        result = result.and(removed.unwrap_or(Ok(())));
     }
     result
 }

@@ -60,10 +60,10 @@ impl ReservedSpace {
         self.check_disk(place, directory, demand, limits.min_free)?;
         if let Some(namespace) = &self.namespace {
             if let Some(limit) = limits.bytes_per_namespace {
-                let taken = space.namespaces.get(namespace).copied().unwrap_or_default();
-                check_namespace(&self.root, place, namespace, demand.bytes, taken, limit)?;
+                let taken = space.get(namespace).copied().unwrap_or_default();
+                self.check_namespace(place, namespace, demand.bytes, taken, limit)?;
             }
-            *space.namespaces.entry(namespace.clone()).or_default() += demand.bytes;
+            *space.entry(namespace.clone()).or_default() += demand.bytes;
             self.bytes.fetch_add(demand.bytes, Ordering::Relaxed);
         }
         Ok(space)
@@ -80,12 +80,37 @@ impl ReservedSpace {
         }
         let mut space = self.root.space();
         let bytes = self.bytes.swap(0, Ordering::Relaxed);
-        if let Some(taken) = space.namespaces.get_mut(namespace) {
+        if let Some(taken) = space.get_mut(namespace) {
             *taken = taken.saturating_sub(bytes);
             if *taken == 0 {
-                space.namespaces.remove(namespace);
+                space.remove(namespace);
             }
         }
+    }
+
+    fn check_namespace(
+        &self,
+        place: &Place,
+        namespace: &str,
+        needed: u64,
+        taken: u64,
+        limit: u64,
+    ) -> Result<(), FileError> {
+        if needed == 0 {
+            return Ok(());
+        }
+        let recorded = copies::bytes_of(&self.root, namespace)?;
+        if needed.saturating_add(taken).saturating_add(recorded) <= limit {
+            return Ok(());
+        }
+        Err(FileError::NamespaceQuota {
+            place: place.clone(),
+            namespace: namespace.to_owned(),
+            needed,
+            recorded,
+            taken,
+            limit,
+        })
     }
 
     fn check_disk(
@@ -130,31 +155,6 @@ impl ReservedSpace {
         }
         Ok(())
     }
-}
-
-fn check_namespace(
-    root: &Root,
-    place: &Place,
-    namespace: &str,
-    needed: u64,
-    taken: u64,
-    limit: u64,
-) -> Result<(), FileError> {
-    if needed == 0 {
-        return Ok(());
-    }
-    let recorded = copies::bytes_of(root, namespace)?;
-    if needed.saturating_add(taken).saturating_add(recorded) <= limit {
-        return Ok(());
-    }
-    Err(FileError::NamespaceQuota {
-        place: place.clone(),
-        namespace: namespace.to_owned(),
-        needed,
-        recorded,
-        taken,
-        limit,
-    })
 }
 
 impl Drop for ReservedSpace {

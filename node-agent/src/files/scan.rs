@@ -107,7 +107,13 @@ fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileEr
                 }
                 Err(cause) => return Err(FileError::reading(place(name), cause)),
             };
-            let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            let file_type = FileType::from_raw_mode(stat.st_mode);
+            if file_type == FileType::Symlink
+                && let Some(link) = root.symlink_on_the_way(&path.join(name)?, Errno::LOOP)
+            {
+                return Err(link);
+            }
+            let is_directory = file_type == FileType::Directory;
             if is_directory && depth == MAX_DEPTH {
                 return Err(FileError::TooDeep { place: place(name) });
             }
@@ -142,17 +148,6 @@ fn file_entry(
     stat: &Stat,
     place: impl Fn() -> Place,
 ) -> Result<(EntryKind, Identity), FileError> {
-    if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
-        let target = fs::readlinkat(parent, name, Vec::new()).unwrap_or_default();
-        let place = place();
-        let link = place.path.clone();
-        let target = target.as_bytes().escape_ascii().to_string();
-        return Err(FileError::SymlinkRefused {
-            place,
-            link,
-            target,
-        });
-    }
     if let Some(kind) = special(stat) {
         return Err(FileError::NotARegularFile {
             place: place(),

@@ -8,6 +8,8 @@
 //! bytes that were read, so a destination always gets exactly what was read.
 
 use std::fs::File;
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -16,12 +18,13 @@ use rustix::io::Errno;
 
 use super::copies::{self, CopyJob, NewCopy};
 use super::digest::{Algorithm, BLOCK_BYTES, Blocks, Digest};
+use super::directory::is_no_directory;
 use super::error::{FileError, errno};
 use super::identity::{Fingerprint, Identity};
 use super::manifest::{Entry, EntryKind, Manifest};
 use super::occupancy::PathGuard;
 use super::path::RootPath;
-use super::root::{Access, Root, special};
+use super::root::{Access, Root};
 
 /// A scanned source whose files can be opened. As long as it is there, no copy is removed there.
 #[derive(Clone, Debug)]
@@ -59,65 +62,44 @@ impl Source {
             });
         };
         // O_NONBLOCK: should a pipe have taken its place, the open must not wait for a writer.
-        let opened = self
-            .root
-            .open_at(&path, OFlags::RDONLY | OFlags::NONBLOCK)
-            .map_err(|cause| self.failed(&path, cause))?;
-        let stat = fs::fstat(&opened).map_err(|cause| self.failed(&path, cause))?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            let kind = special(&stat).unwrap_or("a directory");
-            return Err(FileError::NotARegularFile {
-                place: self.root.place(&path),
-                kind,
-            });
+        let (opened, state) = self.look(&path, entry, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        self.compare(index, &path, state)?;
+        let file = File::from(opened);
+        if bytes > BLOCK_BYTES as u64 {
+            // A hint for read-ahead; where it is refused, reading works all the same.
+            let _ = fs::fadvise(&file, 0, None, Advice::Sequential);
         }
-        let file = SourceFile {
+        Ok(SourceFile {
             root: self.root.clone(),
             path,
             bytes,
-            state: self.manifest.listed_state(index as usize),
-            file: File::from(opened),
-        };
-        file.compare(&Identity::of(&stat))?;
-        if bytes > BLOCK_BYTES as u64 {
-            // A hint for read-ahead; where it is refused, reading works all the same.
-            let _ = fs::fadvise(&file.file, 0, None, Advice::Sequential);
-        }
-        Ok(file)
+            file,
+        })
     }
 
     /// The manifest with the state that its files and directories have here; what lies beside them is left
     /// out.
     pub fn listed(&self) -> Result<Manifest, FileError> {
-        let mut states = Vec::with_capacity(self.manifest.len());
-        for index in 0..self.manifest.len() {
+        let states = (0..self.manifest.len()).map(|index| {
             let (path, entry) = self.entry(index as u32)?;
-            let (kind, state) = self.now(&path)?;
-            if kind != Some(entry.kind) {
-                return Err(FileError::SourceChanged {
-                    place: self.root.place(&path),
-                    what: "it has another size, or is no file any more",
-                });
-            }
-            states.push(state);
-        }
-        Ok(self.manifest.with_states(states))
+            Ok(self.look(&path, entry, OFlags::PATH)?.1)
+        });
+        Ok(self
+            .manifest
+            .with_states(states.collect::<Result<_, FileError>>()?))
     }
 
     /// Compares every file and directory with the manifest once more: after it, what was sent is
     /// what the manifest announced. Files that were added since the scan are no part of that.
     pub fn unchanged(&self) -> Result<(), FileError> {
-        for index in 0..self.manifest.len() {
-            let (path, entry) = self.entry(index as u32)?;
-            let (kind, state) = self.now(&path)?;
-            if kind != Some(entry.kind) || self.manifest.listed_state(index) != Some(state) {
-                return Err(FileError::SourceChanged {
-                    place: self.root.place(&path),
-                    what: "it was written to or replaced",
-                });
-            }
-        }
-        Ok(())
+        (0..self.manifest.len()).try_for_each(|index| self.entry_unchanged(index as u32))
+    }
+
+    /// Compares the file or directory with that index with the manifest.
+    pub fn entry_unchanged(&self, index: u32) -> Result<(), FileError> {
+        let (path, entry) = self.entry(index)?;
+        let (_, state) = self.look(&path, entry, OFlags::PATH)?;
+        self.compare(index, &path, state)
     }
 
     /// Records the files, which were read and have this digest, as a verified copy of a job. In a
@@ -136,22 +118,46 @@ impl Source {
         copies::add(&self.root, new, |index| self.manifest.listed_state(index))
     }
 
-    /// What is there, and its state; neither a file nor a directory is nothing.
-    fn now(&self, path: &RootPath) -> Result<(Option<EntryKind>, Fingerprint), FileError> {
-        let opened = self
-            .root
-            .open_at(path, OFlags::PATH)
-            .map_err(|cause| self.failed(path, cause))?;
+    /// Opens what is at the path of an entry, which must be of its kind and size, and gives its state.
+    fn look(
+        &self,
+        path: &RootPath,
+        entry: Entry<'_>,
+        flags: OFlags,
+    ) -> Result<(OwnedFd, Fingerprint), FileError> {
+        let opened = self.root.open_at(path, flags);
+        let opened = opened.map_err(|cause| self.failed(path, cause))?;
         let stat = fs::fstat(&opened).map_err(|cause| self.failed(path, cause))?;
-        let identity = Identity::of(&stat);
-        Ok(match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => {
-                let bytes = identity.size;
-                (Some(EntryKind::File { bytes }), identity.fingerprint())
+        let now = Identity::of(&stat);
+        match (entry.kind, FileType::from_raw_mode(stat.st_mode)) {
+            (EntryKind::Directory, FileType::Directory) => {
+                Ok((opened, now.directory_fingerprint()))
             }
-            FileType::Directory => (Some(EntryKind::Directory), identity.directory_fingerprint()),
-            _ => (None, identity.fingerprint()),
-        })
+            (EntryKind::File { bytes }, FileType::RegularFile) if now.size == bytes => {
+                Ok((opened, now.fingerprint()))
+            }
+            (EntryKind::File { bytes }, FileType::RegularFile) if now.size < bytes => {
+                Err(FileError::SourceTruncated {
+                    place: self.root.place(path),
+                    expected: bytes,
+                    found: now.size,
+                })
+            }
+            _ => Err(self.changed(path, "it has another size, or is no file any more")),
+        }
+    }
+
+    /// Compares the state of an entry with the listed one.
+    fn compare(&self, index: u32, path: &RootPath, now: Fingerprint) -> Result<(), FileError> {
+        match self.manifest.listed_state(index as usize) == Some(now) {
+            true => Ok(()),
+            false => Err(self.changed(path, "it was written to or replaced")),
+        }
+    }
+
+    fn changed(&self, path: &RootPath, what: &'static str) -> FileError {
+        let place = self.root.place(path);
+        FileError::SourceChanged { place, what }
     }
 
     fn entry(&self, index: u32) -> Result<(RootPath, Entry<'_>), FileError> {
@@ -161,13 +167,9 @@ impl Source {
 
     /// After the scan a file that is gone is a change, not a wrong path.
     fn failed(&self, path: &RootPath, cause: Errno) -> FileError {
-        let place = self.root.place(path);
-        match cause {
-            Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV => FileError::SourceChanged {
-                place,
-                what: "it was removed or replaced by a link",
-            },
-            cause => FileError::reading(place, cause),
+        match is_no_directory(cause) {
+            true => self.changed(path, "it was removed or replaced by a link"),
+            false => FileError::reading(self.root.place(path), cause),
         }
     }
 }
@@ -178,8 +180,6 @@ pub struct SourceFile {
     root: Arc<Root>,
     path: RootPath,
     bytes: u64,
-    /// As it was listed.
-    state: Option<Fingerprint>,
     file: File,
 }
 
@@ -198,65 +198,21 @@ impl SourceFile {
     pub fn read_block(&self, block: u32, buffer: &mut [u8]) -> Result<usize, FileError> {
         let range = Blocks::new(Algorithm::default(), self.bytes).range(block);
         let wanted = (range.end - range.start) as usize;
-        let mut filled = 0;
-        while filled < wanted {
-            let offset = range.start + filled as u64;
-            match self.file.read_at(&mut buffer[filled..wanted], offset) {
-                Ok(0) => {
-                    return Err(FileError::SourceTruncated {
-                        place: self.root.place(&self.path),
-                        expected: self.bytes,
-                        found: offset,
-                    });
-                }
-                Ok(bytes) => filled += bytes,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    let place = self.root.place(&self.path);
-                    return Err(FileError::SourceUnreadable {
-                        place,
-                        cause: errno(&error),
-                    });
-                }
+        let read = self.file.read_exact_at(&mut buffer[..wanted], range.start);
+        read.map_err(|error| {
+            let place = self.root.place(&self.path);
+            match error.kind() {
+                ErrorKind::UnexpectedEof => FileError::SourceTruncated {
+                    place,
+                    expected: self.bytes,
+                    found: self.file.metadata().map_or(0, |now| now.len()),
+                },
+                _ => FileError::SourceUnreadable {
+                    place,
+                    cause: errno(&error),
+                },
             }
-        }
+        })?;
         Ok(wanted)
-    }
-
-    /// Compares the open file, and the file that is now at its path, with the manifest.
-    pub fn unchanged(&self) -> Result<(), FileError> {
-        let place = || self.root.place(&self.path);
-        let stat = fs::fstat(&self.file).map_err(|cause| FileError::reading(place(), cause))?;
-        self.compare(&Identity::of(&stat))?;
-        let what = "it was removed or replaced by another file";
-        let changed = || FileError::SourceChanged {
-            place: place(),
-            what,
-        };
-        let named = self
-            .root
-            .open_at(&self.path, OFlags::PATH)
-            .map_err(|_| changed())?;
-        let stat = fs::fstat(&named).map_err(|_| changed())?;
-        self.compare(&Identity::of(&stat))
-    }
-
-    fn compare(&self, now: &Identity) -> Result<(), FileError> {
-        let place = self.root.place(&self.path);
-        if now.size < self.bytes {
-            return Err(FileError::SourceTruncated {
-                place,
-                expected: self.bytes,
-                found: now.size,
-            });
-        }
-        if self.state == Some(now.fingerprint()) {
-            return Ok(());
-        }
-        let what = match now.size == self.bytes {
-            true => "it was written to or replaced",
-            false => "its size changed",
-        };
-        Err(FileError::SourceChanged { place, what })
     }
 }

@@ -36,10 +36,6 @@ impl MinFree {
     }
 }
 
-/// What transfers under way have reserved in a root. Owned by the root; locked from a check until the space
-/// is reserved.
-#[derive(Debug, Default)]
-pub(super) struct Space {
-    /// Bytes by namespace.
-    pub(super) namespaces: BTreeMap<String, u64>,
-}
+/// Bytes by namespace that transfers under way have reserved in a root. Owned by the root; locked from a check
+/// until the space is reserved.
+pub(super) type Space = BTreeMap<String, u64>;

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, RenameFlags, Stat};
 use rustix::io::Errno;
 
-use super::directory::is_no_directory;
+use super::directory::OpenDirectory;
 use super::error::FileError;
 use super::identity::Identity;
 use super::manifest::{EntryKind, Manifest};
@@ -38,14 +38,12 @@ pub(super) fn remove(root: &Root, staging: &RootPath) -> Result<(), FileError> {
     let Some((parent, name)) = staging.split() else {
         return Ok(());
     };
-    let failed = |cause| FileError::writing(root.place(staging), "rmdir", cause, 0);
-    match root.open_directory(&parent) {
-        Ok(parent) => match fs::unlinkat(&parent, name, AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(cause) => Err(failed(cause)),
-        },
-        Err(cause) if is_no_directory(cause) => Ok(()),
-        Err(cause) => Err(failed(cause)),
+    let Some(parent) = OpenDirectory::new(root).found(&parent)? else {
+        return Ok(());
+    };
+    match fs::unlinkat(&*parent, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(cause) => Err(FileError::writing(root.place(staging), "rmdir", cause, 0)),
     }
 }
 
@@ -56,13 +54,11 @@ fn remove_below(
     keeps: &dyn Fn(&RootPath, bool) -> bool,
 ) -> Result<(), FileError> {
     let failed = |operation, cause| FileError::writing(root.place(directory), operation, cause, 0);
-    let opened = match root.open_directory(directory) {
-        Ok(opened) => opened,
-        Err(cause) if is_no_directory(cause) => return Ok(()),
-        Err(cause) => return Err(failed("open", cause)),
+    let Some(opened) = OpenDirectory::new(root).found(directory)? else {
+        return Ok(());
     };
-    fs::fchmod(&opened, WRITABLE).map_err(|cause| failed("fchmod", cause))?;
-    let mut listing = Dir::read_from(&opened).map_err(|cause| failed("getdents", cause))?;
+    fs::fchmod(&*opened, WRITABLE).map_err(|cause| failed("fchmod", cause))?;
+    let mut listing = Dir::read_from(&*opened).map_err(|cause| failed("getdents", cause))?;
     while let Some((path, stat)) =
         next(&mut listing, &opened, directory).map_err(|cause| failed("getdents", cause))?
     {
@@ -78,7 +74,7 @@ fn remove_below(
             true => AtFlags::REMOVEDIR,
             false => AtFlags::empty(),
         };
-        match fs::unlinkat(&opened, path.file_name().unwrap_or_default(), flags) {
+        match fs::unlinkat(&*opened, path.file_name().unwrap_or_default(), flags) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(cause) => return Err(failed("unlink", cause)),
         }

@@ -16,7 +16,7 @@ use super::root::{Access, Root};
 use super::staging;
 
 /// Removes partial files, staging directories and lock files of jobs that no process works on and that
-/// were last written to at least `older_than` ago; gives their number. What cannot be read or removed is
+/// were last written to at least `older_than` ago; gives their number, lock files left out. What cannot be read or removed is
 /// passed over: it is another's, or tried again next time. Walks the whole root: call it from a
 /// thread of its own, at start and every few hours.
 pub fn sweep(root: &Arc<Root>, older_than: Duration) -> Result<u32, FileError> {
@@ -25,7 +25,7 @@ pub fn sweep(root: &Arc<Root>, older_than: Duration) -> Result<u32, FileError> {
     }
     // Held until the next is examined: its job does not resume it, and rename it, while it is removed.
     let mut held = None;
-    let is_abandoned = |own: &OwnName<'_>, age: &dyn Fn() -> Duration| {
+    let is_abandoned = |own: &OwnName, age: &dyn Fn() -> Duration| {
         drop(held.take());
         Ok(match own {
             OwnName::Partial { job, .. } if age() >= older_than => {
@@ -33,8 +33,12 @@ pub fn sweep(root: &Arc<Root>, older_than: Duration) -> Result<u32, FileError> {
                 // The job may have written until it gave the lock back.
                 held.is_some() && age() >= older_than
             }
-            OwnName::Lock { job } => age() >= older_than && !JobLock::is_held(root, job),
-            OwnName::Partial { .. } | OwnName::Copies => false,
+            OwnName::Lock { job } if age() >= older_than => {
+                // The file of a lock that nobody holds goes with ours.
+                drop(JobLock::take(root, job));
+                false
+            }
+            OwnName::Partial { .. } | OwnName::Lock { .. } | OwnName::Copies => false,
         })
     };
     Ok(remove(root, vec![(RootPath::ROOT, true)], is_abandoned)?.files)
@@ -84,7 +88,7 @@ impl Removed {
 fn remove(
     root: &Root,
     mut waiting: Vec<(RootPath, bool)>,
-    mut is_to_go: impl FnMut(&OwnName<'_>, &dyn Fn() -> Duration) -> Result<bool, FileError>,
+    mut is_to_go: impl FnMut(&OwnName, &dyn Fn() -> Duration) -> Result<bool, FileError>,
 ) -> Result<Removed, FileError> {
     let mut removed = Removed::default();
     while let Some((path, and_below)) = waiting.pop() {

@@ -4,13 +4,13 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{self, AtFlags, FallocateFlags, FileType, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::destination_config::Overwrite;
 use super::error::{FileError, Place};
 use super::identity::Identity;
-use super::names::{self, JobUid, PRIVATE};
+use super::names;
 use super::path::RootPath;
 use super::reserved_space::{Demand, ReservedSpace};
 use super::root::{Root, special};
@@ -47,54 +47,19 @@ pub(super) enum Origin {
 }
 
 impl Target {
-    pub(super) fn new(
-        root: &Arc<Root>,
-        path: RootPath,
-        job: &JobUid,
-        overwrite: Overwrite,
-    ) -> Result<Self, FileError> {
-        let fault = "is the root itself, and a file cannot take its place";
-        let (parent, name) = path
-            .split()
-            .map(|(parent, name)| (parent, name.to_owned()))
-            .ok_or_else(|| FileError::BadPath {
-                path: path.to_string(),
-                fault,
-            })?;
-        if names::is_reserved(&name) {
-            return Err(FileError::ReservedName {
-                place: root.place(&path),
-            });
-        }
-        let partial = names::partial_name(job, &name);
-        Ok(Target {
-            root: root.clone(),
-            path,
-            parent,
-            name,
-            partial,
-            overwrite,
-        })
-    }
-
-    /// With the partial file in a staging directory, under its final name.
-    pub(super) fn staged(self, path: &RootPath) -> Self {
-        match path.split() {
-            Some((parent, name)) => Target {
-                parent,
-                partial: name.to_owned(),
-                ..self
-            },
-            None => self,
-        }
-    }
-
     pub(super) fn is_staged(&self) -> bool {
         self.partial == self.name
     }
 
     pub(super) fn place(&self) -> Place {
         self.root.place(&self.path)
+    }
+
+    /// Somebody else wrote to it meanwhile, or removed it.
+    pub(super) fn changed(&self) -> FileError {
+        FileError::DestinationChanged {
+            place: self.place(),
+        }
     }
 
     /// What the system's answer means for this file.
@@ -110,15 +75,11 @@ impl Target {
             .root
             .open_directory(&self.parent)
             .map_err(|cause| self.failed("open", cause, 0))?;
-        let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        match fs::openat(&parent, &self.partial, flags, Mode::empty()) {
-            Ok(file) => Ok(File::from(file)),
+        names::open_own(&parent, &self.partial, access).map_err(|cause| match cause {
             // Somebody removed it.
-            Err(Errno::NOENT) => Err(FileError::DestinationChanged {
-                place: self.place(),
-            }),
-            Err(cause) => Err(self.failed("open", cause, 0)),
-        }
+            Errno::NOENT => self.changed(),
+            cause => self.failed("open", cause, 0),
+        })
     }
 
     /// Opens the file under the final name to read.
@@ -127,16 +88,12 @@ impl Target {
             .root
             .open_at(&self.path, OFlags::RDONLY | OFlags::NONBLOCK)
             .map_err(|cause| match cause {
-                Errno::NOENT => FileError::DestinationChanged {
-                    place: self.place(),
-                },
+                Errno::NOENT => self.changed(),
                 cause => self.failed("open", cause, 0),
             })?;
         let stat = fs::fstat(&opened).map_err(|cause| self.failed("fstat", cause, 0))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(FileError::DestinationChanged {
-                place: self.place(),
-            });
+            return Err(self.changed());
         }
         Ok((File::from(opened), Identity::of(&stat)))
     }
@@ -165,72 +122,34 @@ impl Target {
             inodes: 0,
         };
         let _locked = space.reserve(&self.place(), &parent, demand)?;
-        let file = self.make_partial(&parent, bytes)?;
-        self.allocate(&parent, &file, bytes)
+        self.make_partial(&parent, bytes)
     }
 
-    /// Makes the partial file, or finds it, and gives it its size.
-    pub(super) fn make_partial(&self, parent: &OwnedFd, bytes: u64) -> Result<File, FileError> {
-        let flags =
-            OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let failed = |operation, cause| self.failed_to_reserve(parent, operation, cause, bytes);
-        let file = fs::openat(parent, &self.partial, flags, PRIVATE)
+    /// Makes the partial file, or finds it, gives it its size and allocates its space. On tmpfs that makes every
+    /// page, 250 ms for each GiB: there only small files are allocated, and a large one may find the file system
+    /// full when its blocks come.
+    pub(super) fn make_partial(&self, parent: &OwnedFd, bytes: u64) -> Result<(), FileError> {
+        let failed = |operation, cause| FileError::writing(self.place(), operation, cause, bytes);
+        let file = names::open_own(parent, &self.partial, OFlags::CREATE | OFlags::RDWR)
             .map_err(|cause| failed("open", cause))?;
         let stat = fs::fstat(&file).map_err(|cause| failed("fstat", cause))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(FileError::DestinationChanged {
-                place: self.place(),
-            });
+            return Err(self.changed());
         }
         if Identity::of(&stat).size != bytes {
             // An earlier attempt's of another size: its bytes are rehashed as they are.
             fs::ftruncate(&file, bytes).map_err(|cause| failed("ftruncate", cause))?;
         }
-        Ok(File::from(file))
-    }
-
-    /// Allocates the file's space. On tmpfs that makes every page, 250 ms for each GiB: there only small files
-    /// are allocated, and a large one may find the file system full when its blocks come.
-    pub(super) fn allocate(
-        &self,
-        parent: &OwnedFd,
-        file: &File,
-        bytes: u64,
-    ) -> Result<(), FileError> {
-        if bytes == 0 || (bytes >= LARGE_BYTES && is_tmpfs(file)) {
+        if bytes == 0 || (bytes >= LARGE_BYTES && is_tmpfs(&file)) {
             return Ok(());
         }
         loop {
-            match fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+            match fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
                 // Where it cannot be done, the check of free space before has to do.
                 Ok(()) | Err(Errno::OPNOTSUPP) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(cause) => {
-                    return Err(self.failed_to_reserve(parent, "fallocate", cause, bytes));
-                }
+                Err(cause) => return Err(failed("fallocate", cause)),
             }
-        }
-    }
-
-    /// As [`Target::failed`], with the free space in what says that there is none.
-    fn failed_to_reserve(
-        &self,
-        parent: &OwnedFd,
-        operation: &'static str,
-        cause: Errno,
-        bytes: u64,
-    ) -> FileError {
-        match FileError::writing(self.place(), operation, cause, bytes) {
-            FileError::DiskFull { place, needed, .. } => {
-                let available =
-                    fs::fstatvfs(parent).map_or(0, |free| free.f_bavail * free.f_frsize);
-                FileError::DiskFull {
-                    place,
-                    needed,
-                    available,
-                }
-            }
-            error => error,
         }
     }
 

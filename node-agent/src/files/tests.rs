@@ -141,7 +141,7 @@ fn send_file(
         assert!(to.write_block(&verified)?);
         counts.sent += 1;
     }
-    from.unchanged()?;
+    source.entry_unchanged(index)?;
     let digest = tree.root().unwrap();
     destination.finish(&to, &digest)?;
     Ok(Some(digest))

@@ -186,7 +186,7 @@ mod tests {
             let blocks = Blocks::new(algorithm, data.len() as u64);
             let block = &data[BLOCK_BYTES..2 * BLOCK_BYTES];
             let digest = blocks.digest(1, block);
-            assert_eq!(blocks.verify(1, block, &digest).unwrap().data(), block);
+            assert_eq!(blocks.verify(1, block, &digest).unwrap().data, block);
             let mut flipped = block.to_vec();
             flipped[77] ^= 4;
             let fault = blocks.verify(1, &flipped, &digest).unwrap_err();
@@ -194,7 +194,9 @@ mod tests {
             let fault = blocks.verify(1, &block[1..], &digest).unwrap_err();
             assert!(matches!(fault, BlockFault::Length { .. }));
             let fault = blocks.verify(3, block, &digest).unwrap_err();
-            assert_eq!(fault, BlockFault::NoSuchBlock { index: 3, count: 3 });
+            assert!(matches!(fault, BlockFault::Length { expected: 0, .. }));
+            let fault = blocks.verify(3, &[], &digest).unwrap_err();
+            assert!(matches!(fault, BlockFault::Length { .. }));
         }
         // BLAKE3's chaining values are bound to their place in the file.
         let blocks = Blocks::new(Algorithm::Blake3, data.len() as u64);
@@ -222,10 +224,6 @@ mod tests {
                 Some(digest)
             );
             assert_eq!(Digest::from_bytes(algorithm, &digest.as_bytes()[1..]), None);
-            assert_eq!(
-                algorithm.to_string().parse::<Algorithm>().unwrap(),
-                algorithm
-            );
         }
         for text in ["", "abc", &"g".repeat(64), &"é".repeat(32), &"a".repeat(63)] {
             assert!(text.parse::<Digest>().is_err(), "{text}");

@@ -75,7 +75,7 @@ impl<'a> Listing<'a> {
         };
         if relative.split('/').count() > MAX_DEPTH + 1 {
             let problem = format!("it lies more than {MAX_DEPTH} directories deep");
-            return Err(self.bad_key(&relative, &problem));
+            return Err(bad_key(self.locator, &relative, &problem));
         }
         for (at, _) in relative.match_indices('/') {
             let directory = &relative[..at];
@@ -126,10 +126,6 @@ impl<'a> Listing<'a> {
             manifest.finish()
         };
         build().map_err(|error| unfit(self.locator, &error))
-    }
-
-    fn bad_key(&self, key: &str, problem: &str) -> ObjectError {
-        bad_key(self.locator, key, problem)
     }
 
     fn too_much(&self) -> ObjectError {

@@ -87,8 +87,45 @@ impl Version {
     }
 }
 
-/// The bytes of an answer.
-pub(super) type ObjectStream = BoxStream<'static, Result<Bytes, ObjectError>>;
+/// The bytes of a version of an object, as they come.
+pub(super) struct Answer {
+    pub(super) version: Version,
+    /// The offset of the next byte.
+    pub(super) at: u64,
+    url: String,
+    stream: BoxStream<'static, Result<Bytes, ObjectError>>,
+    /// The part of the last piece that is not used yet.
+    rest: Bytes,
+}
+
+impl Answer {
+    /// Fills `buffer` with the bytes from `offset` on. What comes before them is passed over.
+    pub(super) async fn fill(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), ObjectError> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            if self.rest.is_empty() {
+                self.rest = match self.stream.next().await {
+                    Some(piece) => piece?,
+                    None => {
+                        let (at, size) = (self.at, self.version.size);
+                        return Err(ObjectError::Unavailable {
+                            url: self.url.clone(),
+                            problem: format!("the answer ended at byte {at} of {size}"),
+                        });
+                    }
+                };
+            }
+            // At most the piece's length.
+            let skipped = (offset.saturating_sub(self.at)).min(self.rest.len() as u64) as usize;
+            drop(self.rest.split_to(skipped));
+            let taken = self.rest.len().min(buffer.len() - filled);
+            buffer[filled..filled + taken].copy_from_slice(&self.rest.split_to(taken));
+            filled += taken;
+            self.at += (skipped + taken) as u64;
+        }
+        Ok(())
+    }
+}
 
 /// How long a store may take.
 #[derive(Debug, Clone, Copy)]
@@ -149,7 +186,7 @@ impl Store {
     }
 
     async fn list_objects(&self) -> Result<Manifest, ObjectError> {
-        let refused = |error| self.explain(&error, self.url());
+        let refused = |error| explain(&error, self.url(), &self.remedy);
         let key = &self.locator.key;
         if !self.locator.is_prefix {
             let meta = self.inner.head(key).await.map_err(refused)?;
@@ -225,20 +262,11 @@ impl Store {
         buffer: &mut [u8],
     ) -> Result<bool, ObjectError> {
         let range = offset..offset + buffer.len() as u64;
-        let mut stream = match self.get(version, Some(range)).await {
+        let mut answer = match self.get(version, Some(range)).await {
             Err(ObjectError::NoRanges { .. }) => return Ok(false),
             answer => answer?,
         };
-        let mut filled = 0;
-        while filled < buffer.len() {
-            let Some(piece) = stream.next().await else {
-                return Err(self.ended_early(version, offset + filled as u64));
-            };
-            let piece = piece?;
-            let taken = piece.len().min(buffer.len() - filled);
-            buffer[filled..filled + taken].copy_from_slice(&piece[..taken]);
-            filled += taken;
-        }
+        answer.fill(offset, buffer).await?;
         Ok(true)
     }
 
@@ -250,20 +278,21 @@ impl Store {
         &self,
         version: &Version,
         range: Option<Range<u64>>,
-    ) -> Result<ObjectStream, ObjectError> {
+    ) -> Result<Answer, ObjectError> {
         let url = self.url_of(&version.key);
+        let at = range.as_ref().map_or(0, |range| range.start);
         let options = GetOptions {
             range: range.map(GetRange::Bounded),
             if_match: version.strong_etag(),
             ..GetOptions::default()
         };
         let result = self.inner.get_opts(&version.key, options).await;
-        let result = result.map_err(|error| self.explain(&error, &url))?;
+        let result = result.map_err(|error| explain(&error, &url, &self.remedy))?;
         if let Some(what) = version.difference(&result.meta) {
             return Err(ObjectError::Changed { url, what });
         }
-        let remedy = self.remedy.clone();
-        let explained = move |error| match explain(&error, &url, &remedy) {
+        let (remedy, of) = (self.remedy.clone(), url.clone());
+        let explained = move |error| match explain(&error, &of, &remedy) {
             // The library has tried to go on at the missing byte.
             ObjectError::NoRanges { url } => ObjectError::Unavailable {
                 url,
@@ -271,15 +300,13 @@ impl Store {
             },
             explained => explained,
         };
-        Ok(result.into_stream().map_err(explained).boxed())
-    }
-
-    /// The store ended an answer before its last byte.
-    pub(super) fn ended_early(&self, version: &Version, at: u64) -> ObjectError {
-        ObjectError::Unavailable {
-            url: self.url_of(&version.key),
-            problem: format!("the answer ended at byte {at} of {}", version.size),
-        }
+        Ok(Answer {
+            version: version.clone(),
+            at,
+            url,
+            stream: result.into_stream().map_err(explained).boxed(),
+            rest: Bytes::new(),
+        })
     }
 
     /// The URL of one object, for messages.
@@ -288,10 +315,6 @@ impl Store {
             Some(relative) if self.locator.is_prefix => format!("{}{relative}", self.locator.url),
             _ => self.locator.url.clone(),
         }
-    }
-
-    fn explain(&self, error: &object_store::Error, url: &str) -> ObjectError {
-        explain(error, url, &self.remedy)
     }
 }
 

@@ -132,7 +132,7 @@ impl SourceReader {
             return Ok(digest);
         }
         let algorithm = self.layout.algorithm;
-        self.file(index)?.unchanged()?;
+        self.source.entry_unchanged(index)?;
         let tree = match self.trees.remove(&index) {
             Some(tree) => tree,
             None => FileTree::new(self.file(index)?.blocks(algorithm)),

@@ -205,7 +205,7 @@ fn a_source_that_changes_is_noticed_at_the_latest_at_the_end() {
         let file = source.open(0).unwrap();
         let mut buffer = vec![0; BLOCK_BYTES];
         assert_eq!(file.read_block(0, &mut buffer).unwrap(), BLOCK_BYTES);
-        file.unchanged().unwrap();
+        source.entry_unchanged(0).unwrap();
         source.unchanged().unwrap();
 
         change(&node.path("m/a"));
@@ -214,7 +214,7 @@ fn a_source_that_changes_is_noticed_at_the_latest_at_the_end() {
         assert_eq!(read.is_err(), *fault == "cut", "{fault}");
         let found = [
             read.err(),
-            file.unchanged().err(),
+            source.entry_unchanged(0).err(),
             source.unchanged().err(),
             source.open(0).err(),
         ];

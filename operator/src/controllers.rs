@@ -36,9 +36,9 @@ use self::{
     cache::Key,
     cluster::{Cluster, ClusterError},
     controller::{Controller, LOOK, ReconcileContext, Setup},
-    fabric::{Fabrics, agents::AgentTemplate},
-    job::{Jobs, secret::Secrets},
-    kinds::{Cache, WatchEvent, for_each_kind},
+    fabric::agents::AgentTemplate,
+    job::secret::Secrets,
+    kinds::{Cache, WatchEvent},
     lead::WriteFence,
     membership::Membership,
     request::Request,
@@ -74,7 +74,7 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
     let mut watches = kinds::watch(&context.client, &context.namespace);
     let mut reports = context.reports.clone();
     let mut runner = Runner {
-        controllers: controllers(&setup),
+        controllers: kinds::controllers(&setup),
         writer: Writer::new(
             Arc::new(cluster),
             context.writes_per_second,
@@ -135,34 +135,6 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
         due = Instant::now() + LOOK;
     }
 }
-
-/// Makes the controller of a kind that has one.
-macro_rules! push {
-    ($list:ident, $setup:ident) => {};
-    ($list:ident, $setup:ident, $controller:ty) => {
-        $list.push(Box::new(<$controller>::new($setup)))
-    };
-}
-
-/// Makes the controllers of all kinds.
-macro_rules! controllers {
-    ($(
-        $(#[doc = $doc:literal])*
-        $(#[cfg($condition:meta)])?
-        $store:ident: $kind:ty $(=> $controller:ty)?,
-    )*) => {
-        #[expect(clippy::vec_init_then_push, reason = "a kind may be of tests only")]
-        fn controllers(setup: &Setup<'_>) -> Vec<Box<dyn Controller>> {
-            let mut controllers: Vec<Box<dyn Controller>> = Vec::new();
-            $(
-                $(#[cfg($condition)])?
-                push!(controllers, setup $(, $controller)?);
-            )*
-            controllers
-        }
-    };
-}
-for_each_kind!(controllers);
 
 struct Runner {
     context: Context,

@@ -36,7 +36,6 @@ use self::{
     cache::Key,
     cluster::{Cluster, ClusterError},
     controller::{Controller, LOOK, ReconcileContext, Setup},
-    fabric::agents::AgentTemplate,
     job::secret::Secrets,
     kinds::{Cache, WatchEvent},
     lead::WriteFence,
@@ -46,6 +45,7 @@ use self::{
 };
 pub use self::{
     controller::Context,
+    fabric::agents::AgentTemplate,
     job::query::{Known, Neighbours, Preflight, Query, ReportedCopy},
     metrics::Metrics,
 };
@@ -59,19 +59,14 @@ const DEBOUNCE: Duration = Duration::from_millis(20);
 pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infallible {
     let cluster = Cluster::new(context.client.clone(), context.epoch);
     let wake = Arc::new(Notify::new());
-    let secrets = Secrets::new(context.client.clone(), &context.namespace);
+    let namespace = &context.template.namespace;
+    let secrets = Secrets::new(context.client.clone(), namespace);
     let setup = Setup {
         context: &context,
-        template: AgentTemplate {
-            manifest: context.template.clone(),
-            namespace: context.namespace.clone(),
-            operator: context.service_address.clone(),
-            owner: context.owner.clone(),
-        },
         secrets: secrets.clone(),
         wake: Arc::clone(&wake),
     };
-    let mut watches = kinds::watch(&context.client, &context.namespace);
+    let mut watches = kinds::watch(&context.client, namespace);
     let mut reports = context.reports.clone();
     let mut runner = Runner {
         controllers: kinds::controllers(&setup),

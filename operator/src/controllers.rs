@@ -36,9 +36,8 @@ use self::{
     cache::Key,
     cluster::{Cluster, ClusterError},
     controller::{Controller, LOOK, ReconcileContext, Setup},
-    fabric::{Fabrics, agents::AgentTemplate},
-    job::{Jobs, secret::Secrets},
-    kinds::{Cache, WatchEvent, for_each_kind},
+    job::secret::Secrets,
+    kinds::{Cache, WatchEvent},
     lead::WriteFence,
     membership::Membership,
     request::Request,
@@ -46,6 +45,7 @@ use self::{
 };
 pub use self::{
     controller::Context,
+    fabric::agents::AgentTemplate,
     job::query::{Known, Neighbours, Preflight, Query, ReportedCopy},
     metrics::Metrics,
 };
@@ -59,22 +59,17 @@ const DEBOUNCE: Duration = Duration::from_millis(20);
 pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infallible {
     let cluster = Cluster::new(context.client.clone(), context.epoch);
     let wake = Arc::new(Notify::new());
-    let secrets = Secrets::new(context.client.clone(), &context.namespace);
+    let namespace = &context.template.namespace;
+    let secrets = Secrets::new(context.client.clone(), namespace);
     let setup = Setup {
         context: &context,
-        template: AgentTemplate {
-            manifest: context.template.clone(),
-            namespace: context.namespace.clone(),
-            operator: context.service_address.clone(),
-            owner: context.owner.clone(),
-        },
         secrets: secrets.clone(),
         wake: Arc::clone(&wake),
     };
-    let mut watches = kinds::watch(&context.client, &context.namespace);
+    let mut watches = kinds::watch(&context.client, namespace);
     let mut reports = context.reports.clone();
     let mut runner = Runner {
-        controllers: controllers(&setup),
+        controllers: kinds::controllers(&setup),
         writer: Writer::new(
             Arc::new(cluster),
             context.writes_per_second,
@@ -135,34 +130,6 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
         due = Instant::now() + LOOK;
     }
 }
-
-/// Makes the controller of a kind that has one.
-macro_rules! push {
-    ($list:ident, $setup:ident) => {};
-    ($list:ident, $setup:ident, $controller:ty) => {
-        $list.push(Box::new(<$controller>::new($setup)))
-    };
-}
-
-/// Makes the controllers of all kinds.
-macro_rules! controllers {
-    ($(
-        $(#[doc = $doc:literal])*
-        $(#[cfg($condition:meta)])?
-        $store:ident: $kind:ty $(=> $controller:ty)?,
-    )*) => {
-        #[expect(clippy::vec_init_then_push, reason = "a kind may be of tests only")]
-        fn controllers(setup: &Setup<'_>) -> Vec<Box<dyn Controller>> {
-            let mut controllers: Vec<Box<dyn Controller>> = Vec::new();
-            $(
-                $(#[cfg($condition)])?
-                push!(controllers, setup $(, $controller)?);
-            )*
-            controllers
-        }
-    };
-}
-for_each_kind!(controllers);
 
 struct Runner {
     context: Context,

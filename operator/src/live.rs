@@ -28,7 +28,7 @@ use weft_identity::authority::{Authority, AuthorityError};
 
 pub use self::leader::Leader;
 use self::{
-    front::{Doors, Front},
+    front::{Front, ProxyListener},
     routes::LiveApi,
 };
 use crate::home::{Home, HomeError};
@@ -92,14 +92,14 @@ async fn once(listener: &Arc<TcpListener>, live: &Live) -> Result<(), LiveError>
     let (front, authority) = read(live).await?;
     let identity = authority.operator_server(&[&server_name(&live.namespace)])?;
     let tls = front.server(&identity).map_err(LiveError::Tls)?;
-    let doors = Doors::open(Arc::clone(listener), tls, front.names.clone());
+    let listener = ProxyListener::new(Arc::clone(listener), tls, front.names.clone());
     let api = LiveApi {
         client: live.client.clone(),
         headers: front.headers.clone(),
         leader: Arc::clone(&live.leader),
     };
     tokio::select! {
-        ended = axum::serve(doors, routes::router(api)) => {
+        ended = axum::serve(listener, routes::router(api)) => {
             ended.map_err(|error| LiveError::Tls(error.to_string()))
         }
         () = changed(&front, &authority, live) => Ok(()),

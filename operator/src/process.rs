@@ -313,7 +313,6 @@ impl Leader {
         let pool = ConnectionPool::new(Arc::clone(&authority));
         let context = controllers::Context {
             client: self.client.clone(),
-            namespace: settings.namespace.clone(),
             epoch: self.epoch,
             renewals: self.renewals,
             heartbeat: self.heartbeat,
@@ -321,9 +320,12 @@ impl Leader {
             pool: pool.clone(),
             reports: reports.subscribe(),
             fabrics,
-            template: self.template,
-            service_address: address.dial.clone(),
-            owner: address.owner.clone(),
+            template: controllers::AgentTemplate {
+                manifest: self.template,
+                namespace: settings.namespace.clone(),
+                operator: address.dial.clone(),
+                owner: address.owner.clone(),
+            },
             writes_per_second: settings.writes_per_second,
             metrics: self.controllers,
         };

@@ -148,10 +148,7 @@ async fn pass(
                 tracing::info!(namespace, name, "is suspended");
                 suspended.insert(display);
                 let text = json!({"metadata": {"uid": job.uid()}, "spec": {"suspend": true}});
-                let parameters = PatchParams {
-                    field_manager: Some(MANAGER.to_owned()),
-                    ..PatchParams::default()
-                };
+                let parameters = PatchParams::apply(MANAGER);
                 call(api.patch(&name, &parameters, &Patch::Merge(&text))).await
             }
             Step::LetGo => {

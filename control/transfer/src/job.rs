@@ -58,6 +58,10 @@ pub struct Job {
     plan: Option<Plan>,
     /// When the first Start was sent.
     started: Option<Duration>,
+    /// The time of the newest answer.
+    now: Duration,
+    /// The commands that follow from it, until `advance` hands them out.
+    commands: Vec<Command>,
 }
 
 impl Job {
@@ -72,8 +76,8 @@ impl Job {
     /// A job that an earlier operator began and that is cancelled.
     pub fn cancelled(spec: Spec, cleanup: Cleanup) -> (Self, Vec<Command>) {
         let mut job = Self::new(spec);
-        let mut commands = Vec::new();
-        job.on_cancel(cleanup, &mut commands);
+        job.on_cancel(cleanup);
+        let commands = std::mem::take(&mut job.commands);
         (job, commands)
     }
 
@@ -99,6 +103,8 @@ impl Job {
             configuration_pending: BTreeSet::new(),
             plan: None,
             started: None,
+            now: Duration::ZERO,
+            commands: Vec::new(),
         }
     }
 
@@ -112,9 +118,9 @@ impl Job {
     /// The same in place: a job of many nodes takes many answers a second.
     #[must_use]
     pub(crate) fn advance(&mut self, now: Duration, answer: Answer) -> Vec<Command> {
-        let mut commands = Vec::new();
-        self.take(now, answer, &mut commands);
-        commands
+        self.now = now;
+        self.take(answer);
+        std::mem::take(&mut self.commands)
     }
 
     /// When [`Answer::Woken`] is due, if it is.
@@ -234,12 +240,12 @@ impl Job {
         self.destinations.bytes()
     }
 
-    fn take(&mut self, now: Duration, answer: Answer, commands: &mut Vec<Command>) {
+    fn take(&mut self, answer: Answer) {
         match answer {
-            Answer::Stat(result) => self.on_stat(now, result, commands),
+            Answer::Stat(result) => self.on_stat(result),
             Answer::Claimed { attempt } => {
                 if self.claims() == Some(attempt) {
-                    self.begin_attempt(commands);
+                    self.begin_attempt();
                 }
             }
             Answer::Called {
@@ -253,11 +259,11 @@ impl Job {
                     return;
                 }
                 match call {
-                    Call::Prepare => self.on_prepared(now, &node, result, commands),
-                    Call::Start(_) => self.on_started(now, &node, result, commands),
-                    Call::Follow => self.on_follow_ended(now, &node, result, commands),
+                    Call::Prepare => self.on_prepared(&node, result),
+                    Call::Start(_) => self.on_started(&node, result),
+                    Call::Follow => self.on_follow_ended(&node, result),
                     Call::Cancel { cleanup, .. } => {
-                        self.on_cancelled(now, &node, cleanup, &result, commands);
+                        self.on_cancelled(&node, cleanup, &result);
                     }
                 }
             }
@@ -267,11 +273,11 @@ impl Job {
                 report,
             } => {
                 self.reached.insert(node.clone());
-                self.on_progress(now, &node, attempt, *report, commands);
+                self.on_progress(&node, attempt, *report);
             }
-            Answer::Woken => self.on_woken(now, commands),
-            Answer::Members(members) => self.on_members(now, *members, commands),
-            Answer::Cancel(cleanup) => self.on_cancel(cleanup, commands),
+            Answer::Woken => self.on_woken(),
+            Answer::Members(members) => self.on_members(*members),
+            Answer::Cancel(cleanup) => self.on_cancel(cleanup),
         }
     }
 
@@ -291,12 +297,7 @@ impl Job {
         self.spec.leader.attempts_before > 0 || self.reached.contains(node)
     }
 
-    fn on_stat(
-        &mut self,
-        now: Duration,
-        result: Result<StatResponse, Refusal>,
-        commands: &mut Vec<Command>,
-    ) {
+    fn on_stat(&mut self, result: Result<StatResponse, Refusal>) {
         if !matches!(self.state, State::Listing) {
             return;
         }
@@ -313,7 +314,7 @@ impl Job {
                 });
                 self.plan_for_all();
                 self.state = State::Claiming;
-                commands.push(Command::Claim {
+                self.commands.push(Command::Claim {
                     attempt: self.attempt + 1,
                 });
             }
@@ -321,13 +322,13 @@ impl Job {
             Err(refusal) if self.stored.is_some() => {
                 tracing::info!(refusal.node, refusal.message, "its copy is not sent");
                 self.failed_senders.insert(self.spec.source.node.clone());
-                self.state = State::Waiting { until: now };
+                self.state = State::Waiting { until: self.now };
             }
-            Err(refusal) => self.on_no_listing(now, &refusal, commands),
+            Err(refusal) => self.on_no_listing(&refusal),
         }
     }
 
-    fn on_no_listing(&mut self, now: Duration, refusal: &Refusal, commands: &mut Vec<Command>) {
+    fn on_no_listing(&mut self, refusal: &Refusal) {
         let mut is_another_left = false;
         if !is_store_error(&refusal.reason) {
             self.failed_senders.insert(self.spec.source.node.clone());
@@ -346,10 +347,12 @@ impl Job {
                 true => self.backoff(),
                 false => Duration::ZERO,
             };
-            self.state = State::Waiting { until: now + wait };
+            self.state = State::Waiting {
+                until: self.now + wait,
+            };
         } else {
             self.destinations.fail_remaining(refusal);
-            self.finish(commands);
+            self.finish();
         }
     }
 
@@ -374,30 +377,25 @@ impl Job {
         })
     }
 
-    fn on_woken(&mut self, now: Duration, commands: &mut Vec<Command>) {
+    fn on_woken(&mut self) {
         match &self.state {
-            State::Waiting { until } if now >= *until => {
+            State::Waiting { until } if self.now >= *until => {
                 self.choose_copy();
                 self.state = State::Listing;
                 let stored = self.stored.as_ref();
-                commands.push(Command::Stat {
+                self.commands.push(Command::Stat {
                     manifest_digest: stored.map(PausedObject::manifest_digest),
                 });
             }
-            State::AwaitingFinalReports { until, .. } if now >= *until => {
-                self.settled(now, commands);
+            State::AwaitingFinalReports { until, .. } if self.now >= *until => {
+                self.settled();
             }
             _ => {}
         }
     }
 
     /// New destinations get a copy, too, unless the end has begun.
-    fn on_members(
-        &mut self,
-        now: Duration,
-        members: MembershipUpdate,
-        commands: &mut Vec<Command>,
-    ) {
+    fn on_members(&mut self, members: MembershipUpdate) {
         if matches!(self.state, State::Ending { .. } | State::Over(_)) {
             return;
         }
@@ -416,14 +414,14 @@ impl Job {
             match &mut self.state {
                 State::Preparing { waiting, .. } => {
                     waiting.insert(node.clone());
-                    commands.push(Command::Call {
+                    self.commands.push(Command::Call {
                         node,
                         attempt: self.attempt,
                         call: Call::Prepare,
                     });
                 }
                 // The failures were not its own, so it need not wait.
-                State::Waiting { until } if self.listing.is_some() => *until = now,
+                State::Waiting { until } if self.listing.is_some() => *until = self.now,
                 _ => {}
             }
         }

@@ -89,12 +89,8 @@ impl Cluster {
                 Ok(Some(object))
             }
             Change::MergeMetadata(wanted) => {
-                let merge = PatchParams {
-                    field_manager: Some(NAME.to_owned()),
-                    ..PatchParams::default()
-                };
-                let patch = Patch::Merge(&body);
-                let object = call(api.patch(name, &merge, &patch)).await?;
+                let merge = PatchParams::apply(NAME);
+                let object = call(api.patch(name, &merge, &Patch::Merge(&body))).await?;
                 match left_out(wanted, &object.metadata) {
                     Some(key) => Err(ClusterError::LeftOut { key }),
                     None => Ok(Some(object)),

@@ -2,11 +2,7 @@
 
 use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc, time::Duration};
 
-use k8s_openapi::{
-    api::{apps::v1::DaemonSet, core::v1::ObjectReference},
-    apimachinery::pkg::apis::meta::v1::OwnerReference,
-    jiff::Timestamp,
-};
+use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 use kube::Client;
 use tokio::{
     sync::{Notify, watch},
@@ -34,12 +30,11 @@ use crate::{
 /// Controllers reconcile this often though nothing has happened: deadlines and silences are counted in
 /// seconds.
 pub(crate) const LOOK: Duration = Duration::from_secs(1);
+
 /// What the controllers work with.
 pub struct Context {
     /// The API server.
     pub client: Client,
-    /// The operator's namespace.
-    pub namespace: String,
     /// Of this leader.
     pub epoch: u64,
     /// When the last request was sent by which its Lease was renewed.
@@ -54,12 +49,8 @@ pub struct Context {
     pub reports: watch::Receiver<BTreeMap<String, NodeState>>,
     /// What agents are told; kept by the controllers.
     pub fabrics: watch::Sender<Fabrics>,
-    /// The chart's manifest of an agent's DaemonSet.
-    pub template: DaemonSet,
-    /// HOST:PORT at which agents reach the leader.
-    pub service_address: String,
-    /// What the agents' DaemonSets end with.
-    pub owner: Option<OwnerReference>,
+    /// What the agents' DaemonSets are made from.
+    pub template: AgentTemplate,
     /// Requests to the API server in a second, at most; Events are among them.
     pub writes_per_second: NonZeroU32,
     /// What is counted.
@@ -70,8 +61,6 @@ pub struct Context {
 pub(crate) struct Setup<'a> {
     /// What the process has.
     pub(crate) context: &'a Context,
-    /// What DaemonSets of agents are made from.
-    pub(crate) template: AgentTemplate,
     /// Reads Secrets.
     pub(crate) secrets: Secrets,
     /// Has the controllers reconcile at once.

@@ -39,7 +39,7 @@ impl Fabrics {
         Self {
             reports: setup.context.reports.clone(),
             fabrics: setup.context.fabrics.clone(),
-            template: setup.template.clone(),
+            template: setup.context.template.clone(),
             decided: None,
         }
     }

@@ -55,7 +55,6 @@ impl Stage {
         let metrics = Metrics::default();
         let context = Context {
             client: server.client(),
-            namespace: "weft-system".to_owned(),
             epoch: 1,
             renewals,
             heartbeat: Heartbeat::default(),
@@ -63,9 +62,11 @@ impl Stage {
             pool: ConnectionPool::new(authority),
             reports: reported,
             fabrics,
-            template: DaemonSet::default(),
-            service_address: "weft-operator:7410".to_owned(),
-            owner: None,
+            template: AgentTemplate {
+                namespace: "weft-system".to_owned(),
+                operator: "weft-operator:7410".to_owned(),
+                ..AgentTemplate::default()
+            },
             writes_per_second: NonZeroU32::new(50).unwrap(),
             metrics: metrics.clone(),
         };

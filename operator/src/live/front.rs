@@ -1,4 +1,4 @@
-//! The API server's proxy: how it is known, and the only door that opens to it.
+//! The API server's proxy: how it is known, and a listener that takes connections of nobody else.
 
 use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ const CONFIG_MAP: &str = "extension-apiserver-authentication";
 /// keeps nobody out.
 const HANDSHAKES: usize = 256;
 /// After an error of accept, which is of this process's limits: too many files.
-const BREATH: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// How the API server's proxy is known, and what it says of a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,22 +111,22 @@ impl Front {
     }
 }
 
-/// Where connections come in. Dropping it lets nobody in any more.
-pub(super) struct Doors {
+/// Takes connections of the proxy only. Dropping it ends the handshakes that are under way.
+pub(super) struct ProxyListener {
     listener: Arc<TcpListener>,
     acceptor: TlsAcceptor,
     names: Arc<Vec<String>>,
     /// Handshakes are tasks of their own: one that dawdles holds nobody up.
-    handshakes: JoinSet<Option<Admitted>>,
+    handshakes: JoinSet<Option<ProxyConnection>>,
     /// The same, the oldest first.
     order: VecDeque<AbortHandle>,
 }
 
 /// A connection of the proxy.
-type Admitted = (TlsStream<TcpStream>, SocketAddr);
+type ProxyConnection = (TlsStream<TcpStream>, SocketAddr);
 
-impl Doors {
-    pub(super) fn open(listener: Arc<TcpListener>, tls: ServerConfig, names: Vec<String>) -> Self {
+impl ProxyListener {
+    pub(super) fn new(listener: Arc<TcpListener>, tls: ServerConfig, names: Vec<String>) -> Self {
         Self {
             listener,
             acceptor: TlsAcceptor::from(Arc::new(tls)),
@@ -136,7 +136,7 @@ impl Doors {
         }
     }
 
-    fn greet(&mut self, stream: TcpStream, from: SocketAddr) {
+    fn start_handshake(&mut self, stream: TcpStream, from: SocketAddr) {
         self.order.retain(|one| !one.is_finished());
         if self.order.len() >= HANDSHAKES
             && let Some(oldest) = self.order.pop_front()
@@ -160,20 +160,20 @@ impl Doors {
     }
 }
 
-impl Listener for Doors {
+impl Listener for ProxyListener {
     type Io = TlsStream<TcpStream>;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> Admitted {
+    async fn accept(&mut self) -> ProxyConnection {
         loop {
             tokio::select! {
                 accepted = self.listener.accept() => match accepted {
-                    Ok((stream, from)) => self.greet(stream, from),
-                    Err(_) => sleep(BREATH).await,
+                    Ok((stream, from)) => self.start_handshake(stream, from),
+                    Err(_) => sleep(ACCEPT_RETRY).await,
                 },
                 Some(ended) = self.handshakes.join_next() => {
-                    if let Ok(Some(admitted)) = ended {
-                        return admitted;
+                    if let Ok(Some(connection)) = ended {
+                        return connection;
                     }
                 }
             }
@@ -270,8 +270,9 @@ mod tests {
         let server = front.server(&authority.operator_server(&[]).unwrap());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut doors = Doors::open(Arc::new(listener), server.unwrap(), Vec::new());
-        let let_in = tokio::spawn(async move { doors.accept().await });
+        let mut proxy_listener =
+            ProxyListener::new(Arc::new(listener), server.unwrap(), Vec::new());
+        let accepted = tokio::spawn(async move { proxy_listener.accept().await });
         let mut idle = Vec::new();
         for _ in 0..HANDSHAKES + 20 {
             idle.push(TcpStream::connect(address).await.unwrap());
@@ -296,9 +297,9 @@ mod tests {
         // Before anybody's time is over.
         let within = HANDSHAKE_WITHIN / 2;
         let calls = timeout(within, connector.connect(name, stream));
-        let (called, let_in) = tokio::join!(calls, timeout(within, let_in));
+        let (called, accepted) = tokio::join!(calls, timeout(within, accepted));
         called.unwrap().unwrap();
-        let_in.unwrap().unwrap();
+        accepted.unwrap().unwrap();
     }
 
     #[test]

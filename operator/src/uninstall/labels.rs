@@ -71,10 +71,7 @@ async fn strip(client: &Client) -> Result<usize, String> {
         let text = patch(node)?;
         let nodes = nodes.clone();
         Some(async move {
-            let parameters = PatchParams {
-                field_manager: Some(MANAGER.to_owned()),
-                ..PatchParams::default()
-            };
+            let parameters = PatchParams::apply(MANAGER);
             let text = Patch::Merge(text);
             call(nodes.patch_metadata(&node.name_any(), &parameters, &text)).await
         })

@@ -18,32 +18,29 @@ use crate::{
 const FINAL_REPORTS_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Job {
-    pub(super) fn call(&self, node: &str, call: Call) -> Command {
-        Command::Call {
+    /// Calls a node for the present attempt.
+    pub(super) fn command(&mut self, node: &str, call: Call) {
+        self.commands.push(Command::Call {
             node: node.to_owned(),
             attempt: self.attempt,
             call,
-        }
+        });
     }
 
-    pub(super) fn begin_attempt(&mut self, commands: &mut Vec<Command>) {
+    pub(super) fn begin_attempt(&mut self) {
         self.attempt += 1;
         self.progress_before = self.destinations.progress_total();
         let waiting = self.destinations.remaining();
-        commands.extend(waiting.iter().map(|node| self.call(node, Call::Prepare)));
+        for node in &waiting {
+            self.command(node, Call::Prepare);
+        }
         self.state = State::Preparing {
             waiting,
             ready: Vec::new(),
         };
     }
 
-    pub(super) fn on_prepared(
-        &mut self,
-        now: Duration,
-        node: &str,
-        result: Result<(), Refusal>,
-        commands: &mut Vec<Command>,
-    ) {
+    pub(super) fn on_prepared(&mut self, node: &str, result: Result<(), Refusal>) {
         let State::Preparing { waiting, ready } = &mut self.state else {
             return;
         };
@@ -56,7 +53,7 @@ impl Job {
             Err(refusal) => self.on_not_ready(node, refusal),
         }
         if all_answered {
-            self.start_attempt(now, commands);
+            self.start_attempt();
         }
     }
 
@@ -73,14 +70,14 @@ impl Job {
         self.destinations.refuse(node, refusal);
     }
 
-    fn start_attempt(&mut self, now: Duration, commands: &mut Vec<Command>) {
+    fn start_attempt(&mut self) {
         let State::Preparing { ready, .. } = &mut self.state else {
             return;
         };
         let ready = std::mem::take(ready);
         self.choose_other_holder(&ready);
         if ready.is_empty() {
-            return self.next_attempt(now, false, commands);
+            return self.next_attempt(false);
         }
         self.choose_reader(&ready);
         let is_alone = |node: &String| is_local(node) || self.reads(node);
@@ -99,7 +96,7 @@ impl Job {
                     let node = &self.spec.source.node;
                     let refusal = Refusal::reported(node, reason, &message, false);
                     self.destinations.fail_remaining(&refusal);
-                    return self.finish(commands);
+                    return self.finish();
                 }
             }
         }
@@ -111,13 +108,13 @@ impl Job {
         let is_reader = self.spec.object.is_some();
         let mut attempt = Attempt::new(&self.spec.source.node, is_reader, &parts);
         for part in attempt.start_destinations() {
-            commands.push(self.call(&part.node.clone(), Call::Start(part)));
+            self.command(&part.node.clone(), Call::Start(part));
         }
         self.destinations.source = ProgressResponse::default();
-        self.started.get_or_insert(now);
+        self.started.get_or_insert(self.now);
         self.state = State::Running(attempt);
         // A reader without others waits for no destination.
-        self.proceed(now, commands);
+        self.proceed();
     }
 
     /// Where a destination could not use the manifest that it was sent, one that is ready has a good one.
@@ -131,37 +128,24 @@ impl Job {
         }
     }
 
-    pub(super) fn on_started(
-        &mut self,
-        now: Duration,
-        node: &str,
-        result: Result<(), Refusal>,
-        commands: &mut Vec<Command>,
-    ) {
+    pub(super) fn on_started(&mut self, node: &str, result: Result<(), Refusal>) {
         let State::Running(attempt) = &mut self.state else {
             return;
         };
         match result {
             Ok(()) => {
                 attempt.started(node);
-                commands.push(self.call(node, Call::Follow));
+                self.command(node, Call::Follow);
             }
             Err(refusal) => {
                 attempt.stopped(node, refusal);
                 attempt.silent(node, true);
             }
         }
-        self.proceed(now, commands);
+        self.proceed();
     }
 
-    pub(super) fn on_progress(
-        &mut self,
-        now: Duration,
-        node: &str,
-        number: u32,
-        report: ProgressResponse,
-        commands: &mut Vec<Command>,
-    ) {
+    pub(super) fn on_progress(&mut self, node: &str, number: u32, report: ProgressResponse) {
         self.destinations.count(node, number, &report);
         if number != self.attempt {
             return;
@@ -190,19 +174,13 @@ impl Job {
             self.destinations.source = report.clone();
         }
         if !is_source || self.spec.object.is_some() {
-            let after = now.saturating_sub(self.started.unwrap_or(now));
+            let after = self.now.saturating_sub(self.started.unwrap_or(self.now));
             self.destinations.record(node, report, after);
         }
-        self.proceed(now, commands);
+        self.proceed();
     }
 
-    pub(super) fn on_follow_ended(
-        &mut self,
-        now: Duration,
-        node: &str,
-        result: Result<(), Refusal>,
-        commands: &mut Vec<Command>,
-    ) {
+    pub(super) fn on_follow_ended(&mut self, node: &str, result: Result<(), Refusal>) {
         let (State::Running(attempt)
         | State::Cancelling { attempt, .. }
         | State::AwaitingFinalReports { attempt, .. }) = &mut self.state
@@ -220,15 +198,15 @@ impl Job {
             };
             attempt.stopped(node, result.err().unwrap_or_else(stopped));
         }
-        self.proceed(now, commands);
+        self.proceed();
     }
 
     /// Goes on where the last answer made that possible.
-    fn proceed(&mut self, now: Duration, commands: &mut Vec<Command>) {
+    fn proceed(&mut self) {
         match &mut self.state {
             State::Running(attempt) if attempt.can_go_on() => {
                 if let Some(part) = attempt.start_source() {
-                    commands.push(self.call(&part.node.clone(), Call::Start(part)));
+                    self.command(&part.node.clone(), Call::Start(part));
                 }
             }
             State::Running(attempt) => {
@@ -236,37 +214,32 @@ impl Job {
                 if self.destinations.are_verified() {
                     self.state = State::AwaitingFinalReports {
                         attempt,
-                        until: now + FINAL_REPORTS_TIMEOUT,
+                        until: self.now + FINAL_REPORTS_TIMEOUT,
                     };
-                    return self.proceed(now, commands);
+                    return self.proceed();
                 }
                 let waiting: BTreeSet<String> = attempt.nodes().map(str::to_owned).collect();
-                self.cancel(&waiting, Cleanup::Nothing, false, commands);
+                self.cancel(&waiting, Cleanup::Nothing, false);
                 self.state = State::Cancelling { attempt, waiting };
             }
             State::AwaitingFinalReports { attempt, .. } if attempt.all_silent() => {
-                self.settled(now, commands);
+                self.settled();
             }
             _ => {}
         }
     }
 
     /// All that were in the attempt are Verified; destinations that came since get the next one.
-    pub(super) fn settled(&mut self, now: Duration, commands: &mut Vec<Command>) {
+    pub(super) fn settled(&mut self) {
         if self.destinations.remaining().is_empty() {
-            self.finish(commands);
+            self.finish();
         } else {
-            self.next_attempt(now, false, commands);
+            self.next_attempt(false);
         }
     }
 
     /// An attempt has ended everywhere: waits for the next one, or ends the job.
-    pub(super) fn next_attempt(
-        &mut self,
-        now: Duration,
-        is_uncounted: bool,
-        commands: &mut Vec<Command>,
-    ) {
+    pub(super) fn next_attempt(&mut self, is_uncounted: bool) {
         if self.destinations.progress_total() > self.progress_before {
             (self.failures, self.uncounted_failures) = (0, 0);
         } else if !is_uncounted {
@@ -283,9 +256,9 @@ impl Job {
             self.destinations.give_up();
         }
         if self.destinations.remaining().is_empty() {
-            self.finish(commands);
+            self.finish();
         } else {
-            let until = now + self.backoff();
+            let until = self.now + self.backoff();
             self.state = State::Waiting { until };
         }
     }

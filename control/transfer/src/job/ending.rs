@@ -1,13 +1,13 @@
 //! How an attempt and a job come to their end: agents are told, and partial files are removed.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use weft_proto::agent::v1::State as PartState;
 
 use super::{Job, State};
 use crate::{
     attempt::{Attempt, Run},
-    command::{Call, Cleanup, Command},
+    command::{Call, Cleanup},
     phase::End,
     refusal::{Refusal, SENDER_LOST},
 };
@@ -15,11 +15,9 @@ use crate::{
 impl Job {
     pub(super) fn on_cancelled(
         &mut self,
-        now: Duration,
         node: &str,
         cleanup: Cleanup,
         result: &Result<(), Refusal>,
-        commands: &mut Vec<Command>,
     ) {
         let may_have_files = self.may_have_files(node);
         match &mut self.state {
@@ -27,7 +25,7 @@ impl Job {
                 waiting.remove(node);
                 if waiting.is_empty() {
                     let attempt = attempt.clone();
-                    self.end_attempt(now, &attempt, commands);
+                    self.end_attempt(&attempt);
                 }
             }
             // A Cancel that removes less was sent before the end.
@@ -50,7 +48,7 @@ impl Job {
     }
 
     /// Records what the attempt left at its nodes, and decides which node sends in the next one.
-    fn end_attempt(&mut self, now: Duration, attempt: &Attempt, commands: &mut Vec<Command>) {
+    fn end_attempt(&mut self, attempt: &Attempt) {
         let has_failed_to_send = self.close(attempt);
         let has_gained = self.destinations.progress_total() > self.progress_before;
         if has_gained {
@@ -64,7 +62,7 @@ impl Job {
             is_uncounted = self.stored.is_some() || self.is_reader_left(takes_part);
             self.use_next_reader();
         }
-        self.next_attempt(now, is_uncounted, commands);
+        self.next_attempt(is_uncounted);
     }
 
     /// Records what the attempt left at its nodes; whether another node should send in the next one.
@@ -118,25 +116,19 @@ impl Job {
         (has_failed && !is_explained && self.is_final_for_all(&fault)).then_some(fault)
     }
 
-    pub(super) fn cancel(
-        &self,
-        nodes: &BTreeSet<String>,
-        cleanup: Cleanup,
-        is_repeated: bool,
-        commands: &mut Vec<Command>,
-    ) {
-        let cancel = |node: &String| {
+    pub(super) fn cancel(&mut self, nodes: &BTreeSet<String>, cleanup: Cleanup, is_repeated: bool) {
+        for node in nodes {
+            let is_repeated = is_repeated && self.may_have_files(node);
             let cancel = Call::Cancel {
                 cleanup,
-                is_repeated: is_repeated && self.may_have_files(node),
+                is_repeated,
             };
-            self.call(node, cancel)
-        };
-        commands.extend(nodes.iter().map(cancel));
+            self.command(node, cancel);
+        }
     }
 
     /// All nodes that may know of the job are told. A job that ends by itself goes on to do so.
-    pub(super) fn on_cancel(&mut self, cleanup: Cleanup, commands: &mut Vec<Command>) {
+    pub(super) fn on_cancel(&mut self, cleanup: Cleanup) {
         let ends_by_itself = matches!(
             self.state,
             State::AwaitingFinalReports { .. } | State::Ending { .. } | State::Over(_)
@@ -149,12 +141,12 @@ impl Job {
             let places = self.spec.destinations.iter().chain([&self.spec.source]);
             nodes = places.map(|place| place.node.clone()).collect();
         }
-        self.cancel(&nodes, cleanup, true, commands);
+        self.cancel(&nodes, cleanup, true);
         self.end_as(End::Cancelled(cleanup), nodes);
     }
 
     /// Ends the job; destinations that failed keep no partial files.
-    pub(super) fn finish(&mut self, commands: &mut Vec<Command>) {
+    pub(super) fn finish(&mut self) {
         self.destinations.compare_digests();
         let mut nodes = BTreeSet::new();
         if self.attempt > self.spec.leader.attempts_before {
@@ -164,7 +156,7 @@ impl Job {
         }
         // A node that did not answer in all these attempts is not asked again and again.
         let is_repeated = !self.is_limit_exceeded();
-        self.cancel(&nodes, Cleanup::Partials, is_repeated, commands);
+        self.cancel(&nodes, Cleanup::Partials, is_repeated);
         let is_complete = self.source_fault().is_none() && self.destinations.are_verified();
         let end = match is_complete {
             true => End::Complete,

@@ -25,15 +25,15 @@ const ROOTS: &str = "/weft/roots";
 
 /// What every fabric's DaemonSet is made from.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct AgentTemplate {
+pub struct AgentTemplate {
     /// The chart's manifest: image, tolerations, resources, capabilities.
-    pub(crate) manifest: DaemonSet,
+    pub manifest: DaemonSet,
     /// The operator's namespace.
-    pub(crate) namespace: String,
+    pub namespace: String,
     /// HOST:PORT at which agents reach the leader.
-    pub(crate) operator: String,
+    pub operator: String,
     /// What the DaemonSets end with.
-    pub(crate) owner: Option<OwnerReference>,
+    pub owner: Option<OwnerReference>,
 }
 
 /// The name of a fabric's DaemonSet.

@@ -407,11 +407,7 @@ fn cut(text: &str) -> String {
     if text.len() <= TEXT_MAX {
         return text.to_owned();
     }
-    let at = (0..TEXT_MAX)
-        .rev()
-        .find(|at| text.is_char_boundary(*at))
-        .unwrap_or(0);
-    format!("{}…", &text[..at])
+    format!("{}…", &text[..text.floor_char_boundary(TEXT_MAX)])
 }
 
 fn progress(done: i64, total: i64) -> String {

@@ -10,13 +10,13 @@ use weft_core::units::Nanos;
 use weft_core::wire::Secret;
 use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRange};
 
-use crate::abort;
 use crate::config::{self, Config, LinkKind};
 use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
 use crate::control::jobs::{Jobs, JobsConfig, ReloadableConfig};
 use crate::control::listener::ControlListener;
 use crate::control::service::Service;
+use crate::critical;
 use crate::files::{self, FileError, Root};
 use crate::metrics;
 use crate::node_key;
@@ -114,7 +114,7 @@ impl Agent {
     ) -> Result<Self, AgentError> {
         let tls = Tls::read(&config.tls, &config.node, &config.fabric)?;
         let (opener, entries) = (environment.opener.clone(), config.roots.clone());
-        let roots = abort::blocking("roots", move || opener.open(&entries)).await?;
+        let roots = critical::spawn_blocking("roots", move || opener.open(&entries)).await?;
         let live = live_config(config, roots);
         let control = listen("control.listen", config.control.listen).await?;
         let engine = Arc::new(Engine::start(engine_config(config, &tls))?);
@@ -159,7 +159,7 @@ impl Agent {
             stop,
             servers: Vec::new(),
         };
-        agent.servers.push(abort::task("control", async move {
+        agent.servers.push(critical::spawn("control", async move {
             if let Err(error) = server.run().await {
                 tracing::error!("the control API's listener has ended: {error}");
             }
@@ -182,7 +182,7 @@ impl Agent {
         let open = self.jobs.live().roots.clone();
         self.jobs.set_live(live_config(config, open));
         let (opener, entries) = (self.environment.opener.clone(), config.roots.clone());
-        let roots = abort::blocking("roots", move || opener.open(&entries)).await?;
+        let roots = critical::spawn_blocking("roots", move || opener.open(&entries)).await?;
         self.jobs.set_live(live_config(config, roots));
         Ok(())
     }
@@ -227,7 +227,7 @@ impl Agent {
     fn sweep(&mut self) {
         let jobs = self.jobs.clone();
         let mut stop = self.stop.subscribe();
-        self.servers.push(abort::task("sweep", async move {
+        self.servers.push(critical::spawn("sweep", async move {
             let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
             loop {
                 tokio::select! {
@@ -236,7 +236,7 @@ impl Agent {
                 }
                 for root in jobs.live().roots.clone() {
                     if root.access() == files::Access::ReadWrite {
-                        abort::blocking("sweep", move || sweep(&root)).await;
+                        critical::spawn_blocking("sweep", move || sweep(&root)).await;
                     }
                 }
             }

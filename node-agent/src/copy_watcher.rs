@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use weft_proto::Message as _;
 use weft_proto::operator::v1::{Copy, CopyJob};
 
-use crate::abort;
 use crate::control::jobs::Jobs;
+use crate::critical;
 use crate::files::copies::{self, CopyRecord};
 
 /// Of the copies in one report, encoded: the operator takes reports of 128 KiB.
@@ -147,13 +147,14 @@ impl CopyWatcher {
             root.phase = Phase::Scanning(now, false);
             root.records = records;
             let (scan, name) = (scan.clone(), name.clone());
-            self.scans.spawn(abort::blocking("copies", move || {
-                scan(&name).unwrap_or(Scan {
-                    root: name,
-                    is_replaced: false,
-                    copies: None,
-                })
-            }));
+            self.scans
+                .spawn(critical::spawn_blocking("copies", move || {
+                    scan(&name).unwrap_or(Scan {
+                        root: name,
+                        is_replaced: false,
+                        copies: None,
+                    })
+                }));
         }
     }
 

@@ -16,7 +16,7 @@ use crate::{
 /// What is not well may become so within.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks.
-const LOOK: Duration = Duration::from_secs(1);
+const TICK: Duration = Duration::from_secs(1);
 
 /// What is not well.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +66,7 @@ pub async fn run(
                     tracing::info!("{problem}; looking again");
                     said = problem;
                 }
-                sleep(LOOK).await;
+                sleep(TICK).await;
             }
             result => return result,
         }

@@ -35,13 +35,13 @@ use tokio::{
 use self::{
     cache::Key,
     cluster::{Cluster, ClusterError},
-    controller::{Controller, LOOK, ReconcileContext, Setup},
+    controller::{Controller, ReconcileContext, Setup, TICK},
     job::secret::Secrets,
     kinds::{Cache, WatchEvent},
     lead::WriteFence,
     membership::Membership,
     request::Request,
-    writer::{Answer, Writer},
+    writer::{WriteResult, Writer},
 };
 pub use self::{
     controller::Context,
@@ -86,7 +86,7 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
         members_of: None,
         context,
     };
-    let mut due = Instant::now() + LOOK;
+    let mut due = Instant::now() + TICK;
     let mut send_at = due;
     loop {
         tokio::select! {
@@ -127,7 +127,7 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
         send_at = runner.send();
         let steps = &runner.context.metrics.steps;
         steps.observe(woken.elapsed().as_secs_f64());
-        due = Instant::now() + LOOK;
+        due = Instant::now() + TICK;
     }
 }
 
@@ -152,10 +152,10 @@ impl Runner {
 
     /// Has every controller reconcile.
     fn reconcile(&mut self) {
-        let layout = self.cache.layout();
-        if self.members_of != Some(layout) {
+        let revision = self.cache.node_revision();
+        if self.members_of != Some(revision) {
             self.membership = Membership::of(&self.cache);
-            self.members_of = Some(layout);
+            self.members_of = Some(revision);
         }
         for controller in &mut self.controllers {
             controller.prepare(&mut self.cache);
@@ -177,15 +177,15 @@ impl Runner {
     fn send(&mut self) -> Instant {
         let now = Instant::now();
         let again = self.lead.may_write(now).then(|| self.writer.dispatch());
-        again.flatten().unwrap_or(now + LOOK)
+        again.flatten().unwrap_or(now + TICK)
     }
 
     /// The API server has answered a request, or an Event.
-    fn answered(&mut self, answer: Option<Answer>) {
+    fn answered(&mut self, answer: Option<WriteResult>) {
         let Some(answer) = answer else {
             return;
         };
-        let Answer {
+        let WriteResult {
             owner,
             request,
             result,

@@ -207,7 +207,7 @@ mod tests {
     use indicatif::TermLike;
     use weft_planner::{Strategy, Topology};
     use weft_proto::agent::v1::{Algorithm, Overwrite, ProgressResponse};
-    use weft_transfer::{LeaderContext, Place, Refusal, Spec, Timing};
+    use weft_transfer::{Failure, LeaderContext, Place, Spec, Timing};
 
     use super::*;
 
@@ -218,7 +218,7 @@ mod tests {
             root: "data".into(),
             path: "x".into(),
         };
-        let refusal = Refusal {
+        let refusal = Failure {
             node: "node1".into(),
             reason: "NodeUnreachable".into(),
             message: String::new(),

@@ -8,7 +8,7 @@ use std::{
 use serde::Serialize;
 use weft_planner::Seconds;
 use weft_proto::agent::v1::Algorithm;
-use weft_transfer::{DestinationPhase, Job, Refusal};
+use weft_transfer::{DestinationPhase, Failure, Job};
 
 use crate::{play::arguments::Fault, quantity};
 
@@ -221,7 +221,7 @@ impl Summary {
 }
 
 /// Agents begin with their node, others name it in the middle, and libraries not at all.
-fn cause(refusal: &Refusal) -> String {
+fn cause(refusal: &Failure) -> String {
     if refusal.message.contains(&refusal.node) {
         refusal.message.clone()
     } else {

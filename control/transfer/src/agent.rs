@@ -29,7 +29,7 @@ use weft_proto::agent::v1::agent_client::AgentClient;
 use crate::{
     certificates::{Certificate, Certificates},
     endpoint::Endpoint,
-    refusal::{ADDRESS_UNUSABLE, NEVER_REACHED, Refusal, is_of_connection, refusal, unreachable},
+    failure::{ADDRESS_UNUSABLE, Failure, NEVER_REACHED, failure, is_of_connection, unreachable},
     tls,
 };
 
@@ -49,7 +49,7 @@ const CONNECTION_WINDOW: u32 = 512 << 10;
 pub(crate) type Client = AgentClient<Channel>;
 
 /// A try to connect, under way or ended.
-type Try = Shared<BoxFuture<'static, Result<Connection, Refusal>>>;
+type Try = Shared<BoxFuture<'static, Result<Connection, Failure>>>;
 
 /// Connects to one agent, for all its callers.
 pub(crate) struct Connector {
@@ -119,7 +119,7 @@ impl Agent {
         &self,
         request: &Q,
         call: impl Fn(Client, Q) -> C,
-    ) -> Result<T, Refusal>
+    ) -> Result<T, Failure>
     where
         C: Future<Output = Result<Response<T>, Status>>,
     {
@@ -131,7 +131,7 @@ impl Agent {
         &self,
         request: &Q,
         call: impl Fn(Client, Q) -> C,
-    ) -> Result<(T, Connection), Refusal>
+    ) -> Result<(T, Connection), Failure>
     where
         C: Future<Output = Result<Response<T>, Status>>,
     {
@@ -140,9 +140,9 @@ impl Agent {
             Ok(response) => return Ok((response.into_inner(), connection)),
             Err(status) => status,
         };
-        let refusal = self.failed(&connection, &status);
+        let failure = self.failed(&connection, &status);
         if is_new || !is_of_connection(&status) {
-            return Err(refusal);
+            return Err(failure);
         }
         let (connection, _) = self.connect().await?;
         match call(connection.client.clone(), request.clone()).await {
@@ -152,7 +152,7 @@ impl Agent {
     }
 
     /// What an error means that came over a connection, which is not used again if it is at fault.
-    pub(crate) fn failed(&self, connection: &Connection, status: &Status) -> Refusal {
+    pub(crate) fn failed(&self, connection: &Connection, status: &Status) -> Failure {
         let Endpoint { node, address } = &self.connector.endpoint;
         if is_of_connection(status) {
             let mut tries = self.connector.tries();
@@ -161,14 +161,14 @@ impl Agent {
                 tries.last = None;
             }
         }
-        refusal(node, address, status)
+        failure(node, address, status)
     }
 
     /// A connection with the current certificate, and whether it was made for this call.
-    async fn connect(&self) -> Result<(Connection, bool), Refusal> {
+    async fn connect(&self) -> Result<(Connection, bool), Failure> {
         let node = &self.connector.endpoint.node;
         let unusable = |error: AuthorityError| {
-            Refusal::reported(node, error.reason(), &error.to_string(), true)
+            Failure::reported(node, error.reason(), &error.to_string(), true)
         };
         let certificate = self.certificates.current(&self.authority);
         let certificate = certificate.map_err(unusable)?;
@@ -204,10 +204,10 @@ impl Agent {
                 tries.was_reached = true;
                 Ok((open, true))
             }
-            Err(refusal) if tries.was_reached || refusal.reason == ADDRESS_UNUSABLE => Err(refusal),
-            Err(refusal) => Err(Refusal {
+            Err(failure) if tries.was_reached || failure.reason == ADDRESS_UNUSABLE => Err(failure),
+            Err(failure) => Err(Failure {
                 reason: NEVER_REACHED.to_owned(),
-                ..refusal
+                ..failure
             }),
         }
     }
@@ -219,14 +219,14 @@ async fn dial(
     name: String,
     certificate: Certificate,
     number: u64,
-) -> Result<Connection, Refusal> {
+) -> Result<Connection, Failure> {
     let Endpoint { node, address } = endpoint;
     let unusable = |problem: &str| {
         let message = format!(
             "node {node}: its agent cannot be dialled at `{address}` ({problem}): see the \
              address that its agent reports"
         );
-        Refusal::reported(&node, ADDRESS_UNUSABLE, &message, true)
+        Failure::reported(&node, ADDRESS_UNUSABLE, &message, true)
     };
     let is_host_port =
         |address: &HostPort| address.port_u16().is_some() && !address.as_str().contains('@');

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use weft_planner::Part;
 
-use crate::refusal::Refusal;
+use crate::failure::Failure;
 
 /// How far a node is with its part.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Run {
+pub(crate) enum MemberState {
     /// Ready; Start was not sent.
     Prepared,
     /// Start was sent.
@@ -18,16 +18,16 @@ pub(crate) enum Run {
     /// Done.
     Verified,
     /// Its sender has lost it; it may not have noticed yet.
-    CutOff(Refusal),
+    CutOff(Failure),
     /// It reports that it failed, or it does not answer any more.
-    Stopped(Refusal),
+    Stopped(Failure),
 }
 
 /// A node of the plan.
 #[derive(Debug, Clone)]
 struct Member {
     part: Part,
-    run: Run,
+    state: MemberState,
     /// Its progress stream has ended: it reports nothing more.
     stream_ended: bool,
     /// The stream broke: the node sends to no other any more.
@@ -36,11 +36,14 @@ struct Member {
 
 impl Member {
     fn can_go_on(&self) -> bool {
-        matches!(self.run, Run::Prepared | Run::Starting | Run::Moving)
+        matches!(
+            self.state,
+            MemberState::Prepared | MemberState::Starting | MemberState::Moving
+        )
     }
 
     fn can_serve(&self) -> bool {
-        self.can_go_on() || (self.run == Run::Verified && !self.stream_broke)
+        self.can_go_on() || (self.state == MemberState::Verified && !self.stream_broke)
     }
 }
 
@@ -59,7 +62,7 @@ impl Attempt {
         let member = |part: &Part| {
             let member = Member {
                 part: part.clone(),
-                run: Run::Prepared,
+                state: MemberState::Prepared,
                 stream_ended: false,
                 stream_broke: false,
             };
@@ -76,8 +79,8 @@ impl Attempt {
         self.members.keys().map(String::as_str)
     }
 
-    pub(crate) fn run(&self, node: &str) -> Option<&Run> {
-        self.members.get(node).map(|member| &member.run)
+    pub(crate) fn state(&self, node: &str) -> Option<&MemberState> {
+        self.members.get(node).map(|member| &member.state)
     }
 
     pub(crate) fn source(&self) -> &str {
@@ -89,7 +92,7 @@ impl Attempt {
         let source = self.source.clone();
         let mut parts = Vec::new();
         for (_, member) in self.members.iter_mut().filter(|(node, _)| **node != source) {
-            member.run = Run::Starting;
+            member.state = MemberState::Starting;
             parts.push(member.part.clone());
         }
         parts.sort_by_key(|part| std::cmp::Reverse(part.depth));
@@ -101,50 +104,50 @@ impl Attempt {
         let waiting = self
             .members
             .iter()
-            .any(|(node, member)| *node != self.source && member.run == Run::Starting);
+            .any(|(node, member)| *node != self.source && member.state == MemberState::Starting);
         if waiting || !self.can_go_on() {
             return None;
         }
         let source = self.members.get_mut(&self.source)?;
-        if source.run != Run::Prepared {
+        if source.state != MemberState::Prepared {
             return None;
         }
-        source.run = Run::Starting;
+        source.state = MemberState::Starting;
         Some(source.part.clone())
     }
 
     pub(crate) fn started(&mut self, node: &str) {
         if let Some(member) = self.members.get_mut(node)
-            && matches!(member.run, Run::Starting)
+            && matches!(member.state, MemberState::Starting)
         {
-            member.run = Run::Moving;
+            member.state = MemberState::Moving;
         }
     }
 
     pub(crate) fn verified(&mut self, node: &str) {
         if let Some(member) = self.members.get_mut(node) {
-            member.run = Run::Verified;
+            member.state = MemberState::Verified;
         }
     }
 
-    pub(crate) fn stopped(&mut self, node: &str, refusal: Refusal) {
+    pub(crate) fn stopped(&mut self, node: &str, failure: Failure) {
         if let Some(member) = self.members.get_mut(node)
-            && member.run != Run::Verified
+            && member.state != MemberState::Verified
         {
-            member.run = Run::Stopped(refusal);
+            member.state = MemberState::Stopped(failure);
         }
     }
 
     /// A sender reports that it lost this receiver; what the receiver itself reports replaces that.
-    pub(crate) fn cut_off(&mut self, node: &str, refusal: Refusal) {
+    pub(crate) fn cut_off(&mut self, node: &str, failure: Failure) {
         if let Some(member) = self.members.get_mut(node)
             && member.can_go_on()
         {
-            member.run = Run::CutOff(refusal);
+            member.state = MemberState::CutOff(failure);
         }
     }
 
-    pub(crate) fn silent(&mut self, node: &str, is_broken: bool) {
+    pub(crate) fn stream_ended(&mut self, node: &str, is_broken: bool) {
         if let Some(member) = self.members.get_mut(node) {
             member.stream_ended = true;
             member.stream_broke |= is_broken;
@@ -152,7 +155,7 @@ impl Attempt {
     }
 
     /// No node of this attempt will report again.
-    pub(crate) fn all_silent(&self) -> bool {
+    pub(crate) fn all_streams_ended(&self) -> bool {
         self.members.values().all(|member| member.stream_ended)
     }
 

@@ -19,9 +19,9 @@ use weft_proto::agent::v1::{
 
 use crate::{
     agent::Agent,
-    command::{Answer, Call, Cleanup, Command},
+    command::{Call, Cleanup, Command, Input},
+    failure::{Failure, unknown},
     pool::ConnectionPool,
-    refusal::{Refusal, unknown},
     spec::{Listing, Place, Spec, is_local, node_of, uid_at},
 };
 
@@ -40,7 +40,7 @@ pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_secs(60);
 const CANCEL_REPEATS: usize = 3;
 
 /// Where answers go. Boxed: a channel keeps room for 32 of what it carries, and there is one for each job.
-pub(crate) type Answers = UnboundedSender<Box<Answer>>;
+pub(crate) type Answers = UnboundedSender<Box<Input>>;
 
 /// How a job's agents are called, with what the job was when it gave the command.
 #[derive(Clone)]
@@ -55,7 +55,7 @@ pub(crate) struct Calling {
 
 impl Calling {
     /// The agent of a node, or of the source's node as a destination.
-    fn agent(&self, name: &str) -> Result<&Agent, Refusal> {
+    fn agent(&self, name: &str) -> Result<&Agent, Failure> {
         let node = node_of(name);
         self.agents.get(node).ok_or_else(|| unknown(node))
     }
@@ -67,7 +67,7 @@ impl Calling {
     }
 
     /// Whether the runner is there to take the answer.
-    fn answer(&self, answer: Answer) -> bool {
+    fn answer(&self, answer: Input) -> bool {
         self.answers.send(Box::new(answer)).is_ok()
     }
 
@@ -75,11 +75,11 @@ impl Calling {
     pub(crate) async fn run(&self, command: Command) {
         let answer = match command {
             // The runner answers it.
-            Command::Claim { .. } => return,
+            Command::RecordAttempt { .. } => return,
             Command::Stat { manifest_digest } => {
                 let call = self.stat(manifest_digest);
                 let call = within(STAT_TIMEOUT, "Stat", &self.spec.source.node, call);
-                Answer::Stat(Box::pin(call).await)
+                Input::Stat(Box::pin(call).await)
             }
             Command::Call {
                 node,
@@ -87,7 +87,7 @@ impl Calling {
                 call,
             } => {
                 let result = self.call(&node, attempt, &call).await;
-                Answer::Called {
+                Input::Called {
                     node,
                     attempt,
                     call,
@@ -98,7 +98,7 @@ impl Calling {
         self.answer(answer);
     }
 
-    async fn call(&self, node: &str, attempt: u32, call: &Call) -> Result<(), Refusal> {
+    async fn call(&self, node: &str, attempt: u32, call: &Call) -> Result<(), Failure> {
         match call {
             Call::Prepare => {
                 let call = self.prepare(node, attempt);
@@ -120,10 +120,10 @@ impl Calling {
                 };
                 let call = call
                     .retry(self.spec.timing.backoffs(repeats))
-                    .when(Refusal::may_not_have_arrived);
+                    .when(Failure::is_worth_repeating);
                 let result = Box::pin(call.into_future()).await;
-                result.inspect_err(|refusal| {
-                    tracing::info!(node, attempt, refusal.message, "a Cancel is not confirmed");
+                result.inspect_err(|failure| {
+                    tracing::info!(node, attempt, failure.message, "a Cancel is not confirmed");
                 })
             }
         }
@@ -169,7 +169,7 @@ impl Calling {
     pub(crate) async fn stat(
         &self,
         manifest_digest: Option<Vec<u8>>,
-    ) -> Result<StatResponse, Refusal> {
+    ) -> Result<StatResponse, Failure> {
         let source = &self.spec.source;
         let object = match &self.spec.object {
             Some(object) => Some(object.source().await?),
@@ -189,7 +189,7 @@ impl Calling {
         call.await
     }
 
-    async fn prepare(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
+    async fn prepare(&self, node: &str, attempt: u32) -> Result<(), Failure> {
         let Listing { holder, found } = self.listing.clone().unwrap_or_default();
         let digest = found.manifest_digest;
         let manifest_from = match node_of(node) == holder {
@@ -225,7 +225,7 @@ impl Calling {
         call.await.map(drop)
     }
 
-    async fn start(&self, part: &Part, attempt: u32) -> Result<(), Refusal> {
+    async fn start(&self, part: &Part, attempt: u32) -> Result<(), Failure> {
         let source = Some(location(&self.spec.source));
         let StatResponse {
             manifest_digest,
@@ -285,7 +285,7 @@ impl Calling {
         })
     }
 
-    async fn cancel(&self, node: &str, attempt: u32, cleanup: Cleanup) -> Result<(), Refusal> {
+    async fn cancel(&self, node: &str, attempt: u32, cleanup: Cleanup) -> Result<(), Failure> {
         let request = CancelRequest {
             job: self.job(node, attempt),
             leader_epoch: self.spec.leader.leader_epoch,
@@ -305,15 +305,15 @@ pub(crate) async fn within<T>(
     limit: Duration,
     call: &str,
     node: &str,
-    work: impl Future<Output = Result<T, Refusal>>,
-) -> Result<T, Refusal> {
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
     timeout(limit, work).await.unwrap_or_else(|_| {
         let message = format!(
             "node {}: its agent has not answered {call} for {} s; see its log, and restart it",
             node_of(node),
             limit.as_secs()
         );
-        Err(Refusal::reported(node, "CallTimedOut", &message, true))
+        Err(Failure::reported(node, "CallTimedOut", &message, true))
     })
 }
 

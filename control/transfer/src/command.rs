@@ -3,7 +3,7 @@
 use weft_planner::Part;
 use weft_proto::agent::v1::{ProgressResponse, StatResponse};
 
-use crate::{refusal::Refusal, spec::MembershipUpdate};
+use crate::{failure::Failure, spec::MembershipUpdate};
 
 /// What is to be done. Every command has one answer; [`Call::Follow`] has many.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub enum Command {
         manifest_digest: Option<Vec<u8>>,
     },
     /// Record that an attempt of this number begins, where the next operator finds it.
-    Claim {
+    RecordAttempt {
         /// The number.
         attempt: u32,
     },
@@ -66,11 +66,11 @@ pub enum Cleanup {
 
 /// The result of a command, or another event of the job.
 #[derive(Debug, Clone)]
-pub enum Answer {
+pub enum Input {
     /// Of Stat.
-    Stat(Result<StatResponse, Refusal>),
-    /// Of Claim: it is recorded.
-    Claimed {
+    Stat(Result<StatResponse, Failure>),
+    /// Of RecordAttempt: it is recorded.
+    AttemptRecorded {
         /// The number.
         attempt: u32,
     },
@@ -83,7 +83,7 @@ pub enum Answer {
         /// What was called.
         call: Call,
         /// Whether the agent accepted it.
-        result: Result<(), Refusal>,
+        result: Result<(), Failure>,
     },
     /// One message of a progress stream.
     Progress {

@@ -8,7 +8,7 @@ use std::{
 use weft_proto::agent::v1::{ProgressResponse, State};
 
 use crate::{
-    refusal::Refusal,
+    failure::Failure,
     spec::{Place, is_local},
 };
 
@@ -18,14 +18,14 @@ pub enum DestinationPhase {
     /// In an attempt, or before the first.
     Pending,
     /// Between two attempts, for this reason.
-    Retrying(Refusal),
+    Retrying(Failure),
     /// Everything is there, checked and durable.
     Verified {
         /// Since the first Start.
         after: Duration,
     },
     /// Given up.
-    Failed(Refusal),
+    Failed(Failure),
 }
 
 impl DestinationPhase {
@@ -103,17 +103,17 @@ impl DestinationStates {
     }
 
     /// Those that are given up, each with the reason.
-    pub(crate) fn failed(&self) -> impl Iterator<Item = (&str, &Refusal)> {
+    pub(crate) fn failed(&self) -> impl Iterator<Item = (&str, &Failure)> {
         self.all.iter().filter_map(|(node, d)| match &d.phase {
-            DestinationPhase::Failed(refusal) => Some((node.as_str(), refusal)),
+            DestinationPhase::Failed(failure) => Some((node.as_str(), failure)),
             _ => None,
         })
     }
 
     /// Why the last attempt did not finish at a destination.
-    pub(crate) fn retrying(&self, node: &str) -> Option<&Refusal> {
+    pub(crate) fn retrying(&self, node: &str) -> Option<&Failure> {
         match &self.all.get(node)?.phase {
-            DestinationPhase::Retrying(refusal) => Some(refusal),
+            DestinationPhase::Retrying(failure) => Some(failure),
             _ => None,
         }
     }
@@ -134,7 +134,7 @@ impl DestinationStates {
     }
 
     /// Grows with every byte and with every destination that is Verified or given up.
-    pub(crate) fn progress_total(&self) -> u64 {
+    pub(crate) fn progress_mark(&self) -> u64 {
         let ended = self.all.values().filter(|d| d.phase.is_final()).count();
         self.bytes() + ended as u64
     }
@@ -166,30 +166,30 @@ impl DestinationStates {
     }
 
     /// A destination cannot go on in this attempt, or not at all.
-    pub(crate) fn refuse(&mut self, node: &str, refusal: Refusal) {
+    pub(crate) fn refuse(&mut self, node: &str, failure: Failure) {
         if let Some(destination) = self.get_mut(node)
             && !destination.phase.is_final()
         {
-            destination.phase = if refusal.retriable {
-                DestinationPhase::Retrying(refusal)
+            destination.phase = if failure.retriable {
+                DestinationPhase::Retrying(failure)
             } else {
-                DestinationPhase::Failed(refusal)
+                DestinationPhase::Failed(failure)
             };
         }
     }
 
     /// None of those that are left can go on.
-    pub(crate) fn fail_remaining(&mut self, refusal: &Refusal) {
+    pub(crate) fn fail_remaining(&mut self, failure: &Failure) {
         for destination in self.all.values_mut().filter(|d| !d.phase.is_final()) {
-            destination.phase = DestinationPhase::Failed(refusal.clone());
+            destination.phase = DestinationPhase::Failed(failure.clone());
         }
     }
 
     /// Those that wait for another attempt get none.
     pub(crate) fn give_up(&mut self) {
         for destination in self.all.values_mut() {
-            if let DestinationPhase::Retrying(refusal) = &destination.phase {
-                destination.phase = DestinationPhase::Failed(refusal.clone());
+            if let DestinationPhase::Retrying(failure) = &destination.phase {
+                destination.phase = DestinationPhase::Failed(failure.clone());
             }
         }
     }
@@ -208,7 +208,7 @@ impl DestinationStates {
                     "node {node} has digest {digest} and the source {right}: run the same release \
                      of weft-agent on both nodes, and report this as a bug"
                 );
-                destination.phase = DestinationPhase::Failed(Refusal {
+                destination.phase = DestinationPhase::Failed(Failure {
                     node: node.clone(),
                     reason: "DigestMismatch".to_owned(),
                     message,

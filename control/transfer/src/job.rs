@@ -14,18 +14,18 @@ use weft_proto::agent::v1::{ProgressResponse, StatResponse};
 
 use self::{sender::PausedObject, state::State};
 use crate::{
-    command::{Answer, Call, Cleanup, Command},
+    command::{Call, Cleanup, Command, Input},
     destinations::{Destination, DestinationStates},
+    failure::Failure,
     object::is_store_error,
     phase::{End, TransferPhase},
-    refusal::Refusal,
     spec::{Listing, MembershipUpdate, Spec, node_of},
 };
 
 /// A job. Its owner plays the operator; the crate's documentation describes its course.
 ///
 /// [`Job::begin`] gives the first commands; every answer goes into [`Job::step`], in any order, also
-/// late and repeated ones. When [`Job::wake_at`] is reached, [`Answer::Woken`] is due. Times are
+/// late and repeated ones. When [`Job::wake_at`] is reached, [`Input::Woken`] is due. Times are
 /// since the job began.
 #[derive(Debug, Clone)]
 pub struct Job {
@@ -34,7 +34,7 @@ pub struct Job {
     /// Of the newest Stat that succeeded.
     listing: Option<Listing>,
     /// The object, while a verified copy of it is sent instead.
-    stored: Option<PausedObject>,
+    paused_object: Option<PausedObject>,
     /// Nodes that could not read the object, or send their copy of it, since an attempt last brought something.
     failed_senders: BTreeSet<String>,
     /// The node to fetch the manifest from, after a destination could not use what the source has sent.
@@ -46,7 +46,7 @@ pub struct Job {
     unconfirmed: BTreeSet<String>,
     /// Counts up from 1.
     attempt: u32,
-    /// What the destinations had progress_total when the attempt began.
+    /// The progress_mark of the destinations when the attempt began.
     progress_before: u64,
     /// Consecutive attempts without progress.
     failures: u32,
@@ -91,7 +91,7 @@ impl Job {
             spec: Arc::new(spec),
             state: State::Listing,
             listing: None,
-            stored: None,
+            paused_object: None,
             failed_senders: BTreeSet::new(),
             other_holder: None,
             destinations,
@@ -110,20 +110,20 @@ impl Job {
 
     /// Takes an answer; gives the next state and what to do now.
     #[must_use]
-    pub fn step(mut self, now: Duration, answer: Answer) -> (Self, Vec<Command>) {
+    pub fn step(mut self, now: Duration, answer: Input) -> (Self, Vec<Command>) {
         let commands = self.advance(now, answer);
         (self, commands)
     }
 
     /// The same in place: a job of many nodes takes many answers a second.
     #[must_use]
-    pub(crate) fn advance(&mut self, now: Duration, answer: Answer) -> Vec<Command> {
+    pub(crate) fn advance(&mut self, now: Duration, answer: Input) -> Vec<Command> {
         self.now = now;
         self.take(answer);
         std::mem::take(&mut self.commands)
     }
 
-    /// When [`Answer::Woken`] is due, if it is.
+    /// When [`Input::Woken`] is due, if it is.
     pub fn wake_at(&self) -> Option<Duration> {
         match &self.state {
             State::Waiting { until } | State::AwaitingFinalReports { until, .. } => Some(*until),
@@ -159,7 +159,7 @@ impl Job {
     pub fn phase(&self) -> TransferPhase {
         match self.state {
             State::Listing => TransferPhase::Listing,
-            State::Waiting { .. } | State::Claiming => TransferPhase::Waiting,
+            State::Waiting { .. } | State::RecordingAttempt => TransferPhase::Waiting,
             State::Preparing { .. } => TransferPhase::Preparing,
             State::Running(_) | State::AwaitingFinalReports { .. } => TransferPhase::Running,
             State::Cancelling { .. } | State::Ending { .. } => TransferPhase::Ending,
@@ -168,8 +168,8 @@ impl Job {
     }
 
     /// The number of the attempt that waits until it is recorded.
-    pub fn claims(&self) -> Option<u32> {
-        matches!(self.state, State::Claiming).then_some(self.attempt + 1)
+    pub fn unrecorded_attempt(&self) -> Option<u32> {
+        matches!(self.state, State::RecordingAttempt).then_some(self.attempt + 1)
     }
 
     /// What the job moves now, and from where: for an object, the source changes with the reader.
@@ -240,15 +240,15 @@ impl Job {
         self.destinations.bytes()
     }
 
-    fn take(&mut self, answer: Answer) {
+    fn take(&mut self, answer: Input) {
         match answer {
-            Answer::Stat(result) => self.on_stat(result),
-            Answer::Claimed { attempt } => {
-                if self.claims() == Some(attempt) {
+            Input::Stat(result) => self.on_stat(result),
+            Input::AttemptRecorded { attempt } => {
+                if self.unrecorded_attempt() == Some(attempt) {
                     self.begin_attempt();
                 }
             }
-            Answer::Called {
+            Input::Called {
                 node,
                 attempt,
                 call,
@@ -267,7 +267,7 @@ impl Job {
                     }
                 }
             }
-            Answer::Progress {
+            Input::Progress {
                 node,
                 attempt,
                 report,
@@ -275,17 +275,17 @@ impl Job {
                 self.reached.insert(node.clone());
                 self.on_progress(&node, attempt, *report);
             }
-            Answer::Woken => self.on_woken(),
-            Answer::Members(members) => self.on_members(*members),
-            Answer::Cancel(cleanup) => self.on_cancel(cleanup),
+            Input::Woken => self.on_woken(),
+            Input::Members(members) => self.on_members(*members),
+            Input::Cancel(cleanup) => self.on_cancel(cleanup),
         }
     }
 
-    /// Notes whether a call has reached the agent of a node. A refusal may be of another node.
-    fn note_reached(&mut self, node: &str, result: &Result<(), Refusal>) {
+    /// Notes whether a call has reached the agent of a node. A failure may be of another node.
+    fn note_reached(&mut self, node: &str, result: &Result<(), Failure>) {
         let is_reached = match result {
             Ok(()) => true,
-            Err(refusal) => refusal.node == node_of(node) && !refusal.is_before_contact(),
+            Err(failure) => failure.node == node_of(node) && !failure.is_before_contact(),
         };
         if is_reached {
             self.reached.insert(node.to_owned());
@@ -297,7 +297,7 @@ impl Job {
         self.spec.leader.attempts_before > 0 || self.reached.contains(node)
     }
 
-    fn on_stat(&mut self, result: Result<StatResponse, Refusal>) {
+    fn on_stat(&mut self, result: Result<StatResponse, Failure>) {
         if !matches!(self.state, State::Listing) {
             return;
         }
@@ -313,24 +313,24 @@ impl Job {
                     found,
                 });
                 self.plan_for_all();
-                self.state = State::Claiming;
-                self.commands.push(Command::Claim {
+                self.state = State::RecordingAttempt;
+                self.commands.push(Command::RecordAttempt {
                     attempt: self.attempt + 1,
                 });
             }
             // Whatever is wrong with this copy, other nodes have copies, and the store has the object.
-            Err(refusal) if self.stored.is_some() => {
-                tracing::info!(refusal.node, refusal.message, "its copy is not sent");
+            Err(failure) if self.paused_object.is_some() => {
+                tracing::info!(failure.node, failure.message, "its copy is not sent");
                 self.failed_senders.insert(self.spec.source.node.clone());
                 self.state = State::Waiting { until: self.now };
             }
-            Err(refusal) => self.on_no_listing(&refusal),
+            Err(failure) => self.on_no_listing(&failure),
         }
     }
 
-    fn on_no_listing(&mut self, refusal: &Refusal) {
+    fn on_no_listing(&mut self, failure: &Failure) {
         let mut is_another_left = false;
-        if !is_store_error(&refusal.reason) {
+        if !is_store_error(&failure.reason) {
             self.failed_senders.insert(self.spec.source.node.clone());
             is_another_left = self.is_reader_left(|_| true);
             self.use_next_reader();
@@ -338,9 +338,9 @@ impl Job {
         let is_given_up = self.listing.is_none()
             && self.failures > 0
             && self.spec.timing.gives_up_unreached
-            && refusal.is_before_contact();
-        let is_retriable = refusal.retriable && !is_given_up;
-        self.count_failure(self.is_excused(refusal));
+            && failure.is_before_contact();
+        let is_retriable = failure.retriable && !is_given_up;
+        self.count_failure(self.is_excused(failure));
         if is_another_left || is_retriable && !self.is_limit_exceeded() {
             // The same node would answer the same; the next one may answer something else.
             let wait = match is_retriable {
@@ -351,13 +351,13 @@ impl Job {
                 until: self.now + wait,
             };
         } else {
-            self.destinations.fail_remaining(refusal);
+            self.destinations.fail_remaining(failure);
             self.finish();
         }
     }
 
     /// All attempts move the same bytes: what the source holds must be what it held before the first.
-    fn unchanged(&self, found: StatResponse) -> Result<StatResponse, Refusal> {
+    fn unchanged(&self, found: StatResponse) -> Result<StatResponse, Failure> {
         let before = self.listing.as_ref().map(|listing| &listing.found.state);
         if before.is_none_or(|before| *before == found.state) {
             return Ok(found);
@@ -367,7 +367,7 @@ impl Job {
             Some(object) => ("ObjectChanged", &object.url),
             None => ("SourceChanged", &self.spec.source.path),
         };
-        Err(Refusal {
+        Err(Failure {
             message: format!(
                 "node {node}: {what} is no longer what it was before the first attempt: start a new job"
             ),
@@ -382,9 +382,9 @@ impl Job {
             State::Waiting { until } if self.now >= *until => {
                 self.choose_copy();
                 self.state = State::Listing;
-                let stored = self.stored.as_ref();
+                let paused = self.paused_object.as_ref();
                 self.commands.push(Command::Stat {
-                    manifest_digest: stored.map(PausedObject::manifest_digest),
+                    manifest_digest: paused.map(PausedObject::manifest_digest),
                 });
             }
             State::AwaitingFinalReports { until, .. } if self.now >= *until => {
@@ -437,8 +437,8 @@ impl Job {
     }
 
     /// Another configuration of the agent is on its way, and may take the reason away.
-    fn is_excused(&self, refusal: &Refusal) -> bool {
-        refusal.is_configuration_error(&self.configuration_pending)
+    fn is_excused(&self, failure: &Failure) -> bool {
+        failure.is_configuration_error(&self.configuration_pending)
     }
 
     fn is_limit_exceeded(&self) -> bool {

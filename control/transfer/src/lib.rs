@@ -5,7 +5,7 @@
 //! is always
 //!
 //! ```text
-//! Stat at the source → Claim → plan → Prepare at the destinations → Start at them, then at the
+//! Stat at the source → RecordAttempt → plan → Prepare at the destinations → Start at them, then at the
 //!     source → Progress until no destination can finish any more → all Verified, or Cancel and the next attempt
 //! ```
 //!
@@ -24,11 +24,11 @@ mod certificates;
 mod command;
 mod destinations;
 mod endpoint;
+mod failure;
 mod job;
 mod object;
 mod phase;
 mod pool;
-mod refusal;
 mod runner;
 mod single_call;
 mod spec;
@@ -36,14 +36,14 @@ mod spec;
 mod tests;
 mod tls;
 
-pub use command::{Answer, Call, Cleanup, Command};
+pub use command::{Call, Cleanup, Command, Input};
 pub use destinations::{Destination, DestinationPhase};
 pub use endpoint::Endpoint;
+pub use failure::Failure;
 pub use job::Job;
 pub use object::{Object, ReadSecret, Secret};
 pub use phase::{End, TransferPhase};
 pub use pool::ConnectionPool;
-pub use refusal::Refusal;
 pub use runner::Runner;
 pub use single_call::{diagnose, release, stat};
 pub use spec::{

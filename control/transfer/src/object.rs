@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use futures::future::BoxFuture;
 use weft_proto::agent::v1::{Credentials, ObjectExpect, ObjectSource};
 
-use crate::refusal::Refusal;
+use crate::failure::Failure;
 
 /// The first word of reasons for which the store, the URL or the Secret is at fault: no other node could
 /// read the object either.
@@ -46,7 +46,7 @@ pub trait ReadSecret: Send + Sync {
         &'a self,
         namespace: &'a str,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<BTreeMap<String, Vec<u8>>, Refusal>>;
+    ) -> BoxFuture<'a, Result<BTreeMap<String, Vec<u8>>, Failure>>;
 }
 
 impl fmt::Debug for dyn ReadSecret {
@@ -57,7 +57,7 @@ impl fmt::Debug for dyn ReadSecret {
 
 impl Object {
     /// What an agent needs to list or read it, with the present values of its Secret.
-    pub(crate) async fn source(&self) -> Result<ObjectSource, Refusal> {
+    pub(crate) async fn source(&self) -> Result<ObjectSource, Failure> {
         let credentials = match &self.secret {
             None => None,
             Some(Secret {

@@ -13,7 +13,7 @@ use tokio::{
 
 use crate::{
     calls::Calling,
-    command::{Answer, Cleanup, Command},
+    command::{Cleanup, Command, Input},
     endpoint::Endpoint,
     job::Job,
     pool::ConnectionPool,
@@ -24,11 +24,11 @@ use crate::{
 pub struct Runner {
     job: Job,
     calling: Calling,
-    answers: UnboundedReceiver<Box<Answer>>,
+    answers: UnboundedReceiver<Box<Input>>,
     tasks: JoinSet<()>,
     began: Instant,
-    /// Attempts up to this number may begin.
-    permitted: u32,
+    /// Attempts up to this number are recorded.
+    recorded: u32,
 }
 
 impl Runner {
@@ -47,19 +47,22 @@ impl Runner {
         Self::with(Job::cancelled(spec, cleanup), pool, endpoints)
     }
 
-    /// From now on an attempt begins only once its number is permitted.
+    /// From now on an attempt begins only once [`Runner::attempt_recorded`] has named its number.
     #[must_use]
-    pub fn with_permits(mut self) -> Self {
-        self.permitted = 0;
+    pub fn waiting_for_records(mut self) -> Self {
+        self.recorded = 0;
         self
     }
 
-    /// Attempts up to this number may begin: they are recorded.
-    pub fn permit(&mut self, attempt: u32) {
-        self.permitted = attempt;
-        let claimed = self.job.claims().filter(|claim| *claim <= attempt);
-        if let Some(attempt) = claimed {
-            self.take(Answer::Claimed { attempt });
+    /// Attempts up to this number are recorded, and may begin.
+    pub fn attempt_recorded(&mut self, attempt: u32) {
+        self.recorded = attempt;
+        let waiting = self
+            .job
+            .unrecorded_attempt()
+            .filter(|number| *number <= attempt);
+        if let Some(attempt) = waiting {
+            self.take(Input::AttemptRecorded { attempt });
         }
     }
 
@@ -83,7 +86,7 @@ impl Runner {
             tasks: JoinSet::new(),
             began: Instant::now(),
             // Without another operator there is nothing to record.
-            permitted: u32::MAX,
+            recorded: u32::MAX,
         };
         runner.issue(commands);
         runner
@@ -106,21 +109,21 @@ impl Runner {
     pub async fn turn(&mut self) {
         let due = self.job.wake_at().map(|at| self.began + at);
         let answer = tokio::select! {
-            answer = self.answers.recv() => answer.map_or(Answer::Woken, |answer| *answer),
+            answer = self.answers.recv() => answer.map_or(Input::Woken, |answer| *answer),
             Some(ended) = self.tasks.join_next() => {
                 if let Err(error) = ended && error.is_panic() {
                     std::panic::resume_unwind(error.into_panic());
                 }
                 return;
             }
-            () = at(due) => Answer::Woken,
+            () = at(due) => Input::Woken,
         };
         self.take(answer);
     }
 
     /// Cancels the job; it is over once the agents know.
     pub fn cancel(&mut self, cleanup: Cleanup) {
-        self.take(Answer::Cancel(cleanup));
+        self.take(Input::Cancel(cleanup));
     }
 
     /// Adds destinations, and takes the present endpoints of all agents. A node without an endpoint has left
@@ -128,10 +131,10 @@ impl Runner {
     pub fn update_members(&mut self, members: MembershipUpdate, endpoints: &[Endpoint]) {
         // Calls that are under way end with the endpoints that they began with.
         self.calling.agents = Arc::new(self.calling.pool.agents(endpoints));
-        self.take(Answer::Members(Box::new(members)));
+        self.take(Input::Members(Box::new(members)));
     }
 
-    fn take(&mut self, answer: Answer) {
+    fn take(&mut self, answer: Input) {
         let commands = self.job.advance(self.began.elapsed(), answer);
         self.issue(commands);
     }
@@ -139,8 +142,8 @@ impl Runner {
     fn issue(&mut self, commands: Vec<Command>) {
         for command in commands {
             tracing::debug!(?command);
-            if matches!(command, Command::Claim { .. }) {
-                self.permit(self.permitted);
+            if matches!(command, Command::RecordAttempt { .. }) {
+                self.attempt_recorded(self.recorded);
                 continue;
             }
             let calling = Calling {

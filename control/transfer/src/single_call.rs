@@ -10,8 +10,8 @@ use weft_proto::agent::v1::{
 use crate::{
     calls::{CANCEL_TIMEOUT, Calling, STAT_TIMEOUT, within},
     endpoint::Endpoint,
+    failure::Failure,
     pool::ConnectionPool,
-    refusal::Refusal,
     spec::Spec,
 };
 
@@ -26,7 +26,7 @@ pub async fn stat(
     spec: &Spec,
     pool: ConnectionPool,
     endpoints: &[Endpoint],
-) -> Result<StatResponse, Refusal> {
+) -> Result<StatResponse, Failure> {
     let calling = Calling {
         agents: Arc::new(pool.agents(endpoints)),
         pool,
@@ -45,7 +45,7 @@ pub async fn diagnose(
     request: DiagnoseRequest,
     pool: &ConnectionPool,
     endpoint: &Endpoint,
-) -> Result<DiagnoseResponse, Refusal> {
+) -> Result<DiagnoseResponse, Failure> {
     let agent = pool.agent(endpoint);
     let call = agent.call(&request, |mut client, request| async move {
         client.diagnose(request).await
@@ -63,7 +63,7 @@ pub async fn release(
     leader_epoch: u64,
     pool: &ConnectionPool,
     endpoint: &Endpoint,
-) -> Result<(), Refusal> {
+) -> Result<(), Failure> {
     let request = CancelRequest {
         // Later than every attempt of the job.
         job: Some(JobRef {

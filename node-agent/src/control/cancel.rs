@@ -5,10 +5,10 @@ use std::sync::Arc;
 use futures::future::join_all;
 use weft_proto::agent::v1::{CancelRequest, CancelResponse, JobRef};
 
-use crate::abort;
 use crate::control::jobs::Jobs;
 use crate::control::known_attempt::KnownAttempt;
 use crate::convert;
+use crate::critical;
 use crate::fault::Fault;
 use crate::files::{FileError, copies};
 use crate::transfer::state::State;
@@ -47,7 +47,7 @@ impl Jobs {
     async fn discard(self: &Arc<Self>, known: Arc<KnownAttempt>) -> Result<(), Fault> {
         let (jobs, job) = (self.clone(), known.attempt.job.clone());
         let uid = convert::uid(&job)?;
-        let faults = abort::blocking("discard", move || {
+        let faults = critical::spawn_blocking("discard", move || {
             // The next attempt's Prepare waits for this lock, or has come before.
             let mut left = known.left();
             let latest = jobs.latest(&known.attempt.job);
@@ -77,7 +77,7 @@ impl Jobs {
         for root in &self.live().roots {
             let (root, uid) = (root.clone(), job.uid.clone());
             // When the caller hangs up, this future ends and the work goes on.
-            released.push(abort::blocking("release", move || {
+            released.push(critical::spawn_blocking("release", move || {
                 copies::release(&root, &uid)
             }));
         }

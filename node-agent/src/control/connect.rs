@@ -18,10 +18,10 @@ use crate::transfer::attempt::Worker;
 use crate::transfer::buffers::BufferShare;
 use crate::transfer::dial::draw_secret;
 use crate::transfer::peer::Peer;
+use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::receiver::{Receiver, ReceiverConfig};
 use crate::transfer::record::SLOT_BYTES;
 use crate::transfer::sender_event::ConnectionGuard;
-use crate::transfer::staged_blocks::StagedBlocks;
 use crate::transfer::state::Event;
 
 impl Jobs {
@@ -76,7 +76,7 @@ impl Jobs {
         &self,
         known: &KnownAttempt,
         worker: Worker,
-        staged: &Arc<StagedBlocks>,
+        staged: &Arc<ReceivedBlocks>,
         parent: &NodeName,
         remote: RemoteEnd,
         mut share: BufferShare,

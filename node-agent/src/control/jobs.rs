@@ -12,13 +12,13 @@ use tokio::sync::watch;
 use weft_engine::{DomainId, Engine};
 use weft_proto::agent::v1::{JobRef, Location};
 
-use crate::abort;
 use crate::config::ConfigSource;
 use crate::config::values::{NodeName, PublicKey};
 use crate::control::known_attempt::KnownAttempt;
 use crate::control::manifests::Manifests;
 use crate::control::misuse::Misuses;
 use crate::control::supervisor::supervise;
+use crate::critical;
 use crate::fault::Fault;
 use crate::files::{Leftover, Root, RootPath};
 use crate::object::{self, StoreTimeouts};
@@ -106,22 +106,22 @@ impl Jobs {
 
     /// Counts a call that is refused.
     pub(crate) fn refuse(&self, reason: &'static str) {
-        *abort::lock(&self.refused).entry(reason).or_default() += 1;
+        *critical::lock(&self.refused).entry(reason).or_default() += 1;
     }
 
     /// Calls that were refused, by reason.
     pub(crate) fn refused(&self) -> BTreeMap<&'static str, u64> {
-        abort::lock(&self.refused).clone()
+        critical::lock(&self.refused).clone()
     }
 
     /// What is in force now.
     pub(crate) fn live(&self) -> Arc<ReloadableConfig> {
-        abort::lock(&self.live).clone()
+        critical::lock(&self.live).clone()
     }
 
     /// Puts a configuration in force.
     pub(crate) fn set_live(&self, live: ReloadableConfig) {
-        *abort::lock(&self.live) = Arc::new(live);
+        *critical::lock(&self.live) = Arc::new(live);
     }
 
     /// The root and the path that a location names.
@@ -145,7 +145,7 @@ impl Jobs {
     /// A Prepare is coming: it may leave files. The first attempt of a job finds none.
     pub(crate) fn register_job(&self, job: &JobRef) {
         if order(job) <= (1, 1) {
-            abort::lock(&self.known).left_by(&job.uid, Leftover::default);
+            critical::lock(&self.known).left_by(&job.uid, Leftover::default);
         } else {
             self.register_unknown_job(job);
         }
@@ -154,12 +154,12 @@ impl Jobs {
     /// A job of which nothing is known may have left anything in any root.
     pub(crate) fn register_unknown_job(&self, job: &JobRef) {
         let anywhere = || Leftover::anywhere(&self.live().roots);
-        abort::lock(&self.known).left_by(&job.uid, anywhere);
+        critical::lock(&self.known).left_by(&job.uid, anywhere);
     }
 
     /// The latest attempt of the job.
     pub(crate) fn latest(&self, job: &JobRef) -> Option<Arc<KnownAttempt>> {
-        abort::lock(&self.known).latest.get(&job.uid).cloned()
+        critical::lock(&self.known).latest.get(&job.uid).cloned()
     }
 
     /// Exactly this attempt.
@@ -178,7 +178,7 @@ impl Jobs {
     pub(crate) async fn admit(&self, job: &JobRef) -> Result<Arc<KnownAttempt>, Fault> {
         loop {
             let earlier = {
-                let mut known = abort::lock(&self.known);
+                let mut known = critical::lock(&self.known);
                 match known.latest.get(&job.uid) {
                     Some(latest) if latest.attempt.job == *job => return Ok(latest.clone()),
                     Some(latest) if order(&latest.attempt.job) > order(job) => {
@@ -199,19 +199,23 @@ impl Jobs {
         let left = known.left_by(&job.uid, Leftover::default);
         let attempt = KnownAttempt::new(job, domain, left);
         known.latest.insert(job.uid.clone(), attempt.clone());
-        abort::task("supervisor", supervise(attempt.clone(), self.config.lease));
+        critical::spawn("supervisor", supervise(attempt.clone(), self.config.lease));
         attempt
     }
 
     /// The latest attempt of each job that is known.
     #[must_use]
     pub fn attempts(&self) -> Vec<Arc<KnownAttempt>> {
-        abort::lock(&self.known).latest.values().cloned().collect()
+        critical::lock(&self.known)
+            .latest
+            .values()
+            .cloned()
+            .collect()
     }
 
     /// Ends all attempts and refuses new ones.
     pub async fn shut_down(&self) {
-        abort::lock(&self.known).stopping = true;
+        critical::lock(&self.known).stopping = true;
         let attempts = self.attempts();
         for known in &attempts {
             known.attempt.fail(Fault::ShuttingDown);

@@ -8,13 +8,13 @@ use weft_engine::DomainId;
 use weft_proto::Message;
 use weft_proto::agent::v1::{ConnectResponse, JobName, JobRef, Location, PrepareResponse};
 
-use crate::abort;
 use crate::config::SLOTS_MIN;
+use crate::critical;
 use crate::fault::Fault;
 use crate::files::Leftover;
 use crate::transfer::attempt::{Attempt, Worker};
 use crate::transfer::buffers::{BufferShare, MemoryBudget};
-use crate::transfer::staged_blocks::StagedBlocks;
+use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::state::{Event, Transition};
 
 /// Owned by [`Jobs`](crate::control::jobs::Jobs), and shared with the commands on the attempt.
@@ -48,7 +48,7 @@ pub(crate) struct AttemptResources {
 /// A prepared destination.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    pub(crate) staged: Arc<StagedBlocks>,
+    pub(crate) staged: Arc<ReceivedBlocks>,
     pub(crate) location: Location,
 }
 
@@ -88,12 +88,12 @@ impl KnownAttempt {
     }
 
     pub(crate) fn parts(&self) -> MutexGuard<'_, AttemptResources> {
-        abort::lock(&self.parts)
+        critical::lock(&self.parts)
     }
 
     /// Locked until the files are removed, so only threads that may block call this.
     pub(crate) fn left(&self) -> MutexGuard<'_, Leftover> {
-        abort::lock(&self.left)
+        critical::lock(&self.left)
     }
 
     /// Whether this is the first request of its kind. A repetition must be the same request.
@@ -131,7 +131,7 @@ impl KnownAttempt {
     }
 
     /// Begins to receive into the prepared destination.
-    pub(crate) fn start_destination(&self) -> Result<(Worker, Arc<StagedBlocks>), Fault> {
+    pub(crate) fn start_destination(&self) -> Result<(Worker, Arc<ReceivedBlocks>), Fault> {
         // Before the state changes: a Cancel that comes now waits for this worker.
         let worker = self.worker()?;
         let prepared = self.prepared()?;

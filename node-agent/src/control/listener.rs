@@ -16,8 +16,8 @@ use tonic::transport::Server;
 use weft_identity::cause::chain;
 use weft_identity::tls::HANDSHAKE_WITHIN;
 
-use crate::abort;
 use crate::control::authorization::Authorization;
+use crate::critical;
 use crate::tls::Tls;
 use crate::transfer::agent_client::{PING_INTERVAL, PING_TIMEOUT};
 use crate::transfer::record::SLOT_BYTES;
@@ -118,7 +118,7 @@ impl ControlListener {
     /// Puts new certificates in force, if there are any.
     async fn reread(&mut self) -> Result<(), String> {
         let tls = self.tls.borrow().clone();
-        let found = abort::blocking("certificates", move || tls.reread()).await;
+        let found = critical::spawn_blocking("certificates", move || tls.reread()).await;
         let Some(tls) = found.map_err(|error| error.to_string())? else {
             return Ok(());
         };

@@ -7,8 +7,8 @@ use weft_proto::agent::v1::{
     FetchManifestRequest, ManifestHolder, ObjectVersion as SentVersion, SignedTicket,
 };
 
-use crate::abort;
 use crate::config::ConfigSource;
+use crate::critical;
 use crate::fault::Fault;
 use crate::files::{Entry, EntryKind, Manifest, ManifestBuilder, ObjectVersion, Shape};
 use crate::tls::Tls;
@@ -89,7 +89,7 @@ async fn receive(
     }
     let built = building.ok_or_else(|| Fault::faulty(agent.node, "no manifest"))?;
     // Sorting and checking take a while where there are many.
-    abort::blocking("manifest", move || built.finish())
+    critical::spawn_blocking("manifest", move || built.finish())
         .await
         .map_err(Fault::from)
 }

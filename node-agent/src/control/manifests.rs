@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use weft_proto::agent::v1::{Entry as SentEntry, ManifestPart, ObjectVersion as SentVersion};
 
-use crate::abort;
+use crate::critical;
 use crate::fault::Fault;
 use crate::files::{EntryKind, Manifest, Shape};
 
@@ -33,7 +33,7 @@ impl Manifests {
     }
 
     fn keep_within(&self, most: usize, manifest: Arc<Manifest>) {
-        let mut kept = abort::lock(&self.0);
+        let mut kept = critical::lock(&self.0);
         kept.retain(|known| !is_same(known, manifest.digest(), manifest.state()));
         let bytes: usize = kept.iter().map(|known| known.memory()).sum();
         let mut surplus = (bytes + manifest.memory()).saturating_sub(most);
@@ -51,7 +51,7 @@ impl Manifests {
 
     /// The manifest with this digest; where there are several, that with this state.
     pub(crate) fn get(&self, digest: &[u8], state: &[u8]) -> Result<Arc<Manifest>, Fault> {
-        let mut kept = abort::lock(&self.0);
+        let mut kept = critical::lock(&self.0);
         let exact = kept.iter().position(|known| is_same(known, digest, state));
         let place = exact.or_else(|| kept.iter().position(|known| known.digest() == digest));
         let found = place.and_then(|place| kept.remove(place));

@@ -5,17 +5,17 @@ use std::sync::atomic::Ordering;
 
 use weft_proto::agent::v1::{Location, ManifestHolder, PrepareRequest, PrepareResponse};
 
-use crate::abort;
 use crate::config::SLOTS_MIN;
 use crate::control::jobs::Jobs;
 use crate::control::known_attempt::{KnownAttempt, Prepared};
 use crate::control::manifest_fetch;
 use crate::convert;
+use crate::critical;
 use crate::fault::Fault;
 use crate::files::{Destination, DestinationConfig, Manifest};
 use crate::transfer::layout::Layout;
+use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::recorder::{RecordedFiles, Recorder};
-use crate::transfer::staged_blocks::StagedBlocks;
 use crate::transfer::state::{Event, State, Transition};
 
 impl Jobs {
@@ -64,7 +64,7 @@ impl Jobs {
                     expect,
                 };
                 let (jobs, known) = (self.clone(), known.clone());
-                abort::task("prepare", async move {
+                critical::spawn("prepare", async move {
                     let _worker = worker;
                     let mut watch = known.attempt.watch();
                     let manifest = tokio::select! {
@@ -112,7 +112,7 @@ impl Jobs {
     ) -> Result<(), Fault> {
         let is_recorded = config.recorded_for.is_some();
         let (of, budget) = (known.clone(), self.config.memory.clone());
-        let (prepared, response) = abort::blocking("prepare", move || {
+        let (prepared, response) = critical::spawn_blocking("prepare", move || {
             of.left().expect(&config);
             of.parts().share = Some(budget.share(usize::from(SLOTS_MIN))?);
             make_ready(&of, config, location)
@@ -164,7 +164,7 @@ fn make_ready(
     total.store(layout.manifest.bytes(), Ordering::Relaxed);
     let destination = Arc::new(Destination::prepare(config)?);
     known.left().add(&destination);
-    let filled = StagedBlocks::fill(destination.clone(), layout, check_stop);
+    let filled = ReceivedBlocks::fill(destination.clone(), layout, check_stop);
     let staged = match filled {
         Ok(staged) => Arc::new(staged),
         Err(fault) => {

@@ -18,7 +18,6 @@ use weft_proto::agent::v1 as proto;
 use weft_proto::agent::v1::Direction;
 use weft_proto::agent::v1::agent_server::Agent;
 
-use crate::abort;
 use crate::config::values::{FabricName, NodeName};
 use crate::control::diagnose::diagnose;
 use crate::control::fence::Fence;
@@ -27,6 +26,7 @@ use crate::control::known_attempt::KnownAttempt;
 use crate::control::manifests;
 use crate::control::misuse;
 use crate::convert;
+use crate::critical;
 use crate::fault::Fault;
 use crate::identity::Caller;
 
@@ -167,7 +167,7 @@ impl Agent for Service {
         let epoch = request.get_ref().leader_epoch;
         let (reports, reported) = mpsc::channel(4);
         let service = self.clone();
-        abort::task("progress", async move {
+        critical::spawn("progress", async move {
             let overtaken = tokio::select! {
                 // First: an operator that has lost its lease renews nothing any more.
                 biased;
@@ -241,7 +241,7 @@ async fn follow(
         known.attempt.renew();
         let status = watch.borrow_and_update().clone();
         let (jobs, of) = (service.jobs.clone(), known.clone());
-        let report = abort::blocking("progress", move || describe(&jobs, &of)).await;
+        let report = critical::spawn_blocking("progress", move || describe(&jobs, &of)).await;
         if reports.send(Ok(report)).await.is_err() || status.closed {
             return;
         }

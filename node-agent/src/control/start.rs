@@ -10,10 +10,10 @@ use weft_proto::agent::v1::{
     Child, LocalPart, ObjectSource, Role, SourcePart, StartRequest, StartResponse,
 };
 
-use crate::abort;
 use crate::control::jobs::Jobs;
 use crate::control::known_attempt::KnownAttempt;
 use crate::convert;
+use crate::critical;
 use crate::fault::Fault;
 use crate::files::copies::CopyJob;
 use crate::files::{Entry, EntryKind, Source};
@@ -25,9 +25,9 @@ use crate::transfer::layout::Layout;
 use crate::transfer::local;
 use crate::transfer::object_receiver::{self, ObjectReceiver};
 use crate::transfer::peer::Peer;
+use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::recorder::{RecordedFiles, Recorder};
 use crate::transfer::sender::{Sender, SenderConfig};
-use crate::transfer::staged_blocks::StagedBlocks;
 use crate::transfer::state::{Event, State};
 
 /// Children of one agent, at most: what a binomial tree of 2⁶⁴ nodes would ask for.
@@ -173,7 +173,7 @@ impl Jobs {
         &self,
         known: &KnownAttempt,
         worker: &Worker,
-        staged: &Arc<StagedBlocks>,
+        staged: &Arc<ReceivedBlocks>,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
         if children.is_empty() {
@@ -198,7 +198,7 @@ impl Jobs {
         worker: &Worker,
         reader: impl BlockReader + 'static,
         layout: &Layout,
-        staged: Option<&Arc<StagedBlocks>>,
+        staged: Option<&Arc<ReceivedBlocks>>,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
         let config = &self.config;
@@ -254,7 +254,7 @@ impl Jobs {
                 sender: to_sender.clone(),
             };
             let worker = worker.clone();
-            abort::task("dialer", async move {
+            critical::spawn("dialer", async move {
                 let _worker = worker;
                 dialer.run().await;
             });

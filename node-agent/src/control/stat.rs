@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use weft_proto::agent::v1::{ObjectSource, StatRequest, StatResponse};
 
-use crate::abort;
 use crate::control::jobs::Jobs;
 use crate::convert;
+use crate::critical;
 use crate::fault::Fault;
 use crate::files::{Manifest, Source, namespace_directory};
 use crate::object::Store;
@@ -39,7 +39,7 @@ impl Jobs {
                 None => Manifest::scan(&root, &path),
             }
         };
-        Ok(self.keep_listed(abort::blocking("stat", list).await?))
+        Ok(self.keep_listed(critical::spawn_blocking("stat", list).await?))
     }
 
     fn keep_listed(&self, manifest: Manifest) -> StatResponse {

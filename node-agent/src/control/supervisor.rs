@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abort;
 use crate::control::known_attempt::KnownAttempt;
+use crate::critical;
 use crate::fault::Fault;
 use crate::transfer::state::State;
 
@@ -39,7 +39,7 @@ pub(crate) async fn supervise(known: Arc<KnownAttempt>, lease: Duration) {
     if let Some(prepared) = prepared {
         let failed = attempt.state() == State::Failed;
         let of = known.clone();
-        abort::blocking("abort", move || {
+        critical::spawn_blocking("abort", move || {
             prepared.staged.clear();
             let destination = &prepared.staged.destination;
             if failed {

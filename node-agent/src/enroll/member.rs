@@ -15,11 +15,11 @@ use weft_identity::cause::chain;
 use weft_proto::operator::v1::{AgentConfig, Finding, NodeConfig, NodeReport};
 use x509_parser::time::ASN1Time;
 
-use crate::abort;
 use crate::agent::{Agent, AgentError, Environment};
 use crate::config::Config;
 use crate::control::fence::Fence;
 use crate::copy_watcher::{CopyWatcher, Listing};
+use crate::critical;
 use crate::enroll::error::{EnrollError, OperatorError};
 use crate::enroll::interface::{self, Nic, finding};
 use crate::enroll::keys::{Keys, Validity};
@@ -58,7 +58,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     let mut stop = pin!(stop);
     let settings = Arc::new(settings);
     let directory = settings.state.clone();
-    let keys = abort::blocking("keys", move || Keys::open(&directory)).await?;
+    let keys = critical::spawn_blocking("keys", move || Keys::open(&directory)).await?;
     let keys = Arc::new(keys);
     let environment = Environment::new("--metrics-port", settings.metrics_listen()).await?;
     let (health, fence) = (environment.health.clone(), environment.fence.clone());
@@ -160,7 +160,7 @@ async fn enroll_once(
         })?;
     let (node, fabric) = (settings.node.clone(), settings.fabric.clone());
     let keys = keys.clone();
-    let kept = abort::blocking("keys", move || keys.keep(&answer, &node, &fabric)).await;
+    let kept = critical::spawn_blocking("keys", move || keys.keep(&answer, &node, &fabric)).await;
     Ok((config, kept?))
 }
 
@@ -366,7 +366,7 @@ impl Member {
 
     /// The data interface.
     async fn nic(&self, config: &NodeConfig) -> Result<Nic, Finding> {
-        let interfaces = abort::blocking("interfaces", interface::list)
+        let interfaces = critical::spawn_blocking("interfaces", interface::list)
             .await
             .map_err(|error| {
                 let problem = format!("the node's interfaces cannot be listed: {error}");

@@ -12,7 +12,7 @@ use crossbeam_channel::{Receiver, Sender};
 use tokio::sync::watch;
 use weft_proto::agent::v1::JobRef;
 
-use crate::abort;
+use crate::critical;
 use crate::fault::Fault;
 use crate::files::Digest;
 use crate::transfer::peer::Peer;
@@ -114,12 +114,12 @@ impl Attempt {
 
     /// Sets how the files are recorded once they are verified.
     pub(crate) fn set_recorder(&self, recorder: Recorder) {
-        *abort::lock(&self.recorder) = Some(recorder);
+        *critical::lock(&self.recorder) = Some(recorder);
     }
 
     /// Everything is checked and published. Records the copy first, so only threads that may block call this.
     pub fn published(&self, digest: Option<Digest>) {
-        let recorder = abort::lock(&self.recorder).take();
+        let recorder = critical::lock(&self.recorder).take();
         if let (Some(recorder), Some(digest)) = (recorder, digest.or(self.status().digest)) {
             recorder.record(&self.job.uid, &digest);
         }
@@ -172,7 +172,7 @@ impl Attempt {
 
     /// Stops all threads, whatever the state.
     pub fn stop(&self) {
-        drop(abort::lock(&self.stop).take());
+        drop(critical::lock(&self.stop).take());
     }
 
     /// A channel that is disconnected once the threads must stop.
@@ -214,7 +214,7 @@ impl Attempt {
 
     /// Everything is over and cleaned up.
     pub fn close(&self) {
-        drop(abort::lock(&self.recorder).take());
+        drop(critical::lock(&self.recorder).take());
         self.status.send_modify(|status| status.closed = true);
     }
 
@@ -226,24 +226,24 @@ impl Attempt {
 
     /// The operator has asked about the attempt.
     pub fn renew(&self) {
-        *abort::lock(&self.renewed) = Instant::now();
+        *critical::lock(&self.renewed) = Instant::now();
     }
 
     /// Time since the operator last asked about it.
     #[must_use]
     pub fn idle(&self) -> Duration {
-        abort::lock(&self.renewed).elapsed()
+        critical::lock(&self.renewed).elapsed()
     }
 
     /// Adds a connection's record.
     pub fn add_peer(&self, peer: Arc<Peer>) {
-        abort::lock(&self.peers).push(peer);
+        critical::lock(&self.peers).push(peer);
     }
 
     /// The connections' records.
     #[must_use]
     pub fn peers(&self) -> Vec<Arc<Peer>> {
-        abort::lock(&self.peers).clone()
+        critical::lock(&self.peers).clone()
     }
 }
 
@@ -258,7 +258,7 @@ impl Worker {
         name: &'static str,
         work: impl FnOnce() + Send + 'static,
     ) -> Result<(), Fault> {
-        let spawned = abort::thread(name, move || {
+        let spawned = critical::thread(name, move || {
             let _worker = self;
             work();
         });

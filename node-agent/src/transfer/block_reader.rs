@@ -15,9 +15,9 @@ use crate::transfer::attempt::Attempt;
 use crate::transfer::buffers::Buffer;
 use crate::transfer::layout::{Item, Layout};
 use crate::transfer::message::Builder;
+use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::record::Record;
 use crate::transfer::sender_event::SenderEvent;
-use crate::transfer::staged_blocks::StagedBlocks;
 
 /// Something that messages can be read from.
 pub(crate) trait BlockReader: Send {
@@ -196,7 +196,7 @@ impl BlockReader for SourceReader {
 
 /// Reads blocks that this node has received back from its files. They are in the page cache unless a child is
 /// far behind.
-pub(crate) struct StagedReader(pub Arc<StagedBlocks>);
+pub(crate) struct StagedReader(pub Arc<ReceivedBlocks>);
 
 impl BlockReader for StagedReader {
     fn build(&mut self, number: u32, buffer: &mut [u8]) -> Result<usize, Fault> {

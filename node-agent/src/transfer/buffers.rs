@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::abort;
+use crate::critical;
 use crate::fault::Fault;
 use crate::transfer::record::SLOT_BYTES;
 
@@ -50,7 +50,7 @@ impl MemoryBudget {
 
     /// Takes that many buffers, or says what is lacking.
     pub(crate) fn share(self: &Arc<Self>, buffers: usize) -> Result<BufferShare, Fault> {
-        let mut counts = abort::lock(&self.counts);
+        let mut counts = critical::lock(&self.counts);
         self.promise(&mut counts, buffers)?;
         counts.used += buffers;
         Ok(BufferShare {
@@ -62,7 +62,7 @@ impl MemoryBudget {
 
     /// Makes a pool that always has `least` buffers, and never more than `most`.
     pub(crate) fn pool(self: &Arc<Self>, least: usize, most: usize) -> Result<BufferPool, Fault> {
-        let mut counts = abort::lock(&self.counts);
+        let mut counts = critical::lock(&self.counts);
         self.promise(&mut counts, least)?;
         counts.pools += 1;
         Ok(BufferPool {
@@ -77,7 +77,7 @@ impl MemoryBudget {
     /// Bytes of the buffers that there are.
     #[must_use]
     pub fn used(&self) -> u64 {
-        (abort::lock(&self.counts).used * SLOT_BYTES) as u64
+        (critical::lock(&self.counts).used * SLOT_BYTES) as u64
     }
 
     fn promise(&self, counts: &mut Counts, buffers: usize) -> Result<(), Fault> {
@@ -109,7 +109,7 @@ impl BufferShare {
 
     /// Takes more buffers, up to `most`, as far as transfers to come do not need them.
     pub(crate) fn grow(&mut self, most: usize) {
-        let mut counts = abort::lock(&self.budget.counts);
+        let mut counts = critical::lock(&self.budget.counts);
         let limit = self.budget.limit;
         let for_growth = limit - RESERVED_BUFFERS.min(limit / 4 * 3);
         let more = most
@@ -125,7 +125,7 @@ impl BufferShare {
 
 impl Drop for BufferShare {
     fn drop(&mut self) {
-        let mut counts = abort::lock(&self.budget.counts);
+        let mut counts = critical::lock(&self.budget.counts);
         counts.promised -= self.buffers;
         counts.grown -= self.buffers - self.least;
         counts.used -= self.buffers;
@@ -147,7 +147,7 @@ pub(crate) struct BufferPool {
 impl BufferPool {
     /// Drops free buffers that the pool may not keep any longer. Returns how many it may have.
     pub(crate) fn shrink(&mut self) -> usize {
-        let mut counts = abort::lock(&self.budget.counts);
+        let mut counts = critical::lock(&self.budget.counts);
         let allowed = self.allowed(&counts);
         let mut surplus = self.made().saturating_sub(allowed);
         self.shared.retain(|buffer| {
@@ -169,7 +169,7 @@ impl BufferPool {
             self.taken += 1;
             return Arc::into_inner(self.shared.swap_remove(free));
         }
-        let mut counts = abort::lock(&self.budget.counts);
+        let mut counts = critical::lock(&self.budget.counts);
         if self.made() >= allowed || counts.used >= self.budget.limit {
             return None;
         }
@@ -204,7 +204,7 @@ fn is_free(buffer: &Arc<Buffer>) -> bool {
 
 impl Drop for BufferPool {
     fn drop(&mut self) {
-        let mut counts = abort::lock(&self.budget.counts);
+        let mut counts = critical::lock(&self.budget.counts);
         counts.promised -= self.least;
         counts.pools -= 1;
         counts.used -= self.made();

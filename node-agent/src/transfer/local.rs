@@ -11,13 +11,13 @@ use crate::transfer::attempt::Attempt;
 use crate::transfer::block_reader::{BlockReader as _, SourceReader};
 use crate::transfer::message::HeldBlocks;
 use crate::transfer::placer::BlockWriter;
+use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::record::SLOT_BYTES;
-use crate::transfer::staged_blocks::StagedBlocks;
 
 /// Copies until everything is published or the attempt is stopped. For threads that may block.
 pub(crate) fn copy(
     source: Source,
-    staged: &Arc<StagedBlocks>,
+    staged: &Arc<ReceivedBlocks>,
     attempt: &Arc<Attempt>,
 ) -> Result<(), Fault> {
     let layout = &staged.layout;

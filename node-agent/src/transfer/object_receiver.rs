@@ -25,8 +25,8 @@ use crate::transfer::buffers::{Buffer, BufferShare};
 use crate::transfer::layout::{Item, Layout};
 use crate::transfer::message::{Builder, set_digest};
 use crate::transfer::placer::BlockWriter;
+use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::record::{Record, Records, SLOT_BYTES};
-use crate::transfer::staged_blocks::StagedBlocks;
 use crate::transfer::state::State;
 
 /// Buffers: one that is being written, and one for each message of 1 MiB that is read at a time. A store far
@@ -79,7 +79,7 @@ impl ObjectReceiver {
     /// disk already. `share` has two to [`BUFFERS`] buffers; requests run on `runtime`.
     pub(crate) fn new(
         attempt: &Arc<Attempt>,
-        staged: Arc<StagedBlocks>,
+        staged: Arc<ReceivedBlocks>,
         store: Arc<Store>,
         versions: Vec<Option<Version>>,
         share: BufferShare,
@@ -279,7 +279,7 @@ impl ObjectBlocks {
 /// The blocks on disk that are as they were read. All blocks, where they make up the digest that the job
 /// expects.
 fn held(
-    staged: &StagedBlocks,
+    staged: &ReceivedBlocks,
     ids: &[Option<VersionId>],
     record: &mut ObjectReadLog,
 ) -> Result<HashMap<(u32, u32), BlockDigest>, Fault> {
@@ -313,7 +313,7 @@ fn held(
 }
 
 /// The digest of all that is on disk, if that is everything.
-fn whole(staged: &StagedBlocks, blocks: &HashMap<(u32, u32), BlockDigest>) -> Option<Digest> {
+fn whole(staged: &ReceivedBlocks, blocks: &HashMap<(u32, u32), BlockDigest>) -> Option<Digest> {
     let manifest = &staged.layout.manifest;
     let mut digests = Vec::new();
     for (file, entry, _) in manifest.files() {

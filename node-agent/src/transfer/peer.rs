@@ -8,8 +8,8 @@ use weft_core::units::ConnectionId;
 use weft_engine::Snapshot;
 use weft_proto::agent::v1::{PeerProgress, Role};
 
-use crate::abort;
 use crate::config::ConfigSource;
+use crate::critical;
 use crate::fault::Fault;
 
 /// One connection of an attempt. Written by the thread that holds the connection.
@@ -46,24 +46,24 @@ impl Peer {
 
     /// It is in the engine.
     pub fn opened(&self, id: ConnectionId) {
-        abort::lock(&self.state).connection = Some(id);
+        critical::lock(&self.state).connection = Some(id);
     }
 
     /// It is about to leave the engine.
     pub fn closed(&self, snapshot: &Snapshot) {
         let last = self.stats(snapshot);
-        abort::lock(&self.state).last = Some(last);
+        critical::lock(&self.state).last = Some(last);
     }
 
     /// It failed; the first reason stays.
     pub fn failed(&self, fault: Fault) {
-        abort::lock(&self.state).fault.get_or_insert(fault);
+        critical::lock(&self.state).fault.get_or_insert(fault);
     }
 
     /// Why it failed, if it has.
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
-        abort::lock(&self.state).fault.clone()
+        critical::lock(&self.state).fault.clone()
     }
 
     /// Data bytes that reached the other end.
@@ -72,7 +72,7 @@ impl Peer {
     }
 
     fn stats(&self, snapshot: &Snapshot) -> Stats {
-        let state = abort::lock(&self.state);
+        let state = critical::lock(&self.state);
         let mut connections = snapshot.connections.iter();
         let open = connections.find(|open| Some(open.id) == state.connection);
         let stats = state.last.or(open.map(|open| open.stats));

@@ -12,15 +12,15 @@ use crate::files::{BlockDigest, DestinationFile, Digest};
 use crate::transfer::arrivals::ReceiveWindow;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::layout::Item;
+use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::record::{Record, Records};
-use crate::transfer::staged_blocks::StagedBlocks;
 use crate::transfer::state::State;
 
 /// Places one attempt's messages.
 #[derive(Debug)]
 pub(crate) struct BlockWriter {
     attempt: Arc<Attempt>,
-    staged: Arc<StagedBlocks>,
+    staged: Arc<ReceivedBlocks>,
     /// Where the messages come from, for error messages: a node or a store.
     from: String,
     /// Files of which something is missing: few, because messages come at most so far ahead.
@@ -41,7 +41,7 @@ pub(crate) struct Contents {
 
 impl BlockWriter {
     /// Nothing has come yet.
-    pub(crate) fn new(attempt: Arc<Attempt>, staged: Arc<StagedBlocks>, from: String) -> Self {
+    pub(crate) fn new(attempt: Arc<Attempt>, staged: Arc<ReceivedBlocks>, from: String) -> Self {
         Self {
             attempt,
             staged,

@@ -14,8 +14,8 @@ use crate::transfer::attempt::Attempt;
 use crate::transfer::buffers::{Buffer, BufferShare};
 use crate::transfer::peer::Peer;
 use crate::transfer::placer::BlockWriter;
+use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::signal::{self, ABORT_NOTICE_TIMEOUT, ABORTED, PING, PING_INTERVAL};
-use crate::transfer::staged_blocks::StagedBlocks;
 
 /// What a receiver works with.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct ReceiverConfig {
     /// The slots' part of the memory budget.
     pub share: BufferShare,
     /// What it fills.
-    pub staged: Arc<StagedBlocks>,
+    pub staged: Arc<ReceivedBlocks>,
     /// From the engine.
     pub events: crossbeam_channel::Receiver<Event>,
 }

@@ -10,8 +10,8 @@ use weft_identity::authority::Authority;
 use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, Overwrite};
 use weft_transfer::{
-    ConnectionPool, DestinationPhase, Endpoint, Job, LeaderContext, Object, Place, ReadSecret,
-    Refusal, Runner, Secret, Spec, Timing,
+    ConnectionPool, DestinationPhase, Endpoint, Failure, Job, LeaderContext, Object, Place,
+    ReadSecret, Runner, Secret, Spec, Timing,
 };
 
 use crate::objects::{INSECURE, PASSWORD, s3};
@@ -31,7 +31,7 @@ impl ReadSecret for Store {
         &'a self,
         namespace: &'a str,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<BTreeMap<String, Vec<u8>>, Refusal>> {
+    ) -> BoxFuture<'a, Result<BTreeMap<String, Vec<u8>>, Failure>> {
         assert_eq!((namespace, name), ("team-a", "store"));
         let value = |key: &str, value: &str| (key.to_owned(), value.as_bytes().to_vec());
         Box::pin(ready(Ok(BTreeMap::from([

@@ -29,7 +29,7 @@ use crate::{
 
 /// Controllers reconcile this often though nothing has happened: deadlines and silences are counted in
 /// seconds.
-pub(crate) const LOOK: Duration = Duration::from_secs(1);
+pub(crate) const TICK: Duration = Duration::from_secs(1);
 
 /// What the controllers work with.
 pub struct Context {

@@ -16,7 +16,7 @@ use tokio::{sync::watch, time::Instant};
 use self::agents::AgentTemplate;
 use super::{
     cache::Key,
-    controller::{Controller, LOOK, ReconcileContext, Setup},
+    controller::{Controller, ReconcileContext, Setup, TICK},
     kinds::Cache,
     membership::Membership,
 };
@@ -78,7 +78,7 @@ impl Controller for Fabrics {
         let around = round.cache.non_job_revision();
         let is_same = self
             .decided
-            .is_some_and(|(known, at)| known == around && round.elapsed < at + LOOK);
+            .is_some_and(|(known, at)| known == around && round.elapsed < at + TICK);
         let has_reports = self.reports.has_changed().unwrap_or(false);
         if is_same && !has_reports {
             return;

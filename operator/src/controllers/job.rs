@@ -35,7 +35,7 @@ use super::{
     backoff::Backoff,
     cache::{Key, uid},
     cluster::ClusterError,
-    controller::{Controller, LOOK, ReconcileContext, Setup},
+    controller::{Controller, ReconcileContext, Setup, TICK},
     kinds::Cache,
     request::{Change, Event, Object, Request},
     work_queue::WorkQueue,
@@ -105,7 +105,7 @@ impl Jobs {
             self.work_queue.add(key);
         }
         for work in self.works.values() {
-            if let Some(key) = work.news() {
+            if let Some(key) = work.unseen_change() {
                 self.work_queue.add(key.clone());
             }
         }
@@ -122,7 +122,10 @@ impl Jobs {
                 round.publish(&object, interrupted(wait));
             }
         }
-        if self.work_queue.is_for_all(round.cache.layout(), elapsed) {
+        if self
+            .work_queue
+            .is_for_all(round.cache.node_revision(), elapsed)
+        {
             for (key, _) in round.cache.jobs.iter() {
                 self.work_queue.add(key.clone());
             }
@@ -131,12 +134,12 @@ impl Jobs {
     }
 
     /// Does what was decided for this process to do. A transfer does not begin while requests for the job fail.
-    fn obey(&mut self, round: &ReconcileContext<'_>, key: Key, uid: String, order: Order) {
+    fn execute(&mut self, round: &ReconcileContext<'_>, key: Key, uid: String, order: Order) {
         let object = Object::of::<TransferJob>(key);
         let pool = &self.pool;
         let wake = Arc::clone(&self.wake);
         let work = match order {
-            Order::Begin(_) | Order::Withdraw { .. }
+            Order::Begin(_) | Order::CancelOrphan { .. }
                 if round.is_backing_off(&object)
                     || self.crashes.until(&uid, round.elapsed).is_some() =>
             {
@@ -154,26 +157,26 @@ impl Jobs {
                 );
                 Work::new(object.key, *transfer, None, pool, wake)
             }
-            Order::Withdraw { transfer, cleanup } => {
+            Order::CancelOrphan { transfer, cleanup } => {
                 Work::new(object.key, *transfer, Some(cleanup), pool, wake)
             }
-            Order::Meet { layout, who } => {
+            Order::UpdateMembers { revision, members } => {
                 if let Some(work) = self.works.get_mut(&uid) {
-                    work.meet(layout, who);
+                    work.update_members(revision, members);
                 }
-                // An attempt may be waiting for its permit.
+                // An attempt may wait until its number is recorded.
                 self.work_queue.add(object.key);
                 self.wake.notify_one();
                 return;
             }
-            Order::Look(secret) => return self.probes.probe(secret),
-            Order::Permit(attempt) => {
+            Order::ProbeSecret(secret) => return self.probes.probe(secret),
+            Order::AttemptRecorded(attempt) => {
                 if let Some(work) = self.works.get(&uid) {
-                    work.permit(attempt);
+                    work.attempt_recorded(attempt);
                 }
                 return;
             }
-            Order::Stop(cleanup) => {
+            Order::Cancel(cleanup) => {
                 if let Some(work) = self.works.get(&uid) {
                     work.stop(cleanup);
                 }
@@ -219,14 +222,14 @@ impl Controller for Jobs {
             };
             let uid = uid(job);
             let work = self.works.get_mut(&uid);
-            let met = work.as_ref().and_then(|work| work.met());
+            let seen_revision = work.as_ref().and_then(|work| work.seen_revision());
             let work = work.map(Work::snapshot);
             let decision = decide::decide(&decide::View {
                 job,
                 cache: round.cache,
                 membership: round.membership,
                 work: work.as_deref(),
-                met,
+                seen_revision,
                 reports: &reports,
                 queue: &self.queue,
                 leader_epoch: self.epoch,
@@ -246,9 +249,9 @@ impl Controller for Jobs {
         }
         for (key, uid, order) in orders {
             // Another look says whether it came to anything.
-            let soon = round.elapsed + LOOK;
+            let soon = round.elapsed + TICK;
             self.work_queue.add_at(&key, soon);
-            self.obey(round, key, uid, order);
+            self.execute(round, key, uid, order);
         }
         for key in self.queue.settle() {
             self.work_queue.add(key);
@@ -266,7 +269,7 @@ impl Controller for Jobs {
 
     fn answer(&self, query: Query, cache: &Cache, now: Timestamp) -> Option<Query> {
         let works = self.works.iter();
-        let snapshots = works.map(|(uid, work)| (uid.clone(), work.look()));
+        let snapshots = works.map(|(uid, work)| (uid.clone(), work.peek()));
         query(&query::Known {
             cache,
             snapshots: &snapshots.collect(),

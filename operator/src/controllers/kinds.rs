@@ -132,12 +132,11 @@ kinds! {
 impl Cache {
     /// A number that changes when anything but a job changes.
     pub(crate) fn non_job_revision(&self) -> u64 {
-        self.layout() + self.daemon_sets.revision()
+        self.node_revision() + self.daemon_sets.revision()
     }
 
-    /// A number that changes when the layout may have changed: which nodes there are, and how their agents
-    /// are reached.
-    pub(crate) fn layout(&self) -> u64 {
+    /// A number that changes when a node, a fabric or a namespace changes.
+    pub(crate) fn node_revision(&self) -> u64 {
         self.fabrics.revision()
             + self.fabric_nodes.revision()
             + self.nodes.revision()

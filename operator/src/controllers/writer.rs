@@ -44,7 +44,7 @@ impl Clock for RuntimeClock {
 
 /// The answer to a request.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct WriteResult {
     /// Who wanted it.
     pub(crate) owner: Owner,
     /// What was sent.
@@ -55,7 +55,7 @@ pub(crate) struct Answer {
 
 /// What has ended.
 enum Done {
-    Answer(Box<Answer>),
+    WriteResult(Box<WriteResult>),
     Event,
 }
 
@@ -139,7 +139,7 @@ impl Writer {
         match self.queue.take(next) {
             Some(Write::Request(owner, request)) => drop(self.in_flight.spawn(async move {
                 let result = cluster.send(&request).await;
-                Done::Answer(Box::new(Answer {
+                Done::WriteResult(Box::new(WriteResult {
                     owner,
                     request,
                     result,
@@ -154,7 +154,7 @@ impl Writer {
     }
 
     /// The next answer. Waits for ever while nothing is under way.
-    pub(crate) async fn answered(&mut self) -> Option<Answer> {
+    pub(crate) async fn answered(&mut self) -> Option<WriteResult> {
         let Some(answer) = self.in_flight.join_next().await else {
             return std::future::pending().await;
         };
@@ -168,7 +168,7 @@ impl Writer {
         };
         let now = self.start.elapsed();
         let answer = match answer {
-            Done::Answer(answer) => *answer,
+            Done::WriteResult(answer) => *answer,
             Done::Event => {
                 self.queue.event_published();
                 return None;

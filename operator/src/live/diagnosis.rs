@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use weft_crds::{Diagnosis, NodeFacts, Reach, live_api_version};
 use weft_proto::agent::v1::{self as agent, DiagnosePeer, DiagnoseRequest};
-use weft_transfer::{ConnectionPool, Endpoint, Refusal};
+use weft_transfer::{ConnectionPool, Endpoint, Failure};
 
 use crate::controllers::Neighbours;
 
@@ -19,7 +19,7 @@ pub(super) async fn of(
     neighbours: &Neighbours,
     pool: &ConnectionPool,
     leader_epoch: u64,
-) -> Result<Diagnosis, Refusal> {
+) -> Result<Diagnosis, Failure> {
     let pool = pool.of_fabric(&neighbours.fabric);
     let endpoint = Endpoint {
         node: node.to_owned(),

@@ -14,7 +14,7 @@ use kube::{
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
-use super::{LOOK, MANAGER};
+use super::{MANAGER, TICK};
 use crate::{
     api::call,
     lease::{LeaseStore, seize},
@@ -52,7 +52,7 @@ pub(super) async fn remove(client: &Client, board: impl LeaseStore) -> Result<us
                 0 => return Ok(count),
                 more => count += more,
             }
-            sleep(LOOK).await;
+            sleep(TICK).await;
         }
     };
     tokio::select! {

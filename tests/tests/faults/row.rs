@@ -28,7 +28,7 @@ use weft_proto::{
     },
 };
 use weft_sim::draw::Draw;
-use weft_transfer::{Destination, Job, LeaderContext, Refusal, Runner, Spec, Timing};
+use weft_transfer::{Destination, Failure, Job, LeaderContext, Runner, Spec, Timing};
 
 use crate::{
     TooLate,
@@ -531,11 +531,11 @@ pub(crate) fn prepare(
 }
 
 /// An agent's error, as the operator understands it.
-pub(crate) fn refusal(status: &tonic::Status) -> Refusal {
+pub(crate) fn refusal(status: &tonic::Status) -> Failure {
     let detail = ErrorDetail::decode(status.details()).unwrap();
     assert!(detail.remedy.len() >= REMEDY_BYTES, "{detail:?}");
     assert!(status.message().ends_with(&detail.remedy), "{detail:?}");
-    Refusal {
+    Failure {
         node: detail.node,
         reason: detail.reason,
         message: status.message().to_owned(),

@@ -1,6 +1,6 @@
 use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, Overwrite, ProgressResponse, StatResponse, State};
-use weft_transfer::{Answer, Call, Cleanup, LeaderContext, Place, Refusal, Spec, Timing};
+use weft_transfer::{Call, Cleanup, Failure, Input, LeaderContext, Place, Spec, Timing};
 
 use super::*;
 use crate::play::arguments::FaultKind;
@@ -50,15 +50,15 @@ fn running() -> Job {
     };
     let ok = |node: String| called(node, Call::Prepare);
     let mut job = Job::begin(spec).0;
-    let claimed = Answer::Claimed { attempt: 1 };
-    for answer in [Answer::Stat(Ok(found)), claimed, ok(node(1)), ok(node(2))] {
+    let claimed = Input::AttemptRecorded { attempt: 1 };
+    for answer in [Input::Stat(Ok(found)), claimed, ok(node(1)), ok(node(2))] {
         job = job.step(Duration::from_millis(100), answer).0;
     }
     job
 }
 
-fn called(node: String, call: Call) -> Answer {
-    Answer::Called {
+fn called(node: String, call: Call) -> Input {
+    Input::Called {
         node,
         attempt: 1,
         call,
@@ -74,7 +74,7 @@ fn cancel() -> Call {
 }
 
 fn report(job: Job, at_ms: u64, i: u32, report: ProgressResponse) -> Job {
-    let answer = Answer::Progress {
+    let answer = Input::Progress {
         node: node(i),
         attempt: 1,
         report: Box::new(report),
@@ -147,7 +147,7 @@ fn a_transfer_that_worked() {
 fn a_transfer_that_failed_at_one_node_and_was_over_before_a_fault() {
     let mut job = running();
     job = report(job, 450, 1, verified(1_500));
-    let full = Refusal {
+    let full = Failure {
         node: node(2),
         reason: "DiskFull".into(),
         message: "node node2: root data has 1 MB left: free some space".into(),

@@ -7,7 +7,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use weft_proto::agent::v1::{ProgressRequest, ProgressResponse, State};
 
 use super::Calling;
-use crate::{command::Answer, refusal::Refusal};
+use crate::{command::Input, failure::Failure};
 
 /// Within one report interval, the newest report is forwarded at most this many times. A report has the whole
 /// state, so an older one that was not forwarded is not needed.
@@ -27,7 +27,7 @@ const PEERS_MAX: usize = 64;
 
 impl Calling {
     /// Passes on what a node reports, until the stream ends.
-    pub(super) async fn follow(&self, node: &str, attempt: u32) -> Result<(), Refusal> {
+    pub(super) async fn follow(&self, node: &str, attempt: u32) -> Result<(), Failure> {
         let report = self.spec.timing.report;
         let request = ProgressRequest {
             job: self.job(node, attempt),
@@ -80,7 +80,7 @@ impl Calling {
         let Some(report) = report else {
             return true;
         };
-        self.answer(Answer::Progress {
+        self.answer(Input::Progress {
             node: node.to_owned(),
             attempt,
             report: Box::new(report),

@@ -53,7 +53,7 @@ async fn following(node: &StandIn, authority: Arc<Authority>, report: Duration) 
 }
 
 struct Heard {
-    heard: UnboundedReceiver<Box<Answer>>,
+    heard: UnboundedReceiver<Box<Input>>,
     /// Ends with this.
     tasks: JoinSet<()>,
 }
@@ -63,7 +63,7 @@ impl Heard {
     async fn next(&mut self) -> u64 {
         assert!(!self.tasks.is_empty());
         match *self.heard.recv().await.unwrap() {
-            Answer::Progress { report, .. } => report.bytes,
+            Input::Progress { report, .. } => report.bytes,
             other => panic!("{other:?}"),
         }
     }

@@ -7,10 +7,10 @@ use weft_proto::agent::v1::{ProgressResponse, Role, State as PartState};
 
 use super::{Job, State};
 use crate::{
-    attempt::{Attempt, Run},
+    attempt::{Attempt, MemberState},
     command::{Call, Cleanup, Command},
     destinations::DestinationPhase,
-    refusal::Refusal,
+    failure::Failure,
     spec::is_local,
 };
 
@@ -29,7 +29,7 @@ impl Job {
 
     pub(super) fn begin_attempt(&mut self) {
         self.attempt += 1;
-        self.progress_before = self.destinations.progress_total();
+        self.progress_before = self.destinations.progress_mark();
         let waiting = self.destinations.remaining();
         for node in &waiting {
             self.command(node, Call::Prepare);
@@ -40,7 +40,7 @@ impl Job {
         };
     }
 
-    pub(super) fn on_prepared(&mut self, node: &str, result: Result<(), Refusal>) {
+    pub(super) fn on_prepared(&mut self, node: &str, result: Result<(), Failure>) {
         let State::Preparing { waiting, ready } = &mut self.state else {
             return;
         };
@@ -50,24 +50,24 @@ impl Job {
         let all_answered = waiting.is_empty();
         match result {
             Ok(()) => ready.push(node.to_owned()),
-            Err(refusal) => self.on_not_ready(node, refusal),
+            Err(failure) => self.on_not_ready(node, failure),
         }
         if all_answered {
             self.start_attempt();
         }
     }
 
-    fn on_not_ready(&mut self, node: &str, mut refusal: Refusal) {
+    fn on_not_ready(&mut self, node: &str, mut failure: Failure) {
         let before = self.destinations.retrying(node);
         if self.spec.timing.gives_up_unreached
-            && refusal.is_before_contact()
-            && before.is_some_and(Refusal::is_before_contact)
+            && failure.is_before_contact()
+            && before.is_some_and(Failure::is_before_contact)
         {
-            refusal.retriable = false;
+            failure.retriable = false;
         }
         // Another agent, or another listing of the source, may send a better manifest.
-        refusal.retriable |= refusal.is_manifest_error();
-        self.destinations.refuse(node, refusal);
+        failure.retriable |= failure.is_manifest_error();
+        self.destinations.refuse(node, failure);
     }
 
     fn start_attempt(&mut self) {
@@ -77,7 +77,7 @@ impl Job {
         let ready = std::mem::take(ready);
         self.choose_other_holder(&ready);
         if ready.is_empty() {
-            return self.next_attempt(false);
+            return self.wait_or_finish(false);
         }
         self.choose_reader(&ready);
         let is_alone = |node: &String| is_local(node) || self.reads(node);
@@ -94,8 +94,8 @@ impl Job {
                 Err(error) => {
                     let (reason, message) = (error.reason(), error.to_string());
                     let node = &self.spec.source.node;
-                    let refusal = Refusal::reported(node, reason, &message, false);
-                    self.destinations.fail_remaining(&refusal);
+                    let failure = Failure::reported(node, reason, &message, false);
+                    self.destinations.fail_remaining(&failure);
                     return self.finish();
                 }
             }
@@ -120,15 +120,15 @@ impl Job {
     /// Where a destination could not use the manifest that it was sent, one that is ready has a good one.
     fn choose_other_holder(&mut self, ready: &[String]) {
         let remaining = self.destinations.remaining();
-        let mut refusals = remaining
+        let mut failures = remaining
             .iter()
             .filter_map(|node| self.destinations.retrying(node));
-        if refusals.any(Refusal::is_manifest_error) {
+        if failures.any(Failure::is_manifest_error) {
             self.other_holder = ready.iter().find(|node| !is_local(node)).cloned();
         }
     }
 
-    pub(super) fn on_started(&mut self, node: &str, result: Result<(), Refusal>) {
+    pub(super) fn on_started(&mut self, node: &str, result: Result<(), Failure>) {
         let State::Running(attempt) = &mut self.state else {
             return;
         };
@@ -137,9 +137,9 @@ impl Job {
                 attempt.started(node);
                 self.command(node, Call::Follow);
             }
-            Err(refusal) => {
-                attempt.stopped(node, refusal);
-                attempt.silent(node, true);
+            Err(failure) => {
+                attempt.stopped(node, failure);
+                attempt.stream_ended(node, true);
             }
         }
         self.proceed();
@@ -155,16 +155,16 @@ impl Job {
         | State::AwaitingFinalReports { attempt, .. } = &mut self.state
         {
             let (reason, message) = (&report.reason, &report.message);
-            let refusal = Refusal::reported(node, reason, message, report.retriable);
+            let failure = Failure::reported(node, reason, message, report.retriable);
             match report.state() {
                 PartState::Verified => attempt.verified(node),
-                PartState::Failed if !refusal.is_cancelled() => attempt.stopped(node, refusal),
+                PartState::Failed if !failure.is_cancelled() => attempt.stopped(node, failure),
                 _ => {}
             }
             for peer in &report.peers {
                 if peer.failed && peer.role() == Role::Child {
                     let (reason, message) = (&peer.reason, &peer.message);
-                    let lost = Refusal::reported(&peer.node, reason, message, peer.retriable);
+                    let lost = Failure::reported(&peer.node, reason, message, peer.retriable);
                     attempt.cut_off(&peer.node, lost);
                 }
             }
@@ -180,21 +180,21 @@ impl Job {
         self.proceed();
     }
 
-    pub(super) fn on_follow_ended(&mut self, node: &str, result: Result<(), Refusal>) {
+    pub(super) fn on_follow_ended(&mut self, node: &str, result: Result<(), Failure>) {
         let (State::Running(attempt)
         | State::Cancelling { attempt, .. }
         | State::AwaitingFinalReports { attempt, .. }) = &mut self.state
         else {
             return;
         };
-        attempt.silent(node, result.is_err());
+        attempt.stream_ended(node, result.is_err());
         if matches!(
-            attempt.run(node),
-            Some(Run::Starting | Run::Moving | Run::CutOff(_))
+            attempt.state(node),
+            Some(MemberState::Starting | MemberState::Moving | MemberState::CutOff(_))
         ) {
             let stopped = || {
                 let message = format!("node {node}: its agent was stopped; start it again");
-                Refusal::reported(node, "AgentStopped", &message, true)
+                Failure::reported(node, "AgentStopped", &message, true)
             };
             attempt.stopped(node, result.err().unwrap_or_else(stopped));
         }
@@ -222,7 +222,7 @@ impl Job {
                 self.cancel(&waiting, Cleanup::Nothing, false);
                 self.state = State::Cancelling { attempt, waiting };
             }
-            State::AwaitingFinalReports { attempt, .. } if attempt.all_silent() => {
+            State::AwaitingFinalReports { attempt, .. } if attempt.all_streams_ended() => {
                 self.settled();
             }
             _ => {}
@@ -234,22 +234,22 @@ impl Job {
         if self.destinations.remaining().is_empty() {
             self.finish();
         } else {
-            self.next_attempt(false);
+            self.wait_or_finish(false);
         }
     }
 
     /// An attempt has ended everywhere: waits for the next one, or ends the job.
-    pub(super) fn next_attempt(&mut self, is_uncounted: bool) {
-        if self.destinations.progress_total() > self.progress_before {
+    pub(super) fn wait_or_finish(&mut self, is_uncounted: bool) {
+        if self.destinations.progress_mark() > self.progress_before {
             (self.failures, self.uncounted_failures) = (0, 0);
         } else if !is_uncounted {
             let remaining = self.destinations.remaining();
-            let refusals = remaining
+            let failures = remaining
                 .iter()
                 .filter_map(|node| self.destinations.retrying(node));
-            let mut refusals = refusals.peekable();
+            let mut failures = failures.peekable();
             let is_excused =
-                refusals.peek().is_some() && refusals.all(|refusal| self.is_excused(refusal));
+                failures.peek().is_some() && failures.all(|failure| self.is_excused(failure));
             self.count_failure(is_excused);
         }
         if self.is_limit_exceeded() {

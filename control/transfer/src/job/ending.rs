@@ -6,10 +6,10 @@ use weft_proto::agent::v1::State as PartState;
 
 use super::{Job, State};
 use crate::{
-    attempt::{Attempt, Run},
+    attempt::{Attempt, MemberState},
     command::{Call, Cleanup},
+    failure::{Failure, SENDER_LOST},
     phase::End,
-    refusal::{Refusal, SENDER_LOST},
 };
 
 impl Job {
@@ -17,7 +17,7 @@ impl Job {
         &mut self,
         node: &str,
         cleanup: Cleanup,
-        result: &Result<(), Refusal>,
+        result: &Result<(), Failure>,
     ) {
         let may_have_files = self.may_have_files(node);
         match &mut self.state {
@@ -31,8 +31,8 @@ impl Job {
             // A Cancel that removes less was sent before the end.
             State::Ending { end, .. } if cleanup < end.cleanup() => {}
             State::Ending { end, waiting } => {
-                if let Err(refusal) = result
-                    && refusal.may_not_have_arrived()
+                if let Err(failure) = result
+                    && failure.is_worth_repeating()
                     && may_have_files
                     && waiting.contains(node)
                 {
@@ -50,44 +50,44 @@ impl Job {
     /// Records what the attempt left at its nodes, and decides which node sends in the next one.
     fn end_attempt(&mut self, attempt: &Attempt) {
         let has_failed_to_send = self.close(attempt);
-        let has_gained = self.destinations.progress_total() > self.progress_before;
+        let has_gained = self.destinations.progress_mark() > self.progress_before;
         if has_gained {
             self.failed_senders.clear();
         }
         let mut is_uncounted = false;
-        if has_failed_to_send && (self.stored.is_some() || !has_gained) {
+        if has_failed_to_send && (self.paused_object.is_some() || !has_gained) {
             self.failed_senders.insert(self.spec.source.node.clone());
             let remaining = self.destinations.remaining();
-            let takes_part = |node: &str| remaining.contains(node) && attempt.run(node).is_some();
-            is_uncounted = self.stored.is_some() || self.is_reader_left(takes_part);
+            let takes_part = |node: &str| remaining.contains(node) && attempt.state(node).is_some();
+            is_uncounted = self.paused_object.is_some() || self.is_reader_left(takes_part);
             self.use_next_reader();
         }
-        self.next_attempt(is_uncounted);
+        self.wait_or_finish(is_uncounted);
     }
 
     /// Records what the attempt left at its nodes; whether another node should send in the next one.
     fn close(&mut self, attempt: &Attempt) -> bool {
         let mut is_the_senders = self.has_failed_to_send(attempt);
-        let source = match attempt.run(attempt.source()) {
-            Some(Run::Stopped(refusal)) => Some(refusal),
+        let source = match attempt.state(attempt.source()) {
+            Some(MemberState::Stopped(failure)) => Some(failure),
             _ => None,
         };
         for node in self.destinations.remaining() {
-            match attempt.run(&node) {
-                Some(Run::Stopped(refusal) | Run::CutOff(refusal)) => {
-                    let mut refusal = refusal.clone();
-                    if self.is_sender_error(&node, &refusal) {
+            match attempt.state(&node) {
+                Some(MemberState::Stopped(failure) | MemberState::CutOff(failure)) => {
+                    let mut failure = failure.clone();
+                    if self.is_sender_error(&node, &failure) {
                         is_the_senders = true;
-                        refusal.retriable = true;
+                        failure.retriable = true;
                     }
-                    self.destinations.refuse(&node, refusal);
+                    self.destinations.refuse(&node, failure);
                 }
                 Some(_) => {
                     let cause = source.map_or("a node between it and the source failed", |it| {
                         it.message.as_str()
                     });
                     let message = format!("node {node} has no sender any more: {cause}");
-                    let lost = Refusal::reported(&node, SENDER_LOST, &message, true);
+                    let lost = Failure::reported(&node, SENDER_LOST, &message, true);
                     self.destinations.refuse(&node, lost);
                 }
                 // It was not ready.
@@ -97,21 +97,21 @@ impl Job {
         if let Some(fault) = self.source_fault() {
             self.destinations.fail_remaining(&fault);
         }
-        if let Some(refusal) = source
+        if let Some(failure) = source
             && self.destinations.source.state() != PartState::Failed
-            && self.is_final_for_all(refusal)
+            && self.is_final_for_all(failure)
         {
-            self.destinations.fail_remaining(&refusal.clone());
+            self.destinations.fail_remaining(&failure.clone());
         }
         is_the_senders
     }
 
     /// The source's own failure, where no receiver of it explains it.
-    pub fn source_fault(&self) -> Option<Refusal> {
+    pub fn source_fault(&self) -> Option<Failure> {
         let source = &self.destinations.source;
         let is_explained = source.peers.iter().any(|peer| peer.failed);
         let node = &self.spec.source.node;
-        let fault = Refusal::reported(node, &source.reason, &source.message, source.retriable);
+        let fault = Failure::reported(node, &source.reason, &source.message, source.retriable);
         let has_failed = source.state() == PartState::Failed;
         (has_failed && !is_explained && self.is_final_for_all(&fault)).then_some(fault)
     }

@@ -4,7 +4,7 @@
 use weft_planner::{Part, Plan, PlanError, Request, plan};
 
 use super::Job;
-use crate::refusal::SENDER_LOST;
+use crate::failure::SENDER_LOST;
 
 /// After so many attempts in a row that brought nothing, a node at which they ended sends to no other node.
 const LEAF_AFTER: u32 = 2;
@@ -26,9 +26,9 @@ impl Job {
     /// an agent with other settings than its sender, only receive: they would cut off the nodes behind them.
     pub(super) fn parts_for(&mut self, ready: Vec<String>) -> Result<Vec<Part>, PlanError> {
         let is_leaf = |node: &String| {
-            let refusal = self.destinations.retrying(node);
+            let failure = self.destinations.retrying(node);
             self.failures >= LEAF_AFTER
-                && refusal.is_some_and(|refusal| refusal.reason != SENDER_LOST)
+                && failure.is_some_and(|failure| failure.reason != SENDER_LOST)
         };
         let (mut leaves, mut others): (Vec<_>, Vec<_>) = ready.into_iter().partition(is_leaf);
         if others.is_empty() {

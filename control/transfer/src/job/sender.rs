@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::Job;
 use crate::{
-    attempt::{Attempt, Run},
+    attempt::{Attempt, MemberState},
+    failure::Failure,
     object::{Object, is_access_error, is_store_error},
-    refusal::Refusal,
     spec::{Listing, Place},
 };
 
@@ -96,7 +96,7 @@ impl Job {
     /// Takes a verified copy as the source of the next attempt: while there is a good one, no node asks the
     /// store again.
     pub(super) fn choose_copy(&mut self) {
-        if let Some(PausedObject { object, listing }) = self.stored.take() {
+        if let Some(PausedObject { object, listing }) = self.paused_object.take() {
             Arc::make_mut(&mut self.spec).object = Some(object);
             self.listing = Some(listing);
             if self.failed_senders.contains(&self.spec.source.node) {
@@ -120,7 +120,7 @@ impl Job {
         let spec = Arc::make_mut(&mut self.spec);
         spec.expect = digest.unwrap_or_default();
         if let (Some(object), Some(listing)) = (spec.object.take(), self.listing.take()) {
-            self.stored = Some(PausedObject { object, listing });
+            self.paused_object = Some(PausedObject { object, listing });
         }
         self.send_from(place);
     }
@@ -133,25 +133,28 @@ impl Job {
             .peers
             .iter()
             .any(|peer| peer.failed);
-        match attempt.run(attempt.source()) {
-            Some(Run::Stopped(refusal)) if !refusal.is_cancelled() => {
-                self.stored.is_some() && !is_explained
-                    || self.spec.object.is_some() && is_access_error(&refusal.reason)
+        match attempt.state(attempt.source()) {
+            Some(MemberState::Stopped(failure)) if !failure.is_cancelled() => {
+                self.paused_object.is_some() && !is_explained
+                    || self.spec.object.is_some() && is_access_error(&failure.reason)
             }
             _ => false,
         }
     }
 
     /// What this destination reports is the sender's fault: another sender may give it the bytes.
-    pub(super) fn is_sender_error(&self, node: &str, refusal: &Refusal) -> bool {
-        self.stored.is_some() && refusal.reason == EXPECT_MISMATCH
-            || self.reads(node) && is_access_error(&refusal.reason)
+    pub(super) fn is_sender_error(&self, node: &str, failure: &Failure) -> bool {
+        self.paused_object.is_some() && failure.reason == EXPECT_MISMATCH
+            || self.reads(node) && is_access_error(&failure.reason)
     }
 
     /// No other attempt could change what the source reports. A reader's own fault is its own, and so is a
     /// copy's: another destination reads or sends then.
-    pub(super) fn is_final_for_all(&self, refusal: &Refusal) -> bool {
-        let is_everybodys = self.spec.object.is_none() || is_store_error(&refusal.reason);
-        is_everybodys && self.stored.is_none() && !refusal.retriable && !refusal.is_cancelled()
+    pub(super) fn is_final_for_all(&self, failure: &Failure) -> bool {
+        let is_everybodys = self.spec.object.is_none() || is_store_error(&failure.reason);
+        is_everybodys
+            && self.paused_object.is_none()
+            && !failure.retriable
+            && !failure.is_cancelled()
     }
 }

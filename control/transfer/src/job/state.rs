@@ -12,7 +12,7 @@ pub(super) enum State {
     /// Before the next Stat.
     Waiting { until: Duration },
     /// The next attempt's number is being recorded.
-    Claiming,
+    RecordingAttempt,
     /// Prepare was sent to all destinations that are left.
     Preparing {
         /// They have not answered yet.

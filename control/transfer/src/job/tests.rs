@@ -6,7 +6,7 @@ use weft_proto::agent::v1::{Algorithm, Overwrite, PeerProgress, Role, State};
 use super::*;
 use crate::{
     destinations::DestinationPhase,
-    refusal::{NEVER_REACHED, UNREACHABLE},
+    failure::{NEVER_REACHED, UNREACHABLE},
     spec::{LeaderContext, Place, Timing},
     tls::CONNECT_WITHIN,
 };
@@ -27,7 +27,7 @@ struct World {
     /// Whether a call of one of them may be made again.
     is_retriable: bool,
     /// What nodes answer to Stat, where that is not one file as it always was.
-    listings: BTreeMap<String, Result<StatResponse, Refusal>>,
+    listings: BTreeMap<String, Result<StatResponse, Failure>>,
     /// Commands that were carried out since the last look.
     log: Vec<String>,
     pending: VecDeque<Command>,
@@ -44,8 +44,8 @@ fn cancel(cleanup: Cleanup) -> Call {
     }
 }
 
-fn called(node: &str, attempt: u32, call: Call, result: Result<(), Refusal>) -> Answer {
-    Answer::Called {
+fn called(node: &str, attempt: u32, call: Call, result: Result<(), Failure>) -> Input {
+    Input::Called {
         node: node.to_owned(),
         attempt,
         call,
@@ -53,8 +53,8 @@ fn called(node: &str, attempt: u32, call: Call, result: Result<(), Refusal>) -> 
     }
 }
 
-fn stop(discard: bool) -> Answer {
-    Answer::Cancel(cleanup(discard))
+fn stop(discard: bool) -> Input {
+    Input::Cancel(cleanup(discard))
 }
 
 fn cleanup(discard: bool) -> Cleanup {
@@ -78,8 +78,8 @@ fn name(node: u32) -> String {
     format!("node{node}")
 }
 
-fn refusal(node: &str, reason: &str, retriable: bool) -> Refusal {
-    Refusal {
+fn failure(node: &str, reason: &str, retriable: bool) -> Failure {
+    Failure {
         node: node.to_owned(),
         reason: reason.to_owned(),
         message: format!("node {node}: {reason}"),
@@ -160,7 +160,7 @@ impl World {
         Self::of(nodes, Strategy::Chain)
     }
 
-    fn answer(&mut self, answer: Answer) {
+    fn answer(&mut self, answer: Input) {
         let (job, commands) = self.job.clone().step(self.now, answer);
         self.job = job;
         self.pending.extend(commands);
@@ -172,7 +172,7 @@ impl World {
             let mut reach = |node: &str| {
                 if self.dead.contains(node) {
                     self.now += self.death.0;
-                    Err(refusal(node, self.death.1, self.is_retriable))
+                    Err(failure(node, self.death.1, self.is_retriable))
                 } else {
                     Ok(())
                 }
@@ -187,9 +187,11 @@ impl World {
                     let listed = self.listings.get(&source).cloned();
                     let listed = listed.unwrap_or_else(|| Ok(found()));
                     let result = reach(&source).and(listed);
-                    self.answer(Answer::Stat(result));
+                    self.answer(Input::Stat(result));
                 }
-                Command::Claim { attempt } => self.answer(Answer::Claimed { attempt }),
+                Command::RecordAttempt { attempt } => {
+                    self.answer(Input::AttemptRecorded { attempt })
+                }
                 Command::Call {
                     node,
                     attempt,
@@ -219,7 +221,7 @@ impl World {
                     self.repeated += repeats;
                     let mut result = reach(&node);
                     if call == Call::Prepare && self.bad_lists.contains(&node) {
-                        result = Err(refusal(&node, "PeerFaulty", false));
+                        result = Err(failure(&node, "PeerFaulty", false));
                     }
                     self.answer(called(&node, attempt, call, result));
                 }
@@ -236,7 +238,7 @@ impl World {
         };
         change(&mut report);
         let attempt = self.job.attempt();
-        self.answer(Answer::Progress {
+        self.answer(Input::Progress {
             node: name(node),
             attempt,
             report: Box::new(report),
@@ -251,14 +253,14 @@ impl World {
         });
     }
 
-    fn ends(&mut self, node: u32, result: Result<(), Refusal>) {
+    fn ends(&mut self, node: u32, result: Result<(), Failure>) {
         let attempt = self.job.attempt();
         self.answer(called(&name(node), attempt, Call::Follow, result));
     }
 
     fn dies(&mut self, node: u32) {
         self.dead.insert(name(node));
-        self.ends(node, Err(refusal(&name(node), "NodeUnreachable", true)));
+        self.ends(node, Err(failure(&name(node), "NodeUnreachable", true)));
     }
 
     fn all_verify(&mut self, nodes: std::ops::Range<u32>) {
@@ -275,7 +277,7 @@ impl World {
         let until = self.job.wake_at().expect("it wants to be woken");
         let rest = until - self.now;
         self.now = until;
-        self.answer(Answer::Woken);
+        self.answer(Input::Woken);
         rest
     }
 
@@ -291,8 +293,8 @@ impl World {
 
     fn reason(&self, node: u32) -> &str {
         match self.phase(node) {
-            DestinationPhase::Failed(refusal) | DestinationPhase::Retrying(refusal) => {
-                &refusal.reason
+            DestinationPhase::Failed(failure) | DestinationPhase::Retrying(failure) => {
+                &failure.reason
             }
             DestinationPhase::Pending => "",
             DestinationPhase::Verified { .. } => "Verified",
@@ -355,7 +357,7 @@ fn a_relay_that_dies_and_comes_back_is_in_the_next_attempt_of_the_same_job() {
     assert_eq!(
         world.rests(),
         Timing::INTERACTIVE.backoff,
-        "40 bytes were progress_total"
+        "40 bytes were moved"
     );
     assert_eq!(
         world.log(),
@@ -575,17 +577,19 @@ fn a_source_that_is_another_one_at_the_next_attempt_fails_what_is_left() {
 #[test]
 fn an_agent_that_has_lost_the_list_is_asked_to_list_again() {
     let (mut job, _) = Job::begin(World::chain(2).job.spec().clone());
-    job = job.step(Duration::ZERO, Answer::Stat(Ok(found()))).0;
-    job = job.step(Duration::ZERO, Answer::Claimed { attempt: 1 }).0;
+    job = job.step(Duration::ZERO, Input::Stat(Ok(found()))).0;
+    job = job
+        .step(Duration::ZERO, Input::AttemptRecorded { attempt: 1 })
+        .0;
     let lost = called(
         &name(1),
         1,
         Call::Prepare,
-        Err(refusal(&name(1), "PeerRefused", true)),
+        Err(failure(&name(1), "PeerRefused", true)),
     );
     job = job.step(Duration::ZERO, lost).0;
     let at = job.wake_at().unwrap();
-    let commands = job.step(at, Answer::Woken).1;
+    let commands = job.step(at, Input::Woken).1;
     assert_eq!(
         commands,
         [Command::Stat {
@@ -657,7 +661,7 @@ fn answers_about_an_earlier_attempt_change_nothing_but_the_counts() {
         chunks_sent: 9,
         ..ProgressResponse::default()
     };
-    world.answer(Answer::Progress {
+    world.answer(Input::Progress {
         node: name(0),
         attempt: 1,
         report: Box::new(report),
@@ -672,7 +676,7 @@ fn answers_about_an_earlier_attempt_change_nothing_but_the_counts() {
 #[test]
 fn a_source_out_of_reach_is_asked_again_and_one_that_says_no_is_not() {
     let (job, _) = Job::begin(World::chain(2).job.spec().clone());
-    let no = |retriable| Answer::Stat(Err(refusal("node0", "SourceMissing", retriable)));
+    let no = |retriable| Input::Stat(Err(failure("node0", "SourceMissing", retriable)));
     let (refused, commands) = job.clone().step(Duration::ZERO, no(false));
     assert!(refused.is_over() && !refused.is_complete() && commands.is_empty());
 
@@ -680,7 +684,7 @@ fn a_source_out_of_reach_is_asked_again_and_one_that_says_no_is_not() {
     for _ in 0..3 {
         let rest = job.step(Duration::ZERO, no(true)).0;
         let until = rest.wake_at().unwrap();
-        let (asking, commands) = rest.step(until, Answer::Woken);
+        let (asking, commands) = rest.step(until, Input::Woken);
         assert_eq!(
             commands,
             [Command::Stat {
@@ -718,7 +722,7 @@ fn agents_of_a_job_that_ends_are_told_what_to_remove() {
     ] {
         let mut world = World::chain(2);
         world.log();
-        world.answer(Answer::Cancel(cleanup));
+        world.answer(Input::Cancel(cleanup));
         assert_eq!(world.log(), format!("{how} node0 #1\n{how} node1 #1"));
         assert_eq!(world.job.end(), Some(End::Cancelled(cleanup)));
     }
@@ -750,13 +754,13 @@ fn a_successor_counts_on_and_may_withdraw_what_it_did_not_begin() {
             manifest_digest: None
         }]
     );
-    let (job, commands) = job.step(Duration::ZERO, Answer::Stat(Ok(found())));
-    assert_eq!(commands, [Command::Claim { attempt: 5 }]);
-    assert_eq!((job.attempt(), job.claims()), (4, Some(5)));
+    let (job, commands) = job.step(Duration::ZERO, Input::Stat(Ok(found())));
+    assert_eq!(commands, [Command::RecordAttempt { attempt: 5 }]);
+    assert_eq!((job.attempt(), job.unrecorded_attempt()), (4, Some(5)));
     // Nothing is asked of a destination before that is written down.
-    let (job, commands) = job.step(Duration::ZERO, Answer::Claimed { attempt: 4 });
+    let (job, commands) = job.step(Duration::ZERO, Input::AttemptRecorded { attempt: 4 });
     assert_eq!((commands, job.attempt()), (vec![], 4));
-    let (job, commands) = job.step(Duration::ZERO, Answer::Claimed { attempt: 5 });
+    let (job, commands) = job.step(Duration::ZERO, Input::AttemptRecorded { attempt: 5 });
     let prepare = |node: u32| Command::Call {
         node: name(node),
         attempt: 5,
@@ -823,7 +827,7 @@ fn attempts_that_fail_for_a_pending_configuration_do_not_count_towards_the_backo
     let mut world = World::chain(2);
     let members = |configuration_pending| {
         let spec = World::chain(2).job.spec().clone();
-        Answer::Members(Box::new(MembershipUpdate {
+        Input::Members(Box::new(MembershipUpdate {
             destinations: spec.destinations,
             topology: spec.topology,
             payload_share: spec.payload_share,

@@ -13,7 +13,7 @@ use weft_proto::agent::v1::{CancelRequest, CancelResponse, ProgressRequest, Prog
 
 use super::*;
 use crate::{
-    refusal::{Refusal, is_of_connection},
+    failure::{Failure, is_of_connection},
     tests::stand_in::StandIn,
     tls::CONNECT_WITHIN,
 };
@@ -25,7 +25,7 @@ fn authority() -> Arc<Authority> {
     Arc::new(Authority::new("lab").unwrap())
 }
 
-async fn cancel(agent: &Agent) -> Result<(), Refusal> {
+async fn cancel(agent: &Agent) -> Result<(), Failure> {
     let request = CancelRequest::default();
     let call = agent.call(&request, |mut client, request| async move {
         client.cancel(request).await
@@ -178,9 +178,9 @@ async fn an_agent_that_a_caller_has_reached_is_unreachable_for_all_callers() {
     node.kill().await;
     let later = pool.agent(&node.endpoint);
     for _ in 0..2 {
-        let refusal = cancel(&later).await.unwrap_err();
-        assert_eq!(refusal.reason, "NodeUnreachable");
-        assert!(refusal.retriable && !refusal.is_before_contact());
+        let failure = cancel(&later).await.unwrap_err();
+        assert_eq!(failure.reason, "NodeUnreachable");
+        assert!(failure.retriable && !failure.is_before_contact());
     }
     node.restart(&authority).await;
     cancel(&later).await.unwrap();
@@ -189,8 +189,8 @@ async fn an_agent_that_a_caller_has_reached_is_unreachable_for_all_callers() {
         node: "n2".to_owned(),
         ..node.endpoint.clone()
     };
-    let refusal = cancel(&pool.agent(&other)).await.unwrap_err();
-    assert_eq!(refusal.reason, "NodeNeverReached");
+    let failure = cancel(&pool.agent(&other)).await.unwrap_err();
+    assert_eq!(failure.reason, "NodeNeverReached");
 }
 
 #[tokio::test]
@@ -209,12 +209,12 @@ async fn an_address_that_is_none_is_a_refusal_of_its_node() {
             node: "n1".to_owned(),
             address: address.to_owned(),
         };
-        let refusal = cancel(&pool.agent(&endpoint)).await.unwrap_err();
+        let failure = cancel(&pool.agent(&endpoint)).await.unwrap_err();
         assert_eq!(
-            (&*refusal.node, &*refusal.reason),
+            (&*failure.node, &*failure.reason),
             ("n1", "AddressUnusable")
         );
-        assert!(refusal.message.contains(address) && refusal.is_before_contact());
+        assert!(failure.message.contains(address) && failure.is_before_contact());
     }
 }
 

@@ -34,12 +34,12 @@ async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds()
     // Stat alone would be waited for for 2 minutes.
     assert!(runner.now() < Duration::from_secs(10), "{:?}", runner.now());
     let phase = runner.job().destinations().next().unwrap().phase.clone();
-    let DestinationPhase::Failed(refusal) = phase else {
+    let DestinationPhase::Failed(failure) = phase else {
         panic!("{phase:?}");
     };
-    assert_eq!(refusal.reason, "NodeNeverReached");
+    assert_eq!(failure.reason, "NodeNeverReached");
     assert_eq!(
-        refusal.message,
+        failure.message,
         format!(
             "node n0 at {address} does not answer (no connection within 1.5s): check that \
              its agent runs and that the management network lets this port through"

@@ -35,7 +35,7 @@ use weft_transfer::{Cleanup, End, Endpoint, MembershipUpdate};
 /// Progress is written when what is written is so old …
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);
 /// … and this part of all bytes has moved since: 1 %.
-const PROGRESS_PART: i64 = 100;
+const PROGRESS_PARTS: i64 = 100;
 
 /// What a job is decided from.
 pub(crate) struct View<'a> {
@@ -47,8 +47,8 @@ pub(crate) struct View<'a> {
     pub(crate) membership: &'a Membership,
     /// The snapshot of the job's running transfer.
     pub(crate) work: Option<&'a Snapshot>,
-    /// The layout of the cache that the work has last been told of.
-    pub(crate) met: Option<u64>,
+    /// The node revision of the cache that the transfer has last been told of.
+    pub(crate) seen_revision: Option<u64>,
     /// What agents say of their nodes.
     pub(crate) reports: &'a BTreeMap<String, NodeState>,
     /// Which jobs may begin.
@@ -65,27 +65,27 @@ pub(crate) struct View<'a> {
 #[derive(Debug, Clone)]
 pub(crate) enum Order {
     /// See whether this Secret can be read: the job waits for that.
-    Look(Key),
+    ProbeSecret(Key),
     /// Move the bytes.
     Begin(Box<Transfer>),
     /// Tell the agents that it is over; nobody here is working at it.
-    Withdraw {
+    CancelOrphan {
         /// The agents, and the transfer that is over.
         transfer: Box<Transfer>,
         /// What goes there.
         cleanup: Cleanup,
     },
-    /// The cache has another layout: who is to have a copy by now, where that can be said.
-    Meet {
-        /// Which layout.
-        layout: u64,
-        /// Who, and how they are reached.
-        who: Option<Box<(MembershipUpdate, Vec<Endpoint>)>>,
+    /// The nodes have changed: the destinations as they are now, where that can be said.
+    UpdateMembers {
+        /// The revision of the nodes that this is of.
+        revision: u64,
+        /// The destinations, and how they are reached.
+        members: Option<Box<(MembershipUpdate, Vec<Endpoint>)>>,
     },
     /// An attempt of this number may begin: it is written down.
-    Permit(u32),
+    AttemptRecorded(u32),
     /// End the work, and tell the agents.
-    Stop(Cleanup),
+    Cancel(Cleanup),
     /// Its outcome is written down.
     Forget,
 }
@@ -121,12 +121,12 @@ impl From<Request> for Decision {
 
 /// Why a job is being stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stop {
+enum StopReason {
     Suspend,
     Deadline,
 }
 
-impl Stop {
+impl StopReason {
     /// What goes at the agents. Verified copies stay.
     fn cleanup(self) -> Cleanup {
         match self {
@@ -175,10 +175,10 @@ fn next(view: &View<'_>) -> Decision {
             (Some(End::Complete | End::Failed), _) => {
                 write(view, &old, &status::of_work(view.job, work, view.now))
             }
-            (None, Some(stop)) => Order::Stop(stop.cleanup()).into(),
+            (None, Some(stop)) => Order::Cancel(stop.cleanup()).into(),
             (None, None) => go_on(view, &old, work),
         },
-        (None, Some(stop)) => match settle(view, &old, stop.cleanup()) {
+        (None, Some(stop)) => match cancel_orphan(view, &old, stop.cleanup()) {
             Some(order) => order.into(),
             None => stopped(view, &old, stop),
         },
@@ -203,22 +203,22 @@ pub(crate) fn due(job: &TransferJob) -> Option<Timestamp> {
     }
 }
 
-fn stop(job: &TransferJob, old: &TransferJobStatus, now: Timestamp) -> Option<Stop> {
+fn stop(job: &TransferJob, old: &TransferJobStatus, now: Timestamp) -> Option<StopReason> {
     if !old.phase.is_over() && due(job).is_some_and(|until| now >= until) {
-        Some(Stop::Deadline)
+        Some(StopReason::Deadline)
     } else {
-        job.spec.suspend.then_some(Stop::Suspend)
+        job.spec.suspend.then_some(StopReason::Suspend)
     }
 }
 
-fn is_held(job: &TransferJob) -> bool {
+fn has_finalizer(job: &TransferJob) -> bool {
     job.finalizers()
         .iter()
         .any(|finalizer| finalizer == FINALIZER)
 }
 
-fn hold(job: &TransferJob, hold: bool) -> Request {
-    let finalizers: &[&str] = if hold { &[FINALIZER] } else { &[] };
+fn set_finalizer(job: &TransferJob, present: bool) -> Request {
+    let finalizers: &[&str] = if present { &[FINALIZER] } else { &[] };
     let manifest = json!({ "metadata": { "finalizers": finalizers } });
     Request {
         priority: Priority::High,
@@ -227,19 +227,19 @@ fn hold(job: &TransferJob, hold: bool) -> Request {
 }
 
 /// It may go.
-fn release(view: &View<'_>) -> Request {
+fn remove_finalizer(view: &View<'_>) -> Request {
     let unconfirmed = view.work.map_or(&[][..], |work| &work.unconfirmed);
     Request {
         events: status::left_behind(view.job, unconfirmed)
             .into_iter()
             .collect(),
-        ..hold(view.job, false)
+        ..set_finalizer(view.job, false)
     }
 }
 
 /// It is being deleted: first nothing of it may be left at the agents.
 fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
-    if !is_held(view.job) {
+    if !has_finalizer(view.job) {
         // It ends without us; whatever was begun for it is dropped with it.
         return Decision {
             order: view.work.map(|_| Order::Forget),
@@ -251,18 +251,18 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
         DeletionPolicy::Delete => Cleanup::Copies,
     };
     let order = match view.work.map(|work| work.end) {
-        Some(None) => Some(Order::Stop(cleanup)),
+        Some(None) => Some(Order::Cancel(cleanup)),
         Some(Some(End::Cancelled(done))) if done >= cleanup => None,
         Some(Some(End::Complete | End::Failed)) if cleanup == Cleanup::Partials => None,
         Some(Some(_)) => Some(Order::Forget),
-        None => settle(view, old, cleanup),
+        None => cancel_orphan(view, old, cleanup),
     };
-    order.map_or_else(|| release(view).into(), Decision::from)
+    order.map_or_else(|| remove_finalizer(view).into(), Decision::from)
 }
 
 /// The cancel to send when this process runs no transfer for the job. `None` when the agents have nothing
 /// left to stop or to remove.
-fn settle(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> Option<Order> {
+fn cancel_orphan(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> Option<Order> {
     let is_due = match cleanup {
         // Waiting may have been written over an attempt of a leader before this one.
         Cleanup::Nothing => old.phase != Phase::Suspended && !old.phase.is_over(),
@@ -278,7 +278,7 @@ fn settle(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> Option<
             .collect(),
         Cleanup::Nothing | Cleanup::Partials => BTreeSet::new(),
     };
-    let transfer = resolve::involved(
+    let transfer = resolve::to_cancel(
         view.job,
         view.cache,
         view.membership,
@@ -286,7 +286,7 @@ fn settle(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> Option<
         &with_copy,
     );
     let transfer = transfer.filter(|transfer| !transfer.endpoints.is_empty())?;
-    Some(Order::Withdraw {
+    Some(Order::CancelOrphan {
         transfer: Box::new(transfer),
         cleanup,
     })
@@ -308,9 +308,9 @@ fn finished(view: &View<'_>) -> Decision {
             || nodes_with_copy(view.reports, &uid(view.job))
                 .next()
                 .is_some());
-    if is_held(view.job) != keep {
+    if has_finalizer(view.job) != keep {
         return Decision {
-            request: Some(hold(view.job, keep)),
+            request: Some(set_finalizer(view.job, keep)),
             order,
             ..Decision::default()
         };
@@ -325,10 +325,10 @@ fn finished(view: &View<'_>) -> Decision {
     }
 }
 
-fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: Stop) -> Decision {
+fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: StopReason) -> Decision {
     let new = match stop {
-        Stop::Suspend => status::suspended(view.job, view.now),
-        Stop::Deadline => {
+        StopReason::Suspend => status::suspended(view.job, view.now),
+        StopReason::Deadline => {
             let seconds = view.job.spec.deadline_seconds.unwrap_or_default();
             let unconfirmed = view.work.map_or(&[][..], |work| &work.unconfirmed);
             let left = status::left_behind(view.job, unconfirmed);
@@ -345,15 +345,18 @@ fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: Stop) -> Decision {
 
 fn go_on(view: &View<'_>, old: &TransferJobStatus, work: &Snapshot) -> Decision {
     let mut decision = write(view, old, &status::of_work(view.job, work, view.now));
-    let layout = view.cache.layout();
-    if view.met != Some(layout) {
+    let revision = view.cache.node_revision();
+    if view.seen_revision != Some(revision) {
         let nodes = work.destinations.iter().map(|there| there.node.as_str());
         let has: BTreeSet<&str> = nodes.collect();
-        let who =
+        let members =
             resolve::membership_update(view.job, view.cache, view.membership, &has).map(Box::new);
-        decision.order = Some(Order::Meet { layout, who });
-    } else if let Some(number) = work.claims.filter(|number| *number <= old.attempt) {
-        decision.order = Some(Order::Permit(number));
+        decision.order = Some(Order::UpdateMembers { revision, members });
+    } else if let Some(number) = work
+        .unrecorded_attempt
+        .filter(|number| *number <= old.attempt)
+    {
+        decision.order = Some(Order::AttemptRecorded(number));
     }
     decision
 }
@@ -374,7 +377,7 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
                         let demand = Demand::of(&transfer, view.cache);
                         QueueEntry::new(view.job, &transfer.fabric, true, demand)
                     }),
-                    ..Order::Look(secret).into()
+                    ..Order::ProbeSecret(secret).into()
                 }
             }
             Err(SecretUnavailable::Denied(obstacle)) => wait(&obstacle),
@@ -413,13 +416,13 @@ fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Deci
             };
         }
     }
-    let begins = is_held(view.job);
+    let begins = has_finalizer(view.job);
     entry.is_at_work |= begins;
     Decision {
         entry: Some(entry),
         ..match begins {
             true => Order::Begin(Box::new(transfer)).into(),
-            false => hold(view.job, true).into(),
+            false => set_finalizer(view.job, true).into(),
         }
     }
 }
@@ -437,13 +440,13 @@ fn write(view: &View<'_>, old: &TransferJobStatus, new: &TransferJobStatus) -> D
         let moved = new
             .bytes
             .saturating_sub(old.bytes)
-            .saturating_mul(PROGRESS_PART);
+            .saturating_mul(PROGRESS_PARTS);
         if !is_old || moved < new.bytes_total {
             return Decision::default();
         }
     }
     Request {
-        events: status::news(old, new),
+        events: status::events_for(old, new),
         priority: match is_progress {
             true => Priority::Low,
             false => Priority::High,

@@ -133,7 +133,7 @@ fn admits(root: &Root, namespace: &str, cache: &Cache) -> Result<bool, Obstacle>
 }
 
 /// A copy beside its original must neither lie in it nor hold it.
-pub(crate) fn apart(copy: &Place, from: &Place) -> Result<(), Obstacle> {
+pub(crate) fn check_not_nested(copy: &Place, from: &Place) -> Result<(), Obstacle> {
     let within = |inner: &str, outer: &str| {
         outer.is_empty() || format!("{inner}/").starts_with(&format!("{outer}/"))
     };

@@ -278,10 +278,10 @@ mod tests {
         };
         Snapshot {
             fabric: "default".into(),
-            course: TransferPhase::Running,
+            phase: TransferPhase::Running,
             started: true,
             attempt: 1,
-            claims: None,
+            unrecorded_attempt: None,
             end: None,
             reader: None,
             manifest: Some(ManifestSummary {

@@ -16,7 +16,7 @@ use crate::controllers::{
         network::{endpoints, payload_share, topology},
         obstacle::{Obstacle, fail, wait},
         origin::{Origin, fabric_of_job, origin, selected},
-        place::{JobEnd, apart, place},
+        place::{JobEnd, check_not_nested, place},
         reading,
     },
     kinds::Cache,
@@ -62,13 +62,13 @@ pub(crate) fn resolve(
 
 /// What the agents of its nodes keep a job from.
 fn unready(cache: &Cache, fabric: &str, source: Option<&str>, targets: &[&str]) -> Vec<Obstacle> {
-    let is_asleep = |node: &&str| !is_ready(cache, node, fabric);
+    let is_not_ready = |node: &&str| !is_ready(cache, node, fabric);
     let mut found = Vec::new();
-    if let Some(source) = source.filter(is_asleep) {
+    if let Some(source) = source.filter(is_not_ready) {
         let text =
             format!("spec.source.file.node: {source} is not ready; see: kubectl get fabricnodes");
         found.push(wait("NodesNotReady", text));
-    } else if !targets.is_empty() && targets.iter().all(is_asleep) {
+    } else if !targets.is_empty() && targets.iter().all(is_not_ready) {
         let text = format!(
             "spec.destinations: none of the nodes is ready: {}; it begins when one is; see: kubectl \
              get fabricnodes",
@@ -234,7 +234,7 @@ fn copies(nodes: &[String], to: &Place, from: Option<&Place>) -> Result<Vec<Plac
             // It is where it shall be.
             Some(from) if copy == *from => {}
             Some(from) if copy.node == from.node => {
-                apart(&copy, from)?;
+                check_not_nested(&copy, from)?;
                 let node = local(node);
                 copies.push(Place { node, ..copy });
             }
@@ -246,7 +246,7 @@ fn copies(nodes: &[String], to: &Place, from: Option<&Place>) -> Result<Vec<Plac
 
 /// Whom to tell that a job is over, as far as anybody knows them: those it says now, and those its
 /// status names, and those that report a copy of it. `None` where nobody can be told.
-pub(crate) fn involved(
+pub(crate) fn to_cancel(
     job: &TransferJob,
     cache: &Cache,
     membership: &Membership,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
-use weft_transfer::{ReadSecret, Refusal};
+use weft_transfer::{Failure, ReadSecret};
 
 use crate::{
     NAME,
@@ -101,9 +101,9 @@ impl ReadSecret for Secrets {
         &'a self,
         namespace: &'a str,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<BTreeMap<String, Vec<u8>>, Refusal>> {
+    ) -> BoxFuture<'a, Result<BTreeMap<String, Vec<u8>>, Failure>> {
         Box::pin(async move {
-            self.read(namespace, name).await.map_err(|fault| Refusal {
+            self.read(namespace, name).await.map_err(|fault| Failure {
                 node: String::new(),
                 // Somebody may give the right, or make it.
                 retriable: fault.reason != BAD_NAME,

@@ -18,13 +18,13 @@ pub(crate) struct Snapshot {
     /// The fabric that it is in.
     pub(crate) fabric: String,
     /// How far it is.
-    pub(crate) course: TransferPhase,
+    pub(crate) phase: TransferPhase,
     /// A part was started.
     pub(crate) started: bool,
     /// The newest attempt that has begun.
     pub(crate) attempt: u32,
-    /// The number of the attempt that it waits to begin.
-    pub(crate) claims: Option<u32>,
+    /// The number of the attempt that begins once this number is recorded in the status.
+    pub(crate) unrecorded_attempt: Option<u32>,
     /// How it has ended, once it is over.
     pub(crate) end: Option<End>,
     /// Who reads, where the bytes come from a store.
@@ -61,10 +61,10 @@ impl Snapshot {
         });
         Self {
             fabric: fabric.to_owned(),
-            course: job.phase(),
+            phase: job.phase(),
             started: job.started().is_some(),
             attempt: job.attempt(),
-            claims: job.claims(),
+            unrecorded_attempt: job.unrecorded_attempt(),
             end: job.end(),
             reader: (job.spec().object.as_ref()).map(|_| job.spec().source.node.clone()),
             manifest,

@@ -24,7 +24,7 @@ const TEXT_MAX: usize = 1000;
 
 /// It cannot begin yet.
 pub(crate) fn waiting(job: &TransferJob, obstacle: &Obstacle, now: Timestamp) -> TransferJobStatus {
-    let mut status = next(job);
+    let mut status = carry_over(job);
     status.phase = Phase::Waiting;
     status.message = cut(&obstacle.message);
     resumed(&mut status, now);
@@ -35,13 +35,13 @@ pub(crate) fn waiting(job: &TransferJob, obstacle: &Obstacle, now: Timestamp) ->
 
 /// It was stopped on request.
 pub(crate) fn suspended(job: &TransferJob, now: Timestamp) -> TransferJobStatus {
-    let mut status = next(job);
+    let mut status = carry_over(job);
     status.phase = Phase::Suspended;
     status.message =
         "spec.suspend is true: it goes on from where it is when that is false".to_owned();
     // The deadline counts anew when it goes on, as that of a batch Job does.
     status.start_time = None;
-    still(&mut status);
+    clear_rates(&mut status);
     let suspended = ConditionUpdate::new("Suspended", true, "SpecSuspend", &status.message);
     set(&mut status, suspended, now);
     status
@@ -49,7 +49,7 @@ pub(crate) fn suspended(job: &TransferJob, now: Timestamp) -> TransferJobStatus 
 
 /// It is given up.
 pub(crate) fn failed(job: &TransferJob, obstacle: &Obstacle, now: Timestamp) -> TransferJobStatus {
-    let mut status = next(job);
+    let mut status = carry_over(job);
     fail(&mut status, &obstacle.reason, &obstacle.message, now);
     status
 }
@@ -62,7 +62,7 @@ pub(crate) fn overdue(
     left: &str,
     now: Timestamp,
 ) -> TransferJobStatus {
-    let mut status = next(job);
+    let mut status = carry_over(job);
     // A successor's that only tells agents knows less than what is written.
     let knows = |work: &&Snapshot| work.manifest.is_some() && !status.destinations_truncated;
     if let Some(work) = work.filter(knows) {
@@ -81,15 +81,15 @@ fn fail(status: &mut TransferJobStatus, reason: &str, message: &str, now: Timest
     status.phase = Phase::Failed;
     status.message = cut(message);
     status.completion_time = Some(moment(now));
-    still(status);
+    clear_rates(status);
     let failed = ConditionUpdate::new("Failed", true, reason, &status.message);
     set(status, failed, now);
 }
 
 /// This process is at it, or was.
 pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> TransferJobStatus {
-    let mut status = next(job);
-    status.phase = match work.course {
+    let mut status = carry_over(job);
+    status.phase = match work.phase {
         _ if work.started => Phase::Transferring,
         TransferPhase::Listing => Phase::Planning,
         _ if work.manifest.is_some() => Phase::Preparing,
@@ -97,7 +97,9 @@ pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
     };
     status.start_time.get_or_insert_with(|| moment(now));
     status.fabric.clone_from(&work.fabric);
-    status.attempt = status.attempt.max(work.claims.unwrap_or(work.attempt));
+    status.attempt = status
+        .attempt
+        .max(work.unrecorded_attempt.unwrap_or(work.attempt));
     show(&mut status, job, work);
     resumed(&mut status, now);
     if let Some(plan) = &work.plan {
@@ -137,7 +139,7 @@ pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
 
 /// The same for who asks now, with every destination.
 pub(crate) fn live(job: &TransferJob, work: &Snapshot, now: Timestamp) -> TransferJobStatus {
-    let (destinations, _) = remembered(&next(job), work);
+    let (destinations, _) = merge_with_written(&carry_over(job), work);
     TransferJobStatus {
         destinations,
         destinations_truncated: false,
@@ -149,7 +151,7 @@ fn complete(status: &mut TransferJobStatus, now: Timestamp) {
     status.phase = Phase::Complete;
     status.completion_time = Some(moment(now));
     status.message = String::new();
-    still(status);
+    clear_rates(status);
     status.progress = progress(status.bytes, status.bytes_total);
     let digest = status
         .manifest
@@ -169,7 +171,7 @@ fn complete(status: &mut TransferJobStatus, now: Timestamp) {
 }
 
 /// After a failover, keeps the written status of a destination until its agent reports again.
-fn remembered(old: &TransferJobStatus, work: &Snapshot) -> (Vec<DestinationStatus>, i64) {
+fn merge_with_written(old: &TransferJobStatus, work: &Snapshot) -> (Vec<DestinationStatus>, i64) {
     let known: BTreeMap<&str, &DestinationStatus> = old
         .destinations
         .iter()
@@ -203,7 +205,7 @@ fn remembered(old: &TransferJobStatus, work: &Snapshot) -> (Vec<DestinationStatu
 }
 
 fn show(status: &mut TransferJobStatus, job: &TransferJob, work: &Snapshot) {
-    let (destinations, verified) = remembered(status, work);
+    let (destinations, verified) = merge_with_written(status, work);
     let in_state = |state| {
         let count = destinations.iter().filter(|d| d.state == state).count();
         u32::try_from(count).unwrap_or(u32::MAX)
@@ -266,7 +268,7 @@ fn show(status: &mut TransferJobStatus, job: &TransferJob, work: &Snapshot) {
         .collect();
 }
 
-fn next(job: &TransferJob) -> TransferJobStatus {
+fn carry_over(job: &TransferJob) -> TransferJobStatus {
     TransferJobStatus {
         observed_generation: job.metadata.generation.unwrap_or_default(),
         ..job.status.clone().unwrap_or_default()
@@ -274,7 +276,7 @@ fn next(job: &TransferJob) -> TransferJobStatus {
 }
 
 /// Nothing moves any more.
-fn still(status: &mut TransferJobStatus) {
+fn clear_rates(status: &mut TransferJobStatus) {
     status.bytes_per_second = 0;
     status.rate = String::new();
     status.eta_seconds = None;
@@ -342,7 +344,7 @@ pub(crate) fn is_transition(old: &TransferJobStatus, new: &TransferJobStatus) ->
 }
 
 /// What people shall hear of a transition.
-pub(crate) fn news(old: &TransferJobStatus, new: &TransferJobStatus) -> Vec<Event> {
+pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Vec<Event> {
     let mut news = Vec::new();
     let mut say = |warning, reason: &str, note: &str| {
         news.push(Event {

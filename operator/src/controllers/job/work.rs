@@ -22,14 +22,14 @@ use crate::controllers::{
 use weft_transfer::{Cleanup, ConnectionPool, Endpoint, Job, MembershipUpdate, Runner};
 
 /// Between two looks while nothing but bytes change: agents report once a second.
-const LOOK: Duration = Duration::from_secs(1);
+const TICK: Duration = Duration::from_secs(1);
 
 /// Dropping it ends the task; agents are told nothing, and end the attempt themselves some time.
 pub(crate) struct Work {
     key: Key,
     snapshot: watch::Receiver<Arc<Snapshot>>,
     instructions: UnboundedSender<Instruction>,
-    met: Option<u64>,
+    seen_revision: Option<u64>,
     members: Option<JobMembers>,
     task: JoinHandle<()>,
 }
@@ -40,10 +40,10 @@ type JobMembers = (MembershipUpdate, Vec<Endpoint>);
 /// What a transfer is told.
 enum Instruction {
     /// Attempts up to this number may begin.
-    Permit(u32),
+    AttemptRecorded(u32),
     /// It is to end.
     Cancel(Cleanup),
-    Members(Box<JobMembers>),
+    UpdateMembers(Box<JobMembers>),
 }
 
 impl Work {
@@ -51,7 +51,7 @@ impl Work {
     pub(crate) fn new(
         key: Key,
         transfer: Transfer,
-        is_over: Option<Cleanup>,
+        cancel_with: Option<Cleanup>,
         pool: &ConnectionPool,
         changed: Arc<Notify>,
     ) -> Self {
@@ -61,36 +61,36 @@ impl Work {
             endpoints,
         } = transfer;
         let pool = pool.of_fabric(&fabric);
-        let runner = match is_over {
+        let runner = match cancel_with {
             None => Runner::begin(spec, pool, &endpoints),
             Some(cleanup) => Runner::cancelled(spec, cleanup, pool, &endpoints),
         };
         let (instructions, instructed) = unbounded_channel();
         let first = Snapshot::of(runner.job(), &fabric, 0);
         let (tell, snapshot) = watch::channel(Arc::new(first));
-        let runner = Box::new(runner.with_permits());
+        let runner = Box::new(runner.waiting_for_records());
         let task = tokio::spawn(drive(fabric, runner, instructed, tell, changed));
         Self {
             key,
             snapshot,
             instructions,
-            met: None,
+            seen_revision: None,
             members: None,
             task,
         }
     }
 
-    /// The layout of the cache that it has last been told of.
-    pub(crate) fn met(&self) -> Option<u64> {
-        self.met
+    /// The node revision of the cache that it has last been told of.
+    pub(crate) fn seen_revision(&self) -> Option<u64> {
+        self.seen_revision
     }
 
-    /// The cache has another layout.
-    pub(crate) fn meet(&mut self, layout: u64, who: Option<Box<JobMembers>>) {
-        self.met = Some(layout);
-        if let Some(who) = who.filter(|who| self.members.as_ref() != Some(who)) {
-            self.members = Some((*who).clone());
-            self.tell(Instruction::Members(who));
+    /// The nodes have changed: these are the destinations now, where that can be said.
+    pub(crate) fn update_members(&mut self, revision: u64, members: Option<Box<JobMembers>>) {
+        self.seen_revision = Some(revision);
+        if let Some(members) = members.filter(|members| self.members.as_ref() != Some(members)) {
+            self.members = Some((*members).clone());
+            self.tell(Instruction::UpdateMembers(members));
         }
     }
 
@@ -100,12 +100,12 @@ impl Work {
     }
 
     /// The same for who only asks: it stays news for whoever decides.
-    pub(crate) fn look(&self) -> Arc<Snapshot> {
+    pub(crate) fn peek(&self) -> Arc<Snapshot> {
         Arc::clone(&self.snapshot.borrow())
     }
 
     /// Its job, if there is something that nobody has asked for yet.
-    pub(crate) fn news(&self) -> Option<&Key> {
+    pub(crate) fn unseen_change(&self) -> Option<&Key> {
         // The task has ended: that is news for whoever looks whether it is lost.
         let is_new = self.snapshot.has_changed().unwrap_or(true);
         is_new.then_some(&self.key)
@@ -122,8 +122,8 @@ impl Work {
     }
 
     /// Attempts up to this number may begin.
-    pub(crate) fn permit(&self, attempt: u32) {
-        self.tell(Instruction::Permit(attempt));
+    pub(crate) fn attempt_recorded(&self, attempt: u32) {
+        self.tell(Instruction::AttemptRecorded(attempt));
     }
 
     /// It is to end. Also when it was told so before: it may have been in a phase that ends by itself, and
@@ -145,8 +145,13 @@ impl Drop for Work {
 }
 
 /// What is told at once when it changes. The rest is told once a second.
-fn mark(job: &Job) -> impl PartialEq + use<> {
-    (job.phase(), job.claims(), job.attempt(), job.end())
+fn urgent_fields(job: &Job) -> impl PartialEq + use<> {
+    (
+        job.phase(),
+        job.unrecorded_attempt(),
+        job.attempt(),
+        job.end(),
+    )
 }
 
 async fn drive(
@@ -156,7 +161,7 @@ async fn drive(
     tell: watch::Sender<Arc<Snapshot>>,
     changed: Arc<Notify>,
 ) {
-    let mut ticks = interval(LOOK);
+    let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut meter, mut rate) = (RateMeter::default(), 0);
     let mut told = None;
@@ -170,15 +175,15 @@ async fn drive(
                 rate = meter.mark(runner.now(), runner.job().bytes_moved());
             }
             Some(instruction) = instructions.recv() => match instruction {
-                Instruction::Permit(attempt) => runner.permit(attempt),
+                Instruction::AttemptRecorded(attempt) => runner.attempt_recorded(attempt),
                 Instruction::Cancel(cleanup) => runner.cancel(cleanup),
-                Instruction::Members(members) => runner.update_members(members.0, &members.1),
+                Instruction::UpdateMembers(members) => runner.update_members(members.0, &members.1),
             }
         }
         let job = runner.job();
-        let mark = Some(mark(job));
-        if is_due || told != mark {
-            told = mark;
+        let urgent = Some(urgent_fields(job));
+        if is_due || told != urgent {
+            told = urgent;
             let snapshot = Snapshot::of(job, &fabric, rate);
             let is_new = tell.send_if_modified(|old| {
                 let is_other = **old != snapshot;
@@ -220,19 +225,19 @@ mod tests {
         let changed = Arc::new(Notify::new());
         let wake = Arc::clone(&changed);
         let mut work = Work::new(scenario::minilm(), transfer, None, &pool, wake);
-        assert_eq!(work.look().course, TransferPhase::Listing);
+        assert_eq!(work.peek().phase, TransferPhase::Listing);
         let begun = Instant::now();
         changed.notified().await;
-        assert_eq!(work.snapshot().course, TransferPhase::Waiting);
-        assert!(begun.elapsed() < LOOK);
+        assert_eq!(work.snapshot().phase, TransferPhase::Waiting);
+        assert!(begun.elapsed() < TICK);
         // Stat is tried again after a second, then after two more, and fails at once.
-        let until = begun + 6 * LOOK;
+        let until = begun + 6 * TICK;
         while tokio::time::timeout_at(until, changed.notified())
             .await
             .is_ok()
         {
-            assert_ne!(work.snapshot().course, TransferPhase::Running);
+            assert_ne!(work.snapshot().phase, TransferPhase::Running);
         }
-        assert_eq!(work.news(), None);
+        assert_eq!(work.unseen_change(), None);
     }
 }

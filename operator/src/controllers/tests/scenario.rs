@@ -23,7 +23,7 @@ use weft_crds::{
     TransferJobSpec,
 };
 use weft_proto::operator::v1::{Copy, CopyJob, NodeReport, Ports};
-use weft_transfer::{ReadSecret, Refusal};
+use weft_transfer::{Failure, ReadSecret};
 
 use crate::controllers::{
     cache::Key,
@@ -260,7 +260,7 @@ impl ReadSecret for NoSecrets {
         &'a self,
         namespace: &'a str,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<BTreeMap<String, Vec<u8>>, Refusal>> {
+    ) -> BoxFuture<'a, Result<BTreeMap<String, Vec<u8>>, Failure>> {
         unreachable!("Secret {namespace}/{name} is read");
     }
 }

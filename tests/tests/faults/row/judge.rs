@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use weft_planner::SEGMENT_BYTES;
 use weft_proto::agent::v1::{Role, State};
-use weft_transfer::{DestinationPhase, Job, Refusal};
+use weft_transfer::{DestinationPhase, Failure, Job};
 
 use super::{AtDestination, End, Fault, Play, REMEDY_BYTES, Strike, standings};
 use crate::{
@@ -168,7 +168,7 @@ impl Play<'_> {
 }
 
 /// The reason is expected; the text names the node, the subject, and a remedy at its end.
-pub(crate) fn assert_refusal(refusal: &Refusal, node: usize, reasons: &[&str], says: &[&str]) {
+pub(crate) fn assert_refusal(refusal: &Failure, node: usize, reasons: &[&str], says: &[&str]) {
     assert!(reasons.contains(&refusal.reason.as_str()), "{refusal:?}");
     let message = &refusal.message;
     assert!(

@@ -1,7 +1,7 @@
 //! A Cancel does not reach its node.
 
 use super::*;
-use crate::refusal::UNKNOWN;
+use crate::failure::UNKNOWN;
 
 #[test]
 fn a_job_that_is_cancelled_names_the_nodes_that_have_not_confirmed_it() {
@@ -26,15 +26,15 @@ fn a_node_without_an_agent_and_one_that_refuses_have_nothing_to_confirm() {
         (NEVER_REACHED, true),
     ];
     for (reason, retriable) in cases {
-        let refused = refusal("node1", reason, retriable);
-        assert_eq!(refused.may_not_have_arrived(), reason == NEVER_REACHED);
+        let refused = failure("node1", reason, retriable);
+        assert_eq!(refused.is_worth_repeating(), reason == NEVER_REACHED);
     }
     let mut world = World::chain(2);
     world.dead.insert(name(1));
     (world.death.1, world.is_retriable) = ("StaleEpoch", false);
     world.answer(stop(true));
     assert_eq!(world.job.unconfirmed().count(), 0);
-    assert!(refusal("node1", UNREACHABLE, true).may_not_have_arrived());
+    assert!(failure("node1", UNREACHABLE, true).is_worth_repeating());
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_destination_that_was_reached_keeps_no_partial_files_when_the_source_becomes
 fn the_answer_of_an_earlier_cancel_is_not_taken_for_that_of_the_end() {
     let (mut job, _) = World::chain(2)
         .job
-        .step(Duration::ZERO, Answer::Cancel(Cleanup::Copies));
+        .step(Duration::ZERO, Input::Cancel(Cleanup::Copies));
     let earlier = Call::Cancel {
         cleanup: Cleanup::Nothing,
         is_repeated: false,

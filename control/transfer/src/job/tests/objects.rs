@@ -235,10 +235,10 @@ fn of_what_lies_where_a_copy_is_only_that_is_sent_which_the_store_has() {
 
 #[test]
 fn a_copy_that_is_not_what_it_was_is_passed_over_whatever_its_node_says_of_it() {
-    let gone = Err(refusal("node0", "SourceMissing", false));
-    let link = Err(refusal("node0", "SymlinkRefused", false));
-    let other = Err(refusal("node0", "SourceChanged", false));
-    let lost = Err(refusal("node0", "ManifestUnknown", true));
+    let gone = Err(failure("node0", "SourceMissing", false));
+    let link = Err(failure("node0", "SymlinkRefused", false));
+    let other = Err(failure("node0", "SourceChanged", false));
+    let lost = Err(failure("node0", "ManifestUnknown", true));
     for listed in [gone, link, other, lost] {
         let mut world = with_a_late_one();
         world.listings.insert(name(0), listed);
@@ -338,7 +338,7 @@ fn a_reader_that_has_got_something_reads_on() {
 #[test]
 fn a_store_that_cannot_be_listed_from_one_node_is_listed_from_the_next_and_at_last_from_none() {
     let spec = reading(3, None).job.spec().clone();
-    let start = |listings: BTreeMap<String, Result<StatResponse, Refusal>>| {
+    let start = |listings: BTreeMap<String, Result<StatResponse, Failure>>| {
         let (job, commands) = Job::begin(spec.clone());
         let mut world = World {
             job,
@@ -350,7 +350,7 @@ fn a_store_that_cannot_be_listed_from_one_node_is_listed_from_the_next_and_at_la
         world.obey();
         world
     };
-    let refused = |node: u32, reason| (name(node), Err(refusal(&name(node), reason, false)));
+    let refused = |node: u32, reason| (name(node), Err(failure(&name(node), reason, false)));
     let mut world = start([refused(0, "StoreForbidden")].into());
     assert_eq!((&*world.log(), reader(&world)), ("stat", Some("node1")));
     assert_eq!(world.rests(), Duration::ZERO);

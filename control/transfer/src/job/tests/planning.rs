@@ -11,15 +11,17 @@ fn nodes(job: &Job) -> Vec<&str> {
 fn stated() -> (Job, Vec<Command>) {
     let spec = World::of(4, Strategy::Chain).job.spec().clone();
     let (job, _) = Job::begin(spec);
-    job.step(Duration::ZERO, Answer::Stat(Ok(found())))
+    job.step(Duration::ZERO, Input::Stat(Ok(found())))
 }
 
 fn prepared(mut job: Job, dead: Option<u32>) -> Job {
-    job = job.step(Duration::ZERO, Answer::Claimed { attempt: 1 }).0;
+    job = job
+        .step(Duration::ZERO, Input::AttemptRecorded { attempt: 1 })
+        .0;
     for node in 1..4 {
         let is_dead = dead == Some(node);
         let result = if is_dead {
-            Err(refusal(&name(node), "DiskFull", true))
+            Err(failure(&name(node), "DiskFull", true))
         } else {
             Ok(())
         };
@@ -33,7 +35,7 @@ fn prepared(mut job: Job, dead: Option<u32>) -> Job {
 fn a_plan_for_all_is_there_before_anybody_is_asked_to_be_ready() {
     let (job, commands) = stated();
     assert!(
-        matches!(commands[..], [Command::Claim { attempt: 1 }]),
+        matches!(commands[..], [Command::RecordAttempt { attempt: 1 }]),
         "{commands:?}"
     );
     assert_eq!(nodes(&job), ["node0", "node1", "node2", "node3"]);
@@ -62,11 +64,11 @@ fn a_plan_is_made_anew_when_the_topology_changes() {
     };
     let (same, _) = job
         .clone()
-        .step(Duration::ZERO, Answer::Members(Box::new(members.clone())));
+        .step(Duration::ZERO, Input::Members(Box::new(members.clone())));
     assert_eq!(nodes(&same), ["node0", "node1", "node2", "node3"]);
 
     members.topology.nodes[1].rate_bps /= 2;
-    let (other, _) = job.step(Duration::ZERO, Answer::Members(Box::new(members)));
+    let (other, _) = job.step(Duration::ZERO, Input::Members(Box::new(members)));
     let estimate = |job: &Job| job.plan().unwrap().estimate_seconds;
     assert!(estimate(&other) > estimate(&same));
     let other = prepared(other, None);

@@ -16,7 +16,7 @@ use crate::controllers::{
     condition,
     tests::scenario::{self, minilm},
 };
-use weft_transfer::{Answer, Call, Command, DestinationPhase, Job, Refusal, TransferPhase};
+use weft_transfer::{Call, Command, DestinationPhase, Failure, Input, Job, TransferPhase};
 
 const BYTES: u64 = 1000;
 
@@ -37,7 +37,7 @@ struct Process {
     pending: VecDeque<Command>,
     /// Attempts up to this number may begin.
     permit: u32,
-    met: Option<u64>,
+    seen_revision: Option<u64>,
     began: Timestamp,
 }
 
@@ -127,7 +127,10 @@ impl Stage {
             cache: &self.cache,
             membership: &membership,
             work: work.as_ref(),
-            met: self.process.as_ref().and_then(|process| process.met),
+            seen_revision: self
+                .process
+                .as_ref()
+                .and_then(|process| process.seen_revision),
             reports: &self.reports,
             queue: &self.queue,
             leader_epoch: 1,
@@ -149,7 +152,7 @@ impl Stage {
             }
         }
         if let Some(order) = decision.order {
-            is_busy |= self.obey(order);
+            is_busy |= self.execute(order);
         }
         self.carry_on() || is_busy
     }
@@ -161,46 +164,46 @@ impl Stage {
         self.life += 1;
     }
 
-    fn obey(&mut self, order: Order) -> bool {
+    fn execute(&mut self, order: Order) -> bool {
         let begin = |(job, commands): (Job, Vec<Command>)| Process {
             job,
             pending: commands.into(),
             permit: 0,
-            met: None,
+            seen_revision: None,
             began: self.now,
         };
         match order {
-            Order::Look(secret) => {
+            Order::ProbeSecret(secret) => {
                 self.cache.secrets.insert(secret, self.secret.clone());
             }
             Order::Begin(transfer) => {
                 assert!(self.process.is_none());
                 self.process = Some(begin(Job::begin(transfer.spec)));
             }
-            Order::Withdraw { transfer, cleanup } => {
+            Order::CancelOrphan { transfer, cleanup } => {
                 let before = self.process.as_ref();
                 assert!(before.is_none_or(|process| process.job.is_over()));
                 self.withdrawals += 1;
                 self.process = Some(begin(Job::cancelled(transfer.spec, cleanup)));
             }
-            Order::Meet { layout, who } => {
+            Order::UpdateMembers { revision, members } => {
                 let now = self.since();
                 let process = self.process.as_mut().unwrap();
-                process.met = Some(layout);
-                if let Some((membership_update, _)) = who.map(|who| *who) {
+                process.seen_revision = Some(revision);
+                if let Some((membership_update, _)) = members.map(|members| *members) {
                     let (job, commands) = process
                         .job
                         .clone()
-                        .step(now, Answer::Members(Box::new(membership_update)));
+                        .step(now, Input::Members(Box::new(membership_update)));
                     process.job = job;
                     process.pending.extend(commands);
                 }
             }
-            Order::Permit(attempt) => {
+            Order::AttemptRecorded(attempt) => {
                 let process = self.process.as_mut().unwrap();
                 return std::mem::replace(&mut process.permit, attempt) != attempt;
             }
-            Order::Stop(cleanup) => return self.tell(Answer::Cancel(cleanup)),
+            Order::Cancel(cleanup) => return self.tell(Input::Cancel(cleanup)),
             Order::Forget => {
                 assert!(self.process.is_some());
                 self.process = None;
@@ -210,7 +213,7 @@ impl Stage {
     }
 
     /// Has the job know of it; whether it goes on from there.
-    fn tell(&mut self, answer: Answer) -> bool {
+    fn tell(&mut self, answer: Input) -> bool {
         let now = self.since();
         let process = self.process.as_mut().unwrap();
         let before = process.job.phase();
@@ -231,11 +234,14 @@ impl Stage {
             return false;
         };
         let answer = match process.pending.pop_front() {
-            // One that is stopped claims nothing any more.
-            Some(Command::Claim { attempt })
-                if process.permit < attempt && process.job.claims() == Some(attempt) =>
+            // One that is stopped records no attempt any more.
+            Some(Command::RecordAttempt { attempt })
+                if process.permit < attempt
+                    && process.job.unrecorded_attempt() == Some(attempt) =>
             {
-                process.pending.push_front(Command::Claim { attempt });
+                process
+                    .pending
+                    .push_front(Command::RecordAttempt { attempt });
                 return false;
             }
             Some(command) => self.answer(command),
@@ -250,14 +256,14 @@ impl Stage {
         true
     }
 
-    fn answer(&mut self, command: Command) -> Option<Answer> {
+    fn answer(&mut self, command: Command) -> Option<Input> {
         Some(match command {
-            Command::Stat { .. } => Answer::Stat(Ok(StatResponse {
+            Command::Stat { .. } => Input::Stat(Ok(StatResponse {
                 files: 1,
                 bytes: BYTES,
                 ..StatResponse::default()
             })),
-            Command::Claim { attempt } => Answer::Claimed { attempt },
+            Command::RecordAttempt { attempt } => Input::AttemptRecorded { attempt },
             Command::Call {
                 call: Call::Follow, ..
             } => return self.speak(),
@@ -267,7 +273,7 @@ impl Stage {
                 call,
             } => {
                 let result = self.called(&node, attempt, &call);
-                Answer::Called {
+                Input::Called {
                     node,
                     attempt,
                     call,
@@ -277,7 +283,7 @@ impl Stage {
         })
     }
 
-    fn called(&mut self, node: &str, attempt: u32, call: &Call) -> Result<(), Refusal> {
+    fn called(&mut self, node: &str, attempt: u32, call: &Call) -> Result<(), Failure> {
         let is_dead = self.dead.contains(node);
         match call {
             Call::Prepare if is_dead => return Err(unreachable(node)),
@@ -312,11 +318,11 @@ impl Stage {
     }
 
     /// The next who has not said that it is through says so; then all hang up.
-    fn speak(&mut self) -> Option<Answer> {
+    fn speak(&mut self) -> Option<Input> {
         let process = self.process.as_ref().unwrap();
         let (job, attempt) = (&process.job, process.job.attempt());
         if job.phase() != TransferPhase::Running {
-            return job.wake_at().map(|_| Answer::Woken);
+            return job.wake_at().map(|_| Input::Woken);
         }
         let is_in = |node: &str| {
             let agent = self.agents.get(node).and_then(|agent| agent.attempt);
@@ -336,7 +342,7 @@ impl Stage {
             None => {
                 let silent = ["n1", "n2", "n3", "n4", "n1/here"]
                     [usize::try_from(self.now.as_millisecond() / 100 % 5).unwrap()];
-                return Some(Answer::Called {
+                return Some(Input::Called {
                     node: silent.into(),
                     attempt,
                     call: Call::Follow,
@@ -354,7 +360,7 @@ impl Stage {
             link: "udp".into(),
             ..ProgressResponse::default()
         };
-        Some(Answer::Progress {
+        Some(Input::Progress {
             node,
             attempt,
             report: Box::new(report),
@@ -404,8 +410,8 @@ fn line(request: &Request) -> String {
             )
         }
         Change::Apply(manifest) => {
-            let is_held = manifest["metadata"]["finalizers"][0] == FINALIZER;
-            let word = if is_held { "hold" } else { "release" };
+            let has_finalizer = manifest["metadata"]["finalizers"][0] == FINALIZER;
+            let word = if has_finalizer { "hold" } else { "release" };
             [vec![word], events].concat().join(" ")
         }
         Change::Delete => "delete".to_owned(),
@@ -413,8 +419,8 @@ fn line(request: &Request) -> String {
     }
 }
 
-fn unreachable(node: &str) -> Refusal {
-    Refusal {
+fn unreachable(node: &str) -> Failure {
+    Failure {
         reason: "NodeNeverReached".into(),
         message: format!("node {node} does not answer"),
         node: node.to_owned(),
@@ -427,7 +433,7 @@ fn deleted(job: &mut TransferJob) {
 }
 
 #[test]
-fn a_job_is_held_claimed_moved_and_released() {
+fn a_job_gets_its_finalizer_records_an_attempt_moves_and_loses_its_finalizer() {
     let mut stage = Stage::new();
     stage.settle();
     assert_eq!(
@@ -482,7 +488,7 @@ fn a_job_is_complete_after_a_crash_after_any_request() {
         stage.settle();
         assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
         assert!(["n2", "n3"].iter().all(|node| stage.agents[*node].verified));
-        assert!(!is_held(stage.job()) && stage.left().is_empty());
+        assert!(!has_finalizer(stage.job()) && stage.left().is_empty());
     });
 }
 
@@ -608,7 +614,7 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
             cache: &stage.cache,
             membership: &membership,
             work: Some(&work),
-            met: Some(stage.cache.layout()),
+            seen_revision: Some(stage.cache.node_revision()),
             reports: &stage.reports,
             queue: &stage.queue,
             leader_epoch: 1,

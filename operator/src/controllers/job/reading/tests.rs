@@ -4,7 +4,7 @@ use weft_crds::{Phase, TransferJobStatus};
 
 use super::*;
 use crate::controllers::{
-    job::resolve::{Transfer, involved, resolve},
+    job::resolve::{Transfer, resolve, to_cancel},
     membership::Membership,
     tests::scenario,
 };
@@ -179,7 +179,7 @@ fn who_may_know_of_a_job_of_an_object_is_told_that_it_is_over() {
     let cache = scenario::cache(3);
     let mut job = job("minilm");
     let told = |job: &TransferJob| {
-        involved(
+        to_cancel(
             job,
             &cache,
             &Membership::of(&cache),

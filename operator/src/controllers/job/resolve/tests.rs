@@ -352,7 +352,7 @@ fn who_may_know_of_a_job_is_told_even_when_it_is_not_selected_any_more() {
     let mut job = scenario::job("minilm");
     job.spec.destinations.node_selector = Some(scenario::labelled("none"));
     job.status = Some(naming("n4", 7));
-    let transfer = involved(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).unwrap();
+    let transfer = to_cancel(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).unwrap();
     assert_eq!(nodes(&transfer), ["n4"]);
     assert_eq!(transfer.endpoints.len(), 2);
     assert_eq!(transfer.spec.leader.attempts_before, 7);
@@ -364,11 +364,11 @@ fn agents_are_told_although_the_sources_node_is_gone() {
     let mut job = scenario::job("minilm");
     cache.fabric_nodes.forget(&Key::cluster("n1"));
     // Nobody but the source is known of a job whose status names nobody yet.
-    assert!(involved(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).is_none());
+    assert!(to_cancel(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).is_none());
     let n2 = BTreeSet::from(["n2".to_owned()]);
-    let by_copy = involved(&job, &cache, &Membership::of(&cache), 3, &n2).unwrap();
+    let by_copy = to_cancel(&job, &cache, &Membership::of(&cache), 3, &n2).unwrap();
     job.status = Some(naming("n2", 1));
-    let by_status = involved(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).unwrap();
+    let by_status = to_cancel(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).unwrap();
     for transfer in [by_copy, by_status] {
         assert_eq!(transfer.fabric, "default");
         let told = transfer.endpoints.iter().map(|endpoint| &*endpoint.node);

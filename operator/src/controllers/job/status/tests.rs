@@ -19,10 +19,10 @@ fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
     Snapshot {
         fabric: "default".into(),
         unconfirmed: Vec::new(),
-        course: TransferPhase::Running,
+        phase: TransferPhase::Running,
         started: true,
         attempt: 1,
-        claims: None,
+        unrecorded_attempt: None,
         end: None,
         reader: None,
         manifest: Some(weft_crds::ManifestSummary {
@@ -106,7 +106,7 @@ fn a_failure_names_the_first_destination_that_failed() {
         status.message,
         "1 of 2 destinations failed, 1 have a verified copy: node n2: the disk is full: free some"
     );
-    let news = news(&TransferJobStatus::default(), &status);
+    let news = events_for(&TransferJobStatus::default(), &status);
     let last = news.last().unwrap();
     assert_eq!((last.warning, &*last.reason), (true, "DiskFull"));
 }
@@ -134,7 +134,7 @@ fn a_job_that_was_suspended_goes_on_without_a_complaint() {
         message: String::new(),
         ..old.clone()
     };
-    let news = news(&old, &new);
+    let news = events_for(&old, &new);
     assert_eq!((news[0].warning, &*news[0].note), (false, "attempt 2"));
 }
 
@@ -150,7 +150,7 @@ fn another_attempt_says_what_went_wrong_with_the_last() {
         message: String::new(),
         ..old.clone()
     };
-    let news = news(&old, &new);
+    let news = events_for(&old, &new);
     assert_eq!(news[0].reason, "Retrying");
     assert_eq!(
         news[0].note,

@@ -26,7 +26,7 @@ fn copies_go_with_a_job_that_says_so_and_the_sources_files_stay() {
         stage.edit(goes_with_its_copies);
         stage.settle();
         assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
-        assert!(is_held(stage.job()), "{:?}", stage.log);
+        assert!(has_finalizer(stage.job()), "{:?}", stage.log);
         delete(stage);
         assert!(!has_copy(stage, "n2") && !has_copy(stage, "n3"));
         assert!(has_copy(stage, "n1"));
@@ -37,7 +37,7 @@ fn copies_go_with_a_job_that_says_so_and_the_sources_files_stay() {
 fn copies_of_another_job_stay_and_no_agent_is_asked() {
     let mut stage = Stage::new();
     stage.settle();
-    assert!(!is_held(stage.job()), "{:?}", stage.log);
+    assert!(!has_finalizer(stage.job()), "{:?}", stage.log);
     delete(&mut stage);
     assert!(has_copy(&stage, "n2") && has_copy(&stage, "n3"));
     assert_eq!(stage.withdrawals, 0);
@@ -129,11 +129,11 @@ async fn a_node_that_the_job_does_not_name_any_more_is_told_when_it_reports_a_co
 fn a_suspended_job_is_kept_by_no_copy() {
     let mut stage = Stage::with(goes_with_its_copies);
     stage.settle();
-    assert!(is_held(stage.job()));
+    assert!(has_finalizer(stage.job()));
     // As an uninstall does: nobody is there afterwards to remove anything.
     stage.edit(|job| job.spec.suspend = true);
     stage.settle();
-    assert!(!is_held(stage.job()), "{:?}", stage.log);
+    assert!(!has_finalizer(stage.job()), "{:?}", stage.log);
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn a_job_past_its_deadline_fails_and_its_partial_files_go() {
             );
         }
         assert_eq!(stage.left(), Vec::<&str>::new(), "{:?}", stage.log);
-        assert!(!is_held(stage.job()));
+        assert!(!has_finalizer(stage.job()));
     });
 }
 

@@ -66,7 +66,7 @@ fn a_node_that_does_not_answer_holds_up_nobody_and_the_end_names_it() {
             status.message,
             "1 of 2 destinations failed, 1 have a verified copy: node n3 does not answer"
         );
-        assert!(stage.agents["n2"].verified && !is_held(stage.job()));
+        assert!(stage.agents["n2"].verified && !has_finalizer(stage.job()));
     });
 }
 

@@ -19,7 +19,7 @@ fn a_job_of_an_object_is_complete_after_a_crash_after_any_request() {
         for node in ["n1", "n2", "n3"] {
             assert!(stage.agents[node].verified, "{node}");
         }
-        assert!(!is_held(stage.job()) && stage.left().is_empty());
+        assert!(!has_finalizer(stage.job()) && stage.left().is_empty());
     });
 }
 

@@ -106,7 +106,7 @@ impl Yard {
             cache: &self.cache,
             membership: &membership,
             work: self.tasks.get(&uid).map(|task| &task.snapshot),
-            met: Some(self.cache.layout()),
+            seen_revision: Some(self.cache.node_revision()),
             reports: &BTreeMap::new(),
             queue: &self.queue,
             leader_epoch: 1,
@@ -134,7 +134,7 @@ impl Yard {
                 };
                 assert!(self.tasks.insert(uid, task).is_none());
             }
-            Some(Order::Withdraw { transfer, cleanup }) => {
+            Some(Order::CancelOrphan { transfer, cleanup }) => {
                 let (job, _) = Job::cancelled(transfer.spec, cleanup);
                 let snapshot = Snapshot::of(&job, &transfer.fabric, 0);
                 let task = Task {
@@ -143,13 +143,15 @@ impl Yard {
                 };
                 assert!(self.tasks.insert(uid, task).is_none());
             }
-            Some(Order::Stop(cleanup)) => {
+            Some(Order::Cancel(cleanup)) => {
                 let task = self.tasks.get_mut(&uid).unwrap();
                 task.snapshot.end = Some(End::Cancelled(cleanup));
             }
-            Some(Order::Permit(attempt)) => self.tasks.get_mut(&uid).unwrap().permit = attempt,
+            Some(Order::AttemptRecorded(attempt)) => {
+                self.tasks.get_mut(&uid).unwrap().permit = attempt
+            }
             Some(Order::Forget) => drop(self.tasks.remove(&uid)),
-            Some(Order::Look(_) | Order::Meet { .. }) => {
+            Some(Order::ProbeSecret(_) | Order::UpdateMembers { .. }) => {
                 panic!("nothing asks for that")
             }
             None => {}
@@ -210,25 +212,30 @@ impl Yard {
 
 /// A transfer whose every step takes a round.
 fn advance(work: &mut Snapshot, permit: u32) {
-    match work.course {
+    match work.phase {
         TransferPhase::Listing => {
             work.manifest = Some(weft_crds::ManifestSummary {
                 files: 1,
                 bytes: 1000,
                 digest: None,
             });
-            (work.course, work.claims) = (TransferPhase::Waiting, Some(work.attempt + 1));
+            (work.phase, work.unrecorded_attempt) =
+                (TransferPhase::Waiting, Some(work.attempt + 1));
         }
-        TransferPhase::Waiting if work.claims.is_some_and(|claim| claim <= permit) => {
+        TransferPhase::Waiting
+            if work
+                .unrecorded_attempt
+                .is_some_and(|number| number <= permit) =>
+        {
             work.attempt = permit;
-            (work.course, work.claims) = (TransferPhase::Running, None);
+            (work.phase, work.unrecorded_attempt) = (TransferPhase::Running, None);
         }
         TransferPhase::Running if !work.started => work.started = true,
         TransferPhase::Running => {
             for there in &mut work.destinations {
                 there.state = DestinationState::Verified;
             }
-            (work.course, work.end) = (TransferPhase::Over, Some(End::Complete));
+            (work.phase, work.end) = (TransferPhase::Over, Some(End::Complete));
         }
         _ => {}
     }
@@ -264,7 +271,7 @@ fn four_jobs_of_a_namespace_do_not_hold_up_one_of_another() {
     );
     assert!(
         status.start_time.is_none()
-            && !is_held(yard.cache.jobs.get(&Yard::key("team-a/a4")).unwrap())
+            && !has_finalizer(yard.cache.jobs.get(&Yard::key("team-a/a4")).unwrap())
     );
     yard.settle();
     // b1 begins with the oldest, and what is apart waits for nobody.

@@ -6,7 +6,7 @@ use tonic::{Code, Status};
 use weft_identity::cause::innermost;
 use weft_proto::{Message as _, agent::v1::ErrorDetail};
 
-/// The reason of a refusal by silence, of a node that has been reached before.
+/// The reason where a node that was reached before does not answer.
 pub(crate) const UNREACHABLE: &str = "NodeUnreachable";
 /// The same of a node to which this process has never made a connection.
 pub(crate) const NEVER_REACHED: &str = "NodeNeverReached";
@@ -24,7 +24,7 @@ const OF_MANIFEST: [&str; 3] = ["PeerFaulty", "BadManifest", "ManifestNotFetched
 
 /// Something that an agent, or the way to it, refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct Failure {
     /// The node that refuses, or that could not be called.
     pub node: String,
     /// Stable, for machines.
@@ -35,7 +35,7 @@ pub struct Refusal {
     pub retriable: bool,
 }
 
-impl Refusal {
+impl Failure {
     /// What a report, of the node itself or of its sender, says of a node.
     pub(crate) fn reported(node: &str, reason: &str, message: &str, retriable: bool) -> Self {
         Self {
@@ -52,11 +52,11 @@ impl Refusal {
     }
 
     /// The call may not have reached the agent, and another call may.
-    pub(crate) fn may_not_have_arrived(&self) -> bool {
+    pub(crate) fn is_worth_repeating(&self) -> bool {
         self.retriable && self.reason != UNKNOWN
     }
 
-    /// The configuration that these nodes do not have yet may take the refusal away.
+    /// The configuration that these nodes do not have yet may take the failure away.
     pub(crate) fn is_configuration_error(&self, pending: &BTreeSet<String>) -> bool {
         match self.reason.as_str() {
             // Two agents differ, or the agent and the operator do.
@@ -77,8 +77,8 @@ impl Refusal {
 }
 
 /// No agent of the node is known.
-pub(crate) fn unknown(node: &str) -> Refusal {
-    Refusal {
+pub(crate) fn unknown(node: &str) -> Failure {
+    Failure {
         node: node.to_owned(),
         reason: UNKNOWN.to_owned(),
         message: format!(
@@ -95,10 +95,10 @@ pub(crate) fn is_of_connection(status: &Status) -> bool {
 }
 
 /// What an error of a call means: what the agent itself says, or else that it cannot be reached.
-pub(crate) fn refusal(node: &str, address: &str, status: &Status) -> Refusal {
+pub(crate) fn failure(node: &str, address: &str, status: &Status) -> Failure {
     let detail = ErrorDetail::decode(status.details()).unwrap_or_default();
     if !detail.reason.is_empty() {
-        return Refusal {
+        return Failure {
             node: node.to_owned(),
             reason: detail.reason,
             message: status.message().to_owned(),
@@ -114,15 +114,15 @@ pub(crate) fn refusal(node: &str, address: &str, status: &Status) -> Refusal {
         Some(source) => innermost(source),
         None => status.message().to_owned(),
     };
-    Refusal {
+    Failure {
         retriable,
         ..unreachable(node, address, &cause)
     }
 }
 
 /// The agent does not answer.
-pub(crate) fn unreachable(node: &str, address: &str, cause: &str) -> Refusal {
-    Refusal {
+pub(crate) fn unreachable(node: &str, address: &str, cause: &str) -> Failure {
+    Failure {
         node: node.to_owned(),
         reason: UNREACHABLE.to_owned(),
         message: format!(
@@ -148,11 +148,11 @@ mod tests {
             "node node1: the disk is full: free some",
             detail.encode_to_vec().into(),
         );
-        let own = refusal("node1", "10.254.0.2:7400", &status);
+        let own = failure("node1", "10.254.0.2:7400", &status);
         assert_eq!((own.reason.as_str(), own.retriable), ("DiskFull", false));
         assert_eq!(own.message, "node node1: the disk is full: free some");
 
-        let silent = refusal("node1", "10.254.0.2:7400", &Status::unavailable("refused"));
+        let silent = failure("node1", "10.254.0.2:7400", &Status::unavailable("refused"));
         assert_eq!(
             (silent.reason.as_str(), silent.retriable),
             ("NodeUnreachable", true)

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use crossbeam_channel::Sender;
 use weft_proto::agent::v1::HeldRun;
 
-use crate::abort;
+use crate::critical;
 use crate::fault::Fault;
 use crate::files::{BLOCK_BYTES, Destination, DestinationFile, Digest};
 use crate::transfer::layout::Layout;
@@ -21,7 +21,7 @@ const HAVE_BLOCKS_MAX: u64 = 1 << 20;
 
 /// A prepared destination.
 #[derive(Debug)]
-pub(crate) struct StagedBlocks {
+pub(crate) struct ReceivedBlocks {
     /// Its files.
     pub destination: Arc<Destination>,
     /// How the manifest is cut.
@@ -46,7 +46,7 @@ struct Inner {
     sender: Option<Sender<SenderEvent>>,
 }
 
-impl StagedBlocks {
+impl ReceivedBlocks {
     /// Hashes what is on disk. Calls `check_stop` between files.
     pub(crate) fn fill(
         destination: Arc<Destination>,
@@ -103,7 +103,7 @@ impl StagedBlocks {
     /// An open file. One that was used a short time ago is still open.
     pub(crate) fn file(&self, index: u32) -> Result<Arc<DestinationFile>, Fault> {
         let kept = {
-            let inner = &mut *abort::lock(&self.inner);
+            let inner = &mut *critical::lock(&self.inner);
             let at = inner.open.iter().position(|(kept, _)| *kept == index);
             at.and_then(|at| inner.open.remove(at))
         };
@@ -117,7 +117,7 @@ impl StagedBlocks {
 
     fn keep(&self, index: u32, file: Arc<DestinationFile>) {
         let dropped = {
-            let mut inner = abort::lock(&self.inner);
+            let mut inner = critical::lock(&self.inner);
             inner.open.push_back((index, file));
             if inner.open.len() > OPEN_FILES {
                 inner.open.pop_front()
@@ -131,31 +131,31 @@ impl StagedBlocks {
 
     /// Closes all files.
     pub(crate) fn clear(&self) {
-        let open = std::mem::take(&mut abort::lock(&self.inner).open);
+        let open = std::mem::take(&mut critical::lock(&self.inner).open);
         drop(open);
     }
 
     /// The digest of a file, if the source has sent it.
     pub(crate) fn digest(&self, index: u32) -> Option<Digest> {
-        let sent = abort::lock(&self.inner).digests.get(&index).copied();
+        let sent = critical::lock(&self.inner).digests.get(&index).copied();
         sent.or_else(|| self.destination.digest_of_file(index))
     }
 
     /// Keeps the digest that the source has sent.
     pub(crate) fn set_digest(&self, index: u32, digest: Digest) {
-        abort::lock(&self.inner).digests.insert(index, digest);
+        critical::lock(&self.inner).digests.insert(index, digest);
     }
 
     /// Takes a file as whole, if it has the digest that the source sent.
     pub(crate) fn finish(&self, file: &DestinationFile, digest: &Digest) -> Result<(), Fault> {
         self.destination.finish(file, digest)?;
-        abort::lock(&self.inner).digests.remove(&file.index());
+        critical::lock(&self.inner).digests.remove(&file.index());
         Ok(())
     }
 
     /// Raises the number of messages, from the first, that are complete here.
     pub(crate) fn set_ready(&self, ready: u32) {
-        let mut inner = abort::lock(&self.inner);
+        let mut inner = critical::lock(&self.inner);
         inner.ready = ready;
         if let Some(sender) = &inner.sender {
             // A sender that has ended needs no event.
@@ -165,7 +165,7 @@ impl StagedBlocks {
 
     /// From now on this sender gets an event when that number rises. Returns the number now.
     pub(crate) fn set_sender(&self, sender: Sender<SenderEvent>) -> u32 {
-        let mut inner = abort::lock(&self.inner);
+        let mut inner = critical::lock(&self.inner);
         inner.sender = Some(sender);
         inner.ready
     }

@@ -24,7 +24,7 @@ pub(crate) fn thread(
 }
 
 /// Runs `work` on the runtime. Aborting the answer's task lets `work` run on.
-pub(crate) fn task(
+pub(crate) fn spawn(
     name: &'static str,
     work: impl Future<Output = ()> + Send + 'static,
 ) -> tokio::task::JoinHandle<()> {
@@ -37,7 +37,7 @@ pub(crate) fn task(
 }
 
 /// Runs `work` where it may block, and gives its result.
-pub(crate) async fn blocking<T: Send + 'static>(
+pub(crate) async fn spawn_blocking<T: Send + 'static>(
     name: &'static str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {

@@ -379,7 +379,7 @@ impl Fault {
             _ => {
                 let may_change = author == ConfigSource::Operator;
                 let reason = self.reason();
-                self.passes()
+                self.is_transient()
                     || ATTEMPT.contains(&reason)
                     || may_change && CONFIGURATION.contains(&reason)
             }
@@ -388,7 +388,7 @@ impl Fault {
 
     /// Whether the same call may succeed a moment later, in the same attempt.
     #[must_use]
-    pub fn passes(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             Fault::File(error) => error.reason() == "DestinationBusy",
             Fault::Object(error) => error.retriable(),
@@ -420,7 +420,7 @@ impl Fault {
             Fault::UnknownRoot { .. } | Fault::UnknownAttempt { .. } | Fault::ManifestUnknown => {
                 Code::NotFound
             }
-            _ if self.passes() => Code::Unavailable,
+            _ if self.is_transient() => Code::Unavailable,
             _ => Code::FailedPrecondition,
         }
     }

@@ -28,7 +28,7 @@ pub enum CallError {
 impl CallError {
     /// The same may succeed without anybody changing anything: there was no answer, or one by which the API
     /// server says that it cannot now.
-    pub(crate) fn passes(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Refused(kube::Error::Api(status)) => status.code == 429 || status.code >= 500,
             Self::Refused(error) => matches!(
@@ -158,16 +158,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whoever_never_answers_is_asked_again() {
         let mut asked = 0;
-        let answered = retry_until_answered("the test cannot go on", CallError::passes, || {
-            asked += 1;
-            let is_first = asked == 1;
-            call(async move {
-                if is_first {
-                    std::future::pending::<()>().await;
-                }
-                Ok(())
-            })
-        });
+        let answered =
+            retry_until_answered("the test cannot go on", CallError::is_transient, || {
+                asked += 1;
+                let is_first = asked == 1;
+                call(async move {
+                    if is_first {
+                        std::future::pending::<()>().await;
+                    }
+                    Ok(())
+                })
+            });
         assert!(answered.await.is_ok());
         assert_eq!(asked, 2);
     }

@@ -78,8 +78,8 @@ pub enum HomeError {
 
 impl HomeError {
     /// The same may succeed without anybody changing anything.
-    pub(crate) fn passes(&self) -> bool {
-        matches!(self, Self::Call { source, .. } if source.passes())
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self, Self::Call { source, .. } if source.is_transient())
     }
 }
 

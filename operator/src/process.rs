@@ -380,7 +380,7 @@ fn template(path: &Path) -> Result<DaemonSet, ProcessError> {
 async fn patient<T, F: Future<Output = Result<T, HomeError>>>(
     attempt: impl FnMut() -> F,
 ) -> Result<T, HomeError> {
-    retry_until_answered("a leader cannot begin", HomeError::passes, attempt).await
+    retry_until_answered("a leader cannot begin", HomeError::is_transient, attempt).await
 }
 
 /// A client of an API server that answers.

@@ -35,12 +35,12 @@ const PREPARE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Writes that are on their way to a slow disk have to end.
 pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often a Cancel is repeated that has not reached its node. In a cluster the tries are 7 s apart in all:
+/// How often a Cancel is repeated that has not reached its node. In a cluster the waits between the tries are 7 s together (1, 2 and 4 s):
 /// an agent that was stopped runs again by then, and a node that is down stays so for longer.
 const CANCEL_REPEATS: usize = 3;
 
 /// Where answers go. Boxed: a channel keeps room for 32 of what it carries, and there is one for each job.
-pub(crate) type Answers = UnboundedSender<Box<Input>>;
+pub(crate) type Inputs = UnboundedSender<Box<Input>>;
 
 /// How a job's agents are called, with what the job was when it gave the command.
 #[derive(Clone)]
@@ -48,7 +48,7 @@ pub(crate) struct Calling {
     pub(crate) pool: ConnectionPool,
     /// By node.
     pub(crate) agents: Arc<BTreeMap<String, Agent>>,
-    pub(crate) answers: Answers,
+    pub(crate) answers: Inputs,
     pub(crate) spec: Arc<Spec>,
     pub(crate) listing: Option<Listing>,
 }
@@ -74,7 +74,7 @@ impl Calling {
     /// The future of each call is boxed: a task is as large as the largest of them.
     pub(crate) async fn run(&self, command: Command) {
         let answer = match command {
-            // The runner answers it.
+            // The runner answers it, once the attempt is recorded.
             Command::RecordAttempt { .. } => return,
             Command::Stat { manifest_digest } => {
                 let call = self.stat(manifest_digest);

@@ -13,7 +13,9 @@ pub enum Command {
         /// For a verified copy: the digest of the manifest that names the files to list.
         manifest_digest: Option<Vec<u8>>,
     },
-    /// Record that an attempt of this number begins, where the next operator finds it.
+    /// Record that an attempt of this number begins, where the next operator finds it: in the status of the
+    /// TransferJob. The attempt begins with [`Input::AttemptRecorded`]; `weft play`, which no operator
+    /// succeeds, records nothing.
     RecordAttempt {
         /// The number.
         attempt: u32,

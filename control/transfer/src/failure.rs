@@ -90,7 +90,7 @@ pub(crate) fn unknown(node: &str) -> Failure {
 
 /// The connection failed, or the call on it: this is no answer of the agent.
 pub(crate) fn is_of_connection(status: &Status) -> bool {
-    // What came from the other end as a status has no source here.
+    // tonic sets a source only for an error of the transport on this side.
     std::error::Error::source(status).is_some()
 }
 

@@ -388,7 +388,7 @@ impl Job {
                 });
             }
             State::AwaitingFinalReports { until, .. } if self.now >= *until => {
-                self.settled();
+                self.after_final_reports();
             }
             _ => {}
         }

@@ -1,6 +1,6 @@
-//! The operator's part of a transfer: which commands it sends to which agent, and what the answers mean.
+//! The operator's part of a transfer: which commands it sends to which agent, and what follows from the answers.
 //!
-//! [`Job`] is pure: an answer goes in, commands come out; no clock, no network. [`Runner`] sends the
+//! [`Job`] is pure: an [`Input`] goes in, commands come out; no clock, no network. [`Runner`] sends the
 //! commands to the agents, over the connections of a [`ConnectionPool`], which all jobs share. The order
 //! is always
 //!

@@ -26,7 +26,7 @@ impl Jobs {
         // An earlier process may have left files of a job that is not known here.
         self.register_unknown_job(&job);
         // An unknown attempt is remembered as cancelled, so that a later Prepare or Start of it is refused.
-        let known = match self.admit(&job).await {
+        let known = match self.find_or_begin(&job).await {
             // A later attempt has ended this one.
             Err(Fault::StaleAttempt { .. }) => return Ok(CancelResponse {}),
             known => known?,
@@ -82,7 +82,7 @@ impl Jobs {
             }));
         }
         let released = join_all(released).await;
-        self.records.send_modify(|count| *count += 1);
+        self.copies_changed.send_modify(|count| *count += 1);
         let all: Result<(), FileError> = released.into_iter().collect();
         Ok(all?)
     }

@@ -72,7 +72,7 @@ pub struct Jobs {
     pub(crate) misuses: Misuses,
     known: Mutex<KnownJobs>,
     /// Counts the changes of copies' records.
-    pub(crate) records: Arc<watch::Sender<u64>>,
+    pub(crate) copies_changed: Arc<watch::Sender<u64>>,
     pub(crate) manifests: Manifests,
     domains: AtomicU32,
 }
@@ -98,7 +98,7 @@ impl Jobs {
             refused: Mutex::default(),
             misuses: Misuses::default(),
             known: Mutex::default(),
-            records: Arc::default(),
+            copies_changed: Arc::default(),
             manifests: Manifests::default(),
             domains: AtomicU32::new(1),
         })
@@ -175,7 +175,7 @@ impl Jobs {
     }
 
     /// This attempt, made if it is new. An earlier one of the same job is ended first.
-    pub(crate) async fn admit(&self, job: &JobRef) -> Result<Arc<KnownAttempt>, Fault> {
+    pub(crate) async fn find_or_begin(&self, job: &JobRef) -> Result<Arc<KnownAttempt>, Fault> {
         loop {
             let earlier = {
                 let mut known = critical::lock(&self.known);

@@ -42,7 +42,7 @@ impl Jobs {
             .map(|name| convert::copy_job(&job.uid, name))
             .transpose()?;
         let (algorithm, expect) = convert::verification(request.verification)?;
-        let known = self.admit(&job).await?;
+        let known = self.find_or_begin(&job).await?;
         known.set_name(name);
         known.attempt.renew();
         known.is_first("Prepare", &repeatable)?;
@@ -121,7 +121,7 @@ impl Jobs {
         if is_recorded {
             known.attempt.set_recorder(Recorder {
                 files: RecordedFiles::Destination(prepared.staged.destination.clone()),
-                records: self.records.clone(),
+                records: self.copies_changed.clone(),
             });
         }
         {

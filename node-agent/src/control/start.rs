@@ -60,7 +60,7 @@ impl Jobs {
             .map(|name| convert::copy_job(&job.uid, name))
             .transpose()?;
         let known = match &part {
-            Part::Source(_) => self.admit(&job).await?,
+            Part::Source(_) => self.find_or_begin(&job).await?,
             Part::Destination(_) | Part::Local(_) => self.find(&job)?,
         };
         known.set_name(name);
@@ -82,7 +82,7 @@ impl Jobs {
             },
             Part::Local(part) => self.start_local(&known, part),
         };
-        // The same Start would be answered as if this one had worked.
+        // Otherwise a repeated Start would be answered with OK.
         started.inspect_err(|fault| known.attempt.fail(fault.clone()))?;
         Ok(StartResponse {})
     }
@@ -109,7 +109,7 @@ impl Jobs {
         if let Some(job) = recorded_for {
             attempt.set_recorder(Recorder {
                 files: RecordedFiles::Source(source.clone(), job),
-                records: self.records.clone(),
+                records: self.copies_changed.clone(),
             });
         }
         let reader = SourceReader::new(source, layout.clone(), Some(attempt.clone()));

@@ -262,7 +262,7 @@ impl Member {
     /// Applies changes while the agent runs. Returns why it cannot go on.
     async fn run_agent(&mut self, agent: &Agent, start: &StartConfig) -> EnrollError {
         let jobs = agent.jobs();
-        let mut records = jobs.records.subscribe();
+        let mut records = jobs.copies_changed.subscribe();
         let mut applied = start.node_config.agent.clone();
         let mut nic = start.nic.clone();
         let mut changed_since = None;

@@ -22,7 +22,7 @@ use super::tree::FileTree;
 const MODE_BITS_ALL: u32 = 0o7777;
 
 /// One file of a destination while it is written, forwarded and finished. Every method may be
-/// called from any thread; two blocks are written at the same time.
+/// called from any thread; two blocks may be written at the same time.
 #[derive(Debug)]
 pub struct DestinationFile {
     target: Target,

@@ -13,7 +13,7 @@ use weft_proto::agent::v1::agent_client::AgentClient;
 use crate::fault::Fault;
 use crate::tls::Tls;
 
-/// Largest control message: the hashes of 1 TiB.
+/// Largest control message: room for the block hashes of 2 TiB, 32 bytes for each MiB.
 pub(crate) const CONTROL_BYTES_MAX: usize = 64 << 20;
 /// Time for one try to reach another agent.
 const TRY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -71,7 +71,7 @@ impl OtherAgent<'_> {
         let mut wait = RETRY_FIRST;
         loop {
             match call().await {
-                Err(fault) if fault.passes() && Instant::now() + wait <= deadline => {}
+                Err(fault) if fault.is_transient() && Instant::now() + wait <= deadline => {}
                 result => return result,
             }
             tokio::time::sleep(wait).await;

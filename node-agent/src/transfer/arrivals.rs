@@ -1,12 +1,12 @@
 //! Which messages have come over the connection with the parent, and which may come next.
 //!
 //! Pure. A message far ahead of the first that is missing would open files that nothing closes
-//! soon, so a parent sends none ([`crate::transfer::fanout`]) and an intake takes none ([`crate::transfer::receiver`]).
+//! soon, so a parent sends none ([`crate::transfer::fanout`]) and a receiver takes none ([`crate::transfer::receiver`]).
 
 use std::collections::BTreeSet;
 
 /// A message is sent only when all but this many before it are acknowledged. It bounds the files
-/// that an intake has open at once: at most two are half-done in each message. 64 messages are
+/// that a receiver has open at once: at most two are half-done in each message. 64 messages are
 /// 64 MiB, a delay of 50 ms at 10 Gbit/s: longer than a lost chunk takes. No connection has more
 /// slots, so a parent can always fill all of them.
 pub(crate) const WINDOW_MESSAGES: u32 = 64;
@@ -21,7 +21,7 @@ pub(crate) struct ReceiveWindow {
 }
 
 impl ReceiveWindow {
-    /// Messages from the first that have come.
+    /// Number of messages that have arrived without a gap, from the first.
     pub(crate) fn ready(&self) -> u32 {
         self.ready
     }

@@ -41,7 +41,7 @@ struct Inner {
     digests: HashMap<u32, Digest>,
     /// Least recently used first.
     open: VecDeque<(u32, Arc<DestinationFile>)>,
-    /// Messages from the first that are complete here.
+    /// Number of messages that are complete here without a gap, from the first.
     ready: u32,
     sender: Option<Sender<SenderEvent>>,
 }

@@ -17,7 +17,7 @@ pub(crate) mod secret;
 mod secret_probes;
 pub(crate) mod snapshot;
 pub(crate) mod status;
-mod work;
+mod transfer_task;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,7 +30,10 @@ use kube::Resource as _;
 use tokio::sync::{Notify, watch};
 use weft_crds::TransferJob;
 
-use self::{decide::Order, query::Query, queue::Queue, secret_probes::SecretProbes, work::Work};
+use self::{
+    decide::Order, query::Query, queue::Queue, secret_probes::SecretProbes,
+    transfer_task::TransferTask,
+};
 use super::{
     backoff::Backoff,
     cache::{Key, uid},
@@ -54,7 +57,7 @@ const CRASH_FORGET_AFTER: Duration = Duration::from_secs(600);
 /// Decides jobs.
 pub(crate) struct Jobs {
     /// By the jobs' UIDs.
-    works: BTreeMap<String, Work>,
+    works: BTreeMap<String, TransferTask>,
     /// When a job's status was last written, by UID.
     written: BTreeMap<String, Timestamp>,
     /// Transfers whose task ended without an outcome, by the jobs' UIDs.
@@ -155,10 +158,10 @@ impl Jobs {
                     attempts_before,
                     "a transfer begins"
                 );
-                Work::new(object.key, *transfer, None, pool, wake)
+                TransferTask::new(object.key, *transfer, None, pool, wake)
             }
             Order::CancelOrphan { transfer, cleanup } => {
-                Work::new(object.key, *transfer, Some(cleanup), pool, wake)
+                TransferTask::new(object.key, *transfer, Some(cleanup), pool, wake)
             }
             Order::UpdateMembers { revision, members } => {
                 if let Some(work) = self.works.get_mut(&uid) {
@@ -223,7 +226,7 @@ impl Controller for Jobs {
             let uid = uid(job);
             let work = self.works.get_mut(&uid);
             let seen_revision = work.as_ref().and_then(|work| work.seen_revision());
-            let work = work.map(Work::snapshot);
+            let work = work.map(TransferTask::snapshot);
             let decision = decide::decide(&decide::View {
                 job,
                 cache: round.cache,
@@ -253,7 +256,7 @@ impl Controller for Jobs {
             self.work_queue.add_at(&key, soon);
             self.execute(round, key, uid, order);
         }
-        for key in self.queue.settle() {
+        for key in self.queue.recompute_turns() {
             self.work_queue.add(key);
             self.wake.notify_one();
         }

@@ -58,7 +58,7 @@ pub(crate) enum Change {
 pub(crate) enum Priority {
     /// A job's next step waits for it.
     High,
-    /// What fabrics and nodes are, and what a job's end waits for. Thousands of nodes may change at once.
+    /// The status and the labels of nodes, the status of fabrics, and the writes that end a job. Thousands of nodes may change at once.
     Normal,
     /// Only people look at it: how many bytes have moved.
     Low,

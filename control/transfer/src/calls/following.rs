@@ -14,7 +14,7 @@ use crate::{command::Input, failure::Failure};
 const FORWARDS_PER_INTERVAL: u32 = 4;
 /// Between two forwards, at most this many reports are read: an agent reports every thread that ends, and has
 /// four for each of 64 children.
-const READ: u32 = 64;
+const READS_PER_FORWARD: u32 = 64;
 
 /// Of a name or a reason: the longest name in Kubernetes.
 const NAME_BYTES_MAX: usize = 253;
@@ -54,7 +54,7 @@ impl Calling {
                     }
                     continue;
                 }
-                message = stream.message(), if read < READ => message,
+                message = stream.message(), if read < READS_PER_FORWARD => message,
             };
             let mut report = match message {
                 Ok(Some(report)) => report,

@@ -223,14 +223,14 @@ impl Job {
                 self.state = State::Cancelling { attempt, waiting };
             }
             State::AwaitingFinalReports { attempt, .. } if attempt.all_streams_ended() => {
-                self.settled();
+                self.after_final_reports();
             }
             _ => {}
         }
     }
 
     /// All that were in the attempt are Verified; destinations that came since get the next one.
-    pub(super) fn settled(&mut self) {
+    pub(super) fn after_final_reports(&mut self) {
         if self.destinations.remaining().is_empty() {
             self.finish();
         } else {

@@ -49,7 +49,7 @@ impl Job {
 
     /// Records what the attempt left at its nodes, and decides which node sends in the next one.
     fn end_attempt(&mut self, attempt: &Attempt) {
-        let has_failed_to_send = self.close(attempt);
+        let has_failed_to_send = self.record_outcomes(attempt);
         let has_gained = self.destinations.progress_mark() > self.progress_before;
         if has_gained {
             self.failed_senders.clear();
@@ -66,7 +66,7 @@ impl Job {
     }
 
     /// Records what the attempt left at its nodes; whether another node should send in the next one.
-    fn close(&mut self, attempt: &Attempt) -> bool {
+    fn record_outcomes(&mut self, attempt: &Attempt) -> bool {
         let mut is_the_senders = self.has_failed_to_send(attempt);
         let source = match attempt.state(attempt.source()) {
             Some(MemberState::Stopped(failure)) => Some(failure),
@@ -127,7 +127,7 @@ impl Job {
         }
     }
 
-    /// All nodes that may know of the job are told. A job that ends by itself goes on to do so.
+    /// All nodes that may know of the job are told. A job that is already ending ignores the cancel.
     pub(super) fn on_cancel(&mut self, cleanup: Cleanup) {
         let ends_by_itself = matches!(
             self.state,

@@ -190,7 +190,7 @@ impl World {
                     self.answer(Input::Stat(result));
                 }
                 Command::RecordAttempt { attempt } => {
-                    self.answer(Input::AttemptRecorded { attempt })
+                    self.answer(Input::AttemptRecorded { attempt });
                 }
                 Command::Call {
                     node,

@@ -551,7 +551,7 @@ fn nobody_begins_to_write_where_a_copy_is_being_removed() {
     for path in ["a/m", "a/m/sub", "a"] {
         let error = another(&node, path, &source).unwrap_err();
         assert_fault(&error, "DestinationBusy", path);
-        assert!(crate::fault::Fault::from(error).passes());
+        assert!(crate::fault::Fault::from(error).is_transient());
     }
     another(&node, "a/mm", &source).unwrap();
     // The attempts that were refused are not there.

@@ -32,10 +32,10 @@ use crate::controllers::{
 use crate::reports::{NodeState, nodes_with_copy};
 use weft_transfer::{Cleanup, End, Endpoint, MembershipUpdate};
 
-/// Progress is written when what is written is so old …
+/// Progress is written when the written progress is so old …
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);
-/// … and this part of all bytes has moved since: 1 %.
-const PROGRESS_PARTS: i64 = 100;
+/// … and so many percent of all bytes have moved since.
+const PROGRESS_PERCENT: i64 = 1;
 
 /// What a job is decided from.
 pub(crate) struct View<'a> {
@@ -437,11 +437,8 @@ fn write(view: &View<'_>, old: &TransferJobStatus, new: &TransferJobStatus) -> D
         let is_old = view
             .written
             .is_none_or(|at| view.now.duration_since(at) >= PROGRESS_AGE);
-        let moved = new
-            .bytes
-            .saturating_sub(old.bytes)
-            .saturating_mul(PROGRESS_PARTS);
-        if !is_old || moved < new.bytes_total {
+        let moved = new.bytes.saturating_sub(old.bytes).saturating_mul(100);
+        if !is_old || moved < new.bytes_total.saturating_mul(PROGRESS_PERCENT) {
             return Decision::default();
         }
     }

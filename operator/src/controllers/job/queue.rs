@@ -231,7 +231,7 @@ impl Queue {
     }
 
     /// Gives the turns anew. Returns the jobs that have another one since, or wait for something else.
-    pub(crate) fn settle(&mut self) -> Vec<Key> {
+    pub(crate) fn recompute_turns(&mut self) -> Vec<Key> {
         if !std::mem::take(&mut self.is_stale) {
             return Vec::new();
         }

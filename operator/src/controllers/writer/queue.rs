@@ -22,7 +22,8 @@ const IN_FLIGHT_OF_A_KIND_MAX: usize = 6;
 const EVENTS_WAITING_MAX: usize = 500;
 
 /// The delays after a request that failed.
-const FAILED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(32));
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+const LONGEST_DELAY: Duration = Duration::from_secs(32);
 /// … and after one that lost to a newer version of the object, which is on its way in milliseconds.
 const CONFLICT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(8));
 /// A failure so long after the last is a first one.
@@ -89,7 +90,7 @@ impl Default for Queue {
             in_flight: BTreeMap::new(),
             events: VecDeque::new(),
             is_event_in_flight: false,
-            failed: Backoff::new(FAILED.0, FAILED.1, FORGET_AFTER),
+            failed: Backoff::new(FIRST_DELAY, LONGEST_DELAY, FORGET_AFTER),
             conflicts: Backoff::new(CONFLICT.0, CONFLICT.1, FORGET_AFTER),
             submissions: 0,
         }

@@ -57,7 +57,7 @@ fn queue(entries: impl IntoIterator<Item = QueueEntry>) -> Queue {
     for entry in entries {
         queue.see(&uid(&entry), Some(entry));
     }
-    queue.settle();
+    queue.recompute_turns();
     queue
 }
 
@@ -102,10 +102,10 @@ fn a_namespaces_first_job_does_not_wait_for_fifty_of_another() {
         let entry = entry(&format!("a/{i:02}"), i, &["n1", "n2"]);
         queue.see(&uid(&entry), Some(at_work(entry)));
     }
-    queue.settle();
+    queue.recompute_turns();
     assert_eq!(begin(&queue), Vec::<&str>::new());
     queue.see("a/00", None);
-    queue.settle();
+    queue.recompute_turns();
     assert_eq!(begin(&queue), ["b/1"]);
 }
 
@@ -140,7 +140,7 @@ fn who_is_next_keeps_a_place_at_each_of_its_nodes_and_who_is_not_keeps_none() {
         queue.see(name, Some(at_work(entry(name, 9, &nodes))));
     }
     queue.see("a/1", None);
-    queue.settle();
+    queue.recompute_turns();
     assert_eq!(begin(&queue), ["a/3"]);
 }
 
@@ -168,7 +168,7 @@ fn what_is_written_of_a_job_that_waits_changes_only_with_the_node_that_it_waits_
         queue.see(name, Some(busy(name, &["n1", "n4"])));
     }
     // The source is full by now, too.
-    assert_eq!(queue.settle(), Vec::<Key>::new());
+    assert_eq!(queue.recompute_turns(), Vec::<Key>::new());
     let waiting = entry("a/5", 5, &["n1", "n2"]);
     let message = |queue: &Queue| queue.turns["a/5"].obstacle(&waiting).unwrap().message;
     assert_eq!(
@@ -179,12 +179,12 @@ fn what_is_written_of_a_job_that_waits_changes_only_with_the_node_that_it_waits_
     );
     queue.see("a/1", None);
     let key = entry("a/5", 5, &["n1"]).key;
-    assert_eq!(queue.settle(), std::slice::from_ref(&key));
+    assert_eq!(queue.recompute_turns(), std::slice::from_ref(&key));
     assert!(message(&queue).starts_with("node n1 "));
     queue.see("b/1", None);
-    assert_eq!(queue.settle(), [key]);
+    assert_eq!(queue.recompute_turns(), [key]);
     assert_eq!(begin(&queue), ["a/5"]);
-    assert_eq!(queue.settle(), Vec::<Key>::new());
+    assert_eq!(queue.recompute_turns(), Vec::<Key>::new());
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn at_a_path_who_is_at_work_comes_first_and_then_the_oldest() {
     assert_eq!(begin(&queue), ["team-a/b"]);
     queue.see("team-a/a", Some(at_work(to_path("a", 3, "x"))));
     assert_eq!(of(&queue, "b", 1).as_deref(), Some("a"));
-    queue.settle();
+    queue.recompute_turns();
     assert_eq!(begin(&queue), Vec::<&str>::new());
 }
 
@@ -325,11 +325,15 @@ fn those_that_waited_are_decided_again_when_the_way_is_free() {
     queue.see("2", Some(to_path("second", 2, "x/y")));
     queue.see("3", Some(to_path("third", 3, "z")));
     // They were only now heard of.
-    assert_eq!(queue.settle().len(), 2);
+    assert_eq!(queue.recompute_turns().len(), 2);
     queue.see("2", Some(to_path("second", 2, "x/y")));
-    assert!(queue.settle().is_empty());
+    assert!(queue.recompute_turns().is_empty());
     queue.keep(&["2".to_owned(), "3".to_owned()].into());
-    let again: Vec<String> = queue.settle().into_iter().map(|key| key.name).collect();
+    let again: Vec<String> = queue
+        .recompute_turns()
+        .into_iter()
+        .map(|key| key.name)
+        .collect();
     assert_eq!(again, ["second"]);
     assert_eq!(begin(&queue), ["2", "3"]);
 }
@@ -361,7 +365,7 @@ proptest! {
                 let entry = made(i, job);
                 queue.see(&uid(&entry), Some(entry));
             }
-            queue.settle();
+            queue.recompute_turns();
             for uid in begin(&queue).into_iter().map(str::to_owned).collect::<Vec<_>>() {
                 let entry = queue.entries[&uid].clone();
                 let steps = jobs[uid[3..].parse::<usize>().unwrap()].3;

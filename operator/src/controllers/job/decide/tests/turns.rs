@@ -87,7 +87,7 @@ impl Yard {
                 return;
             }
         }
-        self.queue.settle();
+        self.queue.recompute_turns();
         for task in self.tasks.values_mut() {
             advance(&mut task.snapshot, task.permit);
         }
@@ -148,7 +148,7 @@ impl Yard {
                 task.snapshot.end = Some(End::Cancelled(cleanup));
             }
             Some(Order::AttemptRecorded(attempt)) => {
-                self.tasks.get_mut(&uid).unwrap().permit = attempt
+                self.tasks.get_mut(&uid).unwrap().permit = attempt;
             }
             Some(Order::Forget) => drop(self.tasks.remove(&uid)),
             Some(Order::ProbeSecret(_) | Order::UpdateMembers { .. }) => {
@@ -363,7 +363,7 @@ fn without_a_cap_all_begin_at_once_and_those_that_wait_begin_when_it_goes() {
         for key in keys {
             yard.decide(&key);
         }
-        yard.queue.settle();
+        yard.queue.recompute_turns();
     }
     for name in ["job-a1", "job-a3", "job-a4", "job-b1", "job-apart"] {
         assert!(yard.tasks.contains_key(name), "{name}: {:#?}", yard.log);

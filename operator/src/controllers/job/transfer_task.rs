@@ -25,7 +25,7 @@ use weft_transfer::{Cleanup, ConnectionPool, Endpoint, Job, MembershipUpdate, Ru
 const TICK: Duration = Duration::from_secs(1);
 
 /// Dropping it ends the task; agents are told nothing, and end the attempt themselves some time.
-pub(crate) struct Work {
+pub(crate) struct TransferTask {
     key: Key,
     snapshot: watch::Receiver<Arc<Snapshot>>,
     instructions: UnboundedSender<Instruction>,
@@ -46,7 +46,7 @@ enum Instruction {
     UpdateMembers(Box<JobMembers>),
 }
 
-impl Work {
+impl TransferTask {
     /// Begins to move bytes, or to tell agents that the transfer is over and what they remove.
     pub(crate) fn new(
         key: Key,
@@ -138,7 +138,7 @@ impl Work {
     }
 }
 
-impl Drop for Work {
+impl Drop for TransferTask {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -224,7 +224,7 @@ mod tests {
         let pool = ConnectionPool::new(Arc::new(Authority::new("weft").unwrap()));
         let changed = Arc::new(Notify::new());
         let wake = Arc::clone(&changed);
-        let mut work = Work::new(scenario::minilm(), transfer, None, &pool, wake);
+        let mut work = TransferTask::new(scenario::minilm(), transfer, None, &pool, wake);
         assert_eq!(work.peek().phase, TransferPhase::Listing);
         let begun = Instant::now();
         changed.notified().await;

@@ -36,8 +36,9 @@ use self::{
     cache::Key,
     cluster::{Cluster, ClusterError},
     controller::{Controller, ReconcileContext, Setup, TICK},
-    job::secret::Secrets,
-    kinds::{Cache, WatchEvent},
+    fabric::Fabrics,
+    job::{Jobs, secret::Secrets},
+    kinds::{Cache, WatchEvent, for_each_kind},
     lead::WriteFence,
     membership::Membership,
     request::Request,
@@ -69,7 +70,7 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
     let mut watches = kinds::watch(&context.client, namespace);
     let mut reports = context.reports.clone();
     let mut runner = Runner {
-        controllers: kinds::controllers(&setup),
+        controllers: controllers(&setup),
         writer: Writer::new(
             Arc::new(cluster),
             context.writes_per_second,
@@ -130,6 +131,34 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
         due = Instant::now() + TICK;
     }
 }
+
+/// Makes the controller of a kind that has one.
+macro_rules! push {
+    ($list:ident, $setup:ident) => {};
+    ($list:ident, $setup:ident, $controller:ty) => {
+        $list.push(Box::new(<$controller>::new($setup)))
+    };
+}
+
+/// Makes the controllers of all kinds.
+macro_rules! controllers {
+    ($(
+        $(#[doc = $doc:literal])*
+        $(#[cfg($condition:meta)])?
+        $store:ident: $kind:ty $(=> $controller:ty)?,
+    )*) => {
+        #[expect(clippy::vec_init_then_push, reason = "a kind may be of tests only")]
+        fn controllers(setup: &Setup<'_>) -> Vec<Box<dyn Controller>> {
+            let mut controllers: Vec<Box<dyn Controller>> = Vec::new();
+            $(
+                $(#[cfg($condition)])?
+                push!(controllers, setup $(, $controller)?);
+            )*
+            controllers
+        }
+    };
+}
+for_each_kind!(controllers);
 
 struct Runner {
     context: Context,

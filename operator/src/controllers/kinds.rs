@@ -1,5 +1,5 @@
-//! The kinds of objects that the controllers read, and what decides about each: `kinds!` lists them. A new kind is
-//! a line there, and a module; see docs/add-a-kind.md.
+//! The kinds of objects that the controllers read, and what decides about each: `for_each_kind!` lists them. A new
+//! kind is a line there, and a module; see docs/add-a-kind.md.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -19,14 +19,12 @@ use weft_crds::{FabricNode, RdmaFabric, TransferJob};
 use super::{
     cache::{Cached, Key, Store},
     cluster_node::ClusterNode,
-    controller::{Controller, Setup},
-    fabric::Fabrics,
-    job::{Jobs, obstacle::Obstacle},
+    job::obstacle::Obstacle,
     request::{Object, Request, qualified},
 };
 use weft_transfer::ReadSecret;
 
-/// Declares the cache, the watches that fill it, and the controllers that decide from it.
+/// Declares the cache and the watches that fill it.
 macro_rules! kinds {
     ($(
         $(#[doc = $doc:literal])*
@@ -95,39 +93,35 @@ macro_rules! kinds {
             )*
             stream::select_all(watches)
         }
-
-        /// Makes the controllers of all kinds that have one.
-        pub(crate) fn controllers(setup: &Setup<'_>) -> Vec<Box<dyn Controller>> {
-            let mut controllers: Vec<Box<dyn Controller>> = Vec::new();
-            $(
-                $(#[cfg($condition)])?
-                {
-                    $(controllers.push(Box::new(<$controller>::new(setup)));)?
-                }
-            )*
-            controllers
-        }
     };
 }
 
-kinds! {
-    /// The jobs.
-    jobs: TransferJob => Jobs,
-    /// The fabrics.
-    fabrics: RdmaFabric => Fabrics,
-    /// The fabrics' nodes, as the operator last described them.
-    fabric_nodes: FabricNode,
-    /// The cluster's nodes: their labels and addresses.
-    nodes: ClusterNode,
-    /// The namespaces: their labels.
-    namespaces: PartialObjectMeta<Namespace>,
-    /// The agents' DaemonSets: what they were made from.
-    daemon_sets: PartialObjectMeta<DaemonSet>,
-    /// What docs/add-a-kind.md adds.
-    #[cfg(test)]
-    shortcuts: crate::controllers::tests::example::Shortcut
-        => crate::controllers::tests::example::Shortcuts,
+/// Hands the list of kinds to a macro.
+macro_rules! for_each_kind {
+    ($receiver:ident) => {
+        $receiver! {
+            /// The jobs.
+            jobs: TransferJob => Jobs,
+            /// The fabrics.
+            fabrics: RdmaFabric => Fabrics,
+            /// The fabrics' nodes, as the operator last described them.
+            fabric_nodes: FabricNode,
+            /// The cluster's nodes: their labels and addresses.
+            nodes: ClusterNode,
+            /// The namespaces: their labels.
+            namespaces: PartialObjectMeta<Namespace>,
+            /// The agents' DaemonSets: what they were made from.
+            daemon_sets: PartialObjectMeta<DaemonSet>,
+            /// What docs/add-a-kind.md adds.
+            #[cfg(test)]
+            shortcuts: $crate::controllers::tests::example::Shortcut
+                => $crate::controllers::tests::example::Shortcuts,
+        }
+    };
 }
+pub(crate) use for_each_kind;
+
+for_each_kind!(kinds);
 
 impl Cache {
     /// A number that changes when anything but a job changes.

@@ -41,9 +41,10 @@ pub(crate) async fn spawn_blocking<T: Send + 'static>(
     name: &'static str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {
+    // Caught there: the caller may be gone.
+    let work = move || catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| die(name));
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
-        Err(error) if error.is_panic() => die(name),
         // The runtime is being shut down, and whoever waits here with it.
         Err(_) => std::future::pending().await,
     }

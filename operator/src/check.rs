@@ -16,7 +16,7 @@ use crate::{
 /// What is not well may become so within.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks.
-const TICK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What is not well.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +66,7 @@ pub async fn run(
                     tracing::info!("{problem}; looking again");
                     said = problem;
                 }
-                sleep(TICK).await;
+                sleep(POLL_INTERVAL).await;
             }
             result => return result,
         }

@@ -37,7 +37,7 @@ use crate::home::{Home, HomeError};
 const AGAIN: Duration = Duration::from_secs(2);
 /// How often the authorities are read again. The proxy's changes once in years and the operator's once in months;
 /// until that is seen, calls fail.
-const TICK: Duration = Duration::from_secs(10);
+const AUTHORITY_POLL: Duration = Duration::from_secs(10);
 /// A server certificate lives a year.
 const CERTIFICATE_RENEWAL: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -122,7 +122,7 @@ async fn read(live: &Live) -> Result<(Front, Authority), LiveError> {
 /// Ends once the API server says another authority, name or header, or another authority signs here.
 async fn changed(front: &Front, authority: &Authority, live: &Live) {
     loop {
-        sleep(TICK).await;
+        sleep(AUTHORITY_POLL).await;
         // An API server that is away has changed nothing.
         if let Ok((now, signs)) = read(live).await
             && (now != *front || signs.to_kept() != authority.to_kept())

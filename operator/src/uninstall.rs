@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Between two looks.
-const TICK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Who changes `spec.suspend`, and removes labels.
 const MANAGER: &str = "weft-uninstall";
 /// So long the operator has to end the jobs at the agents.
@@ -115,7 +115,7 @@ async fn let_go(client: &Client) -> Result<(), UninstallError> {
         if !problem.is_empty() {
             tracing::warn!("TransferJobs cannot be stopped{problem}; trying on");
         }
-        sleep(TICK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 

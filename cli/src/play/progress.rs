@@ -175,8 +175,8 @@ fn text(destination: &Destination, all: Option<u64>, rate: u64) -> String {
         DestinationPhase::Verified { after } => {
             format!("verified in {}", Seconds(after.as_secs_f64()))
         }
-        DestinationPhase::Failed(refusal) => format!("failed: {}", refusal.reason),
-        DestinationPhase::Retrying(refusal) => format!("waiting: {}", refusal.reason),
+        DestinationPhase::Failed(failure) => format!("failed: {}", failure.reason),
+        DestinationPhase::Retrying(failure) => format!("waiting: {}", failure.reason),
         DestinationPhase::Pending => match destination.report.state() {
             State::Verifying => "verifying".to_owned(),
             State::Transferring if rate > 0 => {
@@ -218,7 +218,7 @@ mod tests {
             root: "data".into(),
             path: "x".into(),
         };
-        let refusal = Failure {
+        let failure = Failure {
             node: "node1".into(),
             reason: "NodeUnreachable".into(),
             message: String::new(),
@@ -229,7 +229,7 @@ mod tests {
             ..ProgressResponse::default()
         };
         let moving = report(State::Transferring);
-        let troubled = DestinationPhase::Retrying(refusal.clone());
+        let troubled = DestinationPhase::Retrying(failure.clone());
         let verified = DestinationPhase::Verified {
             after: Duration::from_millis(500),
         };
@@ -256,7 +256,7 @@ mod tests {
             ),
             (troubled, moving.clone(), rate, "waiting: NodeUnreachable"),
             (
-                DestinationPhase::Failed(refusal),
+                DestinationPhase::Failed(failure),
                 moving.clone(),
                 rate,
                 "failed: NodeUnreachable",

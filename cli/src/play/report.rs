@@ -140,12 +140,12 @@ impl Summary {
                         last = last.max(Some(*after));
                         ("Verified", String::new(), rounded(*after))
                     }
-                    DestinationPhase::Failed(refusal) | DestinationPhase::Retrying(refusal) => {
-                        let cause = cause(refusal);
+                    DestinationPhase::Failed(failure) | DestinationPhase::Retrying(failure) => {
+                        let cause = cause(failure);
                         if !failures.contains(&cause) {
                             failures.push(cause);
                         }
-                        ("Failed", refusal.reason.clone(), 0.0)
+                        ("Failed", failure.reason.clone(), 0.0)
                     }
                     DestinationPhase::Pending => ("Failed", "NotStarted".to_owned(), 0.0),
                 };
@@ -221,11 +221,11 @@ impl Summary {
 }
 
 /// Agents begin with their node, others name it in the middle, and libraries not at all.
-fn cause(refusal: &Failure) -> String {
-    if refusal.message.contains(&refusal.node) {
-        refusal.message.clone()
+fn cause(failure: &Failure) -> String {
+    if failure.message.contains(&failure.node) {
+        failure.message.clone()
     } else {
-        format!("{}: {}", refusal.node, refusal.message)
+        format!("{}: {}", failure.node, failure.message)
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_secs(60);
 const CANCEL_REPEATS: usize = 3;
 
 /// Where answers go. Boxed: a channel keeps room for 32 of what it carries, and there is one for each job.
-pub(crate) type Inputs = UnboundedSender<Box<Input>>;
+pub(crate) type InputSender = UnboundedSender<Box<Input>>;
 
 /// How a job's agents are called, with what the job was when it gave the command.
 #[derive(Clone)]
@@ -48,7 +48,7 @@ pub(crate) struct Calling {
     pub(crate) pool: ConnectionPool,
     /// By node.
     pub(crate) agents: Arc<BTreeMap<String, Agent>>,
-    pub(crate) answers: Inputs,
+    pub(crate) answers: InputSender,
     pub(crate) spec: Arc<Spec>,
     pub(crate) listing: Option<Listing>,
 }

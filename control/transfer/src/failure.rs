@@ -1,4 +1,4 @@
-//! Why an agent refused a call, or could not be called.
+//! Why a node could not do its part: its agent refused a call, could not be called, or failed later.
 
 use std::collections::BTreeSet;
 
@@ -22,10 +22,10 @@ const OF_CONFIGURATION: [&str; 3] = ["UnknownRoot", "RootReadOnly", "StoreForbid
 /// Reasons for which a destination refuses the manifest that it was sent.
 const OF_MANIFEST: [&str; 3] = ["PeerFaulty", "BadManifest", "ManifestNotFetched"];
 
-/// Something that an agent, or the way to it, refused.
+/// Why a node could not do its part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The node that refuses, or that could not be called.
+    /// The node at fault, or that could not be called.
     pub node: String,
     /// Stable, for machines.
     pub reason: String,
@@ -51,7 +51,7 @@ impl Failure {
         [NEVER_REACHED, ADDRESS_UNUSABLE, UNKNOWN].contains(&self.reason.as_str())
     }
 
-    /// The call may not have reached the agent, and another call may.
+    /// It is retriable, and an agent of the node is known.
     pub(crate) fn is_worth_repeating(&self) -> bool {
         self.retriable && self.reason != UNKNOWN
     }

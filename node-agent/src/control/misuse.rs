@@ -16,6 +16,8 @@ const REPORTED_FOR: Duration = Duration::from_secs(60 * 60);
 
 /// Misuses that are reported, at most.
 const REPORTED_MAX: usize = 16;
+/// Of one node, at most: the others have room.
+const REPORTED_OF_A_NODE_MAX: usize = 2;
 
 /// The node whose certificate was shown, what for, and when it was last.
 #[derive(Debug, Default)]
@@ -26,7 +28,9 @@ impl Misuses {
     pub(crate) fn note(&self, now: Instant, node: &NodeName, tried: &'static str) {
         let mut misuses = self.current(now);
         let misuse = (node.clone(), tried);
-        if misuses.len() < REPORTED_MAX || misuses.contains_key(&misuse) {
+        let of_node = misuses.keys().filter(|(other, _)| other == node).count();
+        let has_room = misuses.len() < REPORTED_MAX && of_node < REPORTED_OF_A_NODE_MAX;
+        if has_room || misuses.contains_key(&misuse) {
             misuses.insert(misuse, now);
         }
     }
@@ -103,6 +107,11 @@ mod tests {
             }
         }
         assert_eq!(misuses.current(now).len(), REPORTED_MAX);
+        let report = misuses.report(now).unwrap();
+        assert!(
+            report.contains("node n0 ") && report.contains("node n7 "),
+            "{report}"
+        );
         assert!(misuses.report(now).unwrap().len() < 1024);
     }
 }

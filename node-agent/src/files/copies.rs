@@ -439,7 +439,14 @@ impl<'r> Records<'r> {
         // A digest is of the files only. A directory's record names the directory itself, too.
         let entries = manifest.len() + usize::from(manifest.shape() == Shape::Directory);
         known_copy == (&copy.path, &copy.digest, false)
-            && known.entries().is_ok_and(|known| known.count() == entries)
+            && known.entries().is_ok_and(|mut known| {
+                let names = |path: &str| path.is_empty() || manifest.find(path).is_some();
+                let count = known.try_fold(0, |count, entry| {
+                    let (_, entry) = entry.ok()?;
+                    names(&entry.path).then_some(count + 1)
+                });
+                count == Some(entries)
+            })
             && matches!(self.difference(known), Ok(None))
     }
 

@@ -129,7 +129,15 @@ impl Target {
     /// page, 250 ms for each GiB: there only small files are allocated, and a large one may find the file system
     /// full when its blocks come.
     pub(super) fn make_partial(&self, parent: &OwnedFd, bytes: u64) -> Result<(), FileError> {
-        let failed = |operation, cause| FileError::writing(self.place(), operation, cause, bytes);
+        let failed = |operation, cause| {
+            let mut error = FileError::writing(self.place(), operation, cause, bytes);
+            if let FileError::DiskFull { available, .. } = &mut error
+                && let Ok(free) = fs::fstatvfs(parent)
+            {
+                *available = free.f_bavail.saturating_mul(free.f_frsize);
+            }
+            error
+        };
         let file = names::open_own(parent, &self.partial, OFlags::CREATE | OFlags::RDWR)
             .map_err(|cause| failed("open", cause))?;
         let stat = fs::fstat(&file).map_err(|cause| failed("fstat", cause))?;

@@ -17,6 +17,10 @@ pub(crate) type Buffer = Box<[u8]>;
 /// smaller budget three quarters are kept back.
 const RESERVED_BUFFERS: usize = 8 * (2 + 2);
 
+/// Buffers that a pool gives away at once: one that the block reader fills, and one that waits for it. Where the
+/// reader hangs on its file system, the others stay with transfers that move.
+const TAKEN_MAX: usize = 2;
+
 /// The buffers that all jobs of this agent may use together: `limits.memory`.
 #[derive(Debug)]
 pub struct MemoryBudget {
@@ -164,6 +168,9 @@ impl BufferPool {
     /// A buffer, if there is one now.
     #[must_use]
     pub(crate) fn take(&mut self) -> Option<Buffer> {
+        if self.taken >= TAKEN_MAX {
+            return None;
+        }
         let allowed = self.shrink();
         if let Some(free) = self.shared.iter().position(is_free) {
             self.taken += 1;
@@ -185,6 +192,11 @@ impl BufferPool {
         self.taken -= 1;
         self.shared.push(shared.clone());
         shared
+    }
+
+    /// Whether a taken buffer will come back by [`BufferPool::share`].
+    pub(crate) fn has_taken(&self) -> bool {
+        self.taken > 0
     }
 
     fn made(&self) -> usize {
@@ -219,6 +231,16 @@ mod tests {
 
     fn budget(buffers: u64) -> Arc<MemoryBudget> {
         MemoryBudget::new(buffers * SLOT)
+    }
+
+    #[test]
+    fn a_pool_whose_reader_hangs_keeps_two_buffers_from_the_others() {
+        let budget = budget(10);
+        let mut hung = budget.pool(2, 10).unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| hung.take()).collect();
+        assert_eq!(taken.len(), TAKEN_MAX);
+        let mut other = budget.pool(2, 10).unwrap();
+        assert_eq!(take_all(&mut other).len(), 2 + (10 - 4) / 2);
     }
 
     /// All that a pool gives now, shared.

@@ -20,8 +20,8 @@ use crate::transfer::peer::Peer;
 use crate::transfer::sender_event::SenderEvent;
 use crate::transfer::signal::{self, ABORT_NOTICE_TIMEOUT, ABORTED, PING, PING_INTERVAL};
 
-/// A sender that lacks a buffer looks this often whether another sender has given one up.
-const BUFFER_INTERVAL: Duration = Duration::from_millis(100);
+/// A sender without any buffer looks this often whether another sender has given one up.
+const BUFFER_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What a sender works with.
 #[derive(Debug)]
@@ -91,9 +91,10 @@ impl Sender {
         let mut engine_events = self.config.engine_events.clone();
         let mut stopping = false;
         while !self.fanout.is_over() && !stopping {
-            let buffer = match self.unbuilt.is_empty() {
-                true => never(),
-                false => after(BUFFER_INTERVAL),
+            let is_starved = !self.unbuilt.is_empty() && !self.config.pool.has_taken();
+            let buffer = match is_starved {
+                true => after(BUFFER_INTERVAL),
+                false => never(),
             };
             select! {
                 recv(engine_events) -> event => match event {
@@ -112,6 +113,8 @@ impl Sender {
             let limits = SendLimits::of(self.config.pool.shrink(), self.config.peers.len());
             self.fanout.set_limits(limits);
             self.act();
+            // What the new limits have freed goes to other senders at once.
+            self.config.pool.shrink();
         }
         if stopping {
             self.give_up();

@@ -1,7 +1,7 @@
 //! Jobs: what is decided about them, and the transfers that this process is at.
 //!
 //! [`decide`] says what is next for a job, from what the API has and how far its transfer is. A transfer is
-//! a task of its own ([`work`]). A job is decided again when something has happened to it or its time has
+//! a task of its own ([`transfer_task`]). A job is decided again when something has happened to it or its time has
 //! come: the work queue has these. A request that failed is made again, from what is true by then.
 
 pub(crate) mod decide;
@@ -57,7 +57,7 @@ const CRASH_FORGET_AFTER: Duration = Duration::from_secs(600);
 /// Decides jobs.
 pub(crate) struct Jobs {
     /// By the jobs' UIDs.
-    works: BTreeMap<String, TransferTask>,
+    tasks: BTreeMap<String, TransferTask>,
     /// When a job's status was last written, by UID.
     written: BTreeMap<String, Timestamp>,
     /// Transfers whose task ended without an outcome, by the jobs' UIDs.
@@ -76,7 +76,7 @@ impl Jobs {
     /// No job is known yet.
     pub(crate) fn new(setup: &Setup<'_>) -> Self {
         Self {
-            works: BTreeMap::new(),
+            tasks: BTreeMap::new(),
             written: BTreeMap::new(),
             crashes: Backoff::new(CRASH_FIRST, CRASH_LONGEST, CRASH_FORGET_AFTER),
             probes: SecretProbes::new(setup.secrets.clone(), Arc::clone(&setup.wake)),
@@ -94,7 +94,7 @@ impl Jobs {
         let changed = round.cache.jobs.changed().clone();
         if !changed.is_empty() {
             let uids: BTreeSet<String> = round.cache.jobs.iter().map(|(_, job)| uid(job)).collect();
-            self.works.retain(|uid, _| uids.contains(uid));
+            self.tasks.retain(|uid, _| uids.contains(uid));
             self.written.retain(|uid, _| uids.contains(uid));
             self.queue.keep(&uids);
             let jobs = &round.cache.jobs;
@@ -107,13 +107,13 @@ impl Jobs {
             }
             self.work_queue.add(key);
         }
-        for work in self.works.values() {
+        for work in self.tasks.values() {
             if let Some(key) = work.unseen_change() {
                 self.work_queue.add(key.clone());
             }
         }
         let elapsed = round.elapsed;
-        for (uid, work) in self.works.extract_if(.., |_, work| work.is_lost()) {
+        for (uid, work) in self.tasks.extract_if(.., |_, work| work.is_lost()) {
             let wait = self.crashes.failed(uid.clone(), elapsed);
             tracing::error!(
                 uid,
@@ -164,7 +164,7 @@ impl Jobs {
                 TransferTask::new(object.key, *transfer, Some(cleanup), pool, wake)
             }
             Order::UpdateMembers { revision, members } => {
-                if let Some(work) = self.works.get_mut(&uid) {
+                if let Some(work) = self.tasks.get_mut(&uid) {
                     work.update_members(revision, members);
                 }
                 // An attempt may wait until its number is recorded.
@@ -174,26 +174,26 @@ impl Jobs {
             }
             Order::ProbeSecret(secret) => return self.probes.probe(secret),
             Order::AttemptRecorded(attempt) => {
-                if let Some(work) = self.works.get(&uid) {
+                if let Some(work) = self.tasks.get(&uid) {
                     work.attempt_recorded(attempt);
                 }
                 return;
             }
             Order::Cancel(cleanup) => {
-                if let Some(work) = self.works.get(&uid) {
-                    work.stop(cleanup);
+                if let Some(work) = self.tasks.get(&uid) {
+                    work.cancel(cleanup);
                 }
                 return;
             }
             Order::Forget => {
-                self.works.remove(&uid);
+                self.tasks.remove(&uid);
                 // What follows from that is decided at once.
                 self.work_queue.add(object.key);
                 self.wake.notify_one();
                 return;
             }
         };
-        self.works.insert(uid, work);
+        self.tasks.insert(uid, work);
     }
 }
 
@@ -224,7 +224,7 @@ impl Controller for Jobs {
                 continue;
             };
             let uid = uid(job);
-            let work = self.works.get_mut(&uid);
+            let work = self.tasks.get_mut(&uid);
             let seen_revision = work.as_ref().and_then(|work| work.seen_revision());
             let work = work.map(TransferTask::snapshot);
             let decision = decide::decide(&decide::View {
@@ -271,7 +271,7 @@ impl Controller for Jobs {
     }
 
     fn answer(&self, query: Query, cache: &Cache, now: Timestamp) -> Option<Query> {
-        let works = self.works.iter();
+        let works = self.tasks.iter();
         let snapshots = works.map(|(uid, work)| (uid.clone(), work.peek()));
         query(&query::Known {
             cache,

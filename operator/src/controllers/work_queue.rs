@@ -11,9 +11,9 @@ use crate::controllers::cache::Key;
 
 /// All jobs are decided again this often, whatever has happened.
 const RESYNC: Duration = Duration::from_secs(10);
-/// All jobs depend on the layout of the nodes, and hundreds of nodes may change one after the other: then
+/// All jobs depend on the nodes, and hundreds of nodes may change one after the other: then
 /// all jobs are decided again this often.
-const LAYOUT: Duration = Duration::from_secs(1);
+const NODE_REVISION_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Times are since some start.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub(crate) struct WorkQueue {
     now: BTreeSet<Key>,
     later: BTreeMap<Key, Duration>,
     resynced: Option<Duration>,
-    layout: Option<(u64, Duration)>,
+    node_revision: Option<(u64, Duration)>,
 }
 
 impl WorkQueue {
@@ -42,14 +42,14 @@ impl WorkQueue {
         self.later.retain(|key, _| is_there(key));
     }
 
-    /// Whether all jobs are to be decided: the layout has changed, or a resync is due.
-    pub(crate) fn is_for_all(&mut self, layout: u64, now: Duration) -> bool {
+    /// Whether all jobs are to be decided: a node has changed, or a resync is due.
+    pub(crate) fn is_for_all(&mut self, node_revision: u64, now: Duration) -> bool {
         let has_passed = |since: Duration, span: Duration| now.saturating_sub(since) >= span;
-        let is_new = self
-            .layout
-            .is_none_or(|(known, at)| known != layout && has_passed(at, LAYOUT));
+        let is_new = self.node_revision.is_none_or(|(known, at)| {
+            known != node_revision && has_passed(at, NODE_REVISION_INTERVAL)
+        });
         if is_new {
-            self.layout = Some((layout, now));
+            self.node_revision = Some((node_revision, now));
         }
         let is_due = self.resynced.is_none_or(|at| has_passed(at, RESYNC));
         if is_due {

@@ -14,7 +14,7 @@ use kube::{
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
-use super::{MANAGER, TICK};
+use super::{MANAGER, POLL_INTERVAL};
 use crate::{
     api::call,
     lease::{LeaseStore, seize},
@@ -52,7 +52,7 @@ pub(super) async fn remove(client: &Client, board: impl LeaseStore) -> Result<us
                 0 => return Ok(count),
                 more => count += more,
             }
-            sleep(TICK).await;
+            sleep(POLL_INTERVAL).await;
         }
     };
     tokio::select! {

@@ -161,8 +161,8 @@ fn complaint(job: &Job) -> Option<String> {
     let at_source = job.source_fault().map(|fault| fault.message);
     let at_destinations = job.destinations().filter_map(|view| match &view.phase {
         DestinationPhase::Verified { .. } => None,
-        DestinationPhase::Failed(refusal) | DestinationPhase::Retrying(refusal) => {
-            Some(refusal.message.clone())
+        DestinationPhase::Failed(failure) | DestinationPhase::Retrying(failure) => {
+            Some(failure.message.clone())
         }
         DestinationPhase::Pending => Some(format!("{} was not started", view.place.node)),
     });

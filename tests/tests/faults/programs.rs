@@ -11,7 +11,7 @@ use weft_proto::agent::v1::{CancelRequest, Location, Overwrite, StatRequest};
 use weft_sim::draw::Draw;
 
 use crate::{
-    row::{assert_refusal, job, prepare, refusal},
+    row::{assert_refusal, failure, job, prepare},
     stage::{ROOT, Stage, program},
     tree::{Tree, Work, partials_below},
 };
@@ -102,7 +102,7 @@ pub(crate) async fn a_destination_with_another_content(stage: &mut Stage, seed: 
     match agent.prepare(request).await {
         Err(status) => {
             let says = ["model.bin", "overwrite"];
-            assert_refusal(&refusal(&status), 1, &["DestinationExists"], &says);
+            assert_refusal(&failure(&status), 1, &["DestinationExists"], &says);
         }
         Ok(_) => panic!("Never overwrote"),
     }

@@ -435,14 +435,14 @@ impl Play<'_> {
             "the rival came too late".to_owned()
         });
         let status = answer.unwrap_err();
-        let refusal = refusal(&status);
+        let failure = failure(&status);
         assert_refusal(
-            &refusal,
+            &failure,
             node,
             &["DestinationBusy"],
             &[&self.job, "wait for that job"],
         );
-        assert!(refusal.retriable);
+        assert!(failure.retriable);
         let cancel = CancelRequest {
             job: Some(job),
             leader_epoch: 1,
@@ -531,7 +531,7 @@ pub(crate) fn prepare(
 }
 
 /// An agent's error, as the operator understands it.
-pub(crate) fn refusal(status: &tonic::Status) -> Failure {
+pub(crate) fn failure(status: &tonic::Status) -> Failure {
     let detail = ErrorDetail::decode(status.details()).unwrap();
     assert!(detail.remedy.len() >= REMEDY_BYTES, "{detail:?}");
     assert!(status.message().ends_with(&detail.remedy), "{detail:?}");

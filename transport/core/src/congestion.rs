@@ -29,8 +29,9 @@ pub struct AckSample {
     pub bytes: u64,
     /// Bytes that were in flight when it arrived: a window that is not used does not grow.
     pub in_flight: u64,
-    /// The most bytes in flight when a chunk was sent that it tells of, with the chunk's own.
-    pub tx_in_flight: u64,
+    /// The most bytes in flight, of all chunks, when one of the chunks that it names was sent. `None` where it
+    /// names no chunk: packets that come too late to be news, or whose placement is still under way, are echoed only.
+    pub tx_in_flight: Option<u64>,
     /// Packets that its echoes count.
     pub packets: u64,
     /// Those of them with Congestion Experienced.

@@ -50,8 +50,8 @@ fn running() -> Job {
     };
     let ok = |node: String| called(node, Call::Prepare);
     let mut job = Job::begin(spec).0;
-    let claimed = Input::AttemptRecorded { attempt: 1 };
-    for answer in [Input::Stat(Ok(found)), claimed, ok(node(1)), ok(node(2))] {
+    let recorded = Input::AttemptRecorded { attempt: 1 };
+    for answer in [Input::Stat(Ok(found)), recorded, ok(node(1)), ok(node(2))] {
         job = job.step(Duration::from_millis(100), answer).0;
     }
     job

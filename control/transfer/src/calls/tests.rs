@@ -27,7 +27,7 @@ fn spec(report: Duration) -> Spec {
 fn calling(
     authority: Arc<Authority>,
     endpoints: &[Endpoint],
-    answers: Inputs,
+    answers: InputSender,
     spec: Spec,
 ) -> Calling {
     let pool = ConnectionPool::new(authority);

@@ -18,8 +18,8 @@ use crate::{
 const FINAL_REPORTS_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Job {
-    /// Calls a node for the present attempt.
-    pub(super) fn command(&mut self, node: &str, call: Call) {
+    /// Queues a call of a node for the present attempt.
+    pub(super) fn push_call(&mut self, node: &str, call: Call) {
         self.commands.push(Command::Call {
             node: node.to_owned(),
             attempt: self.attempt,
@@ -32,7 +32,7 @@ impl Job {
         self.progress_before = self.destinations.progress_mark();
         let waiting = self.destinations.remaining();
         for node in &waiting {
-            self.command(node, Call::Prepare);
+            self.push_call(node, Call::Prepare);
         }
         self.state = State::Preparing {
             waiting,
@@ -108,7 +108,7 @@ impl Job {
         let is_reader = self.spec.object.is_some();
         let mut attempt = Attempt::new(&self.spec.source.node, is_reader, &parts);
         for part in attempt.start_destinations() {
-            self.command(&part.node.clone(), Call::Start(part));
+            self.push_call(&part.node.clone(), Call::Start(part));
         }
         self.destinations.source = ProgressResponse::default();
         self.started.get_or_insert(self.now);
@@ -135,7 +135,7 @@ impl Job {
         match result {
             Ok(()) => {
                 attempt.started(node);
-                self.command(node, Call::Follow);
+                self.push_call(node, Call::Follow);
             }
             Err(failure) => {
                 attempt.stopped(node, failure);
@@ -206,7 +206,7 @@ impl Job {
         match &mut self.state {
             State::Running(attempt) if attempt.can_go_on() => {
                 if let Some(part) = attempt.start_source() {
-                    self.command(&part.node.clone(), Call::Start(part));
+                    self.push_call(&part.node.clone(), Call::Start(part));
                 }
             }
             State::Running(attempt) => {

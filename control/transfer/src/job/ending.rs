@@ -123,7 +123,7 @@ impl Job {
                 cleanup,
                 is_repeated,
             };
-            self.command(node, cancel);
+            self.push_call(node, cancel);
         }
     }
 

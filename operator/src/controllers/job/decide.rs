@@ -84,7 +84,7 @@ pub(crate) enum Order {
     },
     /// An attempt of this number may begin: it is written down.
     AttemptRecorded(u32),
-    /// End the work, and tell the agents.
+    /// Cancel the transfer, and tell the agents.
     Cancel(Cleanup),
     /// Its outcome is written down.
     Forget,

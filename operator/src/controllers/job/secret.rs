@@ -199,9 +199,9 @@ mod tests {
     #[tokio::test]
     async fn a_transfer_that_may_not_read_its_secret_any_more_may_try_again() {
         let denied = answering(403, status(403, "Forbidden"));
-        let refusal = ReadSecret::read(&denied, "team-a", "store")
+        let failure = ReadSecret::read(&denied, "team-a", "store")
             .await
             .unwrap_err();
-        assert!(refusal.retriable && refusal.reason == "SecretForbidden");
+        assert!(failure.retriable && failure.reason == "SecretForbidden");
     }
 }

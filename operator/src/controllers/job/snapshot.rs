@@ -99,10 +99,10 @@ impl Snapshot {
 }
 
 fn destination(there: &Destination) -> DestinationStatus {
-    let (state, refusal) = match &there.phase {
+    let (state, failure) = match &there.phase {
         DestinationPhase::Verified { .. } => (DestinationState::Verified, None),
-        DestinationPhase::Failed(refusal) => (DestinationState::Failed, Some(refusal)),
-        DestinationPhase::Retrying(refusal) => (DestinationState::Pending, Some(refusal)),
+        DestinationPhase::Failed(failure) => (DestinationState::Failed, Some(failure)),
+        DestinationPhase::Retrying(failure) => (DestinationState::Pending, Some(failure)),
         DestinationPhase::Pending => {
             let state = match there.report.state() {
                 State::Preparing => DestinationState::Preparing,
@@ -117,11 +117,11 @@ fn destination(there: &Destination) -> DestinationStatus {
     DestinationStatus {
         node: node_of(&there.place.node).to_owned(),
         state,
-        reason: refusal
-            .map(|refusal| refusal.reason.clone())
+        reason: failure
+            .map(|failure| failure.reason.clone())
             .unwrap_or_default(),
-        message: match refusal {
-            Some(refusal) => refusal.message.clone(),
+        message: match failure {
+            Some(failure) => failure.message.clone(),
             // How the copy has appeared.
             None if is_verified => there.report.message.clone(),
             None => String::new(),

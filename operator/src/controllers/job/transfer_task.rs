@@ -21,7 +21,7 @@ use crate::controllers::{
 };
 use weft_transfer::{Cleanup, ConnectionPool, Endpoint, Job, MembershipUpdate, Runner};
 
-/// Between two looks while nothing but bytes change: agents report once a second.
+/// Between two snapshots while nothing but bytes change: agents report once a second.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Dropping it ends the task; agents are told nothing, and end the attempt themselves some time.
@@ -128,7 +128,7 @@ impl TransferTask {
 
     /// It is to end. Also when it was told so before: it may have been in a phase that ends by itself, and
     /// have gone on.
-    pub(crate) fn stop(&self, cleanup: Cleanup) {
+    pub(crate) fn cancel(&self, cleanup: Cleanup) {
         self.tell(Instruction::Cancel(cleanup));
     }
 

@@ -21,11 +21,14 @@ const IN_FLIGHT_OF_A_KIND_MAX: usize = 6;
 /// to publish them.
 const EVENTS_WAITING_MAX: usize = 500;
 
-/// The delays after a request that failed.
-const FIRST_DELAY: Duration = Duration::from_secs(1);
-const LONGEST_DELAY: Duration = Duration::from_secs(32);
-/// … and after one that lost to a newer version of the object, which is on its way in milliseconds.
-const CONFLICT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(8));
+/// The first delay after a request that failed …
+const FAILED_FIRST: Duration = Duration::from_secs(1);
+/// … and the longest.
+const FAILED_LONGEST: Duration = Duration::from_secs(32);
+/// The first delay after one that lost to a newer version of the object, which is on its way in milliseconds.
+const CONFLICT_FIRST: Duration = Duration::from_millis(100);
+/// … and the longest.
+const CONFLICT_LONGEST: Duration = Duration::from_secs(8);
 /// A failure so long after the last is a first one.
 const FORGET_AFTER: Duration = Duration::from_secs(3600);
 
@@ -90,8 +93,8 @@ impl Default for Queue {
             in_flight: BTreeMap::new(),
             events: VecDeque::new(),
             is_event_in_flight: false,
-            failed: Backoff::new(FIRST_DELAY, LONGEST_DELAY, FORGET_AFTER),
-            conflicts: Backoff::new(CONFLICT.0, CONFLICT.1, FORGET_AFTER),
+            failed: Backoff::new(FAILED_FIRST, FAILED_LONGEST, FORGET_AFTER),
+            conflicts: Backoff::new(CONFLICT_FIRST, CONFLICT_LONGEST, FORGET_AFTER),
             submissions: 0,
         }
     }

@@ -34,13 +34,13 @@ impl Play<'_> {
                 (DestinationPhase::Verified { .. }, _) if !failing.contains(&node) => {
                     self.tree.assert_arrived(&path);
                 }
-                (DestinationPhase::Failed(refusal), End::Failed { reasons, says, .. })
+                (DestinationPhase::Failed(failure), End::Failed { reasons, says, .. })
                     if failing.contains(&node) =>
                 {
                     // Who says so: the source of its own files, and of every other thing the node.
-                    let at_source = refusal.reason.starts_with("Source")
+                    let at_source = failure.reason.starts_with("Source")
                         || matches!(self.row.fault, Fault::Source(_));
-                    assert_refusal(refusal, if at_source { 0 } else { node }, reasons, says);
+                    assert_refusal(failure, if at_source { 0 } else { node }, reasons, says);
                     self.assert_kept(&path);
                 }
                 _ => panic!("{all}"),
@@ -168,12 +168,12 @@ impl Play<'_> {
 }
 
 /// The reason is expected; the text names the node, the subject, and a remedy at its end.
-pub(crate) fn assert_refusal(refusal: &Failure, node: usize, reasons: &[&str], says: &[&str]) {
-    assert!(reasons.contains(&refusal.reason.as_str()), "{refusal:?}");
-    let message = &refusal.message;
+pub(crate) fn assert_refusal(failure: &Failure, node: usize, reasons: &[&str], says: &[&str]) {
+    assert!(reasons.contains(&failure.reason.as_str()), "{failure:?}");
+    let message = &failure.message;
     assert!(
         message.contains(&format!("node {}", name(node))),
-        "{refusal:?}"
+        "{failure:?}"
     );
     for words in says {
         assert!(message.contains(words), "{words:?} is not in: {message}");

@@ -8,9 +8,9 @@
 //!   w ← w·(1 − β·(delay − target)/delay), at most halved, as Swift (2020, section 3.1, β = 0.8);
 //! - else w grows: doubles per round until the first decrease, then one chunk per round.
 //!
-//! A delay counts only if what it tells of was sent while at least half as much was in flight as at most in the round
-//! before: the first packets of a burst find an empty queue, however long the queue that its last ones
-//! find (a relay sends each block that it has verified in one burst).
+//! A delay counts only if its chunk was sent with at least half of the window in flight, or half of the previous
+//! round's maximum where that is less. The first packets of a burst find an empty queue, however long the queue is
+//! at its end: a relay sends each block that it has verified in one burst.
 //!
 //! The delay is the base round trip plus the queueing on the way there. What waits on the way back is the
 //! peer's own traffic, which a smaller window here does not shorten: a relay's acknowledgements wait
@@ -300,7 +300,8 @@ impl CongestionControl for EcnRtt {
                 self.round.highest = self.round.highest.max(delays.queueing(base));
             }
             let full = self.window().min(self.peak);
-            if sample.tx_in_flight * 2 >= full {
+            let is_loaded = |bytes: u64| bytes * 2 >= full;
+            if sample.tx_in_flight.is_none_or(is_loaded) {
                 self.round.lowest = lowest(self.round.lowest, Some(delays));
             }
         }
@@ -384,7 +385,7 @@ mod tests {
         AckSample {
             bytes,
             in_flight: 1 << 40,
-            tx_in_flight: 1 << 40,
+            tx_in_flight: Some(1 << 40),
             packets: 100,
             ce: 0,
             rtt: Some(rtt),
@@ -441,12 +442,44 @@ mod tests {
         for (quarter, rtt) in [(1, 100), (2, 4_200), (3, 6_000), (4, 8_000)] {
             let rtt = Nanos::from_micros(rtt);
             let sample = AckSample {
-                tx_in_flight: before / 4 * quarter,
+                tx_in_flight: Some(before / 4 * quarter),
                 ..sample(Time::ZERO, before / 4 + 1, rtt)
             };
             cc.on_ack(Time::ZERO + rtt, &sample);
         }
         assert_eq!(cc.window(), (before as f64 * (1.0 - 0.8 * 0.5)) as u64);
+    }
+
+    #[test]
+    fn after_a_decrease_half_of_the_new_window_is_load_enough() {
+        let mut cc = control(Some(1_000_000));
+        round(&mut cc, 0, Nanos::from_micros(100));
+        cc.on_timeout(Time::ZERO);
+        let before = cc.window();
+        let sample = AckSample {
+            tx_in_flight: Some(before / 2),
+            ..sample(Time::ZERO, LIMITS.max, Nanos::from_micros(4_200))
+        };
+        cc.on_ack(Time::ZERO, &sample);
+        assert!(cc.window() < before, "{} of {before}", cc.window());
+    }
+
+    #[test]
+    fn a_delay_of_packets_that_no_chunk_is_named_for_counts() {
+        let mut cc = control(Some(1_000_000));
+        round(&mut cc, 0, Nanos::from_micros(100));
+        let before = cc.window();
+        let echo = AckSample {
+            tx_in_flight: None,
+            ..sample(Time::ZERO, 0, Nanos::from_micros(4_200))
+        };
+        cc.on_ack(Time::ZERO, &echo);
+        let acked = AckSample {
+            rtt: None,
+            ..sample(Time::ZERO, LIMITS.max, Nanos::ZERO)
+        };
+        cc.on_ack(Time::ZERO, &acked);
+        assert!(cc.window() < before, "{} of {before}", cc.window());
     }
 
     #[test]

@@ -153,7 +153,7 @@ impl Connection {
             }
         }
         sample.bytes = out.bytes;
-        sample.tx_in_flight = out.tx_in_flight.into();
+        sample.tx_in_flight = out.tx_in_flight.map(u64::from);
         self.congestion.on_ack(now, &sample);
         if out.spurious {
             self.congestion.on_spurious_timeout(now);

@@ -50,8 +50,8 @@ pub(crate) struct Departure {
 pub(super) struct Acked {
     /// Bytes that were in flight, headers included.
     pub(super) bytes: u64,
-    /// The largest [`Sent::tx_in_flight`] of the chunks that it tells of.
-    pub(super) tx_in_flight: u32,
+    /// The largest [`Sent::tx_in_flight`] of the chunks that it names; `None` where it names none.
+    pub(super) tx_in_flight: Option<u32>,
     /// Packets of partly arrived chunks that are declared lost.
     pub(super) packets_lost: u64,
     /// A resend turned out not to have been needed.
@@ -60,7 +60,7 @@ pub(super) struct Acked {
 
 impl Acked {
     fn note_sent(&mut self, sent: &Sent) {
-        self.tx_in_flight = self.tx_in_flight.max(sent.tx_in_flight);
+        self.tx_in_flight = self.tx_in_flight.max(Some(sent.tx_in_flight));
     }
 }
 

@@ -399,7 +399,7 @@ impl Flow {
                 let all = AckSample {
                     bytes: bytes.into(),
                     in_flight,
-                    tx_in_flight: answer.tx_in_flight,
+                    tx_in_flight: Some(answer.tx_in_flight),
                     packets: answer.packets,
                     ce: 0,
                     rtt: Some(rtt),

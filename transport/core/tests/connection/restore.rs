@@ -43,6 +43,19 @@ fn restore_continues_where_save_left() {
     }
 }
 
+/// postcard does not describe itself: bytes of another layout would be read wrongly, not refused.
+#[test]
+fn the_layout_of_a_saved_connection_is_its_versions() {
+    let mut pair = Pair::new();
+    pair.write(400_000);
+    pair.run_for(micros(60));
+    assert!(pair.connection(Side::A).in_flight() > 0);
+    let saved = pair.save(Side::A);
+    let version = u16::from_le_bytes([saved[0], saved[1]]);
+    let advice = "if a field was added, removed or moved, raise SAVED_VERSION too";
+    assert_eq!((version, saved.len()), (13, 1_914), "{advice}");
+}
+
 #[test]
 fn a_packet_received_before_save_is_a_duplicate_after_restore() {
     let mut pair = Pair::new();

@@ -60,6 +60,7 @@ const DEBOUNCE: Duration = Duration::from_millis(20);
 pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infallible {
     let cluster = Cluster::new(context.client.clone(), context.epoch);
     let wake = Arc::new(Notify::new());
+    // The agents run in the operator's own namespace.
     let namespace = &context.template.namespace;
     let secrets = Secrets::new(context.client.clone(), namespace);
     let setup = Setup {

@@ -323,7 +323,7 @@ impl Leader {
             template: controllers::AgentTemplate {
                 manifest: self.template,
                 namespace: settings.namespace.clone(),
-                operator: address.dial.clone(),
+                leader_address: address.dial.clone(),
                 owner: address.owner.clone(),
             },
             writes_per_second: settings.writes_per_second,

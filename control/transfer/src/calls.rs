@@ -35,11 +35,11 @@ const PREPARE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Writes that are on their way to a slow disk have to end.
 pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often a Cancel is repeated that has not reached its node. In a cluster the waits between the tries are 7 s together (1, 2 and 4 s):
-/// an agent that was stopped runs again by then, and a node that is down stays so for longer.
+/// How often a Cancel is repeated that has not reached its node. In a cluster the waits between the tries are 1, 2
+/// and 4 s: an agent that was stopped runs again by then, and a node that is down stays so for longer.
 const CANCEL_REPEATS: usize = 3;
 
-/// Where answers go. Boxed: a channel keeps room for 32 of what it carries, and there is one for each job.
+/// To the runner. Boxed: a channel keeps room for 32 of what it carries, and there is one for each job.
 pub(crate) type InputSender = UnboundedSender<Box<Input>>;
 
 /// How a job's agents are called, with what the job was when it gave the command.
@@ -48,7 +48,7 @@ pub(crate) struct Calling {
     pub(crate) pool: ConnectionPool,
     /// By node.
     pub(crate) agents: Arc<BTreeMap<String, Agent>>,
-    pub(crate) answers: InputSender,
+    pub(crate) inputs: InputSender,
     pub(crate) spec: Arc<Spec>,
     pub(crate) listing: Option<Listing>,
 }
@@ -66,15 +66,15 @@ impl Calling {
             .map_or("", |agent| agent.address())
     }
 
-    /// Whether the runner is there to take the answer.
-    fn answer(&self, answer: Input) -> bool {
-        self.answers.send(Box::new(answer)).is_ok()
+    /// Whether the runner is there to take the input.
+    fn send(&self, input: Input) -> bool {
+        self.inputs.send(Box::new(input)).is_ok()
     }
 
     /// The future of each call is boxed: a task is as large as the largest of them.
     pub(crate) async fn run(&self, command: Command) {
-        let answer = match command {
-            // The runner answers it, once the attempt is recorded.
+        let input = match command {
+            // The runner gives the input, once the attempt is recorded.
             Command::RecordAttempt { .. } => return,
             Command::Stat { manifest_digest } => {
                 let call = self.stat(manifest_digest);
@@ -95,7 +95,7 @@ impl Calling {
                 }
             }
         };
-        self.answer(answer);
+        self.send(input);
     }
 
     async fn call(&self, node: &str, attempt: u32, call: &Call) -> Result<(), Failure> {

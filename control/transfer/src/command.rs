@@ -1,4 +1,4 @@
-//! The commands of a job, and the answers to them.
+//! The commands of a job, and its inputs: the answers to them, and other events.
 
 use weft_planner::Part;
 use weft_proto::agent::v1::{ProgressResponse, StatResponse};

@@ -166,7 +166,7 @@ impl DestinationStates {
     }
 
     /// A destination cannot go on in this attempt, or not at all.
-    pub(crate) fn refuse(&mut self, node: &str, failure: Failure) {
+    pub(crate) fn record_failure(&mut self, node: &str, failure: Failure) {
         if let Some(destination) = self.get_mut(node)
             && !destination.phase.is_final()
         {

@@ -1,4 +1,4 @@
-//! A job from Stat to its end, as a pure step from an answer to commands.
+//! A job from Stat to its end, as a pure step from an input to commands.
 
 mod attempts;
 mod ending;
@@ -24,7 +24,7 @@ use crate::{
 
 /// A job. Its owner plays the operator; the crate's documentation describes its course.
 ///
-/// [`Job::begin`] gives the first commands; every answer goes into [`Job::step`], in any order, also
+/// [`Job::begin`] gives the first commands; every input goes into [`Job::step`], in any order, also
 /// late and repeated ones. When [`Job::wake_at`] is reached, [`Input::Woken`] is due. Times are
 /// since the job began.
 #[derive(Debug, Clone)]
@@ -58,7 +58,7 @@ pub struct Job {
     plan: Option<Plan>,
     /// When the first Start was sent.
     started: Option<Duration>,
-    /// The time of the newest answer.
+    /// The time of the newest input.
     now: Duration,
     /// The commands that follow from it, until `advance` hands them out.
     commands: Vec<Command>,
@@ -108,18 +108,18 @@ impl Job {
         }
     }
 
-    /// Takes an answer; gives the next state and what to do now.
+    /// Takes an input; gives the next state and what to do now.
     #[must_use]
-    pub fn step(mut self, now: Duration, answer: Input) -> (Self, Vec<Command>) {
-        let commands = self.advance(now, answer);
+    pub fn step(mut self, now: Duration, input: Input) -> (Self, Vec<Command>) {
+        let commands = self.advance(now, input);
         (self, commands)
     }
 
-    /// The same in place: a job of many nodes takes many answers a second.
+    /// The same in place: a job of many nodes takes many inputs a second.
     #[must_use]
-    pub(crate) fn advance(&mut self, now: Duration, answer: Input) -> Vec<Command> {
+    pub(crate) fn advance(&mut self, now: Duration, input: Input) -> Vec<Command> {
         self.now = now;
-        self.take(answer);
+        self.take(input);
         std::mem::take(&mut self.commands)
     }
 
@@ -240,8 +240,8 @@ impl Job {
         self.destinations.bytes()
     }
 
-    fn take(&mut self, answer: Input) {
-        match answer {
+    fn take(&mut self, input: Input) {
+        match input {
             Input::Stat(result) => self.on_stat(result),
             Input::AttemptRecorded { attempt } => {
                 if self.unrecorded_attempt() == Some(attempt) {

@@ -24,7 +24,7 @@ use crate::{
 pub struct Runner {
     job: Job,
     calling: Calling,
-    answers: UnboundedReceiver<Box<Input>>,
+    inputs: UnboundedReceiver<Box<Input>>,
     tasks: JoinSet<()>,
     began: Instant,
     /// Attempts up to this number are recorded.
@@ -71,18 +71,18 @@ impl Runner {
         pool: ConnectionPool,
         endpoints: &[Endpoint],
     ) -> Self {
-        let (sender, answers) = unbounded_channel();
+        let (sender, inputs) = unbounded_channel();
         let calling = Calling {
             agents: Arc::new(pool.agents(endpoints)),
             pool,
-            answers: sender,
+            inputs: sender,
             spec: job.shared_spec(),
             listing: None,
         };
         let mut runner = Self {
             job,
             calling,
-            answers,
+            inputs,
             tasks: JoinSet::new(),
             began: Instant::now(),
             // Without another operator there is nothing to record.
@@ -102,14 +102,14 @@ impl Runner {
         self.began.elapsed()
     }
 
-    /// Takes the next answer, or wakes the job. Safe to be dropped while it waits.
+    /// Takes the next input, or wakes the job. Safe to be dropped while it waits.
     ///
     /// # Panics
     /// With a call's own panic.
     pub async fn turn(&mut self) {
         let due = self.job.wake_at().map(|at| self.began + at);
-        let answer = tokio::select! {
-            answer = self.answers.recv() => answer.map_or(Input::Woken, |answer| *answer),
+        let input = tokio::select! {
+            input = self.inputs.recv() => input.map_or(Input::Woken, |input| *input),
             Some(ended) = self.tasks.join_next() => {
                 if let Err(error) = ended && error.is_panic() {
                     std::panic::resume_unwind(error.into_panic());
@@ -118,7 +118,7 @@ impl Runner {
             }
             () = at(due) => Input::Woken,
         };
-        self.take(answer);
+        self.take(input);
     }
 
     /// Cancels the job; it is over once the agents know.
@@ -134,8 +134,8 @@ impl Runner {
         self.take(Input::Members(Box::new(members)));
     }
 
-    fn take(&mut self, answer: Input) {
-        let commands = self.job.advance(self.began.elapsed(), answer);
+    fn take(&mut self, input: Input) {
+        let commands = self.job.advance(self.began.elapsed(), input);
         self.issue(commands);
     }
 

@@ -30,7 +30,7 @@ pub async fn stat(
     let calling = Calling {
         agents: Arc::new(pool.agents(endpoints)),
         pool,
-        answers: unbounded_channel().0,
+        inputs: unbounded_channel().0,
         spec: Arc::new(spec.clone()),
         listing: None,
     };

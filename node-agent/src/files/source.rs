@@ -62,7 +62,7 @@ impl Source {
             });
         };
         // O_NONBLOCK: should a pipe have taken its place, the open must not wait for a writer.
-        let (opened, state) = self.look(&path, entry, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        let (opened, state) = self.open_entry(&path, entry, OFlags::RDONLY | OFlags::NONBLOCK)?;
         self.compare(index, &path, state)?;
         let file = File::from(opened);
         if bytes > BLOCK_BYTES as u64 {
@@ -82,7 +82,7 @@ impl Source {
     pub fn listed(&self) -> Result<Manifest, FileError> {
         let states = (0..self.manifest.len()).map(|index| {
             let (path, entry) = self.entry(index as u32)?;
-            Ok(self.look(&path, entry, OFlags::PATH)?.1)
+            Ok(self.open_entry(&path, entry, OFlags::PATH)?.1)
         });
         Ok(self
             .manifest
@@ -98,7 +98,7 @@ impl Source {
     /// Compares the file or directory with that index with the manifest.
     pub fn entry_unchanged(&self, index: u32) -> Result<(), FileError> {
         let (path, entry) = self.entry(index)?;
-        let (_, state) = self.look(&path, entry, OFlags::PATH)?;
+        let (_, state) = self.open_entry(&path, entry, OFlags::PATH)?;
         self.compare(index, &path, state)
     }
 
@@ -119,7 +119,7 @@ impl Source {
     }
 
     /// Opens what is at the path of an entry, which must be of its kind and size, and gives its state.
-    fn look(
+    fn open_entry(
         &self,
         path: &RootPath,
         entry: Entry<'_>,

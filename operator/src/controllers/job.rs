@@ -107,8 +107,8 @@ impl Jobs {
             }
             self.work_queue.add(key);
         }
-        for work in self.tasks.values() {
-            if let Some(key) = work.unseen_change() {
+        for task in self.tasks.values() {
+            if let Some(key) = task.unseen_change() {
                 self.work_queue.add(key.clone());
             }
         }
@@ -141,7 +141,7 @@ impl Jobs {
         let object = Object::of::<TransferJob>(key);
         let pool = &self.pool;
         let wake = Arc::clone(&self.wake);
-        let work = match order {
+        let task = match order {
             Order::Begin(_) | Order::CancelOrphan { .. }
                 if round.is_backing_off(&object)
                     || self.crashes.until(&uid, round.elapsed).is_some() =>
@@ -164,8 +164,8 @@ impl Jobs {
                 TransferTask::new(object.key, *transfer, Some(cleanup), pool, wake)
             }
             Order::UpdateMembers { revision, members } => {
-                if let Some(work) = self.tasks.get_mut(&uid) {
-                    work.update_members(revision, members);
+                if let Some(task) = self.tasks.get_mut(&uid) {
+                    task.update_members(revision, members);
                 }
                 // An attempt may wait until its number is recorded.
                 self.work_queue.add(object.key);
@@ -174,14 +174,14 @@ impl Jobs {
             }
             Order::ProbeSecret(secret) => return self.probes.probe(secret),
             Order::AttemptRecorded(attempt) => {
-                if let Some(work) = self.tasks.get(&uid) {
-                    work.attempt_recorded(attempt);
+                if let Some(task) = self.tasks.get(&uid) {
+                    task.attempt_recorded(attempt);
                 }
                 return;
             }
             Order::Cancel(cleanup) => {
-                if let Some(work) = self.tasks.get(&uid) {
-                    work.cancel(cleanup);
+                if let Some(task) = self.tasks.get(&uid) {
+                    task.cancel(cleanup);
                 }
                 return;
             }
@@ -193,7 +193,7 @@ impl Jobs {
                 return;
             }
         };
-        self.tasks.insert(uid, work);
+        self.tasks.insert(uid, task);
     }
 }
 
@@ -271,8 +271,8 @@ impl Controller for Jobs {
     }
 
     fn answer(&self, query: Query, cache: &Cache, now: Timestamp) -> Option<Query> {
-        let works = self.tasks.iter();
-        let snapshots = works.map(|(uid, work)| (uid.clone(), work.peek()));
+        let tasks = self.tasks.iter();
+        let snapshots = tasks.map(|(uid, task)| (uid.clone(), task.peek()));
         query(&query::Known {
             cache,
             snapshots: &snapshots.collect(),

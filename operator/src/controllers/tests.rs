@@ -64,7 +64,7 @@ impl Stage {
             fabrics,
             template: AgentTemplate {
                 namespace: "weft-system".to_owned(),
-                operator: "weft-operator:7410".to_owned(),
+                leader_address: "weft-operator:7410".to_owned(),
                 ..AgentTemplate::default()
             },
             writes_per_second: NonZeroU32::new(50).unwrap(),

@@ -110,6 +110,18 @@ impl TestCluster {
         self.told(self.inner.kubectl(arguments))
     }
 
+    /// What the live API says. Of two replicas any may be asked, and one that does not lead says that one tries
+    /// again (decision 0014).
+    pub(crate) fn live(&self, path: &str) -> String {
+        self.wait_until("the leader answers", || {
+            let told = self.inner.kubectl(&["get", "--raw", path]);
+            match told {
+                Err(error) if error.to_string().contains("(NotLeading)") => None,
+                told => Some(self.told(told)),
+            }
+        })
+    }
+
     /// What kubectl says when it fails, which it must.
     pub(crate) fn refused(&self, arguments: &[&str]) -> String {
         match self.inner.kubectl(arguments) {

@@ -80,7 +80,7 @@ impl Calling {
         let Some(report) = report else {
             return true;
         };
-        self.answer(Input::Progress {
+        self.send(Input::Progress {
             node: node.to_owned(),
             attempt,
             report: Box::new(report),

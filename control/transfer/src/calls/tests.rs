@@ -27,14 +27,14 @@ fn spec(report: Duration) -> Spec {
 fn calling(
     authority: Arc<Authority>,
     endpoints: &[Endpoint],
-    answers: InputSender,
+    inputs: InputSender,
     spec: Spec,
 ) -> Calling {
     let pool = ConnectionPool::new(authority);
     Calling {
         agents: Arc::new(pool.agents(endpoints)),
         pool,
-        answers,
+        inputs,
         spec: Arc::new(spec),
         listing: None,
     }
@@ -42,9 +42,9 @@ fn calling(
 
 /// What the runner gets of a node that has so many reports at once.
 async fn following(node: &StandIn, authority: Arc<Authority>, report: Duration) -> Heard {
-    let (answers, heard) = unbounded_channel();
+    let (inputs, heard) = unbounded_channel();
     let endpoints = std::slice::from_ref(&node.endpoint);
-    let calling = calling(authority, endpoints, answers, spec(report));
+    let calling = calling(authority, endpoints, inputs, spec(report));
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
         let _ = calling.follow("n1", 1).await;
@@ -120,11 +120,11 @@ async fn the_first_report_that_a_node_has_finished_is_passed_on_at_once() {
 async fn a_cancel_that_ends_a_job_is_repeated_until_its_node_confirms_or_is_given_up() {
     let authority = Arc::new(Authority::new("lab").unwrap());
     let node = StandIn::start(&authority, "n1").await;
-    let (answers, _heard) = unbounded_channel();
+    let (inputs, _heard) = unbounded_channel();
     let endpoints = std::slice::from_ref(&node.endpoint);
     let mut spec = spec(Duration::from_secs(1));
     spec.timing.backoff = Duration::from_millis(1);
-    let calling = calling(authority, endpoints, answers, spec);
+    let calling = calling(authority, endpoints, inputs, spec);
     let cancel = |is_repeated| Call::Cancel {
         cleanup: Cleanup::Partials,
         is_repeated,
@@ -165,9 +165,9 @@ async fn a_destination_is_told_who_has_the_manifest_with_a_ticket_for_that_one_o
         node: "n0".to_owned(),
         address: "192.0.2.1:7400".to_owned(),
     };
-    let (answers, _heard) = unbounded_channel();
+    let (inputs, _heard) = unbounded_channel();
     let endpoints = [node.endpoint.clone(), source];
-    let mut calling = calling(authority, &endpoints, answers, spec(Duration::from_secs(1)));
+    let mut calling = calling(authority, &endpoints, inputs, spec(Duration::from_secs(1)));
     // The second time it has listed the files itself.
     for holder in ["n0", "n1"] {
         calling.listing = Some(Listing {

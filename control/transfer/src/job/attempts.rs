@@ -67,7 +67,7 @@ impl Job {
         }
         // Another agent, or another listing of the source, may send a better manifest.
         failure.retriable |= failure.is_manifest_error();
-        self.destinations.refuse(node, failure);
+        self.destinations.record_failure(node, failure);
     }
 
     fn start_attempt(&mut self) {

@@ -80,7 +80,7 @@ impl Job {
                         is_the_senders = true;
                         failure.retriable = true;
                     }
-                    self.destinations.refuse(&node, failure);
+                    self.destinations.record_failure(&node, failure);
                 }
                 Some(_) => {
                     let cause = source.map_or("a node between it and the source failed", |it| {
@@ -88,7 +88,7 @@ impl Job {
                     });
                     let message = format!("node {node} has no sender any more: {cause}");
                     let lost = Failure::reported(&node, SENDER_LOST, &message, true);
-                    self.destinations.refuse(&node, lost);
+                    self.destinations.record_failure(&node, lost);
                 }
                 // It was not ready.
                 None => {}

@@ -31,7 +31,7 @@ pub struct AgentTemplate {
     /// The operator's namespace.
     pub namespace: String,
     /// HOST:PORT at which agents reach the leader.
-    pub operator: String,
+    pub leader_address: String,
     /// What the DaemonSets end with.
     pub owner: Option<OwnerReference>,
 }
@@ -86,7 +86,7 @@ fn hash(set: &DaemonSet) -> String {
 
 fn arguments(template: &AgentTemplate, fabric: &RdmaFabric) -> [String; 3] {
     [
-        format!("--operator={}", template.operator),
+        format!("--operator={}", template.leader_address),
         format!("--fabric={}", fabric.name_any()),
         format!("--pod-configuration={}", pod_configuration(fabric)),
     ]
@@ -139,7 +139,7 @@ mod tests {
         AgentTemplate {
             manifest: serde_saphyr::from_str(yaml).unwrap(),
             namespace: "weft-system".into(),
-            operator: "10.96.0.9:7410".into(),
+            leader_address: "10.96.0.9:7410".into(),
             owner: None,
         }
     }

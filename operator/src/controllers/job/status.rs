@@ -345,9 +345,9 @@ pub(crate) fn is_transition(old: &TransferJobStatus, new: &TransferJobStatus) ->
 
 /// What people shall hear of a transition.
 pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Vec<Event> {
-    let mut news = Vec::new();
+    let mut events = Vec::new();
     let mut say = |warning, reason: &str, note: &str| {
-        news.push(Event {
+        events.push(Event {
             warning,
             reason: reason.to_owned(),
             note: cut(note),
@@ -401,7 +401,7 @@ pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Ve
     if let Some((true, reason, message)) = turned("Failed") {
         say(true, &reason, &message);
     }
-    news
+    events
 }
 
 /// At most [`TEXT_MAX`] bytes of a text.

@@ -57,7 +57,7 @@ pub(super) fn under_a_cap_the_job_of_one_namespace_does_not_wait_for_all_jobs_of
         "/apis/live.weft.dev/v1alpha1/namespaces/{TEAM}/transferprogress/{}",
         JOBS[3]
     );
-    let told = harness.cluster.kubectl(&["get", "--raw", &path]);
+    let told = harness.cluster.live(&path);
     assert!(told.contains("\"ahead\":"), "{told}");
 
     harness.until_phase(OTHER, "turn", Phase::Complete);

@@ -36,7 +36,7 @@ struct Process {
     job: Job,
     pending: VecDeque<Command>,
     /// Attempts up to this number may begin.
-    permit: u32,
+    recorded: u32,
     seen_revision: Option<u64>,
     began: Timestamp,
 }
@@ -168,7 +168,7 @@ impl Stage {
         let begin = |(job, commands): (Job, Vec<Command>)| Process {
             job,
             pending: commands.into(),
-            permit: 0,
+            recorded: 0,
             seen_revision: None,
             began: self.now,
         };
@@ -201,7 +201,7 @@ impl Stage {
             }
             Order::AttemptRecorded(attempt) => {
                 let process = self.process.as_mut().unwrap();
-                return std::mem::replace(&mut process.permit, attempt) != attempt;
+                return std::mem::replace(&mut process.recorded, attempt) != attempt;
             }
             Order::Cancel(cleanup) => return self.tell(Input::Cancel(cleanup)),
             Order::Forget => {
@@ -213,11 +213,11 @@ impl Stage {
     }
 
     /// Has the job know of it; whether it goes on from there.
-    fn tell(&mut self, answer: Input) -> bool {
+    fn tell(&mut self, input: Input) -> bool {
         let now = self.since();
         let process = self.process.as_mut().unwrap();
         let before = process.job.phase();
-        let (job, commands) = process.job.clone().step(now, answer);
+        let (job, commands) = process.job.clone().step(now, input);
         process.job = job;
         process.pending.extend(commands);
         process.job.phase() != before
@@ -236,7 +236,7 @@ impl Stage {
         let answer = match process.pending.pop_front() {
             // One that is stopped records no attempt any more.
             Some(Command::RecordAttempt { attempt })
-                if process.permit < attempt
+                if process.recorded < attempt
                     && process.job.unrecorded_attempt() == Some(attempt) =>
             {
                 process

@@ -7,7 +7,7 @@ use crate::controllers::job::queue::AT_ONCE;
 struct Task {
     snapshot: Snapshot,
     /// Attempts up to this number may begin.
-    permit: u32,
+    recorded: u32,
 }
 
 /// An API server of jobs, and an operator that may be killed.
@@ -89,7 +89,7 @@ impl Yard {
         }
         self.queue.recompute_turns();
         for task in self.tasks.values_mut() {
-            advance(&mut task.snapshot, task.permit);
+            advance(&mut task.snapshot, task.recorded);
         }
         self.assert_nobody_is_in_too_many();
     }
@@ -130,7 +130,7 @@ impl Yard {
                 let snapshot = Snapshot::of(&job, &transfer.fabric, 0);
                 let task = Task {
                     snapshot,
-                    permit: 0,
+                    recorded: 0,
                 };
                 assert!(self.tasks.insert(uid, task).is_none());
             }
@@ -139,7 +139,7 @@ impl Yard {
                 let snapshot = Snapshot::of(&job, &transfer.fabric, 0);
                 let task = Task {
                     snapshot,
-                    permit: 0,
+                    recorded: 0,
                 };
                 assert!(self.tasks.insert(uid, task).is_none());
             }
@@ -148,7 +148,7 @@ impl Yard {
                 task.snapshot.end = Some(End::Cancelled(cleanup));
             }
             Some(Order::AttemptRecorded(attempt)) => {
-                self.tasks.get_mut(&uid).unwrap().permit = attempt;
+                self.tasks.get_mut(&uid).unwrap().recorded = attempt;
             }
             Some(Order::Forget) => drop(self.tasks.remove(&uid)),
             Some(Order::ProbeSecret(_) | Order::UpdateMembers { .. }) => {
@@ -211,7 +211,7 @@ impl Yard {
 }
 
 /// A transfer whose every step takes a round.
-fn advance(work: &mut Snapshot, permit: u32) {
+fn advance(work: &mut Snapshot, recorded: u32) {
     match work.phase {
         TransferPhase::Listing => {
             work.manifest = Some(weft_crds::ManifestSummary {
@@ -225,9 +225,9 @@ fn advance(work: &mut Snapshot, permit: u32) {
         TransferPhase::Waiting
             if work
                 .unrecorded_attempt
-                .is_some_and(|number| number <= permit) =>
+                .is_some_and(|number| number <= recorded) =>
         {
-            work.attempt = permit;
+            work.attempt = recorded;
             (work.phase, work.unrecorded_attempt) = (TransferPhase::Running, None);
         }
         TransferPhase::Running if !work.started => work.started = true,

@@ -10,7 +10,8 @@
 //!
 //! A delay counts only if its chunk was sent with at least half of the window in flight, or half of the previous
 //! round's maximum where that is less. The first packets of a burst find an empty queue, however long the queue is
-//! at its end: a relay sends each block that it has verified in one burst.
+//! at its end: a relay sends each block that it has verified in one burst. Where no acknowledgement of a round names
+//! such a chunk, as while a receiver's placements end late, all delays of the round count.
 //!
 //! The delay is the base round trip plus the queueing on the way there. What waits on the way back is the
 //! peer's own traffic, which a smaller window here does not shorten: a relay's acknowledgements wait
@@ -102,7 +103,10 @@ struct Round {
     packets: u64,
     ce: u64,
     lost: u64,
+    /// The lowest delays of chunks that were sent under load.
     lowest: Option<Delays>,
+    /// The same of everything that was echoed.
+    lowest_of_all: Option<Delays>,
     /// The highest queueing on the way there of an acknowledgement.
     highest: Nanos,
     /// The most that was in flight.
@@ -218,7 +222,7 @@ impl EcnRtt {
         let marked = round.ce as f64 / round.packets.max(1) as f64;
         self.alpha += ALPHA_GAIN * (marked - self.alpha);
         let marks = if round.ce > 0 { self.alpha / 2.0 } else { 0.0 };
-        let (queueing, excess) = self.queueing(round.lowest);
+        let (queueing, excess) = self.queueing(round.lowest.or(round.lowest_of_all));
         let loss = self.loss(now, &round, queueing);
         let share = marks.max(RTT_BETA * excess).max(loss);
         if share > 0.0 {
@@ -299,9 +303,10 @@ impl CongestionControl for EcnRtt {
             if let Some(base) = self.base.get() {
                 self.round.highest = self.round.highest.max(delays.queueing(base));
             }
+            self.round.lowest_of_all = lowest(self.round.lowest_of_all, Some(delays));
             let full = self.window().min(self.peak);
             let is_loaded = |bytes: u64| bytes * 2 >= full;
-            if sample.tx_in_flight.is_none_or(is_loaded) {
+            if sample.tx_in_flight.is_some_and(is_loaded) {
                 self.round.lowest = lowest(self.round.lowest, Some(delays));
             }
         }
@@ -345,6 +350,7 @@ impl CongestionControl for EcnRtt {
         self.was_full = false;
         self.round.since = None;
         self.round.lowest = None;
+        self.round.lowest_of_all = None;
         self.round.highest = Nanos::ZERO;
     }
 }
@@ -464,22 +470,36 @@ mod tests {
         assert!(cc.window() < before, "{} of {before}", cc.window());
     }
 
-    #[test]
-    fn a_delay_of_packets_that_no_chunk_is_named_for_counts() {
+    /// The window after a round of one echo that names no chunk and took `echoed`, and of a window under load
+    /// that took `named`, if it was measured.
+    fn after_an_unnamed_echo(echoed: Nanos, named: Option<Nanos>) -> (u64, u64) {
         let mut cc = control(Some(1_000_000));
         round(&mut cc, 0, Nanos::from_micros(100));
         let before = cc.window();
         let echo = AckSample {
             tx_in_flight: None,
-            ..sample(Time::ZERO, 0, Nanos::from_micros(4_200))
+            ..sample(Time::ZERO, 0, echoed)
         };
         cc.on_ack(Time::ZERO, &echo);
         let acked = AckSample {
-            rtt: None,
-            ..sample(Time::ZERO, LIMITS.max, Nanos::ZERO)
+            rtt: named,
+            ..sample(Time::ZERO, LIMITS.max, named.unwrap_or(Nanos::ZERO))
         };
         cc.on_ack(Time::ZERO, &acked);
-        assert!(cc.window() < before, "{} of {before}", cc.window());
+        (before, cc.window())
+    }
+
+    #[test]
+    fn delays_of_packets_that_no_chunk_is_named_for_count_where_there_are_no_others() {
+        let (before, after) = after_an_unnamed_echo(Nanos::from_micros(4_200), None);
+        assert!(after < before, "{after} of {before}");
+    }
+
+    #[test]
+    fn first_packets_of_a_burst_echoed_before_their_chunk_is_whole_hide_no_queue() {
+        let queued = Nanos::from_micros(4_200);
+        let (before, after) = after_an_unnamed_echo(Nanos::from_micros(100), Some(queued));
+        assert!(after < before, "{after} of {before}");
     }
 
     #[test]

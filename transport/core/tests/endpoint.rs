@@ -391,6 +391,24 @@ fn a_run_with_packets_of_two_connections_reaches_both() {
     assert!(holds(&pair.ends[1].memory.bytes, 0, 1, 4_000));
 }
 
+#[test]
+fn packets_cut_short_are_not_read_as_one() {
+    let mut pair = pair();
+    pair.connect(0, DomainId(1));
+    write(&mut pair, 0, 1, 4_000);
+    pair.step(pair.now);
+    let (_, mut run) = pair.wire.sent.remove(0);
+    // Two packets of it, each shorter than a prefix: neither names a connection.
+    let (first, second) = (&run.bytes[..12], &run.bytes[run.segment..][..10]);
+    run.bytes = [first, second].concat();
+    run.segment = 12;
+    pair.inject(run);
+    let endpoint = &pair.ends[1].host.endpoint;
+    assert_eq!(endpoint.counters().drops.get(DropReason::Truncated), 2);
+    let connection = endpoint.connection(id(1, 0)).expect("it is open");
+    assert_eq!(connection.drops().get(DropReason::Truncated), 0);
+}
+
 /// Host 1 is not there: nothing that is sent to it comes back.
 #[derive(Debug, Default)]
 struct Nobody(Vec<Datagrams>);

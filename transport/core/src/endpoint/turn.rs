@@ -142,7 +142,8 @@ impl<P: Eq> Endpoint<P> {
         segment: usize,
         memory: &mut impl Memory,
     ) {
-        let prefix = Prefix::of(bytes);
+        // Of its first packet: packets that were cut short would else be read as one.
+        let prefix = Prefix::of(&bytes[..segment.min(bytes.len())]);
         let read = prefix.and_then(|prefix| Ok((prefix, prefix.kind()?)));
         let (path, connection) = match read {
             Ok((_, Kind::Reset)) => return self.handle_resets(bytes, segment),
